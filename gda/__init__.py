@@ -1,0 +1,42 @@
+"""gda: sharded arrays outside ``jit``.
+
+A ``GlobalArray`` is a thin container over one ``jax.Array`` and knows, for every device, which part
+of the whole it holds. It is built block by block from callbacks, computed on like any array, and
+read shard by shard. Everything below comes in the order in which one meets it.
+"""
+
+from importlib import import_module
+from typing import Any
+
+# A table of contents that loads nothing: a name's module is imported when the name is first used,
+# so that the index math runs without importing JAX. Type checkers read __init__.pyi.
+_MODULE_OF = {
+    "GlobalArray": "gda.array",
+    "Shard": "gda.array",
+    "aligned_empty": "gda.blocks",
+    "DoesNotFitError": "gda.blocks",
+    "jit": "gda.transform",
+    "constrain": "gda.transform",
+    "get_shard_shape": "gda.indices",
+    "get_shard_indices": "gda.indices",
+    "get_shard_indices_replica_ids": "gda.indices",
+    "ShardGrid": "gda.grid",
+    "Index": "gda.spec",
+}
+
+__all__ = list(_MODULE_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        # Here, because importlib.metadata takes longer to import than all of the above.
+        return import_module("importlib.metadata").version("gda")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'gda' has no attribute {name!r}")
+    value = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -1,0 +1,735 @@
+"""The container: ``GlobalArray`` and its ``Shard`` records.
+
+A ``GlobalArray`` holds one ``jax.Array`` and nothing else; all it says of mesh, spec and shards is
+derived from that array when asked for, and kept. What its methods do is written below it: grids in
+``gda.grid``, construction in ``gda.construct``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn, overload
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.core import Tracer
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from gda import construct, pickling
+from gda.grid import ShardGrid
+from gda.indices import Device, devices_of, local_positions, mesh_grid
+from gda.spec import Index, Shape, SpecLike, format_spec
+
+_NOTHING = object()
+_set = object.__setattr__
+
+
+def _unwrapped(value: Any) -> Any:
+    return value._live() if isinstance(value, GlobalArray) else value
+
+
+def _unary(function: Callable[[Any], Any]) -> Callable[[GlobalArray], jax.Array]:
+    def method(self: GlobalArray) -> jax.Array:
+        return function(self._live())
+
+    return method
+
+
+def _forward(function: Callable[[Any, Any], Any]) -> Callable[[GlobalArray, Any], Any]:
+    def method(self: GlobalArray, other: Any) -> Any:
+        return function(self._live(), _unwrapped(other))
+
+    return method
+
+
+def _both_ways(
+    function: Callable[[Any, Any], Any],
+) -> tuple[Callable[[GlobalArray, Any], Any], Callable[[GlobalArray, Any], Any]]:
+    def reflected(self: GlobalArray, other: Any) -> Any:
+        return function(_unwrapped(other), self._live())
+
+    return _forward(function), reflected
+
+
+class Shard:
+    """What one device holds of a ``GlobalArray``: device, index, replica id and data. Immutable."""
+
+    __slots__ = ("_container", "_device", "_index", "_replica_id")
+
+    def __init__(
+        self, device: Device | None, index: Index, replica_id: int, container: GlobalArray
+    ) -> None:
+        self._device = device
+        self._index = index
+        self._replica_id = replica_id
+        self._container = container
+
+    @property
+    def device(self) -> Device | None:
+        """The device; ``None`` while tracing, where a mesh has no devices."""
+        return self._device
+
+    @property
+    def index(self) -> Index:
+        """The global elements it holds: one slice per dimension."""
+        return self._index
+
+    @property
+    def replica_id(self) -> int:
+        """How many devices before it, in device order, hold the same index.
+
+        Writing the shards with replica id 0 writes every element once.
+        """
+        return self._replica_id
+
+    @property
+    def data(self) -> jax.Array | None:
+        """A single-device ``jax.Array`` of the shard shape; ``None`` for another process's device.
+
+        Fetched when first asked for: splitting the array costs some microseconds a device.
+
+        Raises:
+          RuntimeError: the array was deleted or donated.
+          TypeError: the array is being traced.
+        """
+        return self._container._data_on(self._device)
+
+    def __repr__(self) -> str:
+        return f"Shard(device={self.device}, index={self.index}, replica_id={self.replica_id})"
+
+
+class GlobalArray:
+    """A global array cut over a mesh, held by the devices of one or many processes.
+
+    A thin, immutable container over one committed ``jax.Array`` with a ``NamedSharding``, in
+    ``.array``. Computing on it gives ordinary ``jax.Array``s: operators, indexing and ``jnp``
+    functions work on ``.array`` (functions of ``jax.lax`` need ``.array`` written out). It is a
+    pytree whose only leaf is that array, so ``jax.jit``, ``jax.grad``, ``jax.tree.map``,
+    ``jax.device_put`` and optimisers take it and give it back.
+
+    Args:
+      global_shape: sizes of the whole array.
+      mesh: ``jax.sharding.Mesh``, with Auto or Explicit axes.
+      spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+      device_buffers: single-device ``jax.Array``s of the shard shape and one dtype, one per
+        device of ``mesh.local_devices``, in that order. They become the shards without a copy.
+
+    Raises:
+      TypeError: a buffer is not a ``jax.Array``, or dtypes differ.
+      ValueError: the spec does not fit, or a buffer is missing, on another device or of another
+        shape.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> data = np.arange(16.0, dtype=np.float32).reshape(8, 2)
+    >>> buffers = [jax.device_put(data[index], device)
+    ...            for device, index in gda.get_shard_indices((8, 2), mesh, P('x', 'y')).items()]
+    >>> g = gda.GlobalArray((8, 2), mesh, P('x', 'y'), buffers)
+    >>> g
+    GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
+    >>> float((g @ g.T)[0, 0])
+    1.0
+    """
+
+    # Slots that are not set are caches that were not asked for yet.
+    __slots__ = ("__weakref__", "_data", "_global_shards", "_local_shards", "array")
+
+    array: jax.Array
+    """The array itself, for everything that a container does not do."""
+
+    _local_shards: tuple[Shard, ...]
+    _global_shards: tuple[Shard, ...]
+    _data: dict[Device, jax.Array]
+
+    # NumPy asks this before its own operators, so that `numpy_array + g` stays on the devices.
+    __array_priority__ = 200
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    @overload
+    def __init__(
+        self,
+        global_shape: Iterable[int],
+        mesh: Mesh,
+        spec: SpecLike,
+        device_buffers: Iterable[jax.Array],
+    ) -> None: ...
+    @overload
+    def __init__(self, *, array: Any) -> None: ...
+    def __init__(
+        self,
+        global_shape: Any = None,
+        mesh: Any = None,
+        spec: Any = None,
+        device_buffers: Any = None,
+        *,
+        array: Any = _NOTHING,
+    ) -> None:
+        # `array=` is the way in for JAX's tree functions. They pass tracers, None, ShapeDtypeStruct
+        # or object(), so it checks nothing; users have `from_array`.
+        if array is _NOTHING:
+            array = construct.array_from_device_buffers(global_shape, mesh, spec, device_buffers)
+        _set(self, "array", array)
+
+    @classmethod
+    def from_array(cls, array: jax.Array | GlobalArray) -> GlobalArray:
+        """Wrap a ``jax.Array`` that already has its sharding; nothing is copied or moved.
+
+        An array on a single device, which has no mesh, gets a mesh of that one device and the spec
+        ``P()``.
+
+        Raises:
+          TypeError: it is not a ``jax.Array``, or its sharding is neither a ``NamedSharding`` nor
+            on a single device.
+
+        >>> import gda, jax.numpy as jnp
+        >>> gda.GlobalArray.from_array(jnp.zeros((2, 3))).spec
+        PartitionSpec()
+        """
+        if isinstance(array, GlobalArray):
+            return array
+        if not isinstance(array, jax.Array):
+            raise TypeError(
+                f"from_array takes a jax.Array that has its sharding, not {type(array).__name__}; "
+                "build one from host data with GlobalArray.from_callback"
+            )
+        if not _is_tracer(array):
+            _named_sharding_of(array)
+        return cls(array=array)
+
+    @classmethod
+    def from_callback(
+        cls,
+        global_shape: Iterable[int],
+        mesh: Mesh,
+        spec: SpecLike,
+        data_callback: Callable[..., Any],
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+        into: bool = False,
+    ) -> GlobalArray:
+        """Build an array block by block: one call per distinct index of this process.
+
+        Replicas of a block are read once. Never communicates between processes.
+
+        Args:
+          global_shape: sizes of the whole array.
+          mesh: ``jax.sharding.Mesh``.
+          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+          data_callback: ``data_callback(index)`` returns the block at ``index``, of the shard
+            shape: a NumPy array, a ``jax.Array`` on any device, a number, a list, or anything
+            ``numpy.asarray`` takes. With ``into=True``, ``data_callback(index, out)`` fills
+            ``out``.
+          dtype: cast every block to it, as ``numpy.ndarray.astype`` does. Needed with
+            ``into=True`` and where this process has no device of the mesh.
+          copy: what happens to NumPy blocks. ``None``: a block that somebody else can reach, such
+            as a view, a memory map or a buffer used again, is copied at once; a fresh one is
+            adopted. After the call nothing that is done to the caller's memory changes the array.
+            ``True`` copies all. ``False`` copies none: the caller promises to leave them alone for
+            as long as the array lives. A ``jax.Array`` is immutable and shared, unless
+            ``copy=True``; deleting or donating it deletes the shard with it.
+          into: hand out 64-byte-aligned buffers of the shard shape and ``dtype`` to be filled;
+            reading a file straight into them spares a copy.
+
+        Without ``jax_enable_x64`` JAX narrows 64-bit types to 32 bits. Floats are rounded.
+
+        Raises:
+          TypeError: blocks of differing dtypes, or of one that JAX does not have.
+          ValueError: the spec does not fit the shape and the mesh; a block of another shape.
+          DoesNotFitError: narrowing changes an integer or makes a finite number infinite. It is a
+            ``ValueError`` and an ``OverflowError``.
+          Exception: what the callback raises, with a note of the index.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> data = np.arange(16).reshape(8, 2)
+        >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x'], lambda index: data[index])
+        >>> g.local_shards[2].data.tolist(), g.local_shards[3].replica_id
+        ([[4, 5], [6, 7]], 1)
+        """
+        return cls(
+            array=construct.array_from_callback(
+                global_shape, mesh, spec, data_callback, dtype=dtype, copy=copy, into=into
+            )
+        )
+
+    @classmethod
+    def from_batched_callback(
+        cls,
+        global_shape: Iterable[int],
+        mesh: Mesh,
+        spec: SpecLike,
+        data_callback: Callable[[list[Index]], Iterable[Any]],
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> GlobalArray:
+        """Build an array by one call that returns all blocks of this process.
+
+        Args:
+          global_shape: sizes of the whole array.
+          mesh: ``jax.sharding.Mesh``.
+          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+          data_callback: ``data_callback(indices)`` gets one index per device of this process, in
+            device order, repeats included, and returns the blocks in that order. Of devices that
+            hold the same index the first one's block is taken for all.
+          dtype: as in ``from_callback``.
+          copy: as in ``from_callback``.
+
+        Never communicates between processes. Raises what ``from_callback`` raises, and
+        ``ValueError`` where the number of blocks is not the number of indices.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> data = np.arange(16).reshape(8, 2)
+        >>> gda.GlobalArray.from_batched_callback(
+        ...     (8, 2), mesh, ['x', 'y'], lambda indices: [data[index] for index in indices])
+        GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
+        """
+        return cls(
+            array=construct.array_from_batched_callback(
+                global_shape, mesh, spec, data_callback, dtype=dtype, copy=copy
+            )
+        )
+
+    @classmethod
+    def from_batched_callback_with_devices(
+        cls,
+        global_shape: Iterable[int],
+        mesh: Mesh,
+        spec: SpecLike,
+        data_callback: Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[jax.Array]],
+        *,
+        dtype: npt.DTypeLike | None = None,
+    ) -> GlobalArray:
+        """Build an array by one call that places all blocks of this process itself.
+
+        Args:
+          global_shape: sizes of the whole array.
+          mesh: ``jax.sharding.Mesh``.
+          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+          data_callback: gets one ``(index, (device, ...))`` per distinct index and returns
+            single-device ``jax.Array``s, one per device, flat, in the order given. They become
+            the shards without a copy.
+          dtype: cast to it, on the devices.
+
+        Never communicates between processes.
+
+        Raises:
+          TypeError: something returned is not a ``jax.Array``, or dtypes differ.
+          ValueError: the spec does not fit, or an array is missing, on another device or of
+            another shape.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> data = np.arange(16).reshape(8, 2)
+        >>> def place(request):
+        ...     return [jax.device_put(data[index], device)
+        ...             for index, devices in request for device in devices]
+        >>> gda.GlobalArray.from_batched_callback_with_devices((8, 2), mesh, ['x'], place)
+        GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x'))
+        """
+        return cls(
+            array=construct.array_from_batched_callback_with_devices(
+                global_shape, mesh, spec, data_callback, dtype=dtype
+            )
+        )
+
+    # What it is.
+
+    @property
+    def shape(self) -> Shape:
+        """Sizes of the whole array."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements, a NumPy dtype, or the key type of PRNG keys."""
+        return self.array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self.array.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the whole array."""
+        return self.array.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array, replicas not counted."""
+        return self.array.nbytes
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Mesh and spec as JAX's ``NamedSharding``.
+
+        Raises:
+          TypeError: the array has none: it is being traced over Auto axes, or is not an array.
+        """
+        return _named_sharding_of(self.array)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh. While tracing over Explicit axes it is an ``AbstractMesh``, without devices."""
+        return self.sharding.mesh  # pyright: ignore[reportReturnType]
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The partition spec."""
+        return self.sharding.spec
+
+    @property
+    def mesh_axes(self) -> PartitionSpec:
+        """The partition spec, by the name that GlobalDeviceArray had for it."""
+        return self.spec
+
+    @property
+    def grid(self) -> ShardGrid:
+        """The index math of this array."""
+        sharding = self.sharding
+        return _cached_grid(self.array.shape, sharding.mesh, sharding.spec)  # pyright: ignore
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether every device holds the whole array."""
+        return self.sharding.is_fully_replicated
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether all devices belong to this process."""
+        return self.array.is_fully_addressable
+
+    # Shards.
+
+    @property
+    def local_shards(self) -> Sequence[Shard]:
+        """The shards on devices of this process, in device order.
+
+        While tracing over Explicit axes no device is known: there is a shard for every position of
+        the mesh, with device ``None``.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x'], lambda i: np.zeros((2, 2)))
+        >>> [shard.replica_id for shard in g.local_shards]
+        [0, 1, 0, 1, 0, 1, 0, 1]
+        """
+        try:
+            return self._local_shards
+        except AttributeError:
+            shards = self._shards(only_local=True)
+            _set(self, "_local_shards", shards)
+            return shards
+
+    @property
+    def addressable_shards(self) -> Sequence[Shard]:
+        """``local_shards`` by JAX's name."""
+        return self.local_shards
+
+    @property
+    def global_shards(self) -> Sequence[Shard]:
+        """The shards on all devices of the mesh, in device order.
+
+        ``data`` is ``None`` on devices of other processes; nothing is communicated. Costs O(mesh).
+        """
+        try:
+            return self._global_shards
+        except AttributeError:
+            shards = self._shards(only_local=False)
+            _set(self, "_global_shards", shards)
+            return shards
+
+    def local_data(self, i: int) -> jax.Array:
+        """Return the data of ``local_shards[i]``.
+
+        Raises:
+          IndexError: there is no such shard.
+          RuntimeError: the array was deleted or donated.
+        """
+        shards = self.local_shards
+        try:
+            shard = shards[i]
+        except IndexError:
+            raise IndexError(f"local shard {i} of {len(shards)} of {self!r}") from None
+        return shard.data  # pyright: ignore[reportReturnType]
+
+    def addressable_data(self, i: int) -> jax.Array:
+        """``local_data`` by JAX's name."""
+        return self.local_data(i)
+
+    def _shards(self, only_local: bool) -> tuple[Shard, ...]:
+        mesh, grid = self.mesh, self.grid
+        if not isinstance(mesh, Mesh):
+            devices = [None] * grid.num_devices
+        elif only_local and len(local_positions(mesh)) < grid.num_devices:
+            local = local_positions(mesh)
+            shards = zip(local, grid.shards_at(local.values()), strict=True)
+            return tuple([Shard(d, index, replica, self) for d, (index, replica) in shards])
+        else:
+            devices = devices_of(mesh)
+        shards = zip(devices, grid.indices_and_replica_ids(), strict=True)
+        return tuple([Shard(d, index, replica, self) for d, (index, replica) in shards])
+
+    def _data_on(self, device: Device | None) -> jax.Array | None:
+        array = self._live()
+        if _is_tracer(array):
+            raise TypeError(
+                f"the shards of {self!r} have no data while it is being traced; compute on .array, "
+                "or see each block with jax.shard_map"
+            )
+        try:
+            data = self._data
+        except AttributeError:
+            # `array.addressable_data(i)` would be wrong here: of a fully replicated array it gives
+            # the first device's shard for every i.
+            data = {shard.device: shard.data for shard in array.addressable_shards}
+            _set(self, "_data", data)
+        return data.get(device)  # pyright: ignore[reportArgumentType]
+
+    # Its life on the devices.
+
+    def block_until_ready(self) -> GlobalArray:
+        """Wait until the data is there, and return the container."""
+        self._live().block_until_ready()
+        return self
+
+    def copy_to_host_async(self) -> None:
+        """Start copying the data of this process to the host, for a later ``numpy.asarray``."""
+        self._live().copy_to_host_async()
+
+    def delete(self) -> None:
+        """Free the device memory now. Every later access to data raises ``RuntimeError``."""
+        self.array.delete()
+
+    def is_deleted(self) -> bool:
+        """Whether the data was deleted or donated."""
+        return self.array.is_deleted()
+
+    def _live(self) -> jax.Array:
+        """Return the array, or say that it is gone."""
+        array = self.array
+        if isinstance(array, jax.Array) and not _is_tracer(array) and array.is_deleted():
+            raise RuntimeError(
+                f"{self!r} was deleted, by delete() or by donating it to a jitted function"
+            )
+        return array
+
+    # As an array.
+
+    def __jax_array__(self) -> jax.Array:
+        return self._live()
+
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> np.ndarray[Any, Any]:
+        """Return the whole array on the host.
+
+        Raises:
+          RuntimeError: other processes hold a part of it, or it was deleted.
+        """
+        return np.asarray(self._live(), dtype=dtype, copy=copy)
+
+    def __len__(self) -> int:
+        return len(self._live())
+
+    def __iter__(self) -> Iterator[jax.Array]:
+        return iter(self._live())
+
+    def __getitem__(self, key: Any) -> jax.Array:
+        key = tuple(map(_unwrapped, key)) if isinstance(key, tuple) else _unwrapped(key)
+        return self._live()[key]
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        raise TypeError("a GlobalArray is immutable; write g.at[index].set(value), a new jax.Array")
+
+    def __bool__(self) -> bool:
+        return bool(self._live())
+
+    def __int__(self) -> int:
+        return int(self._live())
+
+    def __float__(self) -> float:
+        return float(self._live())
+
+    def __complex__(self) -> complex:
+        return complex(self._live())
+
+    def __index__(self) -> int:
+        return operator.index(self._live())
+
+    def __round__(self, ndigits: int | None = None) -> jax.Array:
+        return round(self._live(), ndigits)
+
+    def __eq__(self, other: object) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Compare elementwise, like any array.
+
+        The ancestor refused ``==`` because two containers could not be compared without moving
+        data. This one computes where the data is, and ``jnp.sin(g) == g`` would anyway.
+        """
+        return self._live() == _unwrapped(other)
+
+    def __ne__(self, other: object) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._live() != _unwrapped(other)
+
+    __lt__ = _forward(operator.lt)
+    __le__ = _forward(operator.le)
+    __gt__ = _forward(operator.gt)
+    __ge__ = _forward(operator.ge)
+    __add__, __radd__ = _both_ways(operator.add)
+    __sub__, __rsub__ = _both_ways(operator.sub)
+    __mul__, __rmul__ = _both_ways(operator.mul)
+    __matmul__, __rmatmul__ = _both_ways(operator.matmul)
+    __truediv__, __rtruediv__ = _both_ways(operator.truediv)
+    __floordiv__, __rfloordiv__ = _both_ways(operator.floordiv)
+    __mod__, __rmod__ = _both_ways(operator.mod)
+    __divmod__, __rdivmod__ = _both_ways(divmod)
+    __pow__, __rpow__ = _both_ways(operator.pow)
+    __and__, __rand__ = _both_ways(operator.and_)
+    __or__, __ror__ = _both_ways(operator.or_)
+    __xor__, __rxor__ = _both_ways(operator.xor)
+    __lshift__, __rlshift__ = _both_ways(operator.lshift)
+    __rshift__, __rrshift__ = _both_ways(operator.rshift)
+    __neg__ = _unary(operator.neg)
+    __pos__ = _unary(operator.pos)
+    __abs__ = _unary(operator.abs)
+    __invert__ = _unary(operator.invert)
+
+    @property
+    def T(self) -> jax.Array:
+        """The transpose."""
+        return self._live().T
+
+    @property
+    def mT(self) -> jax.Array:
+        """The transpose of the last two dimensions."""
+        return self._live().mT
+
+    @property
+    def at(self) -> Any:
+        """JAX's indexed updates: ``g.at[index].set(value)`` gives a new ``jax.Array``."""
+        return self._live().at
+
+    def astype(self, dtype: Any) -> jax.Array:
+        """Return a ``jax.Array`` of another dtype."""
+        return self._live().astype(dtype)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = ""
+            if not name.startswith("_") and hasattr(jax.Array, name):
+                hint = f"; the jax.Array inside has it: g.array.{name}"
+            raise AttributeError(f"GlobalArray has no attribute {name!r}{hint}")
+
+    # As a Python object.
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a GlobalArray is immutable; {name} cannot be set")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a GlobalArray is immutable; {name} cannot be deleted")
+
+    def __repr__(self) -> str:
+        array = self.array
+        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+            return f"GlobalArray(array={array!r})"
+        return f"GlobalArray(shape={array.shape}, dtype={array.dtype}, {self._layout_text()})"
+
+    def _layout_text(self) -> str:
+        try:
+            sharding = self.sharding
+        except TypeError:
+            return "traced" if _is_tracer(self.array) else "no sharding"
+        return f"mesh={dict(sharding.mesh.shape)}, spec={format_spec(sharding.spec)}"
+
+    def __str__(self) -> str:
+        array = self.array
+        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+            return repr(self)
+        try:
+            spec = f" {format_spec(self.spec)}"
+        except TypeError:
+            spec = ""
+        return f"{array.dtype}[{','.join(map(str, array.shape))}]{spec}"
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self._live(), format_spec) if format_spec else str(self)
+
+    def __copy__(self) -> GlobalArray:
+        return GlobalArray(array=self.array)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GlobalArray:
+        return GlobalArray(array=self._live().copy())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the whole data with the layout of mesh and spec.
+
+        Raises:
+          TypeError: it is being traced, or other processes hold a part of it.
+        """
+        return _unpickled, (pickling.dump(self._live(), self.sharding),)
+
+
+def _unpickled(state: pickling.State) -> GlobalArray:
+    return GlobalArray(array=pickling.load(state))
+
+
+def _is_tracer(array: object) -> bool:
+    return isinstance(array, Tracer)
+
+
+def _named_sharding_of(array: Any) -> NamedSharding:
+    """Return the sharding of what a container holds.
+
+    Raises:
+      TypeError: there is none to know.
+    """
+    if _is_tracer(array):
+        return _sharding_in_trace(array)
+    sharding = getattr(array, "sharding", None)
+    if isinstance(sharding, NamedSharding):
+        return sharding
+    if isinstance(sharding, SingleDeviceSharding):
+        (device,) = sharding.device_set
+        return _on_one_device(device)
+    raise TypeError(
+        f"this {type(array).__name__} has the sharding {sharding!r}, which names no mesh and spec; "
+        "give it one with jax.device_put(array, NamedSharding(mesh, spec))"
+    )
+
+
+def _sharding_in_trace(array: Any) -> NamedSharding:
+    sharding: Any = jax.typeof(array).sharding
+    mesh = sharding.mesh
+    if mesh.empty or any(kind != AxisType.Explicit for kind in mesh.axis_types):
+        kinds = sorted({kind.name for kind in mesh.axis_types}) or ["no mesh"]
+        raise TypeError(
+            "mesh, spec and shards of this GlobalArray are not known while it is being traced over "
+            f"{' and '.join(kinds)} axes: JAX lays it out when it compiles. Look at them outside "
+            "jit and pass them in, make the mesh with Explicit axes, or ask for a layout with "
+            "gda.constrain"
+        )
+    return sharding
+
+
+@cache
+def _on_one_device(device: Device) -> NamedSharding:
+    return NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
+
+
+@lru_cache(maxsize=1024)
+def _cached_grid(shape: Shape, mesh: Mesh, spec: PartitionSpec) -> ShardGrid:
+    return mesh_grid(shape, mesh, spec)
+
+
+# The quickest registration there is: design.md has the figures. JAX makes containers by calling
+# `GlobalArray(array=leaf)`, and the name of the field is the leaf's key in everybody's checkpoints.
+jax.tree_util.register_dataclass(GlobalArray, data_fields=["array"], meta_fields=[])

@@ -1,0 +1,334 @@
+"""From what a callback returned to a block that JAX may keep: ownership, alignment and types.
+
+JAX takes a NumPy array whose memory is 64-byte aligned as the device buffer itself on CPU, and some
+versions copy the others after the placing call has returned. So memory that anybody else can reach
+must not be handed over. A block is *adopted*, that is handed over without a copy, when it owns its
+memory and gda holds the only reference to it; anything else is copied at once into an aligned
+buffer of gda's, which JAX then adopts: one copy, where JAX would make one too.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from gda.grid import ShardGrid
+from gda.indices import Device
+from gda.spec import Index, Shape
+
+ALIGNMENT = 64  # bytes; what JAX's CPU backend wants of memory that it adopts
+
+# Small buffers are cut from a common slab: an allocation each costs more than filling it.
+_SLAB_BELOW = 64 * 1024
+_SLAB_BYTES = 1024 * 1024
+
+Block = np.ndarray[Any, Any] | jax.Array
+
+
+class DoesNotFitError(ValueError, OverflowError):
+    """A value of a block cannot be represented in the dtype that the array has in JAX."""
+
+
+def aligned_empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> np.ndarray[Any, Any]:
+    """Return an uninitialised, C-contiguous array whose memory starts at a multiple of 64 bytes.
+
+    JAX's CPU backend places such an array on a device without copying it.
+
+    Args:
+      shape: sizes, as for ``numpy.empty``.
+      dtype: any NumPy dtype, those of JAX such as ``jax.numpy.bfloat16`` included.
+
+    >>> import gda, jax.numpy as jnp
+    >>> block = gda.aligned_empty((3, 5), jnp.bfloat16)
+    >>> block.shape, block.dtype, block.ctypes.data % 64
+    ((3, 5), dtype(bfloat16), 0)
+    """
+    sizes = (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(shape)
+    return Buffers(np.dtype(dtype)).empty(sizes)
+
+
+class _Memory(np.ndarray[Any, Any]):
+    """Memory that gda allocated; only aligned buffers refer to it.
+
+    A class of its own makes NumPy let a view of a buffer refer to the buffer and not to the memory
+    behind it, so that the buffer's reference count tells whether anybody else can write to it.
+    """
+
+
+class Buffers:
+    """Aligned buffers of one dtype; the small ones share slabs that live as long as any of them."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+        self._slab = _Memory(0, np.uint8)
+        self._offset = 0
+
+    def empty(self, shape: Shape) -> np.ndarray[Any, Any]:
+        """Return an uninitialised aligned array."""
+        nbytes = math.prod(shape) * self.dtype.itemsize
+        if nbytes >= _SLAB_BELOW:
+            memory = _Memory(nbytes + ALIGNMENT, np.uint8)
+            return np.ndarray(shape, self.dtype, memory, _aligned_offset(memory))
+        if self._offset + nbytes > self._slab.size:
+            self._slab = _Memory(_SLAB_BYTES, np.uint8)
+            self._offset = _aligned_offset(self._slab)
+        offset = self._offset
+        self._offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        return np.ndarray(shape, self.dtype, self._slab, offset)
+
+
+def _aligned_offset(memory: _Memory) -> int:
+    return -memory.ctypes.data % ALIGNMENT
+
+
+class BlockReader:
+    """Turns what callbacks return into blocks of one shape and one dtype that JAX may keep.
+
+    Args:
+      grid: the grid of the array; every block must have its ``shard_shape``.
+      dtype: the dtype that the user asked for, or ``None`` to take that of the first block.
+      copy: ``True`` copies every block, ``False`` adopts every block, ``None`` copies those that
+        somebody else can reach.
+      device: where a ``jax.Array`` goes that is spread over several devices.
+
+    ``dtype`` is the dtype that the array has in JAX; ``None`` until it is known.
+    """
+
+    def __init__(
+        self,
+        grid: ShardGrid,
+        dtype: Any = None,
+        copy: bool | None = None,
+        device: Device | None = None,
+    ) -> None:
+        if copy not in (None, True, False):
+            raise TypeError(f"copy must be True, False or None, not {copy!r}")
+        self.grid = grid
+        self.shape = grid.shard_shape
+        self.asked = None if dtype is None else _asked_dtype(dtype)
+        self.dtype = None if self.asked is None else _jax_dtype(self.asked)
+        self.copy = copy
+        self._device = device
+        self._buffers: Buffers | None = None
+        self._unchanged: np.dtype[Any] | None = None  # of blocks that need nothing done to them
+
+    def read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
+        """Return what ``callback`` says is at each index, safe to hand over.
+
+        A block is settled before the callback is called again.
+
+        Raises:
+          TypeError, ValueError: it is not an array of the shape and the dtype of the others.
+          DoesNotFitError: a value does not fit the dtype that the array has in JAX.
+          Exception: whatever the callback raises, with a note of the index.
+        """
+        shape = self.shape
+        blocks: list[Block] = []
+        index: Index = ()
+        try:
+            for index in indices:
+                value = callback(index)
+                references = sys.getrefcount(value)
+                # The usual block first: in a loop over batches every microsecond here is felt.
+                if (
+                    references <= _ONE_REFERENCE
+                    and type(value) is np.ndarray
+                    and self._unchanged is not None  # to NumPy, None is float64
+                    and value.dtype == self._unchanged
+                    and value.shape == shape
+                    and (value.base is None or type(value.base) is _Memory)
+                ):
+                    blocks.append(value)
+                else:
+                    blocks.append(self.settle(index, value, references))
+        except Exception as error:
+            error.add_note(f"gda: while reading index {format_index(index)} of {self.grid!r}")
+            raise
+        return blocks
+
+    def fill(
+        self, callback: Callable[[Index, np.ndarray[Any, Any]], object], indices: Iterable[Index]
+    ) -> list[Block]:
+        """Return aligned buffers that ``callback(index, out)`` filled, with the same errors."""
+        buffers = Buffers(np.dtype(self.asked))
+
+        def filled(index: Index) -> np.ndarray[Any, Any]:
+            out = buffers.empty(self.shape)
+            returned = callback(index, out)
+            if isinstance(returned, np.ndarray | jax.Array) and returned is not out:
+                raise TypeError(
+                    "with into=True the callback fills its second argument, but it returned "
+                    f"another array of shape {returned.shape}; write `out[...] = value`, or leave "
+                    "into=True away"
+                )
+            return out
+
+        return self.read(filled, indices)
+
+    def settle(self, index: Index, value: object, references: int) -> Block:
+        """Return a block that JAX may keep, made of a value with so many references to it."""
+        if type(value) is not np.ndarray:
+            if hasattr(value, "__jax_array__"):
+                value = value.__jax_array__()  # pyright: ignore[reportAttributeAccessIssue]
+            if isinstance(value, jax.Array):
+                return self.settle_jax(index, value)
+            array = _as_numpy(value, index)
+            # An array-like may hand out an array that it keeps; nothing else knows of a new one.
+            return self._from_numpy(
+                index, array, array.base is None and not hasattr(value, "__array__")
+            )
+        sole = references <= _ONE_REFERENCE and (value.base is None or type(value.base) is _Memory)
+        return self._from_numpy(index, value, sole)
+
+    def settle_jax(self, index: Index, value: jax.Array) -> jax.Array:
+        """Return an array of one device, of the dtype asked for."""
+        self._check_shape(index, value.shape)
+        if len(value.devices()) > 1:
+            value = jax.device_put(value, self._device)  # pyright: ignore
+        if self.asked is not None:
+            value = value if value.dtype == self.dtype else value.astype(self.dtype)
+        self._check_dtype(index, value.dtype)
+        return jax.numpy.array(value, copy=True) if self.copy else value
+
+    def _from_numpy(self, index: Index, value: np.ndarray[Any, Any], ours: bool) -> Block:
+        self._check_shape(index, value.shape)
+        wanted = self.asked or value.dtype
+        if value.dtype != wanted:
+            if jax.numpy.issubdtype(wanted, jax.dtypes.extended):
+                raise TypeError(
+                    f"dtype={wanted} was asked for, but the block at index {format_index(index)} "
+                    f"is a NumPy array of {value.dtype}; return a jax.Array of that dtype, such as "
+                    "jax.random.wrap_key_data(block)"
+                )
+            value, ours = self._copied(value, wanted), True
+        final = _jax_dtype(wanted, index)
+        self._check_dtype(index, final)
+        if value.dtype != final:
+            with np.errstate(over="ignore"):
+                narrow = self._copied(value, final)
+            _check_fits(value, narrow, index)
+            return narrow
+        self._unchanged = final
+        if self.copy is False or (ours and not self.copy):
+            return value
+        return self._copied(value, final)
+
+    def _copied(self, value: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        if self._buffers is None or self._buffers.dtype != dtype:
+            self._buffers = Buffers(dtype)
+        out = self._buffers.empty(value.shape)
+        np.copyto(out, value, casting="unsafe")
+        return out
+
+    def _check_shape(self, index: Index, shape: Shape) -> None:
+        if shape != self.shape:
+            raise ValueError(
+                f"the block at index {format_index(index)} has shape {shape}; a shard of this "
+                f"array has shape {self.shape}"
+            )
+
+    def _check_dtype(self, index: Index, dtype: Any) -> None:
+        if self.dtype is None:
+            self.dtype = dtype
+        elif dtype != self.dtype:
+            raise TypeError(
+                f"the block at index {format_index(index)} has dtype {dtype}, those before it "
+                f"{self.dtype}; return one dtype, or cast with dtype="
+            )
+
+
+def format_index(index: Index) -> str:
+    """Return an index as it is written between brackets: ``[0:2, :]``."""
+    parts = [
+        ":" if s.start is None and s.stop is None else f"{s.start or 0}:{s.stop}" for s in index
+    ]
+    return f"[{', '.join(parts)}]"
+
+
+def _as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
+    if value is None:
+        raise TypeError(
+            f"the callback returned None for index {format_index(index)}; it must return the block"
+        )
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"the block at index {format_index(index)} is a masked array and JAX has no masks; "
+            "return block.filled(value)"
+        )
+    return np.asarray(value)
+
+
+def _asked_dtype(dtype: Any) -> Any:
+    if isinstance(dtype, np.dtype):
+        return dtype
+    # The dtype of PRNG keys is not a NumPy dtype and must be left as it is.
+    return dtype if jax.numpy.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype)
+
+
+def _jax_dtype(dtype: Any, index: Index | None = None) -> Any:
+    """Return the dtype that JAX has for data of ``dtype``: without x64, int32 for int64.
+
+    Raises:
+      TypeError: JAX has none, as for strings, dates, records and Python objects.
+    """
+    if jax.numpy.issubdtype(dtype, jax.dtypes.extended):
+        return dtype
+    known = jax.numpy.issubdtype(dtype, jax.numpy.number) or dtype == np.bool_
+    if not known or dtype.itemsize > (16 if dtype.kind == "c" else 8):
+        where = "dtype=" if index is None else f"the block at index {format_index(index)} has dtype"
+        raise TypeError(f"{where} {dtype}, which JAX does not have; convert it to numbers first")
+    final = jax.dtypes.canonicalize_dtype(dtype)
+    if index is None and final != dtype:
+        warnings.warn(
+            f"dtype={dtype} is not available without jax_enable_x64; the array will be {final}",
+            stacklevel=5,
+        )
+    return final
+
+
+def _check_fits(wide: np.ndarray[Any, Any], narrow: np.ndarray[Any, Any], index: Index) -> None:
+    """Raise where an integer changed or a finite number became infinite."""
+    if wide.dtype.kind in "iu":
+        wrong = wide != narrow
+    else:
+        wrong = np.isinf(narrow) & np.isfinite(wide)
+        if wide.dtype.kind == "c":
+            for part in (np.real, np.imag):
+                wrong |= np.isinf(part(narrow)) & np.isfinite(part(wide))
+    if wrong.any():
+        place = tuple(map(int, np.argwhere(wrong)[0]))
+        element = tuple((s.start or 0) + p for s, p in zip(index, place, strict=True))
+        raise DoesNotFitError(
+            f"the block at index {format_index(index)} has dtype {wide.dtype}, which JAX narrows "
+            f"to {narrow.dtype} without jax_enable_x64, and the value {wide[place]} at {element} "
+            "of the array does not fit. Set jax_enable_x64, or ask for the cast with "
+            f"dtype={narrow.dtype}"
+        )
+
+
+class _Probe(BlockReader):
+    references = 0
+
+    def settle(self, index: Index, value: object, references: int) -> Block:
+        self.references = references
+        return np.empty(0)
+
+
+def _count_one_reference() -> int:
+    probe = _Probe(ShardGrid((0,), {}, ()))
+    probe.read(lambda _: np.empty(0), [()])
+    return probe.references
+
+
+# What `sys.getrefcount` says in `BlockReader.read` of a value that nobody else refers to. It
+# differs between versions of Python, so that very code is asked.
+_ONE_REFERENCE = -1
+_ONE_REFERENCE = _count_one_reference()

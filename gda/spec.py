@@ -1,0 +1,230 @@
+"""What a partition spec says about a shape on a mesh, and what to tell the user when it cannot.
+
+Pure functions on tuples and names: no JAX, no devices. A *spec* is a sequence of at most one entry
+per dimension: ``None`` (not cut), an axis name, or a tuple of axis names, the first one slowest.
+``jax.sharding.PartitionSpec`` is such a sequence.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Shape = tuple[int, ...]
+Index = tuple[slice, ...]
+SpecEntry = str | tuple[str, ...] | None
+SpecLike = Iterable[str | Sequence[str] | None]
+AxesByDimension = tuple[tuple[str, ...], ...]
+
+_SUGGESTIONS = 4
+_ASSIGNMENTS_TO_TRY = 4096
+
+
+def check_shape(global_shape: Iterable[int]) -> Shape:
+    """Return ``global_shape`` as a tuple of Python ints.
+
+    Raises:
+      TypeError: it is not a sequence of integers.
+      ValueError: a size is negative.
+    """
+    try:
+        shape = tuple(map(operator.index, global_shape))
+    except TypeError:
+        raise TypeError(
+            f"global_shape must be a sequence of integers such as (8, 2), not {global_shape!r}"
+        ) from None
+    if shape and min(shape) < 0:
+        raise ValueError(f"global_shape {shape} has a negative size; sizes are 0 or more")
+    return shape
+
+
+def check_mesh_shape(mesh_shape: Mapping[str, int]) -> dict[str, int]:
+    """Return ``mesh_shape`` as a dict from axis name to size, in mesh order.
+
+    Raises:
+      TypeError: it is not a mapping from names to integers.
+      ValueError: a size is below 1.
+    """
+    if not isinstance(mesh_shape, Mapping):
+        raise TypeError(
+            "mesh_shape must map axis names to sizes, in mesh order, such as {'x': 4, 'y': 2}, "
+            f"not {mesh_shape!r}; of a jax.sharding.Mesh it is mesh.shape"
+        )
+    try:
+        sizes = dict(zip(mesh_shape, map(operator.index, mesh_shape.values()), strict=True))
+    except TypeError:
+        raise TypeError(f"sizes of mesh axes must be integers: {dict(mesh_shape)}") from None
+    if sizes and min(sizes.values()) < 1:
+        raise ValueError(f"mesh {sizes} has an axis without devices; sizes are 1 or more")
+    return sizes
+
+
+def check_spec(spec: SpecLike, shape: Shape) -> tuple[SpecEntry, ...]:
+    """Return the entries of ``spec``, hashable and at most one per dimension of ``shape``.
+
+    Surplus trailing ``None`` entries are dropped, as JAX does with ``P(None)`` on a scalar. Which
+    axes the entries name is checked later, by ``axes_by_dimension``.
+
+    Raises:
+      TypeError: the spec is a string or not a sequence.
+      ValueError: it has more entries than the shape has dimensions, or unreduced axes.
+    """
+    if isinstance(spec, str):
+        raise TypeError(f"spec {spec!r} is a string; write P({spec!r}) or [{spec!r}]")
+    if getattr(spec, "unreduced", None):
+        raise ValueError(
+            f"spec {spec!r} has unreduced axes, so the devices hold partial sums and the array has "
+            "no fixed layout; reduce it first, for instance with jax.sharding.reshard"
+        )
+    try:
+        entries: tuple[Any, ...] = tuple(spec)
+    except TypeError:
+        raise TypeError(
+            f"spec must be a PartitionSpec or a sequence of None, axis names and tuples of them, "
+            f"not {spec!r}"
+        ) from None
+    if list in map(type, entries):
+        entries = tuple(tuple(entry) if type(entry) is list else entry for entry in entries)
+    rank = len(shape)
+    if len(entries) > rank:
+        if any(entries[rank:]):
+            raise ValueError(
+                f"spec {format_spec(entries)} has {len(entries)} entries, but global shape {shape} "
+                f"has {rank} dimension{'' if rank == 1 else 's'}, so there is nothing for entry "
+                f"{rank} to cut; give at most one entry per dimension"
+            )
+        return entries[:rank]
+    return entries
+
+
+def axes_by_dimension(
+    entries: Sequence[SpecEntry], rank: int, mesh_shape: Mapping[str, int]
+) -> AxesByDimension:
+    """Return, for each of ``rank`` dimensions, the mesh axes that cut it, slowest first.
+
+    Raises:
+      TypeError: an entry is not ``None``, a name or a tuple of names.
+      ValueError: an axis that the mesh lacks, an axis used twice, or an entry ``UNCONSTRAINED``:
+        such a spec has no fixed layout.
+    """
+    axes = []
+    seen = set()
+    for dimension, entry in enumerate(entries):
+        names = _names_of(entry, dimension, entries)
+        for name in names:
+            if name not in mesh_shape:
+                raise _unknown_axis_error(name, dimension, entries, mesh_shape)
+            if name in seen:
+                raise ValueError(
+                    f"spec {format_spec(entries)} uses mesh axis {name!r} twice; "
+                    "an axis can cut one dimension, once"
+                )
+            seen.add(name)
+        axes.append(names)
+    return tuple(axes) + ((),) * (rank - len(axes))
+
+
+def _names_of(entry: object, dimension: int, entries: Sequence[object]) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    if isinstance(entry, str):
+        return (entry,)
+    if isinstance(entry, tuple | list) and all(isinstance(name, str) for name in entry):
+        return tuple(entry)
+    if "UNCONSTRAINED" in repr(entry):
+        raise ValueError(
+            f"spec {format_spec(entries)} leaves dimension {dimension} UNCONSTRAINED, so it has no "
+            "fixed layout; write None (not cut) or the axes that cut it"
+        )
+    raise TypeError(
+        f"entry {dimension} of the spec is {entry!r}; an entry is None, the name of a mesh axis or "
+        "a tuple of names"
+    )
+
+
+def _unknown_axis_error(
+    name: str, dimension: int, entries: Sequence[object], mesh_shape: Mapping[str, int]
+) -> ValueError:
+    near = difflib.get_close_matches(name, mesh_shape, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return ValueError(
+        f"spec {format_spec(entries)} cuts dimension {dimension} by mesh axis {name!r}, but the "
+        f"mesh has the axes {dict(mesh_shape)}{hint}"
+    )
+
+
+def entries_of(axes: AxesByDimension) -> tuple[SpecEntry, ...]:
+    """Return the shortest spec that means ``axes``: no trailing ``None``, no 1-tuples."""
+    entries = [names[0] if len(names) == 1 else (names or None) for names in axes]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return tuple(entries)
+
+
+def format_spec(entries: Iterable[object]) -> str:
+    """Return a spec as a user writes it: ``P('x', None, ('y', 'z'))``."""
+    return f"P({', '.join(map(repr, entries))})"
+
+
+def indivisible_error(
+    axes: AxesByDimension, shape: Shape, mesh_shape: Mapping[str, int]
+) -> ValueError:
+    """Say which dimensions the mesh axes do not divide, and which sizes and specs would work."""
+    complaints = []
+    for dimension, (size, names) in enumerate(zip(shape, axes, strict=True)):
+        ways = math.prod(mesh_shape[name] for name in names)
+        if size % ways:
+            by = " and ".join(f"{name!r}" for name in names)
+            plural = "axis" if len(names) == 1 else "axes"
+            below = size // ways * ways
+            nearest = (
+                f"{below} and {below + ways} are the nearest sizes that divide"
+                if below
+                else f"{ways} is the nearest size that divides"
+            )
+            complaints.append(
+                f"dimension {dimension} of size {size} is cut {ways} ways by mesh {plural} {by}, "
+                f"and {size} is not divisible by {ways}; {nearest}"
+            )
+    fitting = ", ".join(
+        format_spec(entries_of(other)) for other in fitting_specs(axes, shape, mesh_shape)
+    )
+    return ValueError(
+        f"global shape {shape} cannot be cut by {format_spec(entries_of(axes))} on the mesh "
+        f"{dict(mesh_shape)}: {'. Also, '.join(complaints)}. "
+        f"Specs of this mesh that fit {shape} as it stands: {fitting}"
+    )
+
+
+def fitting_specs(
+    axes: AxesByDimension, shape: Shape, mesh_shape: Mapping[str, int]
+) -> list[AxesByDimension]:
+    """Return a few specs that divide ``shape``, those nearest to ``axes`` first.
+
+    Nearest means: most axes left where they were, then most shards.
+    """
+    wanted = {name: dimension for dimension, names in enumerate(axes) for name in names}
+    movable = [name for name, size in mesh_shape.items() if size > 1]
+    places: list[list[int | None]] = [[None, *range(len(shape))] for _ in movable]
+    if math.prod(map(len, places)) > _ASSIGNMENTS_TO_TRY:
+        places = [[None, wanted[name]] if name in wanted else [None] for name in movable]
+    found = []
+    for assignment in itertools.islice(itertools.product(*places), _ASSIGNMENTS_TO_TRY):
+        place = dict(zip(movable, assignment, strict=True))
+        # Axes keep the order the user gave them; axes that are new to a dimension come last.
+        order = [*wanted, *(name for name in movable if name not in wanted)]
+        candidate = tuple(
+            tuple(name for name in order if place.get(name) == dimension)
+            for dimension in range(len(shape))
+        )
+        ways = [math.prod(mesh_shape[name] for name in names) for names in candidate]
+        if any(size % way for size, way in zip(shape, ways, strict=True)):
+            continue
+        kept = sum(place.get(name) == dimension for name, dimension in wanted.items())
+        text = format_spec(entries_of(candidate))
+        found.append(((-kept, -math.prod(ways), len(text), text), candidate))
+    return [candidate for _, candidate in sorted(found)[:_SUGGESTIONS]]

@@ -1,0 +1,250 @@
+"""Into ``jax.jit`` and out of it: containers at the border, plain arrays inside."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import jax
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from gda.array import GlobalArray
+from gda.grid import ShardGrid
+from gda.indices import named_sharding
+from gda.spec import SpecLike
+
+_ArrayT = TypeVar("_ArrayT", jax.Array, GlobalArray)
+
+
+@overload
+def jit(
+    fun: Callable[..., Any],
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    **jit_options: Any,
+) -> jax.stages.Wrapped: ...
+@overload
+def jit(
+    fun: None = None,
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    **jit_options: Any,
+) -> Callable[[Callable[..., Any]], jax.stages.Wrapped]: ...
+def jit(
+    fun: Callable[..., Any] | None = None,
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    **jit_options: Any,
+) -> Any:
+    """``jax.jit`` for a function of plain arrays: ``GlobalArray`` in, ``GlobalArray`` out.
+
+    The body of ``fun`` sees a ``jax.Array`` for every ``GlobalArray`` in its arguments; every array
+    that it returns comes out as a ``GlobalArray``. The result is one ``jax.jit`` function, whose
+    ``lower``, ``eval_shape`` and ``clear_cache`` are there, and wrapping happens while tracing, so
+    a call costs what ``jax.jit`` of the same tree costs. May be used as a decorator.
+
+    Args:
+      fun: the function.
+      mesh: over what the specs are; by default the mesh of the arguments, or that of
+        ``jax.set_mesh``.
+      in_specs: one ``PartitionSpec`` for all arguments, or a tuple with one tree of them per
+        positional argument, each tree a prefix of the argument; ``None`` leaves an argument as it
+        comes. An argument that is cut otherwise is moved first.
+      out_specs: a ``PartitionSpec``, or a tree of them that is a prefix of the result; ``None``
+        leaves the layout to JAX.
+      jit_options: options of ``jax.jit``, such as ``donate_argnums`` and ``static_argnums``.
+
+    Over Explicit axes JAX refuses operations of which it cannot tell the layout. Where
+    ``out_specs`` names every result, such a body is traced again with the axes as Auto, and the
+    compiler chooses the layouts inside.
+
+    Raises (when first called with new shapes):
+      ValueError: a spec does not fit an array and the mesh, or there is no mesh.
+      TypeError: a spec is not a ``PartitionSpec``.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> data = np.ones((64, 32), np.float32)
+    >>> g = gda.GlobalArray.from_callback((64, 32), mesh, P('x', 'y'), lambda i: data[i])
+    >>> f = gda.jit(lambda x: x @ x.T, out_specs=P('y', 'x'))
+    >>> f(g)
+    GlobalArray(shape=(64, 64), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('y', 'x'))
+    """
+    if fun is None:
+        return functools.partial(
+            jit, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **jit_options
+        )
+    if not callable(fun):
+        raise TypeError(f"gda.jit takes a function, not {fun!r}")
+    _check_specs(in_specs, "in_specs")
+    _check_specs(out_specs, "out_specs")
+
+    @functools.wraps(fun)
+    def body(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _unwrap((args, kwargs))
+        over = None
+        if in_specs is not None or out_specs is not None:
+            over = _mesh_for((args, kwargs), mesh)
+        if in_specs is not None:
+            args = _constrain_tree(args, in_specs, over, "in_specs")
+        try:
+            result = _unwrap(fun(*args, **kwargs))
+        except Exception as error:
+            # JAX does not export the class.
+            if type(error).__name__ != "ShardingTypeError":
+                raise
+            if over is None or not _names_every_result(out_specs):
+                error.add_note(
+                    "gda.jit: with out_specs for every result the compiler chooses layouts inside"
+                )
+                raise
+            result = _traced_as_auto(fun, args, kwargs, out_specs, over)
+        if out_specs is not None:
+            result = _constrain_tree(result, out_specs, over, "out_specs")
+        return jax.tree.map(lambda leaf: GlobalArray(array=leaf), result)
+
+    if mesh is not None and out_specs is not None:
+        # Tells JAX the devices where no argument is on them yet.
+        jit_options.setdefault("out_shardings", _shardings(mesh, out_specs))
+    return jax.jit(body, **jit_options)
+
+
+def constrain(x: _ArrayT, spec: SpecLike, *, mesh: Mesh | None = None) -> _ArrayT:
+    """Return ``x`` cut by ``spec``: in a trace a constraint, outside it a move.
+
+    Works over Auto axes (where JAX has ``with_sharding_constraint``), over Explicit axes (where it
+    has ``reshard``) and outside ``jit``, where JAX moves the data, between processes if need be.
+
+    Args:
+      x: a ``jax.Array`` or a ``GlobalArray``; the result is of the same kind.
+      spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+      mesh: by default that of ``x``.
+
+    Raises:
+      ValueError: the spec does not fit, or ``x`` has no mesh and none is given.
+
+    >>> import gda, jax, numpy as np
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x'], lambda i: np.zeros((2, 2)))
+    >>> gda.constrain(g, [None, 'y']).spec
+    PartitionSpec(None, 'y')
+    """
+    if isinstance(x, GlobalArray):
+        return GlobalArray(array=constrain(x.array, spec, mesh=mesh))
+    if not isinstance(x, jax.Array):
+        raise TypeError(f"constrain takes a jax.Array or a GlobalArray, not {type(x).__name__}")
+    if isinstance(x, Tracer):
+        return _constrained(x, spec, _mesh_for(x, mesh))
+    over = mesh or GlobalArray(array=x).mesh
+    ShardGrid(x.shape, over.shape, spec)  # says what is wrong with the spec, if anything is
+    return jax.device_put(x, named_sharding(x.shape, over, spec))
+
+
+def _unwrap(tree: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf: leaf.array if isinstance(leaf, GlobalArray) else leaf,
+        tree,
+        is_leaf=lambda leaf: isinstance(leaf, GlobalArray),
+    )
+
+
+def _is_spec(leaf: object) -> bool:
+    return leaf is None or isinstance(leaf, PartitionSpec)
+
+
+def _check_specs(specs: Any, name: str) -> None:
+    for leaf in jax.tree.leaves(specs, is_leaf=_is_spec):
+        if not _is_spec(leaf):
+            raise TypeError(
+                f"{name} is a PartitionSpec, None, or a tree of them; it holds {leaf!r}. "
+                f"Write P({leaf!r})"
+            )
+
+
+def _shardings(mesh: Mesh | AbstractMesh, specs: Any) -> Any:
+    return jax.tree.map(
+        lambda spec: None if spec is None else NamedSharding(mesh, spec),  # pyright: ignore
+        specs,
+        is_leaf=_is_spec,
+    )
+
+
+def _names_every_result(out_specs: Any) -> bool:
+    return all(leaf is not None for leaf in jax.tree.leaves(out_specs, is_leaf=_is_spec))
+
+
+def _mesh_for(tree: Any, mesh: Mesh | None) -> Mesh | AbstractMesh:
+    """Return the mesh that specs in this trace are over."""
+    if mesh is not None:
+        return mesh
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, Tracer):
+            sharding: Any = jax.typeof(leaf).sharding
+            if not sharding.mesh.empty:
+                return sharding.mesh
+    ambient = jax.sharding.get_abstract_mesh()
+    if not ambient.empty:
+        return ambient
+    raise ValueError(
+        "there is no mesh for the specs: no argument is cut over one. Pass mesh=, or call under "
+        "jax.set_mesh(mesh)"
+    )
+
+
+def _constrain_tree(tree: Any, specs: Any, mesh: Mesh | AbstractMesh | None, name: str) -> Any:
+    assert mesh is not None
+
+    def constrain_subtree(path: Any, spec: PartitionSpec | None, subtree: Any) -> Any:
+        if spec is None:
+            return subtree
+        try:
+            return jax.tree.map(lambda leaf: _constrained(leaf, spec, mesh), subtree)
+        except (TypeError, ValueError) as error:
+            error.add_note(f"gda.jit: while applying {name}{jax.tree_util.keystr(path)}")
+            raise
+
+    if name == "in_specs" and not isinstance(specs, tuple):
+        specs = (specs,) * len(tree)
+    return jax.tree_util.tree_map_with_path(constrain_subtree, specs, tree, is_leaf=_is_spec)
+
+
+def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:
+    x = jax.numpy.asarray(x)
+    ShardGrid(x.shape, mesh.shape, spec)  # says what is wrong with the spec, if anything is
+    sharding = named_sharding(x.shape, mesh, spec)
+    if all(kind == AxisType.Explicit for kind in mesh.axis_types):
+        return jax.sharding.reshard(x, sharding)
+    return jax.lax.with_sharding_constraint(x, sharding)
+
+
+def _traced_as_auto(
+    fun: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    out_specs: Any,
+    mesh: Mesh | AbstractMesh,
+) -> Any:
+    """Trace ``fun`` with all axes as Auto axes; what is not an array passes by."""
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+
+    def of_arrays(*arrays: Any) -> Any:
+        merged = list(leaves)
+        for i, array in zip(traced, arrays, strict=True):
+            merged[i] = array
+        args, kwargs = jax.tree.unflatten(treedef, merged)
+        return _unwrap(fun(*args, **kwargs))
+
+    as_auto = jax.sharding.auto_axes(
+        of_arrays, axes=mesh.axis_names, out_sharding=_shardings(mesh, out_specs)
+    )
+    return as_auto(*(leaves[i] for i in traced))

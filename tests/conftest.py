@@ -1,0 +1,41 @@
+"""Eight virtual CPU devices, and the mesh that most tests are about."""
+
+import os
+
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from jax.sharding import AxisType, Mesh
+
+settings.register_profile(
+    "gda", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("gda")
+
+
+def mesh_of(shape: dict[str, int], kind: AxisType = AxisType.Auto) -> Mesh:
+    """Return a mesh of the first devices, in order."""
+    sizes = tuple(shape.values())
+    devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
+    return Mesh(devices, tuple(shape), axis_types=(kind,) * len(sizes))
+
+
+@pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
+def mesh(request: pytest.FixtureRequest) -> Mesh:
+    """The (4, 2) mesh of axes x and y over 8 devices, with Auto axes and with Explicit axes."""
+    return mesh_of({"x": 4, "y": 2}, request.param)
+
+
+@pytest.fixture
+def auto_mesh() -> Mesh:
+    return mesh_of({"x": 4, "y": 2})
+
+
+@pytest.fixture
+def explicit_mesh() -> Mesh:
+    return mesh_of({"x": 4, "y": 2}, AxisType.Explicit)
