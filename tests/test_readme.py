@@ -1,0 +1,182 @@
+"""What the README says is what happens."""
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+MAIN_JOB = (
+    "python3 -m venv .venv && .venv/bin/pip install -q -e '.[examples]' && "
+    ".venv/bin/python examples/train_digits.py"
+)
+TESTS = (
+    "python3 -m venv .venv && .venv/bin/pip install -q -e '.[test]' && "
+    ".venv/bin/python -m pytest -n 2"
+)
+
+SPEED_BEGIN, SPEED_END = "<!-- speed:begin -->", "<!-- speed:end -->"
+UNITS = ["times", "ns", "µs", "us", "ms", "s", "seconds", "minutes", "bytes", "KiB", "MiB", "GiB"]
+UNITS += ["KB", "MB", "GB", "GiB/s", "GB/s", "MiB/s", "MB/s", "%", "x", "\u00d7"]
+NUMBER = r"(?<![\w.,])\d(?:[\d.,]*\d)?"
+UNIT = rf"[ \u00a0]?({'|'.join(map(re.escape, sorted(UNITS, key=len, reverse=True)))})(?!\w)"
+
+
+def blocks_of(text: str) -> list[tuple[str, str, int]]:
+    """Return language, text and number of the first line of every fenced block."""
+    blocks, language, lines, first = [], None, [], 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith("```") and language is None:
+            language, lines, first = line.removeprefix("```"), [], number + 1
+        elif line == "```":
+            blocks.append((language, "\n".join(lines) + "\n", first))
+            language = None
+        elif language is not None:
+            lines.append(line)
+    assert language is None, f"the block that begins in line {first} has no end"
+    return blocks
+
+
+def run_in_a_fresh_process(*args: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return subprocess.run(
+        [sys.executable, "-W", "error", *args],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+# Snippets.
+
+
+def test_every_block_is_one_that_a_test_looks_at() -> None:
+    blocks = blocks_of(README)
+    assert {language for language, _, _ in blocks} == {"python", "bash"}
+    assert [text for language, text, _ in blocks if language == "bash"] == [
+        MAIN_JOB + "\n",
+        TESTS + "\n",
+    ]
+    outside = README
+    for _, text, _ in blocks:
+        outside = outside.replace(text, "", 1)
+    # Other ways to write a block in Markdown, in which nothing would look.
+    for other in ["~~~", "    ", "\t", "<pre", "<code", ">>>", "import gda\n"]:
+        assert other not in outside, f"{other!r} outside of a block that begins with ```python"
+
+
+def test_every_python_block_is_all_examples() -> None:
+    for language, text, first in blocks_of(README):
+        if language == "python":
+            assert text.startswith(">>> "), f"line {first} is not an example with its output"
+            assert "\n\n" not in text, f"after the empty line in the block at {first} nothing runs"
+    assert "doctest:" not in README, "an example must not be skipped or be compared loosely"
+
+
+def test_every_python_block_does_what_it_shows(tmp_path: Path) -> None:
+    # As a reader would type it: in order, in a process where nothing was imported or set before.
+    lines = [""] * len(README.splitlines())
+    for language, text, first in blocks_of(README):
+        if language == "python":
+            block = text.splitlines()
+            lines[first - 1 : first - 1 + len(block)] = block
+    session = tmp_path / "README.md"
+    session.write_text("\n".join(lines) + "\n")
+    # Whitespace is normalised because messages of one line are wrapped in the README.
+    done = run_in_a_fresh_process("-m", "doctest", "-o", "NORMALIZE_WHITESPACE", str(session), "-v")
+    assert done.returncode == 0, done.stdout + done.stderr
+    examples = sum(line.startswith(">>> ") for line in lines)
+    assert re.search(rf"\b{examples} passed", done.stdout), done.stdout
+
+
+def test_the_quickstart_program_prints_what_the_readme_shows() -> None:
+    section = README.partition("## Quickstart\n")[2].partition("\n## ")[0]
+    shown = [
+        example.want
+        for language, text, _ in blocks_of(section)
+        for example in doctest.DocTestParser().get_examples(text)
+        if language == "python"
+    ]
+    done = run_in_a_fresh_process(str(ROOT / "examples" / "quickstart.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(shown)
+
+
+# Commands, names and figures.
+
+
+def test_the_commands_are_those_that_are_checked() -> None:
+    assert TESTS in (ROOT / ".ci" / "run").read_text()
+    assert (ROOT / "examples" / "train_digits.py").is_file()
+
+
+def test_the_layout_in_contributing_names_every_module() -> None:
+    layout = (ROOT / "CONTRIBUTING.md").read_text()
+    modules = {path.name for path in (ROOT / "gda").glob("*.py")} - {"__init__.py"}
+    assert {name for name in modules if f"`{name}`" not in layout} == set()
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    targets = re.findall(r"\]\(([^)]+)\)", README)
+    assert targets
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_every_figure_of_the_speed_section_was_measured() -> None:
+    assert README.count(SPEED_BEGIN) == README.count(SPEED_END) == 1
+    section = README.partition(SPEED_BEGIN)[2].partition(SPEED_END)[0]
+    if figures := figures_of(section):
+        results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+        assert [figure for figure in figures if not is_in(figure, results)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "figures"),
+    [
+        ("58 times faster than 1,024 devices", [("58", "times")]),
+        ("24.5 ms, 1.05x and 3µs", [("24.5", "ms"), ("1.05", "x"), ("3", "µs")]),
+        ("2.5 to 10 times", [("2.5", "times"), ("10", "times")]),
+        ("| cold, JAX 0.12 | 4.2 times | **17** |", [("4.2", "times"), ("17", "")]),
+        ("no figure of 2026 here", []),
+    ],
+)
+def test_what_counts_as_a_figure(text: str, figures: list[tuple[str, str]]) -> None:
+    assert figures_of(text) == figures
+
+
+def test_a_figure_counts_as_measured_with_its_unit_or_alone_in_a_cell() -> None:
+    results = "| all indices | 14.1 times | 3.2 |\n"
+    assert is_in(("14.1", "times"), results)
+    assert is_in(("3.2", "ms"), results)
+    assert is_in(("14.1", ""), results)
+    assert not is_in(("4.1", "times"), results)
+    assert not is_in(("14.1", "ms"), results)
+    assert not is_in(("14", "times"), results)
+    assert not is_in(("14", ""), results)
+
+
+def figures_of(text: str) -> list[tuple[str, str]]:
+    """Return numbers with the unit that follows, and without one those alone in a table's cell."""
+    figures = []
+    for first, second, unit, alone in re.findall(
+        rf"({NUMBER})(?: ?(?:-|\u2013|to|and|or) ?({NUMBER}))?{UNIT}|\| *\**({NUMBER})\** *(?=\|)",
+        text,
+    ):
+        figures += [(number, unit) for number in (first, second, alone) if number]
+    return figures
+
+
+def is_in(figure: tuple[str, str], results: str) -> bool:
+    number, unit = figure
+    alone = rf"\| *\**{re.escape(number)}\** *\|"
+    found = re.findall(rf"({NUMBER})(?:{UNIT})?", results)
+    if unit and not re.search(alone, results):
+        return (number, unit) in found
+    return number in [other for other, _ in found]
