@@ -13,7 +13,7 @@ from typing import Any
 _MODULE_OF = {
     "GlobalArray": "gda.array",
     "Shard": "gda.array",
-    "aligned_empty": "gda.blocks",
+    "aligned_empty": "gda.buffers",
     "DoesNotFitError": "gda.blocks",
     "jit": "gda.transform",
     "constrain": "gda.transform",

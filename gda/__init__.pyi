@@ -1,7 +1,7 @@
 from gda.array import GlobalArray as GlobalArray
 from gda.array import Shard as Shard
 from gda.blocks import DoesNotFitError as DoesNotFitError
-from gda.blocks import aligned_empty as aligned_empty
+from gda.buffers import aligned_empty as aligned_empty
 from gda.grid import ShardGrid as ShardGrid
 from gda.indices import get_shard_indices as get_shard_indices
 from gda.indices import get_shard_indices_replica_ids as get_shard_indices_replica_ids

@@ -7,51 +7,24 @@ derived from that array when asked for, and kept. What its methods do is written
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.core import Tracer
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda import construct, pickling
 from gda.grid import ShardGrid
 from gda.indices import Device, devices_of, local_positions, mesh_grid
+from gda.operators import ArrayOperators
+from gda.sharding import is_tracer, sharding_of
 from gda.spec import Index, Shape, SpecLike, format_spec
 
 _NOTHING = object()
 _set = object.__setattr__
-
-
-def _unwrapped(value: Any) -> Any:
-    return value._live() if isinstance(value, GlobalArray) else value
-
-
-def _unary(function: Callable[[Any], Any]) -> Callable[[GlobalArray], jax.Array]:
-    def method(self: GlobalArray) -> jax.Array:
-        return function(self._live())
-
-    return method
-
-
-def _forward(function: Callable[[Any, Any], Any]) -> Callable[[GlobalArray, Any], Any]:
-    def method(self: GlobalArray, other: Any) -> Any:
-        return function(self._live(), _unwrapped(other))
-
-    return method
-
-
-def _both_ways(
-    function: Callable[[Any, Any], Any],
-) -> tuple[Callable[[GlobalArray, Any], Any], Callable[[GlobalArray, Any], Any]]:
-    def reflected(self: GlobalArray, other: Any) -> Any:
-        return function(_unwrapped(other), self._live())
-
-    return _forward(function), reflected
 
 
 class Shard:
@@ -101,7 +74,7 @@ class Shard:
         return f"Shard(device={self.device}, index={self.index}, replica_id={self.replica_id})"
 
 
-class GlobalArray:
+class GlobalArray(ArrayOperators):
     """A global array cut over a mesh, held by the devices of one or many processes.
 
     A thin, immutable container over one committed ``jax.Array`` with a ``NamedSharding``, in
@@ -145,11 +118,6 @@ class GlobalArray:
     _global_shards: tuple[Shard, ...]
     _data: dict[Device, jax.Array]
 
-    # NumPy asks this before its own operators, so that `numpy_array + g` stays on the devices.
-    __array_priority__ = 200
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
     @overload
     def __init__(
         self,
@@ -187,8 +155,8 @@ class GlobalArray:
             on a single device.
 
         >>> import gda, jax.numpy as jnp
-        >>> gda.GlobalArray.from_array(jnp.zeros((2, 3))).spec
-        PartitionSpec()
+        >>> gda.GlobalArray.from_array(jnp.zeros((2, 3)))
+        GlobalArray(shape=(2, 3), dtype=float32, mesh={'device': 1}, spec=P())
         """
         if isinstance(array, GlobalArray):
             return array
@@ -197,8 +165,8 @@ class GlobalArray:
                 f"from_array takes a jax.Array that has its sharding, not {type(array).__name__}; "
                 "build one from host data with GlobalArray.from_callback"
             )
-        if not _is_tracer(array):
-            _named_sharding_of(array)
+        if not is_tracer(array):
+            sharding_of(array)
         return cls(array=array)
 
     @classmethod
@@ -374,7 +342,7 @@ class GlobalArray:
         Raises:
           TypeError: the array has none: it is being traced over Auto axes, or is not an array.
         """
-        return _named_sharding_of(self.array)
+        return sharding_of(self.array)
 
     @property
     def mesh(self) -> Mesh:
@@ -383,7 +351,11 @@ class GlobalArray:
 
     @property
     def spec(self) -> PartitionSpec:
-        """The partition spec."""
+        """The partition spec, as JAX holds it.
+
+        Over Explicit axes JAX fills it up with ``None`` to the rank; ``grid.spec`` is the short
+        form.
+        """
         return self.sharding.spec
 
     @property
@@ -480,7 +452,7 @@ class GlobalArray:
 
     def _data_on(self, device: Device | None) -> jax.Array | None:
         array = self._live()
-        if _is_tracer(array):
+        if is_tracer(array):
             raise TypeError(
                 f"the shards of {self!r} have no data while it is being traced; compute on .array, "
                 "or see each block with jax.shard_map"
@@ -516,7 +488,7 @@ class GlobalArray:
     def _live(self) -> jax.Array:
         """Return the array, or say that it is gone."""
         array = self.array
-        if isinstance(array, jax.Array) and not _is_tracer(array) and array.is_deleted():
+        if isinstance(array, jax.Array) and not is_tracer(array) and array.is_deleted():
             raise RuntimeError(
                 f"{self!r} was deleted, by delete() or by donating it to a jitted function"
             )
@@ -536,90 +508,6 @@ class GlobalArray:
           RuntimeError: other processes hold a part of it, or it was deleted.
         """
         return np.asarray(self._live(), dtype=dtype, copy=copy)
-
-    def __len__(self) -> int:
-        return len(self._live())
-
-    def __iter__(self) -> Iterator[jax.Array]:
-        return iter(self._live())
-
-    def __getitem__(self, key: Any) -> jax.Array:
-        key = tuple(map(_unwrapped, key)) if isinstance(key, tuple) else _unwrapped(key)
-        return self._live()[key]
-
-    def __setitem__(self, key: object, value: object) -> NoReturn:
-        raise TypeError("a GlobalArray is immutable; write g.at[index].set(value), a new jax.Array")
-
-    def __bool__(self) -> bool:
-        return bool(self._live())
-
-    def __int__(self) -> int:
-        return int(self._live())
-
-    def __float__(self) -> float:
-        return float(self._live())
-
-    def __complex__(self) -> complex:
-        return complex(self._live())
-
-    def __index__(self) -> int:
-        return operator.index(self._live())
-
-    def __round__(self, ndigits: int | None = None) -> jax.Array:
-        return round(self._live(), ndigits)
-
-    def __eq__(self, other: object) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Compare elementwise, like any array.
-
-        The ancestor refused ``==`` because two containers could not be compared without moving
-        data. This one computes where the data is, and ``jnp.sin(g) == g`` would anyway.
-        """
-        return self._live() == _unwrapped(other)
-
-    def __ne__(self, other: object) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._live() != _unwrapped(other)
-
-    __lt__ = _forward(operator.lt)
-    __le__ = _forward(operator.le)
-    __gt__ = _forward(operator.gt)
-    __ge__ = _forward(operator.ge)
-    __add__, __radd__ = _both_ways(operator.add)
-    __sub__, __rsub__ = _both_ways(operator.sub)
-    __mul__, __rmul__ = _both_ways(operator.mul)
-    __matmul__, __rmatmul__ = _both_ways(operator.matmul)
-    __truediv__, __rtruediv__ = _both_ways(operator.truediv)
-    __floordiv__, __rfloordiv__ = _both_ways(operator.floordiv)
-    __mod__, __rmod__ = _both_ways(operator.mod)
-    __divmod__, __rdivmod__ = _both_ways(divmod)
-    __pow__, __rpow__ = _both_ways(operator.pow)
-    __and__, __rand__ = _both_ways(operator.and_)
-    __or__, __ror__ = _both_ways(operator.or_)
-    __xor__, __rxor__ = _both_ways(operator.xor)
-    __lshift__, __rlshift__ = _both_ways(operator.lshift)
-    __rshift__, __rrshift__ = _both_ways(operator.rshift)
-    __neg__ = _unary(operator.neg)
-    __pos__ = _unary(operator.pos)
-    __abs__ = _unary(operator.abs)
-    __invert__ = _unary(operator.invert)
-
-    @property
-    def T(self) -> jax.Array:
-        """The transpose."""
-        return self._live().T
-
-    @property
-    def mT(self) -> jax.Array:
-        """The transpose of the last two dimensions."""
-        return self._live().mT
-
-    @property
-    def at(self) -> Any:
-        """JAX's indexed updates: ``g.at[index].set(value)`` gives a new ``jax.Array``."""
-        return self._live().at
-
-    def astype(self, dtype: Any) -> jax.Array:
-        """Return a ``jax.Array`` of another dtype."""
-        return self._live().astype(dtype)
 
     if not TYPE_CHECKING:
 
@@ -647,7 +535,7 @@ class GlobalArray:
         try:
             sharding = self.sharding
         except TypeError:
-            return "traced" if _is_tracer(self.array) else "no sharding"
+            return "traced" if is_tracer(self.array) else "no sharding"
         return f"mesh={dict(sharding.mesh.shape)}, spec={format_spec(sharding.spec)}"
 
     def __str__(self) -> str:
@@ -682,49 +570,6 @@ def _unpickled(state: pickling.State) -> GlobalArray:
     return GlobalArray(array=pickling.load(state))
 
 
-def _is_tracer(array: object) -> bool:
-    return isinstance(array, Tracer)
-
-
-def _named_sharding_of(array: Any) -> NamedSharding:
-    """Return the sharding of what a container holds.
-
-    Raises:
-      TypeError: there is none to know.
-    """
-    if _is_tracer(array):
-        return _sharding_in_trace(array)
-    sharding = getattr(array, "sharding", None)
-    if isinstance(sharding, NamedSharding):
-        return sharding
-    if isinstance(sharding, SingleDeviceSharding):
-        (device,) = sharding.device_set
-        return _on_one_device(device)
-    raise TypeError(
-        f"this {type(array).__name__} has the sharding {sharding!r}, which names no mesh and spec; "
-        "give it one with jax.device_put(array, NamedSharding(mesh, spec))"
-    )
-
-
-def _sharding_in_trace(array: Any) -> NamedSharding:
-    sharding: Any = jax.typeof(array).sharding
-    mesh = sharding.mesh
-    if mesh.empty or any(kind != AxisType.Explicit for kind in mesh.axis_types):
-        kinds = sorted({kind.name for kind in mesh.axis_types}) or ["no mesh"]
-        raise TypeError(
-            "mesh, spec and shards of this GlobalArray are not known while it is being traced over "
-            f"{' and '.join(kinds)} axes: JAX lays it out when it compiles. Look at them outside "
-            "jit and pass them in, make the mesh with Explicit axes, or ask for a layout with "
-            "gda.constrain"
-        )
-    return sharding
-
-
-@cache
-def _on_one_device(device: Device) -> NamedSharding:
-    return NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
-
-
 @lru_cache(maxsize=1024)
 def _cached_grid(shape: Shape, mesh: Mesh, spec: PartitionSpec) -> ShardGrid:
     return mesh_grid(shape, mesh, spec)
@@ -733,3 +578,9 @@ def _cached_grid(shape: Shape, mesh: Mesh, spec: PartitionSpec) -> ShardGrid:
 # The quickest registration there is: design.md has the figures. JAX makes containers by calling
 # `GlobalArray(array=leaf)`, and the name of the field is the leaf's key in everybody's checkpoints.
 jax.tree_util.register_dataclass(GlobalArray, data_fields=["array"], meta_fields=[])
+jax.export.register_pytree_node_serialization(
+    GlobalArray,
+    serialized_name="gda.GlobalArray",
+    serialize_auxdata=lambda _: b"",
+    deserialize_auxdata=lambda _: (),
+)

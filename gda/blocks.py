@@ -9,26 +9,18 @@ buffer of gda's, which JAX then adopts: one copy, where JAX would make one too.
 
 from __future__ import annotations
 
-import math
-import operator
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
+from gda.buffers import Buffers, Memory
 from gda.grid import ShardGrid
 from gda.indices import Device
 from gda.spec import Index, Shape
-
-ALIGNMENT = 64  # bytes; what JAX's CPU backend wants of memory that it adopts
-
-# Small buffers are cut from a common slab: an allocation each costs more than filling it.
-_SLAB_BELOW = 64 * 1024
-_SLAB_BYTES = 1024 * 1024
 
 Block = np.ndarray[Any, Any] | jax.Array
 
@@ -36,57 +28,7 @@ Block = np.ndarray[Any, Any] | jax.Array
 class DoesNotFitError(ValueError, OverflowError):
     """A value of a block cannot be represented in the dtype that the array has in JAX."""
 
-
-def aligned_empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> np.ndarray[Any, Any]:
-    """Return an uninitialised, C-contiguous array whose memory starts at a multiple of 64 bytes.
-
-    JAX's CPU backend places such an array on a device without copying it.
-
-    Args:
-      shape: sizes, as for ``numpy.empty``.
-      dtype: any NumPy dtype, those of JAX such as ``jax.numpy.bfloat16`` included.
-
-    >>> import gda, jax.numpy as jnp
-    >>> block = gda.aligned_empty((3, 5), jnp.bfloat16)
-    >>> block.shape, block.dtype, block.ctypes.data % 64
-    ((3, 5), dtype(bfloat16), 0)
-    """
-    sizes = (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(shape)
-    return Buffers(np.dtype(dtype)).empty(sizes)
-
-
-class _Memory(np.ndarray[Any, Any]):
-    """Memory that gda allocated; only aligned buffers refer to it.
-
-    A class of its own makes NumPy let a view of a buffer refer to the buffer and not to the memory
-    behind it, so that the buffer's reference count tells whether anybody else can write to it.
-    """
-
-
-class Buffers:
-    """Aligned buffers of one dtype; the small ones share slabs that live as long as any of them."""
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self.dtype = dtype
-        self._slab = _Memory(0, np.uint8)
-        self._offset = 0
-
-    def empty(self, shape: Shape) -> np.ndarray[Any, Any]:
-        """Return an uninitialised aligned array."""
-        nbytes = math.prod(shape) * self.dtype.itemsize
-        if nbytes >= _SLAB_BELOW:
-            memory = _Memory(nbytes + ALIGNMENT, np.uint8)
-            return np.ndarray(shape, self.dtype, memory, _aligned_offset(memory))
-        if self._offset + nbytes > self._slab.size:
-            self._slab = _Memory(_SLAB_BYTES, np.uint8)
-            self._offset = _aligned_offset(self._slab)
-        offset = self._offset
-        self._offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
-        return np.ndarray(shape, self.dtype, self._slab, offset)
-
-
-def _aligned_offset(memory: _Memory) -> int:
-    return -memory.ctypes.data % ALIGNMENT
+    __module__ = "gda"
 
 
 class BlockReader:
@@ -144,7 +86,7 @@ class BlockReader:
                     and self._unchanged is not None  # to NumPy, None is float64
                     and value.dtype == self._unchanged
                     and value.shape == shape
-                    and (value.base is None or type(value.base) is _Memory)
+                    and (value.base is None or type(value.base) is Memory)
                 ):
                     blocks.append(value)
                 else:
@@ -181,11 +123,10 @@ class BlockReader:
             if isinstance(value, jax.Array):
                 return self.settle_jax(index, value)
             array = _as_numpy(value, index)
-            # An array-like may hand out an array that it keeps; nothing else knows of a new one.
-            return self._from_numpy(
-                index, array, array.base is None and not hasattr(value, "__array__")
-            )
-        sole = references <= _ONE_REFERENCE and (value.base is None or type(value.base) is _Memory)
+            # An object may hand out an array that it keeps; of a list or number a new one is made.
+            is_new = array.base is None and not hasattr(value, "__array__")
+            return self._from_numpy(index, array, is_new)
+        sole = references <= _ONE_REFERENCE and (value.base is None or type(value.base) is Memory)
         return self._from_numpy(index, value, sole)
 
     def settle_jax(self, index: Index, value: jax.Array) -> jax.Array:
@@ -216,9 +157,10 @@ class BlockReader:
                 narrow = self._copied(value, final)
             _check_fits(value, narrow, index)
             return narrow
-        self._unchanged = final
-        if self.copy is False or (ours and not self.copy):
-            return value
+        if not self.copy:
+            self._unchanged = final
+            if ours or self.copy is False:
+                return value
         return self._copied(value, final)
 
     def _copied(self, value: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -283,8 +225,10 @@ def _jax_dtype(dtype: Any, index: Index | None = None) -> Any:
         return dtype
     known = jax.numpy.issubdtype(dtype, jax.numpy.number) or dtype == np.bool_
     if not known or dtype.itemsize > (16 if dtype.kind == "c" else 8):
-        where = "dtype=" if index is None else f"the block at index {format_index(index)} has dtype"
-        raise TypeError(f"{where} {dtype}, which JAX does not have; convert it to numbers first")
+        given = (
+            "dtype=" if index is None else f"the block at index {format_index(index)} has dtype "
+        )
+        raise TypeError(f"{given}{dtype}, which JAX does not have; convert it to numbers first")
     final = jax.dtypes.canonicalize_dtype(dtype)
     if index is None and final != dtype:
         warnings.warn(

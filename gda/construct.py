@@ -18,7 +18,8 @@ from jax.sharding import Mesh
 
 from gda.blocks import Block, BlockReader
 from gda.grid import ShardGrid
-from gda.indices import Device, local_positions, mesh_grid, named_sharding
+from gda.indices import Device, local_positions, mesh_grid
+from gda.sharding import named_sharding
 from gda.spec import Index, SpecLike
 
 
@@ -131,8 +132,8 @@ class _Plan:
         self.block_of_device = [self._block_at[_start(index)] for index in self.indices]
         # JAX asks with the index objects of its own cached map. They are kept here, so that as
         # long as this plan lives no other object has their id.
-        asked = self.sharding.addressable_devices_indices_map(grid.global_shape).values()
-        self._asked = list(asked)
+        asked: Any = self.sharding.addressable_devices_indices_map(grid.global_shape).values()
+        self._asked: list[Index] = list(asked)
         self._block_of_id = {id(index): self._block_at[_start(index)] for index in self._asked}
 
     def check_dtype(self, dtype: object) -> None:

@@ -21,6 +21,7 @@ from gda.spec import (
     Shape,
     SpecEntry,
     SpecLike,
+    axes_by_dimension,
     check_mesh_shape,
     check_shape,
     check_spec,
@@ -68,10 +69,12 @@ class ShardGrid:
         shape = check_shape(global_shape)
         entries = check_spec(spec, shape)
         try:
-            mesh_items = tuple(mesh_shape.items())
+            # Not items(): 4.0 and 4 are the same key to the cache of layouts.
+            mesh_items = tuple(zip(mesh_shape, map(operator.index, mesh_shape.values())))  # noqa: B905
             layout = layout_of(mesh_items, entries, tuple([not size for size in shape]))
         except (AttributeError, TypeError):
-            check_mesh_shape(mesh_shape)  # says what is wrong with it, if it is the mesh
+            # These say what is wrong, where it is an argument; a set in a spec is not hashable.
+            axes_by_dimension(entries, len(shape), check_mesh_shape(mesh_shape))
             raise
         shard_shape = []
         for size, parts in zip(shape, layout.parts, strict=True):
@@ -152,11 +155,13 @@ class ShardGrid:
         """Return the index of the block with number ``block``.
 
         Raises:
+          TypeError: ``block`` is not an integer.
           IndexError: there is no such block.
 
         >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, ('y',)).block_index(1)
         (slice(4, 8, None), slice(None, None, None))
         """
+        block = operator.index(block)  # slices of NumPy integers print badly
         if not 0 <= block < self.num_shards:
             raise IndexError(f"block {block} is outside the {self.num_shards} blocks of {self!r}")
         slices = []
@@ -185,7 +190,7 @@ class ShardGrid:
         numbers = self._layout.numbers
         known: dict[int, Index] = {}
         shards = []
-        for position in positions:
+        for position in map(operator.index, positions):
             block, replica = numbers(position)
             index = known.get(block)
             if index is None:
@@ -200,12 +205,16 @@ class ShardGrid:
         ``num_replicas``. Costs O(``num_replicas``), not O(``num_devices``).
 
         Raises:
+          TypeError: ``point`` is not a sequence of integers.
           IndexError: ``point`` is outside the global shape, or has another rank.
 
         >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, ('x',)).locate((5, 1))
         array([4, 5])
         """
-        given = tuple(map(operator.index, point))
+        try:
+            given = tuple(map(operator.index, point))
+        except TypeError:
+            raise TypeError(f"point must be a sequence of integers, not {point!r}") from None
         if len(given) != len(self.global_shape) or not all(
             0 <= p < size for p, size in zip(given, self.global_shape, strict=True)
         ):
@@ -216,7 +225,10 @@ class ShardGrid:
         return self._layout.holders(block)
 
     def _position(self, i: int | Sequence[int]) -> int:
-        return self._layout.position(i) if isinstance(i, Sequence) else operator.index(i)
+        try:
+            return operator.index(i)  # pyright: ignore[reportArgumentType]
+        except TypeError:  # also coordinates in a NumPy array, which is no Sequence
+            return self._layout.position(i)  # pyright: ignore[reportArgumentType]
 
     # All devices: O(devices), vectorised, cached.
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Protocol
 
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from gda.grid import ShardGrid
-from gda.spec import Index, Shape, SpecLike, check_spec
+from gda.spec import Index, Shape, SpecLike
 
 
 class Device(Protocol):
@@ -90,11 +90,6 @@ def mesh_grid(global_shape: Iterable[int], mesh: Mesh, spec: SpecLike) -> ShardG
             f"mesh must be a jax.sharding.Mesh, not {mesh!r}; without devices use gda.ShardGrid"
         ) from None
     return ShardGrid(global_shape, mesh_shape, spec)
-
-
-def named_sharding(global_shape: Shape, mesh: Mesh | AbstractMesh, spec: SpecLike) -> NamedSharding:
-    """Return the sharding, its spec cut to the rank: JAX refuses surplus entries in places."""
-    return NamedSharding(mesh, PartitionSpec(*check_spec(spec, global_shape)))  # pyright: ignore
 
 
 # Walking over all devices of a mesh costs O(mesh), so it is done once per mesh.

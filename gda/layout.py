@@ -102,9 +102,16 @@ class Layout:
         """Return the flat position of mesh coordinates.
 
         Raises:
+          TypeError: they are not integers.
           IndexError: they are outside the mesh, or of another rank.
         """
-        given = tuple(map(operator.index, coordinates))
+        try:
+            given = tuple(map(operator.index, coordinates))
+        except TypeError:
+            raise TypeError(
+                "a device is given by its flat position or its mesh coordinates, integers such as "
+                f"3 or (1, 0), not {coordinates!r}"
+            ) from None
         if len(given) != len(self.sizes) or not all(
             0 <= c < size for c, size in zip(given, self.sizes, strict=True)
         ):

@@ -23,6 +23,10 @@ AxesByDimension = tuple[tuple[str, ...], ...]
 _SUGGESTIONS = 4
 _ASSIGNMENTS_TO_TRY = 4096
 
+# Iterable, but a string is one name and the others have no order of dimensions: that of a set of
+# names even differs between processes.
+_NOT_A_SPEC = (str, set, frozenset, dict)
+
 
 def check_shape(global_shape: Iterable[int]) -> Shape:
     """Return ``global_shape`` as a tuple of Python ints.
@@ -70,11 +74,11 @@ def check_spec(spec: SpecLike, shape: Shape) -> tuple[SpecEntry, ...]:
     axes the entries name is checked later, by ``axes_by_dimension``.
 
     Raises:
-      TypeError: the spec is a string or not a sequence.
+      TypeError: the spec is a string, a set, a mapping or not iterable.
       ValueError: it has more entries than the shape has dimensions, or unreduced axes.
     """
-    if isinstance(spec, str):
-        raise TypeError(f"spec {spec!r} is a string; write P({spec!r}) or [{spec!r}]")
+    if isinstance(spec, _NOT_A_SPEC):
+        raise _not_a_spec_error(spec)
     if getattr(spec, "unreduced", None):
         raise ValueError(
             f"spec {spec!r} has unreduced axes, so the devices hold partial sums and the array has "
@@ -83,22 +87,30 @@ def check_spec(spec: SpecLike, shape: Shape) -> tuple[SpecEntry, ...]:
     try:
         entries: tuple[Any, ...] = tuple(spec)
     except TypeError:
-        raise TypeError(
-            f"spec must be a PartitionSpec or a sequence of None, axis names and tuples of them, "
-            f"not {spec!r}"
-        ) from None
+        raise _not_a_spec_error(spec) from None
     if list in map(type, entries):
         entries = tuple(tuple(entry) if type(entry) is list else entry for entry in entries)
     rank = len(shape)
     if len(entries) > rank:
         if any(entries[rank:]):
+            count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
+            dimensions = "1 dimension" if rank == 1 else f"{rank} dimensions"
             raise ValueError(
-                f"spec {format_spec(entries)} has {len(entries)} entries, but global shape {shape} "
-                f"has {rank} dimension{'' if rank == 1 else 's'}, so there is nothing for entry "
-                f"{rank} to cut; give at most one entry per dimension"
+                f"spec {format_spec(entries)} has {count}, but global shape {shape} has "
+                f"{dimensions}, so there is nothing for entry {rank} to cut; give at most one "
+                "entry per dimension"
             )
         return entries[:rank]
     return entries
+
+
+def _not_a_spec_error(spec: object) -> TypeError:
+    if isinstance(spec, str):
+        return TypeError(f"spec {spec!r} is a string; write P({spec!r}) or [{spec!r}]")
+    return TypeError(
+        "spec must be a PartitionSpec or a sequence of None, axis names and tuples of them, one "
+        f"entry per dimension, not {spec!r}"
+    )
 
 
 def axes_by_dimension(
@@ -149,7 +161,8 @@ def _names_of(entry: object, dimension: int, entries: Sequence[object]) -> tuple
 def _unknown_axis_error(
     name: str, dimension: int, entries: Sequence[object], mesh_shape: Mapping[str, int]
 ) -> ValueError:
-    near = difflib.get_close_matches(name, mesh_shape, n=1)
+    # A JAX mesh takes any hashable as the name of an axis.
+    near = difflib.get_close_matches(name, [axis for axis in mesh_shape if type(axis) is str], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return ValueError(
         f"spec {format_spec(entries)} cuts dimension {dimension} by mesh axis {name!r}, but the "

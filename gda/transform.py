@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import jax
-from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from gda.array import GlobalArray
 from gda.grid import ShardGrid
-from gda.indices import named_sharding
+from gda.sharding import is_tracer, named_sharding
 from gda.spec import SpecLike
 
 _ArrayT = TypeVar("_ArrayT", jax.Array, GlobalArray)
+
+
+class Jitted(Protocol):
+    """What ``jax.jit`` returns, as far as it is the same in all versions of JAX."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered: ...
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any: ...
+    def clear_cache(self) -> None: ...
 
 
 @overload
@@ -26,7 +34,7 @@ def jit(
     in_specs: Any = None,
     out_specs: Any = None,
     **jit_options: Any,
-) -> jax.stages.Wrapped: ...
+) -> Jitted: ...
 @overload
 def jit(
     fun: None = None,
@@ -35,7 +43,7 @@ def jit(
     in_specs: Any = None,
     out_specs: Any = None,
     **jit_options: Any,
-) -> Callable[[Callable[..., Any]], jax.stages.Wrapped]: ...
+) -> Callable[[Callable[..., Any]], Jitted]: ...
 def jit(
     fun: Callable[..., Any] | None = None,
     *,
@@ -54,7 +62,8 @@ def jit(
     Args:
       fun: the function.
       mesh: over what the specs are; by default the mesh of the arguments, or that of
-        ``jax.set_mesh``.
+        ``jax.set_mesh``. With it ``out_specs`` come back as they were written; without it JAX may
+        drop axes that cut nothing, such as those of size 1.
       in_specs: one ``PartitionSpec`` for all arguments, or a tuple with one tree of them per
         positional argument, each tree a prefix of the argument; ``None`` leaves an argument as it
         comes. An argument that is cut otherwise is moved first.
@@ -91,11 +100,10 @@ def jit(
     @functools.wraps(fun)
     def body(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = _unwrap((args, kwargs))
-        over = None
-        if in_specs is not None or out_specs is not None:
-            over = _mesh_for((args, kwargs), mesh)
+        has_specs = in_specs is not None or out_specs is not None
+        over: Any = _mesh_for((args, kwargs), mesh) if has_specs else None
         if in_specs is not None:
-            args = _constrain_tree(args, in_specs, over, "in_specs")
+            args = _constrain_arguments(args, in_specs, over)
         try:
             result = _unwrap(fun(*args, **kwargs))
         except Exception as error:
@@ -109,7 +117,7 @@ def jit(
                 raise
             result = _traced_as_auto(fun, args, kwargs, out_specs, over)
         if out_specs is not None:
-            result = _constrain_tree(result, out_specs, over, "out_specs")
+            result = _constrain_result(result, out_specs, over)
         return jax.tree.map(lambda leaf: GlobalArray(array=leaf), result)
 
     if mesh is not None and out_specs is not None:
@@ -135,14 +143,14 @@ def constrain(x: _ArrayT, spec: SpecLike, *, mesh: Mesh | None = None) -> _Array
     >>> import gda, jax, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
     >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x'], lambda i: np.zeros((2, 2)))
-    >>> gda.constrain(g, [None, 'y']).spec
-    PartitionSpec(None, 'y')
+    >>> gda.constrain(g, [None, 'y'])
+    GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(None, 'y'))
     """
     if isinstance(x, GlobalArray):
         return GlobalArray(array=constrain(x.array, spec, mesh=mesh))
     if not isinstance(x, jax.Array):
         raise TypeError(f"constrain takes a jax.Array or a GlobalArray, not {type(x).__name__}")
-    if isinstance(x, Tracer):
+    if is_tracer(x):
         return _constrained(x, spec, _mesh_for(x, mesh))
     over = mesh or GlobalArray(array=x).mesh
     ShardGrid(x.shape, over.shape, spec)  # says what is wrong with the spec, if anything is
@@ -187,7 +195,7 @@ def _mesh_for(tree: Any, mesh: Mesh | None) -> Mesh | AbstractMesh:
     if mesh is not None:
         return mesh
     for leaf in jax.tree.leaves(tree):
-        if isinstance(leaf, Tracer):
+        if is_tracer(leaf):
             sharding: Any = jax.typeof(leaf).sharding
             if not sharding.mesh.empty:
                 return sharding.mesh
@@ -200,21 +208,47 @@ def _mesh_for(tree: Any, mesh: Mesh | None) -> Mesh | AbstractMesh:
     )
 
 
-def _constrain_tree(tree: Any, specs: Any, mesh: Mesh | AbstractMesh | None, name: str) -> Any:
-    assert mesh is not None
+def _constrain_arguments(args: tuple[Any, ...], in_specs: Any, mesh: Mesh | AbstractMesh) -> Any:
+    specs = in_specs if isinstance(in_specs, tuple) else (in_specs,) * len(args)
 
-    def constrain_subtree(path: Any, spec: PartitionSpec | None, subtree: Any) -> Any:
+    def constrain_array(leaf: Any, spec: SpecLike) -> Any:
+        # What is not an array is a static argument.
+        return _constrained(leaf, spec, mesh) if isinstance(leaf, jax.Array) else leaf
+
+    return _map_specs(constrain_array, specs, args, "in_specs")
+
+
+def _constrain_result(result: Any, out_specs: Any, mesh: Mesh | AbstractMesh) -> Any:
+    return _map_specs(
+        lambda leaf, spec: _constrained(leaf, spec, mesh), out_specs, result, "out_specs"
+    )
+
+
+def _map_specs(function: Callable[[Any, SpecLike], Any], specs: Any, tree: Any, name: str) -> Any:
+    """Map ``function(leaf, spec)`` over a tree of which ``specs`` is a prefix."""
+
+    def map_subtree(path: Any, spec: PartitionSpec | None, subtree: Any) -> Any:
         if spec is None:
             return subtree
         try:
-            return jax.tree.map(lambda leaf: _constrained(leaf, spec, mesh), subtree)
+            return jax.tree.map(lambda leaf: function(leaf, spec), subtree)
         except (TypeError, ValueError) as error:
             error.add_note(f"gda.jit: while applying {name}{jax.tree_util.keystr(path)}")
             raise
 
-    if name == "in_specs" and not isinstance(specs, tuple):
-        specs = (specs,) * len(tree)
-    return jax.tree_util.tree_map_with_path(constrain_subtree, specs, tree, is_leaf=_is_spec)
+    spec_paths, structure = jax.tree_util.tree_flatten_with_path(specs, is_leaf=_is_spec)
+    try:
+        subtrees = structure.flatten_up_to(tree)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name} must be a prefix of the tree that it is for, but {name} is {structure} and "
+            f"that tree is {jax.tree.structure(tree)}: {error}"
+        ) from None
+    mapped = [
+        map_subtree(path, spec, subtree)
+        for (path, spec), subtree in zip(spec_paths, subtrees, strict=True)
+    ]
+    return jax.tree.unflatten(structure, mapped)
 
 
 def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:

@@ -1,28 +1,21 @@
 """Eight virtual CPU devices, and the mesh that most tests are about."""
 
 import os
+import socket
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 
-import jax
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from jax.sharding import AxisType, Mesh
+from meshes import mesh_of
 
 settings.register_profile(
     "gda", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("gda")
-
-
-def mesh_of(shape: dict[str, int], kind: AxisType = AxisType.Auto) -> Mesh:
-    """Return a mesh of the first devices, in order."""
-    sizes = tuple(shape.values())
-    devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
-    return Mesh(devices, tuple(shape), axis_types=(kind,) * len(sizes))
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
@@ -39,3 +32,11 @@ def auto_mesh() -> Mesh:
 @pytest.fixture
 def explicit_mesh() -> Mesh:
     return mesh_of({"x": 4, "y": 2}, AxisType.Explicit)
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of 127.0.0.1 that the system chose."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

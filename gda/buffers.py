@@ -1,0 +1,71 @@
+"""Memory that JAX's CPU backend takes for a device buffer as it is."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gda.spec import Shape
+
+ALIGNMENT = 64  # bytes; what JAX's CPU backend wants of memory that it adopts
+
+# Small buffers are cut from a common slab: an allocation each costs more than filling it.
+_SLAB_BELOW = 64 * 1024
+_SLAB_BYTES = 1024 * 1024
+
+
+def aligned_empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> np.ndarray[Any, Any]:
+    """Return an uninitialised, C-contiguous array whose memory starts at a multiple of 64 bytes.
+
+    JAX's CPU backend places such an array on a device without copying it.
+
+    Args:
+      shape: sizes, as for ``numpy.empty``.
+      dtype: any NumPy dtype, those of JAX such as ``jax.numpy.bfloat16`` included.
+
+    >>> import gda, jax.numpy as jnp
+    >>> block = gda.aligned_empty((3, 5), jnp.bfloat16)
+    >>> block.shape, block.dtype, block.ctypes.data % 64
+    ((3, 5), dtype(bfloat16), 0)
+    """
+    sizes = (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(shape)
+    return Buffers(np.dtype(dtype)).empty(sizes)
+
+
+class Memory(np.ndarray[Any, Any]):
+    """Memory that gda allocated; only aligned buffers refer to it.
+
+    A class of its own makes NumPy let a view of a buffer refer to the buffer and not to the memory
+    behind it, so that the buffer's reference count tells whether anybody else can write to it.
+    """
+
+
+class Buffers:
+    """Aligned buffers of one dtype; the small ones share slabs that live as long as any of them."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+        self._slab = Memory(0, np.uint8)
+        self._offset = 0
+
+    def empty(self, shape: Shape) -> np.ndarray[Any, Any]:
+        """Return an uninitialised aligned array."""
+        nbytes = math.prod(shape) * self.dtype.itemsize
+        if nbytes >= _SLAB_BELOW:
+            memory = Memory(nbytes + ALIGNMENT, np.uint8)
+            return np.ndarray(shape, self.dtype, memory, _aligned_offset(memory))
+        if self._offset + nbytes > self._slab.size:
+            self._slab = Memory(_SLAB_BYTES, np.uint8)
+            self._offset = _aligned_offset(self._slab)
+        offset = self._offset
+        self._offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        return np.ndarray(shape, self.dtype, self._slab, offset)
+
+
+def _aligned_offset(memory: Memory) -> int:
+    return -memory.ctypes.data % ALIGNMENT

@@ -1,0 +1,73 @@
+"""The ``NamedSharding`` of an array that is to be made, and of one that is there.
+
+An array on one device has no mesh; it gets one of that device. In a trace JAX knows the sharding of
+an array over Explicit axes, and not over Auto axes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
+
+from gda.indices import Device
+from gda.spec import Shape, SpecLike, check_spec
+
+
+def named_sharding(global_shape: Shape, mesh: Mesh | AbstractMesh, spec: SpecLike) -> NamedSharding:
+    """Return the sharding, its spec cut to the rank: JAX refuses surplus entries in places."""
+    return NamedSharding(mesh, PartitionSpec(*check_spec(spec, global_shape)))  # pyright: ignore
+
+
+def is_tracer(array: object) -> bool:
+    return isinstance(array, Tracer)
+
+
+def sharding_of(array: Any) -> NamedSharding:
+    """Return the sharding of what a container holds.
+
+    Raises:
+      TypeError: there is none to know.
+    """
+    if is_tracer(array):
+        return _sharding_in_trace(array)
+    sharding = getattr(array, "sharding", None)
+    if isinstance(sharding, NamedSharding):
+        return sharding
+    if isinstance(sharding, SingleDeviceSharding):
+        (device,) = sharding.device_set
+        return _on_one_device(device)
+    raise TypeError(
+        f"this {type(array).__name__} has the sharding {sharding!r}, which names no mesh and spec; "
+        "give it one with jax.device_put(array, NamedSharding(mesh, spec))"
+    )
+
+
+def _sharding_in_trace(array: Any) -> NamedSharding:
+    sharding: Any = jax.typeof(array).sharding
+    mesh = sharding.mesh
+    if mesh.empty or any(kind != AxisType.Explicit for kind in mesh.axis_types):
+        kinds = sorted({kind.name for kind in mesh.axis_types}) or ["no mesh"]
+        raise TypeError(
+            "mesh, spec and shards of this GlobalArray are not known while it is being traced over "
+            f"{' and '.join(kinds)} axes: JAX lays it out when it compiles. Look at them outside "
+            "jit and pass them in, make the mesh with Explicit axes, or ask for a layout with "
+            "gda.constrain"
+        )
+    return sharding
+
+
+@cache
+def _on_one_device(device: Device) -> NamedSharding:
+    return NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())

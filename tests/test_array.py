@@ -1,0 +1,476 @@
+"""The container: what it says of itself, its shards, its life, and how it behaves as an array."""
+
+import copy
+import operator
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import mesh_of
+
+import gda
+from gda.testing.strategies import ShardedCase, sharded_cases
+
+DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
+
+
+def make(mesh: Mesh, spec: P = P("x", "y"), data: np.ndarray = DATA) -> gda.GlobalArray:
+    return gda.GlobalArray.from_callback(data.shape, mesh, spec, lambda index: data[index])
+
+
+# What it says of itself.
+
+
+def test_it_knows_shape_type_and_layout(mesh: Mesh) -> None:
+    g = make(mesh)
+    assert (g.shape, g.dtype, g.ndim, g.size, g.nbytes) == ((8, 2), np.float32, 2, 16, 64)
+    assert g.mesh == mesh
+    assert g.spec == g.mesh_axes == P("x", "y")
+    assert g.sharding == NamedSharding(mesh, P("x", "y"))
+    assert g.grid == gda.ShardGrid((8, 2), {"x": 4, "y": 2}, ("x", "y"))
+    assert g.is_fully_addressable
+    assert not g.is_fully_replicated
+    assert make(mesh, P()).is_fully_replicated
+
+
+def test_repr_and_str_show_the_layout_and_move_no_data(mesh: Mesh) -> None:
+    g = make(mesh)
+    expected = "GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))"
+    with jax.transfer_guard("disallow"):
+        assert repr(g) == expected
+        assert str(g) == f"{g}" == "float32[8,2] P('x', 'y')"
+    g.delete()
+    assert repr(g) == expected
+
+
+def test_it_is_immutable_and_unhashable(mesh: Mesh) -> None:
+    g = make(mesh)
+    with pytest.raises(AttributeError, match="immutable; array cannot be set"):
+        g.array = g.array
+    with pytest.raises(AttributeError, match="immutable"):
+        del g.array
+    with pytest.raises(AttributeError, match="immutable"):
+        g.anything = 1
+    with pytest.raises(TypeError, match=r"g\.at\[index\]\.set\(value\)"):
+        g[0] = 1
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(g)
+    assert not hasattr(g, "__dict__")
+    with pytest.raises(AttributeError):
+        g.local_shards[0].index = ()
+
+
+def test_an_attribute_that_only_the_array_has_is_pointed_to(mesh: Mesh) -> None:
+    with pytest.raises(AttributeError, match=r"'sum'; the jax.Array inside has it: g\.array\.sum"):
+        make(mesh).sum  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'shpae'$"):
+        make(mesh).shpae  # noqa: B018
+
+
+# Shards.
+
+
+@pytest.mark.parametrize(
+    ("spec", "replica_ids"),
+    [
+        (P("x", "y"), [0] * 8),
+        (P("x"), [0, 1] * 4),
+        (P("y"), [0, 0, 1, 1, 2, 2, 3, 3]),
+        (P(None, "y"), [0, 0, 1, 1, 2, 2, 3, 3]),
+        (P(("x", "y")), [0] * 8),
+        (P(), list(range(8))),
+    ],
+)
+def test_local_shards_come_in_device_order_with_index_and_replica_id(
+    mesh: Mesh, spec: P, replica_ids: list[int]
+) -> None:
+    g = make(mesh, spec)
+    shards = g.local_shards
+    assert [s.device for s in shards] == list(mesh.devices.flat)
+    assert [s.replica_id for s in shards] == replica_ids
+    for i, shard in enumerate(shards):
+        assert shard.data is not None
+        assert shard.data.devices() == {shard.device}
+        np.testing.assert_array_equal(shard.data, DATA[shard.index])
+        assert g.local_data(i) is shard.data
+        assert g.addressable_data(i) is shard.data
+    assert shards is g.local_shards is g.addressable_shards
+    assert len(g.global_shards) == 8
+
+
+@given(sharded_cases())
+def test_shards_agree_with_those_of_jax(case: ShardedCase) -> None:
+    data = np.arange(np.prod(case.global_shape), dtype=np.int32).reshape(case.global_shape)
+    g = gda.GlobalArray.from_callback(case.global_shape, case.mesh, case.spec, lambda i: data[i])
+    theirs = {s.device: s for s in g.array.addressable_shards}
+    assert [s.device for s in g.local_shards] == list(case.mesh.devices.flat)
+    for shard in g.local_shards:
+        their = theirs[shard.device]
+        assert (shard.index, shard.replica_id) == (their.index, their.replica_id)
+        np.testing.assert_array_equal(shard.data, data[shard.index])
+
+
+def test_every_shard_of_a_replicated_array_is_on_its_own_device(mesh: Mesh) -> None:
+    g = make(mesh, P())
+    assert [g.local_data(i).devices() for i in range(8)] == [{d} for d in mesh.devices.flat]
+
+
+def test_index_and_replica_id_come_without_splitting_the_array(mesh: Mesh) -> None:
+    g = make(mesh)
+    assert [s.replica_id for s in g.local_shards] == [0] * 8
+    g.delete()
+    assert g.local_shards[1].index == (slice(0, 2), slice(1, 2))
+
+
+def test_a_shard_that_is_not_there_is_an_index_error(mesh: Mesh) -> None:
+    with pytest.raises(IndexError, match="local shard 8 of 8"):
+        make(mesh).local_data(8)
+
+
+# Made of device buffers, or of an array.
+
+
+def buffers_for(mesh: Mesh, spec: P) -> list[jax.Array]:
+    indices = gda.get_shard_indices(DATA.shape, mesh, spec)
+    return [jax.device_put(DATA[index], device) for device, index in indices.items()]
+
+
+def test_device_buffers_become_the_shards_without_a_copy(mesh: Mesh) -> None:
+    buffers = buffers_for(mesh, P("x"))
+    g = gda.GlobalArray((8, 2), mesh, P("x"), buffers)
+    np.testing.assert_array_equal(g, DATA)
+    for i, buffer in enumerate(buffers):
+        assert g.local_data(i).unsafe_buffer_pointer() == buffer.unsafe_buffer_pointer()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda b: b[:7], ValueError, "expected 8 arrays, one per device of mesh.local_devices"),
+        (
+            lambda b: [b[1], b[0], *b[2:]],
+            ValueError,
+            rf"device_buffers\[0\] is on {jax.devices()[1]}; expected there is {jax.devices()[0]}",
+        ),
+        (
+            lambda b: [*b[:7], np.asarray(b[7])],
+            TypeError,
+            r"device_buffers\[7\] is a ndarray, not a jax.Array .* from_callback for host data",
+        ),
+        (
+            lambda b: [*b[:7], jax.device_put(np.zeros((1, 2), np.float32), jax.devices()[7])],
+            ValueError,
+            r"the block at index \[6:8, :\] has shape \(1, 2\); a shard .* has shape \(2, 2\)",
+        ),
+        (
+            lambda b: [*b[:7], jax.device_put(np.zeros((2, 2), np.int32), jax.devices()[7])],
+            TypeError,
+            r"the block at index \[6:8, :\] has dtype int32, those before it float32",
+        ),
+        (lambda b: b[0], TypeError, "expected a sequence of 8 arrays"),
+    ],
+)
+def test_device_buffers_that_are_wrong_are_named(
+    auto_mesh: Mesh,
+    spoil: Callable[[list[jax.Array]], list[jax.Array]],
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        gda.GlobalArray((8, 2), auto_mesh, P("x"), spoil(buffers_for(auto_mesh, P("x"))))
+
+
+def test_from_array_wraps_and_copies_nothing(mesh: Mesh) -> None:
+    array = make(mesh).array
+    g = gda.GlobalArray.from_array(array)
+    assert g.array is array
+    assert gda.GlobalArray.from_array(g) is g
+
+
+def test_an_array_on_one_device_has_one_shard_and_a_mesh_of_that_device() -> None:
+    device = jax.devices()[3]
+    g = gda.GlobalArray.from_array(jax.device_put(DATA, device))
+    assert list(g.mesh.devices.flat) == [device]
+    assert g.spec == P()
+    (shard,) = g.local_shards
+    assert (shard.device, shard.replica_id) == (device, 0)
+    assert shard.index == (slice(None), slice(None))
+    np.testing.assert_array_equal(shard.data, DATA)
+
+
+def test_from_array_says_what_it_takes() -> None:
+    with pytest.raises(TypeError, match=r"not ndarray; .* GlobalArray\.from_callback"):
+        gda.GlobalArray.from_array(DATA)
+
+
+# Its life.
+
+
+def test_after_delete_every_access_to_data_says_so(mesh: Mesh) -> None:
+    g = make(mesh)
+    shard = g.local_shards[0]
+    assert shard.data is not None  # split and cached before it goes
+    assert not g.is_deleted()
+    g.delete()
+    assert g.is_deleted()
+    uses: list[Callable[[], object]] = [
+        lambda: shard.data,
+        lambda: g.local_data(0),
+        lambda: g.global_shards[0].data,
+        lambda: np.asarray(g),
+        lambda: g + 1,
+        lambda: 1 - g,
+        lambda: -g,
+        lambda: g == g,
+        lambda: g[0],
+        lambda: g.T,
+        lambda: g.at,
+        lambda: g.astype(int),
+        lambda: list(g),
+        lambda: bool(g),
+        lambda: float(g),
+        lambda: f"{g:.2f}",
+        lambda: copy.deepcopy(g),
+        lambda: pickle.dumps(g),
+        lambda: g.block_until_ready(),
+        lambda: g.copy_to_host_async(),
+    ]
+    for use in uses:
+        with pytest.raises(RuntimeError, match=r"GlobalArray\(shape=\(8, 2\), .* was deleted"):
+            use()
+    # Functions of jnp are jitted, so JAX finds the deleted array before the container is asked.
+    with pytest.raises(RuntimeError, match=r"deleted with shape=float32\[8"):
+        jnp.sin(g)
+
+
+def test_waiting_and_fetching_give_the_container_back(mesh: Mesh) -> None:
+    g = make(mesh)
+    assert g.block_until_ready() is g
+    g.copy_to_host_async()
+    assert jax.block_until_ready(g).array is g.array
+    np.testing.assert_array_equal(g, DATA)
+
+
+# As an array.
+
+BINARY = [
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
+    operator.pow, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
+]  # fmt: skip
+INTEGER = [operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift]
+
+
+@pytest.mark.parametrize("function", BINARY)
+def test_operators_compute_where_the_data_is(auto_mesh: Mesh, function: Callable) -> None:
+    g, data = make(auto_mesh, data=DATA + 1), DATA + 1
+    for left, right in [(g, 2), (3, g), (g, g), (data, g), (g, data), (g.array, g), (g, g.array)]:
+        result = function(left, right)
+        assert type(result) is type(g.array)
+        expected = function(np.asarray(left), np.asarray(right))
+        np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("function", INTEGER)
+def test_integer_operators_compute_where_the_data_is(auto_mesh: Mesh, function: Callable) -> None:
+    data = np.arange(16, dtype=np.int32).reshape(8, 2) % 5
+    g = make(auto_mesh, data=data)
+    for left, right in [(g, 2), (3, g), (g, data), (data, g)]:
+        result = function(left, right)
+        assert isinstance(result, jax.Array)
+        np.testing.assert_array_equal(result, function(np.asarray(left), np.asarray(right)))
+
+
+def test_the_other_operators_work_too(auto_mesh: Mesh) -> None:
+    g = make(auto_mesh)
+    np.testing.assert_array_equal(g @ g.T, DATA @ DATA.T)
+    np.testing.assert_array_equal(DATA.T @ g, DATA.T @ DATA)
+    np.testing.assert_array_equal(-g, -DATA)
+    np.testing.assert_array_equal(+g, DATA)
+    np.testing.assert_array_equal(abs(-1 * g), DATA)
+    np.testing.assert_array_equal(~make(auto_mesh, data=DATA > 3), ~(DATA > 3))
+    for ours, theirs in zip(divmod(g, 3), divmod(DATA, 3), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for ours, theirs in zip(divmod(100, g + 1), divmod(100, DATA + 1), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    g += 1
+    assert isinstance(g, jax.Array)
+    np.testing.assert_array_equal(g, DATA + 1)
+
+
+def test_operands_that_arrays_refuse_are_refused(auto_mesh: Mesh) -> None:
+    g = make(auto_mesh)
+    with pytest.raises(TypeError):
+        g + "a"
+    with pytest.raises(TypeError):
+        g + object()
+
+
+def test_numpy_conversion_follows_numpy_2(mesh: Mesh) -> None:
+    g = make(mesh)
+    np.testing.assert_array_equal(np.asarray(g), DATA)
+    assert np.asarray(g, dtype=np.float64).dtype == np.float64
+    copied = np.array(g, copy=True)
+    copied[:] = 0
+    np.testing.assert_array_equal(g, DATA)
+    with pytest.raises(ValueError, match="copy"):
+        np.asarray(g, dtype=np.float64, copy=False)
+
+
+def test_indexing_length_and_iteration(auto_mesh: Mesh) -> None:
+    g = make(auto_mesh)
+    assert len(g) == 8
+    np.testing.assert_array_equal(g[1:3, 0], DATA[1:3, 0])
+    order = make(auto_mesh, P("x"), np.arange(8)[::-1].copy())
+    np.testing.assert_array_equal(g[order], DATA[::-1])
+    np.testing.assert_array_equal(g[order, 0], DATA[::-1, 0])
+    np.testing.assert_array_equal(np.stack(list(g)), DATA)
+    np.testing.assert_array_equal(g.at[0].set(7.0)[0], [7, 7])
+    assert g.mT.shape == (2, 8)
+    assert g.astype(jnp.bfloat16).dtype == jnp.bfloat16
+
+
+def test_scalars_convert_like_arrays(mesh: Mesh) -> None:
+    scalar = make(mesh, P(), np.float32(2.5).reshape(()))
+    assert (float(scalar), int(scalar), bool(scalar), complex(scalar)) == (2.5, 2, True, 2.5)
+    assert f"{scalar:.2f}" == "2.50"
+    assert round(scalar) == 2
+    assert operator.index(make(mesh, P(), np.array(3))) == 3
+    with pytest.raises(TypeError):
+        operator.index(scalar)
+    with pytest.raises(ValueError, match="ambiguous"):
+        bool(make(mesh))
+    with pytest.raises(TypeError):
+        len(scalar)
+
+
+def test_copies_share_and_deep_copies_do_not(mesh: Mesh) -> None:
+    g = make(mesh)
+    shallow, deep = copy.copy(g), copy.deepcopy(g)
+    assert shallow.array is g.array
+    assert (deep.mesh, deep.spec) == (g.mesh, g.spec)
+    g.delete()
+    assert shallow.is_deleted()
+    np.testing.assert_array_equal(deep, DATA)
+
+
+# Pickles.
+
+
+def test_pickling_keeps_data_mesh_and_spec(mesh: Mesh) -> None:
+    for g in [
+        make(mesh),
+        make(mesh, P(None, "y")),
+        make(mesh, P("x"), jnp.arange(8, dtype=jnp.bfloat16)),
+        gda.GlobalArray.from_array(jax.device_put(DATA, jax.devices()[2])),
+    ]:
+        again = pickle.loads(pickle.dumps(g))
+        np.testing.assert_array_equal(again, g)
+        assert (again.dtype, again.mesh, again.spec) == (g.dtype, g.mesh, g.spec)
+
+
+def test_pickling_keeps_prng_keys(mesh: Mesh) -> None:
+    keys = jax.random.split(jax.random.key(0, impl="rbg"), 8)
+    g = gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda index: keys[index])
+    again = pickle.loads(pickle.dumps(g))
+    assert (again.dtype, again.spec) == (keys.dtype, P("x"))
+    np.testing.assert_array_equal(jax.random.key_data(again.array), jax.random.key_data(keys))
+
+
+def test_unpickling_without_the_devices_says_what_is_missing(mesh: Mesh, tmp_path) -> None:
+    path = tmp_path / "array.pickle"
+    path.write_bytes(pickle.dumps(make(mesh)))
+    script = (
+        "import os, pickle, sys; del os.environ['XLA_FLAGS']; pickle.load(open(sys.argv[1], 'rb'))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, path],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert (
+        "RuntimeError: this GlobalArray was pickled on 8 cpu devices, mesh {'x': 4, 'y': 2}; "
+        "this process has 1, without those with id [1, 2, 3, 4, 5, 6, 7]"
+    ) in run.stderr
+    assert "XLA_FLAGS=--xla_force_host_platform_device_count=8" in run.stderr
+
+
+# Around something else than an array.
+
+
+@pytest.mark.parametrize("leaf", [None, object(), 3.0, "text"])
+def test_unflattening_takes_anything(leaf: object) -> None:
+    treedef = jax.tree.structure(gda.GlobalArray(array=0))
+    g = jax.tree.unflatten(treedef, [leaf])
+    assert g.array is leaf
+    assert repr(g) == f"GlobalArray(array={leaf!r})"
+    with pytest.raises(TypeError, match="names no mesh and spec"):
+        g.mesh  # noqa: B018
+
+
+def test_abstract_values_keep_what_they_know(mesh: Mesh) -> None:
+    sharding = NamedSharding(mesh, P("x"))
+    g = gda.GlobalArray(array=jax.ShapeDtypeStruct((8, 2), jnp.float32, sharding=sharding))
+    assert (g.shape, g.dtype, g.mesh, g.spec) == ((8, 2), np.float32, mesh, P("x"))
+    assert [s.replica_id for s in g.local_shards] == [0, 1] * 4
+
+
+def test_traced_over_explicit_axes_it_knows_its_layout(explicit_mesh: Mesh) -> None:
+    seen = []
+
+    def look(g: gda.GlobalArray) -> jax.Array:
+        seen.append((repr(g), dict(g.mesh.shape), g.spec, g.local_shards[1]))
+        with pytest.raises(TypeError, match="no data while it is being traced"):
+            g.local_shards[0].data  # noqa: B018
+        return g + 1
+
+    jax.jit(look)(make(explicit_mesh))
+    ((text, shape, spec, shard),) = seen
+    assert "spec=P('x', 'y')" in text
+    assert (shape, spec) == ({"x": 4, "y": 2}, P("x", "y"))
+    assert (shard.device, shard.index, shard.replica_id) == (None, (slice(0, 2), slice(1, 2)), 0)
+
+
+def test_traced_over_auto_axes_it_says_what_to_use(auto_mesh: Mesh) -> None:
+    def look(g: gda.GlobalArray) -> jax.Array:
+        assert (g.shape, g.dtype, g.ndim, g.size) == ((8, 2), np.float32, 2, 16)
+        assert repr(g) == "GlobalArray(shape=(8, 2), dtype=float32, traced)"
+        for name in ("mesh", "spec", "sharding", "grid", "local_shards", "global_shards"):
+            with pytest.raises(TypeError, match=r"over Auto axes: .* gda\.constrain"):
+                getattr(g, name)
+        return g * 2
+
+    np.testing.assert_array_equal(jax.jit(look)(make(auto_mesh)), DATA * 2)
+
+
+def test_a_mesh_of_both_kinds_of_axes_is_treated_as_unknown_in_a_trace() -> None:
+    devices = np.array(jax.devices()).reshape(4, 2)
+    mesh = Mesh(devices, ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Auto))
+
+    def look(g: gda.GlobalArray) -> jax.Array:
+        with pytest.raises(TypeError, match="over Auto and Explicit axes"):
+            g.spec  # noqa: B018
+        return g + 1
+
+    jax.jit(look)(make(mesh, P("x")))
+
+
+@given(st.sampled_from([{"x": 8}, {"x": 2, "y": 2, "z": 2}]), st.booleans())
+def test_global_shards_cover_the_array(shape: dict[str, int], replicated: bool) -> None:
+    mesh = mesh_of(shape)
+    g = make(mesh, P() if replicated else P("x"))
+    covered = np.zeros((8, 2), int)
+    for shard in g.global_shards:
+        covered[shard.index] += 1
+    assert (covered == g.grid.num_replicas).all()

@@ -1,0 +1,715 @@
+"""The three constructors: what is read how often, whose memory it is, which types come out."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import gda
+from gda.indices import Device
+from gda.testing.strategies import ShardedCase, sharded_cases
+
+DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
+SPECS = [P("x", "y"), P("x"), P("y"), P(None, "y"), P(("y", "x")), P()]
+
+
+def place(request: list[tuple[gda.Index, tuple[Device, ...]]], data: Any) -> list[jax.Array]:
+    return [jax.device_put(data[index], d) for index, devices in request for d in devices]
+
+
+# What is read, and how often.
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_from_callback_reads_every_distinct_block_once(mesh: Mesh, spec: P) -> None:
+    calls = []
+
+    def read(index: gda.Index) -> np.ndarray:
+        calls.append(index)
+        return DATA[index]
+
+    g = gda.GlobalArray.from_callback((8, 2), mesh, spec, read)
+    np.testing.assert_array_equal(g, DATA)
+    expected = list(gda.get_shard_indices((8, 2), mesh, spec).values())
+    assert calls == [index for i, index in enumerate(expected) if index not in expected[:i]]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_from_batched_callback_is_called_once_with_an_index_per_device(mesh: Mesh, spec: P) -> None:
+    calls = []
+
+    def read(indices: list[gda.Index]) -> list[np.ndarray]:
+        calls.append(list(indices))
+        return [DATA[index] for index in indices]
+
+    g = gda.GlobalArray.from_batched_callback((8, 2), mesh, spec, read)
+    np.testing.assert_array_equal(g, DATA)
+    assert calls == [list(gda.get_shard_indices((8, 2), mesh, spec).values())]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_from_batched_callback_with_devices_gets_every_distinct_index_once(
+    mesh: Mesh, spec: P
+) -> None:
+    calls = []
+
+    def read(request: list[tuple[gda.Index, tuple[Device, ...]]]) -> list[jax.Array]:
+        calls.append(request)
+        return place(request, DATA)
+
+    g = gda.GlobalArray.from_batched_callback_with_devices((8, 2), mesh, spec, read)
+    np.testing.assert_array_equal(g, DATA)
+    ((request,),) = [calls]
+    by_device = {device: index for index, devices in request for device in devices}
+    assert by_device == gda.get_shard_indices((8, 2), mesh, spec)
+    assert len(request) == g.grid.num_shards
+    assert all(len(devices) == g.grid.num_replicas for _, devices in request)
+
+
+@settings(max_examples=300)
+@given(sharded_cases())
+def test_all_constructors_agree_with_jax(case: ShardedCase) -> None:
+    shape, mesh, spec = case.global_shape, case.mesh, case.spec
+    data = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    trimmed = P(*tuple(spec)[: len(shape)])
+    expected = jax.make_array_from_callback(shape, NamedSharding(mesh, trimmed), lambda i: data[i])
+    for g in [
+        gda.GlobalArray.from_callback(shape, mesh, spec, lambda index: data[index]),
+        gda.GlobalArray.from_callback(
+            shape, mesh, spec, lambda i, out: np.copyto(out, data[i]), dtype=np.int32, into=True
+        ),
+        gda.GlobalArray.from_batched_callback(
+            shape, mesh, spec, lambda indices: [data[index] for index in indices]
+        ),
+        gda.GlobalArray.from_batched_callback_with_devices(
+            shape, mesh, spec, lambda request: place(request, data)
+        ),
+    ]:
+        assert g.array.sharding == expected.sharding
+        np.testing.assert_array_equal(g, data)
+        for ours, theirs in zip(
+            g.array.addressable_shards, expected.addressable_shards, strict=True
+        ):
+            assert ours.device == theirs.device
+            np.testing.assert_array_equal(ours.data, theirs.data)
+
+
+def test_specs_and_shapes_may_be_lists(mesh: Mesh) -> None:
+    g = gda.GlobalArray.from_callback([8, 2], mesh, [["y", "x"]], lambda index: DATA[index])
+    assert g.spec == P(("y", "x"))
+    np.testing.assert_array_equal(g, DATA)
+
+
+def test_a_spec_longer_than_the_rank_loses_its_surplus_nones(mesh: Mesh) -> None:
+    scalar = gda.GlobalArray.from_callback((), mesh, P(None), lambda _: 3.0)
+    assert (float(scalar), scalar.spec) == (3.0, P())
+    assert scalar.local_shards[5].replica_id == 5
+    row = gda.GlobalArray.from_callback((8,), mesh, P("x", None), lambda i: np.zeros(2))
+    assert row.spec == P("x")
+    assert jax.jit(lambda g: g * 2)(row).shape == (8,)
+
+
+# Whatever a callback returns.
+
+DTYPES = [
+    np.bool_, np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32, np.float16, np.float32,
+    np.complex64, jnp.int4, jnp.uint4, jnp.int2, jnp.uint2, jnp.bfloat16, jnp.float8_e4m3b11fnuz,
+    jnp.float8_e4m3fn, jnp.float8_e4m3fnuz, jnp.float8_e5m2, jnp.float8_e5m2fnuz, jnp.float8_e3m4,
+    jnp.float8_e4m3, jnp.float8_e8m0fnu, jnp.float4_e2m1fn,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+def test_every_dtype_of_jax_goes_through(auto_mesh: Mesh, dtype: Any) -> None:
+    data = np.array([0, 1] * 8).reshape(8, 2).astype(dtype)
+    expected = jax.make_array_from_callback(
+        (8, 2), NamedSharding(auto_mesh, P("x")), lambda index: data[index]
+    )
+    for g in [
+        gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), lambda index: data[index]),
+        gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), lambda i: data[i], dtype=dtype),
+        gda.GlobalArray.from_callback(
+            (8, 2), auto_mesh, P("x"), lambda i, o: np.copyto(o, data[i]), dtype=dtype, into=True
+        ),
+    ]:
+        assert g.dtype == expected.dtype == np.dtype(dtype)
+        assert np.asarray(g).tobytes() == np.asarray(expected).tobytes() == data.tobytes()
+
+
+class _ArrayLike:
+    def __init__(self, data: np.ndarray) -> None:
+        self.data = data
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.data
+
+
+class _JaxArrayLike:
+    def __init__(self, data: np.ndarray) -> None:
+        self.data = data
+
+    def __jax_array__(self) -> jax.Array:
+        return jnp.asarray(self.data)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda block: block,
+        lambda block: block.tolist(),
+        lambda block: tuple(map(tuple, block)),
+        lambda block: np.asfortranarray(block),
+        lambda block: memoryview(np.ascontiguousarray(block)),
+        lambda block: _ArrayLike(block),
+        lambda block: _JaxArrayLike(block),
+        lambda block: jnp.asarray(block),
+        lambda block: jax.device_put(block, jax.devices()[5]),
+        lambda block: gda.GlobalArray.from_array(jnp.asarray(block)),
+        lambda block: jax.device_put(
+            block, NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), P("d"))
+        ),
+        lambda block: block if block[0, 0] else jax.device_put(block, jax.devices()[5]),
+    ],
+    ids=[
+        "array", "list", "tuple", "fortran", "memoryview", "array-like", "jax-array-like", "jax",
+        "jax-elsewhere", "container", "jax-sharded", "mixed",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("spec", [P("x"), P()])
+def test_callbacks_may_return_any_kind_of_array(
+    mesh: Mesh, spec: P, convert: Callable[[np.ndarray], Any]
+) -> None:
+    g = gda.GlobalArray.from_callback((8, 2), mesh, spec, lambda i: convert(DATA[i]), dtype="f4")
+    np.testing.assert_array_equal(g, DATA)
+    assert g.array.committed
+    batched = gda.GlobalArray.from_batched_callback(
+        (8, 2), mesh, spec, lambda indices: (convert(DATA[i]) for i in indices), dtype="f4"
+    )
+    np.testing.assert_array_equal(batched, DATA)
+
+
+def test_a_memory_map_is_read_block_by_block(mesh: Mesh, tmp_path: Path) -> None:
+    np.save(tmp_path / "data.npy", DATA)
+    source = np.load(tmp_path / "data.npy", mmap_mode="r+")
+    g = gda.GlobalArray.from_callback((8, 2), mesh, P("x"), lambda index: source[index])
+    source[:] = -1
+    np.testing.assert_array_equal(g, DATA)
+
+
+def test_prng_keys_go_through(mesh: Mesh) -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    for dtype in (None, keys.dtype):
+        g = gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda i: keys[i], dtype=dtype)
+        assert g.dtype == keys.dtype
+        np.testing.assert_array_equal(jax.random.key_data(g.array), jax.random.key_data(keys))
+    with pytest.raises(
+        TypeError, match=r"index \[0:2\] is a NumPy array of uint32; .*wrap_key_data"
+    ):
+        gda.GlobalArray.from_callback(
+            (8,), mesh, P("x"), lambda _: np.zeros(2, np.uint32), dtype=keys.dtype
+        )
+
+
+def test_numbers_make_scalars(mesh: Mesh) -> None:
+    for number, dtype in [(3, np.int32), (2.5, np.float32), (True, np.bool_), (1j, np.complex64)]:
+        g = gda.GlobalArray.from_callback((), mesh, P(), lambda _, n=number: n)
+        assert (g.dtype, np.asarray(g)[()]) == (dtype, number)
+
+
+# Whose memory it is.
+
+
+def unaligned(shape: tuple[int, ...]) -> np.ndarray:
+    """Return a view that starts 4 bytes after a multiple of 64."""
+    memory = gda.aligned_empty(int(np.prod(shape)) + 1, np.float32)
+    return memory[1:].reshape(shape)
+
+
+@settings(max_examples=60)
+@given(
+    spec=st.sampled_from([P("x"), P("x", "y"), P("y"), P()]),
+    aligned=st.booleans(),
+    batched=st.booleans(),
+    rows=st.sampled_from([8, 64, 4096]),
+)
+def test_writing_to_the_source_afterwards_changes_nothing(
+    spec: P, aligned: bool, batched: bool, rows: int
+) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    shape = (rows, 16)
+    source = gda.aligned_empty(shape, np.float32) if aligned else unaligned(shape)
+    source[:] = np.arange(source.size).reshape(shape)
+    before = source.copy()
+    if batched:
+        g = gda.GlobalArray.from_batched_callback(
+            shape, mesh, spec, lambda indices: [source[index] for index in indices]
+        )
+    else:
+        g = gda.GlobalArray.from_callback(shape, mesh, spec, lambda index: source[index])
+    source[:] = -1
+    np.testing.assert_array_equal(g, before)
+
+
+@settings(max_examples=60)
+@given(
+    spec=st.sampled_from([P("x"), P("x", "y"), P(("y", "x"))]),
+    aligned=st.booleans(),
+    hidden=st.booleans(),
+    rows=st.sampled_from([8, 64, 4096]),
+)
+def test_a_scratch_buffer_may_be_used_for_every_block(
+    spec: P, aligned: bool, hidden: bool, rows: int
+) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    shape = (rows, 16)
+    data = np.arange(rows * 16, dtype=np.float32).reshape(shape)
+    block_shape = gda.get_shard_shape(shape, mesh, spec)
+    scratch = gda.aligned_empty(block_shape, np.float32) if aligned else unaligned(block_shape)
+
+    def read(index: gda.Index) -> Any:
+        scratch[:] = data[index]
+        return _ArrayLike(scratch) if hidden else scratch
+
+    g = gda.GlobalArray.from_callback(shape, mesh, spec, read)
+    scratch[:] = -1
+    np.testing.assert_array_equal(g, data)
+
+
+def test_a_block_that_the_callback_keeps_is_copied(auto_mesh: Mesh) -> None:
+    kept = []
+
+    def read(index: gda.Index) -> np.ndarray:
+        block = gda.aligned_empty((2, 2), np.float32)
+        block[:] = DATA[index]
+        kept.append(block)
+        return block
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), read)
+    for block in kept:
+        block[:] = -1
+    np.testing.assert_array_equal(g, DATA)
+
+
+@pytest.mark.parametrize("keep", [lambda out: out, lambda out: out[:1], lambda out: out.ravel()])
+def test_a_filled_buffer_that_the_callback_keeps_is_copied(
+    auto_mesh: Mesh, keep: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    kept = []
+
+    def fill(index: gda.Index, out: np.ndarray) -> None:
+        out[:] = DATA[index]
+        kept.append(keep(out))
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), fill, dtype=np.float32, into=True)
+    for block in kept:
+        block[:] = -1
+    np.testing.assert_array_equal(g, DATA)
+
+
+def pointers(g: gda.GlobalArray) -> list[int]:
+    return [g.local_data(i).unsafe_buffer_pointer() for i in range(len(g.local_shards))]
+
+
+def test_fresh_aligned_blocks_are_adopted_without_a_copy(auto_mesh: Mesh) -> None:
+    addresses = []
+
+    def read(index: gda.Index) -> np.ndarray:
+        block = gda.aligned_empty((2, 2), np.float32)
+        block[:] = DATA[index]
+        addresses.append(block.ctypes.data)
+        return block
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), read)
+    assert pointers(g) == [address for address in addresses for _ in range(2)]
+    np.testing.assert_array_equal(g, DATA)
+
+
+def test_copy_true_copies_fresh_blocks_too(auto_mesh: Mesh) -> None:
+    addresses = []
+
+    def read(index: gda.Index) -> np.ndarray:
+        block = gda.aligned_empty((2, 2), np.float32)
+        block[:] = DATA[index]
+        addresses.append(block.ctypes.data)
+        return block
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), read, copy=True)
+    assert not set(pointers(g)) & set(addresses)
+    np.testing.assert_array_equal(g, DATA)
+
+
+def test_copy_false_adopts_views(auto_mesh: Mesh) -> None:
+    source = gda.aligned_empty((8, 32), np.float32)
+    source[:] = 1
+    g = gda.GlobalArray.from_callback(
+        (8, 32), auto_mesh, P("x"), lambda index: source[index], copy=False
+    )
+    assert pointers(g)[::2] == [source[i:].ctypes.data for i in (0, 2, 4, 6)]
+
+
+def test_a_jax_array_is_shared_unless_a_copy_is_asked_for(auto_mesh: Mesh) -> None:
+    block = jax.device_put(DATA, auto_mesh.devices[0, 0])
+    shared = gda.GlobalArray.from_callback((8, 2), auto_mesh, P(), lambda _: block)
+    copied = gda.GlobalArray.from_callback((8, 2), auto_mesh, P(), lambda _: block, copy=True)
+    assert pointers(shared)[0] == block.unsafe_buffer_pointer()
+    assert pointers(copied)[0] != block.unsafe_buffer_pointer()
+    block.delete()
+    np.testing.assert_array_equal(copied, DATA)
+
+
+def test_into_hands_out_aligned_buffers_that_become_the_array(auto_mesh: Mesh) -> None:
+    outs = []
+
+    def fill(index: gda.Index, out: np.ndarray) -> np.ndarray:
+        outs.append((out.shape, out.dtype, out.ctypes.data, out.flags.c_contiguous))
+        out[:] = DATA[index]
+        return out
+
+    g = gda.GlobalArray.from_callback(
+        (8, 2), auto_mesh, P("x"), fill, dtype=jnp.bfloat16, into=True
+    )
+    np.testing.assert_array_equal(g, DATA)
+    assert [out[:2] for out in outs] == [((2, 2), jnp.bfloat16)] * 4
+    assert all(address % 64 == 0 and contiguous for *_, address, contiguous in outs)
+    assert pointers(g)[::2] == [address for _, _, address, _ in outs]
+
+
+def test_into_reads_files_straight_into_the_buffers(auto_mesh: Mesh, tmp_path: Path) -> None:
+    path = tmp_path / "raw"
+    DATA.tofile(path)
+
+    def fill(index: gda.Index, out: np.ndarray) -> int:
+        with path.open("rb") as file:
+            file.seek(index[0].start * 8)
+            return file.readinto(out)  # the count that it returns is no mistake
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), fill, dtype=np.float32, into=True)
+    np.testing.assert_array_equal(g, DATA)
+
+
+# Types: no silently wrong values.
+
+
+def build(mesh: Mesh, data: Any, **options: Any) -> gda.GlobalArray:
+    data = np.asarray(data)
+    return gda.GlobalArray.from_callback(data.shape, mesh, P("x"), lambda i: data[i], **options)
+
+
+def test_64_bit_values_that_fit_are_narrowed(auto_mesh: Mesh) -> None:
+    for wide, narrow in [
+        (np.int64, np.int32), (np.uint64, np.uint32), (np.float64, np.float32),
+        (np.complex128, np.complex64),
+    ]:  # fmt: skip
+        g = build(auto_mesh, np.arange(8).astype(wide))
+        assert g.dtype == narrow
+        np.testing.assert_array_equal(g, np.arange(8))
+    limits = np.array([-(2**31), 2**31 - 1] * 4)
+    np.testing.assert_array_equal(build(auto_mesh, limits), limits)
+
+
+def test_floats_round_as_jax_rounds_them(auto_mesh: Mesh) -> None:
+    data = np.array([0.1, 1e-50, np.inf, -np.inf, np.nan, 3.4e38, 1 + 1e-12, -0.0])
+    expected = np.asarray(jnp.asarray(data))
+    assert np.asarray(build(auto_mesh, data)).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.int64(2**31), r"\[4:6\] has dtype int64, .* to int32 .* value 2147483648 at \(5,\)"),
+        (np.int64(-(2**40)), r"\[4:6\] .* to int32 .* value -1099511627776 at \(5,\)"),
+        (np.uint64(2**32), r"\[4:6\] .* to uint32 .* value 4294967296 at \(5,\)"),
+        (np.float64(1e39), r"\[4:6\] .* to float32 .* value 1e\+39 at \(5,\)"),
+        (np.complex128(1e39j), r"\[4:6\] .* to complex64 .* value 1e\+39j at \(5,\)"),
+        (np.complex128(complex(np.inf, 1e39)), r"to complex64 .* at \(5,\)"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_an_error_that_names_it(
+    auto_mesh: Mesh, bad: Any, message: str
+) -> None:
+    data = np.zeros(8, type(bad))
+    data[5] = bad
+    with pytest.raises(gda.DoesNotFitError, match=message) as caught:
+        build(auto_mesh, data)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, OverflowError)
+    with pytest.raises(gda.DoesNotFitError):
+        gda.GlobalArray.from_batched_callback(
+            (8,), auto_mesh, P("x"), lambda indices: [data[i] for i in indices]
+        )
+
+
+def test_python_numbers_that_do_not_fit_are_errors_too(auto_mesh: Mesh) -> None:
+    for number in (2**31, 2**40, -(2**40), 2**63, 1e300):
+        with pytest.raises(gda.DoesNotFitError):
+            gda.GlobalArray.from_callback((), auto_mesh, P(), lambda _, n=number: n)
+    with pytest.raises(TypeError, match="object, which JAX does not have"):
+        gda.GlobalArray.from_callback((), auto_mesh, P(), lambda _: 2**70)
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=4, max_size=4))
+def test_integers_come_out_as_they_went_in_or_not_at_all(values: list[int]) -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+    fits = all(-(2**31) <= value < 2**31 for value in values)
+    try:
+        g = build(mesh, np.array(values, np.int64))
+    except gda.DoesNotFitError:
+        assert not fits
+    else:
+        assert np.asarray(g).tolist() == values
+
+
+def test_an_explicit_dtype_is_a_cast(auto_mesh: Mesh) -> None:
+    data = np.array([2**33 + 5, -1, 300, 0, 1, 2, 3, 4])
+    for dtype in (np.int32, np.uint8, np.float32, jnp.bfloat16, np.bool_):
+        g = build(auto_mesh, data, dtype=dtype)
+        assert g.dtype == dtype
+        np.testing.assert_array_equal(g, data.astype(dtype))
+    on_device = gda.GlobalArray.from_callback(
+        (8,), auto_mesh, P("x"), lambda i: jnp.arange(8)[i], dtype=jnp.float16
+    )
+    assert on_device.dtype == np.float16
+
+
+def test_asking_for_64_bits_without_x64_warns_and_checks(auto_mesh: Mesh) -> None:
+    with pytest.warns(UserWarning, match="dtype=float64 is not available without jax_enable_x64"):
+        g = build(auto_mesh, np.arange(8), dtype=np.float64)
+    assert g.dtype == np.float32
+    with pytest.warns(UserWarning, match="int64"), pytest.raises(gda.DoesNotFitError):
+        build(auto_mesh, np.arange(8) * 2**40, dtype=np.int64)
+
+
+def test_with_x64_nothing_is_narrowed(auto_mesh: Mesh) -> None:
+    jax.config.update("jax_enable_x64", True)
+    try:
+        for data in (np.arange(8) * 2**40, np.arange(8) * 1e300):
+            g = build(auto_mesh, data)
+            assert g.dtype == data.dtype
+            np.testing.assert_array_equal(g, data)
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        (np.zeros(3), ValueError, r"index \[0:2\] has shape \(3,\); a shard .* shape \(2,\)"),
+        (5.0, ValueError, r"index \[0:2\] has shape \(\)"),
+        (jnp.zeros((2, 1)), ValueError, r"index \[0:2\] has shape \(2, 1\)"),
+        (None, TypeError, r"returned None for index \[0:2\]; it must return the block"),
+        (np.array(["a", "b"]), TypeError, r"index \[0:2\] has dtype <U1, which JAX does not have"),
+        (np.zeros(2, "M8[s]"), TypeError, r"dtype datetime64\[s\], which JAX does not have"),
+        (np.zeros(2, [("a", "i4")]), TypeError, r"which JAX does not have"),
+        (np.zeros(2, np.longdouble), TypeError, r"which JAX does not have"),
+        (np.ma.masked_array([1.0, 2.0], [0, 1]), TypeError, r"masked array .*filled"),
+        ([object(), 1], TypeError, "dtype object, which JAX does not have"),
+    ],
+)
+def test_a_block_that_cannot_be_is_named(
+    auto_mesh: Mesh, returned: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        gda.GlobalArray.from_callback((8,), auto_mesh, P("x"), lambda _: returned)
+
+
+def test_blocks_of_differing_dtypes_are_named(auto_mesh: Mesh) -> None:
+    def read(index: gda.Index) -> np.ndarray:
+        return np.zeros(2, np.float32 if index[0].start < 4 else np.int32)
+
+    with pytest.raises(TypeError, match=r"index \[4:6\] has dtype int32, those before it float32"):
+        gda.GlobalArray.from_callback((8,), auto_mesh, P("x"), read)
+    g = gda.GlobalArray.from_callback((8,), auto_mesh, P("x"), read, dtype=np.int8)
+    assert g.dtype == np.int8
+
+
+class DiskError(Exception):
+    pass
+
+
+def test_an_exception_of_the_callback_comes_with_a_note_of_the_index(auto_mesh: Mesh) -> None:
+    def read(index: gda.Index) -> np.ndarray:
+        if index[0].start == 4:
+            raise DiskError("disk")
+        return DATA[index]
+
+    with pytest.raises(DiskError, match="disk") as caught:
+        gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), read)
+    assert str(caught.value) == "disk"
+    assert caught.value.__notes__ == [
+        "gda: while reading index [4:6, :] of ShardGrid((8, 2), {'x': 4, 'y': 2}, P('x'))"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"into": True}, ValueError, "into=True needs dtype="),
+        ({"into": True, "dtype": "f4", "copy": True}, ValueError, "into=True has none"),
+        ({"copy": "maybe"}, TypeError, "copy must be True, False or None, not 'maybe'"),
+        ({"dtype": "nonsense"}, TypeError, "nonsense"),
+        ({"dtype": "U3"}, TypeError, "dtype=<U3, which JAX does not have"),
+    ],
+)
+def test_options_are_checked_before_anything_is_read(
+    auto_mesh: Mesh, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    calls = []
+    with pytest.raises(error, match=message):
+        gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), calls.append, **options)
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec", "error", "message"),
+    [
+        ((6, 2), P("x"), ValueError, "dimension 0 of size 6 is cut 4 ways by mesh axis 'x'"),
+        ((8,), P("x", "y"), ValueError, r"P\('x', 'y'\) has 2 entries, but global shape \(8,\)"),
+        ((8,), P("z"), ValueError, "cuts dimension 0 by mesh axis 'z'"),
+        ((8,), "x", TypeError, r"is a string; write P\('x'\)"),
+        ((8.5,), P("x"), TypeError, "global_shape must be a sequence of integers"),
+        ((-8,), P("x"), ValueError, "negative size"),
+        ((8,), P(P.UNCONSTRAINED), ValueError, "UNCONSTRAINED, so it has no fixed layout"),
+        ((8,), P("x", unreduced={"y"}), ValueError, "unreduced axes"),
+    ],
+)
+def test_shapes_and_specs_are_checked_before_anything_is_read(
+    auto_mesh: Mesh, shape: Any, spec: Any, error: type[Exception], message: str
+) -> None:
+    calls = []
+    for constructor in (
+        gda.GlobalArray.from_callback,
+        gda.GlobalArray.from_batched_callback,
+        gda.GlobalArray.from_batched_callback_with_devices,
+    ):
+        with pytest.raises(error, match=message):
+            constructor(shape, auto_mesh, spec, calls.append)
+    assert calls == []
+
+
+def test_a_mesh_that_is_none_is_pointed_out() -> None:
+    with pytest.raises(TypeError, match=r"must be a jax\.sharding\.Mesh, .* gda\.ShardGrid"):
+        gda.GlobalArray.from_callback((8,), {"x": 4}, P("x"), np.zeros)  # pyright: ignore
+
+
+def test_into_says_when_an_array_is_returned_and_not_filled(auto_mesh: Mesh) -> None:
+    with pytest.raises(TypeError, match=r"another array of shape \(2, 2\); write `out\[...\] ="):
+        gda.GlobalArray.from_callback(
+            (8, 2), auto_mesh, P("x"), lambda i, out: DATA[i], dtype="f4", into=True
+        )
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        ([DATA[:2]] * 3, ValueError, "expected 8 arrays, one per index, not 3"),
+        (DATA, TypeError, "expected a sequence of 8 arrays, one per index, not ndarray"),
+        (None, TypeError, "not NoneType"),
+        ([DATA[:1]] * 8, ValueError, r"index \[0:2, :\] has shape \(1, 2\)"),
+    ],
+)
+def test_what_a_batched_callback_returns_is_checked(
+    auto_mesh: Mesh, returned: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        gda.GlobalArray.from_batched_callback((8, 2), auto_mesh, P("x"), lambda _: returned)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda arrays: arrays[:3], ValueError, "expected 8 arrays, one per device, not 3"),
+        (lambda arrays: list(map(np.asarray, arrays)), TypeError, r"array\[0\] is a ndarray"),
+        (lambda arrays: arrays[::-1], ValueError, r"array\[0\] is on .*7; expected there is .*0"),
+    ],
+)
+def test_what_a_placing_callback_returns_is_checked(
+    auto_mesh: Mesh, spoil: Callable, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        gda.GlobalArray.from_batched_callback_with_devices(
+            (8, 2), auto_mesh, P("x", "y"), lambda request: spoil(place(request, DATA))
+        )
+
+
+def test_a_placing_callback_may_be_cast(auto_mesh: Mesh) -> None:
+    g = gda.GlobalArray.from_batched_callback_with_devices(
+        (8, 2), auto_mesh, P("x"), lambda request: place(request, DATA), dtype=jnp.bfloat16
+    )
+    assert g.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(g, DATA)
+
+
+# A process without a device of the mesh.
+
+ELSEWHERE = """
+import sys
+import jax, numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
+import gda
+
+mesh = Mesh(np.array([d for d in jax.devices() if d.process_index == 1]), ('x',))
+make = gda.GlobalArray.from_callback
+reads = []
+def read(index):
+    reads.append(index)
+    return np.zeros(4, np.float32)
+if jax.process_index() == 0:
+    for constructor in (make, gda.GlobalArray.from_batched_callback,
+                        gda.GlobalArray.from_batched_callback_with_devices):
+        try:
+            constructor((8,), mesh, P('x'), read)
+        except ValueError as error:
+            print(error)
+        g = constructor((8,), mesh, P('x'), read, dtype=np.float32)
+        assert (g.shape, g.dtype, g.spec) == ((8,), np.float32, P('x'))
+        assert (len(g.local_shards), len(g.global_shards)) == (0, 2)
+        assert [s.data for s in g.global_shards] == [None, None]
+        assert g.global_shards[1].index == (slice(4, 8),)
+        assert not g.is_fully_addressable
+    assert reads == []
+else:
+    g = make((8,), mesh, P('x'), read)
+    assert [s.index for s in g.local_shards] == reads == [(slice(0, 4),), (slice(4, 8),)]
+print('done')
+"""
+
+
+def test_a_process_without_a_device_of_the_mesh_needs_a_dtype(free_port: int) -> None:
+    address = f"127.0.0.1:{free_port}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ELSEWHERE, address, str(i)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={
+                "PATH": "",
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+            },
+        )
+        for i in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    message = "no device of the mesh {'x': 2} belongs to process 0, so no block tells the dtype"
+    assert outputs[0].count(message) == 3

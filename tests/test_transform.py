@@ -1,0 +1,396 @@
+"""Through jit and the other transformations, over Auto and over Explicit axes."""
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import assume, given, settings
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import gda
+from gda.testing.strategies import ShardedCase, sharded_cases
+
+DATA = np.arange(2048, dtype=np.float32).reshape(64, 32) / 2048
+
+
+def make(mesh: Mesh, spec: P = P("x", "y"), data: np.ndarray = DATA) -> gda.GlobalArray:
+    return gda.GlobalArray.from_callback(data.shape, mesh, spec, lambda index: data[index])
+
+
+# gda.jit.
+
+
+def test_the_example_of_the_ancestor(mesh: Mesh) -> None:
+    f = gda.jit(lambda x: x @ x.T, out_specs=P("y", "x"))
+    result = f(make(mesh))
+    assert type(result) is gda.GlobalArray
+    assert (result.shape, result.spec, result.mesh) == ((64, 64), P("y", "x"), mesh)
+    np.testing.assert_allclose(result, DATA @ DATA.T, rtol=1e-5)
+    assert {s.data.shape for s in result.local_shards if s.data is not None} == {(32, 16)}
+
+
+def test_the_body_sees_plain_arrays_and_everything_comes_out_wrapped(mesh: Mesh) -> None:
+    def body(tree: dict[str, Any], scale: jax.Array, *, offset: float) -> dict[str, Any]:
+        assert all(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+        assert not isinstance(tree["a"], gda.GlobalArray)
+        return {"sum": tree["a"] + tree["b"][0] * scale, "more": (tree["a"] + offset, 1.0, None)}
+
+    f = gda.jit(body)
+    g = make(mesh)
+    result = f({"a": g, "b": [g]}, 2.0, offset=3.0)
+    assert type(result["sum"]) is type(result["more"][0]) is type(result["more"][1]) is type(g)
+    assert result["more"][2] is None
+    np.testing.assert_allclose(result["sum"], DATA * 3, rtol=1e-6)
+    assert result["sum"].spec == g.spec
+
+
+def test_a_second_call_does_not_trace_again(mesh: Mesh) -> None:
+    traces = []
+
+    def body(x: jax.Array) -> jax.Array:
+        traces.append(x.shape)
+        return x + 1
+
+    f = gda.jit(body, out_specs=P("x"))
+    g = make(mesh)
+    f(g)
+    first = len(traces)
+    f(make(mesh))
+    assert len(traces) == first == 1
+    f.clear_cache()
+    f(g)
+    assert len(traces) == 2
+
+
+def test_lower_and_eval_shape_stay_reachable(mesh: Mesh) -> None:
+    f = gda.jit(lambda x: x @ x.T, out_specs=P("y", "x"))
+    g = make(mesh)
+    assert f.eval_shape(g).shape == (64, 64)
+    compiled = f.lower(g).compile()
+    np.testing.assert_allclose(compiled(g), DATA @ DATA.T, rtol=1e-5)
+    assert f.__name__ == "<lambda>"
+
+
+def test_out_specs_may_be_a_prefix_with_gaps(mesh: Mesh) -> None:
+    f = gda.jit(
+        lambda x: {"both": (x + 1, x * 2), "free": x.sum()},
+        out_specs={"both": P(None, "x"), "free": None},
+    )
+    result = f(make(mesh))
+    assert [r.spec for r in result["both"]] == [P(None, "x")] * 2
+    np.testing.assert_allclose(result["free"], DATA.sum(), rtol=1e-5)
+
+
+def test_in_specs_move_what_is_cut_otherwise(mesh: Mesh) -> None:
+    seen = []
+
+    def body(x: jax.Array, y: jax.Array) -> jax.Array:
+        seen.append((jax.typeof(x).sharding.spec, jax.typeof(y).sharding.spec))
+        return x
+
+    f = gda.jit(body, in_specs=(P("y"), None))
+    g = make(mesh)
+    result = f(g, g)
+    np.testing.assert_array_equal(result, DATA)
+    if mesh.axis_types[0] == AxisType.Explicit:
+        ((first, second),) = seen
+        assert tuple(first)[:1] == ("y",)
+        assert second == P("x", "y")
+    same_for_all = gda.jit(lambda x, y: x + y, in_specs=P("y"))
+    np.testing.assert_array_equal(same_for_all(g, g), DATA * 2)
+
+
+def test_a_mesh_may_be_given_where_no_argument_has_one(mesh: Mesh) -> None:
+    f = gda.jit(lambda x: x + 1, mesh=mesh, out_specs=P("x"))
+    result = f(DATA)
+    assert (result.mesh, result.spec) == (mesh, P("x"))
+    make_it = gda.jit(lambda: jnp.ones((8, 2)), mesh=mesh, out_specs=P("x"))
+    assert make_it().spec == P("x")
+    with pytest.raises(ValueError, match=r"no mesh for the specs.*Pass mesh="):
+        gda.jit(lambda x: x + 1, out_specs=P("x"))(DATA)
+    with jax.set_mesh(mesh):
+        assert gda.jit(lambda x: x + 1, out_specs=P("x"))(make(mesh)).grid.spec == ("x",)
+
+
+def test_static_arguments_and_donation_are_options_of_jit(mesh: Mesh) -> None:
+    f = gda.jit(lambda x, power: x**power, static_argnames="power", donate_argnums=0)
+    g = make(mesh)
+    np.testing.assert_allclose(f(g, power=2), DATA**2, rtol=1e-6)
+    assert g.is_deleted()
+    with pytest.raises(RuntimeError, match="was deleted, by delete.. or by donating"):
+        g.local_data(0)
+
+
+def test_it_is_a_decorator_with_and_without_options(mesh: Mesh) -> None:
+    @gda.jit
+    def double(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    @gda.jit(out_specs=P("y"))
+    def triple(x: jax.Array) -> jax.Array:
+        """Multiply by three."""
+        return x * 3
+
+    np.testing.assert_array_equal(double(make(mesh)), DATA * 2)
+    assert triple(make(mesh)).grid.spec == ("y",)
+    assert triple.__doc__ == "Multiply by three."
+
+
+def test_explicit_bodies_keep_their_types(explicit_mesh: Mesh) -> None:
+    def body(x: jax.Array) -> jax.Array:
+        over = jax.typeof(x).sharding.mesh
+        y = jax.sharding.reshard(x, NamedSharding(over, P("y")))  # refused over Auto axes
+        assert jax.typeof(y).sharding.spec[0] == "y"
+        return y
+
+    result = gda.jit(body, out_specs=P("x"))(make(explicit_mesh))
+    assert result.grid.spec == ("x",)
+
+
+def test_where_jax_cannot_tell_a_layout_the_note_says_what_helps(explicit_mesh: Mesh) -> None:
+    for out_specs in (None, {"a": P("x"), "b": None}):
+        f = gda.jit(lambda x: {"a": x @ x.T, "b": x @ x.T}, out_specs=out_specs)
+        with pytest.raises(Exception, match="ambiguous") as caught:
+            f(make(explicit_mesh))
+        assert any("with out_specs for every result" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"out_specs": P("z")}, ValueError, "cuts dimension 0 by mesh axis 'z'"),
+        ({"out_specs": P("x", "y", "x")}, ValueError, "twice|has 3 entries"),
+        ({"out_specs": P(("x", "y"), None, "y")}, ValueError, "3 entries"),
+        ({"in_specs": (P("z"),)}, ValueError, "cuts dimension 0 by mesh axis 'z'"),
+        ({"out_specs": "x"}, TypeError, r"out_specs .* holds 'x'. Write P\('x'\)"),
+        ({"in_specs": ["x"]}, TypeError, r"in_specs .* holds 'x'"),
+    ],
+)
+def test_specs_that_do_not_fit_are_explained(
+    auto_mesh: Mesh, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        gda.jit(lambda x: x + 1, **options)(make(auto_mesh))
+
+
+def test_a_spec_that_does_not_fit_names_the_result(auto_mesh: Mesh) -> None:
+    f = gda.jit(lambda x: {"loss": x[:3], "rest": x}, out_specs={"loss": P("x"), "rest": None})
+    with pytest.raises(ValueError, match="dimension 0 of size 3 is cut 4 ways") as caught:
+        f(make(auto_mesh))
+    assert "gda.jit: while applying out_specs['loss']" in caught.value.__notes__
+
+
+@pytest.mark.parametrize(
+    ("name", "specs"),
+    [("out_specs", {"b": P()}), ("out_specs", (P(), P())), ("in_specs", (P(), P()))],
+)
+def test_specs_of_another_structure_are_explained(auto_mesh: Mesh, name: str, specs: Any) -> None:
+    f = gda.jit(lambda x: {"a": x}, **{name: specs})
+    with pytest.raises(ValueError, match=f"{name} must be a prefix of the tree that it is for"):
+        f(make(auto_mesh))
+
+
+def test_one_spec_for_all_arguments_leaves_static_arguments_alone(auto_mesh: Mesh) -> None:
+    f = gda.jit(lambda x, n: x.reshape(n, -1), static_argnums=1, in_specs=P())
+    assert f(make(auto_mesh), 4).shape == (4, 512)
+
+
+def test_what_is_not_a_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="takes a function, not 3"):
+        gda.jit(3)
+
+
+@settings(max_examples=50)
+@given(sharded_cases())
+def test_out_specs_are_what_comes_out(case: ShardedCase) -> None:
+    shape, mesh = case.global_shape, case.mesh
+    spec = P(*tuple(case.spec)[: len(shape)])
+    asked = gda.ShardGrid(shape, mesh.shape, spec)
+    assume(0 not in shape)  # jit itself drops the layout of arrays without elements
+    data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    g = gda.GlobalArray.from_callback(shape, mesh, P(), lambda index: data[index])
+    result = gda.jit(lambda x: x + 1, out_specs=spec)(g)
+    # JAX may drop axes of size 1 from the spec.
+    assert result.grid.indices_and_replica_ids() == asked.indices_and_replica_ids()
+    np.testing.assert_array_equal(result, data + 1)
+    assert gda.jit(lambda x: x + 1, mesh=mesh, out_specs=spec)(g).grid == asked
+
+
+# gda.constrain.
+
+
+def test_constrain_moves_outside_a_trace_and_constrains_inside(mesh: Mesh) -> None:
+    g = make(mesh)
+    moved = gda.constrain(g, P(None, "x"))
+    assert (type(moved), moved.spec) == (gda.GlobalArray, P(None, "x"))
+    np.testing.assert_array_equal(moved, DATA)
+    assert isinstance(gda.constrain(g.array, [None, "x"]), jax.Array)
+    inside = jax.jit(lambda g: gda.constrain(g, P(None, "x")))(g)
+    assert (type(inside), inside.spec) == (gda.GlobalArray, P(None, "x"))
+    single = gda.constrain(jnp.asarray(DATA), P("x"), mesh=mesh)
+    assert (single.sharding, np.array_equal(single, DATA)) == (NamedSharding(mesh, P("x")), True)
+
+
+def test_constrain_explains_what_does_not_fit(mesh: Mesh) -> None:
+    with pytest.raises(ValueError, match="global shape \\(64, 32\\) cannot be cut|'z'"):
+        gda.constrain(make(mesh), P("z"))
+    with pytest.raises(ValueError, match="'x'"):
+        gda.constrain(jnp.zeros(8), P("x"))
+    with pytest.raises(TypeError, match="not ndarray"):
+        gda.constrain(DATA, P("x"))
+
+
+# JAX's own transformations.
+
+
+def test_jit_keeps_the_container_and_its_layout(mesh: Mesh) -> None:
+    g = make(mesh)
+    result = jax.jit(lambda g: g)(g)
+    assert (type(result), result.spec, result.mesh) == (gda.GlobalArray, g.spec, mesh)
+    np.testing.assert_array_equal(jax.jit(lambda g: g + 1)(g), DATA + 1)
+    np.testing.assert_array_equal(jax.jit(jnp.sin)(g), jax.jit(jnp.sin)(g.array))
+
+
+def test_in_and_out_shardings_may_be_prefixes(mesh: Mesh) -> None:
+    cut, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+    f = jax.jit(
+        lambda tree: jax.tree.map(lambda x: x * 1, tree), in_shardings=(cut,), out_shardings=whole
+    )
+    g = make(mesh, P("x"))
+    result = f({"a": g, "b": [g]})
+    for leaf in (result["a"], result["b"][0]):
+        assert (type(leaf), leaf.spec, leaf.is_fully_replicated) == (gda.GlobalArray, P(), True)
+
+
+def test_gradients_are_containers(mesh: Mesh) -> None:
+    g = make(mesh)
+
+    def loss(g: gda.GlobalArray) -> jax.Array:
+        return (g * g).sum()
+
+    for gradient in (jax.jit(jax.grad(loss))(g), jax.jit(jax.value_and_grad(loss))(g)[1]):
+        assert (type(gradient), gradient.spec) == (gda.GlobalArray, g.spec)
+        np.testing.assert_allclose(gradient, 2 * DATA, rtol=1e-6)
+    with jax.set_mesh(mesh):
+        np.testing.assert_allclose(jax.grad(loss)(g), 2 * DATA, rtol=1e-6)
+    rematerialised = jax.jit(jax.grad(jax.checkpoint(lambda g: jnp.sin(g).sum())))(g)
+    np.testing.assert_allclose(rematerialised, np.cos(DATA), rtol=1e-5)
+
+
+def test_vmap_scan_and_eval_shape(mesh: Mesh) -> None:
+    g = make(mesh, P("x"))
+    np.testing.assert_allclose(jax.vmap(lambda row: row * 2)(g), DATA * 2)
+    wrapped = jax.vmap(lambda g: g)(g)
+    assert type(wrapped) is gda.GlobalArray
+
+    def step(total: jax.Array, row: gda.GlobalArray) -> tuple[jax.Array, gda.GlobalArray]:
+        assert type(row) is gda.GlobalArray
+        return total + row.array.sum(), row
+
+    rows = make(mesh, P(None, "y"))
+    total, again = jax.jit(lambda g: jax.lax.scan(step, jnp.float32(0), g))(rows)
+    np.testing.assert_allclose(total, DATA.sum(), rtol=1e-5)
+    assert type(again) is gda.GlobalArray
+    np.testing.assert_array_equal(again, DATA)
+    shape = jax.eval_shape(lambda g: g, g)
+    assert (type(shape), shape.shape, shape.dtype) == (gda.GlobalArray, (64, 32), np.float32)
+
+
+def test_shard_map_sees_blocks(mesh: Mesh) -> None:
+    def body(g: gda.GlobalArray) -> gda.GlobalArray:
+        assert g.shape == (16, 16)
+        with pytest.raises(TypeError, match="over Manual axes"):
+            g.spec  # noqa: B018
+        return gda.GlobalArray.from_array(g * 2)
+
+    f = jax.shard_map(body, mesh=mesh, in_specs=P("x", "y"), out_specs=P("x", "y"))
+    result = f(make(mesh))
+    assert (type(result), result.spec) == (gda.GlobalArray, P("x", "y"))
+    np.testing.assert_array_equal(result, DATA * 2)
+
+
+def test_donation_deletes_the_container(mesh: Mesh) -> None:
+    g = make(mesh)
+    result = jax.jit(lambda g: jax.tree.map(lambda x: x + 1, g), donate_argnums=0)(g)
+    assert (g.is_deleted(), result.is_deleted()) == (True, False)
+    np.testing.assert_array_equal(result, DATA + 1)
+
+
+def test_pjit_where_jax_still_has_it(mesh: Mesh) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            from jax.experimental.pjit import pjit
+        except ImportError:
+            assert jax.__version_info__ > (0, 12)
+            return
+        result = pjit(lambda g: g, out_shardings=NamedSharding(mesh, P("y")))(make(mesh))
+    assert (type(result), result.spec) == (gda.GlobalArray, P("y"))
+
+
+def test_a_jitted_constant_is_usable(mesh: Mesh) -> None:
+    g = gda.jit(lambda: jnp.arange(3.0))()
+    assert (g.spec, len(g.local_shards)) == (P(), 1)
+    np.testing.assert_array_equal(g.local_data(0), [0, 1, 2])
+    np.testing.assert_array_equal(jax.jit(lambda g: g * 2)(g), [0, 2, 4])
+
+
+# Trees and other people's code.
+
+
+def test_tree_functions_keep_the_container_and_name_its_leaf(mesh: Mesh) -> None:
+    g = make(mesh)
+    assert jax.tree.leaves(g) == [g.array]
+    ((path, leaf),) = jax.tree_util.tree_leaves_with_path({"w": g})
+    assert (jax.tree_util.keystr(path), leaf is g.array) == ("['w'].array", True)
+    doubled = jax.tree.map(lambda x: x * 2, {"w": g})
+    assert type(doubled["w"]) is gda.GlobalArray
+    np.testing.assert_array_equal(doubled["w"], DATA * 2)
+    assert jax.tree.structure(g) == jax.tree.structure(gda.GlobalArray(array=object()))
+    assert jax.tree.map(lambda _: None, g).array is None
+
+
+def test_device_put_keeps_the_container(mesh: Mesh) -> None:
+    moved = jax.device_put(make(mesh), NamedSharding(mesh, P("y")))
+    assert (type(moved), moved.spec) == (gda.GlobalArray, P("y"))
+    np.testing.assert_array_equal(moved, DATA)
+    np.testing.assert_array_equal(jax.device_get(make(mesh)).array, DATA)
+
+
+def test_an_optax_step_updates_a_tree_of_containers(mesh: Mesh) -> None:
+    params = {"w": make(mesh), "b": make(mesh, P("y"), np.zeros(32, np.float32))}
+    optimizer = optax.adam(1e-2)
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params: Any, state: Any) -> Any:
+        def loss(params: Any) -> jax.Array:
+            return ((params["w"] + params["b"].array - 1) ** 2).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    losses = []
+    for _ in range(5):
+        params, state, value = step(params, state)
+        losses.append(float(value))
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
+    for name, spec in [("w", P("x", "y")), ("b", P("y"))]:
+        assert type(params[name]) is gda.GlobalArray
+        assert params[name].spec == spec
+
+
+def test_an_exported_function_takes_and_gives_containers(mesh: Mesh) -> None:
+    g = make(mesh)
+    exported = jax.export.export(jax.jit(lambda g: jax.tree.map(lambda x: x + 1, g)))(g)
+    again = jax.export.deserialize(exported.serialize())
+    result = again.call(g)
+    assert type(result) is gda.GlobalArray
+    np.testing.assert_array_equal(result, DATA + 1)
