@@ -1,0 +1,31 @@
+"""The test suite on the versions of JAX and Python that gda supports: `nox`."""
+
+import os
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.sessions = ["tests"]
+
+# pyenv's stand-ins on the PATH refuse versions that are installed but not switched on.
+_PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+for _bin in _PYENV.glob("versions/3.*/bin"):
+    os.environ["PATH"] = f"{_bin}{os.pathsep}{os.environ['PATH']}"
+
+
+@nox.session
+@nox.parametrize(
+    ("python", "jax"),
+    [
+        nox.param("3.11", "==0.8.0", id="oldest"),
+        nox.param("3.11", "==0.10.2", id="py311"),
+        nox.param("3.13", ">=0.12.0", id="newest"),
+    ],
+)
+def tests(session: nox.Session, jax: str) -> None:
+    """Run the suite; arguments after `--` go to pytest."""
+    session.install("-e", ".[test]", f"jax{jax}", f"jaxlib{jax}")
+    session.run("python", "-c", "import jax, sys; print('JAX', jax.__version__, sys.version)")
+    session.run("python", "-m", "pytest", "-n", "2", *session.posargs)
