@@ -21,7 +21,6 @@ from gda.spec import (
     Shape,
     SpecEntry,
     SpecLike,
-    axes_by_dimension,
     check_mesh_shape,
     check_shape,
     check_spec,
@@ -29,8 +28,9 @@ from gda.spec import (
     indivisible_error,
 )
 
-_WHOLE = slice(None)
-_EMPTY = slice(0, 0)
+# The slices of a dimension that is not cut, and of one of size 0 that is.
+_NOT_CUT = (slice(None),)
+_EMPTY = (slice(0, 0),)
 
 
 class ShardGrid:
@@ -67,25 +67,14 @@ class ShardGrid:
         self, global_shape: Iterable[int], mesh_shape: Mapping[str, int], spec: SpecLike
     ) -> None:
         shape = check_shape(global_shape)
-        entries = check_spec(spec, shape)
-        try:
-            # Not items(): 4.0 and 4 are the same key to the cache of layouts.
-            mesh_items = tuple(zip(mesh_shape, map(operator.index, mesh_shape.values())))  # noqa: B905
-            layout = layout_of(mesh_items, entries, tuple([not size for size in shape]))
-        except (AttributeError, TypeError):
-            # These say what is wrong, where it is an argument; a set in a spec is not hashable.
-            axes_by_dimension(entries, len(shape), check_mesh_shape(mesh_shape))
-            raise
-        shard_shape = []
-        for size, parts in zip(shape, layout.parts, strict=True):
-            step, rest = divmod(size, parts)
-            if rest:
-                raise indivisible_error(layout.axes, shape, layout.mesh_shape)
-            shard_shape.append(step)
+        layout = _layout_of(shape, mesh_shape, spec)
+        shard_shape = tuple(map(operator.floordiv, shape, layout.parts))
+        if tuple(map(operator.mul, shard_shape, layout.parts)) != shape:
+            raise indivisible_error(layout.axes, shape, layout.mesh_shape)
         # Not by attribute: those are closed, see __setattr__.
         this = self.__dict__
         this["global_shape"] = shape
-        this["shard_shape"] = tuple(shard_shape)
+        this["shard_shape"] = shard_shape
         this["_layout"] = layout
 
     @property
@@ -167,9 +156,9 @@ class ShardGrid:
         slices = []
         for parts, step in zip(self._layout.parts[::-1], self.shard_shape[::-1], strict=True):
             if parts == 1:
-                slices.append(_WHOLE)
+                slices.append(_NOT_CUT[0])
             elif step == 0:
-                slices.append(_EMPTY)
+                slices.append(_EMPTY[0])
             else:
                 block, part = divmod(block, parts)
                 slices.append(slice(part * step, part * step + step))
@@ -239,7 +228,7 @@ class ShardGrid:
         [(slice(0, 2, None),), (slice(2, 4, None),)]
         """
         blocks = self.blocks()
-        return [blocks[number] for number in self._layout.block_list()]
+        return [blocks[number] for number in self._layout.block_list]
 
     def indices_and_replica_ids(self) -> list[tuple[Index, int]]:
         """Return ``(index, replica_id)`` of every device, in device order.
@@ -247,7 +236,7 @@ class ShardGrid:
         >>> ShardGrid((4,), {'x': 2, 'y': 2}, ('x',)).indices_and_replica_ids()[1]
         ((slice(0, 2, None),), 1)
         """
-        return list(zip(self.indices(), self._layout.replica_list(), strict=True))
+        return list(zip(self.indices(), self._layout.replica_list, strict=True))
 
     def blocks(self) -> list[Index]:
         """Return the index of every block once, in the order of the block numbers.
@@ -256,15 +245,13 @@ class ShardGrid:
         (slice(None, None, None), slice(2, 4, None))
         """
         slices = []
-        for size, step, parts in zip(
-            self.global_shape, self.shard_shape, self._layout.parts, strict=True
-        ):
+        for size, step, parts in zip(self.global_shape, self.shard_shape, self._layout.parts):  # noqa: B905
             if parts == 1:
-                slices.append((_WHOLE,))
-            elif step == 0:
-                slices.append((_EMPTY,))
-            else:
+                slices.append(_NOT_CUT)
+            elif step:
                 slices.append([slice(start, start + step) for start in range(0, size, step)])
+            else:
+                slices.append(_EMPTY)
         return list(itertools.product(*slices))
 
     @cached_property
@@ -290,15 +277,20 @@ class ShardGrid:
         """One past the last element of every device's block: int64 ``[num_devices, ndim]``."""
         return read_only(self.starts + np.array(self.shard_shape, np.int64))
 
-    @cached_property
+    @property
     def replica_ids(self) -> IntArray:
         """Replica id of every device: int64 ``[num_devices]``, read-only."""
-        return self._layout.replica_ids()
+        layout = self._layout
+        return layout.small_replica_ids if layout.is_small else self._replica_ids
+
+    @cached_property
+    def _replica_ids(self) -> IntArray:
+        return read_only(self._layout.spread(self._layout.replica_weights))
 
     @cached_property
     def block_ids(self) -> IntArray:
         """Number of the block that every device holds: int64 ``[num_devices]``, read-only."""
-        return read_only(self._layout.block_ids())
+        return read_only(self._layout.spread(self._layout.block_weights))
 
     # A value: immutable, equal by content.
 
@@ -322,3 +314,19 @@ class ShardGrid:
 
     def __delattr__(self, name: str) -> None:
         raise AttributeError("a ShardGrid is immutable")
+
+
+def _layout_of(shape: Shape, mesh_shape: Mapping[str, int], spec: SpecLike) -> Layout:
+    empty = tuple([not size for size in shape]) if 0 in shape else (False,) * len(shape)
+    layout = None
+    try:
+        # Mostly the arguments are hashable and were seen before. To the cache 4.0 would be 4, but
+        # a sum of integers and others is no integer.
+        if type(sum(mesh_shape.values())) is int:
+            layout = layout_of(tuple(mesh_shape.items()), spec, empty)
+    except (AttributeError, TypeError, ValueError):
+        pass  # said below, better
+    if layout is None:
+        sizes, entries = check_mesh_shape(mesh_shape), check_spec(spec, shape)
+        layout = layout_of(tuple(sizes.items()), entries, empty)
+    return layout

@@ -20,6 +20,7 @@ coordinate times a weight.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -28,7 +29,14 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from gda.spec import SpecEntry, axes_by_dimension, check_mesh_shape, entries_of
+from gda.spec import (
+    SpecEntry,
+    SpecLike,
+    axes_by_dimension,
+    check_mesh_shape,
+    check_spec,
+    entries_of,
+)
 
 # Up to this many devices a Python list is filled faster than a NumPy array is set up
 # (benchmarks/RESULTS.md), and the result is small enough to keep with the layout.
@@ -75,6 +83,7 @@ class Layout:
         self.num_shards = blocks
         self.num_replicas = replicas
         self.num_devices = blocks * replicas
+        self.is_small = self.num_devices < SMALL
 
     def numbers(self, position: int) -> tuple[int, int]:
         """Return block number and replica id of one device, O(axes).
@@ -136,45 +145,41 @@ class Layout:
                 strides.append(stride)
         return first + _spread(counts, strides)
 
-    # All devices. Of a large mesh the caller keeps what it needs; a layout lives long.
+    # All devices. A layout lives long, so it keeps what is small; a grid keeps what it needs.
 
-    def block_ids(self) -> IntArray:
-        """Return the block number of every device, in device order."""
-        return _spread(self.sizes, self.block_weights)
+    def spread(self, weights: Sequence[int]) -> IntArray:
+        """Return the sum of coordinate times weight for every device, in device order."""
+        return _spread(self.sizes, weights)
 
-    def replica_ids(self) -> IntArray:
-        """Return the replica id of every device, in device order, read-only."""
-        return self._small_replica_ids if self.num_devices < SMALL else self._spread_replicas()
-
+    @property
     def block_list(self) -> list[int]:
-        """Return ``block_ids`` as a list that is not to be changed."""
-        return self._small_block_list if self.num_devices < SMALL else self.block_ids().tolist()
+        """Block number of every device, in device order; not to be changed."""
+        return self._small_blocks if self.is_small else self.spread(self.block_weights).tolist()
 
+    @property
     def replica_list(self) -> list[int]:
-        """Return ``replica_ids`` as a list that is not to be changed."""
-        return self._small_replica_list if self.num_devices < SMALL else self.replica_ids().tolist()
-
-    def _spread_replicas(self) -> IntArray:
-        return read_only(_spread(self.sizes, self.replica_weights))
-
-    @cached_property
-    def _small_replica_ids(self) -> IntArray:
-        return read_only(np.array(self._small_replica_list, np.int64))
+        """Replica id of every device, in device order; not to be changed."""
+        if self.is_small:
+            return self._small_replicas
+        return self.spread(self.replica_weights).tolist()
 
     @cached_property
-    def _small_block_list(self) -> list[int]:
+    def small_replica_ids(self) -> IntArray:
+        """``replica_list`` as an array, read-only."""
+        return read_only(np.array(self.replica_list, np.int64))
+
+    @cached_property
+    def _small_blocks(self) -> list[int]:
         return _spread_list(self.sizes, self.block_weights)
 
     @cached_property
-    def _small_replica_list(self) -> list[int]:
+    def _small_replicas(self) -> list[int]:
         return _spread_list(self.sizes, self.replica_weights)
 
 
 @lru_cache(maxsize=1024)
 def layout_of(
-    mesh_items: tuple[tuple[str, int], ...],
-    entries: tuple[SpecEntry, ...],
-    empty: tuple[bool, ...],
+    mesh_items: tuple[tuple[str, int], ...], spec: SpecLike, empty: tuple[bool, ...]
 ) -> Layout:
     """Return the layout of a spec on a mesh for an array whose dimensions are ``empty`` or not.
 
@@ -182,6 +187,7 @@ def layout_of(
       TypeError, ValueError: the spec does not go with the mesh or the rank; see ``gda.spec``.
     """
     mesh_shape = check_mesh_shape(dict(mesh_items))
+    entries = check_spec(spec, (0,) * len(empty))
     return Layout(mesh_shape, axes_by_dimension(entries, len(empty), mesh_shape), empty)
 
 
@@ -193,6 +199,8 @@ def read_only(array: IntArray) -> IntArray:
 
 def _spread(sizes: Sequence[int], weights: Sequence[int]) -> IntArray:
     """Return the sum of coordinate times weight for all coordinates, row-major."""
+    if not any(weights):
+        return np.zeros(math.prod(sizes), np.int64)
     values = np.zeros(1, np.int64)
     for size, weight in zip(sizes, weights, strict=True):
         if size > 1:
