@@ -216,7 +216,7 @@ def _asked_dtype(dtype: Any) -> Any:
 
 
 # The usual dtypes are the same in JAX with and without x64; asking JAX takes a microsecond.
-_KEPT = frozenset(map(np.dtype, "? i1 i2 i4 u1 u2 u4 f2 f4 c8".split()))
+_KEPT = frozenset(map(np.dtype, ["?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8"]))
 
 
 def _jax_dtype(dtype: Any, index: Index | None = None) -> Any:
