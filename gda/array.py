@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, overload
 
 import jax
 import numpy as np
@@ -28,36 +28,55 @@ _NOTHING = object()
 _set = object.__setattr__
 
 
-class Shard:
-    """What one device holds of a ``GlobalArray``: device, index, replica id and data. Immutable."""
+class _Pieces:
+    """The single-device arrays of an array, split off when first asked for.
 
-    __slots__ = ("_container", "_device", "_index", "_replica_id")
+    Shards refer to this and not to the container: it keeps its shards, and device memory should be
+    freed with the last reference, not when the garbage collector finds a cycle.
+    """
 
-    def __init__(
-        self, device: Device | None, index: Index, replica_id: int, container: GlobalArray
-    ) -> None:
-        self._device = device
-        self._index = index
-        self._replica_id = replica_id
-        self._container = container
+    __slots__ = ("_array", "_by_device")
 
-    @property
-    def device(self) -> Device | None:
-        """The device; ``None`` while tracing, where a mesh has no devices."""
-        return self._device
+    def __init__(self, array: jax.Array) -> None:
+        self._array = array
+        self._by_device: dict[Device | None, jax.Array] | None = None
 
-    @property
-    def index(self) -> Index:
-        """The global elements it holds: one slice per dimension."""
-        return self._index
+    def on(self, device: Device | None) -> jax.Array | None:
+        """Return the piece on a device; ``None`` for a device of another process."""
+        array = self._array
+        if is_tracer(array):
+            raise TypeError(
+                f"the shards of {GlobalArray(array=array)!r} have no data while it is being "
+                "traced; compute on .array, or see each block with jax.shard_map"
+            )
+        if array.is_deleted():
+            raise _deleted_error(array)
+        if self._by_device is None:
+            # `array.addressable_data(i)` would be wrong here: of a fully replicated array it gives
+            # the first device's shard for every i.
+            self._by_device = {shard.device: shard.data for shard in array.addressable_shards}
+        return self._by_device.get(device)
 
-    @property
-    def replica_id(self) -> int:
-        """How many devices before it, in device order, hold the same index.
 
-        Writing the shards with replica id 0 writes every element once.
-        """
-        return self._replica_id
+class _ShardRecord(NamedTuple):
+    # A tuple underneath is immutable and made in half the time of an object with slots.
+    device: Device | None
+    index: Index  # pyright: ignore[reportIncompatibleMethodOverride]
+    replica_id: int
+    pieces: _Pieces
+
+
+class Shard(_ShardRecord):
+    """What one device holds of a ``GlobalArray``. Immutable.
+
+    Attributes:
+      device: the device; ``None`` while tracing, where a mesh has no devices.
+      index: the global elements it holds: one slice per dimension.
+      replica_id: how many devices before it, in device order, hold the same index. Writing the
+        shards with replica id 0 writes every element once.
+    """
+
+    __slots__ = ()
 
     @property
     def data(self) -> jax.Array | None:
@@ -69,10 +88,13 @@ class Shard:
           RuntimeError: the array was deleted or donated.
           TypeError: the array is being traced.
         """
-        return self._container._data_on(self._device)
+        return self.pieces.on(self.device)
 
     def __repr__(self) -> str:
         return f"Shard(device={self.device}, index={self.index}, replica_id={self.replica_id})"
+
+    def __hash__(self) -> int:
+        return hash((self.device, self.replica_id, id(self.pieces)))  # slices: only since 3.12
 
 
 class GlobalArray(ArrayOperators):
@@ -110,14 +132,13 @@ class GlobalArray(ArrayOperators):
     """
 
     # Slots that are not set are caches that were not asked for yet.
-    __slots__ = ("__weakref__", "_data", "_global_shards", "_local_shards", "array")
+    __slots__ = ("__weakref__", "_global_shards", "_local_shards", "array")
 
     array: jax.Array
     """The array itself, for everything that a container does not do."""
 
     _local_shards: tuple[Shard, ...]
     _global_shards: tuple[Shard, ...]
-    _data: dict[Device, jax.Array]
 
     @overload
     def __init__(
@@ -439,33 +460,20 @@ class GlobalArray(ArrayOperators):
         return self.local_data(i)
 
     def _shards(self, only_local: bool) -> tuple[Shard, ...]:
-        mesh, grid = self.mesh, self.grid
+        mesh, grid, pieces = self.mesh, self.grid, _Pieces(self.array)
         if not isinstance(mesh, Mesh):
             devices = repeat(None, grid.num_devices)
         elif only_local and len(local_positions(mesh)) < grid.num_devices:
             local = local_positions(mesh)
             shards = zip(local, grid.shards_at(local.values()), strict=True)
-            return tuple([Shard(device, *which, self) for device, which in shards])
+            return tuple([Shard(device, *which, pieces) for device, which in shards])
         else:
             devices = devices_of(mesh)
-        # Unrolled into one map: of 64 shards a loop would be a third of the time.
-        return tuple(map(Shard, devices, grid.indices(), grid.replica_ids.tolist(), repeat(self)))
-
-    def _data_on(self, device: Device | None) -> jax.Array | None:
-        array = self._live()
-        if is_tracer(array):
-            raise TypeError(
-                f"the shards of {self!r} have no data while it is being traced; compute on .array, "
-                "or see each block with jax.shard_map"
-            )
-        try:
-            data = self._data
-        except AttributeError:
-            # `array.addressable_data(i)` would be wrong here: of a fully replicated array it gives
-            # the first device's shard for every i.
-            data = {shard.device: shard.data for shard in array.addressable_shards}
-            _set(self, "_data", data)
-        return data.get(device)  # pyright: ignore[reportArgumentType]
+        records = zip(
+            devices, grid.indices(), grid.replica_ids.tolist(), repeat(pieces), strict=False
+        )
+        # What Shard(*record) does, without a call of Python code for each of perhaps 1,000 devices.
+        return tuple(map(tuple.__new__, repeat(Shard), records))
 
     # Its life on the devices.
 
@@ -490,9 +498,7 @@ class GlobalArray(ArrayOperators):
         """Return the array, or say that it is gone."""
         array = self.array
         if isinstance(array, jax.Array) and not is_tracer(array) and array.is_deleted():
-            raise RuntimeError(
-                f"{self!r} was deleted, by delete() or by donating it to a jitted function"
-            )
+            raise _deleted_error(array)
         return array
 
     # As an array.
@@ -569,6 +575,13 @@ class GlobalArray(ArrayOperators):
 
 def _unpickled(state: pickling.State) -> GlobalArray:
     return GlobalArray(array=pickling.load(state))
+
+
+def _deleted_error(array: jax.Array) -> RuntimeError:
+    return RuntimeError(
+        f"{GlobalArray(array=array)!r} was deleted, by delete() or by donating it to a jitted "
+        "function"
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda.buffers import Buffers, Memory
+from gda.buffers import ALIGNMENT, Buffers, Memory
 from gda.grid import ShardGrid
 from gda.indices import Device
 from gda.spec import Index, Shape
@@ -40,6 +40,7 @@ class BlockReader:
       copy: ``True`` copies every block, ``False`` adopts every block, ``None`` copies those that
         somebody else can reach.
       device: where a ``jax.Array`` goes that is spread over several devices.
+      align: copy unaligned blocks into aligned memory also where they could be adopted.
 
     ``dtype`` is the dtype that the array has in JAX; ``None`` until it is known.
     """
@@ -50,6 +51,7 @@ class BlockReader:
         dtype: Any = None,
         copy: bool | None = None,
         device: Device | None = None,
+        align: bool = False,
     ) -> None:
         if copy not in (None, True, False):
             raise TypeError(f"copy must be True, False or None, not {copy!r}")
@@ -59,8 +61,8 @@ class BlockReader:
         self.dtype = None if self.asked is None else _jax_dtype(self.asked)
         self.copy = copy
         self._device = device
+        self._align = align and copy is None
         self._buffers: Buffers | None = None
-        self._unchanged: np.dtype[Any] | None = None  # of blocks that need nothing done to them
 
     def read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
         """Return what ``callback`` says is at each index, safe to hand over.
@@ -72,25 +74,27 @@ class BlockReader:
           DoesNotFitError: a value does not fit the dtype that the array has in JAX.
           Exception: whatever the callback raises, with a note of the index.
         """
-        shape = self.shape
+        shape, usual = self.shape, None
         blocks: list[Block] = []
         index: Index = ()
         try:
             for index in indices:
-                value = callback(index)
+                value: Any = callback(index)
                 references = sys.getrefcount(value)
                 # The usual block first: in a loop over batches every microsecond here is felt.
                 if (
                     references <= _ONE_REFERENCE
                     and type(value) is np.ndarray
-                    and self._unchanged is not None  # to NumPy, None is float64
-                    and value.dtype == self._unchanged
+                    and value.dtype is usual
                     and value.shape == shape
-                    and (value.base is None or type(value.base) is Memory)
+                    and value.base is None
                 ):
                     blocks.append(value)
                 else:
-                    blocks.append(self.settle(index, value, references))
+                    block = self.settle(index, value, references)
+                    blocks.append(block)
+                    if block is value and self.copy is None and not self._align:
+                        usual = value.dtype  # a fresh block of it needs nothing done to it
         except Exception as error:
             error.add_note(f"gda: while reading index {format_index(index)} of {self.grid!r}")
             raise
@@ -157,10 +161,10 @@ class BlockReader:
                 narrow = self._copied(value, final)
             _check_fits(value, narrow, index)
             return narrow
-        if not self.copy:
-            self._unchanged = final
-            if ours or self.copy is False:
-                return value
+        if self.copy is False or (
+            ours and not self.copy and not (self._align and value.ctypes.data % ALIGNMENT)
+        ):
+            return value
         return self._copied(value, final)
 
     def _copied(self, value: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -14,13 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from gda.blocks import Block, BlockReader
 from gda.grid import ShardGrid
-from gda.indices import Device, local_positions, mesh_grid
+from gda.indices import Device, local_positions, mesh_grid, not_a_mesh_error
 from gda.sharding import named_sharding
-from gda.spec import Index, SpecLike
+from gda.spec import Index, Shape, SpecLike, check_shape, check_spec
 
 
 def array_from_callback(
@@ -43,7 +43,7 @@ def array_from_callback(
         raise ValueError("into=True needs dtype=, the type of the buffer that the callback fills")
     if into and copy is not None:
         raise ValueError("copy= says what happens to memory of the callback; into=True has none")
-    reader = BlockReader(plan.grid, dtype, copy, plan.first_device)
+    reader = plan.reader(dtype, copy)
     read = reader.fill if into else reader.read
     return plan.place(read(data_callback, plan.distinct), reader.dtype)
 
@@ -63,7 +63,7 @@ def array_from_batched_callback(
     """
     plan = _plan(global_shape, mesh, spec)
     plan.check_dtype(dtype)
-    reader = BlockReader(plan.grid, dtype, copy, plan.first_device)
+    reader = plan.reader(dtype, copy)
     blocks: list[Block] = []
     if plan.devices:
         returned = _as_list(data_callback(list(plan.indices)), len(plan.indices), "index")
@@ -123,12 +123,13 @@ class _Plan:
         self.grid = grid
         self.sharding = named_sharding(grid.global_shape, mesh, spec)
         self.devices = tuple(local)
-        self.first_device = self.devices[0] if local else None
         self.indices = [index for index, _ in grid.shards_at(local.values())]
-        first_at = {_start(index): i for i, index in reversed(list(enumerate(self.indices)))}
-        self.first_with_block = sorted(first_at.values())
+        first_at: dict[tuple[int | None, ...], int] = {}
+        for i, index in enumerate(self.indices):
+            first_at.setdefault(_start(index), i)
+        self.first_with_block = list(first_at.values())
         self.distinct = [self.indices[i] for i in self.first_with_block]
-        self._block_at = {_start(index): block for block, index in enumerate(self.distinct)}
+        self._block_at = {start: block for block, start in enumerate(first_at)}
         self.block_of_device = [self._block_at[_start(index)] for index in self.indices]
         # JAX asks with the index objects of its own cached map. They are kept here, so that as
         # long as this plan lives no other object has their id.
@@ -142,6 +143,12 @@ class _Plan:
                 f"no device of the mesh {dict(self.grid.mesh_shape)} belongs to process "
                 f"{jax.process_index()}, so no block tells the dtype; pass dtype="
             )
+
+    def reader(self, dtype: npt.DTypeLike | None, copy: bool | None) -> BlockReader:
+        device = self.devices[0] if self.devices else None
+        # JAX copies an unaligned block for every device that holds it, an aligned one for none.
+        align = len(self.distinct) < len(self.devices) and self.devices[0].platform == "cpu"
+        return BlockReader(self.grid, dtype, copy, device, align)
 
     def place(self, blocks: Sequence[Block], dtype: Any) -> jax.Array:
         """Build the array of one block per distinct index."""
@@ -209,13 +216,13 @@ def _as_list(returned: Iterable[Any], count: int, per: str) -> list[Any]:
 
 def _plan(global_shape: Iterable[int], mesh: Mesh, spec: SpecLike) -> _Plan:
     """Return the plan, from a cache where the same array was built before."""
-    try:
-        return _cached_plan(tuple(global_shape), mesh, spec)
-    except TypeError:
-        # A spec given as a list is not hashable; or the arguments are wrong, which is said here.
-        return _Plan(mesh_grid(global_shape, mesh, spec), mesh, spec)
+    shape = check_shape(global_shape)
+    if not isinstance(mesh, Mesh):
+        raise not_a_mesh_error(mesh)
+    hashable = spec if isinstance(spec, PartitionSpec) else check_spec(spec, shape)
+    return _cached_plan(shape, mesh, hashable)
 
 
 @lru_cache(maxsize=256)
-def _cached_plan(global_shape: tuple[int, ...], mesh: Mesh, spec: SpecLike) -> _Plan:
-    return _Plan(mesh_grid(global_shape, mesh, spec), mesh, spec)
+def _cached_plan(shape: Shape, mesh: Mesh, spec: SpecLike) -> _Plan:
+    return _Plan(mesh_grid(shape, mesh, spec), mesh, spec)

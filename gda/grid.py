@@ -21,6 +21,7 @@ from gda.spec import (
     Shape,
     SpecEntry,
     SpecLike,
+    axes_by_dimension,
     check_mesh_shape,
     check_shape,
     check_spec,
@@ -153,16 +154,28 @@ class ShardGrid:
         block = operator.index(block)  # slices of NumPy integers print badly
         if not 0 <= block < self.num_shards:
             raise IndexError(f"block {block} is outside the {self.num_shards} blocks of {self!r}")
+        return self._block_index(block)
+
+    def _block_index(self, block: int) -> Index:
         slices = []
-        for parts, step in zip(self._layout.parts[::-1], self.shard_shape[::-1], strict=True):
-            if parts == 1:
-                slices.append(_NOT_CUT[0])
-            elif step == 0:
-                slices.append(_EMPTY[0])
-            else:
+        for parts, step, same in self._cuts:
+            if same is None:
                 block, part = divmod(block, parts)
-                slices.append(slice(part * step, part * step + step))
-        return tuple(slices[::-1])
+                start = part * step
+                slices.append(slice(start, start + step))
+            else:
+                slices.append(same)
+        slices.reverse()
+        return tuple(slices)
+
+    @cached_property
+    def _cuts(self) -> list[tuple[int, int, slice | None]]:
+        """Of each dimension, the last first: parts, size of one, and the slice if all have one."""
+        cuts = []
+        for parts, step in zip(self._layout.parts, self.shard_shape, strict=True):
+            same = _NOT_CUT[0] if parts == 1 else None if step else _EMPTY[0]
+            cuts.append((parts, step, same))
+        return cuts[::-1]
 
     def shards_at(self, positions: Iterable[int]) -> list[tuple[Index, int]]:
         """Return ``(index, replica_id)`` of the devices at some flat positions.
@@ -183,7 +196,7 @@ class ShardGrid:
             block, replica = numbers(position)
             index = known.get(block)
             if index is None:
-                index = known[block] = self.block_index(block)
+                index = known[block] = self._block_index(block)
             shards.append((index, replica))
         return shards
 
@@ -318,15 +331,13 @@ class ShardGrid:
 
 def _layout_of(shape: Shape, mesh_shape: Mapping[str, int], spec: SpecLike) -> Layout:
     empty = tuple([not size for size in shape]) if 0 in shape else (False,) * len(shape)
-    layout = None
     try:
         # Mostly the arguments are hashable and were seen before. To the cache 4.0 would be 4, but
-        # a sum of integers and others is no integer.
-        if type(sum(mesh_shape.values())) is int:
-            layout = layout_of(tuple(mesh_shape.items()), spec, empty)
+        # a sum of integers and others is no integer. An iterator can be read only once, below.
+        if type(sum(mesh_shape.values())) is int and not hasattr(spec, "__next__"):
+            return layout_of(tuple(mesh_shape.items()), spec, empty)
     except (AttributeError, TypeError, ValueError):
         pass  # said below, better
-    if layout is None:
-        sizes, entries = check_mesh_shape(mesh_shape), check_spec(spec, shape)
-        layout = layout_of(tuple(sizes.items()), entries, empty)
-    return layout
+    sizes, entries = check_mesh_shape(mesh_shape), check_spec(spec, shape)
+    axes_by_dimension(entries, len(shape), sizes)  # says of a set in a spec more than "unhashable"
+    return layout_of(tuple(sizes.items()), entries, empty)

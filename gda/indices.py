@@ -10,10 +10,12 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Protocol
 
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from gda.grid import ShardGrid
 from gda.spec import Index, Shape, SpecLike
+
+_MESHES = (Mesh, AbstractMesh)  # a traced array with Explicit axes knows only an abstract mesh
 
 
 class Device(Protocol):
@@ -83,13 +85,16 @@ def get_shard_indices_replica_ids(
 
 def mesh_grid(global_shape: Iterable[int], mesh: Mesh, spec: SpecLike) -> ShardGrid:
     """Return the grid of a shape over a mesh; says so when ``mesh`` is not one."""
-    try:
-        mesh_shape = mesh.shape
-    except AttributeError:
-        raise TypeError(
-            f"mesh must be a jax.sharding.Mesh, not {mesh!r}; without devices use gda.ShardGrid"
-        ) from None
-    return ShardGrid(global_shape, mesh_shape, spec)
+    if not isinstance(mesh, _MESHES):
+        raise not_a_mesh_error(mesh)
+    return ShardGrid(global_shape, mesh.shape, spec)
+
+
+def not_a_mesh_error(mesh: object) -> TypeError:
+    """Say what was expected in the place of ``mesh``."""
+    return TypeError(
+        f"mesh must be a jax.sharding.Mesh, not {mesh!r}; without devices use gda.ShardGrid"
+    )
 
 
 # Walking over all devices of a mesh costs O(mesh), so it is done once per mesh.

@@ -84,6 +84,9 @@ def check_spec(spec: SpecLike, shape: Shape) -> tuple[SpecEntry, ...]:
             f"spec {spec!r} has unreduced axes, so the devices hold partial sums and the array has "
             "no fixed layout; reduce it first, for instance with jax.sharding.reshard"
         )
+    if getattr(spec, "reduced", None):
+        # Reduced axes do not change the layout, but JAX refuses to iterate over such a spec.
+        spec = getattr(spec, "partitions", spec)
     try:
         entries: tuple[Any, ...] = tuple(spec)
     except TypeError:

@@ -1,0 +1,40 @@
+"""Options of the benchmarks. The number of virtual devices is fixed before JAX starts."""
+
+import os
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gda benchmarks")
+    group.addoption(
+        "--virtual-devices",
+        type=int,
+        default=8,
+        choices=[8, 64, 1024],
+        help="run the works for so many virtual CPU devices (default: 8)",
+    )
+    group.addoption("--smoke", action="store_true", help="few rounds: only to see that it runs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    count = config.getoption("--virtual-devices")
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={count}"
+    os.environ["JAX_PLATFORMS"] = "cpu"  # where there are other devices too
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "work" in metafunc.fixturenames:
+        from benchmarks.works import WORKS
+
+        count = metafunc.config.getoption("--virtual-devices")
+        metafunc.parametrize(
+            ("work", "side"),
+            [
+                pytest.param(work, side, id=f"{label}: {work.key}")
+                for work in WORKS
+                if work.devices == count
+                for side, label in enumerate(["gda", "rival"] if work.rival else ["gda"])
+            ],
+        )
