@@ -112,7 +112,7 @@ def _delete(array: jax.Array | gda.GlobalArray) -> None:
     jax.device_put(np.float32(0)).block_until_ready()
 
 
-def _own_blocks(devices: int, nbytes: int, aligned: bool) -> list[Side]:
+def _own_blocks(devices: int, nbytes: int, aligned: bool, filled_before: bool) -> list[Side]:
     sizes = _MESH_SIZES[devices]
     shard_shape = (nbytes // 4 // 128, 128)
     shape = (shard_shape[0] * sizes[0], shard_shape[1] * sizes[1])
@@ -127,9 +127,15 @@ def _own_blocks(devices: int, nbytes: int, aligned: bool) -> list[Side]:
         return (blocks,)
 
     # Popped, so that nobody holds the block but the one that it is returned to.
-    def callback(blocks: list[Block], index: Any) -> Block:
+    def pop(blocks: list[Block], index: Any) -> Block:
         return blocks.pop()
 
+    def pop_and_fill(blocks: list[Block], index: Any) -> Block:
+        block = blocks.pop()
+        np.copyto(block, source)
+        return block
+
+    callback = pop if filled_before else pop_and_fill
     return _built(shape, mesh_of(sizes), P("x", "y"), callback, callback, fresh)
 
 
@@ -249,13 +255,15 @@ WORKS = [
     *[
         Work(
             f"from_callback, a fresh {_size(nbytes)} block per device, {_MEMORY[aligned]}, "
-            f"{devices} devices",
-            partial(_own_blocks, devices, nbytes, aligned),
+            f"{devices} devices{', all filled before' if filled_before else ''}",
+            partial(_own_blocks, devices, nbytes, aligned, filled_before),
             f"{_CALLBACK}, same callback, sharding made before",
-            AtMost(1.05),
+            # A callback that does nothing shows what gda's looking at blocks costs.
+            None if filled_before else AtMost(1.05),
             devices=devices,
             rounds=40 if devices * nbytes >= 64 * MIB else 150,
         )
+        for filled_before in [False, True]
         for devices in _MESH_SIZES
         for nbytes in [64 * KIB, MIB]
         for aligned in [True, False]

@@ -497,7 +497,8 @@ class GlobalArray(ArrayOperators):
     def _live(self) -> jax.Array:
         """Return the array, or say that it is gone."""
         array = self.array
-        if isinstance(array, jax.Array) and not is_tracer(array) and array.is_deleted():
+        # Asking a tracer would raise, and what is no array has nothing to ask.
+        if not is_tracer(array) and hasattr(array, "is_deleted") and array.is_deleted():
             raise _deleted_error(array)
         return array
 

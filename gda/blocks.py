@@ -87,7 +87,7 @@ class BlockReader:
                     and type(value) is np.ndarray
                     and value.dtype is usual
                     and value.shape == shape
-                    and value.base is None
+                    and ((base := value.base) is None or type(base) is Memory)
                 ):
                     blocks.append(value)
                 else:

@@ -131,6 +131,10 @@ class _Plan:
         self.distinct = [self.indices[i] for i in self.first_with_block]
         self._block_at = {start: block for block, start in enumerate(first_at)}
         self.block_of_device = [self._block_at[_start(index)] for index in self.indices]
+        self._first_device = self.devices[0] if local else None
+        # JAX copies an unaligned block for every device that holds it, and an aligned one for none.
+        has_replicas = len(self.distinct) < len(self.devices)
+        self._align = has_replicas and self.devices[0].platform == "cpu"
         # JAX asks with the index objects of its own cached map. They are kept here, so that as
         # long as this plan lives no other object has their id.
         asked: Any = self.sharding.addressable_devices_indices_map(grid.global_shape).values()
@@ -145,10 +149,7 @@ class _Plan:
             )
 
     def reader(self, dtype: npt.DTypeLike | None, copy: bool | None) -> BlockReader:
-        device = self.devices[0] if self.devices else None
-        # JAX copies an unaligned block for every device that holds it, an aligned one for none.
-        align = len(self.distinct) < len(self.devices) and self.devices[0].platform == "cpu"
-        return BlockReader(self.grid, dtype, copy, device, align)
+        return BlockReader(self.grid, dtype, copy, self._first_device, self._align)
 
     def place(self, blocks: Sequence[Block], dtype: Any) -> jax.Array:
         """Build the array of one block per distinct index."""
