@@ -1,10 +1,12 @@
 """The container: what it says of itself, its shards, its life, and how it behaves as an array."""
 
 import copy
+import gc
 import operator
 import pickle
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 
 import jax
@@ -250,6 +252,27 @@ def test_after_delete_every_access_to_data_says_so(mesh: Mesh) -> None:
     # Functions of jnp are jitted, so JAX finds the deleted array before the container is asked.
     with pytest.raises(RuntimeError, match=r"deleted with shape=float32\[8"):
         jnp.sin(g)
+
+
+def test_the_last_reference_frees_the_array_without_the_garbage_collector(mesh: Mesh) -> None:
+    g = make(mesh)
+    assert g.local_shards[0].data is not None
+    assert len(g.global_shards) == 8
+    array, container = weakref.ref(g.array), weakref.ref(g)
+    gc.disable()
+    try:
+        del g
+        assert container() is None
+        assert array() is None
+    finally:
+        gc.enable()
+
+
+def test_a_shard_keeps_its_data_alive(mesh: Mesh) -> None:
+    shard = make(mesh).local_shards[1]
+    np.testing.assert_array_equal(shard.data, DATA[shard.index])
+    assert shard == shard
+    assert len({shard, shard}) == 1
 
 
 def test_waiting_and_fetching_give_the_container_back(mesh: Mesh) -> None:
