@@ -1,0 +1,503 @@
+"""Hypothesis strategies for meshes, specs, shapes that fit them, and ``GlobalArray``s.
+
+To be taken into any test suite, as one takes ``hypothesis.extra.numpy``. Everything shrinks to a
+small case that can be read: few axes, few devices in order, short specs, blocks of one element.
+
+>>> import numpy as np
+>>> from hypothesis import given, settings
+>>> from gda.testing.strategies import global_arrays
+>>> @settings(max_examples=20, deadline=None)
+... @given(global_arrays())
+... def test_every_shard_is_a_part_of_the_whole(g):
+...     for shard in g.local_shards:
+...         np.testing.assert_array_equal(shard.data, np.asarray(g)[shard.index])
+>>> test_every_shard_is_a_part_of_the_whole()
+
+``sharded_cases(mesh_shapes(max_devices=4096))`` makes cases without devices, for code that only
+plans. Devices are asked for when the first example is drawn, not when a strategy is made, so a test
+module may make its strategies before JAX is set up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
+
+try:
+    from hypothesis import note
+    from hypothesis import strategies as st
+    from hypothesis.extra import numpy as hnp
+except ModuleNotFoundError as error:
+    if error.name != "hypothesis":
+        raise
+    raise ImportError(
+        "gda.testing.strategies needs hypothesis, which is not installed; "
+        "install it with: pip install 'gda[test]'",
+        name="hypothesis",
+    ) from error
+
+from gda.array import GlobalArray
+from gda.grid import ShardGrid
+from gda.indices import Device
+from gda.spec import (
+    Shape,
+    SpecEntry,
+    SpecLike,
+    axes_by_dimension,
+    check_mesh_shape,
+    check_spec,
+    format_spec,
+)
+
+MeshShape = Mapping[str, int]
+MeshT = TypeVar("MeshT", bound=Mesh | MeshShape)
+
+_AXIS_NAMES = ("x", "y", "z")
+_AXIS_TYPES = (AxisType.Auto, AxisType.Explicit)
+_DTYPES = ("float32", "int32", "bool", "complex64", "uint8", "bfloat16")
+_MAX_DIMS = 3
+_MAX_BLOCK_SIDE = 3
+
+
+@dataclass(frozen=True, repr=False)
+class ShardedCase(Generic[MeshT]):
+    """A global shape, a mesh, and a spec that cuts the shape over it.
+
+    Attributes:
+      global_shape: sizes of the whole array; every dimension is divided by its mesh axes.
+      mesh: a ``jax.sharding.Mesh``, or a dict from axis name to size where no devices are needed.
+      spec: ``PartitionSpec`` with at most one entry per dimension.
+
+    >>> case = ShardedCase((8, 2), {'x': 4, 'y': 2}, PartitionSpec('x'))
+    >>> case
+    ShardedCase((8, 2), {'x': 4, 'y': 2}, P('x'))
+    >>> case.grid.shard_shape
+    (2, 2)
+    """
+
+    global_shape: Shape
+    mesh: MeshT
+    spec: PartitionSpec
+
+    @property
+    def mesh_shape(self) -> dict[str, int]:
+        """Size of each mesh axis by name, in mesh order."""
+        return _mesh_shape_of(self.mesh)
+
+    @property
+    def grid(self) -> ShardGrid:
+        """Which elements every device holds."""
+        return ShardGrid(self.global_shape, self.mesh_shape, self.spec)
+
+    def __repr__(self) -> str:
+        mesh = _format_mesh(self.mesh) if isinstance(self.mesh, Mesh) else self.mesh_shape
+        return f"ShardedCase({self.global_shape}, {mesh}, {format_spec(self.spec)})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        # Hypothesis and IPython ask for this; else they print the fields of a dataclass, and a mesh
+        # without the order of its devices.
+        printer.text(repr(self))
+
+
+def mesh_shapes(
+    *,
+    max_devices: int = 8,
+    min_axes: int = 1,
+    max_axes: int | None = None,
+    min_axis_size: int = 1,
+    axis_names: Sequence[str] = _AXIS_NAMES,
+) -> st.SearchStrategy[dict[str, int]]:
+    """Return a strategy for mesh shapes: dicts from axis name to size, in mesh order.
+
+    Args:
+      max_devices: the product of the sizes is at most this.
+      min_axes, max_axes: how many axes; by default up to as many as there are names.
+      min_axis_size: 1 lets axes of size 1 come up, which cut nothing; 2 leaves them out.
+      axis_names: names of the axes; a mesh of two axes has the first two.
+
+    Shrinks to fewer and smaller axes, down to ``{'x': min_axis_size}``.
+
+    Raises:
+      ValueError: no mesh shape keeps all of these.
+
+    >>> from hypothesis import find
+    >>> find(mesh_shapes(), lambda shape: len(shape) == 2 and shape['y'] > 1)
+    {'x': 1, 'y': 2}
+    """
+    names = tuple(axis_names)
+    most = len(names) if max_axes is None else min(max_axes, len(names))
+    if not 1 <= min_axes <= most or min_axis_size < 1 or min_axis_size**min_axes > max_devices:
+        raise ValueError(
+            f"no mesh has {min_axes} to {most} axes, named {names}, each of size {min_axis_size} "
+            f"or more, and at most {max_devices} devices"
+        )
+    return _mesh_shapes(names, min_axes, most, min_axis_size, max_devices)
+
+
+@st.composite
+def _mesh_shapes(
+    draw: st.DrawFn,
+    names: tuple[str, ...],
+    min_axes: int,
+    max_axes: int,
+    min_axis_size: int,
+    max_devices: int,
+) -> dict[str, int]:
+    sizes: list[int] = []
+    while len(sizes) < min_axes or (_more(draw) and len(sizes) < max_axes):
+        axes_to_come = max(min_axes - len(sizes) - 1, 0)
+        most = max_devices // (math.prod(sizes) * min_axis_size**axes_to_come)
+        if most < min_axis_size:
+            break
+        # Often small: one large axis would leave only axes of size 1 for the others.
+        if not draw(st.booleans()):
+            most = min(most, min_axis_size + 2)
+        sizes.append(draw(st.integers(min_axis_size, most)))
+    return dict(zip(names, sizes, strict=False))
+
+
+def meshes(
+    shapes: st.SearchStrategy[dict[str, int]] | MeshShape | None = None,
+    *,
+    devices: Sequence[Device] | None = None,
+    axis_types: Sequence[AxisType] | AxisType = _AXIS_TYPES,
+    shuffle: bool = True,
+) -> st.SearchStrategy[Mesh]:
+    """Return a strategy for ``jax.sharding.Mesh``es over the devices that there are.
+
+    Args:
+      shapes: a mesh shape, or a strategy for them; by default ``mesh_shapes`` with at most as many
+        devices as there are.
+      devices: the devices to take; by default ``jax.devices()``.
+      axis_types: Auto or Explicit, or both to try both; all axes of one mesh are of one kind.
+      shuffle: let meshes come up over any of the devices in any order. Without it a mesh is over
+        the first devices, in order.
+
+    Shrinks to small meshes of Auto axes over the first devices, in order.
+
+    Raises:
+      ValueError: a mesh shape needs more devices than there are.
+
+    >>> from hypothesis import find
+    >>> find(meshes({'data': 2, 'model': 2}), lambda mesh: True).devices.shape
+    (2, 2)
+    """
+    if isinstance(shapes, Mapping):
+        shapes = st.just(check_mesh_shape(shapes))
+    kinds = (axis_types,) if isinstance(axis_types, AxisType) else tuple(axis_types)
+    return _meshes(shapes, devices, kinds, shuffle)
+
+
+@st.composite
+def _meshes(
+    draw: st.DrawFn,
+    shapes: st.SearchStrategy[dict[str, int]] | None,
+    devices: Sequence[Device] | None,
+    kinds: tuple[AxisType, ...],
+    shuffle: bool,
+) -> Mesh:
+    available = list(cast("list[Device]", jax.devices()) if devices is None else devices)
+    shape = draw(mesh_shapes(max_devices=len(available)) if shapes is None else shapes)
+    num_devices = math.prod(shape.values())
+    if num_devices > len(available):
+        raise ValueError(
+            f"a mesh {shape} needs {num_devices} devices, but there are {len(available)}; "
+            "give mesh_shapes a smaller max_devices"
+        )
+    if shuffle and draw(st.booleans()):
+        available = draw(st.permutations(available))
+    chosen = np.empty(num_devices, object)
+    chosen[:] = available[:num_devices]
+    kind = draw(st.sampled_from(kinds))
+    return Mesh(
+        chosen.reshape(tuple(shape.values())), tuple(shape), axis_types=(kind,) * len(shape)
+    )
+
+
+def partition_specs(
+    mesh: Mesh | AbstractMesh | MeshShape, *, max_entries: int = _MAX_DIMS
+) -> st.SearchStrategy[PartitionSpec]:
+    """Return a strategy for the specs of a mesh.
+
+    Entries are ``None``, an axis name, or a tuple of names in any order; trailing ``None``s come
+    up, and axes that no entry uses.
+
+    Args:
+      mesh: a mesh, or a mapping from axis name to size, in mesh order.
+      max_entries: longest spec.
+
+    Shrinks to fewer entries, ``None`` before names, names before tuples, and tuples in the order
+    of the mesh: down to ``P()``.
+
+    >>> from hypothesis import find
+    >>> spec = find(partition_specs({'x': 4, 'y': 2}), lambda spec: 'y' in spec)
+    >>> spec == PartitionSpec('y')
+    True
+    """
+    return _partition_specs(tuple(_mesh_shape_of(mesh)), max_entries)
+
+
+@st.composite
+def _partition_specs(
+    draw: st.DrawFn, axis_names: tuple[str, ...], max_entries: int
+) -> PartitionSpec:
+    trailing = draw(st.sampled_from((0, 0, 1, 2)))
+    names_of: list[list[str]] = [[] for _ in range(max_entries)]
+    used = set()
+    while _more(draw) and names_of and axis_names:
+        # Not sampled_from, which draws nothing where there is one choice: see _more. A name that
+        # was used is passed over, for the same reason: what is drawn does not hang on it.
+        name = axis_names[draw(st.integers(0, len(axis_names) - 1))]
+        dimension = draw(st.integers(0, max_entries - 1))
+        if name not in used:
+            names_of[dimension].append(name)
+            used.add(name)
+    while names_of and not names_of[-1]:
+        names_of.pop()
+    entries: list[SpecEntry] = [
+        names[0] if len(names) == 1 else (tuple(names) or None) for names in names_of
+    ]
+    entries += [None] * min(trailing, max_entries - len(entries))
+    return PartitionSpec(*entries)
+
+
+def global_shapes(
+    mesh: Mesh | AbstractMesh | MeshShape,
+    spec: SpecLike,
+    *,
+    min_dims: int = 0,
+    max_dims: int | None = None,
+    max_block_side: int = _MAX_BLOCK_SIDE,
+    allow_empty: bool = True,
+) -> st.SearchStrategy[Shape]:
+    """Return a strategy for the global shapes that a spec cuts evenly over a mesh.
+
+    Args:
+      mesh: a mesh, or a mapping from axis name to size.
+      spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+      min_dims, max_dims: how many dimensions; never fewer than the spec has entries. By default
+        up to 3, or the length of the spec where that is more.
+      max_block_side: largest size of a dimension of a block.
+      allow_empty: let dimensions of size 0 come up now and then, cut or not.
+
+    Shrinks to as few dimensions as the spec allows and blocks of a single element.
+
+    Raises:
+      TypeError, ValueError: the spec does not go with the mesh, or has more than ``max_dims``
+        entries.
+
+    >>> from hypothesis import find
+    >>> find(global_shapes({'x': 4, 'y': 2}, ('x', None)), lambda shape: 0 not in shape)
+    (4, 1)
+    """
+    mesh_shape = _mesh_shape_of(mesh)
+    entries = check_spec(spec, (1,) * len(tuple(spec)))
+    axes = axes_by_dimension(entries, len(entries), mesh_shape)
+    ways = tuple(math.prod(mesh_shape[name] for name in names) for names in axes)
+    fewest = max(min_dims, len(ways))
+    most = max(fewest, _MAX_DIMS) if max_dims is None else max_dims
+    if fewest > most:
+        raise ValueError(
+            f"max_dims={max_dims} is too few: spec {format_spec(entries)} has {len(ways)} entries, "
+            f"and min_dims={min_dims}"
+        )
+    return _global_shapes(ways, fewest, most, max_block_side, allow_empty)
+
+
+@st.composite
+def _global_shapes(
+    draw: st.DrawFn,
+    ways: tuple[int, ...],
+    min_dims: int,
+    max_dims: int,
+    max_block_side: int,
+    allow_empty: bool,
+) -> Shape:
+    num_dims = draw(st.integers(min_dims, max_dims))
+    shape = []
+    for parts in ways + (1,) * (num_dims - len(ways)):
+        block_side = draw(st.integers(1, max_block_side))
+        # Rarely, because one empty dimension hides everything about the others.
+        is_empty = allow_empty and draw(st.integers(0, 15)) == 15
+        shape.append(0 if is_empty else parts * block_side)
+    return tuple(shape)
+
+
+@overload
+def sharded_cases(
+    mesh: None = None,
+    *,
+    min_dims: int = 0,
+    max_dims: int = _MAX_DIMS,
+    max_block_side: int = _MAX_BLOCK_SIDE,
+    allow_empty: bool = True,
+) -> st.SearchStrategy[ShardedCase[Mesh]]: ...
+@overload
+def sharded_cases(
+    mesh: st.SearchStrategy[MeshT] | MeshT,
+    *,
+    min_dims: int = 0,
+    max_dims: int = _MAX_DIMS,
+    max_block_side: int = _MAX_BLOCK_SIDE,
+    allow_empty: bool = True,
+) -> st.SearchStrategy[ShardedCase[MeshT]]: ...
+def sharded_cases(
+    mesh: Any = None,
+    *,
+    min_dims: int = 0,
+    max_dims: int = _MAX_DIMS,
+    max_block_side: int = _MAX_BLOCK_SIDE,
+    allow_empty: bool = True,
+) -> st.SearchStrategy[ShardedCase[Any]]:
+    """Return a strategy for a mesh, a spec of it and a global shape that the spec cuts evenly.
+
+    Args:
+      mesh: a mesh, a mesh shape, or a strategy for either; by default ``meshes()``. With
+        ``mesh_shapes()`` the cases need no devices.
+      min_dims, max_dims: how many dimensions the shapes have.
+      max_block_side: largest size of a dimension of a block.
+      allow_empty: let dimensions of size 0 come up now and then.
+
+    Shrinks to few devices in order, a short spec and blocks of a single element.
+
+    >>> from hypothesis import find
+    >>> find(sharded_cases(), lambda case: case.grid.num_shards > 1)
+    ShardedCase((2,), Mesh({'x': 2}), P('x'))
+    >>> find(sharded_cases(mesh_shapes(max_devices=512)), lambda case: case.grid.num_shards > 1)
+    ShardedCase((2,), {'x': 2}, P('x'))
+    """
+    if mesh is None:
+        mesh = meshes()
+    elif not isinstance(mesh, st.SearchStrategy):
+        mesh = st.just(mesh)
+    return _sharded_cases(mesh, min_dims, max_dims, max_block_side, allow_empty)
+
+
+@st.composite
+def _sharded_cases(
+    draw: st.DrawFn,
+    meshes: st.SearchStrategy[MeshT],
+    min_dims: int,
+    max_dims: int,
+    max_block_side: int,
+    allow_empty: bool,
+) -> ShardedCase[MeshT]:
+    mesh = draw(meshes)
+    spec = draw(partition_specs(mesh, max_entries=max_dims))
+    shape = draw(
+        global_shapes(
+            mesh,
+            spec,
+            min_dims=min_dims,
+            max_dims=max_dims,
+            max_block_side=max_block_side,
+            allow_empty=allow_empty,
+        )
+    )
+    return ShardedCase(shape, mesh, spec)
+
+
+def global_arrays(
+    cases: st.SearchStrategy[ShardedCase[Mesh]] | ShardedCase[Mesh] | None = None,
+    *,
+    dtype: npt.DTypeLike | st.SearchStrategy[Any] | None = None,
+    elements: st.SearchStrategy[Any] | None = None,
+) -> st.SearchStrategy[GlobalArray]:
+    """Return a strategy for ``GlobalArray``s with content.
+
+    A failing example is printed with the order of its devices and the content of the whole array.
+
+    Args:
+      cases: shape, mesh and spec, or a strategy for them; by default ``sharded_cases()``.
+      dtype: a dtype, or a strategy for dtypes; by default one of float32, int32, bool, complex64,
+        uint8 and bfloat16. 64-bit types become 32-bit ones unless ``jax_enable_x64`` is set.
+      elements: strategy for the values, as for ``hypothesis.extra.numpy.arrays``; they must be
+        representable in the dtype. By default any value that the dtype has, NaN included; of the
+        types that NumPy does not know, such as bfloat16, any finite value.
+
+    Shrinks to a small case, float32, full of zeros.
+
+    >>> from hypothesis import find
+    >>> g = find(global_arrays(), lambda g: True)
+    >>> g, g.array.tolist()
+    (GlobalArray(shape=(), dtype=float32, mesh={'x': 1}, spec=P()), 0.0)
+    """
+    if cases is None:
+        cases = sharded_cases()
+    elif isinstance(cases, ShardedCase):
+        cases = st.just(cases)
+    if dtype is None:
+        dtype = st.sampled_from(_DTYPES)
+    dtypes = dtype if isinstance(dtype, st.SearchStrategy) else st.just(dtype)
+    return _global_arrays(cases, dtypes, elements)
+
+
+@st.composite
+def _global_arrays(
+    draw: st.DrawFn,
+    cases: st.SearchStrategy[ShardedCase[Mesh]],
+    dtypes: st.SearchStrategy[Any],
+    elements: st.SearchStrategy[Any] | None,
+) -> GlobalArray:
+    case = draw(cases)
+    dtype = jax.dtypes.canonicalize_dtype(draw(dtypes))
+    data = draw(_data(case.global_shape, dtype, elements))
+    # The repr of a GlobalArray never moves data, so it does not show what a failing example holds.
+    note(f"GlobalArray of {case} with {data!r}")
+    return GlobalArray.from_callback(case.global_shape, case.mesh, case.spec, data.__getitem__)
+
+
+def _data(
+    shape: Shape, dtype: np.dtype[Any], elements: st.SearchStrategy[Any] | None
+) -> st.SearchStrategy[np.ndarray[Any, Any]]:
+    if dtype.isbuiltin == 1:
+        return hnp.arrays(dtype, shape, elements=elements)
+    # Hypothesis draws no values for the dtypes that ml_dtypes adds to NumPy.
+    if jnp.issubdtype(dtype, jnp.integer):
+        wide, limits = np.int32, jnp.iinfo(dtype)
+        values = st.integers(int(limits.min), int(limits.max))
+    else:
+        wide, limits = np.float32, jnp.finfo(dtype)
+        values = st.floats(float(limits.min), float(limits.max), width=32)
+    return hnp.arrays(wide, shape, elements=values if elements is None else elements).map(
+        lambda data: data.astype(dtype)
+    )
+
+
+def _more(draw: st.DrawFn) -> bool:
+    """Draw whether to go on: two times of three; shrinks to no.
+
+    Asked before every part and once more at the end, whatever else then ends the loop. So a part
+    is a run of draws, which shrinking can take out and leave all other draws as they are.
+    """
+    return draw(st.integers(0, 2)) > 0
+
+
+def _mesh_shape_of(mesh: Mesh | AbstractMesh | MeshShape) -> dict[str, int]:
+    mesh_shape = mesh if isinstance(mesh, Mapping) else getattr(mesh, "shape", None)
+    if not isinstance(mesh_shape, Mapping):
+        raise TypeError(
+            "mesh must be a jax.sharding.Mesh or map axis names to sizes, such as "
+            f"{{'x': 4, 'y': 2}}, not {mesh!r}"
+        )
+    return check_mesh_shape(mesh_shape)
+
+
+def _format_mesh(mesh: Mesh) -> str:
+    """Return what tells a mesh apart; JAX's own repr does not show the order of the devices."""
+    text = [str(dict(mesh.shape))]
+    ids = [device.id for device in mesh.devices.flat]
+    if ids != list(range(len(ids))):
+        text.append(f"devices={ids}")
+    kinds = {kind.name for kind in mesh.axis_types}
+    if kinds != {"Auto"}:
+        text.append(f"axis_types={' and '.join(sorted(kinds))}")
+    return f"Mesh({', '.join(text)})"

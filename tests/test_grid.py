@@ -1,0 +1,586 @@
+import copy
+import itertools
+import math
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
+
+from gda import ShardGrid
+from gda.testing.strategies import ShardedCase, mesh_shapes, sharded_cases
+
+P = PartitionSpec
+XY = {"x": 4, "y": 2}
+WHOLE = slice(None)
+
+Ints = npt.NDArray[np.int64]
+
+
+def by_definition(
+    shape: tuple[int, ...], mesh_shape: dict[str, int], spec: Sequence[Any]
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return starts, stops, block numbers and replica ids, from what they are said to mean."""
+    coordinates = dict(
+        zip(mesh_shape, np.indices(tuple(mesh_shape.values())), strict=True),
+    )
+    num_devices = math.prod(mesh_shape.values())
+    starts = np.zeros((num_devices, len(shape)), np.int64)
+    stops = np.full((num_devices, len(shape)), shape, np.int64)
+    for dimension, entry in enumerate(spec):
+        names = () if entry is None else (entry,) if isinstance(entry, str) else entry
+        if names:
+            sizes = [mesh_shape[name] for name in names]
+            parts = np.ravel_multi_index([coordinates[name] for name in names], sizes)
+            step = shape[dimension] // math.prod(sizes)
+            starts[:, dimension] = parts.ravel() * step
+            stops[:, dimension] = starts[:, dimension] + step
+    # Sorted by where they start, the distinct blocks are in row-major order. The constant column is
+    # for scalars, which start nowhere.
+    rows = np.column_stack([np.zeros(num_devices, np.int64), starts])
+    _, blocks = np.unique(rows, axis=0, return_inverse=True)
+    blocks = blocks.ravel()
+    # Sorting is stable, so within the devices of one block the order is device order.
+    order = np.argsort(blocks, kind="stable")
+    _, first = np.unique(blocks[order], return_index=True)
+    counts = np.diff([*first, num_devices])
+    replica_ids = np.empty(num_devices, np.int64)
+    replica_ids[order] = np.arange(num_devices) - np.repeat(first, counts)
+    return starts, stops, blocks, replica_ids
+
+
+# What people meet: facts about the mesh (4, 2) of axes x and y and the shape (8, 2).
+
+
+@pytest.mark.parametrize(
+    ("spec", "shard_shape", "replica_ids"),
+    [
+        (P("x", "y"), (2, 1), [0, 0, 0, 0, 0, 0, 0, 0]),
+        (P("x"), (2, 2), [0, 1, 0, 1, 0, 1, 0, 1]),
+        (P("y"), (4, 2), [0, 0, 1, 1, 2, 2, 3, 3]),
+        (P(None, "y"), (8, 1), [0, 0, 1, 1, 2, 2, 3, 3]),
+        (P(("x", "y")), (1, 2), [0, 0, 0, 0, 0, 0, 0, 0]),
+        (P(("y", "x")), (1, 2), [0, 0, 0, 0, 0, 0, 0, 0]),
+        (P(), (8, 2), [0, 1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_facts_about_replicas_on_a_mesh_of_two_axes(
+    spec: PartitionSpec, shard_shape: tuple[int, ...], replica_ids: list[int]
+) -> None:
+    grid = ShardGrid((8, 2), XY, spec)
+    assert grid.shard_shape == shard_shape
+    assert grid.replica_ids.tolist() == replica_ids
+    assert grid.num_replicas == max(replica_ids) + 1
+    assert grid.num_shards == 8 // grid.num_replicas
+    assert grid.num_devices == 8
+
+
+def test_facts_about_indices_on_a_mesh_of_two_axes() -> None:
+    assert ShardGrid((8, 2), XY, P("x", "y")).indices()[:3] == [
+        (slice(0, 2), slice(0, 1)),
+        (slice(0, 2), slice(1, 2)),
+        (slice(2, 4), slice(0, 1)),
+    ]
+
+
+def test_facts_about_a_mesh_of_three_axes() -> None:
+    grid = ShardGrid((8, 4, 2), {"x": 2, "y": 2, "z": 2}, P("z"))
+    assert grid.replica_ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert grid.indices()[:2] == [(slice(0, 4), WHOLE, WHOLE), (slice(4, 8), WHOLE, WHOLE)]
+
+
+def test_names_in_another_order_than_the_mesh_number_the_blocks_in_theirs() -> None:
+    rows = [index[0].start for index in ShardGrid((8,), XY, P(("y", "x"))).indices()]
+    assert rows == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def test_an_axis_of_size_1_cuts_nothing() -> None:
+    grid = ShardGrid((8, 3), {"x": 4, "one": 1}, P("x", "one"))
+    assert grid.index(1) == (slice(2, 4), WHOLE)
+    assert grid.num_replicas == 1
+
+
+@pytest.mark.parametrize("spec", [P(), P(None), P(None, None), [], [None]])
+def test_a_scalar_is_held_whole_by_every_device(spec: Any) -> None:
+    grid = ShardGrid((), XY, spec)
+    assert grid.indices() == [()] * 8
+    assert grid.replica_ids.tolist() == list(range(8))
+    assert (grid.starts.shape, grid.stops.shape) == ((8, 0), (8, 0))
+    assert grid.locate(()).tolist() == list(range(8))
+
+
+def test_blocks_of_an_empty_dimension_are_replicas_of_each_other() -> None:
+    cut = ShardGrid((0, 2), XY, P("x", "y"))
+    assert cut.indices() == [(slice(0, 0), slice(0, 1)), (slice(0, 0), slice(1, 2))] * 4
+    assert cut.replica_ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert (cut.num_shards, cut.num_replicas) == (2, 4)
+    whole = ShardGrid((0, 2), XY, P(None, "y"))
+    assert whole.index(0) == (WHOLE, slice(0, 1))
+
+
+@pytest.mark.parametrize("spec", [P("x"), P("x", None), ["x"], P("x", None, None), P(("x",))])
+def test_trailing_nones_and_the_type_of_the_spec_do_not_matter(spec: Any) -> None:
+    grid = ShardGrid((8, 2), XY, spec)
+    assert grid == ShardGrid((8, 2), XY, ("x",))
+    assert hash(grid) == hash(ShardGrid((8, 2), XY, ("x",)))
+    assert grid.spec == ("x",)
+
+
+def test_starts_and_stops_have_a_column_for_every_dimension() -> None:
+    grid = ShardGrid((8, 2), XY, P("x"))
+    assert grid.starts.tolist() == [[0, 0]] * 2 + [[2, 0]] * 2 + [[4, 0]] * 2 + [[6, 0]] * 2
+    assert grid.stops.tolist() == [[2, 2]] * 2 + [[4, 2]] * 2 + [[6, 2]] * 2 + [[8, 2]] * 2
+
+
+@pytest.mark.parametrize("device", [7, np.int64(7), (3, 1), [3, 1], np.array([3, 1])])
+def test_a_device_is_named_by_its_position_or_its_coordinates(device: Any) -> None:
+    grid = ShardGrid((8, 2), XY, P("x"))
+    assert grid.index(device) == (slice(6, 8), WHOLE)
+    assert grid.block_id(device) == 3
+    assert grid.replica_id(device) == 1
+
+
+def test_an_element_is_located_on_all_devices_that_hold_it() -> None:
+    assert ShardGrid((8, 2), XY, P("x")).locate((5, 1)).tolist() == [4, 5]
+    assert ShardGrid((8, 2), XY, P(None, "y")).locate((5, 1)).tolist() == [1, 3, 5, 7]
+
+
+def test_slices_hold_plain_integers_also_where_numpy_integers_came_in() -> None:
+    grid = ShardGrid(np.array([8, 2]), {"x": np.int64(4), "y": np.int64(2)}, P("x"))
+    holders = grid.locate(np.array([5, 1]))  # pyright: ignore[reportArgumentType]
+    assert repr(grid.shards_at(holders)[1]) == ("((slice(4, 6, None), slice(None, None, None)), 1)")
+    assert repr(grid.block_index(grid.block_ids[4])) == (
+        "(slice(4, 6, None), slice(None, None, None))"
+    )
+    assert repr(grid) == "ShardGrid((8, 2), {'x': 4, 'y': 2}, P('x'))"
+
+
+def test_equal_slices_and_indices_are_shared() -> None:
+    indices = ShardGrid((8, 8), XY, P("x")).indices()
+    assert indices[0] is indices[1]
+    assert indices[0] is not indices[2]
+    assert indices[0][1] is indices[2][1]
+    indices = ShardGrid((8, 8), XY, P("x", "y")).indices()
+    assert indices[0][0] is indices[1][0]
+    assert indices[0][1] is indices[2][1]
+    shards = ShardGrid((8, 8), XY, P("x")).shards_at([0, 1])
+    assert shards[0][0] is shards[1][0]
+
+
+def test_lists_that_are_given_out_may_be_changed() -> None:
+    grid = ShardGrid((8, 2), XY, P("x"))
+    grid.indices().clear()
+    grid.indices_and_replica_ids().clear()
+    grid.blocks().clear()
+    assert len(grid.indices()) == len(grid.indices_and_replica_ids()) == 8
+    assert len(grid.blocks()) == 4
+
+
+# A value.
+
+
+def test_a_grid_is_written_as_it_is_made() -> None:
+    grid = ShardGrid((2, 8), XY, [None, ["y", "x"]])
+    assert repr(grid) == "ShardGrid((2, 8), {'x': 4, 'y': 2}, P(None, ('y', 'x')))"
+
+
+def test_grids_are_equal_when_they_mean_the_same_cut_of_the_same_mesh() -> None:
+    grid = ShardGrid((8, 2), XY, P("x"))
+    assert {grid: 1}[ShardGrid([8, 2], XY, ["x", None])] == 1
+    assert grid != ShardGrid((8, 4), XY, P("x"))
+    assert grid != ShardGrid((8, 2), XY, P("y"))
+    assert grid != ShardGrid((8, 2), {"y": 2, "x": 4}, P("x"))
+    assert grid != "grid"
+
+
+def test_a_grid_cannot_be_changed() -> None:
+    grid = ShardGrid((8, 2), XY, P("x"))
+    with pytest.raises(AttributeError) as info:
+        grid.global_shape = (4, 2)
+    assert str(info.value) == "a ShardGrid is immutable; make a new one with another global_shape"
+    with pytest.raises(AttributeError, match="a ShardGrid is immutable"):
+        del grid.shard_shape
+    with pytest.raises(TypeError):
+        grid.mesh_shape["x"] = 8  # pyright: ignore[reportIndexIssue]
+    for array in (grid.starts, grid.stops, grid.replica_ids, grid.block_ids):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+    assert grid == ShardGrid((8, 2), XY, P("x"))
+
+
+def test_a_grid_does_not_follow_a_mesh_shape_that_is_changed_later() -> None:
+    mesh_shape = dict(XY)
+    grid = ShardGrid((8, 2), mesh_shape, P("x"))
+    mesh_shape["x"] = 8
+    assert grid.mesh_shape == XY
+    assert ShardGrid((8, 2), mesh_shape, P("x")).num_devices == 16
+
+
+def test_a_million_devices_need_not_exist() -> None:
+    mesh_shape = {"x": 1024, "y": 32, "z": 32}
+    grid = ShardGrid((65_536, 64, 5), mesh_shape, P(("z", "x"), "y"))
+    assert (grid.num_devices, grid.num_shards, grid.num_replicas) == (1_048_576, 1_048_576, 1)
+    assert grid.shard_shape == (2, 2, 5)
+    assert grid.starts.shape == grid.stops.shape == (1_048_576, 3)
+    assert not grid.replica_ids.any()
+    for x, y, z in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (700, 17, 30), (1023, 31, 31)]:
+        position = x * 1024 + y * 32 + z
+        row, column = 2 * (z * 1024 + x), 2 * y
+        assert grid.starts[position].tolist() == [row, column, 0]
+        assert grid.stops[position].tolist() == [row + 2, column + 2, 5]
+        assert grid.index((x, y, z)) == (slice(row, row + 2), slice(column, column + 2), WHOLE)
+        assert grid.locate((row + 1, column, 4)).tolist() == [position]
+
+
+def test_replicas_among_a_million_devices_follow_the_closed_form() -> None:
+    grid = ShardGrid((64,), {"x": 1024, "y": 32, "z": 32}, P("y"))
+    assert (grid.num_shards, grid.num_replicas) == (32, 32_768)
+    for x, y, z in [(0, 0, 1), (0, 1, 0), (1, 0, 0), (700, 17, 30), (1023, 31, 31)]:
+        position = x * 1024 + y * 32 + z
+        assert grid.replica_id((x, y, z)) == grid.replica_ids[position] == x * 32 + z
+        assert grid.block_id(position) == grid.block_ids[position] == y
+    holders = grid.locate((2 * 17,))
+    assert holders.shape == (32_768,)
+    assert holders[700 * 32 + 30] == 700 * 1024 + 17 * 32 + 30
+
+
+def test_a_grid_needs_no_jax() -> None:
+    code = (
+        "import gda, sys; gda.ShardGrid((8,), {'x': 4}, ('x',)).starts; print('jax' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
+
+
+def test_one_device_of_a_mesh_of_any_size_can_be_asked_about() -> None:
+    grid = ShardGrid((1 << 50, 3), {"x": 1 << 30, "y": 1 << 20, "z": 3}, P(("y", "x")))
+    assert grid.index((5, 7, 2)) == (slice(7 * (1 << 30) + 5, 7 * (1 << 30) + 6), WHOLE)
+    assert grid.replica_id((5, 7, 2)) == 2
+    assert grid.shards_at([grid.num_devices - 1]) == [((slice((1 << 50) - 1, 1 << 50), WHOLE), 2)]
+
+
+# Properties: NumPy on the whole array is right.
+
+small_cases = sharded_cases(mesh_shapes(max_devices=64))
+large_cases = sharded_cases(mesh_shapes(max_devices=3000, axis_names=("a", "b", "c", "d")))
+
+
+def check_against_the_definition(case: ShardedCase[dict[str, int]]) -> None:
+    grid = case.grid
+    starts, stops, blocks, replica_ids = by_definition(case.global_shape, case.mesh, case.spec)
+    for answer, expected in (
+        (grid.starts, starts),
+        (grid.stops, stops),
+        (grid.block_ids, blocks),
+        (grid.replica_ids, replica_ids),
+    ):
+        assert answer.dtype == np.int64
+        assert not answer.flags.writeable
+        assert answer.shape == expected.shape
+        np.testing.assert_array_equal(answer, expected)
+    assert grid.num_shards == blocks.max() + 1
+    assert grid.num_replicas == replica_ids.max() + 1
+
+
+@settings(max_examples=1000)
+@given(small_cases)
+def test_arrays_of_all_devices_are_what_they_are_said_to_mean(
+    case: ShardedCase[dict[str, int]],
+) -> None:
+    check_against_the_definition(case)
+
+
+@settings(max_examples=150)
+@given(large_cases)
+def test_arrays_of_many_devices_are_what_they_are_said_to_mean(
+    case: ShardedCase[dict[str, int]],
+) -> None:
+    check_against_the_definition(case)
+
+
+@settings(max_examples=500)
+@given(small_cases)
+def test_starts_and_stops_say_the_same_as_indices(case: ShardedCase[dict[str, int]]) -> None:
+    grid = case.grid
+    is_cut = [
+        block != size for block, size in zip(grid.shard_shape, grid.global_shape, strict=True)
+    ]
+    for index, start, stop in zip(grid.indices(), grid.starts, grid.stops, strict=True):
+        bounds = [s.indices(size)[:2] for s, size in zip(index, grid.global_shape, strict=True)]
+        assert bounds == list(zip(start.tolist(), stop.tolist(), strict=True))
+        for s, cut in zip(index, is_cut, strict=True):
+            assert s == WHOLE or cut or s == slice(0, 0)
+
+
+@settings(max_examples=500)
+@given(small_cases)
+def test_one_device_and_all_devices_give_the_same_answers(
+    case: ShardedCase[dict[str, int]],
+) -> None:
+    grid = case.grid
+    indices, blocks = grid.indices(), grid.blocks()
+    assert grid.shards_at(range(grid.num_devices)) == grid.indices_and_replica_ids()
+    assert grid.indices_and_replica_ids() == list(
+        zip(indices, grid.replica_ids.tolist(), strict=True)
+    )
+    assert blocks == [grid.block_index(block) for block in range(grid.num_shards)]
+    for position, coordinates in enumerate(itertools.product(*map(range, case.mesh.values()))):
+        for device in (position, coordinates):
+            assert grid.index(device) == indices[position]
+            assert grid.replica_id(device) == grid.replica_ids[position]
+            assert grid.block_id(device) == grid.block_ids[position]
+        assert blocks[grid.block_ids[position]] == indices[position]
+
+
+@settings(max_examples=500)
+@given(small_cases)
+def test_every_element_is_held_by_as_many_devices_as_there_are_replicas(
+    case: ShardedCase[dict[str, int]],
+) -> None:
+    grid = case.grid
+    holders = np.zeros(grid.global_shape, int)
+    owners = np.zeros(grid.global_shape, int)
+    for index, replica_id in grid.indices_and_replica_ids():
+        assert holders[index].shape == grid.shard_shape
+        holders[index] += 1
+        owners[index] += replica_id == 0
+    assert (holders == grid.num_replicas).all()
+    assert (owners == 1).all()
+
+
+@settings(max_examples=500)
+@given(sharded_cases(mesh_shapes(max_devices=64), allow_empty=False), st.data())
+def test_an_element_is_located_where_a_search_finds_it(
+    case: ShardedCase[dict[str, int]], data: st.DataObject
+) -> None:
+    grid = case.grid
+    point = data.draw(
+        st.tuples(*[st.integers(0, size - 1) for size in grid.global_shape]), label="point"
+    )
+    inside = (grid.starts <= point) & (point < grid.stops)
+    located = grid.locate(point)
+    assert located.dtype == np.int64
+    assert located.tolist() == np.flatnonzero(inside.all(axis=1)).tolist()
+    assert grid.replica_ids[located].tolist() == list(range(grid.num_replicas))
+
+
+@settings(max_examples=300)
+@given(small_cases, st.data())
+def test_some_devices_are_answered_for_in_the_order_they_are_asked_about(
+    case: ShardedCase[dict[str, int]], data: st.DataObject
+) -> None:
+    grid = case.grid
+    positions = data.draw(st.lists(st.integers(0, grid.num_devices - 1)), label="positions")
+    everything = grid.indices_and_replica_ids()
+    assert grid.shards_at(positions) == [everything[position] for position in positions]
+
+
+@settings(max_examples=200)
+@given(small_cases, small_cases)
+def test_copies_are_equal_and_others_are_not(
+    case: ShardedCase[dict[str, int]], other: ShardedCase[dict[str, int]]
+) -> None:
+    grid = case.grid
+    for same in (pickle.loads(pickle.dumps(grid)), copy.copy(grid), copy.deepcopy(grid)):
+        assert same == grid
+        assert hash(same) == hash(grid)
+        assert repr(same) == repr(grid)
+        assert same.indices_and_replica_ids() == grid.indices_and_replica_ids()
+    assert (grid == other.grid) == (repr(grid) == repr(other.grid))
+
+
+@settings(max_examples=200)
+@given(small_cases)
+def test_the_shortest_spec_makes_the_same_grid(case: ShardedCase[dict[str, int]]) -> None:
+    assert ShardGrid(case.global_shape, case.mesh, case.grid.spec) == case.grid
+    assert eval(repr(case.grid), {"ShardGrid": ShardGrid, "P": P}) == case.grid
+
+
+# What cannot be.
+
+BAD: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
+    (
+        ((6, 2), XY, P("x")),
+        ValueError,
+        "global shape (6, 2) cannot be cut by P('x') on the mesh {'x': 4, 'y': 2}: dimension 0 of "
+        "size 6 is cut 4 ways by mesh axis 'x', and 6 is not divisible by 4; 4 and 8 are the "
+        "nearest sizes that divide. Specs of this mesh that fit (6, 2) as it stands: P('y'), "
+        "P(None, 'y'), P()",
+    ),
+    (
+        ((3,), XY, P(("x", "y"))),
+        ValueError,
+        "global shape (3,) cannot be cut by P(('x', 'y')) on the mesh {'x': 4, 'y': 2}: dimension "
+        "0 of size 3 is cut 8 ways by mesh axes 'x' and 'y', and 3 is not divisible by 8; 8 is the "
+        "nearest size that divides. Specs of this mesh that fit (3,) as it stands: P()",
+    ),
+    (
+        ((8,), XY, P("x", "y")),
+        ValueError,
+        "spec P('x', 'y') has 2 entries, but global shape (8,) has 1 dimension, so there is "
+        "nothing for entry 1 to cut; give at most one entry per dimension",
+    ),
+    (
+        ((), XY, P("x")),
+        ValueError,
+        "spec P('x') has 1 entry, but global shape () has 0 dimensions, so there is nothing for "
+        "entry 0 to cut; give at most one entry per dimension",
+    ),
+    (
+        ((8, 2), XY, P("x", P.UNCONSTRAINED)),
+        ValueError,
+        "spec P('x', UNCONSTRAINED) leaves dimension 1 UNCONSTRAINED, so it has no fixed layout; "
+        "write None (not cut) or the axes that cut it",
+    ),
+    (
+        ((8, 2), XY, P("q")),
+        ValueError,
+        "spec P('q') cuts dimension 0 by mesh axis 'q', but the mesh has the axes {'x': 4, 'y': 2}",
+    ),
+    # An iterator can be read only once: the second look at it, for the message, sees nothing.
+    (
+        ((8, 2), XY, iter(["q"])),
+        ValueError,
+        "spec P('q') cuts dimension 0 by mesh axis 'q', but the mesh has the axes {'x': 4, 'y': 2}",
+    ),
+    (
+        ((8, 2), XY, P("x", "x")),
+        ValueError,
+        "spec P('x', 'x') uses mesh axis 'x' twice; an axis can cut one dimension, once",
+    ),
+    (
+        ((8, 2), XY, [{"x"}]),
+        TypeError,
+        "entry 0 of the spec is {'x'}; an entry is None, the name of a mesh axis or a tuple of "
+        "names",
+    ),
+    (
+        ((8, 2), XY, {"x"}),
+        TypeError,
+        "spec must be a PartitionSpec or a sequence of None, axis names and tuples of them, one "
+        "entry per dimension, not {'x'}",
+    ),
+    (((8, 2), XY, "x"), TypeError, "spec 'x' is a string; write P('x') or ['x']"),
+    (
+        ((8, 2), XY, None),
+        TypeError,
+        "spec must be a PartitionSpec or a sequence of None, axis names and tuples of them, one "
+        "entry per dimension, not None",
+    ),
+    (
+        ((8.0, 2), XY, P()),
+        TypeError,
+        "global_shape must be a sequence of integers such as (8, 2), not (8.0, 2)",
+    ),
+    (
+        (8, XY, P()),
+        TypeError,
+        "global_shape must be a sequence of integers such as (8, 2), not 8",
+    ),
+    (
+        ((8, -2), XY, P()),
+        ValueError,
+        "global_shape (8, -2) has a negative size; sizes are 0 or more",
+    ),
+    (
+        ((8, 2), (4, 2), P()),
+        TypeError,
+        "mesh_shape must map axis names to sizes, in mesh order, such as {'x': 4, 'y': 2}, not "
+        "(4, 2); of a jax.sharding.Mesh it is mesh.shape",
+    ),
+    (
+        ((8, 2), {"x": 4.0, "y": 2.0}, P("x")),
+        TypeError,
+        "sizes of mesh axes must be integers: {'x': 4.0, 'y': 2.0}",
+    ),
+    (
+        ((8, 2), {"x": 4, "y": 0}, P("x")),
+        ValueError,
+        "mesh {'x': 4, 'y': 0} has an axis without devices; sizes are 1 or more",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "message"), BAD, ids=[r[2][:50] for r in BAD])
+def test_a_wrong_argument_is_refused(
+    arguments: tuple[Any, Any, Any], error: type[Exception], message: str
+) -> None:
+    # A grid that is right, of equal numbers, must not have opened a way past the checks.
+    ShardGrid((8, 2), {"x": 4, "y": 2}, P("x"))
+    with pytest.raises(error) as info:
+        ShardGrid(*arguments)
+    assert str(info.value) == message
+
+
+GRID = ShardGrid((8, 2), XY, P("x"))
+NOT_A_DEVICE = (
+    "a device is given by its flat position or its mesh coordinates, integers such as 3 or (1, 0), "
+    "not "
+)
+
+BAD_QUESTIONS: list[tuple[Callable[[Any], object], Any, type[Exception], str]] = [
+    (
+        GRID.index,
+        8,
+        IndexError,
+        "device 8 is outside the 8 devices of the mesh {'x': 4, 'y': 2}",
+    ),
+    (
+        GRID.replica_id,
+        -1,
+        IndexError,
+        "device -1 is outside the 8 devices of the mesh {'x': 4, 'y': 2}",
+    ),
+    (
+        GRID.block_id,
+        (4, 0),
+        IndexError,
+        "mesh coordinates (4, 0) are outside the mesh {'x': 4, 'y': 2}",
+    ),
+    (GRID.index, (3,), IndexError, "mesh coordinates (3,) are outside the mesh {'x': 4, 'y': 2}"),
+    (GRID.index, None, TypeError, NOT_A_DEVICE + "None"),
+    (GRID.index, 1.5, TypeError, NOT_A_DEVICE + "1.5"),
+    (
+        GRID.shards_at,
+        [0, 8],
+        IndexError,
+        "device 8 is outside the 8 devices of the mesh {'x': 4, 'y': 2}",
+    ),
+    (GRID.shards_at, [1.0], TypeError, "'float' object cannot be interpreted as an integer"),
+    (
+        GRID.block_index,
+        4,
+        IndexError,
+        "block 4 is outside the 4 blocks of ShardGrid((8, 2), {'x': 4, 'y': 2}, P('x'))",
+    ),
+    (GRID.block_index, 1.0, TypeError, "'float' object cannot be interpreted as an integer"),
+    (GRID.locate, (8, 0), IndexError, "point (8, 0) is outside the global shape (8, 2)"),
+    (GRID.locate, (-1, 0), IndexError, "point (-1, 0) is outside the global shape (8, 2)"),
+    (GRID.locate, (1,), IndexError, "point (1,) is outside the global shape (8, 2)"),
+    (GRID.locate, 3, TypeError, "point must be a sequence of integers, not 3"),
+    (GRID.locate, (0.5, 0), TypeError, "point must be a sequence of integers, not (0.5, 0)"),
+    (
+        ShardGrid((0, 2), XY, P()).locate,
+        (0, 0),
+        IndexError,
+        "point (0, 0) is outside the global shape (0, 2)",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("ask", "argument", "error", "message"), BAD_QUESTIONS, ids=[r[3][:50] for r in BAD_QUESTIONS]
+)
+def test_a_wrong_question_is_refused(
+    ask: Callable[[Any], object], argument: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as info:
+        ask(argument)
+    assert str(info.value) == message
