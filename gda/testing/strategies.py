@@ -425,10 +425,12 @@ def global_arrays(
 
     Shrinks to a small case, float32, full of zeros.
 
-    >>> from hypothesis import find
-    >>> g = find(global_arrays(), lambda g: True)
-    >>> g, g.array.tolist()
-    (GlobalArray(shape=(), dtype=float32, mesh={'x': 1}, spec=P()), 0.0)
+    >>> from hypothesis import given, settings
+    >>> @settings(max_examples=20, deadline=None)
+    ... @given(global_arrays(dtype='float32', elements=st.integers(0, 9)))
+    ... def test_digits_stay_digits(g):
+    ...     assert set(np.asarray(g).flat) <= set(range(10))
+    >>> test_digits_stay_digits()
     """
     if cases is None:
         cases = sharded_cases()
