@@ -139,16 +139,16 @@ def _own_blocks(devices: int, nbytes: int, aligned: bool, filled_before: bool) -
     return _built(shape, mesh_of(sizes), P("x", "y"), callback, callback, fresh)
 
 
-def _replicas_from_files(aligned: bool) -> list[Side]:
-    paths = _files(2, MIB)
-    shape = (2, MIB // 4)
+def _replicas_from_files(blocks: int, aligned: bool) -> list[Side]:
+    paths = _files(blocks, MIB)
+    shape = (blocks, MIB // 4)
 
     def callback(index: Any) -> Block:
         block = _empty((1, shape[1]), aligned)
         _read_into(paths[index[0].start], block)
         return block
 
-    mesh = mesh_of((2, 4), ("data", "model"))
+    mesh = mesh_of((blocks, 4), ("data", "model"))
     return _built(shape, mesh, P("data"), callback, callback)
 
 
@@ -270,13 +270,15 @@ WORKS = [
     ],
     *[
         Work(
-            "from_callback, 4 replicas of each block, callback reads 1 MiB from a file into "
-            f"memory that is {_MEMORY[aligned]}",
-            partial(_replicas_from_files, aligned),
+            f"from_callback, 4 replicas of each of {blocks} blocks, callback reads 1 MiB from a "
+            f"file into memory that is {_MEMORY[aligned]}",
+            partial(_replicas_from_files, blocks, aligned),
             f"{_CALLBACK}, same callback",
             Faster(3),
-            rounds=150,
+            devices=4 * blocks,
+            rounds=150 if blocks == 2 else 40,
         )
+        for blocks in [2, 16]
         for aligned in [True, False]
     ],
     *[

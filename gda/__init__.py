@@ -32,11 +32,12 @@ def __getattr__(name: str) -> Any:
         # Here, because importlib.metadata takes longer to import than all of the above.
         return import_module("importlib.metadata").version("gda")
     if name not in _MODULE_OF:
-        raise AttributeError(f"module 'gda' has no attribute {name!r}")
+        hint = "; its successor is gda.GlobalArray" if name == "GlobalDeviceArray" else ""
+        raise AttributeError(f"module 'gda' has no attribute {name!r}{hint}")
     value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(set(globals()) | set(__all__))
+    return [*__all__, "__version__"]

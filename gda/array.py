@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import jax
 import numpy as np
@@ -23,6 +33,8 @@ from gda.indices import Device, devices_of, local_positions, mesh_grid
 from gda.operators import ArrayOperators
 from gda.sharding import is_tracer, sharding_of
 from gda.spec import Index, Shape, SpecLike, format_spec
+
+DataT = TypeVar("DataT", jax.Array, jax.Array | None)
 
 _NOTHING = object()
 _set = object.__setattr__
@@ -66,7 +78,7 @@ class _ShardRecord(NamedTuple):
     pieces: _Pieces
 
 
-class Shard(_ShardRecord):
+class Shard(_ShardRecord, Generic[DataT]):
     """What one device holds of a ``GlobalArray``. Immutable.
 
     Attributes:
@@ -79,7 +91,7 @@ class Shard(_ShardRecord):
     __slots__ = ()
 
     @property
-    def data(self) -> jax.Array | None:
+    def data(self) -> DataT:
         """A single-device ``jax.Array`` of the shard shape; ``None`` for another process's device.
 
         Fetched when first asked for: splitting the array costs some microseconds a device.
@@ -88,7 +100,7 @@ class Shard(_ShardRecord):
           RuntimeError: the array was deleted or donated.
           TypeError: the array is being traced.
         """
-        return self.pieces.on(self.device)
+        return cast("DataT", self.pieces.on(self.device))
 
     def __repr__(self) -> str:
         return f"Shard(device={self.device}, index={self.index}, replica_id={self.replica_id})"
@@ -137,8 +149,8 @@ class GlobalArray(ArrayOperators):
     array: jax.Array
     """The array itself, for everything that a container does not do."""
 
-    _local_shards: tuple[Shard, ...]
-    _global_shards: tuple[Shard, ...]
+    _local_shards: tuple[Shard[Any], ...]
+    _global_shards: tuple[Shard[Any], ...]
 
     @overload
     def __init__(
@@ -191,6 +203,32 @@ class GlobalArray(ArrayOperators):
             sharding_of(array)
         return cls(array=array)
 
+    @overload
+    @classmethod
+    def from_callback(
+        cls,
+        global_shape: Iterable[int],
+        mesh: Mesh,
+        spec: SpecLike,
+        data_callback: Callable[[Index], Any],
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+        into: Literal[False] = False,
+    ) -> GlobalArray: ...
+    @overload
+    @classmethod
+    def from_callback(
+        cls,
+        global_shape: Iterable[int],
+        mesh: Mesh,
+        spec: SpecLike,
+        data_callback: Callable[[Index, np.ndarray[Any, Any]], object],
+        *,
+        dtype: npt.DTypeLike,
+        copy: None = None,
+        into: Literal[True],
+    ) -> GlobalArray: ...
     @classmethod
     def from_callback(
         cls,
@@ -212,9 +250,9 @@ class GlobalArray(ArrayOperators):
           mesh: ``jax.sharding.Mesh``.
           spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
           data_callback: ``data_callback(index)`` returns the block at ``index``, of the shard
-            shape: a NumPy array, a ``jax.Array`` on any device, a number, a list, or anything
-            ``numpy.asarray`` takes. With ``into=True``, ``data_callback(index, out)`` fills
-            ``out``.
+            shape: a NumPy array, a ``jax.Array`` on any device, a list, for a scalar a number, or
+            anything else that ``numpy.asarray`` takes. With ``into=True``,
+            ``data_callback(index, out)`` fills ``out``; what it leaves is left uninitialised.
           dtype: cast every block to it, as ``numpy.ndarray.astype`` does. Needed with
             ``into=True`` and where this process has no device of the mesh.
           copy: what happens to NumPy blocks. ``None``: a block that somebody else can reach, such
@@ -404,7 +442,7 @@ class GlobalArray(ArrayOperators):
     # Shards.
 
     @property
-    def local_shards(self) -> Sequence[Shard]:
+    def local_shards(self) -> Sequence[Shard[jax.Array]]:
         """The shards on devices of this process, in device order.
 
         While tracing over Explicit axes no device is known: there is a shard for every position of
@@ -424,12 +462,12 @@ class GlobalArray(ArrayOperators):
             return shards
 
     @property
-    def addressable_shards(self) -> Sequence[Shard]:
+    def addressable_shards(self) -> Sequence[Shard[jax.Array]]:
         """``local_shards`` by JAX's name."""
         return self.local_shards
 
     @property
-    def global_shards(self) -> Sequence[Shard]:
+    def global_shards(self) -> Sequence[Shard[jax.Array | None]]:
         """The shards on all devices of the mesh, in device order.
 
         ``data`` is ``None`` on devices of other processes; nothing is communicated. Costs O(mesh).
@@ -453,13 +491,13 @@ class GlobalArray(ArrayOperators):
             shard = shards[i]
         except IndexError:
             raise IndexError(f"local shard {i} of {len(shards)} of {self!r}") from None
-        return shard.data  # pyright: ignore[reportReturnType]
+        return shard.data
 
     def addressable_data(self, i: int) -> jax.Array:
         """``local_data`` by JAX's name."""
         return self.local_data(i)
 
-    def _shards(self, only_local: bool) -> tuple[Shard, ...]:
+    def _shards(self, only_local: bool) -> tuple[Shard[Any], ...]:
         mesh, grid, pieces = self.mesh, self.grid, _Pieces(self.array)
         if not isinstance(mesh, Mesh):
             devices = repeat(None, grid.num_devices)
@@ -479,7 +517,11 @@ class GlobalArray(ArrayOperators):
 
     def block_until_ready(self) -> GlobalArray:
         """Wait until the data is there, and return the container."""
-        self._live().block_until_ready()
+        try:
+            self.array.block_until_ready()
+        except RuntimeError:
+            self._live()  # if that was why, says it with the layout
+            raise
         return self
 
     def copy_to_host_async(self) -> None:

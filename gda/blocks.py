@@ -145,7 +145,9 @@ class BlockReader:
 
     def _from_numpy(self, index: Index, value: np.ndarray[Any, Any], ours: bool) -> Block:
         self._check_shape(index, value.shape)
-        wanted = self.asked or value.dtype
+        wanted = self.asked or _native(value.dtype)
+        if _is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
+            value = value.view(wanted)
         if value.dtype != wanted:
             if jax.numpy.issubdtype(wanted, jax.dtypes.extended):
                 raise TypeError(
@@ -176,9 +178,11 @@ class BlockReader:
 
     def _check_shape(self, index: Index, shape: Shape) -> None:
         if shape != self.shape:
+            whole = shape == self.grid.global_shape
+            hint = ". That is the whole array: return array[index]" if whole else ""
             raise ValueError(
                 f"the block at index {format_index(index)} has shape {shape}; a shard of this "
-                f"array has shape {self.shape}"
+                f"array has shape {self.shape}{hint}"
             )
 
     def _check_dtype(self, index: Index, dtype: Any) -> None:
@@ -209,14 +213,28 @@ def _as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
             f"the block at index {format_index(index)} is a masked array and JAX has no masks; "
             "return block.filled(value)"
         )
-    return np.asarray(value)
+    array = np.asarray(value)
+    if array.ndim == 0 and array.dtype == object and not isinstance(value, int):
+        raise TypeError(
+            f"the callback returned a {type(value).__name__} for index {format_index(index)}; it "
+            "must return an array, a number or a list"
+        )
+    return array
 
 
 def _asked_dtype(dtype: Any) -> Any:
-    if isinstance(dtype, np.dtype):
-        return dtype
     # The dtype of PRNG keys is not a NumPy dtype and must be left as it is.
-    return dtype if jax.numpy.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype)
+    is_extended = jax.numpy.issubdtype(dtype, jax.dtypes.extended)
+    return dtype if is_extended else _native(np.dtype(dtype))
+
+
+def _is_raw(dtype: np.dtype[Any]) -> bool:
+    # What numpy.load makes of types that NumPy itself lacks, such as bfloat16.
+    return dtype.type is np.void and dtype.names is None
+
+
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
 # The usual dtypes are the same in JAX with and without x64; asking JAX takes a microsecond.
@@ -236,12 +254,15 @@ def _jax_dtype(dtype: Any, index: Index | None = None) -> Any:
         given = (
             "dtype=" if index is None else f"the block at index {format_index(index)} has dtype "
         )
-        raise TypeError(f"{given}{dtype}, which JAX does not have; convert it to numbers first")
+        hint = "convert it to numbers first"
+        if _is_raw(dtype):
+            hint = "view it as what it is with dtype=, such as dtype=jax.numpy.bfloat16"
+        raise TypeError(f"{given}{dtype}, which JAX does not have; {hint}")
     final = jax.dtypes.canonicalize_dtype(dtype)
     if index is None and final != dtype:
         warnings.warn(
             f"dtype={dtype} is not available without jax_enable_x64; the array will be {final}",
-            stacklevel=5,
+            stacklevel=6,
         )
     return final
 
@@ -261,8 +282,8 @@ def _check_fits(wide: np.ndarray[Any, Any], narrow: np.ndarray[Any, Any], index:
         raise DoesNotFitError(
             f"the block at index {format_index(index)} has dtype {wide.dtype}, which JAX narrows "
             f"to {narrow.dtype} without jax_enable_x64, and the value {wide[place]} at {element} "
-            "of the array does not fit. Set jax_enable_x64, or ask for the cast with "
-            f"dtype={narrow.dtype}"
+            "of the array does not fit. Set jax_enable_x64, or ask for the cast, as NumPy makes "
+            f"it, with dtype={narrow.dtype}"
         )
 
 

@@ -28,12 +28,20 @@ def aligned_empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> np.ndarra
       shape: sizes, as for ``numpy.empty``.
       dtype: any NumPy dtype, those of JAX such as ``jax.numpy.bfloat16`` included.
 
+    Raises:
+      TypeError: the dtype has Python objects in it, or ``shape`` no integers.
+      ValueError: a size is negative.
+
     >>> import gda, jax.numpy as jnp
     >>> block = gda.aligned_empty((3, 5), jnp.bfloat16)
     >>> block.shape, block.dtype, block.ctypes.data % 64
     ((3, 5), dtype(bfloat16), 0)
     """
-    sizes = (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(shape)
+    sizes = tuple(map(operator.index, shape if isinstance(shape, Sequence) else (shape,)))
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"shape {sizes} has a negative size")
+    if np.dtype(dtype).hasobject:
+        raise TypeError("Python objects cannot be placed on a device; give a dtype of numbers")
     return Buffers(np.dtype(dtype)).empty(sizes)
 
 

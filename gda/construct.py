@@ -39,6 +39,7 @@ def array_from_callback(
     """
     plan = _plan(global_shape, mesh, spec)
     plan.check_dtype(dtype)
+    _check_callable(data_callback)
     if into and dtype is None:
         raise ValueError("into=True needs dtype=, the type of the buffer that the callback fills")
     if into and copy is not None:
@@ -63,10 +64,13 @@ def array_from_batched_callback(
     """
     plan = _plan(global_shape, mesh, spec)
     plan.check_dtype(dtype)
+    _check_callable(data_callback)
     reader = plan.reader(dtype, copy)
     blocks: list[Block] = []
     if plan.devices:
-        returned = _as_list(data_callback(list(plan.indices)), len(plan.indices), "index")
+        returned = _as_list(
+            data_callback(list(plan.indices)), len(plan.indices), "index, repeats included"
+        )
         returned.reverse()
         # Popping leaves the reader as the only holder of a block that nobody else keeps.
         read = reader.read(lambda _: returned.pop(), plan.indices)
@@ -88,6 +92,7 @@ def array_from_batched_callback_with_devices(
     """
     plan = _plan(global_shape, mesh, spec)
     plan.check_dtype(dtype)
+    _check_callable(data_callback)
     holders: list[list[Device]] = [[] for _ in plan.distinct]
     for device, block in zip(plan.devices, plan.block_of_device, strict=True):
         holders[block].append(device)
@@ -202,6 +207,11 @@ class _Plan:
 # before Python 3.12.
 def _start(index: Index) -> tuple[int | None, ...]:
     return tuple([s.start for s in index])
+
+
+def _check_callable(callback: object) -> None:
+    if not callable(callback):
+        raise TypeError(f"data_callback must be a function, not {type(callback).__name__}")
 
 
 def _as_list(returned: Iterable[Any], count: int, per: str) -> list[Any]:

@@ -272,8 +272,15 @@ class ShardGrid:
         """First element of every device's block: int64 ``[num_devices, ndim]``, read-only.
 
         Also for a dimension that is not cut, where the start is 0.
+
+        Raises:
+          OverflowError: a size is 2**63 or more.
         """
         layout = self._layout
+        if max(self.global_shape, default=0) >= 2**63:
+            raise OverflowError(
+                f"global shape {self.global_shape} has elements beyond int64; index(i) has no limit"
+            )
         starts = np.empty((*layout.sizes, len(self.global_shape)), np.int64)
         for dimension, (names, step) in enumerate(zip(layout.axes, self.shard_shape, strict=True)):
             start: Any = 0

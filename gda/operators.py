@@ -13,24 +13,26 @@ def _unwrapped(value: Any) -> Any:
     return value.__jax_array__() if isinstance(value, ArrayOperators) else value
 
 
-def _unary(function: Callable[[Any], Any]) -> Callable[[ArrayOperators], jax.Array]:
+_Unary = Callable[["ArrayOperators"], jax.Array]
+_Binary = Callable[["ArrayOperators", Any], jax.Array]
+
+
+def _unary(function: Callable[[Any], Any]) -> _Unary:
     def method(self: ArrayOperators) -> jax.Array:
         return function(self.__jax_array__())
 
     return method
 
 
-def _forward(function: Callable[[Any, Any], Any]) -> Callable[[ArrayOperators, Any], Any]:
-    def method(self: ArrayOperators, other: Any) -> Any:
+def _forward(function: Callable[[Any, Any], Any]) -> _Binary:
+    def method(self: ArrayOperators, other: Any) -> jax.Array:
         return function(self.__jax_array__(), _unwrapped(other))
 
     return method
 
 
-def _both_ways(
-    function: Callable[[Any, Any], Any],
-) -> tuple[Callable[[ArrayOperators, Any], Any], Callable[[ArrayOperators, Any], Any]]:
-    def reflected(self: ArrayOperators, other: Any) -> Any:
+def _both_ways(function: Callable[[Any, Any], Any]) -> tuple[_Binary, _Binary]:
+    def reflected(self: ArrayOperators, other: Any) -> jax.Array:
         return function(_unwrapped(other), self.__jax_array__())
 
     return _forward(function), reflected
@@ -105,7 +107,13 @@ class ArrayOperators:
     __truediv__, __rtruediv__ = _both_ways(operator.truediv)
     __floordiv__, __rfloordiv__ = _both_ways(operator.floordiv)
     __mod__, __rmod__ = _both_ways(operator.mod)
-    __divmod__, __rdivmod__ = _both_ways(divmod)
+
+    def __divmod__(self, other: Any) -> tuple[jax.Array, jax.Array]:
+        return divmod(self.__jax_array__(), _unwrapped(other))
+
+    def __rdivmod__(self, other: Any) -> tuple[jax.Array, jax.Array]:
+        return divmod(_unwrapped(other), self.__jax_array__())
+
     __pow__, __rpow__ = _both_ways(operator.pow)
     __and__, __rand__ = _both_ways(operator.and_)
     __or__, __ror__ = _both_ways(operator.or_)

@@ -207,6 +207,32 @@ def test_a_memory_map_is_read_block_by_block(mesh: Mesh, tmp_path: Path) -> None
     np.testing.assert_array_equal(g, DATA)
 
 
+def test_other_byte_orders_are_turned(mesh: Mesh) -> None:
+    for dtype, ours in [(">f4", np.float32), (">i2", np.int16), (">i8", np.int32)]:
+        data = np.arange(8).astype(dtype)
+        g = gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda i, data=data: data[i])
+        assert g.dtype == ours
+        np.testing.assert_array_equal(g, np.arange(8))
+    asked = gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda i: [1, 2], dtype=">f4")
+    assert asked.dtype == np.float32
+    np.testing.assert_array_equal(asked, [1, 2] * 4)
+
+
+def test_what_numpy_saves_of_bfloat16_is_read_back(mesh: Mesh, tmp_path: Path) -> None:
+    data = np.arange(8).astype(jnp.bfloat16)
+    np.save(tmp_path / "data.npy", data)
+    raw = np.load(tmp_path / "data.npy")
+    assert raw.dtype == "V2"
+    g = gda.GlobalArray.from_callback(
+        (8,), mesh, P("x"), lambda index: raw[index], dtype=jnp.bfloat16
+    )
+    np.testing.assert_array_equal(g, data)
+    with pytest.raises(TypeError, match=r"dtype \|V2, .* such as dtype=jax\.numpy\.bfloat16"):
+        gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda index: raw[index])
+    with pytest.raises(ValueError, match="float32|cast|setting"):
+        gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda i: raw[i], dtype=np.float32)
+
+
 def test_prng_keys_go_through(mesh: Mesh) -> None:
     keys = jax.random.split(jax.random.key(0), 8)
     for dtype in (None, keys.dtype):
@@ -499,6 +525,9 @@ def test_asking_for_64_bits_without_x64_warns_and_checks(auto_mesh: Mesh) -> Non
     with pytest.warns(UserWarning, match="dtype=float64 is not available without jax_enable_x64"):
         g = build(auto_mesh, np.arange(8), dtype=np.float64)
     assert g.dtype == np.float32
+    with pytest.warns(UserWarning) as caught:
+        gda.GlobalArray.from_batched_callback((), auto_mesh, P(), lambda i: [0] * 8, dtype="i8")
+    assert [warning.filename for warning in caught] == [__file__]
     with pytest.warns(UserWarning, match="int64"), pytest.raises(gda.DoesNotFitError):
         build(auto_mesh, np.arange(8) * 2**40, dtype=np.int64)
 
@@ -530,6 +559,8 @@ def test_with_x64_nothing_is_narrowed(auto_mesh: Mesh) -> None:
         (np.zeros(2, np.longdouble), TypeError, r"which JAX does not have"),
         (np.ma.masked_array([1.0, 2.0], [0, 1]), TypeError, r"masked array .*filled"),
         ([object(), 1], TypeError, "dtype object, which JAX does not have"),
+        ((n for n in [1, 2]), TypeError, r"a generator for index \[0:2\]; .* an array, a number"),
+        (np.zeros(8), ValueError, r"shape \(8,\); .* the whole array: return array\[index\]"),
     ],
 )
 def test_a_block_that_cannot_be_is_named(
@@ -613,6 +644,16 @@ def test_shapes_and_specs_are_checked_before_anything_is_read(
     assert calls == []
 
 
+def test_a_callback_that_is_none_is_pointed_out(auto_mesh: Mesh) -> None:
+    for constructor in (
+        gda.GlobalArray.from_callback,
+        gda.GlobalArray.from_batched_callback,
+        gda.GlobalArray.from_batched_callback_with_devices,
+    ):
+        with pytest.raises(TypeError, match="data_callback must be a function, not ndarray"):
+            constructor((8, 2), auto_mesh, P("x"), DATA)
+
+
 def test_a_mesh_that_is_none_is_pointed_out() -> None:
     with pytest.raises(TypeError, match=r"must be a jax\.sharding\.Mesh, .* gda\.ShardGrid"):
         gda.GlobalArray.from_callback((8,), {"x": 4}, P("x"), np.zeros)  # pyright: ignore
@@ -628,8 +669,12 @@ def test_into_says_when_an_array_is_returned_and_not_filled(auto_mesh: Mesh) -> 
 @pytest.mark.parametrize(
     ("returned", "error", "message"),
     [
-        ([DATA[:2]] * 3, ValueError, "expected 8 arrays, one per index, not 3"),
-        (DATA, TypeError, "expected a sequence of 8 arrays, one per index, not ndarray"),
+        ([DATA[:2]] * 3, ValueError, "expected 8 arrays, one per index, repeats included, not 3"),
+        (
+            DATA,
+            TypeError,
+            "expected a sequence of 8 arrays, one per index, repeats included, not ndarray",
+        ),
         (None, TypeError, "not NoneType"),
         ([DATA[:1]] * 8, ValueError, r"index \[0:2, :\] has shape \(1, 2\)"),
     ],

@@ -584,3 +584,11 @@ def test_a_wrong_question_is_refused(
     with pytest.raises(error) as info:
         ask(argument)
     assert str(info.value) == message
+
+
+def test_elements_beyond_int64_have_an_index_and_no_arrays() -> None:
+    grid = ShardGrid((2**64,), {"x": 4}, ("x",))
+    assert grid.index(3) == (slice(3 * 2**62, 2**64),)
+    for name in ("starts", "stops"):
+        with pytest.raises(OverflowError, match=r"beyond int64; index\(i\) has no limit"):
+            getattr(grid, name)
