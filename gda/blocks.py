@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import getweakrefcount
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ import numpy as np
 from gda.buffers import ALIGNMENT, Buffers, Memory
 from gda.grid import ShardGrid
 from gda.indices import Device
+from gda.sharding import is_tracer
 from gda.spec import Index, Shape
 
 Block = np.ndarray[Any, Any] | jax.Array
@@ -40,6 +42,7 @@ class BlockReader:
       copy: ``True`` copies every block, ``False`` adopts every block, ``None`` copies those that
         somebody else can reach.
       device: where a ``jax.Array`` goes that is spread over several devices.
+      count: how many blocks will be read.
       align: copy unaligned blocks into aligned memory also where they could be adopted.
 
     ``dtype`` is the dtype that the array has in JAX; ``None`` until it is known.
@@ -51,9 +54,10 @@ class BlockReader:
         dtype: Any = None,
         copy: bool | None = None,
         device: Device | None = None,
+        count: int = 1,
         align: bool = False,
     ) -> None:
-        if copy not in (None, True, False):
+        if copy is not None and copy is not True and copy is not False:
             raise TypeError(f"copy must be True, False or None, not {copy!r}")
         self.grid = grid
         self.shape = grid.shard_shape
@@ -61,6 +65,7 @@ class BlockReader:
         self.dtype = None if self.asked is None else _jax_dtype(self.asked)
         self.copy = copy
         self._device = device
+        self._count = count
         self._align = align and copy is None
         self._buffers: Buffers | None = None
 
@@ -80,7 +85,7 @@ class BlockReader:
         try:
             for index in indices:
                 value: Any = callback(index)
-                references = sys.getrefcount(value)
+                references = sys.getrefcount(value) + getweakrefcount(value)
                 # The usual block first: in a loop over batches every microsecond here is felt.
                 if (
                     references <= _ONE_REFERENCE
@@ -104,15 +109,18 @@ class BlockReader:
         self, callback: Callable[[Index, np.ndarray[Any, Any]], object], indices: Iterable[Index]
     ) -> list[Block]:
         """Return aligned buffers that ``callback(index, out)`` filled, with the same errors."""
-        buffers = Buffers(np.dtype(self.asked))
+        if _is_extended(self.asked):
+            raise TypeError(f"into=True hands out NumPy memory, and NumPy has no {self.asked}")
+        buffers = Buffers(np.dtype(self.asked), self._count)
 
         def filled(index: Index) -> np.ndarray[Any, Any]:
             out = buffers.empty(self.shape)
             returned = callback(index, out)
-            if isinstance(returned, np.ndarray | jax.Array) and returned is not out:
+            is_data = isinstance(returned, list | tuple) or hasattr(returned, "__array__")
+            if is_data and not _is_part_of(returned, out):
                 raise TypeError(
-                    "with into=True the callback fills its second argument, but it returned "
-                    f"another array of shape {returned.shape}; write `out[...] = value`, or leave "
+                    "with into=True the callback fills its second argument, but it returned data "
+                    f"of its own, a {type(returned).__name__}; write `out[...] = value`, or leave "
                     "into=True away"
                 )
             return out
@@ -122,7 +130,7 @@ class BlockReader:
     def settle(self, index: Index, value: object, references: int) -> Block:
         """Return a block that JAX may keep, made of a value with so many references to it."""
         if type(value) is not np.ndarray:
-            if hasattr(value, "__jax_array__"):
+            if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):
                 value = value.__jax_array__()  # pyright: ignore[reportAttributeAccessIssue]
             if isinstance(value, jax.Array):
                 return self.settle_jax(index, value)
@@ -133,28 +141,41 @@ class BlockReader:
         sole = references <= _ONE_REFERENCE and (value.base is None or type(value.base) is Memory)
         return self._from_numpy(index, value, sole)
 
-    def settle_jax(self, index: Index, value: jax.Array) -> jax.Array:
+    def settle_jax(self, index: Index, value: jax.Array) -> Block:
         """Return an array of one device, of the dtype asked for."""
-        self._check_shape(index, value.shape)
+        if is_tracer(value):
+            raise TypeError(
+                f"the block at index {format_index(index)} is being traced; build arrays outside "
+                "jit and other transformations"
+            )
+        self.check_shape(index, value.shape)
+        if _is_extended(value.dtype) != _is_extended(self.asked or value.dtype):
+            raise self._keys_error(index, value.dtype)
+        if value.dtype != _jax_dtype(value.dtype, index):
+            # Made with x64, which is off now: JAX would narrow it without a look at its values.
+            return self._from_numpy(index, np.asarray(value), ours=False)
         if len(value.devices()) > 1:
             value = jax.device_put(value, self._device)  # pyright: ignore
-        if self.asked is not None:
-            value = value if value.dtype == self.dtype else value.astype(self.dtype)
+        if self.asked is not None and value.dtype != self.dtype:
+            value = value.astype(self.dtype)
         self._check_dtype(index, value.dtype)
         return jax.numpy.array(value, copy=True) if self.copy else value
 
+    def _keys_error(self, index: Index, dtype: Any) -> TypeError:
+        return TypeError(
+            f"dtype={self.asked} was asked for, but the block at index {format_index(index)} has "
+            f"dtype {dtype}; keys are made of numbers by jax.random.wrap_key_data(block) and "
+            "numbers of keys by jax.random.key_data(block)"
+        )
+
     def _from_numpy(self, index: Index, value: np.ndarray[Any, Any], ours: bool) -> Block:
-        self._check_shape(index, value.shape)
+        self.check_shape(index, value.shape)
         wanted = self.asked or _native(value.dtype)
+        if _is_extended(wanted):
+            raise self._keys_error(index, value.dtype)
         if _is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
             value = value.view(wanted)
         if value.dtype != wanted:
-            if jax.numpy.issubdtype(wanted, jax.dtypes.extended):
-                raise TypeError(
-                    f"dtype={wanted} was asked for, but the block at index {format_index(index)} "
-                    f"is a NumPy array of {value.dtype}; return a jax.Array of that dtype, such as "
-                    "jax.random.wrap_key_data(block)"
-                )
             value, ours = self._copied(value, wanted), True
         final = _jax_dtype(wanted, index)
         self._check_dtype(index, final)
@@ -171,12 +192,13 @@ class BlockReader:
 
     def _copied(self, value: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         if self._buffers is None or self._buffers.dtype != dtype:
-            self._buffers = Buffers(dtype)
+            self._buffers = Buffers(dtype, self._count)
         out = self._buffers.empty(value.shape)
         np.copyto(out, value, casting="unsafe")
         return out
 
-    def _check_shape(self, index: Index, shape: Shape) -> None:
+    def check_shape(self, index: Index, shape: Shape) -> None:
+        """Raise ``ValueError`` if a block of this shape is not what a device holds."""
         if shape != self.shape:
             whole = shape == self.grid.global_shape
             hint = ". That is the whole array: return array[index]" if whole else ""
@@ -224,8 +246,15 @@ def _as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
 
 def _asked_dtype(dtype: Any) -> Any:
     # The dtype of PRNG keys is not a NumPy dtype and must be left as it is.
-    is_extended = jax.numpy.issubdtype(dtype, jax.dtypes.extended)
-    return dtype if is_extended else _native(np.dtype(dtype))
+    return dtype if _is_extended(dtype) else _native(np.dtype(dtype))
+
+
+def _is_extended(dtype: Any) -> bool:
+    return jax.numpy.issubdtype(dtype, jax.dtypes.extended)
+
+
+def _is_part_of(returned: Any, out: np.ndarray[Any, Any]) -> bool:
+    return isinstance(returned, np.ndarray) and np.may_share_memory(returned, out)
 
 
 def _is_raw(dtype: np.dtype[Any]) -> bool:
@@ -247,7 +276,7 @@ def _jax_dtype(dtype: Any, index: Index | None = None) -> Any:
     Raises:
       TypeError: JAX has none, as for strings, dates, records and Python objects.
     """
-    if dtype in _KEPT or jax.numpy.issubdtype(dtype, jax.dtypes.extended):
+    if dtype in _KEPT or _is_extended(dtype):
         return dtype
     known = jax.numpy.issubdtype(dtype, jax.numpy.number) or dtype == np.bool_
     if not known or dtype.itemsize > (16 if dtype.kind == "c" else 8):
@@ -302,6 +331,7 @@ def _count_one_reference() -> int:
 
 
 # What `sys.getrefcount` says in `BlockReader.read` of a value that nobody else refers to. It
-# differs between versions of Python, so that very code is asked.
+# differs between versions of Python, so that very code is asked; a debugger that looks on may hold
+# one more, and two are never exceeded without one.
 _ONE_REFERENCE = -1
-_ONE_REFERENCE = _count_one_reference()
+_ONE_REFERENCE = min(_count_one_reference(), 2)

@@ -37,12 +37,12 @@ def aligned_empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> np.ndarra
     >>> block.shape, block.dtype, block.ctypes.data % 64
     ((3, 5), dtype(bfloat16), 0)
     """
-    sizes = tuple(map(operator.index, shape if isinstance(shape, Sequence) else (shape,)))
+    sizes = tuple(map(operator.index, shape if np.ndim(shape) else (shape,)))  # pyright: ignore
     if min(sizes, default=0) < 0:
         raise ValueError(f"shape {sizes} has a negative size")
     if np.dtype(dtype).hasobject:
         raise TypeError("Python objects cannot be placed on a device; give a dtype of numbers")
-    return Buffers(np.dtype(dtype)).empty(sizes)
+    return Buffers(np.dtype(dtype), count=1).empty(sizes)
 
 
 class Memory(np.ndarray[Any, Any]):
@@ -56,22 +56,26 @@ class Memory(np.ndarray[Any, Any]):
 class Buffers:
     """Aligned buffers of one dtype; the small ones share slabs that live as long as any of them."""
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
+    def __init__(self, dtype: np.dtype[Any], count: int) -> None:
         self.dtype = dtype
+        self._count = count  # of buffers that will be wanted
         self._slab = Memory(0, np.uint8)
         self._offset = 0
 
     def empty(self, shape: Shape) -> np.ndarray[Any, Any]:
         """Return an uninitialised aligned array."""
         nbytes = math.prod(shape) * self.dtype.itemsize
+        taken = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if nbytes >= _SLAB_BELOW:
-            memory = Memory(nbytes + ALIGNMENT, np.uint8)
+            memory = Memory(taken + ALIGNMENT, np.uint8)
             return np.ndarray(shape, self.dtype, memory, _aligned_offset(memory))
-        if self._offset + nbytes > self._slab.size:
-            self._slab = Memory(_SLAB_BYTES, np.uint8)
+        if self._offset + taken > self._slab.size:
+            wanted = min(max(self._count, 1) * taken, _SLAB_BYTES)
+            self._slab = Memory(wanted + ALIGNMENT, np.uint8)
             self._offset = _aligned_offset(self._slab)
+        self._count -= 1
         offset = self._offset
-        self._offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        self._offset += taken
         return np.ndarray(shape, self.dtype, self._slab, offset)
 
 

@@ -7,7 +7,7 @@ to 12 times (benchmarks/RESULTS.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -68,13 +68,9 @@ def array_from_batched_callback(
     reader = plan.reader(dtype, copy)
     blocks: list[Block] = []
     if plan.devices:
-        returned = _as_list(
-            data_callback(list(plan.indices)), len(plan.indices), "index, repeats included"
-        )
-        returned.reverse()
-        # Popping leaves the reader as the only holder of a block that nobody else keeps.
-        read = reader.read(lambda _: returned.pop(), plan.indices)
-        blocks = [read[i] for i in plan.first_with_block]
+        batch = _Batch(data_callback(list(plan.indices)), plan, reader)
+        blocks = reader.read(batch.next_distinct, plan.distinct)
+        batch.check_rest()
     return plan.place(blocks, reader.dtype)
 
 
@@ -93,6 +89,7 @@ def array_from_batched_callback_with_devices(
     plan = _plan(global_shape, mesh, spec)
     plan.check_dtype(dtype)
     _check_callable(data_callback)
+    reader = plan.reader(dtype, None)
     holders: list[list[Device]] = [[] for _ in plan.distinct]
     for device, block in zip(plan.devices, plan.block_of_device, strict=True):
         holders[block].append(device)
@@ -101,7 +98,7 @@ def array_from_batched_callback_with_devices(
     if request:
         buffers = _as_list(data_callback(request), len(plan.devices), "device")
     expected = [device for _, devices in request for device in devices]
-    return plan.assemble(buffers, expected, dtype, "the callback's array")
+    return plan.assemble(buffers, expected, reader, "the callback's array")
 
 
 def array_from_device_buffers(
@@ -111,7 +108,7 @@ def array_from_device_buffers(
     plan = _plan(global_shape, mesh, spec)
     plan.check_dtype(None)
     buffers = _as_list(device_buffers, len(plan.devices), "device of mesh.local_devices")
-    return plan.assemble(buffers, plan.devices, None, "device_buffers")
+    return plan.assemble(buffers, plan.devices, plan.reader(None, None), "device_buffers")
 
 
 class _Plan:
@@ -120,7 +117,8 @@ class _Plan:
     Attributes:
       devices, indices: the devices of this process, in device order, and what each holds.
       distinct: the indices without repeats; a *block* is a position in this list.
-      block_of_device, first_with_block: from devices to blocks and back.
+      block_of_device: the block of each device.
+      firsts: the devices, by position in ``devices``, that are the first to hold their block.
     """
 
     def __init__(self, grid: ShardGrid, mesh: Mesh, spec: SpecLike) -> None:
@@ -132,8 +130,8 @@ class _Plan:
         first_at: dict[tuple[int | None, ...], int] = {}
         for i, index in enumerate(self.indices):
             first_at.setdefault(_start(index), i)
-        self.first_with_block = list(first_at.values())
-        self.distinct = [self.indices[i] for i in self.first_with_block]
+        self.firsts = set(first_at.values())
+        self.distinct = [self.indices[i] for i in first_at.values()]
         self._block_at = {start: block for block, start in enumerate(first_at)}
         self.block_of_device = [self._block_at[_start(index)] for index in self.indices]
         self._first_device = self.devices[0] if local else None
@@ -154,7 +152,8 @@ class _Plan:
             )
 
     def reader(self, dtype: npt.DTypeLike | None, copy: bool | None) -> BlockReader:
-        return BlockReader(self.grid, dtype, copy, self._first_device, self._align)
+        count = len(self.distinct)
+        return BlockReader(self.grid, dtype, copy, self._first_device, count, self._align)
 
     def place(self, blocks: Sequence[Block], dtype: Any) -> jax.Array:
         """Build the array of one block per distinct index."""
@@ -178,11 +177,10 @@ class _Plan:
         self,
         buffers: Sequence[object],
         expected: Sequence[Device],
-        dtype: npt.DTypeLike | None,
+        reader: BlockReader,
         what: str,
     ) -> jax.Array:
         """Check single-device arrays against the devices they must be on; put them together."""
-        reader = BlockReader(self.grid, dtype)
         index_of = dict(zip(self.devices, self.indices, strict=True))
         arrays = {}
         for i, (buffer, device) in enumerate(zip(buffers, expected, strict=True)):
@@ -214,8 +212,64 @@ def _check_callable(callback: object) -> None:
         raise TypeError(f"data_callback must be a function, not {type(callback).__name__}")
 
 
-def _as_list(returned: Iterable[Any], count: int, per: str) -> list[Any]:
-    if isinstance(returned, np.ndarray | jax.Array | None):
+class _Batch:
+    """What a batched callback returned, taken block by block.
+
+    A lazy result, such as a generator, may use one buffer for all blocks, so each is settled before
+    the next is asked for. Of a list each block is let go of as it is taken, which leaves the reader
+    as the only holder of one that nobody else keeps.
+    """
+
+    def __init__(self, returned: Any, plan: _Plan, reader: BlockReader) -> None:
+        self._count = count = len(plan.indices)
+        self._plan, self._reader = plan, reader
+        self._taken = 0
+        self._take: Callable[[], Any]
+        if isinstance(returned, Iterator):
+            self._take = returned.__next__
+        else:
+            remaining = _as_list(returned, count, _PER_INDEX)
+            remaining.reverse()
+            self._take = remaining.pop
+
+    def next_distinct(self, _: Index) -> Any:
+        """Return the block of the next device that holds what no device before it does."""
+        while self._taken not in self._plan.firsts:
+            self._pass_over()
+        return self._next()
+
+    def check_rest(self) -> None:
+        """Look at the blocks of the last replicas; raise if their number is not right."""
+        while self._taken < self._count:
+            self._pass_over()
+        try:
+            self._take()
+        except (IndexError, StopIteration):
+            return
+        raise ValueError(f"expected {self._count} arrays, one per {_PER_INDEX}, not more")
+
+    def _pass_over(self) -> None:
+        index, block = self._plan.indices[self._taken], self._next()
+        if hasattr(block, "__jax_array__"):
+            block = block.__jax_array__()
+        self._reader.check_shape(index, np.shape(block))
+
+    def _next(self) -> Any:
+        self._taken += 1
+        try:
+            return self._take()
+        except StopIteration:
+            raise ValueError(
+                f"expected {self._count} arrays, one per {_PER_INDEX}, not {self._taken - 1}"
+            ) from None
+
+
+_PER_INDEX = "index, repeats included"
+
+
+def _as_list(returned: Any, count: int, per: str) -> list[Any]:
+    is_one = isinstance(returned, np.ndarray | jax.Array | Mapping | str)
+    if is_one or not isinstance(returned, Iterable):
         raise TypeError(
             f"expected a sequence of {count} arrays, one per {per}, not {type(returned).__name__}"
         )
@@ -230,8 +284,14 @@ def _plan(global_shape: Iterable[int], mesh: Mesh, spec: SpecLike) -> _Plan:
     shape = check_shape(global_shape)
     if not isinstance(mesh, Mesh):
         raise not_a_mesh_error(mesh)
-    hashable = spec if isinstance(spec, PartitionSpec) else check_spec(spec, shape)
-    return _cached_plan(shape, mesh, hashable)
+    entries = spec if isinstance(spec, PartitionSpec) else check_spec(spec, shape)
+    try:
+        hash(entries)
+    except TypeError:
+        pass  # an entry that is no name; said below, better
+    else:
+        return _cached_plan(shape, mesh, entries)
+    return _Plan(mesh_grid(shape, mesh, entries), mesh, entries)
 
 
 @lru_cache(maxsize=256)

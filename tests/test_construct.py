@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -239,9 +240,13 @@ def test_prng_keys_go_through(mesh: Mesh) -> None:
         g = gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda i: keys[i], dtype=dtype)
         assert g.dtype == keys.dtype
         np.testing.assert_array_equal(jax.random.key_data(g.array), jax.random.key_data(keys))
-    with pytest.raises(
-        TypeError, match=r"index \[0:2\] is a NumPy array of uint32; .*wrap_key_data"
-    ):
+    with pytest.raises(TypeError, match=r"index \[0:2\] has dtype key<fry>; .*key_data\(block\)"):
+        gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda i: keys[i], dtype=np.float32)
+    with pytest.raises(TypeError, match="NumPy has no key<fry>"):
+        gda.GlobalArray.from_callback(
+            (8,), mesh, P("x"), lambda i, out: None, dtype=keys.dtype, into=True
+        )
+    with pytest.raises(TypeError, match=r"index \[0:2\] has dtype uint32; .*wrap_key_data"):
         gda.GlobalArray.from_callback(
             (8,), mesh, P("x"), lambda _: np.zeros(2, np.uint32), dtype=keys.dtype
         )
@@ -310,6 +315,37 @@ def test_a_scratch_buffer_may_be_used_for_every_block(
     g = gda.GlobalArray.from_callback(shape, mesh, spec, read)
     scratch[:] = -1
     np.testing.assert_array_equal(g, data)
+
+
+@pytest.mark.parametrize("spec", [P("x", "y"), P("x"), P("y")])
+def test_a_lazy_batch_may_use_one_buffer_for_all_blocks(mesh: Mesh, spec: P) -> None:
+    scratch = np.empty(gda.get_shard_shape((8, 2), mesh, spec), np.float32)
+
+    def read(indices: list[gda.Index]) -> Iterator[np.ndarray]:
+        for index in indices:
+            scratch[:] = DATA[index]
+            yield scratch
+
+    g = gda.GlobalArray.from_batched_callback((8, 2), mesh, spec, read)
+    scratch[:] = -1
+    np.testing.assert_array_equal(g, DATA)
+
+
+def test_a_block_that_is_weakly_referred_to_is_copied(auto_mesh: Mesh) -> None:
+    cache = []
+
+    def read(index: gda.Index) -> np.ndarray:
+        block = gda.aligned_empty((2, 2), np.float32)
+        block[:] = DATA[index]
+        cache.append(weakref.ref(block))
+        return block
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), read)
+    for reference in cache:
+        block = reference()
+        if block is not None:
+            block[:] = -1
+    np.testing.assert_array_equal(g, DATA)
 
 
 def test_a_block_that_the_callback_keeps_is_copied(auto_mesh: Mesh) -> None:
@@ -525,7 +561,7 @@ def test_asking_for_64_bits_without_x64_warns_and_checks(auto_mesh: Mesh) -> Non
     with pytest.warns(UserWarning, match="dtype=float64 is not available without jax_enable_x64"):
         g = build(auto_mesh, np.arange(8), dtype=np.float64)
     assert g.dtype == np.float32
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="int64") as caught:
         gda.GlobalArray.from_batched_callback((), auto_mesh, P(), lambda i: [0] * 8, dtype="i8")
     assert [warning.filename for warning in caught] == [__file__]
     with pytest.warns(UserWarning, match="int64"), pytest.raises(gda.DoesNotFitError):
@@ -603,6 +639,7 @@ def test_an_exception_of_the_callback_comes_with_a_note_of_the_index(auto_mesh: 
     [
         ({"into": True}, ValueError, "into=True needs dtype="),
         ({"into": True, "dtype": "f4", "copy": True}, ValueError, "into=True has none"),
+        ({"copy": 0}, TypeError, "copy must be True, False or None, not 0"),
         ({"copy": "maybe"}, TypeError, "copy must be True, False or None, not 'maybe'"),
         ({"dtype": "nonsense"}, TypeError, "nonsense"),
         ({"dtype": "U3"}, TypeError, "dtype=<U3, which JAX does not have"),
@@ -628,6 +665,7 @@ def test_options_are_checked_before_anything_is_read(
         ((-8,), P("x"), ValueError, "negative size"),
         ((8,), P(P.UNCONSTRAINED), ValueError, "UNCONSTRAINED, so it has no fixed layout"),
         ((8,), P("x", unreduced={"y"}), ValueError, "unreduced axes"),
+        ((8,), [{"x"}], TypeError, "entry 0 of the spec is {'x'}; an entry is None, the name"),
     ],
 )
 def test_shapes_and_specs_are_checked_before_anything_is_read(
@@ -659,8 +697,45 @@ def test_a_mesh_that_is_none_is_pointed_out() -> None:
         gda.GlobalArray.from_callback((8,), {"x": 4}, P("x"), np.zeros)  # pyright: ignore
 
 
+def test_into_takes_a_view_of_what_it_filled_and_no_data(auto_mesh: Mesh) -> None:
+    def fill(index: gda.Index, out: np.ndarray) -> np.ndarray:
+        out[:] = DATA[index]
+        return out[:1]
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), fill, dtype="f4", into=True)
+    np.testing.assert_array_equal(g, DATA)
+    for data in ([[1, 2], [3, 4]], np.float32(1), jnp.zeros((2, 2))):
+        with pytest.raises(TypeError, match="data of its own"):
+            gda.GlobalArray.from_callback(
+                (8, 2), auto_mesh, P("x"), lambda i, out, d=data: d, dtype="f4", into=True
+            )
+
+
+def test_a_traced_block_is_refused_with_words(auto_mesh: Mesh) -> None:
+    def build(x: jax.Array) -> jax.Array:
+        with pytest.raises(TypeError, match=r"\[0:2, :\] is being traced; build arrays outside"):
+            gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), lambda i: x[i])
+        return x
+
+    jax.jit(build)(DATA)
+
+
+def test_a_64_bit_jax_array_is_looked_at_when_x64_is_off(auto_mesh: Mesh) -> None:
+    jax.config.update("jax_enable_x64", True)
+    try:
+        large, small = jnp.array([2**40, 1]), jnp.array([7, 1])
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert large.dtype == np.int64
+    for dtype in (None, np.int32):
+        g = gda.GlobalArray.from_callback((8,), auto_mesh, P("x"), lambda i: small, dtype=dtype)
+        np.testing.assert_array_equal(g, [7, 1] * 4)
+    with pytest.raises(gda.DoesNotFitError, match=r"value 1099511627776 at \(0,\)"):
+        gda.GlobalArray.from_callback((8,), auto_mesh, P("x"), lambda i: large)
+
+
 def test_into_says_when_an_array_is_returned_and_not_filled(auto_mesh: Mesh) -> None:
-    with pytest.raises(TypeError, match=r"another array of shape \(2, 2\); write `out\[...\] ="):
+    with pytest.raises(TypeError, match=r"data of its own, a ndarray; write `out\[...\] ="):
         gda.GlobalArray.from_callback(
             (8, 2), auto_mesh, P("x"), lambda i, out: DATA[i], dtype="f4", into=True
         )
@@ -676,6 +751,15 @@ def test_into_says_when_an_array_is_returned_and_not_filled(auto_mesh: Mesh) -> 
             "expected a sequence of 8 arrays, one per index, repeats included, not ndarray",
         ),
         (None, TypeError, "not NoneType"),
+        (3, TypeError, "not int"),
+        ({0: DATA[:2]}, TypeError, "not dict"),
+        (iter([DATA[:2]] * 3), ValueError, "expected 8 arrays, one per index, .* not 3"),
+        (iter([DATA[:2]] * 9), ValueError, "expected 8 arrays, one per index, .* not more"),
+        (
+            [DATA[:2], DATA[:1], *[DATA[:2]] * 6],
+            ValueError,
+            r"index \[0:2, :\] has shape \(1, 2\)",
+        ),
         ([DATA[:1]] * 8, ValueError, r"index \[0:2, :\] has shape \(1, 2\)"),
     ],
 )
@@ -701,6 +785,15 @@ def test_what_a_placing_callback_returns_is_checked(
         gda.GlobalArray.from_batched_callback_with_devices(
             (8, 2), auto_mesh, P("x", "y"), lambda request: spoil(place(request, DATA))
         )
+
+
+def test_a_placing_callback_is_not_called_for_a_bad_dtype(auto_mesh: Mesh) -> None:
+    calls = []
+    with pytest.raises(TypeError, match="nonsense"):
+        gda.GlobalArray.from_batched_callback_with_devices(
+            (8, 2), auto_mesh, P("x"), calls.append, dtype="nonsense"
+        )
+    assert calls == []
 
 
 def test_a_placing_callback_may_be_cast(auto_mesh: Mesh) -> None:
