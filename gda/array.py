@@ -15,7 +15,6 @@ from typing import (
     Any,
     Generic,
     Literal,
-    NamedTuple,
     NoReturn,
     TypeVar,
     cast,
@@ -37,6 +36,7 @@ from gda.spec import Index, Shape, SpecLike, format_spec
 DataT = TypeVar("DataT", jax.Array, jax.Array | None)
 
 _NOTHING = object()
+_get = object.__getattribute__
 _set = object.__setattr__
 
 
@@ -61,6 +61,8 @@ class _Pieces:
                 f"the shards of {GlobalArray(array=array)!r} have no data while it is being "
                 "traced; compute on .array, or see each block with jax.shard_map"
             )
+        if not isinstance(array, jax.Array):
+            raise TypeError(f"a {type(array).__name__} has no data, and so its shards have none")
         if array.is_deleted():
             raise _deleted_error(array)
         if self._by_device is None:
@@ -70,25 +72,36 @@ class _Pieces:
         return self._by_device.get(device)
 
 
-class _ShardRecord(NamedTuple):
-    # A tuple underneath is immutable and made in half the time of an object with slots.
-    device: Device | None
-    index: Index  # pyright: ignore[reportIncompatibleMethodOverride]
-    replica_id: int
-    pieces: _Pieces
+class Shard(Generic[DataT]):
+    """What one device holds of a ``GlobalArray``: device, index, replica id and data. Immutable."""
 
+    __slots__ = ("_device", "_index", "_pieces", "_replica_id")
 
-class Shard(_ShardRecord, Generic[DataT]):
-    """What one device holds of a ``GlobalArray``. Immutable.
+    def __init__(
+        self, device: Device | None, index: Index, replica_id: int, pieces: _Pieces
+    ) -> None:
+        self._device = device
+        self._index = index
+        self._replica_id = replica_id
+        self._pieces = pieces
 
-    Attributes:
-      device: the device; ``None`` while tracing, where a mesh has no devices.
-      index: the global elements it holds: one slice per dimension.
-      replica_id: how many devices before it, in device order, hold the same index. Writing the
-        shards with replica id 0 writes every element once.
-    """
+    @property
+    def device(self) -> Device | None:
+        """The device; ``None`` while tracing, where a mesh has no devices."""
+        return self._device
 
-    __slots__ = ()
+    @property
+    def index(self) -> Index:
+        """The global elements it holds: one slice per dimension."""
+        return self._index
+
+    @property
+    def replica_id(self) -> int:
+        """How many devices before it, in device order, hold the same index.
+
+        Writing the shards with replica id 0 writes every element once.
+        """
+        return self._replica_id
 
     @property
     def data(self) -> DataT:
@@ -98,15 +111,12 @@ class Shard(_ShardRecord, Generic[DataT]):
 
         Raises:
           RuntimeError: the array was deleted or donated.
-          TypeError: the array is being traced.
+          TypeError: the array is being traced, or is not one that has data.
         """
-        return cast("DataT", self.pieces.on(self.device))
+        return cast("DataT", self._pieces.on(self._device))
 
     def __repr__(self) -> str:
         return f"Shard(device={self.device}, index={self.index}, replica_id={self.replica_id})"
-
-    def __hash__(self) -> int:
-        return hash((self.device, self.replica_id, id(self.pieces)))  # slices: only since 3.12
 
 
 class GlobalArray(ArrayOperators):
@@ -134,7 +144,7 @@ class GlobalArray(ArrayOperators):
     >>> from jax.sharding import PartitionSpec as P
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
     >>> data = np.arange(16.0, dtype=np.float32).reshape(8, 2)
-    >>> buffers = [jax.device_put(data[index], device)
+    >>> buffers = [jax.device_put(data[index], device, may_alias=False)
     ...            for device, index in gda.get_shard_indices((8, 2), mesh, P('x', 'y')).items()]
     >>> g = gda.GlobalArray((8, 2), mesh, P('x', 'y'), buffers)
     >>> g
@@ -144,13 +154,14 @@ class GlobalArray(ArrayOperators):
     """
 
     # Slots that are not set are caches that were not asked for yet.
-    __slots__ = ("__weakref__", "_global_shards", "_local_shards", "array")
+    __slots__ = ("__weakref__", "_global_shards", "_local_shards", "_pieces", "array")
 
     array: jax.Array
     """The array itself, for everything that a container does not do."""
 
     _local_shards: tuple[Shard[Any], ...]
     _global_shards: tuple[Shard[Any], ...]
+    _pieces: _Pieces
 
     @overload
     def __init__(
@@ -253,14 +264,15 @@ class GlobalArray(ArrayOperators):
             shape: a NumPy array, a ``jax.Array`` on any device, a list, for a scalar a number, or
             anything else that ``numpy.asarray`` takes. With ``into=True``,
             ``data_callback(index, out)`` fills ``out``; what it leaves is left uninitialised.
-          dtype: cast every block to it, as ``numpy.ndarray.astype`` does. Needed with
-            ``into=True`` and where this process has no device of the mesh.
+          dtype: cast every block to it, as its own ``astype`` does. Needed with ``into=True`` and
+            where this process has no device of the mesh.
           copy: what happens to NumPy blocks. ``None``: a block that somebody else can reach, such
             as a view, a memory map or a buffer used again, is copied at once; a fresh one is
             adopted. After the call nothing that is done to the caller's memory changes the array.
             ``True`` copies all. ``False`` copies none: the caller promises to leave them alone for
             as long as the array lives. A ``jax.Array`` is immutable and shared, unless
-            ``copy=True``; deleting or donating it deletes the shard with it.
+            ``copy=True``; deleting or donating it deletes the shard with it. One that aliases NumPy
+            memory, as ``jax.device_put`` of an aligned array does on CPU, is not protected.
           into: hand out 64-byte-aligned buffers of the shard shape and ``dtype`` to be filled;
             reading a file straight into them spares a copy.
 
@@ -357,7 +369,7 @@ class GlobalArray(ArrayOperators):
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
         >>> data = np.arange(16).reshape(8, 2)
         >>> def place(request):
-        ...     return [jax.device_put(data[index], device)
+        ...     return [jax.device_put(data[index], device, may_alias=False)
         ...             for index, devices in request for device in devices]
         >>> gda.GlobalArray.from_batched_callback_with_devices((8, 2), mesh, ['x'], place)
         GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x'))
@@ -454,12 +466,7 @@ class GlobalArray(ArrayOperators):
         >>> [shard.replica_id for shard in g.local_shards]
         [0, 1, 0, 1, 0, 1, 0, 1]
         """
-        try:
-            return self._local_shards
-        except AttributeError:
-            shards = self._shards(only_local=True)
-            _set(self, "_local_shards", shards)
-            return shards
+        return self._cached("_local_shards", lambda: self._shards(only_local=True))
 
     @property
     def addressable_shards(self) -> Sequence[Shard[jax.Array]]:
@@ -472,12 +479,7 @@ class GlobalArray(ArrayOperators):
 
         ``data`` is ``None`` on devices of other processes; nothing is communicated. Costs O(mesh).
         """
-        try:
-            return self._global_shards
-        except AttributeError:
-            shards = self._shards(only_local=False)
-            _set(self, "_global_shards", shards)
-            return shards
+        return self._cached("_global_shards", lambda: self._shards(only_local=False))
 
     def local_data(self, i: int) -> jax.Array:
         """Return the data of ``local_shards[i]``.
@@ -498,7 +500,8 @@ class GlobalArray(ArrayOperators):
         return self.local_data(i)
 
     def _shards(self, only_local: bool) -> tuple[Shard[Any], ...]:
-        mesh, grid, pieces = self.mesh, self.grid, _Pieces(self.array)
+        mesh, grid = self.mesh, self.grid
+        pieces = self._cached("_pieces", lambda: _Pieces(self.array))
         if not isinstance(mesh, Mesh):
             devices = repeat(None, grid.num_devices)
         elif only_local and len(local_positions(mesh)) < grid.num_devices:
@@ -507,11 +510,16 @@ class GlobalArray(ArrayOperators):
             return tuple([Shard(device, *which, pieces) for device, which in shards])
         else:
             devices = devices_of(mesh)
-        records = zip(
-            devices, grid.indices(), grid.replica_ids.tolist(), repeat(pieces), strict=False
-        )
-        # What Shard(*record) does, without a call of Python code for each of perhaps 1,000 devices.
-        return tuple(map(tuple.__new__, repeat(Shard), records))
+        return tuple(map(Shard, devices, grid.indices(), grid.replica_ids.tolist(), repeat(pieces)))
+
+    def _cached(self, slot: str, make: Callable[[], Any]) -> Any:
+        try:
+            return _get(self, slot)
+        except AttributeError:
+            pass  # not in the handler: what `make` raises has nothing to do with this
+        value = make()
+        _set(self, slot, value)
+        return value
 
     # Its life on the devices.
 
@@ -563,7 +571,9 @@ class GlobalArray(ArrayOperators):
 
         def __getattr__(self, name: str) -> NoReturn:
             hint = ""
-            if not name.startswith("_") and hasattr(jax.Array, name):
+            if hasattr(type(self), name):  # a property of it asked the array inside in vain
+                hint = f" here, because the {type(self.array).__name__} inside has none"
+            elif not name.startswith("_") and hasattr(jax.Array, name):
                 hint = f"; the jax.Array inside has it: g.array.{name}"
             raise AttributeError(f"GlobalArray has no attribute {name!r}{hint}")
 
@@ -605,7 +615,9 @@ class GlobalArray(ArrayOperators):
         return GlobalArray(array=self.array)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GlobalArray:
-        return GlobalArray(array=self._live().copy())
+        array = self._live()
+        # `array.copy()` is jitted, and that loses the layout of arrays without elements.
+        return GlobalArray(array=jax.device_put(array, array.sharding, may_alias=False))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the whole data with the layout of mesh and spec.

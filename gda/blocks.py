@@ -159,7 +159,7 @@ class BlockReader:
         if self.asked is not None and value.dtype != self.dtype:
             value = value.astype(self.dtype)
         self._check_dtype(index, value.dtype)
-        return jax.numpy.array(value, copy=True) if self.copy else value
+        return jax.device_put(value, value.sharding, may_alias=False) if self.copy else value
 
     def _keys_error(self, index: Index, dtype: Any) -> TypeError:
         return TypeError(

@@ -227,10 +227,9 @@ class ShardGrid:
         return self._layout.holders(block)
 
     def _position(self, i: int | Sequence[int]) -> int:
-        try:
-            return operator.index(i)  # pyright: ignore[reportArgumentType]
-        except TypeError:  # also coordinates in a NumPy array, which is no Sequence
-            return self._layout.position(i)  # pyright: ignore[reportArgumentType]
+        # Not by type: coordinates may come in a NumPy array, and positions as NumPy integers.
+        is_one = hasattr(i, "__index__") and not hasattr(i, "__len__")
+        return operator.index(i) if is_one else self._layout.position(i)  # pyright: ignore
 
     # All devices: O(devices), vectorised, cached.
 

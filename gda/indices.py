@@ -103,6 +103,8 @@ def not_a_mesh_error(mesh: object) -> TypeError:
 @lru_cache(maxsize=64)
 def devices_of(mesh: Mesh) -> tuple[Device, ...]:
     """Return the devices of the mesh in device order."""
+    if not isinstance(mesh, Mesh):
+        raise not_a_mesh_error(mesh)
     return tuple(mesh.devices.flat)
 
 

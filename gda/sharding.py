@@ -57,6 +57,11 @@ def sharding_of(array: Any) -> NamedSharding:
 def _sharding_in_trace(array: Any) -> NamedSharding:
     sharding: Any = jax.typeof(array).sharding
     mesh = sharding.mesh
+    if AxisType.Manual in mesh.axis_types:
+        raise TypeError(
+            "inside jax.shard_map an array is the block of one device, without a mesh or spec; "
+            "look at them outside"
+        )
     if mesh.empty or any(kind != AxisType.Explicit for kind in mesh.axis_types):
         kinds = sorted({kind.name for kind in mesh.axis_types}) or ["no mesh"]
         raise TypeError(

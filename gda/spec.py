@@ -36,6 +36,8 @@ def check_shape(global_shape: Iterable[int]) -> Shape:
       ValueError: a size is negative.
     """
     try:
+        if type(global_shape) in (set, dict):  # without the order that somebody meant
+            raise TypeError
         shape = tuple(map(operator.index, global_shape))
     except TypeError:
         raise TypeError(

@@ -7,12 +7,20 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, overload
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
 
 from gda.array import GlobalArray
 from gda.grid import ShardGrid
-from gda.sharding import is_tracer, named_sharding
-from gda.spec import SpecLike
+from gda.indices import not_a_mesh_error
+from gda.sharding import is_tracer, named_sharding, sharding_of
+from gda.spec import SpecLike, axes_by_dimension, check_spec, entries_of
 
 _ArrayT = TypeVar("_ArrayT", jax.Array, GlobalArray)
 
@@ -66,7 +74,7 @@ def jit(
         drop axes that cut nothing, such as those of size 1.
       in_specs: one ``PartitionSpec`` for all arguments, or a tuple with one tree of them per
         positional argument, each tree a prefix of the argument; ``None`` leaves an argument as it
-        comes. An argument that is cut otherwise is moved first.
+        comes, and a tuple leaves keyword arguments so. What is cut otherwise is moved first.
       out_specs: a ``PartitionSpec``, or a tree of them that is a prefix of the result; ``None``
         leaves the layout to JAX.
       jit_options: options of ``jax.jit``, such as ``donate_argnums`` and ``static_argnums``.
@@ -96,14 +104,17 @@ def jit(
         raise TypeError(f"gda.jit takes a function, not {fun!r}")
     _check_specs(in_specs, "in_specs")
     _check_specs(out_specs, "out_specs")
+    if mesh is not None:
+        _check_mesh(mesh)
 
     @functools.wraps(fun)
     def body(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _unwrap((args, kwargs))
+        args = tuple(map(_unwrap, args))
+        kwargs = {name: _unwrap(value) for name, value in kwargs.items()}
         has_specs = in_specs is not None or out_specs is not None
         over: Any = _mesh_for((args, kwargs), mesh) if has_specs else None
         if in_specs is not None:
-            args = _constrain_arguments(args, in_specs, over)
+            args, kwargs = _constrain_arguments(args, kwargs, in_specs, over)
         try:
             result = _unwrap(fun(*args, **kwargs))
         except Exception as error:
@@ -147,21 +158,28 @@ def constrain(x: _ArrayT, spec: SpecLike, *, mesh: Mesh | None = None) -> _Array
     GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(None, 'y'))
     """
     if isinstance(x, GlobalArray):
-        return GlobalArray(array=constrain(x.array, spec, mesh=mesh))
+        return GlobalArray(array=constrain(x.__jax_array__(), spec, mesh=mesh))
     if not isinstance(x, jax.Array):
         raise TypeError(f"constrain takes a jax.Array or a GlobalArray, not {type(x).__name__}")
     if is_tracer(x):
         return _constrained(x, spec, _mesh_for(x, mesh))
-    over = mesh or GlobalArray(array=x).mesh
+    if mesh is None and isinstance(x.sharding, SingleDeviceSharding):
+        raise ValueError(f"the array is on {x.device} and over no mesh; pass mesh=")
+    over = sharding_of(x).mesh if mesh is None else _check_mesh(mesh)
     ShardGrid(x.shape, over.shape, spec)  # says what is wrong with the spec, if anything is
-    return jax.device_put(x, named_sharding(x.shape, over, spec))
+    sharding = named_sharding(x.shape, over, spec)
+    kind = x.sharding.memory_kind
+    return jax.device_put(x, sharding if kind is None else sharding.with_memory_kind(kind))
 
 
 def _unwrap(tree: Any) -> Any:
+    def is_container(leaf: object) -> bool:
+        return isinstance(leaf, GlobalArray)
+
+    if not any(map(is_container, jax.tree.leaves(tree, is_leaf=is_container))):
+        return tree  # perhaps a static argument, which must stay the object that it is
     return jax.tree.map(
-        lambda leaf: leaf.array if isinstance(leaf, GlobalArray) else leaf,
-        tree,
-        is_leaf=lambda leaf: isinstance(leaf, GlobalArray),
+        lambda leaf: leaf.array if is_container(leaf) else leaf, tree, is_leaf=is_container
     )
 
 
@@ -179,11 +197,22 @@ def _check_specs(specs: Any, name: str) -> None:
 
 
 def _shardings(mesh: Mesh | AbstractMesh, specs: Any) -> Any:
-    return jax.tree.map(
-        lambda spec: None if spec is None else NamedSharding(mesh, spec),  # pyright: ignore
-        specs,
-        is_leaf=_is_spec,
-    )
+    def sharding(spec: PartitionSpec | None) -> NamedSharding | None:
+        if spec is None:
+            return None
+        # The rank is not known here: the short form of the spec fits the lowest.
+        rank = len(tuple(spec))
+        entries = check_spec(spec, (0,) * rank)
+        short = entries_of(axes_by_dimension(entries, rank, mesh.shape))
+        return named_sharding((0,) * rank, mesh, short)
+
+    return jax.tree.map(sharding, specs, is_leaf=_is_spec)
+
+
+def _check_mesh(mesh: Any) -> Mesh:
+    if not isinstance(mesh, Mesh):
+        raise not_a_mesh_error(mesh)
+    return mesh
 
 
 def _names_every_result(out_specs: Any) -> bool:
@@ -193,7 +222,7 @@ def _names_every_result(out_specs: Any) -> bool:
 def _mesh_for(tree: Any, mesh: Mesh | None) -> Mesh | AbstractMesh:
     """Return the mesh that specs in this trace are over."""
     if mesh is not None:
-        return mesh
+        return _check_mesh(mesh)
     for leaf in jax.tree.leaves(tree):
         if is_tracer(leaf):
             sharding: Any = jax.typeof(leaf).sharding
@@ -208,14 +237,17 @@ def _mesh_for(tree: Any, mesh: Mesh | None) -> Mesh | AbstractMesh:
     )
 
 
-def _constrain_arguments(args: tuple[Any, ...], in_specs: Any, mesh: Mesh | AbstractMesh) -> Any:
-    specs = in_specs if isinstance(in_specs, tuple) else (in_specs,) * len(args)
+def _constrain_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], in_specs: Any, mesh: Mesh | AbstractMesh
+) -> tuple[Any, Any]:
 
     def constrain_array(leaf: Any, spec: SpecLike) -> Any:
         # What is not an array is a static argument.
         return _constrained(leaf, spec, mesh) if isinstance(leaf, jax.Array) else leaf
 
-    return _map_specs(constrain_array, specs, args, "in_specs")
+    if isinstance(in_specs, tuple):
+        return _map_specs(constrain_array, in_specs, args, "in_specs"), kwargs
+    return _map_specs(constrain_array, (in_specs, in_specs), (args, kwargs), "in_specs")
 
 
 def _constrain_result(result: Any, out_specs: Any, mesh: Mesh | AbstractMesh) -> Any:
@@ -253,10 +285,21 @@ def _map_specs(function: Callable[[Any, SpecLike], Any], specs: Any, tree: Any, 
 
 def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:
     x = jax.numpy.asarray(x)
+    kinds = set(mesh.axis_types)
+    if AxisType.Manual in kinds:
+        raise TypeError(
+            "inside jax.shard_map an array is the block of one device; constrain it outside"
+        )
     ShardGrid(x.shape, mesh.shape, spec)  # says what is wrong with the spec, if anything is
     sharding = named_sharding(x.shape, mesh, spec)
-    if all(kind == AxisType.Explicit for kind in mesh.axis_types):
+    if kinds == {AxisType.Explicit}:
         return jax.sharding.reshard(x, sharding)
+    if AxisType.Explicit in kinds:
+        raise TypeError(
+            f"the mesh {dict(mesh.shape)} has Auto and Explicit axes, and JAX constrains them in "
+            "different ways; use jax.sharding.reshard for the Explicit and "
+            "jax.lax.with_sharding_constraint for the Auto ones"
+        )
     return jax.lax.with_sharding_constraint(x, sharding)
 
 

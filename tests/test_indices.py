@@ -295,3 +295,11 @@ def test_what_is_no_mesh_is_refused(
     assert str(info.value) == (
         f"mesh must be a jax.sharding.Mesh, not {mesh!r}; without devices use gda.ShardGrid"
     )
+
+
+def test_devices_of_an_abstract_mesh_are_not_there() -> None:
+    mesh = AbstractMesh((4, 2), ("x", "y"))
+    for function in (gda.get_shard_indices, gda.get_shard_indices_replica_ids):
+        with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh, not Abstract"):
+            function((8, 2), mesh, ["x"])
+    assert gda.get_shard_shape((8, 2), mesh, ["x"]) == (2, 2)

@@ -126,6 +126,46 @@ def test_static_arguments_and_donation_are_options_of_jit(mesh: Mesh) -> None:
         g.local_data(0)
 
 
+def test_static_arguments_arrive_as_the_objects_that_they_are(mesh: Mesh) -> None:
+    static, seen = ("a", ("b",)), []
+
+    def body(x: jax.Array, options: Any) -> jax.Array:
+        seen.append(options)
+        return x
+
+    gda.jit(body, static_argnums=1)(make(mesh), static)
+    assert seen[0] is static
+
+
+def test_one_spec_is_for_keyword_arguments_too(mesh: Mesh) -> None:
+    result = gda.jit(lambda x: x * 1, in_specs=P("y"))(x=make(mesh, P("x")))
+    assert result.grid.spec == ("y",)
+
+
+def test_surplus_nones_of_out_specs_are_dropped(mesh: Mesh) -> None:
+    for options in ({}, {"mesh": mesh}):
+        result = gda.jit(lambda x: x.sum(), out_specs=P(None), **options)(make(mesh))
+        assert result.grid.spec == ()
+
+
+def test_axes_of_both_kinds_in_one_mesh_are_refused_and_not_mixed_up() -> None:
+    devices = np.array(jax.devices()).reshape(4, 2)
+    mesh = Mesh(devices, ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Auto))
+    g = make(mesh, P("x"))
+    with pytest.raises(TypeError, match="has Auto and Explicit axes"):
+        gda.jit(lambda x: x, out_specs=P("y"))(g)
+    with pytest.raises(TypeError, match="has Auto and Explicit axes"):
+        jax.jit(lambda g: gda.constrain(g, P("y")))(g)
+    np.testing.assert_array_equal(gda.jit(lambda x: x + 1)(g), DATA + 1)
+
+
+def test_a_mesh_that_is_none_is_pointed_out(auto_mesh: Mesh) -> None:
+    with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh, not 5"):
+        gda.jit(lambda x: x, mesh=5, out_specs=P())
+    with pytest.raises(ValueError, match="cuts dimension 0 by mesh axis 'z'"):
+        gda.jit(lambda x: x, mesh=auto_mesh, out_specs=P("z"))
+
+
 def test_it_is_a_decorator_with_and_without_options(mesh: Mesh) -> None:
     @gda.jit
     def double(x: jax.Array) -> jax.Array:
@@ -239,8 +279,14 @@ def test_constrain_moves_outside_a_trace_and_constrains_inside(mesh: Mesh) -> No
 def test_constrain_explains_what_does_not_fit(mesh: Mesh) -> None:
     with pytest.raises(ValueError, match="global shape \\(64, 32\\) cannot be cut|'z'"):
         gda.constrain(make(mesh), P("z"))
-    with pytest.raises(ValueError, match="'x'"):
+    with pytest.raises(ValueError, match="over no mesh; pass mesh="):
         gda.constrain(jnp.zeros(8), P("x"))
+    with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh, not 5"):
+        gda.constrain(jnp.zeros(8), P("x"), mesh=5)
+    deleted = make(mesh)
+    deleted.delete()
+    with pytest.raises(RuntimeError, match=r"GlobalArray\(shape=\(64, 32\), .* was deleted"):
+        gda.constrain(deleted, P("x"))
     with pytest.raises(TypeError, match="not ndarray"):
         gda.constrain(DATA, P("x"))
 
@@ -304,8 +350,10 @@ def test_vmap_scan_and_eval_shape(mesh: Mesh) -> None:
 def test_shard_map_sees_blocks(mesh: Mesh) -> None:
     def body(g: gda.GlobalArray) -> gda.GlobalArray:
         assert g.shape == (16, 16)
-        with pytest.raises(TypeError, match="over Manual axes"):
+        with pytest.raises(TypeError, match=r"inside jax\.shard_map an array is the block"):
             g.spec  # noqa: B018
+        with pytest.raises(TypeError, match=r"inside jax\.shard_map .* constrain it outside"):
+            gda.constrain(g, P("x"))
         return gda.GlobalArray.from_array(g * 2)
 
     f = jax.shard_map(body, mesh=mesh, in_specs=P("x", "y"), out_specs=P("x", "y"))
