@@ -167,8 +167,9 @@ def _unknown_axis_error(
     name: str, dimension: int, entries: Sequence[object], mesh_shape: Mapping[str, int]
 ) -> ValueError:
     # A JAX mesh takes any hashable as the name of an axis.
-    near = difflib.get_close_matches(name, [axis for axis in mesh_shape if type(axis) is str], n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    names = {axis.lower(): axis for axis in mesh_shape if type(axis) is str}
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    hint = f"; did you mean {names[near[0]]!r}?" if near else ""
     return ValueError(
         f"spec {format_spec(entries)} cuts dimension {dimension} by mesh axis {name!r}, but the "
         f"mesh has the axes {dict(mesh_shape)}{hint}"
@@ -208,13 +209,12 @@ def indivisible_error(
                 f"dimension {dimension} of size {size} is cut {ways} ways by mesh {plural} {by}, "
                 f"and {size} is not divisible by {ways}; {nearest}"
             )
-    fitting = ", ".join(
-        format_spec(entries_of(other)) for other in fitting_specs(axes, shape, mesh_shape)
-    )
+    fitting = fitting_specs(axes, shape, mesh_shape)
+    some = ", for instance" if len(fitting) == _SUGGESTIONS else ""
     return ValueError(
         f"global shape {shape} cannot be cut by {format_spec(entries_of(axes))} on the mesh "
-        f"{dict(mesh_shape)}: {'. Also, '.join(complaints)}. "
-        f"Specs of this mesh that fit {shape} as it stands: {fitting}"
+        f"{dict(mesh_shape)}: {'. Also, '.join(complaints)}. Specs of this mesh that fit {shape} "
+        f"as it stands{some}: {', '.join(format_spec(entries_of(other)) for other in fitting)}"
     )
 
 

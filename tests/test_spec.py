@@ -224,6 +224,12 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
         "{'data': 4, 'model': 2}; did you mean 'model'?",
     ),
     (
+        lambda: axes_by_dimension(("X",), 1, {"x": 4}),
+        ValueError,
+        "spec P('X') cuts dimension 0 by mesh axis 'X', but the mesh has the axes {'x': 4}; "
+        "did you mean 'x'?",
+    ),
+    (
         lambda: axes_by_dimension(("x",), 1, {0: 4}),  # pyright: ignore[reportArgumentType]
         ValueError,
         "spec P('x') cuts dimension 0 by mesh axis 'x', but the mesh has the axes {0: 4}",
@@ -286,6 +292,7 @@ def test_every_dimension_that_cannot_be_cut_is_named() -> None:
         "{'x': 4, 'y': 2, 'z': 3}: dimension 0 of size 6 is cut 8 ways by mesh axes 'x' and 'y', "
         "and 6 is not divisible by 8; 8 is the nearest size that divides. Also, dimension 2 of "
         "size 7 is cut 3 ways by mesh axis 'z', and 7 is not divisible by 3; 6 and 9 are the "
-        "nearest sizes that divide. Specs of this mesh that fit (6, 5, 7) as it stands: "
+        "nearest sizes that divide. Specs of this mesh that fit (6, 5, 7) as it stands, for "
+        "instance: "
         "P(('y', 'z')), P('y'), P('z'), P()"
     )
