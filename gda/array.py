@@ -73,7 +73,7 @@ class _Pieces:
 
 
 class Shard(Generic[DataT]):
-    """What one device holds of a ``GlobalArray``: device, index, replica id and data. Immutable."""
+    """What one device holds of a ``GlobalArray``: device, index, replica id and data, read-only."""
 
     __slots__ = ("_device", "_index", "_pieces", "_replica_id")
 
@@ -185,6 +185,11 @@ class GlobalArray(ArrayOperators):
         # `array=` is the way in for JAX's tree functions. They pass tracers, None, ShapeDtypeStruct
         # or object(), so it checks nothing; users have `from_array`.
         if array is _NOTHING:
+            if device_buffers is None:
+                raise TypeError(
+                    "GlobalArray takes global_shape, mesh, spec and device_buffers; "
+                    "GlobalArray.from_array wraps a jax.Array"
+                )
             array = construct.array_from_device_buffers(global_shape, mesh, spec, device_buffers)
         _set(self, "array", array)
 
@@ -537,7 +542,10 @@ class GlobalArray(ArrayOperators):
         self._live().copy_to_host_async()
 
     def delete(self) -> None:
-        """Free the device memory now. Every later access to data raises ``RuntimeError``."""
+        """Free the device memory now. Every later access to data raises ``RuntimeError``.
+
+        Of jitted functions, those of ``jnp`` included, the message is JAX's: they see the array.
+        """
         self.array.delete()
 
     def is_deleted(self) -> bool:
@@ -616,6 +624,8 @@ class GlobalArray(ArrayOperators):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GlobalArray:
         array = self._live()
+        if is_tracer(array):
+            return GlobalArray(array=array)  # in a trace nothing can be written to
         # `array.copy()` is jitted, and that loses the layout of arrays without elements.
         return GlobalArray(array=jax.device_put(array, array.sharding, may_alias=False))
 

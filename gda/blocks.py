@@ -92,7 +92,7 @@ class BlockReader:
                     and type(value) is np.ndarray
                     and value.dtype is usual
                     and value.shape == shape
-                    and ((base := value.base) is None or type(base) is Memory)
+                    and _owns_memory(value)
                 ):
                     blocks.append(value)
                 else:
@@ -101,9 +101,18 @@ class BlockReader:
                     if block is value and self.copy is None and not self._align:
                         usual = value.dtype  # a fresh block of it needs nothing done to it
         except Exception as error:
-            error.add_note(f"gda: while reading index {format_index(index)} of {self.grid!r}")
+            self.note(error, index)
             raise
         return blocks
+
+    def note(self, error: Exception, index: Index) -> None:
+        """Add to an error which block was being read, unless that was said already."""
+        if not any(note.startswith("gda: ") for note in getattr(error, "__notes__", ())):
+            error.add_note(f"gda: while reading index {format_index(index)} of {self.grid!r}")
+
+    def check_unused(self, index: Index, value: Any) -> None:
+        """Raise ``ValueError`` or ``TypeError`` if a block that is not needed could not be one."""
+        self.check_shape(index, value.shape if hasattr(value, "shape") else _shape_of(value, index))
 
     def fill(
         self, callback: Callable[[Index, np.ndarray[Any, Any]], object], indices: Iterable[Index]
@@ -138,8 +147,7 @@ class BlockReader:
             # An object may hand out an array that it keeps; of a list or number a new one is made.
             is_new = array.base is None and not hasattr(value, "__array__")
             return self._from_numpy(index, array, is_new)
-        sole = references <= _ONE_REFERENCE and (value.base is None or type(value.base) is Memory)
-        return self._from_numpy(index, value, sole)
+        return self._from_numpy(index, value, references <= _ONE_REFERENCE and _owns_memory(value))
 
     def settle_jax(self, index: Index, value: jax.Array) -> Block:
         """Return an array of one device, of the dtype asked for."""
@@ -153,7 +161,7 @@ class BlockReader:
             raise self._keys_error(index, value.dtype)
         if value.dtype != _jax_dtype(value.dtype, index):
             # Made with x64, which is off now: JAX would narrow it without a look at its values.
-            return self._from_numpy(index, np.asarray(value), ours=False)
+            return self._from_numpy(index, np.asarray(value), sole=False)
         if len(value.devices()) > 1:
             value = jax.device_put(value, self._device)  # pyright: ignore
         if self.asked is not None and value.dtype != self.dtype:
@@ -168,16 +176,18 @@ class BlockReader:
             "numbers of keys by jax.random.key_data(block)"
         )
 
-    def _from_numpy(self, index: Index, value: np.ndarray[Any, Any], ours: bool) -> Block:
-        self.check_shape(index, value.shape)
+    def _from_numpy(self, index: Index, value: np.ndarray[Any, Any], sole: bool) -> Block:
         wanted = self.asked or _native(value.dtype)
+        if self.asked is None and wanted.hasobject and wanted.names is None:
+            raise _objects_error(value, index)
         if _is_extended(wanted):
             raise self._keys_error(index, value.dtype)
         if _is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
             value = value.view(wanted)
-        if value.dtype != wanted:
-            value, ours = self._copied(value, wanted), True
         final = _jax_dtype(wanted, index)
+        self.check_shape(index, value.shape)
+        if value.dtype != wanted:
+            value, sole = self._copied(value, wanted), True
         self._check_dtype(index, final)
         if value.dtype != final:
             with np.errstate(over="ignore"):
@@ -185,7 +195,7 @@ class BlockReader:
             _check_fits(value, narrow, index)
             return narrow
         if self.copy is False or (
-            ours and not self.copy and not (self._align and value.ctypes.data % ALIGNMENT)
+            sole and not self.copy and not (self._align and value.ctypes.data % ALIGNMENT)
         ):
             return value
         return self._copied(value, final)
@@ -235,13 +245,30 @@ def _as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
             f"the block at index {format_index(index)} is a masked array and JAX has no masks; "
             "return block.filled(value)"
         )
-    array = np.asarray(value)
-    if array.ndim == 0 and array.dtype == object and not isinstance(value, int):
-        raise TypeError(
-            f"the callback returned a {type(value).__name__} for index {format_index(index)}; it "
-            "must return an array, a number or a list"
-        )
-    return array
+    return np.asarray(value)
+
+
+def _shape_of(value: Any, index: Index) -> Shape:
+    if hasattr(value, "__jax_array__"):
+        return value.__jax_array__().shape
+    return _as_numpy(value, index).shape
+
+
+def _owns_memory(value: np.ndarray[Any, Any]) -> bool:
+    # C code makes arrays over its own memory that refer to nothing and own nothing.
+    base = value.base
+    return value.flags.owndata if base is None else type(base) is Memory
+
+
+def _objects_error(value: np.ndarray[Any, Any], index: Index) -> Exception:
+    """Say what a block is of which NumPy could make no numbers."""
+    where = f"the block at index {format_index(index)}"
+    objects = value.ravel().tolist()
+    if objects and all(isinstance(item, int) for item in objects):
+        large = next(item for item in objects if not -(2**63) <= item < 2**64)
+        return DoesNotFitError(f"{where} has the integer {large}, which 64 bits cannot hold")
+    kind = type(objects[0]).__name__ if objects else "object"
+    return TypeError(f"{where} is or holds a {kind}; return an array, a number or a list of them")
 
 
 def _asked_dtype(dtype: Any) -> Any:

@@ -58,7 +58,7 @@ class Buffers:
 
     def __init__(self, dtype: np.dtype[Any], count: int) -> None:
         self.dtype = dtype
-        self._count = count  # of buffers that will be wanted
+        self._wanted = count
         self._slab = Memory(0, np.uint8)
         self._offset = 0
 
@@ -70,10 +70,10 @@ class Buffers:
             memory = Memory(taken + ALIGNMENT, np.uint8)
             return np.ndarray(shape, self.dtype, memory, _aligned_offset(memory))
         if self._offset + taken > self._slab.size:
-            wanted = min(max(self._count, 1) * taken, _SLAB_BYTES)
-            self._slab = Memory(wanted + ALIGNMENT, np.uint8)
+            nbytes_wanted = min(max(self._wanted, 1) * taken, _SLAB_BYTES)
+            self._slab = Memory(nbytes_wanted + ALIGNMENT, np.uint8)
             self._offset = _aligned_offset(self._slab)
-        self._count -= 1
+        self._wanted -= 1
         offset = self._offset
         self._offset += taken
         return np.ndarray(shape, self.dtype, self._slab, offset)

@@ -7,7 +7,7 @@ to 12 times (benchmarks/RESULTS.md).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 from gda.blocks import Block, BlockReader
 from gda.grid import ShardGrid
 from gda.indices import Device, local_positions, mesh_grid, not_a_mesh_error
-from gda.sharding import named_sharding
+from gda.sharding import is_tracer, named_sharding
 from gda.spec import Index, Shape, SpecLike, check_shape, check_spec
 
 
@@ -38,7 +38,7 @@ def array_from_callback(
     See ``GlobalArray.from_callback``, which says what the arguments mean and what is raised.
     """
     plan = _plan(global_shape, mesh, spec)
-    plan.check_dtype(dtype)
+    plan.check_dtype_is_known(dtype)
     _check_callable(data_callback)
     if into and dtype is None:
         raise ValueError("into=True needs dtype=, the type of the buffer that the callback fills")
@@ -63,7 +63,7 @@ def array_from_batched_callback(
     See ``GlobalArray.from_batched_callback``.
     """
     plan = _plan(global_shape, mesh, spec)
-    plan.check_dtype(dtype)
+    plan.check_dtype_is_known(dtype)
     _check_callable(data_callback)
     reader = plan.reader(dtype, copy)
     blocks: list[Block] = []
@@ -87,7 +87,7 @@ def array_from_batched_callback_with_devices(
     See ``GlobalArray.from_batched_callback_with_devices``.
     """
     plan = _plan(global_shape, mesh, spec)
-    plan.check_dtype(dtype)
+    plan.check_dtype_is_known(dtype)
     _check_callable(data_callback)
     reader = plan.reader(dtype, None)
     holders: list[list[Device]] = [[] for _ in plan.distinct]
@@ -106,7 +106,7 @@ def array_from_device_buffers(
 ) -> jax.Array:
     """Build an array of single-device arrays in ``mesh.local_devices`` order."""
     plan = _plan(global_shape, mesh, spec)
-    plan.check_dtype(None)
+    plan.check_dtype_is_known(None)
     buffers = _as_list(device_buffers, len(plan.devices), "device of mesh.local_devices")
     return plan.assemble(buffers, plan.devices, plan.reader(None, None), "device_buffers")
 
@@ -144,7 +144,7 @@ class _Plan:
         self._asked: list[Index] = list(asked)
         self._block_of_id = {id(index): self._block_at[_start(index)] for index in self._asked}
 
-    def check_dtype(self, dtype: object) -> None:
+    def check_dtype_is_known(self, dtype: object) -> None:
         if dtype is None and not self.devices:
             raise ValueError(
                 f"no device of the mesh {dict(self.grid.mesh_shape)} belongs to process "
@@ -182,17 +182,25 @@ class _Plan:
     ) -> jax.Array:
         """Check single-device arrays against the devices they must be on; put them together."""
         index_of = dict(zip(self.devices, self.indices, strict=True))
-        arrays = {}
+        checked: dict[Device, jax.Array] = {}
         for i, (buffer, device) in enumerate(zip(buffers, expected, strict=True)):
-            if not isinstance(buffer, jax.Array):
+            if not isinstance(buffer, jax.Array) or is_tracer(buffer):
+                kind = "traced array" if is_tracer(buffer) else type(buffer).__name__
                 raise TypeError(
-                    f"{what}[{i}] is a {type(buffer).__name__}, not a jax.Array on {device}; "
-                    "put it there with jax.device_put, or use from_callback for host data"
+                    f"{what}[{i}] is a {kind}, not a jax.Array on {device}; put it there with "
+                    "jax.device_put, or use from_callback for host data"
                 )
+            if buffer.is_deleted():
+                raise RuntimeError(f"{what}[{i}], for {device}, was deleted or donated")
             if buffer.devices() != {device}:
                 on = ", ".join(sorted(map(str, buffer.devices())))
                 raise ValueError(f"{what}[{i}] is on {on}; expected there is {device}")
-            arrays[device] = reader.settle_jax(index_of[device], buffer)
+            reader.check_shape(index_of[device], buffer.shape)
+            checked[device] = buffer
+        arrays: dict[Device, Any] = {
+            device: reader.settle_jax(index_of[device], buffer)
+            for device, buffer in checked.items()
+        }
         return jax.make_array_from_single_device_arrays(
             self.grid.global_shape,
             self.sharding,
@@ -215,9 +223,9 @@ def _check_callable(callback: object) -> None:
 class _Batch:
     """What a batched callback returned, taken block by block.
 
-    A lazy result, such as a generator, may use one buffer for all blocks, so each is settled before
-    the next is asked for. Of a list each block is let go of as it is taken, which leaves the reader
-    as the only holder of one that nobody else keeps.
+    A result that is not a list or a tuple may make its blocks as it is walked through, all in one
+    buffer, so each is settled before the next is asked for. Of a list each block is let go of as it
+    is taken, which leaves the reader as the only holder of one that nobody else keeps.
     """
 
     def __init__(self, returned: Any, plan: _Plan, reader: BlockReader) -> None:
@@ -225,12 +233,12 @@ class _Batch:
         self._plan, self._reader = plan, reader
         self._taken = 0
         self._take: Callable[[], Any]
-        if isinstance(returned, Iterator):
-            self._take = returned.__next__
-        else:
+        if isinstance(returned, list | tuple):
             remaining = _as_list(returned, count, _PER_INDEX)
             remaining.reverse()
             self._take = remaining.pop
+        else:
+            self._take = iter(_iterable(returned, count, _PER_INDEX)).__next__
 
     def next_distinct(self, _: Index) -> Any:
         """Return the block of the next device that holds what no device before it does."""
@@ -250,30 +258,41 @@ class _Batch:
 
     def _pass_over(self) -> None:
         index, block = self._plan.indices[self._taken], self._next()
-        if hasattr(block, "__jax_array__"):
-            block = block.__jax_array__()
-        self._reader.check_shape(index, np.shape(block))
+        try:
+            self._reader.check_unused(index, block)
+        except Exception as error:
+            self._reader.note(error, index)
+            raise
 
     def _next(self) -> Any:
-        self._taken += 1
+        index = self._plan.indices[self._taken]
         try:
-            return self._take()
+            block = self._take()
         except StopIteration:
             raise ValueError(
-                f"expected {self._count} arrays, one per {_PER_INDEX}, not {self._taken - 1}"
+                f"expected {self._count} arrays, one per {_PER_INDEX}, not {self._taken}"
             ) from None
+        except Exception as error:
+            self._reader.note(error, index)
+            raise
+        self._taken += 1
+        return block
 
 
 _PER_INDEX = "index, repeats included"
 
 
-def _as_list(returned: Any, count: int, per: str) -> list[Any]:
+def _iterable(returned: Any, count: int, per: str) -> Iterable[Any]:
     is_one = isinstance(returned, np.ndarray | jax.Array | Mapping | str)
     if is_one or not isinstance(returned, Iterable):
         raise TypeError(
             f"expected a sequence of {count} arrays, one per {per}, not {type(returned).__name__}"
         )
-    arrays = list(returned)
+    return returned
+
+
+def _as_list(returned: Any, count: int, per: str) -> list[Any]:
+    arrays = list(_iterable(returned, count, per))
     if len(arrays) != count:
         raise ValueError(f"expected {count} arrays, one per {per}, not {len(arrays)}")
     return arrays

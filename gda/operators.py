@@ -57,6 +57,9 @@ class ArrayOperators:
     def __len__(self) -> int:
         return len(self.__jax_array__())
 
+    def __reversed__(self) -> Iterator[jax.Array]:
+        return reversed(self.__jax_array__())
+
     def __iter__(self) -> Iterator[jax.Array]:
         return iter(self.__jax_array__())
 

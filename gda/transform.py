@@ -81,7 +81,11 @@ def jit(
 
     Over Explicit axes JAX refuses operations of which it cannot tell the layout. Where
     ``out_specs`` names every result, such a body is traced again with the axes as Auto, and the
-    compiler chooses the layouts inside.
+    compiler chooses the layouts inside. And where no argument is on the mesh, JAX learns the
+    devices from ``mesh`` and ``out_specs`` together.
+
+    What comes out are containers, also a loss: write ``gda.jit(jax.grad(loss))``, not
+    ``jax.grad(gda.jit(loss))``.
 
     Raises (when first called with new shapes):
       ValueError: a spec does not fit an array and the mesh, or there is no mesh.
@@ -104,6 +108,14 @@ def jit(
         raise TypeError(f"gda.jit takes a function, not {fun!r}")
     _check_specs(in_specs, "in_specs")
     _check_specs(out_specs, "out_specs")
+    if not _is_spec(in_specs) and type(in_specs) is not tuple:
+        raise TypeError(
+            "in_specs is one PartitionSpec for all arguments, or a tuple with one entry per "
+            f"positional argument, not a {type(in_specs).__name__}"
+        )
+    for ours, theirs in ((in_specs, "in_shardings"), (out_specs, "out_shardings")):
+        if ours is not None and theirs in jit_options:
+            raise TypeError(f"give {theirs.replace('shardings', 'specs')} or {theirs}, not both")
     if mesh is not None:
         _check_mesh(mesh)
 
@@ -115,6 +127,7 @@ def jit(
         over: Any = _mesh_for((args, kwargs), mesh) if has_specs else None
         if in_specs is not None:
             args, kwargs = _constrain_arguments(args, kwargs, in_specs, over)
+        is_ambiguous, result = False, None
         try:
             result = _unwrap(fun(*args, **kwargs))
         except Exception as error:
@@ -126,6 +139,8 @@ def jit(
                     "gda.jit: with out_specs for every result the compiler chooses layouts inside"
                 )
                 raise
+            is_ambiguous = True
+        if is_ambiguous:
             result = _traced_as_auto(fun, args, kwargs, out_specs, over)
         if out_specs is not None:
             result = _constrain_result(result, out_specs, over)
@@ -133,7 +148,7 @@ def jit(
 
     if mesh is not None and out_specs is not None:
         # Tells JAX the devices where no argument is on them yet.
-        jit_options.setdefault("out_shardings", _shardings(mesh, out_specs))
+        jit_options["out_shardings"] = _shardings(mesh, out_specs)
     return jax.jit(body, **jit_options)
 
 
@@ -165,9 +180,7 @@ def constrain(x: _ArrayT, spec: SpecLike, *, mesh: Mesh | None = None) -> _Array
         return _constrained(x, spec, _mesh_for(x, mesh))
     if mesh is None and isinstance(x.sharding, SingleDeviceSharding):
         raise ValueError(f"the array is on {x.device} and over no mesh; pass mesh=")
-    over = sharding_of(x).mesh if mesh is None else _check_mesh(mesh)
-    ShardGrid(x.shape, over.shape, spec)  # says what is wrong with the spec, if anything is
-    sharding = named_sharding(x.shape, over, spec)
+    sharding = _layout(x, spec, sharding_of(x).mesh if mesh is None else _check_mesh(mesh))
     kind = x.sharding.memory_kind
     return jax.device_put(x, sharding if kind is None else sharding.with_memory_kind(kind))
 
@@ -245,7 +258,7 @@ def _constrain_arguments(
         # What is not an array is a static argument.
         return _constrained(leaf, spec, mesh) if isinstance(leaf, jax.Array) else leaf
 
-    if isinstance(in_specs, tuple):
+    if type(in_specs) is tuple:
         return _map_specs(constrain_array, in_specs, args, "in_specs"), kwargs
     return _map_specs(constrain_array, (in_specs, in_specs), (args, kwargs), "in_specs")
 
@@ -283,15 +296,22 @@ def _map_specs(function: Callable[[Any, SpecLike], Any], specs: Any, tree: Any, 
     return jax.tree.unflatten(structure, mapped)
 
 
+def _layout(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """Return the sharding of ``x`` by ``spec``; says what is wrong with it, if anything is."""
+    shape = jax.numpy.shape(x)
+    entries = check_spec(spec, shape)
+    ShardGrid(shape, mesh.shape, entries)
+    return named_sharding(shape, mesh, entries)
+
+
 def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:
     x = jax.numpy.asarray(x)
     kinds = set(mesh.axis_types)
     if AxisType.Manual in kinds:
         raise TypeError(
-            "inside jax.shard_map an array is the block of one device; constrain it outside"
+            "inside jax.shard_map, over Manual axes, an array is a block; constrain it outside"
         )
-    ShardGrid(x.shape, mesh.shape, spec)  # says what is wrong with the spec, if anything is
-    sharding = named_sharding(x.shape, mesh, spec)
+    sharding = _layout(x, spec, mesh)
     if kinds == {AxisType.Explicit}:
         return jax.sharding.reshard(x, sharding)
     if AxisType.Explicit in kinds:
@@ -319,7 +339,9 @@ def _traced_as_auto(
         for i, array in zip(traced, arrays, strict=True):
             merged[i] = array
         args, kwargs = jax.tree.unflatten(treedef, merged)
-        return _unwrap(fun(*args, **kwargs))
+        result = _unwrap(fun(*args, **kwargs))
+        _map_specs(lambda leaf, spec: _layout(leaf, spec, mesh), out_specs, result, "out_specs")
+        return result
 
     as_auto = jax.sharding.auto_axes(
         of_arrays, axes=mesh.axis_names, out_sharding=_shardings(mesh, out_specs)

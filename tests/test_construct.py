@@ -331,6 +331,37 @@ def test_a_lazy_batch_may_use_one_buffer_for_all_blocks(mesh: Mesh, spec: P) -> 
     np.testing.assert_array_equal(g, DATA)
 
 
+def test_any_lazy_iterable_may_use_one_buffer(auto_mesh: Mesh) -> None:
+    class Loader:
+        def __init__(self, indices: list[gda.Index]) -> None:
+            self.indices = indices
+
+        def __iter__(self) -> Iterator[np.ndarray]:
+            scratch = np.empty((2, 2), np.float32)
+            for index in self.indices:
+                scratch[:] = DATA[index]
+                yield scratch
+
+    for batch in (Loader, lambda indices: map(DATA.__getitem__, indices)):
+        g = gda.GlobalArray.from_batched_callback((8, 2), auto_mesh, P("x"), batch)
+        np.testing.assert_array_equal(g, DATA)
+
+
+def test_an_array_over_memory_of_somebody_else_is_copied(auto_mesh: Mesh) -> None:
+    scratch = gda.aligned_empty((2, 2), np.float32)
+
+    class Foreign:
+        __array_interface__ = scratch.__array_interface__
+
+    def read(index: gda.Index) -> np.ndarray:
+        scratch[:] = DATA[index]
+        return np.asarray(Foreign())
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), read)
+    scratch[:] = -1
+    np.testing.assert_array_equal(g, DATA)
+
+
 def test_a_block_that_is_weakly_referred_to_is_copied(auto_mesh: Mesh) -> None:
     cache = []
 
@@ -529,8 +560,12 @@ def test_python_numbers_that_do_not_fit_are_errors_too(auto_mesh: Mesh) -> None:
     for number in (2**31, 2**40, -(2**40), 2**63, 1e300):
         with pytest.raises(gda.DoesNotFitError):
             gda.GlobalArray.from_callback((), auto_mesh, P(), lambda _, n=number: n)
-    with pytest.raises(TypeError, match="object, which JAX does not have"):
-        gda.GlobalArray.from_callback((), auto_mesh, P(), lambda _: 2**70)
+    for block in (2**70, [1, 2**70], [-(2**64), 1]):
+        shape = np.shape(block)
+        with pytest.raises(gda.DoesNotFitError, match="which 64 bits cannot hold"):
+            gda.GlobalArray.from_callback(shape, auto_mesh, P(), lambda _, b=block: b)
+    g = gda.GlobalArray.from_callback((), auto_mesh, P(), lambda _: 2**70, dtype=np.float32)
+    assert float(g) == 2.0**70
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=4, max_size=4))
@@ -594,8 +629,9 @@ def test_with_x64_nothing_is_narrowed(auto_mesh: Mesh) -> None:
         (np.zeros(2, [("a", "i4")]), TypeError, r"which JAX does not have"),
         (np.zeros(2, np.longdouble), TypeError, r"which JAX does not have"),
         (np.ma.masked_array([1.0, 2.0], [0, 1]), TypeError, r"masked array .*filled"),
-        ([object(), 1], TypeError, "dtype object, which JAX does not have"),
-        ((n for n in [1, 2]), TypeError, r"a generator for index \[0:2\]; .* an array, a number"),
+        ([object(), 1], TypeError, r"\[0:2\] is or holds a object; return an array, a number or"),
+        ("ab", TypeError, r"index \[0:2\] has dtype <U2, which JAX does not have"),
+        ((n for n in [1, 2]), TypeError, r"\[0:2\] is or holds a generator; return an array, a"),
         (np.zeros(8), ValueError, r"shape \(8,\); .* the whole array: return array\[index\]"),
     ],
 )
@@ -632,6 +668,22 @@ def test_an_exception_of_the_callback_comes_with_a_note_of_the_index(auto_mesh: 
     assert caught.value.__notes__ == [
         "gda: while reading index [4:6, :] of ShardGrid((8, 2), {'x': 4, 'y': 2}, P('x'))"
     ]
+
+
+@pytest.mark.parametrize(("fails_at", "text"), [(1, "[0:2, :]"), (4, "[4:6, :]"), (7, "[6:8, :]")])
+def test_a_lazy_batch_that_fails_is_noted_with_its_own_index(
+    auto_mesh: Mesh, fails_at: int, text: str
+) -> None:
+    def read(indices: list[gda.Index]) -> Iterator[np.ndarray]:
+        for i, index in enumerate(indices):
+            if i == fails_at:
+                raise DiskError("disk")
+            yield DATA[index]
+
+    with pytest.raises(DiskError) as caught:
+        gda.GlobalArray.from_batched_callback((8, 2), auto_mesh, P("x"), read)
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"gda: while reading index {text} of ShardGrid")
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,34 @@ def test_a_spec_that_does_not_fit_names_the_result(auto_mesh: Mesh) -> None:
     assert "gda.jit: while applying out_specs['loss']" in caught.value.__notes__
 
 
+def test_over_explicit_axes_specs_are_explained_before_jax_sees_them(explicit_mesh: Mesh) -> None:
+    for out_specs, message in [
+        (P("x", None, "y"), "has 3 entries, but global shape"),
+        ((P("x"), P("y")), "out_specs must be a prefix of the tree"),
+    ]:
+        f = gda.jit(lambda x: x @ x.T, out_specs=out_specs)
+        with pytest.raises(ValueError, match=message) as caught:
+            f(make(explicit_mesh))
+        # Nothing of JAX's first try is printed above it.
+        assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    with pytest.raises(ValueError, match="dimension 0 of size 3 is cut 4 ways"):
+        gda.jit(lambda x: (x @ x.T)[:3], out_specs=P("x"))(make(explicit_mesh))
+
+
+@pytest.mark.parametrize("in_specs", [[P("x"), P("x")], {"x": P("x")}])
+def test_in_specs_of_another_kind_are_refused(in_specs: Any) -> None:
+    with pytest.raises(TypeError, match="a tuple with one entry per positional argument, not a"):
+        gda.jit(lambda x, y: x, in_specs=in_specs)
+
+
+def test_specs_and_shardings_of_one_thing_are_refused(auto_mesh: Mesh) -> None:
+    whole = NamedSharding(auto_mesh, P())
+    with pytest.raises(TypeError, match="give out_specs or out_shardings, not both"):
+        gda.jit(lambda x: x, out_specs=P("x"), out_shardings=whole)
+    with pytest.raises(TypeError, match="give in_specs or in_shardings, not both"):
+        gda.jit(lambda x: x, in_specs=P("x"), in_shardings=whole)
+
+
 @pytest.mark.parametrize(
     ("name", "specs"),
     [("out_specs", {"b": P()}), ("out_specs", (P(), P())), ("in_specs", (P(), P()))],
@@ -270,6 +298,7 @@ def test_constrain_moves_outside_a_trace_and_constrains_inside(mesh: Mesh) -> No
     assert (type(moved), moved.spec) == (gda.GlobalArray, P(None, "x"))
     np.testing.assert_array_equal(moved, DATA)
     assert isinstance(gda.constrain(g.array, [None, "x"]), jax.Array)
+    assert gda.constrain(g, iter(["y"])).grid.spec == ("y",)
     inside = jax.jit(lambda g: gda.constrain(g, P(None, "x")))(g)
     assert (type(inside), inside.spec) == (gda.GlobalArray, P(None, "x"))
     single = gda.constrain(jnp.asarray(DATA), P("x"), mesh=mesh)
@@ -328,6 +357,15 @@ def test_gradients_are_containers(mesh: Mesh) -> None:
     np.testing.assert_allclose(rematerialised, np.cos(DATA), rtol=1e-5)
 
 
+def test_the_gradient_of_a_loss_goes_into_gda_jit(mesh: Mesh) -> None:
+    def loss(x: jax.Array) -> jax.Array:
+        return jax.nn.relu(x - 0.5).sum()
+
+    gradient = gda.jit(jax.grad(loss), out_specs=P("x", "y"))(make(mesh))
+    assert type(gradient) is gda.GlobalArray
+    np.testing.assert_array_equal(gradient, (DATA > 0.5).astype(np.float32))
+
+
 def test_vmap_scan_and_eval_shape(mesh: Mesh) -> None:
     g = make(mesh, P("x"))
     np.testing.assert_allclose(jax.vmap(lambda row: row * 2)(g), DATA * 2)
@@ -352,7 +390,7 @@ def test_shard_map_sees_blocks(mesh: Mesh) -> None:
         assert g.shape == (16, 16)
         with pytest.raises(TypeError, match=r"inside jax\.shard_map an array is the block"):
             g.spec  # noqa: B018
-        with pytest.raises(TypeError, match=r"inside jax\.shard_map .* constrain it outside"):
+        with pytest.raises(TypeError, match=r"inside jax\.shard_map, .* constrain it outside"):
             gda.constrain(g, P("x"))
         return gda.GlobalArray.from_array(g * 2)
 
