@@ -1,8 +1,8 @@
 """From callbacks to one ``jax.Array``: which blocks are read, and how they are placed.
 
 ``jax.make_array_from_callback``, fed with blocks that were read before, is the fastest public way
-to place blocks: lists through ``device_put`` take 4 to 5 times as long, a loop of ``device_put`` 7
-to 12 times (benchmarks/RESULTS.md).
+to place blocks: lists through ``device_put`` take 4 to 5 times as long, a loop of ``device_put`` 6
+to 8 times (benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations
