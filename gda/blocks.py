@@ -186,17 +186,19 @@ class BlockReader:
             value = value.view(wanted)
         final = _jax_dtype(wanted, index)
         self.check_shape(index, value.shape)
-        if value.dtype != wanted:
-            value, sole = self._copied(value, wanted), True
+        is_converted = value.dtype != wanted
+        if is_converted:
+            value = self._copied(value, wanted)
         self._check_dtype(index, final)
         if value.dtype != final:
             with np.errstate(over="ignore"):
                 narrow = self._copied(value, final)
             _check_fits(value, narrow, index)
             return narrow
-        if self.copy is False or (
-            sole and not self.copy and not (self._align and value.ctypes.data % ALIGNMENT)
-        ):
+        if is_converted or self.copy is False:
+            return value
+        needs_alignment = self._align and value.ctypes.data % ALIGNMENT
+        if sole and self.copy is None and not needs_alignment:
             return value
         return self._copied(value, final)
 

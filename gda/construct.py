@@ -18,7 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from gda.blocks import Block, BlockReader
 from gda.grid import ShardGrid
-from gda.indices import Device, local_positions, mesh_grid, not_a_mesh_error
+from gda.indices import Device, check_mesh, local_positions, mesh_grid
 from gda.sharding import is_tracer, named_sharding
 from gda.spec import Index, Shape, SpecLike, check_shape, check_spec
 
@@ -301,16 +301,9 @@ def _as_list(returned: Any, count: int, per: str) -> list[Any]:
 def _plan(global_shape: Iterable[int], mesh: Mesh, spec: SpecLike) -> _Plan:
     """Return the plan, from a cache where the same array was built before."""
     shape = check_shape(global_shape)
-    if not isinstance(mesh, Mesh):
-        raise not_a_mesh_error(mesh)
-    entries = spec if isinstance(spec, PartitionSpec) else check_spec(spec, shape)
-    try:
-        hash(entries)
-    except TypeError:
-        pass  # an entry that is no name; said below, better
-    else:
-        return _cached_plan(shape, mesh, entries)
-    return _Plan(mesh_grid(shape, mesh, entries), mesh, entries)
+    check_mesh(mesh)
+    hashable = spec if isinstance(spec, PartitionSpec) else check_spec(spec, shape)
+    return _cached_plan(shape, mesh, hashable)
 
 
 @lru_cache(maxsize=256)

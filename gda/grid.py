@@ -21,7 +21,6 @@ from gda.spec import (
     Shape,
     SpecEntry,
     SpecLike,
-    axes_by_dimension,
     check_mesh_shape,
     check_shape,
     check_spec,
@@ -345,5 +344,4 @@ def _layout_of(shape: Shape, mesh_shape: Mapping[str, int], spec: SpecLike) -> L
     except (AttributeError, TypeError, ValueError):
         pass  # said below, better
     sizes, entries = check_mesh_shape(mesh_shape), check_spec(spec, shape)
-    axes_by_dimension(entries, len(shape), sizes)  # says of a set in a spec more than "unhashable"
     return layout_of(tuple(sizes.items()), entries, empty)

@@ -85,16 +85,16 @@ def get_shard_indices_replica_ids(
 
 def mesh_grid(global_shape: Iterable[int], mesh: Mesh, spec: SpecLike) -> ShardGrid:
     """Return the grid of a shape over a mesh; says so when ``mesh`` is not one."""
-    if not isinstance(mesh, _MESHES):
-        raise not_a_mesh_error(mesh)
+    check_mesh(mesh, _MESHES)
     return ShardGrid(global_shape, mesh.shape, spec)
 
 
-def not_a_mesh_error(mesh: object) -> TypeError:
-    """Say what was expected in the place of ``mesh``."""
-    return TypeError(
-        f"mesh must be a jax.sharding.Mesh, not {mesh!r}; without devices use gda.ShardGrid"
-    )
+def check_mesh(mesh: Mesh, kinds: tuple[type, ...] = (Mesh,)) -> None:
+    """Raise ``TypeError`` if ``mesh`` is none, or is one without devices and those are needed."""
+    if not isinstance(mesh, kinds):
+        raise TypeError(
+            f"mesh must be a jax.sharding.Mesh, not {mesh!r}; without devices use gda.ShardGrid"
+        )
 
 
 # Walking over all devices of a mesh costs O(mesh), so it is done once per mesh.
@@ -103,8 +103,7 @@ def not_a_mesh_error(mesh: object) -> TypeError:
 @lru_cache(maxsize=64)
 def devices_of(mesh: Mesh) -> tuple[Device, ...]:
     """Return the devices of the mesh in device order."""
-    if not isinstance(mesh, Mesh):
-        raise not_a_mesh_error(mesh)
+    check_mesh(mesh)
     return tuple(mesh.devices.flat)
 
 

@@ -76,8 +76,10 @@ def check_spec(spec: SpecLike, shape: Shape) -> tuple[SpecEntry, ...]:
     axes the entries name is checked later, by ``axes_by_dimension``.
 
     Raises:
-      TypeError: the spec is a string, a set, a mapping or not iterable.
-      ValueError: it has more entries than the shape has dimensions, or unreduced axes.
+      TypeError: the spec is a string, a set, a mapping or not iterable, or an entry is not
+        ``None``, a name or a tuple of names.
+      ValueError: it has more entries than the shape has dimensions, unreduced axes, or an entry
+        ``UNCONSTRAINED``.
     """
     if isinstance(spec, _NOT_A_SPEC):
         raise _not_a_spec_error(spec)
@@ -95,6 +97,8 @@ def check_spec(spec: SpecLike, shape: Shape) -> tuple[SpecEntry, ...]:
         raise _not_a_spec_error(spec) from None
     if list in map(type, entries):
         entries = tuple(tuple(entry) if type(entry) is list else entry for entry in entries)
+    for dimension, entry in enumerate(entries):
+        _names_of(entry, dimension, entries)  # raises if it is of no kind that an entry can be
     rank = len(shape)
     if len(entries) > rank:
         if any(entries[rank:]):

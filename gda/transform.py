@@ -18,7 +18,7 @@ from jax.sharding import (
 
 from gda.array import GlobalArray
 from gda.grid import ShardGrid
-from gda.indices import not_a_mesh_error
+from gda.indices import check_mesh
 from gda.sharding import is_tracer, named_sharding, sharding_of
 from gda.spec import SpecLike, axes_by_dimension, check_spec, entries_of
 
@@ -117,7 +117,7 @@ def jit(
         if ours is not None and theirs in jit_options:
             raise TypeError(f"give {theirs.replace('shardings', 'specs')} or {theirs}, not both")
     if mesh is not None:
-        _check_mesh(mesh)
+        check_mesh(mesh)
 
     @functools.wraps(fun)
     def body(*args: Any, **kwargs: Any) -> Any:
@@ -176,11 +176,13 @@ def constrain(x: _ArrayT, spec: SpecLike, *, mesh: Mesh | None = None) -> _Array
         return GlobalArray(array=constrain(x.__jax_array__(), spec, mesh=mesh))
     if not isinstance(x, jax.Array):
         raise TypeError(f"constrain takes a jax.Array or a GlobalArray, not {type(x).__name__}")
+    if mesh is not None:
+        check_mesh(mesh)
     if is_tracer(x):
         return _constrained(x, spec, _mesh_for(x, mesh))
     if mesh is None and isinstance(x.sharding, SingleDeviceSharding):
         raise ValueError(f"the array is on {x.device} and over no mesh; pass mesh=")
-    sharding = _layout(x, spec, sharding_of(x).mesh if mesh is None else _check_mesh(mesh))
+    sharding = _layout(x, spec, sharding_of(x).mesh if mesh is None else mesh)
     kind = x.sharding.memory_kind
     return jax.device_put(x, sharding if kind is None else sharding.with_memory_kind(kind))
 
@@ -222,12 +224,6 @@ def _shardings(mesh: Mesh | AbstractMesh, specs: Any) -> Any:
     return jax.tree.map(sharding, specs, is_leaf=_is_spec)
 
 
-def _check_mesh(mesh: Any) -> Mesh:
-    if not isinstance(mesh, Mesh):
-        raise not_a_mesh_error(mesh)
-    return mesh
-
-
 def _names_every_result(out_specs: Any) -> bool:
     return all(leaf is not None for leaf in jax.tree.leaves(out_specs, is_leaf=_is_spec))
 
@@ -235,7 +231,7 @@ def _names_every_result(out_specs: Any) -> bool:
 def _mesh_for(tree: Any, mesh: Mesh | None) -> Mesh | AbstractMesh:
     """Return the mesh that specs in this trace are over."""
     if mesh is not None:
-        return _check_mesh(mesh)
+        return mesh
     for leaf in jax.tree.leaves(tree):
         if is_tracer(leaf):
             sharding: Any = jax.typeof(leaf).sharding
@@ -253,7 +249,6 @@ def _mesh_for(tree: Any, mesh: Mesh | None) -> Mesh | AbstractMesh:
 def _constrain_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], in_specs: Any, mesh: Mesh | AbstractMesh
 ) -> tuple[Any, Any]:
-
     def constrain_array(leaf: Any, spec: SpecLike) -> Any:
         # What is not an array is a static argument.
         return _constrained(leaf, spec, mesh) if isinstance(leaf, jax.Array) else leaf

@@ -29,6 +29,13 @@ def place(request: list[tuple[gda.Index, tuple[Device, ...]]], data: Any) -> lis
     return [jax.device_put(data[index], d) for index, devices in request for d in devices]
 
 
+def aligned_block(index: gda.Index) -> np.ndarray:
+    """Return what ``DATA`` holds at ``index``, in aligned memory of its own."""
+    block = gda.aligned_empty(DATA[index].shape, DATA.dtype)
+    block[:] = DATA[index]
+    return block
+
+
 # What is read, and how often.
 
 
@@ -366,8 +373,7 @@ def test_a_block_that_is_weakly_referred_to_is_copied(auto_mesh: Mesh) -> None:
     cache = []
 
     def read(index: gda.Index) -> np.ndarray:
-        block = gda.aligned_empty((2, 2), np.float32)
-        block[:] = DATA[index]
+        block = aligned_block(index)
         cache.append(weakref.ref(block))
         return block
 
@@ -383,8 +389,7 @@ def test_a_block_that_the_callback_keeps_is_copied(auto_mesh: Mesh) -> None:
     kept = []
 
     def read(index: gda.Index) -> np.ndarray:
-        block = gda.aligned_empty((2, 2), np.float32)
-        block[:] = DATA[index]
+        block = aligned_block(index)
         kept.append(block)
         return block
 
@@ -418,8 +423,7 @@ def test_fresh_aligned_blocks_are_adopted_without_a_copy(auto_mesh: Mesh) -> Non
     addresses = []
 
     def read(index: gda.Index) -> np.ndarray:
-        block = gda.aligned_empty((2, 2), np.float32)
-        block[:] = DATA[index]
+        block = aligned_block(index)
         addresses.append(block.ctypes.data)
         return block
 
@@ -445,8 +449,7 @@ def test_copy_true_copies_fresh_blocks_too(auto_mesh: Mesh) -> None:
     addresses = []
 
     def read(index: gda.Index) -> np.ndarray:
-        block = gda.aligned_empty((2, 2), np.float32)
-        block[:] = DATA[index]
+        block = aligned_block(index)
         addresses.append(block.ctypes.data)
         return block
 
