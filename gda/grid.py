@@ -7,15 +7,15 @@ replicas are numbered, and why, is in ``gda/layout.py``.
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from gda.layout import IntArray, Layout, layout_of, read_only
+from gda.processes import Processes, ProcessOf, processes_of
 from gda.spec import (
     Index,
     Shape,
@@ -27,10 +27,8 @@ from gda.spec import (
     format_spec,
     indivisible_error,
 )
-
-# The slices of a dimension that is not cut, and of one of size 0 that is.
-_NOT_CUT = (slice(None),)
-_EMPTY = (slice(0, 0),)
+from gda.tiling import Tiling, all_blocks
+from gda.views import ProcessView
 
 
 class ShardGrid:
@@ -42,10 +40,14 @@ class ShardGrid:
         Of a ``jax.sharding.Mesh`` it is ``mesh.shape``.
       spec: ``PartitionSpec`` or any sequence of ``None``, axis names and tuples of axis names, at
         most as long as the shape.
+      process_of: the process of each device, non-negative integers in device order or in the shape
+        of the mesh; of a ``jax.Device`` it is ``process_index``. A grid that has it can answer for
+        each process, see ``view``. Grids may share one, as ``other.processes``.
 
     Raises:
       TypeError: an argument is not of the kind above.
-      ValueError: the spec does not fit the shape and the mesh; the message says what would.
+      ValueError: the spec does not fit the shape and the mesh, or ``process_of`` not the mesh; the
+        message says what would.
 
     Devices are numbered by *flat position*: row-major over the mesh, the order of
     ``mesh.devices.flat``. Blocks are numbered row-major over the blocks of each dimension.
@@ -62,9 +64,15 @@ class ShardGrid:
     global_shape: Shape
     shard_shape: Shape
     _layout: Layout
+    processes: Processes | None = None  # on the class, so that most grids need not be given it
 
     def __init__(
-        self, global_shape: Iterable[int], mesh_shape: Mapping[str, int], spec: SpecLike
+        self,
+        global_shape: Iterable[int],
+        mesh_shape: Mapping[str, int],
+        spec: SpecLike,
+        *,
+        process_of: ProcessOf | Processes | None = None,
     ) -> None:
         shape = check_shape(global_shape)
         layout = _layout_of(shape, mesh_shape, spec)
@@ -76,6 +84,8 @@ class ShardGrid:
         this["global_shape"] = shape
         this["shard_shape"] = shard_shape
         this["_layout"] = layout
+        if process_of is not None:
+            this["processes"] = processes_of(process_of, layout)
 
     @property
     def mesh_shape(self) -> Mapping[str, int]:
@@ -101,6 +111,20 @@ class ShardGrid:
     def num_replicas(self) -> int:
         """Devices that hold each block."""
         return self._layout.num_replicas
+
+    @property
+    def process_of(self) -> IntArray | None:
+        """Process of every device: int64 ``[num_devices]``, read-only; None if it was not given."""
+        return None if self.processes is None else self.processes.process_of
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that have devices of the mesh.
+
+        Raises:
+          ValueError: the grid was made without ``process_of``.
+        """
+        return len(self._known_processes().numbers)
 
     # One device: O(axes of the mesh), whatever its size.
 
@@ -153,28 +177,24 @@ class ShardGrid:
         block = operator.index(block)  # slices of NumPy integers print badly
         if not 0 <= block < self.num_shards:
             raise IndexError(f"block {block} is outside the {self.num_shards} blocks of {self!r}")
-        return self._block_index(block)
+        return self._tiling.index(block)
 
-    def _block_index(self, block: int) -> Index:
-        slices = []
-        for parts, step, same in self._cuts:
-            if same is None:
-                block, part = divmod(block, parts)
-                start = part * step
-                slices.append(slice(start, start + step))
-            else:
-                slices.append(same)
-        slices.reverse()
-        return tuple(slices)
+    def coordinates(self, i: int | Sequence[int]) -> tuple[int, ...]:
+        """Return which part of each dimension the device at ``i`` holds, counted from 0.
+
+        0 for a dimension that is not cut, and for one of size 0, whose parts are all equal.
+
+        Raises:
+          IndexError: ``i`` is outside the mesh.
+
+        >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, (('y', 'x'),)).coordinates((3, 1))
+        (7, 0)
+        """
+        return self._tiling.coordinates(self.block_id(i))
 
     @cached_property
-    def _cuts(self) -> list[tuple[int, int, slice | None]]:
-        """Of each dimension, the last first: parts, size of one, and the slice if all have one."""
-        cuts = []
-        for parts, step in zip(self._layout.parts, self.shard_shape, strict=True):
-            same = _NOT_CUT[0] if parts == 1 else None if step else _EMPTY[0]
-            cuts.append((parts, step, same))
-        return cuts[::-1]
+    def _tiling(self) -> Tiling:
+        return Tiling(self.global_shape, self.shard_shape, self._layout.parts)
 
     def shards_at(self, positions: Iterable[int]) -> list[tuple[Index, int]]:
         """Return ``(index, replica_id)`` of the devices at some flat positions.
@@ -188,14 +208,14 @@ class ShardGrid:
         >>> ShardGrid((8,), {'x': 4, 'y': 2}, ('y',)).shards_at([0, 2])
         [((slice(0, 4, None),), 0), ((slice(0, 4, None),), 1)]
         """
-        numbers = self._layout.numbers
+        numbers, index_of = self._layout.numbers, self._tiling.index
         known: dict[int, Index] = {}
         shards = []
         for position in map(operator.index, positions):
             block, replica = numbers(position)
             index = known.get(block)
             if index is None:
-                index = known[block] = self._block_index(block)
+                index = known[block] = index_of(block)
             shards.append((index, replica))
         return shards
 
@@ -238,7 +258,7 @@ class ShardGrid:
         >>> ShardGrid((4,), {'x': 2, 'y': 2}, ('x',)).indices()[1:3]
         [(slice(0, 2, None),), (slice(2, 4, None),)]
         """
-        blocks = self.blocks()
+        blocks = all_blocks(self.global_shape, self.shard_shape, self._layout.parts)
         return [blocks[number] for number in self._layout.block_list]
 
     def indices_and_replica_ids(self) -> list[tuple[Index, int]]:
@@ -255,15 +275,7 @@ class ShardGrid:
         >>> ShardGrid((4, 4), {'x': 2, 'y': 2}, (None, 'y')).blocks()[1]
         (slice(None, None, None), slice(2, 4, None))
         """
-        slices = []
-        for size, step, parts in zip(self.global_shape, self.shard_shape, self._layout.parts):  # noqa: B905
-            if parts == 1:
-                slices.append(_NOT_CUT)
-            elif step:
-                slices.append([slice(start, start + step) for start in range(0, size, step)])
-            else:
-                slices.append(_EMPTY)
-        return list(itertools.product(*slices))
+        return all_blocks(self.global_shape, self.shard_shape, self._layout.parts)
 
     @cached_property
     def starts(self) -> IntArray:
@@ -310,10 +322,32 @@ class ShardGrid:
         """Number of the block that every device holds: int64 ``[num_devices]``, read-only."""
         return read_only(self._layout.spread(self._layout.block_weights))
 
+    # One process.
+
+    def view(self, process: int) -> ProcessView:
+        """Return what one process reads, keeps and writes; it need not exist.
+
+        Raises:
+          TypeError: ``process`` is not an integer.
+          ValueError: it is negative, or the grid was made without ``process_of``.
+
+        >>> ShardGrid((8,), {'x': 4}, ('x',), process_of=[0, 0, 1, 1]).view(1).indices
+        [(slice(4, 6, None),), (slice(6, 8, None),)]
+        """
+        return ProcessView(self._layout, self._tiling, self._known_processes(), process)
+
+    def _known_processes(self) -> Processes:
+        if self.processes is None:
+            raise ValueError(
+                f"{self!r} does not know which process has which device; make it with process_of=, "
+                "the process of each device in device order"
+            )
+        return self.processes
+
     # A value: immutable, equal by content.
 
     def _key(self) -> tuple[object, ...]:
-        return self.global_shape, tuple(self.mesh_shape.items()), self.spec
+        return self.global_shape, tuple(self.mesh_shape.items()), self.spec, self.processes
 
     def __eq__(self, other: object) -> bool:
         return self._key() == other._key() if isinstance(other, ShardGrid) else NotImplemented
@@ -322,10 +356,15 @@ class ShardGrid:
         return hash(self._key())
 
     def __repr__(self) -> str:
-        return f"ShardGrid({self.global_shape}, {dict(self.mesh_shape)}, {format_spec(self.spec)})"
+        arguments = f"{self.global_shape}, {dict(self.mesh_shape)}, {format_spec(self.spec)}"
+        if self.processes is None:
+            return f"ShardGrid({arguments})"
+        return f"ShardGrid({arguments}, process_of=<{self.num_processes} processes>)"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ShardGrid, (self.global_shape, dict(self.mesh_shape), self.spec)
+        with_processes = partial(ShardGrid, process_of=self.processes)
+        make = ShardGrid if self.processes is None else with_processes
+        return make, (self.global_shape, dict(self.mesh_shape), self.spec)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a ShardGrid is immutable; make a new one with another {name}")

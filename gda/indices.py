@@ -13,6 +13,7 @@ from typing import Protocol
 from jax.sharding import AbstractMesh, Mesh
 
 from gda.grid import ShardGrid
+from gda.processes import Processes
 from gda.spec import Index, Shape, SpecLike
 
 _MESHES = (Mesh, AbstractMesh)  # a traced array with Explicit axes knows only an abstract mesh
@@ -112,3 +113,9 @@ def local_positions(mesh: Mesh) -> dict[Device, int]:
     """Return the flat positions of this process's devices, in device order."""
     local = set(mesh.local_devices)
     return {device: i for i, device in enumerate(devices_of(mesh)) if device in local}
+
+
+@lru_cache(maxsize=64)
+def processes_of(mesh: Mesh) -> Processes:
+    """Return which process has which device of the mesh."""
+    return Processes([device.process_index for device in devices_of(mesh)])

@@ -152,6 +152,24 @@ def test_an_element_is_located_on_all_devices_that_hold_it() -> None:
     assert ShardGrid((8, 2), XY, P(None, "y")).locate((5, 1)).tolist() == [1, 3, 5, 7]
 
 
+def test_coordinates_say_which_part_of_each_dimension_a_device_holds() -> None:
+    assert ShardGrid((8, 2), XY, P("x", "y")).coordinates(5) == (2, 1)
+    assert ShardGrid((8, 2), XY, P(("y", "x"))).coordinates((2, 1)) == (6, 0)
+    assert ShardGrid((0, 2), XY, P("x", "y")).coordinates(5) == (0, 1)
+    assert ShardGrid((), XY, P()).coordinates(5) == ()
+
+
+def test_a_grid_that_knows_the_processes_answers_for_each() -> None:
+    grid = ShardGrid((8, 2), XY, P("x"), process_of=[0, 0, 0, 0, 3, 3, 3, 3])
+    assert grid.process_of is not None
+    assert grid.process_of.tolist() == [0, 0, 0, 0, 3, 3, 3, 3]
+    assert grid.num_processes == 2
+    assert grid.view(3).indices == [(slice(4, 6), WHOLE), (slice(6, 8), WHOLE)]
+    other = ShardGrid((4, 2), XY, P("y"), process_of=grid.processes)
+    assert other.processes is grid.processes
+    assert ShardGrid((8, 2), XY, P("x")).process_of is None
+
+
 def test_slices_hold_plain_integers_also_where_numpy_integers_came_in() -> None:
     grid = ShardGrid(np.array([8, 2]), {"x": np.int64(4), "y": np.int64(2)}, P("x"))
     holders = grid.locate(np.array([5, 1]))  # pyright: ignore[reportArgumentType]
@@ -198,6 +216,18 @@ def test_grids_are_equal_when_they_mean_the_same_cut_of_the_same_mesh() -> None:
     assert grid != ShardGrid((8, 2), XY, P("y"))
     assert grid != ShardGrid((8, 2), {"y": 2, "x": 4}, P("x"))
     assert grid != "grid"
+
+
+def test_the_processes_are_a_part_of_the_value() -> None:
+    grid = ShardGrid((8, 2), XY, P("x"), process_of=[0, 0, 0, 0, 1, 1, 1, 1])
+    assert {grid: 1}[ShardGrid((8, 2), XY, P("x"), process_of=[[0, 0]] * 2 + [[1, 1]] * 2)] == 1
+    assert grid != ShardGrid((8, 2), XY, P("x"))
+    assert grid != ShardGrid((8, 2), XY, P("x"), process_of=[0, 0, 1, 1, 0, 0, 1, 1])
+    assert repr(grid) == "ShardGrid((8, 2), {'x': 4, 'y': 2}, P('x'), process_of=<2 processes>)"
+    for same in (pickle.loads(pickle.dumps(grid)), copy.copy(grid), copy.deepcopy(grid)):
+        assert same == grid
+        assert hash(same) == hash(grid)
+        assert same.view(1).indices == grid.view(1).indices
 
 
 def test_a_grid_cannot_be_changed() -> None:
@@ -336,6 +366,8 @@ def test_one_device_and_all_devices_give_the_same_answers(
             assert grid.index(device) == indices[position]
             assert grid.replica_id(device) == grid.replica_ids[position]
             assert grid.block_id(device) == grid.block_ids[position]
+            starts = zip(grid.coordinates(device), grid.shard_shape, strict=True)
+            assert [part * size for part, size in starts] == grid.starts[position].tolist()
         assert blocks[grid.block_ids[position]] == indices[position]
 
 
@@ -545,6 +577,19 @@ BAD_QUESTIONS: list[tuple[Callable[[Any], object], Any, type[Exception], str]] =
         "mesh coordinates (4, 0) are outside the mesh {'x': 4, 'y': 2}",
     ),
     (GRID.index, (3,), IndexError, "mesh coordinates (3,) are outside the mesh {'x': 4, 'y': 2}"),
+    (
+        GRID.coordinates,
+        8,
+        IndexError,
+        "device 8 is outside the 8 devices of the mesh {'x': 4, 'y': 2}",
+    ),
+    (
+        GRID.view,
+        0,
+        ValueError,
+        "ShardGrid((8, 2), {'x': 4, 'y': 2}, P('x')) does not know which process has which device; "
+        "make it with process_of=, the process of each device in device order",
+    ),
     (GRID.index, None, TypeError, NOT_A_DEVICE + "None"),
     (GRID.index, 1.5, TypeError, NOT_A_DEVICE + "1.5"),
     (
