@@ -26,13 +26,14 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gda import construct, pickling
+from gda import construct, move, pickling
 from gda.grid import ShardGrid
 from gda.indices import Device, devices_of, local_positions, mesh_grid
 from gda.operators import ArrayOperators
 from gda.sharding import is_tracer, sharding_of
 from gda.spec import Index, Shape, SpecLike, format_spec
 
+AnyNDArray = np.ndarray[Any, Any]
 DataT = TypeVar("DataT", jax.Array, jax.Array | None)
 
 _NOTHING = object()
@@ -559,6 +560,82 @@ class GlobalArray(ArrayOperators):
         if not is_tracer(array) and hasattr(array, "is_deleted") and array.is_deleted():
             raise _deleted_error(array)
         return array
+
+    # Moving it. These two communicate.
+
+    @overload
+    def reshard(self, spec: SpecLike, /) -> GlobalArray: ...
+    @overload
+    def reshard(self, mesh: Mesh, spec: SpecLike, /) -> GlobalArray: ...
+    def reshard(self, mesh_or_spec: Any, spec: Any = None, /) -> GlobalArray:
+        """Move the data to another layout; communicates between processes where they hold parts.
+
+        ``g.reshard(spec)`` cuts it by another spec over its own mesh, ``g.reshard(mesh, spec)``
+        over another mesh. Within one process any mesh will do. Between processes JAX moves data
+        within one set of devices, in any order of them and over any axes; all processes with
+        devices of the mesh must call it. Inside ``jit`` use ``gda.constrain``.
+
+        Returns:
+          a new ``GlobalArray``; it may share memory with this one where nothing has to move.
+
+        Raises:
+          ValueError: the spec does not fit, or the devices are others and belong to several
+            processes.
+          TypeError: the array is being traced.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x'], lambda i: np.zeros((2, 2)))
+        >>> g.reshard([None, 'y'])
+        GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(None, 'y'))
+        >>> g.reshard(jax.sharding.Mesh(mesh.devices[:2, 0], ('z',)), ['z'])
+        GlobalArray(shape=(8, 2), dtype=float32, mesh={'z': 2}, spec=P('z'))
+        """
+        if is_tracer(self.array):
+            raise TypeError("reshard moves data, and there is none in a trace; use gda.constrain")
+        array = self._live()
+        is_mesh = isinstance(mesh_or_spec, Mesh)
+        if is_mesh != (spec is not None):
+            raise TypeError("write g.reshard(spec) or g.reshard(mesh, spec)")
+        mesh = mesh_or_spec if is_mesh else self.mesh
+        return GlobalArray(array=move.reshard(array, mesh, spec if is_mesh else mesh_or_spec))
+
+    @overload
+    def gather(self, process: None = None, *, max_bytes: int | None = None) -> AnyNDArray: ...
+    @overload
+    def gather(self, process: int, *, max_bytes: int | None = None) -> AnyNDArray | None: ...
+    def gather(
+        self, process: int | None = None, *, max_bytes: int | None = None
+    ) -> AnyNDArray | None:
+        """Return the whole value as NumPy on every process; communicates between processes.
+
+        All processes of the program must call it, also those without devices of the mesh. The
+        blocks go round a few at a time through one device of each process, so no device has to
+        hold the whole array. Where every process has all blocks already, or all devices belong to
+        this process, nothing is sent.
+
+        Args:
+          process: the one that needs it; the others get ``None`` and need no memory for it. The
+            network carries as much either way.
+          max_bytes: how much of it a device may hold at a time, by default 256 MiB; at least one
+            row of a block for each process.
+
+        Returns:
+          a new array that the caller may write to.
+
+        Raises:
+          ValueError: there is no such process.
+          TypeError: PRNG keys, of which NumPy knows nothing, or the array is being traced.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+        >>> g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda i: np.arange(8)[i])
+        >>> g.gather()
+        array([0, 1, 2, 3, 4, 5, 6, 7], dtype=int32)
+        """
+        if is_tracer(self.array):
+            raise TypeError("gather needs the value, and there is none in a trace")
+        return move.gather(self._live(), process, max_bytes)
 
     # As an array.
 

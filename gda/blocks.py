@@ -320,7 +320,7 @@ def _jax_dtype(dtype: Any, index: Index | None = None) -> Any:
     if index is None and final != dtype:
         warnings.warn(
             f"dtype={dtype} is not available without jax_enable_x64; the array will be {final}",
-            stacklevel=6,
+            stacklevel=7,
         )
     return final
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, PartitionSpec
 
+from gda.agreement import checked
 from gda.blocks import Block, BlockReader
 from gda.grid import ShardGrid
 from gda.indices import Device, check_mesh, local_positions, mesh_grid
@@ -23,6 +24,7 @@ from gda.sharding import is_tracer, named_sharding
 from gda.spec import Index, Shape, SpecLike, check_shape, check_spec
 
 
+@checked("GlobalArray.from_callback")
 def array_from_callback(
     global_shape: Iterable[int],
     mesh: Mesh,
@@ -49,6 +51,7 @@ def array_from_callback(
     return plan.place(read(data_callback, plan.distinct), reader.dtype)
 
 
+@checked("GlobalArray.from_batched_callback")
 def array_from_batched_callback(
     global_shape: Iterable[int],
     mesh: Mesh,
@@ -74,6 +77,7 @@ def array_from_batched_callback(
     return plan.place(blocks, reader.dtype)
 
 
+@checked("GlobalArray.from_batched_callback_with_devices")
 def array_from_batched_callback_with_devices(
     global_shape: Iterable[int],
     mesh: Mesh,
@@ -101,6 +105,7 @@ def array_from_batched_callback_with_devices(
     return plan.assemble(buffers, expected, reader, "the callback's array")
 
 
+@checked("GlobalArray")
 def array_from_device_buffers(
     global_shape: Iterable[int], mesh: Mesh, spec: SpecLike, device_buffers: Iterable[jax.Array]
 ) -> jax.Array:

@@ -19,6 +19,7 @@ from jax.sharding import (
 from gda.array import GlobalArray
 from gda.grid import ShardGrid
 from gda.indices import check_mesh
+from gda.move import reshard
 from gda.sharding import is_tracer, named_sharding, sharding_of
 from gda.spec import SpecLike, axes_by_dimension, check_spec, entries_of
 
@@ -182,9 +183,8 @@ def constrain(x: _ArrayT, spec: SpecLike, *, mesh: Mesh | None = None) -> _Array
         return _constrained(x, spec, _mesh_for(x, mesh))
     if mesh is None and isinstance(x.sharding, SingleDeviceSharding):
         raise ValueError(f"the array is on {x.device} and over no mesh; pass mesh=")
-    sharding = _layout(x, spec, sharding_of(x).mesh if mesh is None else mesh)
-    kind = x.sharding.memory_kind
-    return jax.device_put(x, sharding if kind is None else sharding.with_memory_kind(kind))
+    over: Any = sharding_of(x).mesh if mesh is None else mesh
+    return reshard(x, over, spec)
 
 
 def _unwrap(tree: Any) -> Any:

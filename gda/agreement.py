@@ -1,0 +1,339 @@
+"""Whether all processes mean the same arrays: what is compared, and what is said if they do not.
+
+Two processes that build "the same" array of different shapes get wrong sums without a word, and
+other disagreements hang. A check compares descriptions before that. It goes through
+``gda.meeting``, without devices: first the digests of the descriptions, and only where those differ
+one description of each kind.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from hashlib import sha256
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from gda.indices import processes_of
+from gda.meeting import LateProcessError, format_processes, meet
+from gda.sharding import is_tracer
+from gda.spec import format_spec
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# What is compared: (path in the tree, name of the field) -> text. Two arrays are the same to all
+# that gda does if these texts are.
+Description = dict[tuple[str, str], str]
+
+_MOST_DIFFERENCES = 8
+_DEFAULT_TIMEOUT = 60.0
+
+
+class DisagreementError(ValueError):
+    """Processes were about to go on with arrays that are not the same."""
+
+    __module__ = "gda"
+
+
+def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | None = None) -> None:
+    """Check that every process has the same tree: structure, shapes, dtypes, meshes and specs.
+
+    Communicates, through JAX's coordination service and not through devices, so that it never hangs
+    over a disagreement: every process must call it, in the same order of checks. Values of arrays
+    are not compared. Takes about a millisecond, and nothing in a program of one process.
+
+    Args:
+      tree: a pytree of ``GlobalArray``s, ``jax.Array``s, NumPy arrays, ``ShapeDtypeStruct``s,
+        shardings, meshes, specs and scalars. Of meshes the axes, their sizes and the order of the
+        devices are compared.
+      name: what the tree is, for the message; processes that check different names disagree.
+      timeout: seconds to wait for the other processes; by default the environment variable
+        ``GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS``, or 60.
+
+    Raises, in every process:
+      DisagreementError: the processes differ. It names the processes in the minority, the path and
+        the field. It is a ``ValueError``.
+      LateProcessError: a process did not come in time; it is named, and so is where it was last and
+        where the others wait. It is a ``TimeoutError``.
+
+    >>> import gda, jax
+    >>> gda.check_processes_agree({'w': jax.ShapeDtypeStruct((8, 2), 'float32')}, name='params')
+    """
+    if jax.process_count() > 1:
+        _agree(lambda: describe(tree), f"check {name!r}", _timeout(timeout))
+
+
+@contextmanager
+def checking_agreement(enabled: bool = True, *, timeout: float | None = None) -> Iterator[None]:
+    """Switch the check inside every constructor on or off, for the block.
+
+    While it is on, a constructor compares shape, dtype, mesh and spec over the processes of the
+    mesh before it reads, and after reading whether all of them succeeded, so that one that failed
+    is known to all at once. ``reshard`` and ``gather`` check too. The environment variable
+    ``GDA_CHECK_AGREEMENT=1`` switches it on for the whole program; the launcher and the pytest
+    plugin do.
+
+    Args:
+      enabled: ``False`` switches it off.
+      timeout: seconds to wait for the other processes, those that read slowly included.
+
+    >>> import gda, jax, numpy as np
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+    >>> with gda.checking_agreement(timeout=30):
+    ...     g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda index: np.zeros(1))
+    """
+    token = _switch.set((bool(enabled), _timeout(timeout)))
+    try:
+        yield
+    finally:
+        _switch.reset(token)
+
+
+def checked(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a constructor ``(global_shape, mesh, spec, ..., dtype=)`` check that processes agree."""
+
+    def decorate(construct: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(construct)
+        def constructor(*args: P.args, **kwargs: P.kwargs) -> T:
+            if not _switch.get()[0]:
+                return construct(*args, **kwargs)
+            given: Any = dict(zip(("global_shape", "mesh", "spec"), args, strict=False)) | kwargs
+            if not isinstance(given.get("mesh"), Mesh):
+                return construct(*args, **kwargs)  # which says so
+            wanted = {field: given.get(field) for field in ("global_shape", "spec", "dtype")}
+            with _building(name, given["mesh"], wanted) as built:
+                built["array"] = construct(*args, **kwargs)
+            return built["array"]
+
+        return constructor
+
+    return decorate
+
+
+def check_moving(tree: Any, name: str, processes: tuple[int, ...] | None = None) -> None:
+    """Check, where checks are on, what the processes are about to communicate about."""
+    is_on, timeout = _switch.get()
+    if is_on and jax.process_count() > 1 and (not processes or jax.process_index() in processes):
+        _agree(lambda: describe(tree), name, timeout, processes)
+
+
+def user_location() -> str:
+    """Return file and line outside gda from which it was called, such as ``train.py:31``."""
+    for frame, line in traceback.walk_stack(None):
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in ("gda", "contextlib", "functools"):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{line}"
+    return "an unknown place"
+
+
+# The switch, and how long to wait.
+
+
+def _timeout(timeout: float | None = None) -> float:
+    if timeout is None:
+        return float(os.environ.get("GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS", _DEFAULT_TIMEOUT))
+    if not timeout > 0:
+        raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
+    return timeout
+
+
+_switch: ContextVar[tuple[bool, float]] = ContextVar(
+    "checking_agreement",
+    default=(os.environ.get("GDA_CHECK_AGREEMENT", "") not in ("", "0"), _timeout()),
+)
+
+
+# Two questions: do the descriptions agree, and did everybody succeed?
+
+
+def _agree(
+    description_of: Callable[[], Description],
+    name: str,
+    timeout: float,
+    processes: tuple[int, ...] | None = None,
+) -> None:
+    """Raise ``DisagreementError`` in all processes unless all describe the same."""
+    what = f"{name} ({user_location()})"
+    failure, description = None, {}
+    try:
+        description = {("", "check"): name.removeprefix("check ")} | description_of()
+    except Exception as error:  # the others must hear of it before this process goes
+        failure = error
+    text = json.dumps([[*key, value] for key, value in description.items()]).encode()
+    digest = sha256(text).hexdigest()
+    payload = json.dumps([digest, failure and _one_line(failure)]).encode()
+    try:
+        said = meet(payload, compare_digests, what=what, timeout=timeout, processes=processes)
+    except (LateProcessError, ConnectionError):
+        if failure is None:
+            raise
+        raise failure from None
+    if failure is not None:
+        raise failure
+    verdict = json.loads(said)
+    if "failed" in verdict:
+        raise DisagreementError(f"{what}: {verdict['failed']}")
+    if "groups" in verdict:
+        mine = text if jax.process_index() in verdict["spokesmen"] else b""
+        judge = functools.partial(say_difference, verdict["groups"])
+        said = meet(mine, judge, what=what, timeout=timeout, processes=processes)
+        raise DisagreementError(f"{what}: {said.decode()}")
+
+
+def compare_digests(payloads: dict[int, bytes]) -> bytes:
+    """Judge digests: who failed, or which groups of processes there are, the smallest first."""
+    digests = {process: json.loads(payload) for process, payload in payloads.items()}
+    failed = [f"process {i} failed: {error}" for i, (_, error) in digests.items() if error]
+    if failed:
+        return json.dumps({"failed": "; ".join(failed[:_MOST_DIFFERENCES])}).encode()
+    groups: dict[str, list[int]] = {}
+    for process, (digest, _) in sorted(digests.items()):
+        groups.setdefault(digest, []).append(process)
+    if len(groups) == 1:
+        return b"{}"
+    ordered = sorted(groups.values(), key=len)
+    # A few descriptions are enough: that of the majority and those that are most on their own.
+    heard = [*ordered[: _MOST_DIFFERENCES - 1], ordered[-1]] if len(ordered) > 1 else ordered
+    heard = [group for i, group in enumerate(heard) if group not in heard[:i]]
+    return json.dumps({"groups": heard, "spokesmen": [group[0] for group in heard]}).encode()
+
+
+def say_difference(groups: list[list[int]], payloads: dict[int, bytes]) -> bytes:
+    """Say in which fields the groups differ, given the descriptions of their first processes."""
+    descriptions = [
+        {(path, field): value for path, field, value in json.loads(payloads[group[0]])}
+        for group in groups
+    ]
+    differences = []
+    for path, field in dict.fromkeys(key for each in descriptions for key in each):
+        holders: dict[str, list[int]] = {}
+        for group, description in zip(groups, descriptions, strict=True):
+            value = description.get((path, field))
+            if value is None and (path, "shape") in description:
+                continue  # there, without such a field; what it is differs too
+            holders.setdefault(value or "not there", []).extend(group)
+        if len(holders) > 1:
+            minority, *rest = sorted(holders.items(), key=lambda item: len(item[1]))
+            said = f"{format_processes(minority[1])}: {field} {minority[0]}"
+            others = [f"{format_processes(who)}: {value}" for value, who in rest]
+            differences.append(", ".join([f"at {path}, {said}" if path else said, *others]))
+    more = len(differences) - _MOST_DIFFERENCES
+    shown = "; ".join(differences[:_MOST_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+    return f"the processes do not agree: {shown}".encode()
+
+
+@contextmanager
+def _building(name: str, mesh: Mesh, wanted: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Check what is to be built before the block, and that all processes built it after it."""
+    processes = processes_of(mesh).numbers
+    built: dict[str, Any] = {}
+    if len(processes) == 1 or jax.process_index() not in processes:
+        yield built
+        return
+    timeout = _switch.get()[1]
+    _agree(lambda: _wanted(mesh, wanted), name, timeout, processes)
+    failure = None
+    try:
+        yield built
+    except Exception as error:
+        failure = error
+
+    def outcome() -> Description:
+        if failure is not None:
+            raise failure
+        return {("", "dtype"): str(built["array"].dtype)}
+
+    _agree(outcome, f"end of {name}", timeout, processes)
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:500]
+
+
+# Descriptions.
+
+
+def _wanted(mesh: Mesh, wanted: dict[str, Any]) -> Description:
+    dtype = wanted["dtype"]
+    return {
+        ("", "shape"): str(tuple(wanted["global_shape"])),
+        ("", "spec"): _spec_text(wanted["spec"]),
+        ("", "dtype"): "as it comes" if dtype is None else str(np.dtype(dtype)),
+        **_mesh_fields("", mesh),
+    }
+
+
+def describe(tree: Any) -> Description:
+    description: Description = {}
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    for path, leaf in leaves:
+        text = jax.tree_util.keystr(path)
+        # `GlobalArray` shows its array as a leaf one step further down, which says nothing.
+        description.update(_leaf_fields(text.removesuffix(".array"), leaf))
+    description["", "structure"] = str(structure)
+    return description
+
+
+def _leaf_fields(path: str, leaf: Any) -> Description:
+    if isinstance(leaf, Mesh):
+        return {(path, "kind"): "a mesh", **_mesh_fields(path, leaf)}
+    if isinstance(leaf, PartitionSpec | AbstractMesh):
+        return {(path, "kind"): repr(leaf)}
+    if isinstance(leaf, NamedSharding):
+        return {(path, "kind"): "a sharding", **_sharding_fields(path, leaf)}
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        return {(path, "type"): type(leaf).__name__}
+    fields = {(path, "shape"): str(tuple(leaf.shape)), (path, "dtype"): str(leaf.dtype)}
+    sharding = None if is_tracer(leaf) else getattr(leaf, "sharding", None)
+    return fields | _sharding_fields(path, sharding)
+
+
+def _sharding_fields(path: str, sharding: Any) -> Description:
+    if sharding is None or isinstance(sharding, SingleDeviceSharding):
+        return {}  # of this process alone, or not laid out yet
+    if isinstance(sharding, NamedSharding):
+        spec = {(path, "spec"): _spec_text(sharding.spec)}
+        return spec | _mesh_fields(path, sharding.mesh)
+    return {(path, "sharding"): type(sharding).__name__}
+
+
+def _mesh_fields(path: str, mesh: Mesh | AbstractMesh) -> Description:
+    return {(path, field): value for field, value in _mesh_texts(mesh)}
+
+
+@functools.lru_cache(maxsize=64)
+def _mesh_texts(mesh: Mesh | AbstractMesh) -> list[tuple[str, str]]:
+    kinds = {kind.name for kind in mesh.axis_types}
+    axes = [("mesh", f"{dict(mesh.shape)} of {' and '.join(sorted(kinds))} axes")]
+    if isinstance(mesh, AbstractMesh):
+        return axes
+    ids = [device.id for device in mesh.devices.flat]
+    return [*axes, ("device order", _shortened(ids))]
+
+
+def _shortened(ids: list[int]) -> str:
+    text = ", ".join(map(str, ids))
+    if len(text) <= 200:
+        return text
+    return f"{text[:90]} ... {text[-60:]} (sha256 {sha256(text.encode()).hexdigest()[:12]})"
+
+
+def _spec_text(spec: Any) -> str:
+    """Return a spec so that those that mean the same look the same."""
+    entries = [entry[0] if _is_single(entry) else entry or None for entry in spec]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return format_spec(tuple(entry) if isinstance(entry, list) else entry for entry in entries)
+
+
+def _is_single(entry: Any) -> bool:
+    return isinstance(entry, tuple | list) and len(entry) == 1

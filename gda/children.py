@@ -1,0 +1,142 @@
+"""Processes of this machine that play many hosts, and cannot outlive the one that started them.
+
+They find each other through JAX's coordination service on 127.0.0.1. Knows nothing of what runs in
+them; ``gda.launch`` starts programs this way, ``gda.testing`` tests.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+LOOPBACK = "127.0.0.1"
+
+# The guard leads the group of all children. It waits for the end of a pipe that only the parent
+# holds open, which comes however the parent ends, SIGKILL included, and takes the group with it.
+_GUARD = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+sys.stdin.buffer.read()
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+class Children:
+    """A group of processes that ends when it is closed, and at the latest with its parent.
+
+    What the children start themselves is in the group too, unless it leaves on purpose.
+    """
+
+    def __init__(self) -> None:
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _GUARD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
+        self._processes: list[subprocess.Popen[Any]] = []
+
+    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a process of the group; ``options`` are those of ``subprocess.Popen``."""
+        process: subprocess.Popen[Any] = subprocess.Popen(
+            command, process_group=self._guard.pid, **options
+        )
+        self._processes.append(process)
+        return process
+
+    def close(self) -> None:
+        """Kill whatever is left of the group, and wait until it is gone. May be called twice."""
+        if self._guard.returncode is None:
+            # Not reaped yet, so its number, which is that of the group, belongs to nobody else.
+            os.killpg(self._guard.pid, signal.SIGKILL)
+            self._guard.communicate()
+        for process in self._processes:
+            process.wait()
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Port:
+    """A free port of 127.0.0.1 that the system chose, kept for one service until closed.
+
+    The socket is bound and does not listen. gRPC, which JAX's coordination service speaks through,
+    binds with SO_REUSEPORT and may take the port beside it; others do not get it.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._socket.bind((LOOPBACK, 0))
+        self.number: int = self._socket.getsockname()[1]
+
+    def close(self) -> None:
+        """Let go of the port."""
+        self._socket.close()
+
+
+def environment(
+    process: int,
+    num_processes: int,
+    port: int,
+    devices: int | None,
+    *,
+    heartbeat_timeout: float,
+    collective_timeout: float,
+    agreement_timeout: float,
+    inherited: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """Return the environment in which a process finds the others.
+
+    Args:
+      process: its index, from 0 to ``num_processes - 1``.
+      num_processes: how many there are.
+      port: of 127.0.0.1, where process 0 serves.
+      devices: virtual CPU devices of a process; ``None`` leaves platform and devices alone.
+      heartbeat_timeout: seconds of silence after which a process counts as dead.
+      collective_timeout: seconds that a collective on CPU waits for a process that is late.
+      agreement_timeout: seconds that the checks of ``gda.check_processes_agree`` wait.
+      inherited: variables to start from; flags that are set in XLA_FLAGS are kept.
+    """
+    address = f"{LOOPBACK}:{port}"
+    variables = {
+        **inherited,
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_COORDINATOR_BIND_ADDRESS": address,
+        "JAX_NUM_PROCESSES": str(num_processes),
+        "JAX_PROCESS_ID": str(process),
+        "GDA_HEARTBEAT_TIMEOUT_SECONDS": _decimal(heartbeat_timeout),
+        "GDA_CHECK_AGREEMENT": inherited.get("GDA_CHECK_AGREEMENT", "1"),
+        "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS": _decimal(agreement_timeout),
+        "PYTHONUNBUFFERED": "1",
+    }
+    flags = [inherited.get("XLA_FLAGS", "")]
+    if devices is not None:
+        variables["JAX_PLATFORMS"] = "cpu"
+        flags.append(f"--xla_force_host_platform_device_count={devices}")
+    if _has_collective_timeout() and "--xla_cpu_collective_timeout_seconds" not in flags[0]:
+        flags.append(f"--xla_cpu_collective_timeout_seconds={_decimal(collective_timeout)}")
+    variables["XLA_FLAGS"] = " ".join(flags).strip()
+    return variables
+
+
+def _decimal(seconds: float) -> str:
+    # Never 1e+06, which is no integer to whoever reads it.
+    return f"{seconds:.15g}"
+
+
+def _has_collective_timeout() -> bool:
+    # An unknown flag ends a process. By version, because asking jaxlib means importing JAX.
+    major, minor = version("jaxlib").split(".")[:2]
+    return (int(major), int(minor)) >= (0, 10)

@@ -1,0 +1,124 @@
+"""The door to JAX's coordination service: a key-value store and barriers with a timeout.
+
+The service starts with ``jax.distributed.initialize`` and runs in process 0. It needs no devices,
+so processes that disagree over arrays can still talk through it. JAX has it and does not export it:
+this file alone touches what JAX keeps private. Where a version of JAX has moved the service,
+``service()`` returns ``None`` and says once what is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import jax
+
+_METHODS = (
+    "blocking_key_value_get_bytes",
+    "key_value_delete",
+    "key_value_dir_get_bytes",
+    "key_value_set_bytes",
+    "wait_at_barrier",
+)
+
+
+class Service:
+    """The coordination service as this process sees it. Every call blocks the thread.
+
+    Any call may raise ``ConnectionError``: the service, that is process 0, is gone.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def put(self, key: str, value: bytes, *, overwrite: bool = True) -> None:
+        """Store ``value``, for all processes to read.
+
+        Raises:
+          KeyError: the key is there already, and is not to be overwritten.
+        """
+        with _errors(key):
+            self._client.key_value_set_bytes(key, value, overwrite)
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """Return the value of ``key``, waiting for it up to ``timeout`` seconds.
+
+        Raises:
+          TimeoutError: nobody stored it in that time.
+        """
+        with _errors(key):
+            return self._client.blocking_key_value_get_bytes(key, _milliseconds(timeout))
+
+    def list(self, folder: str) -> dict[str, bytes]:
+        """Return the values under ``folder`` by key, without waiting. A folder ends with ``/``."""
+        with _errors(folder):
+            return dict(self._client.key_value_dir_get_bytes(folder))
+
+    def delete(self, key: str) -> None:
+        """Remove a key, or a folder with all that is in it."""
+        with _errors(key):
+            self._client.key_value_delete(key)
+
+    def barrier(self, name: str, timeout: float, processes: Iterable[int] | None = None) -> None:
+        """Wait until all ``processes``, by default all there are, wait at this barrier.
+
+        Raises:
+          TimeoutError: some did not come within ``timeout`` seconds, or are dead.
+          ValueError: others wait here for another set of processes.
+        """
+        with _errors(name):
+            some = None if processes is None else list(processes)
+            self._client.wait_at_barrier(name, _milliseconds(timeout), some)
+
+
+def service() -> Service | None:
+    """Return the service, or ``None`` where ``jax.distributed.initialize`` has not started it."""
+    try:
+        from jax._src import distributed
+
+        client = distributed.global_state.client
+    except (ImportError, AttributeError):
+        return _lost()
+    if client is None:
+        return None
+    if not all(hasattr(client, method) for method in _METHODS):
+        return _lost()
+    return Service(client)
+
+
+@cache  # said once
+def _lost() -> None:
+    logging.getLogger("gda").warning(
+        "JAX %s keeps its coordination service where gda does not find it: processes agree through "
+        "collectives instead, and one that does not come is waited for and cannot be named",
+        jax.__version__,
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, math.ceil(seconds * 1000))
+
+
+# The service tells kinds of errors apart by the first word of the message.
+_KINDS = {
+    "DEADLINE_EXCEEDED": TimeoutError,
+    "INTERNAL": TimeoutError,  # a barrier at which a process is waited for that has died
+    "ABORTED": TimeoutError,
+    "CANCELLED": TimeoutError,
+    "INVALID_ARGUMENT": ValueError,
+    "ALREADY_EXISTS": KeyError,
+    "UNAVAILABLE": ConnectionError,
+}
+
+
+@contextmanager
+def _errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        kind = _KINDS.get(str(error).partition(":")[0], RuntimeError)
+        raise kind(f"{what}: {error}") from None
