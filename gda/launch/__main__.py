@@ -1,0 +1,120 @@
+"""The command line: ``python -m gda.launch -n 4 --devices-per-process 2 train.py --steps 100``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from typing import NoReturn
+
+from gda.children import Port, environment
+from gda.launch.run import run
+
+_USAGE = "python -m gda.launch -n N [option ...] (script.py | -m module) [argument ...]"
+
+_OPTIONS = (
+    ("--devices-per-process", 1, "N", "CPU devices of each process, default 1"),
+    ("--timeout", None, "SECONDS", "then all stacks are shown and all is ended; default: never"),
+    ("--heartbeat-timeout", 10, "SECONDS", "of silence that count as death, default 10"),
+    ("--collective-timeout", 30, "SECONDS", "to be late for a collective on CPU, default 30"),
+    ("--agreement-timeout", 60, "SECONDS", "to be late for a check of agreement, default 60"),
+)
+
+_EPILOG = """\
+example:
+  python -m gda.launch -n 4 --devices-per-process 2 train.py --steps 100
+
+In train.py, before anything else of JAX:
+
+  import gda.launch
+  gda.launch.initialize()
+
+which needs no launcher on a cluster that JAX detects (Slurm, Open MPI, Kubernetes, Cloud TPU).
+Each process has CPU devices only, and finds JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+JAX_PROCESS_ID in its environment, for programs that call jax.distributed.initialize with them.
+A process that gets a SIGUSR1 writes the stacks of its threads.
+
+exit code:
+  0 when all processes ended well, else that of the first that failed (128 + number of the signal
+  that killed it); 124 after --timeout, 130 after Ctrl-C, 143 after SIGTERM, 2 for a wrong command.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line, ``sys.argv[1:]`` by default, and return the exit code.
+
+    Signals come to the main thread, so it must be called there. ``--help`` and mistakes in the
+    command raise ``SystemExit``, as argparse does.
+    """
+    options = _parse(sys.argv[1:] if argv is None else argv)
+    with closing(Port()) as port:
+        environments = [
+            environment(
+                index,
+                options.num_processes,
+                port.number,
+                options.devices_per_process,
+                heartbeat_timeout=options.heartbeat_timeout,
+                collective_timeout=options.collective_timeout,
+                agreement_timeout=options.agreement_timeout,
+            )
+            for index in range(options.num_processes)
+        ]
+        kind = "module" if options.m else "script"
+        return run([kind, *options.command], environments, timeout=options.timeout)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"gda.launch: {message} (--help says more)\n")
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        usage=_USAGE,
+        description="Run a program in several processes of this machine that find each other.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-n", "--num-processes", type=_positive, required=True, metavar="N", help="of the program"
+    )
+    for name, default, unit, says in _OPTIONS:
+        parser.add_argument(name, type=_positive, default=default, metavar=unit, help=says)
+    parser.add_argument("-m", action="store_true", help="run a module, as python -m does")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    # One before the program ends the options; all after it are the program's.
+    if options.command[:1] == ["--"]:
+        del options.command[0]
+    if complaint := _complaint(options.m, options.command):
+        parser.error(complaint)
+    return options
+
+
+def _positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if not number:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return number
+
+
+def _complaint(is_module: bool, command: Sequence[str]) -> str | None:
+    """Return why there is nothing to run, if so."""
+    if not command:
+        return "no program given: a script, or -m and a module"
+    program = command[0]
+    if not is_module:
+        return None if os.path.isfile(program) else f"there is no script {program!r} here"
+    # The package only, because finding what is in it means importing it.
+    package = program.partition(".")[0]
+    found = package and importlib.util.find_spec(package)
+    return None if found else f"there is no module {program!r}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""The first code that runs in a process of ``gda.launch``: runs the program, reports how it failed.
+
+The report goes through a pipe *before* the interpreter shuts down. What JAX registered to run at
+exit waits up to five minutes for the other processes, and those wait in a collective for this one:
+who waits for the process's end learns of the failure too late.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import runpy
+import signal
+import sys
+import traceback
+from types import TracebackType
+
+_OWN_FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
+
+# As much as fits in a pipe that nobody reads yet, so that reporting never waits.
+_MAX_TRACEBACK = 50_000
+
+
+def run(report: int, kind: str, program: str) -> None:
+    """Run a script or a module as ``__main__``, with the rest of ``sys.argv`` as its arguments.
+
+    Args:
+      report: file descriptor that takes ``{"code": …, "traceback": …}`` as one line if it fails.
+      kind: ``"script"`` or ``"module"``.
+      program: path of the script, or name of the module.
+    """
+    os.set_inheritable(report, False)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    try:
+        _run_as_main(kind, program)
+        return
+    except SystemExit as end:
+        code = _exit_code(end.code)
+        if code:
+            _send(report, code, "")
+        raise
+    except BaseException as error:
+        code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+        frames = _without_own_frames(error.__traceback__)
+        lines = traceback.format_exception(type(error), error, frames)
+        _send(report, code, "".join(lines))
+        # The launcher prints the traceback; a hook that the program installed may do more.
+        if sys.excepthook is not sys.__excepthook__:
+            sys.excepthook(type(error), error, frames)
+    sys.exit(code)
+
+
+def _run_as_main(kind: str, program: str) -> None:
+    if kind == "module":
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+        return
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(os.path.realpath(program))
+    runpy.run_path(os.path.abspath(program), run_name="__main__")
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    return code & 0xFF if isinstance(code, int) else 1
+
+
+def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:
+    while frames is not None and frames.tb_frame.f_code.co_filename in _OWN_FRAMES:
+        frames = frames.tb_next
+    return frames
+
+
+def _send(report: int, code: int, text: str) -> None:
+    if len(text) > _MAX_TRACEBACK:
+        text = f"[…]\n{text[-_MAX_TRACEBACK:]}"
+    os.write(report, (json.dumps({"code": code, "traceback": text}) + "\n").encode())
+    os.close(report)
+
+
+if __name__ == "__main__":
+    _report, _kind, _program = sys.argv[1:4]
+    # As Python sets it; runpy replaces the first one by the full path.
+    sys.argv = [_program, *sys.argv[4:]]
+    run(int(_report), _kind, _program)

@@ -1,0 +1,130 @@
+"""What many processes write, line by line on the stdout and stderr of this one, with who wrote it.
+
+Bytes go through as they are: nothing is decoded, so nothing can fail to decode.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import signal
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import IO
+
+# A "line" that is longer is passed on in pieces, so that memory stays bounded.
+_MAX_LINE = 1 << 20
+
+# No pipe holds more, unless root made it so.
+_MAX_PIPE = 1 << 20
+
+_KEPT_LINES = 30
+
+
+class Lines:
+    """The lines of one pipe, which go to a file descriptor with a prefix each.
+
+    Args:
+      pipe: where a process writes.
+      prefix: what each line gets in front.
+      target: the file descriptor, such as 1 for stdout.
+    """
+
+    def __init__(self, pipe: IO[bytes], prefix: str, target: int) -> None:
+        self.pipe = pipe
+        self.target = target
+        self._prefix = prefix.encode()
+        self._partial = b""
+        self._last: deque[bytes] = deque(maxlen=_KEPT_LINES)
+
+    def take(self, data: bytes) -> bytes:
+        """Take what was read, and return the lines that it completes, prefixed."""
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > _MAX_LINE:
+            lines.append(self._partial)
+            self._partial = b""
+        return self._prefixed(lines)
+
+    def end(self) -> bytes:
+        """Return a last line that has no end yet, prefixed, as a line."""
+        lines = [self._partial] if self._partial else []
+        self._partial = b""
+        return self._prefixed(lines)
+
+    def last(self) -> bytes:
+        """Return the last lines that there were, prefixed."""
+        return b"".join(self._last)
+
+    def _prefixed(self, lines: list[bytes]) -> bytes:
+        prefixed = [self._prefix + line + b"\n" for line in lines]
+        self._last.extend(prefixed)
+        return b"".join(prefixed)
+
+
+class PrefixedOutput:
+    """Copies the lines of pipes as they come, in a thread, until it is finished.
+
+    A target that nobody reads any more, or that is full, is given up: this process gets a SIGPIPE,
+    and the pipes are emptied all the same, so that who writes to them does not wait.
+    """
+
+    def __init__(self, streams: Sequence[Lines]) -> None:
+        self._streams = streams
+        self._given_up: set[int] = set()
+        self._ending, self._end = os.pipe()
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Write what is left in the pipes, also in those whose other end somebody still holds."""
+        os.close(self._end)
+        self._thread.join()
+        os.close(self._ending)
+
+    def _copy(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._ending, selectors.EVENT_READ)
+            for stream in self._streams:
+                selector.register(stream.pipe, selectors.EVENT_READ, stream)
+            ended = False
+            while not ended:
+                for key, _ in selector.select():
+                    if key.data is None:
+                        ended = True
+                    elif data := os.read(key.fd, 1 << 16):
+                        self._write(key.data.target, key.data.take(data))
+                    else:
+                        selector.unregister(key.fd)
+                        self._write(key.data.target, key.data.end())
+        for stream in self._streams:
+            self._write(stream.target, stream.take(_rest(stream.pipe)) + stream.end())
+            stream.pipe.close()
+
+    def _write(self, target: int, data: bytes) -> None:
+        if target in self._given_up:
+            return
+        try:
+            write(target, data)
+        except OSError:
+            self._given_up.add(target)
+            os.kill(os.getpid(), signal.SIGPIPE)
+
+
+def write(target: int, data: bytes) -> None:
+    """Write all of it, also where the file descriptor does not block."""
+    while data:
+        try:
+            data = data[os.write(target, data) :]
+        except BlockingIOError:
+            select.select([], [target], [])
+
+
+def _rest(pipe: IO[bytes]) -> bytes:
+    # One read takes all that is there; reading to the end could take for ever.
+    os.set_blocking(pipe.fileno(), False)
+    try:
+        return os.read(pipe.fileno(), _MAX_PIPE)
+    except BlockingIOError:
+        return b""

@@ -1,0 +1,544 @@
+"""`python -m gda.launch` as a user runs it. Most programs here need no JAX, which takes long."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+import gda.launch
+from gda.launch.__main__ import main
+from gda.launch.output import Lines
+
+# Far more than anything takes; where a process is left waiting, JAX would wait 99 s or 300 s.
+LIMIT_SECONDS = 60
+
+Program = Callable[[str], str]
+
+CLUSTERS = re.compile(r"JAX_COORD|JAX_NUM|JAX_PROC|GDA_|SLURM|OMPI|KUBERNETES|PMI|XLA_FLAGS")
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """Writes a program, which knows its number as RANK, to a file, and returns the path."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "program.py"
+        prelude = "import os, sys, time\nRANK = int(os.environ.get('JAX_PROCESS_ID', -1))\n"
+        path.write_text(prelude + dedent(text))
+        return str(path)
+
+    return write
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, without what says that it is one of many."""
+    clean = {name: value for name, value in os.environ.items() if not CLUSTERS.match(name)}
+    return {**clean, **more}
+
+
+def start(*args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "gda.launch", *args],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def launch(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gda.launch", *args],
+        **{
+            "env": environment(),
+            "capture_output": True,
+            "text": True,
+            "timeout": LIMIT_SECONDS,
+            **options,
+        },
+    )
+
+
+def after_the_last_reason(stderr: str) -> str:
+    """What the launcher says of the end: all that follows its last word."""
+    return stderr[stderr.rindex("gda.launch: ") :]
+
+
+def wait_for(paths: list[Path]) -> None:
+    limit = time.monotonic() + LIMIT_SECONDS
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < limit, "the program did not start"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"  # nobody may reap an orphan in a container
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    limit = time.monotonic() + LIMIT_SECONDS
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < limit, "processes outlived the launcher"
+        time.sleep(0.02)
+
+
+# Programs that use JAX.
+
+SUM = """
+    import jax, jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec as P
+
+    def total():
+        mesh = jax.make_mesh((jax.device_count(),), ("x",))
+        sharding = NamedSharding(mesh, P("x"))
+        shape = (jax.device_count(),)
+        x = jax.make_array_from_callback(shape, sharding, lambda i: jnp.arange(shape[0])[i])
+        return int(jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, P()))(x))
+"""
+
+BY_GDA = """
+    import gda.launch
+    gda.launch.initialize()
+"""
+
+BY_JAX = """
+    import jax
+    jax.distributed.initialize(
+        os.environ["JAX_COORDINATOR_ADDRESS"],
+        int(os.environ["JAX_NUM_PROCESSES"]),
+        int(os.environ["JAX_PROCESS_ID"]),
+    )
+"""
+
+
+@pytest.mark.parametrize("initialize", [BY_GDA, BY_JAX], ids=["gda", "jax"])
+def test_two_processes_of_two_devices_sum_over_four(program: Program, initialize: str) -> None:
+    path = program(initialize + SUM + "    print(jax.local_device_count(), 'of 4:', total())\n")
+    done = launch("-n", "2", "--devices-per-process", "2", path)
+    assert done.returncode == 0, done.stderr
+    assert "[0] 2 of 4: 6\n" in done.stdout
+    assert "[1] 2 of 4: 6\n" in done.stdout
+
+
+def test_one_process_is_enough(program: Program) -> None:
+    path = program(BY_GDA + SUM + "    print(jax.process_count(), total())\n")
+    done = launch("-n", "1", "--devices-per-process", "3", path)
+    assert done.returncode == 0, done.stderr
+    assert "[0] 1 3\n" in done.stdout
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_failure_ends_those_who_wait_in_a_collective(program: Program, failing: int) -> None:
+    ending = f"""
+    total()
+    if RANK == {failing}:
+        raise ValueError("boom")
+    total()
+    """
+    done = launch("-n", "2", program(BY_GDA + SUM + ending))
+    assert done.returncode == 1
+    reason, *rest = after_the_last_reason(done.stderr).splitlines()
+    assert reason == f"gda.launch: process {failing} failed with exit code 1"
+    assert rest[0] == "Traceback (most recent call last):"
+    assert rest[-1] == "ValueError: boom"
+
+
+def test_the_kill_of_the_coordinator_ends_those_who_wait_in_a_collective(program: Program) -> None:
+    ending = """
+    total()
+    if RANK == 0:
+        os.kill(os.getpid(), 9)
+    total()
+    """
+    done = launch("-n", "2", program(BY_GDA + SUM + ending))
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "gda.launch: process 0 was killed by SIGKILL\n" in after_the_last_reason(done.stderr)
+
+
+# What the processes are given and what they write.
+
+
+def test_arguments_reach_the_script_untouched(program: Program) -> None:
+    done = launch("-n", "1", program("print(sys.argv[1:])"), "-n", "5", "--timeout", "--", "-m")
+    assert done.stdout == "[0] ['-n', '5', '--timeout', '--', '-m']\n"
+
+
+def test_a_script_runs_as_python_runs_it(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("")
+    path = program("import beside; print(__name__, __file__, sys.argv, sys.path[0])")
+    done = launch("-n", "1", path)
+    assert done.stdout == f"[0] __main__ {path} {[path]} {tmp_path.resolve()}\n", done.stderr
+
+
+def test_a_module_runs_as_python_runs_it(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    main = package / "__main__.py"
+    main.write_text("import sys; print(__name__, __package__, sys.argv)")
+    done = launch("-n", "1", "-m", "package", "-m", "x", cwd=tmp_path)
+    assert done.stdout == f"[0] __main__ package {[str(main), '-m', 'x']}\n", done.stderr
+
+
+def test_checks_are_on_and_times_are_short(program: Program) -> None:
+    names = ["GDA_CHECK_AGREEMENT", "GDA_HEARTBEAT_TIMEOUT_SECONDS", "JAX_NUM_PROCESSES"]
+    path = program(f"print([os.environ[name] for name in {names}])")
+    done = launch("-n", "1", "--heartbeat-timeout", "7", path)
+    assert done.stdout == "[0] ['1', '7', '1']\n"
+
+
+def test_the_launcher_does_not_import_jax(program: Program) -> None:
+    done = launch("-n", "1", program("print('jax' in sys.modules)"))
+    assert done.stdout == "[0] False\n"
+    importing = "import sys, gda.launch; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", importing]).returncode == 0
+
+
+def test_streams_stay_apart_and_lines_whole(program: Program) -> None:
+    path = program("""
+    for number in range(500):
+        print("out", number, "x" * 50)
+        print("err", number, "y" * 50, file=sys.stderr)
+    print("no end of line", end="")
+    """)
+    done = launch("-n", "3", path)
+    assert done.returncode == 0
+    for text, word, filling in [(done.stdout, "out", "x"), (done.stderr, "err", "y")]:
+        for rank in range(3):
+            lines = [line[4:] for line in text.splitlines() if line.startswith(f"[{rank}] {word}")]
+            assert lines == [f"{word} {number} {filling * 50}" for number in range(500)]
+    assert done.stdout.count("] no end of line\n") == 3
+    assert len(done.stdout.splitlines()) == 3 * 501
+
+
+def test_prefixes_of_many_processes_are_aligned(program: Program) -> None:
+    done = launch("-n", "11", program("print('here')"))
+    assert sorted(done.stdout.splitlines()) == sorted(f"[{rank:2}] here" for rank in range(11))
+
+
+def test_a_flood_of_junk_neither_gets_lost_nor_stops_anything(program: Program) -> None:
+    path = program("""
+    sys.stderr.buffer.write(b"\\xff\\x00\\n" * 1000)
+    sys.stdout.buffer.write(b"\\xff" * 3_000_000 + b"\\n")
+    sys.stdout.flush()
+    os._exit(0)
+    """)
+    done = launch("-n", "2", path, text=False)
+    assert done.returncode == 0
+    assert done.stdout.count(b"\xff") == 6_000_000
+    assert done.stderr.count(b"] \xff\x00\n") == 2000
+
+
+def test_lines_keep_the_last_ones() -> None:
+    with open(os.devnull, "rb") as pipe:
+        lines = Lines(pipe, "[0] ", 1)
+    assert lines.take(b"a") == b""
+    assert lines.take(b"b\nc") == b"[0] ab\n"
+    assert lines.end() == b"[0] c\n"
+    assert lines.end() == b""
+    assert lines.last() == b"[0] ab\n[0] c\n"
+
+
+def test_a_reader_that_goes_away_ends_the_run(program: Program) -> None:
+    path = program("""
+    for _ in range(3000):
+        print("line")
+        time.sleep(0.1)
+    """)
+    with start("-n", "2", path) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().endswith("] line\n")
+        process.stdout.close()
+        assert process.wait(LIMIT_SECONDS) == 128 + signal.SIGPIPE
+        assert "the output can no longer be written" in process.stderr.read()
+
+
+# How it ends.
+
+
+def test_sys_exit_is_the_exit_code(program: Program) -> None:
+    path = program("""
+    if RANK == 1:
+        print("sorry", file=sys.stderr)
+        sys.exit(7)
+    time.sleep(300)
+    """)
+    done = launch("-n", "3", path)
+    assert done.returncode == 7
+    assert after_the_last_reason(done.stderr) == (
+        "gda.launch: process 1 failed with exit code 7\n[1] sorry\n"
+    )
+
+
+def test_sys_exit_with_a_message_says_it_last(program: Program) -> None:
+    done = launch("-n", "1", program("sys.exit('no such data')"))
+    assert done.returncode == 1
+    assert done.stderr.endswith("failed with exit code 1\n[0] no such data\n")
+
+
+@pytest.mark.parametrize("code", ["sys.exit()", "sys.exit(0)", "pass"])
+def test_a_good_end_is_0(program: Program, code: str) -> None:
+    done = launch("-n", "2", program(code))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_an_end_without_a_word_is_seen(program: Program) -> None:
+    done = launch("-n", "2", program("os._exit(3) if RANK == 1 else time.sleep(300)"))
+    assert done.returncode == 3
+    assert done.stderr == "gda.launch: process 1 failed with exit code 3\n"
+
+
+def test_a_kill_is_told_with_the_last_lines(program: Program) -> None:
+    path = program("""
+    if RANK == 1:
+        for number in range(100):
+            print("step", number, file=sys.stderr)
+        os.kill(os.getpid(), 9)
+    time.sleep(300)
+    """)
+    done = launch("-n", "3", path)
+    assert done.returncode == 128 + signal.SIGKILL
+    reason, *rest = after_the_last_reason(done.stderr).splitlines()
+    assert reason == "gda.launch: process 1 was killed by SIGKILL"
+    assert rest == [f"[1] step {number}" for number in range(70, 100)]
+
+
+def test_the_traceback_shows_the_program_only(program: Program) -> None:
+    path = program("""
+    def work():
+        raise ValueError("boom \\udcff")
+    work()
+    """)
+    done = launch("-n", "1", path)
+    assert re.findall(r'File "(.*)", line', done.stderr) == [path, path]
+    assert done.stderr.endswith("ValueError: boom ?\n")
+
+
+def test_the_first_failure_comes_last_and_the_others_before(program: Program) -> None:
+    path = program("""
+    import signal
+    def fail(*_):
+        raise KeyError("consequence")
+    signal.signal(signal.SIGTERM, fail)
+    if RANK == 0:
+        print("ready", flush=True)
+        time.sleep(300)
+    time.sleep(1)
+    raise ValueError("cause")
+    """)
+    done = launch("-n", "2", path)
+    assert done.returncode == 1
+    assert "[0] KeyError: 'consequence'\n" in done.stderr
+    reason, *rest = after_the_last_reason(done.stderr).splitlines()
+    assert reason == "gda.launch: process 1 failed with exit code 1"
+    assert rest[-1] == "ValueError: cause"
+
+
+def test_what_a_program_does_at_exit_is_not_waited_for(program: Program) -> None:
+    path = program("""
+    import atexit
+    atexit.register(time.sleep, 300)
+    raise ValueError("boom")
+    """)
+    done = launch("-n", "1", path)
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: boom\n")
+
+
+def test_the_hook_of_a_program_is_called(program: Program) -> None:
+    path = program("""
+    sys.excepthook = lambda kind, *_: print("hooked", kind.__name__)
+    raise ValueError("boom")
+    """)
+    done = launch("-n", "1", path)
+    assert done.stdout == "[0] hooked ValueError\n"
+    assert done.stderr.count("boom") == 1 + 1  # the line of the program, and the message
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_all(program: Program, tmp_path: Path, number: int, code: int) -> None:
+    path = program(f"""
+    import pathlib, signal
+    if RANK == 0:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    pathlib.Path({str(tmp_path)!r}, f"pid{{RANK}}.tmp").write_text(str(os.getpid()))
+    os.rename(f"{tmp_path}/pid{{RANK}}.tmp", f"{tmp_path}/pid{{RANK}}")
+    try:
+        time.sleep(300)
+    finally:
+        print("cleaned up")
+    """)
+    pid_files = [tmp_path / "pid0", tmp_path / "pid1"]
+    with start("-n", "2", path) as process:
+        wait_for(pid_files)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == code
+    assert output == "[1] cleaned up\n"
+    assert errors.endswith(f"gda.launch: stopped by {signal.Signals(number).name}\n")
+    assert not any(is_running(int(path.read_text())) for path in pid_files)
+
+
+def test_no_process_outlives_a_launcher_that_is_killed(program: Program, tmp_path: Path) -> None:
+    path = program(f"""
+    import signal, subprocess
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    with open(f"{tmp_path}/pid{{RANK}}.tmp", "w") as file:
+        print(os.getpid(), own.pid, file=file)
+    os.rename(f"{tmp_path}/pid{{RANK}}.tmp", f"{tmp_path}/pid{{RANK}}")
+    time.sleep(300)
+    """)
+    pid_files = [tmp_path / "pid0", tmp_path / "pid1"]
+    with start("-n", "2", path) as process:
+        wait_for(pid_files)
+        pids = [int(pid) for path in pid_files for pid in path.read_text().split()]
+        assert all(is_running(pid) for pid in pids)
+        process.kill()
+        process.communicate(timeout=LIMIT_SECONDS)
+    wait_until_gone(pids)
+
+
+def test_what_a_program_leaves_behind_ends_too(program: Program) -> None:
+    path = program("""
+    import subprocess
+    print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]).pid)
+    """)
+    done = launch("-n", "1", path)
+    assert done.returncode == 0
+    wait_until_gone([int(done.stdout.split()[1])])
+
+
+def test_the_time_limit_shows_where_all_processes_are(program: Program) -> None:
+    path = program("""
+    def stuck_here():
+        time.sleep(300)
+    stuck_here()
+    """)
+    done = launch("-n", "2", "--timeout", "3", path)
+    assert done.returncode == 124
+    for rank in range(2):
+        assert re.search(rf"^\[{rank}\] .*in stuck_here$", done.stderr, re.M)
+    assert done.stderr.endswith("gda.launch: not done after 3 s; all stacks are shown above\n")
+
+
+# What is wrong with the command, or missing.
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        ("-n 0 program.py", "argument -n/--num-processes: '0' is not a positive integer"),
+        ("-n x program.py", "argument -n/--num-processes: 'x' is not a positive integer"),
+        ("program.py", "the following arguments are required: -n/--num-processes"),
+        ("-n 2", "no program given: a script, or -m and a module"),
+        ("-n 2 nowhere.py", "there is no script 'nowhere.py' here"),
+        ("-n 2 -m no_such_module.at_all", "there is no module 'no_such_module.at_all'"),
+        ("-n 2 -m", "no program given: a script, or -m and a module"),
+        ("-n 2 --nope program.py", "unrecognized arguments: --nope"),
+    ],
+)
+def test_a_wrong_command_is_one_line(
+    args: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(args.split())
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"gda.launch: {complaint} (--help says more)\n"
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    assert "python -m gda.launch -n 4 --devices-per-process 2 train.py" in capsys.readouterr().out
+
+
+def test_initialize_of_nothing_says_how_to_start() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import gda.launch; gda.launch.initialize()"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+    assert done.returncode == 1
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("ValueError: nothing says which processes there are")
+    assert "python -m gda.launch -n 4 program.py" in error
+    assert "JAX_COORDINATOR_ADDRESS" in error
+
+
+@pytest.fixture
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Nothing in this process says that it is one of many; sets variables for a test."""
+    for name in os.environ:
+        if CLUSTERS.match(name):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [
+        ({"JAX_NUM_PROCESSES": "2"}, "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID"),
+        (
+            {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_PROCESS_ID": "0"},
+            "JAX_NUM_PROCESSES",
+        ),
+    ],
+)
+def test_initialize_names_the_variables_that_are_missing(
+    variables: dict[str, str], missing: str, no_variables: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        no_variables.setenv(name, value)
+    error = (
+        f"{missing} must be set as well where JAX_NUM_PROCESSES or JAX_PROCESS_ID is; "
+        "`python -m gda.launch` sets all that is needed"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(error)}$"):
+        gda.launch.initialize()
+
+
+def test_initialize_names_a_variable_that_is_wrong(no_variables: pytest.MonkeyPatch) -> None:
+    no_variables.setenv("JAX_PROCESS_ID", "two")
+    with pytest.raises(ValueError, match="^JAX_PROCESS_ID is 'two', which is not an integer$"):
+        gda.launch.initialize()
+
+
+def test_initialize_passes_what_is_given_and_prefers_it(no_variables: pytest.MonkeyPatch) -> None:
+    calls = []
+    no_variables.setattr("jax.distributed.initialize", lambda **options: calls.append(options))
+    gda.launch.initialize(initialization_timeout=5)
+    gda.launch.initialize("host:1", process_id=0)
+    no_variables.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1")
+    no_variables.setenv("JAX_NUM_PROCESSES", "4")
+    no_variables.setenv("JAX_PROCESS_ID", "3")
+    no_variables.setenv("GDA_HEARTBEAT_TIMEOUT_SECONDS", "10")
+    gda.launch.initialize()
+    gda.launch.initialize(process_id=0, heartbeat_timeout_seconds=20)
+    others = {"coordinator_address": "127.0.0.1:1", "num_processes": 4}
+    assert calls == [
+        {"initialization_timeout": 5},
+        {"coordinator_address": "host:1", "process_id": 0},
+        {**others, "process_id": 3, "heartbeat_timeout_seconds": 10},
+        {**others, "process_id": 0, "heartbeat_timeout_seconds": 20},
+    ]
