@@ -1,26 +1,48 @@
+from gda.agreement import DisagreementError as DisagreementError
+from gda.agreement import check_processes_agree as check_processes_agree
+from gda.agreement import checking_agreement as checking_agreement
 from gda.array import GlobalArray as GlobalArray
 from gda.array import Shard as Shard
 from gda.blocks import DoesNotFitError as DoesNotFitError
 from gda.buffers import aligned_empty as aligned_empty
 from gda.grid import ShardGrid as ShardGrid
+from gda.host_local import global_array_to_host_local_array as global_array_to_host_local_array
+from gda.host_local import host_local_array_to_global_array as host_local_array_to_global_array
 from gda.indices import get_shard_indices as get_shard_indices
 from gda.indices import get_shard_indices_replica_ids as get_shard_indices_replica_ids
 from gda.indices import get_shard_shape as get_shard_shape
+from gda.meeting import LateProcessError as LateProcessError
+from gda.placement import DataPartitionType as DataPartitionType
+from gda.placement import global_to_host_array as global_to_host_array
+from gda.placement import host_to_global_device_array as host_to_global_device_array
+from gda.placement import with_sharding_constraint as with_sharding_constraint
 from gda.spec import Index as Index
 from gda.transform import constrain as constrain
 from gda.transform import jit as jit
+from gda.views import ProcessView as ProcessView
 
 __all__ = [
+    "DataPartitionType",
+    "DisagreementError",
     "DoesNotFitError",
     "GlobalArray",
     "Index",
+    "LateProcessError",
+    "ProcessView",
     "Shard",
     "ShardGrid",
     "aligned_empty",
+    "check_processes_agree",
+    "checking_agreement",
     "constrain",
     "get_shard_indices",
     "get_shard_indices_replica_ids",
     "get_shard_shape",
+    "global_array_to_host_local_array",
+    "global_to_host_array",
+    "host_local_array_to_global_array",
+    "host_to_global_device_array",
     "jit",
+    "with_sharding_constraint",
 ]
 __version__: str

@@ -98,8 +98,13 @@ def checking_agreement(enabled: bool = True, *, timeout: float | None = None) ->
         _switch.reset(token)
 
 
-def checked(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make a constructor ``(global_shape, mesh, spec, ..., dtype=)`` check that processes agree."""
+def checked(
+    name: str, shape_of: Callable[..., Any] | None = None
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make a constructor ``(global_shape, mesh, spec, ..., dtype=)`` check that processes agree.
+
+    Where its first argument is something else, ``shape_of`` tells the global shape of them all.
+    """
 
     def decorate(construct: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(construct)
@@ -110,6 +115,8 @@ def checked(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
             if not isinstance(given.get("mesh"), Mesh):
                 return construct(*args, **kwargs)  # which says so
             wanted = {field: given.get(field) for field in ("global_shape", "spec", "dtype")}
+            if shape_of is not None:
+                wanted["global_shape"] = functools.partial(shape_of, *args, **kwargs)
             with _building(name, given["mesh"], wanted) as built:
                 built["array"] = construct(*args, **kwargs)
             return built["array"]
@@ -144,6 +151,11 @@ def _timeout(timeout: float | None = None) -> float:
     if not timeout > 0:
         raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
     return timeout
+
+
+def check_timeout() -> float:
+    """Return how many seconds a check waits for the other processes."""
+    return _switch.get()[1]
 
 
 _switch: ContextVar[tuple[bool, float]] = ContextVar(
@@ -263,9 +275,10 @@ def _one_line(error: Exception) -> str:
 
 
 def _wanted(mesh: Mesh, wanted: dict[str, Any]) -> Description:
-    dtype = wanted["dtype"]
+    dtype, given = wanted["dtype"], wanted["global_shape"]
+    shape: Any = given() if callable(given) else given
     return {
-        ("", "shape"): str(tuple(wanted["global_shape"])),
+        ("", "shape"): str(tuple(shape)),
         ("", "spec"): _spec_text(wanted["spec"]),
         ("", "dtype"): "as it comes" if dtype is None else str(np.dtype(dtype)),
         **_mesh_fields("", mesh),

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gda import construct, move, pickling
+from gda import construct, local, move, pickling
 from gda.grid import ShardGrid
 from gda.indices import Device, devices_of, local_positions, mesh_grid
 from gda.operators import ArrayOperators
@@ -383,6 +383,56 @@ class GlobalArray(ArrayOperators):
         return cls(
             array=construct.array_from_batched_callback_with_devices(
                 global_shape, mesh, spec, data_callback, dtype=dtype
+            )
+        )
+
+    @classmethod
+    def from_process_local(
+        cls,
+        local_data: Any,
+        mesh: Mesh,
+        spec: SpecLike,
+        global_shape: Iterable[int] | None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> GlobalArray:
+        """Build an array of what each process has of it, such as its rows of a batch.
+
+        The data of a process is its distinct blocks side by side, in the order of their coordinates
+        and gaps left out: ``ShardGrid.view(process).local_shape`` is its shape. That needs blocks
+        that form a regular grid; the devices may be in any order in the mesh. Blocks that several
+        processes hold must be equal in all of them (``host_local_array_to_global_array`` can check
+        that). Never communicates between processes.
+
+        Args:
+          local_data: a NumPy array, a ``jax.Array`` of this process, PRNG keys, or anything else
+            that ``numpy.asarray`` takes. A ``jax.Array`` whose shards are the blocks, on their
+            devices, is used without a copy; another is copied there.
+          mesh: ``jax.sharding.Mesh``.
+          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+          global_shape: sizes of the whole array, by default inferred. In a dimension in which the
+            local data has the whole global size, the blocks of this process are cut out of it.
+            Needed, with ``dtype``, in a process without a device of the mesh, which ignores the
+            local data.
+          dtype: as in ``from_callback``.
+          copy: as in ``from_callback``: NumPy data is copied once, unless it is ``False``, which
+            promises to leave the data alone for as long as the array lives.
+
+        Raises:
+          TypeError: a dtype that JAX does not have, or local data that is being traced.
+          ValueError: the spec or ``global_shape`` does not fit the data, or the blocks of this
+            process do not form a regular grid; it shows them.
+          DoesNotFitError: as in ``from_callback``.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> gda.GlobalArray.from_process_local(np.zeros((16, 3), np.float32), mesh, [('x', 'y')])
+        GlobalArray(shape=(16, 3), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(('x', 'y')))
+        """
+        return cls(
+            array=local.array_from_process_local(
+                local_data, mesh, spec, global_shape, dtype=dtype, copy=copy
             )
         )
 

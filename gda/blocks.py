@@ -296,7 +296,7 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 # The usual dtypes are the same in JAX with and without x64; asking JAX takes a microsecond.
-_KEPT = frozenset(map(np.dtype, ["?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8"]))
+KEPT_DTYPES = frozenset(map(np.dtype, ["?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8"]))
 
 
 def _jax_dtype(dtype: Any, index: Index | None = None) -> Any:
@@ -305,7 +305,7 @@ def _jax_dtype(dtype: Any, index: Index | None = None) -> Any:
     Raises:
       TypeError: JAX has none, as for strings, dates, records and Python objects.
     """
-    if dtype in _KEPT or _is_extended(dtype):
+    if dtype in KEPT_DTYPES or _is_extended(dtype):
         return dtype
     known = jax.numpy.issubdtype(dtype, jax.numpy.number) or dtype == np.bool_
     if not known or dtype.itemsize > (16 if dtype.kind == "c" else 8):

@@ -39,7 +39,7 @@ def array_from_callback(
 
     See ``GlobalArray.from_callback``, which says what the arguments mean and what is raised.
     """
-    plan = _plan(global_shape, mesh, spec)
+    plan = plan_of(global_shape, mesh, spec)
     plan.check_dtype_is_known(dtype)
     _check_callable(data_callback)
     if into and dtype is None:
@@ -65,7 +65,7 @@ def array_from_batched_callback(
 
     See ``GlobalArray.from_batched_callback``.
     """
-    plan = _plan(global_shape, mesh, spec)
+    plan = plan_of(global_shape, mesh, spec)
     plan.check_dtype_is_known(dtype)
     _check_callable(data_callback)
     reader = plan.reader(dtype, copy)
@@ -90,7 +90,7 @@ def array_from_batched_callback_with_devices(
 
     See ``GlobalArray.from_batched_callback_with_devices``.
     """
-    plan = _plan(global_shape, mesh, spec)
+    plan = plan_of(global_shape, mesh, spec)
     plan.check_dtype_is_known(dtype)
     _check_callable(data_callback)
     reader = plan.reader(dtype, None)
@@ -110,13 +110,13 @@ def array_from_device_buffers(
     global_shape: Iterable[int], mesh: Mesh, spec: SpecLike, device_buffers: Iterable[jax.Array]
 ) -> jax.Array:
     """Build an array of single-device arrays in ``mesh.local_devices`` order."""
-    plan = _plan(global_shape, mesh, spec)
+    plan = plan_of(global_shape, mesh, spec)
     plan.check_dtype_is_known(None)
     buffers = _as_list(device_buffers, len(plan.devices), "device of mesh.local_devices")
     return plan.assemble(buffers, plan.devices, plan.reader(None, None), "device_buffers")
 
 
-class _Plan:
+class Plan:
     """What this process reads for one shape, mesh and spec, and where it goes.
 
     Attributes:
@@ -162,6 +162,11 @@ class _Plan:
 
     def place(self, blocks: Sequence[Block], dtype: Any) -> jax.Array:
         """Build the array of one block per distinct index."""
+        if not self.devices:
+            # JAX would ask for the one block of a replicated array here too.
+            return jax.make_array_from_single_device_arrays(
+                self.grid.global_shape, self.sharding, [], dtype=dtype
+            )
         block_of_id, block_at = self._block_of_id, self._block_at
 
         def block_for(index: Any) -> Block:
@@ -174,8 +179,6 @@ class _Plan:
             self.grid.global_shape,
             self.sharding,
             block_for,
-            # Where there are blocks they have this dtype, and JAX need not compare.
-            dtype=None if self.devices else dtype,
         )
 
     def assemble(
@@ -233,7 +236,7 @@ class _Batch:
     is taken, which leaves the reader as the only holder of one that nobody else keeps.
     """
 
-    def __init__(self, returned: Any, plan: _Plan, reader: BlockReader) -> None:
+    def __init__(self, returned: Any, plan: Plan, reader: BlockReader) -> None:
         self._count = count = len(plan.indices)
         self._plan, self._reader = plan, reader
         self._taken = 0
@@ -303,7 +306,7 @@ def _as_list(returned: Any, count: int, per: str) -> list[Any]:
     return arrays
 
 
-def _plan(global_shape: Iterable[int], mesh: Mesh, spec: SpecLike) -> _Plan:
+def plan_of(global_shape: Iterable[int], mesh: Mesh, spec: SpecLike) -> Plan:
     """Return the plan, from a cache where the same array was built before."""
     shape = check_shape(global_shape)
     check_mesh(mesh)
@@ -312,5 +315,5 @@ def _plan(global_shape: Iterable[int], mesh: Mesh, spec: SpecLike) -> _Plan:
 
 
 @lru_cache(maxsize=256)
-def _cached_plan(shape: Shape, mesh: Mesh, spec: SpecLike) -> _Plan:
-    return _Plan(mesh_grid(shape, mesh, spec), mesh, spec)
+def _cached_plan(shape: Shape, mesh: Mesh, spec: SpecLike) -> Plan:
+    return Plan(mesh_grid(shape, mesh, spec), mesh, spec)

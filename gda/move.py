@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from gda.agreement import check_moving
 from gda.allgather import all_gather
@@ -33,6 +33,7 @@ def reshard(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
     sharding = named_sharding(array.shape, mesh, entries)
     if (kind := array.sharding.memory_kind) is not None:
         sharding = sharding.with_memory_kind(kind)
+    array = _over_auto_axes(array, mesh)
     if array.is_fully_addressable and sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     _check_same_devices(array, mesh)
@@ -45,16 +46,42 @@ def reshard(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
     return jax.device_put(array, sharding)
 
 
+def _over_auto_axes(array: jax.Array, mesh: Mesh) -> jax.Array:
+    """Return the array for JAX to move to ``mesh``; the data stays where it is.
+
+    JAX 0.8 cannot move an array over Explicit axes to a mesh whose axes have other names.
+    """
+    sharding = array.sharding
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.axis_names == mesh.axis_names:
+        return array
+    before: Any = sharding.mesh
+    if AxisType.Explicit not in before.axis_types:
+        return array
+    twin = Mesh(before.devices, before.axis_names)
+    return jax.make_array_from_single_device_arrays(
+        array.shape,
+        NamedSharding(twin, sharding.spec, memory_kind=sharding.memory_kind),
+        [shard.data for shard in array.addressable_shards],
+        dtype=array.dtype,
+    )
+
+
 def _check_same_devices(array: jax.Array, mesh: Mesh) -> None:
     before, after = array.sharding.device_set, set(mesh.devices.flat)
     if before == after:
         return
-    counts = f"{len(before - after)} devices would be left and {len(after - before)} added"
+    if array.is_fully_addressable:
+        raise ValueError(
+            "the array belongs to this process alone, and the mesh to several. If every process "
+            "has the same value, cut it up with GlobalArray.from_callback(shape, mesh, spec, "
+            "lambda index: g[index]); if each has its part, use GlobalArray.from_process_local"
+        )
     raise ValueError(
-        f"JAX's public API moves an array between processes only within one set of devices, in any "
-        f"order; here {counts}. Use a mesh of the {len(before)} devices that the array is on, or "
-        "go through the hosts: value = g.gather() and then GlobalArray.from_callback(..., lambda "
-        "index: value[index]), or through storage where the value is too large for a host"
+        "JAX's public API moves an array between processes only within one set of devices, in any "
+        f"order; here {len(before - after)} devices would be left and {len(after - before)} added. "
+        f"Use a mesh of the {len(before)} devices that the array is on, or go through the hosts: "
+        "value = g.gather() and then GlobalArray.from_callback(..., lambda index: value[index]), "
+        "or through storage where the value is too large for a host"
     )
 
 

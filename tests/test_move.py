@@ -192,6 +192,15 @@ def test_other_devices_of_several_processes_are_refused() -> None:
             g.reshard(mesh_of(order, 2), P("x"))
 
 
+@pytest.mark.processes(2, devices=4)
+def test_an_array_of_one_process_is_not_moved_to_several() -> None:
+    g = gda.GlobalArray.from_array(jnp.asarray(DATA))
+    mesh = mesh_of(range(8), 8)
+    with pytest.raises(ValueError, match="belongs to this process alone, and the mesh to several"):
+        g.reshard(mesh, P("x"))
+    assert is_right(gda.GlobalArray.from_callback(DATA.shape, mesh, P("x"), lambda index: g[index]))
+
+
 @pytest.mark.processes(4, devices=2)
 def test_reshard_with_a_process_that_has_no_device_of_the_mesh() -> None:
     g = cut(DATA, mesh_of([2, 3, 4, 5], 4), P("x"))

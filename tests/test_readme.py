@@ -21,6 +21,9 @@ TESTS = (
     ".venv/bin/python -m pytest -n 2"
 )
 
+LAUNCH = ".venv/bin/python -m gda.launch -n 4 --devices-per-process 2 examples/many_hosts.py"
+PROGRAMS = {"many_hosts.py", "test_rows.py"}
+
 SPEED_BEGIN, SPEED_END = "<!-- speed:begin -->", "<!-- speed:end -->"
 UNITS = ["times", "ns", "µs", "us", "ms", "s", "seconds", "minutes", "bytes", "KiB", "MiB", "GiB"]
 UNITS += ["KB", "MB", "GB", "GiB/s", "GB/s", "MiB/s", "MB/s", "%", "x", "\u00d7"]
@@ -63,6 +66,7 @@ def test_every_block_is_one_that_a_test_looks_at() -> None:
     assert [text for language, text, _ in blocks if language == "bash"] == [
         MAIN_JOB + "\n",
         TESTS + "\n",
+        LAUNCH + "\n",
     ]
     outside = README
     for _, text, _ in blocks:
@@ -72,9 +76,43 @@ def test_every_block_is_one_that_a_test_looks_at() -> None:
         assert other not in outside, f"{other!r} outside of a block that begins with ```python"
 
 
+def programs() -> dict[str, str]:
+    """Return the blocks that are whole files, by name."""
+    many_hosts = (ROOT / "examples" / "many_hosts.py").read_text().split('"""')[2].lstrip()
+    found = {}
+    for language, text, _ in blocks_of(README):
+        if language == "python" and text == many_hosts:
+            found["many_hosts.py"] = text
+        elif language == "python" and text.startswith("# test_rows.py\n"):
+            found["test_rows.py"] = text
+    return found
+
+
+def test_the_readme_shows_the_programs() -> None:
+    assert set(programs()) == PROGRAMS
+
+
+def test_the_program_for_many_hosts_runs_as_the_readme_says() -> None:
+    command = LAUNCH.replace(".venv/bin/python", sys.executable).split()
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "rows" in line]
+    assert sorted(lines) == [f"[{i}] process {i} of 4: 512 rows, w = [1. 2. 3.]" for i in range(4)]
+
+
+def test_the_test_of_the_readme_passes_in_a_suite_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "test_rows.py").write_text(programs()["test_rows.py"])
+    done = run_in_a_fresh_process("-m", "pytest", "-q", "-W", "error", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
 def test_every_python_block_is_all_examples() -> None:
     for language, text, first in blocks_of(README):
-        if language == "python":
+        if language == "python" and text not in programs().values():
             assert text.startswith(">>> "), f"line {first} is not an example with its output"
             assert "\n\n" not in text, f"after the empty line in the block at {first} nothing runs"
     assert "doctest:" not in README, "an example must not be skipped or be compared loosely"
@@ -84,7 +122,7 @@ def test_every_python_block_does_what_it_shows(tmp_path: Path) -> None:
     # As a reader would type it: in order, in a process where nothing was imported or set before.
     lines = [""] * len(README.splitlines())
     for language, text, first in blocks_of(README):
-        if language == "python":
+        if language == "python" and text not in programs().values():
             block = text.splitlines()
             lines[first - 1 : first - 1 + len(block)] = block
     session = tmp_path / "README.md"

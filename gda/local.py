@@ -1,0 +1,370 @@
+"""From what one process has to the global array, and back: its blocks put together as one array.
+
+The *local array* of a process is its distinct blocks side by side, in the order of their
+coordinates, gaps left out. It exists where these blocks form a regular grid: all combinations of
+some coordinates in each dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from gda.agreement import checked
+from gda.blocks import KEPT_DTYPES, Block, BlockReader
+from gda.buffers import ALIGNMENT, Buffers
+from gda.construct import Plan, plan_of
+from gda.grid import ShardGrid
+from gda.indices import Device, check_mesh, processes_of
+from gda.sharding import is_tracer, named_sharding, sharding_of
+from gda.spec import Index, Shape, SpecLike, check_shape, check_spec
+from gda.views import ProcessView, infer_global_shape
+
+
+def global_shape_of(
+    local_data: Any,
+    mesh: Mesh,
+    spec: SpecLike,
+    global_shape: Iterable[int] | None = None,
+    **_: object,
+) -> Shape:
+    """Return the shape of the array that ``array_from_process_local`` would build."""
+    return _plan_for(_as_array(local_data), mesh, spec, global_shape).whole.grid.global_shape
+
+
+@checked("GlobalArray.from_process_local", shape_of=global_shape_of)
+def array_from_process_local(
+    local_data: Any,
+    mesh: Mesh,
+    spec: SpecLike,
+    global_shape: Iterable[int] | None = None,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    copy: bool | None = None,
+    buffers: Buffers | None = None,
+) -> jax.Array:
+    """Build an array of what each process has of it.
+
+    See ``GlobalArray.from_process_local``, which says what the arguments mean and what is raised.
+    ``buffers``, of bytes, are for what is copied: the small leaves of a tree share their memory.
+    """
+    local = _as_array(local_data)
+    plan = _plan_for(local, mesh, spec, global_shape)
+    whole = plan.whole
+    whole.check_dtype_is_known(dtype)
+    reader = whole.reader(dtype, copy)
+    if not whole.devices:
+        return whole.place([], reader.dtype)
+    if isinstance(local, jax.Array):
+        if plan.sharding is None and _is_keys(local):
+            return _from_key_data(local, mesh, spec, global_shape)
+        if plan.sharding is not None and _stays_on_devices(local, plan.sharding):
+            return _from_pieces(local, plan, reader)
+        # On the CPU this is the memory of the array, which is not for others to keep.
+        local, reader.copy = np.asarray(local), reader.copy or None
+    if dtype is None and type(local) is np.ndarray:
+        try:
+            blocks = _blocks_at_once(local, plan, reader.copy, buffers)
+        except (TypeError, ValueError):
+            pass  # said below, with index and element
+        else:
+            return whole.place(blocks, local.dtype)
+    take = iter(plan.indices).__next__
+    return whole.place(reader.read(lambda _: local[take()], whole.distinct), reader.dtype)
+
+
+def process_local_of(array: jax.Array) -> np.ndarray[Any, Any]:
+    """Return the local array of this process: a new NumPy array, each block in it once.
+
+    The inverse of ``array_from_process_local``. Never communicates between processes.
+
+    Raises:
+      ValueError: the blocks of this process do not form a regular grid, or it has none.
+      TypeError: PRNG keys, of which NumPy knows nothing, or an array without mesh and spec.
+    """
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
+        raise TypeError(
+            f"NumPy has no {array.dtype}; take the numbers of the keys: jax.random.key_data(array)"
+        )
+    if array.is_fully_addressable:
+        return np.array(array)
+    sharding = sharding_of(array)
+    mesh: Any = sharding.mesh
+    view = view_of(array.shape, mesh, sharding.spec)
+    value = np.empty(view.local_shape, array.dtype)
+    pieces = _pieces(array)
+    plan = plan_of(array.shape, mesh, sharding.spec)
+    first = [pieces[plan.devices[i]] for i in sorted(plan.firsts)]
+    for piece in first:
+        piece.copy_to_host_async()
+    for index, piece in zip(view.local_indices, first, strict=True):
+        value[index] = piece
+    return value
+
+
+def local_array_of(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
+    """Return the local array of this process, over its devices; nothing is copied or moved.
+
+    Args:
+      array: one that is cut as ``spec`` says over ``mesh``.
+
+    Raises:
+      ValueError: the blocks of this process do not form a regular grid, or it has none.
+    """
+    shape = view_of(array.shape, mesh, spec).local_shape
+    local = local_sharding(array.shape, mesh, spec)
+    pieces = _pieces(array)
+    buffers = [pieces[device] for device in local.mesh.devices.flat]  # pyright: ignore
+    if (kind := array.sharding.memory_kind) is not None:
+        local = local.with_memory_kind(kind)
+    return jax.make_array_from_single_device_arrays(shape, local, buffers)
+
+
+@lru_cache(maxsize=256)
+def view_of(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> ProcessView:
+    """Return what this process has of an array."""
+    grid = ShardGrid(global_shape, mesh.shape, spec, process_of=processes_of(mesh))
+    return grid.view(jax.process_index())
+
+
+@lru_cache(maxsize=256)
+def local_sharding(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> NamedSharding:
+    """Return the sharding of the local array of this process, each block where it is.
+
+    Where this process's devices form a subcube of the mesh, it is that spec over
+    ``mesh.local_mesh``. Elsewhere it is over a mesh of those devices with an axis ``'dim0'`` for
+    dimension 0 if that is cut, and so on, and an axis ``'replica'``. Where some of the blocks are
+    held by more of them than others, those devices are left out.
+
+    Raises:
+      ValueError: the blocks of this process do not form a regular grid, or it has none.
+    """
+    plan = plan_of(global_shape, mesh, spec)
+    grid = plan.grid
+    view_of(global_shape, mesh, grid.spec).local_shape  # noqa: B018 - raises
+    if _is_subcube(mesh):
+        return named_sharding(global_shape, mesh.local_mesh, spec)
+    holders: dict[tuple[int, ...], list[Device]] = {}
+    for device, index in zip(plan.devices, plan.indices, strict=True):
+        holders.setdefault(_starts(index), []).append(device)
+    cut = [dimension for dimension, entry in enumerate(grid.spec) if entry is not None]
+    extents = [len({starts[dimension] for starts in holders}) for dimension in cut]
+    replicas = min(map(len, holders.values()))
+    # Sorted by where they start, blocks are in row-major order of their coordinates.
+    devices = [device for starts in sorted(holders) for device in holders[starts][:replicas]]
+    is_explicit = set(mesh.axis_types) == {AxisType.Explicit}
+    local_mesh = Mesh(
+        np.array(devices).reshape(*extents, replicas),
+        (*(f"dim{dimension}" for dimension in cut), "replica"),
+        axis_types=(AxisType.Explicit if is_explicit else AxisType.Auto,) * (len(cut) + 1),
+    )
+    entries = [f"dim{d}" if d in cut else None for d in range(len(grid.spec))]
+    return named_sharding(global_shape, local_mesh, entries)
+
+
+def _is_subcube(mesh: Mesh) -> bool:
+    mine = processes_of(mesh).process_of.reshape(mesh.devices.shape) == jax.process_index()
+    bounds = [slice(places.min(), places.max() + 1) for places in np.nonzero(mine)]
+    return bool(mine[tuple(bounds)].all())
+
+
+class _LocalPlan:
+    """Where the blocks of this process are in its local data.
+
+    Attributes:
+      whole: what this process reads of the global array.
+      indices: for each block of ``whole.distinct``, where it is in the local data.
+      sharding: that of the local array; ``None`` if that is not what the local data is.
+    """
+
+    def __init__(
+        self, local_shape: Shape, mesh: Mesh, spec: SpecLike, global_shape: Shape | None
+    ) -> None:
+        if global_shape is None:
+            processes = processes_of(mesh)
+            me = jax.process_index()
+            global_shape = infer_global_shape(local_shape, mesh.shape, spec, processes, me)
+        self.whole = plan_of(global_shape, mesh, spec)
+        self.indices = _local_indices(self.whole, local_shape, mesh) if self.whole.devices else []
+        # Whether the local data is its blocks one after the other, each in one piece.
+        block = self.whole.grid.shard_shape
+        rows = len(self.indices) * block[0] if block else 0
+        self.is_in_rows = 0 not in local_shape and local_shape == (rows, *block[1:])
+        self.alignment = ALIGNMENT * len(self.indices)
+        self.sharding: NamedSharding | None = None
+        if self.whole.devices and self._is_compact(local_shape, mesh):
+            sharding = local_sharding(global_shape, mesh, spec)
+            if len(sharding.device_set) == len(self.whole.devices):
+                self.sharding = sharding
+
+    def _is_compact(self, local_shape: Shape, mesh: Mesh) -> bool:
+        grid = self.whole.grid
+        view = view_of(grid.global_shape, mesh, grid.spec)
+        return view.is_regular and view.local_shape == local_shape
+
+
+def _local_indices(plan: Plan, local_shape: Shape, mesh: Mesh) -> list[Index]:
+    """Return where each block of a plan is in local data of a shape."""
+    grid = plan.grid
+    if len(local_shape) != len(grid.global_shape):
+        raise ValueError(
+            f"the local data has shape {local_shape}, and global_shape is {grid.global_shape}; "
+            "they must have the same number of dimensions"
+        )
+    starts = list(map(_starts, plan.distinct))
+    offsets: list[dict[int, int]] = []
+    compact = []
+    for dimension, (size, whole, step) in enumerate(
+        zip(local_shape, grid.global_shape, grid.shard_shape, strict=True)
+    ):
+        of_blocks = sorted({start[dimension] for start in starts})
+        if size == whole:
+            offsets.append({start: start for start in of_blocks})
+            continue
+        compact.append(dimension)
+        if size != step * len(of_blocks):
+            raise ValueError(
+                f"local data of shape {local_shape} does not go with global_shape "
+                f"{grid.global_shape}, cut by {plan.sharding.spec} on the mesh "
+                f"{dict(grid.mesh_shape)}: dimension {dimension} has local size {size}; "
+                f"expected there is {step * len(of_blocks)}, the {len(of_blocks)} blocks of "
+                f"process {jax.process_index()} put together, or {whole}, all of it"
+            )
+        offsets.append({start: i * step for i, start in enumerate(of_blocks)})
+    combinations = {tuple(start[dimension] for dimension in compact) for start in starts}
+    if len(combinations) < math.prod(len(offsets[dimension]) for dimension in compact):
+        # Raises, and shows the blocks.
+        view_of(grid.global_shape, mesh, grid.spec).local_shape  # noqa: B018
+    return [
+        tuple(
+            slice(offset[first], offset[first] + step)
+            for offset, first, step in zip(offsets, start, grid.shard_shape, strict=True)
+        )
+        for start in starts
+    ]
+
+
+def _blocks_at_once(
+    local: np.ndarray[Any, Any], plan: _LocalPlan, copy: bool | None, buffers: Buffers | None
+) -> list[Block]:
+    """Return the blocks in memory of gda's own; a third of the time that a reader takes for each.
+
+    Raises:
+      TypeError, ValueError: JAX does not have the dtype, or a value does not fit the one it has.
+    """
+    is_done = copy is False
+    if local.dtype not in KEPT_DTYPES:
+        given = local
+        as_one = ShardGrid(local.shape, {}, ())
+        reader = BlockReader(as_one, None, copy)
+        (narrowed,) = reader.read(lambda index: given[index], as_one.indices())
+        local = np.asarray(narrowed)
+        is_done = is_done or (plan.is_in_rows and not local.nbytes % plan.alignment)
+    if is_done:
+        return [local[index] for index in plan.indices]
+    shape, dtype = plan.whole.grid.shard_shape, local.dtype
+    nbytes = math.prod(shape) * dtype.itemsize
+    step = -(-nbytes // ALIGNMENT) * ALIGNMENT
+    if buffers is None:
+        buffers = Buffers(np.dtype(np.uint8), count=1)
+    memory = buffers.empty((len(plan.indices) * step,))
+    if plan.is_in_rows and step == nbytes:
+        copied = np.ndarray(local.shape, dtype, memory)
+        np.copyto(copied, local)
+        return [copied[index] for index in plan.indices]
+    blocks: list[Block] = []
+    for number, index in enumerate(plan.indices):
+        block = np.ndarray(shape, dtype, memory, number * step)
+        np.copyto(block, local[index])
+        blocks.append(block)
+    return blocks
+
+
+def _starts(index: Index) -> tuple[int, ...]:
+    return tuple([s.start or 0 for s in index])
+
+
+def _as_array(local_data: Any) -> Any:
+    """Return a ``jax.Array``, or a NumPy array that may be somebody's memory."""
+    if type(local_data) is np.ndarray:
+        return local_data
+    if is_tracer(local_data):
+        raise TypeError(
+            "local data is being traced; build global arrays outside jit and other transformations"
+        )
+    if hasattr(local_data, "__jax_array__"):
+        local_data = local_data.__jax_array__()
+    if isinstance(local_data, jax.Array):
+        if not local_data.is_fully_addressable:
+            raise ValueError(
+                f"local data of shape {local_data.shape} is a global array already: other "
+                "processes hold parts of it. Use it as it is, or wrap it with "
+                "GlobalArray.from_array"
+            )
+        return local_data
+    return local_data if isinstance(local_data, np.ndarray) else np.asarray(local_data)
+
+
+def _is_keys(local: jax.Array) -> bool:
+    return jax.numpy.issubdtype(local.dtype, jax.dtypes.extended)
+
+
+def _stays_on_devices(local: jax.Array, sharding: NamedSharding) -> bool:
+    """Whether an array is moved from device to device, or is there; else it goes by the host."""
+    if _is_keys(local):
+        return True
+    if jax.dtypes.canonicalize_dtype(local.dtype) != local.dtype:
+        return False  # made with x64, which is off now: its values must be looked at
+    # Between CPU devices JAX takes 8 times as long as through NumPy.
+    on_cpu = all(device.platform == "cpu" for device in local.devices())
+    return not on_cpu or local.sharding.is_equivalent_to(sharding, local.ndim)
+
+
+def _from_pieces(local: jax.Array, plan: _LocalPlan, reader: BlockReader) -> jax.Array:
+    """Build the array of a local ``jax.Array``, whose shards are used if they are where needed."""
+    sharding: Any = plan.sharding
+    if not local.sharding.is_equivalent_to(sharding, local.ndim):
+        local = jax.device_put(local, sharding)
+    pieces = _pieces(local)
+    whole = plan.whole
+    buffers = [pieces[device] for device in whole.devices]
+    if reader.asked is None and not reader.copy:
+        return jax.make_array_from_single_device_arrays(
+            whole.grid.global_shape, whole.sharding, buffers
+        )
+    return whole.assemble(buffers, whole.devices, reader, "the local data")
+
+
+def _from_key_data(
+    keys: jax.Array, mesh: Mesh, spec: SpecLike, global_shape: Iterable[int] | None
+) -> jax.Array:
+    """Build the array of PRNG keys of their numbers, which have a dimension more."""
+    data = np.asarray(jax.random.key_data(keys))
+    shape = None if global_shape is None else (*global_shape, *data.shape[keys.ndim :])
+    plan = _plan_for(data, mesh, spec, shape)
+    array = plan.whole.place(_blocks_at_once(data, plan, None, None), data.dtype)
+    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(keys))
+
+
+def _pieces(array: jax.Array) -> dict[Any, jax.Array]:
+    return {shard.device: shard.data for shard in array.addressable_shards}
+
+
+def _plan_for(
+    local: Any, mesh: Mesh, spec: SpecLike, global_shape: Iterable[int] | None
+) -> _LocalPlan:
+    check_mesh(mesh)
+    shape = None if global_shape is None else check_shape(global_shape)
+    if not isinstance(spec, PartitionSpec):
+        spec = check_spec(spec, local.shape if shape is None else shape)
+    return _cached_plan(local.shape, mesh, spec, shape)
+
+
+_cached_plan = lru_cache(maxsize=256)(_LocalPlan)

@@ -1,0 +1,99 @@
+"""Specs for a tree: which leaf gets which, and what to say where the two trees do not match."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.tree_util import keystr
+
+IsLeaf = Callable[[Any], bool]
+
+
+def specs_for(
+    tree: Any, specs: Any, name: str, *, is_leaf: IsLeaf, is_spec: IsLeaf
+) -> tuple[list[tuple[Any, Any]], Any]:
+    """Return ``(leaf, spec)`` for every leaf of ``tree``, and the structure to put them back in.
+
+    Args:
+      tree: any pytree.
+      specs: a pytree that is a prefix of ``tree``: each of its leaves is for a whole subtree.
+      name: what the user calls ``specs``, for the messages.
+      is_leaf: what is a leaf of ``tree`` though it is a pytree.
+      is_spec: what is a leaf of ``specs``. Nothing else may be; ``None`` is for subtrees without
+        leaves alone, unless this says otherwise.
+
+    Raises:
+      ValueError: ``specs`` is no prefix of ``tree``, or is ``None`` for a leaf.
+      TypeError: a leaf of ``specs`` is not a spec.
+    """
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_leaf)
+    if is_spec(specs):
+        return [(leaf, specs) for leaf in leaves], structure
+    for path, leaf in jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_spec)[0]:
+        if not is_spec(leaf):
+            raise TypeError(
+                f"{name}{keystr(path)} is {leaf!r}, not a PartitionSpec; {name} is a PartitionSpec "
+                "or a tree of them, such as PartitionSpec('x', None)"
+            )
+    pairs: list[tuple[Any, Any]] = []
+    _descend(pairs, tree, specs, name, (), is_leaf, is_spec)
+    return pairs, structure
+
+
+def path_of(tree: Any, number: int, is_leaf: IsLeaf) -> str:
+    """Return the path of the leaf with a number as it is written in Python, such as ``['a'][0]``.
+
+    A function of its own, because paths are needed for messages only and take a while to make.
+    """
+    paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+    return keystr(paths[number][0])
+
+
+def _descend(
+    pairs: list[tuple[Any, Any]],
+    tree: Any,
+    specs: Any,
+    name: str,
+    path: Any,
+    is_leaf: IsLeaf,
+    is_spec: IsLeaf,
+) -> None:
+    if is_spec(specs):
+        pairs += [(leaf, specs) for leaf in jax.tree.leaves(tree, is_leaf=is_leaf)]
+        return
+    where = f"{name}{keystr(path)}"
+    if specs is None:
+        if jax.tree.leaves(tree, is_leaf=is_leaf):
+            raise ValueError(
+                f"{where} is None, which says nothing of how to cut an array; write "
+                "PartitionSpec() for one that every device holds whole"
+            )
+        return
+    children, structure = jax.tree_util.tree_flatten_with_path(
+        specs, is_leaf=lambda node: node is not specs
+    )
+    try:
+        if is_leaf(tree):
+            raise ValueError  # a pytree, but not here
+        subtrees = structure.flatten_up_to(tree)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} must be a prefix of the tree that it is for, but {where} is "
+            f"{_node_text(specs, is_leaf)}, and the tree has {_node_text(tree, is_leaf)} there"
+        ) from None
+    for (key, below), subtree in zip(children, subtrees, strict=True):
+        _descend(pairs, subtree, below, name, (*path, *key), is_leaf, is_spec)
+
+
+def _node_text(node: Any, is_leaf: IsLeaf) -> str:
+    """Say what a node is, without what is below it."""
+    kind = type(node).__name__
+    if is_leaf(node):
+        return f"a {kind}"
+    if isinstance(node, dict):
+        return f"a {kind} with the keys {list(node)}"
+    if isinstance(node, list | tuple):
+        return f"a {kind} of {len(node)}"
+    return "None" if node is None else f"a {kind}"

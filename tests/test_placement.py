@@ -1,0 +1,346 @@
+"""Batches to the devices of the current mesh and back."""
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import mesh_of
+
+import gda
+from gda import DataPartitionType as Partition
+from gda.testing import Pool
+from gda.testing.strategies import mesh_shapes
+
+put = gda.host_to_global_device_array
+get = gda.global_to_host_array
+constrain = gda.with_sharding_constraint
+
+
+def batch(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype=dtype).reshape(shape)
+
+
+def entered(mesh: Mesh) -> AbstractContextManager[Any]:
+    """Return ``with mesh:`` without the warning that JAX has for it."""
+
+    class Entered:
+        def __enter__(self) -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                mesh.__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            mesh.__exit__(*error)
+
+    return Entered()
+
+
+WAYS = {"set_mesh": jax.set_mesh, "with mesh": entered}
+
+
+@pytest.fixture(params=WAYS.values(), ids=WAYS)
+def under(request: pytest.FixtureRequest) -> Callable[[Mesh], AbstractContextManager[Any]]:
+    """A way to make a mesh the current one."""
+    return request.param
+
+
+# The current mesh.
+
+
+def test_arrays_are_placed_on_the_current_mesh(mesh: Mesh, under: Any) -> None:
+    other = Mesh(mesh.devices[::-1], ("a", "b"), axis_types=mesh.axis_types)
+    for each in (mesh, other, mesh):
+        with under(each):
+            g = put(batch(16))
+        assert g.mesh == each
+        assert g.grid.spec == (each.axis_names,)
+        np.testing.assert_array_equal(np.asarray(g), batch(16))
+
+
+def test_a_mesh_of_one_device_is_a_mesh(under: Any) -> None:
+    mesh = Mesh(np.array(jax.devices()[3:4]), ("x",))
+    with under(mesh):
+        assert put({"a": batch(3)})["a"].mesh == mesh
+
+
+def test_without_a_mesh_there_is_nothing_to_place_on() -> None:
+    with pytest.raises(ValueError, match=r"no current mesh .* jax\.set_mesh\(mesh\)"):
+        put(batch(8))
+
+
+# In one process.
+
+
+def test_partitions(mesh: Mesh) -> None:
+    tree = {"tokens": batch(16, 4), "labels": [batch(16, dtype=np.int32), None]}
+    with jax.set_mesh(mesh):
+        full = put(tree)
+        replicated = put({**tree, "step": 3}, partition=Partition.REPLICATED)
+        by_spec = put(tree, partition=P("y"))
+        by_specs = put(tree, partition={"tokens": P("x", "y"), "labels": P("x")})
+    assert full["labels"][1] is None
+    assert full["tokens"].grid.shard_shape == (2, 4)
+    assert full["labels"][0].grid.shard_shape == (2,)
+    assert all(g.is_fully_replicated for g in jax.tree.leaves(replicated))
+    assert by_spec["tokens"].grid.shard_shape == (8, 4)
+    assert by_specs["tokens"].grid.shard_shape == (4, 2)
+    same = jax.tree.map(np.testing.assert_array_equal, get(by_spec, partition=P("y")), tree)
+    assert jax.tree.leaves(same) == []
+    host = get(full["tokens"])
+    np.testing.assert_array_equal(host, tree["tokens"])
+    host[...] = -1  # new memory of the caller's own
+    np.testing.assert_array_equal(np.asarray(full["tokens"]), tree["tokens"])
+    assert get(replicated, partition=Partition.REPLICATED)["step"] == 3
+
+
+@pytest.mark.parametrize("partition", [None, "full", 3, {"a": "x"}, object, [P(), Partition.FULL]])
+def test_other_partitions_are_not_implemented(auto_mesh: Mesh, partition: object) -> None:
+    with jax.set_mesh(auto_mesh), pytest.raises(NotImplementedError, match=r"PartitionSpec"):
+        put({"a": batch(8)}, partition=partition)
+    with pytest.raises(NotImplementedError, match=r"PartitionSpec"):
+        get({"a": jnp.zeros(8)}, partition=partition)
+
+
+def test_what_does_not_fit_is_said_with_numbers_and_path(auto_mesh: Mesh) -> None:
+    with jax.set_mesh(auto_mesh):
+        with pytest.raises(
+            ValueError,
+            match="the array at \\['b'\\]\\[0\\] has a local batch of 12 "
+            "rows, and this process has 8 devices .* nearest are 8 and 16",
+        ):
+            put({"a": batch(8), "b": [batch(12, 3)]})
+        with pytest.raises(ValueError, match="nearest is 8$"):
+            put(batch(3))
+        with pytest.raises(ValueError, match=r"the array at \['step'\] is a scalar.*REPLICATED"):
+            put({"a": batch(8), "step": 3})
+        with pytest.raises(ValueError, match=r"partition is a dict with the keys \['a'\]"):
+            put([batch(8)], partition={"a": P()})
+        with pytest.raises(gda.DoesNotFitError) as raised:
+            put({"a": np.full(8, 2**40)})
+    assert raised.value.__notes__[-1] == "gda: at ['a'] of the tree"
+    with pytest.raises(ValueError, match="the array is a scalar"):
+        get(jnp.zeros(()))
+    with pytest.raises(TypeError, match="expected a GlobalArray or a jax.Array, not a ndarray"):
+        get({"a": batch(8)})
+    with pytest.raises(TypeError, match="NumPy has no key"):
+        get(jax.random.split(jax.random.key(0), 8))
+    with pytest.raises(
+        ValueError,
+        match=r"at \['a'\] has a batch of 8 rows, and the array at "
+        r"\['b'\] one of 4",
+    ):
+        get({"a": jnp.zeros(8), "b": jnp.zeros(4)})
+
+
+# Constraints.
+
+
+def test_a_constraint_inside_jit(mesh: Mesh, under: Any) -> None:
+    if under is entered and mesh.axis_types[0] == AxisType.Explicit:
+        return  # JAX itself wants set_mesh for these
+
+    @jax.jit
+    def double(tree: Any) -> Any:
+        assert isinstance(tree["g"], gda.GlobalArray)
+        return constrain(jax.tree.map(lambda x: x * 2, tree), {"g": P("x"), "a": P("x", "y")})
+
+    g = gda.GlobalArray.from_process_local(batch(8, 4), mesh, P())
+    with under(mesh):
+        tree = double({"g": g, "a": jax.device_put(batch(8, 4), NamedSharding(mesh, P()))})
+    assert isinstance(tree["g"], gda.GlobalArray)
+    assert tree["g"].grid.spec == ("x",)
+    assert tree["a"].sharding.is_equivalent_to(NamedSharding(mesh, P("x", "y")), 2)
+    np.testing.assert_array_equal(tree["a"], 2 * batch(8, 4))
+
+
+def test_a_constraint_outside_jit_moves(mesh: Mesh, under: Any) -> None:
+    g = gda.GlobalArray.from_process_local(batch(8, 4), mesh, P())
+    with under(mesh):
+        tree = constrain({"g": g, "a": batch(8, 4), "b": jnp.zeros((8, 4))}, P("x"))
+        assert constrain(g, None) is g
+    assert isinstance(tree["g"], gda.GlobalArray)
+    assert tree["g"].grid.spec == ("x",)
+    for name in "ab":
+        assert tree[name].sharding.is_equivalent_to(NamedSharding(mesh, P("x")), 2)
+
+
+def test_a_sharding_brings_its_mesh(mesh: Mesh) -> None:
+    tree = {"a": jnp.zeros((8, 4)), "b": jnp.zeros(8)}
+    out = constrain(tree, {"a": NamedSharding(mesh, P("y")), "b": None})
+    assert out["a"].sharding.is_equivalent_to(NamedSharding(mesh, P("y")), 2)
+    assert out["b"] is tree["b"]
+    if mesh.axis_types[0] == AxisType.Auto:
+        y = jax.jit(lambda x: constrain(x, NamedSharding(mesh, P("y"))))(jnp.zeros(8))
+        assert y.sharding.is_equivalent_to(NamedSharding(mesh, P("y")), 1)
+
+
+def test_a_traced_array_over_explicit_axes_knows_its_mesh(explicit_mesh: Mesh) -> None:
+    x = jax.device_put(batch(8), NamedSharding(explicit_mesh, P()))
+    y = jax.jit(lambda x: constrain(x, P("x")))(x)
+    assert y.sharding.is_equivalent_to(NamedSharding(explicit_mesh, P("x")), 1)
+
+
+def test_a_constraint_under_a_gradient(auto_mesh: Mesh, under: Any) -> None:
+    with under(auto_mesh):
+        gradient = jax.grad(lambda x: (constrain(x, P("x")) ** 2).sum())(jnp.arange(8.0))
+    np.testing.assert_array_equal(gradient, 2 * np.arange(8))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_on_no_device_or_one_nothing_is_done(kind: AxisType, under: Any) -> None:
+    x = {"a": jnp.zeros(3), "b": 1.0, "g": gda.GlobalArray.from_array(jnp.zeros(5))}
+    assert_same = lambda tree: all(map(lambda p, q: p is q, tree.values(), x.values()))  # noqa
+    assert assert_same(constrain(x, P("nowhere")))
+    assert jax.jit(lambda x: constrain(x, P("nowhere")) is x)(jnp.zeros(3))
+    one = mesh_of({"x": 1, "y": 1}, kind)
+    with under(one):
+        assert assert_same(constrain(x, P("x")))
+        assert jax.jit(lambda x: constrain(x, P("x")) is x)(jnp.zeros(3))
+
+
+def test_bad_constraints(auto_mesh: Mesh) -> None:
+    with jax.set_mesh(auto_mesh):
+        with pytest.raises(ValueError, match="not divisible by 4") as raised:
+            constrain({"a": jnp.zeros(6)}, P("x"))
+        assert raised.value.__notes__[-1] == "gda: at ['a'] of the tree"
+        with pytest.raises(TypeError, match=r"shardings is 'x', not a PartitionSpec"):
+            constrain(jnp.zeros(8), "x")
+        with pytest.raises(ValueError, match=r"shardings\['a'\] is a list of 1, and the tree has"):
+            constrain({"a": jnp.zeros(8)}, {"a": [P()]})
+        with pytest.raises(TypeError, match="takes a jax.Array or a GlobalArray, not float"):
+            constrain({"a": 1.0}, P("x"))
+
+
+# Several processes. Devices 0 to 3 belong to process 0, and 4 to 7 to process 1.
+
+
+def ordered_mesh(order: Any, shape: dict[str, int], kind: AxisType = AxisType.Auto) -> Mesh:
+    devices = np.array(jax.devices())[list(order)].reshape(tuple(shape.values()))
+    return Mesh(devices, tuple(shape), axis_types=(kind,) * len(shape))
+
+
+def check_full(order: list[int], mesh_shape: dict[str, int], kind: AxisType) -> None:
+    """Each process's rows are on its own devices, in order, and come back."""
+    me = jax.process_index()
+    mesh = ordered_mesh(order[: int(np.prod(list(mesh_shape.values())))], mesh_shape, kind)
+    mine = len(mesh.local_devices)
+    if not mine:
+        return
+    tree = {"a": batch(2 * mine, 3) + 100 * me, "b": [batch(2 * mine, dtype=np.int32) - me]}
+    with jax.set_mesh(mesh), gda.checking_agreement(mesh.size == 8):
+        g = put(tree)
+    assert g["a"].shape == (2 * mesh.size, 3)
+    rows = [np.asarray(shard.data) for shard in g["a"].local_shards]
+    np.testing.assert_array_equal(np.concatenate(rows), tree["a"])
+    jax.tree.map(np.testing.assert_array_equal, get(g), tree)
+
+
+@settings(max_examples=30)
+@given(
+    order=st.permutations(range(8)),
+    mesh_shape=mesh_shapes(max_devices=8),
+    kind=st.sampled_from([AxisType.Auto, AxisType.Explicit]),
+)
+def test_full_there_and_back(
+    process_pool: Callable[..., Pool], order: list[int], mesh_shape: dict[str, int], kind: AxisType
+) -> None:
+    process_pool(2, devices=4).run(check_full, order, mesh_shape, kind)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_the_global_batch_is_that_of_all_processes(under: Any) -> None:
+    me = jax.process_index()
+    for order in (range(8), [0, 4, 1, 5, 2, 6, 3, 7]):
+        mesh = ordered_mesh(order, {"data": 4, "model": 2})
+        with under(mesh):
+            g = put({"x": batch(4, 2) + 10 * me})["x"]
+        assert g.shape == (8, 2)
+        whole = g.gather()
+        for i, device in enumerate(mesh.devices.flat):
+            assert whole[i, 0] // 10 == device.process_index
+    with under(mesh), pytest.raises(ValueError, match=r"batch of 6 rows, and this process has 4 d"):
+        put({"x": batch(6)})
+
+
+@pytest.mark.processes(2, devices=4)
+def test_replicated_and_specs_there_and_back() -> None:
+    me = jax.process_index()
+    for order in (range(8), [0, 4, 1, 5, 2, 6, 3, 7], [5, 0, 3, 6, 1, 2, 7, 4]):
+        mesh = ordered_mesh(order, {"x": 8})
+        tree = {"table": batch(3, 4), "step": np.int32(5)}
+        with jax.set_mesh(mesh):
+            g = put(tree, partition=Partition.REPLICATED)
+            specs = {"rows": P("x"), "columns": P(None, "x"), "step": P()}
+            cut = {"rows": batch(4) + me, "columns": batch(2, 4) - me, "step": np.int32(1)}
+            by_spec = put(cut, partition=specs)
+        assert g["table"].shape == (3, 4)
+        jax.tree.map(np.testing.assert_array_equal, get(g, partition=Partition.REPLICATED), tree)
+        assert by_spec["columns"].shape == (2, 8)
+        jax.tree.map(np.testing.assert_array_equal, get(by_spec, partition=specs), cut)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_replicas_come_once_and_columns_come_together() -> None:
+    me = jax.process_index()
+    whole = batch(8, 4)
+    mine = whole[4 * me :][:4]
+    mesh = ordered_mesh(range(8), {"x": 4, "y": 2})
+    for spec in (P("x"), P("x", "y"), P(("x", "y")), P(("x",), None)):
+        array = jax.make_array_from_callback(
+            (8, 4), NamedSharding(mesh, spec), lambda index: whole[index]
+        )
+        np.testing.assert_array_equal(get({"a": array})["a"], mine)
+    # Rows that both processes hold are in both.
+    array = jax.make_array_from_callback(
+        (8, 4), NamedSharding(mesh, P("y")), lambda index: whole[index]
+    )
+    np.testing.assert_array_equal(get(array), whole)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_what_cannot_be_taken_apart_into_rows() -> None:
+    me = jax.process_index()
+    mesh = ordered_mesh(range(8), {"x": 2, "y": 4})
+
+    def array(spec: P, shape: tuple[int, ...] = (8, 8)) -> jax.Array:
+        sharding = NamedSharding(mesh, spec)
+        return jax.make_array_from_callback(shape, sharding, lambda index: batch(*shape)[index])
+
+    rows = "0:4" if me == 0 else "4:8"
+    with pytest.raises(
+        ValueError,
+        match=rf"of the array at \['a'\] this process has the rows {rows}, and of the array at "
+        r"\['b'\] the rows 0:8",
+    ):
+        get({"a": array(P("x")), "b": array(P("y"))})
+    with pytest.raises(ValueError, match=r"at \['b'\] one of 16"):
+        get({"a": array(P("x")), "b": array(P("x"), (16, 8))})
+    with pytest.raises(ValueError, match=r"only parts of its rows, \(8, 4\) in all"):
+        get({"a": array(P(None, "x"))})
+    with pytest.raises(ValueError, match=r"has the shape \(8, 8\), and of that this process has"):
+        get({"a": array(P("x"))}, partition=Partition.REPLICATED)
+    with pytest.raises(ValueError, match="is cut by .*'x'.*, and partition says .*'y'"):
+        get({"a": array(P("x"))}, partition=P("y"))
+    with pytest.raises(ValueError, match="the rows 0:8"):
+        get({"a": array(P("x")), "b": array(P("y"))}, partition={"a": P("x"), "b": P("y")})
+    get({"a": array(P("x")), "table": array(P())}, partition={"a": P("x"), "table": P()})
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_constraint_over_processes() -> None:
+    mesh = ordered_mesh([0, 4, 1, 5, 2, 6, 3, 7], {"x": 8})
+    with jax.set_mesh(mesh):
+        g = put(batch(8) + 100 * jax.process_index())
+        whole = jax.jit(lambda g: constrain(g, P()))(g)
+        again = constrain(whole, P("x"))
+    assert whole.is_fully_replicated
+    np.testing.assert_array_equal(get(again), get(g))
