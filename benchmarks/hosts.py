@@ -1,4 +1,4 @@
-"""Many processes: a batch of every host to one array per leaf, and views of hosts that are not there.
+"""Many hosts: the batch of each to one array per leaf, and views of hosts that are not there.
 
 The processes are real, on this machine, and share its cores. Each times its own steps; the slowest
 counts, as it does in a training step.
@@ -36,8 +36,12 @@ def _mesh() -> Mesh:
 
 
 @cache
-def _batch() -> dict[str, np.ndarray[Any, Any]]:
-    """Return what a host reads for a step: images, tokens and what belongs to them, 3.3 MiB."""
+def _batch(is_aligned: bool) -> dict[str, np.ndarray[Any, Any]]:
+    """Return what a host reads for a step: images, tokens and what belongs to them, 3.3 MiB.
+
+    Where its memory begins decides: JAX takes over what is aligned to 64 bytes, so that writing to
+    it later changes the array, and copies the rest. NumPy aligns to 16.
+    """
     rng = np.random.default_rng(jax.process_index())
     shapes = {
         "image": ((64, 64, 64, 3), np.uint8),
@@ -49,49 +53,64 @@ def _batch() -> dict[str, np.ndarray[Any, Any]]:
         "label": ((64,), np.int32),
         "id": ((64,), np.uint32),
     }
-    return {name: (rng.random(shape) * 2).astype(kind) for name, (shape, kind) in shapes.items()}
+    batch = {}
+    for name, (shape, kind) in shapes.items():
+        size = int(np.prod(shape))
+        start = 0 if is_aligned else 16 // np.dtype(kind).itemsize
+        batch[name] = gda.aligned_empty(start + size, kind)[start:].reshape(shape)
+        batch[name][...] = rng.random(shape) * 2
+    return batch
 
 
-def gda_step() -> Any:
+def gda_each(is_aligned: bool) -> Any:
+    mesh = _mesh()
+    # JAX never copies what is aligned; without a copy it is the caller's promise here too.
+    copy = False if is_aligned else None
+    return {
+        name: gda.GlobalArray.from_process_local(leaf, mesh, DATA, copy=copy)
+        for name, leaf in _batch(is_aligned).items()
+    }
+
+
+def gda_each_copied(is_aligned: bool) -> Any:
     mesh = _mesh()
     return {
         name: gda.GlobalArray.from_process_local(leaf, mesh, DATA)
-        for name, leaf in _batch().items()
+        for name, leaf in _batch(is_aligned).items()
     }
 
 
-def jax_step() -> Any:
+def gda_tree(is_aligned: bool) -> Any:
+    return gda.host_local_array_to_global_array(_batch(is_aligned), _mesh(), DATA)
+
+
+def jax_each(is_aligned: bool) -> Any:
     sharding = NamedSharding(_mesh(), DATA)
     return {
         name: jax.make_array_from_process_local_data(sharding, leaf)
-        for name, leaf in _batch().items()
+        for name, leaf in _batch(is_aligned).items()
     }
 
 
-def multihost_step() -> Any:
-    return multihost_utils.host_local_array_to_global_array(_batch(), _mesh(), DATA)
+def multihost_tree(is_aligned: bool) -> Any:
+    return multihost_utils.host_local_array_to_global_array(_batch(is_aligned), _mesh(), DATA)
 
 
-def seconds(step: Callable[[], Any]) -> float:
+def seconds(step: Callable[[bool], Any], is_aligned: bool) -> float:
     """Return how long this process takes for some steps, each of which waits for its arrays."""
     with gda.checking_agreement(False):  # the pool switches it on; a training run would not
         start = time.perf_counter()
         for _ in range(STEPS):
-            jax.block_until_ready(step())
+            jax.block_until_ready(step(is_aligned))
         return time.perf_counter() - start
 
 
-def same_values() -> bool:
-    ours, theirs, others = gda_step(), jax_step(), multihost_step()
+def same_values(ours: Callable[[bool], Any], rival: Callable[[bool], Any], aligned: bool) -> bool:
+    a, b = ours(aligned), rival(aligned)
     return all(
-        np.array_equal(a.data, b.data) and np.array_equal(a.data, c.data)
-        for name in ours
-        for a, b, c in zip(
-            ours[name].addressable_shards,
-            theirs[name].addressable_shards,
-            others[name].addressable_shards,
-            strict=True,
-        )
+        np.array_equal(x.data, y.data)
+        for name in a
+        for x, y in zip(a[name].addressable_shards, b[name].addressable_shards, strict=True)
     )
 
 
@@ -103,14 +122,21 @@ def _pool(processes: int) -> Pool:
     return Pool(processes, devices=DEVICES // processes)
 
 
-def _batches(processes: int, rival: Callable[[], Any]) -> Sequence[Side]:
+def _batches(
+    processes: int,
+    ours: Callable[[bool], Any],
+    rival: Callable[[bool], Any],
+    is_aligned: bool = False,
+) -> Sequence[Side]:
     pool = _pool(processes)
-    assert all(pool.run(same_values))
+    assert all(pool.run(same_values, ours, rival, is_aligned))
 
-    def side(step: Callable[[], Any]) -> Side:
-        return Side(lambda: max(pool.run(seconds, step)), calls=STEPS, times_itself=True)
+    def side(step: Callable[[bool], Any]) -> Side:
+        return Side(
+            lambda: max(pool.run(seconds, step, is_aligned)), calls=STEPS, times_itself=True
+        )
 
-    return [side(gda_step), side(rival)]
+    return [side(ours), side(rival)]
 
 
 def _views(spec: tuple[str, ...]) -> Sequence[Side]:
@@ -118,33 +144,55 @@ def _views(spec: tuple[str, ...]) -> Sequence[Side]:
     process_of = np.arange(processes * devices) // devices
     columns = itertools.count(16)  # a shape that was not seen before, so nothing is known of it
 
-    def ask() -> Any:
+    def ask() -> list[Any]:
         mesh_shape = {"data": processes, "model": devices}
         shape = (processes * devices, next(columns) * devices)
         grid = gda.ShardGrid(shape, mesh_shape, spec, process_of=process_of)
-        for process in range(0, processes, 10):
-            view = grid.view(process)
-            view.indices, view.rows, view.nbytes(4), view.written_blocks()  # noqa: B018
-        return None
+        views = map(grid.view, range(0, processes, 10))
+        return [(v.indices, v.rows, v.nbytes(4), v.written_blocks()) for v in views]
 
     return [Side(ask, calls=processes // 10)]
+
+
+_MAPL = "jax.make_array_from_process_local_data"
+_MULTIHOST = "multihost_utils.host_local_array_to_global_array"
+
+
+def _in(processes: int) -> str:
+    return f"a step, {processes} process{'es' if processes > 1 else ''}"
 
 
 WORKS = [
     *[
         Work(
-            f"from_process_local of a batch of 8 leaves, a step, {processes} "
-            f"process{'es' if processes > 1 else ''}",
-            partial(_batches, processes, rival),
+            f"from_process_local of a batch of 8 leaves, {_in(processes)}",
+            partial(_batches, processes, gda_each, rival),
             name,
             AtMost(1.05),
             rounds=40,
         )
         for processes in (1, 2, 4)
-        for rival, name in [
-            (jax_step, "jax.make_array_from_process_local_data"),
-            (multihost_step, "multihost_utils.host_local_array_to_global_array"),
-        ]
+        for rival, name in [(jax_each, _MAPL), (multihost_tree, _MULTIHOST)]
+    ],
+    *[
+        Work(
+            f"host_local_array_to_global_array of the same batch, {_in(processes)}",
+            partial(_batches, processes, gda_tree, multihost_tree),
+            _MULTIHOST,
+            AtMost(1.05),
+            rounds=40,
+        )
+        for processes in (1, 2, 4)
+    ],
+    *[
+        Work(
+            f"from_process_local with copy=False of a batch in aligned memory, {_in(processes)}",
+            partial(_batches, processes, gda_each, multihost_tree, is_aligned=True),
+            _MULTIHOST,
+            AtMost(1.05),
+            rounds=40,
+        )
+        for processes in (1, 2, 4)
     ],
     *[
         Work(
@@ -155,5 +203,15 @@ WORKS = [
             rounds=10,
         )
         for spec in [("data",), ("model",), ()]
+    ],
+    # For information.
+    *[
+        Work(
+            f"from_process_local of a batch in aligned memory, which is copied, {_in(processes)}",
+            partial(_batches, processes, gda_each_copied, multihost_tree, is_aligned=True),
+            f"{_MULTIHOST}, which takes it over",
+            rounds=40,
+        )
+        for processes in (1, 2, 4)
     ],
 ]

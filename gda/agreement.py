@@ -275,14 +275,22 @@ def _one_line(error: Exception) -> str:
 
 
 def _wanted(mesh: Mesh, wanted: dict[str, Any]) -> Description:
-    dtype, given = wanted["dtype"], wanted["global_shape"]
+    given = wanted["global_shape"]
     shape: Any = given() if callable(given) else given
     return {
         ("", "shape"): str(tuple(shape)),
         ("", "spec"): _spec_text(wanted["spec"]),
-        ("", "dtype"): "as it comes" if dtype is None else str(np.dtype(dtype)),
+        ("", "dtype"): _dtype_text(wanted["dtype"]),
         **_mesh_fields("", mesh),
     }
+
+
+def _dtype_text(dtype: Any) -> str:
+    if dtype is None:
+        return "as it comes"
+    # NumPy knows nothing of PRNG keys.
+    is_key = jax.numpy.issubdtype(dtype, jax.dtypes.extended)
+    return str(dtype if is_key else np.dtype(dtype))
 
 
 def describe(tree: Any) -> Description:

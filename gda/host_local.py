@@ -18,9 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gda.agreement import DisagreementError, check_timeout, user_location
 from gda.array import GlobalArray
 from gda.blocks import format_index
-from gda.buffers import Buffers
 from gda.indices import check_mesh, local_positions, processes_of
-from gda.local import array_from_process_local, local_array_of
+from gda.local import Batch, array_from_process_local, local_array_of
 from gda.meeting import format_processes, meet
 from gda.move import reshard
 from gda.sharding import is_tracer
@@ -149,21 +148,23 @@ def _note(error: Exception, tree: Any, number: int) -> None:
 def _to_global(local_inputs: Any, mesh: Mesh, pspecs: Any) -> Any:
     check_mesh(mesh)
     pairs, structure = _specs_for(local_inputs, pspecs)
-    buffers = Buffers(np.dtype(np.uint8), len(pairs))
     leaves = []
-    for leaf, spec in pairs:
-        try:
-            if _is_global(leaf):
-                leaves.append(GlobalArray.from_array(leaf))
-                continue
-            if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # what JAX has for no gradient
-                leaf = np.zeros(leaf.shape, np.bool_)
-            array = array_from_process_local(leaf, mesh, spec, buffers=buffers)
-            leaves.append(GlobalArray(array=array))
-        except Exception as error:
-            _note(error, local_inputs, len(leaves))
-            raise
+    with Batch(len(pairs)) as batch:
+        for leaf, spec in pairs:
+            try:
+                leaves.append(_leaf_to_global(leaf, mesh, spec, batch))
+            except Exception as error:
+                _note(error, local_inputs, len(leaves))
+                raise
     return jax.tree.unflatten(structure, leaves)
+
+
+def _leaf_to_global(leaf: Any, mesh: Mesh, spec: PartitionSpec, batch: Batch) -> GlobalArray:
+    if _is_global(leaf):
+        return GlobalArray.from_array(leaf)
+    if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # what JAX has for no gradient
+        leaf = np.zeros(leaf.shape, np.bool_)
+    return GlobalArray(array=array_from_process_local(leaf, mesh, spec, batch=batch))
 
 
 def _is_global(leaf: object) -> bool:

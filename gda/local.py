@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from gda.agreement import checked
 from gda.blocks import KEPT_DTYPES, Block, BlockReader
-from gda.buffers import ALIGNMENT, Buffers
+from gda.buffers import ALIGNMENT, Buffers, aligned_empty
 from gda.construct import Plan, plan_of
 from gda.grid import ShardGrid
 from gda.indices import Device, check_mesh, processes_of
@@ -48,16 +48,28 @@ def array_from_process_local(
     *,
     dtype: npt.DTypeLike | None = None,
     copy: bool | None = None,
-    buffers: Buffers | None = None,
+    batch: Batch | None = None,
 ) -> jax.Array:
     """Build an array of what each process has of it.
 
     See ``GlobalArray.from_process_local``, which says what the arguments mean and what is raised.
-    ``buffers``, of bytes, are for what is copied: the small leaves of a tree share their memory.
+    ``batch`` is for the leaves of a tree.
     """
     local = _as_array(local_data)
     plan = _plan_for(local, mesh, spec, global_shape)
     whole = plan.whole
+    # The usual leaf of a batch first: in a loop over steps every microsecond here is felt.
+    if (
+        dtype is None
+        and copy is None
+        and type(local) is np.ndarray
+        and plan.is_copied_by_jax(local)
+    ):
+        array = whole.place([local[index] for index in plan.indices], local.dtype)
+        if batch is None:
+            return array.block_until_ready()
+        batch.pending.append(array)
+        return array
     whole.check_dtype_is_known(dtype)
     reader = whole.reader(dtype, copy)
     if not whole.devices:
@@ -71,13 +83,33 @@ def array_from_process_local(
         local, reader.copy = np.asarray(local), reader.copy or None
     if dtype is None and type(local) is np.ndarray:
         try:
-            blocks = _blocks_at_once(local, plan, reader.copy, buffers)
+            blocks = _blocks_at_once(local, plan, reader.copy, batch and batch.buffers)
         except (TypeError, ValueError):
             pass  # said below, with index and element
         else:
             return whole.place(blocks, local.dtype)
     take = iter(plan.indices).__next__
     return whole.place(reader.read(lambda _: local[take()], whole.distinct), reader.dtype)
+
+
+class Batch:
+    """What the leaves of a tree share while they are built; at the end of the block all are done.
+
+    Attributes:
+      buffers: of bytes, for what is copied: small leaves share their memory.
+      pending: arrays whose data JAX is still copying.
+    """
+
+    def __init__(self, leaves: int) -> None:
+        self.buffers = Buffers(np.dtype(np.uint8), leaves)
+        self.pending: list[jax.Array] = []
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for array in self.pending:
+            array.block_until_ready()
 
 
 def process_local_of(array: jax.Array) -> np.ndarray[Any, Any]:
@@ -198,16 +230,66 @@ class _LocalPlan:
         rows = len(self.indices) * block[0] if block else 0
         self.is_in_rows = 0 not in local_shape and local_shape == (rows, *block[1:])
         self.alignment = ALIGNMENT * len(self.indices)
+        self._known_offsets: dict[int, frozenset[int]] = {}
+        # A block that several devices hold JAX would copy for each of them.
+        is_one_each = len(self.whole.distinct) == len(self.whole.devices)
+        self._may_be_copied_by_jax = (
+            self.is_in_rows
+            and is_one_each
+            and self.whole.devices[0].platform == "cpu"
+            and _jax_copies_unaligned()
+        )
         self.sharding: NamedSharding | None = None
         if self.whole.devices and self._is_compact(local_shape, mesh):
             sharding = local_sharding(global_shape, mesh, spec)
             if len(sharding.device_set) == len(self.whole.devices):
                 self.sharding = sharding
 
+    def is_copied_by_jax(self, local: np.ndarray[Any, Any]) -> bool:
+        """Whether JAX copies every block of ``local``, and keeps none of its memory.
+
+        It does so by several threads, which is quicker than a copy made here.
+        """
+        return (
+            self._may_be_copied_by_jax
+            and local.dtype in KEPT_DTYPES
+            and local.flags.c_contiguous
+            # No block begins where JAX takes memory as it is.
+            and -local.__array_interface__["data"][0] % ALIGNMENT
+            not in self._offsets(local.dtype.itemsize)
+        )
+
+    def _offsets(self, itemsize: int) -> frozenset[int]:
+        """Return where the blocks of data in rows begin, in bytes from the first, modulo 64."""
+        if itemsize not in self._known_offsets:
+            step = math.prod(self.whole.grid.shard_shape) * itemsize
+            offsets = frozenset(i * step % ALIGNMENT for i in range(len(self.indices)))
+            self._known_offsets[itemsize] = offsets
+        return self._known_offsets[itemsize]
+
     def _is_compact(self, local_shape: Shape, mesh: Mesh) -> bool:
         grid = self.whole.grid
         view = view_of(grid.global_shape, mesh, grid.spec)
         return view.is_regular and view.local_shape == local_shape
+
+
+@cache
+def _jax_copies_unaligned() -> bool:
+    """Return whether JAX copies memory that is not aligned, and is done when the array is ready.
+
+    No version is known that does not. It is looked at because a version that did not would change
+    arrays without a word.
+    """
+    memory = aligned_empty(ALIGNMENT * 64 + 16, np.uint8)
+    block = memory[16:]
+    block[:] = 0
+    sharding = NamedSharding(
+        Mesh(np.array(jax.local_devices(backend="cpu")[:1]), ("device",)), PartitionSpec()
+    )
+    array = jax.make_array_from_callback(block.shape, sharding, lambda _: block)
+    array.block_until_ready()
+    block[:] = 1
+    return not np.asarray(array).any()
 
 
 def _local_indices(plan: Plan, local_shape: Shape, mesh: Mesh) -> list[Index]:

@@ -16,9 +16,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.array import GlobalArray
-from gda.buffers import Buffers
 from gda.indices import local_positions
-from gda.local import array_from_process_local, process_local_of, view_of
+from gda.local import Batch, array_from_process_local, process_local_of, view_of
 from gda.sharding import is_tracer, sharding_of
 from gda.spec import Shape
 from gda.transform import constrain
@@ -75,17 +74,17 @@ def host_to_global_device_array(
     """
     mesh = _needed_mesh()
     pairs, structure = _specs_for(host_arrays, _spec_of(partition, mesh))
-    buffers = Buffers(np.dtype(np.uint8), len(pairs))
     leaves = []
-    for leaf, spec in pairs:
-        if partition is DataPartitionType.FULL:
-            _check_rows(np.shape(leaf), mesh, host_arrays, len(leaves))
-        try:
-            array = array_from_process_local(leaf, mesh, spec, buffers=buffers)
-        except Exception as error:
-            _note(error, host_arrays, len(leaves))
-            raise
-        leaves.append(GlobalArray(array=array))
+    with Batch(len(pairs)) as batch:
+        for leaf, spec in pairs:
+            if partition is DataPartitionType.FULL:
+                _check_rows(np.shape(leaf), mesh, host_arrays, len(leaves))
+            try:
+                array = array_from_process_local(leaf, mesh, spec, batch=batch)
+            except Exception as error:
+                _note(error, host_arrays, len(leaves))
+                raise
+            leaves.append(GlobalArray(array=array))
     return jax.tree.unflatten(structure, leaves)
 
 

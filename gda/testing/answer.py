@@ -1,0 +1,138 @@
+"""What became of a command in the processes of a pool, and how failures are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+# Seconds that the others get after one process failed. They often wait for it in a collective.
+GRACE = 3.0
+_TAIL_LINES = 40
+_FILES_ABOVE_USER = (
+    "/_pytest/python.py",
+    "/_pytest/main.py",
+    "/_pytest/config/__init__.py",
+    "/gda/testing/worker.py",
+)
+
+
+class ProcessError(RuntimeError):
+    """Something went wrong in a process of a pool.
+
+    Attributes:
+      process: index of the process that failed first.
+    """
+
+    def __init__(self, process: int, message: str) -> None:
+        super().__init__(message)
+        self.process = process
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.process, str(self))
+
+
+@dataclass
+class Answer:
+    """What became of one command in one process.
+
+    Attributes:
+      process, num_processes: its index, and how many there are.
+      ending: "returned", "raised", "died", "hung" (ran past the timeout), or "behind" (was still
+        running a few seconds after another process had failed).
+      at: when, on the clock ``time.monotonic``, which all processes of a machine share.
+      value: what was returned; if it was raised a pair of texts: one line, and the traceback.
+      outcome: equal in all processes that are still in step.
+      reports: what the process sent on the way.
+      status: how the process ended, if it died.
+      output: what the process wrote since the command came.
+      stack: where it stood, if it was hung or behind, or another one was.
+    """
+
+    process: int
+    num_processes: int
+    ending: str = "behind"
+    at: float = float("inf")
+    value: Any = None
+    outcome: str = ""
+    reports: list[Any] = field(default_factory=list)
+    status: str = ""
+    output: str = ""
+    stack: str = ""
+
+    @property
+    def label(self) -> str:
+        """Return which process this is, as messages say it."""
+        return f"process {self.process} of {self.num_processes}"
+
+    @property
+    def summary(self) -> str:
+        """Return in one line what became of the command."""
+        if self.ending == "died":
+            return f"{self.label} {self.status}"
+        if self.ending == "raised":
+            return f"{self.label}: {self.value[0]}"
+        return {
+            "returned": f"{self.label} ended well",
+            "hung": f"{self.label} gave no answer in time",
+            "behind": f"{self.label} was still running {GRACE:g} s later",
+        }[self.ending]
+
+
+def raise_first(answers: list[Answer], call: str) -> None:
+    """Raise the failure that came first, if there is one, and name the others."""
+    failed = [answer for answer in in_order_of_blame(answers) if answer.ending != "returned"]
+    if not failed:
+        return
+    first, *others = failed
+    hung = f" ({call})" if first.ending == "hung" else ""
+    parts = [first.summary + hung, details(first), last_words(first)]
+    parts += [other.summary for other in others if other.ending in ("raised", "died")]
+    parts.append(where_others_stood(answers, first))
+    raise ProcessError(first.process, "\n".join(part for part in parts if part))
+
+
+def in_order_of_blame(answers: list[Answer]) -> list[Answer]:
+    """Return the answers with those first that explain the others.
+
+    A process that died makes others raise, and may be noticed later than they are.
+    """
+    ranks = {"died": 0, "raised": 1, "hung": 1, "behind": 2, "returned": 3}
+    return sorted(answers, key=lambda answer: (ranks[answer.ending], answer.at))
+
+
+def details(answer: Answer) -> str:
+    """Return the traceback, or where a process stood."""
+    if answer.ending == "raised":
+        return answer.value[1]
+    return f"Where it stood:\n{answer.stack}" if answer.ending in ("hung", "behind") else ""
+
+
+def last_words(answer: Answer) -> str:
+    """Return the end of what a process wrote."""
+    lines = trim_stacks(answer.output).splitlines()[-_TAIL_LINES:]
+    return "\n".join(["The end of its output:", *lines]) if lines else ""
+
+
+def where_others_stood(answers: list[Answer], first: Answer) -> str:
+    """Return where processes stood that had not answered, and which of the others had."""
+    if not any(answer.ending in ("hung", "behind") for answer in answers):
+        return ""
+    return "\n".join(
+        f"{answer.summary}. {details(answer)}".rstrip()
+        for answer in answers
+        if answer is not first and answer.ending in ("hung", "behind", "returned")
+    )
+
+
+def trim_stacks(text: str) -> str:
+    """Leave out of the stacks that faulthandler writes what called the user's code."""
+    kept = []
+    is_above_user = False
+    for line in text.splitlines():
+        if not line.startswith("  File "):
+            is_above_user = False
+        elif any(file in line for file in _FILES_ABOVE_USER):
+            is_above_user = True
+        if not is_above_user and not line.startswith("Extension modules: "):
+            kept.append(line)
+    return "\n".join(kept).rstrip()

@@ -1,0 +1,71 @@
+"""What ``@pytest.mark.processes(4, devices=2, timeout=60)`` asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+NAME = "processes"
+HELP = (
+    f"{NAME}(num_processes, *, devices=1, timeout=60): run the test in that many processes of this "
+    "machine, each with its own virtual CPU devices (gda.testing)"
+)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """How many processes, virtual devices of each, and seconds for the test."""
+
+    num_processes: int
+    devices: int = 1
+    timeout: float = 60.0
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """What the pool of such a test must have."""
+        return self.num_processes, self.devices
+
+
+def is_marked(item: pytest.Item) -> bool:
+    """Return whether a test is to run in several processes."""
+    return item.get_closest_marker(NAME) is not None
+
+
+def wanted(item: pytest.Item) -> Processes:
+    """Return what the marker of a test says.
+
+    Raises:
+      ValueError: it is not understood, or the test is one of hypothesis.
+    """
+    mark = item.get_closest_marker(NAME)
+    if mark is None:
+        raise ValueError(f"{item.nodeid} has no marker {NAME}")
+    if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+        raise ValueError(
+            "@given under @pytest.mark.processes would draw other examples in each process. Take "
+            "the marker away, and let the test call a function of its module in all processes: "
+            "process_pool(2).run(check, example), where process_pool is a fixture"
+        )
+    size = dict(zip(["num_processes"], mark.args, strict=False))
+    options = {**size, **mark.kwargs}
+    if len(mark.args) <= 1 and _is_right(options):
+        return Processes(**options)
+    written = [repr(value) for value in mark.args]
+    written += [f"{name}={value!r}" for name, value in mark.kwargs.items()]
+    raise ValueError(
+        f"@pytest.mark.{NAME}({', '.join(written)}) is not understood; give the number of "
+        "processes, and maybe devices of each and a timeout in seconds, all above 0: "
+        f"@pytest.mark.{NAME}(4, devices=2, timeout=60)"
+    )
+
+
+def _is_right(options: dict[str, Any]) -> bool:
+    if "num_processes" not in options:
+        return False
+    kinds = {"num_processes": int, "devices": int, "timeout": (int, float)}
+    return all(
+        isinstance(value, kinds.get(name, ())) and not isinstance(value, bool) and value > 0
+        for name, value in options.items()
+    )

@@ -1,0 +1,240 @@
+"""What the processes say about one test, put into one report for each phase of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from gda.testing.answer import (
+    Answer,
+    details,
+    in_order_of_blame,
+    last_words,
+    trim_stacks,
+    where_others_stood,
+)
+from gda.testing.session import PhaseReport
+
+Phase = Literal["setup", "call", "teardown"]
+_PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
+
+
+@dataclass(frozen=True)
+class _Crash:
+    """What pytest prints in its summary, and with --tb=line."""
+
+    path: str
+    lineno: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.lineno}: {self.message}"
+
+
+@dataclass(frozen=True)
+class ProcessesRepr:
+    """A failure as pytest shows it: a text of several processes."""
+
+    text: str
+    reprcrash: _Crash
+
+    def toterminal(self, out: Any) -> None:
+        for line in self.text.splitlines():
+            out.line(line, red=line.startswith("E  "), bold=line.startswith("E  "))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """How one process failed in one phase."""
+
+    answer: Answer
+    text: str
+    message: str
+    crash: tuple[str, int, str] | None = None
+
+    @property
+    def line(self) -> str:
+        where = "" if self.crash is None else f" ({self.crash[0]}:{self.crash[1]})"
+        return self.message.partition("\n")[0] + where
+
+
+def merge(item: pytest.Item, answers: Sequence[Answer], timeout: float) -> list[pytest.TestReport]:
+    """Return the reports of setup, call and teardown of a test that ran in several processes.
+
+    A phase fails if it failed in any process, or if some processes skipped it and others did not.
+    """
+    reports: list[pytest.TestReport] = []
+    answers = in_order_of_blame(list(answers))
+    for phase in _PHASES:
+        if phase == "call" and reports[0].outcome != "passed":
+            continue
+        reports.append(_merge_phase(item, answers, phase, timeout))
+    return reports
+
+
+def failed_setup(item: pytest.Item, text: str) -> list[pytest.TestReport]:
+    """Return the reports of a test that could not begin."""
+    return [
+        _report(item, "setup", "failed", longrepr=_repr_of(item, text, text)),
+        _report(item, "teardown", "passed"),
+    ]
+
+
+def _merge_phase(
+    item: pytest.Item, answers: list[Answer], phase: Phase, timeout: float
+) -> pytest.TestReport:
+    of_process = {
+        answer.process: report
+        for answer in answers
+        for report in answer.reports
+        if report.when == phase
+    }
+    failures = _failures(answers, of_process, phase, timeout)
+    expected = [report for report in of_process.values() if report.wasxfail is not None]
+    xfailed = [report for report in expected if report.outcome == "skipped"]
+    skipped = {
+        process: report
+        for process, report in of_process.items()
+        if report.outcome == "skipped" and report.wasxfail is None
+    }
+    if xfailed:
+        # The failure that was expected came in some process. That the others passed is no news.
+        failures = [failure for failure in failures if not _is_strict_xpass(failure.text)]
+    if failures:
+        return _failed(item, phase, answers, of_process, failures)
+    if skipped and len(skipped) < len(answers):
+        return _failed(item, phase, answers, of_process, _skip_failures(answers, skipped))
+    times = _times(of_process.values())
+    if skipped:
+        crash = next(iter(skipped.values())).crash
+        return _report(item, phase, "skipped", longrepr=crash, **times)
+    if xfailed:
+        text = next(report.text for report in xfailed)
+        return _report(item, phase, "skipped", longrepr=text, wasxfail=xfailed[0].wasxfail, **times)
+    if expected:
+        return _report(item, phase, "passed", wasxfail=expected[0].wasxfail, **times)
+    return _report(item, phase, "passed", **times)
+
+
+def _failures(
+    answers: list[Answer], of_process: dict[int, PhaseReport], phase: Phase, timeout: float
+) -> list[_Failure]:
+    """Return how processes failed in a phase, those first that explain the others."""
+    broken = []
+    failed = []
+    for answer in answers:
+        report = of_process.get(answer.process)
+        if report is not None and report.outcome == "failed":
+            lines = report.crash[2] if report.crash else report.text.strip()
+            failure = _Failure(
+                answer,
+                f"{answer.label} failed:\n\n{report.text}",
+                f"{answer.label}: {lines}",
+                report.crash,
+            )
+            failed.append((report.stop, failure))
+        elif answer.ending in ("died", "hung", "raised") and phase == _broken_phase(answer):
+            limit = f" (timeout={timeout:g})" if answer.ending == "hung" else ""
+            summary = answer.summary + limit
+            if answer.ending == "died":
+                broken.append(_Failure(answer, f"{summary}\n{last_words(answer)}", summary))
+            else:
+                failure = _Failure(answer, f"{summary}\n{details(answer)}", summary)
+                failed.append((time.time(), failure))
+    failed.sort(key=lambda pair: pair[0])
+    return broken + [failure for _, failure in failed]
+
+
+def _skip_failures(answers: list[Answer], skipped: dict[int, PhaseReport]) -> list[_Failure]:
+    failures = []
+    for answer in answers:
+        if answer.process in skipped:
+            crash = skipped[answer.process].crash
+            reason = crash[2] if crash else "Skipped"
+            text = f"{answer.label} skipped this test, and others did not: {reason}"
+            failures.append(_Failure(answer, text, text, crash))
+    return failures
+
+
+def _failed(
+    item: pytest.Item,
+    phase: Phase,
+    answers: list[Answer],
+    of_process: dict[int, PhaseReport],
+    failures: list[_Failure],
+) -> pytest.TestReport:
+    first, *others = failures
+    parts = [first.text]
+    parts += [f"also failed: {other.line}" for other in others]
+    behind = where_others_stood(answers, first.answer)
+    if behind:
+        parts.append(behind)
+    sections = []
+    for answer in sorted(answers, key=lambda answer: answer.process):
+        report = of_process.get(answer.process)
+        if report is not None and report.outcome == "failed":
+            sections += [(f"{title} of {answer.label}", text) for title, text in report.sections]
+        if answer.output.strip():
+            sections.append((f"output of {answer.label}", trim_stacks(answer.output)))
+    longrepr = _repr_of(item, "\n\n".join(parts), first.message, first.crash)
+    times = _times(of_process.values())
+    return _report(item, phase, "failed", longrepr=longrepr, sections=sections, **times)
+
+
+def _broken_phase(answer: Answer) -> Phase:
+    """Return the phase in which a process was when it gave no more reports."""
+    outcomes = {report.when: report.outcome for report in answer.reports}
+    if "setup" not in outcomes:
+        return "setup"
+    return "call" if outcomes["setup"] == "passed" and "call" not in outcomes else "teardown"
+
+
+def _is_strict_xpass(text: str) -> bool:
+    return "[XPASS(strict)]" in text
+
+
+def _times(reports: Any) -> dict[str, Any]:
+    """Return duration, start and stop over all processes, and the properties of the first."""
+    reports = list(reports)
+    if not reports:
+        return {}
+    return {
+        "duration": max(report.duration for report in reports),
+        "start": min(report.start for report in reports),
+        "stop": max(report.stop for report in reports),
+        "user_properties": list(reports[0].properties),
+    }
+
+
+def _repr_of(
+    item: pytest.Item, text: str, message: str, crash: tuple[str, int, str] | None = None
+) -> ProcessesRepr:
+    path, line, name = item.location
+    where = (path, (line or 0) + 1, name) if crash is None else crash
+    return ProcessesRepr(text, _Crash(where[0], where[1], message))
+
+
+def _report(
+    item: pytest.Item, phase: Phase, outcome: Any, *, longrepr: Any = None, **rest: Any
+) -> pytest.TestReport:
+    extra = {} if rest.get("wasxfail") is None else {"wasxfail": rest["wasxfail"]}
+    rest.pop("wasxfail", None)
+    now = time.time()
+    times = {"start": now, "stop": now}
+    return pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords=dict.fromkeys(item.keywords, 1),
+        outcome=outcome,
+        longrepr=longrepr,
+        when=phase,
+        **{**times, **rest},
+        **extra,
+    )

@@ -1,0 +1,141 @@
+"""A pytest plugin: tests that run in several real processes of this machine.
+
+pytest finds it wherever gda is installed; ``-p no:gda`` leaves it out.
+
+    @pytest.mark.processes(4, devices=2)
+    def test_sum_over_all_hosts():
+        mesh = jax.make_mesh((8,), ('x',))
+        assert jax.process_count() == 4
+        ...
+
+The body runs in 4 processes, each with 2 virtual CPU devices, that have found each other through
+``jax.distributed``. Fixtures and parameters work; they are made in each process. A failure says in
+which process it happened; a process that dies or runs past ``timeout=60`` seconds is named, with
+the stacks of all. Processes are kept for the next test of the same size.
+
+- The fixture ``shared_tmp_path`` is one directory for all processes of a test. ``tmp_path`` is each
+  process's own.
+- The fixture ``process_pool`` is for hypothesis, whose examples must be the same in all processes:
+  ``process_pool(4, devices=2).run(function, *arguments)`` calls a function in them.
+- With pytest-xdist, ``--dist loadgroup`` keeps tests of one size in one worker. Otherwise each
+  worker starts processes of every size.
+
+Every pytest run with gda installed imports this module, so it imports nothing that takes time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gda.testing import marker
+
+if TYPE_CHECKING:
+    from gda.testing.pool import Pool
+    from gda.testing.pools import Pools
+
+_session_key = pytest.StashKey[pytest.Session]()
+_pools_key = pytest.StashKey["Pools"]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", marker.HELP)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_session_key] = session
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        if marker.is_marked(item) and item.get_closest_marker("xdist_group") is None:
+            try:
+                num_processes, devices = marker.wanted(item).size
+            except ValueError:  # which is said when the test runs
+                continue
+            item.add_marker(pytest.mark.xdist_group(f"processes-{num_processes}x{devices}"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    if not marker.is_marked(item) or _is_in_process(item.config):
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in _pools(item.config).run_test(item, nextitem):
+        item.ihook.pytest_runtest_logreport(report=report)
+    _tear_down_what_ends_here(item, nextitem)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def _tear_down_what_ends_here(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the fixtures of earlier tests, in this process, that the next test does not share.
+
+    They were told that this test comes next, which shares them by where it stands.
+    """
+    runner = item.config.pluginmanager.get_plugin("runner")
+    assert runner is not None
+    call = pytest.CallInfo.from_call(
+        lambda: runner.pytest_runtest_teardown(item, nextitem), when="teardown"
+    )
+    if call.excinfo is not None:
+        report = item.ihook.pytest_runtest_makereport(item=item, call=call)
+        item.ihook.pytest_runtest_logreport(report=report)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    _close(session.config)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _close(config)
+
+
+@pytest.fixture(scope="session")
+def process_pool(pytestconfig: pytest.Config) -> Callable[..., Pool]:
+    """Return a function that gives a ``gda.testing.Pool``: ``process_pool(2, devices=4)``.
+
+    Pools are shared with the tests under ``@pytest.mark.processes`` and end with the session.
+    """
+    if _is_in_process(pytestconfig):
+        pytest.fail(
+            "process_pool is not for tests under @pytest.mark.processes: they run in processes of "
+            "a pool already",
+            pytrace=False,
+        )
+    return _pools(pytestconfig).get
+
+
+@pytest.fixture
+def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
+    """Return a directory that all processes of a test share; without processes, ``tmp_path``."""
+    if _is_in_process(request.config):
+        from gda.testing.session import shared_directory_key
+
+        return request.config.stash[shared_directory_key]
+    return request.getfixturevalue("tmp_path")
+
+
+def _pools(config: pytest.Config) -> Pools:
+    # Imported here, because a suite without the marker should not pay for it.
+    from gda.testing.pools import Pools
+
+    if _pools_key not in config.stash:
+        config.stash[_pools_key] = Pools(config.stash[_session_key])
+    return config.stash[_pools_key]
+
+
+def _close(config: pytest.Config) -> None:
+    pools = config.stash.get(_pools_key, None)
+    if pools is not None:
+        pools.close()
+
+
+def _is_in_process(config: pytest.Config) -> bool:
+    return config.pluginmanager.hasplugin("gda-process")

@@ -1,0 +1,421 @@
+"""Real processes of this machine that run functions in step: ``Pool``.
+
+What a pool runs in its processes is in ``gda.testing.worker``. Its processes start when they are
+first needed and stay for the next call, so that many short calls cost little.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gda.children import Children, Port, environment
+from gda.testing.answer import GRACE, Answer, ProcessError, raise_first, trim_stacks
+
+T = TypeVar("T")
+
+_START_TIMEOUT = 120.0
+# Long, because a pool ends the others itself when one dies, and a machine with too much to do may
+# be silent for more than 10 s: then all processes would be aborted.
+_HEARTBEAT_TIMEOUT = 60.0
+_COLLECTIVE_TIMEOUT = 30.0
+_AGREEMENT_TIMEOUT = 20.0
+_STOP_TIMEOUT = 5.0
+_POLL_INTERVAL = 0.2
+_DUMP_TIMEOUT = 1.0
+_OUTPUT_LIMIT = 10_000
+_NO_STACK = "  unknown: the process did not react to a signal"
+
+# sys.path comes first, so that a process finds gda, and all else, where the caller does.
+_BOOTSTRAP = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    "from gda.testing.worker import main; main(int(sys.argv[1]))"
+)
+
+
+class Pool:
+    """Processes that have found each other through JAX, for calling functions in all of them.
+
+    They start with the first call. After a call that did not end in the same way in all of them,
+    they are replaced, because they may be out of step. They end with ``close``, and at the latest
+    with the process that made the pool, however that ends.
+
+    Args:
+      num_processes: how many.
+      devices: virtual CPU devices of each.
+      prepare: called with the pool after its processes have started, each time.
+
+    >>> import jax
+    >>> from gda.testing import Pool
+    >>> with Pool(2, devices=4) as pool:
+    ...     pool.run(jax.device_count)
+    [8, 8]
+    """
+
+    def __init__(
+        self,
+        num_processes: int,
+        devices: int = 1,
+        *,
+        prepare: Callable[[Pool], None] | None = None,
+    ) -> None:
+        self.num_processes = _check_positive("num_processes", num_processes)
+        self.devices = _check_positive("devices", devices)
+        self.num_starts = 0
+        self._prepare = prepare
+        self._group: _Group | None = None
+
+    def run(
+        self, function: Callable[..., T], /, *args: Any, timeout: float = 60.0, **kwargs: Any
+    ) -> list[T]:
+        """Call a function in every process, with equal arguments, and return the results in order.
+
+        The function may communicate between the processes. Hypothesis draws an example here, in
+        the caller, and all processes see the same one:
+
+            @given(global_shapes({'x': 2}, ('x',)))
+            def test_sum(process_pool, shape):
+                process_pool(2).run(check_sum, shape)
+
+        Args:
+          function: of an importable module or of a test module. The processes find it by its name,
+            so a lambda or a function inside a function will not do.
+          args, kwargs: arguments for it; they are pickled, as are the results.
+          timeout: seconds after which a process counts as hung.
+
+        Raises:
+          ProcessError: it raised in some process, or a process died or hung.
+          TypeError: the function or an argument cannot be sent to the processes.
+        """
+        reference = _reference(function)
+        name = reference[1]
+        try:
+            arguments = pickle.dumps((args, kwargs))
+        except Exception as error:
+            raise TypeError(
+                f"the arguments of {name} cannot be sent to other processes, "
+                f"because they cannot be pickled: {error}"
+            ) from error
+        answers = self.ask(("call", reference, arguments), timeout)
+        raise_first(answers, f"{name} with timeout={timeout:g}")
+        return [_unpickle(answer) for answer in answers]
+
+    def ask(self, command: tuple[Any, ...], timeout: float) -> list[Answer]:
+        """Send a command of ``gda.testing.worker`` to all processes and return their answers."""
+        self.start()
+        return self._gather(command, timeout)
+
+    def start(self) -> None:
+        """Start the processes, unless they run."""
+        if self._group is not None and not self._group.is_alive():
+            self.kill()
+        if self._group is None:
+            self._group = _Group(self.num_processes, self.devices)
+            self.num_starts += 1
+            try:
+                raise_first(self._gather(None, _START_TIMEOUT), f"{self!r}, which was starting")
+                if self._prepare is not None:
+                    self._prepare(self)
+            except BaseException:
+                self.kill()
+                raise
+
+    def close(self) -> None:
+        """End the processes, after they have ended their pytest session. May be called twice.
+
+        The pool stays usable: the next call starts new processes.
+        """
+        if self._group is not None:
+            try:
+                self._group.stop()
+            finally:
+                self.kill()
+
+    def kill(self) -> None:
+        """End the processes at once."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.kill()
+
+    @property
+    def num_alive(self) -> int:
+        """How many processes run at the moment: all or none."""
+        return 0 if self._group is None else self.num_processes
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Pool({self.num_processes}, devices={self.devices})"
+
+    def _gather(self, command: tuple[Any, ...] | None, timeout: float) -> list[Answer]:
+        assert self._group is not None
+        try:
+            answers = self._group.ask(command, timeout)
+        except BaseException as error:  # KeyboardInterrupt, and pytest-timeout's
+            try:
+                error.add_note(self._group.where_all_stand())
+            finally:
+                self.kill()
+            raise
+        if len({(answer.ending, answer.outcome) for answer in answers}) > 1 or any(
+            answer.ending in ("died", "hung") for answer in answers
+        ):
+            self.kill()
+        return answers
+
+
+class _Worker:
+    """One process of a pool, and this end of what connects it."""
+
+    def __init__(self, children: Children, directory: Path, variables: dict[str, str], index: int):
+        self.log = directory / f"process-{index}.log"
+        self.stacks = directory / f"process-{index}.stacks"
+        self.stacks.touch()
+        self.connection, theirs = Pipe()
+        variables["GDA_TESTING_STACKS"] = str(self.stacks)
+        with theirs, self.log.open("wb") as log:
+            self.process: subprocess.Popen[bytes] = children.start(
+                [sys.executable, "-c", _BOOTSTRAP, str(theirs.fileno()), *sys.path],
+                pass_fds=[theirs.fileno()],
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+
+class _Group:
+    """The processes of a pool from one start to their end."""
+
+    def __init__(self, num_processes: int, devices: int) -> None:
+        directory = Path(tempfile.mkdtemp(prefix="gda-testing-"))
+        port = Port()
+        children = Children()
+        # Also runs when the pool was forgotten, and at the end of the interpreter.
+        self.kill = weakref.finalize(self, _end, children, port, directory)
+        self._workers = [
+            _Worker(
+                children,
+                directory,
+                environment(
+                    index,
+                    num_processes,
+                    port.number,
+                    devices,
+                    heartbeat_timeout=_HEARTBEAT_TIMEOUT,
+                    collective_timeout=_COLLECTIVE_TIMEOUT,
+                    agreement_timeout=_AGREEMENT_TIMEOUT,
+                ),
+                index,
+            )
+            for index in range(num_processes)
+        ]
+
+    def is_alive(self) -> bool:
+        """Return whether all processes wait for a command."""
+        # An end that there is something to read from has been closed on the other side.
+        return all(
+            worker.process.poll() is None and not worker.connection.poll()
+            for worker in self._workers
+        )
+
+    def ask(self, command: tuple[Any, ...] | None, timeout: float) -> list[Answer]:
+        """Send a command, wait for the answers, and say of each process what became of it.
+
+        Without a command it waits for the answer that a process gives when it has started.
+        """
+        deadline = time.monotonic() + timeout
+        log_starts = [worker.log.stat().st_size for worker in self._workers]
+        if command is None:
+            log_starts = [0] * len(log_starts)
+        else:
+            self._send(command)
+        answers = [Answer(index, len(self._workers)) for index in range(len(self._workers))]
+        missing = self._collect(answers, deadline)
+        if missing:
+            stacks = self._stacks()
+            timed_out = time.monotonic() >= deadline
+            for answer in answers:
+                answer.stack = stacks[answer.process]
+                if answer.process in missing and timed_out:
+                    answer.ending, answer.at = "hung", deadline
+        for answer, worker, start in zip(answers, self._workers, log_starts, strict=True):
+            answer.output = _read(worker.log, start)
+        return answers
+
+    def where_all_stand(self) -> str:
+        """Return the stacks of all processes as one text."""
+        return "\n".join(
+            f"Where process {index} of {len(self._workers)} stood:\n{stack}"
+            for index, stack in enumerate(self._stacks())
+        )
+
+    def stop(self) -> None:
+        """Ask the processes to end, and give them some seconds for it."""
+        deadline = time.monotonic() + _STOP_TIMEOUT
+        self._send(("stop",))
+        for worker in self._workers:
+            try:
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return
+
+    def _send(self, command: tuple[Any, ...]) -> None:
+        message = pickle.dumps(command)
+        for worker in self._workers:
+            try:
+                worker.connection.send_bytes(message)
+            except OSError:  # it is dead, which shows when its answer is waited for
+                continue
+
+    def _collect(self, answers: list[Answer], deadline: float) -> set[int]:
+        """Fill in the answers that come until the deadline, or until a little after a failure.
+
+        Returns the processes that did not answer.
+        """
+        index_of: dict[Connection, int] = {
+            worker.connection: index for index, worker in enumerate(self._workers)
+        }
+        while index_of and (remaining := deadline - time.monotonic()) > 0:
+            # A process that dies does not close its connection while a child of it lives on.
+            gone = [
+                connection
+                for connection, index in index_of.items()
+                if self._workers[index].process.poll() is not None
+            ]
+            ready = wait(list(index_of), 0 if gone else min(remaining, _POLL_INTERVAL))
+            for connection in [*(c for c in index_of if c in ready or c in gone)]:
+                answer = answers[index_of[connection]]
+                is_last, is_trouble = self._receive(connection, answer, connection in ready)
+                if is_last:
+                    del index_of[connection]
+                if is_trouble:
+                    deadline = min(deadline, time.monotonic() + GRACE)
+        return set(index_of.values())
+
+    def _receive(self, connection: Connection, answer: Answer, is_ready: bool) -> tuple[bool, bool]:
+        """Take one message; return whether it is the last, and whether it tells of trouble."""
+        try:
+            if not is_ready:
+                raise EOFError
+            kind, at, outcome, value = connection.recv()
+        except (EOFError, OSError):
+            process = self._workers[answer.process].process
+            answer.ending, answer.at = "died", time.monotonic()
+            answer.status = _status(process)
+            return True, True
+        if kind in ("report", "trouble"):
+            answer.reports.append(value)
+            return False, kind == "trouble"
+        answer.ending, answer.at, answer.outcome, answer.value = kind, at, outcome, value
+        return True, kind == "raised"
+
+    def _stacks(self) -> list[str]:
+        """Return where each process stands, in the words of ``faulthandler``."""
+        starts = [worker.stacks.stat().st_size for worker in self._workers]
+        for worker in self._workers:
+            if worker.process.poll() is None:
+                worker.process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + _DUMP_TIMEOUT
+        texts: list[str] = []
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            before = texts
+            texts = [
+                _read(worker.stacks, start)
+                for worker, start in zip(self._workers, starts, strict=True)
+            ]
+            alive = [worker.process.poll() is None for worker in self._workers]
+            if texts == before and all(
+                text or not is_alive for text, is_alive in zip(texts, alive, strict=True)
+            ):
+                break
+        return [trim_stacks(text) or _NO_STACK for text in texts]
+
+
+def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
+    """Return module, qualified name and file by which a process finds a function."""
+    # JAX's own caches, such as jax.process_count, have no name, but what they wrap has.
+    named = (
+        function if hasattr(function, "__qualname__") else getattr(function, "__wrapped__", None)
+    )
+    module_name = getattr(named, "__module__", None)
+    name = getattr(named, "__qualname__", None)
+    module = sys.modules.get(module_name) if isinstance(module_name, str) else None
+    if module is None or module_name is None or not isinstance(name, str):
+        raise TypeError(f"the processes find a function by its name, and {function!r} has none")
+    if "<" in name:
+        raise TypeError(
+            "the processes find a function by its name, so it must stand at the top of a module or "
+            f"in a class: {name} of {module_name} does not; pass what it needs as arguments"
+        )
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not function:
+        raise TypeError(
+            f"the processes find a function by its name, and {module_name}.{name} is "
+            f"{found!r}, not {function!r}"
+        )
+    file = getattr(module, "__file__", None)
+    if module_name == "__main__" and file is None:
+        raise TypeError(f"{name} was typed in, so the processes cannot find it: put it into a file")
+    return module_name, name, None if file is None else os.path.abspath(file)
+
+
+def _unpickle(answer: Answer) -> Any:
+    try:
+        return pickle.loads(answer.value)
+    except Exception as error:
+        raise ProcessError(
+            answer.process,
+            f"{answer.label}: its result cannot be unpickled: {type(error).__name__}: {error}",
+        ) from error
+
+
+def _status(process: subprocess.Popen[bytes]) -> str:
+    """Return how a process ended that has closed its connection."""
+    try:
+        code = process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        return "closed the connection to its pool"
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}"
+
+
+def _read(file: Path, start: int) -> str:
+    """Return the end of what was written to a file since it had ``start`` bytes."""
+    with file.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        cut = max(start, size - _OUTPUT_LIMIT)
+        stream.seek(cut)
+        text = stream.read().decode(errors="replace")
+    return text if cut == start else f"... {cut - start} bytes before this left out ...\n{text}"
+
+
+def _check_positive(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, not {value!r}")
+    return value
+
+
+def _end(children: Children, port: Port, directory: Path) -> None:
+    children.close()
+    port.close()
+    shutil.rmtree(directory, ignore_errors=True)

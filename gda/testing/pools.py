@@ -1,0 +1,185 @@
+"""The pools of a pytest session, and how a test runs in one."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from gda.testing.answer import ProcessError, raise_first
+from gda.testing.marker import is_marked, wanted
+from gda.testing.merge import failed_setup, merge
+from gda.testing.pool import Pool
+from gda.testing.session import SessionPlan, address_of
+
+_SESSION_TIMEOUT = 120.0
+# Pools that were used longest ago are closed when more processes than this would be alive.
+_MAX_PROCESSES = 16
+# Drawn at random where they are not given: the seed of pytest-randomly.
+_CHOSEN_OPTIONS = ("randomly_seed",)
+
+_Size = tuple[int, int]
+
+
+class Pools:
+    """Pools by number of processes and devices of each, shared by all tests of a session."""
+
+    def __init__(self, session: pytest.Session) -> None:
+        self._session = session
+        self._config = session.config
+        self._pools: dict[_Size, Pool] = {}
+        self._promises: dict[_Size, tuple[int, pytest.Item | None]] = {}
+        self._numbers = itertools.count()
+        self._temporary = _Temporary(session.config)
+        self._next_of: dict[pytest.Item, pytest.Item] = {}
+        self._files: tuple[str, ...] | None = None
+
+    def get(self, num_processes: int, devices: int = 1) -> Pool:
+        """Return the pool of a size, and close others if there would be too many processes."""
+        size = (num_processes, devices)
+        pool = self._pools.pop(size, None) or Pool(*size, prepare=self._start_session)
+        self._pools[size] = pool  # which makes it the last one, the one that was used last
+        others = [other for other in self._pools.values() if other is not pool]
+        for other in others:
+            if sum(each.num_alive for each in others) + num_processes <= _MAX_PROCESSES:
+                break
+            other.close()
+        return pool
+
+    def run_test(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
+        """Run a test in all processes of its pool, and return its merged reports."""
+        self._look_ahead()
+        try:
+            processes = wanted(item)
+            pool = self.get(*processes.size)
+            following = self._following(item, processes.size, nextitem)
+            self._promise(pool, item, following)
+            command = (
+                "test",
+                address_of(item),
+                None if following is None else address_of(following),
+                self._shared_directory(item),
+            )
+            answers = pool.ask(command, processes.timeout)
+        except (ValueError, ProcessError) as error:
+            return failed_setup(item, str(error))
+        except pytest.fail.Exception as error:
+            # From plugins that end a test that takes too long. The pool has ended its processes.
+            notes = "\n".join(getattr(error, "__notes__", []))
+            return failed_setup(item, f"the test was ended from outside: {error}\n{notes}")
+        return merge(item, answers, processes.timeout)
+
+    def close(self) -> None:
+        """End all processes."""
+        try:
+            for pool in self._pools.values():
+                pool.close()
+        finally:
+            for pool in self._pools.values():
+                pool.kill()
+            self._temporary.close()
+
+    def _promise(self, pool: Pool, item: pytest.Item, following: pytest.Item | None) -> None:
+        """See to it that the processes have the fixtures for a test, and remember for the next.
+
+        After a test they keep the fixtures that the next one shares, which pytest must know before.
+        """
+        size = (pool.num_processes, pool.devices)
+        start, promised = self._promises.get(size, (0, None))
+        if promised is not None and promised is not item and start == pool.num_starts:
+            pool.close()
+        pool.start()
+        self._promises[size] = (pool.num_starts, following)
+
+    def _following(
+        self, item: pytest.Item, size: _Size, nextitem: pytest.Item | None
+    ) -> pytest.Item | None:
+        """Return the next test of the same pool, if it is certain."""
+        if not hasattr(self._config, "workerinput"):
+            return self._next_of.get(item)
+        # A worker of xdist knows which test comes next, and no more.
+        return nextitem if nextitem is not None and _size_of(nextitem) == size else None
+
+    def _look_ahead(self) -> tuple[str, ...]:
+        """Find the order of the tests of each size, and return the files that they are in."""
+        if self._files is None:
+            last: dict[_Size, pytest.Item] = {}
+            files: dict[str, None] = {}
+            for item in self._session.items:
+                size = _size_of(item)
+                if size is None:
+                    continue
+                files[str(item.path)] = None
+                if size in last:
+                    self._next_of[last[size]] = item
+                last[size] = item
+            self._files = tuple(files)
+        return self._files
+
+    def _start_session(self, pool: Pool) -> None:
+        config = self._config
+        plan = SessionPlan(
+            arguments=tuple(str(argument) for argument in config.invocation_params.args),
+            directory=str(config.invocation_params.dir),
+            script_arguments=tuple(sys.argv),
+            files=self._look_ahead(),
+            temporary=self._temporary.directory / f"pool{next(self._numbers)}",
+            options={
+                name: getattr(config.option, name)
+                for name in _CHOSEN_OPTIONS
+                if hasattr(config.option, name)
+            },
+            workerinput=getattr(config, "workerinput", None),
+            has_cache=config.pluginmanager.hasplugin("cacheprovider"),
+            has_xdist=hasattr(config.option, "numprocesses"),
+            has_coverage=hasattr(config.option, "no_cov"),
+        )
+        plan.temporary.mkdir()
+        answers = pool.ask(("session", plan), _SESSION_TIMEOUT)
+        raise_first(answers, "pytest, which was just starting in it")
+
+    def _shared_directory(self, item: pytest.Item) -> Path:
+        name = re.sub(r"\W", "_", item.name)[:30]
+        directory = self._temporary.directory / f"{name}{next(self._numbers)}"
+        directory.mkdir()
+        return directory
+
+
+class _Temporary:
+    """A directory beside those of ``tmp_path``, made when it is needed."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._directory: Path | None = None
+        self._is_ours = False
+
+    @property
+    def directory(self) -> Path:
+        if self._directory is None:
+            # As xdist does it: no public name leads to where tmp_path is.
+            factory = getattr(self._config, "_tmp_path_factory", None)
+            self._is_ours = not isinstance(factory, pytest.TempPathFactory)
+            self._directory = (
+                factory.mktemp("processes")
+                if isinstance(factory, pytest.TempPathFactory)
+                else Path(tempfile.mkdtemp(prefix="gda-testing-"))
+            )
+        return self._directory
+
+    def close(self) -> None:
+        if self._is_ours and self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _size_of(item: pytest.Item) -> _Size | None:
+    if not is_marked(item):
+        return None
+    try:
+        return wanted(item).size
+    except ValueError:  # which is said when the test runs
+        return None

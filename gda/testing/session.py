@@ -1,0 +1,255 @@
+"""The pytest session inside a process of a pool, which runs its share of each test.
+
+It is an ordinary session with the options of the controlling one, so fixtures, parameters and
+conftest files do what they always do. Only which test comes next is said from outside.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from gda.testing.worker import Channel
+
+# Where a test is: its file, and the names from there on.
+Address = tuple[str, tuple[str, ...]]
+
+PLUGIN_NAME = "gda-process"
+shared_directory_key = pytest.StashKey[Path]()
+
+# Options that would choose among the tests, stop the session, ask somebody at a terminal, or write
+# over the report of the controlling session.
+_NEUTRAL_OPTIONS = {
+    "allure_report_dir": None,
+    "collectonly": False,
+    "color": "no",
+    "deselect": None,
+    "failedfirst": False,
+    "htmlpath": None,
+    "keyword": "",
+    "lf": False,
+    "markexpr": "",
+    "maxfail": 0,
+    "newfirst": False,
+    "pastebin": None,
+    "report_log": None,
+    "reruns": 0,
+    "stepwise": False,
+    "trace": False,
+    "usepdb": False,
+    "xmlpath": None,
+}
+_OVERRIDES = (
+    "--capture=no",
+    # This module was imported before pytest could rewrite the asserts of gda, which has none.
+    "-Wignore::pytest.PytestAssertRewriteWarning",
+)
+
+
+@dataclass(frozen=True)
+class SessionPlan:
+    """What the processes need to know to be part of a pytest session.
+
+    Attributes:
+      arguments: those that pytest was called with.
+      directory: where it was called.
+      script_arguments: ``sys.argv`` there.
+      files: the test files to collect.
+      temporary: directory of the pool; each process makes its own in it.
+      options: values that the controlling session chose and that must be the same here.
+      workerinput: what xdist says of the controlling session, if that is a worker of it.
+      has_cache, has_xdist, has_coverage: whether these plugins are there.
+    """
+
+    arguments: tuple[str, ...]
+    directory: str
+    script_arguments: tuple[str, ...]
+    files: tuple[str, ...]
+    temporary: Path
+    options: dict[str, Any]
+    workerinput: dict[str, Any] | None
+    has_cache: bool
+    has_xdist: bool
+    has_coverage: bool
+
+
+@dataclass(frozen=True)
+class PhaseReport:
+    """What a process has to say about the setup, the call or the teardown of a test.
+
+    Attributes:
+      when, outcome, sections, duration, start, stop: as in ``pytest.TestReport``.
+      text: the traceback, or other text, of a failure.
+      crash: path, line and message of a failure, or of a skip.
+      wasxfail: the reason, if a failure was expected.
+      properties: the test's ``user_properties``.
+    """
+
+    when: str
+    outcome: str
+    text: str = ""
+    crash: tuple[str, int, str] | None = None
+    wasxfail: str | None = None
+    sections: tuple[tuple[str, str], ...] = ()
+    duration: float = 0.0
+    start: float = 0.0
+    stop: float = 0.0
+    properties: tuple[tuple[str, Any], ...] = ()
+
+
+def address_of(item: pytest.Item) -> Address:
+    """Return where a test is, in words that do not depend on how pytest was called."""
+    chain = item.listchain()
+    files = [number for number, node in enumerate(chain) if isinstance(node, pytest.File)]
+    inside = chain[files[-1] + 1 :] if files else chain
+    return str(item.path), tuple(node.name for node in inside)
+
+
+def run_session(channel: Channel, plan: SessionPlan) -> None:
+    """Run a pytest session whose tests the pool names one by one; returns at its end."""
+    os.chdir(plan.directory)
+    sys.argv[:] = plan.script_arguments
+    temporary = plan.temporary / f"process-{os.environ['JAX_PROCESS_ID']}"
+    arguments = [
+        *plan.arguments,
+        *_OVERRIDES,
+        f"--basetemp={temporary}",
+        *([f"--override-ini=cache_dir={temporary}-cache"] if plan.has_cache else []),
+        *(["-n0"] if plan.has_xdist else []),
+        *(["--no-cov"] if plan.has_coverage else []),
+    ]
+    plugin = _ProcessPlugin(channel, plan)
+    code = pytest.main(arguments, plugins=[plugin])
+    if not plugin.has_started:
+        line = f"pytest could not start in this process, and ended with {code!r}"
+        channel.answer("raised", (line, plugin.page.getvalue().strip()))
+
+
+class _ProcessPlugin:
+    def __init__(self, channel: Channel, plan: SessionPlan) -> None:
+        self.has_started = False
+        self._config: pytest.Config | None = None
+        self._channel = channel
+        self._plan = plan
+        self._items: dict[Address, pytest.Item] = {}
+        self._collection_failures: list[str] = []
+        self._reports: list[pytest.TestReport] = []
+        self.page = io.StringIO()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> None:
+        if self._plan.workerinput is not None:
+            setattr(early_config, "workerinput", self._plan.workerinput)  # noqa: B010
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        self._config = config
+        config.pluginmanager.register(_Name(), PLUGIN_NAME)
+        for name, value in {**_NEUTRAL_OPTIONS, **self._plan.options}.items():
+            if hasattr(config.option, name):
+                setattr(config.option, name, value)
+
+    @pytest.hookimpl(trylast=True, specname="pytest_configure")
+    def pytest_configure_terminal(self, config: pytest.Config) -> None:
+        # Replaced, not left out: others ask it for its width and colours. Its lines would stand
+        # between those of the tests.
+        reporter = config.pluginmanager.unregister(name="terminalreporter")
+        if reporter is not None:
+            config.pluginmanager.register(type(reporter)(config, self.page), "terminalreporter")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> bool:
+        items = session.perform_collect(list(self._plan.files))
+        self._items = {address_of(item): item for item in items}
+        return True
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._collection_failures.append(report.longreprtext)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self.has_started = True
+        self._channel.answer("returned", b"")
+        self._channel.serve(self)
+        return True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._reports.append(report)
+        has_trouble = report.outcome != "passed" or hasattr(report, "wasxfail")
+        phase_report = _phase_report(report, self._text(report))
+        self._channel.answer("trouble" if has_trouble else "report", phase_report)
+
+    def run_test(self, address: Address, next_address: Address | None, shared: Path) -> None:
+        """Run one test and answer; ``next_address`` is the next test of this process."""
+        item = self._items.get(address)
+        if item is None:
+            line = f"this process did not find {'::'.join(address[1])} in {address[0]}"
+            self._channel.answer("raised", (line, "\n".join(self._collection_failures)))
+            return
+        next_item = None if next_address is None else self._items.get(next_address)
+        item.config.stash[shared_directory_key] = shared
+        self._reports.clear()
+        try:
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=next_item)
+        except BaseException as error:  # pytest.exit and KeyboardInterrupt get this far
+            line = f"{type(error).__name__}: {error}"
+            self._channel.answer("raised", (line, line))
+            return
+        outcome = " ".join(
+            f"{report.when}:{report.outcome}:{hasattr(report, 'wasxfail')}"
+            for report in self._reports
+        )
+        self._channel.answer("returned", b"", outcome)
+
+    def _text(self, report: pytest.TestReport) -> str:
+        """Return what pytest would print of a failure; ``longreprtext`` would lose an indent."""
+        if report.longrepr is None or self._config is None:
+            return ""
+        self.page.seek(0)
+        self.page.truncate()
+        report.toterminal(self._config.get_terminal_writer())
+        return self.page.getvalue().strip("\n")
+
+
+class _Name:
+    """Registered under ``PLUGIN_NAME``, which tells that a session runs in a process of a pool."""
+
+
+def _phase_report(report: pytest.TestReport, text: str) -> PhaseReport:
+    return PhaseReport(
+        when=report.when or "call",
+        outcome=report.outcome,
+        text=text,
+        crash=_crash(report.longrepr),
+        wasxfail=getattr(report, "wasxfail", None),
+        sections=tuple(report.sections),
+        duration=report.duration,
+        start=report.start,
+        stop=report.stop,
+        properties=_sendable(report.user_properties),
+    )
+
+
+def _crash(longrepr: Any) -> tuple[str, int, str] | None:
+    if isinstance(longrepr, tuple):
+        path, line, message = longrepr
+        return str(path), line, message
+    crash = getattr(longrepr, "reprcrash", None)
+    return None if crash is None else (str(crash.path), crash.lineno, crash.message)
+
+
+def _sendable(properties: Sequence[tuple[str, object]]) -> tuple[tuple[str, Any], ...]:
+    plain = (str, int, float, bool, type(None))
+    return tuple(
+        (name, value if isinstance(value, plain) else str(value)) for name, value in properties
+    )

@@ -1,0 +1,266 @@
+import os
+import re
+import select
+import signal
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding, PartitionSpec
+
+from gda.testing import Pool, ProcessError
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Pool(2) as pool:
+        yield pool
+
+
+def total(values):
+    """The sum of what all processes hold, by way of a collective."""
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    values = np.asarray(values, np.float32)
+    x = jax.make_array_from_callback(
+        values.shape, NamedSharding(mesh, PartitionSpec("x")), lambda index: values[index]
+    )
+    return float(jnp.sum(x))
+
+
+def rank(offset, *, scale=1):
+    return offset + scale * jax.process_index()
+
+
+class Things:
+    @staticmethod
+    def double(value):
+        return 2 * value
+
+    def method(self):
+        pass
+
+
+def test_results_come_in_the_order_of_the_processes(pool):
+    assert pool.run(rank, 10, scale=5) == [10, 15]
+
+
+def test_processes_can_talk_to_each_other(pool):
+    assert pool.run(total, [1, 2, 3, 4]) == [10, 10]
+
+
+def test_functions_of_libraries_and_of_classes_can_be_called(pool):
+    assert pool.run(jax.process_count) == [2, 2]
+    assert pool.run(Things.double, 4) == [8, 8]
+
+
+def test_processes_are_kept_for_the_next_call(pool):
+    pids = pool.run(os.getpid)
+    assert len({*pids, os.getpid()}) == 3
+    assert pool.run(os.getpid) == pids
+
+
+def test_devices_are_those_asked_for_whatever_the_environment_says():
+    assert "device_count=8" in os.environ["XLA_FLAGS"]
+    with Pool(2, devices=3) as pool:
+        assert pool.run(jax.local_device_count) == [3, 3]
+        assert pool.run(total, np.ones(6)) == [6, 6]
+
+
+def must_be_short(values):
+    assert len(values) < 3, f"{len(values)} values"
+    return jax.process_index()
+
+
+def test_hypothesis_draws_here_and_shrinks(pool):
+    seen = []
+
+    @settings(max_examples=20, deadline=None, database=None)
+    @given(st.lists(st.integers(0, 9), max_size=10))
+    def check(values):
+        seen.append(values)
+        pool.run(must_be_short, values)
+
+    with pytest.raises(ProcessError, match="3 values"):
+        check()
+    assert seen[-1] == [0, 0, 0]
+
+
+def raise_in(process, message):
+    if jax.process_index() in process:
+        raise ValueError(message)
+
+
+def test_an_error_is_the_error_of_a_process_and_has_its_traceback(pool):
+    with pytest.raises(ProcessError) as caught:
+        pool.run(raise_in, [1], "no such block")
+    assert caught.value.process == 1
+    message = str(caught.value)
+    assert message.startswith("process 1 of 2: ValueError: no such block\nTraceback")
+    assert f'File "{__file__}"' in message
+    assert "in raise_in" in message
+    assert "gda/testing" not in message
+
+
+def test_processes_are_kept_if_all_of_them_fail_alike_and_replaced_otherwise(pool):
+    pids = pool.run(os.getpid)
+    with pytest.raises(ProcessError, match=r"(?s)process . of 2: ValueError.*process . of 2: Val"):
+        pool.run(raise_in, [0, 1], "both")
+    assert pool.run(os.getpid) == pids
+    with pytest.raises(ProcessError, match="process 0 of 2: ValueError: one"):
+        pool.run(raise_in, [0], "one")
+    assert set(pool.run(os.getpid)).isdisjoint(pids)
+
+
+def end_in(process, how):
+    print("last words")
+    if jax.process_index() == process:
+        how()
+    return total([1.0, 2.0])
+
+
+def kill_me():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_dies_is_named_and_where_the_others_stood(pool):
+    with pytest.raises(ProcessError) as caught:
+        pool.run(end_in, 1, kill_me)
+    message = str(caught.value)
+    assert message.startswith("process 1 of 2 was killed by SIGKILL\nThe end of its output:\nlast")
+    # It got an error from its collective, or waited in it.
+    assert "process 0 of 2: " in message or "in total" in message
+
+
+def test_sys_exit_is_an_error_like_others(pool):
+    with pytest.raises(ProcessError, match=r"process . of 2: SystemExit: 5"):
+        pool.run(sys.exit, 5)
+
+
+def sleep_in(process, seconds):
+    if jax.process_index() == process:
+        time.sleep(seconds)
+
+
+def test_a_process_that_hangs_is_named_and_its_stack_shown(pool):
+    pool.start()
+    started = time.monotonic()
+    with pytest.raises(ProcessError) as caught:
+        pool.run(sleep_in, 1, 600, timeout=3)
+    assert 3 <= time.monotonic() - started < 20
+    message = str(caught.value)
+    assert message.startswith("process 1 of 2 gave no answer in time (sleep_in with timeout=3)\n")
+    assert re.search(r'Where it stood:\n.*\n  File ".*test_pool.py", line \d+ in sleep_in', message)
+    assert "gda/testing" not in message
+    assert "process 0 of 2 ended well." in message
+
+
+def stop_me():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_process_that_is_stopped_is_named(pool):
+    with pytest.raises(ProcessError, match="unknown: the process did not react to a signal"):
+        pool.run(stop_me, timeout=1)
+
+
+def a_lambda():
+    return lambda: 1
+
+
+def shout(size):
+    print("x" * size)
+    raise_in([0, 1], "after much output")
+
+
+def shout_and_die(size):
+    print("x" * size + "\nlast words")
+    os._exit(3)
+
+
+def test_what_cannot_come_back_is_named(pool):
+    with pytest.raises(ProcessError, match="TypeError: a_lambda returned a function, which cannot"):
+        pool.run(a_lambda)
+
+
+def test_the_end_of_much_output_and_the_exit_code_of_a_process_are_told(pool):
+    with pytest.raises(ProcessError, match="after much output"):
+        pool.run(shout, 5_000_000)
+    with pytest.raises(ProcessError) as caught:
+        pool.run(shout_and_die, 5_000_000)
+    message = str(caught.value)
+    assert re.match(r"process . of 2 exited with code 3\nThe end of its output:\n", message)
+    assert "bytes before this left out" in message
+    assert "\nlast words" in message
+    assert len(message) < 30_000
+
+
+def test_what_the_processes_could_not_find_is_refused(pool):
+    with pytest.raises(
+        TypeError, match=r"must stand at the top of a module or in a class: .*<lamb"
+    ):
+        pool.run(lambda: 1)
+    with pytest.raises(TypeError, match=r"test_pool\.Things\.method is <func.*, not <bound method"):
+        pool.run(Things().method)
+    with pytest.raises(TypeError, match="has none"):
+        pool.run(object())
+    with pytest.raises(TypeError, match="arguments of rank cannot be sent to other processes"):
+        pool.run(rank, threading.Lock())
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "2", 2.0, True, None])
+def test_sizes_are_positive_integers(wrong):
+    with pytest.raises(
+        ValueError, match=f"num_processes must be a positive integer, not {wrong!r}"
+    ):
+        Pool(wrong)
+    with pytest.raises(ValueError, match=f"devices must be a positive integer, not {wrong!r}"):
+        Pool(1, wrong)
+
+
+def is_running(pid):
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        return not select.select([process], [], [], 0)[0]
+    finally:
+        os.close(process)
+
+
+def test_an_interrupt_ends_the_processes(pool):
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    pids = pool.run(os.getpid)
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            pool.run(sleep_in, 0, 600)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+    assert not any(is_running(pid) for pid in pids)
+    assert re.search(r"process 0 of 2 stood:\n.*\n.* in sleep_in", caught.value.__notes__[0])
+
+
+def test_processes_that_died_between_calls_are_replaced(pool):
+    pids = pool.run(os.getpid)
+    os.kill(pids[1], signal.SIGKILL)
+    while is_running(pids[1]):
+        time.sleep(0.01)
+    assert set(pool.run(os.getpid)).isdisjoint(pids)
+
+
+def test_a_closed_pool_starts_again(pool):
+    pids = pool.run(os.getpid)
+    pool.close()
+    pool.close()
+    assert not any(is_running(pid) for pid in pids)
+    assert pool.run(jax.process_index) == [0, 1]
