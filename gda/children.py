@@ -17,6 +17,8 @@ from typing import Any
 
 LOOPBACK = "127.0.0.1"
 
+_THREADS_PER_DEVICE = 8
+
 # The guard leads the group of all children. It waits for the end of a pipe that only the parent
 # holds open, which comes however the parent ends, SIGKILL included, and takes the group with it.
 _GUARD = """
@@ -124,6 +126,10 @@ def environment(
     flags = [inherited.get("XLA_FLAGS", "")]
     if devices is not None:
         variables["JAX_PLATFORMS"] = "cpu"
+        # As many threads as XLA would take on a machine with so many cores. Each device that waits
+        # in a collective holds one: on 2 cores, 2 devices that run steps one after the other wait
+        # for each other for ever (JAX 0.8 and 0.10).
+        variables.setdefault("NPROC", str(max(_THREADS_PER_DEVICE * devices, os.cpu_count() or 1)))
         flags.append(f"--xla_force_host_platform_device_count={devices}")
     if _has_collective_timeout() and "--xla_cpu_collective_timeout_seconds" not in flags[0]:
         flags.append(f"--xla_cpu_collective_timeout_seconds={_decimal(collective_timeout)}")
