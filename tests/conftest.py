@@ -1,7 +1,6 @@
 """Eight virtual CPU devices, and the mesh that most tests are about."""
 
 import os
-import socket
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -32,11 +31,3 @@ def auto_mesh() -> Mesh:
 @pytest.fixture
 def explicit_mesh() -> Mesh:
     return mesh_of({"x": 4, "y": 2}, AxisType.Explicit)
-
-
-@pytest.fixture
-def free_port() -> int:
-    """A port of 127.0.0.1 that the system chose."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

@@ -1,7 +1,6 @@
 """The three constructors: what is read how often, whose memory it is, which types come out."""
 
-import subprocess
-import sys
+import re
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import gda
 from gda.indices import Device
+from gda.spec import Index
 from gda.testing.strategies import ShardedCase, sharded_cases
 
 DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
@@ -861,61 +861,34 @@ def test_a_placing_callback_may_be_cast(auto_mesh: Mesh) -> None:
 
 # A process without a device of the mesh.
 
-ELSEWHERE = """
-import sys
-import jax, numpy as np
-from jax.sharding import Mesh, PartitionSpec as P
-jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
-import gda
 
-mesh = Mesh(np.array([d for d in jax.devices() if d.process_index == 1]), ('x',))
-make = gda.GlobalArray.from_callback
-reads = []
-def read(index):
-    reads.append(index)
-    return np.zeros(4, np.float32)
-if jax.process_index() == 0:
-    for constructor in (make, gda.GlobalArray.from_batched_callback,
-                        gda.GlobalArray.from_batched_callback_with_devices):
-        try:
-            constructor((8,), mesh, P('x'), read)
-        except ValueError as error:
-            print(error)
-        g = constructor((8,), mesh, P('x'), read, dtype=np.float32)
-        assert (g.shape, g.dtype, g.spec) == ((8,), np.float32, P('x'))
-        assert (len(g.local_shards), len(g.global_shards)) == (0, 2)
-        assert [s.data for s in g.global_shards] == [None, None]
-        assert g.global_shards[1].index == (slice(4, 8),)
-        assert not g.is_fully_addressable
+@pytest.mark.processes(2, devices=4)
+def test_a_process_without_a_device_of_the_mesh_needs_a_dtype() -> None:
+    mesh = Mesh(np.array([d for d in jax.devices() if d.process_index == 1]), ("x",))
+    make = gda.GlobalArray
+    reads: list[Index] = []
+
+    def read(index: Index) -> np.ndarray:
+        reads.append(index)
+        return np.zeros(2, np.float32)
+
+    if jax.process_index() == 1:
+        g = make.from_callback((8,), mesh, P("x"), read)
+        assert [shard.index for shard in g.local_shards] == reads
+        assert reads == [(slice(i, i + 2),) for i in range(0, 8, 2)]
+        return
+    message = "no device of the mesh {'x': 4} belongs to process 0, so no block tells the dtype"
+    for construct in (
+        make.from_callback,
+        make.from_batched_callback,
+        make.from_batched_callback_with_devices,
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            construct((8,), mesh, P("x"), read)
+        for spec in (P("x"), P()):
+            g = construct((8,), mesh, spec, read, dtype=np.float32)
+            assert (g.shape, g.dtype, g.spec) == ((8,), np.float32, spec)
+            assert (len(g.local_shards), len(g.global_shards)) == (0, 4)
+            assert [shard.data for shard in g.global_shards] == [None] * 4
+            assert not g.is_fully_addressable
     assert reads == []
-else:
-    g = make((8,), mesh, P('x'), read)
-    assert [s.index for s in g.local_shards] == reads == [(slice(0, 4),), (slice(4, 8),)]
-print('done')
-"""
-
-
-def test_a_process_without_a_device_of_the_mesh_needs_a_dtype(free_port: int) -> None:
-    address = f"127.0.0.1:{free_port}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", ELSEWHERE, address, str(i)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={
-                "PATH": "",
-                "JAX_PLATFORMS": "cpu",
-                "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-            },
-        )
-        for i in range(2)
-    ]
-    try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    message = "no device of the mesh {'x': 2} belongs to process 0, so no block tells the dtype"
-    assert outputs[0].count(message) == 3
