@@ -28,23 +28,23 @@ _ASSIGNMENTS_TO_TRY = 4096
 _NOT_A_SPEC = (str, set, frozenset, dict)
 
 
-def check_shape(global_shape: Iterable[int]) -> Shape:
-    """Return ``global_shape`` as a tuple of Python ints.
+def check_shape(sizes: Iterable[int], kind: str = "global") -> Shape:
+    """Return a shape as a tuple of Python ints; ``kind`` is which shape it is, for messages.
 
     Raises:
       TypeError: it is not a sequence of integers.
       ValueError: a size is negative.
     """
     try:
-        if type(global_shape) in (set, dict):  # without the order that somebody meant
+        if type(sizes) in (set, dict):  # without the order that somebody meant
             raise TypeError
-        shape = tuple(map(operator.index, global_shape))
+        shape = tuple(map(operator.index, sizes))
     except TypeError:
         raise TypeError(
-            f"global_shape must be a sequence of integers such as (8, 2), not {global_shape!r}"
+            f"{kind}_shape must be a sequence of integers such as (8, 2), not {sizes!r}"
         ) from None
     if shape and min(shape) < 0:
-        raise ValueError(f"global_shape {shape} has a negative size; sizes are 0 or more")
+        raise ValueError(f"{kind}_shape {shape} has a negative size; sizes are 0 or more")
     return shape
 
 
@@ -69,7 +69,7 @@ def check_mesh_shape(mesh_shape: Mapping[str, int]) -> dict[str, int]:
     return sizes
 
 
-def check_spec(spec: SpecLike, shape: Shape) -> tuple[SpecEntry, ...]:
+def check_spec(spec: SpecLike, shape: Shape, kind: str = "global") -> tuple[SpecEntry, ...]:
     """Return the entries of ``spec``, hashable and at most one per dimension of ``shape``.
 
     Surplus trailing ``None`` entries are dropped, as JAX does with ``P(None)`` on a scalar. Which
@@ -105,7 +105,7 @@ def check_spec(spec: SpecLike, shape: Shape) -> tuple[SpecEntry, ...]:
             count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
             dimensions = "1 dimension" if rank == 1 else f"{rank} dimensions"
             raise ValueError(
-                f"spec {format_spec(entries)} has {count}, but global shape {shape} has "
+                f"spec {format_spec(entries)} has {count}, but {kind} shape {shape} has "
                 f"{dimensions}, so there is nothing for entry {rank} to cut; give at most one "
                 "entry per dimension"
             )
@@ -203,15 +203,9 @@ def indivisible_error(
         if size % ways:
             by = " and ".join(f"{name!r}" for name in names)
             plural = "axis" if len(names) == 1 else "axes"
-            below = size // ways * ways
-            nearest = (
-                f"{below} and {below + ways} are the nearest sizes that divide"
-                if below
-                else f"{ways} is the nearest size that divides"
-            )
             complaints.append(
                 f"dimension {dimension} of size {size} is cut {ways} ways by mesh {plural} {by}, "
-                f"and {size} is not divisible by {ways}; {nearest}"
+                f"and {size} is not divisible by {ways}; {nearest_sizes(size, ways)}"
             )
     fitting = fitting_specs(axes, shape, mesh_shape)
     some = ", for instance" if len(fitting) == _SUGGESTIONS else ""
@@ -220,6 +214,18 @@ def indivisible_error(
         f"{dict(mesh_shape)}: {'. Also, '.join(complaints)}. Specs of this mesh that fit {shape} "
         f"as it stands{some}: {', '.join(format_spec(entries_of(other)) for other in fitting)}"
     )
+
+
+def nearest_sizes(size: int, ways: int) -> str:
+    """Say which sizes near ``size`` can be cut into so many parts.
+
+    >>> nearest_sizes(6, 4)
+    '4 and 8 are the nearest sizes that divide'
+    """
+    below = size // ways * ways
+    if not below:
+        return f"{ways} is the nearest size that divides"
+    return f"{below} and {below + ways} are the nearest sizes that divide"
 
 
 def fitting_specs(

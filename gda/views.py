@@ -26,6 +26,7 @@ from gda.spec import (
     check_shape,
     check_spec,
     format_spec,
+    nearest_sizes,
 )
 from gda.tiling import Tiling
 
@@ -359,12 +360,8 @@ def infer_global_shape(
     (8, 2)
     """
     sizes = check_mesh_shape(mesh_shape)
-    try:
-        shape = check_shape(local_shape)
-        entries = check_spec(spec, shape)
-    except (TypeError, ValueError) as error:
-        text = str(error).replace("global_shape", "local_shape")
-        raise type(error)(text.replace("global shape", "local shape")) from None
+    shape = check_shape(local_shape, "local")
+    entries = check_spec(spec, shape, "local")
     layout = layout_of(tuple(sizes.items()), entries, tuple(not size for size in shape))
     # Which blocks a process has does not hang on their size, so let each be of one element.
     ones = tuple(parts if size else 0 for size, parts in zip(shape, layout.parts, strict=True))
@@ -387,18 +384,12 @@ def _indivisible_local_error(
     size = local_shape[dimension]
     names = layout.axes[dimension]
     plural = "axis" if len(names) == 1 else "axes"
-    below = size // extent * extent
-    nearest = (
-        f"{below} and {below + extent} are the nearest sizes that divide"
-        if below
-        else f"{extent} is the nearest size that divides"
-    )
     return ValueError(
         f"local shape {local_shape} of process {process} cannot be cut by "
         f"{format_spec(layout.spec)} on the mesh {dict(layout.mesh_shape)}: dimension {dimension} "
         f"of local size {size} is {extent} of the {layout.parts[dimension]} blocks that mesh "
         f"{plural} {' and '.join(map(repr, names))} cut it into, and {size} is not divisible by "
-        f"{extent}; {nearest}"
+        f"{extent}; {nearest_sizes(size, extent)}"
     )
 
 
