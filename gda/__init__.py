@@ -28,7 +28,7 @@ _MODULE_OF = {
     "get_shard_indices_replica_ids": "gda.indices",
     "check_processes_agree": "gda.agreement",
     "checking_agreement": "gda.agreement",
-    "DisagreementError": "gda.agreement",
+    "DisagreementError": "gda.meeting",
     "LateProcessError": "gda.meeting",
     "ShardGrid": "gda.grid",
     "ProcessView": "gda.views",

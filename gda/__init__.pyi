@@ -1,4 +1,3 @@
-from gda.agreement import DisagreementError as DisagreementError
 from gda.agreement import check_processes_agree as check_processes_agree
 from gda.agreement import checking_agreement as checking_agreement
 from gda.array import GlobalArray as GlobalArray
@@ -11,6 +10,7 @@ from gda.host_local import host_local_array_to_global_array as host_local_array_
 from gda.indices import get_shard_indices as get_shard_indices
 from gda.indices import get_shard_indices_replica_ids as get_shard_indices_replica_ids
 from gda.indices import get_shard_shape as get_shard_shape
+from gda.meeting import DisagreementError as DisagreementError
 from gda.meeting import LateProcessError as LateProcessError
 from gda.placement import DataPartitionType as DataPartitionType
 from gda.placement import global_to_host_array as global_to_host_array

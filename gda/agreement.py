@@ -12,18 +12,18 @@ import functools
 import json
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.indices import processes_of
-from gda.meeting import LateProcessError, format_processes, meet
+from gda.meeting import DisagreementError, LateProcessError, format_processes, meet
 from gda.sharding import is_tracer
 from gda.spec import format_spec
 
@@ -36,12 +36,7 @@ Description = dict[tuple[str, str], str]
 
 _MOST_DIFFERENCES = 8
 _DEFAULT_TIMEOUT = 60.0
-
-
-class DisagreementError(ValueError):
-    """Processes were about to go on with arrays that are not the same."""
-
-    __module__ = "gda"
+_TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 
 
 def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | None = None) -> None:
@@ -64,21 +59,26 @@ def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | Non
         the field. It is a ``ValueError``.
       LateProcessError: a process did not come in time; it is named, and so is where it was last and
         where the others wait. It is a ``TimeoutError``.
+      ConnectionError: process 0, which serves the others, is gone.
 
     >>> import gda, jax
     >>> gda.check_processes_agree({'w': jax.ShapeDtypeStruct((8, 2), 'float32')}, name='params')
     """
+    seconds = timeout_of_checks() if timeout is None else _seconds(timeout, "timeout")
     if jax.process_count() > 1:
-        _agree(lambda: describe(tree), f"check {name!r}", _timeout(timeout))
+        _agree(lambda: describe(tree), _Place("check", repr(name)), seconds)
 
 
 @contextmanager
 def checking_agreement(enabled: bool = True, *, timeout: float | None = None) -> Iterator[None]:
     """Switch the check inside every constructor on or off, for the block.
 
-    While it is on, a constructor compares shape, dtype, mesh and spec over the processes of the
-    mesh before it reads, and after reading whether all of them succeeded, so that one that failed
-    is known to all at once. ``reshard`` and ``gather`` check too. The environment variable
+    While it is on, a constructor with a callback compares shape, dtype, mesh and spec over the
+    processes of the mesh before it reads. After building, all constructors, those of trees too,
+    compare what came out and whether all of them succeeded, so that one that failed is known to
+    all at once. ``reshard`` and ``gather`` check before they move; ``from_array``, which only
+    wraps, does not. They raise what ``check_processes_agree`` raises, and the process that failed
+    its own exception. The environment variable
     ``GDA_CHECK_AGREEMENT=1`` switches it on for the whole program; the launcher and the pytest
     plugin do.
 
@@ -91,46 +91,89 @@ def checking_agreement(enabled: bool = True, *, timeout: float | None = None) ->
     >>> with gda.checking_agreement(timeout=30):
     ...     g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda index: np.zeros(1))
     """
-    token = _switch.set((bool(enabled), _timeout(timeout)))
-    try:
+    seconds = None if timeout is None else _seconds(timeout, "timeout")
+    with _switched(_Switch(bool(enabled), seconds)):
         yield
-    finally:
-        _switch.reset(token)
 
 
 def checked(
-    name: str, shape_of: Callable[..., Any] | None = None
-) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make a constructor ``(global_shape, mesh, spec, ..., dtype=)`` check that processes agree.
+    name: str, *, reads: bool = True
+) -> Callable[[Callable[P, jax.Array]], Callable[P, jax.Array]]:
+    """Make a constructor ``(global_shape, mesh, spec, ..., dtype=)`` check what it builds.
 
-    Where its first argument is something else, ``shape_of`` tells the global shape of them all.
+    If it ``reads``, which may take long, then also what it is asked for, before that.
     """
 
-    def decorate(construct: Callable[P, T]) -> Callable[P, T]:
+    def decorate(construct: Callable[P, jax.Array]) -> Callable[P, jax.Array]:
         @functools.wraps(construct)
-        def constructor(*args: P.args, **kwargs: P.kwargs) -> T:
-            if not _switch.get()[0]:
+        def constructor(*args: P.args, **kwargs: P.kwargs) -> jax.Array:
+            if not _switch.get().is_on:
                 return construct(*args, **kwargs)
             given: Any = dict(zip(("global_shape", "mesh", "spec"), args, strict=False)) | kwargs
-            if not isinstance(given.get("mesh"), Mesh):
-                return construct(*args, **kwargs)  # which says so
-            wanted = {field: given.get(field) for field in ("global_shape", "spec", "dtype")}
-            if shape_of is not None:
-                wanted["global_shape"] = functools.partial(shape_of, *args, **kwargs)
-            with _building(name, given["mesh"], wanted) as built:
-                built["array"] = construct(*args, **kwargs)
-            return built["array"]
+            return together(
+                name,
+                given.get("mesh"),
+                lambda: construct(*args, **kwargs),
+                lambda array: _leaf_fields("", array),
+                wanted=(lambda: _wanted(given)) if reads else None,
+            )
 
         return constructor
 
     return decorate
 
 
-def check_moving(tree: Any, name: str, processes: tuple[int, ...] | None = None) -> None:
-    """Check, where checks are on, what the processes are about to communicate about."""
-    is_on, timeout = _switch.get()
-    if is_on and jax.process_count() > 1 and (not processes or jax.process_index() in processes):
-        _agree(lambda: describe(tree), name, timeout, processes)
+def together(
+    name: str,
+    mesh: Any,
+    work: Callable[[], T],
+    outcome: Callable[[T], Description],
+    *,
+    wanted: Callable[[], Description] | None = None,
+    always: bool = False,
+) -> T:
+    """Return what ``work`` returns, after all processes of the mesh have done theirs and agree.
+
+    Where checks are off, and not ``always``, only works. Checks inside of the work are off: they
+    would be more meetings over the same.
+
+    Args:
+      name: of the function that the user called.
+      mesh: whose processes take part; what is none is left for ``work`` to complain about.
+      work: what this process does. If it raises in one, that one raises it, and the others hear.
+      outcome: describes what came out.
+      wanted: describes what is to be done, to be compared before.
+
+    Raises:
+      DisagreementError, LateProcessError, ConnectionError: as ``check_processes_agree`` does.
+    """
+    processes = processes_of(mesh).numbers if isinstance(mesh, Mesh) else ()
+    takes_part = len(processes) > 1 and jax.process_index() in processes
+    if not takes_part or not (always or _switch.get().is_on):
+        return work()
+    seconds = timeout_of_checks()
+    if wanted is not None:
+        _agree(wanted, _Place(name), seconds, processes)
+    done: list[T] = []
+
+    def result() -> Description:
+        with _switched(_Switch(False, seconds)):
+            done.append(work())
+        return outcome(done[0])
+
+    _agree(result, _Place(f"end of {name}"), seconds, processes)
+    return done[0]
+
+
+def check_moving(
+    tree: Any, name: str, processes: tuple[int, ...] | None = None, **options: object
+) -> None:
+    """Check, where checks are on, what the processes are about to communicate about, and how."""
+    takes_part = processes is None or jax.process_index() in processes
+    if _switch.get().is_on and jax.process_count() > 1 and takes_part:
+        described = {("", option): repr(value) for option, value in options.items()}
+        place = _Place(name)
+        _agree(lambda: describe(tree) | described, place, timeout_of_checks(), processes)
 
 
 def user_location() -> str:
@@ -145,46 +188,84 @@ def user_location() -> str:
 # The switch, and how long to wait.
 
 
-def _timeout(timeout: float | None = None) -> float:
-    if timeout is None:
-        return float(os.environ.get("GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS", _DEFAULT_TIMEOUT))
-    if not timeout > 0:
-        raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
-    return timeout
+class _Switch(NamedTuple):
+    is_on: bool
+    timeout: float | None  # seconds; None for what the environment says
 
 
-def check_timeout() -> float:
+_OF_ENVIRONMENT = _Switch(os.environ.get("GDA_CHECK_AGREEMENT", "") not in ("", "0"), None)
+_switch: ContextVar[_Switch] = ContextVar("checking_agreement", default=_OF_ENVIRONMENT)
+
+
+@contextmanager
+def _switched(switch: _Switch) -> Iterator[None]:
+    token = _switch.set(switch)
+    try:
+        yield
+    finally:
+        _switch.reset(token)
+
+
+def timeout_of_checks() -> float:
     """Return how many seconds a check waits for the other processes."""
-    return _switch.get()[1]
+    if (seconds := _switch.get().timeout) is not None:
+        return seconds
+    given = os.environ.get(_TIMEOUT_VARIABLE)
+    return _DEFAULT_TIMEOUT if given is None else _seconds(given, _TIMEOUT_VARIABLE)
 
 
-_switch: ContextVar[tuple[bool, float]] = ContextVar(
-    "checking_agreement",
-    default=(os.environ.get("GDA_CHECK_AGREEMENT", "") not in ("", "0"), _timeout()),
-)
+def _seconds(value: float | str, name: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}")
+    return seconds
 
 
-# Two questions: do the descriptions agree, and did everybody succeed?
+# What a check is.
+
+
+class _Place(NamedTuple):
+    """Where a process is: in which function, and which use of it by the name the user gave."""
+
+    function: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.function} {self.name}".rstrip()
 
 
 def _agree(
     description_of: Callable[[], Description],
-    name: str,
+    place: _Place,
     timeout: float,
     processes: tuple[int, ...] | None = None,
 ) -> None:
-    """Raise ``DisagreementError`` in all processes unless all describe the same."""
-    what = f"{name} ({user_location()})"
+    """Raise ``DisagreementError`` in all processes unless all describe the same.
+
+    Where ``description_of`` raises in one process, that one raises it, and the others hear of it.
+    """
+    what = f"{place} ({user_location()})"
     failure, description = None, {}
     try:
-        description = {("", "check"): name.removeprefix("check ")} | description_of()
+        description = {("", place.function if place.name else "call"): place.name or str(place)}
+        description |= description_of()
     except Exception as error:  # the others must hear of it before this process goes
         failure = error
     text = json.dumps([[*key, value] for key, value in description.items()]).encode()
     digest = sha256(text).hexdigest()
     payload = json.dumps([digest, failure and _one_line(failure)]).encode()
     try:
-        said = meet(payload, compare_digests, what=what, timeout=timeout, processes=processes)
+        said = meet(
+            payload,
+            compare_digests,
+            kind="digests",
+            what=what,
+            timeout=timeout,
+            processes=processes,
+        )
     except (LateProcessError, ConnectionError):
         if failure is None:
             raise
@@ -197,7 +278,9 @@ def _agree(
     if "groups" in verdict:
         mine = text if jax.process_index() in verdict["spokesmen"] else b""
         judge = functools.partial(say_difference, verdict["groups"])
-        said = meet(mine, judge, what=what, timeout=timeout, processes=processes)
+        said = meet(
+            mine, judge, kind="descriptions", what=what, timeout=timeout, processes=processes
+        )
         raise DisagreementError(f"{what}: {said.decode()}")
 
 
@@ -206,16 +289,16 @@ def compare_digests(payloads: dict[int, bytes]) -> bytes:
     digests = {process: json.loads(payload) for process, payload in payloads.items()}
     failed = [f"process {i} failed: {error}" for i, (_, error) in digests.items() if error]
     if failed:
-        return json.dumps({"failed": "; ".join(failed[:_MOST_DIFFERENCES])}).encode()
+        return json.dumps({"failed": join_some(failed)}).encode()
     groups: dict[str, list[int]] = {}
     for process, (digest, _) in sorted(digests.items()):
         groups.setdefault(digest, []).append(process)
     if len(groups) == 1:
         return b"{}"
-    ordered = sorted(groups.values(), key=len)
-    # A few descriptions are enough: that of the majority and those that are most on their own.
-    heard = [*ordered[: _MOST_DIFFERENCES - 1], ordered[-1]] if len(ordered) > 1 else ordered
-    heard = [group for i, group in enumerate(heard) if group not in heard[:i]]
+    heard = sorted(groups.values(), key=len)
+    if len(heard) > _MOST_DIFFERENCES:
+        # Enough are that of the majority and those that are most on their own.
+        heard = [*heard[: _MOST_DIFFERENCES - 1], heard[-1]]
     return json.dumps({"groups": heard, "spokesmen": [group[0] for group in heard]}).encode()
 
 
@@ -238,33 +321,18 @@ def say_difference(groups: list[list[int]], payloads: dict[int, bytes]) -> bytes
             said = f"{format_processes(minority[1])}: {field} {minority[0]}"
             others = [f"{format_processes(who)}: {value}" for value, who in rest]
             differences.append(", ".join([f"at {path}, {said}" if path else said, *others]))
-    more = len(differences) - _MOST_DIFFERENCES
-    shown = "; ".join(differences[:_MOST_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
-    return f"the processes do not agree: {shown}".encode()
+    return f"the processes do not agree: {join_some(differences)}".encode()
 
 
-@contextmanager
-def _building(name: str, mesh: Mesh, wanted: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Check what is to be built before the block, and that all processes built it after it."""
-    processes = processes_of(mesh).numbers
-    built: dict[str, Any] = {}
-    if len(processes) == 1 or jax.process_index() not in processes:
-        yield built
-        return
-    timeout = _switch.get()[1]
-    _agree(lambda: _wanted(mesh, wanted), name, timeout, processes)
-    failure = None
-    try:
-        yield built
-    except Exception as error:
-        failure = error
+def join_some(parts: Sequence[str]) -> str:
+    """Return the first few of many parts of a message, and how many more there are.
 
-    def outcome() -> Description:
-        if failure is not None:
-            raise failure
-        return {("", "dtype"): str(built["array"].dtype)}
-
-    _agree(outcome, f"end of {name}", timeout, processes)
+    >>> join_some(list("abcdefghij"))
+    'a; b; c; d; e; f; g; h; and 2 more'
+    """
+    more = len(parts) - _MOST_DIFFERENCES
+    shown = [*parts[:_MOST_DIFFERENCES], *([f"and {more} more"] if more > 0 else [])]
+    return "; ".join(shown)
 
 
 def _one_line(error: Exception) -> str:
@@ -274,14 +342,12 @@ def _one_line(error: Exception) -> str:
 # Descriptions.
 
 
-def _wanted(mesh: Mesh, wanted: dict[str, Any]) -> Description:
-    given = wanted["global_shape"]
-    shape: Any = given() if callable(given) else given
+def _wanted(given: dict[str, Any]) -> Description:
     return {
-        ("", "shape"): str(tuple(shape)),
-        ("", "spec"): _spec_text(wanted["spec"]),
-        ("", "dtype"): _dtype_text(wanted["dtype"]),
-        **_mesh_fields("", mesh),
+        ("", "shape"): str(tuple(given["global_shape"])),
+        ("", "spec"): _spec_text(given["spec"]),
+        ("", "dtype"): _dtype_text(given.get("dtype")),
+        **_mesh_fields("", given["mesh"]),
     }
 
 

@@ -260,7 +260,8 @@ class GlobalArray(ArrayOperators):
     ) -> GlobalArray:
         """Build an array block by block: one call per distinct index of this process.
 
-        Replicas of a block are read once. Never communicates between processes.
+        Replicas of a block are read once. Communicates between processes only to check that they
+        agree, and only where ``gda.checking_agreement`` is on.
 
         Args:
           global_shape: sizes of the whole array.
@@ -327,7 +328,7 @@ class GlobalArray(ArrayOperators):
           dtype: as in ``from_callback``.
           copy: as in ``from_callback``.
 
-        Never communicates between processes. Raises what ``from_callback`` raises, and
+        Communicates as ``from_callback`` does. Raises what that raises, and
         ``ValueError`` where the number of blocks is not the number of indices.
 
         >>> import gda, jax, numpy as np
@@ -364,7 +365,7 @@ class GlobalArray(ArrayOperators):
             the shards without a copy.
           dtype: cast to it, on the devices.
 
-        Never communicates between processes.
+        Communicates as ``from_callback`` does.
 
         Raises:
           TypeError: something returned is not a ``jax.Array``, or dtypes differ.
@@ -403,7 +404,7 @@ class GlobalArray(ArrayOperators):
         and gaps left out: ``ShardGrid.view(process).local_shape`` is its shape. That needs blocks
         that form a regular grid; the devices may be in any order in the mesh. Blocks that several
         processes hold must be equal in all of them (``host_local_array_to_global_array`` can check
-        that). Never communicates between processes.
+        that). Communicates as ``from_callback`` does.
 
         Args:
           local_data: a NumPy array, a ``jax.Array`` of this process, PRNG keys, or anything else
@@ -661,8 +662,8 @@ class GlobalArray(ArrayOperators):
 
         All processes of the program must call it, also those without devices of the mesh. The
         blocks go round a few at a time through one device of each process, so no device has to
-        hold the whole array. Where every process has all blocks already, or all devices belong to
-        this process, nothing is sent.
+        hold the whole array. Where every process has all blocks already, no data is sent. An array
+        of this process alone is just copied, and the others need not call it.
 
         Args:
           process: the one that needs it; the others get ``None`` and need no memory for it. The
@@ -674,8 +675,10 @@ class GlobalArray(ArrayOperators):
           a new array that the caller may write to.
 
         Raises:
-          ValueError: there is no such process.
+          ValueError: there is no such process, ``max_bytes`` is below 1, or the array lies on
+            devices of one other process alone, for which it is a local array.
           TypeError: PRNG keys, of which NumPy knows nothing, or the array is being traced.
+          RuntimeError: the array was deleted or donated.
 
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))

@@ -15,20 +15,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gda.agreement import DisagreementError, check_timeout, user_location
+from gda.agreement import describe, join_some, timeout_of_checks, together, user_location
 from gda.array import GlobalArray
 from gda.blocks import format_index
 from gda.indices import check_mesh, local_positions, processes_of
 from gda.local import Batch, array_from_process_local, local_array_of
-from gda.meeting import format_processes, meet
+from gda.meeting import DisagreementError, format_processes, meet
 from gda.move import reshard
 from gda.sharding import is_tracer
-from gda.trees import path_of, specs_for
+from gda.trees import is_container, note_path, path_of, specs_for
 
 # By path in the tree and index of the block, the digest of its bytes.
 Digests = dict[str, dict[str, str]]
-
-_MOST_DIFFERENCES = 8
 
 
 def host_local_array_to_global_array(
@@ -41,8 +39,9 @@ def host_local_array_to_global_array(
     they are needed are not. A leaf that is global already, of which other processes hold parts, is
     passed through as it is, whatever its mesh and spec.
 
-    Never communicates between processes, unless ``check_replicas``: then all processes of the mesh
-    must call it. Call it outside ``jit``.
+    Communicates between processes only to check that they agree, with ``check_replicas`` or where
+    ``gda.checking_agreement`` is on: then all processes of the mesh must call it. Call it outside
+    ``jit``.
 
     Args:
       local_inputs: a pytree of arrays, PRNG keys and scalars.
@@ -69,19 +68,17 @@ def host_local_array_to_global_array(
     >>> gda.host_local_array_to_global_array(batch, mesh, specs)['tokens']
     GlobalArray(shape=(16, 5), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x'))
     """
-    if not check_replicas:
-        return _to_global(local_inputs, global_mesh, pspecs)
-    check_mesh(global_mesh)
-    failure, result, digests = None, None, {}
-    try:
+
+    def work() -> tuple[Any, Digests]:
         result = _to_global(local_inputs, global_mesh, pspecs)
-        digests = _digests(result, local_inputs, global_mesh)
-    except Exception as error:  # the others must hear of it before this process goes
-        failure = error
-    text = None if failure is None else f"{type(failure).__name__}: {failure}".replace("\n", " ")
-    _compare(text, digests, global_mesh)
-    if failure is not None:
-        raise failure
+        return result, _digests(result, local_inputs, global_mesh) if check_replicas else {}
+
+    name = "host_local_array_to_global_array"
+    result, digests = together(
+        name, global_mesh, work, lambda done: describe(done[0]), always=check_replicas
+    )
+    if check_replicas:
+        _compare(digests, name, global_mesh)
     return result
 
 
@@ -116,45 +113,27 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     [0, 1, 2, 3, 4, 5, 6, 7]
     """
     check_mesh(global_mesh)
-    pairs, structure = _specs_for(global_inputs, pspecs)
+    pairs, structure = specs_for(global_inputs, pspecs, "pspecs")
     leaves = []
     for leaf, spec in pairs:
         try:
             leaves.append(_to_local(leaf, global_mesh, spec))
         except Exception as error:
-            _note(error, global_inputs, len(leaves))
+            note_path(error, global_inputs, len(leaves))
             raise
     return jax.tree.unflatten(structure, leaves)
 
 
-def _specs_for(tree: Any, pspecs: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    return specs_for(tree, pspecs, "pspecs", is_leaf=_is_container, is_spec=_is_spec)
-
-
-def _is_container(leaf: object) -> bool:
-    return isinstance(leaf, GlobalArray)
-
-
-def _is_spec(leaf: object) -> bool:
-    return isinstance(leaf, PartitionSpec)
-
-
-def _note(error: Exception, tree: Any, number: int) -> None:
-    path = path_of(tree, number, _is_container)
-    if path:
-        error.add_note(f"gda: at {path} of the tree")
-
-
 def _to_global(local_inputs: Any, mesh: Mesh, pspecs: Any) -> Any:
     check_mesh(mesh)
-    pairs, structure = _specs_for(local_inputs, pspecs)
+    pairs, structure = specs_for(local_inputs, pspecs, "pspecs")
     leaves = []
     with Batch(len(pairs)) as batch:
         for leaf, spec in pairs:
             try:
                 leaves.append(_leaf_to_global(leaf, mesh, spec, batch))
             except Exception as error:
-                _note(error, local_inputs, len(leaves))
+                note_path(error, local_inputs, len(leaves))
                 raise
     return jax.tree.unflatten(structure, leaves)
 
@@ -177,7 +156,7 @@ def _is_global(leaf: object) -> bool:
 
 
 def _to_local(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
-    array = leaf.__jax_array__() if _is_container(leaf) else leaf
+    array = leaf.__jax_array__() if is_container(leaf) else leaf
     if not isinstance(array, jax.Array) or is_tracer(array):
         kind = "traced array" if is_tracer(array) else type(array).__name__
         raise TypeError(f"expected a GlobalArray or a jax.Array, not a {kind}")
@@ -193,7 +172,7 @@ def _to_local(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
 
 def _digests(result: Any, local_inputs: Any, mesh: Mesh) -> Digests:
     """Return digests of the blocks that this process shares with others, of what was built here."""
-    given, structure = jax.tree.flatten(local_inputs, is_leaf=_is_container)
+    given, structure = jax.tree.flatten(local_inputs, is_leaf=is_container)
     digests: Digests = {}
     for number, (leaf, built) in enumerate(
         zip(given, structure.flatten_up_to(result), strict=True)
@@ -201,7 +180,7 @@ def _digests(result: Any, local_inputs: Any, mesh: Mesh) -> Digests:
         if not _is_global(leaf):
             of_blocks = {format_index(index): _digest(data) for index, data in _shared(built, mesh)}
             if of_blocks:
-                digests[path_of(local_inputs, number, _is_container)] = of_blocks
+                digests[path_of(local_inputs, number)] = of_blocks
     return digests
 
 
@@ -224,39 +203,37 @@ def _digest(block: Any) -> str:
     return blake2b(np.ascontiguousarray(block).tobytes(), digest_size=16).hexdigest()
 
 
-def _compare(failure: str | None, digests: Digests, mesh: Mesh) -> None:
-    """Raise ``DisagreementError`` in all processes of the mesh unless all can go on."""
+def _compare(digests: Digests, name: str, mesh: Mesh) -> None:
+    """Raise ``DisagreementError`` in all processes of the mesh unless their blocks are the same."""
     processes = processes_of(mesh).numbers
     if processes == (jax.process_index(),) or jax.process_index() not in processes:
         return
+    what = f"{name} ({user_location()})"
     said = meet(
-        json.dumps([failure, digests]).encode(),
+        json.dumps(digests).encode(),
         judge_replicas,
-        what=f"host_local_array_to_global_array ({user_location()})",
-        timeout=check_timeout(),
+        kind="replicas",
+        what=what,
+        timeout=timeout_of_checks(),
         processes=processes,
     )
-    if said and failure is None:
-        raise DisagreementError(said.decode())
+    if said:
+        raise DisagreementError(f"{what}: {said.decode()}")
 
 
 def judge_replicas(payloads: dict[int, bytes]) -> bytes:
-    """Say which blocks differ between processes, or who failed; nothing if all is well.
+    """Say which blocks differ between processes; nothing if none does.
 
     Args:
-      payloads: by process, JSON of what went wrong there or ``None``, and ``Digests``.
+      payloads: by process, JSON of ``Digests``.
 
-    >>> said = {0: b'[null, {"[0]": {"[:]": "a"}}]', 1: b'[null, {"[0]": {"[:]": "b"}}]'}
+    >>> said = {0: b'{"[0]": {"[:]": "a"}}', 1: b'{"[0]": {"[:]": "b"}}'}
     >>> judge_replicas(said)[:60]
     b'blocks that several processes hold differ: at [0], block [:]'
     """
-    heard = {process: json.loads(payload) for process, payload in sorted(payloads.items())}
-    failed = [f"process {i} failed: {text[:500]}" for i, (text, _) in heard.items() if text]
-    if failed:
-        return "; ".join(failed[:_MOST_DIFFERENCES]).encode()
     holders: dict[tuple[str, str], dict[str, list[int]]] = {}
-    for process, (_, digests) in heard.items():
-        for path, of_blocks in digests.items():
+    for process, payload in sorted(payloads.items()):
+        for path, of_blocks in json.loads(payload).items():
             for index, digest in of_blocks.items():
                 holders.setdefault((path, index), {}).setdefault(digest, []).append(process)
     differences = []
@@ -267,9 +244,7 @@ def judge_replicas(payloads: dict[int, bytes]) -> bytes:
             differences.append(f"{block}: {', and other bytes in '.join(groups)}")
     if not differences:
         return b""
-    more = len(differences) - _MOST_DIFFERENCES
-    shown = "; ".join(differences[:_MOST_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
     return (
-        f"blocks that several processes hold differ: {shown}. Give every process the same data "
-        "there, or cut the array over the processes"
+        f"blocks that several processes hold differ: {join_some(differences)}. Give every process "
+        "the same data there, or cut the array over the processes"
     ).encode()

@@ -28,18 +28,7 @@ from gda.spec import Index, Shape, SpecLike, check_shape, check_spec
 from gda.views import ProcessView, infer_global_shape
 
 
-def global_shape_of(
-    local_data: Any,
-    mesh: Mesh,
-    spec: SpecLike,
-    global_shape: Iterable[int] | None = None,
-    **_: object,
-) -> Shape:
-    """Return the shape of the array that ``array_from_process_local`` would build."""
-    return _plan_for(_as_array(local_data), mesh, spec, global_shape).whole.grid.global_shape
-
-
-@checked("GlobalArray.from_process_local", shape_of=global_shape_of)
+@checked("GlobalArray.from_process_local", reads=False)
 def array_from_process_local(
     local_data: Any,
     mesh: Mesh,

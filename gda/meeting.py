@@ -29,6 +29,12 @@ _FOLDER = "gda/meeting"
 _held: Counter[tuple[int, ...]] = Counter()
 
 
+class DisagreementError(ValueError):
+    """Processes were about to go on with arrays that are not the same, or from different places."""
+
+    __module__ = "gda"
+
+
 class LateProcessError(TimeoutError):
     """Some process did not come to where the others wait; ``processes`` has the numbers."""
 
@@ -43,6 +49,7 @@ def meet(
     payload: bytes,
     judge: Judge,
     *,
+    kind: str,
     what: str,
     timeout: float,
     processes: tuple[int, ...] | None = None,
@@ -54,11 +61,13 @@ def meet(
     Args:
       payload: of any length.
       judge: called in one process with the payloads by process; must not raise.
+      kind: what sort of payload it is; only one for which ``judge`` is meant is shown to it.
       what: where this process is, for the errors of the others, such as ``check 'x' (a.py:3)``.
       timeout: seconds to wait for the others.
       processes: ascending; by default all.
 
     Raises:
+      DisagreementError: some processes brought another kind, because they are somewhere else.
       LateProcessError: somebody did not come. Every process that did raises it, the late one when
         it comes after all.
       ConnectionError: the service, that is process 0, is gone.
@@ -69,9 +78,11 @@ def meet(
         return judge({processes[0]: payload})
     service = coordination.service()
     if service is None:
-        return judge(_by_collective(payload, processes, what, timeout))
+        entries = _by_collective(_entry(0, kind, what, payload), processes, what, timeout)
+        return _open(_judged(entries, judge), what)
     _held[processes] += 1
-    return _Meeting(service, processes, _held[processes], what, timeout).hold(payload, judge)
+    meeting = _Meeting(service, processes, _held[processes], what, timeout)
+    return _open(meeting.hold(_entry(meeting.number, kind, what, payload), judge), what)
 
 
 def format_processes(processes: Iterable[int]) -> str:
@@ -93,6 +104,36 @@ def format_processes(processes: Iterable[int]) -> str:
     return f"{'process' if len(numbers) == 1 else 'processes'} {', '.join(parts)}"
 
 
+# An entry is a payload with who brings what, and a verdict says in its first byte which it is.
+
+
+def _entry(number: int, kind: str, what: str, payload: bytes) -> bytes:
+    return json.dumps([number, kind, what]).encode() + b"\n" + payload
+
+
+def _judged(entries: dict[int, bytes], judge: Judge) -> bytes:
+    """Return the verdict of ``judge``, unless the entries are not all for it."""
+    payloads, places = {}, {}
+    for process, entry in sorted(entries.items()):
+        header, _, payloads[process] = entry.partition(b"\n")
+        _, kind, what = json.loads(header)
+        places.setdefault(kind, {}).setdefault(what, []).append(process)
+    if len(places) == 1:
+        return b"+" + judge(payloads)
+    said = [
+        f"{format_processes(group)} at {what}"
+        for of_kind in sorted(places.values(), key=lambda kind: sum(map(len, kind.values())))
+        for what, group in of_kind.items()
+    ]
+    return f"-the processes are at different places: {'; '.join(said)}".encode()
+
+
+def _open(verdict: bytes, what: str) -> bytes:
+    if verdict.startswith(b"-"):
+        raise DisagreementError(f"{what}: {verdict[1:].decode()}")
+    return verdict[1:]
+
+
 class _Meeting:
     def __init__(
         self,
@@ -104,7 +145,7 @@ class _Meeting:
     ) -> None:
         self._service = service
         self._processes = processes
-        self._number = number
+        self.number = number
         self._what = what
         self._timeout = timeout
         self._me = jax.process_index()
@@ -112,11 +153,10 @@ class _Meeting:
         group = sha256(repr(processes).encode()).hexdigest()[:16]
         self._folder = f"{_FOLDER}/{group}"
 
-    def hold(self, payload: bytes, judge: Judge) -> bytes:
-        service, number = self._service, self._number
-        where = json.dumps([number, self._what]).encode()
-        service.put(f"{_FOLDER}/at/{self._me}", where)
-        service.put(f"{self._folder}/payload/{self._me}", where + b"\n" + payload)
+    def hold(self, entry: bytes, judge: Judge) -> bytes:
+        service, number = self._service, self.number
+        service.put(f"{_FOLDER}/at/{self._me}", self._what.encode())
+        service.put(f"{self._folder}/entry/{self._me}", entry)
         everybody = len(self._processes) == jax.process_count()
         try:
             service.barrier(
@@ -130,20 +170,20 @@ class _Meeting:
                 return service.get(verdict_key, self._timeout)
             except TimeoutError as error:
                 raise self._late(error) from None
-        verdict = judge({i: entry.partition(b"\n")[2] for i, entry in self._payloads().items()})
+        verdict = _judged(self._entries(), judge)
         service.put(verdict_key, verdict)
         with contextlib.suppress(RuntimeError):
             # All have come here, so all have read the verdict before this one.
             service.delete(f"{self._folder}/verdict/{number - 1}")
         return verdict
 
-    def _payloads(self) -> dict[int, bytes]:
-        entries = self._service.list(f"{self._folder}/payload/")
+    def _entries(self) -> dict[int, bytes]:
+        entries = self._service.list(f"{self._folder}/entry/")
         return {int(key.rpartition("/")[2]): entry for key, entry in entries.items()}
 
     def _late(self, reason: Exception) -> LateProcessError:
         """Return the error that everybody raises; the first process that gives up writes it."""
-        service, key = self._service, f"{self._folder}/late/{self._number}"
+        service, key = self._service, f"{self._folder}/late/{self.number}"
         try:
             service.put(f"{key}/by", b"", overwrite=False)
         except KeyError:
@@ -153,9 +193,9 @@ class _Meeting:
             return LateProcessError(f"{self._what}: {reason}")
         waiting: dict[str, list[int]] = {}
         late = set(self._processes)
-        for process, entry in self._payloads().items():
-            number, what = json.loads(entry.partition(b"\n")[0])
-            if number == self._number:
+        for process, entry in self._entries().items():
+            number, _, what = json.loads(entry.partition(b"\n")[0])
+            if number == self.number:
                 waiting.setdefault(what, []).append(process)
                 late.discard(process)
         lines = [f"{format_processes(group)} waited at {what}" for what, group in waiting.items()]
@@ -171,7 +211,7 @@ class _Meeting:
 
     def _last_seen(self, process: int) -> str:
         try:
-            _, what = json.loads(self._service.get(f"{_FOLDER}/at/{process}", timeout=0.1))
+            what = self._service.get(f"{_FOLDER}/at/{process}", timeout=0.1).decode()
         except TimeoutError:
             return "was never at one"
         return f"was last at {what}"

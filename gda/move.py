@@ -104,7 +104,7 @@ def gather(
     if array.is_fully_addressable:
         return np.array(array) if is_wanted else None
     pieces = _Pieces(array, max_bytes)
-    check_moving((array, {"process": process}), "GlobalArray.gather")
+    check_moving(array, "GlobalArray.gather", process=process, max_bytes=max_bytes)
     value = np.empty(pieces.shape, array.dtype) if is_wanted else None
     for index, piece in pieces.local() if pieces.are_everywhere else pieces.gathered():
         if value is not None:

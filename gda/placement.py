@@ -15,13 +15,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from gda.agreement import describe, together
 from gda.array import GlobalArray
 from gda.indices import local_positions
 from gda.local import Batch, array_from_process_local, process_local_of, view_of
 from gda.sharding import is_tracer, sharding_of
 from gda.spec import Shape
 from gda.transform import constrain
-from gda.trees import path_of, specs_for
+from gda.trees import is_container, note_path, path_of, specs_for
 
 
 class DataPartitionType(enum.Enum):
@@ -51,7 +52,8 @@ def host_to_global_device_array(
     process has as many, the local batch times the number of processes. The rows of a process are on
     its own devices, in their order in the mesh, whatever that order is. Under ``REPLICATED`` every
     process brings the whole array. Under a spec it brings what ``GlobalArray.from_process_local``
-    says. NumPy data is copied once. Never communicates between processes.
+    says. NumPy data is copied once. Communicates between processes only to check that they agree,
+    where ``gda.checking_agreement`` is on.
 
     Args:
       host_arrays: a pytree of arrays of shape ``[local batch, ...]``; under ``REPLICATED`` and
@@ -73,7 +75,13 @@ def host_to_global_device_array(
     GlobalArray(shape=(16, 5), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P(('x', 'y')))
     """
     mesh = _needed_mesh()
-    pairs, structure = _specs_for(host_arrays, _spec_of(partition, mesh))
+    return together(
+        "host_to_global_device_array", mesh, lambda: _placed(host_arrays, partition, mesh), describe
+    )
+
+
+def _placed(host_arrays: Any, partition: Any, mesh: Mesh) -> Any:
+    pairs, structure = specs_for(host_arrays, _spec_of(partition, mesh), "partition")
     leaves = []
     with Batch(len(pairs)) as batch:
         for leaf, spec in pairs:
@@ -82,7 +90,7 @@ def host_to_global_device_array(
             try:
                 array = array_from_process_local(leaf, mesh, spec, batch=batch)
             except Exception as error:
-                _note(error, host_arrays, len(leaves))
+                note_path(error, host_arrays, len(leaves))
                 raise
             leaves.append(GlobalArray(array=array))
     return jax.tree.unflatten(structure, leaves)
@@ -117,13 +125,13 @@ def global_to_host_array(global_arrays: Any, *, partition: Any = DataPartitionTy
     >>> gda.global_to_host_array(batch)['tokens']
     array([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11, 12, 13, 14, 15], dtype=int32)
     """
-    pairs, structure = _specs_for(global_arrays, _spec_of(partition, None))
+    pairs, structure = specs_for(global_arrays, _spec_of(partition, None), "partition")
     arrays = []
     for leaf, _ in pairs:
         try:
             arrays.append(_live(leaf))
         except Exception as error:
-            _note(error, global_arrays, len(arrays))
+            note_path(error, global_arrays, len(arrays))
             raise
     batch = _Batch(global_arrays)
     for number, (array, (_, spec)) in enumerate(zip(arrays, pairs, strict=True)):
@@ -141,7 +149,7 @@ def global_to_host_array(global_arrays: Any, *, partition: Any = DataPartitionTy
         try:
             values.append(process_local_of(array))
         except Exception as error:
-            _note(error, global_arrays, len(values))
+            note_path(error, global_arrays, len(values))
             raise
     return jax.tree.unflatten(structure, values)
 
@@ -170,16 +178,14 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     >>> y.sharding.shard_shape(y.shape), gda.with_sharding_constraint(1.0, P('x'))
     ((2,), 1.0)
     """
-    pairs, structure = specs_for(
-        x, shardings, "shardings", is_leaf=_is_container, is_spec=_is_sharding
-    )
+    pairs, structure = specs_for(x, shardings, "shardings", _is_sharding)
     current = _Current()
     leaves = []
     for leaf, sharding in pairs:
         try:
             leaves.append(_constrained(leaf, sharding, current))
         except Exception as error:
-            _note(error, x, len(leaves))
+            note_path(error, x, len(leaves))
             raise
     return jax.tree.unflatten(structure, leaves)
 
@@ -210,7 +216,7 @@ class _Current:
 
     def mesh_for(self, leaf: Any) -> Any:
         """Return it, inside ``jit`` without its devices if JAX knows it so; ``None`` if none is."""
-        array = leaf.array if _is_container(leaf) else leaf
+        array = leaf.array if is_container(leaf) else leaf
         if not is_tracer(array):
             return self._concrete()
         ambient = jax.sharding.get_abstract_mesh()
@@ -283,18 +289,6 @@ def _spec_of(partition: Any, mesh: Mesh | None) -> Any:
     return partition
 
 
-def _specs_for(tree: Any, specs: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    return specs_for(tree, specs, "partition", is_leaf=_is_container, is_spec=_is_spec)
-
-
-def _is_container(leaf: object) -> bool:
-    return isinstance(leaf, GlobalArray)
-
-
-def _is_spec(leaf: object) -> bool:
-    return isinstance(leaf, PartitionSpec)
-
-
 def _is_spec_or_none(leaf: object) -> bool:
     return leaf is None or isinstance(leaf, PartitionSpec)
 
@@ -303,14 +297,8 @@ def _is_sharding(leaf: object) -> bool:
     return leaf is None or isinstance(leaf, PartitionSpec | NamedSharding)
 
 
-def _note(error: Exception, tree: Any, number: int) -> None:
-    path = path_of(tree, number, _is_container)
-    if path:
-        error.add_note(f"gda: at {path} of the tree")
-
-
 def _at(tree: Any, number: int) -> str:
-    path = path_of(tree, number, _is_container)
+    path = path_of(tree, number)
     return f"the array at {path}" if path else "the array"
 
 
@@ -340,7 +328,7 @@ def _scalar_error(tree: Any, number: int) -> ValueError:
 
 
 def _live(leaf: Any) -> jax.Array:
-    array = leaf.__jax_array__() if _is_container(leaf) else leaf
+    array = leaf.__jax_array__() if is_container(leaf) else leaf
     if not isinstance(array, jax.Array) or is_tracer(array):
         kind = "traced array" if is_tracer(array) else type(array).__name__
         raise TypeError(f"expected a GlobalArray or a jax.Array, not a {kind}")
@@ -403,7 +391,7 @@ class _Batch:
             wanted = NamedSharding(sharding.mesh, spec)
             is_so = sharding.is_equivalent_to(wanted, array.ndim)
         except ValueError as error:
-            _note(error, self._tree, number)
+            note_path(error, self._tree, number)
             raise
         if not is_so:
             raise ValueError(
@@ -418,7 +406,7 @@ class _Batch:
         try:
             return view_of(array.shape, sharding.mesh, sharding.spec).local_shape
         except ValueError as error:
-            _note(error, self._tree, number)
+            note_path(error, self._tree, number)
             raise
 
 

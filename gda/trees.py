@@ -6,13 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
-IsLeaf = Callable[[Any], bool]
+from gda.array import GlobalArray
+
+
+def is_container(node: object) -> bool:
+    """Whether a node of a tree is an array, though it is a pytree."""
+    return isinstance(node, GlobalArray)
+
+
+def is_partition_spec(node: object) -> bool:
+    """Whether a node of a tree of specs is one."""
+    return isinstance(node, PartitionSpec)
 
 
 def specs_for(
-    tree: Any, specs: Any, name: str, *, is_leaf: IsLeaf, is_spec: IsLeaf
+    tree: Any, specs: Any, name: str, is_spec: Callable[[Any], bool] = is_partition_spec
 ) -> tuple[list[tuple[Any, Any]], Any]:
     """Return ``(leaf, spec)`` for every leaf of ``tree``, and the structure to put them back in.
 
@@ -20,7 +31,6 @@ def specs_for(
       tree: any pytree.
       specs: a pytree that is a prefix of ``tree``: each of its leaves is for a whole subtree.
       name: what the user calls ``specs``, for the messages.
-      is_leaf: what is a leaf of ``tree`` though it is a pytree.
       is_spec: what is a leaf of ``specs``. Nothing else may be; ``None`` is for subtrees without
         leaves alone, unless this says otherwise.
 
@@ -28,7 +38,7 @@ def specs_for(
       ValueError: ``specs`` is no prefix of ``tree``, or is ``None`` for a leaf.
       TypeError: a leaf of ``specs`` is not a spec.
     """
-    leaves, structure = jax.tree.flatten(tree, is_leaf=is_leaf)
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     if is_spec(specs):
         return [(leaf, specs) for leaf in leaves], structure
     for path, leaf in jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_spec)[0]:
@@ -38,17 +48,23 @@ def specs_for(
                 "or a tree of them, such as PartitionSpec('x', None)"
             )
     pairs: list[tuple[Any, Any]] = []
-    _descend(pairs, tree, specs, name, (), is_leaf, is_spec)
+    _descend(pairs, tree, specs, name, (), is_spec)
     return pairs, structure
 
 
-def path_of(tree: Any, number: int, is_leaf: IsLeaf) -> str:
+def path_of(tree: Any, number: int) -> str:
     """Return the path of the leaf with a number as it is written in Python, such as ``['a'][0]``.
 
     A function of its own, because paths are needed for messages only and take a while to make.
     """
-    paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+    paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)[0]
     return keystr(paths[number][0])
+
+
+def note_path(error: Exception, tree: Any, number: int) -> None:
+    """Add to an error at which leaf of the tree it happened."""
+    if path := path_of(tree, number):
+        error.add_note(f"gda: at {path} of the tree")
 
 
 def _descend(
@@ -57,15 +73,14 @@ def _descend(
     specs: Any,
     name: str,
     path: Any,
-    is_leaf: IsLeaf,
-    is_spec: IsLeaf,
+    is_spec: Callable[[Any], bool],
 ) -> None:
     if is_spec(specs):
-        pairs += [(leaf, specs) for leaf in jax.tree.leaves(tree, is_leaf=is_leaf)]
+        pairs += [(leaf, specs) for leaf in jax.tree.leaves(tree, is_leaf=is_container)]
         return
     where = f"{name}{keystr(path)}"
     if specs is None:
-        if jax.tree.leaves(tree, is_leaf=is_leaf):
+        if jax.tree.leaves(tree, is_leaf=is_container):
             raise ValueError(
                 f"{where} is None, which says nothing of how to cut an array; write "
                 "PartitionSpec() for one that every device holds whole"
@@ -75,22 +90,22 @@ def _descend(
         specs, is_leaf=lambda node: node is not specs
     )
     try:
-        if is_leaf(tree):
+        if is_container(tree):
             raise ValueError  # a pytree, but not here
         subtrees = structure.flatten_up_to(tree)
     except (TypeError, ValueError):
         raise ValueError(
             f"{name} must be a prefix of the tree that it is for, but {where} is "
-            f"{_node_text(specs, is_leaf)}, and the tree has {_node_text(tree, is_leaf)} there"
+            f"{_node_text(specs)}, and the tree has {_node_text(tree)} there"
         ) from None
     for (key, below), subtree in zip(children, subtrees, strict=True):
-        _descend(pairs, subtree, below, name, (*path, *key), is_leaf, is_spec)
+        _descend(pairs, subtree, below, name, (*path, *key), is_spec)
 
 
-def _node_text(node: Any, is_leaf: IsLeaf) -> str:
+def _node_text(node: Any) -> str:
     """Say what a node is, without what is below it."""
     kind = type(node).__name__
-    if is_leaf(node):
+    if is_container(node):
         return f"a {kind}"
     if isinstance(node, dict):
         return f"a {kind} with the keys {list(node)}"
