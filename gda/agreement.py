@@ -9,8 +9,11 @@ one description of each kind.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
+import re
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +28,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Singl
 from gda.indices import processes_of
 from gda.meeting import DisagreementError, LateProcessError, format_processes, meet
 from gda.sharding import is_tracer
-from gda.spec import format_spec
+from gda.spec import check_shape, check_spec, format_spec
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -77,7 +80,8 @@ def checking_agreement(enabled: bool = True, *, timeout: float | None = None) ->
     processes of the mesh before it reads. After building, all constructors, those of trees too,
     compare what came out and whether all of them succeeded, so that one that failed is known to
     all at once. ``reshard`` and ``gather`` check before they move; ``from_array``, which only
-    wraps, does not. They raise what ``check_processes_agree`` raises, and the process that failed
+    wraps, does not. Only the main thread checks: nobody knows in which order others run in which
+    process. They raise what ``check_processes_agree`` raises, and the process that failed
     its own exception. The environment variable
     ``GDA_CHECK_AGREEMENT=1`` switches it on for the whole program; the launcher and the pytest
     plugin do.
@@ -105,15 +109,22 @@ def checked(
     """
 
     def decorate(construct: Callable[P, jax.Array]) -> Callable[P, jax.Array]:
+        signature = inspect.signature(construct)
+        call: Any = construct
+
         @functools.wraps(construct)
         def constructor(*args: P.args, **kwargs: P.kwargs) -> jax.Array:
-            if not _switch.get().is_on:
+            if not _is_on():
                 return construct(*args, **kwargs)
-            given: Any = dict(zip(("global_shape", "mesh", "spec"), args, strict=False)) | kwargs
+            arguments: Any = signature.bind(*args, **kwargs)
+            given = arguments.arguments
+            for field in ("global_shape", "spec"):
+                if hasattr(given.get(field), "__next__"):  # which can be read only once
+                    given[field] = tuple(given[field])
             return together(
                 name,
-                given.get("mesh"),
-                lambda: construct(*args, **kwargs),
+                given["mesh"],
+                lambda: call(*arguments.args, **arguments.kwargs),
                 lambda array: _leaf_fields("", array),
                 wanted=(lambda: _wanted(given)) if reads else None,
             )
@@ -149,7 +160,7 @@ def together(
     """
     processes = processes_of(mesh).numbers if isinstance(mesh, Mesh) else ()
     takes_part = len(processes) > 1 and jax.process_index() in processes
-    if not takes_part or not (always or _switch.get().is_on):
+    if not takes_part or not (always or _is_on()):
         return work()
     seconds = timeout_of_checks()
     if wanted is not None:
@@ -170,7 +181,7 @@ def check_moving(
 ) -> None:
     """Check, where checks are on, what the processes are about to communicate about, and how."""
     takes_part = processes is None or jax.process_index() in processes
-    if _switch.get().is_on and jax.process_count() > 1 and takes_part:
+    if _is_on() and jax.process_count() > 1 and takes_part:
         described = {("", option): repr(value) for option, value in options.items()}
         place = _Place(name)
         _agree(lambda: describe(tree) | described, place, timeout_of_checks(), processes)
@@ -204,6 +215,11 @@ def _switched(switch: _Switch) -> Iterator[None]:
         yield
     finally:
         _switch.reset(token)
+
+
+def _is_on() -> bool:
+    # Of other threads nobody knows in which order they run in which process.
+    return _switch.get().is_on and threading.current_thread() is threading.main_thread()
 
 
 def timeout_of_checks() -> float:
@@ -343,9 +359,10 @@ def _one_line(error: Exception) -> str:
 
 
 def _wanted(given: dict[str, Any]) -> Description:
+    shape = check_shape(given["global_shape"])
     return {
-        ("", "shape"): str(tuple(given["global_shape"])),
-        ("", "spec"): _spec_text(given["spec"]),
+        ("", "shape"): str(shape),
+        ("", "spec"): _spec_text(check_spec(given["spec"], shape)),
         ("", "dtype"): _dtype_text(given.get("dtype")),
         **_mesh_fields("", given["mesh"]),
     }
@@ -366,15 +383,44 @@ def describe(tree: Any) -> Description:
         text = jax.tree_util.keystr(path)
         # `GlobalArray` shows its array as a leaf one step further down, which says nothing.
         description.update(_leaf_fields(text.removesuffix(".array"), leaf))
-    description["", "structure"] = str(structure)
+    description["", "structure"] = _structure_text(structure)
     return description
+
+
+def _structure_text(structure: Any) -> str:
+    """Return what is the same text for the same structure, in every process."""
+    if (node := structure.node_data()) is None:
+        return "*"
+    kind, aux = node
+    children = [_structure_text(child) for child in structure.children()]
+    if kind is dict:
+        keys = map(_stable_text, aux)
+        return f"{{{', '.join(f'{key}: {of}' for key, of in zip(keys, children, strict=True))}}}"
+    if kind in (list, tuple):
+        opening, closing = "[]" if kind is list else "()"
+        return f"{opening}{', '.join(children)}{closing}"
+    if kind is type(None):
+        return "None"
+    beside = [] if aux is None else [_stable_text(aux)]
+    return f"{kind.__qualname__}({', '.join([*beside, *children])})"
+
+
+def _stable_text(value: Any) -> str:
+    """Return the repr, without what differs between processes: addresses and orders of hashes."""
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(_stable_text, value)))}}}"
+    if type(value) in (list, tuple):
+        return f"({', '.join(map(_stable_text, value))})"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _leaf_fields(path: str, leaf: Any) -> Description:
     if isinstance(leaf, Mesh):
         return {(path, "kind"): "a mesh", **_mesh_fields(path, leaf)}
-    if isinstance(leaf, PartitionSpec | AbstractMesh):
-        return {(path, "kind"): repr(leaf)}
+    if isinstance(leaf, PartitionSpec):
+        return {(path, "spec"): _spec_text(leaf)}
+    if isinstance(leaf, AbstractMesh):
+        return {(path, "kind"): "an abstract mesh", **_mesh_fields(path, leaf)}
     if isinstance(leaf, NamedSharding):
         return {(path, "kind"): "a sharding", **_sharding_fields(path, leaf)}
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
@@ -399,8 +445,9 @@ def _mesh_fields(path: str, mesh: Mesh | AbstractMesh) -> Description:
 
 @functools.lru_cache(maxsize=64)
 def _mesh_texts(mesh: Mesh | AbstractMesh) -> list[tuple[str, str]]:
-    kinds = {kind.name for kind in mesh.axis_types}
-    axes = [("mesh", f"{dict(mesh.shape)} of {' and '.join(sorted(kinds))} axes")]
+    kinds = [kind.name for kind in mesh.axis_types]
+    said = kinds[:1] if len(set(kinds)) == 1 else kinds
+    axes = [("mesh", f"{dict(mesh.shape)} of {', '.join(said)} axes")]
     if isinstance(mesh, AbstractMesh):
         return axes
     ids = [device.id for device in mesh.devices.flat]
@@ -416,6 +463,8 @@ def _shortened(ids: list[int]) -> str:
 
 def _spec_text(spec: Any) -> str:
     """Return a spec so that those that mean the same look the same."""
+    if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+        return repr(spec)
     entries = [entry[0] if _is_single(entry) else entry or None for entry in spec]
     while entries and entries[-1] is None:
         entries.pop()

@@ -17,6 +17,8 @@ from typing import Any
 
 import jax
 
+_LONGEST = 2**31 - 1  # milliseconds, 24 days; more is too much for the service
+
 _METHODS = (
     "blocking_key_value_get_bytes",
     "key_value_delete",
@@ -100,7 +102,7 @@ def _lost() -> None:
 
 
 def _milliseconds(seconds: float) -> int:
-    return max(1, math.ceil(seconds * 1000))
+    return max(1, math.ceil(min(seconds * 1000, _LONGEST)))
 
 
 # The service tells kinds of errors apart by the first word of the message.

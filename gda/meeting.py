@@ -21,12 +21,14 @@ import numpy as np
 
 from gda import coordination
 from gda.allgather import all_gather
+from gda.processes import format_processes
 
 Judge = Callable[[dict[int, bytes]], bytes]
 
 _FOLDER = "gda/meeting"
-# Every process counts its meetings with each set of processes, so that all of them mean the same.
-_held: Counter[tuple[int, ...]] = Counter()
+# Every thread counts its meetings with each set of processes, so that all processes mean the same.
+# Threads are known by their names, which are the same in processes that run the same program.
+_held: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 
 class DisagreementError(ValueError):
@@ -56,7 +58,8 @@ def meet(
 ) -> bytes:
     """Bring ``payload``, and return what ``judge`` makes of the payloads of all processes.
 
-    Communicates: all of ``processes`` must come, in the same order of meetings.
+    Communicates: all of ``processes`` must come, in the same order of meetings. Threads meet those
+    of the same name.
 
     Args:
       payload: of any length.
@@ -80,28 +83,10 @@ def meet(
     if service is None:
         entries = _by_collective(_entry(0, kind, what, payload), processes, what, timeout)
         return _open(_judged(entries, judge), what)
-    _held[processes] += 1
-    meeting = _Meeting(service, processes, _held[processes], what, timeout)
+    thread = threading.current_thread().name
+    _held[thread, processes] += 1
+    meeting = _Meeting(service, thread, processes, _held[thread, processes], what, timeout)
     return _open(meeting.hold(_entry(meeting.number, kind, what, payload), judge), what)
-
-
-def format_processes(processes: Iterable[int]) -> str:
-    """Return ``process 1``, ``processes 0, 2, 3`` or ``processes 0-63, 65-127``.
-
-    >>> format_processes([0, 1, 2, 3, 7])
-    'processes 0-3, 7'
-    """
-    numbers = sorted(processes)
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = []
-    for run in runs:
-        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
-    return f"{'process' if len(numbers) == 1 else 'processes'} {', '.join(parts)}"
 
 
 # An entry is a payload with who brings what, and a verdict says in its first byte which it is.
@@ -138,6 +123,7 @@ class _Meeting:
     def __init__(
         self,
         service: coordination.Service,
+        thread: str,
         processes: tuple[int, ...],
         number: int,
         what: str,
@@ -150,7 +136,7 @@ class _Meeting:
         self._timeout = timeout
         self._me = jax.process_index()
         # Not the list itself, which may be long; not its hash(), which may differ.
-        group = sha256(repr(processes).encode()).hexdigest()[:16]
+        group = sha256(repr((thread, processes)).encode()).hexdigest()[:16]
         self._folder = f"{_FOLDER}/{group}"
 
     def hold(self, entry: bytes, judge: Judge) -> bytes:

@@ -1,17 +1,19 @@
 """Processes that mean different arrays hear of it, all of them, and at once."""
 
 import json
+import threading
 import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gda
-from gda.agreement import compare_digests, describe, say_difference
+from gda.agreement import _stable_text, compare_digests, describe, say_difference
 
 P = PartitionSpec
 ME = 1  # the process that is different in most of these tests
@@ -89,7 +91,9 @@ def test_another_structure_is_said_by_path() -> None:
     assert "at ['b'], process 1: shape (2,), processes 0, 2, 3: not there" in refused(
         {"a": shaped(1), **({"b": shaped(2)} if is_me() else {})}
     )
-    assert "process 1: structure PyTreeDef((*, *))" in refused((0, 0) if is_me() else [0, 0])
+    assert "process 1: structure (*, *), processes 0, 2, 3: [*, *]" in refused(
+        (0, 0) if is_me() else [0, 0]
+    )
 
 
 @pytest.mark.processes(4, devices=2)
@@ -282,3 +286,88 @@ def test_many_differences_are_counted() -> None:
     said = difference(([1], leaves(2)), ([0, *range(2, 5000)], leaves(3)))
     assert said.count("process 1: shape (2,), processes 0, 2-4999: (3,)") == 8
     assert said.endswith("and 12 more")
+
+
+# What is the same in every process.
+
+
+def structure(tree: Any) -> str:
+    return describe(tree)["", "structure"]
+
+
+def test_structures_are_told_apart_by_kind_and_keys() -> None:
+    trees = [{"a": 1}, {"b": 1}, [1], (1,), [1, None], [[1]], optax.sgd(0.1).init(1.0), {"a": None}]
+    assert len({structure(tree) for tree in trees}) == len(trees)
+    assert structure({"b": [1, None], "a": (2,)}) == "{'a': (*), 'b': [*, None]}"
+
+
+def test_addresses_and_orders_of_hashes_are_no_difference() -> None:
+    def function() -> None: ...
+
+    text = structure(jax.tree_util.Partial(function, 3))
+    assert "function" in text
+    assert "0x" not in text
+    assert _stable_text(frozenset("abc")) == "{'a', 'b', 'c'}"
+
+
+def test_axis_types_are_compared_axis_by_axis() -> None:
+    devices = np.array(jax.devices()).reshape(4, 2)
+    kinds = [(AxisType.Auto, AxisType.Explicit), (AxisType.Explicit, AxisType.Auto)]
+    meshes = [Mesh(devices, ("x", "y"), axis_types=kind) for kind in kinds]
+    assert describe(meshes[0]) != describe(meshes[1])
+
+
+# Beside the main thread, and with what can be used only once.
+
+
+@pytest.mark.processes(4, devices=2)
+def test_other_threads_check_only_what_they_are_told_to() -> None:
+    def prefetch() -> None:
+        for i in range(20):
+            gda.GlobalArray.from_callback((8 + 8 * i,), line(), P("x"), zeros(8 + 8 * i))
+            if i % 5 == 0:
+                gda.check_processes_agree(i, name="prefetch", timeout=20)
+
+    thread = threading.Thread(target=prefetch, name="prefetch")
+    with gda.checking_agreement(timeout=20):
+        thread.start()
+        for _ in range(20):
+            gda.GlobalArray.from_callback((8,), line(), P("x"), zeros(8))
+        thread.join()
+
+
+@pytest.mark.processes(4, devices=2)
+def test_arguments_that_can_be_read_once_are_read_once() -> None:
+    with gda.checking_agreement(timeout=20):
+        g = gda.GlobalArray.from_callback(iter([8]), line(), iter(["x"]), zeros(8))
+    assert (g.shape, g.grid.spec) == ((8,), ("x",))
+
+
+@pytest.mark.processes(4, devices=2)
+def test_bad_arguments_get_the_message_that_they_get_without_checks() -> None:
+    for arguments in [((8,), line(), None), (8, line(), P("x")), ((8,), line(), P("x", "x"))]:
+        messages = []
+        for is_on in (True, False):
+            with (
+                gda.checking_agreement(is_on, timeout=20),
+                pytest.raises((TypeError, ValueError)) as caught,
+            ):
+                gda.GlobalArray.from_callback(*arguments, zeros(8))
+            messages.append(str(caught.value))
+        assert messages[0] == messages[1]
+
+
+@pytest.mark.processes(4, devices=2)
+def test_options_of_gather_are_compared_by_value() -> None:
+    g = gda.GlobalArray.from_callback((8, 2), line(), P("x"), zeros(8, 2))
+    with gda.checking_agreement(timeout=20):
+        with pytest.raises(gda.DisagreementError, match="process 1: max_bytes 100, processes"):
+            g.gather(max_bytes=100 if is_me() else 4000)
+        with pytest.raises(gda.DisagreementError, match="process 1: process 0, processes"):
+            g.gather(process=0 if is_me() else 2)
+
+
+def test_a_timeout_of_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS", "soon")
+    with pytest.raises(ValueError, match="TIMEOUT_SECONDS must be a number of seconds above 0"):
+        gda.check_processes_agree(0)

@@ -175,6 +175,15 @@ def test_gather_under_a_mesh_that_is_set() -> None:
 
 
 @pytest.mark.processes(2, devices=4)
+def test_gather_without_jit_and_under_a_transfer_guard() -> None:
+    g = cut(DATA, mesh_of(range(8), 4, 2), P("x"))
+    with jax.disable_jit():
+        assert np.array_equal(g.gather(), DATA)
+    with jax.transfer_guard("disallow"):
+        assert np.array_equal(g.gather(), DATA)
+
+
+@pytest.mark.processes(2, devices=4)
 @pytest.mark.parametrize("order", ORDERS)
 def test_reshard_between_processes(order: str) -> None:
     g = cut(DATA, mesh_of(ORDERS["contiguous"], 4, 2), P("x"))

@@ -14,6 +14,7 @@ import runpy
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from types import TracebackType
 
 _OWN_FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
@@ -76,8 +77,9 @@ def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:
 def _send(report: int, code: int, text: str) -> None:
     if len(text) > _MAX_TRACEBACK:
         text = f"[…]\n{text[-_MAX_TRACEBACK:]}"
-    os.write(report, (json.dumps({"code": code, "traceback": text}) + "\n").encode())
-    os.close(report)
+    with suppress(OSError):  # a program may have closed all files
+        os.write(report, (json.dumps({"code": code, "traceback": text}) + "\n").encode())
+        os.close(report)
 
 
 if __name__ == "__main__":

@@ -90,12 +90,13 @@ def failed_setup(item: pytest.Item, text: str) -> list[pytest.TestReport]:
 def _merge_phase(
     item: pytest.Item, answers: list[Answer], phase: Phase, timeout: float
 ) -> pytest.TestReport:
-    of_process = {
-        answer.process: report
-        for answer in answers
-        for report in answer.reports
-        if report.when == phase
-    }
+    of_process: dict[int, PhaseReport] = {}
+    for answer in answers:
+        # A test with subtests has several reports of its call.
+        reports = [report for report in answer.reports if report.when == phase]
+        failed = [report for report in reports if report.outcome == "failed"]
+        for report in (failed or reports[::-1])[:1]:
+            of_process[answer.process] = report
     failures = _failures(answers, of_process, phase, timeout)
     expected = [report for report in of_process.values() if report.wasxfail is not None]
     xfailed = [report for report in expected if report.outcome == "skipped"]

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gda.children import Children, Port, environment
+from gda.children import Children, Port, environment, signal_name
 from gda.testing.answer import GRACE, Answer, ProcessError, raise_first, trim_stacks
 
 T = TypeVar("T")
@@ -172,10 +172,10 @@ class Pool:
             finally:
                 self.kill()
             raise
-        if len({(answer.ending, answer.outcome) for answer in answers}) > 1 or any(
-            answer.ending in ("died", "hung") for answer in answers
-        ):
+        if any(answer.ending in ("died", "hung", "behind") for answer in answers):
             self.kill()
+        elif len({(answer.ending, answer.outcome) for answer in answers}) > 1:
+            self.close()  # out of step, but able to end their fixtures
         return answers
 
 
@@ -395,7 +395,7 @@ def _status(process: subprocess.Popen[bytes]) -> str:
     except subprocess.TimeoutExpired:
         return "closed the connection to its pool"
     if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        return f"was killed by {signal_name(-code)}"
     return f"exited with code {code}"
 
 
