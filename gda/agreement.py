@@ -26,7 +26,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.indices import processes_of
-from gda.meeting import DisagreementError, LateProcessError, format_processes, meet
+from gda.meeting import DisagreementError, LateProcessError, meet
+from gda.processes import format_processes
 from gda.sharding import is_tracer
 from gda.spec import check_shape, check_spec, format_spec
 
@@ -63,11 +64,14 @@ def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | Non
       LateProcessError: a process did not come in time; it is named, and so is where it was last and
         where the others wait. It is a ``TimeoutError``.
       ConnectionError: process 0, which serves the others, is gone.
+      RuntimeError: the launcher started this process, and ``gda.launch.initialize`` was not called.
 
     >>> import gda, jax
     >>> gda.check_processes_agree({'w': jax.ShapeDtypeStruct((8, 2), 'float32')}, name='params')
     """
+    __tracebackhide__ = True  # of pytest: its users look for their own line
     seconds = timeout_of_checks() if timeout is None else _seconds(timeout, "timeout")
+    _check_joined()
     if jax.process_count() > 1:
         _agree(lambda: describe(tree), _Place("check", repr(name)), seconds)
 
@@ -116,6 +120,8 @@ def checked(
         def constructor(*args: P.args, **kwargs: P.kwargs) -> jax.Array:
             if not _is_on():
                 return construct(*args, **kwargs)
+            __tracebackhide__ = True
+            _check_joined()
             arguments: Any = signature.bind(*args, **kwargs)
             given = arguments.arguments
             for field in ("global_shape", "spec"):
@@ -158,6 +164,7 @@ def together(
     Raises:
       DisagreementError, LateProcessError, ConnectionError: as ``check_processes_agree`` does.
     """
+    __tracebackhide__ = True
     processes = processes_of(mesh).numbers if isinstance(mesh, Mesh) else ()
     takes_part = len(processes) > 1 and jax.process_index() in processes
     if not takes_part or not (always or _is_on()):
@@ -222,6 +229,16 @@ def _is_on() -> bool:
     return _switch.get().is_on and threading.current_thread() is threading.main_thread()
 
 
+def _check_joined() -> None:
+    """Raise if this process was started as one of many, and does not know the others."""
+    count = os.environ.get("JAX_NUM_PROCESSES", "1")
+    if count != "1" and jax.process_count() == 1:
+        raise RuntimeError(
+            f"by the variable JAX_NUM_PROCESSES this is one of {count} processes, but JAX knows of "
+            "none but this; call gda.launch.initialize() before any other use of JAX"
+        )
+
+
 def timeout_of_checks() -> float:
     """Return how many seconds a check waits for the other processes."""
     if (seconds := _switch.get().timeout) is not None:
@@ -263,6 +280,7 @@ def _agree(
 
     Where ``description_of`` raises in one process, that one raises it, and the others hear of it.
     """
+    __tracebackhide__ = True
     what = f"{place} ({user_location()})"
     failure, description = None, {}
     try:
@@ -272,7 +290,7 @@ def _agree(
         failure = error
     text = json.dumps([[*key, value] for key, value in description.items()]).encode()
     digest = sha256(text).hexdigest()
-    payload = json.dumps([digest, failure and _one_line(failure)]).encode()
+    payload = json.dumps([digest, failure and _one_line(failure), what]).encode()
     try:
         said = meet(
             payload,
@@ -297,25 +315,34 @@ def _agree(
         said = meet(
             mine, judge, kind="descriptions", what=what, timeout=timeout, processes=processes
         )
-        raise DisagreementError(f"{what}: {said.decode()}")
+        raise DisagreementError(f"{what}: {said.decode()}{verdict['places']}")
 
 
 def compare_digests(payloads: dict[int, bytes]) -> bytes:
     """Judge digests: who failed, or which groups of processes there are, the smallest first."""
     digests = {process: json.loads(payload) for process, payload in payloads.items()}
-    failed = [f"process {i} failed: {error}" for i, (_, error) in digests.items() if error]
+    failed = [f"process {i} failed: {error}" for i, (_, error, _) in digests.items() if error]
     if failed:
         return json.dumps({"failed": join_some(failed)}).encode()
     groups: dict[str, list[int]] = {}
-    for process, (digest, _) in sorted(digests.items()):
+    places: dict[str, list[int]] = {}
+    for process, (digest, _, place) in sorted(digests.items()):
         groups.setdefault(digest, []).append(process)
+        places.setdefault(place, []).append(process)
     if len(groups) == 1:
         return b"{}"
     heard = sorted(groups.values(), key=len)
     if len(heard) > _MOST_DIFFERENCES:
         # Enough are that of the majority and those that are most on their own.
         heard = [*heard[: _MOST_DIFFERENCES - 1], heard[-1]]
-    return json.dumps({"groups": heard, "spokesmen": [group[0] for group in heard]}).encode()
+    where = [f"{format_processes(group)} at {place}" for place, group in places.items()]
+    return json.dumps(
+        {
+            "groups": heard,
+            "spokesmen": [group[0] for group in heard],
+            "places": f". They are at different places: {join_some(where)}" if where[1:] else "",
+        }
+    ).encode()
 
 
 def say_difference(groups: list[list[int]], payloads: dict[int, bytes]) -> bytes:

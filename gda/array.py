@@ -703,7 +703,13 @@ class GlobalArray(ArrayOperators):
         Raises:
           RuntimeError: other processes hold a part of it, or it was deleted.
         """
-        return np.asarray(self._live(), dtype=dtype, copy=copy)
+        array = self._live()
+        if isinstance(array, jax.Array) and not is_tracer(array) and not _is_all_here(array):
+            raise RuntimeError(
+                f"other processes hold a part of {self!r}; g.gather() gives the whole value to "
+                "every process, and gda.global_to_host_array(g) to each its own rows"
+            )
+        return np.asarray(array, dtype=dtype, copy=copy)
 
     if not TYPE_CHECKING:
 
@@ -737,9 +743,12 @@ class GlobalArray(ArrayOperators):
         return f"mesh={dict(sharding.mesh.shape)}, spec={format_spec(sharding.spec)}"
 
     def __str__(self) -> str:
+        """Return dtype, shape and spec; of a scalar the value, as of a loss that is printed."""
         array = self.array
         if not hasattr(array, "shape") or not hasattr(array, "dtype"):
             return repr(self)
+        if isinstance(array, jax.Array) and not array.shape and not is_tracer(array):
+            return repr(self) if array.is_deleted() else str(array)
         try:
             spec = f" {format_spec(self.spec)}"
         except TypeError:
@@ -770,6 +779,10 @@ class GlobalArray(ArrayOperators):
 
 def _unpickled(state: pickling.State) -> GlobalArray:
     return GlobalArray(array=pickling.load(state))
+
+
+def _is_all_here(array: jax.Array) -> bool:
+    return array.is_fully_addressable or array.is_fully_replicated
 
 
 def _deleted_error(array: jax.Array) -> RuntimeError:

@@ -11,11 +11,19 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 LOOPBACK = "127.0.0.1"
+
+# Which argument of jax.distributed.initialize each variable of an environment gives.
+ARGUMENT_OF = {
+    "JAX_COORDINATOR_ADDRESS": "coordinator_address",
+    "JAX_NUM_PROCESSES": "num_processes",
+    "JAX_PROCESS_ID": "process_id",
+    "GDA_HEARTBEAT_TIMEOUT_SECONDS": "heartbeat_timeout_seconds",
+}
 
 _THREADS_PER_DEVICE = 8
 
@@ -135,6 +143,45 @@ def environment(
         flags.append(f"--xla_cpu_collective_timeout_seconds={_decimal(collective_timeout)}")
     variables["XLA_FLAGS"] = " ".join(flags).strip()
     return variables
+
+
+def arguments_of(
+    variables: Mapping[str, str] = os.environ, without: Container[str] = ()
+) -> dict[str, Any]:
+    """Return what an ``environment`` says, as arguments of ``jax.distributed.initialize``.
+
+    JAX reads JAX_COORDINATOR_BIND_ADDRESS itself.
+
+    Args:
+      variables: an environment; what it does not have, or has empty, is left out.
+      without: arguments that are known, whose variables are not looked at.
+
+    Raises:
+      ValueError: a variable is not the integer that it must be.
+
+    >>> arguments_of({"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "1"})
+    {'num_processes': 4, 'process_id': 1}
+    """
+    arguments: dict[str, Any] = {}
+    for variable, argument in ARGUMENT_OF.items():
+        if argument not in without and (text := variables.get(variable)):
+            try:
+                arguments[argument] = text if variable == "JAX_COORDINATOR_ADDRESS" else int(text)
+            except ValueError:
+                raise ValueError(f"{variable} is {text!r}, which is not an integer") from None
+    return arguments
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, or its number where it has none.
+
+    >>> signal_name(9), signal_name(40)
+    ('SIGKILL', 'signal 40')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # the numbered ones, of real time
+        return f"signal {number}"
 
 
 def _decimal(seconds: float) -> str:

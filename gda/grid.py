@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gda.layout import IntArray, Layout, layout_of, read_only
-from gda.processes import Processes, ProcessOf, processes_of
+from gda.processes import Processes, ProcessOf, check_process_of
 from gda.spec import (
     Index,
     Shape,
@@ -85,7 +85,7 @@ class ShardGrid:
         this["shard_shape"] = shard_shape
         this["_layout"] = layout
         if process_of is not None:
-            this["processes"] = processes_of(process_of, layout)
+            this["processes"] = check_process_of(process_of, layout)
 
     @property
     def mesh_shape(self) -> Mapping[str, int]:

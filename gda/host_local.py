@@ -18,11 +18,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gda.agreement import describe, join_some, timeout_of_checks, together, user_location
 from gda.array import GlobalArray
 from gda.blocks import format_index
-from gda.indices import check_mesh, local_positions, processes_of
-from gda.local import Batch, array_from_process_local, local_array_of
-from gda.meeting import DisagreementError, format_processes, meet
+from gda.indices import check_mesh, processes_of
+from gda.local import Batch, array_from_process_local
+from gda.local_view import distinct_shards, local_array_of
+from gda.meeting import DisagreementError, meet
 from gda.move import reshard
+from gda.processes import format_processes
 from gda.sharding import is_tracer
+from gda.spec import Index
 from gda.trees import is_container, note_path, path_of, specs_for
 
 # By path in the tree and index of the block, the digest of its bytes.
@@ -184,17 +187,14 @@ def _digests(result: Any, local_inputs: Any, mesh: Mesh) -> Digests:
     return digests
 
 
-def _shared(built: GlobalArray, mesh: Mesh) -> Iterator[tuple[Any, jax.Array]]:
+def _shared(built: GlobalArray, mesh: Mesh) -> Iterator[tuple[Index, jax.Array]]:
     """Yield the distinct blocks of this process that others hold too."""
-    of_devices = built.grid.block_ids
+    grid = built.grid
     mine = processes_of(mesh).process_of == jax.process_index()
-    shared = set(np.intersect1d(of_devices[mine], of_devices[~mine]).tolist())
-    positions = local_positions(mesh)
-    for shard in built.local_shards:
-        block = built.grid.block_id(positions[shard.device])  # pyright: ignore
+    shared = set(np.intersect1d(grid.block_ids[mine], grid.block_ids[~mine]).tolist())
+    for block, data in distinct_shards(built.array, grid).items():
         if block in shared:
-            shared.discard(block)
-            yield shard.index, shard.data
+            yield grid.block_index(block), data
 
 
 def _digest(block: Any) -> str:

@@ -1,9 +1,4 @@
-"""From what one process has to the global array, and back: its blocks put together as one array.
-
-The *local array* of a process is its distinct blocks side by side, in the order of their
-coordinates, gaps left out. It exists where these blocks form a regular grid: all combinations of
-some coordinates in each dimension.
-"""
+"""From what each process has to one global array; ``gda/local_view.py`` is the way back."""
 
 from __future__ import annotations
 
@@ -15,17 +10,18 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.agreement import checked
 from gda.blocks import KEPT_DTYPES, Block, BlockReader
 from gda.buffers import ALIGNMENT, Buffers, aligned_empty
-from gda.construct import Plan, plan_of
+from gda.construct import plan_of
 from gda.grid import ShardGrid
-from gda.indices import Device, check_mesh, processes_of
-from gda.sharding import is_tracer, named_sharding, sharding_of
-from gda.spec import Index, Shape, SpecLike, check_shape, check_spec
-from gda.views import ProcessView, infer_global_shape
+from gda.indices import check_mesh, processes_of
+from gda.local_view import local_sharding, view_of
+from gda.sharding import is_tracer
+from gda.spec import Shape, SpecLike, check_shape, check_spec
+from gda.views import infer_global_shape
 
 
 @checked("GlobalArray.from_process_local", reads=False)
@@ -101,101 +97,6 @@ class Batch:
             array.block_until_ready()
 
 
-def process_local_of(array: jax.Array) -> np.ndarray[Any, Any]:
-    """Return the local array of this process: a new NumPy array, each block in it once.
-
-    The inverse of ``array_from_process_local``. Never communicates between processes.
-
-    Raises:
-      ValueError: the blocks of this process do not form a regular grid, or it has none.
-      TypeError: PRNG keys, of which NumPy knows nothing, or an array without mesh and spec.
-    """
-    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
-        raise TypeError(
-            f"NumPy has no {array.dtype}; take the numbers of the keys: jax.random.key_data(array)"
-        )
-    if array.is_fully_addressable:
-        return np.array(array)
-    sharding = sharding_of(array)
-    mesh: Any = sharding.mesh
-    view = view_of(array.shape, mesh, sharding.spec)
-    value = np.empty(view.local_shape, array.dtype)
-    pieces = _pieces(array)
-    plan = plan_of(array.shape, mesh, sharding.spec)
-    first = [pieces[plan.devices[i]] for i in sorted(plan.firsts)]
-    for piece in first:
-        piece.copy_to_host_async()
-    for index, piece in zip(view.local_indices, first, strict=True):
-        value[index] = piece
-    return value
-
-
-def local_array_of(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
-    """Return the local array of this process, over its devices; nothing is copied or moved.
-
-    Args:
-      array: one that is cut as ``spec`` says over ``mesh``.
-
-    Raises:
-      ValueError: the blocks of this process do not form a regular grid, or it has none.
-    """
-    shape = view_of(array.shape, mesh, spec).local_shape
-    local = local_sharding(array.shape, mesh, spec)
-    pieces = _pieces(array)
-    buffers = [pieces[device] for device in local.mesh.devices.flat]  # pyright: ignore
-    if (kind := array.sharding.memory_kind) is not None:
-        local = local.with_memory_kind(kind)
-    return jax.make_array_from_single_device_arrays(shape, local, buffers)
-
-
-@lru_cache(maxsize=256)
-def view_of(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> ProcessView:
-    """Return what this process has of an array."""
-    grid = ShardGrid(global_shape, mesh.shape, spec, process_of=processes_of(mesh))
-    return grid.view(jax.process_index())
-
-
-@lru_cache(maxsize=256)
-def local_sharding(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> NamedSharding:
-    """Return the sharding of the local array of this process, each block where it is.
-
-    Where this process's devices form a subcube of the mesh, it is that spec over
-    ``mesh.local_mesh``. Elsewhere it is over a mesh of those devices with an axis ``'dim0'`` for
-    dimension 0 if that is cut, and so on, and an axis ``'replica'``. Where some of the blocks are
-    held by more of them than others, those devices are left out.
-
-    Raises:
-      ValueError: the blocks of this process do not form a regular grid, or it has none.
-    """
-    plan = plan_of(global_shape, mesh, spec)
-    grid = plan.grid
-    view_of(global_shape, mesh, grid.spec).local_shape  # noqa: B018 - raises
-    if _is_subcube(mesh):
-        return named_sharding(global_shape, mesh.local_mesh, spec)
-    holders: dict[tuple[int, ...], list[Device]] = {}
-    for device, index in zip(plan.devices, plan.indices, strict=True):
-        holders.setdefault(_starts(index), []).append(device)
-    cut = [dimension for dimension, entry in enumerate(grid.spec) if entry is not None]
-    extents = [len({starts[dimension] for starts in holders}) for dimension in cut]
-    replicas = min(map(len, holders.values()))
-    # Sorted by where they start, blocks are in row-major order of their coordinates.
-    devices = [device for starts in sorted(holders) for device in holders[starts][:replicas]]
-    is_explicit = set(mesh.axis_types) == {AxisType.Explicit}
-    local_mesh = Mesh(
-        np.array(devices).reshape(*extents, replicas),
-        (*(f"dim{dimension}" for dimension in cut), "replica"),
-        axis_types=(AxisType.Explicit if is_explicit else AxisType.Auto,) * (len(cut) + 1),
-    )
-    entries = [f"dim{d}" if d in cut else None for d in range(len(grid.spec))]
-    return named_sharding(global_shape, local_mesh, entries)
-
-
-def _is_subcube(mesh: Mesh) -> bool:
-    mine = processes_of(mesh).process_of.reshape(mesh.devices.shape) == jax.process_index()
-    bounds = [slice(places.min(), places.max() + 1) for places in np.nonzero(mine)]
-    return bool(mine[tuple(bounds)].all())
-
-
 class _LocalPlan:
     """Where the blocks of this process are in its local data.
 
@@ -213,7 +114,8 @@ class _LocalPlan:
             me = jax.process_index()
             global_shape = infer_global_shape(local_shape, mesh.shape, spec, processes, me)
         self.whole = plan_of(global_shape, mesh, spec)
-        self.indices = _local_indices(self.whole, local_shape, mesh) if self.whole.devices else []
+        view = view_of(global_shape, mesh, self.whole.grid.spec)
+        self.indices = view.indices_within(local_shape) if self.whole.devices else []
         # Whether the local data is its blocks one after the other, each in one piece.
         block = self.whole.grid.shard_shape
         rows = len(self.indices) * block[0] if block else 0
@@ -229,7 +131,7 @@ class _LocalPlan:
             and _jax_copies_unaligned()
         )
         self.sharding: NamedSharding | None = None
-        if self.whole.devices and self._is_compact(local_shape, mesh):
+        if view.is_regular and view.local_shape == local_shape:
             sharding = local_sharding(global_shape, mesh, spec)
             if len(sharding.device_set) == len(self.whole.devices):
                 self.sharding = sharding
@@ -256,11 +158,6 @@ class _LocalPlan:
             self._known_offsets[itemsize] = offsets
         return self._known_offsets[itemsize]
 
-    def _is_compact(self, local_shape: Shape, mesh: Mesh) -> bool:
-        grid = self.whole.grid
-        view = view_of(grid.global_shape, mesh, grid.spec)
-        return view.is_regular and view.local_shape == local_shape
-
 
 @cache
 def _jax_copies_unaligned() -> bool:
@@ -279,47 +176,6 @@ def _jax_copies_unaligned() -> bool:
     array.block_until_ready()
     block[:] = 1
     return not np.asarray(array).any()
-
-
-def _local_indices(plan: Plan, local_shape: Shape, mesh: Mesh) -> list[Index]:
-    """Return where each block of a plan is in local data of a shape."""
-    grid = plan.grid
-    if len(local_shape) != len(grid.global_shape):
-        raise ValueError(
-            f"the local data has shape {local_shape}, and global_shape is {grid.global_shape}; "
-            "they must have the same number of dimensions"
-        )
-    starts = list(map(_starts, plan.distinct))
-    offsets: list[dict[int, int]] = []
-    compact = []
-    for dimension, (size, whole, step) in enumerate(
-        zip(local_shape, grid.global_shape, grid.shard_shape, strict=True)
-    ):
-        of_blocks = sorted({start[dimension] for start in starts})
-        if size == whole:
-            offsets.append({start: start for start in of_blocks})
-            continue
-        compact.append(dimension)
-        if size != step * len(of_blocks):
-            raise ValueError(
-                f"local data of shape {local_shape} does not go with global_shape "
-                f"{grid.global_shape}, cut by {plan.sharding.spec} on the mesh "
-                f"{dict(grid.mesh_shape)}: dimension {dimension} has local size {size}; "
-                f"expected there is {step * len(of_blocks)}, the {len(of_blocks)} blocks of "
-                f"process {jax.process_index()} put together, or {whole}, all of it"
-            )
-        offsets.append({start: i * step for i, start in enumerate(of_blocks)})
-    combinations = {tuple(start[dimension] for dimension in compact) for start in starts}
-    if len(combinations) < math.prod(len(offsets[dimension]) for dimension in compact):
-        # Raises, and shows the blocks.
-        view_of(grid.global_shape, mesh, grid.spec).local_shape  # noqa: B018
-    return [
-        tuple(
-            slice(offset[first], offset[first] + step)
-            for offset, first, step in zip(offsets, start, grid.shard_shape, strict=True)
-        )
-        for start in starts
-    ]
 
 
 def _blocks_at_once(
@@ -356,10 +212,6 @@ def _blocks_at_once(
         np.copyto(block, local[index])
         blocks.append(block)
     return blocks
-
-
-def _starts(index: Index) -> tuple[int, ...]:
-    return tuple([s.start or 0 for s in index])
 
 
 def _as_array(local_data: Any) -> Any:
@@ -403,7 +255,7 @@ def _from_pieces(local: jax.Array, plan: _LocalPlan, reader: BlockReader) -> jax
     sharding: Any = plan.sharding
     if not local.sharding.is_equivalent_to(sharding, local.ndim):
         local = jax.device_put(local, sharding)
-    pieces = _pieces(local)
+    pieces = {shard.device: shard.data for shard in local.addressable_shards}
     whole = plan.whole
     buffers = [pieces[device] for device in whole.devices]
     if reader.asked is None and not reader.copy:
@@ -422,10 +274,6 @@ def _from_key_data(
     plan = _plan_for(data, mesh, spec, shape)
     array = plan.whole.place(_blocks_at_once(data, plan, None, None), data.dtype)
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(keys))
-
-
-def _pieces(array: jax.Array) -> dict[Any, jax.Array]:
-    return {shard.device: shard.data for shard in array.addressable_shards}
 
 
 def _plan_for(

@@ -14,8 +14,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from gda.agreement import check_moving
 from gda.allgather import all_gather
-from gda.grid import ShardGrid
 from gda.indices import check_mesh, local_positions, mesh_grid, processes_of
+from gda.local_view import distinct_shards, grid_of
 from gda.sharding import named_sharding, sharding_of
 from gda.spec import Index, SpecLike, check_spec
 
@@ -130,15 +130,15 @@ class _Pieces:
 
     def __init__(self, array: jax.Array, max_bytes: int) -> None:
         sharding = sharding_of(array)
-        mesh = sharding.mesh
-        processes = processes_of(mesh)  # pyright: ignore[reportArgumentType]
+        mesh: Any = sharding.mesh
+        processes = processes_of(mesh)
         if len(processes.numbers) == 1:
             raise ValueError(
                 f"the array lies on devices of process {processes.numbers[0]} alone, for which it "
                 "is a local array, and which does not send it when it calls gather"
             )
         self.shape = array.shape or (1,)
-        self._grid = ShardGrid(array.shape, mesh.shape, sharding.spec, process_of=processes)
+        self._grid = grid_of(array.shape, mesh, sharding.spec)
         self._processes = tuple(range(jax.process_count()))
         self._views = [self._grid.view(process) for process in self._processes]
         self._array = array
@@ -151,13 +151,13 @@ class _Pieces:
 
     def local(self) -> Iterator[tuple[Index, np.ndarray[Any, Any]]]:
         """Yield the blocks of this process."""
-        for number, data in self._shards().items():
+        for number, data in distinct_shards(self._array, self._grid).items():
             yield self._grid.block_index(number), _on_host(data)
 
     def gathered(self) -> Iterator[tuple[Index, np.ndarray[Any, Any]]]:
         """Yield parts of all blocks. Communicates."""
         written = [view.written_blocks() for view in self._views]
-        shards = self._shards()
+        shards = distinct_shards(self._array, self._grid)
         mine = [_on_host(shards[number]) for number in written[jax.process_index()]]
         block_shape = self._grid.shard_shape or (1,)
         rows, row_shape = block_shape[0], block_shape[1:]
@@ -181,12 +181,6 @@ class _Pieces:
         first, *rest = self._grid.block_index(block) or (slice(None),)
         offset = first.start or 0
         return slice(offset + start, offset + stop), *rest
-
-    def _shards(self) -> dict[int, jax.Array]:
-        """Return the distinct blocks of this process by number."""
-        positions = local_positions(self._array.sharding.mesh)  # pyright: ignore
-        shards = self._array.addressable_shards
-        return {self._grid.block_id(positions[shard.device]): shard.data for shard in shards}
 
 
 def _on_host(block: jax.Array) -> np.ndarray[Any, Any]:

@@ -18,7 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gda.agreement import describe, together
 from gda.array import GlobalArray
 from gda.indices import local_positions
-from gda.local import Batch, array_from_process_local, process_local_of, view_of
+from gda.local import Batch, array_from_process_local
+from gda.local_view import process_local_of, view_of
 from gda.sharding import is_tracer, sharding_of
 from gda.spec import Shape
 from gda.transform import constrain

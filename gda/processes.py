@@ -7,8 +7,8 @@ is in ``gda/views.py``.
 from __future__ import annotations
 
 import reprlib
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -19,10 +19,6 @@ import numpy.typing as npt
 from gda.layout import IntArray, Layout, read_only
 
 ProcessOf = Sequence[int] | npt.NDArray[np.integer[Any]]
-
-# To look through all devices for those of one process is cheaper than to sort them by process, as
-# long as few processes are asked about.
-_SCANS_BEFORE_SORTING = 8
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,13 +63,14 @@ class Processes:
     @cached_property
     def numbers(self) -> tuple[int, ...]:
         """The distinct process numbers, ascending."""
-        order, firsts, _ = self._sorted
-        return tuple(self.process_of[order[firsts]].tolist())
+        firsts, _ = self._runs
+        return tuple(self._by_process[1][firsts].tolist())
 
     @cached_property
     def ranks(self) -> IntArray:
         """For every device, where in ``numbers`` its process is: int64, read-only."""
-        order, _, counts = self._sorted
+        order, _ = self._by_process
+        _, counts = self._runs
         ranks = np.empty(self.num_devices, np.int64)
         ranks[order] = np.repeat(np.arange(len(counts)), counts)
         return read_only(ranks)
@@ -81,26 +78,29 @@ class Processes:
     def positions(self, process: int) -> IntArray:
         """Return the flat positions of the devices of a process, in device order, read-only.
 
+        The first time O(devices) where the numbers ascend, as they do on most meshes, and else a
+        sort; after that O(log(devices)).
+
         >>> Processes([4, 4, 0, 0]).positions(1)
         array([], dtype=int64)
         """
-        scans = self.__dict__.setdefault("_scans", 0)
-        if scans < _SCANS_BEFORE_SORTING:
-            self.__dict__["_scans"] = scans + 1
-            return read_only(np.flatnonzero(self.process_of == process))
-        rank = bisect_left(self.numbers, process)
-        if rank == len(self.numbers) or self.numbers[rank] != process:
-            return read_only(np.empty(0, np.int64))
-        order, firsts, counts = self._sorted
-        return order[firsts[rank] : firsts[rank] + counts[rank]]
+        order, numbers = self._by_process
+        # Not np.searchsorted, which has no order for an int64 and a number beyond 2**63.
+        return order[bisect_left(numbers, process) : bisect_right(numbers, process)]
 
     @cached_property
-    def _sorted(self) -> tuple[IntArray, IntArray, IntArray]:
-        """Positions by process; where in them each process begins, and how many it has."""
+    def _by_process(self) -> tuple[IntArray, IntArray]:
+        """The positions of process after process, and the process of each."""
+        if (self.process_of[:-1] <= self.process_of[1:]).all():
+            return read_only(np.arange(self.num_devices)), self.process_of
         order = np.argsort(self.process_of, kind="stable")  # stable: within one, in device order
-        is_first = np.diff(self.process_of[order], prepend=-1) != 0
-        firsts = np.flatnonzero(is_first)
-        return read_only(order), firsts, np.diff(firsts, append=self.num_devices)
+        return read_only(order), read_only(self.process_of[order])
+
+    @cached_property
+    def _runs(self) -> tuple[IntArray, IntArray]:
+        """Where each process begins in ``_by_process``, and how many devices it has."""
+        firsts = np.flatnonzero(np.diff(self._by_process[1], prepend=-1))
+        return firsts, np.diff(firsts, append=self.num_devices)
 
     @cached_property
     def _hash(self) -> int:
@@ -125,7 +125,7 @@ class Processes:
         return Processes, (self.process_of,)
 
 
-def processes_of(process_of: ProcessOf | Processes, layout: Layout) -> Processes:
+def check_process_of(process_of: ProcessOf | Processes, layout: Layout) -> Processes:
     """Return the processes of the devices of a mesh, checked against the mesh.
 
     Raises:
@@ -155,6 +155,25 @@ def _integers(process_of: object) -> npt.NDArray[Any]:
             f"[0, 0, 1, 1], not {reprlib.repr(process_of)}"
         )
     return values
+
+
+def format_processes(processes: Iterable[int]) -> str:
+    """Return ``process 1``, ``processes 0, 2, 3`` or ``processes 0-63, 65-127``.
+
+    >>> format_processes([0, 1, 2, 3, 7])
+    'processes 0-3, 7'
+    """
+    numbers = sorted(processes)
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = []
+    for run in runs:
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
+    return f"{'process' if len(numbers) == 1 else 'processes'} {', '.join(parts)}"
 
 
 @dataclass(frozen=True, eq=False)

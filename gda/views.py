@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from gda.layout import IntArray, Layout, layout_of
-from gda.processes import Processes, ProcessOf, processes_of, writing_of
+from gda.processes import Processes, ProcessOf, check_process_of, format_processes, writing_of
 from gda.spec import (
     Index,
     Shape,
@@ -38,8 +38,9 @@ class ProcessView:
     """What one process has of an array: what it reads, keeps and writes. Immutable, hashable.
 
     Made by ``ShardGrid.view``. A process without devices in the mesh has a view too, an empty one.
-    Nothing here communicates, and nothing costs more than the process has devices, except to ask
-    for the first process of a mesh, and for the first that writes: O(devices of the mesh).
+    Nothing here communicates, and what is asked costs no more than the process has devices. Only
+    the first process of a mesh that is asked about costs more, O(devices of the mesh), or a sort of
+    them where the numbers of their processes do not ascend; and so does the first that writes.
 
     Attributes:
       process: its number.
@@ -233,7 +234,7 @@ class ProcessView:
         >>> grid.view(1).local_shape
         (2, 4)
         """
-        self._check_regular()
+        self.check_regular()
         extents = map(len, self.coordinates)
         return tuple(map(operator.mul, extents, self._tiling.shard_shape))
 
@@ -249,11 +250,53 @@ class ProcessView:
         >>> grid.view(1).local_indices
         [(slice(0, 2, None), slice(0, 2, None)), (slice(0, 2, None), slice(2, 4, None))]
         """
-        self._check_regular()
+        self.check_regular()
         slices = [
             {part: slice(i * step, i * step + step) for i, part in enumerate(parts)}
             for parts, step in zip(self.coordinates, self._tiling.shard_shape, strict=True)
         ]
+        return self._indices_by(slices)
+
+    def indices_within(self, local_shape: Shape) -> list[Index]:
+        """Return where each of ``indices`` lies within local data, start and stop always given.
+
+        As ``local_indices``, but the data may have all of a dimension: where its size is the global
+        one, blocks lie in that dimension where they lie in the whole. Only in the others need the
+        blocks form a regular grid.
+
+        Raises:
+          ValueError: data of this shape does not have the blocks, these do not form a regular grid,
+            or the process has no device.
+
+        >>> import gda
+        >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 0, 1, 1])
+        >>> grid.view(1).indices_within((4, 4))
+        [(slice(2, 4, None), slice(0, 2, None)), (slice(2, 4, None), slice(2, 4, None))]
+        >>> grid.view(1).indices_within((2, 4)) == grid.view(1).local_indices
+        True
+        """
+        global_shape, shard_shape = self._tiling.global_shape, self._tiling.shard_shape
+        if len(local_shape) != len(global_shape):
+            raise ValueError(
+                f"the local data has shape {local_shape}, and global_shape is {global_shape}; "
+                "they must have the same number of dimensions"
+            )
+        if not self.block_ids:
+            self.check_regular()
+        slices: list[dict[int, slice]] = []
+        compact = []
+        for dimension, (size, parts) in enumerate(zip(local_shape, self.coordinates, strict=True)):
+            step = shard_shape[dimension]
+            if size == global_shape[dimension]:
+                slices.append({part: slice(part * step, part * step + step) for part in parts})
+                continue
+            if size != step * len(parts):
+                raise self._wrong_local_size_error(local_shape, dimension)
+            compact.append(dimension)
+            slices.append({part: slice(i * step, i * step + step) for i, part in enumerate(parts)})
+        combinations = set(zip(*(self._columns[dimension] for dimension in compact), strict=True))
+        if compact and len(combinations) < math.prod(len(slices[d]) for d in compact):
+            self.check_regular()
         return self._indices_by(slices)
 
     @cached_property
@@ -267,14 +310,23 @@ class ProcessView:
         columns = zip(slices, self._columns, strict=True)
         return list(zip(*[map(known.__getitem__, column) for known, column in columns]))  # noqa: B905
 
-    def _check_regular(self) -> None:
+    def check_regular(self) -> None:
+        """Raise ``ValueError``, and show the blocks, unless ``is_regular``.
+
+        >>> import gda
+        >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 1, 1, 0])
+        >>> grid.view(0).check_regular()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        ValueError: process 0 holds the blocks (0, 0), (1, 1) of P('x', 'y') on the mesh ...
+        """
         if self.is_regular:
             return
         mesh = f"the mesh {dict(self._layout.mesh_shape)}"
         if not self.block_ids:
             raise ValueError(
                 f"process {self.process} has no device of {mesh}, so it has no local shape; those "
-                f"that have are {_short_list(self._processes.numbers)}"
+                f"that have are {format_processes(self._processes.numbers)}"
             )
         blocks = list(zip(*self._columns, strict=True))
         raise ValueError(
@@ -282,6 +334,17 @@ class ProcessView:
             f"{format_spec(self._layout.spec)} on {mesh}, which do not form a regular grid, so it "
             "has no local shape; choose another order of the devices or another spec, or use "
             "GlobalArray.from_callback, which reads any blocks"
+        )
+
+    def _wrong_local_size_error(self, local_shape: Shape, dimension: int) -> ValueError:
+        global_shape = self._tiling.global_shape
+        count = len(self.coordinates[dimension])
+        return ValueError(
+            f"local data of shape {local_shape} does not go with global_shape {global_shape}, cut "
+            f"by {format_spec(self._layout.spec)} on the mesh {dict(self._layout.mesh_shape)}: "
+            f"dimension {dimension} has local size {local_shape[dimension]}; expected there is "
+            f"{self._tiling.shard_shape[dimension] * count}, the {count} blocks of process "
+            f"{self.process} put together, or {global_shape[dimension]}, all of it"
         )
 
     # A value: immutable, equal by content.
@@ -365,9 +428,9 @@ def infer_global_shape(
     layout = layout_of(tuple(sizes.items()), entries, tuple(not size for size in shape))
     # Which blocks a process has does not hang on their size, so let each be of one element.
     ones = tuple(parts if size else 0 for size, parts in zip(shape, layout.parts, strict=True))
-    processes = processes_of(process_of, layout)
+    processes = check_process_of(process_of, layout)
     view = ProcessView(layout, _tiling(ones, layout), processes, process)
-    view._check_regular()
+    view.check_regular()
     extents = tuple(map(len, view.coordinates))
     for dimension, (size, extent) in enumerate(zip(shape, extents, strict=True)):
         if size % extent:

@@ -1,6 +1,7 @@
 """Processes that mean different arrays hear of it, all of them, and at once."""
 
 import json
+import re
 import threading
 import time
 from typing import Any
@@ -99,7 +100,8 @@ def test_another_structure_is_said_by_path() -> None:
 @pytest.mark.processes(4, devices=2)
 def test_another_check_is_another_name() -> None:
     message = refused(0, name="optimizer" if is_me() else "params")
-    assert message.endswith("process 1: check 'optimizer', processes 0, 2, 3: 'params'")
+    assert "process 1: check 'optimizer', processes 0, 2, 3: 'params'. They are at" in message
+    assert "process 1 at check 'optimizer' (test_agreement.py:" in message
 
 
 @pytest.mark.processes(4, devices=2)
@@ -142,6 +144,58 @@ def test_constructors_check_before_they_read() -> None:
         ):
             build((n,), line(), P("x"), read)
     assert reads == []
+
+
+def of_buffers(n: int) -> gda.GlobalArray:
+    mesh = line()
+    buffers = [jax.device_put(np.zeros(n // 8, np.float32), d) for d in mesh.local_devices]
+    return gda.GlobalArray((n,), mesh, P("x"), buffers)
+
+
+def from_callback(n: int) -> gda.GlobalArray:
+    return gda.GlobalArray.from_callback((n,), line(), P("x"), zeros(n))
+
+
+def from_batched_callback(n: int) -> gda.GlobalArray:
+    return gda.GlobalArray.from_batched_callback(
+        (n,), line(), P("x"), lambda indices: [zeros(n)(index) for index in indices]
+    )
+
+
+def from_batched_callback_with_devices(n: int) -> gda.GlobalArray:
+    return gda.GlobalArray.from_batched_callback_with_devices(
+        (n,),
+        line(),
+        P("x"),
+        lambda request: [jax.device_put(zeros(n)(i), d) for i, devices in request for d in devices],
+    )
+
+
+def from_process_local(n: int) -> gda.GlobalArray:
+    return gda.GlobalArray.from_process_local(np.zeros(n // 4, np.float32), line(), P("x"))
+
+
+CONSTRUCTORS = {
+    "GlobalArray": of_buffers,
+    "GlobalArray.from_callback": from_callback,
+    "GlobalArray.from_batched_callback": from_batched_callback,
+    "GlobalArray.from_batched_callback_with_devices": from_batched_callback_with_devices,
+    "GlobalArray.from_process_local": from_process_local,
+}
+
+
+@pytest.mark.processes(4, devices=2)
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_every_constructor_refuses_another_shape_in_every_process(name: str) -> None:
+    build = CONSTRUCTORS[name]
+    with gda.checking_agreement(timeout=20):
+        with pytest.raises(gda.DisagreementError) as caught:
+            build(16 if is_me() else 8)
+        message = str(caught.value)
+        assert re.match(rf"(end of )?{re.escape(name)} \(test_agreement.py:\d+\): ", message)
+        assert "process 1: shape (16,), processes 0, 2, 3: (8,)" in message
+        # All are in step afterwards.
+        assert build(8).shape == (8,)
 
 
 @pytest.mark.processes(4, devices=2)
@@ -244,7 +298,7 @@ def test_arrays_of_one_device_have_no_mesh_to_compare() -> None:
 
 def judged(digests: dict[int, str], failed: dict[int, str] | None = None) -> dict[str, Any]:
     failed = failed or {}
-    payloads = {i: json.dumps([d, failed.get(i)]).encode() for i, d in digests.items()}
+    payloads = {i: json.dumps([d, failed.get(i), "here"]).encode() for i, d in digests.items()}
     return json.loads(compare_digests(payloads))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gda.children import Children, Port, environment
+from gda.children import Children, Port, arguments_of, environment
 
 # Longer than any test, so that nothing here ends by itself and yet nothing stays for ever.
 SLEEP = "import time; time.sleep(300)"
@@ -123,6 +123,22 @@ def test_environment_keeps_what_is_set() -> None:
     assert given["HOME"] == "/home/me"
     assert given["GDA_CHECK_AGREEMENT"] == "0"
     assert given["XLA_FLAGS"].count("collective_timeout") == 1
+
+
+def test_a_process_reads_what_environment_wrote() -> None:
+    given = variables(heartbeat_timeout=10_000_000)
+    expected = {
+        "coordinator_address": "127.0.0.1:1234",
+        "num_processes": 4,
+        "process_id": 1,
+        "heartbeat_timeout_seconds": 10_000_000,
+    }
+    assert arguments_of(given) == expected
+    del expected["process_id"]
+    assert arguments_of({**given, "JAX_PROCESS_ID": "?"}, without=["process_id"]) == expected
+    assert arguments_of({}) == {}
+    with pytest.raises(ValueError, match=r"^JAX_PROCESS_ID is '\?', which is not an integer$"):
+        arguments_of({"JAX_PROCESS_ID": "?"})
 
 
 def test_environment_writes_long_times_as_integers() -> None:

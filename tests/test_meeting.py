@@ -9,7 +9,8 @@ import pytest
 
 import gda
 from gda import coordination
-from gda.meeting import format_processes, meet
+from gda.meeting import meet
+from gda.processes import format_processes
 
 
 def join(payloads: dict[int, bytes]) -> bytes:

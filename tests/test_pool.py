@@ -137,6 +137,15 @@ def test_a_process_that_dies_is_named_and_where_the_others_stood(pool):
     assert "process 0 of 2: " in message or "in total" in message
 
 
+def end_by_a_signal_without_a_name():
+    os.kill(os.getpid(), 40)
+
+
+def test_a_signal_without_a_name_is_told_by_its_number(pool):
+    with pytest.raises(ProcessError, match=r"^process 1 of 2 was killed by signal 40\n"):
+        pool.run(end_in, 1, end_by_a_signal_without_a_name)
+
+
 def test_sys_exit_is_an_error_like_others(pool):
     with pytest.raises(ProcessError, match=r"process . of 2: SystemExit: 5"):
         pool.run(sys.exit, 5)

@@ -73,6 +73,23 @@ def test_replicated_parameters_are_written_by_one_host_after_the_other() -> None
         assert grid.view(1 - leaf % 2).written_indices(turn=leaf) == []
 
 
+def test_local_data_may_have_all_of_a_dimension() -> None:
+    view = ShardGrid((8, 2), XY, P("x", "y"), process_of=[[0, 1]] * 4).view(1)
+    assert view.indices_within((8, 1)) == view.local_indices
+    assert view.indices_within((8, 2)) == view.indices
+    scalar = ShardGrid((), XY, P(), process_of=TWO_HOSTS).view(1)
+    assert scalar.indices_within(()) == [()]
+    empty = ShardGrid((0, 4), XY, P("x", "y"), process_of=TWO_HOSTS).view(1)
+    assert empty.indices_within((0, 4)) == empty.local_indices
+
+
+def test_blocks_of_no_regular_grid_are_told_apart_by_a_dimension_of_full_size() -> None:
+    assert not SCATTERED.view(0).is_regular
+    inside = [(slice(0, 2), slice(0, 2)), (slice(0, 2), slice(2, 4))]
+    inside += [(slice(i, i + 2), slice(0, 2)) for i in (2, 4)]
+    assert SCATTERED.view(0).indices_within((8, 4)) == inside
+
+
 def test_a_scalar_is_one_block_without_rows() -> None:
     view = ShardGrid((), XY, P(), process_of=TWO_HOSTS).view(1)
     assert (view.rows, view.indices, view.local_indices) == ((), [()], [()])
@@ -254,6 +271,8 @@ def test_local_indices_put_the_blocks_together(grid: ShardGrid) -> None:
             with pytest.raises(ValueError, match="do not form a regular grid"):
                 view.local_indices  # noqa: B018
             continue
+        view.check_regular()
+        assert view.indices_within(view.local_shape) == view.local_indices
         local = np.full(view.local_shape, -1)
         for index, inside in zip(view.indices, view.local_indices, strict=True):
             assert (local[inside] == -1).all()
@@ -264,6 +283,29 @@ def test_local_indices_put_the_blocks_together(grid: ShardGrid) -> None:
             for is_kept, s in zip(kept, index, strict=True):
                 is_kept[s] = True
         np.testing.assert_array_equal(local, whole[np.ix_(*kept)] if kept else whole)
+
+
+@settings(max_examples=500)
+@given(grids(), st.data())
+def test_indices_within_data_that_has_all_of_some_dimensions(
+    grid: ShardGrid, data: st.DataObject
+) -> None:
+    whole = whole_array(grid.global_shape)
+    for view in views_of(grid):
+        kept: list[Any] = [np.zeros(size, bool) for size in grid.global_shape]
+        for is_kept, column in zip(kept, zip(*view.indices, strict=True), strict=False):
+            for part in column:
+                is_kept[part] = True
+            is_kept |= data.draw(st.booleans(), label="all of it")
+        local = whole[np.ix_(*kept)] if kept else whole
+        try:
+            indices = view.indices_within(local.shape)
+        except ValueError:
+            with pytest.raises(ValueError, match="do not form a regular grid"):
+                view.check_regular()
+            continue
+        for index, inside in zip(view.indices, indices, strict=True):
+            np.testing.assert_array_equal(local[inside], whole[index])
 
 
 @settings(max_examples=300)
@@ -314,7 +356,7 @@ def test_what_is_inferred_has_the_local_shape_that_was_given(
 
 NO_DEVICE = (
     "process 5 has no device of the mesh {'x': 4, 'y': 2}, so it has no local shape; those that "
-    "have are 0, 1"
+    "have are processes 0, 1"
 )
 DIAGONAL = [0, 1, 1, 0, 0, 1, 1, 0]
 NOT_REGULAR = (
@@ -324,6 +366,15 @@ NOT_REGULAR = (
 )
 GRID = ShardGrid((8, 2), XY, P("x", "y"), process_of=TWO_HOSTS)
 CROSSED = ShardGrid((8, 2), XY, P("x", "y"), process_of=DIAGONAL)
+# Process 0 holds rows 0 to 2 of column 0, and row 0 of column 1.
+SCATTERED = ShardGrid((8, 4), XY, P("x", "y"), process_of=[0, 0, 0, 1, 0, 1, 1, 1])
+# Process 0 holds two blocks of the diagonal.
+DIAGONAL_OF_THREE = ShardGrid(
+    (3, 3), {"x": 3, "y": 3}, P("x", "y"), process_of=[0, 1, 1, 1, 0, 1, 1, 1, 1]
+)
+NOT_REGULAR_OF_THREE = NOT_REGULAR.replace("(1, 1), (2, 0), (3, 1)", "(1, 1)").replace(
+    "{'x': 4, 'y': 2}", "{'x': 3, 'y': 3}"
+)
 ITEMSIZE = (
     "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not 'float32'"
 )
@@ -338,6 +389,28 @@ def infer(
 BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: GRID.view(5).local_shape, ValueError, NO_DEVICE),
     (lambda: GRID.view(5).local_indices, ValueError, NO_DEVICE),
+    (lambda: GRID.view(5).indices_within((0, 0)), ValueError, NO_DEVICE),
+    (lambda: CROSSED.view(0).check_regular(), ValueError, NOT_REGULAR),
+    (
+        lambda: GRID.view(1).indices_within((4,)),
+        ValueError,
+        "the local data has shape (4,), and global_shape is (8, 2); they must have the same number "
+        "of dimensions",
+    ),
+    (
+        lambda: GRID.view(1).indices_within((6, 2)),
+        ValueError,
+        "local data of shape (6, 2) does not go with global_shape (8, 2), cut by P('x', 'y') on "
+        "the mesh {'x': 4, 'y': 2}: dimension 0 has local size 6; expected there is 4, the 2 "
+        "blocks of process 1 put together, or 8, all of it",
+    ),
+    (lambda: DIAGONAL_OF_THREE.view(0).indices_within((2, 2)), ValueError, NOT_REGULAR_OF_THREE),
+    (
+        lambda: ShardGrid((4,), {"x": 4}, P("x"), process_of=[0, 2, 3, 4]).view(1).local_shape,
+        ValueError,
+        "process 1 has no device of the mesh {'x': 4}, so it has no local shape; those that have "
+        "are processes 0, 2-4",
+    ),
     (infer((4, 2), P("x"), process=5), ValueError, NO_DEVICE),
     (lambda: CROSSED.view(0).local_shape, ValueError, NOT_REGULAR),
     (infer((8, 2), P("x", "y"), DIAGONAL, 0), ValueError, NOT_REGULAR),

@@ -15,17 +15,12 @@ To read in this order: ``__main__`` (the command line), ``run`` (until all are d
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["initialize"]
+from gda.children import ARGUMENT_OF, arguments_of
 
-_ARGUMENT_OF: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "JAX_COORDINATOR_ADDRESS": ("coordinator_address", str),
-    "JAX_NUM_PROCESSES": ("num_processes", int),
-    "JAX_PROCESS_ID": ("process_id", int),
-    "GDA_HEARTBEAT_TIMEOUT_SECONDS": ("heartbeat_timeout_seconds", int),
-}
+__all__ = ["initialize"]
 
 
 def initialize(
@@ -76,9 +71,10 @@ def initialize(
             raise
         raise ValueError(
             f"nothing says which processes there are ({str(error).rstrip('.')}). Start the program "
-            "by `python -m gda.launch -n 4 program.py`, or on a cluster that JAX detects (Slurm, "
-            "Open MPI, Kubernetes, Cloud TPU), or set JAX_COORDINATOR_ADDRESS (host:port of "
-            "process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID in each process."
+            "by `python -m gda.launch -n 4 program.py` (-n 1 for one process), or on a cluster "
+            "that JAX detects (Slurm, Open MPI, Kubernetes, Cloud TPU), or set "
+            "JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and "
+            "JAX_PROCESS_ID in each process."
         ) from error
 
 
@@ -86,17 +82,11 @@ def _with_variables(
     given: Mapping[str, Any], variables: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
     """Return the given arguments, and for those not given what the variables say."""
-    arguments = dict(given)
-    for variable, (argument, parse) in _ARGUMENT_OF.items():
-        if argument not in given and (text := variables.get(variable)):
-            try:
-                arguments[argument] = parse(text)
-            except ValueError:
-                raise ValueError(f"{variable} is {text!r}, which is not an integer") from None
+    arguments = {**given, **arguments_of(variables, without=given)}
     # The address alone is fine: JAX's own variable, for clusters that it detects.
     if not arguments.keys() - given.keys() & {"num_processes", "process_id"}:
         return arguments
-    missing = [name for name, (argument, _) in _ARGUMENT_OF.items() if argument not in arguments]
+    missing = [name for name, argument in ARGUMENT_OF.items() if argument not in arguments]
     if missing := [name for name in missing if name.startswith("JAX_")]:
         raise ValueError(
             f"{' and '.join(missing)} must be set as well where JAX_NUM_PROCESSES or "

@@ -27,7 +27,7 @@ def run(report: int, kind: str, program: str) -> None:
     """Run a script or a module as ``__main__``, with the rest of ``sys.argv`` as its arguments.
 
     Args:
-      report: file descriptor that takes ``{"code": …, "traceback": …}`` as one line if it fails.
+      report: file descriptor that takes ``{"code": …, "traceback": …}`` as one line at the end.
       kind: ``"script"`` or ``"module"``.
       program: path of the script, or name of the module.
     """
@@ -36,11 +36,10 @@ def run(report: int, kind: str, program: str) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     try:
         _run_as_main(kind, program)
+        _send(report, 0, "")
         return
     except SystemExit as end:
-        code = _exit_code(end.code)
-        if code:
-            _send(report, code, "")
+        _send(report, _exit_code(end.code), "")
         raise
     except BaseException as error:
         code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1

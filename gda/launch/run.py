@@ -17,9 +17,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-from gda.children import Children
+from gda.children import Children, signal_name
 from gda.launch.output import Lines, PrefixedOutput, write
+from gda.processes import format_processes
 
 # What the processes have between being asked to end and being killed.
 _GRACE_SECONDS = 2.0
@@ -61,6 +63,8 @@ def run(
         ]
         output = PrefixedOutput([lines for each in processes for lines in each.output])
         ending = _watch(processes, signals, timeout)
+        if ending.process is not None and processes[ending.process].waited_in_vain():
+            _write_stacks(processes)
         if ending.code:
             _ask_to_end(processes, signals, ending)
     output.finish()
@@ -120,18 +124,29 @@ class _Process:
 
     def failure(self) -> tuple[int, str] | None:
         """Return exit code and traceback, which may be empty, if it reported that it failed."""
+        report = self._report()
+        return (report["code"], report["traceback"]) if report and report["code"] else None
+
+    def ended_well(self) -> bool:
+        """Return whether the program is done; the process may still wait for the others."""
+        report = self._report()
+        return report is not None and not report["code"]
+
+    def waited_in_vain(self) -> bool:
+        """Return whether it failed because another process did not come."""
+        _, traceback = self.failure() or (0, "")
+        return "LateProcessError" in traceback or "Timed out waiting" in traceback
+
+    def _report(self) -> dict[str, Any] | None:
         self.read_report()
-        if not self._received.endswith(b"\n"):
-            return None
-        report = json.loads(self._received)
-        return report["code"], report["traceback"]
+        return json.loads(self._received) if self._received.endswith(b"\n") else None
 
     def ending(self) -> _Ending | None:
         """Return how it failed, if it did."""
         if failure := self.failure():
             code = failure[0]
         elif (code := self.popen.poll() or 0) < 0:
-            reason = f"process {self.index} was killed by {_signal_name(-code)}"
+            reason = f"process {self.index} was killed by {signal_name(-code)}"
             return _Ending(128 - code, reason, self.index)
         reason = f"process {self.index} failed with exit code {code}"
         return _Ending(code, reason, self.index) if code else None
@@ -218,7 +233,7 @@ def _stopped_by(number: int) -> _Ending:
     if number == signal.SIGPIPE:
         return _Ending(128 + number, "the output can no longer be written")
     asks_with = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-    return _Ending(128 + number, f"stopped by {_signal_name(number)}", asks_with=asks_with)
+    return _Ending(128 + number, f"stopped by {signal_name(number)}", asks_with=asks_with)
 
 
 def _write_stacks(processes: Sequence[_Process]) -> None:
@@ -252,11 +267,6 @@ def _tell(processes: Sequence[_Process], ending: _Ending) -> None:
         else:
             write(_STDERR, process.stderr.take(traceback) + process.stderr.end())
     if ending.code:
-        write(_STDERR, f"gda.launch: {ending.reason}\n".encode() + last)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # the numbered ones, of real time
-        return f"signal {number}"
+        done = [process.index for process in processes if process.ended_well()]
+        before = f"; {format_processes(done)} had ended with exit code 0 before" if done else ""
+        write(_STDERR, f"gda.launch: {ending.reason}{before}\n".encode() + last)

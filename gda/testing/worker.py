@@ -21,6 +21,8 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
 
+from gda.children import arguments_of
+
 _SHUTDOWN_TIMEOUT = 5
 
 _modules_of_files: dict[str, ModuleType] = {}
@@ -56,14 +58,7 @@ def _join() -> None:
     options: dict[str, Any] = {}
     if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
         options["shutdown_timeout_seconds"] = _SHUTDOWN_TIMEOUT
-    jax.distributed.initialize(
-        coordinator_address=os.environ["JAX_COORDINATOR_ADDRESS"],
-        coordinator_bind_address=os.environ["JAX_COORDINATOR_BIND_ADDRESS"],
-        num_processes=int(os.environ["JAX_NUM_PROCESSES"]),
-        process_id=int(os.environ["JAX_PROCESS_ID"]),
-        heartbeat_timeout_seconds=int(float(os.environ["GDA_HEARTBEAT_TIMEOUT_SECONDS"])),
-        **options,
-    )
+    jax.distributed.initialize(**arguments_of(), **options)
     jax.devices()
 
 
