@@ -54,6 +54,22 @@ def test_repr_and_str_show_the_layout_and_move_no_data(mesh: Mesh) -> None:
     assert repr(g) == expected
 
 
+def test_a_scalar_is_printed_as_its_value(mesh: Mesh) -> None:
+    loss = gda.jit(lambda x: x.sum() + 0.5)(make(mesh))
+    assert (str(loss), f"{loss}", f"{loss:.1f}") == ("120.5", "120.5", "120.5")
+    loss.delete()
+    assert str(loss) == repr(loss)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_what_several_processes_hold_is_not_one_numpy_array() -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    with pytest.raises(RuntimeError, match=r"g.gather\(\) gives the whole value to every process"):
+        np.asarray(make(mesh))
+    assert np.asarray(make(mesh, P())).shape == (8, 2)
+    assert str(gda.jit(lambda x: x.sum())(make(mesh))) == "120.0"
+
+
 def test_it_is_immutable_and_unhashable(mesh: Mesh) -> None:
     g = make(mesh)
     with pytest.raises(AttributeError, match="immutable; array cannot be set"):

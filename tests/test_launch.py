@@ -138,6 +138,31 @@ def test_one_process_is_enough(program: Program) -> None:
     assert "[0] 1 3\n" in done.stdout
 
 
+def test_a_program_that_forgot_to_initialize_is_told(program: Program) -> None:
+    done = launch("-n", "2", program("import gda\ngda.check_processes_agree(0)"))
+    assert done.returncode == 1
+    assert "call gda.launch.initialize() before any other use of JAX" in done.stderr
+
+
+EARLY = """
+    import gda
+    gda.check_processes_agree(0)
+    if RANK == 1:
+        sys.exit()
+    gda.check_processes_agree(1)
+"""
+
+
+def test_who_ended_too_early_is_said(program: Program) -> None:
+    done = launch("-n", "2", "--agreement-timeout", "3", program(BY_GDA + EARLY))
+    assert done.returncode == 1
+    last = after_the_last_reason(done.stderr)
+    assert last.startswith(
+        "gda.launch: process 0 failed with exit code 1; process 1 had ended with"
+    )
+    assert "process 1 did not come within 3 s" in last
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_failure_ends_those_who_wait_in_a_collective(program: Program, failing: int) -> None:
     ending = f"""
