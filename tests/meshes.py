@@ -1,12 +1,43 @@
-"""Meshes over the first virtual devices."""
+"""Meshes over virtual devices, and the arrays over them that most tests build."""
+
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+import gda
+
+# Of the devices of all processes. With 2 processes, 0 to 3 belong to process 0.
+ORDERS = {
+    "contiguous": [0, 1, 2, 3, 4, 5, 6, 7],
+    "interleaved": [0, 4, 1, 5, 2, 6, 3, 7],
+    "reversed": [7, 6, 5, 4, 3, 2, 1, 0],
+    "shuffled": [5, 2, 7, 0, 3, 6, 1, 4],
+}
+
 
 def mesh_of(shape: dict[str, int], kind: AxisType = AxisType.Auto) -> Mesh:
     """Return a mesh of the first devices, in order."""
-    sizes = tuple(shape.values())
-    devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
-    return Mesh(devices, tuple(shape), axis_types=(kind,) * len(sizes))
+    return ordered_mesh(range(int(np.prod(list(shape.values())))), shape, kind)
+
+
+def ordered_mesh(
+    order: Iterable[int], shape: dict[str, int], kind: AxisType = AxisType.Auto
+) -> Mesh:
+    """Return a mesh of the devices of these numbers, in this order."""
+    devices = np.array(jax.devices())[list(order)].reshape(tuple(shape.values()))
+    return Mesh(devices, tuple(shape), axis_types=(kind,) * len(shape))
+
+
+def batch(*shape: int, dtype: type = np.float32) -> np.ndarray:
+    """Return an array in which every element is another."""
+    return np.arange(np.prod(shape), dtype=dtype).reshape(shape)
+
+
+def cut(data: np.ndarray, mesh: Mesh, spec: Any) -> gda.GlobalArray:
+    """Return the array of this data, which every process has whole."""
+    return gda.GlobalArray.from_callback(
+        data.shape, mesh, spec, lambda index: data[index], dtype=data.dtype
+    )

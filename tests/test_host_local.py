@@ -1,4 +1,7 @@
-"""Trees of host-local arrays to global arrays and back, against ``multihost_utils``."""
+"""Trees of host-local arrays to global arrays and back, against ``multihost_utils``.
+
+The examples of its documentation are in ``test_many_processes.py``, in every split of 8 devices.
+"""
 
 import json
 from typing import Any, NamedTuple
@@ -10,6 +13,7 @@ import pytest
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from meshes import ORDERS, batch, ordered_mesh
 
 import gda
 from gda.host_local import judge_replicas
@@ -21,10 +25,6 @@ to_local = gda.global_array_to_host_local_array
 class Batch(NamedTuple):
     tokens: Any
     step: Any
-
-
-def batch(*shape: int, dtype: type = np.float32) -> np.ndarray:
-    return np.arange(np.prod(shape), dtype=dtype).reshape(shape)
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
@@ -124,37 +124,6 @@ def test_small_leaves_share_memory_and_no_values(auto_mesh: Mesh) -> None:
 
 # Several processes. Devices 0 to 3 belong to process 0, and 4 to 7 to process 1.
 
-ORDERS = {
-    "in order": list(range(8)),
-    "interleaved": [0, 4, 1, 5, 2, 6, 3, 7],
-    "shuffled": [5, 0, 3, 6, 1, 2, 7, 4],
-}
-
-
-def ordered_mesh(order: list[int], shape: dict[str, int], kind: AxisType = AxisType.Auto) -> Mesh:
-    devices = np.array(jax.devices())[order].reshape(tuple(shape.values()))
-    return Mesh(devices, tuple(shape), axis_types=(kind,) * len(shape))
-
-
-@pytest.mark.processes(2, devices=4)
-def test_the_three_examples_of_jax() -> None:
-    host = jax.process_index()
-    data = np.arange(4) * (host + 1)
-    expected = np.concatenate([np.arange(4) * (i + 1) for i in range(jax.process_count())])
-    mesh = Mesh(np.array(jax.devices()), ("x",))
-    g = to_global(data, mesh, P("x"))
-    np.testing.assert_array_equal(g.gather(), expected)
-    assert {s.device: s.data.tolist() for s in g.local_shards} == {
-        device: [value] for device, value in zip(jax.local_devices(), data, strict=True)
-    }
-    mesh = ordered_mesh(ORDERS["in order"], {"host": 2, "dev": 4})
-    g = to_global(data, mesh, P("host"))
-    np.testing.assert_array_equal(g.gather(), expected)
-    assert [s.data.tolist() for s in g.local_shards] == [data.tolist()] * 4
-    g = to_global(np.arange(4), mesh, P())
-    assert (g.shape, g.is_fully_replicated) == ((4,), True)
-    assert [s.data.tolist() for s in g.local_shards] == [[0, 1, 2, 3]] * 4
-
 
 @pytest.mark.processes(2, devices=4)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
@@ -162,8 +131,8 @@ def test_contiguous_meshes_as_jax_does(kind: AxisType) -> None:
     me = jax.process_index()
     specs = [P(), P("a"), P("b"), P("b", "a"), P(("a", "b")), P(("b", "a")), P(None, ("a", "b"))]
     for shape, order in [
-        ({"a": 2, "b": 4}, ORDERS["in order"]),
-        ({"a": 4, "b": 2}, ORDERS["in order"]),
+        ({"a": 2, "b": 4}, ORDERS["contiguous"]),
+        ({"a": 4, "b": 2}, ORDERS["contiguous"]),
         ({"a": 4, "b": 2}, [0, 4, 1, 5, 2, 6, 3, 7]),
         ({"a": 2, "b": 4}, [7, 6, 5, 4, 3, 2, 1, 0]),
         ({"a": 4, "b": 2}, [2, 3, 0, 1, 6, 7, 5, 4]),
@@ -185,7 +154,7 @@ def test_contiguous_meshes_as_jax_does(kind: AxisType) -> None:
 
 @pytest.mark.processes(2, devices=4)
 def test_an_array_that_is_cut_otherwise_is_moved_first() -> None:
-    mesh = ordered_mesh(ORDERS["in order"], {"a": 2, "b": 4})
+    mesh = ordered_mesh(ORDERS["contiguous"], {"a": 2, "b": 4})
     whole = batch(8, 8)
     rows = whole[4 * jax.process_index() :][:4]
     g = to_global(rows, mesh, P("a"))
@@ -259,7 +228,7 @@ def test_blocks_that_form_no_regular_grid_are_shown() -> None:
 
 @pytest.mark.processes(2, devices=4)
 def test_what_is_global_already_is_passed_through() -> None:
-    mesh = ordered_mesh(ORDERS["in order"], {"a": 2, "b": 4})
+    mesh = ordered_mesh(ORDERS["contiguous"], {"a": 2, "b": 4})
     g = to_global(batch(4), mesh, P("a"))
     again = to_global({"g": g, "array": g.array, "local": batch(4)}, mesh, P("b"))
     assert again["g"] is g
@@ -287,7 +256,7 @@ def test_keys_there_and_back() -> None:
 
 @pytest.mark.processes(2, devices=4)
 def test_replicas_that_differ_are_found() -> None:
-    mesh = ordered_mesh(ORDERS["in order"], {"host": 2, "dev": 4})
+    mesh = ordered_mesh(ORDERS["contiguous"], {"host": 2, "dev": 4})
     me = jax.process_index()
     good = {"rows": batch(4) + me, "table": batch(8), "key": jax.random.key(0), "step": 3}
     specs = {"rows": P("host"), "table": P("dev"), "key": P(), "step": P()}
@@ -309,7 +278,7 @@ def test_replicas_that_differ_are_found() -> None:
 
 @pytest.mark.processes(2, devices=4)
 def test_a_process_that_fails_does_not_keep_the_others_waiting() -> None:
-    mesh = ordered_mesh(ORDERS["in order"], {"host": 2, "dev": 4})
+    mesh = ordered_mesh(ORDERS["contiguous"], {"host": 2, "dev": 4})
     inputs = np.array(["no numbers"] * 4) if jax.process_index() else batch(4)
     expected = TypeError if jax.process_index() else gda.DisagreementError
     for is_on in (True, False):

@@ -10,18 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from meshes import ORDERS, batch, ordered_mesh
 
 import gda
 from gda.buffers import aligned_empty
-from gda.local import local_array_of, process_local_of
+from gda.local_view import local_array_of, process_local_of
 from gda.testing import Pool
 from gda.testing.strategies import ShardedCase, mesh_shapes, sharded_cases
 
 build = gda.GlobalArray.from_process_local
-
-
-def batch(*shape: int, dtype: type = np.float32) -> np.ndarray:
-    return np.arange(np.prod(shape), dtype=dtype).reshape(shape)
 
 
 # One process, for which local and global are the same.
@@ -157,18 +154,7 @@ def test_keys(mesh: Mesh, spec: P) -> None:
 
 # Several processes. Devices 0 to 3 belong to process 0, and 4 to 7 to process 1.
 
-ORDERS = {
-    "in order": range(8),
-    "interleaved": [0, 4, 1, 5, 2, 6, 3, 7],
-    "reversed": range(7, -1, -1),
-    "shuffled": [5, 0, 3, 6, 1, 2, 7, 4],
-}
 MESHES = [({"x": 8}, P("x")), ({"x": 4, "y": 2}, P(("x", "y"))), ({"x": 2, "y": 4}, P(None))]
-
-
-def ordered_mesh(order: object, shape: dict[str, int], kind: AxisType = AxisType.Auto) -> Mesh:
-    devices = np.array(jax.devices())[list(order)].reshape(tuple(shape.values()))
-    return Mesh(devices, tuple(shape), axis_types=(kind,) * len(shape))
 
 
 @pytest.mark.processes(2, devices=4)

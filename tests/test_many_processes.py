@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, PartitionSpec
+from meshes import ORDERS, batch, cut, ordered_mesh
 
 import gda
 from gda.grid import ShardGrid
@@ -21,11 +22,6 @@ P = PartitionSpec
 DATA = np.arange(16 * 8, dtype=np.float32).reshape(16, 8)
 
 SIZES = [(2, 4), (4, 2), (8, 1)]
-ORDERS = {
-    "contiguous": [0, 1, 2, 3, 4, 5, 6, 7],
-    "interleaved": [0, 4, 1, 5, 2, 6, 3, 7],
-    "shuffled": [5, 2, 7, 0, 3, 6, 1, 4],
-}
 SPECS = [P("x"), P("x", "y"), P(("y", "x")), P(None, "y"), P()]
 
 in_all_sizes = pytest.mark.parametrize(
@@ -41,17 +37,6 @@ over_both_kinds = pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Expli
 
 def is_of(size: tuple[int, int]) -> bool:
     return (jax.process_count(), jax.local_device_count()) == size
-
-
-def mesh_of(order: str, kind: AxisType = AxisType.Auto) -> Mesh:
-    devices = np.array(jax.devices())[ORDERS[order]].reshape(4, 2)
-    return Mesh(devices, ("x", "y"), axis_types=(kind, kind))
-
-
-def cut(data: np.ndarray, mesh: Mesh, spec: Any) -> gda.GlobalArray:
-    return gda.GlobalArray.from_callback(
-        data.shape, mesh, spec, lambda index: data[index], dtype=data.dtype
-    )
 
 
 # Every constructor.
@@ -79,17 +64,29 @@ def from_buffers(mesh: Mesh, spec: Any) -> gda.GlobalArray:
     return gda.GlobalArray(DATA.shape, mesh, spec, buffers)
 
 
+def from_process_local(mesh: Mesh, spec: Any) -> gda.GlobalArray:
+    # Of the whole, whose blocks need not form a regular grid.
+    return gda.GlobalArray.from_process_local(DATA, mesh, spec, DATA.shape)
+
+
+CONSTRUCTORS = {
+    "from_callback": partial(cut, DATA),
+    "from_batched_callback": from_batched,
+    "from_batched_callback_with_devices": from_batched_with_devices,
+    "from_process_local": from_process_local,
+    "GlobalArray": from_buffers,
+}
+
+
 @in_all_sizes
 @in_all_orders
 @over_both_kinds
-@pytest.mark.parametrize(
-    "construct", [partial(cut, DATA), from_batched, from_batched_with_devices, from_buffers]
-)
+@pytest.mark.parametrize("construct", CONSTRUCTORS.values(), ids=CONSTRUCTORS)
 def test_each_process_holds_its_part(
     order: str, kind: AxisType, construct: Callable[..., gda.GlobalArray], size: tuple[int, int]
 ) -> None:
     assert is_of(size)
-    mesh = mesh_of(order, kind)
+    mesh = ordered_mesh(ORDERS[order], {"x": 4, "y": 2}, kind)
     for spec in SPECS:
         g = construct(mesh, spec)
         assert not g.is_fully_addressable
@@ -105,7 +102,7 @@ def test_each_process_holds_its_part(
 def test_each_distinct_block_is_read_once_in_each_process(size: tuple[int, int]) -> None:
     assert is_of(size)
     for order in ORDERS:
-        mesh = mesh_of(order)
+        mesh = ordered_mesh(ORDERS[order], {"x": 4, "y": 2})
         for spec in SPECS:
             reads: list[Index] = []
 
@@ -127,7 +124,7 @@ def test_each_distinct_block_is_read_once_in_each_process(size: tuple[int, int])
 @over_both_kinds
 def test_jit_shard_map_and_grad(order: str, kind: AxisType, size: tuple[int, int]) -> None:
     assert is_of(size)
-    mesh = mesh_of(order, kind)
+    mesh = ordered_mesh(ORDERS[order], {"x": 4, "y": 2}, kind)
     g = cut(DATA, mesh, P("x", "y"))
 
     squares = gda.jit(lambda x: x @ x.T, out_specs=P("x", "y"))(g)
@@ -160,6 +157,105 @@ def test_processes_without_a_device_of_the_mesh(size: tuple[int, int]) -> None:
             for shard in g.local_shards:
                 np.testing.assert_array_equal(shard.data, DATA[shard.index])
     np.testing.assert_array_equal(cut(DATA, mine, P("x")).gather(), DATA)
+
+
+# What each host has, to the devices of all and back.
+
+
+def assert_holds(g: gda.GlobalArray, data: np.ndarray) -> None:
+    assert g.shape == data.shape
+    assert {shard.device for shard in g.local_shards} == set(jax.local_devices())
+    for shard in g.local_shards:
+        np.testing.assert_array_equal(shard.data, data[shard.index])
+
+
+@in_all_sizes
+@in_all_orders
+@over_both_kinds
+@pytest.mark.parametrize("spec", [*SPECS, P("x", "y"), P("y", "x")], ids=str)
+def test_host_local_arrays_there_and_back(
+    order: str, kind: AxisType, spec: PartitionSpec, size: tuple[int, int]
+) -> None:
+    assert is_of(size)
+    mesh = ordered_mesh(ORDERS[order], {"x": 4, "y": 2}, kind)
+    process_of = [device.process_index for device in mesh.devices.flat]
+    grid = ShardGrid(DATA.shape, mesh.shape, spec, process_of=process_of)
+    views = [grid.view(process) for process in range(jax.process_count())]
+    view = views[jax.process_index()]
+    if not all(each.is_regular for each in views):
+        assert order == "shuffled"
+        if not view.is_regular:
+            with (
+                gda.checking_agreement(False),  # it is an error of some processes only
+                pytest.raises(ValueError, match="do not form a regular grid"),
+            ):
+                gda.host_local_array_to_global_array(np.zeros((4, 4)), mesh, spec)
+        return
+    local = np.empty(view.local_shape, DATA.dtype)
+    for here, there in zip(view.local_indices, view.indices, strict=True):
+        local[here] = DATA[there]
+    tree = {"a": local, "b": [local.astype(np.int32), np.float32(3)]}
+    specs = {"a": spec, "b": [spec, P()]}
+    built = gda.host_local_array_to_global_array(tree, mesh, specs, check_replicas=True)
+    assert_holds(built["a"], DATA)
+    back = gda.global_array_to_host_local_array(built, mesh, specs)
+    for each, wanted in zip(jax.tree.leaves(back), jax.tree.leaves(tree), strict=True):
+        np.testing.assert_array_equal(each, wanted, strict=True)
+
+
+@in_all_sizes
+def test_the_three_examples_of_multihost_utils(size: tuple[int, int]) -> None:
+    assert is_of(size)
+    processes, devices = size
+    host_id = jax.process_index()
+    data = np.arange(4) * (host_id + 1)
+    by_host = [(np.arange(4) * (i + 1)).tolist() for i in range(processes)]
+    assert by_host[:2] == [[0, 1, 2, 3], [0, 2, 4, 6]]
+    everything = np.concatenate(by_host)
+
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    g = gda.host_local_array_to_global_array(data, mesh, P("x"))
+    np.testing.assert_array_equal(g.gather(), everything)
+    assert_holds(g, everything)
+    assert [s.data.tolist() for s in g.local_shards] == data.reshape(devices, -1).tolist()
+
+    mesh = ordered_mesh(range(8), {"host": processes, "dev": devices})
+    g = gda.host_local_array_to_global_array(data, mesh, P("host"))
+    np.testing.assert_array_equal(g.gather(), everything)
+    assert [s.data.tolist() for s in g.local_shards] == [by_host[host_id]] * devices
+
+    g = gda.host_local_array_to_global_array(np.arange(4), mesh, P())
+    assert g.is_fully_replicated
+    assert [s.data.tolist() for s in g.local_shards] == [[0, 1, 2, 3]] * devices
+
+
+@in_all_sizes
+@in_all_orders
+@over_both_kinds
+def test_batches_there_and_back(order: str, kind: AxisType, size: tuple[int, int]) -> None:
+    assert is_of(size)
+    processes, devices = size
+    mesh = ordered_mesh(ORDERS[order], {"x": 4, "y": 2}, kind)
+    rows = 2 * devices
+    tree = {"tokens": batch(rows, 3) + 1000 * jax.process_index(), "ids": batch(rows)}
+    with jax.set_mesh(mesh):
+        full = gda.host_to_global_device_array(tree)
+        same = gda.host_to_global_device_array(
+            {"table": DATA, "step": 3}, partition=gda.DataPartitionType.REPLICATED
+        )
+    assert full["tokens"].shape == (rows * processes, 3)
+    parts = [np.asarray(shard.data) for shard in full["tokens"].local_shards]
+    np.testing.assert_array_equal(np.concatenate(parts), tree["tokens"])
+    owners = [device.process_index for device in mesh.devices.flat]
+    assert (full["tokens"].gather()[::2, 0] // 1000).tolist() == owners
+    back = gda.global_to_host_array(full)
+    for name, wanted in tree.items():
+        np.testing.assert_array_equal(back[name], wanted, strict=True)
+    assert_holds(same["table"], DATA)
+    assert same["table"].is_fully_replicated
+    again = gda.global_to_host_array(same, partition=gda.DataPartitionType.REPLICATED)
+    np.testing.assert_array_equal(again["table"], DATA, strict=True)
+    assert again["step"] == 3
 
 
 # Reading the shards, as a checkpoint does.
@@ -214,7 +310,7 @@ def test_processes_share_out_writing_without_a_word(process_pool: Any, data: st.
 @in_all_sizes
 def test_a_step_with_keys_and_a_loss(size: tuple[int, int]) -> None:
     assert is_of(size)
-    mesh = mesh_of("shuffled")
+    mesh = ordered_mesh(ORDERS["shuffled"], {"x": 4, "y": 2})
     keys = jax.random.split(jax.random.key(0), 8)
     g = gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda index: keys[index])
     noise = gda.jit(lambda k: jax.vmap(jax.random.normal)(k).sum())(g)

@@ -9,25 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, PartitionSpec
+from meshes import ORDERS, cut, ordered_mesh
 
 import gda
+from gda.allgather import all_gather
 from gda.grid import ShardGrid
 from gda.testing.strategies import mesh_shapes, sharded_cases
 
 P = PartitionSpec
 DATA = np.arange(16 * 6, dtype=np.float32).reshape(16, 6)
-
-
-def mesh_of(order: Any, *sizes: int, kind: AxisType = AxisType.Auto) -> Mesh:
-    devices = np.array(jax.devices())[np.asarray(order)].reshape(sizes)
-    names = ("x", "y", "z")[: len(sizes)]
-    return Mesh(devices, names, axis_types=(kind,) * len(sizes))
-
-
-def cut(data: np.ndarray, mesh: Mesh, spec: Any) -> gda.GlobalArray:
-    return gda.GlobalArray.from_callback(
-        data.shape, mesh, spec, lambda index: data[index], dtype=data.dtype
-    )
 
 
 def is_right(g: gda.GlobalArray, data: np.ndarray = DATA) -> bool:
@@ -66,7 +56,7 @@ def test_a_spec_that_does_not_fit_is_refused(mesh: Mesh) -> None:
     g = cut(DATA, mesh, P("x"))
     with pytest.raises(ValueError, match="global shape .* cannot be cut by P\\(None, 'x'\\)"):
         g.reshard(P(None, "x"))
-    with pytest.raises(TypeError, match="mesh"):
+    with pytest.raises(TypeError, match=r"write g.reshard\(spec\) or g.reshard\(mesh, spec\)"):
         g.reshard("x", P("x"))
     with pytest.raises(TypeError, match=r"write g.reshard\(spec\) or g.reshard\(mesh, spec\)"):
         g.reshard(mesh)
@@ -103,18 +93,12 @@ def test_gather_refuses_what_cannot_be(mesh: Mesh) -> None:
 
 # Many processes.
 
-ORDERS = {
-    "contiguous": [0, 1, 2, 3, 4, 5, 6, 7],
-    "interleaved": [0, 4, 1, 5, 2, 6, 3, 7],
-    "shuffled": [5, 2, 7, 0, 3, 6, 1, 4],
-}
-
 
 @pytest.mark.processes(2, devices=4)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("order", ORDERS)
 def test_gather_gives_everybody_the_whole(order: str, kind: AxisType) -> None:
-    mesh = mesh_of(ORDERS[order], 4, 2, kind=kind)
+    mesh = ordered_mesh(ORDERS[order], {"x": 4, "y": 2}, kind)
     for spec in (P("x"), P(("y", "x")), P("x", "y"), P(None, "y"), P()):
         g = cut(DATA, mesh, spec)
         assert np.array_equal(g.gather(), DATA)
@@ -125,9 +109,43 @@ def test_gather_gives_everybody_the_whole(order: str, kind: AxisType) -> None:
 
 @pytest.mark.processes(2, devices=4)
 def test_gather_in_rounds_of_a_few_rows() -> None:
-    g = cut(DATA, mesh_of(ORDERS["shuffled"], 2, 4), P("x"))
+    g = cut(DATA, ordered_mesh(ORDERS["shuffled"], {"x": 2, "y": 4}), P("x"))
     for max_bytes in (1, 100, 7 * 24 * 2):
         assert np.array_equal(g.gather(max_bytes=max_bytes), DATA)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param((n, d), marks=pytest.mark.processes(n, devices=d), id=f"{n} x {d}")
+        for n, d in [(2, 4), (4, 2), (8, 1)]
+    ],
+)
+@pytest.mark.parametrize("spec", [P("x"), P("x", "y"), P(("y", "x"))])
+def test_gather_hands_no_more_than_max_bytes_to_a_device(
+    monkeypatch: pytest.MonkeyPatch, spec: P, size: tuple[int, int]
+) -> None:
+    handed: list[int] = []
+
+    def spy(*arguments: Any) -> Any:
+        received = all_gather(*arguments)
+        handed.append(received.nbytes)
+        return received
+
+    monkeypatch.setattr("gda.move.all_gather", spy)
+    processes = jax.process_count()
+    assert (processes, jax.local_device_count()) == size
+    g = cut(DATA, ordered_mesh(ORDERS["contiguous"], {"x": 4, "y": 2}), spec)
+    row = g.local_shards[0].data[0].nbytes
+    rounds = []
+    for max_bytes in (1, row * processes, row * processes * 2, row * processes * 2 + 1, 10**6):
+        handed.clear()
+        assert np.array_equal(g.gather(max_bytes=max_bytes), DATA)
+        # At least a row of a block goes from each process in a round.
+        assert max(handed) <= max(max_bytes, row * processes)
+        rounds.append(len(handed))
+    assert rounds[0] == rounds[1] >= 2 * rounds[2] or g.grid.shard_shape[0] == 1
+    assert rounds[2] == rounds[3] >= rounds[4]
 
 
 @pytest.mark.processes(2, devices=4)
@@ -136,7 +154,7 @@ def test_gather_in_rounds_of_a_few_rows() -> None:
 )
 def test_gather_of_every_kind_of_number(dtype: str) -> None:
     data = (np.arange(16) % 5).astype(jnp.dtype(dtype))
-    g = cut(data, mesh_of(range(8), 8), P("x"))
+    g = cut(data, ordered_mesh(range(8), {"x": 8}), P("x"))
     value = g.gather()
     assert value.dtype == data.dtype
     assert value.tobytes() == data.tobytes()
@@ -144,7 +162,7 @@ def test_gather_of_every_kind_of_number(dtype: str) -> None:
 
 @pytest.mark.processes(2, devices=4)
 def test_gather_of_scalars_and_of_nothing() -> None:
-    mesh = mesh_of(range(8), 4, 2)
+    mesh = ordered_mesh(range(8), {"x": 4, "y": 2})
     assert cut(np.float32(3), mesh, P()).gather() == 3
     empty = cut(np.zeros((0, 4), np.float32), mesh, P("x")).gather()
     assert empty.shape == (0, 4)
@@ -152,7 +170,7 @@ def test_gather_of_scalars_and_of_nothing() -> None:
 
 @pytest.mark.processes(2, devices=4)
 def test_gather_with_a_process_that_has_no_device_of_the_mesh() -> None:
-    mesh = mesh_of([4, 5], 2)
+    mesh = ordered_mesh([4, 5], {"x": 2})
     g = cut(DATA, mesh, P("x"))
     if jax.process_index() == 1:
         assert np.array_equal(g.gather(), DATA)  # a local array of its own
@@ -163,20 +181,20 @@ def test_gather_with_a_process_that_has_no_device_of_the_mesh() -> None:
 
 @pytest.mark.processes(4, devices=2)
 def test_gather_to_processes_outside_the_mesh() -> None:
-    g = cut(DATA, mesh_of([2, 6, 3, 7], 4), P("x"))  # processes 1 and 3
+    g = cut(DATA, ordered_mesh([2, 6, 3, 7], {"x": 4}), P("x"))  # processes 1 and 3
     assert np.array_equal(g.gather(), DATA)
 
 
 @pytest.mark.processes(2, devices=4)
 def test_gather_under_a_mesh_that_is_set() -> None:
-    mesh = mesh_of(range(8), 4, 2, kind=AxisType.Explicit)
+    mesh = ordered_mesh(range(8), {"x": 4, "y": 2}, AxisType.Explicit)
     with jax.set_mesh(mesh):
         assert np.array_equal(cut(DATA, mesh, P("x")).gather(), DATA)
 
 
 @pytest.mark.processes(2, devices=4)
 def test_gather_without_jit_and_under_a_transfer_guard() -> None:
-    g = cut(DATA, mesh_of(range(8), 4, 2), P("x"))
+    g = cut(DATA, ordered_mesh(range(8), {"x": 4, "y": 2}), P("x"))
     with jax.disable_jit():
         assert np.array_equal(g.gather(), DATA)
     with jax.transfer_guard("disallow"):
@@ -186,25 +204,25 @@ def test_gather_without_jit_and_under_a_transfer_guard() -> None:
 @pytest.mark.processes(2, devices=4)
 @pytest.mark.parametrize("order", ORDERS)
 def test_reshard_between_processes(order: str) -> None:
-    g = cut(DATA, mesh_of(ORDERS["contiguous"], 4, 2), P("x"))
+    g = cut(DATA, ordered_mesh(ORDERS["contiguous"], {"x": 4, "y": 2}), P("x"))
     assert is_right(g.reshard(P(None, "y")))
-    moved = g.reshard(mesh_of(ORDERS[order], 2, 2, 2), P(("z", "x"), None))
+    moved = g.reshard(ordered_mesh(ORDERS[order], {"x": 2, "y": 2, "z": 2}), P(("z", "x"), None))
     assert is_right(moved)
-    assert is_right(moved.reshard(mesh_of(range(8), 8, kind=AxisType.Explicit), P()))
+    assert is_right(moved.reshard(ordered_mesh(range(8), {"x": 8}, AxisType.Explicit), P()))
 
 
 @pytest.mark.processes(2, devices=4)
 def test_other_devices_of_several_processes_are_refused() -> None:
-    g = cut(DATA, mesh_of(range(8), 8), P("x"))
+    g = cut(DATA, ordered_mesh(range(8), {"x": 8}), P("x"))
     for order in ([0, 1], [0, 4]):
         with pytest.raises(ValueError, match="here 6 devices would be left and 0 added"):
-            g.reshard(mesh_of(order, 2), P("x"))
+            g.reshard(ordered_mesh(order, {"x": 2}), P("x"))
 
 
 @pytest.mark.processes(2, devices=4)
 def test_an_array_of_one_process_is_not_moved_to_several() -> None:
     g = gda.GlobalArray.from_array(jnp.asarray(DATA))
-    mesh = mesh_of(range(8), 8)
+    mesh = ordered_mesh(range(8), {"x": 8})
     with pytest.raises(ValueError, match="belongs to this process alone, and the mesh to several"):
         g.reshard(mesh, P("x"))
     assert is_right(gda.GlobalArray.from_callback(DATA.shape, mesh, P("x"), lambda index: g[index]))
@@ -212,8 +230,8 @@ def test_an_array_of_one_process_is_not_moved_to_several() -> None:
 
 @pytest.mark.processes(4, devices=2)
 def test_reshard_with_a_process_that_has_no_device_of_the_mesh() -> None:
-    g = cut(DATA, mesh_of([2, 3, 4, 5], 4), P("x"))
-    moved = g.reshard(mesh_of([5, 2, 4, 3], 2, 2), P("y", "x"))
+    g = cut(DATA, ordered_mesh([2, 3, 4, 5], {"x": 4}), P("x"))
+    moved = g.reshard(ordered_mesh([5, 2, 4, 3], {"x": 2, "y": 2}), P("y", "x"))
     assert moved.spec == P("y", "x")
     assert is_right(moved)
     assert len(moved.local_shards) == (2 if jax.process_index() in (1, 2) else 0)
@@ -221,7 +239,7 @@ def test_reshard_with_a_process_that_has_no_device_of_the_mesh() -> None:
 
 @pytest.mark.processes(2, devices=4)
 def test_processes_that_want_different_layouts_are_told() -> None:
-    g = cut(DATA, mesh_of(range(8), 4, 2), P("x"))
+    g = cut(DATA, ordered_mesh(range(8), {"x": 4, "y": 2}), P("x"))
     spec = P("y") if jax.process_index() else P(None, "y")
     with (
         gda.checking_agreement(timeout=20),

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import mesh_of
+from meshes import batch, mesh_of, ordered_mesh
 
 import gda
 from gda import DataPartitionType as Partition
@@ -23,10 +23,6 @@ from gda.testing.strategies import mesh_shapes
 put = gda.host_to_global_device_array
 get = gda.global_to_host_array
 constrain = gda.with_sharding_constraint
-
-
-def batch(*shape: int, dtype: type = np.float32) -> np.ndarray:
-    return np.arange(np.prod(shape), dtype=dtype).reshape(shape)
 
 
 def entered(mesh: Mesh) -> AbstractContextManager[Any]:
@@ -93,8 +89,10 @@ def test_partitions(mesh: Mesh) -> None:
     assert all(g.is_fully_replicated for g in jax.tree.leaves(replicated))
     assert by_spec["tokens"].grid.shard_shape == (8, 4)
     assert by_specs["tokens"].grid.shard_shape == (4, 2)
-    same = jax.tree.map(np.testing.assert_array_equal, get(by_spec, partition=P("y")), tree)
-    assert jax.tree.leaves(same) == []
+    back = get(by_spec, partition=P("y"))
+    assert jax.tree.structure(back) == jax.tree.structure(tree)
+    for each, wanted in zip(jax.tree.leaves(back), jax.tree.leaves(tree), strict=True):
+        np.testing.assert_array_equal(each, wanted, strict=True)
     host = get(full["tokens"])
     np.testing.assert_array_equal(host, tree["tokens"])
     host[...] = -1  # new memory of the caller's own
@@ -144,9 +142,17 @@ def test_what_does_not_fit_is_said_with_numbers_and_path(auto_mesh: Mesh) -> Non
 # Constraints.
 
 
-def test_a_constraint_inside_jit(mesh: Mesh, under: Any) -> None:
-    if under is entered and mesh.axis_types[0] == AxisType.Explicit:
-        return  # JAX itself wants set_mesh for these
+# For Explicit axes JAX itself wants set_mesh.
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [
+        ("set_mesh", AxisType.Auto),
+        ("set_mesh", AxisType.Explicit),
+        ("with mesh", AxisType.Auto),
+    ],
+)
+def test_a_constraint_inside_jit(way: str, kind: AxisType) -> None:
+    mesh = mesh_of({"x": 4, "y": 2}, kind)
 
     @jax.jit
     def double(tree: Any) -> Any:
@@ -154,7 +160,7 @@ def test_a_constraint_inside_jit(mesh: Mesh, under: Any) -> None:
         return constrain(jax.tree.map(lambda x: x * 2, tree), {"g": P("x"), "a": P("x", "y")})
 
     g = gda.GlobalArray.from_process_local(batch(8, 4), mesh, P())
-    with under(mesh):
+    with WAYS[way](mesh):
         tree = double({"g": g, "a": jax.device_put(batch(8, 4), NamedSharding(mesh, P()))})
     assert isinstance(tree["g"], gda.GlobalArray)
     assert tree["g"].grid.spec == ("x",)
@@ -223,9 +229,7 @@ def test_bad_constraints(auto_mesh: Mesh) -> None:
 # Several processes. Devices 0 to 3 belong to process 0, and 4 to 7 to process 1.
 
 
-def ordered_mesh(order: Any, shape: dict[str, int], kind: AxisType = AxisType.Auto) -> Mesh:
-    devices = np.array(jax.devices())[list(order)].reshape(tuple(shape.values()))
-    return Mesh(devices, tuple(shape), axis_types=(kind,) * len(shape))
+NO_DEVICE = r"process 0 has no device of the mesh {'x': 4}.* those that have are .*1"
 
 
 def check_full(order: list[int], mesh_shape: dict[str, int], kind: AxisType) -> None:
@@ -233,10 +237,12 @@ def check_full(order: list[int], mesh_shape: dict[str, int], kind: AxisType) -> 
     me = jax.process_index()
     mesh = ordered_mesh(order[: int(np.prod(list(mesh_shape.values())))], mesh_shape, kind)
     mine = len(mesh.local_devices)
-    if not mine:
-        return
     tree = {"a": batch(2 * mine, 3) + 100 * me, "b": [batch(2 * mine, dtype=np.int32) - me]}
-    with jax.set_mesh(mesh), gda.checking_agreement(mesh.size == 8):
+    with jax.set_mesh(mesh):
+        if not mine:
+            with pytest.raises(ValueError, match=f"process {me} has no device of the mesh"):
+                put(tree)
+            return
         g = put(tree)
     assert g["a"].shape == (2 * mesh.size, 3)
     rows = [np.asarray(shard.data) for shard in g["a"].local_shards]
@@ -254,6 +260,30 @@ def test_full_there_and_back(
     process_pool: Callable[..., Pool], order: list[int], mesh_shape: dict[str, int], kind: AxisType
 ) -> None:
     process_pool(2, devices=4).run(check_full, order, mesh_shape, kind)
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("partition", [Partition.FULL, Partition.REPLICATED, P("x"), P()], ids=str)
+def test_a_process_without_a_device_of_the_mesh_is_told(partition: Any) -> None:
+    mesh = ordered_mesh([4, 5, 6, 7], {"x": 4})
+    data = batch(8, 2)
+    with jax.set_mesh(mesh):
+        if jax.process_index() == 1:
+            g = put({"a": data}, partition=partition)
+            assert g["a"].shape == (8, 2)
+            np.testing.assert_array_equal(get(g, partition=partition)["a"], data)
+            return
+        for tree in ({"a": data}, {"a": data[:3]}):
+            with pytest.raises(ValueError, match=NO_DEVICE) as raised:
+                put(tree, partition=partition)
+            assert raised.value.__notes__ == ["gda: at ['a'] of the tree"]
+    spec = P("x") if partition is Partition.FULL else P()
+    spec = partition if isinstance(partition, P) else spec
+    g = gda.GlobalArray.from_callback(
+        (8, 2), mesh, spec, lambda index: data[index], dtype=data.dtype
+    )
+    with pytest.raises(ValueError, match=NO_DEVICE):
+        get({"a": g}, partition=partition)
 
 
 @pytest.mark.processes(2, devices=4)
