@@ -103,7 +103,8 @@ _JAX_ALONE = (
 
 def _imported(use: str) -> list[Side]:
     def seconds(code: str) -> float:
-        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        # With bytecode kept, as where gda is installed; the round before the first makes it.
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": ""}
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
         return float(done.stdout)
