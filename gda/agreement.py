@@ -300,10 +300,10 @@ def _agree(
             timeout=timeout,
             processes=processes,
         )
-    except (LateProcessError, ConnectionError):
+    except (DisagreementError, LateProcessError, ConnectionError):
         if failure is None:
             raise
-        raise failure from None
+        raise failure from None  # what this process did wrong is what it has to hear
     if failure is not None:
         raise failure
     verdict = json.loads(said)
