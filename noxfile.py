@@ -9,6 +9,9 @@ nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.sessions = ["tests"]
 
+# Tests start hundreds of processes; without bytecode each would compile all of JAX again.
+os.environ.setdefault("UV_COMPILE_BYTECODE", "1")
+
 # pyenv's stand-ins on the PATH refuse versions that are installed but not switched on.
 _PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
 for _bin in _PYENV.glob("versions/3.*/bin"):
