@@ -26,7 +26,7 @@ from gda.move import reshard
 from gda.processes import format_processes
 from gda.sharding import is_tracer
 from gda.spec import Index
-from gda.trees import is_container, note_path, path_of, specs_for
+from gda.trees import is_container, map_with_specs, note_path, path_of, specs_for
 
 # By path in the tree and index of the block, the digest of its bytes.
 Digests = dict[str, dict[str, str]]
@@ -116,15 +116,9 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     [0, 1, 2, 3, 4, 5, 6, 7]
     """
     check_mesh(global_mesh)
-    pairs, structure = specs_for(global_inputs, pspecs, "pspecs")
-    leaves = []
-    for leaf, spec in pairs:
-        try:
-            leaves.append(_to_local(leaf, global_mesh, spec))
-        except Exception as error:
-            note_path(error, global_inputs, len(leaves))
-            raise
-    return jax.tree.unflatten(structure, leaves)
+    return map_with_specs(
+        lambda leaf, spec: _to_local(leaf, global_mesh, spec), global_inputs, pspecs, "pspecs"
+    )
 
 
 def _to_global(local_inputs: Any, mesh: Mesh, pspecs: Any) -> Any:

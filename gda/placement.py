@@ -23,7 +23,7 @@ from gda.local_view import process_local_of, view_of
 from gda.sharding import is_tracer, sharding_of
 from gda.spec import Shape
 from gda.transform import constrain
-from gda.trees import is_container, note_path, path_of, specs_for
+from gda.trees import is_container, map_with_specs, note_path, path_of, specs_for
 
 
 class DataPartitionType(enum.Enum):
@@ -179,16 +179,14 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     >>> y.sharding.shard_shape(y.shape), gda.with_sharding_constraint(1.0, P('x'))
     ((2,), 1.0)
     """
-    pairs, structure = specs_for(x, shardings, "shardings", _is_sharding)
     current = _Current()
-    leaves = []
-    for leaf, sharding in pairs:
-        try:
-            leaves.append(_constrained(leaf, sharding, current))
-        except Exception as error:
-            note_path(error, x, len(leaves))
-            raise
-    return jax.tree.unflatten(structure, leaves)
+    return map_with_specs(
+        lambda leaf, sharding: _constrained(leaf, sharding, current),
+        x,
+        shardings,
+        "shardings",
+        _is_sharding,
+    )
 
 
 def _constrained(leaf: Any, sharding: Any, current: _Current) -> Any:

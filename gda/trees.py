@@ -52,6 +52,28 @@ def specs_for(
     return pairs, structure
 
 
+def map_with_specs(
+    function: Callable[[Any, Any], Any],
+    tree: Any,
+    specs: Any,
+    name: str,
+    is_spec: Callable[[Any], bool] = is_partition_spec,
+) -> Any:
+    """Return the tree of ``function(leaf, spec)``; an error of it gets a note of the leaf's path.
+
+    The other arguments and what is raised are those of ``specs_for``.
+    """
+    pairs, structure = specs_for(tree, specs, name, is_spec)
+    leaves = []
+    for leaf, spec in pairs:
+        try:
+            leaves.append(function(leaf, spec))
+        except Exception as error:
+            note_path(error, tree, len(leaves))
+            raise
+    return jax.tree.unflatten(structure, leaves)
+
+
 def path_of(tree: Any, number: int) -> str:
     """Return the path of the leaf with a number as it is written in Python, such as ``['a'][0]``.
 
