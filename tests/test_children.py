@@ -5,10 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
+from running import is_running, wait_until_gone
 
 from gda.children import Children, Port, arguments_of, environment
 
@@ -22,21 +21,6 @@ child = subprocess.Popen([sys.executable, "-c", "{SLEEP}"])
 print(os.getpid(), child.pid, flush=True)
 time.sleep(300)
 """
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"  # nobody may reap an orphan in a container
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    limit = time.monotonic() + 60
-    while any(is_running(pid) for pid in pids):
-        assert time.monotonic() < limit, f"still running: {[*filter(is_running, pids)]}"
-        time.sleep(0.05)
 
 
 def variables(**changes: object) -> dict[str, str]:

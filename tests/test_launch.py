@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from running import is_running, wait_until_gone
 
 import gda.launch
 from gda.launch.__main__ import main
@@ -75,21 +76,6 @@ def wait_for(paths: list[Path]) -> None:
     limit = time.monotonic() + LIMIT_SECONDS
     while not all(path.exists() for path in paths):
         assert time.monotonic() < limit, "the program did not start"
-        time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"  # nobody may reap an orphan in a container
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    limit = time.monotonic() + LIMIT_SECONDS
-    while any(is_running(pid) for pid in pids):
-        assert time.monotonic() < limit, "processes outlived the launcher"
         time.sleep(0.02)
 
 
