@@ -1,0 +1,30 @@
+"""Checkpoints: a tree of arrays on disk, restored onto any layout, whole or not at all.
+
+``save`` and ``save_async`` write, ``restore`` reads, ``inspect`` and ``verify`` look, without a
+device. A checkpoint is a directory, or a prefix of an object store: zarr v3 arrays that any tool
+reads, and a manifest that is written last and knows every file by size and checksum.
+"""
+
+from gda.checkpoint.errors import CheckpointNotFoundError as CheckpointNotFoundError
+from gda.checkpoint.errors import CorruptionError as CorruptionError
+from gda.checkpoint.errors import SaveError as SaveError
+from gda.checkpoint.inspecting import Contents as Contents
+from gda.checkpoint.inspecting import inspect as inspect
+from gda.checkpoint.inspecting import verify as verify
+from gda.checkpoint.restoring import restore as restore
+from gda.checkpoint.saving import Pending as Pending
+from gda.checkpoint.saving import save as save
+from gda.checkpoint.saving import save_async as save_async
+
+__all__ = [
+    "CheckpointNotFoundError",
+    "Contents",
+    "CorruptionError",
+    "Pending",
+    "SaveError",
+    "inspect",
+    "restore",
+    "save",
+    "save_async",
+    "verify",
+]

@@ -1,0 +1,54 @@
+"""What is at a path: a checkpoint, the beginnings of one, or something else."""
+
+from __future__ import annotations
+
+from gda.checkpoint import manifest as manifests
+from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError
+from gda.checkpoint.manifest import Manifest
+from gda.checkpoint.stores import LOCK, Store
+
+
+def load_manifest(store: Store) -> Manifest:
+    """Return the manifest of a checkpoint.
+
+    Raises:
+      CorruptionError: it is damaged.
+      FileNotFoundError: it is not there.
+    """
+    where = store.join(manifests.NAME)
+    try:
+        file = store.read(manifests.NAME, manifests.MOST_BYTES)
+    except ValueError as error:
+        raise CorruptionError(str(error)) from None
+    return manifests.load(file, where)
+
+
+def load_complete(store: Store) -> Manifest:
+    """Return the manifest of the checkpoint that must be there.
+
+    Raises:
+      CheckpointNotFoundError: it is not; the message says what is there.
+      CorruptionError: it is damaged.
+    """
+    try:
+        return load_manifest(store)
+    except FileNotFoundError:
+        raise CheckpointNotFoundError(_what_is_there(store)) from None
+    except NotADirectoryError:
+        raise CheckpointNotFoundError(f"{store.url} is a file, not a checkpoint") from None
+
+
+def _what_is_there(store: Store) -> str:
+    try:
+        entries = store.entries()
+    except FileNotFoundError:
+        return f"there is no checkpoint at {store.url}: no such directory"
+    unfinished = [name for name in entries if manifests.DATA_PATTERN.fullmatch(name)]
+    if unfinished:
+        return (
+            f"there is no complete checkpoint at {store.url}: a save was begun there "
+            f"({', '.join(unfinished)}) and never committed; the next save removes it"
+        )
+    shown = [name for name in entries if name != LOCK]
+    has = ", ".join(shown[:8]) + ("..." if len(shown) > 8 else "") if shown else "nothing"
+    return f"there is no checkpoint at {store.url}: it has no {manifests.NAME}, but {has}"

@@ -1,0 +1,502 @@
+"""The manifest: what a checkpoint consists of, as one checked file.
+
+Its first line has the size and the SHA-256 of the rest, which is JSON. It is written last; what it
+does not name does not belong to the checkpoint. Whatever is read from it is looked at before it is
+used: a manifest may be damaged, or made by somebody hostile.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from gda.checkpoint.chunks import ChunkGrid
+from gda.checkpoint.errors import CorruptionError
+from gda.checkpoint.zarr_format import CRC_BYTES
+from gda.spec import Shape
+
+NAME = "manifest.json"
+VERSION = 1
+MOST_BYTES = 2**30  # of a manifest; 100 million chunks have about 900 MB
+DATA_PATTERN = re.compile(r"data-[0-9a-f]{16}")
+_ARRAY_PATTERN = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,120}")
+_LARGEST = 2**62  # of sizes, in elements and in bytes
+_MOST_CHUNK_BYTES = 2**40
+_MOST_DIMENSIONS = 64  # as many as NumPy has
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """A zarr array of the checkpoint.
+
+    Attributes:
+      name: its directory, below that of the data.
+      shape, chunk_shape, dtype: as it is stored, ``dtype`` being the real one.
+      codec: ``"bytes"`` or ``"zstd"``.
+      metadata: size and CRC-32C of its ``zarr.json``.
+      crcs: the CRC-32C of every chunk as it is stored, without the four bytes that say so.
+      sizes: of every chunk in bytes, without these four; ``None`` where chunks are not compressed.
+    """
+
+    name: str
+    shape: Shape
+    chunk_shape: Shape
+    dtype: np.dtype[Any]
+    codec: str
+    metadata: tuple[int, int]
+    crcs: Sequence[int]
+    sizes: Sequence[int] | None = None
+
+    @cached_property
+    def grid(self) -> ChunkGrid:
+        return ChunkGrid(self.shape, self.chunk_shape)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of one chunk in memory."""
+        return math.prod(self.chunk_shape) * self.dtype.itemsize
+
+    def file_bytes(self, chunk: int) -> int:
+        """Return the size of the file of a chunk."""
+        payload = self.chunk_bytes if self.sizes is None else self.sizes[chunk]
+        return payload + CRC_BYTES
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A box of a small array, laid into an array that many share, within one chunk of it.
+
+    Attributes:
+      array: the number of the stored array.
+      offset: where it begins there, in elements.
+      start, shape: which part of the small array it is.
+    """
+
+    array: int
+    offset: int
+    start: Shape
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class ArrayLeaf:
+    """A leaf of the tree that is an array.
+
+    Attributes:
+      path: the keys and indices on the way to it.
+      kind: ``"GlobalArray"``, ``"jax.Array"`` or ``"numpy"``.
+      shape, dtype: of its data; of PRNG keys, of the numbers that they consist of.
+      key_impl: of PRNG keys, which they are.
+      spec, mesh: how it was cut when it was saved, for people.
+      fingerprint: ``g.fingerprint()``; ``None`` if none was asked for.
+      array: the number of the stored array that has it, or ``None`` where ``pieces`` do.
+    """
+
+    path: Path
+    kind: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    key_impl: str | None
+    spec: str | None
+    mesh: dict[str, int] | None
+    fingerprint: str | None
+    array: int | None
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class ValueLeaf:
+    """A leaf that is a number, a string or bytes of Python."""
+
+    path: Path
+    value: bool | int | float | complex | str | bytes
+
+
+Leaf = ArrayLeaf | ValueLeaf
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint consists of.
+
+    Attributes:
+      data: the directory with its arrays.
+      arrays: the zarr arrays there.
+      leaves: in the order in which ``structure`` counts them.
+      structure: how the leaves were put together: see ``gda.checkpoint.structure``.
+      about: when and by what it was written, for people.
+    """
+
+    data: str
+    arrays: tuple[StoredArray, ...]
+    leaves: tuple[Leaf, ...]
+    structure: Any
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+def dump(manifest: Manifest) -> bytes:
+    """Return the file."""
+    body = json.dumps(
+        {
+            "about": manifest.about,
+            "data": manifest.data,
+            "structure": manifest.structure,
+            "leaves": [_dump_leaf(leaf) for leaf in manifest.leaves],
+            "arrays": [_dump_array(array) for array in manifest.arrays],
+        },
+        separators=(",", ":"),
+        allow_nan=False,
+    ).encode()
+    return _header(body) + body
+
+
+def _header(body: bytes) -> bytes:
+    seal = {"gda-checkpoint": VERSION, "nbytes": len(body), "sha256": sha256(body).hexdigest()}
+    return json.dumps(seal).encode() + b"\n"
+
+
+def load(file: bytes, where: str) -> Manifest:
+    """Return the manifest in a file.
+
+    Args:
+      where: the name of the file, for the messages.
+
+    Raises:
+      CorruptionError: it is damaged, of another version, or says what cannot be.
+    """
+    header, _, body = file.partition(b"\n")
+    try:
+        seal = json.loads(header)
+        version = seal["gda-checkpoint"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise CorruptionError(f"{where} does not begin as a manifest of gda does") from None
+    if version != VERSION:
+        raise CorruptionError(
+            f"{where} is of version {version!r:.40}; this gda reads version {VERSION}"
+        )
+    if file[: len(header) + 1] != _header(body):
+        raise CorruptionError(
+            f"{where} is damaged: its {len(body)} bytes are not those that its first line seals"
+        )
+    try:
+        return _manifest(json.loads(body))
+    except _Invalid as invalid:
+        raise CorruptionError(f"{where} says what cannot be: {invalid}") from None
+    except (ValueError, RecursionError) as error:
+        raise CorruptionError(f"{where} is not a manifest: {error}") from None
+
+
+# To JSON. Floats that JSON lacks and complex numbers are written as strings.
+
+
+def _dump_leaf(leaf: Leaf) -> dict[str, Any]:
+    if isinstance(leaf, ValueLeaf):
+        kind = type(leaf.value).__name__
+        return {"path": list(leaf.path), "kind": kind, "value": _VALUES[kind][0](leaf.value)}
+    entry: dict[str, Any] = {
+        "path": list(leaf.path),
+        "kind": leaf.kind,
+        "shape": list(leaf.shape),
+        "dtype": leaf.dtype.name,
+    }
+    for name in ("key_impl", "spec", "mesh", "fingerprint", "array"):
+        if (value := getattr(leaf, name)) is not None:
+            entry[name] = value
+    if leaf.array is None:
+        entry["pieces"] = [
+            [piece.array, piece.offset, list(piece.start), list(piece.shape)]
+            for piece in leaf.pieces
+        ]
+    return entry
+
+
+def _dump_array(array: StoredArray) -> dict[str, Any]:
+    return {
+        "name": array.name,
+        "shape": list(array.shape),
+        "chunk_shape": list(array.chunk_shape),
+        "dtype": array.dtype.name,
+        "codec": array.codec,
+        "metadata": list(array.metadata),
+        "crc32c": np.asarray(array.crcs, ">u4").tobytes().hex(),
+        **({} if array.sizes is None else {"sizes": list(array.sizes)}),
+    }
+
+
+_VALUES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "bool": (bool, lambda text: _checked(text, bool)),
+    "int": (str, lambda text: int(_text(text))),
+    "float": (repr, lambda text: float(_text(text))),
+    "complex": (repr, lambda text: complex(_text(text))),
+    "str": (
+        lambda text: text.encode("utf-8", "surrogatepass").hex() if _is_odd(text) else [text],
+        lambda text: (
+            bytes.fromhex(text).decode("utf-8", "surrogatepass")
+            if isinstance(text, str)
+            else _text(_one(text))
+        ),
+    ),
+    "bytes": (bytes.hex, lambda text: bytes.fromhex(_text(text))),
+}
+
+
+def _is_odd(text: str) -> bool:
+    """Whether a string has halves of characters, which no encoding takes."""
+    return any(0xD800 <= ord(character) < 0xE000 for character in text)
+
+
+# From JSON, believing nothing.
+
+
+class _Invalid(Exception):  # noqa: N818
+    pass
+
+
+def _manifest(body: Any) -> Manifest:
+    entry = _Entry("the manifest", body)
+    data = entry.get("data", str)
+    if not DATA_PATTERN.fullmatch(data):
+        raise _Invalid(f"data is {data!r:.80}, which is not a directory of a checkpoint")
+    arrays = tuple(
+        _array(_Entry(f"arrays[{i}]", each)) for i, each in enumerate(entry.get("arrays", list))
+    )
+    names = [array.name for array in arrays]
+    if len(set(names)) != len(names):
+        raise _Invalid("two arrays have one name")
+    leaves = tuple(
+        _leaf(_Entry(f"leaves[{i}]", each), arrays)
+        for i, each in enumerate(entry.get("leaves", list))
+    )
+    if len({leaf.path for leaf in leaves}) != len(leaves):
+        raise _Invalid("two leaves have one path")
+    about = entry.get("about", dict)
+    return Manifest(data, arrays, leaves, entry.get("structure", object), about)
+
+
+class _Entry:
+    """An object of JSON, and what it is called in messages."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        if not isinstance(value, dict):
+            raise _Invalid(f"{name} is not an object")
+        self.name = name
+        self._value = value
+
+    def get(self, key: str, kind: type, default: Any = ...) -> Any:
+        value = self._value.get(key, default)
+        if value is ...:
+            raise _Invalid(f"{self.name} has no {key!r}")
+        if value is not default and (not isinstance(value, kind) or _is_wrong_bool(value, kind)):
+            raise _Invalid(f"{self.name}.{key} is a {type(value).__name__}")
+        return value
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        return _numbers(f"{self.name}.{key}", self.get(key, list))
+
+    def shape(self, key: str) -> Shape:
+        return _shape(f"{self.name}.{key}", self.get(key, list))
+
+    def dtype(self) -> np.dtype[Any]:
+        return _dtype(f"{self.name}.dtype", self.get("dtype", str))
+
+
+def _is_wrong_bool(value: Any, kind: type) -> bool:
+    return isinstance(value, bool) and kind is int
+
+
+def _numbers(name: str, values: list[Any]) -> tuple[int, ...]:
+    for value in values:
+        if type(value) is not int or not 0 <= value <= _LARGEST:
+            raise _Invalid(f"{name} has {value!r:.40}, which is not a size")
+    return tuple(values)
+
+
+def _shape(name: str, values: list[Any]) -> Shape:
+    shape = _numbers(name, values)
+    if len(shape) > _MOST_DIMENSIONS or math.prod(size for size in shape if size) > _LARGEST:
+        raise _Invalid(f"{name} is {values!r:.200}, which no machine can hold")
+    return shape
+
+
+def _dtype(name: str, text: str) -> np.dtype[Any]:
+    import ml_dtypes  # which makes NumPy know the names of JAX's types
+
+    known = text if text in _NUMPY_DTYPES else getattr(ml_dtypes, text, None)
+    try:
+        dtype = np.dtype(known) if isinstance(known, str | type) else None
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.hasobject or dtype.name != text:
+        raise _Invalid(f"{name} is {text!r:.40}, which is not the name of a dtype here")
+    return dtype
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Return the dtype of a name, those of JAX such as ``bfloat16`` included."""
+    return _dtype("dtype", name)
+
+
+def is_storable(dtype: np.dtype[Any]) -> bool:
+    """Whether a checkpoint can hold arrays of this dtype."""
+    try:
+        return _dtype("", dtype.name) == dtype
+    except _Invalid:
+        return False
+
+
+_NUMPY_DTYPES = {
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+}
+
+
+def _array(entry: _Entry) -> StoredArray:
+    name, codec = entry.get("name", str), entry.get("codec", str)
+    if not _ARRAY_PATTERN.fullmatch(name):
+        raise _Invalid(f"{entry.name}.name is {name!r:.140}, which is not a name of an array")
+    if codec not in ("bytes", "zstd"):
+        raise _Invalid(f"{entry.name}.codec is {codec!r:.40}, which this gda does not know")
+    shape, chunk_shape = entry.shape("shape"), entry.shape("chunk_shape")
+    dtype = entry.dtype()
+    fits = len(shape) == len(chunk_shape)
+    if not fits or any(not c or n % c for n, c in zip(shape, chunk_shape, strict=True)):
+        raise _Invalid(f"{entry.name} has chunks of shape {chunk_shape}, its own is {shape}")
+    if math.prod(shape) * dtype.itemsize > _LARGEST:
+        raise _Invalid(f"{entry.name} of shape {shape} is larger than any machine can hold")
+    if math.prod(chunk_shape) * dtype.itemsize > _MOST_CHUNK_BYTES:
+        raise _Invalid(f"{entry.name} has chunks of shape {chunk_shape}, which is too large")
+    num_chunks = ChunkGrid(shape, chunk_shape).num_chunks
+    crcs = _crcs(entry, num_chunks)
+    sizes = None
+    if codec == "zstd":
+        sizes = entry.numbers("sizes") if num_chunks else ()
+        if len(sizes) != num_chunks or max(sizes, default=0) > _MOST_CHUNK_BYTES:
+            raise _Invalid(f"{entry.name}.sizes are not those of {num_chunks} chunks")
+    metadata = entry.numbers("metadata")
+    if len(metadata) != 2 or metadata[0] > 2**20 or metadata[1] >= 2**32:
+        raise _Invalid(f"{entry.name}.metadata is not a size and a checksum")
+    return StoredArray(name, shape, chunk_shape, dtype, codec, metadata, crcs, sizes)
+
+
+def _crcs(entry: _Entry, num_chunks: int) -> Sequence[int]:
+    text = entry.get("crc32c", str)
+    if len(text) != 8 * num_chunks:
+        raise _Invalid(f"{entry.name}.crc32c is not one checksum for each of {num_chunks} chunks")
+    try:
+        return np.frombuffer(bytes.fromhex(text), ">u4").tolist()
+    except ValueError:
+        raise _Invalid(f"{entry.name}.crc32c is not hexadecimal") from None
+
+
+def _leaf(entry: _Entry, arrays: Sequence[StoredArray]) -> Leaf:
+    path = tuple(entry.get("path", list))
+    if any(type(key) not in (str, int) for key in path):
+        raise _Invalid(f"{entry.name}.path is {path!r:.200}")
+    kind = entry.get("kind", str)
+    if kind in _VALUES:
+        try:
+            return ValueLeaf(path, _VALUES[kind][1](entry.get("value", object)))
+        except (ValueError, TypeError, OverflowError):
+            raise _Invalid(f"{entry.name}.value is not a {kind}") from None
+    if kind not in ("GlobalArray", "jax.Array", "numpy"):
+        raise _Invalid(f"{entry.name}.kind is {kind!r:.40}, which this gda does not know")
+    number = entry.get("array", int, None)
+    leaf = ArrayLeaf(
+        path,
+        kind,
+        entry.shape("shape"),
+        entry.dtype(),
+        entry.get("key_impl", str, None),
+        entry.get("spec", str, None),
+        entry.get("mesh", dict, None),
+        entry.get("fingerprint", str, None),
+        number,
+        () if number is not None else _pieces(entry),
+    )
+    _check_stored(entry.name, leaf, arrays)
+    return leaf
+
+
+def _pieces(entry: _Entry) -> tuple[Piece, ...]:
+    pieces = []
+    for i, each in enumerate(entry.get("pieces", list)):
+        name = f"{entry.name}.pieces[{i}]"
+        if not isinstance(each, list) or len(each) != 4:
+            raise _Invalid(f"{name} is not an array, an offset, a start and a shape")
+        array, offset = _numbers(name, each[:2])
+        start = _numbers(name, _checked(each[2], list))
+        shape = _shape(name, _checked(each[3], list))
+        pieces.append(Piece(array, offset, start, shape))
+    return tuple(pieces)
+
+
+def _check_stored(name: str, leaf: ArrayLeaf, arrays: Sequence[StoredArray]) -> None:
+    """Raise unless the stored arrays have exactly what the leaf needs, each element once."""
+    used = [piece.array for piece in leaf.pieces] if leaf.array is None else [leaf.array]
+    for number in used:
+        if not 0 <= number < len(arrays):
+            raise _Invalid(f"{name} is in array {number} of {len(arrays)}")
+        if arrays[number].dtype != leaf.dtype:
+            raise _Invalid(f"{name} is of {leaf.dtype}, and stored as {arrays[number].dtype}")
+    if leaf.array is not None:
+        if arrays[leaf.array].shape != leaf.shape:
+            raise _Invalid(f"{name} has shape {leaf.shape}, not {arrays[leaf.array].shape}")
+        return
+    boxes = []
+    for piece in leaf.pieces:
+        array = arrays[piece.array]
+        size = math.prod(piece.shape)
+        chunk_size = math.prod(array.chunk_shape)
+        lies_in_one = len(array.shape) == 1 and piece.offset % chunk_size + size <= chunk_size
+        if not size or not lies_in_one or piece.offset + size > array.shape[0]:
+            raise _Invalid(f"{name} has a piece that is not in one chunk of array {piece.array}")
+        if not len(piece.start) == len(piece.shape) == len(leaf.shape) or any(
+            first + extent > whole
+            for first, extent, whole in zip(piece.start, piece.shape, leaf.shape, strict=True)
+        ):
+            raise _Invalid(f"{name} has a piece outside of its shape {leaf.shape}")
+        boxes.append((piece.start, piece.shape))
+    size = sum(math.prod(shape) for _, shape in boxes)
+    if size != math.prod(leaf.shape) or not _are_tiles(boxes):
+        raise _Invalid(f"the pieces of {name} are not its shape {leaf.shape}, each element once")
+
+
+def _are_tiles(boxes: list[tuple[Shape, Shape]]) -> bool:
+    """Whether boxes are different parts of one regular division, as blocks are."""
+    if len({shape for _, shape in boxes}) > 1 or len({start for start, _ in boxes}) < len(boxes):
+        return False
+    return all(
+        first % extent == 0
+        for start, shape in boxes
+        for first, extent in zip(start, shape, strict=True)
+    )
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise _Invalid(f"a {type(value).__name__} stands where a {kind.__name__} should")
+    return value
+
+
+def _text(value: Any) -> str:
+    return _checked(value, str)
+
+
+def _one(value: Any) -> Any:
+    (only,) = _checked(value, list)
+    return only

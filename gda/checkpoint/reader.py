@@ -1,0 +1,241 @@
+"""Reading arrays: each chunk that this process needs once, checked, into the memory that stays.
+
+A chunk that is one contiguous part of a block goes straight into the memory that becomes the array;
+others go through a buffer. What is read is first worked out from numbers, and compared with the
+sizes of the files, before memory is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from gda import reading
+from gda.buffers import Buffers
+from gda.checkpoint import zarr_format
+from gda.checkpoint.errors import CorruptionError
+from gda.checkpoint.files import Chunk, Files
+from gda.checkpoint.found import load_manifest
+from gda.checkpoint.manifest import Manifest, Piece, StoredArray
+from gda.checkpoint.stores import KvStore, Store, default_workers
+from gda.checkpoint.targets import Target
+from gda.spec import Index, Shape
+
+
+def read_arrays(
+    store: Store,
+    manifest: Manifest,
+    targets: Sequence[Target],
+    *,
+    max_workers: int | None,
+    max_bytes: int,
+) -> list[Any]:
+    """Return what the user gets for each target.
+
+    Raises:
+      CorruptionError: something is damaged or missing.
+      OSError: reading failed for another reason; the file is named.
+    """
+    files = Files(store, manifest)
+    arrivals = [_Arrival(target) for target in targets]
+    uses = _uses(arrivals, manifest.arrays)
+    try:
+        for chunk in uses:
+            files.check_size(chunk)
+        for array in sorted({array for array, _ in uses}):
+            files.check_metadata(array)
+        for group in _groups(arrivals, max_bytes):
+            _read_group(files, group, max_workers or default_workers(store), max_bytes)
+    except CorruptionError as error:
+        raise _replaced(store, manifest) or error from None
+    return [arrival.value for arrival in arrivals]
+
+
+def _replaced(store: Store, manifest: Manifest) -> Exception | None:
+    """Return the error to raise where what was being read is no longer the checkpoint."""
+    try:
+        is_same = load_manifest(store).data == manifest.data
+    except (OSError, ValueError):
+        return None
+    if is_same:
+        return None
+    return RuntimeError(f"the checkpoint at {store.url} was overwritten while it was being read")
+
+
+class _Use(NamedTuple):
+    """A part of a chunk that a block needs: ``block[in_block] = chunk[in_chunk]``.
+
+    Attributes:
+      arrival, block: whose block, and which.
+      is_whole: whether it is the whole chunk.
+      piece: where the chunk is one of a pack, the piece that ``in_chunk`` is a part of.
+    """
+
+    arrival: _Arrival
+    block: int
+    in_block: Index
+    in_chunk: Index
+    is_whole: bool
+    piece: Piece | None
+
+
+@dataclass(eq=False)
+class _Arrival:
+    """An array that is being read: its blocks on the host, and in the end what the user gets."""
+
+    target: Target
+    blocks: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    value: Any = None
+
+    @property
+    def block_shape(self) -> Shape:
+        plan = self.target.plan
+        return self.target.leaf.shape if plan is None else plan.grid.shard_shape
+
+    @property
+    def starts(self) -> list[Shape]:
+        """Where its blocks begin."""
+        plan = self.target.plan
+        if plan is None:
+            return [(0,) * len(self.target.leaf.shape)]
+        return [tuple([s.start or 0 for s in index]) for index in plan.distinct]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its blocks on the host."""
+        plan = self.target.plan
+        count = 1 if plan is None else len(plan.distinct)
+        return count * math.prod(self.block_shape) * self.target.leaf.dtype.itemsize
+
+    @property
+    def stays_on_host(self) -> bool:
+        plan = self.target.plan
+        return plan is None or not plan.devices or plan.devices[0].platform == "cpu"
+
+    def allocate(self) -> None:
+        starts = self.starts
+        buffers = Buffers(self.target.leaf.dtype, len(starts))
+        self.blocks = [buffers.empty(self.block_shape) for _ in starts]
+
+    def finish(self) -> None:
+        """Make of the blocks what the user gets."""
+        target, blocks = self.target, self.blocks
+        self.blocks = []
+        if target.dtype != target.leaf.dtype:
+            blocks = [block.astype(target.dtype) for block in blocks]
+        if target.plan is None:
+            self.value = target.wrap(blocks[0])
+        else:
+            self.value = target.wrap(target.plan.place(blocks, target.dtype))
+
+
+def _uses(arrivals: Iterable[_Arrival], arrays: Sequence[StoredArray]) -> dict[Chunk, list[_Use]]:
+    """Return which chunks are needed, and for what."""
+    uses: dict[Chunk, list[_Use]] = {}
+    for arrival in arrivals:
+        leaf, shape = arrival.target.leaf, arrival.block_shape
+        for block, start in enumerate(arrival.starts):
+            if leaf.array is not None:
+                for overlap in arrays[leaf.array].grid.overlaps(start, shape):
+                    use = _Use(
+                        arrival, block, overlap.in_block, overlap.in_chunk, overlap.is_whole, None
+                    )
+                    uses.setdefault((leaf.array, overlap.chunk), []).append(use)
+                continue
+            for piece in leaf.pieces:
+                if (common := _common(start, shape, piece)) is not None:
+                    chunk = piece.offset // arrays[piece.array].chunk_shape[0]
+                    use = _Use(arrival, block, *common, False, piece)
+                    uses.setdefault((piece.array, chunk), []).append(use)
+    return uses
+
+
+def _common(start: Shape, shape: Shape, piece: Piece) -> tuple[Index, Index] | None:
+    """Return what a block and a piece have in common, within each of them."""
+    if start == piece.start and shape == piece.shape:
+        whole = tuple([slice(0, size) for size in shape])
+        return whole, whole
+    in_block, in_piece = [], []
+    for a, n, b, m in zip(start, shape, piece.start, piece.shape, strict=True):
+        first, last = max(a, b), min(a + n, b + m)
+        if first >= last:
+            return None
+        in_block.append(slice(first - a, last - a))
+        in_piece.append(slice(first - b, last - b))
+    return tuple(in_block), tuple(in_piece)
+
+
+def _groups(arrivals: Iterable[_Arrival], max_bytes: int) -> Iterator[list[_Arrival]]:
+    """Yield arrays that are read together.
+
+    What becomes the array itself needs no bound. Elsewhere blocks are only on their way through the
+    host, and as many arrays go together as ``max_bytes`` allows, at least one.
+    """
+    group, held = [], 0
+    for arrival in arrivals:
+        nbytes = 0 if arrival.stays_on_host else arrival.nbytes
+        if group and held + nbytes > max_bytes:
+            yield group
+            group, held = [], 0
+        group.append(arrival)
+        held += nbytes
+    if group:
+        yield group
+
+
+def _read_group(files: Files, group: list[_Arrival], max_workers: int, max_bytes: int) -> None:
+    for arrival in group:
+        arrival.allocate()
+    uses = _uses(group, files.manifest.arrays)
+    tasks = [
+        reading.Task(
+            _buffered_bytes(files, chunk, uses[chunk]),
+            lambda chunk=chunk: _read_chunk(files, chunk, uses[chunk]),
+        )
+        for chunk in sorted(uses)
+    ]
+    reading.run(tasks, max_workers=max_workers, max_bytes=max_bytes)
+    for arrival in group:
+        arrival.finish()
+    # The host's blocks may go only when they have been transferred.
+    jax.block_until_ready([arrival.value for arrival in group if not arrival.stays_on_host])
+
+
+def _direct(uses: list[_Use]) -> np.ndarray[Any, Any] | None:
+    """Return the memory that a chunk can be read into, if it is all one contiguous part of it."""
+    if len(uses) != 1 or not uses[0].is_whole:
+        return None
+    view = uses[0].arrival.blocks[uses[0].block][uses[0].in_block]
+    return view if view.flags.c_contiguous else None
+
+
+def _buffered_bytes(files: Files, where: Chunk, uses: list[_Use]) -> int:
+    """Return how much memory beside the blocks reading a chunk takes."""
+    array = files.manifest.arrays[where[0]]
+    if array.codec == "zstd":
+        return array.chunk_bytes + array.file_bytes(where[1])
+    is_direct = not isinstance(files.store, KvStore) and _direct(uses) is not None
+    return 0 if is_direct else array.chunk_bytes
+
+
+def _read_chunk(files: Files, where: Chunk, uses: list[_Use]) -> None:
+    """Read a chunk, check it, and give every block its part."""
+    array = files.manifest.arrays[where[0]]
+    destination = _direct(uses) if array.codec == "bytes" else None
+    if destination is not None:
+        files.load(where, destination.reshape(-1).view(np.uint8))
+        return
+    payload = np.empty(array.file_bytes(where[1]) - zarr_format.CRC_BYTES, np.uint8)
+    data = files.load(where, payload)
+    for use in uses:
+        part = data
+        if use.piece is not None:
+            offset = use.piece.offset % array.chunk_shape[0]
+            size = math.prod(use.piece.shape)
+            part = data[offset : offset + size].reshape(use.piece.shape)
+        use.arrival.blocks[use.block][use.in_block] = part[use.in_chunk]

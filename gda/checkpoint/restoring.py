@@ -1,0 +1,104 @@
+"""Restoring a tree: what is wanted, what is there, and what is read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from gda.checkpoint import zarr_format
+from gda.checkpoint.found import load_complete
+from gda.checkpoint.reader import read_arrays
+from gda.checkpoint.stores import open_store
+from gda.checkpoint.structure import unflatten
+from gda.checkpoint.targets import Target, layout_of, targets_like, targets_of
+
+MAX_BYTES = 128 * 2**20
+
+
+def restore(
+    path: Any,
+    like: Any = None,
+    *,
+    mesh: Mesh | None = None,
+    specs: Any = None,
+    at: Iterable[str | int] = (),
+    partial: bool = False,
+    cast: bool = False,
+    check_fingerprint: bool = False,
+    max_workers: int | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> Any:
+    """Restore a tree, onto any mesh, with any specs, in any number of processes.
+
+    Does not communicate, unless ``check_fingerprint``: each process reads what its devices need.
+
+    Args:
+      path: as for ``save``.
+      like: the tree as it is to be: ``GlobalArray``s, ``jax.Array``s and ``ShapeDtypeStruct``s
+        with a sharding say shape, dtype and layout (their data is not needed), NumPy arrays and
+        values become such. Named tuples and dataclasses come back as such only with ``like``.
+      mesh, specs: where arrays go instead: a ``PartitionSpec`` for all, or a tree of them like the
+        saved one, each for all below it. Arrays come back as the kind that was saved. With
+        ``like`` they overrule the layout there. Without ``like`` and without them every array
+        comes back as a NumPy array, whole.
+      at: restore what is at this path alone, such as ``['params']``; ``like`` and ``specs`` are
+        then of that.
+      partial: leave out what is not in ``like``.
+      cast: convert arrays to the dtypes of ``like``, as ``astype`` does.
+      check_fingerprint: compute the fingerprint of every restored array and compare it with the one
+        that was recorded. Communicates.
+      max_workers: how many files are read at a time; by default as many as there are cores, 2 to
+        32, and 32 on an object store.
+      max_bytes: how much host memory may be held beyond the arrays themselves; at least a chunk.
+
+    Returns:
+      the tree.
+
+    Raises:
+      CheckpointNotFoundError: there is no complete checkpoint; it is a ``FileNotFoundError``.
+      CorruptionError: something is damaged or missing; it names array, chunk and file.
+      ValueError: the checkpoint does not fit ``like`` or ``specs``; nothing was read.
+      TypeError: a dtype differs, or a leaf is of another kind.
+      KeyError: there is nothing at ``at``.
+
+    >>> import gda, jax, numpy as np, tempfile
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> w = gda.GlobalArray.from_callback((8, 2), mesh, P('x'), lambda i: np.ones((2, 2)))
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> gda.checkpoint.save(folder.name, {'w': w, 'step': 3})
+    >>> tree = gda.checkpoint.restore(folder.name, mesh=mesh, specs={'w': P(None, 'y')})
+    >>> tree['w']
+    GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(None, 'y'))
+    >>> tree['step']
+    3
+    """
+    zarr_format.require_crc32c()
+    if max_workers is not None and max_workers < 1:
+        raise ValueError(f"max_workers must be at least 1, not {max_workers}")
+    store = open_store(path)
+    manifest = load_complete(store)
+    layout = layout_of(mesh, specs)
+    where = tuple(at)
+    if like is not None:
+        targets, definition = targets_like(manifest, like, where, partial, cast, layout)
+    else:
+        if cast or partial:
+            raise TypeError("cast and partial are about like=, which is not given")
+        targets, definition = targets_of(manifest, where, layout), None
+    arrays = iter(
+        read_arrays(
+            store,
+            manifest,
+            [target for target in targets if isinstance(target, Target)],
+            max_workers=max_workers,
+            max_bytes=max_bytes,
+        )
+    )
+    values = [next(arrays) if isinstance(each, Target) else each for each in targets]
+    if definition is not None:
+        return jax.tree.unflatten(definition, values)
+    return unflatten(manifest.structure, values, where)

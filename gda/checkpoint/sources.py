@@ -1,0 +1,203 @@
+"""What a tree that is to be saved consists of: of every leaf, the blocks that this process writes.
+
+Over all processes every block is written once. What several hold is shared out between them, leaf
+after leaf, so that replicated parameters are not all written by process 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+
+from gda import reading
+from gda.array import GlobalArray
+from gda.buffers import aligned_empty
+from gda.checkpoint.manifest import Path, ValueLeaf, is_storable
+from gda.checkpoint.structure import format_path
+from gda.indices import processes_of
+from gda.local_view import distinct_shards, grid_of, view_of
+from gda.sharding import is_tracer, sharding_of
+from gda.spec import Shape, format_spec
+
+_VALUES = (bool, int, float, complex, str, bytes)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a leaf: where it starts, and its data on a device or on the host."""
+
+    number: int
+    start: Shape
+    data: jax.Array | np.ndarray[Any, Any]
+
+    def on_host(self) -> np.ndarray[Any, Any]:
+        """Return the data; in place where they are in the memory of the host already."""
+        return np.asarray(self.data, order="C")
+
+
+@dataclass(frozen=True)
+class Source:
+    """An array of the tree, and what this process writes of it.
+
+    Attributes:
+      number: which leaf of the tree it is.
+      array: the data on devices, of keys the numbers; ``None`` where it is NumPy.
+      block_shape: every block has it.
+      blocks: those that this process writes.
+      is_mine: whether these are all that there are.
+    """
+
+    number: int
+    path: Path
+    kind: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    key_impl: str | None
+    spec: str | None
+    mesh: dict[str, int] | None
+    array: jax.Array | None
+    block_shape: Shape
+    blocks: tuple[Block, ...]
+    is_mine: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def sources_of(leaves: Iterable[tuple[Path, Any]]) -> list[Source | ValueLeaf]:
+    """Return what is to be written of each leaf; nothing is copied.
+
+    Raises:
+      TypeError: a leaf is of a kind that a checkpoint cannot hold, or is being traced.
+      RuntimeError: an array was deleted or donated.
+    """
+    sources = []
+    for number, (path, leaf) in enumerate(leaves):
+        try:
+            sources.append(_source(number, path, leaf))
+        except Exception as error:
+            error.add_note(f"gda: at {format_path(path)} of the tree")
+            raise
+    return sources
+
+
+def on_host(source: Source, max_workers: int) -> Source:
+    """Return a source whose blocks are copies of this process's own, on the host."""
+    blocks: list[Block] = []
+
+    def copy(block: Block) -> Block:
+        data = np.asarray(block.data)
+        out = aligned_empty(data.shape, data.dtype)
+        np.copyto(out, data)
+        return replace(block, data=out)
+
+    reading.run(
+        [
+            reading.Task(0, lambda block=block: copy(block), blocks.append)
+            for block in source.blocks
+        ],
+        max_workers=max_workers,
+    )
+    return replace(source, array=None, blocks=tuple(blocks))
+
+
+def _source(number: int, path: Path, leaf: Any) -> Source | ValueLeaf:
+    kind = "jax.Array"
+    if isinstance(leaf, GlobalArray):
+        kind, leaf = "GlobalArray", leaf.array
+    if isinstance(leaf, np.str_ | np.bytes_):
+        leaf = leaf.item()
+    if isinstance(leaf, jax.Array):
+        return _of_jax(number, path, kind, leaf)
+    if isinstance(leaf, np.ndarray | np.generic):
+        return _of_numpy(number, path, "numpy", np.asarray(leaf))
+    if type(leaf) in _VALUES:
+        return ValueLeaf(path, leaf)
+    raise TypeError(
+        f"a {type(leaf).__name__} cannot be saved; the leaves of a tree are GlobalArrays, "
+        "jax.Arrays, NumPy arrays, numbers, strings and bytes"
+    )
+
+
+def _of_numpy(number: int, path: Path, kind: str, data: np.ndarray[Any, Any]) -> Source:
+    native = data.dtype if data.dtype.isnative else data.dtype.newbyteorder("=")
+    if not is_storable(native):
+        raise TypeError(f"an array of dtype {data.dtype} cannot be saved; convert it to numbers")
+    data = np.asarray(data, native, order="C")
+    return _whole(number, path, kind, data, None)
+
+
+def _whole(
+    number: int, path: Path, kind: str, data: Any, key_impl: str | None, array: Any = None
+) -> Source:
+    """Return the source of what every process has by itself: one of them writes it."""
+    is_mine = number % jax.process_count() == jax.process_index()
+    blocks = (Block(0, (0,) * data.ndim, data),) if is_mine else ()
+    return Source(
+        number,
+        path,
+        kind,
+        data.shape,
+        data.dtype,
+        key_impl,
+        None,
+        None,
+        array,
+        data.shape,
+        blocks,
+        is_mine,
+    )
+
+
+def _of_jax(number: int, path: Path, kind: str, array: jax.Array) -> Source:
+    if is_tracer(array):
+        raise TypeError("an array that is being traced has no data; save outside of jit")
+    if array.is_deleted():
+        raise RuntimeError("the array was deleted or donated")
+    key_impl = None
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+        key_impl = str(jax.random.key_impl(array))
+        array = jax.random.key_data(array)
+    sharding = array.sharding
+    if not isinstance(sharding, NamedSharding | SingleDeviceSharding):
+        if not array.is_fully_addressable:
+            raise TypeError(
+                f"the array has the sharding {sharding!r}, which names no mesh and spec; give it "
+                "one with jax.device_put(array, NamedSharding(mesh, spec))"
+            )
+        return _whole(number, path, kind, np.asarray(array), key_impl)
+    sharding = sharding_of(array)
+    mesh: Any = sharding.mesh
+    is_shared = len(processes_of(mesh).numbers) > 1 or jax.process_count() == 1
+    grid = grid_of(array.shape, mesh, sharding.spec)
+    blocks = distinct_shards(array, grid)
+    if is_shared:
+        written = view_of(array.shape, mesh, sharding.spec).written_blocks(turn=number)
+    else:
+        written = tuple(blocks) if number % jax.process_count() == jax.process_index() else ()
+    is_named = isinstance(array.sharding, NamedSharding)
+    return Source(
+        number,
+        path,
+        kind,
+        array.shape,
+        np.dtype(array.dtype),
+        key_impl,
+        format_spec(sharding.spec) if is_named else None,
+        dict(mesh.shape) if is_named and isinstance(mesh, Mesh) else None,
+        array,
+        grid.shard_shape,
+        tuple(
+            Block(block, tuple([s.start or 0 for s in grid.block_index(block)]), blocks[block])
+            for block in written
+        ),
+        len(written) == grid.num_shards,
+    )

@@ -1,0 +1,174 @@
+"""A tree as JSON and back: which containers hold which leaves.
+
+Dicts, lists, tuples and ``None`` come back as they are. Of other nodes, such as named tuples and
+registered dataclasses, the name and the fields are written, and they come back as dicts by field:
+nothing that a file says makes Python look for a class. With ``like`` a restore gives the tree the
+classes it had.
+
+The JSON of a leaf is its number; of ``None`` it is ``null``; of a node ``{"dict": [[key, node],
+...]}``, and so ``"list"``, ``"tuple"`` and ``"node"``, the last with ``"class"`` beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, keystr
+
+from gda.checkpoint.errors import CorruptionError
+from gda.checkpoint.manifest import Path
+from gda.trees import is_container
+
+_DEEPEST = 200
+
+
+def flatten(tree: Any) -> tuple[Any, list[tuple[Path, Any]]]:
+    """Return the structure as JSON, and path and value of every leaf.
+
+    Raises:
+      TypeError: a key of a dict is neither a string nor an integer.
+      ValueError: two leaves have one path.
+    """
+    leaves, definition = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)
+    found = [(_path(keys), leaf) for keys, leaf in leaves]
+    if len(dict(found)) != len(found):
+        seen: set[Path] = set()
+        twice = next(path for path, _ in found if path in seen or seen.add(path))
+        raise ValueError(f"two leaves of the tree have the path {format_path(twice)}")
+    return _Writer([path for path, _ in found]).node(definition, 0), found
+
+
+def unflatten(structure: Any, values: Sequence[Any], at: Path = ()) -> Any:
+    """Return the tree of a structure, or what is in it at a path.
+
+    Raises:
+      CorruptionError: it is not a structure, or is not one of these leaves.
+      KeyError: there is nothing at that path.
+    """
+    for i, key in enumerate(at):
+        children = dict(_children(structure))
+        if key not in children:
+            raise KeyError(f"{format_path(at[: i + 1])} is not in the checkpoint")
+        structure = children[key]
+    used: list[int] = []
+    tree = _read(structure, values, used, 0)
+    if len(set(used)) != len(used) or (not at and len(used) != len(values)):
+        raise CorruptionError("the structure of the tree does not have every leaf once")
+    return tree
+
+
+def format_path(path: Path) -> str:
+    """Return a path as it is written in Python, such as ``['params'][0]``.
+
+    >>> format_path(("params", 0))
+    "['params'][0]"
+    """
+    return "".join(f"[{key!r}]" for key in path) or "the tree itself"
+
+
+def path_of_keys(keys: Sequence[Any]) -> Path:
+    """Return the path of JAX's keys; attributes and keys of a dict are written alike."""
+    return _path(keys)
+
+
+def _path(keys: Sequence[Any]) -> Path:
+    path: list[str | int] = []
+    for key in keys:
+        match key:
+            case DictKey(key=name) | FlattenedIndexKey(key=name):
+                part = name
+            case SequenceKey(idx=number):
+                part = number
+            case GetAttrKey(name=name):
+                part = name
+            case _:
+                part = str(key)
+        if type(part) not in (str, int):
+            raise TypeError(
+                f"the key {part!r} in {keystr(tuple(keys))} is a {type(part).__name__}; the keys "
+                "of a tree that is saved are strings and integers"
+            )
+        path.append(part)
+    return tuple(path)
+
+
+class _Writer:
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths = paths
+        self._next = 0
+
+    def node(self, definition: Any, depth: int) -> Any:
+        """Return the JSON of a node, whose leaves are the next ones."""
+        if (data := definition.node_data()) is None:
+            self._next += 1
+            return self._next - 1
+        kind, aux = data
+        if kind is type(None):
+            return None
+        children = []
+        for i, child in enumerate(definition.children()):
+            # A subtree without leaves has no path, and its place must do.
+            name: Any = self._paths[self._next][depth] if child.num_leaves else None
+            below = self.node(child, depth + 1)
+            children.append([_key(kind, aux, i) if name is None else name, below])
+        if kind is dict:
+            return {"dict": children}
+        if kind is list or kind is tuple:
+            return {kind.__name__: [below for _, below in children]}
+        return {"node": children, "class": f"{kind.__module__}.{kind.__qualname__}"}
+
+
+def _key(kind: Any, aux: Any, number: int) -> str | int:
+    """Return the key of a child without leaves."""
+    if kind is dict:
+        key = list(aux)[number]
+        return _path([DictKey(key)])[0]
+    fields = getattr(kind, "_fields", None)
+    return fields[number] if fields else number
+
+
+def _children(structure: Any) -> list[tuple[str | int, Any]]:
+    if not isinstance(structure, dict):
+        return []
+    for name in ("dict", "node"):
+        if name in structure:
+            return [(key, below) for key, below in _pairs(structure[name])]
+    for name in ("list", "tuple"):
+        if name in structure:
+            return list(enumerate(_list(structure[name])))
+    raise CorruptionError("the structure of the tree has a node of no known kind")
+
+
+def _read(structure: Any, values: Sequence[Any], used: list[int], depth: int) -> Any:
+    if structure is None:
+        return None
+    if type(structure) is int:
+        if not 0 <= structure < len(values):
+            raise CorruptionError("the structure of the tree has a leaf that is not there")
+        used.append(structure)
+        return values[structure]
+    if not isinstance(structure, dict) or depth > _DEEPEST:
+        raise CorruptionError("the structure of the tree is not one, or too deep")
+    children = [(key, _read(below, values, used, depth + 1)) for key, below in _children(structure)]
+    if "dict" in structure or "node" in structure:
+        return dict(children)
+    items = [value for _, value in children]
+    return items if "list" in structure else tuple(items)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise CorruptionError("the structure of the tree is not one")
+    return value
+
+
+def _pairs(value: Any) -> list[tuple[str | int, Any]]:
+    pairs = _list(value)
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (str, int):
+            raise CorruptionError("the structure of the tree has a key that is none")
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise CorruptionError("the structure of the tree has a key twice")
+    return pairs

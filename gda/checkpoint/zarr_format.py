@@ -1,0 +1,140 @@
+"""Arrays as zarr v3 has them: metadata, and chunks as bytes with a CRC-32C at the end.
+
+A chunk without compression is the memory of the block with four bytes behind it, so it is written
+and read in place. Compression is TensorStore's.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from gda.spec import Shape
+
+CRC_BYTES = 4
+
+# What TensorStore's zarr v3 driver refuses goes to disk as plain integers of that size.
+_AS_INTEGERS = {"uint2", "uint4", "float8_e4m3", "float6_e2m3fn", "float6_e3m2fn"}
+
+
+def zarr_dtype(dtype: np.dtype[Any]) -> str:
+    """Return the name of the zarr data type in which elements of ``dtype`` are stored."""
+    return f"uint{8 * dtype.itemsize}" if dtype.name in _AS_INTEGERS else dtype.name
+
+
+def metadata(shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str) -> bytes:
+    """Return the ``zarr.json`` of an array.
+
+    Args:
+      codec: ``"bytes"`` or ``"zstd"``.
+    """
+    stored = zarr_dtype(dtype)
+    document = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": stored,
+        "chunk_grid": {
+            "name": "regular",
+            # Sizes of 0 have no chunks, but zarr wants chunks to have a size.
+            "configuration": {"chunk_shape": [max(size, 1) for size in chunk_shape]},
+        },
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "fill_value": _fill_value(stored),
+        "codecs": codecs(dtype, codec),
+        "attributes": {} if stored == dtype.name else {"dtype": dtype.name},
+    }
+    return json.dumps(document, indent=1).encode()
+
+
+GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
+
+
+def codecs(dtype: np.dtype[Any], codec: str) -> list[dict[str, Any]]:
+    """Return the codecs of a chunk in zarr's words."""
+    has_order = dtype.itemsize > 1 and dtype.name not in _AS_INTEGERS
+    as_bytes = {"name": "bytes"} | ({"configuration": {"endian": "little"}} if has_order else {})
+    compressed = [{"name": "zstd", "configuration": {"level": 1, "checksum": False}}]
+    return [as_bytes, *(compressed if codec == "zstd" else []), {"name": "crc32c"}]
+
+
+def _fill_value(stored: str) -> Any:
+    if stored == "bool":
+        return False
+    if stored.startswith("complex"):
+        return [0.0, 0.0]
+    return 0 if stored.startswith(("int", "uint")) else 0.0
+
+
+def crc32c(data: np.ndarray[Any, Any]) -> int:
+    """Return the CRC-32C of contiguous memory, without a copy."""
+    google_crc32c = require_crc32c()
+    view = data.reshape(-1).view(np.uint8)  # a view of its own, which is made read-only
+    view.flags.writeable = False  # the function takes nothing else
+    return google_crc32c.value(view)
+
+
+def require_crc32c() -> Any:
+    """Return the package that makes checksums; ``ImportError`` says what to install."""
+    try:
+        import google_crc32c
+    except ImportError as error:
+        raise ImportError(
+            "checkpoints need google-crc32c: pip install 'gda[checkpoint]'", name=error.name
+        ) from error
+    return google_crc32c
+
+
+def require_tensorstore(purpose: str) -> Any:
+    """Return TensorStore; ``ImportError`` says for what it is needed and what to install."""
+    try:
+        import tensorstore
+    except ImportError as error:
+        raise ImportError(
+            f"{purpose} needs TensorStore: pip install 'gda[checkpoint]'", name=error.name
+        ) from error
+    return tensorstore
+
+
+def compress(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the zstd frame of a chunk, without its checksum, as TensorStore writes it."""
+    store = _in_memory(data.shape, data.dtype)
+    store.write(_plain(data)).result()
+    stored = store.kvstore.read(_only_key(data.ndim)).result().value
+    return np.frombuffer(stored, np.uint8)[:-CRC_BYTES]
+
+
+def decompress(frame: bytes, shape: Shape, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return the chunk of a zstd frame that is followed by its checksum.
+
+    Raises:
+      ValueError: it is damaged, or is not of this shape.
+    """
+    store = _in_memory(shape, dtype)
+    store.kvstore.write(_only_key(len(shape)), frame).result()
+    return np.asarray(store.read().result()).view(dtype)
+
+
+def _plain(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return data.view(f"u{data.dtype.itemsize}") if data.dtype.name in _AS_INTEGERS else data
+
+
+def _only_key(ndim: int) -> str:
+    return ".".join(["c", *["0"] * ndim])
+
+
+def _in_memory(shape: Shape, dtype: np.dtype[Any]) -> Any:
+    tensorstore = require_tensorstore("zstd compression")
+    return tensorstore.open(
+        {
+            "driver": "zarr3",
+            "kvstore": "memory://",
+            "metadata": json.loads(metadata(shape, shape, dtype, "zstd")),
+            "fill_missing_data_reads": False,
+            "store_data_equal_to_fill_value": True,
+        },
+        create=True,
+        context=tensorstore.Context(),
+    ).result()
