@@ -15,7 +15,7 @@ from gda.checkpoint.errors import CorruptionError
 from gda.checkpoint.files import Chunk, Files
 from gda.checkpoint.found import load_complete
 from gda.checkpoint.manifest import ArrayLeaf, Leaf
-from gda.checkpoint.stores import default_workers, open_store
+from gda.checkpoint.opening import default_workers, open_store
 from gda.checkpoint.structure import format_path
 
 MAX_BYTES = 128 * 2**20

@@ -116,8 +116,7 @@ def pack(sources: Iterable[Source], codec: str) -> list[Pack]:
         if not source.blocks or not source.nbytes:
             continue
         for block in source.blocks:
-            if isinstance(block.data, jax.Array):
-                block.data.copy_to_host_async()
+            block.begin_transfer()
         name = f"packed.{source.dtype.name}.{jax.process_index()}"
         packs.setdefault(source.dtype, Pack(name, source.dtype, codec)).add(source)
     return list(packs.values())

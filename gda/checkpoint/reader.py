@@ -22,7 +22,8 @@ from gda.checkpoint.errors import CorruptionError
 from gda.checkpoint.files import Chunk, Files
 from gda.checkpoint.found import load_manifest
 from gda.checkpoint.manifest import Manifest, Piece, StoredArray
-from gda.checkpoint.stores import KvStore, Store, default_workers
+from gda.checkpoint.opening import default_workers
+from gda.checkpoint.stores import Store
 from gda.checkpoint.targets import Target
 from gda.spec import Index, Shape
 
@@ -219,7 +220,7 @@ def _buffered_bytes(files: Files, where: Chunk, uses: list[_Use]) -> int:
     array = files.manifest.arrays[where[0]]
     if array.codec == "zstd":
         return array.chunk_bytes + array.file_bytes(where[1])
-    is_direct = not isinstance(files.store, KvStore) and _direct(uses) is not None
+    is_direct = not files.store.is_remote and _direct(uses) is not None
     return 0 if is_direct else array.chunk_bytes
 
 

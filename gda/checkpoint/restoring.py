@@ -10,8 +10,9 @@ from jax.sharding import Mesh
 
 from gda.checkpoint import zarr_format
 from gda.checkpoint.found import load_complete
+from gda.checkpoint.opening import open_store
+from gda.checkpoint.proving import check_fingerprints
 from gda.checkpoint.reader import read_arrays
-from gda.checkpoint.stores import open_store
 from gda.checkpoint.structure import unflatten
 from gda.checkpoint.targets import Target, layout_of, targets_like, targets_of
 
@@ -89,16 +90,12 @@ def restore(
         if cast or partial:
             raise TypeError("cast and partial are about like=, which is not given")
         targets, definition = targets_of(manifest, where, layout), None
-    arrays = iter(
-        read_arrays(
-            store,
-            manifest,
-            [target for target in targets if isinstance(target, Target)],
-            max_workers=max_workers,
-            max_bytes=max_bytes,
-        )
-    )
-    values = [next(arrays) if isinstance(each, Target) else each for each in targets]
+    wanted = [target for target in targets if isinstance(target, Target)]
+    arrays = read_arrays(store, manifest, wanted, max_workers=max_workers, max_bytes=max_bytes)
+    if check_fingerprint:
+        check_fingerprints(store.url, wanted, arrays)
+    following = iter(arrays)
+    values = [next(following) if isinstance(each, Target) else each for each in targets]
     if definition is not None:
         return jax.tree.unflatten(definition, values)
     return unflatten(manifest.structure, values, where)

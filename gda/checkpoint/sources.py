@@ -16,12 +16,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from gda import reading
+from gda.agreement import join_some
 from gda.array import GlobalArray
 from gda.buffers import aligned_empty
 from gda.checkpoint.manifest import Path, ValueLeaf, is_storable
 from gda.checkpoint.structure import format_path
-from gda.indices import processes_of
+from gda.checkpoint.zarr_format import crc32c
 from gda.local_view import distinct_shards, grid_of, view_of
+from gda.meeting import DisagreementError
 from gda.sharding import is_tracer, sharding_of
 from gda.spec import Shape, format_spec
 
@@ -36,6 +38,11 @@ class Block:
     start: Shape
     data: jax.Array | np.ndarray[Any, Any]
 
+    def begin_transfer(self) -> None:
+        """Begin to copy it to the host, for a later ``on_host``."""
+        if isinstance(self.data, jax.Array):
+            self.data.copy_to_host_async()
+
     def on_host(self) -> np.ndarray[Any, Any]:
         """Return the data; in place where they are in the memory of the host already."""
         return np.asarray(self.data, order="C")
@@ -47,10 +54,11 @@ class Source:
 
     Attributes:
       number: which leaf of the tree it is.
-      array: the data on devices, of keys the numbers; ``None`` where it is NumPy.
+      array: what it was on devices; ``None`` where the data are NumPy's.
       block_shape: every block has it.
       blocks: those that this process writes.
       is_mine: whether these are all that there are.
+      own: the data, where every process has all of it by itself.
     """
 
     number: int
@@ -65,6 +73,7 @@ class Source:
     block_shape: Shape
     blocks: tuple[Block, ...]
     is_mine: bool
+    own: Any = None
 
     @property
     def nbytes(self) -> int:
@@ -106,7 +115,37 @@ def on_host(source: Source, max_workers: int) -> Source:
         ],
         max_workers=max_workers,
     )
-    return replace(source, array=None, blocks=tuple(blocks))
+    return replace(source, array=None, own=None, blocks=tuple(blocks))
+
+
+def values_of(sources: Iterable[Source | ValueLeaf]) -> dict[str, str]:
+    """Return, by path, what must be the same in all processes and is not an array over them.
+
+    Values as text, of arrays that every process has by itself a checksum.
+    """
+    values = {}
+    for source in sources:
+        if isinstance(source, ValueLeaf):
+            values[format_path(source.path)] = f"{source.value!r:.200}"
+        elif source.own is not None:
+            crc = crc32c(np.asarray(source.own, order="C"))
+            values[format_path(source.path)] = f"an array with CRC-32C {crc:08x}"
+    return values
+
+
+def check_same_values(values: list[dict[str, str]]) -> None:
+    """Raise ``DisagreementError`` unless these are the same in all processes."""
+    differences = []
+    for path, first in values[0].items():
+        said = {process: each.get(path) for process, each in enumerate(values)}
+        others = [f"process {i} {value}" for i, value in said.items() if value != first]
+        if others:
+            differences.append(f"at {path}, process 0 has {first}, {join_some(others)}")
+    if differences:
+        raise DisagreementError(
+            f"what is not spread over the processes differs: {join_some(differences)}. Make it the "
+            "same, or leave it out"
+        )
 
 
 def _source(number: int, path: Path, leaf: Any) -> Source | ValueLeaf:
@@ -135,9 +174,7 @@ def _of_numpy(number: int, path: Path, kind: str, data: np.ndarray[Any, Any]) ->
     return _whole(number, path, kind, data, None)
 
 
-def _whole(
-    number: int, path: Path, kind: str, data: Any, key_impl: str | None, array: Any = None
-) -> Source:
+def _whole(number: int, path: Path, kind: str, data: Any, key_impl: str | None) -> Source:
     """Return the source of what every process has by itself: one of them writes it."""
     is_mine = number % jax.process_count() == jax.process_index()
     blocks = (Block(0, (0,) * data.ndim, data),) if is_mine else ()
@@ -150,10 +187,11 @@ def _whole(
         key_impl,
         None,
         None,
-        array,
+        None,
         data.shape,
         blocks,
         is_mine,
+        data,
     )
 
 
@@ -162,7 +200,7 @@ def _of_jax(number: int, path: Path, kind: str, array: jax.Array) -> Source:
         raise TypeError("an array that is being traced has no data; save outside of jit")
     if array.is_deleted():
         raise RuntimeError("the array was deleted or donated")
-    key_impl = None
+    keys_or_data, key_impl = array, None
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         key_impl = str(jax.random.key_impl(array))
         array = jax.random.key_data(array)
@@ -176,14 +214,15 @@ def _of_jax(number: int, path: Path, kind: str, array: jax.Array) -> Source:
         return _whole(number, path, kind, np.asarray(array), key_impl)
     sharding = sharding_of(array)
     mesh: Any = sharding.mesh
-    is_shared = len(processes_of(mesh).numbers) > 1 or jax.process_count() == 1
+    is_named = isinstance(array.sharding, NamedSharding)
+    # Of a mesh all processes mean the same one: that was checked. A device each has by itself.
+    is_shared = is_named or jax.process_count() == 1
     grid = grid_of(array.shape, mesh, sharding.spec)
     blocks = distinct_shards(array, grid)
     if is_shared:
         written = view_of(array.shape, mesh, sharding.spec).written_blocks(turn=number)
     else:
         written = tuple(blocks) if number % jax.process_count() == jax.process_index() else ()
-    is_named = isinstance(array.sharding, NamedSharding)
     return Source(
         number,
         path,
@@ -193,11 +232,12 @@ def _of_jax(number: int, path: Path, kind: str, array: jax.Array) -> Source:
         key_impl,
         format_spec(sharding.spec) if is_named else None,
         dict(mesh.shape) if is_named and isinstance(mesh, Mesh) else None,
-        array,
+        keys_or_data,
         grid.shard_shape,
         tuple(
             Block(block, tuple([s.start or 0 for s in grid.block_index(block)]), blocks[block])
             for block in written
         ),
         len(written) == grid.num_shards,
+        None if is_shared else array,
     )

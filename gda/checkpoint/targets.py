@@ -6,7 +6,6 @@ not fit the checkpoint is found here, before anything is read.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from gda.array import GlobalArray
 from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, Path, ValueLeaf
 from gda.checkpoint.structure import format_path, path_of_keys
 from gda.construct import Plan, plan_of
-from gda.sharding import sharding_of
+from gda.spec import Shape
 from gda.trees import is_container, is_partition_spec
 
 
@@ -39,6 +38,14 @@ class Target:
     dtype: np.dtype[Any]
     plan: Plan | None
     wrap: Callable[[Any], Any]
+
+    @property
+    def saved_type(self) -> tuple[Shape, Any]:
+        """Shape and dtype of what was saved: of keys, not those of their numbers."""
+        leaf = self.leaf
+        if leaf.key_impl is None:
+            return leaf.shape, leaf.dtype
+        return leaf.shape[: -_key_ndim(leaf)], _key_dtype(leaf.key_impl)
 
 
 class _Mismatch(Exception):  # noqa: N818
@@ -178,8 +185,8 @@ def _target_like(leaf: Leaf, like: Any, cast: bool, layout: Layout | None, path:
     if tuple(array.shape) != shape:
         raise _Mismatch(f"it has shape {shape}, and like {tuple(array.shape)}")
     dtype = leaf.dtype
-    if is_key:
-        if str(array.dtype) != f"key<{_short_name(leaf.key_impl)}>":
+    if leaf.key_impl is not None:
+        if array.dtype != _key_dtype(leaf.key_impl):
             raise _Mismatch(f"it has keys of {leaf.key_impl!r}, and like {array.dtype}")
     elif array.dtype != leaf.dtype:
         if not cast:
@@ -220,8 +227,8 @@ def _key_ndim(leaf: ArrayLeaf) -> int:
     return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=leaf.key_impl))).ndim
 
 
-def _short_name(impl: str | None) -> str:
-    return str(jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype)[4:-1]
+def _key_dtype(impl: str) -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
 
 
 def _numpy_target(leaf: ArrayLeaf, dtype: np.dtype[Any]) -> Target:
@@ -264,23 +271,3 @@ def _check_kept(dtype: np.dtype[Any]) -> None:
 
 def _same(array: Any) -> Any:
     return array
-
-
-def local_bytes(target: Target) -> int:
-    """Return how many bytes of the host the blocks of a target take."""
-    if target.plan is None:
-        return math.prod(target.leaf.shape) * target.dtype.itemsize
-    return (
-        len(target.plan.distinct) * math.prod(target.plan.grid.shard_shape) * target.dtype.itemsize
-    )
-
-
-__all__ = [
-    "Layout",
-    "Target",
-    "layout_of",
-    "local_bytes",
-    "sharding_of",
-    "targets_like",
-    "targets_of",
-]

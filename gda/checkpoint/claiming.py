@@ -1,0 +1,71 @@
+"""Claiming a path for a save: what is there, what may be removed, and who else is saving."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gda.agreement import join_some
+from gda.checkpoint import manifest as manifests
+from gda.checkpoint.errors import CorruptionError
+from gda.checkpoint.found import load_manifest
+from gda.checkpoint.stores import LOCK, Store
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Where a save writes, and what will no longer count once it is committed.
+
+    Attributes:
+      data: a directory that is not there yet.
+      replaced: what to remove then, from the top level.
+    """
+
+    data: str
+    replaced: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
+    """Keep other saves out of the path, where that is possible, and give the claim.
+
+    Raises:
+      FileExistsError: something is there that must not be lost.
+      SaveError: another save is at work.
+    """
+    with store.lock() as is_locked:
+        entries = store.entries()
+        _check_may_be_saved_into(store, entries, overwrite)
+        committed, before = None, [name for name in entries if name not in (manifests.NAME, LOCK)]
+        is_readable = True
+        if manifests.NAME in entries:
+            try:
+                committed = load_manifest(store).data
+            except CorruptionError:
+                is_readable = False  # nobody knows what of the rest is still of use
+        if is_locked and is_readable:
+            # Of saves that died. Without a lock they might be of one that goes on.
+            for name in before:
+                if name != committed:
+                    store.remove(name)
+            before = [committed] if committed in before else []
+        yield Claim(f"data-{uuid.uuid4().hex[:16]}", tuple(before))
+
+
+def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) -> None:
+    if foreign := [name for name in entries if not _is_ours(name)]:
+        raise FileExistsError(
+            f"{store.url} is not empty and not a checkpoint: it has {join_some(foreign)}. "
+            "Save into a directory of its own"
+        )
+    if manifests.NAME in entries and not overwrite:
+        raise FileExistsError(
+            f"there is a checkpoint at {store.url}; pass overwrite=True to replace it"
+        )
+
+
+def _is_ours(name: str) -> bool:
+    known = (manifests.NAME, f"{manifests.NAME}.new", LOCK)
+    return name in known or manifests.DATA_PATTERN.fullmatch(name) is not None

@@ -1,0 +1,39 @@
+"""From what a user calls a path to the store behind it."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from gda.checkpoint.file_store import FileStore
+from gda.checkpoint.kv_store import KvStore
+from gda.checkpoint.stores import Store
+
+
+def open_store(path: Any) -> Store:
+    """Return the store of a path, a URL, a TensorStore key-value store or the spec of one.
+
+    Raises:
+      TypeError: it is none of these.
+      ValueError: TensorStore does not know it.
+    """
+    if isinstance(path, os.PathLike):
+        path = os.fspath(path)
+    if isinstance(path, str):
+        if path.startswith("file://"):
+            return FileStore(path.removeprefix("file://"))
+        if not re.match(r"[a-z0-9+]+://", path):
+            return FileStore(path)
+        return KvStore(path if path.endswith("/") else path + "/")
+    if isinstance(path, dict) or hasattr(path, "spec"):
+        return KvStore(path)
+    raise TypeError(
+        "a checkpoint's path is a directory, a URL such as 's3://bucket/run', or a TensorStore "
+        f"key-value store, not {path!r}"
+    )
+
+
+def default_workers(store: Store) -> int:
+    """Return how many files are read or written at a time, if nobody says."""
+    return 32 if store.is_remote else min(max(os.cpu_count() or 1, 2), 32)

@@ -1,0 +1,296 @@
+"""Writing: the chunks that fall to this process, and the manifest over those of all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from gda import fingerprint, reading
+from gda.checkpoint import manifest as manifests
+from gda.checkpoint import zarr_format
+from gda.checkpoint.chunks import ChunkGrid, chunk_shape_of
+from gda.checkpoint.errors import SaveError
+from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, Piece, StoredArray, ValueLeaf
+from gda.checkpoint.packing import Pack, pack
+from gda.checkpoint.sources import Block, Source, on_host
+from gda.checkpoint.stores import Store
+
+CHUNK_BYTES = 16 * 2**20
+PACKED_BELOW = 2**20  # bytes of a whole array; an array each costs some files, and these some ms
+
+
+@dataclass
+class Writer:
+    """Writes what this process has to write of a tree into one directory of a store.
+
+    Attributes:
+      data: the directory.
+      sources: every leaf of the tree.
+      codec: ``"bytes"`` or ``"zstd"``.
+    """
+
+    store: Store
+    data: str
+    sources: list[Source | ValueLeaf]
+    codec: str
+    max_workers: int
+    max_bytes: int
+
+    def __post_init__(self) -> None:
+        self._sums: dict[int, _Sums] = {}
+        self._sort()
+
+    def _sort(self) -> None:
+        arrays = [source for source in self.sources if isinstance(source, Source)]
+        self._own = {s.number: _Own(s) for s in arrays if s.nbytes >= PACKED_BELOW}
+        self._small = [source for source in arrays if source.number not in self._own]
+
+    def begin_fingerprints(self) -> None:
+        """Begin to sum up what this process writes, on the devices."""
+        self._sums = {
+            source.number: _Sums(source) for source in self.sources if isinstance(source, Source)
+        }
+
+    def copy_to_host(self) -> None:
+        """Copy what this process writes, so that nothing of the caller's is needed any more."""
+        for own in self._own.values():
+            for block in own.source.blocks:
+                block.begin_transfer()
+        self.sources = [
+            source if isinstance(source, ValueLeaf) else self._on_host(source)
+            for source in self.sources
+        ]
+        self._sort()
+
+    def _on_host(self, source: Source) -> Source:
+        return on_host(source, self.max_workers if source.number in self._own else 1)
+
+    def write(self) -> dict[str, Any]:
+        """Write it; return what the manifest has to know of it, for JSON."""
+        packs = pack(self._small, self.codec)
+        reading.run(
+            itertools.chain(self._tasks(), *map(self._pack_tasks, packs)),
+            max_workers=self.max_workers,
+            max_bytes=self.max_bytes,
+        )
+        self.store.flush()
+        return {
+            "arrays": {number: own.written() for number, own in self._own.items() if own.chunks},
+            "packs": [each.written() for each in packs],
+            "sums": self._results(),
+        }
+
+    def _results(self) -> dict[int, list[int] | str | None]:
+        sources = [source for source in self.sources if isinstance(source, Source)]
+        return {s.number: self._sums[s.number].result(s) for s in sources if self._sums}
+
+    def _tasks(self) -> Iterator[reading.Task]:
+        is_first = jax.process_index() == 0
+        if is_first:
+            yield self._document("zarr.json", zarr_format.GROUP)
+        for own in self._own.values():
+            if is_first:
+                yield self._document(f"{own.name}/zarr.json", own.metadata(self.codec))
+            for block in own.source.blocks:
+                yield from self._block_tasks(own, block)
+
+    def _document(self, name: str, document: bytes) -> reading.Task:
+        file = f"{self.data}/{name}"
+        return reading.Task(len(document), lambda: self.store.write(file, [document]))
+
+    def _block_tasks(self, own: _Own, block: Block) -> Iterator[reading.Task]:
+        block.begin_transfer()
+        host = _Once(block.on_host)
+        for overlap in own.grid.overlaps(block.start, own.source.block_shape):
+
+            def write(overlap: Any = overlap) -> None:
+                data = np.asarray(host()[overlap.in_block], order="C")
+                chunk = overlap.chunk
+                own.chunks[chunk] = self._write_chunk(own.name, own.grid, chunk, data)
+
+            yield reading.Task(own.chunk_bytes, write)
+
+    def _pack_tasks(self, packed: Pack) -> Iterator[reading.Task]:
+        yield self._document(f"{packed.name}/zarr.json", packed.metadata)
+        for chunk in range(packed.grid.num_chunks):
+
+            def write(chunk: int = chunk) -> None:
+                data = packed.fill(chunk)
+                packed.chunks[chunk] = self._write_chunk(packed.name, packed.grid, chunk, data)
+
+            yield reading.Task(packed.chunk_bytes, write)
+
+    def _write_chunk(
+        self, array: str, grid: ChunkGrid, chunk: int, data: np.ndarray[Any, Any]
+    ) -> tuple[int, int]:
+        """Write a chunk; return its checksum and size, without the checksum at its end."""
+        if self.codec == "zstd":
+            data = zarr_format.compress(data)
+        payload = data.reshape(-1).view(np.uint8)
+        crc = zarr_format.crc32c(payload)
+        name = f"{self.data}/{array}/{grid.key(chunk)}"
+        self.store.write(name, [payload, crc.to_bytes(zarr_format.CRC_BYTES, "little")])
+        return crc, payload.nbytes
+
+    def manifest(self, structure: Any, parts: Sequence[dict[str, Any]]) -> Manifest:
+        """Return the manifest over what all processes have written.
+
+        Args:
+          structure: how the tree is put together.
+          parts: what ``write`` returned in each process.
+        """
+        arrays: list[StoredArray] = []
+        place: dict[int, int] = {}
+        for number, own in self._own.items():
+            place[number] = len(arrays)
+            chunks = [part["arrays"].get(str(number), []) for part in parts]
+            arrays.append(own.stored(itertools.chain(*chunks), self.codec))
+        pieces: dict[int, list[Piece]] = {}
+        for part in parts:
+            for each in part["packs"]:
+                for number, offset, start, shape in each["pieces"]:
+                    piece = Piece(len(arrays), offset, tuple(start), tuple(shape))
+                    pieces.setdefault(number, []).append(piece)
+                arrays.append(_stored_pack(each, self.codec))
+        leaves: list[Leaf] = []
+        for number, source in enumerate(self.sources):
+            if isinstance(source, Source):
+                sums = [part["sums"].get(str(number)) for part in parts]
+                digest = self._sums[number].digest(sums) if number in self._sums else None
+                stored = (place.get(number), tuple(pieces.get(number, ())))
+                leaves.append(_leaf(source, digest, *stored))
+            else:
+                leaves.append(source)
+        return Manifest(self.data, tuple(arrays), tuple(leaves), structure, _about())
+
+
+def _leaf(
+    source: Source, digest: str | None, array: int | None, pieces: tuple[Piece, ...]
+) -> ArrayLeaf:
+    return ArrayLeaf(
+        source.path,
+        source.kind,
+        source.shape,
+        source.dtype,
+        source.key_impl,
+        source.spec,
+        source.mesh,
+        digest,
+        array,
+        pieces,
+    )
+
+
+def _about() -> dict[str, Any]:
+    import gda
+
+    return {
+        "gda": gda.__version__,
+        "jax": jax.__version__,
+        "processes": jax.process_count(),
+        "saved": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+class _Sums:
+    """The share of this process in the fingerprint of a leaf, which is being computed."""
+
+    def __init__(self, source: Source) -> None:
+        self._pending = None
+        if (array := source.array) is not None:
+            self._shape, self._dtype = array.shape, array.dtype
+            self._pending = fingerprint.begin(array, [block.number for block in source.blocks])
+
+    def result(self, source: Source) -> list[int] | str | None:
+        """Return the sums over what this process writes, or the digest of what is NumPy."""
+        if self._pending is not None:
+            return self._pending.result().tolist()
+        return (
+            fingerprint.fingerprint_of_numpy(source.blocks[0].on_host()) if source.blocks else None
+        )
+
+    def digest(self, parts: Sequence[Any]) -> str:
+        """Return the fingerprint, of the results in all processes."""
+        if self._pending is None:
+            return next(part for part in parts if part is not None)
+        sums = fingerprint.add(np.array(part, np.uint32) for part in parts)
+        return fingerprint.digest_of(self._shape, self._dtype, sums)
+
+
+class _Own:
+    """A leaf that is an array of its own on disk."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        chunk_shape = chunk_shape_of(source.block_shape, source.dtype.itemsize, CHUNK_BYTES)
+        self.grid = ChunkGrid(source.shape, chunk_shape)
+        self.chunk_bytes = math.prod(chunk_shape) * source.dtype.itemsize
+        words = re.sub(r"[^0-9A-Za-z_-]+", ".", ".".join(map(str, source.path))).strip(".")
+        self.name = f"{source.number:05}.{words[:80]}".rstrip(".")
+        self.chunks: dict[int, tuple[int, int]] = {}
+
+    def metadata(self, codec: str) -> bytes:
+        return zarr_format.metadata(
+            self.source.shape, self.grid.chunk_shape, self.source.dtype, codec
+        )
+
+    def written(self) -> list[list[int]]:
+        """Return number, checksum and size of the chunks that this process wrote."""
+        return [[number, *each] for number, each in sorted(self.chunks.items())]
+
+    def stored(self, written: Iterable[list[int]], codec: str) -> StoredArray:
+        """Return what the manifest says of it, given what ``written`` returned everywhere."""
+        crcs, sizes = [-1] * self.grid.num_chunks, [0] * self.grid.num_chunks
+        for number, crc, size in written:
+            crcs[number], sizes[number] = crc, size
+        missing = crcs.count(-1)
+        if missing:
+            raise SaveError(f"{missing} chunks of {self.name} were written by no process")
+        document = self.metadata(codec)
+        return StoredArray(
+            self.name,
+            self.source.shape,
+            self.grid.chunk_shape,
+            self.source.dtype,
+            codec,
+            (len(document), zarr_format.crc32c(np.frombuffer(document, np.uint8))),
+            crcs,
+            sizes if codec == "zstd" else None,
+        )
+
+
+def _stored_pack(part: dict[str, Any], codec: str) -> StoredArray:
+    return StoredArray(
+        part["name"],
+        tuple(part["shape"]),
+        tuple(part["chunk_shape"]),
+        np.dtype(manifests.dtype_of(part["dtype"])),
+        codec,
+        tuple(part["metadata"]),
+        [crc for crc, _ in part["chunks"]],
+        [size for _, size in part["chunks"]] if codec == "zstd" else None,
+    )
+
+
+class _Once:
+    """What a function returns, which is called when first asked for; by any thread."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._guard = threading.Lock()
+        self._made: list[Any] = []
+
+    def __call__(self) -> Any:
+        with self._guard:
+            if not self._made:
+                self._made.append(self._make())
+            return self._made[0]
