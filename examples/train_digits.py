@@ -3,8 +3,8 @@
     python examples/train_digits.py
 
 The whole way of an array through gda: a file on disk, blocks read from a memory map, a sharded
-``GlobalArray``, training through ``gda.jit``, shards written to files, and the same parameters read
-back onto a mesh of another shape. With fewer than 8 accelerators it runs on 8 virtual CPU devices.
+``GlobalArray``, training through ``gda.jit``, a checkpoint, and the same parameters restored onto a
+mesh of another shape. With fewer than 8 accelerators it runs on 8 virtual CPU devices.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import os
 import sys
 import tempfile
@@ -57,18 +56,16 @@ def main() -> None:
 
         mesh = mesh_of(data=4, model=2)
         params = train(new_params(mesh, args.seed), digits[:TRAINING], mesh, args)
-        print(f"trained: w1 is {params['w1']!r}")
+        print(f"trained:  w1 is {params['w1']!r}")
         before = accuracy(params, digits[TRAINING:], mesh)
         print(f"accuracy on {HELD_OUT} held-out digits after training: {before:.2%}")
 
-        files = save(params, directory / "params")
-        print(f"saved:   {files} shard files")
-
+        gda.checkpoint.save(directory / "params", params)
         other_mesh = mesh_of(data=2, model=4)
-        loaded = load(directory / "params", other_mesh)
-        print(f"loaded:  w1 is {loaded['w1']!r}")
-        after = accuracy(loaded, digits[TRAINING:], other_mesh)
-        print(f"accuracy on {HELD_OUT} held-out digits after loading:  {after:.2%}")
+        restored = gda.checkpoint.restore(directory / "params", mesh=other_mesh, specs=SPECS)
+        print(f"restored: w1 is {restored['w1']!r}")
+        after = accuracy(restored, digits[TRAINING:], other_mesh)
+        print(f"accuracy on {HELD_OUT} held-out digits after restoring: {after:.2%}")
 
     if before != after:
         sys.exit(f"the accuracy changed from {before:.2%} to {after:.2%} on the way through files")
@@ -77,7 +74,7 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="train, save and load a classifier of digits")
+    parser = argparse.ArgumentParser(description="train, save and restore a classifier of digits")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=128, help="digits per step")
     parser.add_argument("--seed", type=int, default=0)
@@ -175,66 +172,6 @@ def train(params: Params, rows: np.ndarray, mesh: Mesh, args: argparse.Namespace
 
 def accuracy(params: Params, rows: np.ndarray, mesh: Mesh) -> float:
     return int(count_correct(params, *batch_of(rows, mesh))) / len(rows)
-
-
-# To files and back. A shard is a file; manifest.json says which part of which array it holds.
-
-
-def save(params: Params, directory: Path) -> int:
-    """Write every element once, from the devices that hold it; return the number of files."""
-    directory.mkdir(parents=True, exist_ok=True)
-    manifest = {}
-    for name, array in params.items():
-        # Replica 0 of every block: the others hold the same.
-        shards = [shard for shard in array.local_shards if shard.replica_id == 0]
-        files = []
-        for i, shard in enumerate(shards):
-            np.save(directory / f"{name}.{i}.npy", np.asarray(shard.data))
-            bounds = bounds_of(shard.index, array.shape)
-            files.append({"file": f"{name}.{i}.npy", "bounds": bounds})
-        manifest[name] = {"shape": array.shape, "dtype": str(array.dtype), "shards": files}
-    (directory / "manifest.json").write_text(json.dumps(manifest, indent=2))
-    return sum(len(entry["shards"]) for entry in manifest.values())
-
-
-def load(directory: Path, mesh: Mesh) -> Params:
-    """Read the parameters onto a mesh of any shape that divides them."""
-    manifest = json.loads((directory / "manifest.json").read_text())
-    return {
-        name: gda.GlobalArray.from_callback(
-            entry["shape"],
-            mesh,
-            SPECS[name],
-            functools.partial(fill_block, directory, entry),
-            dtype=entry["dtype"],
-            into=True,
-        )
-        for name, entry in manifest.items()
-    }
-
-
-def fill_block(directory: Path, entry: Any, index: gda.Index, out: np.ndarray) -> None:
-    """Fill ``out``, the block at ``index``, from the shard files that overlap it."""
-    wanted = bounds_of(index, entry["shape"])
-    for shard in entry["shards"]:
-        saved = shard["bounds"]
-        overlap = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(wanted, saved, strict=True)]
-        if all(start < stop for start, stop in overlap):
-            file = np.load(directory / shard["file"], mmap_mode="r")
-            out[relative(overlap, wanted)] = file[relative(overlap, saved)]
-
-
-def bounds_of(index: gda.Index, shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return (start, stop) for every dimension; of one that is not cut that is (0, size)."""
-    return [s.indices(size)[:2] for s, size in zip(index, shape, strict=True)]
-
-
-def relative(part: list[tuple[int, int]], whole: list[tuple[int, int]]) -> gda.Index:
-    """Return the index of ``part`` within the block that is ``whole``."""
-    return tuple(
-        slice(start - offset, stop - offset)
-        for (start, stop), (offset, _) in zip(part, whole, strict=True)
-    )
 
 
 if __name__ == "__main__":

@@ -204,10 +204,14 @@ def _target_like(leaf: Leaf, like: Any, cast: bool, layout: Layout | None, path:
             "like does not say where the array goes; give its ShapeDtypeStruct a sharding, or "
             "restore with mesh and specs"
         )
+    if isinstance(sharding, SingleDeviceSharding) and not getattr(array, "committed", True):
+        return _uncommitted_target(leaf, dtype, is_global)
     return _jax_target(leaf, dtype, sharding, is_global)
 
 
 def _value_like(value: Any, like: Any, cast: bool) -> Any:
+    if isinstance(like, np.str_ | np.bytes_):
+        like = like.item()
     if type(value) is type(like):
         return value
     if cast and isinstance(like, bool | int | float | complex):
@@ -233,6 +237,19 @@ def _key_dtype(impl: str) -> Any:
 
 def _numpy_target(leaf: ArrayLeaf, dtype: np.dtype[Any]) -> Target:
     return Target(leaf, dtype, None, _same)
+
+
+def _uncommitted_target(leaf: ArrayLeaf, dtype: np.dtype[Any], is_global: bool) -> Target:
+    """Return the target of what goes along with arrays on any devices, such as a step count."""
+    _check_kept(dtype)
+
+    def wrap(data: Any) -> Any:
+        array = jax.numpy.asarray(data)
+        if leaf.key_impl is not None:
+            array = jax.random.wrap_key_data(array, impl=leaf.key_impl)
+        return GlobalArray(array=array) if is_global else array
+
+    return Target(leaf, dtype, None, wrap)
 
 
 def _jax_target(
