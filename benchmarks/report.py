@@ -32,7 +32,8 @@ _INTRODUCTION = """\
 
 Written by `python -m benchmarks.report`; what each line does stands in `benchmarks/`. Both sides of
 a line ran in turns in one process on virtual CPU devices. Times are medians, with the quartiles in
-brackets, and the ratios are those of the medians.
+brackets, and the ratios are those of the medians. Memory is the highest that a process of its own
+held beyond the arrays that it saved or got.
 """
 
 _SMOKE = """
@@ -173,7 +174,7 @@ def _row(*cells: str) -> str:
 
 
 def _ours_and_rival(work: Work, stats: dict[str, list[dict[str, float]]]) -> tuple[str, str, str]:
-    times = [_time(of_side) for of_side in stats.get(work.key, [])]
+    times = [_amount(of_side, work.unit) for of_side in stats.get(work.key, [])]
     ours, rival = [*times, "", ""][:2]
     return ours, work.rival, rival
 
@@ -188,12 +189,18 @@ def _result(work: Work, sides: Sequence[dict[str, float]]) -> str:
     if not sides:
         return ""
     if len(sides) == 1 or isinstance(work.target, Within):
-        return _time(sides[0])
+        return _amount(sides[0], work.unit)
     ours, rival = (side["median"] for side in sides)
+    if work.unit == "MiB":
+        return f"{_three(abs(rival - ours))} MiB {'less' if rival >= ours else 'more'}"
     if isinstance(work.target, AtMost):
         return f"{ours / rival:.3f} of its time"
     word, times = ("faster", rival / ours) if rival >= ours else ("slower", ours / rival)
     return f"{times:,.0f} times {word}" if times >= 100 else f"{times:.2f} times {word}"
+
+
+def _amount(side: dict[str, float], unit: str) -> str:
+    return _time(side) if unit == "s" else f"{_three(side['median'])} {unit}"
 
 
 def _time(side: dict[str, float]) -> str:

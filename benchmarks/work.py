@@ -48,26 +48,43 @@ class Within:
 
 
 @dataclass(frozen=True)
+class WithinMiB:
+    """gda may hold at most so much memory, whatever others hold."""
+
+    mebibytes: float
+
+    def is_reached(self, ours: float, rival: float) -> bool:
+        return ours <= self.mebibytes
+
+    def __str__(self) -> str:
+        return f"{self.mebibytes:g} MiB at most"
+
+
+@dataclass(frozen=True)
 class Work:
     """Something to do, by gda and by a rival.
 
     Attributes:
       name: what is done; together with ``rival`` unique.
       prepare: makes the sides, gda's first, and checks that they agree. Called in a process that
-        has ``devices`` virtual devices.
+        has ``devices`` virtual devices. Works with one ``prepare`` are measured together.
       rival: how the second side does it; empty where there is none.
       target: what gda must reach; ``None`` for a figure that informs.
       ours: how the first side does it, where that is not simply gda.
       rounds: how often each side is timed.
+      against: which of the sides the rival is.
+      unit: of what is measured, "s" or "MiB".
     """
 
     name: str
     prepare: Callable[[], Sequence[Side]]
     rival: str = ""
-    target: Faster | AtMost | Within | None = None
+    target: Faster | AtMost | Within | WithinMiB | None = None
     ours: str = "gda"
     devices: int = 8
     rounds: int = 100
+    against: int = 1
+    unit: str = "s"
 
     @property
     def key(self) -> str:

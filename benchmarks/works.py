@@ -1,6 +1,13 @@
 """All that is measured, in the order of the report."""
 
-from benchmarks import building, hosts, index_math, using
+from benchmarks import building, checkpoints, hosts, index_math, loading, using
 
-WORKS = [*index_math.WORKS, *building.WORKS, *using.WORKS, *hosts.WORKS]
+WORKS = [
+    *index_math.WORKS,
+    *building.WORKS,
+    *loading.WORKS,
+    *using.WORKS,
+    *hosts.WORKS,
+    *checkpoints.WORKS,
+]
 DEVICE_COUNTS = sorted({work.devices for work in WORKS})  # more than 1,024 abort in XLA

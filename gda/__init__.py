@@ -15,6 +15,8 @@ _MODULE_OF = {
     "Shard": "gda.array",
     "aligned_empty": "gda.buffers",
     "DoesNotFitError": "gda.blocks",
+    "load_tree": "gda.load",
+    "Retry": "gda.reading",
     "jit": "gda.transform",
     "constrain": "gda.transform",
     "host_to_global_device_array": "gda.placement",
@@ -23,6 +25,8 @@ _MODULE_OF = {
     "DataPartitionType": "gda.placement",
     "host_local_array_to_global_array": "gda.host_local",
     "global_array_to_host_local_array": "gda.host_local",
+    "store": "gda.storing",
+    "store_tree": "gda.storing",
     "get_shard_shape": "gda.indices",
     "get_shard_indices": "gda.indices",
     "get_shard_indices_replica_ids": "gda.indices",
@@ -35,13 +39,17 @@ _MODULE_OF = {
     "Index": "gda.spec",
 }
 
-__all__ = list(_MODULE_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+_SUBMODULES = ("checkpoint", "storage")
+
+__all__ = [*_MODULE_OF, *_SUBMODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         # Here, because importlib.metadata takes longer to import than all of the above.
         return import_module("importlib.metadata").version("gda")
+    if name in _SUBMODULES:
+        return import_module(f"gda.{name}")
     if name not in _MODULE_OF:
         hint = "; its successor is gda.GlobalArray" if name == "GlobalDeviceArray" else ""
         raise AttributeError(f"module 'gda' has no attribute {name!r}{hint}")

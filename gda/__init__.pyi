@@ -1,3 +1,5 @@
+from gda import checkpoint as checkpoint
+from gda import storage as storage
 from gda.agreement import check_processes_agree as check_processes_agree
 from gda.agreement import checking_agreement as checking_agreement
 from gda.array import GlobalArray as GlobalArray
@@ -10,13 +12,17 @@ from gda.host_local import host_local_array_to_global_array as host_local_array_
 from gda.indices import get_shard_indices as get_shard_indices
 from gda.indices import get_shard_indices_replica_ids as get_shard_indices_replica_ids
 from gda.indices import get_shard_shape as get_shard_shape
+from gda.load import load_tree as load_tree
 from gda.meeting import DisagreementError as DisagreementError
 from gda.meeting import LateProcessError as LateProcessError
 from gda.placement import DataPartitionType as DataPartitionType
 from gda.placement import global_to_host_array as global_to_host_array
 from gda.placement import host_to_global_device_array as host_to_global_device_array
 from gda.placement import with_sharding_constraint as with_sharding_constraint
+from gda.reading import Retry as Retry
 from gda.spec import Index as Index
+from gda.storing import store as store
+from gda.storing import store_tree as store_tree
 from gda.transform import constrain as constrain
 from gda.transform import jit as jit
 from gda.views import ProcessView as ProcessView
@@ -29,11 +35,13 @@ __all__ = [
     "Index",
     "LateProcessError",
     "ProcessView",
+    "Retry",
     "Shard",
     "ShardGrid",
     "aligned_empty",
     "check_processes_agree",
     "checking_agreement",
+    "checkpoint",
     "constrain",
     "get_shard_indices",
     "get_shard_indices_replica_ids",
@@ -43,6 +51,10 @@ __all__ = [
     "host_local_array_to_global_array",
     "host_to_global_device_array",
     "jit",
+    "load_tree",
+    "storage",
+    "store",
+    "store_tree",
     "with_sharding_constraint",
 ]
 __version__: str

@@ -26,10 +26,11 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gda import construct, local, move, pickling
+from gda import construct, fingerprint, local, move, pickling
 from gda.grid import ShardGrid
 from gda.indices import Device, devices_of, local_positions, mesh_grid
 from gda.operators import ArrayOperators
+from gda.reading import Options, ProgressLike, Retry
 from gda.sharding import is_tracer, sharding_of
 from gda.spec import Index, Shape, SpecLike, format_spec
 
@@ -232,6 +233,10 @@ class GlobalArray(ArrayOperators):
         dtype: npt.DTypeLike | None = None,
         copy: bool | None = None,
         into: Literal[False] = False,
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike = False,
+        retry: Retry | None = None,
     ) -> GlobalArray: ...
     @overload
     @classmethod
@@ -245,6 +250,10 @@ class GlobalArray(ArrayOperators):
         dtype: npt.DTypeLike,
         copy: None = None,
         into: Literal[True],
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike = False,
+        retry: Retry | None = None,
     ) -> GlobalArray: ...
     @classmethod
     def from_callback(
@@ -257,6 +266,10 @@ class GlobalArray(ArrayOperators):
         dtype: npt.DTypeLike | None = None,
         copy: bool | None = None,
         into: bool = False,
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike = False,
+        retry: Retry | None = None,
     ) -> GlobalArray:
         """Build an array block by block: one call per distinct index of this process.
 
@@ -282,6 +295,20 @@ class GlobalArray(ArrayOperators):
             memory, as ``jax.device_put`` of an aligned array does on CPU, is not protected.
           into: hand out 64-byte-aligned buffers of the shard shape and ``dtype`` to be filled;
             reading a file straight into them spares a copy.
+          max_workers: how many blocks are read at a time. With more than one the callback is called
+            in threads and must be safe there; contexts of JAX's such as ``jax.enable_x64`` do not
+            reach it. By default one, in the caller's thread.
+          max_bytes: bounds what blocks hold on the host beside the arrays: on CPU, where a block
+            becomes the array, while it is read; on an accelerator until it was sent there. One
+            block that is larger is read alone. What the callback itself allocates beside its
+            result is not counted. By default there is no bound.
+          progress: ``True`` shows bytes and rate on stderr, which needs rich; a function is called
+            with ``(bytes_done, bytes_total)`` of this process after each block.
+          retry: a ``gda.Retry`` with the errors after which a block is read again.
+
+        On accelerators blocks are sent to their devices while others are read; on CPU the array is
+        made when all are there. An error in one read, or Ctrl-C, stops the rest: those that run
+        are waited for, and no thread is left.
 
         Without ``jax_enable_x64`` JAX narrows 64-bit types to 32 bits. Floats are rounded.
 
@@ -290,6 +317,7 @@ class GlobalArray(ArrayOperators):
           ValueError: the spec does not fit the shape and the mesh; a block of another shape.
           DoesNotFitError: narrowing changes an integer or makes a finite number infinite. It is a
             ``ValueError`` and an ``OverflowError``.
+          ImportError: ``progress=True`` without rich.
           Exception: what the callback raises, with a note of the index.
 
         >>> import gda, jax, numpy as np
@@ -301,9 +329,65 @@ class GlobalArray(ArrayOperators):
         """
         return cls(
             array=construct.array_from_callback(
-                global_shape, mesh, spec, data_callback, dtype=dtype, copy=copy, into=into
+                global_shape,
+                mesh,
+                spec,
+                data_callback,
+                dtype=dtype,
+                copy=copy,
+                into=into,
+                max_workers=max_workers,
+                max_bytes=max_bytes,
+                progress=progress,
+                retry=retry,
             )
         )
+
+    @classmethod
+    def from_source(
+        cls,
+        source: Any,
+        mesh: Mesh,
+        spec: SpecLike,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike = False,
+        retry: Retry | None = None,
+    ) -> GlobalArray:
+        """Build an array of anything that can be sliced, reading the blocks of this process only.
+
+        Each distinct block is read once, by one slice with start and stop for every dimension, and
+        copied at once where the source keeps it. Datasets of h5py and TensorStores read straight
+        into memory that JAX on CPU takes as it is. A TensorStore reads asynchronously, in threads
+        of its own: ``max_workers``, by default 32, is then how many reads are under way.
+        Communicates as ``from_callback`` does. ``gda.load_tree`` reads many at once.
+
+        Args:
+          source: has ``shape``, ``dtype`` and NumPy-style slicing: a memory map, ``zarr.Array``,
+            ``h5py.Dataset``, TensorStore, netCDF variable, a value of
+            ``gda.storage.open_safetensors`` or what ``get_slice`` of safetensors gives.
+          mesh: ``jax.sharding.Mesh``.
+          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+          dtype: cast to it. Bytes that NumPy has no type for, such as what ``numpy.load`` makes of
+            bfloat16, are taken as it.
+          max_workers, max_bytes, progress, retry: as in ``from_callback``. More than one worker
+            needs a library that several threads may use.
+
+        Raises:
+          TypeError: it is not a source, or has a dtype that JAX does not have.
+          ValueError: the spec does not fit; a block of another shape than was asked for.
+          DoesNotFitError, ImportError: as in ``from_callback``.
+          Exception: what the source raises, with a note of the index.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> gda.GlobalArray.from_source(np.arange(16).reshape(8, 2), mesh, ['x', 'y'])
+        GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
+        """
+        options = Options(max_workers, max_bytes, progress, retry)
+        return cls(array=construct.array_from_source(source, mesh, spec, dtype, options))
 
     @classmethod
     def from_batched_callback(
@@ -612,7 +696,7 @@ class GlobalArray(ArrayOperators):
             raise _deleted_error(array)
         return array
 
-    # Moving it. These two communicate.
+    # Moving it, and comparing it without that. These three communicate.
 
     @overload
     def reshard(self, spec: SpecLike, /) -> GlobalArray: ...
@@ -689,6 +773,34 @@ class GlobalArray(ArrayOperators):
         if is_tracer(self.array):
             raise TypeError("gather needs the value, and there is none in a trace")
         return move.gather(self._live(), process, max_bytes)
+
+    def fingerprint(self) -> str:
+        """Return a digest of shape, dtype and content; communicates where others hold a part.
+
+        128 bits as 32 hex digits, for two processes or runs to compare arrays without moving them.
+        It does not depend on mesh, spec, order of devices or number of processes, and is the same
+        from one version of JAX to the next. It sees bits: 0.0 and -0.0 differ, and so do NaNs of
+        other bits. Against somebody who makes another array of the same digest on purpose it is no
+        protection.
+
+        Every device sums up the blocks that it holds, each block once, and between processes go 16
+        bytes. All processes of the program must call it, also those without devices of the mesh.
+        The fingerprint of an array of this process alone the others need not ask for.
+
+        Raises:
+          TypeError: the array is being traced, or has no mesh and spec.
+          ValueError: the array lies on devices of one other process alone.
+          RuntimeError: the array was deleted or donated.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda i: np.arange(8)[i])
+        >>> g.fingerprint()
+        '34e9cdb4d1cce9f64ce5f5ee4bbb7244'
+        >>> g.reshard([('y', 'x')]).fingerprint() == g.fingerprint()
+        True
+        """
+        return fingerprint.fingerprint(self._live())
 
     # As an array.
 

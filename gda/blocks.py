@@ -10,6 +10,7 @@ buffer of gda's, which JAX then adopts: one copy, where JAX would make one too.
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -44,9 +45,16 @@ class BlockReader:
       device: where a ``jax.Array`` goes that is spread over several devices.
       count: how many blocks will be read.
       align: copy unaligned blocks into aligned memory also where they could be adopted.
+      in_threads: blocks are read in several threads. Each settles the NumPy memory it was given
+        before it asks for more, with the x64 mode of the thread that made this reader: JAX's modes
+        belong to a thread. A ``jax.Array``, which nobody can overwrite, is left for ``finish``.
 
     ``dtype`` is the dtype that the array has in JAX; ``None`` until it is known.
     """
+
+    # Guards buffers and dtype. One for all readers: it is held for microseconds, and making one
+    # for each would be felt in a loop over batches.
+    _lock = threading.Lock()
 
     def __init__(
         self,
@@ -56,6 +64,7 @@ class BlockReader:
         device: Device | None = None,
         count: int = 1,
         align: bool = False,
+        in_threads: bool = False,
     ) -> None:
         if copy is not None and copy is not True and copy is not False:
             raise TypeError(f"copy must be True, False or None, not {copy!r}")
@@ -67,7 +76,11 @@ class BlockReader:
         self._device = device
         self._count = count
         self._align = align and copy is None
-        self._buffers: Buffers | None = None
+        self._buffers: dict[np.dtype[Any], Buffers] = {}
+        self._in_threads = in_threads
+        self._narrowed = (
+            {wide: narrowed_dtype(wide, "") for wide in _WIDE_DTYPES} if in_threads else {}
+        )
 
     def read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
         """Return what ``callback`` says is at each index, safe to hand over.
@@ -120,10 +133,12 @@ class BlockReader:
         """Return aligned buffers that ``callback(index, out)`` filled, with the same errors."""
         if _is_extended(self.asked):
             raise TypeError(f"into=True hands out NumPy memory, and NumPy has no {self.asked}")
-        buffers = Buffers(np.dtype(self.asked), self._count)
+        dtype = np.dtype(self.asked)
+        # Threads share what is kept and locked; alone there is a quicker way.
+        own = None if self._in_threads else Buffers(dtype, self._count)
 
         def filled(index: Index) -> np.ndarray[Any, Any]:
-            out = buffers.empty(self.shape)
+            out = self.empty(dtype) if own is None else own.empty(self.shape)
             returned = callback(index, out)
             is_data = isinstance(returned, list | tuple) or hasattr(returned, "__array__")
             if is_data and not _is_part_of(returned, out):
@@ -142,12 +157,30 @@ class BlockReader:
             if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):
                 value = value.__jax_array__()  # pyright: ignore[reportAttributeAccessIssue]
             if isinstance(value, jax.Array):
-                return self.settle_jax(index, value)
+                return value if self._in_threads else self.settle_jax(index, value)
             array = _as_numpy(value, index)
             # An object may hand out an array that it keeps; of a list or number a new one is made.
             is_new = array.base is None and not hasattr(value, "__array__")
             return self._from_numpy(index, array, is_new)
         return self._from_numpy(index, value, references <= _ONE_REFERENCE and _owns_memory(value))
+
+    def finish(self, index: Index, block: Block) -> Block:
+        """Return what a thread read as what JAX may keep; called in the thread of the caller."""
+        if self._in_threads and isinstance(block, jax.Array):
+            return self.settle_jax(index, block)
+        return block
+
+    def settle_own(self, index: Index, buffer: np.ndarray[Any, Any]) -> Block:
+        """Return a buffer of ``empty`` that was filled and that nobody will write to any more."""
+        return self._from_numpy(index, buffer, sole=True)
+
+    def empty(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """Return an aligned buffer for one block."""
+        with self._lock:
+            buffers = self._buffers.get(dtype)
+            if buffers is None:
+                buffers = self._buffers[dtype] = Buffers(dtype, self._count)
+            return buffers.empty(self.shape)
 
     def settle_jax(self, index: Index, value: jax.Array) -> Block:
         """Return an array of one device, of the dtype asked for."""
@@ -184,7 +217,7 @@ class BlockReader:
             raise self._keys_error(index, value.dtype)
         if _is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
             value = value.view(wanted)
-        final = _jax_dtype(wanted, index)
+        final = self._narrowed.get(wanted) or _jax_dtype(wanted, index)
         self.check_shape(index, value.shape)
         is_converted = value.dtype != wanted
         if is_converted:
@@ -203,9 +236,7 @@ class BlockReader:
         return self._copied(value, final)
 
     def _copied(self, value: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        if self._buffers is None or self._buffers.dtype != dtype:
-            self._buffers = Buffers(dtype, self._count)
-        out = self._buffers.empty(value.shape)
+        out = self.empty(dtype)
         np.copyto(out, value, casting="unsafe")
         return out
 
@@ -220,9 +251,10 @@ class BlockReader:
             )
 
     def _check_dtype(self, index: Index, dtype: Any) -> None:
-        if self.dtype is None:
-            self.dtype = dtype
-        elif dtype != self.dtype:
+        with self._lock:
+            if self.dtype is None:
+                self.dtype = dtype
+        if dtype != self.dtype:
             raise TypeError(
                 f"the block at index {format_index(index)} has dtype {dtype}, those before it "
                 f"{self.dtype}; return one dtype, or cast with dtype="
@@ -299,30 +331,55 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 KEPT_DTYPES = frozenset(map(np.dtype, ["?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8"]))
 
 
-def _jax_dtype(dtype: Any, index: Index | None = None) -> Any:
+_WIDE_DTYPES = tuple(map(np.dtype, ["i8", "u8", "f8", "c16"]))
+
+
+def narrowed_dtype(dtype: np.dtype[Any], given: str) -> np.dtype[Any]:
     """Return the dtype that JAX has for data of ``dtype``: without x64, int32 for int64.
+
+    Args:
+      given: the words before the dtype in the message, such as ``"the source has dtype "``.
 
     Raises:
       TypeError: JAX has none, as for strings, dates, records and Python objects.
     """
+    dtype = _native(dtype)
     if dtype in KEPT_DTYPES or _is_extended(dtype):
         return dtype
     known = jax.numpy.issubdtype(dtype, jax.numpy.number) or dtype == np.bool_
     if not known or dtype.itemsize > (16 if dtype.kind == "c" else 8):
-        given = (
-            "dtype=" if index is None else f"the block at index {format_index(index)} has dtype "
-        )
         hint = "convert it to numbers first"
         if _is_raw(dtype):
             hint = "view it as what it is with dtype=, such as dtype=jax.numpy.bfloat16"
         raise TypeError(f"{given}{dtype}, which JAX does not have; {hint}")
-    final = jax.dtypes.canonicalize_dtype(dtype)
-    if index is None and final != dtype:
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def _jax_dtype(dtype: Any, index: Index | None = None) -> Any:
+    """Return ``narrowed_dtype`` of a block; of the dtype that was asked for, with a warning."""
+    if dtype in KEPT_DTYPES or _is_extended(dtype):
+        return dtype
+    if index is not None:
+        return narrowed_dtype(dtype, f"the block at index {format_index(index)} has dtype ")
+    final = narrowed_dtype(dtype, "dtype=")
+    if final != dtype:
         warnings.warn(
             f"dtype={dtype} is not available without jax_enable_x64; the array will be {final}",
-            stacklevel=7,
+            stacklevel=_depth_of_user(),
         )
     return final
+
+
+def _depth_of_user() -> int:
+    """Return how many calls above the caller the code of the user is, as ``stacklevel``."""
+    depth, frame = 0, sys._getframe(1)
+    while frame is not None:
+        depth += 1
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in ("gda", "contextlib", "functools"):
+            break
+        frame = frame.f_back
+    return depth
 
 
 def _check_fits(wide: np.ndarray[Any, Any], narrow: np.ndarray[Any, Any], index: Index) -> None:

@@ -1,14 +1,27 @@
 """Many pieces of work at a time, within a budget of bytes: the loop under every load and save.
 
-Work runs in threads of its own, what it gave is finished in the caller's thread. Nothing here knows
-of JAX or of files.
+Work runs in threads of its own, or in those of the library that reads; what it gave is finished in
+the caller's thread. Nothing here knows of JAX or of files.
 """
 
 from __future__ import annotations
 
+import operator
+import random
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, NamedTuple, Protocol
+
+
+class Future(Protocol):
+    """What the futures of TensorStore and of ``concurrent.futures`` have in common."""
+
+    def add_done_callback(self, callback: Callable[[Any], Any], /) -> Any: ...
+    def result(self) -> Any: ...
+    def cancel(self) -> Any: ...
 
 
 class Task(NamedTuple):
@@ -17,7 +30,8 @@ class Task(NamedTuple):
     Attributes:
       nbytes: host memory that it holds from its beginning until it is finished.
       work: called in one of the threads.
-      finish: called with what ``work`` returned, in the caller's thread, in any order of tasks.
+      finish: called with what ``work`` returned, in the caller's thread, in any order of tasks. If
+        it returns a ``Transfer``, the memory is held until that is done.
     """
 
     nbytes: int
@@ -25,97 +39,356 @@ class Task(NamedTuple):
     finish: Callable[[Any], object] = lambda _: None
 
 
-def run(tasks: Iterable[Task], *, max_workers: int = 1, max_bytes: int | None = None) -> None:
+class AsyncTask(NamedTuple):
+    """One piece of work that a library does by itself.
+
+    Attributes:
+      nbytes: as in ``Task``.
+      begin: called in the caller's thread; returns at once.
+      finish: as in ``Task``; gets the future's result.
+      note: called with an error of the reading, to say in it what was read.
+    """
+
+    nbytes: int
+    begin: Callable[[], Future]
+    finish: Callable[[Any], object] = lambda _: None
+    note: Callable[[Exception], object] = lambda _: None
+
+
+class Transfer(NamedTuple):
+    """What goes on with the memory of a task that is finished.
+
+    Attributes:
+      is_done: whether the memory is free by now.
+      wait: returns when it is.
+    """
+
+    is_done: Callable[[], bool]
+    wait: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Which errors of a read are tried again, how often, and after how long.
+
+    Args:
+      errors: an exception class or a tuple of them. What gda finds wrong with a block that was
+        read, such as its shape, counts as an error of reading it.
+      attempts: how often a block is read in all, at least once.
+      delay: seconds between the first attempt and the second.
+      factor: by which the delay grows from one attempt to the next, from 1 to 10.
+      max_delay: seconds that no delay exceeds. Of each delay a random share, from half to all, is
+        waited, so that many hosts do not come back at once.
+
+    The last error reaches the caller, with a note of how many attempts were made. Waiting ends at
+    once when another read has failed or the user interrupts.
+
+    Raises:
+      TypeError: ``errors`` are not classes of exceptions.
+      ValueError: a number is out of its range.
+
+    >>> import gda
+    >>> gda.Retry(OSError, attempts=5, delay=0.5)
+    Retry(errors=<class 'OSError'>, attempts=5, delay=0.5, factor=2.0, max_delay=10.0)
+    """
+
+    errors: type[Exception] | tuple[type[Exception], ...]
+    _: KW_ONLY
+    attempts: int = 3
+    delay: float = 0.1
+    factor: float = 2.0
+    max_delay: float = 10.0
+
+    def __post_init__(self) -> None:
+        given = self.errors if isinstance(self.errors, tuple) else (self.errors,)
+        if not given or not all(isinstance(e, type) and issubclass(e, Exception) for e in given):
+            raise TypeError(
+                f"errors must be a class of exceptions or a tuple of them, such as OSError, not "
+                f"{self.errors!r}"
+            )
+        _check_count(self.attempts, "attempts")
+        for name, low, high in [("delay", 0, 86400), ("factor", 1, 10), ("max_delay", 0, 86400)]:
+            if not low <= getattr(self, name) <= high:
+                raise ValueError(
+                    f"{name} must be from {low} to {high}, not {getattr(self, name)!r}"
+                )
+
+    def seconds_after(self, attempts: int) -> float:
+        """Return how long to wait after so many attempts."""
+        # 64 doublings are far beyond every bound, and no power of 10 overflows there.
+        delay = self.delay * self.factor ** min(attempts - 1, 64)
+        return min(delay, self.max_delay) * random.uniform(0.5, 1)
+
+
+ProgressLike = bool | Callable[[int, int], object]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How blocks are read: the options of all functions that load.
+
+    Raises:
+      TypeError, ValueError: one of them is not what it must be.
+    """
+
+    max_workers: int | None = None
+    max_bytes: int | None = None
+    progress: ProgressLike = False
+    retry: Retry | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_workers", "max_bytes"):
+            if getattr(self, name) is not None:
+                _check_count(getattr(self, name), name)
+        if not isinstance(self.progress, bool) and not callable(self.progress):
+            raise TypeError(
+                "progress must be True, False or a function (bytes_done, bytes_total), not "
+                f"{self.progress!r}"
+            )
+        if self.retry is not None and not isinstance(self.retry, Retry):
+            raise TypeError(
+                f"retry must be a gda.Retry, such as gda.Retry(OSError), not {self.retry!r}"
+            )
+
+    @property
+    def are_for_threads(self) -> bool:
+        """Whether threads other than the caller's may read."""
+        return self.max_workers is not None and self.max_workers > 1
+
+
+def _check_count(value: Any, name: str) -> None:
+    try:
+        is_count = not isinstance(value, bool) and operator.index(value) >= 1
+    except TypeError:
+        is_count = False
+    if not is_count:
+        raise ValueError(f"{name} must be a whole number, at least 1, not {value!r}")
+
+
+# How many reads that a library does by itself are under way where nobody says. A store in the
+# network takes this many requests; each may need memory of its own for a chunk.
+_MOST_PENDING = 32
+
+
+def run(
+    tasks: Iterable[Task | AsyncTask],
+    *,
+    max_workers: int | None = 1,
+    max_bytes: int | None = None,
+    retry: Retry | None = None,
+) -> None:
     """Do all ``tasks``; return when the last is finished.
 
     Tasks are taken and begun in order, at most ``max_workers`` at a time, and none while those that
     were begun and are not finished hold so much that it would exceed ``max_bytes``; one that is
-    larger than that runs alone. With one worker everything happens in the caller's thread.
+    larger than that runs alone. With one worker, or ``None``, every ``Task`` is done in the
+    caller's thread; with ``None`` 32 ``AsyncTask``s may be under way beside it.
 
     Raises:
-      Exception: the first that a task raised, in ``work`` or ``finish``. No task is begun after it,
-        and those that run are waited for: no thread is left. So with ``KeyboardInterrupt``.
+      Exception: the first that a task raised, in ``work`` or ``finish``, and that is not retried.
+        No task is begun after it, and those that run are waited for: no thread is left. So with
+        ``KeyboardInterrupt``. What an ``AsyncTask`` had begun is cancelled.
     """
-    if max_workers == 1:
-        for task in tasks:
-            task.finish(task.work())
-        return
-    _Crew(iter(tasks), max_workers, max_bytes).run()
+    _Crew(iter(tasks), max_workers, max_bytes, retry).run()
+
+
+class _Attempt:
+    """A task that was begun, and how often."""
+
+    def __init__(self, task: Task | AsyncTask) -> None:
+        self.task = task
+        self.count = 0
+        self.future: Future | None = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+    def work(self) -> None:
+        """Do it, and keep what came of it: an error is for the caller's thread to judge."""
+        self.count += 1
+        try:
+            assert isinstance(self.task, Task)
+            self.result, self.error = self.task.work(), None
+        except BaseException as error:
+            self.error = error
 
 
 class _Crew:
-    def __init__(self, tasks: Iterator[Task], max_workers: int, max_bytes: int | None) -> None:
+    def __init__(
+        self,
+        tasks: Iterator[Task | AsyncTask],
+        max_workers: int | None,
+        max_bytes: int | None,
+        retry: Retry | None,
+    ) -> None:
         self._tasks = tasks
-        self._max_workers = max_workers
+        self._most = {Task: max_workers or 1, AsyncTask: max_workers or _MOST_PENDING}
         self._max_bytes = max_bytes
-        # Guards all below; told when work is there to be begun, or done.
-        self._changed = threading.Condition()
-        self._waiting: list[Task] = []
-        self._done: list[tuple[Task, Any]] = []
-        self._failure: BaseException | None = None
-        self._is_over = False
+        self._retry = retry
+        # Of the caller's thread alone.
+        self._held = 0
+        self._begun = {Task: 0, AsyncTask: 0}
+        self._later: list[tuple[float, _Attempt]] = []
+        self._transfers: deque[tuple[int, Transfer]] = deque()
+        self._futures: set[_Attempt] = set()
         self._threads: list[threading.Thread] = []
+        # Guards what follows. Two conditions, or each task that is done would wake all threads.
+        lock = threading.Lock()
+        self._has_done = threading.Condition(lock)
+        self._has_work = threading.Condition(lock)
+        self._waiting: deque[_Attempt] = deque()
+        self._done: list[_Attempt] = []
+        self._is_over = False
 
     def run(self) -> None:
         try:
             self._direct()
         finally:
-            with self._changed:
+            with self._has_work:
                 self._is_over = True
                 self._waiting.clear()
-                self._changed.notify_all()
+                self._has_work.notify_all()
+            for attempt in self._futures:
+                if attempt.future is not None:
+                    attempt.future.cancel()
             for thread in self._threads:
-                thread.join()
+                if thread.ident is not None:  # none if the user interrupted its start
+                    thread.join()
 
     def _direct(self) -> None:
         """Hand out tasks as the budget allows, and finish what was done."""
-        held, begun = 0, 0
         following = next(self._tasks, None)
-        while following is not None or begun:
-            while following is not None and begun < self._max_workers:
-                fits = self._max_bytes is None or held + following.nbytes <= self._max_bytes
-                if begun and not fits:
-                    break
-                held, begun = held + following.nbytes, begun + 1
-                self._begin(following, begun)
+        while following is not None or any(self._begun.values()):
+            while following is not None and self._has_room(following):
+                self._held += following.nbytes
+                self._begun[type(following)] += 1
+                self._begin(_Attempt(following))
+                # Before the next is asked for: what was done in this thread may tell its size.
+                self._finish_done()
                 following = next(self._tasks, None)
-            for task, result in self._take_done():
-                task.finish(result)
-                held, begun = held - task.nbytes, begun - 1
+            if any(self._begun.values()):
+                self._wait()
+                self._finish_done()
 
-    def _begin(self, task: Task, begun: int) -> None:
-        with self._changed:
-            self._waiting.append(task)
-            self._changed.notify_all()
-        if begun > len(self._threads):
+    def _has_room(self, task: Task | AsyncTask) -> bool:
+        if self._begun[type(task)] >= self._most[type(task)]:
+            return False
+        if self._max_bytes is None:
+            return True
+        while self._transfers and (
+            self._transfers[0][1].is_done() or self._held + task.nbytes > self._max_bytes
+        ):
+            nbytes, transfer = self._transfers.popleft()
+            transfer.wait()
+            self._held -= nbytes
+        return not self._held or self._held + task.nbytes <= self._max_bytes
+
+    def _begin(self, attempt: _Attempt) -> None:
+        if isinstance(attempt.task, AsyncTask):
+            self._begin_asynchronous(attempt, attempt.task)
+        elif self._most[Task] == 1:
+            attempt.work()
+            self._add_done(attempt)
+        else:
+            self._begin_in_thread(attempt)
+
+    def _begin_asynchronous(self, attempt: _Attempt, task: AsyncTask) -> None:
+        attempt.count += 1
+        self._futures.add(attempt)
+        try:
+            attempt.future = task.begin()
+        except Exception as error:
+            attempt.error = error
+            self._add_done(attempt)
+            return
+        attempt.future.add_done_callback(lambda _: self._add_done(attempt))
+
+    def _begin_in_thread(self, attempt: _Attempt) -> None:
+        with self._has_work:
+            self._waiting.append(attempt)
+            self._has_work.notify()
+        if self._begun[Task] > len(self._threads):
             name = f"{threading.current_thread().name}-reader-{len(self._threads)}"
-            thread = threading.Thread(target=self._work, name=name)
+            thread = threading.Thread(target=self._serve, name=name)
             self._threads.append(thread)
             thread.start()
 
-    def _take_done(self) -> list[tuple[Task, Any]]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._done or self._failure)
-            if self._failure is not None:
-                raise self._failure
-            done, self._done = self._done, []
-            return done
+    def _add_done(self, attempt: _Attempt) -> None:
+        with self._has_done:
+            self._done.append(attempt)
+            self._has_done.notify()
 
-    def _work(self) -> None:
+    def _wait(self) -> None:
+        """Return when something was done, or is to be tried again; try that."""
+        with self._has_done:
+            if not self._done:
+                seconds = None
+                if self._later:
+                    seconds = max(0, min(due for due, _ in self._later) - time.monotonic())
+                self._has_done.wait_for(lambda: self._done, seconds)
+            if self._done:
+                return
+        now = time.monotonic()
+        due = [attempt for when, attempt in self._later if when <= now]
+        self._later = [(when, attempt) for when, attempt in self._later if when > now]
+        for attempt in due:
+            self._begin(attempt)
+
+    def _finish_done(self) -> None:
+        with self._has_done:
+            done, self._done = self._done, []
+        for attempt in done:
+            self._futures.discard(attempt)
+            if attempt.future is not None and attempt.error is None:
+                try:
+                    attempt.result = attempt.future.result()
+                except Exception as error:
+                    attempt.error = error
+            if isinstance(attempt.task, AsyncTask) and isinstance(attempt.error, Exception):
+                attempt.task.note(attempt.error)
+            attempt.future = None
+        # An error first: what else was done is of no use any more.
+        failed = [attempt for attempt in done if attempt.error is not None]
+        for attempt in failed:
+            self._try_later(attempt)
+        for attempt in done:
+            if attempt not in failed:
+                self._finish(attempt)
+
+    def _try_later(self, attempt: _Attempt) -> None:
+        retry, error = self._retry, attempt.error
+        assert error is not None
+        attempt.error = None
+        if retry is not None and isinstance(error, retry.errors):
+            if attempt.count < retry.attempts:
+                due = time.monotonic() + retry.seconds_after(attempt.count)
+                self._later.append((due, attempt))
+                return
+            error.add_note(f"gda: after attempt {attempt.count} of {retry.attempts}")
+        elif attempt.count > 1:
+            error.add_note(f"gda: in attempt {attempt.count}, of an error that is not retried")
+        try:
+            raise error
+        finally:
+            # Its traceback has this frame, which would keep it and all blocks until a collection.
+            del error, attempt
+
+    def _finish(self, attempt: _Attempt) -> None:
+        task, result = attempt.task, attempt.result
+        attempt.result = None
+        following = task.finish(result)
+        self._begun[type(task)] -= 1
+        if isinstance(following, Transfer) and self._max_bytes is not None:
+            self._transfers.append((task.nbytes, following))
+        else:
+            self._held -= task.nbytes
+
+    def _serve(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_over)
+            with self._has_work:
+                self._has_work.wait_for(lambda: self._waiting or self._is_over)
                 if self._is_over:
                     return
-                task = self._waiting.pop(0)
-            try:
-                result = task.work()
-            except BaseException as error:  # for the caller's thread, whatever it is
-                with self._changed:
-                    self._failure = self._failure or error
-                    self._changed.notify_all()
-                return
-            with self._changed:
-                self._done.append((task, result))
-                self._changed.notify_all()
-            del task, result
+                attempt = self._waiting.popleft()
+            attempt.work()
+            self._add_done(attempt)
+            del attempt

@@ -86,7 +86,9 @@ def path_of(tree: Any, number: int) -> str:
 def note_path(error: Exception, tree: Any, number: int) -> None:
     """Add to an error at which leaf of the tree it happened."""
     if path := path_of(tree, number):
-        error.add_note(f"gda: at {path} of the tree")
+        note = f"gda: at {path} of the tree"
+        if note not in getattr(error, "__notes__", ()):  # one that is raised again has it
+            error.add_note(note)
 
 
 def _descend(

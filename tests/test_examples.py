@@ -1,6 +1,5 @@
 """The examples run as a user runs them: as programs, in a process of their own."""
 
-import json
 import math
 import os
 import re
@@ -9,6 +8,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
+
+import gda
+from gda.checkpoint.manifest import ArrayLeaf
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -38,23 +41,15 @@ def test_train_digits_keeps_its_accuracy_on_the_way_through_files(tmp_path: Path
     assert "mesh={'data': 2, 'model': 4}" in done.stdout
     assert "300/300" in done.stdout, "the progress bar is seen where there is no terminal"
 
-    # Real data, and every element of the parameters once.
+    # Real data, and a checkpoint that has all of the parameters.
     assert np.load(tmp_path / "digits.npy").shape == (1797, 65)
-    manifest = json.loads((tmp_path / "params" / "manifest.json").read_text())
-    assert {name: len(entry["shards"]) for name, entry in manifest.items()} == {
-        "w1": 2,
-        "b1": 2,
-        "w2": 2,
-        "b2": 1,
+    leaves = gda.checkpoint.verify(tmp_path / "params").leaves
+    assert {leaf.path: leaf.shape for leaf in leaves if isinstance(leaf, ArrayLeaf)} == {
+        ("w1",): (64, 128),
+        ("b1",): (128,),
+        ("w2",): (128, 10),
+        ("b2",): (10,),
     }
-    for entry in manifest.values():
-        elements = 0
-        for shard in entry["shards"]:
-            block = np.load(tmp_path / "params" / shard["file"])
-            assert block.shape == tuple(stop - start for start, stop in shard["bounds"])
-            assert block.dtype == entry["dtype"]
-            elements += block.size
-        assert elements == math.prod(entry["shape"])
 
 
 def test_train_digits_fails_when_it_did_not_learn() -> None:
@@ -80,3 +75,39 @@ def test_quickstart_runs_through_the_constructors() -> None:
         "8 shards from 4 reads"
     ]
     assert len(lines) == 6
+
+
+def test_load_safetensors_reads_what_each_process_needs(tmp_path: Path) -> None:
+    done = run("load_safetensors.py")
+    assert done.returncode == 0, done.stderr
+    assert "process 0 of 1: 21 tensors, read 393,856 of 393,856 bytes, 66,176 bytes" in done.stdout
+    assert "agree with those of the weights on one host" in done.stdout
+
+    launcher = ["-m", "gda.launch", "-n", "2", "--devices-per-process", "4", "--timeout", "300"]
+    program = [str(EXAMPLES / "load_safetensors.py"), "--folder", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *launcher, *program],
+        env={name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"read ([\d,]+) of 393,856 bytes", done.stdout) == ["262,784"] * 2
+    assert "agree with those of the weights on one host" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *[f"model-{i:05}-of-00003.safetensors" for i in (1, 2, 3)],
+        "model.safetensors.index.json",
+    ]
+
+
+@pytest.mark.parametrize("kill_at", [2, 33])  # before the first save, and among the others
+def test_checkpoint_elastic_ends_with_the_loss_of_an_uninterrupted_run(kill_at: int) -> None:
+    done = run("checkpoint_elastic.py", "--kill-at", str(kill_at))
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+) after 60 steps", done.stdout)]
+    assert len(losses) == 2
+    assert math.isclose(*losses, rel_tol=1e-3)
+    assert f"8 devices, killed after step {kill_at}\n" in done.stdout
+    resumed = re.findall(r"resuming after step (\d+)\n", done.stdout)
+    assert resumed == [] if kill_at == 2 else 0 < int(resumed[0]) <= kill_at

@@ -3,6 +3,12 @@
 ``save`` and ``save_async`` write, ``restore`` reads, ``inspect`` and ``verify`` look, without a
 device. A checkpoint is a directory, or a prefix of an object store: zarr v3 arrays that any tool
 reads, and a manifest that is written last and knows every file by size and checksum.
+
+>>> import gda, numpy as np, tempfile
+>>> with tempfile.TemporaryDirectory() as folder:
+...     gda.checkpoint.save(folder, {'w': np.arange(3), 'step': 1})
+...     gda.checkpoint.restore(folder)
+{'step': 1, 'w': array([0, 1, 2])}
 """
 
 from gda.checkpoint.errors import CheckpointNotFoundError as CheckpointNotFoundError

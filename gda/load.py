@@ -1,0 +1,128 @@
+"""Trees of sources to trees of arrays, in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh, PartitionSpec
+from jax.tree_util import keystr
+
+from gda.agreement import describe, together
+from gda.array import GlobalArray
+from gda.construct import Build, build_of_source, read_all
+from gda.reading import Options, ProgressLike, Retry
+from gda.trees import is_container, note_path, specs_for
+
+SpecOf = Callable[[str, Any], PartitionSpec]
+
+
+def load_tree(
+    sources: Any,
+    mesh: Mesh,
+    specs: PartitionSpec | SpecOf | Any,
+    *,
+    dtype: npt.DTypeLike | Any = None,
+    max_workers: int | None = None,
+    max_bytes: int | None = None,
+    progress: ProgressLike = False,
+    retry: Retry | None = None,
+) -> Any:
+    """Build a ``GlobalArray`` of every source in a tree.
+
+    All blocks of all arrays that this process needs are read in one go, each once, with one set of
+    workers and one budget, so that the reads of small arrays overlap too. Nothing is read before
+    the specs and shapes of all have been checked. Communicates between processes only to check that
+    they agree, once for the whole tree, and only where ``gda.checking_agreement`` is on.
+
+    Args:
+      sources: a pytree of what ``GlobalArray.from_source`` takes, or a mapping such as that of
+        ``gda.storage.open_safetensors``.
+      mesh: ``jax.sharding.Mesh``, of all arrays.
+      specs: one ``PartitionSpec``, a tree of them that is a prefix of ``sources``, or a function
+        ``(path, source)`` that returns one; a path is such as ``'layers/0/weight'``.
+      dtype: cast to it; one for all or a tree of them that is a prefix of ``sources``, with
+        ``None`` for what is not cast.
+      max_workers, max_bytes, progress, retry: as in ``GlobalArray.from_callback``, for the whole
+        tree.
+
+    Returns:
+      the same tree of ``GlobalArray``s; of a mapping a dict.
+
+    Raises:
+      TypeError, ValueError, DoesNotFitError, ImportError: as ``GlobalArray.from_source`` does, with
+        a note of the path; ``specs`` or ``dtype`` is no prefix of ``sources``.
+      Exception: what a source raises, with a note of the index and the path.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> sources = {'w': np.zeros((8, 2), np.float32), 'b': np.zeros(2, np.float32)}
+    >>> gda.load_tree(sources, mesh, {'w': P('x', 'y'), 'b': P()})['w']
+    GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
+    """
+    options = Options(max_workers, max_bytes, progress, retry)
+    tree = _as_dicts(sources)
+    prepared: list[tuple[list[Build], Any]] = []
+
+    def prepare() -> tuple[list[Build], Any]:
+        if not prepared:
+            prepared.append(_prepare(tree, mesh, specs, dtype, options))
+        return prepared[0]
+
+    def wanted() -> Any:
+        builds, structure = prepare()
+        return jax.tree.unflatten(structure, [build.wanted() for build in builds])
+
+    def work() -> Any:
+        builds, structure = prepare()
+        read_all(builds, options, "load_tree")
+        arrays = [GlobalArray(array=build.array()) for build in builds]
+        return jax.tree.unflatten(structure, arrays)
+
+    return together("gda.load_tree", mesh, work, describe, wanted=lambda: describe(wanted()))
+
+
+def _prepare(
+    tree: Any, mesh: Mesh, specs: Any, dtype: Any, options: Options
+) -> tuple[list[Build], Any]:
+    if callable(specs):
+        function: Any = specs
+        specs = _specs_by(function, tree)
+    pairs, structure = specs_for(tree, specs, "specs")
+    dtypes = specs_for(tree, dtype, "dtype", _is_dtype)[0]
+    builds = []
+    for number, ((source, spec), (_, wanted)) in enumerate(zip(pairs, dtypes, strict=True)):
+        note = partial(note_path, tree=tree, number=number)
+        try:
+            builds.append(build_of_source(source, mesh, spec, wanted, options, note))
+        except Exception as error:
+            note(error)
+            raise
+    return builds, structure
+
+
+def _as_dicts(tree: Any) -> Any:
+    """Return mappings that are no pytrees, such as those of open files, as dicts."""
+    if isinstance(tree, Mapping) and jax.tree_util.all_leaves([tree]):
+        return {name: _as_dicts(tree[name]) for name in tree}
+    return tree
+
+
+def _specs_by(function: SpecOf, tree: Any) -> Any:
+    def spec_of(path: Any, source: Any) -> PartitionSpec:
+        name = keystr(path, simple=True, separator="/")
+        spec = function(name, source)
+        if not isinstance(spec, PartitionSpec):
+            raise TypeError(f"specs({name!r}, source) returned {spec!r}, not a PartitionSpec")
+        return spec
+
+    return jax.tree_util.tree_map_with_path(spec_of, tree, is_leaf=is_container)
+
+
+def _is_dtype(node: object) -> bool:
+    return node is None or isinstance(node, str | type | np.dtype)

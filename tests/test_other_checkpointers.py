@@ -1,0 +1,414 @@
+"""Trees of GlobalArrays in other people's checkpointers: Orbax's, and JAX's array_serialization.
+
+A container is one leaf under the key ``array`` to them. What a user has to write stands in the
+README, under "Other checkpointers".
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from hypothesis import assume, given, settings
+from jax.experimental.array_serialization import (
+    pytree_serialization,
+    serialization,
+    tensorstore_impl,
+)
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut, mesh_of, ordered_mesh
+
+import gda
+from gda.testing.strategies import global_arrays
+
+Save = Callable[[Path, Any], object]
+Restore = Callable[[Path, Any], Any]
+
+
+class Head(NamedTuple):
+    w: Any
+    b: Any
+
+
+def parameters(mesh: Mesh) -> Any:
+    return {
+        "layers": [cut(batch(8, 8) + i, mesh, P("x", "y")) for i in range(2)],
+        "head": Head(cut(batch(2, 8), mesh, P(None, "y")), cut(batch(8), mesh, P())),
+        "half": cut(batch(8, dtype=jnp.bfloat16), mesh, P(("y", "x"))),
+    }
+
+
+def training_state(mesh: Mesh) -> Any:
+    """Return parameters and what adam keeps of them after a step; its count is a plain array."""
+    params = parameters(mesh)
+    adam = optax.adam(1e-3)
+    _, state = adam.update(params, adam.init(params))
+    return {"params": params, "adam": state}
+
+
+def abstract(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+def plain(tree: Any) -> Any:
+    """Return the tree with arrays where it has containers."""
+    return jax.tree.map(
+        lambda x: x.array if isinstance(x, gda.GlobalArray) else x,
+        tree,
+        is_leaf=lambda x: isinstance(x, gda.GlobalArray),
+    )
+
+
+def assert_same(restored: Any, expected: Any) -> None:
+    """Same containers, shapes, dtypes and layouts, and every bit."""
+    assert jax.tree.structure(restored) == jax.tree.structure(expected)
+    for ours, theirs in zip(jax.tree.leaves(restored), jax.tree.leaves(expected), strict=True):
+        assert isinstance(ours, jax.Array)
+        assert (ours.dtype, ours.sharding) == (theirs.dtype, theirs.sharding)
+        assert np.asarray(ours).tobytes() == np.asarray(theirs).tobytes()
+
+
+@pytest.fixture
+def no_thread_stays() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    new = set(threading.enumerate()) - before
+    for thread in new:
+        thread.join(timeout=10)
+    assert [thread for thread in new if thread.is_alive()] == []
+
+
+# The ways to save, and to restore as a tree of arrays or of ShapeDtypeStructs says.
+
+
+def save_standard(path: Path, tree: Any) -> None:
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, tree)
+        checkpointer.wait_until_finished()
+
+
+def restore_standard(path: Path, like: Any) -> Any:
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(path, like)
+
+
+def save_pytree(path: Path, tree: Any) -> None:
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(path, tree)
+
+
+def restore_pytree(path: Path, like: Any) -> Any:
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        restore_args = ocp.checkpoint_utils.construct_restore_args(like)
+        return checkpointer.restore(path, item=like, restore_args=restore_args)
+
+
+def save_asynchronously(handler: Any, args: Any, path: Path, tree: Any) -> None:
+    with ocp.AsyncCheckpointer(handler()) as checkpointer:
+        checkpointer.save(path, args=args(tree))
+        # What was saved may be given away at once.
+        jax.tree.map(lambda x: x.delete(), tree)
+        checkpointer.wait_until_finished()
+
+
+def save_by_manager(path: Path, tree: Any) -> None:
+    with ocp.CheckpointManager(
+        path, options=ocp.CheckpointManagerOptions(max_to_keep=1)
+    ) as manager:
+        for step in range(2):
+            manager.save(step, args=ocp.args.StandardSave(tree))
+        manager.wait_until_finished()
+        assert manager.all_steps() == [1]
+
+
+def restore_by_manager(path: Path, like: Any) -> Any:
+    with ocp.CheckpointManager(path) as manager:
+        return manager.restore(manager.latest_step(), args=ocp.args.StandardRestore(like))
+
+
+@cache
+def register_named_tuples() -> None:
+    for kind in [Head, optax.ScaleByAdamState, optax.EmptyState]:
+        jax.export.register_namedtuple_serialization(kind, serialized_name=f"test.{kind.__name__}")
+
+
+def save_jax(path: Path, tree: Any) -> None:
+    register_named_tuples()
+    pytree_serialization.save(tree, path)
+
+
+def save_jax_behind(path: Path, tree: Any) -> None:
+    register_named_tuples()
+    pytree_serialization.nonblocking_save(tree, path).result()
+
+
+def restore_jax(path: Path, like: Any) -> Any:
+    return pytree_serialization.load(path, shardings=jax.tree.map(lambda x: x.sharding, like))
+
+
+def restore_jax_behind(path: Path, like: Any) -> Any:
+    shardings = jax.tree.map(lambda x: x.sharding, like)
+    return pytree_serialization.nonblocking_load(path, shardings=shardings).result()
+
+
+def numbered(path: Path, tree: Any) -> list[str]:
+    return [str(path / str(i)) for i in range(len(jax.tree.leaves(tree)))]
+
+
+def save_by_jax_manager(path: Path, tree: Any) -> None:
+    manager = serialization.GlobalAsyncCheckpointManager()
+    manager.serialize_with_paths(
+        jax.tree.leaves(tree), numbered(path, tree), on_commit_callback=lambda: None
+    )
+    manager.wait_until_finished()
+
+
+def restore_by_jax_manager(path: Path, like: Any) -> Any:
+    shardings = [x.sharding for x in jax.tree.leaves(like)]
+    arrays = serialization.GlobalAsyncCheckpointManager().deserialize_with_paths(
+        shardings, numbered(path, like)
+    )
+    return jax.tree.unflatten(jax.tree.structure(like), arrays)
+
+
+async def save_each(path: Path, tree: Any) -> None:
+    specs = map(tensorstore_impl.get_tensorstore_spec, numbered(path, tree))
+    writes = map(tensorstore_impl.async_serialize, jax.tree.leaves(tree), specs)
+    await asyncio.gather(*writes)
+
+
+async def restore_each(path: Path, like: Any) -> Any:
+    specs = map(tensorstore_impl.get_tensorstore_spec, numbered(path, like))
+    shardings = [x.sharding for x in jax.tree.leaves(like)]
+    arrays = await asyncio.gather(*map(tensorstore_impl.async_deserialize, shardings, specs))
+    return jax.tree.unflatten(jax.tree.structure(like), arrays)
+
+
+ORBAX: dict[str, tuple[Save, Restore]] = {
+    "standard": (save_standard, restore_standard),
+    "pytree": (save_pytree, restore_pytree),
+    "standard, asynchronous": (
+        partial(save_asynchronously, ocp.StandardCheckpointHandler, ocp.args.StandardSave),
+        restore_standard,
+    ),
+    "pytree, asynchronous": (
+        partial(save_asynchronously, ocp.PyTreeCheckpointHandler, ocp.args.PyTreeSave),
+        restore_pytree,
+    ),
+    "manager": (save_by_manager, restore_by_manager),
+}
+JAX: dict[str, tuple[Save, Restore]] = {
+    "pytree_serialization": (save_jax, restore_jax),
+    "pytree_serialization, nonblocking": (save_jax_behind, restore_jax_behind),
+    "GlobalAsyncCheckpointManager": (save_by_jax_manager, restore_by_jax_manager),
+    "async_serialize": (
+        lambda path, tree: asyncio.run(save_each(path, tree)),
+        lambda path, like: asyncio.run(restore_each(path, like)),
+    ),
+}
+by_every_way = pytest.mark.parametrize("way", [*ORBAX, *JAX])
+by_orbax = pytest.mark.parametrize("way", ["standard", "pytree", "manager"])
+
+
+@by_every_way
+def test_a_training_state_comes_back_as_it_was(mesh: Mesh, tmp_path: Path, way: str) -> None:
+    save, restore = (ORBAX | JAX)[way]
+    save(tmp_path / "saved", training_state(mesh))
+    expected = training_state(mesh)
+    assert_same(restore(tmp_path / "saved", abstract(expected)), expected)
+
+
+@by_every_way
+def test_it_comes_back_in_other_layouts(auto_mesh: Mesh, tmp_path: Path, way: str) -> None:
+    save, restore = (ORBAX | JAX)[way]
+    save(tmp_path / "saved", [cut(batch(8, 8), auto_mesh, P("x", "y"))])
+    for spec in [P("y"), P(None, ("x", "y")), P()]:
+        expected = [cut(batch(8, 8), auto_mesh, spec)]
+        assert_same(restore(tmp_path / "saved", abstract(expected)), expected)
+
+
+@pytest.mark.parametrize("way", ["standard", "pytree", "pytree_serialization", "async_serialize"])
+def test_it_comes_back_on_other_meshes(mesh: Mesh, tmp_path: Path, way: str) -> None:
+    save, restore = (ORBAX | JAX)[way]
+    save(tmp_path / "saved", parameters(mesh))
+    kind = mesh.axis_types[0]
+    for other in [
+        mesh_of({"x": 2, "y": 4}, kind),
+        ordered_mesh([7, 2, 5, 0], {"y": 2, "x": 2}, kind),
+        mesh_of({"x": 1, "y": 1}, kind),
+    ]:
+        expected = parameters(other)
+        assert_same(restore(tmp_path / "saved", abstract(expected)), expected)
+
+
+def test_a_tree_of_arrays_is_a_target_too(mesh: Mesh, tmp_path: Path) -> None:
+    save_standard(tmp_path / "saved", parameters(mesh))
+    assert_same(restore_standard(tmp_path / "saved", parameters(mesh)), parameters(mesh))
+
+
+@pytest.mark.usefixtures("no_thread_stays")
+@pytest.mark.parametrize("way", ORBAX)
+def test_orbax_leaves_no_thread(auto_mesh: Mesh, tmp_path: Path, way: str) -> None:
+    save, restore = ORBAX[way]
+    save(tmp_path / "saved", parameters(auto_mesh))
+    restore(tmp_path / "saved", abstract(parameters(auto_mesh)))
+
+
+# Containers on one side and plain arrays on the other.
+
+
+@by_orbax
+def test_plain_arrays_come_back_as_containers(auto_mesh: Mesh, tmp_path: Path, way: str) -> None:
+    save, restore = ORBAX[way]
+    expected = training_state(auto_mesh)
+    save(tmp_path / "saved", plain(expected))
+    like = abstract(expected)
+    restored = restore(tmp_path / "saved", plain(like))
+    # A container is one leaf, so both trees have the same leaves in the same order.
+    wrapped = jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(restored))
+    assert_same(wrapped, expected)
+
+
+@by_orbax
+def test_containers_come_back_as_plain_arrays(auto_mesh: Mesh, tmp_path: Path, way: str) -> None:
+    save, restore = ORBAX[way]
+    expected = training_state(auto_mesh)
+    save(tmp_path / "saved", expected)
+    assert_same(plain(restore(tmp_path / "saved", abstract(expected))), plain(expected))
+
+
+def test_containers_come_back_as_plain_arrays_where_there_is_no_gda(
+    mesh: Mesh, tmp_path: Path
+) -> None:
+    save_standard(tmp_path / "saved", parameters(mesh))
+    expected = jax.tree.map(lambda leaf: {"array": leaf}, plain(parameters(mesh)))
+    assert_same(restore_standard(tmp_path / "saved", abstract(expected)), expected)
+
+
+def test_without_a_target_orbax_gives_dicts_with_the_key_array(
+    auto_mesh: Mesh, tmp_path: Path
+) -> None:
+    params = parameters(auto_mesh)
+    save_standard(tmp_path / "saved", params)
+    with ocp.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(tmp_path / "saved")
+    assert_same(
+        restored["head"],
+        {"w": {"array": params["head"].w.array}, "b": {"array": params["head"].b.array}},
+    )
+
+
+def test_jax_gives_containers_of_plain_arrays_and_plain_arrays_of_containers(
+    mesh: Mesh, tmp_path: Path
+) -> None:
+    expected = {"w": cut(batch(8, 8), mesh, P("x", "y"))}
+    save_by_jax_manager(tmp_path / "saved", plain(expected))
+    assert_same(restore_by_jax_manager(tmp_path / "saved", abstract(expected)), expected)
+    assert_same(restore_by_jax_manager(tmp_path / "saved", plain(expected)), plain(expected))
+    # This one keeps the tree's structure, which is therefore the one that comes back.
+    pytree_serialization.save(plain(expected), tmp_path / "tree")
+    restored = restore_jax(tmp_path / "tree", plain(expected))
+    wrapped = jax.tree.unflatten(jax.tree.structure(expected), jax.tree.leaves(restored))
+    assert_same(wrapped, expected)
+
+
+def test_jax_knows_the_structure_without_a_target(auto_mesh: Mesh, tmp_path: Path) -> None:
+    register_named_tuples()
+    params = parameters(auto_mesh)
+    pytree_serialization.save(params, tmp_path / "saved")
+    structure = pytree_serialization.load_pytreedef(tmp_path / "saved")
+    assert jax.tree.structure(structure) == jax.tree.structure(params)
+    assert isinstance(structure["half"], gda.GlobalArray)
+
+
+# What they refuse, so that the README can say what to write.
+
+
+@pytest.mark.parametrize("saved_as", [plain, lambda tree: tree], ids=["plain", "containers"])
+def test_orbax_wants_a_target_of_the_structure_that_was_saved(
+    auto_mesh: Mesh, tmp_path: Path, saved_as: Callable[[Any], Any]
+) -> None:
+    params = parameters(auto_mesh)
+    save_standard(tmp_path / "saved", saved_as(params))
+    other = params if saved_as is plain else plain(params)
+    with pytest.raises(ValueError, match="tree structures do not match"):
+        restore_standard(tmp_path / "saved", abstract(other))
+
+
+def test_orbax_refuses_a_target_of_another_shape(auto_mesh: Mesh, tmp_path: Path) -> None:
+    save_standard(tmp_path / "saved", {"w": cut(batch(8, 8), auto_mesh, P("x"))})
+    with pytest.raises(ValueError, match=r"shape"):
+        restore_standard(tmp_path / "saved", abstract({"w": cut(batch(16, 8), auto_mesh, P("x"))}))
+
+
+def test_jax_wants_leaves_and_no_containers_in_a_list(auto_mesh: Mesh, tmp_path: Path) -> None:
+    manager = serialization.GlobalAsyncCheckpointManager()
+    containers = [cut(batch(8), auto_mesh, P("x"))]
+    with pytest.raises(ValueError, match="GlobalArray"):
+        manager.serialize_with_paths(
+            containers, numbered(tmp_path, containers), on_commit_callback=lambda: None
+        )
+
+
+# Properties.
+
+
+@settings(max_examples=15)
+@given(arrays=global_arrays())
+def test_every_array_goes_through_orbax(
+    arrays: gda.GlobalArray, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assume(arrays.size)  # Orbax refuses arrays without elements
+    path = tmp_path_factory.mktemp("saved") / "saved"
+    save_standard(path, {"g": arrays})
+    assert_same(restore_standard(path, abstract({"g": arrays})), {"g": arrays})
+
+
+# Many processes.
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [
+        ("standard", AxisType.Auto),
+        ("standard", AxisType.Explicit),
+        ("pytree", AxisType.Auto),
+        ("manager", AxisType.Auto),
+        ("pytree_serialization", AxisType.Auto),
+    ],
+)
+@pytest.mark.processes(2, devices=4)
+def test_processes_save_and_restore_together(
+    kind: AxisType, way: str, shared_tmp_path: Path
+) -> None:
+    save, restore = (ORBAX | JAX)[way]
+    mesh = mesh_of({"x": 4, "y": 2}, kind)
+    tree = {
+        "cut": [cut(batch(8, 8), mesh, P("x", "y")), cut(batch(8), mesh, P("y"))],
+        "whole": cut(batch(3), mesh, P()),
+    }
+    save(shared_tmp_path / "saved", tree)
+    other = ordered_mesh([0, 4, 1, 5, 2, 6, 3, 7], {"y": 8}, kind)
+    like = abstract(
+        {
+            "cut": [cut(batch(8, 8), other, P(None, "y")), cut(batch(8), other, P())],
+            "whole": cut(batch(3), other, P()),
+        }
+    )
+    for target in [abstract(tree), like]:
+        restored = restore(shared_tmp_path / "saved", target)
+        assert jax.tree.map(lambda x: x.sharding, restored) == jax.tree.map(
+            lambda x: x.sharding, target
+        )
+        gathered = [g.gather() for g in [*restored["cut"], restored["whole"]]]
+        for ours, expected in zip(gathered, [batch(8, 8), batch(8), batch(3)], strict=True):
+            np.testing.assert_array_equal(ours, expected)
