@@ -24,7 +24,7 @@ from gda.array import GlobalArray
 from gda.blocks import format_index
 from gda.grid import ShardGrid
 from gda.layout import IntArray, layout_of
-from gda.local_view import distinct_shards, grid_of
+from gda.local_view import apart, distinct_shards, grid_of
 from gda.overlaps import are_aligned, conflicts_between, fitting_chunks
 from gda.processes import format_processes, writing_of
 from gda.progress import shown
@@ -389,17 +389,8 @@ def _pieces(tree: Any, jobs: Sequence[_Job]) -> Iterator[_Piece]:
     for number, job in enumerate(jobs):
         data_of = distinct_shards(job.array, job.grid) if job.blocks else {}
         for block in job.blocks:
-            index, data = job.grid.block_index(block), _apart(data_of[block])
+            index, data = job.grid.block_index(block), apart(data_of[block])
             yield _Piece(data, job.nbytes_of_block, index, job.target, tree, number)
-
-
-def _apart(data: jax.Array) -> jax.Array:
-    """Return the same buffer as another array.
-
-    JAX keeps what was copied to the host with the array that it was asked of, and a shard lives as
-    long as the whole: without this, all that was ever stored would stay on the host.
-    """
-    return jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
 
 
 class _Ahead:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,10 +22,12 @@ class Claim:
     Attributes:
       data: a directory that is not there yet.
       replaced: what to remove then, from the top level.
+      version: of the manifest that was there, for the store to see whether it still is.
     """
 
     data: str
     replaced: tuple[str, ...]
+    version: bytes | None = None
 
 
 @contextlib.contextmanager
@@ -35,7 +38,12 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
       FileExistsError: something is there that must not be lost.
       SaveError: another save is at work.
     """
+    if not store.is_remote:
+        # Before there is so much as a lock in a directory that is somebody else's.
+        with contextlib.suppress(FileNotFoundError):
+            _check_may_be_saved_into(store, store.entries(), overwrite)
     with store.lock() as is_locked:
+        version = store.version(manifests.NAME)  # first: whatever comes later is noticed
         entries = store.entries()
         _check_may_be_saved_into(store, entries, overwrite)
         committed, before = None, [name for name in entries if name not in (manifests.NAME, LOCK)]
@@ -49,9 +57,19 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
             # Of saves that died. Without a lock they might be of one that goes on.
             for name in before:
                 if name != committed:
-                    store.remove(name)
+                    remove(store, name)
             before = [committed] if committed in before else []
-        yield Claim(f"data-{uuid.uuid4().hex[:16]}", tuple(before))
+        yield Claim(f"data-{uuid.uuid4().hex[:16]}", tuple(before), version)
+
+
+def remove(store: Store, name: str) -> None:
+    """Remove what no longer counts; where that fails, it is no reason not to save."""
+    try:
+        store.remove(name)
+    except OSError as error:
+        logging.getLogger("gda").warning(
+            "%s is of no use any more, and was not removed: %s", store.join(name), error
+        )
 
 
 def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) -> None:

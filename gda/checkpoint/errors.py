@@ -25,3 +25,12 @@ class SaveError(RuntimeError):
     """Nothing was committed: another process failed, or another save is at work on the path."""
 
     __module__ = "gda.checkpoint"
+
+
+def printable(text: str) -> str:
+    """Return a text of unknown origin without what makes a terminal do things.
+
+    >>> print(printable(chr(27) + "[2J"))
+    \\x1b[2J
+    """
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

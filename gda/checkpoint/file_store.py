@@ -15,10 +15,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from gda.checkpoint.errors import SaveError
 from gda.checkpoint.stores import LOCK, Bytes
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+# A handle that only finds files: a directory may allow that and not be listed.
+_DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class FileStore:
@@ -33,6 +35,7 @@ class FileStore:
         self._root = os.path.abspath(root)
         self._guard = threading.Lock()
         self._to_sync: set[str] = set()
+        self._known: set[str] = set()
 
     def join(self, name: str) -> str:
         return os.path.join(self.url, name)
@@ -40,13 +43,7 @@ class FileStore:
     def write(self, name: str, parts: Sequence[Any]) -> None:
         path = self._inside(name)
         self._make_directory(os.path.dirname(path))
-        with _about(path):
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-            try:
-                _write_all(handle, parts)
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        _write_new(path, parts)
 
     def flush(self) -> None:
         with self._guard:
@@ -54,40 +51,39 @@ class FileStore:
         for directory in directories:
             _sync_directory(directory)
 
-    def replace(self, name: str, data: bytes) -> None:
+    def version(self, name: str) -> None:
+        return None
+
+    def replace(self, name: str, data: bytes, version: bytes | None = None) -> None:
         path = self._inside(name)
         beside = f"{path}.new"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(beside)
-        self.write(f"{name}.new", [data])
+        # Not with write(), which would make a directory anew that somebody has removed meanwhile.
+        _write_new(beside, [data])
         with _about(path):
             os.replace(beside, path)
-        self.flush()
+        _sync_directory(os.path.dirname(path))
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        path = self._inside(name)
-        with _about(path), _opened(path) as handle:
-            size = os.fstat(handle).st_size
+        with self._opened(name) as (handle, size):
             if size > most_bytes:
-                raise ValueError(f"{path} has {size} bytes; at most {most_bytes} make sense")
-            buffer = np.empty(size, np.uint8)
-            return buffer[: _read_all(handle, [buffer])].tobytes()
+                raise ValueError(f"has {size} bytes; at most {most_bytes} make sense")
+            parts = []
+            while size and (part := os.read(handle, size)):
+                parts.append(part)
+                size -= len(part)
+            return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, name: str, payload: Bytes, tail: Bytes) -> int:
-        path = self._inside(name)
-        with _about(path), _opened(path) as handle:
-            size = os.fstat(handle).st_size
+        with self._opened(name) as (handle, size):
             if size != payload.nbytes + tail.nbytes:
                 return size
             return _read_all(handle, [payload, tail])
 
     def size(self, name: str) -> int | None:
-        path = self._inside(name)
-        with _about(path):
-            found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"{path} is not a regular file")
-        return found.st_size
+        with self._directory_of(name) as (directory, file):
+            return _size(os.stat(file, dir_fd=directory, follow_symlinks=False))
 
     def entries(self) -> list[str]:
         return sorted(os.listdir(self._root))
@@ -105,32 +101,77 @@ class FileStore:
         import fcntl
 
         self._make_directory(self._root)
+        # Where a save that died has made it, the entry may not be durable yet.
+        self._to_sync.add(os.path.dirname(self._root))
         path = os.path.join(self._root, LOCK)
         with _about(path):
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             yield _try_lock(lambda: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB), self.url)
         finally:
-            os.close(handle)  # which unlocks, as the end of the process does
+            # The end of the process unlocks it too. To close it is not enough: a process that was
+            # forked meanwhile has the handle as well.
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
+
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[tuple[int, int]]:
+        """Open a file to read it; give its handle and its size."""
+        with self._directory_of(name) as (directory, file):
+            # Looked at first: a pipe would be waited for, and a device may do anything.
+            _size(os.stat(file, dir_fd=directory, follow_symlinks=False))
+            handle = os.open(file, _READ, dir_fd=directory)
+            try:
+                yield handle, _size(os.fstat(handle))
+            finally:
+                os.close(handle)
+
+    @contextlib.contextmanager
+    def _directory_of(self, name: str) -> Iterator[tuple[int, str]]:
+        """Open the directory of a file; give its handle and the name of the file there.
+
+        The path of the checkpoint may have links in it; below it none is followed, because it may
+        lead anywhere.
+        """
+        *directories, file = name.split("/")
+        with contextlib.ExitStack() as opened, _about(self._inside(name)):
+            directory = os.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
+            opened.callback(os.close, directory)
+            for each in directories:
+                try:
+                    directory = os.open(each, _DIRECTORY, dir_fd=directory)
+                except NotADirectoryError:
+                    raise ValueError(f"is not there: {each} is a link or a file") from None
+                opened.callback(os.close, directory)
+            yield directory, file
 
     def _inside(self, name: str) -> str:
         return os.path.join(self._root, *name.split("/"))
 
     def _make_directory(self, directory: str) -> None:
         with self._guard:
-            if directory in self._to_sync:
+            self._to_sync.add(directory)
+            if directory in self._known:
                 return
             missing, parent = [], directory
             while not os.path.isdir(parent):
                 missing.append(parent)
                 parent = os.path.dirname(parent)
+            # What was there, and the root, which is made when it is locked, somebody has removed.
+            # Made again, it would not have the files that were written before.
+            is_gone = self._known | ({self._root} - {directory})
+            for each in missing:
+                if each in is_gone:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), each)
             for each in reversed(missing):
                 with _about(each), contextlib.suppress(FileExistsError):
                     os.mkdir(each)
                 if not os.path.isdir(each):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), each)
             # The entry of a new directory is durable when its parent is.
-            self._to_sync.update([directory, *map(os.path.dirname, missing)])
+            self._to_sync.update(map(os.path.dirname, missing))
+            self._known.update([directory, *missing])
 
 
 def _try_lock(lock: Callable[[], object], url: str) -> bool:
@@ -153,21 +194,25 @@ def _about(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None or not os.path.isabs(error.filename):
             error.filename = path
         raise
 
 
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[int]:
-    # A pipe would be waited for, and a link may lead anywhere.
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError(f"{path} is not a regular file")
-        yield handle
-    finally:
-        os.close(handle)
+def _size(found: os.stat_result) -> int:
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("is not a regular file")
+    return found.st_size
+
+
+def _write_new(path: str, parts: Sequence[Any]) -> None:
+    with _about(path):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        try:
+            _write_all(handle, parts)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _write_all(handle: int, parts: Sequence[Any]) -> None:
@@ -201,8 +246,14 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
 
 def _sync_directory(directory: str) -> None:
     with _about(directory):
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except PermissionError:
+            return  # one may write there and not read; PostgreSQL takes these cases so too
         try:
             os.fsync(handle)
+        except OSError as error:
+            if error.errno not in (errno.EBADF, errno.EINVAL):  # no such thing on this file system
+                raise
         finally:
             os.close(handle)

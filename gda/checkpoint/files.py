@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import errno
+import itertools
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from gda.checkpoint.structure import format_path
 
 Chunk = tuple[int, int]  # numbers of a stored array and of a chunk in it
 
+_GONE = (FileNotFoundError, NotADirectoryError)
+
 
 @dataclass
 class Files:
@@ -24,6 +28,31 @@ class Files:
     store: Store
     manifest: Manifest
 
+    @cached_property
+    def leaves_in(self) -> dict[Chunk, list[str]]:
+        """The leaves of which something is in a chunk, for messages."""
+        found: dict[Chunk, list[str]] = {}
+        for leaf in self.manifest.leaves:
+            if not isinstance(leaf, ArrayLeaf):
+                continue
+            if leaf.array is not None:
+                found[leaf.array, -1] = [format_path(leaf.path)]
+            for piece in leaf.pieces:
+                size = math.prod(self.manifest.arrays[piece.array].chunk_shape)
+                paths = found.setdefault((piece.array, piece.offset // size), [])
+                paths.append(format_path(leaf.path))
+        return found
+
+    def leaves_of(self, number: int, chunk: int | None) -> str:
+        """Return the leaves that a chunk belongs to, or a stored array, for messages."""
+        if (alone := self.leaves_in.get((number, -1))) is not None:
+            return f"array {alone[0]}"
+        chunks = range(self.manifest.arrays[number].grid.num_chunks) if chunk is None else [chunk]
+        packed = itertools.chain(*[self.leaves_in.get((number, each), []) for each in chunks])
+        paths = list(dict.fromkeys(packed))
+        more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+        return f"array{'s' * (len(paths) > 1)} {', '.join(paths[:3])}{more}"
+
     def name(self, array: StoredArray, file: str) -> str:
         return f"{self.manifest.data}/{array.name}/{file}"
 
@@ -31,7 +60,7 @@ class Files:
         """Raise ``CorruptionError`` unless the file of a chunk has the size it should."""
         number, chunk = where
         array = self.manifest.arrays[number]
-        with _About(self, array, chunk):
+        with _About(self, number, chunk):
             size = self.store.size(self.name(array, array.grid.key(chunk)))
             if size is not None:
                 _check_size(size, array.file_bytes(chunk))
@@ -40,12 +69,24 @@ class Files:
         """Raise ``CorruptionError`` unless the ``zarr.json`` of an array is what was saved."""
         array = self.manifest.arrays[number]
         nbytes, crc = array.metadata
-        with _About(self, array, None):
-            document = self.store.read(self.name(array, "zarr.json"), 2**20)
-            _check_size(len(document), nbytes)
-            computed = zarr_format.crc32c(np.frombuffer(document, np.uint8))
+        with _About(self, number, None):
+            document, nothing = np.empty(nbytes, np.uint8), np.empty(0, np.uint8)
+            found = self.store.read_into(self.name(array, "zarr.json"), document, nothing)
+            _check_size(found, nbytes)
+            computed = zarr_format.crc32c(document)
             if computed != crc:
                 raise ValueError(f"is damaged: its CRC-32C is {computed:08x}, not {crc:08x}")
+
+    def check_group(self) -> None:
+        """Raise ``CorruptionError`` unless the directory says that it has zarr arrays."""
+        name = f"{self.manifest.data}/zarr.json"
+        try:
+            found = self.store.read(name, 2**20)
+            what = None if found == zarr_format.GROUP else "is damaged"
+        except (*_GONE, ValueError) as error:
+            what = "is missing" if isinstance(error, _GONE) else str(error)
+        if what is not None:
+            raise CorruptionError(f"the group of all arrays: {self.store.join(name)} {what}")
 
     def load(self, where: Chunk, payload: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Fill ``payload`` with a chunk as it is stored; return its elements, all checked.
@@ -59,7 +100,7 @@ class Files:
         number, chunk = where
         array = self.manifest.arrays[number]
         tail = np.empty(zarr_format.CRC_BYTES, np.uint8)
-        with _About(self, array, chunk):
+        with _About(self, number, chunk):
             name = self.name(array, array.grid.key(chunk))
             _check_size(self.store.read_into(name, payload, tail), array.file_bytes(chunk))
             said = int.from_bytes(tail.tobytes(), "little")
@@ -73,40 +114,22 @@ class Files:
 class _About:
     """Turns what goes wrong with a file into an error that names array, chunk and file."""
 
-    def __init__(self, files: Files, array: StoredArray, chunk: int | None) -> None:
-        self._files, self._array, self._chunk = files, array, chunk
+    def __init__(self, files: Files, number: int, chunk: int | None) -> None:
+        self._files, self._number, self._chunk = files, number, chunk
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        links = (errno.ELOOP, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO)
-        is_gone = isinstance(error, OSError) and error.errno in links
-        if not is_gone and not isinstance(error, ValueError):
+        if not isinstance(error, (*_GONE, ValueError)):
             return
-        what = "is missing" if isinstance(error, FileNotFoundError) else str(error)
-        array, files = self._array, self._files
+        what = "is missing" if isinstance(error, _GONE) else str(error)
+        files, array = self._files, self._files.manifest.arrays[self._number]
         key = "zarr.json" if self._chunk is None else array.grid.key(self._chunk)
         chunk = "its metadata" if self._chunk is None else f"chunk {key}"
         file = files.store.join(files.name(array, key))
-        raise CorruptionError(
-            f"{_held_in(files.manifest, array)}, {chunk}: {file} {what}"
-        ) from None
-
-
-def _held_in(manifest: Manifest, array: StoredArray) -> str:
-    """Return which leaf a stored array has, or which it is among."""
-    number = manifest.arrays.index(array)
-    paths = [
-        format_path(leaf.path)
-        for leaf in manifest.leaves
-        if isinstance(leaf, ArrayLeaf)
-        and (leaf.array == number or any(piece.array == number for piece in leaf.pieces))
-    ]
-    if len(paths) == 1:
-        return f"array {paths[0]}"
-    shown = ", ".join(paths[:3])
-    return f"one of {len(paths)} small arrays ({shown}, ...)"
+        leaves = files.leaves_of(self._number, self._chunk)
+        raise CorruptionError(f"{leaves}, {chunk}: {file} {what}") from None
 
 
 def _check_size(found: int, expected: int) -> None:

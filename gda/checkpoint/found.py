@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gda.checkpoint import manifest as manifests
-from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError
+from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError, printable
 from gda.checkpoint.manifest import Manifest
 from gda.checkpoint.stores import LOCK, Store
+from gda.checkpoint.structure import check_structure
 
 
 def load_manifest(store: Store) -> Manifest:
@@ -19,8 +20,13 @@ def load_manifest(store: Store) -> Manifest:
     try:
         file = store.read(manifests.NAME, manifests.MOST_BYTES)
     except ValueError as error:
-        raise CorruptionError(str(error)) from None
-    return manifests.load(file, where)
+        raise CorruptionError(f"{where} {error}") from None
+    manifest = manifests.load(file, where)
+    try:
+        check_structure(manifest.structure, [leaf.path for leaf in manifest.leaves])
+    except CorruptionError as error:
+        raise CorruptionError(f"{where} says what cannot be: {error}") from None
+    return manifest
 
 
 def load_complete(store: Store) -> Manifest:
@@ -35,7 +41,19 @@ def load_complete(store: Store) -> Manifest:
     except FileNotFoundError:
         raise CheckpointNotFoundError(_what_is_there(store)) from None
     except NotADirectoryError:
-        raise CheckpointNotFoundError(f"{store.url} is a file, not a checkpoint") from None
+        raise CheckpointNotFoundError(
+            f"there is no checkpoint at {store.url}: it is a file, or in one"
+        ) from None
+
+
+def check_not_replaced(store: Store, manifest: Manifest) -> None:
+    """Raise ``RuntimeError`` if another checkpoint has taken the place of this one by now."""
+    try:
+        is_same = load_manifest(store).data == manifest.data
+    except (OSError, ValueError):
+        return
+    if not is_same:
+        raise RuntimeError(f"the checkpoint at {store.url} was overwritten while it was being read")
 
 
 def _what_is_there(store: Store) -> str:
@@ -50,5 +68,5 @@ def _what_is_there(store: Store) -> str:
             f"({', '.join(unfinished)}) and never committed; the next save removes it"
         )
     shown = [name for name in entries if name != LOCK]
-    has = ", ".join(shown[:8]) + ("..." if len(shown) > 8 else "") if shown else "nothing"
+    has = printable(", ".join(shown[:8])) + ("..." if len(shown) > 8 else "") or "nothing"
     return f"there is no checkpoint at {store.url}: it has no {manifests.NAME}, but {has}"

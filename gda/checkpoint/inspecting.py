@@ -11,12 +11,14 @@ import numpy as np
 from gda import reading
 from gda.agreement import join_some
 from gda.checkpoint import zarr_format
-from gda.checkpoint.errors import CorruptionError
+from gda.checkpoint.errors import CorruptionError, printable
 from gda.checkpoint.files import Chunk, Files
-from gda.checkpoint.found import load_complete
-from gda.checkpoint.manifest import ArrayLeaf, Leaf
+from gda.checkpoint.found import check_not_replaced, load_complete
+from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest
 from gda.checkpoint.opening import default_workers, open_store
+from gda.checkpoint.stores import Store
 from gda.checkpoint.structure import format_path
+from gda.progress import shown
 
 MAX_BYTES = 128 * 2**20
 
@@ -40,15 +42,25 @@ class Contents:
     about: dict[str, Any]
 
     def __str__(self) -> str:
-        rows = [(format_path(leaf.path), *_described(leaf)) for leaf in self.leaves]
+        rows = self.rows
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        by = ", ".join(f"{key} {value}" for key, value in self.about.items())
-        total = f"{len(self.leaves)} leaves, {format_bytes(self.nbytes)}; {by}"
-        return "\n".join([*lines, total, f"zarr arrays: {self.data}"])
+        return "\n".join([*lines, *self.summary])
+
+    @property
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Path, type, size or value, and layout of each leaf, for people."""
+        return [(format_path(leaf.path), *_described(leaf)) for leaf in self.leaves]
+
+    @property
+    def summary(self) -> list[str]:
+        """What there is in all, and where from, for people: two lines."""
+        about = printable(", ".join(f"{key} {value}" for key, value in self.about.items()))
+        total = f"{len(self.leaves)} leaves, {format_bytes(self.nbytes)}; {about:.200}"
+        return [total, f"zarr arrays: {self.data}"]
 
 
 def inspect(path: Any) -> Contents:
@@ -67,14 +79,19 @@ def inspect(path: Any) -> Contents:
     >>> contents = gda.checkpoint.inspect(folder.name)
     >>> contents.nbytes, [leaf.path for leaf in contents.leaves]
     (48, [('step',), ('w',)])
+    >>> folder.cleanup()
     """
     store = open_store(path)
-    manifest = load_complete(store)
-    nbytes = sum(leaf.nbytes for leaf in manifest.leaves if isinstance(leaf, ArrayLeaf))
-    return Contents(store.url, store.join(manifest.data), manifest.leaves, nbytes, manifest.about)
+    return _contents(store, load_complete(store))
 
 
-def verify(path: Any, *, max_workers: int | None = None, max_bytes: int = MAX_BYTES) -> Contents:
+def verify(
+    path: Any,
+    *,
+    max_workers: int | None = None,
+    max_bytes: int = MAX_BYTES,
+    progress: reading.ProgressLike = False,
+) -> Contents:
     """Read all of a checkpoint, and return what it has if everything is what was saved.
 
     Uses no device. Every chunk is compared with the checksum at its end and with that in the
@@ -84,43 +101,73 @@ def verify(path: Any, *, max_workers: int | None = None, max_bytes: int = MAX_BY
       path: as for ``save``.
       max_workers: how many files are read at a time, as for ``restore``.
       max_bytes: how much memory may be taken; at least a chunk.
+      progress: ``True`` shows bytes and rate (extra ``progress``); a function is called with
+        ``(bytes_done, bytes_total)``.
 
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.
       CorruptionError: something is damaged or missing; ``problems`` has a line for each file.
+      RuntimeError: another checkpoint took the place of this one meanwhile.
 
     >>> import gda, numpy as np, tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> gda.checkpoint.save(folder.name, {'w': np.zeros((2, 3))})
     >>> gda.checkpoint.verify(folder.name).nbytes
     48
+    >>> folder.cleanup()
     """
     zarr_format.require_crc32c()
     store = open_store(path)
     manifest = load_complete(store)
     files = Files(store, manifest)
+    workers = default_workers(store) if max_workers is None else max_workers
     problems: list[str] = []
-    reading.run(
-        (
-            reading.Task(nbytes, lambda check=check: _problems(check), problems.extend)
-            for nbytes, check in _checks(files)
-        ),
-        max_workers=default_workers(store) if max_workers is None else max_workers,
-        max_bytes=max_bytes,
-    )
+    with shown(progress, "verify") as update:
+        tasks = _tasks(files, problems, update)
+        reading.run(tasks, max_workers=workers, max_bytes=max_bytes)
     if problems:
+        check_not_replaced(store, manifest)
         problems.sort()
         raise CorruptionError(f"{store.url} is damaged: {join_some(problems)}", problems)
-    return inspect(path)
+    return _contents(store, manifest)
 
 
-def _checks(files: Files) -> Iterator[tuple[int, Callable[[], object]]]:
-    """Yield what is to be checked, and how much memory that takes."""
+def _contents(store: Store, manifest: Manifest) -> Contents:
+    nbytes = sum(leaf.nbytes for leaf in manifest.leaves if isinstance(leaf, ArrayLeaf))
+    return Contents(store.url, store.join(manifest.data), manifest.leaves, nbytes, manifest.about)
+
+
+def _tasks(
+    files: Files, problems: list[str], update: Callable[[int, int], object]
+) -> Iterator[reading.Task]:
+    """Yield all checks; what they find goes to ``problems``."""
+    arrays = files.manifest.arrays
+    total = sum(sum(map(array.file_bytes, range(array.grid.num_chunks))) for array in arrays)
+    done = 0
+
+    def finish(found: list[str], nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        problems.extend(found)
+        update(done, total)
+
+    for check, nbytes, memory in _checks(files):
+        yield reading.Task(
+            memory,
+            lambda check=check: _problems(check),
+            lambda found, nbytes=nbytes: finish(found, nbytes),
+        )
+
+
+def _checks(files: Files) -> Iterator[tuple[Callable[[], object], int, int]]:
+    """Yield what is to be checked, its bytes in chunks, and how much memory that takes."""
+    yield files.check_group, 0, 2**20
     for number, array in enumerate(files.manifest.arrays):
-        yield 2**20, lambda number=number: files.check_metadata(number)
+        yield lambda number=number: files.check_metadata(number), 0, 2**20
         for chunk in range(array.grid.num_chunks):
-            nbytes = array.file_bytes(chunk) + (array.chunk_bytes if array.codec == "zstd" else 0)
-            yield nbytes, lambda where=(number, chunk): _load(files, where)
+            nbytes = array.file_bytes(chunk)
+            memory = nbytes + (array.chunk_bytes if array.codec == "zstd" else 0)
+            yield lambda where=(number, chunk): _load(files, where), nbytes, memory
 
 
 def _load(files: Files, where: Chunk) -> None:
@@ -142,9 +189,9 @@ def _described(leaf: Leaf) -> tuple[str, str, str]:
     if not isinstance(leaf, ArrayLeaf):
         return type(leaf.value).__name__, f"{leaf.value!r:.40}", ""
     shape = ",".join(map(str, leaf.shape))
-    layout = f"{leaf.spec} over {leaf.mesh}" if leaf.spec is not None else ""
-    kind = f"keys of {leaf.key_impl}" if leaf.key_impl else leaf.kind
-    return f"{leaf.dtype.name}[{shape}]", format_bytes(leaf.nbytes), f"{kind} {layout}".rstrip()
+    layout = f" {leaf.spec:.200} over {leaf.mesh!s:.200}" if leaf.spec is not None else ""
+    kind = f"keys of {leaf.key_impl:.80}" if leaf.key_impl else leaf.kind
+    return f"{leaf.dtype.name}[{shape}]", format_bytes(leaf.nbytes), printable(kind + layout)
 
 
 def format_bytes(nbytes: int) -> str:

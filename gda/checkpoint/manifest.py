@@ -7,6 +7,7 @@ used: a manifest may be damaged, or made by somebody hostile.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -25,12 +26,14 @@ from gda.spec import Shape
 
 NAME = "manifest.json"
 VERSION = 1
-MOST_BYTES = 2**30  # of a manifest; 100 million chunks have about 900 MB
+MOST_BYTES = 2**28  # of a manifest; 25 million chunks have about 230 MB
 DATA_PATTERN = re.compile(r"data-[0-9a-f]{16}")
 _ARRAY_PATTERN = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,120}")
 _LARGEST = 2**62  # of sizes, in elements and in bytes
 _MOST_CHUNK_BYTES = 2**40
 _MOST_DIMENSIONS = 64  # as many as NumPy has
+_MOST_HEADER_BYTES = 1000
+_FINGERPRINT_PATTERN = re.compile("[0-9a-f]{32}")
 
 Path = tuple[str | int, ...]
 
@@ -149,7 +152,11 @@ class Manifest:
 
 
 def dump(manifest: Manifest) -> bytes:
-    """Return the file."""
+    """Return the file.
+
+    Raises:
+      ValueError: it would be larger than what ``load`` takes.
+    """
     body = json.dumps(
         {
             "about": manifest.about,
@@ -161,10 +168,15 @@ def dump(manifest: Manifest) -> bytes:
         separators=(",", ":"),
         allow_nan=False,
     ).encode()
+    if len(body) + _MOST_HEADER_BYTES > MOST_BYTES:
+        raise ValueError(
+            f"the manifest would have {len(body)} bytes, and at most {MOST_BYTES} are read again; "
+            "save fewer and larger arrays, or several checkpoints"
+        )
     return _header(body) + body
 
 
-def _header(body: bytes) -> bytes:
+def _header(body: bytes | memoryview) -> bytes:
     seal = {"gda-checkpoint": VERSION, "nbytes": len(body), "sha256": sha256(body).hexdigest()}
     return json.dumps(seal).encode() + b"\n"
 
@@ -178,7 +190,8 @@ def load(file: bytes, where: str) -> Manifest:
     Raises:
       CorruptionError: it is damaged, of another version, or says what cannot be.
     """
-    header, _, body = file.partition(b"\n")
+    header = file[:_MOST_HEADER_BYTES].partition(b"\n")[0]
+    body = memoryview(file)[len(header) + 1 :]
     try:
         seal = json.loads(header)
         version = seal["gda-checkpoint"]
@@ -188,12 +201,12 @@ def load(file: bytes, where: str) -> Manifest:
         raise CorruptionError(
             f"{where} is of version {version!r:.40}; this gda reads version {VERSION}"
         )
-    if file[: len(header) + 1] != _header(body):
+    if header + b"\n" != _header(body):
         raise CorruptionError(
             f"{where} is damaged: its {len(body)} bytes are not those that its first line seals"
         )
     try:
-        return _manifest(json.loads(body))
+        return _manifest(_parsed(str(body, "utf-8")))
     except _Invalid as invalid:
         raise CorruptionError(f"{where} says what cannot be: {invalid}") from None
     except (ValueError, RecursionError) as error:
@@ -266,6 +279,21 @@ class _Invalid(Exception):  # noqa: N818
     pass
 
 
+def _parsed(text: str) -> Any:
+    """Return what JSON says; Python's reader takes more than JSON has."""
+
+    def constant(name: str) -> None:
+        raise _Invalid(f"{name} is not a number of JSON")
+
+    def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entry = dict(pairs)
+        if len(entry) != len(pairs):
+            raise _Invalid("an object has a key twice")
+        return entry
+
+    return json.loads(text, parse_constant=constant, object_pairs_hook=unrepeated)
+
+
 def _manifest(body: Any) -> Manifest:
     entry = _Entry("the manifest", body)
     data = entry.get("data", str)
@@ -283,7 +311,10 @@ def _manifest(body: Any) -> Manifest:
     )
     if len({leaf.path for leaf in leaves}) != len(leaves):
         raise _Invalid("two leaves have one path")
+    _check_shared_out(leaves, arrays)
     about = entry.get("about", dict)
+    if any(type(value) not in (str, int) for value in about.values()):
+        raise _Invalid("about has something else than numbers and words")
     return Manifest(data, arrays, leaves, entry.get("structure", object), about)
 
 
@@ -336,8 +367,9 @@ def _dtype(name: str, text: str) -> np.dtype[Any]:
     import ml_dtypes  # which makes NumPy know the names of JAX's types
 
     known = text if text in _NUMPY_DTYPES else getattr(ml_dtypes, text, None)
+    is_known = known is text or isinstance(known, type)
     try:
-        dtype = np.dtype(known) if isinstance(known, str | type) else None
+        dtype = np.dtype(known) if is_known else None
     except TypeError:
         dtype = None
     if dtype is None or dtype.hasobject or dtype.name != text:
@@ -374,7 +406,7 @@ def _array(entry: _Entry) -> StoredArray:
     shape, chunk_shape = entry.shape("shape"), entry.shape("chunk_shape")
     dtype = entry.dtype()
     fits = len(shape) == len(chunk_shape)
-    if not fits or any(not c or n % c for n, c in zip(shape, chunk_shape, strict=True)):
+    if not fits or any(not n or not c or n % c for n, c in zip(shape, chunk_shape, strict=True)):
         raise _Invalid(f"{entry.name} has chunks of shape {chunk_shape}, its own is {shape}")
     if math.prod(shape) * dtype.itemsize > _LARGEST:
         raise _Invalid(f"{entry.name} of shape {shape} is larger than any machine can hold")
@@ -384,8 +416,8 @@ def _array(entry: _Entry) -> StoredArray:
     crcs = _crcs(entry, num_chunks)
     sizes = None
     if codec == "zstd":
-        sizes = entry.numbers("sizes") if num_chunks else ()
-        if len(sizes) != num_chunks or max(sizes, default=0) > _MOST_CHUNK_BYTES:
+        sizes = entry.numbers("sizes")
+        if len(sizes) != num_chunks or max(sizes) > _MOST_CHUNK_BYTES:
             raise _Invalid(f"{entry.name}.sizes are not those of {num_chunks} chunks")
     metadata = entry.numbers("metadata")
     if len(metadata) != 2 or metadata[0] > 2**20 or metadata[1] >= 2**32:
@@ -395,12 +427,13 @@ def _array(entry: _Entry) -> StoredArray:
 
 def _crcs(entry: _Entry, num_chunks: int) -> Sequence[int]:
     text = entry.get("crc32c", str)
-    if len(text) != 8 * num_chunks:
-        raise _Invalid(f"{entry.name}.crc32c is not one checksum for each of {num_chunks} chunks")
     try:
-        return np.frombuffer(bytes.fromhex(text), ">u4").tolist()
+        data = bytes.fromhex(text)  # which takes blanks between the digits, too
     except ValueError:
         raise _Invalid(f"{entry.name}.crc32c is not hexadecimal") from None
+    if len(data) != 4 * num_chunks:
+        raise _Invalid(f"{entry.name}.crc32c is not one checksum for each of {num_chunks} chunks")
+    return np.frombuffer(data, ">u4").tolist()
 
 
 def _leaf(entry: _Entry, arrays: Sequence[StoredArray]) -> Leaf:
@@ -421,15 +454,38 @@ def _leaf(entry: _Entry, arrays: Sequence[StoredArray]) -> Leaf:
         kind,
         entry.shape("shape"),
         entry.dtype(),
-        entry.get("key_impl", str, None),
+        _key_impl(entry),
         entry.get("spec", str, None),
-        entry.get("mesh", dict, None),
-        entry.get("fingerprint", str, None),
+        _mesh(entry),
+        _fingerprint(entry),
         number,
         () if number is not None else _pieces(entry),
     )
+    if math.prod(size for size in leaf.shape if size) * leaf.dtype.itemsize > _LARGEST:
+        raise _Invalid(f"{entry.name} of shape {leaf.shape} is larger than any machine can hold")
     _check_stored(entry.name, leaf, arrays)
     return leaf
+
+
+def _key_impl(entry: _Entry) -> str | None:
+    name = entry.get("key_impl", str, None)
+    if name is not None and not (name.isprintable() and 0 < len(name) <= 80):
+        raise _Invalid(f"{entry.name}.key_impl is {name!r:.80}, which is no kind of keys")
+    return name
+
+
+def _mesh(entry: _Entry) -> dict[str, int] | None:
+    mesh = entry.get("mesh", dict, None)
+    if mesh is not None:
+        _numbers(f"{entry.name}.mesh", list(mesh.values()))
+    return mesh
+
+
+def _fingerprint(entry: _Entry) -> str | None:
+    text = entry.get("fingerprint", str, None)
+    if text is not None and not _FINGERPRINT_PATTERN.fullmatch(text):
+        raise _Invalid(f"{entry.name}.fingerprint is {text!r:.40}, which is none")
+    return text
 
 
 def _pieces(entry: _Entry) -> tuple[Piece, ...]:
@@ -474,6 +530,27 @@ def _check_stored(name: str, leaf: ArrayLeaf, arrays: Sequence[StoredArray]) -> 
     size = sum(math.prod(shape) for _, shape in boxes)
     if size != math.prod(leaf.shape) or not _are_tiles(boxes):
         raise _Invalid(f"the pieces of {name} are not its shape {leaf.shape}, each element once")
+
+
+def _check_shared_out(leaves: Sequence[Leaf], arrays: Sequence[StoredArray]) -> None:
+    """Raise unless each array is of use, and no part of it belongs to two leaves.
+
+    So a tree takes no more memory than its files.
+    """
+    spans: list[list[tuple[int, int]]] = [[] for _ in arrays]
+    for leaf in leaves:
+        if not isinstance(leaf, ArrayLeaf):
+            continue
+        if leaf.array is not None:
+            spans[leaf.array].append((0, math.prod(leaf.shape)))
+        for piece in leaf.pieces:
+            spans[piece.array].append((piece.offset, math.prod(piece.shape)))
+    for number, of_array in enumerate(spans):
+        if not of_array:
+            raise _Invalid(f"arrays[{number}] belongs to no leaf")
+        of_array.sort()
+        if any(a + n > b for (a, n), (b, _) in itertools.pairwise(of_array)):
+            raise _Invalid(f"two leaves have one part of arrays[{number}]")
 
 
 def _are_tiles(boxes: list[tuple[Shape, Shape]]) -> bool:

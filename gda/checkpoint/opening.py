@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import Any
 
 from gda.checkpoint.file_store import FileStore
@@ -11,8 +12,11 @@ from gda.checkpoint.kv_store import KvStore
 from gda.checkpoint.stores import Store
 
 
-def open_store(path: Any) -> Store:
+def open_store(path: Any, timeout: float | None = None) -> Store:
     """Return the store of a path, a URL, a TensorStore key-value store or the spec of one.
+
+    Args:
+      timeout: seconds to wait for each answer of an object store; by default 10 minutes.
 
     Raises:
       TypeError: it is none of these.
@@ -25,9 +29,9 @@ def open_store(path: Any) -> Store:
             return FileStore(path.removeprefix("file://"))
         if not re.match(r"[a-z0-9+]+://", path):
             return FileStore(path)
-        return KvStore(path if path.endswith("/") else path + "/")
-    if isinstance(path, dict) or hasattr(path, "spec"):
-        return KvStore(path)
+        return KvStore(path if path.endswith("/") else path + "/", timeout)
+    if isinstance(path, dict) or _is_of_tensorstore(path):
+        return KvStore(path, timeout)
     raise TypeError(
         "a checkpoint's path is a directory, a URL such as 's3://bucket/run', or a TensorStore "
         f"key-value store, not {path!r}"
@@ -37,3 +41,10 @@ def open_store(path: Any) -> Store:
 def default_workers(store: Store) -> int:
     """Return how many files are read or written at a time, if nobody says."""
     return 32 if store.is_remote else min(max(os.cpu_count() or 1, 2), 32)
+
+
+def _is_of_tensorstore(path: Any) -> bool:
+    tensorstore = sys.modules.get("tensorstore")  # whoever has such an object has imported it
+    return tensorstore is not None and isinstance(
+        path, tensorstore.KvStore | tensorstore.KvStore.Spec
+    )

@@ -6,6 +6,7 @@ Every process has packs of its own, one for each dtype. A piece lies within one 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,9 +84,11 @@ class Pack:
         """Return the data of a chunk."""
         (size,) = self.grid.chunk_shape
         out = np.zeros(size, self.dtype)
-        for piece in self.pieces:
-            if piece.offset // size != chunk:
-                continue
+        first, last = (
+            bisect_left(self.pieces, end, key=lambda piece: piece.offset)
+            for end in (chunk * size, chunk * size + size)
+        )
+        for piece in self.pieces[first:last]:
             begin = piece.offset % size
             whole = out[begin : begin + math.prod(piece.shape)].reshape(piece.shape)
             for block in piece.blocks:

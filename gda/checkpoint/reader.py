@@ -8,8 +8,8 @@ sizes of the files, before memory is taken.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -20,52 +20,65 @@ from gda.buffers import Buffers
 from gda.checkpoint import zarr_format
 from gda.checkpoint.errors import CorruptionError
 from gda.checkpoint.files import Chunk, Files
-from gda.checkpoint.found import load_manifest
+from gda.checkpoint.found import check_not_replaced
 from gda.checkpoint.manifest import Manifest, Piece, StoredArray
 from gda.checkpoint.opening import default_workers
 from gda.checkpoint.stores import Store
 from gda.checkpoint.targets import Target
+from gda.progress import shown
+from gda.reading import Options
 from gda.spec import Index, Shape
 
 
 def read_arrays(
-    store: Store,
-    manifest: Manifest,
-    targets: Sequence[Target],
-    *,
-    max_workers: int | None,
-    max_bytes: int,
+    store: Store, manifest: Manifest, targets: Sequence[Target], options: Options
 ) -> list[Any]:
     """Return what the user gets for each target.
 
     Raises:
       CorruptionError: something is damaged or missing.
+      RuntimeError: another checkpoint took its place meanwhile.
       OSError: reading failed for another reason; the file is named.
     """
+    options = replace(options, max_workers=options.max_workers or default_workers(store))
     files = Files(store, manifest)
     arrivals = [_Arrival(target) for target in targets]
     uses = _uses(arrivals, manifest.arrays)
     try:
         for chunk in uses:
             files.check_size(chunk)
-        for array in sorted({array for array, _ in uses}):
-            files.check_metadata(array)
-        for group in _groups(arrivals, max_bytes):
-            _read_group(files, group, max_workers or default_workers(store), max_bytes)
-    except CorruptionError as error:
-        raise _replaced(store, manifest) or error from None
+        # Each is a request, and some take long: many at a time.
+        reading.run(
+            [
+                reading.Task(2**20, lambda array=array: files.check_metadata(array))
+                for array in sorted({array for array, _ in uses})
+            ],
+            max_workers=options.max_workers,
+            max_bytes=options.max_bytes,
+        )
+        with shown(options.progress, "restore") as show:
+            report = _report(manifest.arrays, uses, show)
+            for group in _groups(arrivals, options.max_bytes):
+                _read_group(files, group, options, report)
+    except CorruptionError:
+        check_not_replaced(store, manifest)
+        raise
     return [arrival.value for arrival in arrivals]
 
 
-def _replaced(store: Store, manifest: Manifest) -> Exception | None:
-    """Return the error to raise where what was being read is no longer the checkpoint."""
-    try:
-        is_same = load_manifest(store).data == manifest.data
-    except (OSError, ValueError):
-        return None
-    if is_same:
-        return None
-    return RuntimeError(f"the checkpoint at {store.url} was overwritten while it was being read")
+def _report(
+    arrays: Sequence[StoredArray], uses: Iterable[Chunk], show: Callable[[int, int], object]
+) -> Callable[[Chunk], None]:
+    """Return the function that is told of every chunk that was read."""
+    total = sum(arrays[array].chunk_bytes for array, _ in uses)
+    done = 0
+
+    def report(chunk: Chunk) -> None:
+        nonlocal done
+        done += arrays[chunk[0]].chunk_bytes
+        show(done, total)
+
+    return report
 
 
 class _Use(NamedTuple):
@@ -171,7 +184,7 @@ def _common(start: Shape, shape: Shape, piece: Piece) -> tuple[Index, Index] | N
     return tuple(in_block), tuple(in_piece)
 
 
-def _groups(arrivals: Iterable[_Arrival], max_bytes: int) -> Iterator[list[_Arrival]]:
+def _groups(arrivals: Iterable[_Arrival], max_bytes: int | None) -> Iterator[list[_Arrival]]:
     """Yield arrays that are read together.
 
     What becomes the array itself needs no bound. Elsewhere blocks are only on their way through the
@@ -180,7 +193,7 @@ def _groups(arrivals: Iterable[_Arrival], max_bytes: int) -> Iterator[list[_Arri
     group, held = [], 0
     for arrival in arrivals:
         nbytes = 0 if arrival.stays_on_host else arrival.nbytes
-        if group and held + nbytes > max_bytes:
+        if group and max_bytes is not None and held + nbytes > max_bytes:
             yield group
             group, held = [], 0
         group.append(arrival)
@@ -189,7 +202,9 @@ def _groups(arrivals: Iterable[_Arrival], max_bytes: int) -> Iterator[list[_Arri
         yield group
 
 
-def _read_group(files: Files, group: list[_Arrival], max_workers: int, max_bytes: int) -> None:
+def _read_group(
+    files: Files, group: list[_Arrival], options: Options, report: Callable[[Chunk], None]
+) -> None:
     for arrival in group:
         arrival.allocate()
     uses = _uses(group, files.manifest.arrays)
@@ -197,10 +212,11 @@ def _read_group(files: Files, group: list[_Arrival], max_workers: int, max_bytes
         reading.Task(
             _buffered_bytes(files, chunk, uses[chunk]),
             lambda chunk=chunk: _read_chunk(files, chunk, uses[chunk]),
+            lambda _, chunk=chunk: report(chunk),
         )
         for chunk in sorted(uses)
     ]
-    reading.run(tasks, max_workers=max_workers, max_bytes=max_bytes)
+    reading.run(tasks, max_workers=options.max_workers, max_bytes=options.max_bytes)
     for arrival in group:
         arrival.finish()
     # The host's blocks may go only when they have been transferred.
@@ -211,7 +227,8 @@ def _direct(uses: list[_Use]) -> np.ndarray[Any, Any] | None:
     """Return the memory that a chunk can be read into, if it is all one contiguous part of it."""
     if len(uses) != 1 or not uses[0].is_whole:
         return None
-    view = uses[0].arrival.blocks[uses[0].block][uses[0].in_block]
+    # With the dots a view also where there are no dimensions.
+    view = uses[0].arrival.blocks[uses[0].block][(*uses[0].in_block, ...)]
     return view if view.flags.c_contiguous else None
 
 

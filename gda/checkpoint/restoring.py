@@ -10,11 +10,13 @@ from jax.sharding import Mesh
 
 from gda.checkpoint import zarr_format
 from gda.checkpoint.found import load_complete
+from gda.checkpoint.manifest import Path
 from gda.checkpoint.opening import open_store
-from gda.checkpoint.proving import check_fingerprints
+from gda.checkpoint.proving import check_fingerprints, check_provable
 from gda.checkpoint.reader import read_arrays
-from gda.checkpoint.structure import unflatten
+from gda.checkpoint.structure import subtree, unflatten
 from gda.checkpoint.targets import Target, layout_of, targets_like, targets_of
+from gda.reading import Options, ProgressLike
 
 MAX_BYTES = 128 * 2**20
 
@@ -31,6 +33,7 @@ def restore(
     check_fingerprint: bool = False,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
+    progress: ProgressLike = False,
 ) -> Any:
     """Restore a tree, onto any mesh, with any specs, in any number of processes.
 
@@ -44,7 +47,7 @@ def restore(
       mesh, specs: where arrays go instead: a ``PartitionSpec`` for all, or a tree of them like the
         saved one, each for all below it. Arrays come back as the kind that was saved. With
         ``like`` they overrule the layout there. Without ``like`` and without them every array
-        comes back as a NumPy array, whole.
+        comes back as a NumPy array, whole; only PRNG keys come back as such.
       at: restore what is at this path alone, such as ``['params']``; ``like`` and ``specs`` are
         then of that.
       partial: leave out what is not in ``like``.
@@ -54,6 +57,8 @@ def restore(
       max_workers: how many files are read at a time; by default as many as there are cores, 2 to
         32, and 32 on an object store.
       max_bytes: how much host memory may be held beyond the arrays themselves; at least a chunk.
+      progress: ``True`` shows bytes and rate on stderr, of what this process reads, which needs
+        ``pip install 'gda[progress]'``; or a function ``(bytes_done, bytes_total)``.
 
     Returns:
       the tree.
@@ -64,6 +69,8 @@ def restore(
       ValueError: the checkpoint does not fit ``like`` or ``specs``; nothing was read.
       TypeError: a dtype differs, or a leaf is of another kind.
       KeyError: there is nothing at ``at``.
+      ImportError: google-crc32c is not installed, or rich for ``progress=True``.
+      RuntimeError: another checkpoint took the place of this one meanwhile.
 
     >>> import gda, jax, numpy as np, tempfile
     >>> from jax.sharding import PartitionSpec as P
@@ -76,14 +83,15 @@ def restore(
     GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(None, 'y'))
     >>> tree['step']
     3
+    >>> folder.cleanup()
     """
     zarr_format.require_crc32c()
-    if max_workers is not None and max_workers < 1:
-        raise ValueError(f"max_workers must be at least 1, not {max_workers}")
+    options = Options(max_workers, max_bytes, progress)
+    where = _checked_path(at)
     store = open_store(path)
     manifest = load_complete(store)
+    subtree(manifest.structure, where)
     layout = layout_of(mesh, specs)
-    where = tuple(at)
     if like is not None:
         targets, definition = targets_like(manifest, like, where, partial, cast, layout)
     else:
@@ -91,7 +99,9 @@ def restore(
             raise TypeError("cast and partial are about like=, which is not given")
         targets, definition = targets_of(manifest, where, layout), None
     wanted = [target for target in targets if isinstance(target, Target)]
-    arrays = read_arrays(store, manifest, wanted, max_workers=max_workers, max_bytes=max_bytes)
+    if check_fingerprint:
+        check_provable(store.url, wanted)
+    arrays = read_arrays(store, manifest, wanted, options)
     if check_fingerprint:
         check_fingerprints(store.url, wanted, arrays)
     following = iter(arrays)
@@ -99,3 +109,10 @@ def restore(
     if definition is not None:
         return jax.tree.unflatten(definition, values)
     return unflatten(manifest.structure, values, where)
+
+
+def _checked_path(at: Any) -> Path:
+    path = None if isinstance(at, str | bytes) else tuple(at)
+    if path is None or any(type(key) not in (str, int) for key in path):
+        raise TypeError(f"at is a list of keys and indices, such as ['params', 0], not {at!r}")
+    return path

@@ -8,11 +8,10 @@ whenever a process dies.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -21,7 +20,8 @@ from gda import coordination
 from gda.agreement import check_processes_agree
 from gda.checkpoint import manifest as manifests
 from gda.checkpoint import zarr_format
-from gda.checkpoint.claiming import Claim, claimed
+from gda.checkpoint.claiming import Claim, claimed, remove
+from gda.checkpoint.errors import SaveError
 from gda.checkpoint.found import load_manifest
 from gda.checkpoint.opening import default_workers, open_store
 from gda.checkpoint.sources import check_same_values, sources_of, values_of
@@ -29,10 +29,9 @@ from gda.checkpoint.stores import Store
 from gda.checkpoint.structure import flatten
 from gda.checkpoint.together import together
 from gda.checkpoint.writing import Writer
+from gda.reading import Options, ProgressLike
 
 MAX_BYTES = 64 * 2**20
-
-_names = itertools.count()
 
 
 def save(
@@ -45,6 +44,7 @@ def save(
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
     timeout: float = 600,
+    progress: ProgressLike = False,
 ) -> None:
     """Save a tree; when this returns, all of it is on disk, and every process knows.
 
@@ -65,7 +65,10 @@ def save(
         2 to 32, and 32 on an object store.
       max_bytes: how much host memory may be held beyond the arrays themselves; at least a chunk, or
         on accelerators a block.
-      timeout: seconds to wait for the other processes to finish.
+      timeout: seconds to wait for the other processes to finish, and for each answer of an object
+        store, whose requests are repeated until then.
+      progress: ``True`` shows bytes and rate on stderr, of what this process writes, which needs
+        ``pip install 'gda[progress]'``; or a function ``(bytes_done, bytes_total)``.
 
     Raises:
       FileExistsError: there is a checkpoint, and not ``overwrite``; or something else is there.
@@ -85,8 +88,10 @@ def save(
     >>> gda.checkpoint.save(folder.name + '/run', {'w': w, 'step': 3})
     >>> gda.checkpoint.restore(folder.name + '/run', mesh=mesh, specs=P('x'))['step']
     3
+    >>> folder.cleanup()
     """
-    options = _Options(overwrite, compression, fingerprint, max_workers, max_bytes, timeout)
+    work = Options(max_workers, max_bytes, progress)
+    options = _Options(overwrite, compression, fingerprint, timeout, work)
     with _begun(path, tree, options) as saving:
         saving.write()
         saving.commit()
@@ -99,7 +104,6 @@ class Pending:
         self._path = path
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._was_asked = False
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
@@ -119,7 +123,6 @@ class Pending:
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise TimeoutError(f"saving to {self._path} is not done after {timeout:g} s")
-        self._was_asked = True
         if self._error is not None:
             raise self._error
 
@@ -174,8 +177,10 @@ def save_async(
     >>> pending.result()
     >>> gda.checkpoint.restore(folder.name + '/run')
     {'w': array([0., 0., 0.])}
+    >>> folder.cleanup()
     """
-    options = _Options(overwrite, compression, fingerprint, max_workers, max_bytes, timeout)
+    work = Options(max_workers, max_bytes)
+    options = _Options(overwrite, compression, fingerprint, timeout, work)
     if jax.process_count() > 1 and coordination.service() is None:
         raise RuntimeError(
             "save_async needs JAX's coordination service to meet the other processes in the "
@@ -183,7 +188,7 @@ def save_async(
         )
     with contextlib.ExitStack() as stack:
         saving = stack.enter_context(_begun(path, tree, options))
-        saving.writer.copy_to_host()
+        saving.copy_to_host()
         rest = stack.pop_all()
 
     def finish() -> None:
@@ -192,8 +197,11 @@ def save_async(
             saving.commit()
 
     pending = Pending(saving.store.url)
-    # Threads of one name meet; all processes begin their saves in the same order.
-    pending._start(finish, f"gda-save-{next(_names)}")
+    try:
+        pending._start(finish, f"gda-save-{saving.writer.data}")  # threads of one name meet
+    except BaseException:
+        with rest:
+            raise
     return pending
 
 
@@ -202,17 +210,14 @@ class _Options:
     overwrite: bool
     compression: str | None
     fingerprint: bool
-    max_workers: int | None
-    max_bytes: int
     timeout: float
+    work: Options
 
     def __post_init__(self) -> None:
         if self.compression not in (None, "zstd"):
             raise ValueError(f'compression is None or "zstd", not {self.compression!r}')
-        if self.max_workers is not None and self.max_workers < 1:
-            raise ValueError(f"max_workers must be at least 1, not {self.max_workers}")
-        if self.max_bytes < 1:
-            raise ValueError(f"max_bytes must be at least 1, not {self.max_bytes}")
+        if not self.timeout > 0:
+            raise ValueError(f"timeout must be a number of seconds above 0, not {self.timeout!r}")
         zarr_format.require_crc32c()
         if self.compression:
             zarr_format.require_tensorstore("zstd compression")
@@ -221,8 +226,8 @@ class _Options:
     def codec(self) -> str:
         return self.compression or "bytes"
 
-    def workers(self, store: Store) -> int:
-        return default_workers(store) if self.max_workers is None else self.max_workers
+    def work_on(self, store: Store) -> Options:
+        return replace(self.work, max_workers=self.work.max_workers or default_workers(store))
 
 
 @dataclass
@@ -234,6 +239,11 @@ class _Saving:
     structure: Any
     claim: Claim
     timeout: float
+    may_be_committed: bool = False
+
+    def copy_to_host(self) -> None:
+        """Copy what falls to this process, and wait until all processes have."""
+        self._together(self.writer.copy_to_host, lambda _: None, "copying to the host for")
 
     def write(self) -> None:
         """Write what falls to this process, and wait until all processes have."""
@@ -245,31 +255,36 @@ class _Saving:
 
         def seal() -> None:
             if jax.process_index() == 0:
-                manifest = self.writer.manifest(self.structure, self.parts)
-                self.store.replace(manifests.NAME, manifests.dump(manifest))
+                self._seal(manifests.dump(self.writer.manifest(self.structure, self.parts)))
 
+        self.may_be_committed = jax.process_index() != 0
         self._together(seal, lambda _: None, "committing")
         if jax.process_index() == 0:
-            self._remove_replaced()
+            for name in self.claim.replaced:
+                remove(self.store, name)
+
+    def _seal(self, manifest: bytes) -> None:
+        self.may_be_committed = True
+        try:
+            self.store.replace(manifests.NAME, manifest, self.claim.version)
+        except SaveError:
+            self.may_be_committed = False
+            raise
 
     def _together(self, work: Callable[[], Any], judge: Callable[[Any], Any], what: str) -> Any:
         return together(work, judge, f"{what} the checkpoint {self.store.url}", self.timeout)
 
-    def _remove_replaced(self) -> None:
-        for name in self.claim.replaced:
-            try:
-                self.store.remove(name)
-            except OSError as error:
-                logging.getLogger("gda").warning(
-                    "the checkpoint at %s is complete, but what it replaced was not removed: %s",
-                    self.store.url,
-                    error,
-                )
-
     def abandon(self, error: BaseException) -> None:
         """Remove what was written, as far as possible, and note in an error what is there."""
-        if self._is_committed():
+        is_committed = self._is_committed(error)
+        if is_committed:
             error.add_note(f"gda: the checkpoint {self.store.url} is complete all the same")
+            return
+        if is_committed is None:
+            error.add_note(
+                f"gda: whether {self.store.url} is the checkpoint of before or the new one is not "
+                "known; it is one of them, whole"
+            )
             return
         error.add_note(
             f"gda: nothing was committed to {self.store.url}; what was there before is as it was"
@@ -278,23 +293,34 @@ class _Saving:
             with contextlib.suppress(Exception):
                 self.store.remove(self.claim.data)
 
-    def _is_committed(self) -> bool:
-        try:
-            return load_manifest(self.store).data == self.claim.data
-        except (OSError, ValueError):
+    def _is_committed(self, error: BaseException) -> bool | None:
+        """Whether the manifest is there; ``None`` if that cannot be said, or may change yet."""
+        if jax.process_index() == 0 and not self.may_be_committed:
             return False
+        try:
+            is_there = load_manifest(self.store).data == self.claim.data
+        except FileNotFoundError:
+            is_there = False
+        except (OSError, ValueError):
+            return None
+        # An object store may yet write what it did not confirm, and process 0 what the others do
+        # not wait for any more.
+        is_heard = jax.process_index() == 0 or isinstance(error, SaveError)
+        is_decided = is_heard and not self.store.is_remote
+        return is_there or (None if self.may_be_committed and not is_decided else False)
 
 
 @contextlib.contextmanager
 def _begun(path: Any, tree: Any, options: _Options) -> Iterator[_Saving]:
     """Agree on what is saved and where, and keep other saves out until this one has ended."""
-    structure, leaves = flatten(tree)
-    store = open_store(path)
-    check_processes_agree(tree, name=f"the tree saved to {store.url}")
+    store = open_store(path, options.timeout)
+    check_processes_agree(tree, name=f"the tree saved to {store.url}", timeout=options.timeout)
     with contextlib.ExitStack() as stack:
         claims: list[Claim] = []
 
         def claim() -> Any:
+            structure, leaves = flatten(tree)
+            structures.append(structure)
             sources.extend(sources_of(leaves))
             if jax.process_index() == 0:
                 claims.append(stack.enter_context(claimed(store, options.overwrite)))
@@ -304,18 +330,16 @@ def _begun(path: Any, tree: Any, options: _Options) -> Iterator[_Saving]:
             check_same_values(values)
             return claims[0].data
 
+        structures: list[Any] = []
         sources: list[Any] = []
         what = f"beginning the checkpoint {store.url}"
         data = together(claim, judge, what, options.timeout)
-        writer = Writer(
-            store, data, sources, options.codec, options.workers(store), options.max_bytes
-        )
+        work = options.work_on(store)
+        writer = Writer(store, data, sources, options.codec, options.fingerprint, work)
         saving = _Saving(
-            store, writer, structure, (claims or [Claim(data, ())])[0], options.timeout
+            store, writer, structures[0], (claims or [Claim(data, ())])[0], options.timeout
         )
         try:
-            if options.fingerprint:
-                writer.begin_fingerprints()
             yield saving
         except BaseException as error:
             saving.abandon(error)

@@ -7,7 +7,7 @@ after leaf, so that replicated parameters are not all written by process 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,10 +22,11 @@ from gda.buffers import aligned_empty
 from gda.checkpoint.manifest import Path, ValueLeaf, is_storable
 from gda.checkpoint.structure import format_path
 from gda.checkpoint.zarr_format import crc32c
-from gda.local_view import distinct_shards, grid_of, view_of
+from gda.local_view import apart, distinct_shards, grid_of, view_of
 from gda.meeting import DisagreementError
 from gda.sharding import is_tracer, sharding_of
 from gda.spec import Shape, format_spec
+from gda.trees import is_container
 
 _VALUES = (bool, int, float, complex, str, bytes)
 
@@ -88,14 +89,38 @@ def sources_of(leaves: Iterable[tuple[Path, Any]]) -> list[Source | ValueLeaf]:
       TypeError: a leaf is of a kind that a checkpoint cannot hold, or is being traced.
       RuntimeError: an array was deleted or donated.
     """
+    leaves = list(leaves)
     sources = []
-    for number, (path, leaf) in enumerate(leaves):
+    for number, ((path, leaf), turn) in enumerate(zip(leaves, _turns(leaves), strict=True)):
         try:
-            sources.append(_source(number, path, leaf))
+            sources.append(_source(number, path, leaf, turn))
         except Exception as error:
             error.add_note(f"gda: at {format_path(path)} of the tree")
             raise
     return sources
+
+
+def _turns(leaves: Sequence[tuple[Path, Any]]) -> list[int]:
+    """Return the turn of each leaf, so that processes write about the same number of bytes.
+
+    The largest first, arrays that are cut alike take turns. By number alone, weights and biases
+    that come one after the other would leave all weights to every second process.
+    """
+    turns = [0] * len(leaves)
+    following: dict[Any, int] = {}
+    arrays = [leaf.array if is_container(leaf) else leaf for _, leaf in leaves]
+    sizes = [_nbytes(array) for array in arrays]
+    for number in sorted(range(len(arrays)), key=lambda number: -sizes[number]):
+        sharding = getattr(arrays[number], "sharding", None)
+        kind = sharding if isinstance(sharding, NamedSharding) else None
+        turns[number] = following.setdefault(kind, 0)
+        following[kind] += 1
+    return turns
+
+
+def _nbytes(array: Any) -> int:
+    is_array = isinstance(array, jax.Array | np.ndarray | np.generic) and not is_tracer(array)
+    return array.size * array.dtype.itemsize if is_array else 0
 
 
 def on_host(source: Source, max_workers: int) -> Source:
@@ -148,35 +173,42 @@ def check_same_values(values: list[dict[str, str]]) -> None:
         )
 
 
-def _source(number: int, path: Path, leaf: Any) -> Source | ValueLeaf:
+def _source(number: int, path: Path, leaf: Any, turn: int) -> Source | ValueLeaf:
     kind = "jax.Array"
     if isinstance(leaf, GlobalArray):
         kind, leaf = "GlobalArray", leaf.array
     if isinstance(leaf, np.str_ | np.bytes_):
         leaf = leaf.item()
     if isinstance(leaf, jax.Array):
-        return _of_jax(number, path, kind, leaf)
+        return _of_jax(number, path, kind, leaf, turn)
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError("a masked array would lose its mask; save its data and its mask")
     if isinstance(leaf, np.ndarray | np.generic):
-        return _of_numpy(number, path, "numpy", np.asarray(leaf))
+        return _of_numpy(number, path, np.asarray(leaf), turn)
     if type(leaf) in _VALUES:
         return ValueLeaf(path, leaf)
     raise TypeError(
-        f"a {type(leaf).__name__} cannot be saved; the leaves of a tree are GlobalArrays, "
-        "jax.Arrays, NumPy arrays, numbers, strings and bytes"
+        f"a leaf of type {type(leaf).__name__} cannot be saved; the leaves of a tree are "
+        "GlobalArrays, jax.Arrays, NumPy arrays, numbers, strings and bytes"
     )
 
 
-def _of_numpy(number: int, path: Path, kind: str, data: np.ndarray[Any, Any]) -> Source:
+def _of_numpy(number: int, path: Path, data: np.ndarray[Any, Any], turn: int) -> Source:
     native = data.dtype if data.dtype.isnative else data.dtype.newbyteorder("=")
-    if not is_storable(native):
-        raise TypeError(f"an array of dtype {data.dtype} cannot be saved; convert it to numbers")
+    is_number = jax.numpy.issubdtype(native, jax.numpy.number) or native == np.bool_
+    if not is_number or not is_storable(native):
+        raise TypeError(
+            f"an array of dtype {data.dtype} cannot be saved; convert it to numbers that JAX has"
+        )
     data = np.asarray(data, native, order="C")
-    return _whole(number, path, kind, data, None)
+    return _whole(number, path, "numpy", data, None, turn)
 
 
-def _whole(number: int, path: Path, kind: str, data: Any, key_impl: str | None) -> Source:
+def _whole(
+    number: int, path: Path, kind: str, data: Any, key_impl: str | None, turn: int
+) -> Source:
     """Return the source of what every process has by itself: one of them writes it."""
-    is_mine = number % jax.process_count() == jax.process_index()
+    is_mine = turn % jax.process_count() == jax.process_index()
     blocks = (Block(0, (0,) * data.ndim, data),) if is_mine else ()
     return Source(
         number,
@@ -195,7 +227,7 @@ def _whole(number: int, path: Path, kind: str, data: Any, key_impl: str | None) 
     )
 
 
-def _of_jax(number: int, path: Path, kind: str, array: jax.Array) -> Source:
+def _of_jax(number: int, path: Path, kind: str, array: jax.Array, turn: int) -> Source:
     if is_tracer(array):
         raise TypeError("an array that is being traced has no data; save outside of jit")
     if array.is_deleted():
@@ -211,7 +243,10 @@ def _of_jax(number: int, path: Path, kind: str, array: jax.Array) -> Source:
                 f"the array has the sharding {sharding!r}, which names no mesh and spec; give it "
                 "one with jax.device_put(array, NamedSharding(mesh, spec))"
             )
-        return _whole(number, path, kind, np.asarray(array), key_impl)
+        if key_impl is not None:  # few bytes, and NumPy has no keys to take the fingerprint of
+            keys = jax.device_put(keys_or_data, jax.local_devices()[0])
+            return _of_jax(number, path, kind, keys, turn)
+        return _whole(number, path, kind, np.asarray(array), key_impl, turn)
     sharding = sharding_of(array)
     mesh: Any = sharding.mesh
     is_named = isinstance(array.sharding, NamedSharding)
@@ -219,10 +254,12 @@ def _of_jax(number: int, path: Path, kind: str, array: jax.Array) -> Source:
     is_shared = is_named or jax.process_count() == 1
     grid = grid_of(array.shape, mesh, sharding.spec)
     blocks = distinct_shards(array, grid)
+    if blocks and mesh.devices.flat[0].platform != "cpu":
+        blocks = {number: apart(block) for number, block in blocks.items()}
     if is_shared:
-        written = view_of(array.shape, mesh, sharding.spec).written_blocks(turn=number)
+        written = view_of(array.shape, mesh, sharding.spec).written_blocks(turn)
     else:
-        written = tuple(blocks) if number % jax.process_count() == jax.process_index() else ()
+        written = tuple(blocks) if turn % jax.process_count() == jax.process_index() else ()
     return Source(
         number,
         path,

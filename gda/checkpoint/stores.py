@@ -33,12 +33,23 @@ class Store(Protocol):
         """Make everything durable that was written through this object."""
         ...
 
-    def replace(self, name: str, data: bytes) -> None:
-        """Write a file of the top level, or replace it: durable, and at no time a part of it."""
+    def version(self, name: str) -> bytes | None:
+        """Return what tells this content of a file from others; ``None`` where a lock does."""
+        ...
+
+    def replace(self, name: str, data: bytes, version: bytes | None = None) -> None:
+        """Write a file of the top level, or replace it: durable, and at no time a part of it.
+
+        Raises ``SaveError`` if the file is no longer of ``version``: nothing was written, and
+        nothing will be. After another error it may be written yet.
+        """
         ...
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        """Return a file; raise ``ValueError`` if it is larger than ``most_bytes``."""
+        """Return a file; raise ``ValueError`` if it is larger than ``most_bytes``.
+
+        Here and below ``ValueError`` says what is wrong with the file, which the caller names.
+        """
         ...
 
     def read_into(self, name: str, payload: Bytes, tail: Bytes) -> int:

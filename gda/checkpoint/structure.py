@@ -17,6 +17,7 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, keystr
 
+from gda.agreement import join_some
 from gda.checkpoint.errors import CorruptionError
 from gda.checkpoint.manifest import Path
 from gda.trees import is_container
@@ -28,16 +29,24 @@ def flatten(tree: Any) -> tuple[Any, list[tuple[Path, Any]]]:
     """Return the structure as JSON, and path and value of every leaf.
 
     Raises:
-      TypeError: a key of a dict is neither a string nor an integer.
+      TypeError: a key of a dict is neither a string nor an integer, or a dict has both.
       ValueError: two leaves have one path.
     """
-    leaves, definition = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)
+    try:
+        leaves, definition = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)
+    except ValueError as error:
+        if "sorting" not in str(error):
+            raise
+        raise TypeError(
+            "JAX cannot sort the keys of a dict in the tree; they must be all strings or all "
+            "integers"
+        ) from error
     found = [(_path(keys), leaf) for keys, leaf in leaves]
     if len(dict(found)) != len(found):
         seen: set[Path] = set()
         twice = next(path for path, _ in found if path in seen or seen.add(path))
         raise ValueError(f"two leaves of the tree have the path {format_path(twice)}")
-    return _Writer([path for path, _ in found]).node(definition, 0), found
+    return _Writer().node(tree, definition, 0), found
 
 
 def unflatten(structure: Any, values: Sequence[Any], at: Path = ()) -> Any:
@@ -47,16 +56,50 @@ def unflatten(structure: Any, values: Sequence[Any], at: Path = ()) -> Any:
       CorruptionError: it is not a structure, or is not one of these leaves.
       KeyError: there is nothing at that path.
     """
-    for i, key in enumerate(at):
-        children = dict(_children(structure))
-        if key not in children:
-            raise KeyError(f"{format_path(at[: i + 1])} is not in the checkpoint")
-        structure = children[key]
     used: list[int] = []
-    tree = _read(structure, values, used, 0)
+    tree = _read(subtree(structure, at), values, used, 0)
     if len(set(used)) != len(used) or (not at and len(used) != len(values)):
         raise CorruptionError("the structure of the tree does not have every leaf once")
     return tree
+
+
+def subtree(structure: Any, at: Path) -> Any:
+    """Return what is in a structure at a path.
+
+    Raises:
+      KeyError: there is nothing at that path.
+    """
+    for i, key in enumerate(at):
+        children = dict(_children(structure))
+        if key not in children:
+            there = join_some([repr(each) for each in children]) or "nothing"
+            raise KeyError(
+                f"{format_path(at[: i + 1])} is not in the checkpoint; {format_path(at[:i])} has "
+                f"{there}"
+            )
+        structure = children[key]
+    return structure
+
+
+def check_structure(structure: Any, paths: Sequence[Path]) -> None:
+    """Raise ``CorruptionError`` unless a structure has every leaf once, at its path."""
+    count = 0
+    rest: list[tuple[Any, Path]] = [(structure, ())]
+    while rest:
+        node, path = rest.pop()
+        if node is None:
+            continue
+        if type(node) is int:
+            # The keys of a node differ, so a path comes once, and so does the leaf.
+            if not 0 <= node < len(paths) or paths[node] != path:
+                raise CorruptionError("the structure of the tree has a leaf in a wrong place")
+            count += 1
+            continue
+        if not isinstance(node, dict) or len(path) >= _DEEPEST:
+            raise CorruptionError("the structure of the tree is not one, or too deep")
+        rest.extend([(below, (*path, key)) for key, below in _children(node)])
+    if count != len(paths):
+        raise CorruptionError("the structure of the tree does not have every leaf once")
 
 
 def format_path(path: Path) -> str:
@@ -95,11 +138,10 @@ def _path(keys: Sequence[Any]) -> Path:
 
 
 class _Writer:
-    def __init__(self, paths: list[Path]) -> None:
-        self._paths = paths
+    def __init__(self) -> None:
         self._next = 0
 
-    def node(self, definition: Any, depth: int) -> Any:
+    def node(self, node: Any, definition: Any, depth: int) -> Any:
         """Return the JSON of a node, whose leaves are the next ones."""
         if (data := definition.node_data()) is None:
             self._next += 1
@@ -107,12 +149,13 @@ class _Writer:
         kind, aux = data
         if kind is type(None):
             return None
-        children = []
-        for i, child in enumerate(definition.children()):
-            # A subtree without leaves has no path, and its place must do.
-            name: Any = self._paths[self._next][depth] if child.num_leaves else None
-            below = self.node(child, depth + 1)
-            children.append([_key(kind, aux, i) if name is None else name, below])
+        if depth >= _DEEPEST:
+            raise ValueError(f"the tree is nested deeper than {_DEEPEST} levels; flatten it")
+        keys, nodes = _keys_and_children(kind, aux, node)
+        children = [
+            [key, self.node(child, below, depth + 1)]
+            for key, child, below in zip(keys, nodes, definition.children(), strict=True)
+        ]
         if kind is dict:
             return {"dict": children}
         if kind is list or kind is tuple:
@@ -120,13 +163,14 @@ class _Writer:
         return {"node": children, "class": f"{kind.__module__}.{kind.__qualname__}"}
 
 
-def _key(kind: Any, aux: Any, number: int) -> str | int:
-    """Return the key of a child without leaves."""
+def _keys_and_children(kind: Any, aux: Any, node: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     if kind is dict:
-        key = list(aux)[number]
-        return _path([DictKey(key)])[0]
-    fields = getattr(kind, "_fields", None)
-    return fields[number] if fields else number
+        return [_path([DictKey(key)])[0] for key in aux], [node[key] for key in aux]
+    if kind is list or kind is tuple:
+        return range(len(node)), node
+    # JAX tells the keys of leaves only, so for once all children are leaves.
+    pairs = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda below: below is not node)[0]
+    return [_path(keys)[0] for keys, _ in pairs], [child for _, child in pairs]
 
 
 def _children(structure: Any) -> list[tuple[str | int, Any]]:

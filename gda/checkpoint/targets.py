@@ -19,7 +19,7 @@ from gda.array import GlobalArray
 from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, Path, ValueLeaf
 from gda.checkpoint.structure import format_path, path_of_keys
 from gda.construct import Plan, plan_of
-from gda.spec import Shape
+from gda.spec import Shape, check_spec
 from gda.trees import is_container, is_partition_spec
 
 
@@ -119,7 +119,7 @@ def layout_of(mesh: Mesh | None, specs: Any) -> Layout | None:
 def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Target | Any]:
     """Return a target or a value for every leaf of the manifest; ``None`` outside of ``at``.
 
-    Without a layout every array becomes a NumPy array.
+    Without a layout every array but keys becomes a NumPy array.
 
     Raises:
       ValueError: an array has no spec, a spec is for nothing, or does not fit its array.
@@ -138,21 +138,29 @@ def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Targ
             results.append(None)
         elif isinstance(leaf, ValueLeaf):
             results.append(leaf.value)
-        elif layout is None or leaf.kind == "numpy":
-            results.append(_numpy_target(leaf, leaf.dtype))
-        elif (spec := layout.spec_of(path)) is None:
+        elif layout is not None and leaf.kind != "numpy" and layout.spec_of(path) is None:
             lacking.append(format_path(leaf.path))
         else:
             try:
-                sharding = NamedSharding(layout.mesh, spec)
-                results.append(_jax_target(leaf, leaf.dtype, sharding, leaf.kind == "GlobalArray"))
+                results.append(_target_of(leaf, layout, path))
             except (ValueError, TypeError) as error:
                 problems.append(f"at {format_path(leaf.path)}, {error}")
     if lacking:
         problems.append(f"specs says nothing of {join_some(lacking)}")
     if problems:
-        raise ValueError(f"specs does not fit the checkpoint: {join_some(problems)}")
+        what = "it cannot be restored" if layout is None else "specs does not fit the checkpoint"
+        raise ValueError(f"{what}: {join_some(problems)}")
     return results
+
+
+def _target_of(leaf: ArrayLeaf, layout: Layout | None, path: Path) -> Target:
+    spec = None if layout is None or leaf.kind == "numpy" else layout.spec_of(path)
+    is_global = leaf.kind == "GlobalArray"
+    if layout is not None and spec is not None:
+        return _jax_target(leaf, leaf.dtype, NamedSharding(layout.mesh, spec), is_global)
+    if leaf.key_impl is not None:  # which NumPy does not have
+        return _uncommitted_target(leaf, leaf.dtype, is_global=False)
+    return _numpy_target(leaf, leaf.dtype)
 
 
 def _check_same_leaves(
@@ -188,12 +196,10 @@ def _target_like(leaf: Leaf, like: Any, cast: bool, layout: Layout | None, path:
     if leaf.key_impl is not None:
         if array.dtype != _key_dtype(leaf.key_impl):
             raise _Mismatch(f"it has keys of {leaf.key_impl!r}, and like {array.dtype}")
-    elif array.dtype != leaf.dtype:
+    elif (wanted := np.dtype(array.dtype).newbyteorder("=")) != leaf.dtype:
         if not cast:
-            raise TypeError(
-                f"it has dtype {leaf.dtype}, and like {array.dtype}; cast=True converts it"
-            )
-        dtype = np.dtype(array.dtype)
+            raise TypeError(f"it has dtype {leaf.dtype}, and like {wanted}; cast=True converts it")
+        dtype = wanted
     if isinstance(array, np.ndarray | np.generic):
         return _numpy_target(leaf, dtype)
     sharding = getattr(array, "sharding", None)
@@ -242,6 +248,7 @@ def _numpy_target(leaf: ArrayLeaf, dtype: np.dtype[Any]) -> Target:
 def _uncommitted_target(leaf: ArrayLeaf, dtype: np.dtype[Any], is_global: bool) -> Target:
     """Return the target of what goes along with arrays on any devices, such as a step count."""
     _check_kept(dtype)
+    _check_keys(leaf)
 
     def wrap(data: Any) -> Any:
         array = jax.numpy.asarray(data)
@@ -263,7 +270,10 @@ def _jax_target(
     if not isinstance(named, NamedSharding) or not isinstance(named.mesh, Mesh):
         raise _Mismatch(f"like has the sharding {sharding!r}, which names no devices and spec")
     _check_kept(dtype)
-    plan = plan_of(leaf.shape, named.mesh, named.spec)
+    _check_keys(leaf)
+    # Of keys, their numbers have more dimensions, which are not to be cut.
+    spec = check_spec(named.spec, leaf.shape[: len(leaf.shape) - _key_ndim(leaf)])
+    plan = plan_of(leaf.shape, named.mesh, spec)
 
     def wrap(array: Any) -> Any:
         if isinstance(sharding, SingleDeviceSharding) and array.is_fully_addressable:
@@ -275,6 +285,17 @@ def _jax_target(
         return GlobalArray(array=array) if is_global else array
 
     return Target(leaf, dtype, plan, wrap)
+
+
+def _check_keys(leaf: ArrayLeaf) -> None:
+    if leaf.key_impl is None:
+        return
+    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=leaf.key_impl)))
+    if leaf.dtype != key.dtype or leaf.shape[len(leaf.shape) - key.ndim :] != key.shape:
+        raise ValueError(
+            f"it has keys of {leaf.key_impl!r}, each of which is {key.dtype}{list(key.shape)}, and "
+            f"their numbers are {leaf.dtype}{list(leaf.shape)}"
+        )
 
 
 def _check_kept(dtype: np.dtype[Any]) -> None:

@@ -23,6 +23,7 @@ from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, Piece, StoredArra
 from gda.checkpoint.packing import Pack, pack
 from gda.checkpoint.sources import Block, Source, on_host
 from gda.checkpoint.stores import Store
+from gda.progress import shown
 
 CHUNK_BYTES = 16 * 2**20
 PACKED_BELOW = 2**20  # bytes of a whole array; an array each costs some files, and these some ms
@@ -36,14 +37,15 @@ class Writer:
       data: the directory.
       sources: every leaf of the tree.
       codec: ``"bytes"`` or ``"zstd"``.
+      fingerprints: whether to record those of the arrays.
     """
 
     store: Store
     data: str
     sources: list[Source | ValueLeaf]
     codec: str
-    max_workers: int
-    max_bytes: int
+    fingerprints: bool
+    options: reading.Options
 
     def __post_init__(self) -> None:
         self._sums: dict[int, _Sums] = {}
@@ -54,14 +56,9 @@ class Writer:
         self._own = {s.number: _Own(s) for s in arrays if s.nbytes >= PACKED_BELOW}
         self._small = [source for source in arrays if source.number not in self._own]
 
-    def begin_fingerprints(self) -> None:
-        """Begin to sum up what this process writes, on the devices."""
-        self._sums = {
-            source.number: _Sums(source) for source in self.sources if isinstance(source, Source)
-        }
-
     def copy_to_host(self) -> None:
         """Copy what this process writes, so that nothing of the caller's is needed any more."""
+        self._begin_fingerprints()
         for own in self._own.values():
             for block in own.source.blocks:
                 block.begin_transfer()
@@ -72,16 +69,22 @@ class Writer:
         self._sort()
 
     def _on_host(self, source: Source) -> Source:
-        return on_host(source, self.max_workers if source.number in self._own else 1)
+        return on_host(source, self.options.max_workers or 1 if source.number in self._own else 1)
 
     def write(self) -> dict[str, Any]:
         """Write it; return what the manifest has to know of it, for JSON."""
+        if not self._sums:
+            self._begin_fingerprints()
         packs = pack(self._small, self.codec)
-        reading.run(
-            itertools.chain(self._tasks(), *map(self._pack_tasks, packs)),
-            max_workers=self.max_workers,
-            max_bytes=self.max_bytes,
-        )
+        with shown(self.options.progress, "save") as show:
+            report = self._report(packs, show)
+            reading.run(
+                itertools.chain(
+                    self._tasks(report), *[self._pack_tasks(each, report) for each in packs]
+                ),
+                max_workers=self.options.max_workers,
+                max_bytes=self.options.max_bytes,
+            )
         self.store.flush()
         return {
             "arrays": {number: own.written() for number, own in self._own.items() if own.chunks},
@@ -89,11 +92,31 @@ class Writer:
             "sums": self._results(),
         }
 
+    def _begin_fingerprints(self) -> None:
+        """Begin to sum up what this process writes, on the devices."""
+        arrays = [source for source in self.sources if isinstance(source, Source)]
+        self._sums = {source.number: _Sums(source) for source in arrays if self.fingerprints}
+
     def _results(self) -> dict[int, list[int] | str | None]:
         sources = [source for source in self.sources if isinstance(source, Source)]
         return {s.number: self._sums[s.number].result(s) for s in sources if self._sums}
 
-    def _tasks(self) -> Iterator[reading.Task]:
+    def _report(
+        self, packs: Sequence[Pack], show: Callable[[int, int], object]
+    ) -> Callable[[int], None]:
+        """Return the function that is told the bytes of every chunk that was written."""
+        total = sum(own.written_bytes for own in self._own.values())
+        total += sum(each.grid.num_chunks * each.chunk_bytes for each in packs)
+        done = 0
+
+        def report(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            show(done, total)
+
+        return report
+
+    def _tasks(self, report: Callable[[int], None]) -> Iterator[reading.Task]:
         is_first = jax.process_index() == 0
         if is_first:
             yield self._document("zarr.json", zarr_format.GROUP)
@@ -101,13 +124,15 @@ class Writer:
             if is_first:
                 yield self._document(f"{own.name}/zarr.json", own.metadata(self.codec))
             for block in own.source.blocks:
-                yield from self._block_tasks(own, block)
+                yield from self._block_tasks(own, block, report)
 
     def _document(self, name: str, document: bytes) -> reading.Task:
         file = f"{self.data}/{name}"
         return reading.Task(len(document), lambda: self.store.write(file, [document]))
 
-    def _block_tasks(self, own: _Own, block: Block) -> Iterator[reading.Task]:
+    def _block_tasks(
+        self, own: _Own, block: Block, report: Callable[[int], None]
+    ) -> Iterator[reading.Task]:
         block.begin_transfer()
         host = _Once(block.on_host)
         for overlap in own.grid.overlaps(block.start, own.source.block_shape):
@@ -117,9 +142,9 @@ class Writer:
                 chunk = overlap.chunk
                 own.chunks[chunk] = self._write_chunk(own.name, own.grid, chunk, data)
 
-            yield reading.Task(own.chunk_bytes, write)
+            yield reading.Task(own.chunk_bytes, write, lambda _: report(own.chunk_bytes))
 
-    def _pack_tasks(self, packed: Pack) -> Iterator[reading.Task]:
+    def _pack_tasks(self, packed: Pack, report: Callable[[int], None]) -> Iterator[reading.Task]:
         yield self._document(f"{packed.name}/zarr.json", packed.metadata)
         for chunk in range(packed.grid.num_chunks):
 
@@ -127,7 +152,7 @@ class Writer:
                 data = packed.fill(chunk)
                 packed.chunks[chunk] = self._write_chunk(packed.name, packed.grid, chunk, data)
 
-            yield reading.Task(packed.chunk_bytes, write)
+            yield reading.Task(packed.chunk_bytes, write, lambda _: report(packed.chunk_bytes))
 
     def _write_chunk(
         self, array: str, grid: ChunkGrid, chunk: int, data: np.ndarray[Any, Any]
@@ -237,6 +262,12 @@ class _Own:
         words = re.sub(r"[^0-9A-Za-z_-]+", ".", ".".join(map(str, source.path))).strip(".")
         self.name = f"{source.number:05}.{words[:80]}".rstrip(".")
         self.chunks: dict[int, tuple[int, int]] = {}
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that this process writes."""
+        block_bytes = math.prod(self.source.block_shape) * self.source.dtype.itemsize
+        return len(self.source.blocks) * block_bytes
 
     def metadata(self, codec: str) -> bytes:
         return zarr_format.metadata(

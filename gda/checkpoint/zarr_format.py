@@ -16,7 +16,10 @@ from gda.spec import Shape
 CRC_BYTES = 4
 
 # What TensorStore's zarr v3 driver refuses goes to disk as plain integers of that size.
-_AS_INTEGERS = {"uint2", "uint4", "float8_e4m3", "float6_e2m3fn", "float6_e3m2fn"}
+_AS_INTEGERS = {
+    *("int1", "uint1", "uint2", "uint4"),
+    *("float8_e4m3", "float6_e2m3fn", "float6_e3m2fn"),
+}
 
 
 def zarr_dtype(dtype: np.dtype[Any]) -> str:
@@ -54,8 +57,8 @@ GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).e
 
 def codecs(dtype: np.dtype[Any], codec: str) -> list[dict[str, Any]]:
     """Return the codecs of a chunk in zarr's words."""
-    has_order = dtype.itemsize > 1 and dtype.name not in _AS_INTEGERS
-    as_bytes = {"name": "bytes"} | ({"configuration": {"endian": "little"}} if has_order else {})
+    order = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
+    as_bytes = {"name": "bytes"} | order
     compressed = [{"name": "zstd", "configuration": {"level": 1, "checksum": False}}]
     return [as_bytes, *(compressed if codec == "zstd" else []), {"name": "crc32c"}]
 

@@ -1,0 +1,274 @@
+"""Checkpoints: what cannot be saved, and what does not fit when it is restored.
+
+One error names everything that does not fit, before anything is read.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut
+
+from gda.checkpoint import restore, restoring, save
+from gda.checkpoint.file_store import FileStore
+
+DATA = batch(16, 8)
+
+
+class Counting(FileStore):
+    """A directory that counts how often each file is asked for."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.reads: list[str] = []
+
+    def read_into(self, name: str, payload: Any, tail: Any) -> int:
+        self.reads.append(name)
+        return super().read_into(name, payload, tail)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The chunks that restores read."""
+    reads: list[str] = []
+
+    def open_store(path: Any) -> Counting:
+        store = Counting(os.fspath(path))
+        store.reads = reads
+        return store
+
+    monkeypatch.setattr(restoring, "open_store", open_store)
+    return reads
+
+
+def test_leaves_that_are_missing_and_surplus_are_named_together(
+    tmp_path: Path, reads: list[str]
+) -> None:
+    save(tmp_path, {"a": np.ones(2), "b": {"c": np.ones(2), "d": 3}})
+    with pytest.raises(ValueError, match="is not like the tree") as caught:
+        restore(tmp_path, {"a": np.ones(2), "b": {"c": np.ones(2), "e": 4}, "f": 5})
+    assert str(caught.value) == (
+        "the checkpoint is not like the tree: it has no ['b']['e']; ['f']; like has no ['b']['d'] "
+        "(partial=True leaves them out)"
+    )
+    with pytest.raises(ValueError, match=re.escape("it has no ['b']['e']")):
+        restore(tmp_path, {"b": {"e": 4}}, partial=True)
+    assert not reads
+
+
+def test_shapes_and_kinds_that_differ_are_named_together(
+    auto_mesh: Mesh, tmp_path: Path, reads: list[str]
+) -> None:
+    save(
+        tmp_path,
+        {
+            "a": cut(DATA, auto_mesh, P("x")),
+            "b": jax.random.key(0),
+            "c": 3,
+            "d": np.ones(3),
+            "e": np.ones(3),
+        },
+    )
+    like = {
+        "a": cut(batch(8, 16), auto_mesh, P("x")),
+        "b": np.zeros(2, np.uint32),
+        "c": np.ones(3),
+        "d": 4,
+        "e": np.ones(3, np.int32),
+    }
+    with pytest.raises(ValueError, match="is not like the tree") as caught:
+        restore(tmp_path, like)
+    assert str(caught.value).removeprefix("the checkpoint is not like the tree: ").split(
+        "; at"
+    ) == [
+        "at ['a'], it has shape (16, 8), and like (8, 16)",
+        " ['b'], it has PRNG keys, and like an array of uint32",
+        " ['c'], it has the int 3, and like an array of shape (3,)",
+        " ['d'], it has an array of shape (3,), and like a int",
+        " ['e'], it has dtype float64, and like int32; cast=True converts it",
+    ]
+    assert not reads
+
+
+def test_dtypes_that_differ(auto_mesh: Mesh, tmp_path: Path, reads: list[str]) -> None:
+    save(tmp_path, {"a": cut(DATA, auto_mesh, P("x")), "k": jax.random.key(0)})
+    half = DATA.astype(np.float16)
+    like = {"a": cut(half, auto_mesh, P("x")), "k": jax.random.key(0)}
+    with pytest.raises(TypeError, match=re.escape("at ['a'], it has dtype float32, and like flo")):
+        restore(tmp_path, like)
+    like = {"a": DATA, "k": jax.random.key(0, impl="rbg")}
+    with pytest.raises(
+        ValueError, match="at .'k'., it has keys of 'threefry2x32', and like key<rbg>"
+    ):
+        restore(tmp_path, like)
+    assert not reads
+
+
+def test_64_bits_are_not_narrowed(auto_mesh: Mesh, tmp_path: Path, reads: list[str]) -> None:
+    with jax.enable_x64(True):
+        save(tmp_path, {"a": cut(np.arange(8.0), auto_mesh, P("x"))})
+        restored = restore(tmp_path, mesh=auto_mesh, specs=P("y"))["a"]
+    assert restored.dtype == np.float64
+    reads.clear()
+    message = "at ['a'], it has dtype float64, which JAX makes float32 without jax_enable_x64"
+    for arguments in ({"specs": P()}, {"specs": P(), "like": {"a": np.float64([0] * 8)}}):
+        if "like" in arguments:
+            like = {"a": jax.ShapeDtypeStruct((8,), np.float64)}
+            arguments = {**arguments, "like": like}
+        with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+            restore(tmp_path, mesh=auto_mesh, **arguments)
+    assert not reads
+    like = {"a": jax.ShapeDtypeStruct((8,), np.float32)}
+    restored = restore(tmp_path, like, mesh=auto_mesh, specs=P("x"), cast=True)["a"]
+    np.testing.assert_array_equal(restored, np.arange(8.0))
+
+
+def test_like_without_a_layout(explicit_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"a": DATA})
+    message = "like does not say where the array goes; give its ShapeDtypeStruct a sharding"
+    with pytest.raises(ValueError, match=message):
+        restore(tmp_path, {"a": jax.ShapeDtypeStruct(DATA.shape, DATA.dtype)})
+    abstract = NamedSharding(explicit_mesh.abstract_mesh, P("x"))
+    struct = jax.ShapeDtypeStruct(DATA.shape, DATA.dtype, sharding=abstract)
+    with pytest.raises(ValueError, match="names no devices"):
+        restore(tmp_path, {"a": struct})
+
+
+def test_specs_that_do_not_fit_name_their_leaves(
+    auto_mesh: Mesh, tmp_path: Path, reads: list[str]
+) -> None:
+    tree = {"a": cut(batch(6, 8), auto_mesh, P("y")), "b": {"c": cut(DATA, auto_mesh, P())}}
+    save(tmp_path, {**tree, "k": jax.random.split(jax.random.key(0), 4)})
+    specs = {"a": P("x"), "b": {"c": P("z")}, "d": P(), "k": P("x", "y")}
+    with pytest.raises(ValueError, match="specs does not fit the checkpoint") as caught:
+        restore(tmp_path, mesh=auto_mesh, specs=specs)
+    for said in [
+        "specs has ['d'], and the checkpoint has not",
+        "at ['a'], global shape (6, 8) cannot be cut by P('x') on the mesh {'x': 4, 'y': 2}: dim",
+        "at ['b']['c']",
+        "at ['k']",
+    ]:
+        assert said in str(caught.value)
+    with pytest.raises(ValueError, match=re.escape("specs says nothing of ['b']['c']; ['k']")):
+        restore(tmp_path, mesh=auto_mesh, specs={"a": P()})
+    with pytest.raises(ValueError, match=re.escape("at ['a'], global shape (6, 8) cannot")):
+        restore(tmp_path, tree, partial=True, mesh=auto_mesh, specs={"a": P("x")})
+    assert not reads
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"specs": P()}, TypeError, "give both"),
+        ({"mesh": ...}, TypeError, "give both"),
+        ({"mesh": ..., "specs": {"a": 3}}, TypeError, "specs at ['a'] is 3, not a PartitionSpec"),
+        ({"cast": True}, TypeError, "cast and partial are about like="),
+        ({"partial": True}, TypeError, "cast and partial are about like="),
+        ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),
+        ({"max_bytes": 0}, ValueError, "max_bytes must be a whole number, at least 1, not 0"),
+        ({"progress": 3}, TypeError, "progress must be True, False or a function"),
+        ({"at": "a"}, TypeError, "at is a list of keys and indices, such as ['params', 0], not"),
+        ({"at": [1.5]}, TypeError, "at is a list of keys and indices"),
+        ({"at": ["b"]}, KeyError, "['b'] is not in the checkpoint; the tree itself has 'a'"),
+        ({"at": ["b"], "like": 3}, KeyError, "['b'] is not in the checkpoint"),
+        ({"at": ["a", 0]}, KeyError, "['a'][0] is not in the checkpoint; ['a'] has nothing"),
+    ],
+)
+def test_arguments_of_restore(
+    auto_mesh: Mesh,
+    tmp_path: Path,
+    reads: list[str],
+    arguments: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    save(tmp_path, {"a": DATA})
+    given = {key: auto_mesh if value is ... else value for key, value in arguments.items()}
+    with pytest.raises(error) as caught:
+        restore(tmp_path, **given)
+    assert message in str(caught.value.args[0])
+    assert not reads
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),
+        ({"max_bytes": 0}, ValueError, "max_bytes must be a whole number, at least 1, not 0"),
+        ({"compression": "gzip"}, ValueError, "compression is None or \"zstd\", not 'gzip'"),
+        ({"progress": 3}, TypeError, "progress must be True, False or a function"),
+    ],
+)
+def test_arguments_of_save(
+    tmp_path: Path, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        save(tmp_path / "run", {"a": DATA}, **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("tree", "error", "message"),
+    [
+        ({True: 1}, TypeError, "the key True in [True] is a bool; the keys of a tree that is"),
+        ({"a": {1.5: 1}}, TypeError, "the key 1.5 in ['a'][1.5] is a float"),
+        ({("a", 1): 1}, TypeError, "the key ('a', 1) in [('a', 1)] is a tuple"),
+        ({1: 1, "a": 2}, TypeError, "they must be all strings or all integers"),
+        ([object()], TypeError, "a leaf of type object cannot be saved; the leaves of a tree are"),
+        ([{1, 2}], TypeError, "a leaf of type set cannot be saved"),
+        ([np.ma.asarray([1])], TypeError, "a masked array would lose its mask; save its data and"),
+        ([np.array(["text"])], TypeError, "an array of dtype <U4 cannot be saved; convert it"),
+        ([np.zeros(2, ml_dtypes.complex32)], TypeError, "an array of dtype complex32 cannot be"),
+        ([np.array([None])], TypeError, "an array of dtype object cannot be saved"),
+        ([np.zeros(2, "M8[s]")], TypeError, "an array of dtype datetime64[s] cannot be saved"),
+        ([np.zeros(2, "f4,i4")], TypeError, "cannot be saved; convert it to numbers"),
+        ([np.longdouble(1)], TypeError, "an array of dtype float128 cannot be saved"),
+        ([jax.ShapeDtypeStruct((2,), np.float32)], TypeError, "a leaf of type ShapeDtypeStruct"),
+    ],
+)
+def test_what_cannot_be_saved(
+    tmp_path: Path, tree: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=re.escape(message)) as caught:
+        save(tmp_path / "run", tree)
+    if isinstance(tree, list):
+        assert "gda: at [0] of the tree" in caught.value.__notes__
+    assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_deleted_arrays_and_tracers_cannot_be_saved(auto_mesh: Mesh, tmp_path: Path) -> None:
+    g = cut(DATA, auto_mesh, P("x"))
+    g.delete()
+    with pytest.raises(RuntimeError, match="was deleted or donated") as caught:
+        save(tmp_path, {"g": [g]})
+    assert "gda: at ['g'][0] of the tree" in caught.value.__notes__
+    with pytest.raises(TypeError, match="being traced has no data; save outside of jit") as caught:
+        jax.jit(lambda x: save(tmp_path, {"x": x}))(1.0)
+    assert "gda: at ['x'] of the tree" in caught.value.__notes__
+
+
+def test_two_leaves_with_one_path(tmp_path: Path) -> None:
+    class Twins:
+        pass
+
+    key = jax.tree_util.GetAttrKey("a")
+    jax.tree_util.register_pytree_with_keys(
+        Twins, lambda _: ([(key, 1), (key, 2)], None), lambda _, children: Twins()
+    )
+    with pytest.raises(ValueError, match=re.escape("two leaves of the tree have the path ['a']")):
+        save(tmp_path, Twins())
+
+
+def test_a_tree_nested_too_deep(tmp_path: Path) -> None:
+    tree: Any = 1
+    for _ in range(250):
+        tree = [tree]
+    with pytest.raises(ValueError, match="nested deeper than 200 levels"):
+        save(tmp_path, tree)
