@@ -49,10 +49,10 @@ def reshard(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
 def _over_auto_axes(array: jax.Array, mesh: Mesh) -> jax.Array:
     """Return the array for JAX to move to ``mesh``; the data stays where it is.
 
-    JAX 0.8 cannot move an array over Explicit axes to a mesh whose axes have other names.
+    JAX 0.8 cannot move an array over Explicit axes to a mesh whose axes have other names or sizes.
     """
     sharding = array.sharding
-    if not isinstance(sharding, NamedSharding) or sharding.mesh.axis_names == mesh.axis_names:
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.shape == mesh.shape:
         return array
     before: Any = sharding.mesh
     if AxisType.Explicit not in before.axis_types:

@@ -211,6 +211,14 @@ def test_reshard_between_processes(order: str) -> None:
     assert is_right(moved.reshard(ordered_mesh(range(8), {"x": 8}, AxisType.Explicit), P()))
 
 
+def test_reshard_over_explicit_axes_to_a_mesh_of_other_sizes() -> None:
+    g = cut(DATA, ordered_mesh(range(2), {"x": 2}, AxisType.Explicit), P("x"))
+    assert is_right(g.reshard(ordered_mesh(range(4), {"x": 4}, AxisType.Explicit), P(None, "x")))
+    one = cut(DATA[:1], ordered_mesh(range(1), {"x": 1}, AxisType.Explicit), P("x"))
+    wider = one.reshard(ordered_mesh(range(2), {"x": 2}, AxisType.Explicit), P())
+    assert np.array_equal(wider, DATA[:1])
+
+
 @pytest.mark.processes(2, devices=4)
 def test_other_devices_of_several_processes_are_refused() -> None:
     g = cut(DATA, ordered_mesh(range(8), {"x": 8}), P("x"))
