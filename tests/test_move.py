@@ -213,7 +213,7 @@ def test_reshard_between_processes(order: str) -> None:
 
 def test_reshard_over_explicit_axes_to_a_mesh_of_other_sizes() -> None:
     g = cut(DATA, ordered_mesh(range(2), {"x": 2}, AxisType.Explicit), P("x"))
-    assert is_right(g.reshard(ordered_mesh(range(4), {"x": 4}, AxisType.Explicit), P(None, "x")))
+    assert is_right(g.reshard(ordered_mesh(range(4), {"x": 4}, AxisType.Explicit), P("x")))
     one = cut(DATA[:1], ordered_mesh(range(1), {"x": 1}, AxisType.Explicit), P("x"))
     wider = one.reshard(ordered_mesh(range(2), {"x": 2}, AxisType.Explicit), P())
     assert np.array_equal(wider, DATA[:1])
