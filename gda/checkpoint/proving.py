@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda import fingerprint
+from gda import digest, fingerprint
 from gda.agreement import join_some
 from gda.array import GlobalArray
 from gda.checkpoint.errors import CorruptionError
@@ -73,7 +73,7 @@ class _Share:
     def part(self) -> list[list[int]]:
         """Return the processes that hold the array together, and the sums over this one's share."""
         if self._pending is None:
-            sums = fingerprint.sums_of_numpy(np.asarray(self._array))
+            sums = digest.sums_of_numpy(np.asarray(self._array))
         else:
             sums = self._pending.result()
         return [list(self._holders()), sums.tolist()]
@@ -91,6 +91,5 @@ class _Share:
             by_holders.setdefault(tuple(holders), []).append(np.array(sums, np.uint32))
         shape, dtype = self.target.saved_type
         return {
-            fingerprint.digest_of(shape, dtype, fingerprint.add(shares))
-            for shares in by_holders.values()
+            digest.digest_of(shape, dtype, digest.add(shares)) for shares in by_holders.values()
         }

@@ -78,7 +78,8 @@ def save(
       DisagreementError, LateProcessError: the processes have different trees, or one did not come.
 
     Whatever is raised, nothing was committed and the checkpoint that was there is whole; only where
-    a process dies after the last barrier but one, the new one may be there already.
+    something fails after all has been written, the new one may be there already, whole. A note of
+    the error says which it is.
 
     >>> import gda, jax, numpy as np, tempfile
     >>> from jax.sharding import PartitionSpec as P

@@ -23,6 +23,7 @@ from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, Piece, StoredArra
 from gda.checkpoint.packing import Pack, pack
 from gda.checkpoint.sources import Block, Source, on_host
 from gda.checkpoint.stores import Store
+from gda.digest import add, digest_of, fingerprint_of_numpy
 from gda.progress import shown
 
 CHUNK_BYTES = 16 * 2**20
@@ -239,16 +240,14 @@ class _Sums:
         """Return the sums over what this process writes, or the digest of what is NumPy."""
         if self._pending is not None:
             return self._pending.result().tolist()
-        return (
-            fingerprint.fingerprint_of_numpy(source.blocks[0].on_host()) if source.blocks else None
-        )
+        return fingerprint_of_numpy(source.blocks[0].on_host()) if source.blocks else None
 
     def digest(self, parts: Sequence[Any]) -> str:
         """Return the fingerprint, of the results in all processes."""
         if self._pending is None:
             return next(part for part in parts if part is not None)
-        sums = fingerprint.add(np.array(part, np.uint32) for part in parts)
-        return fingerprint.digest_of(self._shape, self._dtype, sums)
+        sums = add(np.array(part, np.uint32) for part in parts)
+        return digest_of(self._shape, self._dtype, sums)
 
 
 class _Own:

@@ -1,0 +1,280 @@
+"""Processes that save until they are killed, and a disk that fails: for test_checkpoint_faults.py.
+
+As a program it reads commands, a line of JSON each, and forks for every one. So JAX, which takes
+seconds to import, is imported once; before a fork it must not have used a device.
+"""
+
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import gda
+import gda.launch
+from gda.checkpoint import file_store, saving, writing
+from gda.checkpoint.zarr_format import require_crc32c
+from gda.children import environment
+
+
+def values_of(generation: int) -> dict[str, Any]:
+    """Return the tree of one save: no value in it is in that of another save."""
+    rows = np.arange(8 * 512, dtype=np.float32).reshape(8, 512)
+    return {
+        "weights": rows + 8192 * generation,
+        "bias": np.arange(3, dtype=np.int32) + 8 * generation,
+        "state": [np.full((2, 2), generation, np.int16), {"step": generation}],
+        "name": f"generation {generation}",
+    }
+
+
+def tree_of(generation: int, mesh: Mesh) -> dict[str, Any]:
+    """Return this tree over devices: one array is cut, and is not small; one is replicated."""
+    tree = values_of(generation)
+    for name, spec in {"weights": P("x"), "bias": P()}.items():
+        data = tree[name]
+        tree[name] = gda.GlobalArray.from_callback(
+            data.shape, mesh, spec, lambda index, data=data: data[index], dtype=data.dtype
+        )
+    return tree
+
+
+def small_files(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Let small arrays have files of their own, so that a save takes many steps and little time."""
+    set_attribute(writing, "PACKED_BELOW", 1024)
+
+
+# What a save does to a disk, step by step.
+
+Arguments = tuple[Any, ...]
+
+STEPS = ("open", "writev", "fsync", "replace", "unlink", "mkdir", "rmdir", "listdir")
+
+
+class Disk:
+    """The module ``os`` as file_store.py has it, but before one of its steps something happens.
+
+    Args:
+      fault: called before that step and every later one, with whether it is the first, the name of
+        the function and what it was called with.
+      at: the number of the step.
+
+    Attributes:
+      steps: the steps until now, each with the path that it is about.
+    """
+
+    def __init__(
+        self, fault: Callable[[bool, str, Arguments], None] | None = None, at: int = 0
+    ) -> None:
+        self.steps: list[tuple[str, str]] = []
+        self._fault, self._at = fault, at
+        self._paths: dict[int, str] = {}
+        self._guard = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        return self._counted(name, real) if name in STEPS else real
+
+    def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **options: Any) -> Any:
+            path = self._path(args[0], options)
+            with self._guard:
+                number = len(self.steps)
+                self.steps.append((name, path))
+            if self._fault is not None and number >= self._at:
+                self._fault(number == self._at, name, args)
+            # What is on the disk is in no danger from a fault of the program: to wait is a waste.
+            result = None if name == "fsync" else real(*args, **options)
+            if name == "open":
+                self._paths[result] = path
+            return result
+
+        return step
+
+    def _path(self, target: Any, options: dict[str, Any]) -> str:
+        if isinstance(target, int):
+            return self._paths[target]
+        directory = options.get("dir_fd")
+        return target if directory is None else os.path.join(self._paths[directory], target)
+
+    def install(self, set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
+        set_attribute(file_store, "os", self)
+        set_attribute(file_store, "shutil", self)
+
+    def rmtree(self, top: str) -> None:
+        """As ``shutil.rmtree``, step by step."""
+        for directory, names, files in os.walk(top, topdown=False):
+            for file in files:
+                self.unlink(os.path.join(directory, file))
+            for name in names:
+                self.rmdir(os.path.join(directory, name))
+        self.rmdir(top)
+
+
+# What the processes do.
+
+
+def say(*words: object) -> None:
+    # In one call, so that lines of several processes do not mix.
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def save_until_killed(path: str, is_async: bool, first: int) -> None:
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    for generation in itertools.count(first):
+        tree = tree_of(generation, mesh)
+        say("begin", generation)
+        began = time.monotonic()
+        if is_async:
+            gda.checkpoint.save_async(path, tree, overwrite=True, timeout=30).result()
+        else:
+            gda.checkpoint.save(path, tree, overwrite=True, timeout=30)
+        say("end", generation, time.monotonic() - began)
+
+
+def save_and_stop(path: str) -> None:
+    """Save, and stop in the middle of it."""
+    stopped: list[bool] = []
+
+    def stops(is_first: bool, name: str, arguments: Arguments) -> None:
+        if name == "writev" and not stopped:
+            stopped.append(True)
+            say("stops")
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    Disk(stops).install()
+    gda.checkpoint.save(path, values_of(2), overwrite=True, max_workers=1)
+    say("saved")
+
+
+def save_and_fork(path: str) -> None:
+    """Save twice; a process that is forked during the first save lives longer than the second."""
+    readable, writable = os.pipe()
+    forked: list[int] = []
+
+    def forks(is_first: bool, name: str, arguments: Arguments) -> None:
+        if name == "writev" and not forked:
+            forked.append(os.fork())
+            if not forked[0]:
+                os.close(writable)
+                os.read(readable, 1)  # until the other one closes it
+                os._exit(0)
+
+    Disk(forks).install()
+    gda.checkpoint.save(path, values_of(1), max_workers=1)
+    gda.checkpoint.save(path, values_of(2), overwrite=True)
+    assert os.waitpid(forked[0], os.WNOHANG) == (0, 0)
+    say("saved", "again")
+    os.close(writable)
+    os.waitpid(forked[0], 0)
+
+
+def save_interrupted(path: str) -> None:
+    """Interrupt a save at every step, as Ctrl-C does, and say what is there."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupts(is_first: bool, name: str, arguments: Arguments) -> None:
+        if is_first:
+            signal.raise_signal(signal.SIGINT)
+
+    for at in itertools.count():
+        Disk().install()
+        gda.checkpoint.save(path, values_of(1), overwrite=True)
+        handles, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+        disk = Disk(interrupts, at)
+        disk.install()
+        notes = []
+        try:
+            gda.checkpoint.save(path, values_of(2), overwrite=True, max_workers=1 + at % 2)
+            assert at >= len(disk.steps), "not interrupted"
+        except KeyboardInterrupt as error:
+            notes = getattr(error, "__notes__", [])
+        found = gda.checkpoint.restore(path)["state"][1]["step"]
+        gda.checkpoint.verify(path)
+        is_new = at >= len(disk.steps) or "is complete all the same" in "".join(notes)
+        assert found == 1 + is_new
+        assert len(os.listdir("/proc/self/fd")) == handles
+        assert threading.active_count() == threads
+        say("interrupted", "new" if is_new else "old")
+        if at >= len(disk.steps):
+            return
+
+
+def save_and_die(path: str, first: int, victim: int, where: str) -> None:
+    """Save twice; in the second save one process is killed, at a step of all or of its disk."""
+    mesh = Mesh(np.array(jax.devices()), ("x",))
+    gda.checkpoint.save(path, tree_of(first, mesh), overwrite=True, timeout=30)
+    together = saving.together
+
+    def dies_at_step(is_first: bool, name: str, arguments: Arguments) -> None:
+        if name == where:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def dies_together(work: Any, judge: Any, what: str, timeout: float) -> Any:
+        if what.startswith(where):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return together(work, judge, what, timeout)
+
+    if jax.process_index() == victim:
+        Disk(dies_at_step).install()
+        saving.together = dies_together
+    try:
+        gda.checkpoint.save(path, tree_of(first + 1, mesh), overwrite=True, timeout=4)
+        say("returned")
+    except Exception as error:
+        text = " ".join([str(error), *getattr(error, "__notes__", [])])
+        say("raised", type(error).__name__, text.replace("\n", " "))
+    signal.pause()  # not to break the others' connection by ending first
+
+
+def _run(do: str, process: int, processes: int, port: int, arguments: dict[str, Any]) -> None:
+    devices = 8 // processes
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    if processes > 1:
+        limits = {"heartbeat_timeout": 60, "collective_timeout": 30, "agreement_timeout": 20}
+        os.environ.pop("XLA_FLAGS")
+        os.environ.update(environment(process, processes, port, devices, **limits))
+        gda.launch.initialize()
+    small_files()
+    globals()[do](**arguments)
+
+
+def _fork(command: dict[str, Any], process: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _run(command["do"], process, command["processes"], command["port"], command["arguments"])
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    finally:
+        os._exit(0)
+
+
+def main() -> None:
+    require_crc32c()  # imports it
+    pids: list[int] = []
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command == "reap":
+            for pid in pids:
+                os.waitpid(pid, 0)
+            say("reaped")
+        else:
+            pids = [_fork(command, process) for process in range(command["processes"])]
+            say("started", *pids)
+
+
+if __name__ == "__main__":
+    main()
