@@ -301,7 +301,7 @@ WORKS = [
             ("1 block on all of 8 devices", (1, 8), None),
         ]
     ],
-    # For information: why gda.construct places blocks as it does.
+    # For information: why gda.plan places blocks as it does.
     *[
         Work(
             f"place {devices} aligned blocks of {_size(nbytes)} on {devices} devices",

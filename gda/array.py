@@ -376,7 +376,7 @@ class GlobalArray(ArrayOperators):
             needs a library that several threads may use.
 
         Raises:
-          TypeError: it is not a source, or has a dtype that JAX does not have.
+          TypeError: ``source`` is not a source, or has a dtype that JAX does not have.
           ValueError: the spec does not fit; a block of another shape than was asked for.
           DoesNotFitError, ImportError: as in ``from_callback``.
           Exception: what the source raises, with a note of the index.

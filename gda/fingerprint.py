@@ -1,42 +1,49 @@
 """A digest of shape, dtype and content that says whether two arrays are the same, however cut.
 
-Every element is mixed with the position it has in the whole array, in four *lanes*, and each lane
-is summed up modulo 2**32. A sum has no order and no cuts: each block is summed where it lies, and
-the sums of the blocks are added. The formula and why it is so are in
-``docs/design/fingerprint.md``.
+Each block is summed up on the device where it lies, and only the sums are put together; what a sum
+is says ``gda/digest.py``.
 
 Three steps, apart so that others can go between: ``begin`` starts the sums of some blocks on their
-devices, ``add`` puts those of all processes together, ``digest_of`` makes the text.
+devices, ``digest.add`` puts those of all processes together, ``digest.digest_of`` makes the text.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from functools import lru_cache, partial
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.agreement import check_moving
 from gda.allgather import all_gather
+from gda.digest import (
+    LANES,
+    LAST_SHIFT,
+    ORIGIN,
+    ROUNDS,
+    WORD,
+    Words,
+    add,
+    constants_of,
+    digest_of,
+    key_at,
+    keys_from,
+    outer_sums,
+    sums_of_numpy,
+    width_of,
+)
 from gda.grid import ShardGrid
 from gda.indices import Device, processes_of
 from gda.local_view import distinct_shards, grid_of
 from gda.sharding import is_tracer, sharding_of
 from gda.spec import Shape
-
-LANES = 4
-
-Words = npt.NDArray[np.uint32]
-AnyNDArray = np.ndarray[Any, Any]
 
 # At most so many elements are columns of a row, and so many rows go into one turn of the loop: the
 # keys and the sums of all columns then stay in the cache.
@@ -47,8 +54,6 @@ _MAX_KEPT = 1 << 20
 # What has no more elements in this process, NumPy sums up at once where the devices are CPUs: to
 # start a program there takes longer, and to compile it much longer.
 _SMALL = 1 << 16
-# Elements that NumPy mixes at a time, which stay in the cache as well.
-_PIECE = 1 << 15
 
 
 def fingerprint(array: jax.Array) -> str:
@@ -75,35 +80,6 @@ def fingerprint(array: jax.Array) -> str:
     everybody = tuple(range(jax.process_count()))
     received = all_gather(mine.astype("<u4").view(np.uint8), everybody)
     return digest_of(array.shape, array.dtype, add(received.view("<u4")))
-
-
-def digest_of(shape: Sequence[int], dtype: Any, sums: Words) -> str:
-    """Return the digest, 32 hex digits, of a whole array.
-
-    Args:
-      shape: sizes of the whole array.
-      dtype: a dtype of NumPy or JAX, that of PRNG keys, or its name.
-      sums: uint32 ``[LANES]``, over all elements.
-
-    >>> digest_of((2, 0), 'float32', add([]))
-    '30bbde7031abe10604a8d48adcef3f64'
-    """
-    sizes = ",".join(str(operator.index(size)) for size in shape)
-    head = sha256(f"gda fingerprint 1: {_name_of(dtype)} [{sizes}]".encode()).digest()
-    # Not a hash of both: as it is, other sums always give another digest.
-    return (np.frombuffer(head[: 4 * LANES], "<u4") ^ sums).astype("<u4").tobytes().hex()
-
-
-def add(sums: Iterable[Words]) -> Words:
-    """Return the sum of the sums of parts that do not overlap: uint32 ``[LANES]``.
-
-    >>> add([np.full(4, 2**31, np.uint32), np.full(4, 2**31 + 5, np.uint32)])
-    array([5, 5, 5, 5], dtype=uint32)
-    """
-    total = np.zeros(LANES, np.uint32)
-    for part in sums:
-        total += part
-    return total
 
 
 def sums_of(array: jax.Array, blocks: Iterable[int] | None = None) -> Words:
@@ -180,7 +156,7 @@ def _check_alive(array: jax.Array) -> None:
     if not isinstance(array, jax.Array):
         raise TypeError(
             f"a fingerprint is of a jax.Array, not of {type(array).__name__}; of a GlobalArray "
-            "take g.fingerprint(), of a NumPy array gda.fingerprint.fingerprint_of_numpy(array)"
+            "take g.fingerprint(), of a NumPy array gda.digest.fingerprint_of_numpy(array)"
         )
     if array.is_deleted():
         raise RuntimeError(
@@ -210,66 +186,20 @@ def _starts(grid: ShardGrid, number: int, rank: int) -> Shape:
     return starts + (0,) * (rank - len(starts))
 
 
-def _name_of(dtype: Any) -> str:
-    is_known = isinstance(dtype, str) or jnp.issubdtype(dtype, jax.dtypes.extended)
-    return str(dtype) if is_known else np.dtype(dtype).name
-
-
-# The keys of positions. Each bit of each coordinate has a constant for each lane, and the key of a
-# position is the sum of the constants of the bits that are set. So wherever a dimension is cut, the
-# key is a sum of one part for the row and one for the column.
-
-_ORIGIN = -1  # the constants of what every position has
-_WORD = -2  # those of the number of a word in its element
-
-
-@lru_cache(maxsize=64)
-def _constants(dimension: int) -> Words:
-    """Return the constants of the bits of a coordinate: uint32 ``[LANES, 64]``."""
-    digests = [
-        sha256(f"gda fingerprint: lane {lane}, dimension {dimension}, bit {bit}".encode()).digest()
-        for lane in range(LANES)
-        for bit in range(64)
-    ]
-    words = np.frombuffer(b"".join(digest[:4] for digest in digests), "<u4").astype(np.uint32)
-    return words.reshape(LANES, 64)
-
-
-def _key(constants: Words, coordinate: int) -> Words:
-    key = np.zeros((LANES, 1), np.uint32)
-    for bit in range(coordinate.bit_length()):
-        if coordinate >> bit & 1:
-            key += constants[:, bit, None]
-    return key
-
-
-def _keys(constants: Words, start: int, count: int) -> Words:
-    """Return the keys of ``count`` coordinates from ``start`` on: uint32 ``[LANES, count]``."""
-    width = max(count - 1, 0).bit_length()
-    first = start >> width << width
-    all_sums = _all_sums if count <= _PIECE else _all_sums.__wrapped__
-    low = all_sums(constants[:, :width].tobytes())
-    keys = low + _key(constants, first)
-    if start > first:
-        keys = np.concatenate([keys, low + _key(constants, first + (1 << width))], 1)
-    return keys[:, start - first :][:, :count]
-
-
-@lru_cache(maxsize=64)
-def _all_sums(constants: bytes) -> Words:
-    """Return the keys of all coordinates of a few bits, whose constants these are."""
-    sums = np.zeros((LANES, 1), np.uint32)
-    for constant in np.frombuffer(constants, np.uint32).reshape(LANES, -1).T:
-        sums = np.concatenate([sums, sums + constant[:, None]], 1)
-    return sums
-
-
-def _outer(*parts: Words) -> Words:
-    """Return all sums of one key of each part, row-major: uint32 ``[LANES, product]``."""
-    total = np.zeros((LANES, 1), np.uint32)
-    for part in parts:
-        total = (total[:, :, None] + part[:, None, :]).reshape(LANES, -1)
-    return total
+def _by_numpy(blocks: dict[int, jax.Array], grid: ShardGrid) -> Words:
+    """Return the sums of small blocks, put together first if that is the whole array."""
+    if len(blocks) < grid.num_shards:
+        return add(
+            sums_of_numpy(np.asarray(block), _starts(grid, number, block.ndim))
+            for number, block in blocks.items()
+        )
+    first, *rest = blocks.values()
+    if not rest:
+        return sums_of_numpy(np.asarray(first))
+    whole = np.empty((*grid.global_shape, *first.shape[len(grid.global_shape) :]), first.dtype)
+    for number, block in blocks.items():
+        whole[grid.block_index(number)] = block
+    return sums_of_numpy(whole)
 
 
 # How a block is taken apart.
@@ -335,28 +265,28 @@ def _keys_of(plan: _Plan, start: Shape) -> list[_Keys]:
     """Return the keys of each part of a block that begins at ``start``."""
     start = start or (0,)
     axis, chunk = plan.axis, plan.chunk
-    constants = [_constants(dimension) for dimension in range(len(start))]
+    constants = [constants_of(dimension) for dimension in range(len(start))]
     sides = [
-        _keys(*of) if dimension != axis else np.zeros((LANES, 1), np.uint32)
+        keys_from(*of) if dimension != axis else np.zeros((LANES, 1), np.uint32)
         for dimension, of in enumerate(zip(constants, start, plan.shape, strict=True))
     ]
-    leads = _outer(_key(_constants(_ORIGIN), 1), *sides[:axis])
-    trail = _outer(*sides[axis:], _keys(_constants(_WORD), 0, plan.words))
+    leads = outer_sums(key_at(constants_of(ORIGIN), 1), *sides[:axis])
+    trail = outer_sums(*sides[axis:], keys_from(constants_of(WORD), 0, plan.words))
     keys = []
     for part in plan.parts():
         first = start[axis] + part.first // plan.trail
         if part.columns == chunk * plan.trail:
             # Wherever a block begins, the lower bits of its coordinates are the same in all chunks.
             offset = first % chunk
-            low = np.roll(_keys(constants[axis], 0, chunk), -offset, 1)
+            low = np.roll(keys_from(constants[axis], 0, chunk), -offset, 1)
             bits = chunk.bit_length() - 1
-            high = _keys(constants[axis][:, bits:], first >> bits, part.chunks + 1)
+            high = keys_from(constants[axis][:, bits:], first >> bits, part.chunks + 1)
         else:
             offset = 0
-            low = _keys(constants[axis], first, part.columns // plan.trail)
+            low = keys_from(constants[axis], first, part.columns // plan.trail)
             high = np.zeros((LANES, 2), np.uint32)
         carry = np.full((LANES, 1), (chunk - offset) * plan.trail * plan.words, np.uint32)
-        keys.append(_Keys(leads, high, _outer(low, trail), carry))
+        keys.append(_Keys(leads, high, outer_sums(low, trail), carry))
     return keys
 
 
@@ -373,7 +303,7 @@ def _started(blocks: dict[int, jax.Array], grid: ShardGrid) -> jax.Array:
         own = [SingleDeviceSharding(_device_of(part), memory_kind=kind) for part in parts]
         parts = jax.device_put(parts, own)
     starts = tuple(_starts(grid, number, parts[0].ndim) for number in blocks)
-    plan = _plan_of(parts[0].shape, _width(parts[0].dtype)[1])
+    plan = _plan_of(parts[0].shape, width_of(parts[0].dtype)[1])
     is_kept = parts[0].size <= _MAX_KEPT
     with jax.set_mesh(mesh):
         keys = (_placed_keys if is_kept else _placed_keys.__wrapped__)(mesh, plan, starts)
@@ -466,9 +396,8 @@ def _by_loop(elements: jax.Array, rows: _Rows, keys: _Keys) -> jax.Array:
 def _row_getter(elements: jax.Array, rows: _Rows) -> Any:
     """Return what takes lead and chunk, and returns the elements of that row."""
     taken = rows.chunks * rows.columns
-    if (
-        elements.shape[1] == taken or elements.shape[1] >= 2**31
-    ):  # beyond what JAX counts up to, by a copy
+    # Beyond 2**31 JAX cannot count, and a copy is made.
+    if elements.shape[1] == taken or elements.shape[1] >= 2**31:
         flat = elements[:, rows.first : rows.first + taken].reshape(-1, rows.columns)
         return lambda lead, chunk: flat[lead * rows.chunks + chunk]
 
@@ -494,41 +423,16 @@ def _by_reduction(elements: jax.Array, rows: _Rows, keys: _Keys) -> jax.Array:
     return jnp.stack(sums)
 
 
-# Shifts and factors of "triple32", of Christopher Wellons' hash-prospector. With two factors, as in
-# MurmurHash3, differences of two elements came out equal up to 24 times too often.
-_ROUNDS = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB))
-_LAST_SHIFT = 14
-
-
 def _mix(x: jax.Array) -> jax.Array:
-    """Return a permutation of 32 bits in which every bit depends on all."""
-    for shift, factor in _ROUNDS:
+    """Return what NumPy makes of these words in ``gda/digest.py``."""
+    for shift, factor in ROUNDS:
         x = (x ^ (x >> shift)) * jnp.uint32(factor)
-    return x ^ (x >> _LAST_SHIFT)
+    return x ^ (x >> LAST_SHIFT)
 
 
 # The bits of an element.
 
 _UNSIGNED = {2: "uint2", 4: "uint4", 8: "uint8", 16: "uint16", 32: "uint32"}
-
-
-@lru_cache(maxsize=64)
-def _width(dtype: Any) -> tuple[int, int]:
-    """Return how many bits an element of a dtype has, and how many 32-bit words hold them."""
-    if dtype == np.bool_:
-        return 8, 1
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        bits = np.dtype(dtype).itemsize * 8
-    elif jnp.issubdtype(dtype, jnp.integer):
-        bits = jnp.iinfo(dtype).bits
-    elif jnp.issubdtype(dtype, jnp.floating):
-        bits = jnp.finfo(dtype).bits
-    else:
-        raise TypeError(
-            f"a fingerprint is of numbers, not of {dtype}; view raw bytes as what they are with "
-            "array.view(dtype), or take the fingerprint of the numbers that stand for the values"
-        )
-    return bits, -(-bits // 32)
 
 
 def _for_xla(block: jax.Array) -> jax.Array:
@@ -538,7 +442,7 @@ def _for_xla(block: jax.Array) -> jax.Array:
     8 bits through 32, for which it copies the whole block, and changes NaNs. NumPy's view of their
     memory, which for 8 and 16 bits becomes a ``jax.Array`` without a copy, has to wait for them.
     """
-    bits, _ = _width(block.dtype)
+    bits, _ = width_of(block.dtype)
     device = _device_of(block)
     is_narrow = bits < 32 and jnp.issubdtype(block.dtype, jnp.floating)
     if bits not in (1, 6) and not (is_narrow and device.platform == "cpu"):
@@ -549,7 +453,7 @@ def _for_xla(block: jax.Array) -> jax.Array:
 
 def _as_unsigned(block: jax.Array) -> jax.Array:
     """Return the bits as unsigned integers, if JAX has some that are as wide."""
-    bits, _ = _width(block.dtype)
+    bits, _ = width_of(block.dtype)
     if block.dtype == jnp.bool_ or bits not in _UNSIGNED:
         return block
     return lax.bitcast_convert_type(block, jnp.dtype(_UNSIGNED[bits]))
@@ -560,122 +464,6 @@ def _words(elements: jax.Array) -> jax.Array:
     shape = elements.shape[:-1]
     if jnp.issubdtype(elements.dtype, jnp.complexfloating):
         elements = jnp.stack([elements.real, elements.imag], -1).reshape(*shape, -1)
-    if _width(elements.dtype)[1] > 1:
+    if width_of(elements.dtype)[1] > 1:
         return lax.bitcast_convert_type(elements, jnp.uint32).reshape(*shape, -1)
     return _as_unsigned(elements).astype(jnp.uint32)
-
-
-# On the host, by NumPy alone.
-
-
-def fingerprint_of_numpy(array: AnyNDArray) -> str:
-    """Return the fingerprint of a NumPy array: that of a sharded array with the same content.
-
-    Works in pieces, without a copy of the whole, also of a memory map; needs no device. Takes 5 to
-    10 times as long as the devices of the same processor do.
-
-    Args:
-      array: of any dtype that JAX knows, in any byte order and memory layout.
-
-    Raises:
-      TypeError: it does not hold numbers.
-
-    >>> import jax.numpy as jnp
-    >>> fingerprint_of_numpy(np.arange(6, dtype=np.int32)) == fingerprint(jnp.arange(6))
-    True
-    """
-    array = np.asarray(array)
-    return digest_of(array.shape, array.dtype, sums_of_numpy(array))
-
-
-def _by_numpy(blocks: dict[int, jax.Array], grid: ShardGrid) -> Words:
-    """Return the sums of small blocks, put together first if that is the whole array."""
-    if len(blocks) < grid.num_shards:
-        return add(
-            sums_of_numpy(np.asarray(block), _starts(grid, number, block.ndim))
-            for number, block in blocks.items()
-        )
-    first, *rest = blocks.values()
-    if not rest:
-        return sums_of_numpy(np.asarray(first))
-    whole = np.empty((*grid.global_shape, *first.shape[len(grid.global_shape) :]), first.dtype)
-    for number, block in blocks.items():
-        whole[grid.block_index(number)] = block
-    return sums_of_numpy(whole)
-
-
-def sums_of_numpy(array: AnyNDArray, start: Sequence[int] = ()) -> Words:
-    """Return the sums over a part of an array: uint32 ``[LANES]``, to be added to those of others.
-
-    Args:
-      array: the part. Of PRNG keys, the numbers: ``jax.random.key_data(keys)``.
-      start: where it begins in the whole array, in each dimension; by default at the beginning.
-
-    Raises:
-      TypeError: it does not hold numbers.
-      ValueError: ``start`` has not one number for each dimension.
-
-    >>> whole = np.arange(6, dtype=np.float32)
-    >>> halves = [sums_of_numpy(whole[:2]), sums_of_numpy(whole[2:], start=(2,))]
-    >>> (add(halves) == sums_of_numpy(whole)).all()
-    np.True_
-    """
-    array = np.asarray(array)
-    bits, _ = _width(array.dtype)
-    start = tuple(map(operator.index, start)) or (0,) * array.ndim
-    if len(start) != array.ndim:
-        raise ValueError(
-            f"start {start} has {len(start)} numbers, but the part, of shape {array.shape}, has "
-            f"{array.ndim} dimensions"
-        )
-    mask = np.uint32((1 << bits) - 1 if bits < 8 else 2**32 - 1)
-    return add(
-        _sums_of_words(_words_of_numpy(piece) & mask, first)
-        for piece, first in _pieces(array, start)
-    )
-
-
-def _pieces(array: AnyNDArray, start: Shape) -> Iterator[tuple[AnyNDArray, Shape]]:
-    """Yield parts of a few elements each, with their starts."""
-    if array.size <= _PIECE:
-        yield array, start
-        return
-    axis = next(axis for axis, size in enumerate(array.shape) if size > 1)
-    step = max(1, _PIECE * array.shape[axis] // array.size)
-    for begin in range(0, array.shape[axis], step):
-        part = array[(slice(None),) * axis + (slice(begin, begin + step),)]
-        yield from _pieces(part, (*start[:axis], start[axis] + begin, *start[axis + 1 :]))
-
-
-def _words_of_numpy(piece: AnyNDArray) -> Words:
-    """Return the words of elements in a last dimension of their own."""
-    # Of the other byte order, a dtype is not the same to NumPy as the native one of that name.
-    piece = np.ascontiguousarray(piece, piece.dtype.newbyteorder("<")).reshape(piece.shape)
-    width = min(piece.dtype.itemsize, 4)
-    return piece[..., None].view(f"<u{width}").astype(np.uint32)
-
-
-def _sums_of_words(words: Words, start: Shape) -> Words:
-    rank = len(start)
-    dimensions = (*range(rank), _WORD)
-    sides = [
-        _keys(_constants(dimension), first, size).reshape(LANES, -1, *(1,) * (rank - axis))
-        for axis, (dimension, first, size) in enumerate(
-            zip(dimensions, (*start, 0), words.shape, strict=True)
-        )
-    ]
-    sums = np.empty(LANES, np.uint32)
-    for lane, origin in enumerate(_key(_constants(_ORIGIN), 1)[:, 0]):
-        key = sum((side[lane] for side in sides), start=origin)
-        sums[lane] = _mix_of_numpy(words + key).sum(dtype=np.uint32)
-    return sums
-
-
-def _mix_of_numpy(x: Words) -> Words:
-    """Return what ``_mix`` does, in place: with new arrays it takes twice as long."""
-    shifted = np.empty_like(x)
-    for shift, factor in _ROUNDS:
-        x ^= np.right_shift(x, np.uint32(shift), out=shifted)
-        x *= np.uint32(factor)
-    x ^= np.right_shift(x, np.uint32(_LAST_SHIFT), out=shifted)
-    return x

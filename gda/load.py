@@ -1,9 +1,9 @@
-"""Trees of sources to trees of arrays, in one go."""
+"""Trees of sources to trees of arrays, whose blocks are all read in one go."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jax.tree_util import keystr
 
 from gda.agreement import describe, together
 from gda.array import GlobalArray
-from gda.construct import Build, build_of_source, read_all
+from gda.build import Build, build_of_source, read_all
 from gda.reading import Options, ProgressLike, Retry
 from gda.trees import is_container, note_path, specs_for
 
@@ -67,19 +67,17 @@ def load_tree(
     """
     options = Options(max_workers, max_bytes, progress, retry)
     tree = _as_dicts(sources)
-    prepared: list[tuple[list[Build], Any]] = []
 
-    def prepare() -> tuple[list[Build], Any]:
-        if not prepared:
-            prepared.append(_prepare(tree, mesh, specs, dtype, options))
-        return prepared[0]
+    @cache  # the builds that the processes agree on are those that are read
+    def prepared() -> tuple[list[Build], Any]:
+        return _builds_of(tree, mesh, specs, dtype, options)
 
     def wanted() -> Any:
-        builds, structure = prepare()
+        builds, structure = prepared()
         return jax.tree.unflatten(structure, [build.wanted() for build in builds])
 
     def work() -> Any:
-        builds, structure = prepare()
+        builds, structure = prepared()
         read_all(builds, options, "load_tree")
         arrays = [GlobalArray(array=build.array()) for build in builds]
         return jax.tree.unflatten(structure, arrays)
@@ -87,9 +85,10 @@ def load_tree(
     return together("gda.load_tree", mesh, work, describe, wanted=lambda: describe(wanted()))
 
 
-def _prepare(
+def _builds_of(
     tree: Any, mesh: Mesh, specs: Any, dtype: Any, options: Options
 ) -> tuple[list[Build], Any]:
+    """Return how the array of each leaf is built, and the tree's structure; read nothing."""
     if callable(specs):
         function: Any = specs
         specs = _specs_by(function, tree)

@@ -15,10 +15,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gda.agreement import checked
 from gda.blocks import KEPT_DTYPES, Block, BlockReader
 from gda.buffers import ALIGNMENT, Buffers, aligned_empty
-from gda.construct import plan_of
 from gda.grid import ShardGrid
 from gda.indices import check_mesh, processes_of
 from gda.local_view import local_sharding, view_of
+from gda.plan import plan_of
 from gda.sharding import is_tracer
 from gda.spec import Shape, SpecLike, check_shape, check_spec
 from gda.views import infer_global_shape

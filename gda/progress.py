@@ -1,4 +1,4 @@
-"""Showing how far reading is."""
+"""Showing how far reading or writing is."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _bar(description: str) -> Iterator[Callable[[int, int], object]]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    # Drawn when something was read: rich's own refreshing is a thread that outlives its bar.
+    # Drawn when something is reported: rich's own refreshing is a thread that outlives its bar.
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
         task = bar.add_task(description, total=None)
         drawn = 0.0

@@ -125,7 +125,7 @@ ProgressLike = bool | Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class Options:
-    """How blocks are read: the options of all functions that load.
+    """How blocks are read or written: the options of all functions that load or store.
 
     Raises:
       TypeError, ValueError: one of them is not what it must be.
@@ -213,6 +213,8 @@ class _Attempt:
 
 
 class _Crew:
+    """The tasks of one ``run``, those of them that are under way, and the threads that work."""
+
     def __init__(
         self,
         tasks: Iterator[Task | AsyncTask],
@@ -229,7 +231,7 @@ class _Crew:
         self._begun = {Task: 0, AsyncTask: 0}
         self._later: list[tuple[float, _Attempt]] = []
         self._transfers: deque[tuple[int, Transfer]] = deque()
-        self._futures: set[_Attempt] = set()
+        self._asynchronous: set[_Attempt] = set()
         self._threads: list[threading.Thread] = []
         # Guards what follows. Two conditions, or each task that is done would wake all threads.
         lock = threading.Lock()
@@ -247,7 +249,7 @@ class _Crew:
                 self._is_over = True
                 self._waiting.clear()
                 self._has_work.notify_all()
-            for attempt in self._futures:
+            for attempt in self._asynchronous:
                 if attempt.future is not None:
                     attempt.future.cancel()
             for thread in self._threads:
@@ -258,7 +260,7 @@ class _Crew:
         """Hand out tasks as the budget allows, and finish what was done."""
         following = next(self._tasks, None)
         while following is not None or any(self._begun.values()):
-            while following is not None and self._has_room(following):
+            while following is not None and self._makes_room(following):
                 self._held += following.nbytes
                 self._begun[type(following)] += 1
                 self._begin(_Attempt(following))
@@ -269,7 +271,8 @@ class _Crew:
                 self._wait()
                 self._finish_done()
 
-    def _has_room(self, task: Task | AsyncTask) -> bool:
+    def _makes_room(self, task: Task | AsyncTask) -> bool:
+        """Return whether a task may begin; wait for transfers where that makes it possible."""
         if self._begun[type(task)] >= self._most[type(task)]:
             return False
         if self._max_bytes is None:
@@ -293,7 +296,7 @@ class _Crew:
 
     def _begin_asynchronous(self, attempt: _Attempt, task: AsyncTask) -> None:
         attempt.count += 1
-        self._futures.add(attempt)
+        self._asynchronous.add(attempt)
         try:
             attempt.future = task.begin()
         except Exception as error:
@@ -337,7 +340,7 @@ class _Crew:
         with self._has_done:
             done, self._done = self._done, []
         for attempt in done:
-            self._futures.discard(attempt)
+            self._asynchronous.discard(attempt)
             if attempt.future is not None and attempt.error is None:
                 try:
                     attempt.result = attempt.future.result()

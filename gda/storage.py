@@ -338,32 +338,30 @@ def _tensors_of_file(path: Path) -> dict[str, SafetensorsTensor]:
         raise FileNotFoundError(f"there is no file {path}")
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > size - 8:
-            raise ValueError(
-                f"{path} is cut off or no safetensors file: it has {size} bytes, and its header "
-                f"is said to have {length}"
-            )
-        if length > _MOST_HEADER_BYTES:
-            raise ValueError(
-                f"{path}: the header is said to have {length} bytes; at most "
-                f"{_MOST_HEADER_BYTES} are read"
-            )
-        header = _parse(path, _read_exactly(file, length))
+        header, data_start = _read_header(path, file, size)
     header.pop("__metadata__", None)
     entries = [_entry(path, name, given) for name, given in header.items()]
-    _check_places(path, entries, size - 8 - length)
+    _check_places(path, entries, size - data_start)
     return {
-        entry.name: SafetensorsTensor(
-            path,
-            entry.name,
-            entry.shape,
-            entry.dtype,
-            8 + length + entry.start,
-            entry.stop - entry.start,
-        )
-        for entry in entries
+        name: SafetensorsTensor(path, name, shape, dtype, data_start + start, stop - start)
+        for name, dtype, shape, start, stop in entries
     }
+
+
+def _read_header(path: Path, file: Any, size: int) -> tuple[dict[str, Any], int]:
+    """Return the header of a file of ``size`` bytes, and at which byte the data after it begin."""
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > size - 8:
+        raise ValueError(
+            f"{path} is cut off or no safetensors file: it has {size} bytes, and its header "
+            f"is said to have {length}"
+        )
+    if length > _MOST_HEADER_BYTES:
+        raise ValueError(
+            f"{path}: the header is said to have {length} bytes; at most "
+            f"{_MOST_HEADER_BYTES} are read"
+        )
+    return _parse(path, _read_exactly(file, length)), 8 + length
 
 
 def _read_exactly(file: Any, count: int) -> bytes:

@@ -25,12 +25,12 @@ from gda.blocks import format_index
 from gda.grid import ShardGrid
 from gda.layout import IntArray, layout_of
 from gda.local_view import apart, distinct_shards, grid_of
-from gda.overlaps import are_aligned, conflicts_between, fitting_chunks
+from gda.overlaps import Conflict, are_aligned, conflicts_between, fitting_chunks
 from gda.processes import format_processes, writing_of
 from gda.progress import shown
 from gda.reading import AsyncTask, Options, ProgressLike, Task, run
 from gda.sharding import is_tracer, sharding_of
-from gda.spec import Index
+from gda.spec import Index, Shape
 from gda.targets import SliceTarget, Target, check_fit, target_of, targets_for
 from gda.trees import is_container, note_path, path_of
 
@@ -69,7 +69,7 @@ def store(
         other, because not every library can be used by several. A TensorStore writes concurrently
         by itself.
       max_bytes: host memory for copies of blocks at any time, 256 MiB by default; a block that is
-        larger is copied alone. Copies are begun so far ahead.
+        larger is copied alone. Within it, copies are begun ahead of the writing.
       progress: show bytes and rate on stderr, of what this process writes, which needs
         ``pip install 'gda[progress]'``; or a function ``(bytes_done, bytes_total)``.
       wait_for_all: communicates: return, in every process that holds a part, when all have written.
@@ -189,7 +189,7 @@ def _store(
             name,
             _common_mesh(leaves),
             work,
-            lambda _: {},
+            lambda _: {},  # nothing comes out of a write that could differ
             wanted=lambda: describe(tree),
             always=True,
         )
@@ -309,38 +309,52 @@ def _writers(grid: ShardGrid, turn: int) -> IntArray:
 
 def _check_chunks(grid: ShardGrid, target: Target, turn: int, max_workers: int) -> None:
     """Raise unless every chunk is written by one process, and where need be by one thread."""
-    processes = () if grid.processes is None else grid.processes.numbers
-    if 0 in grid.global_shape or not (len(processes) > 1 or max_workers > 1):
+    has_several_processes = grid.processes is not None and len(grid.processes.numbers) > 1
+    if 0 in grid.global_shape or not (has_several_processes or max_workers > 1):
         return
-    if not target.bears_processes and len(set(writers := _writers(grid, turn).tolist())) > 1:
-        raise ValueError(
-            f"the target is in an HDF5 file, which one process at a time may have open to write, "
-            f"and {format_processes(set(writers))} would; give it to one process with "
-            "g.gather(process=0), write a file for each, or use a Zarr array"
-        )
-    chunks, origin = target.chunks, target.origin
-    if chunks is None:
+    if not target.allows_processes:
+        _check_one_process(grid, turn)
+    if target.chunks is None:
         return
     sizes = zip(grid.global_shape, grid.shard_shape, strict=True)
     parts = [size // step for size, step in sizes]
-    if are_aligned(grid.shard_shape, parts, chunks, origin):
+    if are_aligned(grid.shard_shape, parts, target.chunks, target.origin):
         return
-    by_threads = max_workers > 1 and not target.bears_threads
+    by_threads = max_workers > 1 and not target.allows_threads
     # Of several threads, any may write any block.
     writers = np.arange(grid.num_shards) if by_threads else _writers(grid, turn)
-    conflicts = conflicts_between(writers.reshape(parts), grid.shard_shape, chunks, origin)
-    if not conflicts:
-        return
-    dimension, boundary, of_it = conflicts[0]
+    conflicts = conflicts_between(
+        writers.reshape(parts), grid.shard_shape, target.chunks, target.origin
+    )
+    if conflicts:
+        who = "two threads" if by_threads else format_processes(conflicts[0].writers)
+        text = _shared_chunk_text(grid, target.chunks, target.origin, conflicts, who)
+        alone = ", and so would max_workers=1" if by_threads and not has_several_processes else ""
+        raise ValueError(text + alone)
+
+
+def _check_one_process(grid: ShardGrid, turn: int) -> None:
+    """Raise if several processes would write into an HDF5 file."""
+    writers = set(_writers(grid, turn).tolist())
+    if len(writers) > 1:
+        raise ValueError(
+            "the target is in an HDF5 file, which one process at a time may have open to write, "
+            f"and {format_processes(writers)} would; give it to one process with "
+            "g.gather(process=0), write a file for each, or use a Zarr array"
+        )
+
+
+def _shared_chunk_text(
+    grid: ShardGrid, chunks: Shape, origin: Shape, conflicts: Sequence[Conflict], who: str
+) -> str:
+    dimension, boundary, _ = conflicts[0]
     fitting = fitting_chunks(grid.shard_shape, chunks, [each.dimension for each in conflicts])
-    begin = any(first % size for first, size in zip(origin, fitting, strict=True))
-    raise ValueError(
+    must_move = any(first % size for first, size in zip(origin, fitting, strict=True))
+    return (
         f"the target has chunks of shape {chunks}, and the blocks have shape {grid.shard_shape}: "
         f"the elements {boundary - 1} and {boundary} of dimension {dimension} lie in one chunk, "
-        f"which {'two threads' if by_threads else format_processes(of_it)} would write at a time, "
-        f"and one could lose what the other wrote; chunks of {fitting}"
-        f"{' that begin where the target does' if begin else ''} would work"
-        f"{', and so would max_workers=1' if by_threads and len(processes) == 1 else ''}"
+        f"which {who} would write at a time, and one could lose what the other wrote; chunks of "
+        f"{fitting}{' that begin where the target does' if must_move else ''} would work"
     )
 
 
@@ -370,6 +384,7 @@ class _Piece:
 
 
 def _write(name: str, tree: Any, jobs: Sequence[_Job], options: Options) -> None:
+    max_bytes = options.max_bytes or _MAX_BYTES
     total = sum(len(job.blocks) * job.nbytes_of_block for job in jobs)
     done = 0
 
@@ -380,9 +395,9 @@ def _write(name: str, tree: Any, jobs: Sequence[_Job], options: Options) -> None
         show(done, total)
 
     with shown(options.progress, name) as show:
-        ahead = _Ahead(_pieces(tree, jobs), options.max_bytes or _MAX_BYTES)
+        ahead = _Ahead(_pieces(tree, jobs), max_bytes)
         tasks = (_task(piece, finish) for piece in ahead)
-        run(tasks, max_workers=options.max_workers, max_bytes=options.max_bytes or _MAX_BYTES)
+        run(tasks, max_workers=options.max_workers, max_bytes=max_bytes)
 
 
 def _pieces(tree: Any, jobs: Sequence[_Job]) -> Iterator[_Piece]:

@@ -39,8 +39,8 @@ class Target(NamedTuple):
       chunks: shape of what is written as a whole; None where every element is for itself.
       origin: an element at which a chunk begins; it may lie outside.
       is_asynchronous: it is a TensorStore.
-      bears_threads: several threads of one process may write into one chunk at a time.
-      bears_processes: several processes may write to it at all.
+      allows_threads: several threads of one process may write into one chunk at a time.
+      allows_processes: several processes may write to it at all.
     """
 
     handle: Any
@@ -49,8 +49,8 @@ class Target(NamedTuple):
     chunks: Shape | None = None
     origin: Shape = ()
     is_asynchronous: bool = False
-    bears_threads: bool = False
-    bears_processes: bool = True
+    allows_threads: bool = False
+    allows_processes: bool = True
 
 
 def target_of(target: Any) -> Target:
@@ -122,7 +122,7 @@ def _of_h5py(target: Any) -> Target:
         )
     # h5py holds one lock around every call of HDF5. Without MPI, HDF5 lets one process write.
     known = _of_anything(target)
-    return known._replace(bears_threads=True, bears_processes=file.driver == "mpio")
+    return known._replace(allows_threads=True, allows_processes=file.driver == "mpio")
 
 
 def _check_writeable(target: np.ndarray[Any, Any]) -> None:
@@ -157,7 +157,7 @@ def _of_tensorstore(target: Any) -> Target:
         chunks,
         tuple(first or 0 for first in layout.grid_origin or (0,) * target.rank),
         is_asynchronous=True,
-        bears_threads=True,
+        allows_threads=True,
     )
 
 

@@ -27,7 +27,7 @@ from meshes import batch, cut, mesh_of
 from safetensors.numpy import save_file
 
 import gda
-from gda import construct
+from gda import build, plan
 from gda.blocks import BlockReader
 
 MESH = mesh_of({"x": 4, "y": 2})
@@ -58,7 +58,7 @@ class Recording:
 @pytest.fixture(params=["placed at the end", "placed early"])
 def placing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways in which blocks come to their devices; the early one is that of accelerators."""
-    monkeypatch.setattr(construct, "places_early", lambda _: request.param == "placed early")
+    monkeypatch.setattr(plan, "places_early", lambda _: request.param == "placed early")
     return request.param
 
 
@@ -440,7 +440,7 @@ def test_only_so_many_bytes_are_read_at_a_time(placing: str) -> None:
 
 
 def test_the_bound_counts_blocks_until_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(construct, "places_early", lambda _: True)
+    monkeypatch.setattr(plan, "places_early", lambda _: True)
     moving: list[Any] = []
     put, wait = jax.device_put, jax.block_until_ready
 
@@ -453,9 +453,9 @@ def test_the_bound_counts_blocks_until_they_are_sent(monkeypatch: pytest.MonkeyP
         moving.pop(0)
         return wait(arrays)
 
-    monkeypatch.setattr(construct.jax, "device_put", device_put)
-    monkeypatch.setattr(construct.jax, "block_until_ready", block_until_ready)
-    monkeypatch.setattr(construct, "_are_sent", lambda _: False)
+    monkeypatch.setattr(build.jax, "device_put", device_put)
+    monkeypatch.setattr(build.jax, "block_until_ready", block_until_ready)
+    monkeypatch.setattr(build, "_are_sent", lambda _: False)
     g = gda.GlobalArray.from_callback(
         (8, 6), MESH, P(("x", "y")), lambda i: DATA[i], dtype=np.float32, max_bytes=2 * 24
     )
@@ -664,6 +664,15 @@ def test_an_error_of_a_tensorstore_has_them_too(tmp_path: Path) -> None:
     assert "while reading index [" in notes
     assert "at ['w'] of the tree" in notes
     assert "after attempt 3 of 3" in notes
+
+
+def test_a_number_of_a_tensorstore_that_does_not_fit_has_them_too() -> None:
+    source = ts.array(np.full((8, 6), 2**40, np.int64))
+    with pytest.raises(gda.DoesNotFitError) as caught:
+        gda.load_tree({"w": source}, MESH, P("x"))
+    notes = " ".join(caught.value.__notes__)
+    assert "while reading index [0:2, :]" in notes
+    assert "at ['w'] of the tree" in notes
 
 
 def test_a_source_that_fails_now_and_then(placing: str) -> None:

@@ -39,7 +39,7 @@ def test_of_zarr_the_shards_are_written_as_a_whole(tmp_path: Path) -> None:
     z = zarr.create_array(store=tmp_path / "a", shape=(8, 6), chunks=(4, 6), dtype="int16")
     target = target_of(z)
     assert (target.shape, target.dtype, target.chunks) == ((8, 6), np.int16, (4, 6))
-    assert not target.bears_threads
+    assert not target.allows_threads
     z = zarr.create_array(
         store=tmp_path / "b", shape=(8, 6), chunks=(2, 2), shards=(4, 6), dtype="int16"
     )
@@ -52,8 +52,8 @@ def test_hdf5(tmp_path: Path) -> None:
         cut = file.create_dataset("cut", (8, 6), "float32", chunks=(4, 3))
         assert target_of(whole).chunks is None
         assert target_of(cut).chunks == (4, 3)
-        assert target_of(cut).bears_threads
-        assert not target_of(cut).bears_processes
+        assert target_of(cut).allows_threads
+        assert not target_of(cut).allows_processes
 
 
 @pytest.mark.parametrize("driver", ["zarr3", "zarr", "n5"])

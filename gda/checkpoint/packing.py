@@ -17,6 +17,7 @@ import numpy as np
 from gda.checkpoint import zarr_format
 from gda.checkpoint.chunks import ChunkGrid
 from gda.checkpoint.sources import Block, Source
+from gda.digest import Words, sums_of_stack
 from gda.spec import Shape
 
 PACK_BYTES = 4 * 2**20  # of a chunk
@@ -31,6 +32,7 @@ class _Placed:
     start: Shape
     shape: Shape
     blocks: tuple[Block, ...]
+    sums: Words | None = None  # of its elements, for the fingerprint
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Pack:
     name: str
     dtype: np.dtype[Any]
     codec: str
+    fingerprints: bool
     pieces: list[_Placed] = field(default_factory=list)
     end: int = 0
     chunks: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -81,19 +84,26 @@ class Pack:
         return zarr_format.metadata(self.grid.shape, self.grid.chunk_shape, self.dtype, self.codec)
 
     def fill(self, chunk: int) -> np.ndarray[Any, Any]:
-        """Return the data of a chunk."""
+        """Return the data of a chunk; sum up the pieces in it, if that is wanted."""
         (size,) = self.grid.chunk_shape
         out = np.zeros(size, self.dtype)
         first, last = (
             bisect_left(self.pieces, end, key=lambda piece: piece.offset)
             for end in (chunk * size, chunk * size + size)
         )
+        alike: dict[Any, list[tuple[_Placed, np.ndarray[Any, Any]]]] = {}
         for piece in self.pieces[first:last]:
             begin = piece.offset % size
             whole = out[begin : begin + math.prod(piece.shape)].reshape(piece.shape)
             for block in piece.blocks:
                 data = block.on_host()
                 whole[_box(block.start, piece.start, data.shape)] = data
+            alike.setdefault((piece.start, piece.shape), []).append((piece, whole))
+        if self.fingerprints:
+            for (start, _), pieces in alike.items():
+                sums = sums_of_stack(np.stack([whole for _, whole in pieces]), start)
+                for (piece, _), of_piece in zip(pieces, sums, strict=True):
+                    piece.sums = of_piece
         return out
 
     def written(self) -> dict[str, Any]:
@@ -112,7 +122,7 @@ class Pack:
         }
 
 
-def pack(sources: Iterable[Source], codec: str) -> list[Pack]:
+def pack(sources: Iterable[Source], codec: str, fingerprints: bool) -> list[Pack]:
     """Return the packs of this process, of all that it writes of some small arrays."""
     packs: dict[np.dtype[Any], Pack] = {}
     for source in sources:
@@ -121,7 +131,7 @@ def pack(sources: Iterable[Source], codec: str) -> list[Pack]:
         for block in source.blocks:
             block.begin_transfer()
         name = f"packed.{source.dtype.name}.{jax.process_index()}"
-        packs.setdefault(source.dtype, Pack(name, source.dtype, codec)).add(source)
+        packs.setdefault(source.dtype, Pack(name, source.dtype, codec, fingerprints)).add(source)
     return list(packs.values())
 
 

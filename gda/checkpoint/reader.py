@@ -43,23 +43,26 @@ def read_arrays(
     options = replace(options, max_workers=options.max_workers or default_workers(store))
     files = Files(store, manifest)
     arrivals = [_Arrival(target) for target in targets]
-    uses = _uses(arrivals, manifest.arrays)
+    groups = [
+        (group, _uses(group, manifest.arrays)) for group in _groups(arrivals, options.max_bytes)
+    ]
+    chunks = [chunk for _, uses in groups for chunk in uses]
     try:
-        for chunk in uses:
+        for chunk in chunks:
             files.check_size(chunk)
         # Each is a request, and some take long: many at a time.
         reading.run(
             [
                 reading.Task(2**20, lambda array=array: files.check_metadata(array))
-                for array in sorted({array for array, _ in uses})
+                for array in sorted({array for array, _ in chunks})
             ],
             max_workers=options.max_workers,
             max_bytes=options.max_bytes,
         )
         with shown(options.progress, "restore") as show:
-            report = _report(manifest.arrays, uses, show)
-            for group in _groups(arrivals, options.max_bytes):
-                _read_group(files, group, options, report)
+            report = _report(manifest.arrays, chunks, show)
+            for group, uses in groups:
+                _read_group(files, group, uses, options, report)
     except CorruptionError:
         check_not_replaced(store, manifest)
         raise
@@ -67,10 +70,10 @@ def read_arrays(
 
 
 def _report(
-    arrays: Sequence[StoredArray], uses: Iterable[Chunk], show: Callable[[int, int], object]
+    arrays: Sequence[StoredArray], chunks: Iterable[Chunk], show: Callable[[int, int], object]
 ) -> Callable[[Chunk], None]:
     """Return the function that is told of every chunk that was read."""
-    total = sum(arrays[array].chunk_bytes for array, _ in uses)
+    total = sum(arrays[array].chunk_bytes for array, _ in chunks)
     done = 0
 
     def report(chunk: Chunk) -> None:
@@ -203,11 +206,14 @@ def _groups(arrivals: Iterable[_Arrival], max_bytes: int | None) -> Iterator[lis
 
 
 def _read_group(
-    files: Files, group: list[_Arrival], options: Options, report: Callable[[Chunk], None]
+    files: Files,
+    group: list[_Arrival],
+    uses: dict[Chunk, list[_Use]],
+    options: Options,
+    report: Callable[[Chunk], None],
 ) -> None:
     for arrival in group:
         arrival.allocate()
-    uses = _uses(group, files.manifest.arrays)
     tasks = [
         reading.Task(
             _buffered_bytes(files, chunk, uses[chunk]),

@@ -59,6 +59,7 @@ class Source:
       block_shape: every block has it.
       blocks: those that this process writes.
       is_mine: whether these are all that there are.
+      saved_type: shape and dtype as the user sees them, of keys those of keys.
       own: the data, where every process has all of it by itself.
     """
 
@@ -74,6 +75,7 @@ class Source:
     block_shape: Shape
     blocks: tuple[Block, ...]
     is_mine: bool
+    saved_type: tuple[Shape, Any]
     own: Any = None
 
     @property
@@ -223,6 +225,7 @@ def _whole(
         data.shape,
         blocks,
         is_mine,
+        (data.shape, data.dtype),
         data,
     )
 
@@ -276,5 +279,6 @@ def _of_jax(number: int, path: Path, kind: str, array: jax.Array, turn: int) -> 
             for block in written
         ),
         len(written) == grid.num_shards,
+        (keys_or_data.shape, keys_or_data.dtype),
         None if is_shared else array,
     )

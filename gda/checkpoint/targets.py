@@ -18,7 +18,7 @@ from gda.agreement import join_some
 from gda.array import GlobalArray
 from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, Path, ValueLeaf
 from gda.checkpoint.structure import format_path, path_of_keys
-from gda.construct import Plan, plan_of
+from gda.plan import Plan, plan_of
 from gda.spec import Shape, check_spec
 from gda.trees import is_container, is_partition_spec
 

@@ -23,7 +23,7 @@ from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, Piece, StoredArra
 from gda.checkpoint.packing import Pack, pack
 from gda.checkpoint.sources import Block, Source, on_host
 from gda.checkpoint.stores import Store
-from gda.digest import add, digest_of, fingerprint_of_numpy
+from gda.digest import LANES, Words, add, digest_of, sums_of_numpy
 from gda.progress import shown
 
 CHUNK_BYTES = 16 * 2**20
@@ -49,7 +49,7 @@ class Writer:
     options: reading.Options
 
     def __post_init__(self) -> None:
-        self._sums: dict[int, _Sums] = {}
+        self._pending: dict[int, fingerprint.Pending] | None = None
         self._sort()
 
     def _sort(self) -> None:
@@ -59,14 +59,15 @@ class Writer:
 
     def copy_to_host(self) -> None:
         """Copy what this process writes, so that nothing of the caller's is needed any more."""
-        self._begin_fingerprints()
         for own in self._own.values():
             for block in own.source.blocks:
                 block.begin_transfer()
-        self.sources = [
+        copies = [
             source if isinstance(source, ValueLeaf) else self._on_host(source)
             for source in self.sources
         ]
+        self._begin_fingerprints()  # after the copies, for which the caller waits
+        self.sources = copies
         self._sort()
 
     def _on_host(self, source: Source) -> Source:
@@ -74,9 +75,9 @@ class Writer:
 
     def write(self) -> dict[str, Any]:
         """Write it; return what the manifest has to know of it, for JSON."""
-        if not self._sums:
+        if self._pending is None:
             self._begin_fingerprints()
-        packs = pack(self._small, self.codec)
+        packs = pack(self._small, self.codec, self.fingerprints)
         with shown(self.options.progress, "save") as show:
             report = self._report(packs, show)
             reading.run(
@@ -90,17 +91,33 @@ class Writer:
         return {
             "arrays": {number: own.written() for number, own in self._own.items() if own.chunks},
             "packs": [each.written() for each in packs],
-            "sums": self._results(),
+            "sums": self._sums(packs) if self.fingerprints else {},
         }
 
     def _begin_fingerprints(self) -> None:
-        """Begin to sum up what this process writes, on the devices."""
-        arrays = [source for source in self.sources if isinstance(source, Source)]
-        self._sums = {source.number: _Sums(source) for source in arrays if self.fingerprints}
+        """Begin to sum up what this process writes of large arrays, on their devices."""
+        sources = [own.source for own in self._own.values() if self.fingerprints]
+        self._pending = {
+            source.number: fingerprint.begin(
+                source.array, [block.number for block in source.blocks]
+            )
+            for source in sources
+            if source.array is not None
+        }
 
-    def _results(self) -> dict[int, list[int] | str | None]:
-        sources = [source for source in self.sources if isinstance(source, Source)]
-        return {s.number: self._sums[s.number].result(s) for s in sources if self._sums}
+    def _sums(self, packs: Iterable[Pack]) -> dict[int, list[int]]:
+        """Return the share of this process in the fingerprint of each leaf."""
+        sums: dict[int, Words] = {}
+        for number, own in self._own.items():
+            if self._pending and number in self._pending:
+                sums[number] = self._pending[number].result()
+            elif own.source.blocks:
+                (block,) = own.source.blocks
+                sums[number] = sums_of_numpy(block.on_host())
+        for piece in itertools.chain(*[each.pieces for each in packs]):
+            assert piece.sums is not None
+            sums[piece.number] = add([sums.get(piece.number, add([])), piece.sums])
+        return {number: of_leaf.tolist() for number, of_leaf in sums.items()}
 
     def _report(
         self, packs: Sequence[Pack], show: Callable[[int, int], object]
@@ -190,13 +207,17 @@ class Writer:
         leaves: list[Leaf] = []
         for number, source in enumerate(self.sources):
             if isinstance(source, Source):
-                sums = [part["sums"].get(str(number)) for part in parts]
-                digest = self._sums[number].digest(sums) if number in self._sums else None
                 stored = (place.get(number), tuple(pieces.get(number, ())))
-                leaves.append(_leaf(source, digest, *stored))
+                leaves.append(_leaf(source, self._digest(source, parts), *stored))
             else:
                 leaves.append(source)
         return Manifest(self.data, tuple(arrays), tuple(leaves), structure, _about())
+
+    def _digest(self, source: Source, parts: Sequence[dict[str, Any]]) -> str | None:
+        if not self.fingerprints:
+            return None
+        sums = [part["sums"].get(str(source.number), [0] * LANES) for part in parts]
+        return digest_of(*source.saved_type, add(np.array(sums, np.uint32)))
 
 
 def _leaf(
@@ -225,29 +246,6 @@ def _about() -> dict[str, Any]:
         "processes": jax.process_count(),
         "saved": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-
-
-class _Sums:
-    """The share of this process in the fingerprint of a leaf, which is being computed."""
-
-    def __init__(self, source: Source) -> None:
-        self._pending = None
-        if (array := source.array) is not None:
-            self._shape, self._dtype = array.shape, array.dtype
-            self._pending = fingerprint.begin(array, [block.number for block in source.blocks])
-
-    def result(self, source: Source) -> list[int] | str | None:
-        """Return the sums over what this process writes, or the digest of what is NumPy."""
-        if self._pending is not None:
-            return self._pending.result().tolist()
-        return fingerprint_of_numpy(source.blocks[0].on_host()) if source.blocks else None
-
-    def digest(self, parts: Sequence[Any]) -> str:
-        """Return the fingerprint, of the results in all processes."""
-        if self._pending is None:
-            return next(part for part in parts if part is not None)
-        sums = add(np.array(part, np.uint32) for part in parts)
-        return digest_of(self._shape, self._dtype, sums)
 
 
 class _Own:
