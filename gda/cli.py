@@ -163,12 +163,12 @@ def _json(contents: Contents) -> str:
         "data": contents.data,
         "nbytes": contents.nbytes,
         "about": contents.about,
-        "leaves": [_leaf_for_json(leaf) for leaf in contents.leaves],
+        "leaves": [_leaf_for_json(leaf, contents) for leaf in contents.leaves],
     }
     return json.dumps(document, indent=1, allow_nan=False)
 
 
-def _leaf_for_json(leaf: Leaf) -> dict[str, Any]:
+def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
     from gda.checkpoint.manifest import ValueLeaf
 
     if isinstance(leaf, ValueLeaf):
@@ -185,6 +185,18 @@ def _leaf_for_json(leaf: Leaf) -> dict[str, Any]:
         "dtype": leaf.dtype.name,
         "nbytes": leaf.nbytes,
     }
+    if leaf.array is not None:
+        entry["array"] = contents.arrays[leaf.array].name
+    else:
+        entry["pieces"] = [
+            {
+                "array": contents.arrays[piece.array].name,
+                "offset": piece.offset,
+                "start": piece.start,
+                "shape": piece.shape,
+            }
+            for piece in leaf.pieces
+        ]
     optional = ("key_impl", "spec", "mesh", "fingerprint")
     return entry | {name: getattr(leaf, name) for name in optional if getattr(leaf, name)}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -137,13 +137,29 @@ def begin(array: jax.Array, blocks: Iterable[int] | None = None) -> Pending:
     if not numbers or not math.prod(grid.shard_shape):
         return Pending(add([]))
     shards = distinct_shards(array, grid)
-    chosen = {number: shards[number] for number in numbers}
+    return begin_blocks({number: shards[number] for number in numbers}, grid)
+
+
+def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Pending:
+    """Start the sums over some blocks, each on the device where it lies.
+
+    As ``begin``, for blocks that are no longer parts of an array, such as copies.
+
+    Args:
+      blocks: single-device arrays of the shard shape by the number of the block; of keys, keys or
+        their numbers.
+      grid: that of the array.
+    """
+    if not blocks or not math.prod(grid.shard_shape):
+        return Pending(add([]))
+    chosen = dict(blocks)
+    some = next(iter(chosen.values()))
     # Whatever the user may have set: see gda/allgather.py.
     with jax.disable_jit(False), jax.transfer_guard("allow"):
-        if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        if jnp.issubdtype(some.dtype, jax.dtypes.extended):
             chosen = {number: jax.random.key_data(block) for number, block in chosen.items()}
-        is_small = len(numbers) * math.prod(grid.shard_shape) <= _SMALL
-        if is_small and mesh.devices.flat[0].platform == "cpu":
+        is_small = len(chosen) * math.prod(grid.shard_shape) <= _SMALL
+        if is_small and _device_of(some).platform == "cpu":
             return Pending(_by_numpy(chosen, grid))
         return Pending(_started(chosen, grid))
 

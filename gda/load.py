@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -14,8 +14,10 @@ from jax.tree_util import keystr
 
 from gda.agreement import describe, together
 from gda.array import GlobalArray
+from gda.blocks import narrowed_dtype
 from gda.build import Build, build_of_source, read_all
 from gda.reading import Options, ProgressLike, Retry
+from gda.sources import is_group
 from gda.trees import is_container, note_path, specs_for
 
 SpecOf = Callable[[str, Any], PartitionSpec]
@@ -40,8 +42,9 @@ def load_tree(
     they agree, once for the whole tree, and only where ``gda.checking_agreement`` is on.
 
     Args:
-      sources: a pytree of what ``GlobalArray.from_source`` takes, or a mapping such as that of
-        ``gda.storage.open_safetensors``.
+      sources: a pytree of what ``GlobalArray.from_source`` takes; also a mapping that JAX does not
+        know, such as ``zarr.Group``, ``h5py.Group`` or what ``gda.storage.open_safetensors``
+        returns, or a tree with some in it.
       mesh: ``jax.sharding.Mesh``, of all arrays.
       specs: one ``PartitionSpec``, a tree of them that is a prefix of ``sources``, or a function
         ``(path, source)`` that returns one; a path is such as ``'layers/0/weight'``.
@@ -55,8 +58,10 @@ def load_tree(
 
     Raises:
       TypeError, ValueError, DoesNotFitError, ImportError: as ``GlobalArray.from_source`` does, with
-        a note of the path; ``specs`` or ``dtype`` is no prefix of ``sources``.
-      Exception: what a source raises, with a note of the index and the path.
+        a note of the path; ``specs`` or ``dtype`` is no prefix of ``sources``, or the function
+        ``specs`` ends with ``StopIteration``.
+      Exception: what a source raises, with a note of the index and the path, or the function
+        ``specs``, with one of the path.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
@@ -93,6 +98,7 @@ def _builds_of(
         function: Any = specs
         specs = _specs_by(function, tree)
     pairs, structure = specs_for(tree, specs, "specs")
+    _check_dtypes(dtype)
     dtypes = specs_for(tree, dtype, "dtype", _is_dtype)[0]
     builds = []
     for number, ((source, spec), (_, wanted)) in enumerate(zip(pairs, dtypes, strict=True)):
@@ -106,21 +112,55 @@ def _builds_of(
 
 
 def _as_dicts(tree: Any) -> Any:
-    """Return mappings that are no pytrees, such as those of open files, as dicts."""
-    if isinstance(tree, Mapping) and jax.tree_util.all_leaves([tree]):
-        return {name: _as_dicts(tree[name]) for name in tree}
-    return tree
+    """Return a tree with dicts for the mappings in it that are no pytrees, as of open files."""
+
+    def opened(node: Any) -> Any:
+        return {name: _as_dicts(node[name]) for name in node} if is_group(node) else node
+
+    return jax.tree.map(opened, tree, is_leaf=is_container)
 
 
 def _specs_by(function: SpecOf, tree: Any) -> Any:
-    def spec_of(path: Any, source: Any) -> PartitionSpec:
-        name = keystr(path, simple=True, separator="/")
-        spec = function(name, source)
-        if not isinstance(spec, PartitionSpec):
-            raise TypeError(f"specs({name!r}, source) returned {spec!r}, not a PartitionSpec")
-        return spec
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)
+    specs = []
+    for path, source in leaves:
+        try:
+            specs.append(_spec_by(function, keystr(path, simple=True, separator="/"), source))
+        except Exception as error:
+            note_path(error, tree, len(specs))
+            raise
+    return jax.tree.unflatten(structure, specs)
 
-    return jax.tree_util.tree_map_with_path(spec_of, tree, is_leaf=is_container)
+
+def _spec_by(function: SpecOf, name: str, source: Any) -> PartitionSpec:
+    try:
+        spec = function(name, source)
+    except StopIteration as error:
+        raise ValueError(
+            f"specs gave nothing for {name!r}: it ended with StopIteration, as next(...) does "
+            "where no rule matches; add a rule, or a default, as in next(..., PartitionSpec())"
+        ) from error
+    if not isinstance(spec, PartitionSpec):
+        raise TypeError(f"specs({name!r}, source) returned {spec!r}, not a PartitionSpec")
+    return spec
+
+
+def _check_dtypes(dtypes: Any) -> None:
+    """Raise ``TypeError`` unless all leaves are dtypes that JAX has, or ``None``."""
+    for path, dtype in jax.tree_util.tree_flatten_with_path(dtypes, is_leaf=_is_dtype)[0]:
+        if dtype is None:
+            continue
+        name = f"dtype{keystr(path)}"
+        try:
+            known = np.dtype(dtype) if _is_dtype(dtype) else None
+        except TypeError:
+            known = None
+        if known is None:
+            raise TypeError(
+                f"{name} is {dtype!r}, not a dtype; a dtype is such as 'float32', np.int32 or "
+                "jnp.bfloat16"
+            )
+        narrowed_dtype(known, f"{name} is ")
 
 
 def _is_dtype(node: object) -> bool:

@@ -47,7 +47,7 @@ def _bar(description: str) -> Iterator[Callable[[int, int], object]]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn(binary_units=True),
+        DownloadColumn(),  # in powers of 1000, because TransferSpeedColumn has no others
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )

@@ -253,7 +253,10 @@ class _Crew:
                 if attempt.future is not None:
                     attempt.future.cancel()
             for thread in self._threads:
-                if thread.ident is not None:  # none if the user interrupted its start
+                # One whose start the user interrupted may be about to begin, or never will.
+                while thread.ident is None and thread in threading.enumerate():
+                    time.sleep(0.001)
+                if thread.ident is not None:
                     thread.join()
 
     def _direct(self) -> None:
@@ -306,14 +309,25 @@ class _Crew:
         attempt.future.add_done_callback(lambda _: self._add_done(attempt))
 
     def _begin_in_thread(self, attempt: _Attempt) -> None:
+        if self._begun[Task] > len(self._threads):
+            self._start_thread()
+        if not self._threads:
+            attempt.work()
+            self._add_done(attempt)
+            return
         with self._has_work:
             self._waiting.append(attempt)
             self._has_work.notify()
-        if self._begun[Task] > len(self._threads):
-            name = f"{threading.current_thread().name}-reader-{len(self._threads)}"
-            thread = threading.Thread(target=self._serve, name=name)
-            self._threads.append(thread)
+
+    def _start_thread(self) -> None:
+        name = f"{threading.current_thread().name}-reader-{len(self._threads)}"
+        thread = threading.Thread(target=self._serve, name=name)
+        self._threads.append(thread)
+        try:
             thread.start()
+        except RuntimeError:
+            # While a program ends Python starts no threads, and what was begun is to be finished.
+            self._threads.remove(thread)
 
     def _add_done(self, attempt: _Attempt) -> None:
         with self._has_done:

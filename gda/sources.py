@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 from jax import numpy as jnp
 
@@ -77,8 +78,34 @@ def source_of(value: Any) -> Source:
     if hasattr(value, "get_shape") and hasattr(value, "get_dtype"):
         return _SafetensorsSlice(value)
     if not all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__")):
-        raise TypeError(f"a {type(value).__name__} is no source; {WHAT_IT_IS}")
+        raise TypeError(f"a {type(value).__name__} is no source; {_instead_of(value)}")
     return _Filling(value) if hasattr(value, "read_direct") else _Slicing(value)
+
+
+def is_group(value: object) -> bool:
+    """Whether a value is a mapping that JAX takes for a leaf, as those of Zarr and h5py are.
+
+    >>> is_group({}), is_group(np.zeros(2))
+    (False, False)
+    """
+    return _is_mapping(value) and jax.tree_util.all_leaves([value])
+
+
+def is_future(value: object) -> bool:
+    """Whether a value is one that comes later, such as what ``tensorstore.open`` returns."""
+    return callable(getattr(value, "result", None))
+
+
+def _is_mapping(value: object) -> bool:
+    return all(hasattr(value, name) for name in ("keys", "__getitem__"))
+
+
+def _instead_of(value: object) -> str:
+    if is_future(value):
+        return "call .result() on it, and pass what that returns"
+    if _is_mapping(value):
+        return "pick one array of it by its name, or read all with gda.load_tree"
+    return WHAT_IT_IS
 
 
 def _is_tensorstore(value: Any) -> bool:

@@ -12,6 +12,7 @@ float32[8,2] P('x', 'y')
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
@@ -83,7 +84,30 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
         self._tensors = tensors
 
     def __getitem__(self, name: str) -> SafetensorsTensor:
-        return self._tensors[name]
+        """Return a tensor; ``KeyError`` has the names that are most like ``name``."""
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise KeyError(self._without(name)) from None
+
+    # Those of Mapping ask for the item, and among 100,000 names the nearest take a while to find.
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """Return a tensor, or ``default`` where there is none of that name."""
+        return self._tensors.get(name, default)
+
+    def _without(self, name: object) -> str:
+        paths = {tensor.path for tensor in self.values()}
+        folders = {path.parent for path in paths}
+        where = f"{len(paths)} files"
+        if len(folders) == 1:
+            (place,) = paths if len(paths) == 1 else folders
+            where = str(place) if len(paths) == 1 else f"the {len(paths)} files of {place}"
+        near = difflib.get_close_matches(str(name), self, n=3, cutoff=0.5)
+        names = f"; the nearest names are {', '.join(map(repr, near))}" if near else ""
+        return f"there is no tensor {name!r} among the {len(self)} of {where}{names}"
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

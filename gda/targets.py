@@ -16,6 +16,7 @@ from jax.tree_util import keystr
 
 from gda.agreement import join_some
 from gda.array import GlobalArray
+from gda.sources import is_future, is_group
 from gda.spec import Shape
 from gda.trees import is_container, path_of
 
@@ -90,16 +91,24 @@ def _of_anything(target: Any) -> Target:
     except (AttributeError, TypeError):
         shape, dtype = None, None
     if shape is None or dtype is None or not hasattr(target, "__setitem__"):
-        raise TypeError(
-            f"a {type(target).__name__} is not a target: that has shape, dtype and slice "
-            "assignment, as numpy.memmap, zarr.Array and h5py.Dataset have, or is an open "
-            "TensorStore"
-        )
+        raise TypeError(f"a {type(target).__name__} is not a target{_instead_of(target)}")
     # Zarr reads, changes and writes a whole shard, where chunks are packed into shards.
     for name in ("shards", "chunks"):
         if (chunks := _sizes(target, name)) is not None:
             return Target(target, shape, dtype, chunks, (0,) * len(shape))
     return Target(target, shape, dtype)
+
+
+def _instead_of(target: Any) -> str:
+    if is_future(target):
+        return "; call .result() on it, and pass the open TensorStore that it returns"
+    what = (
+        ": that has shape, dtype and slice assignment, as numpy.memmap, zarr.Array and "
+        "h5py.Dataset have, or is an open TensorStore"
+    )
+    if is_group(target):
+        return f"{what}; pick one array of it by its name, or write a tree with gda.store_tree"
+    return what
 
 
 def _sizes(target: Any, name: str) -> Shape | None:
@@ -173,9 +182,24 @@ def check_fit(target: Target, shape: Shape, dtype: np.dtype[Any]) -> None:
     if not holds(target.dtype, dtype):
         raise ValueError(
             f"the array has dtype {dtype}, and the target {target.dtype}, which cannot hold all of "
-            f"its values; make a target of dtype {dtype}, or ask for the cast, where there is one, "
-            "by storing array.astype(target_dtype)"
+            f"its values; {_fitting_target(target, dtype)}, or ask for the cast, where there is "
+            "one, by storing array.astype(target_dtype)"
         )
+
+
+def _fitting_target(target: Target, dtype: np.dtype[Any]) -> str:
+    """Say what target would hold the values of an array."""
+    formats = {"HDF5": ("h5py", "Dataset"), "Zarr": ("zarr", "Array")}
+    lacking = [name for name, kind in formats.items() if _is_a(target.handle, *kind)]
+    if not lacking or dtype.isbuiltin == 1:
+        return f"make a target of dtype {dtype}"
+    # Numbers that NumPy has from elsewhere: h5py makes raw bytes of them, and zarr-python refuses.
+    wide = next(name for name in ("int8", "uint8", "float32") if holds(np.dtype(name), dtype))
+    advice = f"the library for {lacking[0]} has no {dtype}, so make a target of dtype {wide}"
+    bits = 8 * dtype.itemsize
+    if wide == "float32" and jax.numpy.finfo(dtype).bits == bits:
+        advice += f", or of uint{bits} for jax.numpy.asarray(array).view('uint{bits}')"
+    return f"{advice}, or write to a TensorStore, which has it"
 
 
 def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
@@ -231,11 +255,11 @@ def targets_for(tree: Any, targets: Any) -> list[Any]:
     """
     match = _Match([], [], [])
     match.descend(tree, targets, ())
-    for what, paths in (("have nothing at", match.missing), ("more, at", match.surplus)):
-        if paths:
-            raise ValueError(
-                f"targets must have the structure of the tree, and {what} {join_some(paths)}"
-            )
+    must = "targets must have the structure of the tree, but"
+    if match.missing:
+        raise ValueError(f"{must} have nothing at {join_some(match.missing)}")
+    if match.surplus:
+        raise ValueError(f"{must} targets has {join_some(match.surplus)}, and the tree has not")
     first_with: dict[int, int] = {}
     for number, target in enumerate(match.found):
         first = first_with.setdefault(id(target), number)
@@ -259,8 +283,7 @@ class _Match(NamedTuple):
         if children is None or is_container(tree):
             self.found.append(targets)
             return
-        is_group = _is_group(targets)
-        others = _of_group(targets, children) if is_group else _children(targets)
+        others = _of_group(targets, children) if is_group(targets) else _children(targets)
         if others is None:
             others = {} if children else {(): targets}
         for key, child in children.items():
@@ -268,8 +291,9 @@ class _Match(NamedTuple):
                 self.descend(child, others[key], (*path, key))
             else:
                 self.missing.extend(_paths_below((*path, key), child))
-        for key in others.keys() - children.keys():
-            self.surplus.extend(_paths_below((*path, key) if key else path, others[key]))
+        for key, other in others.items():
+            if key not in children:
+                self.surplus.extend(_paths_below((*path, key) if key else path, other))
 
 
 def _children(node: Any) -> dict[Any, Any] | None:
@@ -280,11 +304,6 @@ def _children(node: Any) -> dict[Any, Any] | None:
     return {key: child for (key,), child in below}
 
 
-def _is_group(node: Any) -> bool:
-    """Whether a node is a mapping that JAX takes for a leaf, as those of Zarr and h5py are."""
-    return all(hasattr(node, name) for name in ("keys", "__getitem__")) and _children(node) is None
-
-
 def _of_group(group: Any, keys: Iterable[Any]) -> dict[Any, Any]:
     names = {key: keystr((key,), simple=True) for key in keys}
     return {key: group[name] for key, name in names.items() if name in group}
@@ -292,4 +311,4 @@ def _of_group(group: Any, keys: Iterable[Any]) -> dict[Any, Any]:
 
 def _paths_below(path: tuple[Any, ...], node: Any) -> list[str]:
     below = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_container)[0]
-    return [keystr((*path, *rest)) for rest, _ in below]
+    return [keystr((*path, *rest)) or "a target at its root" for rest, _ in below]

@@ -9,7 +9,11 @@ import jax
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
+from gda.agreement import join_some
 from gda.array import GlobalArray
+
+# A model has hundreds; those that differ are named in any case.
+_MOST_KEYS = 8
 
 
 def is_container(node: object) -> bool:
@@ -121,9 +125,21 @@ def _descend(
         raise ValueError(
             f"{name} must be a prefix of the tree that it is for, but {where} is "
             f"{_node_text(specs)}, and the tree has {_node_text(tree)} there"
+            f"{_difference(specs, tree, where)}"
         ) from None
     for (key, below), subtree in zip(children, subtrees, strict=True):
         _descend(pairs, subtree, below, name, (*path, *key), is_spec)
+
+
+def _difference(specs: Any, tree: Any, where: str) -> str:
+    """Say which keys only one of two dicts has."""
+    if not (isinstance(specs, dict) and isinstance(tree, dict)):
+        return ""
+    missing = [repr(key) for key in tree if key not in specs]
+    surplus = [repr(key) for key in specs if key not in tree]
+    parts = [f"{where} has nothing for {join_some(missing)}"] if missing else []
+    parts += [f"the tree has no {join_some(surplus)}"] if surplus else []
+    return f": {', and '.join(parts)}" if parts else ""
 
 
 def _node_text(node: Any) -> str:
@@ -132,6 +148,8 @@ def _node_text(node: Any) -> str:
     if is_container(node):
         return f"a {kind}"
     if isinstance(node, dict):
+        if len(node) > _MOST_KEYS:
+            return f"a {kind} of {len(node)} keys"
         return f"a {kind} with the keys {list(node)}"
     if isinstance(node, list | tuple):
         return f"a {kind} of {len(node)}"

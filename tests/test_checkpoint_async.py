@@ -269,3 +269,23 @@ def test_fingerprints_that_cannot_be_compared(auto_mesh: Mesh, tmp_path: Path) -
     like = {"a": DATA.astype(np.float64)}
     with pytest.raises(ValueError, match=r"what is cast has no fingerprint .* \['a'\]"):
         restore(tmp_path, like, cast=True, check_fingerprint=True)
+
+
+def test_a_program_that_ends_finishes_what_it_saves(tmp_path: Path) -> None:
+    # Python 3.12 and newer start no thread any more once the main one has ended.
+    program = """
+import sys
+import jax
+import gda
+arrays = {str(i): jax.numpy.full((256, 1024), float(i)) for i in range(40)}
+gda.checkpoint.save_async(sys.argv[1], arrays)
+if len(sys.argv) > 2:
+    raise SystemExit(sys.argv[2])
+"""
+    for i, arguments in enumerate([[], ["the training failed"]]):
+        path = tmp_path / str(i)
+        command = [sys.executable, "-W", "error", "-c", program, str(path), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == len(arguments)
+        assert done.stderr.split("\n")[:-1] == arguments
+        assert len(gda.checkpoint.verify(path).leaves) == 40

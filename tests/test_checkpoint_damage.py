@@ -491,7 +491,7 @@ def test_no_checkpoint(tmp_path: Path) -> None:
         return str(caught.value)
 
     assert "no such directory" in said(tmp_path / "missing")
-    assert "it has no manifest.json, but nothing" in said(tmp_path)
+    assert "it is empty" in said(tmp_path)
     (tmp_path / "file").write_text("")
     assert "it is a file, or in one" in said(tmp_path / "file")
     assert "it is a file, or in one" in said(tmp_path / "file" / "below")

@@ -747,7 +747,7 @@ FAILING = {
 def fail_in_this_process(what: str, tree: dict[str, Any], patch: pytest.MonkeyPatch) -> None:
     """Let the next save fail in this process."""
 
-    def cannot_copy(*_: object) -> None:
+    def cannot_copy(*_: object, **__: object) -> None:
         raise MemoryError("too much")
 
     def fails(is_first: bool, name: str, arguments: Arguments) -> None:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut
 
-from gda.checkpoint import restore, restoring, save
+from gda.checkpoint import exists, inspect, restore, restoring, save
 from gda.checkpoint.file_store import FileStore
 
 DATA = batch(16, 8)
@@ -89,9 +89,10 @@ def test_shapes_and_kinds_that_differ_are_named_together(
         "; at"
     ) == [
         "at ['a'], it has shape (16, 8), and like (8, 16)",
-        " ['b'], it has PRNG keys, and like an array of uint32",
-        " ['c'], it has the int 3, and like an array of shape (3,)",
-        " ['d'], it has an array of shape (3,), and like a int",
+        " ['b'], it has PRNG keys, and like an array of uint32; jax.random.wrap_key_data and "
+        "key_data make one of the other",
+        " ['c'], it has the int 3, and like an array of shape (3,); put a value of type int there",
+        " ['d'], it has an array of shape (3,), and like the int 4",
         " ['e'], it has dtype float64, and like int32; cast=True converts it",
     ]
     assert not reads
@@ -168,7 +169,7 @@ def test_specs_that_do_not_fit_name_their_leaves(
     [
         ({"specs": P()}, TypeError, "give both"),
         ({"mesh": ...}, TypeError, "give both"),
-        ({"mesh": ..., "specs": {"a": 3}}, TypeError, "specs at ['a'] is 3, not a PartitionSpec"),
+        ({"mesh": ..., "specs": {"a": 3}}, TypeError, "specs['a'] is 3, not a PartitionSpec"),
         ({"cast": True}, TypeError, "cast and partial are about like="),
         ({"partial": True}, TypeError, "cast and partial are about like="),
         ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),
@@ -272,3 +273,79 @@ def test_a_tree_nested_too_deep(tmp_path: Path) -> None:
         tree = [tree]
     with pytest.raises(ValueError, match="nested deeper than 200 levels"):
         save(tmp_path, tree)
+
+
+def test_one_reason_is_said_once(auto_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {name: cut(DATA, auto_mesh, P("x")) for name in "abcdefghijkl"})
+    like = {name: jax.ShapeDtypeStruct(DATA.shape, DATA.dtype) for name in "abcdefghijkl"}
+    with pytest.raises(ValueError, match="does not say where the array goes") as caught:
+        restore(tmp_path, like)
+    assert str(caught.value).count("does not say where") == 1
+    assert "at ['a']; ['b']; " in str(caught.value)
+    assert "and 4 more, like does not say" in str(caught.value)
+
+
+def test_an_axis_that_the_mesh_has_not(auto_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"a": cut(DATA, auto_mesh, P("x"))})
+    with pytest.raises(ValueError, match="dimension 0 by mesh axis 'q', but the mesh has the axes"):
+        restore(tmp_path, mesh=auto_mesh, specs=P("q"))
+
+
+def test_specs_by_a_function(auto_mesh: Mesh, tmp_path: Path) -> None:
+    tree = {"layers": [cut(DATA, auto_mesh, P("x"))], "b": cut(DATA, auto_mesh, P()), "n": DATA}
+    save(tmp_path, tree)
+    asked = []
+
+    def spec_of(path: str, leaf: Any) -> P:
+        asked.append((path, leaf.shape))
+        return P(None, "y") if path.startswith("layers/") else P("y")
+
+    restored = restore(tmp_path, mesh=auto_mesh, specs=spec_of)
+    assert asked == [("b", DATA.shape), ("layers/0", DATA.shape)]
+    assert (restored["layers"][0].spec, restored["b"].spec) == (P(None, "y"), P("y"))
+    assert isinstance(restored["n"], np.ndarray)
+    with pytest.raises(TypeError, match="specs.'b', leaf. returned 3, not a PartitionSpec"):
+        restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: 3)
+    with pytest.raises(KeyError, match="b") as caught:
+        restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: {}[path])
+    assert caught.value.__notes__ == ["gda: at ['b'] of the tree"]
+
+
+@pytest.mark.parametrize("first", [{"w": DATA}, [DATA], DATA, 3])
+def test_tree_and_path_in_the_wrong_order(first: Any, tmp_path: Path) -> None:
+    for call in (save, restore):
+        with pytest.raises(TypeError, match="the path of a checkpoint, which comes first, is") as e:
+            call(first, str(tmp_path))
+        assert len(str(e.value)) < 300
+    with pytest.raises(TypeError, match="which comes first"):
+        inspect(first)
+
+
+def test_what_is_beside_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    save(tmp_path, {"a": DATA})
+    (tmp_path / "notes.txt").write_text("mine")
+    save(tmp_path / "sub", {"a": 1})
+    save(tmp_path, {"a": 2}, overwrite=True)
+    assert restore(tmp_path) == {"a": 2}
+    assert restore(tmp_path / "sub") == {"a": 1}
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    with pytest.raises(FileExistsError, match="there is a checkpoint at .*; pass overwrite=True"):
+        save(tmp_path, {"a": 3})
+
+
+def test_a_path_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save("~/run", {"a": 1})
+    assert (tmp_path / "run" / "manifest.json").exists()
+    assert restore("~/run") == {"a": 1}
+
+
+def test_whether_there_is_a_checkpoint(tmp_path: Path) -> None:
+    assert not exists(tmp_path)
+    assert not exists(tmp_path / "missing")
+    (tmp_path / "data-0123456789abcdef").mkdir()
+    assert not exists(tmp_path)
+    save(tmp_path, {"a": 1})
+    assert exists(tmp_path)
+    (tmp_path / "manifest.json").write_text("damaged")
+    assert exists(tmp_path)

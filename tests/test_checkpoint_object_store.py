@@ -262,7 +262,7 @@ def test_without_tensorstore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_nothing_is_there(spec: dict[str, Any]) -> None:
-    said = "there is no checkpoint at .*/run/: it has no manifest.json, but nothing"
+    said = "there is no checkpoint at .*/run/: it is empty"
     for look in (checkpoint.restore, checkpoint.verify, checkpoint.inspect):
         with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
             look(spec)

@@ -85,6 +85,7 @@ def test_inspect_for_programs(run: Run, path: Path) -> None:
         "spec": "P('x')",
         "mesh": {"x": 4, "y": 2},
         "fingerprint": leaves["w"]["fingerprint"],
+        "pieces": [{"array": "packed.float32.0", "offset": 0, "start": [0, 0], "shape": [8, 4]}],
     }
     assert leaves["key"]["key_impl"] == "threefry2x32"
     assert {name: leaf["value"] for name, leaf in leaves.items() if "value" in leaf} == {
@@ -130,7 +131,7 @@ def test_no_checkpoint(run: Run, tmp_path: Path) -> None:
         assert run(command, tmp_path / "x") == (2, "", said)
         code, out, err = run(command, tmp_path)
         assert (code, out, err.count("\n")) == (2, "", 1)
-        assert "it has no manifest.json, but nothing" in err
+        assert "it is empty" in err
         assert run(command, "")[0] == 2
         code, out, err = run(command, "nonsense://x/y")
         assert (code, out, err.count("\n")) == (2, "", 1)

@@ -1,6 +1,8 @@
 """Arrays from sources, one or a tree of them, and the options of everything that loads."""
 
 import io
+import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from safetensors.numpy import save_file
 import gda
 from gda import build, plan
 from gda.blocks import BlockReader
+from gda.progress import shown
 
 MESH = mesh_of({"x": 4, "y": 2})
 DATA = batch(8, 6)
@@ -488,6 +491,15 @@ def test_a_bar_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     assert "192/192 bytes" in err
 
 
+def test_a_bar_has_one_kind_of_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown(True, "some") as show:
+        for done in range(4, 33, 4):
+            show(done * 2**20, 32 * 2**20)
+    err = capsys.readouterr().err
+    assert "33.6/33.6 MB" in err
+    assert "iB" not in err
+
+
 def test_no_thread_of_a_bar_is_left_after_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     before = threading.enumerate()
 
@@ -540,6 +552,23 @@ def test_a_mapping_that_is_no_tree_becomes_a_dict(tmp_path: Path) -> None:
         loaded = gda.load_tree(file, MESH, P())
     assert list(loaded) == ["a", "c"]
     assert np.array_equal(loaded["a"]["b"], DATA[0])
+
+
+def test_groups_of_zarr_and_hdf5_are_trees(tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path / "data.zarr")
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        for name, data in {"a/w": DATA, "a/b/c": DATA[0], "d": DATA}.items():
+            group.create_array(name, data=data)
+            file[name] = data
+        group.create_group("empty"), file.create_group("empty")
+        for given in (group, file):
+            loaded = gda.load_tree(given, MESH, P())
+            assert np.array_equal(loaded["a"]["b"]["c"], DATA[0])
+            assert np.array_equal(loaded["d"], DATA)
+            assert loaded["empty"] == {}
+        loaded = gda.load_tree({"z": [group["a"]], "h": file["a"], "n": DATA}, MESH, P())
+    assert np.array_equal(loaded["z"][0]["w"], DATA)
+    assert np.array_equal(loaded["h"]["b"]["c"], DATA[0])
 
 
 def test_specs_by_path_and_source() -> None:
@@ -820,6 +849,98 @@ def test_an_error_before_reading_names_the_path() -> None:
     with pytest.raises(ValueError, match="of size 3") as caught:
         gda.load_tree({"a": DATA, "b": [DATA[:3]]}, MESH, P("x"))
     assert caught.value.__notes__ == ["gda: at ['b'][0] of the tree"]
+
+
+def test_an_error_of_the_function_for_specs_names_the_path() -> None:
+    source = Recording(DATA)
+    tree = {"a": DATA, "b": [source]}
+    rules = {"a": P("x")}
+
+    def fail(path: str, _: Any) -> P:
+        return rules[path]
+
+    def find(path: str, _: Any) -> P:
+        return next(spec for name, spec in rules.items() if name in path)
+
+    def wrong(path: str, _: Any) -> Any:
+        return rules.get(path)
+
+    for function, error, message in [
+        (fail, KeyError, "b/0"),
+        (find, ValueError, "specs gave nothing for 'b/0': it ended with StopIteration, as next"),
+        (wrong, TypeError, r"specs\('b/0', source\) returned None, not a PartitionSpec"),
+    ]:
+        with pytest.raises(error, match=message) as caught:
+            gda.load_tree(tree, MESH, function)
+        assert caught.value.__notes__ == ["gda: at ['b'][0] of the tree"]
+    assert source.asked == []
+
+
+def test_a_tensor_that_the_rules_of_the_example_do_not_foresee(tmp_path: Path) -> None:
+    path = Path(__file__).parents[1] / "examples" / "load_safetensors.py"
+    spec_of = runpy.run_path(str(path))["spec_of"]
+    save_file({"model.norm.weight": DATA[0], "model.rotary": DATA}, tmp_path / "a.safetensors")
+    tensors = gda.storage.open_safetensors(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"specs gave nothing for 'model\.rotary'.*add a rule"
+    ) as e:
+        gda.load_tree(tensors, MESH, spec_of)
+    assert e.value.__notes__ == ["gda: at ['model.rotary'] of the tree"]
+
+
+def test_keys_of_specs_that_differ_are_named_and_no_others() -> None:
+    tree = {"a": {f"layer{i}": DATA for i in range(320)}}
+    specs = {"a": {f"layer{i}": P() for i in range(12, 321)}}
+    with pytest.raises(ValueError, match="specs must be a prefix of the tree") as caught:
+        gda.load_tree(tree, MESH, specs)
+    text = str(caught.value)
+    assert "specs['a'] is a dict of 309 keys, and the tree has a dict of 320 keys there: " in text
+    assert "specs['a'] has nothing for 'layer0'; 'layer1'; " in text
+    assert text.endswith("; and 4 more, and the tree has no 'layer320'")
+    assert len(text) < 400
+    for other, message in [
+        (
+            {},
+            "with the keys [], and the tree has a dict with the keys ['w'] there: specs has nothi",
+        ),
+        ({"w": P(), "v": P()}, "['w'] there: the tree has no 'v'"),
+        ([P()], "specs is a list of 1, and the tree has a dict with the keys ['w'] there"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            gda.load_tree({"w": DATA}, MESH, other)
+
+
+def test_what_has_or_becomes_a_source_is_named(tmp_path: Path) -> None:
+    opening = ts.open({"driver": "array", "array": [1.0, 2.0], "dtype": "float32"})
+    message = r"a Future is no source; call \.result\(\) on it, and pass what that returns"
+    with pytest.raises(TypeError, match=message):
+        gda.GlobalArray.from_source(opening, MESH, P())
+    with pytest.raises(TypeError, match=message):
+        gda.load_tree([opening], MESH, P())
+    save_file({"w": DATA}, tmp_path / "a.safetensors")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        groups = [file, file.create_group("b"), zarr.create_group(tmp_path / "z")]
+        for group in [*groups, gda.storage.open_safetensors(tmp_path), {"w": DATA}]:
+            with pytest.raises(TypeError, match="pick one array of it by its name, or read all wi"):
+                gda.GlobalArray.from_source(group, MESH, P())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        ("flaot32", "dtype is 'flaot32', not a dtype; a dtype is such as 'float32', np.int32 or"),
+        ({"a": "int32", "b": ["flaot32"]}, r"dtype\['b'\]\[0\] is 'flaot32', not a dtype"),
+        (3, "dtype is 3, not a dtype"),
+        (Recording, "dtype is object, which JAX does not have"),
+        (str, "dtype is <U0, which JAX does not have; convert it to numbers first"),
+        ({"a": None, "b": "M8[s]"}, r"dtype\['b'\] is datetime64\[s\], which JAX does not have"),
+    ],
+)
+def test_dtypes_that_are_none(dtype: Any, message: str) -> None:
+    source = Recording(DATA)
+    with pytest.raises(TypeError, match=message):
+        gda.load_tree({"a": source, "b": [source]}, MESH, P("x"), dtype=dtype)
+    assert source.asked == []
 
 
 def test_float8_that_the_safetensors_package_cannot_slice(tmp_path: Path) -> None:

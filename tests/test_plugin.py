@@ -494,7 +494,8 @@ def test_a_suite_without_the_marker_pays_nothing(pytester, run):
             assert not loaded & set(sys.modules)
         """
     )
-    result = run("-pno:hypothesispytest", "-pno:benchmark", "-pno:xdist")
+    others = ["-pno:hypothesispytest", "-pno:benchmark", "-pno:xdist", "-pno:zarr"]
+    result = run(*others)
     result.assert_outcomes(passed=1)
     help_text = re.sub(r"\s+", " ", run("--markers").stdout.str())
     assert "@pytest.mark.processes(num_processes, *, devices=1, timeout=60): run the" in help_text

@@ -92,8 +92,41 @@ def test_a_mapping_that_reads_nothing(tmp_path: Path) -> None:
             f"SafetensorsTensor('w', shape=(8, 6), dtype=F32, path={str(path)!r})"
         )
         assert tensors["w"].path == path
-        with pytest.raises(KeyError):
+        with pytest.raises(KeyError, match=r"no tensor 'v' among the 2 of .*a\.safetensors\""):
             tensors["v"]
+
+
+def test_a_name_that_is_not_there(model: Path, tmp_path_factory: Any) -> None:
+    tensors = open_safetensors(model)
+    with pytest.raises(KeyError) as caught:
+        tensors["l.1.w"]
+    (text,) = caught.value.args
+    assert text.startswith(f"there is no tensor 'l.1.w' among the {len(tensors)} of the 2 files of")
+    assert str(model) in text
+    other = tmp_path_factory.mktemp("other") / "b.safetensors"
+    names = ["l.0.w", "l.1.weight", "l.2.w", "l.3.w", "head"]
+    save_file(dict.fromkeys(names, DATA), other)
+    tensors = open_safetensors(other)
+    with pytest.raises(KeyError, match=r"the nearest names are ('l\.\d\.w'(, )?){3}\""):
+        tensors["l.1.w"]
+    with pytest.raises(KeyError, match=r"no tensor 3 among the 5 of .*b\.safetensors\"$"):
+        tensors[3]  # pyright: ignore[reportArgumentType]
+    first = write(other.parent / "c.safetensors", {"c": entry([1], 0, 1)}, b"1")
+    with pytest.raises(KeyError, match=r"no tensor '\?' among the 6 of 2 files"):
+        open_safetensors([other, first])["?"]
+    with pytest.raises(KeyError, match=r"no tensor 'a' among the 0 of 0 files"):
+        open_safetensors(write(other.parent / "d.safetensors", {}))["a"]
+
+
+def test_whether_a_name_is_there_is_known_without_a_search(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("difflib.get_close_matches")
+    tensors = open_safetensors(model)
+    name = next(iter(tensors))
+    assert (name in tensors, "none" in tensors) == (True, False)
+    assert tensors.get(name) is tensors[name]
+    assert (tensors.get("none"), tensors.get("none", 3)) == (None, 3)
 
 
 INDICES = [(), ..., 3, -1, slice(2, 4), slice(-3, None), slice(5, 2), (..., 2), (slice(None), 1)]

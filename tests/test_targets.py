@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,10 @@ import numpy as np
 import pytest
 import tensorstore as ts
 import zarr
+from jax.sharding import PartitionSpec as P
+from meshes import mesh_of
 
+import gda
 from gda.targets import check_fit, holds, target_of, targets_for
 
 bfloat16 = np.dtype(jnp.bfloat16)
@@ -107,6 +111,19 @@ def test_what_looks_like_an_array_is_a_target() -> None:
 def test_what_is_no_target(given: Any) -> None:
     with pytest.raises(TypeError, match=f"a {type(given).__name__} is not a target.*TensorStore"):
         target_of(given)
+
+
+def test_what_has_or_becomes_a_target_is_named(tmp_path: Path) -> None:
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "t")}}
+    opening = ts.open(spec, create=True, dtype=ts.float32, shape=(3,))
+    with pytest.raises(TypeError, match=r"a Future is not a target; call \.result\(\) on it, and"):
+        target_of(opening)
+    assert target_of(opening.result()).shape == (3,)
+    group = zarr.create_group(tmp_path / "z")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for given in (group, file):
+            with pytest.raises(TypeError, match="by its name, or write a tree with gda.store"):
+                target_of(given)
 
 
 def test_arrays_of_jax_are_no_targets() -> None:
@@ -213,6 +230,60 @@ def test_dtypes_that_do_not(wide: Any, narrow: Any) -> None:
         check_fit(target_of(np.zeros(3, wide)), (3,), narrow)
 
 
+@pytest.fixture(params=["HDF5", "Zarr"])
+def make_target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    """What makes a target of the libraries that lack the numbers that NumPy has from elsewhere."""
+    if request.param == "Zarr":
+        yield lambda dtype: zarr.create_array(store={}, shape=(4, 2), dtype=dtype)
+        return
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        yield lambda dtype: file.create_dataset(str(dtype), (4, 2), dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide", "bits"),
+    [
+        (ml_dtypes.bfloat16, "float32", "uint16"),
+        (ml_dtypes.float8_e5m2, "float32", "uint8"),
+        (ml_dtypes.int4, "int8", None),
+        (ml_dtypes.uint4, "int8", None),
+        (ml_dtypes.float4_e2m1fn, "float32", None),
+    ],
+)
+def test_what_a_library_lacks_is_not_asked_of_it(
+    make_target: Any, dtype: Any, wide: str, bits: str | None
+) -> None:
+    dtype = np.dtype(dtype)
+    with pytest.raises(ValueError, match=f"has no {dtype}, so make .* {wide}[, ]") as caught:
+        check_fit(target_of(make_target("bool")), (4, 2), dtype)
+    assert str(caught.value).count("write to a TensorStore, which has it") == 1
+    assert ("view(" in str(caught.value)) == (bits is not None)
+    check_fit(target_of(make_target(wide)), (4, 2), dtype)
+    if bits is None:
+        return
+    assert f"or of {bits} for jax.numpy.asarray(array).view('{bits}')" in str(caught.value)
+    data = np.arange(8).reshape(4, 2).astype(dtype)
+    array = gda.GlobalArray.from_source(data, mesh_of({"x": 4, "y": 2}), P("x", "y"))
+    target = make_target(bits)
+    gda.store(jnp.asarray(array).view(bits), target)
+    assert np.array_equal(target[...].view(dtype), data)
+
+
+def test_raw_bytes_that_hdf5_makes_of_a_dtype_are_explained(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        target = target_of(file.create_dataset("a", (3,), bfloat16))
+    with (
+        h5py.File(tmp_path / "a.h5", "r+") as file,
+        pytest.raises(ValueError, match=r"the target \|V2.*the library for HDF5 has no bfloat16"),
+    ):
+        check_fit(target._replace(handle=file["a"]), (3,), np.dtype(bfloat16))
+    # For other dtypes the advice is to make a target of just that one.
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        file["b"] = np.zeros(3, np.float32)
+        with pytest.raises(ValueError, match="make a target of dtype float64"):
+            check_fit(target_of(file["b"]), (3,), np.dtype(np.float64))
+
+
 SMALL = [
     "bool",
     "int8",
@@ -298,9 +369,18 @@ def test_groups_of_zarr_and_hdf5_are_trees(tmp_path: Path) -> None:
         ({}, r"have nothing at \['moments'\]\.mu\['w'\]; \['w'\]\[0\]; \['w'\]\[1\]$"),
         ({"w": ["a", "b"], "moments": ["c", None]}, r"nothing at \['moments'\]\.mu\['w'\]$"),
         ({"w": np.zeros((2, 2)), "moments": Moments({"w": "c"}, None)}, r"nothing at \['w'\]\[0\]"),
-        ({"w": ["a", "b", "d"], "moments": Moments({"w": "c"}, None)}, r"more, at \['w'\]\[2\]$"),
-        ({"w": ["a", "b"], "moments": Moments({"w": "c"}, ["d"])}, r"at \['moments'\]\.nu\[0\]$"),
-        ({"w": ["a", "b"], "moments": Moments({"w": "c"}, "d")}, r"at \['moments'\]\.nu$"),
+        (
+            {"w": ["a", "b", "d"], "moments": Moments({"w": "c"}, None)},
+            r"has \['w'\]\[2\], and the tree has",
+        ),
+        (
+            {"w": ["a", "b"], "moments": Moments({"w": "c"}, ["d"])},
+            r"has \['moments'\]\.nu\[0\], and",
+        ),
+        (
+            {"w": ["a", "b"], "moments": Moments({"w": "c"}, "d")},
+            r"but targets has \['moments'\]\.nu, and the tree has not$",
+        ),
     ],
 )
 def test_trees_of_targets_that_do_not_match(targets: Any, message: str) -> None:
@@ -308,6 +388,11 @@ def test_trees_of_targets_that_do_not_match(targets: Any, message: str) -> None:
         ValueError, match=r"targets must have the structure of the tree.*" + message
     ):
         targets_for(TREE, targets)
+
+
+def test_a_target_for_a_tree_without_arrays() -> None:
+    with pytest.raises(ValueError, match="targets has a target at its root, and the tree has not"):
+        targets_for({}, np.zeros(2))
 
 
 def test_one_target_is_for_one_array() -> None:

@@ -15,6 +15,7 @@ from gda.checkpoint.errors import CheckpointNotFoundError as CheckpointNotFoundE
 from gda.checkpoint.errors import CorruptionError as CorruptionError
 from gda.checkpoint.errors import SaveError as SaveError
 from gda.checkpoint.inspecting import Contents as Contents
+from gda.checkpoint.inspecting import exists as exists
 from gda.checkpoint.inspecting import inspect as inspect
 from gda.checkpoint.inspecting import verify as verify
 from gda.checkpoint.restoring import restore as restore
@@ -28,6 +29,7 @@ __all__ = [
     "CorruptionError",
     "Pending",
     "SaveError",
+    "exists",
     "inspect",
     "restore",
     "save",

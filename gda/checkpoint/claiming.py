@@ -46,7 +46,9 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
         version = store.version(manifests.NAME)  # first: whatever comes later is noticed
         entries = store.entries()
         _check_may_be_saved_into(store, entries, overwrite)
-        committed, before = None, [name for name in entries if name not in (manifests.NAME, LOCK)]
+        kept = (manifests.NAME, LOCK)
+        committed = None
+        before = [name for name in entries if _is_ours(name) and name not in kept]
         is_readable = True
         if manifests.NAME in entries:
             try:
@@ -73,7 +75,9 @@ def remove(store: Store, name: str) -> None:
 
 
 def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) -> None:
-    if foreign := [name for name in entries if not _is_ours(name)]:
+    foreign = [name for name in entries if not _is_ours(name)]
+    # Beside a checkpoint, or the beginnings of one, they are left alone.
+    if foreign and len(foreign) + (LOCK in entries) == len(entries):
         raise FileExistsError(
             f"{store.url} is not empty and not a checkpoint: it has {join_some(foreign)}. "
             "Save into a directory of its own"

@@ -179,7 +179,8 @@ def _try_lock(lock: Callable[[], object], url: str) -> bool:
         lock()
     except BlockingIOError:
         raise SaveError(
-            f"another save into {url} is running, in this process or in another one"
+            f"another save into {url} is running, in this process or in another one; wait for it, "
+            "as with pending.result() for one of save_async"
         ) from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):

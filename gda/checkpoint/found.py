@@ -68,5 +68,7 @@ def _what_is_there(store: Store) -> str:
             f"({', '.join(unfinished)}) and never committed; the next save removes it"
         )
     shown = [name for name in entries if name != LOCK]
-    has = printable(", ".join(shown[:8])) + ("..." if len(shown) > 8 else "") or "nothing"
+    if not shown:
+        return f"there is no checkpoint at {store.url}: it is empty"
+    has = printable(", ".join(shown[:8])) + ("..." if len(shown) > 8 else "")
     return f"there is no checkpoint at {store.url}: it has no {manifests.NAME}, but {has}"

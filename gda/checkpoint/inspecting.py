@@ -11,10 +11,10 @@ import numpy as np
 from gda import reading
 from gda.agreement import join_some
 from gda.checkpoint import zarr_format
-from gda.checkpoint.errors import CorruptionError, printable
+from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError, printable
 from gda.checkpoint.files import Chunk, Files
 from gda.checkpoint.found import check_not_replaced, load_complete
-from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest
+from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, StoredArray
 from gda.checkpoint.opening import default_workers, open_store
 from gda.checkpoint.stores import Store
 from gda.checkpoint.structure import format_path
@@ -30,7 +30,8 @@ class Contents:
     Attributes:
       path: where it is.
       data: where its zarr arrays are, for any tool that reads zarr v3.
-      leaves: one line for each leaf of the tree.
+      leaves: the leaves of the tree; ``leaf.array`` and ``piece.array`` count in ``arrays``.
+      arrays: the zarr arrays, by name below ``data``. A leaf of 1 MiB or more has one of its own.
       nbytes: of all arrays together.
       about: when, by what and by how many processes it was saved.
     """
@@ -38,6 +39,7 @@ class Contents:
     path: str
     data: str
     leaves: tuple[Leaf, ...]
+    arrays: tuple[StoredArray, ...]
     nbytes: int
     about: dict[str, Any]
 
@@ -59,8 +61,29 @@ class Contents:
     def summary(self) -> list[str]:
         """What there is in all, and where from, for people: two lines."""
         about = printable(", ".join(f"{key} {value}" for key, value in self.about.items()))
-        total = f"{len(self.leaves)} leaves, {format_bytes(self.nbytes)}; {about:.200}"
+        leaves = "1 leaf" if len(self.leaves) == 1 else f"{len(self.leaves)} leaves"
+        total = f"{leaves}, {format_bytes(self.nbytes)}; {about:.200}"
         return [total, f"zarr arrays: {self.data}"]
+
+
+def exists(path: Any) -> bool:
+    """Whether there is a complete checkpoint at a path, by its manifest; it may be damaged.
+
+    Args:
+      path: as for ``save``.
+
+    >>> import gda, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gda.checkpoint.exists(folder + '/step-1')
+    False
+    """
+    try:
+        load_complete(open_store(path))
+    except CheckpointNotFoundError:
+        return False
+    except CorruptionError:
+        pass
+    return True
 
 
 def inspect(path: Any) -> Contents:
@@ -134,7 +157,14 @@ def verify(
 
 def _contents(store: Store, manifest: Manifest) -> Contents:
     nbytes = sum(leaf.nbytes for leaf in manifest.leaves if isinstance(leaf, ArrayLeaf))
-    return Contents(store.url, store.join(manifest.data), manifest.leaves, nbytes, manifest.about)
+    return Contents(
+        store.url,
+        store.join(manifest.data),
+        manifest.leaves,
+        manifest.arrays,
+        nbytes,
+        manifest.about,
+    )
 
 
 def _tasks(

@@ -25,16 +25,19 @@ def open_store(path: Any, timeout: float | None = None) -> Store:
     if isinstance(path, os.PathLike):
         path = os.fspath(path)
     if isinstance(path, str):
+        if path.startswith("~"):
+            path = os.path.expanduser(path)
         if path.startswith("file://"):
             return FileStore(path.removeprefix("file://"))
         if not re.match(r"[a-z0-9+]+://", path):
             return FileStore(path)
         return KvStore(path if path.endswith("/") else path + "/", timeout)
-    if isinstance(path, dict) or _is_of_tensorstore(path):
+    if (isinstance(path, dict) and isinstance(path.get("driver"), str)) or _is_of_tensorstore(path):
         return KvStore(path, timeout)
     raise TypeError(
-        "a checkpoint's path is a directory, a URL such as 's3://bucket/run', or a TensorStore "
-        f"key-value store, not {path!r}"
+        "the path of a checkpoint, which comes first, is a directory, a URL such as "
+        "'s3://bucket/run', or a TensorStore key-value store or the spec of one, not a "
+        f"{type(path).__name__}"
     )
 
 

@@ -44,10 +44,12 @@ def restore(
       like: the tree as it is to be: ``GlobalArray``s, ``jax.Array``s and ``ShapeDtypeStruct``s
         with a sharding say shape, dtype and layout (their data is not needed), NumPy arrays and
         values become such. Named tuples and dataclasses come back as such only with ``like``.
-      mesh, specs: where arrays go instead: a ``PartitionSpec`` for all, or a tree of them like the
-        saved one, each for all below it. Arrays come back as the kind that was saved. With
-        ``like`` they overrule the layout there. Without ``like`` and without them every array
-        comes back as a NumPy array, whole; only PRNG keys come back as such.
+      mesh, specs: where arrays go instead: a ``PartitionSpec`` for all, a tree of them like the
+        saved one, each for all below it, or a function ``(path, leaf)`` that returns one; a path
+        is such as ``'params/layers/0'``, and a leaf has ``shape`` and ``dtype``. Arrays come back
+        as the kind that was saved. With ``like`` they overrule the layout there. Without ``like``
+        and without them every array comes back as a NumPy array, whole; only PRNG keys come back
+        as such.
       at: restore what is at this path alone, such as ``['params']``; ``like`` and ``specs`` are
         then of that.
       partial: leave out what is not in ``like``.
@@ -91,7 +93,7 @@ def restore(
     store = open_store(path)
     manifest = load_complete(store)
     subtree(manifest.structure, where)
-    layout = layout_of(mesh, specs)
+    layout = layout_of(mesh, specs, manifest.leaves, where)
     if like is not None:
         targets, definition = targets_like(manifest, like, where, partial, cast, layout)
     else:

@@ -56,11 +56,12 @@ def save(
         spec of one. Directories that are missing are made.
       tree: ``GlobalArray``s, ``jax.Array``s, NumPy arrays, PRNG keys, numbers, strings, bytes and
         ``None`` in dicts with string or integer keys, lists, tuples, named tuples and registered
-        dataclasses. NumPy arrays, values and arrays of one process alone are taken to be the same
-        in all processes.
+        dataclasses, of which static fields are not saved. NumPy arrays, values and arrays of one
+        process alone must be the same in all processes.
       overwrite: replace the checkpoint that is there. It stays whole until the new one is.
       compression: ``"zstd"``, or ``None``: weights hardly get smaller, and saving takes longer.
-      fingerprint: record ``g.fingerprint()`` of every array, for ``restore`` to compare.
+      fingerprint: record ``g.fingerprint()`` of every array, for ``restore`` to compare. The first
+        save compiles a program for each shape of a large array, which may take a second.
       max_workers: how many files are written at a time; by default as many as there are cores,
         2 to 32, and 32 on an object store.
       max_bytes: how much host memory may be held beyond the arrays themselves; at least a chunk, or
@@ -217,7 +218,7 @@ class _Options:
     def __post_init__(self) -> None:
         if self.compression not in (None, "zstd"):
             raise ValueError(f'compression is None or "zstd", not {self.compression!r}')
-        if not self.timeout > 0:
+        if not isinstance(self.timeout, int | float) or not self.timeout > 0:
             raise ValueError(f"timeout must be a number of seconds above 0, not {self.timeout!r}")
         zarr_format.require_crc32c()
         if self.compression:

@@ -22,6 +22,7 @@ from gda.buffers import aligned_empty
 from gda.checkpoint.manifest import Path, ValueLeaf, is_storable
 from gda.checkpoint.structure import format_path
 from gda.checkpoint.zarr_format import crc32c
+from gda.grid import ShardGrid
 from gda.local_view import apart, distinct_shards, grid_of, view_of
 from gda.meeting import DisagreementError
 from gda.sharding import is_tracer, sharding_of
@@ -55,7 +56,7 @@ class Source:
 
     Attributes:
       number: which leaf of the tree it is.
-      array: what it was on devices; ``None`` where the data are NumPy's.
+      grid: how it is cut; ``None`` where every process has all of it by itself, as NumPy.
       block_shape: every block has it.
       blocks: those that this process writes.
       is_mine: whether these are all that there are.
@@ -71,7 +72,7 @@ class Source:
     key_impl: str | None
     spec: str | None
     mesh: dict[str, int] | None
-    array: jax.Array | None
+    grid: ShardGrid | None
     block_shape: Shape
     blocks: tuple[Block, ...]
     is_mine: bool
@@ -125,15 +126,19 @@ def _nbytes(array: Any) -> int:
     return array.size * array.dtype.itemsize if is_array else 0
 
 
-def on_host(source: Source, max_workers: int) -> Source:
-    """Return a source whose blocks are copies of this process's own, on the host."""
+def on_host(source: Source, max_workers: int, adopt: bool) -> Source:
+    """Return a source whose blocks are copies of this process's own, on the host.
+
+    With ``adopt``, copies of what is on a CPU are on that device too, for fingerprints to be taken
+    there, which is quicker than by NumPy.
+    """
     blocks: list[Block] = []
 
     def copy(block: Block) -> Block:
         data = np.asarray(block.data)
         out = aligned_empty(data.shape, data.dtype)
         np.copyto(out, data)
-        return replace(block, data=out)
+        return replace(block, data=_adopted(out, block.data) if adopt else out)
 
     reading.run(
         [
@@ -142,7 +147,18 @@ def on_host(source: Source, max_workers: int) -> Source:
         ],
         max_workers=max_workers,
     )
-    return replace(source, array=None, own=None, blocks=tuple(blocks))
+    return replace(source, own=None, blocks=tuple(blocks))
+
+
+def _adopted(copy: np.ndarray[Any, Any], like: Any) -> Any:
+    """Return aligned memory as an array on the device where another is, if that is a CPU."""
+    if not isinstance(like, jax.Array):
+        return copy
+    (device,) = like.devices()
+    if device.platform != "cpu":
+        return copy
+    with jax.transfer_guard("allow"):
+        return jax.device_put(copy, device)
 
 
 def values_of(sources: Iterable[Source | ValueLeaf]) -> dict[str, str]:
@@ -272,7 +288,7 @@ def _of_jax(number: int, path: Path, kind: str, array: jax.Array, turn: int) -> 
         key_impl,
         format_spec(sharding.spec) if is_named else None,
         dict(mesh.shape) if is_named and isinstance(mesh, Mesh) else None,
-        keys_or_data,
+        grid,
         grid.shard_shape,
         tuple(
             Block(block, tuple([s.start or 0 for s in grid.block_index(block)]), blocks[block])

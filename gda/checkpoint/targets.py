@@ -18,6 +18,7 @@ from gda.agreement import join_some
 from gda.array import GlobalArray
 from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, Path, ValueLeaf
 from gda.checkpoint.structure import format_path, path_of_keys
+from gda.indices import mesh_grid
 from gda.plan import Plan, plan_of
 from gda.spec import Shape, check_spec
 from gda.trees import is_container, is_partition_spec
@@ -66,17 +67,17 @@ def targets_like(
     paths = [path_of_keys(keys) for keys, _ in wanted]
     _check_same_leaves(paths, saved, partial, at)
     results: list[Target | Any] = []
-    problems: list[str] = []
+    problems: list[tuple[Path, str]] = []
     are_dtypes = True
     for path, (_, leaf) in zip(paths, wanted, strict=True):
         try:
             results.append(_target_like(saved[path], leaf, cast, layout, path))
         except (_Mismatch, ValueError, TypeError) as error:
             are_dtypes = are_dtypes and isinstance(error, TypeError)
-            problems.append(f"at {format_path(at + path)}, {error}")
+            problems.append((at + path, str(error)))
     if problems:
         kind = TypeError if are_dtypes else ValueError
-        raise kind(f"the checkpoint is not like the tree: {join_some(problems)}")
+        raise kind(f"the checkpoint is not like the tree: {_listed(problems)}")
     return results, definition
 
 
@@ -94,8 +95,20 @@ class Layout:
         return None
 
 
-def layout_of(mesh: Mesh | None, specs: Any) -> Layout | None:
+def _listed(problems: Sequence[tuple[Path, str]]) -> str:
+    """Return every reason once, with the paths that it holds for."""
+    paths: dict[str, list[str]] = {}
+    for path, reason in problems:
+        paths.setdefault(reason, []).append(format_path(path))
+    return join_some([f"at {join_some(places)}, {reason}" for reason, places in paths.items()])
+
+
+def layout_of(mesh: Mesh | None, specs: Any, leaves: Sequence[Leaf], at: Path) -> Layout | None:
     """Return the layout that the arguments of a restore say, if they say one.
+
+    Args:
+      specs: a spec, a tree of them, or a function of path and leaf, which is asked for each array
+        of ``leaves`` that is below ``at``.
 
     Raises:
       TypeError: one of the two is missing, or something in ``specs`` is no spec.
@@ -104,6 +117,8 @@ def layout_of(mesh: Mesh | None, specs: Any) -> Layout | None:
         return None
     if mesh is None or specs is None:
         raise TypeError("mesh and specs say together how arrays are laid out; give both")
+    if callable(specs):
+        return Layout(mesh, _specs_by(specs, leaves, at))
     if isinstance(specs, list | tuple) and not isinstance(specs, PartitionSpec):
         is_one = all(entry is None or isinstance(entry, str | tuple) for entry in specs)
         specs = PartitionSpec(*specs) if is_one else specs
@@ -111,9 +126,30 @@ def layout_of(mesh: Mesh | None, specs: Any) -> Layout | None:
     for keys, spec in jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_partition_spec)[0]:
         path = path_of_keys(keys)
         if not isinstance(spec, PartitionSpec):
-            raise TypeError(f"specs at {format_path(path)} is {spec!r}, not a PartitionSpec")
+            where = f"specs{format_path(path)}" if path else "specs"
+            raise TypeError(f"{where} is {spec!r:.80}, not a PartitionSpec")
         by_path[path] = spec
     return Layout(mesh, by_path)
+
+
+def _specs_by(
+    function: Callable[[str, ArrayLeaf], Any], leaves: Sequence[Leaf], at: Path
+) -> dict[Path, PartitionSpec]:
+    specs: dict[Path, PartitionSpec] = {}
+    for leaf in leaves:
+        if leaf.path[: len(at)] != at or not isinstance(leaf, ArrayLeaf) or leaf.kind == "numpy":
+            continue
+        path = leaf.path[len(at) :]
+        name = "/".join(map(str, path))
+        try:
+            spec = function(name, leaf)
+        except Exception as error:
+            error.add_note(f"gda: at {format_path(leaf.path)} of the tree")
+            raise
+        if not isinstance(spec, PartitionSpec):
+            raise TypeError(f"specs({name!r}, leaf) returned {spec!r:.80}, not a PartitionSpec")
+        specs[path] = spec
+    return specs
 
 
 def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Target | Any]:
@@ -126,7 +162,9 @@ def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Targ
       KeyError: there is nothing at ``at``.
     """
     results: list[Target | Any] = []
-    problems, lacking = [], []
+    problems: list[str] = []
+    unfit: list[tuple[Path, str]] = []
+    lacking = []
     inside = [leaf for leaf in manifest.leaves if leaf.path[: len(at)] == at]
     if layout is not None:
         for path in layout.specs:
@@ -144,7 +182,9 @@ def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Targ
             try:
                 results.append(_target_of(leaf, layout, path))
             except (ValueError, TypeError) as error:
-                problems.append(f"at {format_path(leaf.path)}, {error}")
+                unfit.append((leaf.path, str(error)))
+    if unfit:
+        problems.append(_listed(unfit))
     if lacking:
         problems.append(f"specs says nothing of {join_some(lacking)}")
     if problems:
@@ -157,10 +197,16 @@ def _target_of(leaf: ArrayLeaf, layout: Layout | None, path: Path) -> Target:
     spec = None if layout is None or leaf.kind == "numpy" else layout.spec_of(path)
     is_global = leaf.kind == "GlobalArray"
     if layout is not None and spec is not None:
-        return _jax_target(leaf, leaf.dtype, NamedSharding(layout.mesh, spec), is_global)
+        return _jax_target(leaf, leaf.dtype, _sharding(leaf, layout.mesh, spec), is_global)
     if leaf.key_impl is not None:  # which NumPy does not have
         return _uncommitted_target(leaf, leaf.dtype, is_global=False)
     return _numpy_target(leaf, leaf.dtype)
+
+
+def _sharding(leaf: ArrayLeaf, mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
+    """Return the sharding of an array, or say as for any array why there is none."""
+    mesh_grid(leaf.shape, mesh, spec)
+    return NamedSharding(mesh, spec)
 
 
 def _check_same_leaves(
@@ -184,11 +230,14 @@ def _target_like(leaf: Leaf, like: Any, cast: bool, layout: Layout | None, path:
     is_global = isinstance(like, GlobalArray)
     array = like.array if is_global else like
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
-        raise _Mismatch(f"it has an array of shape {leaf.shape}, and like a {type(like).__name__}")
+        raise _Mismatch(f"it has an array of shape {leaf.shape}, and like {_said(like)}")
     is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
     if is_key != (leaf.key_impl is not None):
         kinds = ("PRNG keys", f"an array of {leaf.dtype}")
-        raise _Mismatch(f"it has {kinds[not leaf.key_impl]}, and like {kinds[not is_key]}")
+        raise _Mismatch(
+            f"it has {kinds[not leaf.key_impl]}, and like {kinds[not is_key]}; "
+            "jax.random.wrap_key_data and key_data make one of the other"
+        )
     shape = leaf.shape[: len(leaf.shape) - _key_ndim(leaf)]
     if tuple(array.shape) != shape:
         raise _Mismatch(f"it has shape {shape}, and like {tuple(array.shape)}")
@@ -204,7 +253,7 @@ def _target_like(leaf: Leaf, like: Any, cast: bool, layout: Layout | None, path:
         return _numpy_target(leaf, dtype)
     sharding = getattr(array, "sharding", None)
     if layout is not None and (spec := layout.spec_of(path)) is not None:
-        sharding = NamedSharding(layout.mesh, spec)
+        sharding = _sharding(leaf, layout.mesh, spec)
     if sharding is None:
         raise _Mismatch(
             "like does not say where the array goes; give its ShapeDtypeStruct a sharding, or "
@@ -222,12 +271,19 @@ def _value_like(value: Any, like: Any, cast: bool) -> Any:
         return value
     if cast and isinstance(like, bool | int | float | complex):
         return type(like)(value)
-    raise _Mismatch(f"it has the {type(value).__name__} {value!r:.40}, and like {_said(like)}")
+    raise _Mismatch(
+        f"it has the {type(value).__name__} {value!r:.40}, and like {_said(like)}; put a value "
+        f"of type {type(value).__name__} there"
+    )
 
 
 def _said(like: Any) -> str:
     shape = getattr(like, "shape", None)
-    return f"a {type(like).__name__}" if shape is None else f"an array of shape {tuple(shape)}"
+    return (
+        f"the {type(like).__name__} {like!r:.40}"
+        if shape is None
+        else f"an array of shape {tuple(shape)}"
+    )
 
 
 def _key_ndim(leaf: ArrayLeaf) -> int:

@@ -66,12 +66,15 @@ class Writer:
             source if isinstance(source, ValueLeaf) else self._on_host(source)
             for source in self.sources
         ]
-        self._begin_fingerprints()  # after the copies, for which the caller waits
+        if jax.default_backend() != "cpu":
+            self._begin_fingerprints()  # of what the copies on the host are no longer
         self.sources = copies
         self._sort()
 
     def _on_host(self, source: Source) -> Source:
-        return on_host(source, self.options.max_workers or 1 if source.number in self._own else 1)
+        if source.number in self._own:
+            return on_host(source, self.options.max_workers or 1, adopt=True)
+        return on_host(source, max_workers=1, adopt=False)
 
     def write(self) -> dict[str, Any]:
         """Write it; return what the manifest has to know of it, for JSON."""
@@ -95,15 +98,12 @@ class Writer:
         }
 
     def _begin_fingerprints(self) -> None:
-        """Begin to sum up what this process writes of large arrays, on their devices."""
-        sources = [own.source for own in self._own.values() if self.fingerprints]
-        self._pending = {
-            source.number: fingerprint.begin(
-                source.array, [block.number for block in source.blocks]
-            )
-            for source in sources
-            if source.array is not None
-        }
+        """Begin to sum up what this process writes of large arrays, where it is on devices."""
+        self._pending = {}
+        for number, own in self._own.items():
+            if self.fingerprints and own.source.grid is not None:
+                blocks: dict[int, Any] = {block.number: block.data for block in own.source.blocks}
+                self._pending[number] = fingerprint.begin_blocks(blocks, own.source.grid)
 
     def _sums(self, packs: Iterable[Pack]) -> dict[int, list[int]]:
         """Return the share of this process in the fingerprint of each leaf."""
