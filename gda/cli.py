@@ -169,15 +169,16 @@ def _json(contents: Contents) -> str:
 
 
 def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
+    from gda.checkpoint.errors import said
     from gda.checkpoint.manifest import ValueLeaf
 
     if isinstance(leaf, ValueLeaf):
         value = leaf.value
-        is_in_json = isinstance(value, bool | int | str) or (
-            isinstance(value, float) and math.isfinite(value)
-        )
-        said = value if is_in_json else value.hex() if isinstance(value, bytes) else repr(value)
-        return {"path": list(leaf.path), "kind": type(value).__name__, "value": said}
+        is_short = isinstance(value, int) and value.bit_length() <= 1000
+        is_finite = isinstance(value, float) and math.isfinite(value)
+        if not (is_short or is_finite or isinstance(value, str)):
+            value = value.hex() if isinstance(value, bytes) else said(value)
+        return {"path": list(leaf.path), "kind": type(leaf.value).__name__, "value": value}
     entry: dict[str, Any] = {
         "path": list(leaf.path),
         "kind": leaf.kind,

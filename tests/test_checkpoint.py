@@ -403,3 +403,33 @@ def test_casts_are_those_of_numpy(auto_mesh: Mesh, tmp_path: Path) -> None:
     restored = restore(tmp_path, like, cast=True)
     assert bits(restored["a"]) == data.astype(jnp.bfloat16).tobytes()
     np.testing.assert_array_equal(restored["b"], np.arange(5, dtype=np.int8))
+
+
+def test_what_is_not_committed_stays_so_under_a_mesh_that_is_set(
+    mesh: Mesh, tmp_path: Path
+) -> None:
+    few = mesh_of({"z": 2})
+    tree = {
+        "w": cut(batch(8), few, P("z")),
+        "step": jax.numpy.int32(3),
+        "rate": jax.numpy.asarray(0.1),
+        "key": jax.random.key(1),
+    }
+    save(tmp_path, tree)
+    with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
+        restored = restore(tmp_path, like=tree)
+    for name in ("step", "rate", "key"):
+        assert not restored[name].committed
+    assert np.array_equal(restored["w"].array * restored["step"], batch(8) * 3)
+    assert restored["rate"].weak_type
+    assert (jax.numpy.ones(2, jax.numpy.bfloat16) * restored["rate"]).dtype == jax.numpy.bfloat16
+    assert not restored["step"].weak_type
+
+
+@pytest.mark.parametrize(
+    "number", [10**5000, -(10**5000), 2**999, -(2**1000), 0], ids=["1", "2", "3", "4", "5"]
+)
+def test_integers_of_any_length(number: int, tmp_path: Path) -> None:
+    save(tmp_path, {"number": number})
+    assert restore(tmp_path)["number"] == number
+    assert str(gda.checkpoint.verify(tmp_path)).startswith("['number']  int")

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut
 
+import gda
 from gda.checkpoint import exists, inspect, restore, restoring, save
 from gda.checkpoint.file_store import FileStore
 
@@ -349,3 +350,41 @@ def test_whether_there_is_a_checkpoint(tmp_path: Path) -> None:
     assert exists(tmp_path)
     (tmp_path / "manifest.json").write_text("damaged")
     assert exists(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3:/bucket/run", "looks like a URL with one slash; write s3://"),
+        ("file://host/run", "is a file of the host 'host'; write file:///path"),
+    ],
+)
+def test_urls_that_are_none(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        save(url, {"a": 1})
+
+
+def test_urls_of_files(tmp_path: Path) -> None:
+    save(f"FILE://localhost{tmp_path}/a%20b", {"a": 1})
+    assert restore(f"file:{tmp_path}/a%20b") == restore(tmp_path / "a b") == {"a": 1}
+
+
+def test_a_scheme_in_capitals_is_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="no-such-scheme"):
+        save("NO-SUCH-SCHEME://bucket/run", {"a": 1})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tree_without_leaves_fits_any_spec(auto_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"a": {}, "b": [None]})
+    assert restore(tmp_path, mesh=auto_mesh, specs=P()) == {"a": {}, "b": [None]}
+    assert restore(tmp_path, mesh=auto_mesh, specs=P(), at=["a"]) == {}
+
+
+def test_workers_of_verify_are_counted(tmp_path: Path) -> None:
+    save(tmp_path, {"a": DATA})
+    with pytest.raises(ValueError, match="max_workers must be a whole number, at least 1, not 0"):
+        gda.checkpoint.verify(tmp_path, max_workers=0)

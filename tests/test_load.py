@@ -560,7 +560,8 @@ def test_groups_of_zarr_and_hdf5_are_trees(tmp_path: Path) -> None:
         for name, data in {"a/w": DATA, "a/b/c": DATA[0], "d": DATA}.items():
             group.create_array(name, data=data)
             file[name] = data
-        group.create_group("empty"), file.create_group("empty")
+        group.create_group("empty")
+        file.create_group("empty")
         for given in (group, file):
             loaded = gda.load_tree(given, MESH, P())
             assert np.array_equal(loaded["a"]["b"]["c"], DATA[0])

@@ -27,6 +27,11 @@ class SaveError(RuntimeError):
     __module__ = "gda.checkpoint"
 
 
+def said(value: object) -> str:
+    """Return a value as Python writes it; of a very long integer the hexadecimal digits."""
+    return hex(value) if isinstance(value, int) and value.bit_length() > 1000 else repr(value)
+
+
 def printable(text: str) -> str:
     """Return a text of unknown origin without what makes a terminal do things.
 

@@ -11,7 +11,7 @@ import numpy as np
 from gda import reading
 from gda.agreement import join_some
 from gda.checkpoint import zarr_format
-from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError, printable
+from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError, printable, said
 from gda.checkpoint.files import Chunk, Files
 from gda.checkpoint.found import check_not_replaced, load_complete
 from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, StoredArray
@@ -143,7 +143,8 @@ def verify(
     store = open_store(path)
     manifest = load_complete(store)
     files = Files(store, manifest)
-    workers = default_workers(store) if max_workers is None else max_workers
+    options = reading.Options(max_workers, max_bytes, progress)
+    workers = options.max_workers or default_workers(store)
     problems: list[str] = []
     with shown(progress, "verify") as update:
         tasks = _tasks(files, problems, update)
@@ -217,7 +218,7 @@ def _problems(check: Callable[[], object]) -> list[str]:
 
 def _described(leaf: Leaf) -> tuple[str, str, str]:
     if not isinstance(leaf, ArrayLeaf):
-        return type(leaf.value).__name__, f"{leaf.value!r:.40}", ""
+        return type(leaf.value).__name__, f"{said(leaf.value):.40}", ""
     shape = ",".join(map(str, leaf.shape))
     layout = f" {leaf.spec:.200} over {leaf.mesh!s:.200}" if leaf.spec is not None else ""
     kind = f"keys of {leaf.key_impl:.80}" if leaf.key_impl else leaf.kind

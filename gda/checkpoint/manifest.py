@@ -252,7 +252,11 @@ def _dump_array(array: StoredArray) -> dict[str, Any]:
 
 _VALUES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "bool": (bool, lambda text: _checked(text, bool)),
-    "int": (str, lambda text: int(_text(text))),
+    # Python has a limit to the decimal digits that it reads, and none to others.
+    "int": (
+        lambda value: str(value) if value.bit_length() < 1000 else hex(value),
+        lambda text: int(_text(text), 0),
+    ),
     "float": (repr, lambda text: float(_text(text))),
     "complex": (repr, lambda text: complex(_text(text))),
     "str": (
@@ -269,7 +273,11 @@ _VALUES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 def _is_odd(text: str) -> bool:
     """Whether a string has halves of characters, which no encoding takes."""
-    return any(0xD800 <= ord(character) < 0xE000 for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 # From JSON, believing nothing.

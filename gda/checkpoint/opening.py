@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import urllib.parse
 from typing import Any
 
 from gda.checkpoint.file_store import FileStore
@@ -25,13 +26,7 @@ def open_store(path: Any, timeout: float | None = None) -> Store:
     if isinstance(path, os.PathLike):
         path = os.fspath(path)
     if isinstance(path, str):
-        if path.startswith("~"):
-            path = os.path.expanduser(path)
-        if path.startswith("file://"):
-            return FileStore(path.removeprefix("file://"))
-        if not re.match(r"[a-z0-9+]+://", path):
-            return FileStore(path)
-        return KvStore(path if path.endswith("/") else path + "/", timeout)
+        return _of_text(path, timeout)
     if (isinstance(path, dict) and isinstance(path.get("driver"), str)) or _is_of_tensorstore(path):
         return KvStore(path, timeout)
     raise TypeError(
@@ -39,6 +34,23 @@ def open_store(path: Any, timeout: float | None = None) -> Store:
         "'s3://bucket/run', or a TensorStore key-value store or the spec of one, not a "
         f"{type(path).__name__}"
     )
+
+
+def _of_text(path: str, timeout: float | None) -> Store:
+    # A letter alone before the colon is no scheme that anybody uses, but may be a name.
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(/{1,2})", path)
+    if match is None:
+        return FileStore(os.path.expanduser(path))
+    scheme = match[1].lower()
+    if scheme == "file":
+        url = urllib.parse.urlsplit(path)
+        if url.netloc not in ("", "localhost"):
+            raise ValueError(f"{path!r} is a file of the host {url.netloc!r}; write file:///path")
+        return FileStore(urllib.parse.unquote(url.path))
+    if match[2] != "//":
+        raise ValueError(f"{path!r} looks like a URL with one slash; write {scheme}://...")
+    rest = path[match.end() :].removesuffix("/")
+    return KvStore(f"{scheme}://{rest}/", timeout)
 
 
 def default_workers(store: Store) -> int:

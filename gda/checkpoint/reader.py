@@ -223,8 +223,9 @@ def _read_group(
         for chunk in sorted(uses)
     ]
     reading.run(tasks, max_workers=options.max_workers, max_bytes=options.max_bytes)
-    for arrival in group:
-        arrival.finish()
+    with jax.transfer_guard("allow"):  # whatever the user may have set
+        for arrival in group:
+            arrival.finish()
     # The host's blocks may go only when they have been transferred.
     jax.block_until_ready([arrival.value for arrival in group if not arrival.stays_on_host])
 

@@ -122,7 +122,7 @@ class Pending:
           Exception: what ``save`` would have raised.
         """
         assert self._thread is not None
-        self._thread.join(timeout)
+        self._thread.join(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
         if self._thread.is_alive():
             raise TimeoutError(f"saving to {self._path} is not done after {timeout:g} s")
         if self._error is not None:

@@ -19,6 +19,7 @@ from gda import reading
 from gda.agreement import join_some
 from gda.array import GlobalArray
 from gda.buffers import aligned_empty
+from gda.checkpoint.errors import said
 from gda.checkpoint.manifest import Path, ValueLeaf, is_storable
 from gda.checkpoint.structure import format_path
 from gda.checkpoint.zarr_format import crc32c
@@ -169,7 +170,7 @@ def values_of(sources: Iterable[Source | ValueLeaf]) -> dict[str, str]:
     values = {}
     for source in sources:
         if isinstance(source, ValueLeaf):
-            values[format_path(source.path)] = f"{source.value!r:.200}"
+            values[format_path(source.path)] = f"{said(source.value):.200}"
         elif source.own is not None:
             crc = crc32c(np.asarray(source.own, order="C"))
             values[format_path(source.path)] = f"an array with CRC-32C {crc:08x}"

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from gda.agreement import join_some
 from gda.array import GlobalArray
+from gda.checkpoint.errors import said
 from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, Path, ValueLeaf
 from gda.checkpoint.structure import format_path, path_of_keys
 from gda.indices import mesh_grid
@@ -167,8 +168,10 @@ def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Targ
     lacking = []
     inside = [leaf for leaf in manifest.leaves if leaf.path[: len(at)] == at]
     if layout is not None:
+        below = [leaf.path[len(at) :] for leaf in inside]
+        there = {path[:length] for path in below for length in range(len(path) + 1)} | {()}
         for path in layout.specs:
-            if not any(leaf.path[len(at) :][: len(path)] == path for leaf in inside):
+            if path not in there:
                 problems.append(f"specs has {format_path(path)}, and the checkpoint has not")
     for leaf in manifest.leaves:
         path = leaf.path[len(at) :]
@@ -199,7 +202,7 @@ def _target_of(leaf: ArrayLeaf, layout: Layout | None, path: Path) -> Target:
     if layout is not None and spec is not None:
         return _jax_target(leaf, leaf.dtype, _sharding(leaf, layout.mesh, spec), is_global)
     if leaf.key_impl is not None:  # which NumPy does not have
-        return _uncommitted_target(leaf, leaf.dtype, is_global=False)
+        return _uncommitted_target(leaf, leaf.dtype, is_global=False, is_weak=False)
     return _numpy_target(leaf, leaf.dtype)
 
 
@@ -260,7 +263,7 @@ def _target_like(leaf: Leaf, like: Any, cast: bool, layout: Layout | None, path:
             "restore with mesh and specs"
         )
     if isinstance(sharding, SingleDeviceSharding) and not getattr(array, "committed", True):
-        return _uncommitted_target(leaf, dtype, is_global)
+        return _uncommitted_target(leaf, dtype, is_global, getattr(array, "weak_type", False))
     return _jax_target(leaf, dtype, sharding, is_global)
 
 
@@ -272,7 +275,7 @@ def _value_like(value: Any, like: Any, cast: bool) -> Any:
     if cast and isinstance(like, bool | int | float | complex):
         return type(like)(value)
     raise _Mismatch(
-        f"it has the {type(value).__name__} {value!r:.40}, and like {_said(like)}; put a value "
+        f"it has the {type(value).__name__} {said(value):.40}, and like {_said(like)}; put a value "
         f"of type {type(value).__name__} there"
     )
 
@@ -301,13 +304,22 @@ def _numpy_target(leaf: ArrayLeaf, dtype: np.dtype[Any]) -> Target:
     return Target(leaf, dtype, None, _same)
 
 
-def _uncommitted_target(leaf: ArrayLeaf, dtype: np.dtype[Any], is_global: bool) -> Target:
-    """Return the target of what goes along with arrays on any devices, such as a step count."""
+def _uncommitted_target(
+    leaf: ArrayLeaf, dtype: np.dtype[Any], is_global: bool, is_weak: bool
+) -> Target:
+    """Return the target of what goes along with arrays on any devices, such as a step count.
+
+    Args:
+      is_weak: whether it is to give way to the dtype of others, as Python's numbers do.
+    """
     _check_kept(dtype)
     _check_keys(leaf)
 
     def wrap(data: Any) -> Any:
-        array = jax.numpy.asarray(data)
+        # jax.numpy would commit it to a mesh that is set.
+        array = jax.device_put(data.item() if is_weak and not data.ndim else data)
+        if array.dtype != data.dtype:
+            array = jax.device_put(data)
         if leaf.key_impl is not None:
             array = jax.random.wrap_key_data(array, impl=leaf.key_impl)
         return GlobalArray(array=array) if is_global else array
