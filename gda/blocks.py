@@ -307,7 +307,13 @@ def _objects_error(value: np.ndarray[Any, Any], index: Index) -> Exception:
 
 def _asked_dtype(dtype: Any) -> Any:
     # The dtype of PRNG keys is not a NumPy dtype and must be left as it is.
-    return dtype if _is_extended(dtype) else _native(np.dtype(dtype))
+    try:
+        return dtype if _is_extended(dtype) else _native(np.dtype(dtype))
+    except TypeError:
+        raise TypeError(
+            f"the argument dtype={dtype!r} is not a dtype; a dtype is such as 'float32', np.int32 "
+            "or jnp.bfloat16"
+        ) from None
 
 
 def _is_extended(dtype: Any) -> bool:
@@ -361,7 +367,7 @@ def _jax_dtype(dtype: Any, index: Index | None = None) -> Any:
         return dtype
     if index is not None:
         return narrowed_dtype(dtype, f"the block at index {format_index(index)} has dtype ")
-    final = narrowed_dtype(dtype, "dtype=")
+    final = narrowed_dtype(dtype, "the argument is dtype=")
     if final != dtype:
         warnings.warn(
             f"dtype={dtype} is not available without jax_enable_x64; the array will be {final}",

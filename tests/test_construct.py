@@ -696,7 +696,7 @@ def test_a_lazy_batch_that_fails_is_noted_with_its_own_index(
         ({"into": True, "dtype": "f4", "copy": True}, ValueError, "into=True has none"),
         ({"copy": 0}, TypeError, "copy must be True, False or None, not 0"),
         ({"copy": "maybe"}, TypeError, "copy must be True, False or None, not 'maybe'"),
-        ({"dtype": "nonsense"}, TypeError, "nonsense"),
+        ({"dtype": "nonsense"}, TypeError, "the argument dtype='nonsense' is not a dtype; a dtype"),
         ({"dtype": "U3"}, TypeError, "dtype=<U3, which JAX does not have"),
     ],
 )
