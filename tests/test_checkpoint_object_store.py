@@ -230,7 +230,7 @@ def test_the_memory_of_an_open_store_is_shared() -> None:
         ("nosuch://bucket/run", ValueError, "unsupported URL scheme"),
         ({"driver": "s3", "bucket": "B"}, ValueError, "Invalid S3 bucket name"),
         (7, TypeError, "a directory, a URL such as 's3://bucket/run', or a TensorStore key-value"),
-        (None, TypeError, "not None"),
+        (None, TypeError, "not a NoneType"),
     ],
 )
 def test_what_is_no_path(path: Any, error: type[Exception], said: str) -> None:
@@ -242,7 +242,7 @@ def test_what_is_no_path(path: Any, error: type[Exception], said: str) -> None:
 
 def test_an_array_in_a_store_is_no_path() -> None:
     array = ts.array(batch(3))
-    with pytest.raises(TypeError, match="TensorStore key-value store, not"):
+    with pytest.raises(TypeError, match="the spec of one, not a TensorStore"):
         checkpoint.restore(array)
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import jax
@@ -238,10 +239,12 @@ def _leaf(
 
 
 def _about() -> dict[str, Any]:
-    import gda
-
+    try:
+        gda_version = version("gda")
+    except PackageNotFoundError:  # run from its sources, or these cannot be read any more
+        gda_version = "unknown"
     return {
-        "gda": gda.__version__,
+        "gda": gda_version,
         "jax": jax.__version__,
         "processes": jax.process_count(),
         "saved": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
