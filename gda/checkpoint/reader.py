@@ -132,7 +132,7 @@ class _Arrival:
     @property
     def stays_on_host(self) -> bool:
         plan = self.target.plan
-        return plan is None or not plan.devices or plan.devices[0].platform == "cpu"
+        return plan is None or not plan.places_early
 
     def allocate(self) -> None:
         starts = self.starts
