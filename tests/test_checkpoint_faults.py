@@ -508,6 +508,10 @@ def public_directory() -> Iterator[Path]:
     """A directory that everybody reaches; ``tmp_path`` is only for its owner."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
+        # What is imported when it is first used may lie where only the owner may read.
+        gda.checkpoint.save(Path(name) / "first", values_of(1))
+        assert generation_at(Path(name) / "first") == 1
+        shutil.rmtree(Path(name) / "first")
         yield Path(name)
 
 
