@@ -6,7 +6,9 @@ the caller's thread. Nothing here knows of JAX or of files.
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import queue
 import random
 import threading
 import time
@@ -233,22 +235,19 @@ class _Crew:
         self._transfers: deque[tuple[int, Transfer]] = deque()
         self._asynchronous: set[_Attempt] = set()
         self._threads: list[threading.Thread] = []
-        # Guards what follows. Two conditions, or each task that is done would wake all threads.
-        lock = threading.Lock()
-        self._has_done = threading.Condition(lock)
-        self._has_work = threading.Condition(lock)
-        self._waiting: deque[_Attempt] = deque()
-        self._done: list[_Attempt] = []
+        # Not conditions or events: these are written in Python, and Ctrl-C at the wrong moment
+        # leaves their lock held, or released twice.
+        self._waiting: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[_Attempt] = queue.SimpleQueue()
         self._is_over = False
 
     def run(self) -> None:
         try:
             self._direct()
         finally:
-            with self._has_work:
-                self._is_over = True
-                self._waiting.clear()
-                self._has_work.notify_all()
+            self._is_over = True
+            for _ in self._threads:
+                self._waiting.put(None)  # so that it looks
             for attempt in self._asynchronous:
                 if attempt.future is not None:
                     attempt.future.cancel()
@@ -268,11 +267,10 @@ class _Crew:
                 self._begun[type(following)] += 1
                 self._begin(_Attempt(following))
                 # Before the next is asked for: what was done in this thread may tell its size.
-                self._finish_done()
+                self._finish(self._all_done())
                 following = next(self._tasks, None)
             if any(self._begun.values()):
-                self._wait()
-                self._finish_done()
+                self._finish(self._wait())
 
     def _makes_room(self, task: Task | AsyncTask) -> bool:
         """Return whether a task may begin; wait for transfers where that makes it possible."""
@@ -293,7 +291,7 @@ class _Crew:
             self._begin_asynchronous(attempt, attempt.task)
         elif self._most[Task] == 1:
             attempt.work()
-            self._add_done(attempt)
+            self._done.put(attempt)
         else:
             self._begin_in_thread(attempt)
 
@@ -304,20 +302,18 @@ class _Crew:
             attempt.future = task.begin()
         except Exception as error:
             attempt.error = error
-            self._add_done(attempt)
+            self._done.put(attempt)
             return
-        attempt.future.add_done_callback(lambda _: self._add_done(attempt))
+        attempt.future.add_done_callback(lambda _: self._done.put(attempt))
 
     def _begin_in_thread(self, attempt: _Attempt) -> None:
         if self._begun[Task] > len(self._threads):
             self._start_thread()
         if not self._threads:
             attempt.work()
-            self._add_done(attempt)
+            self._done.put(attempt)
             return
-        with self._has_work:
-            self._waiting.append(attempt)
-            self._has_work.notify()
+        self._waiting.put(attempt)
 
     def _start_thread(self) -> None:
         name = f"{threading.current_thread().name}-reader-{len(self._threads)}"
@@ -329,30 +325,31 @@ class _Crew:
             # While a program ends Python starts no threads, and what was begun is to be finished.
             self._threads.remove(thread)
 
-    def _add_done(self, attempt: _Attempt) -> None:
-        with self._has_done:
-            self._done.append(attempt)
-            self._has_done.notify()
-
-    def _wait(self) -> None:
-        """Return when something was done, or is to be tried again; try that."""
-        with self._has_done:
-            if not self._done:
-                seconds = None
-                if self._later:
-                    seconds = max(0, min(due for due, _ in self._later) - time.monotonic())
-                self._has_done.wait_for(lambda: self._done, seconds)
-            if self._done:
-                return
+    def _wait(self) -> list[_Attempt]:
+        """Return what was done, when something was; begin what is to be tried again."""
+        seconds = None
+        if self._later:
+            seconds = max(0, min(due for due, _ in self._later) - time.monotonic())
+        try:
+            return [self._done.get(timeout=seconds), *self._all_done()]
+        except queue.Empty:
+            pass
         now = time.monotonic()
         due = [attempt for when, attempt in self._later if when <= now]
         self._later = [(when, attempt) for when, attempt in self._later if when > now]
         for attempt in due:
             self._begin(attempt)
+        return self._all_done()
 
-    def _finish_done(self) -> None:
-        with self._has_done:
-            done, self._done = self._done, []
+    def _all_done(self) -> list[_Attempt]:
+        """Return what was done since somebody asked."""
+        done = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                done.append(self._done.get_nowait())
+        return done
+
+    def _finish(self, done: list[_Attempt]) -> None:
         for attempt in done:
             self._asynchronous.discard(attempt)
             if attempt.future is not None and attempt.error is None:
@@ -369,7 +366,7 @@ class _Crew:
             self._try_later(attempt)
         for attempt in done:
             if attempt not in failed:
-                self._finish(attempt)
+                self._finish_one(attempt)
 
     def _try_later(self, attempt: _Attempt) -> None:
         retry, error = self._retry, attempt.error
@@ -389,7 +386,7 @@ class _Crew:
             # Its traceback has this frame, which would keep it and all blocks until a collection.
             del error, attempt
 
-    def _finish(self, attempt: _Attempt) -> None:
+    def _finish_one(self, attempt: _Attempt) -> None:
         task, result = attempt.task, attempt.result
         attempt.result = None
         following = task.finish(result)
@@ -400,12 +397,7 @@ class _Crew:
             self._held -= task.nbytes
 
     def _serve(self) -> None:
-        while True:
-            with self._has_work:
-                self._has_work.wait_for(lambda: self._waiting or self._is_over)
-                if self._is_over:
-                    return
-                attempt = self._waiting.popleft()
+        while (attempt := self._waiting.get()) is not None and not self._is_over:
             attempt.work()
-            self._add_done(attempt)
+            self._done.put(attempt)
             del attempt

@@ -4,6 +4,7 @@ As a program it reads commands, a line of JSON each, and forks for every one. So
 seconds to import, is imported once; before a fork it must not have used a device.
 """
 
+import faulthandler
 import itertools
 import json
 import os
@@ -199,14 +200,16 @@ def save_interrupted(path: str) -> None:
             assert at >= len(disk.steps), "not interrupted"
         except KeyboardInterrupt as error:
             notes = getattr(error, "__notes__", [])
+        is_over = at >= len(disk.steps)
+        Disk().install()  # what follows is not interrupted
         found = gda.checkpoint.restore(path)["state"][1]["step"]
         gda.checkpoint.verify(path)
-        is_new = at >= len(disk.steps) or "is complete all the same" in "".join(notes)
+        is_new = is_over or "is complete all the same" in "".join(notes)
         assert found == 1 + is_new
         assert len(os.listdir("/proc/self/fd")) == handles
         assert threading.active_count() == threads
         say("interrupted", "new" if is_new else "old")
-        if at >= len(disk.steps):
+        if is_over:
             return
 
 
@@ -238,6 +241,7 @@ def save_and_die(path: str, first: int, victim: int, where: str) -> None:
 
 
 def _run(do: str, process: int, processes: int, port: int, arguments: dict[str, Any]) -> None:
+    faulthandler.dump_traceback_later(45)  # before the test gives up
     devices = 8 // processes
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     if processes > 1:
