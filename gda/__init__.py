@@ -34,12 +34,18 @@ _MODULE_OF = {
     "checking_agreement": "gda.agreement",
     "DisagreementError": "gda.meeting",
     "LateProcessError": "gda.meeting",
+    "visualize_sharding": "gda.visualize",
+    "collectives": "gda.communication",
+    "assert_collectives": "gda.communication",
+    "Collective": "gda.hlo",
+    "ReshardPlan": "gda.reshard",
+    "Move": "gda.reshard",
     "ShardGrid": "gda.grid",
     "ProcessView": "gda.views",
     "Index": "gda.spec",
 }
 
-_SUBMODULES = ("checkpoint", "storage")
+_SUBMODULES = ("checkpoint", "show", "storage")
 
 __all__ = [*_MODULE_OF, *_SUBMODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 

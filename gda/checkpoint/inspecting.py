@@ -19,6 +19,7 @@ from gda.checkpoint.opening import default_workers, open_store
 from gda.checkpoint.stores import Store
 from gda.checkpoint.structure import format_path
 from gda.progress import shown
+from gda.sizes import format_bytes
 
 MAX_BYTES = 128 * 2**20
 
@@ -223,16 +224,3 @@ def _described(leaf: Leaf) -> tuple[str, str, str]:
     layout = f" {leaf.spec:.200} over {leaf.mesh!s:.200}" if leaf.spec is not None else ""
     kind = f"keys of {leaf.key_impl:.80}" if leaf.key_impl else leaf.kind
     return f"{leaf.dtype.name}[{shape}]", format_bytes(leaf.nbytes), printable(kind + layout)
-
-
-def format_bytes(nbytes: int) -> str:
-    """Return a size as people read it.
-
-    >>> format_bytes(1536), format_bytes(3)
-    ('1.5 KiB', '3 B')
-    """
-    size, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024
-        units.pop(0)
-    return f"{nbytes} B" if units[0] == "B" else f"{size:.1f} {units[0]}"

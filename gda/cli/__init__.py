@@ -214,7 +214,7 @@ def _add_verify(commands: Any) -> None:
 
 def _verify(options: argparse.Namespace) -> int:
     from gda import checkpoint
-    from gda.checkpoint.inspecting import format_bytes
+    from gda.sizes import format_bytes
 
     contents = checkpoint.verify(options.path, progress=sys.stderr.isatty() and _has_rich())
     print(

@@ -1,0 +1,16 @@
+"""Amounts of bytes, as people read them."""
+
+from __future__ import annotations
+
+
+def format_bytes(nbytes: int) -> str:
+    """Return a size as people read it.
+
+    >>> format_bytes(1536), format_bytes(3)
+    ('1.5 KiB', '3 B')
+    """
+    size, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{nbytes} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
