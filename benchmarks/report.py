@@ -12,16 +12,18 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.pairs import measure
 from benchmarks.work import AtMost, Within, Work
 from benchmarks.works import DEVICE_COUNTS, WORKS
 
@@ -128,23 +130,13 @@ def render(runs: Sequence[dict[str, Any]], smoke: bool) -> str:
         *_machine(runs),
         *([_SMOKE] if smoke else []),
         f"\n## Targets: {reached.count(True)} of {len(aims)} reached\n",
-        "| work | gda | rival | its time | gda is | must be | reached |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        *[
-            _row(
-                work.name,
-                *_ours_and_rival(work, stats),
-                _result(work, stats.get(work.key, [])),
-                str(work.target),
-                {True: "yes", False: "**no**", None: "failed"}[is_reached],
-            )
-            for work, is_reached in zip(aims, reached, strict=True)
-        ],
+        *_TARGETS_HEAD,
+        *[_target_row(work, stats) for work in aims],
         _INFORMATION,
         "| work | by | time | against | time | the first is |",
         "| --- | --- | --- | --- | --- | --- |",
         *[
-            _row(
+            row(
                 work.name,
                 work.ours,
                 *_ours_and_rival(work, stats),
@@ -156,20 +148,64 @@ def render(runs: Sequence[dict[str, Any]], smoke: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
+_TARGETS_HEAD = [
+    "| work | gda | rival | its time | gda is | must be | reached |",
+    "| --- | --- | --- | --- | --- | --- | --- |",
+]
+
+
+def _target_row(work: Work, stats: dict[str, list[dict[str, float]]]) -> str:
+    is_reached = _is_reached(work, stats.get(work.key, []))
+    return row(
+        work.name,
+        *_ours_and_rival(work, stats),
+        _result(work, stats.get(work.key, [])),
+        str(work.target or ""),
+        {True: "yes", False: "**no**", None: "failed"}[is_reached] if work.target else "",
+    )
+
+
+def measured_here(works: Iterable[Work], smoke: bool) -> Iterator[str]:
+    """Measure works in this process, which has their devices; yield the lines of their table."""
+    yield from _TARGETS_HEAD
+    for work in works:
+        yield _target_row(work, {work.key: _stats_here(work, smoke)})
+
+
+def times_here(work: Work, smoke: bool) -> list[str]:
+    """Measure a work in this process; return the time of each side."""
+    return [_time(side) for side in _stats_here(work, smoke)]
+
+
+def _stats_here(work: Work, smoke: bool) -> list[dict[str, float]]:
+    everyone = measure(work.prepare(), min(work.rounds, 3) if smoke else work.rounds)
+    sides = [everyone[0], everyone[work.against]] if work.rival else everyone[:1]
+    return [dict(zip(["q1", "median", "q3"], _quartiles(side), strict=True)) for side in sides]
+
+
+def _quartiles(samples: list[float]) -> list[float]:
+    return samples * 3 if len(samples) == 1 else quantiles(samples, method="inclusive")
+
+
 def _machine(runs: Sequence[dict[str, Any]]) -> list[str]:
     machines = [run["machine_info"]["cpu"] for run in runs if "machine_info" in run]
-    cpu = machines[0] if machines else {}
-    versions = [f"{name} {version(package)}" for name, package in _PACKAGES.items()]
+    return versions(machines[0].get("brand_raw", "CPU") if machines else "CPU")
+
+
+def versions(cpu: str = "CPU") -> list[str]:
+    """Return the day, the machine and the versions that figures are from."""
+    packages = [f"{name} {version(package)}" for name, package in _PACKAGES.items()]
     return [
-        f"- {datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {cpu.get('brand_raw', 'CPU')}",
-        f"- Python {platform.python_version()}, {', '.join(versions)}",
+        f"- {datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {cpu}",
+        f"- Python {platform.python_version()}, {', '.join(packages)}",
     ]
 
 
 _PACKAGES = {"JAX": "jax", "jaxlib": "jaxlib", "NumPy": "numpy", "gda": "gda"}
 
 
-def _row(*cells: str) -> str:
+def row(*cells: str) -> str:
+    """Return a line of a Markdown table."""
     return f"| {' | '.join(cells)} |"
 
 

@@ -1,0 +1,294 @@
+"""The classic introduction to SPMD in JAX, with GlobalArrays, on 3 virtual CPU devices.
+
+    python examples/spmd_tour.py
+
+``spmd_tour.ipynb`` has the same cells. What the text says is asserted in the cell below it.
+"""
+
+# In a notebook, the last expression of a cell is drawn.
+# ruff: noqa: B018
+# pyright: reportUnusedExpression=false
+# JAX takes whatever has __jax_array__, but its types do not say so.
+# pyright: reportArgumentType=false
+
+# %% [markdown]
+# # One program, many devices
+#
+# JAX runs one program over many devices, and each device works on its own part of the data. This is
+# called SPMD: single program, multiple data. The tour goes through the ways to write such a program
+# and looks after each step at which device holds what.
+#
+# Three devices are enough for that. JAX can make them out of one CPU, if it is told before it
+# starts.
+
+# %%
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=3"
+)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import gda
+
+assert jax.device_count() == 3
+jax.devices()
+
+# %% [markdown]
+# ## An array on one device
+#
+# Where the elements of an array are is its sharding. An array that nobody placed is on the first
+# device, whole. `visualize_sharding` draws it.
+
+# %%
+data = np.arange(24, dtype=np.float32).reshape(3, 8)
+whole = jnp.asarray(data)
+
+assert whole.devices() == {jax.devices()[0]}
+assert whole.sharding.shard_shape(whole.shape) == (3, 8)
+
+gda.visualize_sharding(whole)
+
+# %% [markdown]
+# ## An array that is cut
+#
+# A mesh gives the devices names to cut by: here one axis, `'x'`, of 3 devices. A `PartitionSpec`
+# says which axis of the mesh cuts which dimension: `P('x')` cuts the rows, and leaves the columns
+# together.
+#
+# `from_callback` asks for one block after the other, and each device gets no more than its own. The
+# whole array need not be anywhere.
+
+# %%
+mesh = jax.make_mesh((3,), ("x",))
+asked_for = []
+
+
+def read(index):
+    asked_for.append(index)
+    return data[index]
+
+
+g = gda.GlobalArray.from_callback((3, 8), mesh, P("x"), read)
+
+assert asked_for == [(slice(i, i + 1), slice(None)) for i in range(3)]
+for i, shard in enumerate(g.local_shards):
+    assert shard.device == jax.devices()[i]
+    assert shard.data.shape == (1, 8)
+    assert np.array_equal(shard.data, data[i : i + 1])
+
+gda.visualize_sharding(g)
+
+# %% [markdown]
+# In a notebook, an array at the end of a cell is drawn too. No picture reads or moves the data.
+
+# %%
+g
+
+# %% [markdown]
+# An array that JAX has cut already is wrapped as it is: nothing is copied or moved.
+
+# %%
+cut = jax.device_put(whole, NamedSharding(mesh, P("x")))
+wrapped = gda.GlobalArray.from_array(cut)
+
+assert wrapped.array is cut
+assert wrapped.grid.indices() == g.grid.indices()
+
+gda.visualize_sharding(wrapped)
+
+# %% [markdown]
+# A picture can be had before there is an array, or a device: shape, mesh and spec decide it.
+
+# %%
+gda.visualize_sharding((3, 8), {"x": 3}, P("x"), dtype=np.float32)
+
+# %% [markdown]
+# ## Computing: the layout follows the data
+#
+# Computing on a `GlobalArray` gives an ordinary `jax.Array`. What is done element by element needs
+# no element of another device, so the result is cut as the input was.
+
+# %%
+y = 2 * jnp.sin(g) + 1
+
+assert isinstance(y, jax.Array)
+assert y.sharding.is_equivalent_to(g.sharding, y.ndim)
+assert np.allclose(y, 2 * np.sin(data) + 1, atol=1e-6)
+
+gda.visualize_sharding(y)
+
+# %% [markdown]
+# `sum(axis=0)` adds up rows, which are on different devices: they have to talk to each other, and
+# then every device has the whole result. It is replicated. `gda.jit` is `jax.jit` that gives
+# `GlobalArray`s back.
+
+# %%
+over_rows = gda.jit(lambda x: x.sum(axis=0))
+column_sums = over_rows(g)
+
+assert column_sums.shape == (8,)
+assert column_sums.is_fully_replicated
+assert np.array_equal(column_sums, data.sum(axis=0))
+for shard in column_sums.local_shards:
+    assert np.array_equal(shard.data, data.sum(axis=0))
+
+gda.visualize_sharding(column_sums)
+
+# %% [markdown]
+# `sum(axis=1)` adds up each row, which is on one device. Nobody has to talk, and the 3 sums stay
+# where they were made: the result is cut over `'x'`.
+
+# %%
+within_rows = gda.jit(lambda x: x.sum(axis=1))
+row_sums = within_rows(g)
+
+assert row_sums.shape == (3,)
+assert not row_sums.is_fully_replicated
+assert [shard.data.tolist() for shard in row_sums.local_shards] == [[28], [92], [156]]
+
+gda.visualize_sharding(row_sums)
+
+# %% [markdown]
+# ## Inside `jit`: saying where a result goes
+#
+# So far JAX chose the layout of results. A constraint inside `jit` decides it instead. How it is
+# written depends on the axes of the mesh. Over Auto axes the compiler chooses layouts, and
+# `with_sharding_constraint` binds it. Here the 3 sums go to every device.
+
+# %%
+auto = jax.make_mesh((3,), ("x",), axis_types=(AxisType.Auto,))
+
+
+@jax.jit
+def sums_everywhere(x):
+    return jax.lax.with_sharding_constraint(x.sum(axis=1), NamedSharding(auto, P()))
+
+
+everywhere = sums_everywhere(gda.constrain(g, P("x"), mesh=auto).array)
+
+assert everywhere.is_fully_replicated
+assert [shard.data.tolist() for shard in everywhere.addressable_shards] == [[28, 92, 156]] * 3
+
+gda.visualize_sharding(everywhere)
+
+# %% [markdown]
+# Over Explicit axes the layout is part of an array's type, which JAX works out while it traces, and
+# `reshard` changes it. So there is a picture before the function has run, and another one after it.
+# `jax.make_mesh` gives Explicit axes by default in newer versions of JAX, and Auto axes in older
+# ones.
+
+# %%
+explicit = jax.make_mesh((3,), ("x",), axis_types=(AxisType.Explicit,))
+specs = []
+
+
+@jax.jit
+def sums_everywhere_again(x):
+    specs.append(jax.typeof(x).sharding.spec)
+    sums = x.sum(axis=1)
+    specs.append(jax.typeof(sums).sharding.spec)
+    gda.visualize_sharding(sums)
+    return jax.sharding.reshard(sums, NamedSharding(explicit, P()))
+
+
+everywhere = sums_everywhere_again(gda.constrain(g, P("x"), mesh=explicit).array)
+
+assert specs == [P("x", None), P("x")]
+assert everywhere.is_fully_replicated
+assert everywhere.tolist() == [28, 92, 156]
+
+gda.visualize_sharding(everywhere)
+
+# %% [markdown]
+# `gda.constrain` is the same over both kinds of axes. Outside `jit` it moves the data.
+
+# %%
+to_everyone = gda.jit(lambda x: gda.constrain(x.sum(axis=1), P()))
+everywhere = to_everyone(g)
+
+assert everywhere.is_fully_replicated
+assert gda.constrain(row_sums, P()).is_fully_replicated
+assert np.array_equal(everywhere, data.sum(axis=1))
+
+gda.visualize_sharding(everywhere)
+
+# %% [markdown]
+# ## `shard_map`: the program of one device
+#
+# Until here the function saw the whole array. Inside `jax.shard_map` it sees what one device holds:
+# of 24 numbers, cut over 3 devices, an array of shape (8,).
+
+# %%
+numbers = gda.GlobalArray.from_callback((24,), mesh, P("x"), lambda index: np.arange(24)[index])
+shapes = []
+
+
+def on_each_device(x):
+    shapes.append(x.shape)
+    return 2 * jnp.sin(x) + 1
+
+
+z = gda.jit(jax.shard_map(on_each_device, mesh=mesh, in_specs=P("x"), out_specs=P("x")))(numbers)
+
+assert set(shapes) == {(8,)}
+assert z.shape == (24,)
+assert z.grid.indices() == numbers.grid.indices()
+assert np.allclose(z, 2 * np.sin(np.arange(24)) + 1, atol=1e-6)
+
+gda.visualize_sharding(z)
+
+# %% [markdown]
+# Here a device knows its own numbers only, so `sum` adds up 8 of them: 28, 92 and 156. `psum` adds
+# up what all devices of an axis have, and gives each of them the total, 276.
+
+# %%
+partial_sums = gda.jit(
+    jax.shard_map(lambda x: x.sum(keepdims=True), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+)(numbers)
+add_all = gda.jit(
+    jax.shard_map(lambda x: jax.lax.psum(x.sum(), "x"), mesh=mesh, in_specs=P("x"), out_specs=P())
+)
+total = add_all(numbers)
+
+assert np.asarray(partial_sums).tolist() == [28, 92, 156]
+assert int(total) == 276 == sum(range(24))
+assert [int(shard.data) for shard in total.local_shards] == [276] * 3
+
+gda.visualize_sharding(partial_sums)
+gda.visualize_sharding(total)
+
+# %% [markdown]
+# ## What is communicated
+#
+# Who had to talk, and how much? `gda.collectives` compiles a function, does not run it, and lists
+# what the devices will send each other. Sums of each row need nothing. Sums over rows need an
+# all-reduce of the 8 numbers that each device has. `psum` is an all-reduce too, of one number, and
+# the sums that went to everyone needed an all-gather.
+
+# %%
+print(gda.collectives(within_rows, g))
+print(gda.collectives(over_rows, g))
+print(gda.collectives(add_all, numbers))
+print(gda.collectives(to_everyone, g))
+
+assert not gda.collectives(lambda x: 2 * jnp.sin(x) + 1, g)
+assert not gda.collectives(within_rows, g)
+(sums,) = gda.collectives(over_rows, g)
+assert (sums.kind, sums.axes, sums.total_bytes) == ("all-reduce", ("x",), 8 * 4)
+(sums,) = gda.collectives(add_all, numbers)
+assert (sums.kind, sums.axes, sums.total_bytes) == ("all-reduce", ("x",), 4)
+(sums,) = gda.collectives(to_everyone, g)
+assert (sums.kind, sums.axes, sums.total_bytes) == ("all-gather", ("x",), 4)
+
+# %% [markdown]
+# In a test of your own, one line keeps it so.
+
+# %%
+gda.assert_collectives(over_rows, g, allow={("all-reduce", "x"): 1})

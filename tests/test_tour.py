@@ -1,0 +1,154 @@
+"""The tour runs as a program and as a notebook, which are the same cells.
+
+After a change of the program, this writes the notebook again: python tests/test_tour.py
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PROGRAM, NOTEBOOK = EXAMPLES / "spmd_tour.py", EXAMPLES / "spmd_tour.ipynb"
+MARKDOWN, CODE = "# %% [markdown]\n", "# %%\n"
+
+Cell = dict[str, Any]
+
+
+def cells_of(program: str) -> list[tuple[str, str]]:
+    """Return kind and text of each cell; what is above the first is for the program only."""
+    marks = [*re.finditer(r"^# %%.*\n", program, re.MULTILINE)]
+    ends = [mark.start() for mark in marks[1:]] + [len(program)]
+    cells = []
+    for mark, end in zip(marks, ends, strict=True):
+        text = program[mark.end() : end].strip("\n")
+        assert mark.group() in (MARKDOWN, CODE), mark.group()
+        if mark.group() == MARKDOWN:
+            assert all(line == "#" or line.startswith("# ") for line in text.splitlines()), text
+            cells.append(("markdown", "\n".join(line[2:] for line in text.splitlines())))
+        else:
+            cells.append(("code", text))
+    return cells
+
+
+def notebook_of(program: str) -> dict[str, Any]:
+    """Return the notebook of a program in cells, as JSON has it: nbformat 4.5, without outputs."""
+    cells: list[Cell] = []
+    for number, (kind, text) in enumerate(cells_of(program)):
+        cell: Cell = {"cell_type": kind, "id": f"cell-{number:02}", "metadata": {}}
+        if kind == "code":
+            cell |= {"execution_count": None, "outputs": []}
+        cells.append(cell | {"source": text.splitlines(keepends=True)})
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+
+
+def test_the_notebook_has_the_cells_of_the_program() -> None:
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    expected = notebook_of(PROGRAM.read_text(encoding="utf-8"))
+    assert notebook == expected, "write it again with: python tests/test_tour.py"
+
+
+def test_every_step_says_what_it_does_before_it_does_it() -> None:
+    kinds = [kind for kind, _ in cells_of(PROGRAM.read_text(encoding="utf-8"))]
+    assert len(kinds) >= 20
+    assert all({a, b} == {"markdown", "code"} for a, b in pairwise(kinds))
+
+
+def test_what_the_text_says_is_asserted_and_pictured() -> None:
+    code = [text for kind, text in cells_of(PROGRAM.read_text(encoding="utf-8")) if kind == "code"]
+    assert "assert jax.device_count() == 3" in code[0]
+    # Two cells are a picture and nothing else.
+    for text in code[1:]:
+        if len(text.splitlines()) > 1:  # else the line is all that the cell is about
+            assert "\nassert " in text, text
+            assert "\ngda.visualize_sharding(" in text or "gda.collectives(" in text, text
+
+
+def plain_environment() -> dict[str, str]:
+    unwanted = ("XLA_FLAGS", "FORCE_COLOR")
+    return {name: value for name, value in os.environ.items() if name not in unwanted}
+
+
+def test_it_runs_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(PROGRAM)],
+        env=plain_environment() | {"COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert "\x1b" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
+    """The cells after a real kernel has run them."""
+    import nbformat
+    from nbclient import NotebookClient
+
+    folder = tmp_path_factory.mktemp("jupyter")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    environment = plain_environment()
+    for name in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+        environment[name] = str(folder / name.lower())
+    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}})
+    client.execute(env=environment)  # raises where a cell does
+    return notebook.cells
+
+
+def test_it_runs_as_a_notebook(executed: list[Cell]) -> None:
+    code = [cell for cell in executed if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
+    for cell in code:
+        for output in cell["outputs"]:
+            assert output["output_type"] != "error"
+            assert output.get("name") != "stderr", output["text"]
+
+
+def test_a_global_array_at_the_end_of_a_cell_is_drawn(executed: list[Cell]) -> None:
+    (cell,) = (cell for cell in executed if cell["source"] == "g")
+    (output,) = cell["outputs"]
+    assert output["output_type"] == "execute_result"
+    assert "<svg" in output["data"]["text/html"]
+    assert output["data"]["text/plain"].startswith("GlobalArray(shape=(3, 8), dtype=float32")
+
+
+def test_every_picture_is_drawn(executed: list[Cell]) -> None:
+    numbers = []
+    for cell in executed:
+        if cell["cell_type"] == "code":
+            drawn = [o for o in cell["outputs"] if o["output_type"] == "display_data"]
+            assert all("<svg" in output["data"]["text/html"] for output in drawn)
+            assert len(drawn) == cell["source"].count("gda.visualize_sharding("), cell["source"]
+            numbers.append(len(drawn))
+    assert sum(numbers) >= 12
+
+
+def test_what_is_communicated_is_printed(executed: list[Cell]) -> None:
+    (cell,) = (cell for cell in executed if "print(gda.collectives(" in cell["source"])
+    printed = "".join(o["text"] for o in cell["outputs"] if o["output_type"] == "stream")
+    assert printed.startswith("no collectives on the mesh {'x': 3}\n")
+    assert printed.count("all-reduce") == 2
+    assert printed.count("all-gather") == 1
+
+
+def write_notebook() -> None:
+    notebook = notebook_of(PROGRAM.read_text(encoding="utf-8"))
+    text = json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True)
+    NOTEBOOK.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_notebook()
