@@ -1,0 +1,126 @@
+"""``gda inspect PATH`` and ``gda verify PATH``: what a checkpoint has, and whether it is whole."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+from gda.cli.commands import OK, add_command
+
+if TYPE_CHECKING:
+    from gda.checkpoint.inspecting import Contents
+    from gda.checkpoint.manifest import Leaf
+
+
+def add_inspect(commands: Any) -> None:
+    parser = add_command(
+        commands, inspect, "Show what a checkpoint has; only its manifest is read."
+    )
+    parser.add_argument(
+        "path", metavar="PATH", help="a directory, or a URL such as s3://bucket/run"
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def inspect(options: argparse.Namespace) -> int:
+    from gda import checkpoint
+
+    contents = checkpoint.inspect(options.path)
+    if options.json:
+        print(_json(contents))
+    elif not (sys.stdout.isatty() and _print_table(contents)):
+        print(contents)
+    return OK
+
+
+def _print_table(contents: Contents) -> bool:
+    """Print what a checkpoint has to a terminal; return whether rich is there to do so."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        return False
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("path", "type", "size", "layout"):
+        table.add_column(name, justify="right" if name == "size" else "left", overflow="fold")
+    for row in contents.rows:
+        table.add_row(*map(Text, row))  # a path such as ['bold'] is no markup
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(table)
+    for line in contents.summary:
+        console.print(line, soft_wrap=True)
+    return True
+
+
+def _json(contents: Contents) -> str:
+    import json
+
+    document = {
+        "path": contents.path,
+        "data": contents.data,
+        "nbytes": contents.nbytes,
+        "about": contents.about,
+        "leaves": [_leaf_for_json(leaf, contents) for leaf in contents.leaves],
+    }
+    return json.dumps(document, indent=1, allow_nan=False)
+
+
+def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
+    from gda.checkpoint.errors import said
+    from gda.checkpoint.manifest import ValueLeaf
+
+    if isinstance(leaf, ValueLeaf):
+        value = leaf.value
+        is_short = isinstance(value, int) and value.bit_length() <= 1000
+        is_finite = isinstance(value, float) and math.isfinite(value)
+        if not (is_short or is_finite or isinstance(value, str)):
+            value = value.hex() if isinstance(value, bytes) else said(value)
+        return {"path": list(leaf.path), "kind": type(leaf.value).__name__, "value": value}
+    entry: dict[str, Any] = {
+        "path": list(leaf.path),
+        "kind": leaf.kind,
+        "shape": list(leaf.shape),
+        "dtype": leaf.dtype.name,
+        "nbytes": leaf.nbytes,
+    }
+    if leaf.array is not None:
+        entry["array"] = contents.arrays[leaf.array].name
+    else:
+        entry["pieces"] = [
+            {
+                "array": contents.arrays[piece.array].name,
+                "offset": piece.offset,
+                "start": piece.start,
+                "shape": piece.shape,
+            }
+            for piece in leaf.pieces
+        ]
+    optional = ("key_impl", "spec", "mesh", "fingerprint")
+    return entry | {name: getattr(leaf, name) for name in optional if getattr(leaf, name)}
+
+
+def add_verify(commands: Any) -> None:
+    parser = add_command(commands, verify, "Read all of a checkpoint and compare every checksum.")
+    parser.add_argument(
+        "path", metavar="PATH", help="a directory, or a URL such as s3://bucket/run"
+    )
+
+
+def verify(options: argparse.Namespace) -> int:
+    from gda import checkpoint
+    from gda.sizes import format_bytes
+
+    contents = checkpoint.verify(options.path, progress=sys.stderr.isatty() and _has_rich())
+    print(
+        f"{contents.path} is whole: {len(contents.leaves)} leaves, {format_bytes(contents.nbytes)}"
+    )
+    return OK
+
+
+def _has_rich() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("rich") is not None

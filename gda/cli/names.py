@@ -1,0 +1,78 @@
+"""Names that differ only in numbers, as one: ``layers.0-31.mlp.weight``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+_NUMBER = re.compile(r"([0-9]+)")
+_DIGITS = 18  # of numbers that are counted; longer ones are not in one run with others
+
+Numbers = tuple[str, ...]
+
+
+def with_ranges(names: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """Return names with ranges in them, each with the names that it stands for.
+
+    Where several numbers differ, as of layers and experts, one name stands for all combinations of
+    its ranges; what is no such product is several names.
+
+    >>> [name for name, _ in with_ranges(['a.0.w', 'a.1.w', 'a.3.w', 'b'])]
+    ['a.0-1,3.w', 'b']
+    >>> with_ranges(['a.0.0', 'a.0.1', 'a.1.0'])
+    [('a.0.0-1', ['a.0.0', 'a.0.1']), ('a.1.0', ['a.1.0'])]
+    """
+    alike: dict[tuple[str, ...], list[Numbers]] = defaultdict(list)
+    for name in dict.fromkeys(names):
+        parts = _NUMBER.split(name)
+        alike[tuple(parts[::2])].append(tuple(parts[1::2]))
+    return [
+        (_join(texts, map(_ranges, zip(*rows, strict=True))), [_join(texts, row) for row in rows])
+        for texts, given in alike.items()
+        for rows in _products(given)
+    ]
+
+
+def _join(texts: tuple[str, ...], numbers: Iterable[str]) -> str:
+    between = [*numbers, ""]
+    return "".join(text + number for text, number in zip(texts, between, strict=True))
+
+
+def _products(rows: list[Numbers]) -> Iterator[list[Numbers]]:
+    """Yield the rows in groups of which each has all combinations of the numbers of its columns."""
+    waiting = [rows]
+    while waiting:
+        rows = waiting.pop()
+        columns = [set(column) for column in zip(*rows, strict=True)]
+        if math.prod(map(len, columns)) == len(rows):
+            yield sorted(rows, key=lambda row: [*map(_order, row)])
+            continue
+        first = next(i for i, column in enumerate(columns) if len(column) > 1)
+        parts: dict[str, list[Numbers]] = defaultdict(list)
+        for row in rows:
+            parts[row[first]].append(row)
+        waiting += [parts[number] for number in sorted(parts, key=_order, reverse=True)]
+
+
+def _order(number: str) -> tuple[int, str, str]:
+    # Not int(), which refuses thousands of digits.
+    digits = number.lstrip("0")
+    return len(digits), digits, number
+
+
+def _ranges(column: Iterable[str]) -> str:
+    runs: list[list[str]] = []
+    for number in sorted(set(column), key=_order):
+        if runs and _follows(runs[-1][-1], number):
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(run) for run in runs)
+
+
+def _follows(before: str, number: str) -> bool:
+    if len(number) > _DIGITS or (len(before) != len(number) and number.startswith("0")):
+        return False
+    return int(number) == int(before) + 1

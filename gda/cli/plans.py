@@ -1,0 +1,246 @@
+"""``gda plan``: what each device of a mesh that need not exist holds of an array, or of a model.
+
+The document of ``--json`` is described in ``gda/cli/answers.py``, that of ``--tree`` in
+``gda/cli/models.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from gda.cli.arrays import (
+    ERRORS,
+    PlannedArray,
+    add_array_options,
+    format_index,
+    format_mesh,
+    format_shape,
+    print_json,
+    read_array,
+)
+from gda.cli.commands import OK, add_command
+from gda.cli.tables import counted, facts, table
+from gda.cli.words import MistakesError, parse_number, parse_point, read_option
+from gda.sizes import format_bytes
+from gda.spec import format_spec
+
+_ROWS = 16
+_AXES_AS_COLUMNS = 4
+_NEEDED = (
+    "give for one array all of --shape, --dtype, --mesh and --spec, or --tree FILE for a model"
+)
+_BELOW_A_BYTE = "an element counts as one byte, as in NumPy; devices may pack several in one"
+
+_EPILOG = """\
+what a spec is:
+  One entry for each dimension, between commas: an axis of the mesh (data),
+  several that cut one dimension together (data+model, or in quotes
+  '(data,model)'), or _ for not cut. What is left out at the end is not cut.
+  P('data', None) is read as well.
+
+what a model is, for --tree:
+  {"mesh": {"data": 16, "model": 4}, "dtype": "bfloat16", "parameters": {
+   "up.weight": {"shape": [11008, 4096], "spec": ["model", "data"]}}}
+  A parameter may have a dtype of its own, and "spec" may stand at the top, for
+  all that have none. A spec is a list, or a text as above.
+
+examples:
+  gda plan --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 \\
+           --spec data,model --devices-per-process 8 --process 17 --locate 5,7
+  gda plan --shape 32x4096x128 --dtype f32 --mesh x=4,y=2 --spec _,x+y --json
+  gda plan --tree model.json --mesh data=16,model=4 --devices-per-process 8
+"""
+
+
+def add_plan(commands: Any) -> None:
+    says = "Say what each device of a mesh holds; no device is needed."
+    parser = add_command(commands, plan, says, epilog=_EPILOG, errors=ERRORS)
+    add_array_options(parser)
+    parser.add_argument(
+        "--process",
+        metavar="P",
+        action="append",
+        default=[],
+        help="what this process holds, reads and writes; may be repeated",
+    )
+    parser.add_argument(
+        "--locate",
+        metavar="ELEMENT",
+        action="append",
+        default=[],
+        help="where an element such as 5,7 is; may be repeated",
+    )
+    parser.add_argument("--tree", metavar="FILE", help="all arrays of a model, in JSON; - is stdin")
+    parser.add_argument("--no-picture", action="store_true", help="words only")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def plan(options: argparse.Namespace) -> int:
+    if options.tree is not None:
+        from gda.cli.models import plan_tree
+
+        return plan_tree(options)
+    from gda.cli.answers import document_of
+    from gda.cli.pictures import picture_lines
+
+    array = read_array(options, _NEEDED)
+    processes = [_read_process(text, array) for text in options.process]
+    elements = [_read_element(text, array) for text in options.locate]
+    if options.json:
+        print_json(document_of(array, processes, elements))
+        return OK
+    print(*_summary(array), sep="\n")
+    for process in processes:
+        print("", *_process_lines(array, process), sep="\n")
+    for element in elements:
+        print("", *_element_lines(array, element), sep="\n")
+    if not options.no_picture:
+        print("", *picture_lines(array), sep="\n")
+    return OK
+
+
+def _read_process(text: str, array: PlannedArray) -> int:
+    process = read_option("--process", text, parse_number)
+    if process >= array.num_processes:
+        hint = (
+            "; --devices-per-process says how many devices each has"
+            if array.num_processes == 1
+            else ""
+        )
+        last = array.num_processes - 1
+        which = f"processes 0 to {last:,}" if last else "process 0 only"
+        raise MistakesError(
+            f"--process: there is no process {process}; the mesh "
+            f"{format_mesh(array.grid.mesh_shape)} has {which}{hint}"
+        )
+    return process
+
+
+def _read_element(text: str, array: PlannedArray) -> tuple[int, ...]:
+    element = read_option("--locate", text, parse_point)
+    shape = array.grid.global_shape
+    if len(element) != len(shape):
+        raise MistakesError(
+            f"--locate: element {element} has {counted(len(element), 'coordinate')}, but shape "
+            f"{shape} has {counted(len(shape), 'dimension')}; give one for each"
+        )
+    for dimension, (coordinate, size) in enumerate(zip(element, shape, strict=True)):
+        if coordinate >= size:
+            raise MistakesError(
+                f"--locate: element {element} is outside the shape {shape}: dimension {dimension} "
+                + (f"goes from 0 to {size - 1}" if size else "has size 0, so there is no element")
+            )
+    return element
+
+
+# For people.
+
+
+def _summary(array: PlannedArray) -> list[str]:
+    grid, replicas = array.grid, array.grid.num_replicas
+    times = "the array once" if replicas == 1 else f"the array {replicas:,} times"
+    note = [("note", _BELOW_A_BYTE)] if array.is_below_a_byte else []
+    return facts(
+        [
+            ("array", f"{array.title}, {format_bytes(array.nbytes)}"),
+            ("mesh", f"{format_mesh(grid.mesh_shape)}: {array.devices_and_processes}"),
+            ("spec", format_spec(grid.spec)),
+            *note,
+            ("", ""),
+            ("shard shape", format_shape(grid.shard_shape)),
+            ("blocks", f"{grid.num_shards:,} distinct, each on {counted(replicas, 'device')}"),
+            ("per device", format_bytes(array.block_bytes)),
+            ("per process", _bytes_of_a_process(array)),
+            ("all devices", f"{format_bytes(array.block_bytes * grid.num_devices)}: {times}"),
+        ]
+    )
+
+
+def _bytes_of_a_process(array: PlannedArray) -> str:
+    from gda.cli.answers import distinct_blocks
+
+    held = format_bytes(array.block_bytes * array.devices_per_process)
+    least, most = distinct_blocks(array)
+    if least == array.devices_per_process:
+        return f"{held} in {counted(most, 'block')}"
+    if least == most:
+        distinct, number = format_bytes(least * array.block_bytes), counted(least, "block")
+    else:
+        distinct = " to ".join(format_bytes(blocks * array.block_bytes) for blocks in (least, most))
+        number = f"{least:,} to {most:,} blocks"
+    return f"{held}; {distinct} of it distinct ({number})"
+
+
+def _process_lines(array: PlannedArray, process: int) -> list[str]:
+    from gda.cli.answers import about_process
+
+    about = about_process(array, process, limit=_ROWS)
+    mesh, first, count = array.grid.mesh_shape, process * about["num_devices"], about["num_devices"]
+    which = f"device {first}" if count == 1 else f"devices {first} to {first + count - 1}"
+    blocks = {block["block"]: block for block in about["blocks"]}
+    lines = facts(
+        [
+            ("process", f"{process}, of {which}"),
+            ("holds", format_bytes(about["nbytes_on_devices"])),
+            ("reads", _bytes_of_blocks(about["nbytes_read"], about["num_blocks"])),
+            ("writes", _bytes_of_blocks(about["nbytes_written"], about["num_blocks_written"])),
+        ]
+    )
+    rows, unmarked = [], {block for block in blocks if blocks[block]["is_written"]}
+    for device in about["devices"]:
+        block = device["block"]
+        index = format_index(blocks[block]["index"], array.grid.global_shape)
+        mark = "written" if block in unmarked else ""
+        unmarked.discard(block)
+        at = _at(device["coordinates"], mesh)
+        rows.append([str(device["device"]), *at, str(device["replica_id"]), index, mark])
+    header = ["device", *_axes(mesh), "replica", "block", ""]
+    right = {"device", "replica", *mesh}
+    return [*lines, "", *table(header, rows, right=right), *_more(len(rows), count)]
+
+
+def _element_lines(array: PlannedArray, element: tuple[int, ...]) -> list[str]:
+    from gda.cli.answers import about_element
+
+    about = about_element(array, element, limit=_ROWS)
+    mesh, count = array.grid.mesh_shape, about["num_devices"]
+    lines = facts(
+        [
+            ("element", format_shape(element)),
+            ("block", format_index(about["index"], array.grid.global_shape)),
+            ("offset", f"{format_shape(about['offset'])} within the block"),
+            ("held by", counted(count, "device")),
+        ]
+    )
+    rows = [
+        [
+            str(device["device"]),
+            *_at(device["coordinates"], mesh),
+            str(device["process"]),
+            str(device["replica_id"]),
+        ]
+        for device in about["devices"]
+    ]
+    header = ["device", *_axes(mesh), "process", "replica"]
+    return [*lines, "", *table(header, rows, right={*header}), *_more(len(rows), count)]
+
+
+def _bytes_of_blocks(nbytes: int, blocks: int) -> str:
+    return f"{format_bytes(nbytes)} in {counted(blocks, 'block')}"
+
+
+def _axes(mesh: Mapping[str, int]) -> list[str]:
+    return list(mesh) if len(mesh) <= _AXES_AS_COLUMNS else ["mesh coordinates"]
+
+
+def _at(coordinates: list[int], mesh: Mapping[str, int]) -> list[str]:
+    if len(mesh) <= _AXES_AS_COLUMNS:
+        return [str(coordinate) for coordinate in coordinates]
+    return [",".join(map(str, coordinates))]
+
+
+def _more(shown: int, count: int) -> list[str]:
+    left = counted(count - shown, "more device")
+    return [f"… {left}; --json lists them"] if count > shown else []

@@ -1,0 +1,211 @@
+"""``gda reshard``: what moves when an array changes its layout, without devices.
+
+With ``--json`` it gives one document:
+
+- ``source`` and ``target``: the two layouts, as ``gda plan`` describes an array;
+- ``nbytes_kept``, ``nbytes_within_processes``, ``nbytes_between_processes``: of all target blocks,
+  what its device has already, what comes from another device of its process, and what from another
+  process; ``nbytes_moved`` is the last two, ``num_moves`` counts pieces, those kept included;
+- ``received_by_device``, ``sent_by_device``: ``{"largest", "mean"}`` bytes to and from other
+  devices; ``received_by_process``, ``sent_by_process``: the same between processes;
+- ``largest_sender``, ``largest_receiver``: ``{"device", "nbytes"}``, the first of several;
+- ``peak_extra_nbytes``: the most that a device needs beside its source block;
+- ``links``: ``{"source_process", "target_process", "nbytes"}`` of all pairs of processes that send,
+  busiest first, at most 16,384 of them; null where there are too many moves to look at.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from gda.cli.arrays import (
+    ERRORS,
+    PlannedArray,
+    add_array_options,
+    format_mesh,
+    format_shape,
+    plan_array,
+    print_json,
+    read_array,
+)
+from gda.cli.commands import OK, add_command
+from gda.cli.tables import counted, facts, table
+from gda.cli.words import MistakesError, parse_mesh, parse_number, parse_spec, read_option
+from gda.sizes import format_bytes
+from gda.spec import format_spec
+
+if TYPE_CHECKING:
+    from gda.reshard import Link, Load, ReshardPlan
+
+# Links are found by a look at every move, about 10 million in a second.
+_MOVES_FOR_LINKS = 5_000_000
+_LINKS_LISTED = 16_384
+_LINKS_SHOWN = 5
+_NEEDED = "give --shape, --dtype, --mesh and --spec, and where to: --to-mesh, --to-spec"
+
+_PIECES = "A piece is what an old block has of a new one, and one device sends or keeps."
+
+_EPILOG = """\
+Devices are the same where their positions are: device 3 of one mesh is device 3
+of the other. Each piece comes from the nearest device that has it: the same,
+one of the same process, or any. How a spec is written is in `gda plan --help`.
+
+examples:
+  gda reshard --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 \\
+              --spec data,model --to-spec model,data --devices-per-process 8
+  gda reshard --shape 24x8 --dtype f32 --mesh x=8 --spec x --to-mesh x=6
+"""
+
+
+def add_reshard(commands: Any) -> None:
+    says = "Say what moves when a layout changes; no device is needed."
+    parser = add_command(commands, reshard, says, epilog=_EPILOG, errors=ERRORS)
+    add_array_options(parser)
+    parser.add_argument("--to-mesh", metavar="MESH", help="the new mesh; by default the same")
+    parser.add_argument("--to-spec", metavar="SPEC", help="the new spec; by default the same")
+    parser.add_argument(
+        "--to-devices-per-process", metavar="M", help="in the new mesh; by default the same"
+    )
+    parser.add_argument("--no-picture", action="store_true", help="words only")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def reshard(options: argparse.Namespace) -> int:
+    from gda.reshard import ReshardPlan
+
+    if options.to_mesh is None and options.to_spec is None:
+        raise MistakesError("--to-mesh and --to-spec are missing: say where to with one or both")
+    source = read_array(options, _NEEDED)
+    target = _read_target(options, source)
+    plan = ReshardPlan(source.grid, target.grid, itemsize=source.dtype.itemsize)
+    links = plan.links() if plan.num_moves <= _MOVES_FOR_LINKS else None
+    if options.json:
+        print_json(_document(source, target, plan, links))
+        return OK
+    print(*_summary(source, target, plan), "", _PIECES, "", *_loads(plan), sep="\n")
+    print("", *_link_lines(plan, links), sep="\n")
+    if not options.no_picture:
+        from gda.cli.pictures import before_and_after
+
+        print("", *before_and_after(source, target), sep="\n")
+    return OK
+
+
+def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedArray:
+    mesh, spec = dict(source.grid.mesh_shape), source.grid.spec
+    devices = None if options.devices_per_process is None else source.devices_per_process
+    if options.to_mesh is not None:
+        mesh = read_option("--to-mesh", options.to_mesh, parse_mesh)
+    if options.to_spec is not None:
+        spec = read_option("--to-spec", options.to_spec, parse_spec)
+    if options.to_devices_per_process is not None:
+        devices = read_option(
+            "--to-devices-per-process", options.to_devices_per_process, parse_number
+        )
+    try:
+        return plan_array(source.grid.global_shape, source.dtype, mesh, spec, devices)
+    except MistakesError as error:
+        raise MistakesError(f"after the reshard, {error}") from None
+
+
+# For people.
+
+
+def _summary(source: PlannedArray, target: PlannedArray, plan: ReshardPlan) -> list[str]:
+    total = plan.bytes_total
+
+    def share(nbytes: int) -> str:
+        return f"{format_bytes(nbytes):>10}  {100 * nbytes / total if total else 0:5.1f} %"
+
+    pieces = counted(plan.num_moves, "piece")
+    if plan.num_moves > 1:
+        pieces += f" of {format_bytes(round(total / plan.num_moves))} on average"
+    return facts(
+        [
+            ("array", f"{source.title}, {format_bytes(source.nbytes)}"),
+            *_layout("from", source),
+            *_layout("to", target),
+            ("", ""),
+            ("kept", f"{share(plan.bytes_kept)}  on its device already"),
+            ("moved", f"{share(plan.bytes_within_processes)}  within processes"),
+            ("", f"{share(plan.bytes_between_processes)}  between processes"),
+            ("all blocks", f"{share(total)}  in {pieces}"),
+            ("extra memory", f"{format_bytes(plan.peak_extra_bytes):>10}  at most on a device"),
+        ]
+    )
+
+
+def _layout(label: str, array: PlannedArray) -> list[tuple[str, str]]:
+    spec, mesh = format_spec(array.grid.spec), format_mesh(array.grid.mesh_shape)
+    blocks = f"blocks of {format_shape(array.grid.shard_shape)}"
+    return [(label, f"{spec} on {mesh}"), ("", f"{array.devices_and_processes}, {blocks}")]
+
+
+def _loads(plan: ReshardPlan) -> list[str]:
+    sender, receiver = plan.largest_sender, plan.largest_receiver
+    rows = [
+        _load_row("device", "sends", plan.sent_by_device.tolist(), sender),
+        _load_row("", "receives", plan.received_by_device.tolist(), receiver),
+    ]
+    if len(plan.sent_by_process) > 1 or len(plan.received_by_process) > 1:
+        rows += [
+            _load_row("process", "sends", plan.sent_by_process.values()),
+            _load_row("", "receives", plan.received_by_process.values()),
+        ]
+    return table(["each", "", "on average", "at most", ""], rows, right={"at most", "on average"})
+
+
+def _load_row(who: str, does: str, loads: Iterable[int], top: Load | None = None) -> list[str]:
+    load = _load(loads)
+    which = f"device {top.position}" if top is not None and load["largest"] > load["mean"] else ""
+    return [who, does, format_bytes(round(load["mean"])), format_bytes(load["largest"]), which]
+
+
+def _load(loads: Iterable[int]) -> dict[str, Any]:
+    loads = list(loads)
+    return {"largest": max(loads), "mean": sum(loads) / len(loads)}
+
+
+def _link_lines(plan: ReshardPlan, links: list[Link] | None) -> list[str]:
+    if links is None:
+        return [f"links         left out: {plan.num_moves:,} pieces are too many to look at"]
+    if not links:
+        return ["links         none: no process sends to another"]
+    rows = [
+        [f"process {link.source_process} to {link.target_process}", format_bytes(link.nbytes)]
+        for link in links[:_LINKS_SHOWN]
+    ]
+    left = len(links) - len(rows)
+    more = [f"… {counted(left, 'more link')}; --json lists them"] if left else []
+    return [*table(["busiest links", "bytes"], rows, right={"bytes"}), *more]
+
+
+# For programs.
+
+
+def _document(
+    source: PlannedArray, target: PlannedArray, plan: ReshardPlan, links: list[Link] | None
+) -> dict[str, Any]:
+    return {
+        "source": source.describe(),
+        "target": target.describe(),
+        "nbytes_kept": plan.bytes_kept,
+        "nbytes_within_processes": plan.bytes_within_processes,
+        "nbytes_between_processes": plan.bytes_between_processes,
+        "nbytes_moved": plan.bytes_moved,
+        "num_moves": plan.num_moves,
+        "received_by_device": _load(plan.received_by_device.tolist()),
+        "sent_by_device": _load(plan.sent_by_device.tolist()),
+        "received_by_process": _load(plan.received_by_process.values()),
+        "sent_by_process": _load(plan.sent_by_process.values()),
+        "largest_sender": _device(plan.largest_sender),
+        "largest_receiver": _device(plan.largest_receiver),
+        "peak_extra_nbytes": plan.peak_extra_bytes,
+        "links": None if links is None else [link._asdict() for link in links[:_LINKS_LISTED]],
+    }
+
+
+def _device(load: Load) -> dict[str, int]:
+    return {"device": load.position, "nbytes": load.nbytes}

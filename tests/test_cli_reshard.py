@@ -1,0 +1,325 @@
+"""``gda reshard`` as a user runs it."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gda import ShardGrid, cli
+from gda.cli import reshards
+from gda.cli.words import parse_spec
+
+Result = tuple[int, str, str]
+Run = Callable[..., Result]
+
+ARRAY = ("--shape", "64x64", "--dtype", "f32")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process; gives its exit code and what it printed."""
+
+    def in_process(*args: Any) -> Result:
+        try:
+            code: Any = cli.main([str(arg) for arg in args])
+        except SystemExit as end:
+            code = end.code
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return in_process
+
+
+def reshard(*args: str) -> dict[str, Any]:
+    """Return what a command says with --json."""
+    with redirect_stdout(StringIO()) as out:
+        assert cli.main(["reshard", *args, "--json"]) == 0
+    return json.loads(out.getvalue())
+
+
+def test_rows_to_columns(run: Run) -> None:
+    args = (*ARRAY, "--mesh", "x=8", "--spec", "x", "--to-spec", "_,x")
+    code, out, err = run("reshard", *args, "--devices-per-process", "2", "--no-picture")
+    assert (code, err) == (0, "")
+    assert out == (
+        "array         float32[64,64], 16.0 KiB\n"
+        "from          P('x') on x=8\n"
+        "              8 devices in 4 processes of 2, blocks of (8, 64)\n"
+        "to            P(None, 'x') on x=8\n"
+        "              8 devices in 4 processes of 2, blocks of (64, 8)\n"
+        "\n"
+        "kept             2.0 KiB   12.5 %  on its device already\n"
+        "moved            2.0 KiB   12.5 %  within processes\n"
+        "                12.0 KiB   75.0 %  between processes\n"
+        "all blocks      16.0 KiB  100.0 %  in 64 pieces of 256 B on average\n"
+        "extra memory     2.0 KiB  at most on a device\n"
+        "\n"
+        "A piece is what an old block has of a new one, and one device sends or keeps.\n"
+        "\n"
+        "each               on average  at most\n"
+        "device   sends        1.8 KiB  1.8 KiB\n"
+        "         receives     1.8 KiB  1.8 KiB\n"
+        "process  sends        3.0 KiB  3.0 KiB\n"
+        "         receives     3.0 KiB  3.0 KiB\n"
+        "\n"
+        "busiest links     bytes\n"
+        "process 0 to 1  1.0 KiB\n"
+        "process 0 to 2  1.0 KiB\n"
+        "process 0 to 3  1.0 KiB\n"
+        "process 1 to 0  1.0 KiB\n"
+        "process 1 to 2  1.0 KiB\n"
+        "… 7 more links; --json lists them\n"
+    )
+
+
+def test_fewer_devices(run: Run) -> None:
+    args = (*ARRAY, "--mesh", "x=8", "--spec", "x", "--to-mesh", "x=4", "--no-picture")
+    code, out, err = run("reshard", *args)
+    assert (code, err) == (0, "")
+    assert "to            P('x') on x=4\n              4 devices, blocks of (16, 64)\n" in out
+    assert "links         none: no process sends to another\n" in out
+    assert "process  sends" not in out
+    document = reshard(*args, "--devices-per-process", "4", "--to-devices-per-process", "2")
+    assert document["source"]["num_processes"] == document["target"]["num_processes"] == 2
+
+
+def test_nothing_moves(run: Run) -> None:
+    args = (*ARRAY, "--mesh", "x=4,y=2", "--spec", "x", "--to-spec", "x", "--no-picture")
+    code, out, _ = run("reshard", *args)
+    assert code == 0
+    assert "kept            32.0 KiB  100.0 %" in out
+    assert "extra memory         0 B" in out
+    code, out, _ = run("reshard", "--shape", "0", *args[2:])
+    assert code == 0
+    assert "all blocks           0 B    0.0 %  in 0 pieces\n" in out
+
+
+def test_for_programs() -> None:
+    document = reshard(
+        *(*ARRAY, "--mesh", "x=4,y=2", "--spec", "x,y", "--to-spec", "x"),
+        *("--devices-per-process", "4"),
+    )
+    assert document.pop("source")["shard_shape"] == [16, 32]
+    assert document.pop("target")["shard_shape"] == [16, 64]
+    assert document == {
+        "nbytes_kept": 16384,
+        "nbytes_within_processes": 16384,
+        "nbytes_between_processes": 0,
+        "nbytes_moved": 16384,
+        "num_moves": 16,
+        "received_by_device": {"largest": 2048, "mean": 2048.0},
+        "sent_by_device": {"largest": 2048, "mean": 2048.0},
+        "received_by_process": {"largest": 0, "mean": 0.0},
+        "sent_by_process": {"largest": 0, "mean": 0.0},
+        "largest_sender": {"device": 0, "nbytes": 2048},
+        "largest_receiver": {"device": 0, "nbytes": 2048},
+        "peak_extra_nbytes": 4096,
+        "links": [],
+    }
+
+
+def test_too_many_moves_for_links(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = (*ARRAY, "--mesh", "x=8", "--spec", "x", "--to-spec", "_,x", "--no-picture")
+    monkeypatch.setattr(reshards, "_MOVES_FOR_LINKS", 63)
+    code, out, _ = run("reshard", *args, "--devices-per-process", "2")
+    assert code == 0
+    assert out.endswith("\nlinks         left out: 64 pieces are too many to look at\n")
+    assert reshard(*args, "--devices-per-process", "2")["links"] is None
+
+
+# Properties: the definition, on the elements of the whole array.
+
+MESHES = [{"x": 4, "y": 2}, {"x": 2, "y": 2}, {"x": 8, "y": 1}, {"x": 1, "y": 2}]
+SPECS = ["", "x", "y", "_,x", "y,x", "x,y", "x+y", "y+x,_", "_,x+y"]
+
+
+def held(mesh: dict[str, int], spec: str) -> list[set[int]]:
+    whole = np.arange(64).reshape(8, 8)
+    grid = ShardGrid(whole.shape, mesh, parse_spec(spec))
+    return [set(whole[index].ravel().tolist()) for index in grid.indices()]
+
+
+@settings(max_examples=100)
+@given(
+    st.sampled_from(MESHES),
+    st.sampled_from(SPECS),
+    st.sampled_from(MESHES),
+    st.sampled_from(SPECS),
+    st.sampled_from([1, 2]),
+)
+def test_totals_are_those_of_the_definition(
+    mesh: dict[str, int], spec: str, to_mesh: dict[str, int], to_spec: str, per_process: int
+) -> None:
+    def words(sizes: dict[str, int]) -> str:
+        return ",".join(f"{name}={size}" for name, size in sizes.items())
+
+    document = reshard(
+        *("--shape", "8x8", "--dtype", "i16", "--mesh", words(mesh), "--spec", spec),
+        *("--to-mesh", words(to_mesh), "--to-spec", to_spec),
+        *("--devices-per-process", str(per_process)),
+    )
+    before, after = held(mesh, spec), held(to_mesh, to_spec)
+    at = {}
+    for position, elements in enumerate(before):
+        at.setdefault(position // per_process, set()).update(elements)
+    kept = near = far = 0
+    received = []
+    between = Counter()
+    for position, elements in enumerate(after):
+        own = before[position] if position < len(before) else set()
+        process = at.get(position // per_process, set())
+        kept += len(elements & own)
+        near += len((elements - own) & process)
+        far += len(elements - own - process)
+        received.append(2 * len(elements - own))
+        between[position // per_process] += 2 * len(elements - own - process)
+    assert document["nbytes_kept"] == 2 * kept
+    assert document["nbytes_within_processes"] == 2 * near
+    assert document["nbytes_between_processes"] == 2 * far
+    assert document["nbytes_moved"] == sum(received)
+    assert document["received_by_device"]["largest"] == max(received)
+    assert math.isclose(document["received_by_device"]["mean"], sum(received) / len(received))
+    assert document["received_by_process"]["largest"] == max(between.values())
+    by_target = Counter()
+    for link in document["links"]:
+        by_target[link["target_process"]] += link["nbytes"]
+    assert by_target == +between
+    sizes = [link["nbytes"] for link in document["links"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+# Pictures.
+
+
+def test_before_and_after(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = (*ARRAY, "--mesh", "x=4", "--spec", "x", "--to-spec", "_,x")
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = run("reshard", *args)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines.index("before") < lines.index("after")
+    assert "│ 0:16, :    device 0 │" in lines
+
+    monkeypatch.setenv("COLUMNS", "140")
+    code, out, err = run("reshard", *args)
+    lines = out.splitlines()
+    (head,) = (i for i, line in enumerate(lines) if line.startswith("before"))
+    at = lines[head].index("after")
+    assert lines[head].split() == ["before", "after"]
+    left = [line[:at].rstrip() for line in lines[head + 1 :]]
+    right = [line[at:] for line in lines[head + 1 :]]
+    assert "│ 0:16, :    device 0 │" in left
+    assert any("device 3" in line for line in right)
+    assert {line[at - 3 : at] for line in lines[head:] if len(line) > at} == {"   "}
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    code, colored, _ = run("reshard", *args)
+    assert "\x1b[" in colored
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == out
+
+
+def test_without_rich(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("rich", "gda.show"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    code, out, err = run("reshard", *ARRAY, "--mesh", "x=4", "--spec", "x", "--to-spec", "_,x")
+    assert (code, err) == (0, "")
+    assert out.count("pip install 'gda[show]'") == 1
+
+
+# Bad inputs.
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "--to-mesh and --to-spec are missing: say where to with one or both"),
+        (("--to-spec", "z"), "after the reshard, spec P('z') cuts dimension 0 by mesh axis 'z'"),
+        (("--to-spec", "x,x"), "after the reshard, spec P('x', 'x') uses mesh axis 'x' twice"),
+        (("--to-spec", "x y"), "--to-spec: a comma and the next entry was expected"),
+        (("--to-mesh", "x=3"), "after the reshard, global shape (8, 64) cannot be cut by P('x')"),
+        (("--to-mesh", "y=2"), "after the reshard, spec P('x') cuts dimension 0 by mesh axis 'x'"),
+        (("--to-mesh", "x=4", "--devices-per-process", "8"), "after the reshard, 8 devices per "),
+        (("--to-mesh", "x=0"), "--to-mesh: an axis has at least one device"),
+        (("--to-mesh", f"x={2**40}"), "after the reshard, the mesh x=1099511627776 has"),
+        (("--to-spec", "x", "--to-devices-per-process", "3"), "do not divide the 8 devices"),
+        (("--to-spec", "x", "--to-devices-per-process", "-1"), "this number is negative"),
+        (("--to-spec", "x", "--spec", "z"), "gda: spec P('z') cuts dimension 0"),
+    ],
+)
+def test_bad_input(run: Run, args: tuple[str, ...], said: str) -> None:
+    code, out, err = run(
+        "reshard",
+        "--shape",
+        "8x64",
+        "--dtype",
+        "f32",
+        "--mesh",
+        "x=8",
+        *(() if "--spec" in args else ("--spec", "x")),
+        *args,
+    )
+    assert (code, out) == (2, "")
+    assert err.startswith("gda: ")
+    assert said in err
+    assert err.count("\n") <= 3
+
+
+def test_what_is_missing(run: Run) -> None:
+    code, out, err = run("reshard", "--shape", "8", "--to-spec", "x")
+    assert (code, out) == (2, "")
+    assert err == (
+        "gda: --dtype, --mesh and --spec are missing; give --shape, --dtype, --mesh and --spec, "
+        "and where to: --to-mesh, --to-spec\n"
+    )
+
+
+WORDS = st.one_of(
+    st.sampled_from(["x=4,y=2", "x=4", "y=8", "x=6", "x", "y", "x,y", "x+y", "_", "2", "8"]),
+    st.text("0123456789xy=,:()[]{}_+-'P .", max_size=12),
+    st.integers(-(10**40), 10**40).map(str),
+)
+OPTIONS = ["--mesh", "--spec", "--to-mesh", "--to-spec", "--devices-per-process"]
+OPTIONS += ["--to-devices-per-process"]
+
+
+@settings(max_examples=100)
+@given(
+    st.dictionaries(st.sampled_from(OPTIONS), WORDS),
+    st.sampled_from([["--json"], ["--no-picture"], []]),
+)
+def test_any_words_give_an_answer_or_a_message(changes: dict[str, str], kind: list[str]) -> None:
+    good = {"--shape": "24x8", "--dtype": "f32", "--mesh": "x=4,y=2", "--spec": "x"}
+    words = [f"{option}={value}" for option, value in {**good, **changes}.items()]
+    try:
+        code = cli.main(["reshard", *words, *kind])
+    except SystemExit as end:
+        code = end.code
+    assert code in (0, 2)
+
+
+def test_help_and_no_jax(run: Run) -> None:
+    code, out, _ = run("reshard", "--help")
+    assert code == 0
+    assert "--to-spec" in out
+    program = (
+        "import sys; from gda.cli import main; code = main(sys.argv[1:]);"
+        "heavy = {'jax', 'jaxlib', 'tensorstore', 'gda.checkpoint'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else code)"
+    )
+    args = ("reshard", *ARRAY, "--mesh", "x=4", "--spec", "x", "--to-spec", "_,x")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *args], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
