@@ -2,3 +2,145 @@
 
 No picture moves, reads or shows data, and none needs devices.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import numpy.typing as npt
+
+from gda.show.subject import subject_of
+from gda.spec import SpecLike
+
+__all__ = ["html", "svg", "text"]
+
+
+def text(
+    x: Any,
+    mesh: Any = None,
+    spec: SpecLike | None = None,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    width: int | None = None,
+    color: bool | None = None,
+) -> str:
+    """Return a picture of how an array is cut, as text; it neither communicates nor reads data.
+
+    The array is a box cut into its distinct blocks, each with its index, its devices and their
+    processes. With two dimensions that are cut, the blocks are in rows and columns; with more, the
+    last two are, and there is a box for each part of the others. Where it is too large, the middle
+    is left out, and how much that is stands in its place; the cost does not grow with it. What has
+    no room in a cell stands beside the box.
+
+    Args:
+      x: a ``GlobalArray``, a ``jax.Array``, a ``jax.ShapeDtypeStruct`` with a sharding, a
+        ``ShardGrid``, or a global shape that comes with ``mesh`` and ``spec``.
+      mesh: a ``jax.sharding.Mesh`` or the sizes of its axes by name; for a shape only.
+      spec: as for ``ShardGrid``; for a shape only.
+      dtype: of the elements, for a shape or a grid; without it no bytes are shown.
+      width: columns that no line exceeds, at least 20; 80 if not given.
+      color: whether to colour the blocks by process, with the codes that terminals know.
+
+    Returns:
+      The picture, without a line break at the end.
+
+    Raises:
+      ImportError: rich is not installed.
+      TypeError: ``x`` is none of these, its sharding names no mesh and spec, or ``width`` is no
+        integer.
+      ValueError: the spec does not go with the shape and the mesh, or ``width`` is below 20.
+
+    >>> import gda
+    >>> print(gda.show.text((8, 2), {'x': 2, 'y': 2}, ('x', 'y'), dtype='float32'))
+    plan (8, 2) float32
+    mesh    x=2, y=2: 4 devices
+    spec    P('x', 'y')
+    blocks  4 of (4, 1), each on 1 device
+    bytes   16 B per device, 64 B in all
+    <BLANKLINE>
+    ┌──────────┬──────────┐
+    │ 0:4, 0:1 │ 0:4, 1:2 │
+    │ device 0 │ device 1 │
+    ├──────────┼──────────┤
+    │ 4:8, 0:1 │ 4:8, 1:2 │
+    │ device 2 │ device 3 │
+    └──────────┴──────────┘
+    """
+    subject = subject_of(x, mesh, spec, dtype=dtype)
+    return load_terminal().text_of(subject, width=width, color_system="256" if color else None)
+
+
+def svg(
+    x: Any,
+    mesh: Any = None,
+    spec: SpecLike | None = None,
+    *,
+    dtype: npt.DTypeLike | None = None,
+) -> str:
+    """Return a drawing of how an array is cut, as an SVG element; it needs no network or script.
+
+    Hovering over a block shows its index, devices, replica ids and bytes. It neither communicates
+    nor reads data.
+
+    Args:
+      x, mesh, spec, dtype: as for ``text``.
+
+    Raises:
+      TypeError: ``x`` is none of these, or its sharding names no mesh and spec.
+      ValueError: the spec does not go with the shape and the mesh.
+
+    >>> import gda
+    >>> gda.show.svg((8, 2), {'x': 4, 'y': 2}, ('x', 'y'))[:4]
+    '<svg'
+    """
+    from gda.show.drawing import svg_of
+
+    return svg_of(subject_of(x, mesh, spec, dtype=dtype))
+
+
+def html(
+    x: Any,
+    mesh: Any = None,
+    spec: SpecLike | None = None,
+    *,
+    dtype: npt.DTypeLike | None = None,
+) -> str:
+    """Return the drawing of ``svg`` beside a table of what is known of the array, as HTML.
+
+    For a part of a page, light or dark; it needs no network or script. It neither communicates nor
+    reads data.
+
+    Args:
+      x, mesh, spec, dtype: as for ``text``.
+
+    Raises:
+      TypeError: ``x`` is none of these, or its sharding names no mesh and spec.
+      ValueError: the spec does not go with the shape and the mesh.
+
+    >>> import gda
+    >>> '<svg' in gda.show.html((8, 2), {'x': 4, 'y': 2}, ('x', 'y'))
+    True
+    """
+    from gda.show.page import html_of
+
+    return html_of(subject_of(x, mesh, spec, dtype=dtype))
+
+
+def load_terminal() -> ModuleType:
+    """Return ``gda.show.terminal``, which draws with rich.
+
+    Raises:
+      ImportError: rich is not installed.
+    """
+    try:
+        return import_module("gda.show.terminal")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "rich":
+            raise
+        raise ImportError(
+            "pictures as text need rich, which is not installed; install it with: "
+            "pip install 'gda[show]'",
+            name=error.name,
+        ) from error

@@ -117,21 +117,32 @@ def _subject_of_array(x: Any) -> Subject:
     if sharding is None or not hasattr(x, "shape"):
         raise TypeError(
             "there is a picture of a GlobalArray, a jax.Array, a ShardGrid, or a shape with mesh= "
-            f"and spec=, not of {type(x).__name__}"
+            f"and spec=, not of {type(x).__name__}; while an array is being traced, "
+            "gda.visualize_sharding shows it"
         )
-    kind = type(x).__name__ if type(x).__name__ == "GlobalArray" else "jax.Array"
+    kind = type(x).__name__
+    kind = kind if kind in ("GlobalArray", "ShapeDtypeStruct") else "jax.Array"
+    if hasattr(x, "is_deleted") and x.is_deleted():
+        kind += " (deleted)"
+    subject = subject_on(sharding, x.shape, x.dtype, kind)
+    if subject is not None:
+        return subject
+    raise TypeError(
+        f"this {type(x).__name__} has the sharding {sharding!r}, which names no mesh and spec; "
+        "give it one with jax.device_put(array, NamedSharding(mesh, spec))"
+    )
+
+
+def subject_on(sharding: Any, shape: Shape, dtype: np.dtype[Any], kind: str) -> Subject | None:
+    """Return what there is to show of a sharding; None if it names no mesh and spec."""
     mesh = getattr(sharding, "mesh", None)
     if mesh is not None and hasattr(sharding, "spec"):
-        grid = _grid_on(x.shape, mesh, sharding.spec)
-        return Subject(grid, dtype=x.dtype, **_names(mesh), kind=kind)
+        return Subject(_grid_on(shape, mesh, sharding.spec), dtype=dtype, **_names(mesh), kind=kind)
     if len(devices := getattr(sharding, "device_set", ())) == 1:
         (device,) = devices
-        grid = ShardGrid(x.shape, {}, (), process_of=[device.process_index])
-        return Subject(grid, dtype=x.dtype, device_names=(_name(device),), kind=kind)
-    raise TypeError(
-        f"this {type(x).__name__} has the sharding {sharding!r}, which names no mesh and spec; give "
-        "it one with jax.device_put(array, NamedSharding(mesh, spec))"
-    )
+        grid = ShardGrid(shape, {}, (), process_of=[device.process_index])
+        return Subject(grid, dtype=dtype, device_names=(_name(device),), kind=kind)
+    return None
 
 
 def _grid_on(shape: Any, mesh: Any, spec: SpecLike) -> ShardGrid:
@@ -160,4 +171,16 @@ def _name(device: Any) -> str:
 
 
 def _dtype(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:
-    return None if dtype is None else np.dtype(dtype)
+    if dtype is None:
+        return None
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        import ml_dtypes  # not before, as it takes time
+
+        small = getattr(ml_dtypes, dtype, None) if isinstance(dtype, str) else None
+        if not isinstance(small, type):
+            raise TypeError(
+                f"dtype={dtype!r} is no type of elements; give one such as 'float32' or 'bfloat16'"
+            ) from None
+        return np.dtype(small)

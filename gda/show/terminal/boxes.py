@@ -1,0 +1,176 @@
+"""Boxes of cells out of line-drawing characters, as lines of styled text.
+
+A line is a list of pieces, each a text and the name of its style; what a style looks like is in
+``gda/show/terminal/__init__.py``.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.box import Box
+from rich.cells import cell_len, chop_cells, set_cell_size
+
+Style = str
+Line = list[tuple[str, Style]]
+
+PLAIN, FAINT = "", "faint"
+PROCESS = "process"
+"""With a number behind it, from 0, the style of a process."""
+
+
+_WIDEST_TEXT = 28  # of several blocks side by side, if it can be broken
+
+
+class Cell(NamedTuple):
+    """What is written in a cell, of a block or in place of several."""
+
+    lines: Sequence[str]
+    style: Style = PLAIN
+    is_gap: bool = False
+
+    @property
+    def width(self) -> int:
+        return max(map(text_width, self.lines))
+
+    def wrapped(self, width: int = _WIDEST_TEXT, *, cuts_words: bool = False) -> Cell:
+        """Return the cell with wider lines broken at spaces, and longer words cut or left."""
+        lines = [part for line in self.lines for part in wrap(line, width, cuts_words=cuts_words)]
+        return Cell(lines, self.style, self.is_gap)
+
+
+class Row(NamedTuple):
+    """Cells side by side: how wide the text of each may be, and what stands left of the box."""
+
+    cells: Sequence[Cell]
+    widths: Sequence[int]
+    label: Sequence[str] = ()
+
+
+def text_width(text: str) -> int:
+    """Return the columns that ``text`` takes: two for a wide character."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
+def line_width(line: Line) -> int:
+    """Return the columns that all pieces of a line take."""
+    return sum(text_width(text) for text, _ in line)
+
+
+def box_width(widths: Sequence[int]) -> int:
+    """Return the columns that a row of cells takes whose texts are so wide."""
+    return sum(widths) + 3 * len(widths) + 1
+
+
+def draw_box(rows: Sequence[Row], box: Box, margin: int = 0) -> list[Line]:
+    """Return a box with rules around all cells, ``margin`` columns from the left.
+
+    Rows may have other numbers and widths of cells than their neighbours. A text that is too wide
+    for its place ends in an ellipsis.
+    """
+    lines: list[Line] = []
+    above: list[int] = []
+    for row in rows:
+        edges = _edges(row.widths)
+        lines.append(_rule(above, edges, margin, box))
+        lines += _content(row, margin, box)
+        above = edges
+    lines.append(_rule(above, [], margin, box))
+    return lines
+
+
+def heads(tops: Sequence[Cell], widths: Sequence[int], margin: int) -> list[Line]:
+    """Return the lines above a box that say what its columns are."""
+    lines: list[Line] = []
+    for number in range(max([len(top.lines) for top in tops], default=0)):
+        texts = [_line_of(top.lines, number) for top in tops]
+        places = [f"  {fit(text, width)} " for text, width in zip(texts, widths, strict=True)]
+        lines.append([(" " * margin + "".join(places), FAINT)])
+    return lines
+
+
+def beside(pictures: Sequence[list[Line]], width: int, space: int) -> list[Line]:
+    """Return pictures side by side as far as they fit, and an empty line above further ones."""
+    if len(pictures) == 1:
+        return pictures[0]
+    widths = [max(map(line_width, picture)) for picture in pictures]
+    lines: list[Line] = []
+    first = 0
+    while first < len(pictures):
+        stop, total = first + 1, widths[first]
+        while stop < len(pictures) and total + space + widths[stop] <= width:
+            total += space + widths[stop]
+            stop += 1
+        lines += [[]] if lines else []
+        lines += _side_by_side(pictures[first:stop], widths[first:stop], space)
+        first = stop
+    return lines
+
+
+def fit(text: str, width: int) -> str:
+    """Return ``text`` in exactly so many columns."""
+    size = text_width(text)
+    if size <= width:
+        return text + " " * (width - size)
+    return set_cell_size(text, width - 1) + "…" if width > 0 else ""
+
+
+def wrap(text: str, width: int, *, cuts_words: bool = True) -> list[str]:
+    """Return ``text`` in lines broken at spaces, of at most so many columns if words are cut."""
+    if text_width(text) <= width:
+        return [text]
+    lines = textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=cuts_words)
+    return [part for line in lines for part in chop_cells(line, width)] if cuts_words else lines
+
+
+def _side_by_side(pictures: Sequence[list[Line]], widths: Sequence[int], space: int) -> list[Line]:
+    lines: list[Line] = []
+    for number in range(max(map(len, pictures))):
+        line: Line = []
+        for picture, width in zip(pictures, widths, strict=True):
+            pieces = picture[number] if number < len(picture) else []
+            line += [*pieces, (" " * (width - line_width(pieces) + space), PLAIN)]
+        lines.append(line[:-1])
+    return lines
+
+
+def _edges(widths: Sequence[int]) -> list[int]:
+    edges = [0]
+    for width in widths:
+        edges.append(edges[-1] + width + 3)
+    return edges
+
+
+def _content(row: Row, margin: int, box: Box) -> list[Line]:
+    lines: list[Line] = []
+    for number in range(max([len(row.label), *(len(cell.lines) for cell in row.cells)])):
+        line: Line = []
+        if margin:
+            line.append((fit(_line_of(row.label, number), margin - 1) + " ", FAINT))
+        for cell, width in zip(row.cells, row.widths, strict=True):
+            line.append((box.mid_left, FAINT))
+            line.append((f" {fit(_line_of(cell.lines, number), width)} ", cell.style))
+        lines.append([*line, (box.mid_right, FAINT)])
+    return lines
+
+
+def _line_of(lines: Sequence[str], number: int) -> str:
+    return lines[number] if number < len(lines) else ""
+
+
+def _rule(above: Sequence[int], below: Sequence[int], margin: int, box: Box) -> Line:
+    last = max(*above[-1:], *below[-1:], 0)
+    characters = [box.row_horizontal] * (last + 1)
+    for edge in {*above, *below}:
+        characters[edge] = _junction(edge in above, edge in below, edge == 0, edge == last, box)
+    return [(" " * margin + "".join(characters), FAINT)]
+
+
+def _junction(is_up: bool, is_down: bool, is_first: bool, is_last: bool, box: Box) -> str:
+    if is_up and is_down:
+        return box.row_left if is_first else box.row_right if is_last else box.row_cross
+    if is_down:
+        return box.top_left if is_first else box.top_right if is_last else box.top_divider
+    return box.bottom_left if is_first else box.bottom_right if is_last else box.bottom_divider

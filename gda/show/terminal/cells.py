@@ -1,0 +1,123 @@
+"""What is written in the cells of a picture as text: of a block, and of what is left out."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from gda.layout import IntArray
+from gda.show.subject import Subject
+from gda.show.terminal.boxes import FAINT, PLAIN, PROCESS, Cell, Style
+from gda.show.terminal.folding import Gap
+from gda.show.terminal.labels import (
+    format_devices,
+    format_index,
+    format_more,
+    format_processes,
+    format_slice,
+    processes_at,
+)
+from gda.spec import Index
+
+_FEW_DEVICES = 1024
+
+
+class Manner(Enum):
+    """How a block is written."""
+
+    INDEX = "its index, devices and processes"
+    WORDS = "its devices and processes; the index stands beside the box"
+    NUMBERS = "the numbers of these"
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    index: Index
+    positions: IntArray
+    processes: IntArray
+
+
+class Cells:
+    """The cells of a subject's blocks, each looked up when it is asked for.
+
+    Attributes:
+      parts: into how many parts each dimension is cut; one of size 0, whose parts are all equal,
+        into one.
+    """
+
+    def __init__(self, subject: Subject, ellipsis: str) -> None:
+        grid = subject.grid
+        self.subject = subject
+        sizes = zip(grid.global_shape, grid.shard_shape, strict=True)
+        self.parts = tuple([size // step if step else 1 for size, step in sizes])
+        self._ellipsis = ellipsis
+        self._process_numbers = () if grid.processes is None else grid.processes.numbers
+        self._blocks: dict[int, _Block] = {}
+
+    def cell(self, part_of: Mapping[int, int], manner: Manner) -> Cell:
+        """Return what is written of the block that is these parts of the dimensions, else 0."""
+        block = self._block(part_of)
+        is_short = manner is Manner.NUMBERS
+        devices = format_devices(self.subject, block.positions, is_short=is_short)
+        lines = [format_index(block.index), devices]
+        # Of one process there is nothing to say that the lines above the box have not said.
+        if len(self._process_numbers) > 1:
+            lines.append(format_processes(block.processes, is_short=is_short))
+        if manner is not Manner.INDEX:
+            del lines[0]
+        return Cell(list(map(self.say, lines)), self._style(block))
+
+    def index(self, part_of: Mapping[int, int]) -> Index:
+        return self._block(part_of).index
+
+    def gap(self, gap: Gap) -> Cell:
+        return Cell([self.say(format_more(gap.count))], FAINT, is_gap=True)
+
+    def edge(self, dimension: int, part: int | Gap, *, is_narrow: bool) -> Cell:
+        """Return what stands beside a row or above a column; in two lines if that is narrow."""
+        if isinstance(part, Gap):
+            first, last = self.say(f"… {part.count:,}"), "more"
+            return Cell([first, last] if is_narrow else [f"{first} {last}"], FAINT)
+        text = format_slice(self.index({dimension: part})[dimension])
+        start, _, stop = text.partition(":")
+        return Cell([f"{start}:", stop] if is_narrow else [text], FAINT)
+
+    def say(self, text: str) -> str:
+        return text.replace("…", self._ellipsis)
+
+    @property
+    def key_to_numbers(self) -> str:
+        """What the numbers in cells of the manner ``NUMBERS`` mean."""
+        names = self.subject.device_names
+        kinds = {name.rpartition(" ")[0] for name in names or ()}
+        of_kind = f" ({kinds.pop()})" if len(kinds) == 1 else ""
+        processes = ", p0 for process 0" if len(self._process_numbers) > 1 else ""
+        return f"numbers of devices{of_kind}{processes}"
+
+    def _block(self, part_of: Mapping[int, int]) -> _Block:
+        grid = self.subject.grid
+        coordinates = [part_of.get(dimension, 0) for dimension in range(len(self.parts))]
+        number = 0
+        for coordinate, parts in zip(coordinates, self.parts, strict=True):
+            number = number * parts + coordinate
+        if number not in self._blocks:
+            positions = self._holders(number, coordinates)
+            processes = processes_at(self.subject, positions)
+            self._blocks[number] = _Block(grid.block_index(number), positions, processes)
+        return self._blocks[number]
+
+    def _holders(self, number: int, coordinates: Sequence[int]) -> IntArray:
+        grid = self.subject.grid
+        # Of all blocks at once where they are few. An array of size 0 has no element to locate.
+        if grid.num_devices <= _FEW_DEVICES or 0 in grid.global_shape:
+            return self.subject.holders[number]
+        steps = zip(coordinates, grid.shard_shape, strict=True)
+        return grid.locate([coordinate * step for coordinate, step in steps])
+
+    def _style(self, block: _Block) -> Style:
+        """Return the style of the process, counted from 0; none of a block that several have."""
+        if len(block.processes) != 1:
+            return PLAIN
+        return f"{PROCESS} {bisect_left(self._process_numbers, block.processes[0])}"

@@ -1,0 +1,635 @@
+import itertools
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+import gda
+from gda.show.subject import Subject
+from gda.show.terminal import PALETTE
+from gda.show.terminal.folding import Gap, fold
+from gda.show.terminal.labels import format_numbers
+from gda.testing.strategies import mesh_shapes, sharded_cases
+
+XY = {"x": 4, "y": 2}
+TWO_PROCESSES = [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def picture(x: Any, **options: Any) -> str:
+    """Return the text with an empty line before and after it, to be compared with one below."""
+    return f"\n{gda.show.text(x, **options)}\n"
+
+
+# Pictures.
+
+
+def test_a_scalar() -> None:
+    grid = gda.ShardGrid((), {"x": 4}, ())
+    assert (
+        picture(grid)
+        == """
+ShardGrid ()
+mesh    x=4: 4 devices
+spec    P()
+blocks  1, the whole, on each of 4 devices
+
+┌──────────────────┐
+│ ()   devices 0-3 │
+└──────────────────┘
+"""
+    )
+
+
+def test_a_replicated_array() -> None:
+    grid = gda.ShardGrid((8, 2), XY, (), process_of=TWO_PROCESSES)
+    assert (
+        picture(grid, dtype="bfloat16")
+        == """
+ShardGrid (8, 2) bfloat16
+mesh    x=4, y=2: 8 devices, 2 processes
+spec    P()
+blocks  1, the whole, on each of 8 devices
+bytes   32 B per device, 256 B in all, 32 B without replicas
+
+┌─────────────────────────────────────┐
+│ :, :   devices 0-7   processes 0, 1 │
+└─────────────────────────────────────┘
+"""
+    )
+
+
+def test_a_matrix_cut_into_rows() -> None:
+    grid = gda.ShardGrid((8, 2), XY, ("x",), process_of=TWO_PROCESSES)
+    assert (
+        picture(grid, dtype="float32")
+        == """
+ShardGrid (8, 2) float32
+mesh    x=4, y=2: 8 devices, 2 processes
+spec    P('x')
+blocks  4 of (2, 2), each on 2 devices
+bytes   16 B per device, 128 B in all, 64 B without replicas
+
+┌───────────────────────────────────┐
+│ 0:2, :   devices 0, 1   process 0 │
+├───────────────────────────────────┤
+│ 2:4, :   devices 2, 3   process 0 │
+├───────────────────────────────────┤
+│ 4:6, :   devices 4, 5   process 1 │
+├───────────────────────────────────┤
+│ 6:8, :   devices 6, 7   process 1 │
+└───────────────────────────────────┘
+"""
+    )
+
+
+def test_a_matrix_cut_into_columns() -> None:
+    grid = gda.ShardGrid((8, 2), XY, (None, "y"), process_of=TWO_PROCESSES)
+    assert (
+        picture(grid)
+        == """
+ShardGrid (8, 2)
+mesh    x=4, y=2: 8 devices, 2 processes
+spec    P(None, 'y')
+blocks  2 of (8, 1), each on 4 devices
+
+┌────────────────────┬────────────────────┐
+│ :, 0:1             │ :, 1:2             │
+│ devices 0, 2, 4, 6 │ devices 1, 3, 5, 7 │
+│ processes 0, 1     │ processes 0, 1     │
+└────────────────────┴────────────────────┘
+"""
+    )
+
+
+def test_a_matrix_cut_both_ways() -> None:
+    grid = gda.ShardGrid((8, 2), {"x": 2, "y": 2}, ("x", "y"), process_of=[0, 0, 1, 1])
+    assert (
+        picture(grid)
+        == """
+ShardGrid (8, 2)
+mesh    x=2, y=2: 4 devices, 2 processes
+spec    P('x', 'y')
+blocks  4 of (4, 1), each on 1 device
+
+┌───────────┬───────────┐
+│ 0:4, 0:1  │ 0:4, 1:2  │
+│ device 0  │ device 1  │
+│ process 0 │ process 0 │
+├───────────┼───────────┤
+│ 4:8, 0:1  │ 4:8, 1:2  │
+│ device 2  │ device 3  │
+│ process 1 │ process 1 │
+└───────────┴───────────┘
+"""
+    )
+
+
+def test_a_vector_in_strips() -> None:
+    grid = gda.ShardGrid((64,), {"x": 8}, ("x",))
+    assert (
+        picture(grid, width=60)
+        == """
+ShardGrid (64,)
+mesh    x=8: 8 devices
+spec    P('x')
+blocks  8 of (8,), each on 1 device
+
+┌──────────┬──────────┬──────────┬──────────┐
+│ 0:8      │ 8:16     │ 16:24    │ 24:32    │
+│ device 0 │ device 1 │ device 2 │ device 3 │
+├──────────┼──────────┼──────────┼──────────┤
+│ 32:40    │ 40:48    │ 48:56    │ 56:64    │
+│ device 4 │ device 5 │ device 6 │ device 7 │
+└──────────┴──────────┴──────────┴──────────┘
+"""
+    )
+
+
+def test_a_vector_of_many_blocks() -> None:
+    grid = gda.ShardGrid((4096,), {"x": 1024}, ("x",), process_of=np.arange(1024) // 8)
+    assert (
+        picture(grid, width=50)
+        == """
+ShardGrid (4096,)
+mesh    x=1024: 1,024 devices, 128 processes
+spec    P('x')
+blocks  1,024 of (4,), each on 1 device
+
+┌─────────────┬─────────────┐
+│ 0:4         │ 4:8         │
+│ device 0    │ device 1    │
+│ process 0   │ process 0   │
+├─────────────┼─────────────┤
+│ 8:12        │ 12:16       │
+│ device 2    │ device 3    │
+│ process 0   │ process 0   │
+├─────────────┼─────────────┤
+│ 16:20       │ 20:24       │
+│ device 4    │ device 5    │
+│ process 0   │ process 0   │
+├─────────────┼─────────────┤
+│ 24:28       │ 28:32       │
+│ device 6    │ device 7    │
+│ process 0   │ process 0   │
+├─────────────┴─────────────┤
+│ … 1,014 more              │
+├─────────────┬─────────────┤
+│ 4088:4092   │ 4092:4096   │
+│ device 1022 │ device 1023 │
+│ process 127 │ process 127 │
+└─────────────┴─────────────┘
+"""
+    )
+
+
+def test_layers_side_by_side() -> None:
+    grid = gda.ShardGrid((4, 4, 16), {"a": 2, "b": 2, "c": 2}, ("a", "b", "c"))
+    assert (
+        picture(grid)
+        == """
+ShardGrid (4, 4, 16)
+mesh    a=2, b=2, c=2: 8 devices
+spec    P('a', 'b', 'c')
+blocks  8 of (2, 2, 8), each on 1 device
+
+[0:2, …]                              [2:4, …]
+┌────────────────┬────────────────┐   ┌────────────────┬────────────────┐
+│ 0:2, 0:2, 0:8  │ 0:2, 0:2, 8:16 │   │ 2:4, 0:2, 0:8  │ 2:4, 0:2, 8:16 │
+│ device 0       │ device 1       │   │ device 4       │ device 5       │
+├────────────────┼────────────────┤   ├────────────────┼────────────────┤
+│ 0:2, 2:4, 0:8  │ 0:2, 2:4, 8:16 │   │ 2:4, 2:4, 0:8  │ 2:4, 2:4, 8:16 │
+│ device 2       │ device 3       │   │ device 6       │ device 7       │
+└────────────────┴────────────────┘   └────────────────┴────────────────┘
+"""
+    )
+
+
+def test_slices_of_outer_dimensions() -> None:
+    grid = gda.ShardGrid((64, 4, 4, 32), {"a": 32, "c": 2, "d": 2}, ("a", None, "c", "d"))
+    assert (
+        picture(grid)
+        == """
+ShardGrid (64, 4, 4, 32)
+mesh    a=32, c=2, d=2: 128 devices
+spec    P('a', None, 'c', 'd')
+blocks  128 of (2, 4, 2, 16), each on 1 device
+
+[0:2, …]
+┌──────────────────────┬──────────────────────┐
+│ 0:2, :, 0:2, 0:16    │ 0:2, :, 0:2, 16:32   │
+│ device 0             │ device 1             │
+├──────────────────────┼──────────────────────┤
+│ 0:2, :, 2:4, 0:16    │ 0:2, :, 2:4, 16:32   │
+│ device 2             │ device 3             │
+└──────────────────────┴──────────────────────┘
+
+[2:4, …]
+┌──────────────────────┬──────────────────────┐
+│ 2:4, :, 0:2, 0:16    │ 2:4, :, 0:2, 16:32   │
+│ device 4             │ device 5             │
+├──────────────────────┼──────────────────────┤
+│ 2:4, :, 2:4, 0:16    │ 2:4, :, 2:4, 16:32   │
+│ device 6             │ device 7             │
+└──────────────────────┴──────────────────────┘
+
+… 29 more
+
+[62:64, …]
+┌──────────────────────┬──────────────────────┐
+│ 62:64, :, 0:2, 0:16  │ 62:64, :, 0:2, 16:32 │
+│ device 124           │ device 125           │
+├──────────────────────┼──────────────────────┤
+│ 62:64, :, 2:4, 0:16  │ 62:64, :, 2:4, 16:32 │
+│ device 126           │ device 127           │
+└──────────────────────┴──────────────────────┘
+"""
+    )
+
+
+def test_a_narrow_matrix_with_numbers_only() -> None:
+    grid = gda.ShardGrid((512, 4096), {"x": 4, "y": 4}, ("x", "y"), process_of=np.arange(16) // 4)
+    assert (
+        picture(grid, width=50)
+        == """
+ShardGrid (512, 4096)
+mesh    x=4, y=4: 16 devices, 4 processes
+spec    P('x', 'y')
+blocks  16 of (128, 1024), each on 1 device
+cells   numbers of devices, p0 for process 0
+
+          0:      1024:   2048:   3072:
+          1024    2048    3072    4096
+        ┌───────┬───────┬───────┬───────┐
+0:128   │ 0     │ 1     │ 2     │ 3     │
+        │ p0    │ p0    │ p0    │ p0    │
+        ├───────┼───────┼───────┼───────┤
+128:256 │ 4     │ 5     │ 6     │ 7     │
+        │ p1    │ p1    │ p1    │ p1    │
+        ├───────┼───────┼───────┼───────┤
+256:384 │ 8     │ 9     │ 10    │ 11    │
+        │ p2    │ p2    │ p2    │ p2    │
+        ├───────┼───────┼───────┼───────┤
+384:512 │ 12    │ 13    │ 14    │ 15    │
+        │ p3    │ p3    │ p3    │ p3    │
+        └───────┴───────┴───────┴───────┘
+"""
+    )
+
+
+def test_a_large_matrix() -> None:
+    grid = gda.ShardGrid(
+        (4096, 4096), {"x": 64, "y": 64}, ("x", "y"), process_of=np.arange(4096) // 8
+    )
+    assert (
+        picture(grid, width=60)
+        == """
+ShardGrid (4096, 4096)
+mesh    x=64, y=64: 4,096 devices, 512 processes
+spec    P('x', 'y')
+blocks  4,096 of (64, 64), each on 1 device
+cells   numbers of devices, p0 for process 0
+
+            0:      64:     128:    192:    … 59   4032:
+            64      128     192     256     more   4096
+          ┌───────┬───────┬───────┬───────┬──────┬───────┐
+0:64      │ 0     │ 1     │ 2     │ 3     │ …    │ 63    │
+          │ p0    │ p0    │ p0    │ p0    │      │ p7    │
+          ├───────┼───────┼───────┼───────┼──────┼───────┤
+64:128    │ 64    │ 65    │ 66    │ 67    │ …    │ 127   │
+          │ p8    │ p8    │ p8    │ p8    │      │ p15   │
+          ├───────┼───────┼───────┼───────┼──────┼───────┤
+128:192   │ 128   │ 129   │ 130   │ 131   │ …    │ 191   │
+          │ p16   │ p16   │ p16   │ p16   │      │ p23   │
+          ├───────┼───────┼───────┼───────┼──────┼───────┤
+192:256   │ 192   │ 193   │ 194   │ 195   │ …    │ 255   │
+          │ p24   │ p24   │ p24   │ p24   │      │ p31   │
+          ├───────┼───────┼───────┼───────┼──────┼───────┤
+256:320   │ 256   │ 257   │ 258   │ 259   │ …    │ 319   │
+          │ p32   │ p32   │ p32   │ p32   │      │ p39   │
+          ├───────┼───────┼───────┼───────┼──────┼───────┤
+320:384   │ 320   │ 321   │ 322   │ 323   │ …    │ 383   │
+          │ p40   │ p40   │ p40   │ p40   │      │ p47   │
+          ├───────┼───────┼───────┼───────┼──────┼───────┤
+384:448   │ 384   │ 385   │ 386   │ 387   │ …    │ 447   │
+          │ p48   │ p48   │ p48   │ p48   │      │ p55   │
+          ├───────┼───────┼───────┼───────┼──────┼───────┤
+448:512   │ 448   │ 449   │ 450   │ 451   │ …    │ 511   │
+          │ p56   │ p56   │ p56   │ p56   │      │ p63   │
+          ├───────┼───────┼───────┼───────┼──────┼───────┤
+… 53 more │ …     │ …     │ …     │ …     │ …    │ …     │
+          ├───────┼───────┼───────┼───────┼──────┼───────┤
+3904:3968 │ 3904  │ 3905  │ 3906  │ 3907  │ …    │ 3967  │
+          │ p488  │ p488  │ p488  │ p488  │      │ p495  │
+          ├───────┼───────┼───────┼───────┼──────┼───────┤
+3968:4032 │ 3968  │ 3969  │ 3970  │ 3971  │ …    │ 4031  │
+          │ p496  │ p496  │ p496  │ p496  │      │ p503  │
+          ├───────┼───────┼───────┼───────┼──────┼───────┤
+4032:4096 │ 4032  │ 4033  │ 4034  │ 4035  │ …    │ 4095  │
+          │ p504  │ p504  │ p504  │ p504  │      │ p511  │
+          └───────┴───────┴───────┴───────┴──────┴───────┘
+"""
+    )
+
+
+def test_an_array_without_elements() -> None:
+    grid = gda.ShardGrid((0, 8), XY, ("x", "y"))
+    assert (
+        picture(grid)
+        == """
+ShardGrid (0, 8)
+mesh    x=4, y=2: 8 devices
+spec    P('x', 'y')
+blocks  2 of (0, 4), each on 4 devices
+
+┌────────────────────┬────────────────────┐
+│ 0:0, 0:4           │ 0:0, 4:8           │
+│ devices 0, 2, 4, 6 │ devices 1, 3, 5, 7 │
+└────────────────────┴────────────────────┘
+"""
+    )
+
+
+# What is said around a picture.
+
+
+def test_devices_of_a_mesh_go_by_their_names() -> None:
+    grid = gda.ShardGrid((8,), {"x": 4}, ())
+    named = Subject(grid, device_names=("TPU 4", "TPU 5", "TPU 7", "TPU 6"))
+    assert "│ :   TPU 4, 5, 7, 6 │" in picture(named)
+    mixed = Subject(grid, device_names=("TPU 0", "CPU 0", "TPU 1", "host"))
+    assert "│ :   TPU 0, CPU 0, TPU 1, host │" in picture(mixed)
+    matrix = gda.ShardGrid((64, 64), {"x": 8, "y": 8}, ("x", "y"))
+    numbers = picture(Subject(matrix, device_names=tuple(f"TPU {n + 100}" for n in range(64))))
+    assert "cells   numbers of devices (TPU)\n" in numbers
+    assert "│ 163" in numbers
+
+
+def test_an_empty_mesh_and_axes_of_size_1() -> None:
+    assert "mesh    no axes: 1 device\n" in picture(gda.ShardGrid((8, 2), {}, ()))
+    ones = picture(gda.ShardGrid((8, 2), {"x": 1, "y": 1}, ("x", "y"), process_of=[3]))
+    assert "mesh    x=1, y=1: 1 device, 1 process\n" in ones
+    assert "blocks  1, the whole, on 1 device\n" in ones
+    assert "│ :, :   device 0   process 3 │" not in ones  # of one process there is nothing to say
+
+
+def test_huge_sizes_are_written_out() -> None:
+    text = picture(gda.ShardGrid((2**40, 2**40), XY, ("x", "y")), dtype="int8")
+    assert "(274877906944, 549755813888)" in text
+    assert "549755813888:1099511627776" in text
+    beyond_int64 = picture(gda.ShardGrid((2**70,), {"x": 2}, ("x",)))
+    assert f"{2**69}:{2**70}" in beyond_int64
+
+
+def test_names_that_are_longer_than_a_line() -> None:
+    name = "a_very_long_name_" * 10
+    text = picture(gda.ShardGrid((8,), {name: 4}, (name,)), width=40)
+    assert text.replace("\n        ", "").count(name) == 2
+    assert max(map(len, text.splitlines())) == 40
+
+
+def test_wide_characters_take_two_columns() -> None:
+    text = picture(gda.ShardGrid((8,), {"数据": 4}, ("数据",)), width=20)
+    assert max(map(cell_len, text.splitlines())) <= 20
+
+
+def test_devices_without_a_rule_are_counted() -> None:
+    order = np.random.default_rng(0).permutation(64)
+    grid = gda.ShardGrid((8,), {"x": 64}, ())
+    names = tuple(f"CPU {n}" for n in order)
+    written = f"CPU {', '.join(map(str, order[:6]))}, … 58 more"
+    assert written in picture(Subject(grid, device_names=names))
+
+
+def test_a_cell_that_has_no_room_ends_in_an_ellipsis() -> None:
+    grid = gda.ShardGrid((2**40, 2**40), {"x": 64, "y": 64}, ("x", "y"))
+    lines = picture(grid, width=20).splitlines()
+    assert max(map(len, lines)) == 20
+    assert [line for line in lines if line.endswith("│ … │")]
+
+
+# Colours.
+
+
+def luminance(red: int, green: int, blue: int) -> float:
+    linear = [
+        c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4
+        for c in (red, green, blue)
+    ]
+    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+
+def channels(color: int) -> tuple[int, ...]:
+    """Return what a terminal shows for one of its 256 colours, above the first 16."""
+    if color >= 232:
+        return (8 + 10 * (color - 232),) * 3
+    steps = (0, 95, 135, 175, 215, 255)
+    return steps[(color - 16) // 36], steps[(color - 16) // 6 % 6], steps[(color - 16) % 6]
+
+
+def test_the_colours_can_be_read_on_black_and_on_white() -> None:
+    for color in PALETTE:
+        red, green, blue = channels(color)
+        light = luminance(red, green, blue)
+        assert (light + 0.05) / 0.05 >= 3
+        assert 1.05 / (light + 0.05) >= 3
+
+
+def test_each_process_has_its_colour_and_shared_blocks_none() -> None:
+    grid = gda.ShardGrid((8, 2), XY, ("x",), process_of=[5, 5, 5, 9, 9, 9, 9, 9])
+    text = gda.show.text(grid, color=True)
+    for number, code in (("0:2", PALETTE[0]), ("4:6", PALETTE[1]), ("6:8", PALETTE[1])):
+        assert re.search(rf"\x1b\[38;5;{code}m {number}, :", text)
+    assert not re.search(r"\x1b\[38;5;\d+m 2:4", text)
+    assert re.search(r" 2:4, :", text)
+    plain = re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert [line.rstrip() for line in plain.splitlines()] == gda.show.text(grid).splitlines()
+
+
+def test_text_is_plain_unless_asked_for() -> None:
+    assert "\x1b" not in gda.show.text((8,), {"x": 4}, ("x",))
+    assert "\x1b" not in gda.show.text((8,), {"x": 4}, ("x",), color=False)
+
+
+# Against what the grid says of every device.
+
+
+def numbers_in(text: str) -> list[int]:
+    """Return the numbers that ``0-3, 7`` or ``0, 8, … 56`` stand for."""
+    runs = [range(int(a), int(b or a) + 1) for a, b in re.findall(r"(\d+)(?:-(\d+))?", text)]
+    if "…" not in text:
+        return [number for run in runs for number in run]
+    first, second, last = runs
+    step = second[0] - first[0]
+    starts = range(first[0], last[0] + (1 if step > 0 else -1), step)
+    return [start + place for start in starts for place in range(len(first))]
+
+
+def cells_of(text: str) -> list[list[str]]:
+    """Return the lines of every cell of boxes without labels at their edges."""
+    cells: list[list[str]] = []
+    rows: list[list[list[str]]] = [[]]
+    for line in text.splitlines():
+        if "│" in line:
+            rows[-1].append(line.split("│"))
+        elif rows[-1]:
+            rows.append([])
+    for row in rows:
+        for places in itertools.zip_longest(*row, fillvalue=""):
+            lines = [place.strip() for place in places if place.strip()]
+            cells += [lines] if lines else []
+    return cells
+
+
+def process_of(draw: st.DrawFn, num_devices: int) -> list[int] | None:
+    per_process = draw(st.sampled_from([None, 1, 2, 3, 8]))
+    if per_process is None:
+        return None
+    numbers = [device // per_process * 2 for device in range(num_devices)]
+    return draw(st.permutations(numbers)) if draw(st.booleans()) else numbers
+
+
+@st.composite
+def grids(draw: st.DrawFn, max_devices: int) -> gda.ShardGrid:
+    case = draw(sharded_cases(mesh_shapes(max_devices=max_devices)))
+    mesh_shape = dict(case.mesh)
+    processes = process_of(draw, case.grid.num_devices)
+    return gda.ShardGrid(case.global_shape, mesh_shape, case.spec, process_of=processes)
+
+
+@given(grids(max_devices=64))
+def test_every_block_is_there_once_with_all_its_devices(grid: gda.ShardGrid) -> None:
+    text = gda.show.text(grid, width=4000)
+    drawn = text.partition("\n\n")[2]
+    assume("more" not in text and drawn[0] in "┌[")  # not folded, no index beside the box
+    expected: dict[str, list[int]] = {}
+    for device, index in enumerate(grid.indices()):
+        parts = [":" if s == slice(None) else f"{s.start}:{s.stop}" for s in index]
+        expected.setdefault(", ".join(parts) or "()", []).append(device)
+    found: dict[str, list[int]] = {}
+    for lines in cells_of(drawn):
+        index, *fields = [field for line in lines for field in re.split(" {3,}", line)]
+        words = " ".join(fields)
+        devices, _, processes = words.partition(" process")
+        assert index not in found
+        found[index] = numbers_in(devices)
+        if grid.process_of is not None and grid.num_processes > 1:
+            owners = sorted({int(grid.process_of[device]) for device in expected[index]})
+            assert numbers_in(processes) == owners or "…" in processes
+    assert found == expected
+
+
+@settings(max_examples=60)
+@given(grids(max_devices=20_000), st.integers(20, 140), st.booleans())
+def test_no_line_is_too_wide_and_no_index_wrong(
+    grid: gda.ShardGrid, width: int, color: bool
+) -> None:
+    text = gda.show.text(grid, width=width, dtype="float32", color=color)
+    text = re.sub(r"\x1b\[[\d;]*m", "", text)
+    lines = text.splitlines()
+    assert max(map(cell_len, lines)) <= width
+    drawn = text.partition("\n\n")[2]
+    assert len(drawn.splitlines()) <= 250  # of blocks below each other in 20 columns
+    slices = {(0, 0)} | {
+        (start, start + step)
+        for size, step in zip(grid.global_shape, grid.shard_shape, strict=True)
+        for start in range(0, size, step or 1)
+    }
+    for start, stop in re.findall(r"(?<![\d…])(\d+):(\d+)(?![\d…])", drawn):
+        assert (int(start), int(stop)) in slices
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=30, unique=True))
+def test_numbers_can_be_read_back(numbers: list[int]) -> None:
+    text = format_numbers(numbers)
+    if "more" in text:
+        written, _, left = text.removesuffix(" more").rpartition(", … ")
+        shown = numbers_in(written)
+        assert shown == numbers[: len(shown)]
+        assert len(shown) + int(left) == len(numbers)
+    else:
+        assert numbers_in(text) == numbers
+
+
+@given(st.integers(0, 500), st.integers(1, 10), st.integers(1, 6), st.integers(-9, 600))
+def test_runs_at_equal_steps_are_short(first: int, runs: int, length: int, step: int) -> None:
+    assume(abs(step) > length and first + runs * step >= 0)
+    numbers = [first + run * step + place for run in range(runs) for place in range(length)]
+    text = format_numbers(numbers)
+    assert numbers_in(text) == numbers
+    assert len(re.findall(r"\d+(?:-\d+)?", text)) <= 8
+
+
+@given(st.integers(0, 10_000), st.integers(3, 50))
+def test_folding_keeps_the_ends(count: int, room: int) -> None:
+    kept = fold(count, room)
+    assert len(kept) == min(count, room)
+    whole: list[int] = []
+    for place in kept:
+        whole += range(len(whole), len(whole) + place.count) if isinstance(place, Gap) else [place]
+    assert whole == list(range(count))
+    gaps = [place.count for place in kept if isinstance(place, Gap)]
+    assert len(gaps) == (count > room)
+    assert all(gap > 1 for gap in gaps)
+    if gaps:
+        assert kept[-1] == count - 1
+
+
+# Meshes larger than anybody has.
+
+
+@pytest.mark.parametrize(
+    "spec", [("x", "y"), (("x", "y"),), (None, ("y", "x")), ("x",), (None, "y"), ()], ids=str
+)
+def test_a_million_devices(spec: Any) -> None:
+    owners = np.arange(2**20) // 8
+    grid = gda.ShardGrid((2**20, 2**20), {"x": 1024, "y": 1024}, spec, process_of=owners)
+    text = gda.show.text(grid, dtype="bfloat16")
+    assert len(text.splitlines()) < 60
+    assert "1,048,576 devices, 131,072 processes" in text
+
+
+# What cannot be shown.
+
+
+@pytest.mark.parametrize("width", [0, -3, 19])
+def test_too_narrow(width: int) -> None:
+    with pytest.raises(ValueError, match=f"width={width} is too narrow .* give 20 columns or more"):
+        gda.show.text((8,), {"x": 4}, ("x",), width=width)
+
+
+def test_a_width_that_is_no_integer() -> None:
+    with pytest.raises(TypeError, match="width must be an integer, .*, not 80.5"):
+        gda.show.text((8,), {"x": 4}, ("x",), width=80.5)
+
+
+def test_what_the_grid_refuses_is_refused_in_its_words() -> None:
+    with pytest.raises(ValueError, match="dimension 0 of size 6 is cut 4 ways by mesh axis 'x'"):
+        gda.show.text((6,), {"x": 4}, ("x",))
+
+
+@pytest.mark.parametrize("show", [gda.show.text, gda.show.svg, gda.show.html])
+def test_all_pictures_refuse_the_same(show: Any) -> None:
+    with pytest.raises(TypeError, match="a shape such as .* is shown with its mesh and its spec"):
+        show((8,))
+    with pytest.raises(TypeError, match="there is a picture of .*, not of int"):
+        show(8)
+
+
+def test_pictures_need_no_jax() -> None:
+    program = """
+import json, sys
+import gda
+text = gda.show.text((8,), {"x": 4}, ("x",), dtype="bfloat16")
+print(json.dumps([text.splitlines()[0], "jax" in sys.modules]))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert json.loads(run.stdout) == ["plan (8,) bfloat16", False]
