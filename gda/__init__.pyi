@@ -7,6 +7,7 @@ from gda.array import GlobalArray as GlobalArray
 from gda.array import Shard as Shard
 from gda.blocks import DoesNotFitError as DoesNotFitError
 from gda.buffers import aligned_empty as aligned_empty
+from gda.communication import Collectives as Collectives
 from gda.communication import assert_collectives as assert_collectives
 from gda.communication import collectives as collectives
 from gda.grid import ShardGrid as ShardGrid
@@ -36,6 +37,7 @@ from gda.visualize import visualize_sharding as visualize_sharding
 
 __all__ = [
     "Collective",
+    "Collectives",
     "DataPartitionType",
     "DisagreementError",
     "DoesNotFitError",

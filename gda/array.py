@@ -847,6 +847,15 @@ class GlobalArray(ArrayOperators):
             return f"GlobalArray(array={array!r})"
         return f"GlobalArray(shape={array.shape}, dtype={array.dtype}, {self._layout_text()})"
 
+    def _repr_html_(self) -> str | None:
+        """Return the picture that a notebook shows; None where there is none, so it shows the text.
+
+        Neither reads nor moves data, and raises nothing.
+        """
+        from gda.show.page import html_or_none  # here: only notebooks need it
+
+        return html_or_none(self)
+
     def _layout_text(self) -> str:
         try:
             sharding = self.sharding

@@ -48,6 +48,12 @@ class Move(NamedTuple):
       source_index: where the piece lies in the block of the sender.
       target_index: where it lies in the block of the receiver.
       nbytes: its size.
+
+    >>> from gda import ReshardPlan, ShardGrid
+    >>> halves, whole = ShardGrid((4,), {'x': 2}, ('x',)), ShardGrid((4,), {'x': 1}, ())
+    >>> *_, last = ReshardPlan(halves, whole, itemsize=4).moves()
+    >>> last.source, last.target, last.target_index, last.nbytes
+    (1, 0, (slice(2, 4, None),), 8)
     """
 
     source: int

@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import gda
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -22,6 +25,11 @@ TESTS = (
 )
 
 LAUNCH = ".venv/bin/python -m gda.launch -n 4 --devices-per-process 2 examples/many_hosts.py"
+PLAN = (
+    ".venv/bin/gda plan --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 --spec data,model "
+    "--devices-per-process 8 --no-picture"
+)
+PLAN_OF_A_MODEL = ".venv/bin/gda plan --tree examples/transformer_7b.json"
 PROGRAMS = {"many_hosts.py", "test_rows.py"}
 
 SPEED_BEGIN, SPEED_END = "<!-- speed:begin -->", "<!-- speed:end -->"
@@ -62,10 +70,12 @@ def run_in_a_fresh_process(*args: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_block_is_one_that_a_test_looks_at() -> None:
     blocks = blocks_of(README)
-    assert {language for language, _, _ in blocks} == {"python", "bash"}
+    assert {language for language, _, _ in blocks} == {"python", "bash", "text"}
     assert [text for language, text, _ in blocks if language == "bash"] == [
         MAIN_JOB + "\n",
         TESTS + "\n",
+        PLAN + "\n",
+        PLAN_OF_A_MODEL + "\n",
         LAUNCH + "\n",
     ]
     outside = README
@@ -74,6 +84,32 @@ def test_every_block_is_one_that_a_test_looks_at() -> None:
     # Other ways to write a block in Markdown, in which nothing would look.
     for other in ["~~~", "    ", "\t", "<pre", "<code", ">>>", "import gda\n"]:
         assert other not in outside, f"{other!r} outside of a block that begins with ```python"
+
+
+def run_gda(command: str) -> str:
+    program, *args = command.split()
+    assert program == ".venv/bin/gda"
+    done = run_in_a_fresh_process("-m", "gda", *args)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_the_plans_are_what_the_commands_print() -> None:
+    assert [text for language, text, _ in blocks_of(README) if language == "text"] == [
+        run_gda(PLAN)
+    ]
+    assert "6,738,415,616 elements" in run_gda(PLAN_OF_A_MODEL)
+
+
+def test_the_picture_is_the_one_that_is_drawn() -> None:
+    grid = gda.ShardGrid(
+        (8, 4096, 8192),
+        {"data": 4, "model": 4},
+        ("data", None, "model"),
+        process_of=np.arange(16) // 4,
+    )
+    picture = ROOT / "docs" / "pictures" / "three-dimensions.svg"
+    assert picture.read_text() == gda.show.svg(grid, dtype="bfloat16") + "\n"
 
 
 def programs() -> dict[str, str]:

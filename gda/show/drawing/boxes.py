@@ -1,0 +1,268 @@
+"""Three dimensions and more: boxes seen from the front, above and the right, and their layers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gda.layout import IntArray
+from gda.show.drawing.faces import MOST_CELLS, MOST_TITLES, Face
+from gda.show.drawing.picture import Picture
+from gda.show.drawing.sheet import number, text_width
+from gda.show.drawing.sides import Side, cut_of, sharp, sides_of
+from gda.show.drawing.words import format_index
+
+_WIDEST = 600  # of rows of boxes and layers
+_LONGEST_ALONE = 220
+_LONGEST_WITH_LAYERS = 160
+_LONGEST_OF_SEVERAL = 130
+_SHORTEST = 44
+
+# Layers are drawn smaller than their box, more so where they are many.
+_LAYERS_TO_BOX, _MANY_LAYERS_TO_BOX = 0.8, 0.56
+_MANY_LAYERS = 3
+
+_MOST_BOXES = 8
+_MOST_BOXES_WITH_LAYERS = 4
+_MOST_LAYERS = 16
+
+# Where a pixel of depth goes, right and up.
+_RIGHT, _UP = 0.5, 0.36
+
+_BETWEEN_BOXES = 30
+_BETWEEN_LAYERS = 20
+_BELOW_BOX = 44
+_CAPTION, _CAPTION_SIZE = 18, 11
+
+# How much darker the upper and the right face are than the front.
+_SHADE_ABOVE, _SHADE_BESIDE = 0.1, 0.24
+
+
+@dataclass(frozen=True)
+class _Box:
+    depth: Side
+    down: Side
+    across: Side
+
+    @property
+    def dx(self) -> float:
+        return round(self.depth.length * _RIGHT, 1)
+
+    @property
+    def dy(self) -> float:
+        return round(self.depth.length * _UP, 1)
+
+    @property
+    def width(self) -> float:
+        return self.across.length + self.dx
+
+    @property
+    def height(self) -> float:
+        return self.down.length + self.dy
+
+
+def draw_boxes(picture: Picture) -> None:
+    """Draw an array of three dimensions or more.
+
+    The front of a box is its first layer. One that has several hides blocks, so the layers stand
+    beside it, each from the front. The boxes themselves are the blocks of the outer dimensions.
+    """
+    *outer, num_layers, _, _ = picture.parts
+    num_boxes, has_layers = math.prod(outer), num_layers > 1
+    boxes = _chosen(num_boxes, _MOST_BOXES_WITH_LAYERS if has_layers else _MOST_BOXES)
+    layers = _chosen(num_layers, _MOST_LAYERS if num_boxes == 1 else _MOST_LAYERS // 2)
+    rank = len(picture.parts)
+    longest = _LONGEST_WITH_LAYERS if has_layers else _LONGEST_ALONE
+    if num_boxes > 1:
+        longest = _LONGEST_OF_SEVERAL
+    box = _Box(*sides_of(picture.subject.grid, range(rank - 3, rank), longest, _SHORTEST))
+    picture.is_complete = None not in boxes and None not in layers
+    picture.is_to_scale = box.depth.is_true and box.down.is_true and box.across.is_true
+
+    share = len(boxes) * len(layers)
+    drawing = _Boxes(picture, box, layers, MOST_CELLS // share, MOST_TITLES // share)
+    y = _say_outer_dimensions(picture)
+    if has_layers:
+        drawing.draw_in_a_column(boxes, y)
+    else:
+        drawing.draw_in_rows(boxes, y)
+
+
+@dataclass(frozen=True)
+class _Boxes:
+    """Boxes of one form, each cut in the same way.
+
+    Attributes:
+      layers: the numbers of those to be drawn; None where some are left out.
+      most_cells, most_titles: of each face.
+    """
+
+    picture: Picture
+    box: _Box
+    layers: list[int | None]
+    most_cells: int
+    most_titles: int
+
+    def draw_in_rows(self, boxes: list[int | None], y: float) -> None:
+        """Draw boxes of one layer."""
+        box = self.box
+        width = max(box.width, box.dx + self._widest_caption(boxes)) + _BETWEEN_BOXES
+        per_row = max(1, int((_WIDEST + _BETWEEN_BOXES) // width))
+        for place, chosen in enumerate(boxes):
+            row, column = divmod(place, per_row)
+            x = column * width
+            front = y + row * (self._height + _BELOW_BOX) + self._height - box.down.length
+            if chosen is None:
+                self._say_skipped(x, front + box.down.length / 2, boxes)
+            else:
+                self._draw_box(chosen, x, front, not place)
+
+    def draw_in_a_column(self, boxes: list[int | None], y: float) -> None:
+        """Draw boxes with their layers beside them."""
+        for place, chosen in enumerate(boxes):
+            if chosen is None:
+                self._say_skipped(0, y + 10, boxes)
+                y += 34
+                continue
+            front = y + self._height - self.box.down.length
+            self._draw_box(chosen, 0, front, not place)
+            lowest = self._draw_layers(chosen, front)
+            below = 0 if place else _BELOW_BOX
+            y = max(lowest, front + self.box.down.length + below) + _CAPTION
+
+    @property
+    def _height(self) -> float:
+        """Of a box with what is written above it."""
+        return self.box.height + (_CAPTION if len(self.picture.parts) > 3 else 0)
+
+    def _draw_box(self, chosen: int, x: float, y: float, is_first: bool) -> None:
+        """Draw one with the upper left corner of its front there."""
+        box, blocks = self.box, self._blocks_of(chosen)
+        across, down, depth = box.across.length, box.down.length, box.depth.length
+        lean = f"{box.dx / depth:.5g} {-box.dy / depth:.5g}"
+        above = self._face(blocks[:, 0, :], across, depth)
+        beside = self._face(blocks[:, :, -1].T, depth, down)
+        self._lean(above, f"1 0 {lean} {number(x)} {number(y)}", _SHADE_ABOVE)
+        self._lean(beside, f"{lean} 0 1 {number(x + across)} {number(y)}", _SHADE_BESIDE)
+        front = self._face(blocks[0], across, down)
+        if len(blocks) == 1:
+            self.picture.place(front, x, y)
+        else:
+            self._lean(front, f"1 0 0 1 {number(x)} {number(y)}", 0)
+        self.picture.sheet.reach(x - 1, y - box.dy - 1, x + box.width + 1, y + down + 1)
+        if len(self.picture.parts) > 3:
+            self._caption(x + box.dx, y - box.dy - 7, self._caption_of_box(chosen))
+        if is_first:
+            self.picture.measure_below(x, y + down, box.across)
+            self.picture.measure_left(x, y, box.down)
+            self.picture.measure_depth(x, y, box.dx, -box.dy, box.depth)
+
+    def _draw_layers(self, chosen: int, y: float) -> float:
+        """Draw the layers of a box right of it, and return how far down they go."""
+        blocks = self._blocks_of(chosen)
+        scale = _MANY_LAYERS_TO_BOX if len(self.layers) >= _MANY_LAYERS else _LAYERS_TO_BOX
+        width = sharp(self.box.across.length * scale, blocks.shape[2])
+        height = sharp(self.box.down.length * scale, blocks.shape[1])
+        captions = [
+            _skipped(self.layers) if layer is None else self._caption_of_layer(blocks[layer])
+            for layer in self.layers
+        ]
+        left = self.box.width + 2 * _BETWEEN_LAYERS
+        pitch = (
+            max([width, *(text_width(said, _CAPTION_SIZE) for said in captions)]) + _BETWEEN_LAYERS
+        )
+        per_row = max(1, int((_WIDEST - left + _BETWEEN_LAYERS) // pitch))
+        if len(self.layers) > per_row:
+            y += _CAPTION - self.box.dy  # beside all of the box, not only beside its front
+        bottom = y
+        for place, (layer, caption) in enumerate(zip(self.layers, captions, strict=True)):
+            row, column = divmod(place, per_row)
+            x, top = left + column * pitch, y + row * (height + _CAPTION + 10)
+            if layer is None:
+                self._say_skipped(x, top + height / 2, self.layers)
+                continue
+            self._caption(x, top - 6, caption)
+            self.picture.place(self._face(blocks[layer], width, height), x, top)
+            bottom = top + height
+        return bottom
+
+    def _blocks_of(self, chosen: int) -> IntArray:
+        """Return the numbers of the blocks of a box: ``[layers, rows, columns]``."""
+        return self.picture.blocks.reshape(-1, *self.picture.parts[-3:])[chosen]
+
+    def _face(self, blocks: IntArray, width: float, height: float) -> Face:
+        picture = self.picture
+        return Face(
+            picture.subject,
+            picture.paint,
+            blocks,
+            width,
+            height,
+            most_cells=self.most_cells,
+            most_titles=self.most_titles,
+        )
+
+    def _lean(self, face: Face, matrix: str, shade: float) -> None:
+        over = ""
+        if shade:
+            over = (
+                f'<path d="M0 0h{number(face.width)}v{number(face.height)}h-{number(face.width)}z" '
+                f'fill="#000" fill-opacity="{shade}" pointer-events="none"/>'
+            )
+        self.picture.sheet.add(f'<g transform="matrix({matrix})">{face.markup("side")}{over}</g>')
+
+    def _caption(self, x: float, y: float, text: str) -> None:
+        self.picture.sheet.text(x, y, "", detail=text, size=_CAPTION_SIZE)
+
+    def _caption_of_box(self, chosen: int) -> str:
+        """Return the index of a box in the outer dimensions."""
+        block = int(self._blocks_of(chosen)[0, 0, 0])
+        index = self.picture.subject.grid.block_index(block)[:-3]
+        return f"{format_index(index, index)[:-1]}, …]"
+
+    def _caption_of_layer(self, blocks: IntArray) -> str:
+        """Return the slice of a layer in the dimension of depth."""
+        depth = self.picture.subject.grid.block_index(int(blocks[0, 0]))[-3]
+        return f"{depth.start}:{depth.stop}"
+
+    def _widest_caption(self, boxes: list[int | None]) -> float:
+        if len(self.picture.parts) <= 3:
+            return 0
+        captions = [
+            _skipped(boxes) if chosen is None else self._caption_of_box(chosen) for chosen in boxes
+        ]
+        return max(text_width(caption, _CAPTION_SIZE) for caption in captions)
+
+    def _say_skipped(self, x: float, y: float, shown: list[int | None]) -> None:
+        self.picture.sheet.text(x, y + 4, "", detail=_skipped(shown), size=_CAPTION_SIZE)
+
+
+def _say_outer_dimensions(picture: Picture) -> float:
+    """Write the sizes that no side of a box shows, and return where the boxes may begin."""
+    grid, y = picture.subject.grid, 0.0
+    for dimension, size in enumerate(grid.global_shape[:-3]):
+        cut = cut_of(grid, dimension)
+        picture.sheet.text(0, y, f"dimension {dimension}: {size}", detail=cut)
+        y += 18
+    return y
+
+
+def _skipped(shown: list[int | None]) -> str:
+    """Return how many are left out of what ``_chosen`` gave, whose last is the last of all.
+
+    >>> _skipped([0, 1, None, 8])
+    '… 6 more'
+    """
+    last = shown[-1]
+    return "" if last is None else f"… {last + 2 - len(shown):,} more"
+
+
+def _chosen(count: int, most: int) -> list[int | None]:
+    """Return which of some to draw: all, or the first ones, None for a gap, and the last.
+
+    >>> _chosen(3, 4), _chosen(9, 4)
+    ([0, 1, 2], [0, 1, None, 8])
+    """
+    if count <= most:
+        return list(range(count))
+    return [*range(most - 2), None, count - 1]

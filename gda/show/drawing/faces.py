@@ -1,0 +1,255 @@
+"""A rectangle of blocks as cells that are large enough to be seen, and those as markup.
+
+Where there are more blocks than can be seen, a *cell* stands for some neighbours. Up to
+``most_titles`` cells each is an element with its own hover text; with more, cells of one colour
+share a path and some neighbours share a hover text, for the markup to stay small: an element and
+its title take 100 bytes and more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from gda.layout import IntArray
+from gda.show.drawing.colors import colors_of, which
+from gda.show.drawing.sheet import escape, number
+from gda.show.drawing.words import describe
+from gda.show.subject import Subject
+
+MOST_CELLS = 5000
+"""In one drawing; with more blocks than these, cells stand for several."""
+
+MOST_TITLES = 600
+"""In one drawing; with more cells than these, neighbours share a hover text."""
+
+_SMALLEST_CELL = 3.0  # pixels
+_MOST_BANDS = 4
+
+
+@dataclass(frozen=True)
+class Paint:
+    """The colours of a subject's processes."""
+
+    subject: Subject
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """The processes, ascending."""
+        processes = self.subject.grid.processes
+        return (0,) if processes is None else processes.numbers
+
+    @cached_property
+    def colors(self) -> tuple[str, ...]:
+        return colors_of(len(self.numbers))
+
+    @cached_property
+    def by_block(self) -> IntArray:
+        """Place in ``colors`` of each device's process: ``[num_shards, num_replicas]``."""
+        if len(self.numbers) == 1:
+            return np.zeros_like(self.subject.owners)
+        ranks = np.searchsorted(np.array(self.numbers), self.subject.owners)
+        return which(ranks, len(self.numbers))
+
+    @cached_property
+    def is_mixed(self) -> bool:
+        """Whether some block has replicas in several processes."""
+        return bool((self.subject.owners != self.subject.owners[:, :1]).any())
+
+    def of_block(self, block: int) -> list[str]:
+        """Return the colours of the processes that hold a block, a few where they are many."""
+        owners = dict.fromkeys(self.by_block[block].tolist())
+        shown = list(owners)
+        if len(shown) > _MOST_BANDS:
+            shown = shown[: _MOST_BANDS - 1] + shown[-1:]
+        return [self.colors[color] for color in shown]
+
+
+@dataclass(frozen=True, eq=False)
+class Face:
+    """Blocks side by side, drawn as a rectangle from (0, 0).
+
+    Attributes:
+      blocks: their numbers, int64 ``[rows, columns]``.
+      width, height: in pixels.
+      most_cells, most_titles: how many cells it may have, and up to how many each has a title.
+    """
+
+    subject: Subject
+    paint: Paint
+    blocks: IntArray
+    width: float
+    height: float
+    most_cells: int = MOST_CELLS
+    most_titles: int = MOST_TITLES
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """The row of blocks with which each row of cells begins, and the number of all."""
+        return folded(self.blocks.shape[0], self._most[0])
+
+    @cached_property
+    def columns(self) -> list[int]:
+        return folded(self.blocks.shape[1], self._most[1])
+
+    @cached_property
+    def _most(self) -> tuple[int, int]:
+        rows, columns = self.blocks.shape
+        rows = min(rows, int(self.height / _SMALLEST_CELL))
+        columns = min(columns, int(self.width / _SMALLEST_CELL))
+        if rows * columns > self.most_cells:
+            side = math.isqrt(self.most_cells)
+            rows = min(rows, max(side, self.most_cells // columns))
+            columns = min(columns, self.most_cells // rows)
+        return max(rows, 1), max(columns, 1)
+
+    @property
+    def num_cells(self) -> int:
+        return (len(self.rows) - 1) * (len(self.columns) - 1)
+
+    @property
+    def is_folded(self) -> bool:
+        return self.num_cells < self.blocks.size
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether cells share hover texts, and have the colour of one replica only."""
+        return self.num_cells > self.most_titles
+
+    @property
+    def blocks_per_cell(self) -> tuple[int, int]:
+        return self.rows[1], self.columns[1]
+
+    def edges(self) -> tuple[list[float], list[float]]:
+        """Return where the columns and the rows of cells begin, in pixels, and the ends."""
+        rows, columns = self.blocks.shape
+        return (
+            [round(at * self.width / columns, 2) for at in self.columns],
+            [round(at * self.height / rows, 2) for at in self.rows],
+        )
+
+    def markup(self, kind: str) -> str:
+        """Return the cells in a group of the class ``gda-`` and ``kind``, and the cuts over it."""
+        cells = self._crowded() if self.is_crowded else self._cells()
+        return f'<g class="gda-{kind}">{"".join(cells)}</g>{self._cuts()}'
+
+    def _cells(self) -> list[str]:
+        xs, ys = self.edges()
+        parts = []
+        for i, row in enumerate(self.rows[:-1]):
+            for j, column in enumerate(self.columns[:-1]):
+                blocks = self.blocks[row : self.rows[i + 1], column : self.columns[j + 1]]
+                box = (xs[j], ys[i], xs[j + 1] - xs[j], ys[i + 1] - ys[i])
+                title = f"<title>{escape(describe(self.subject, blocks))}</title>"
+                parts.append(_cell(box, self.paint.of_block(int(blocks[0, 0])), title))
+        return parts
+
+    def _crowded(self) -> list[str]:
+        return [*self._fills(), *self._titles()]
+
+    def _fills(self) -> list[str]:
+        """One path for all cells of a colour, neighbours in a row joined."""
+        xs, ys = self.edges()
+        firsts = self.blocks[np.ix_(self.rows[:-1], self.columns[:-1])]
+        colors = self.paint.by_block[firsts, 0]
+        paths: dict[int, list[str]] = {}
+        for i, row in enumerate(colors):
+            starts = np.flatnonzero(np.diff(row, prepend=-1)).tolist()
+            height = number(ys[i + 1] - ys[i])
+            for start, stop in zip(starts, [*starts[1:], len(row)], strict=True):
+                width = number(xs[stop] - xs[start])
+                paths.setdefault(int(row[start]), []).append(
+                    f"M{number(xs[start])} {number(ys[i])}h{width}v{height}h-{width}z"
+                )
+        filled = [
+            f'<path fill="{self.paint.colors[color]}" d="{"".join(runs)}"/>'
+            for color, runs in paths.items()
+        ]
+        # Without smoothing, which lets the page shine through between neighbours.
+        return ['<g shape-rendering="crispEdges">', *filled, "</g>"]
+
+    def _titles(self) -> list[str]:
+        xs, ys = self.edges()
+        num_rows, num_columns = len(self.rows) - 1, len(self.columns) - 1
+        # Fewer than there may be, because those of several blocks are longer.
+        most = max(self.most_titles // 2, 1)
+        high = -(-num_rows // most)
+        step = -(-num_columns // max(most * high // num_rows, 1))
+        parts = ['<g fill="none" pointer-events="all">']
+        for i in range(0, num_rows, high):
+            bottom = min(i + high, num_rows)
+            for j in range(0, num_columns, step):
+                right = min(j + step, num_columns)
+                blocks = self.blocks[
+                    self.rows[i] : self.rows[bottom], self.columns[j] : self.columns[right]
+                ]
+                parts.append(
+                    f"{_rect(xs[j], ys[i], xs[right] - xs[j], ys[bottom] - ys[i])}>"
+                    f"<title>{escape(describe(self.subject, blocks))}</title></rect>"
+                )
+        return [*parts, "</g>"]
+
+    def _cuts(self) -> str:
+        """The lines between cells, and around all of them."""
+        xs, ys = self.edges()
+        width, height = number(self.width), number(self.height)
+        lines: list[str] = []
+        if not self.is_folded:  # the lines between cells of several blocks would be no cuts
+            lines = [f"M{number(x)} 0v{height}" for x in xs[1:-1]]
+            lines += [f"M0 {number(y)}h{width}" for y in ys[1:-1]]
+        smallest = min(self.width / (len(xs) - 1), self.height / (len(ys) - 1))
+        opacity = 0.65 if smallest > 8 else 0.3
+        cuts = f'<path d="{"".join(lines)}" stroke-opacity="{opacity}"/>' if lines else ""
+        return (
+            f'<g fill="none" stroke="#16181d" pointer-events="none">{cuts}'
+            f'<path class="gda-outline" d="M0 0h{width}v{height}h-{width}z" '
+            'stroke-opacity=".85"/></g>'
+        )
+
+
+def folded(parts: int, most: int) -> list[int]:
+    """Return where cells begin that hold a number of parts each, at most so many, and the end.
+
+    All hold equally many if a number not much larger than needed divides the parts.
+
+    >>> folded(4, 8), folded(100, 8), folded(1000, 64)[:3], folded(7, 3)
+    ([0, 1, 2, 3, 4], [0, 20, 40, 60, 80, 100], [0, 20, 40], [0, 3, 6, 7])
+    """
+    needed = -(-parts // most)
+    step = next((s for s in range(needed, 2 * needed) if parts % s == 0), needed)
+    return [*range(0, parts, step), parts]
+
+
+def _cell(box: tuple[float, float, float, float], colors: Sequence[str], title: str) -> str:
+    if len(colors) == 1:
+        return f'{_rect(*box)} fill="{colors[0]}">{title}</rect>'
+    bands = [f'{_rect(*box)} fill="{colors[0]}"/>']
+    for place, color in enumerate(colors[1:], start=1):
+        bands.append(f'<path fill="{color}" d="{_corner(box, place / len(colors))}"/>')
+    return f"<g>{title}{''.join(bands)}</g>"
+
+
+def _rect(x: float, y: float, width: float, height: float) -> str:
+    return (
+        f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
+    )
+
+
+def _corner(box: tuple[float, float, float, float], share: float) -> str:
+    """Return the path around what is left of a rectangle beyond a diagonal cut.
+
+    ``share`` of the area lies before the cut, in the upper left.
+    """
+    x, y, width, height = box
+    if share <= 0.5:
+        along = math.sqrt(2 * share)
+        corners = [(along, 0), (1, 0), (1, 1), (0, 1), (0, along)]
+    else:
+        along = 1 - math.sqrt(2 * (1 - share))
+        corners = [(1, along), (1, 1), (along, 1)]
+    points = [f"{number(x + u * width)} {number(y + v * height)}" for u, v in corners]
+    return f"M{'L'.join(points)}z"

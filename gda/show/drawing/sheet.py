@@ -1,0 +1,106 @@
+"""The paper of a drawing: markup that is collected, and how far it reaches."""
+
+from __future__ import annotations
+
+import html
+import re
+import unicodedata
+
+FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
+
+# Characters that XML cannot hold at all; a mesh axis may be named by any string.
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+class Sheet:
+    """Markup of an SVG, in pixels, with the rectangle around all that was put on it."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = []
+        self.left = self.top = self.right = self.bottom = 0.0
+
+    def add(self, markup: str) -> None:
+        self.parts.append(markup)
+
+    def reach(self, left: float, top: float, right: float, bottom: float) -> None:
+        """Make room for a rectangle."""
+        self.left, self.top = min(self.left, left), min(self.top, top)
+        self.right, self.bottom = max(self.right, right), max(self.bottom, bottom)
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        detail: str = "",
+        anchor: str = "start",
+        size: float = 12,
+        is_bold: bool = False,
+    ) -> None:
+        """Write a line with its baseline at ``y``, and ``detail`` after it in a lighter weight."""
+        gap = size * 0.6 if text and detail else 0
+        width = text_width(text, size, is_bold=is_bold) + gap + text_width(detail, size)
+        left = x - {"start": 0, "middle": width / 2, "end": width}[anchor]
+        self.reach(left, y - size, left + width, y + size * 0.35)
+        weight = ' font-weight="600"' if is_bold else ""
+        line = f"<tspan{weight}>{escape(text)}</tspan>" if weight else escape(text)
+        if detail:
+            shift = f' dx="{number(gap)}"' if gap else ""
+            line += f'<tspan{shift} fill-opacity=".78">{escape(detail)}</tspan>'
+        self.add(
+            f'<text x="{number(x)}" y="{number(y)}" text-anchor="{anchor}" '
+            f'font-size="{number(size)}">{line}</text>'
+        )
+
+    def line(self, path: str, *, opacity: float = 0.55) -> None:
+        """Draw a thin line along a path; what it reaches is for the caller to say."""
+        self.add(f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity="{opacity}"/>')
+
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+def escape(text: str) -> str:
+    """Return a text as it stands in XML and HTML, also between quotes.
+
+    >>> escape('<b> & "x"')
+    '&lt;b&gt; &amp; &quot;x&quot;'
+    """
+    return html.escape(_NOT_XML.sub("\ufffd", text))
+
+
+def number(value: float) -> str:
+    """Return a length in its shortest form, to a hundredth of a pixel.
+
+    >>> number(12.0), number(0.125), number(-0.001)
+    ('12', '0.12', '0')
+    """
+    return f"{round(value, 2) + 0.0:.10g}"
+
+
+def text_width(text: str, size: float, *, is_bold: bool = False) -> float:
+    """Return how wide a text will be at most in a common font, in pixels.
+
+    An SVG is laid out before anybody knows the reader's fonts; this is for a wide one.
+    """
+    return size * (1.1 if is_bold else 1) * sum(map(_width, text))
+
+
+def _width(character: str) -> float:
+    if unicodedata.east_asian_width(character) in "WF":
+        return 1.1
+    if character in "mwMW@%":
+        return 1
+    if character == " ":
+        return 0.35
+    return 0.73 if character.isupper() or not character.isascii() else 0.64
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most so many characters.
+
+    >>> shortened('model', 5), shortened('tensor_parallel', 8)
+    ('model', 'tensor_…')
+    """
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,108 @@
+"""How long the sides of a drawn array are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gda.grid import ShardGrid
+from gda.show.drawing.sheet import TIMES, shortened
+
+# Sides are in proportion down to a quarter of the longest; below that differences shrink, so that
+# (1000000, 8) can be looked at. A side that is cut is long enough for a label in each block, or for
+# a line between them.
+_TRUE_DOWN_TO = 1 / 4
+_SHRINKING = 0.2
+_SHORTEST = 0.12
+_NOT_NOTICED = 0.04
+_ROOM_FOR_LABEL = 16
+_MOST_FOR_LABELS = 0.8
+
+_LONGEST_NAME = 16
+
+
+@dataclass(frozen=True)
+class Side:
+    """One dimension as it is drawn.
+
+    Attributes:
+      size: of the array, as text.
+      cut: the mesh axes that cut it, and into what, such as 64 times 1024; empty if none do.
+      length: in pixels.
+      is_true: whether it is as long as it should be, compared with the longest.
+    """
+
+    size: str
+    cut: str
+    length: float
+    is_true: bool
+
+
+def sides_of(
+    grid: ShardGrid, dimensions: Iterable[int], longest: float, shortest: float = 0
+) -> list[Side]:
+    """Return sides in proportion, the longest of them about ``longest`` pixels.
+
+    >>> grid = ShardGrid((64, 32), {'data': 8}, ('data',))
+    >>> sides_of(grid, (0, 1), 320)
+    [Side(size='64', cut='data: 8 \xd7 8', length=320, is_true=True), \
+Side(size='32', cut='', length=160, is_true=True)]
+    """
+    chosen = list(dimensions)
+    top = max(grid.global_shape[dimension] for dimension in chosen)
+    proportions = [grid.global_shape[dimension] / top if top else 1.0 for dimension in chosen]
+    lengths = [
+        _length(proportion, _parts(grid, dimension), longest, shortest)
+        for dimension, proportion in zip(chosen, proportions, strict=True)
+    ]
+    return [
+        Side(
+            size=str(grid.global_shape[dimension]),
+            cut=cut_of(grid, dimension),
+            length=length,
+            is_true=abs(length / max(lengths) - proportion) < _NOT_NOTICED,
+        )
+        for dimension, proportion, length in zip(chosen, proportions, lengths, strict=True)
+    ]
+
+
+def _length(proportion: float, parts: int, longest: float, shortest: float) -> float:
+    room = min(_ROOM_FOR_LABEL * parts, _MOST_FOR_LABELS * longest)
+    return sharp(max(longest * _shown(proportion), room, shortest), parts)
+
+
+def sharp(length: float, parts: int) -> float:
+    """Return a length near this one of which each part is whole pixels, for sharp lines.
+
+    >>> sharp(100, 8), sharp(100, 64)
+    (96, 100)
+    """
+    return parts * round(length / parts) if length >= 4 * parts else length
+
+
+def cut_of(grid: ShardGrid, dimension: int) -> str:
+    """Return the mesh axes that cut a dimension, and into what.
+
+    >>> cut_of(ShardGrid((8, 2), {'x': 4, 'y': 2}, (('y', 'x'),)), 0)
+    'y, x: 8 \xd7 1'
+    """
+    entry = grid.spec[dimension] if dimension < len(grid.spec) else None
+    if entry is None:
+        return ""
+    names = (entry,) if isinstance(entry, str) else entry
+    ways = 1
+    for name in names:
+        ways *= grid.mesh_shape[name]
+    said = ", ".join(shortened(name, _LONGEST_NAME) for name in names)
+    return f"{said}: {ways} {TIMES} {grid.shard_shape[dimension]}"
+
+
+def _parts(grid: ShardGrid, dimension: int) -> int:
+    size, step = grid.global_shape[dimension], grid.shard_shape[dimension]
+    return size // step if step else 1
+
+
+def _shown(proportion: float) -> float:
+    if proportion >= _TRUE_DOWN_TO:
+        return proportion
+    return max(_TRUE_DOWN_TO * (proportion / _TRUE_DOWN_TO) ** _SHRINKING, _SHORTEST)

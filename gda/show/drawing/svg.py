@@ -1,0 +1,236 @@
+"""An array as a box cut into blocks, as SVG.
+
+One dimension is a strip, two are a rectangle, more are boxes (``boxes.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gda.show.drawing.boxes import draw_boxes
+from gda.show.drawing.colors import INK, MOST_NAMED
+from gda.show.drawing.faces import Face
+from gda.show.drawing.picture import Picture
+from gda.show.drawing.sheet import FONT, TIMES, escape, number, text_width
+from gda.show.drawing.sides import sides_of
+from gda.show.drawing.words import counted, label_of
+from gda.show.subject import Subject
+
+_MARGIN = 6
+_SCALAR = 64
+_STRIP = (440, 52)
+_WIDEST, _HIGHEST = 400, 300
+_LEGEND_WIDTH = 420
+_MOST_DEVICES_IN_LABEL = 4
+_FONT_SIZES = (12, 10)
+
+
+def svg_of(subject: Subject) -> str:
+    """Return the drawing of a subject: an SVG element, self-contained, without scripts.
+
+    Colours are of processes. Hovering over a block shows its index, its devices with their replica
+    ids, its processes and its bytes. Text has the colour of the text around it. More than about
+    5,000 blocks, and those too small to be seen, are drawn as cells that stand for several, and the
+    drawing says so.
+
+    >>> from gda.show.subject import subject_of
+    >>> svg_of(subject_of((8, 2), {'x': 4, 'y': 2}, ('x', 'y'))).count('<title>[')
+    8
+    """
+    picture = Picture(subject)
+    if len(subject.shape) > 2:
+        draw_boxes(picture)
+    else:
+        _draw_rectangle(picture)
+    _label_blocks(picture)
+    _draw_legend(picture)
+    _write_notes(picture)
+    return _document(picture)
+
+
+def summary_of(subject: Subject) -> str:
+    """Return what a drawing shows in a sentence, for those who cannot see it."""
+    grid = subject.grid
+    of = f"{subject.dtype} " if subject.dtype is not None else ""
+    mesh = ", ".join(f"{name}={size}" for name, size in grid.mesh_shape.items())
+    return (
+        f"{of}array of shape {subject.shape}, cut by {subject.spec} over the mesh {mesh or '()'} "
+        f"into {counted(grid.num_shards, 'block')} of shape {grid.shard_shape}, "
+        f"each on {counted(grid.num_replicas, 'device')}"
+    )
+
+
+def _draw_rectangle(picture: Picture) -> None:
+    subject, rank = picture.subject, len(picture.parts)
+    if rank == 0:
+        width, height = _SCALAR, _SCALAR
+    elif rank == 1:
+        (across,), height = sides_of(subject.grid, (0,), _STRIP[0]), _STRIP[1]
+        width = across.length
+        picture.measure_below(0, height, across)
+    else:
+        is_wide = subject.shape[1] > subject.shape[0]
+        down, across = sides_of(subject.grid, (0, 1), _WIDEST if is_wide else _HIGHEST)
+        width, height = across.length, down.length
+        picture.is_to_scale = down.is_true and across.is_true
+        picture.measure_left(0, 0, down)
+        picture.measure_below(0, height, across)
+    blocks = picture.blocks.reshape(-1, picture.parts[-1] if picture.parts else 1)
+    picture.place(Face(subject, picture.paint, blocks, width, height), 0, 0)
+
+
+# Labels of blocks.
+
+
+def _label_blocks(picture: Picture) -> None:
+    """Write device numbers into the blocks, in the fullest form for which all have room."""
+    if any(face.is_folded for face, _, _ in picture.faces):
+        return
+    face, _, _ = picture.faces[0]
+    width = face.width / face.blocks.shape[1] - 6
+    height = face.height / face.blocks.shape[0] - 4
+    if min(width, height) < _FONT_SIZES[-1] / 2:
+        return
+    for labels in _label_forms(picture):
+        for size in _FONT_SIZES:
+            widest = max(text_width(line, size) for lines in labels.values() for line in lines)
+            highest = max(map(len, labels.values())) * 1.25 * size
+            if widest <= width and highest <= height:
+                for face, x, y in picture.faces:
+                    _write_labels(picture, face, x, y, labels, size)
+                return
+
+
+def _label_forms(picture: Picture) -> Iterator[dict[int, list[str]]]:
+    """Yield the lines of each block's label, the fullest first."""
+    subject = picture.subject
+    blocks = [block for face, _, _ in picture.faces for block in face.blocks.ravel().tolist()]
+    holders = {block: subject.holders[block].tolist() for block in blocks}
+    replicas = subject.grid.num_replicas
+    if replicas == 1:
+        if subject.device_names is not None:
+            yield {block: [subject.device_name(*held)] for block, held in holders.items()}
+        yield {block: [label_of(subject, *held)] for block, held in holders.items()}
+        return
+    times = f"{TIMES}{replicas}"
+    yield {block: [_few(subject, held), times] for block, held in holders.items()}
+    yield {block: [times] for block in holders}
+
+
+def _few(subject: Subject, holders: list[int]) -> str:
+    labels = [label_of(subject, position) for position in holders]
+    if len(holders) <= _MOST_DEVICES_IN_LABEL:
+        return ", ".join(labels)
+    if subject.device_names is None or all(map(str.isdecimal, labels)):
+        numbers = sorted(map(int, labels))
+        if numbers[-1] - numbers[0] == len(numbers) - 1:
+            return f"{numbers[0]}-{numbers[-1]}"
+    return f"{labels[0]}, {labels[1]}, …, {labels[-1]}"
+
+
+def _write_labels(
+    picture: Picture, face: Face, x: float, y: float, labels: dict[int, list[str]], size: float
+) -> None:
+    xs, ys = face.edges()
+    parts = [
+        f'<g class="gda-labels" fill="{INK}" font-size="{size}" text-anchor="middle" '
+        f'pointer-events="none" transform="translate({number(x)} {number(y)})">'
+    ]
+    for i, row in enumerate(face.blocks.tolist()):
+        for j, block in enumerate(row):
+            lines = labels[block]
+            middle = (ys[i] + ys[i + 1]) / 2 + 0.36 * size - 0.62 * size * (len(lines) - 1)
+            for place, line in enumerate(lines):
+                at = number(middle + 1.24 * size * place)
+                faint = ' fill-opacity=".85"' if place else ""
+                across = number((xs[j] + xs[j + 1]) / 2)
+                parts.append(f'<text x="{across}" y="{at}"{faint}>{escape(line)}</text>')
+    picture.sheet.add("".join([*parts, "</g>"]))
+
+
+# Below the drawing.
+
+
+def _draw_legend(picture: Picture) -> None:
+    paint, sheet = picture.paint, picture.sheet
+    if len(paint.numbers) == 1:
+        return
+    y = sheet.bottom + 26
+    sheet.text(0, y, "", detail="process", size=11)
+    x = text_width("process", 11) + 8
+    if len(paint.numbers) > MOST_NAMED:
+        _draw_ramp(picture, x, y)
+        return
+    left = x
+    for process, color in zip(paint.numbers, paint.colors, strict=True):
+        said = str(process)
+        width = 16 + text_width(said, 11) + 12
+        if x + width > _LEGEND_WIDTH and x > left:
+            x, y = left, y + 18
+        sheet.add(
+            f'<rect class="gda-key" x="{number(x)}" y="{number(y - 9.5)}" width="11" height="11" '
+            f'rx="2" fill="{color}" stroke="{INK}" stroke-opacity=".4"/>'
+        )
+        sheet.text(x + 16, y, said, size=11)
+        x += width
+
+
+def _draw_ramp(picture: Picture, x: float, y: float) -> None:
+    paint, sheet = picture.paint, picture.sheet
+    first, last = str(paint.numbers[0]), str(paint.numbers[-1])
+    sheet.text(x, y, first, size=11)
+    x += text_width(first, 11) + 6
+    colors = paint.colors[::2]
+    for place, color in enumerate(colors):
+        sheet.add(
+            f'<rect class="gda-key" x="{number(x + 3 * place)}" y="{number(y - 9.5)}" width="3" '
+            f'height="11" fill="{color}" shape-rendering="crispEdges"/>'
+        )
+    x += 3 * len(colors) + 6
+    count = f"{len(paint.numbers):,} processes"
+    sheet.text(x, y, last, detail=count, size=11)
+
+
+def _write_notes(picture: Picture) -> None:
+    """Say how many blocks there are, and what the drawing does not show as it is."""
+    grid, sheet = picture.subject.grid, picture.sheet
+    each = "" if grid.num_replicas == 1 else f", each on {counted(grid.num_replicas, 'device')}"
+    shape = f" of {grid.shard_shape}" if grid.shard_shape else ""
+    y = sheet.bottom + 22
+    sheet.text(0, y, "", detail=f"{counted(grid.num_shards, 'block')}{shape}{each}", size=11)
+    for note in _notes(picture):
+        y += 16
+        sheet.text(0, y, "", detail=note, size=11)
+
+
+def _notes(picture: Picture) -> Iterator[str]:
+    face, _, _ = picture.faces[0]
+    if 0 in picture.subject.shape:
+        yield "no elements"
+    if face.is_folded:
+        rows, columns = face.blocks_per_cell
+        yield f"each cell stands for {rows} {TIMES} {columns} of them"
+    if not picture.is_to_scale:
+        yield "sides not to scale"
+    if picture.paint.is_mixed:
+        if face.is_folded or face.is_crowded:
+            yield "colours are of the processes of replica 0"
+        else:
+            yield "several colours: replicas in several processes"
+
+
+def _document(picture: Picture) -> str:
+    sheet = picture.sheet
+    left, top = sheet.left - _MARGIN, sheet.top - _MARGIN
+    width, height = sheet.right + _MARGIN - left, sheet.bottom + _MARGIN - top
+    label = escape(summary_of(picture.subject))
+    # Where it is a page or an image of its own, its text follows the reader's scheme of colours;
+    # in a page that of the page, which may be another.
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="gda-svg" role="img" aria-label="{label}" '
+        f'width="{number(width)}" height="{number(height)}" '
+        f'viewBox="{number(left)} {number(top)} {number(width)} {number(height)}" '
+        f'fill="currentColor" font-family="{FONT}" style="max-width:100%;height:auto">'
+        "<style>svg.gda-svg:root{color-scheme:light dark;color:CanvasText}</style>"
+        f"{''.join(sheet.parts)}</svg>"
+    )

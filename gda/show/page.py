@@ -1,0 +1,88 @@
+"""A drawing with a table of what it is, as HTML for a notebook or any page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from gda.show.drawing import svg_of
+from gda.show.drawing.sheet import escape
+from gda.show.drawing.words import format_runs
+from gda.show.subject import Subject, subject_of
+from gda.sizes import format_bytes
+
+# Every rule names its classes, and more of them than the rules of JupyterLab for tables. Pictures
+# on one page carry the same rules, so none changes another.
+_STYLE = """
+.gda-show{display:flex;flex-wrap:wrap;align-items:flex-start;gap:16px 32px;margin:8px 0}
+.gda-show>.gda-svg{flex:0 1 auto;min-width:0}
+.gda-show>table.gda-facts.gda-facts.gda-facts{border-collapse:collapse;border:0;margin:6px 0;\
+width:auto;font:13px/1.35 system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,\
+sans-serif;color:inherit;background:none;table-layout:auto}
+.gda-show .gda-facts.gda-facts.gda-facts caption{caption-side:top;text-align:left;\
+font-weight:600;font-size:14px;padding:0 0 6px;color:inherit}
+.gda-show .gda-facts.gda-facts.gda-facts tr{background:none;border:0;\
+border-top:1px solid rgba(128,128,128,.3)}
+.gda-show .gda-facts.gda-facts.gda-facts :is(th,td){background:none;border:0;padding:4px 0;\
+text-align:left;vertical-align:top;color:inherit;max-width:22em;overflow-wrap:anywhere;\
+white-space:normal}
+.gda-show .gda-facts.gda-facts.gda-facts th{font-weight:400;opacity:.8;padding-right:20px;\
+white-space:nowrap}
+.gda-show .gda-facts.gda-facts.gda-facts td{font-variant-numeric:tabular-nums}
+""".strip()
+
+
+def html_of(subject: Subject) -> str:
+    """Return the drawing of a subject and, beside it, what is known of it, as one HTML element.
+
+    >>> from gda.show.subject import subject_of
+    >>> page = html_of(subject_of((8, 2), {'x': 4}, ('x',), dtype='float32'))
+    >>> '<th scope="row">bytes in total</th><td>64 B</td>' in page
+    True
+    """
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
+        for name, value in _facts(subject)
+    )
+    return (
+        f'<div class="gda-show"><style>{_STYLE}</style>{svg_of(subject)}'
+        f'<table class="gda-facts"><caption>{escape(subject.kind)}</caption>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def html_or_none(x: Any) -> str | None:
+    """Return the HTML of an array; None where there is nothing to draw, so that its text is shown.
+
+    So it is for an array that is traced over Auto axes or was deleted, and for what JAX puts into
+    containers while it takes them apart.
+    """
+    try:
+        return None if x.is_deleted() else html_of(subject_of(x))
+    except Exception:  # a notebook shows whatever is left in its cell, so nothing may be raised
+        return None
+
+
+def _facts(subject: Subject) -> Iterator[tuple[str, str]]:
+    grid = subject.grid
+    yield "shape", str(subject.shape)
+    if subject.dtype is not None:
+        yield "dtype", str(subject.dtype)
+    mesh = ", ".join(f"{name}={size}" for name, size in grid.mesh_shape.items())
+    yield "mesh", mesh or "no axes"
+    yield "spec", subject.spec
+    yield "shard shape", str(grid.shard_shape)
+    yield "blocks", f"{grid.num_shards:,}"
+    yield "replicas", f"{grid.num_replicas:,}"
+    yield "devices", f"{grid.num_devices:,}"
+    if grid.processes is not None:
+        numbers = grid.processes.numbers
+        which = f" ({format_runs(numbers)})" if len(numbers) > 1 else ""
+        yield "processes", f"{len(numbers):,}{which}"
+    if subject.block_bytes is not None and subject.dtype is not None:
+        total = math.prod(subject.shape) * subject.dtype.itemsize
+        yield "bytes per device", format_bytes(subject.block_bytes)
+        yield "bytes in total", format_bytes(total)
+        if grid.num_replicas > 1:
+            yield "with replicas", format_bytes(total * grid.num_replicas)
