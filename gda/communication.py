@@ -19,7 +19,7 @@ from jax.stages import Compiled, Lowered, Traced, Wrapped
 
 from gda.hlo import KINDS, Collective, num_devices, read_collectives
 from gda.indices import check_mesh
-from gda.sizes import format_bytes
+from gda.wording import format_bytes
 
 Axes = tuple[str, ...]
 Program = Callable[..., Any] | Traced | Lowered | Compiled
@@ -66,6 +66,13 @@ class Collectives(Sequence[Collective]):
     Attributes:
       found: the collectives.
       mesh_shape: sizes of the axes by name, in mesh order; empty where no mesh is known.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import NamedSharding, PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> x = jax.ShapeDtypeStruct((16, 32), np.float32, sharding=NamedSharding(mesh, P('x')))
+    >>> gda.collectives(lambda x: x.sum(axis=0), x).by_axis()
+    {('x',): Traffic(executions=1, nbytes=128)}
     """
 
     found: tuple[Collective, ...]
@@ -182,7 +189,7 @@ def assert_collectives(
     max_bytes: int | None = None,
     mesh: Mesh | AbstractMesh | None = None,
     **kwargs: Any,
-) -> Collectives:
+) -> None:
     """Fail unless a call ``fun(*args, **kwargs)`` communicates only what is allowed. For tests.
 
     ``allow`` maps kinds of collectives to what they may do:
@@ -204,9 +211,6 @@ def assert_collectives(
       allow: as above.
       max_bytes: an upper bound on the bytes of all operands on one device, in one call.
 
-    Returns:
-      What was found, as from ``gda.collectives``.
-
     Raises:
       AssertionError: it communicates something else; says what was found, and where it comes from.
       TypeError, ValueError: ``allow`` names no kind of collective, or an axis that the mesh lacks:
@@ -218,7 +222,7 @@ def assert_collectives(
     >>> x = jax.ShapeDtypeStruct((64, 4), np.float32, sharding=NamedSharding(mesh, P('data')))
     >>> w = jax.ShapeDtypeStruct((4,), np.float32, sharding=NamedSharding(mesh, P()))
     >>> step = jax.jit(jax.grad(lambda w, x: (x @ w).sum()))
-    >>> _ = gda.assert_collectives(step, w, x, allow={('all-reduce', 'data'): 1})
+    >>> gda.assert_collectives(step, w, x, allow={('all-reduce', 'data'): 1})
     """
     rules = _rules(allow)
     if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 0):
@@ -235,7 +239,6 @@ def assert_collectives(
         raise AssertionError(
             "\n".join([f"{name} may communicate: {allowed}", *complaints, f"found: {found}"])
         )
-    return found
 
 
 # The program and its mesh.

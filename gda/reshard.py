@@ -35,8 +35,8 @@ from gda.flows import Flow
 from gda.grid import ShardGrid
 from gda.layout import IntArray, read_only
 from gda.senders import numbers_of, ranks_of, summed
-from gda.sizes import format_bytes
 from gda.spec import Index, format_spec
+from gda.wording import format_bytes
 
 
 class Move(NamedTuple):

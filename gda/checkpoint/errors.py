@@ -30,12 +30,3 @@ class SaveError(RuntimeError):
 def said(value: object) -> str:
     """Return a value as Python writes it; of a very long integer the hexadecimal digits."""
     return hex(value) if isinstance(value, int) and value.bit_length() > 1000 else repr(value)
-
-
-def printable(text: str) -> str:
-    """Return a text of unknown origin without what makes a terminal do things.
-
-    >>> print(printable(chr(27) + "[2J"))
-    \\x1b[2J
-    """
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from gda.checkpoint import manifest as manifests
-from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError, printable
+from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError
 from gda.checkpoint.manifest import Manifest
 from gda.checkpoint.stores import LOCK, Store
 from gda.checkpoint.structure import check_structure
+from gda.wording import printable
 
 
 def load_manifest(store: Store) -> Manifest:

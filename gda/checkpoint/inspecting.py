@@ -11,7 +11,7 @@ import numpy as np
 from gda import reading
 from gda.agreement import join_some
 from gda.checkpoint import zarr_format
-from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError, printable, said
+from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError, said
 from gda.checkpoint.files import Chunk, Files
 from gda.checkpoint.found import check_not_replaced, load_complete
 from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, StoredArray
@@ -19,7 +19,7 @@ from gda.checkpoint.opening import default_workers, open_store
 from gda.checkpoint.stores import Store
 from gda.checkpoint.structure import format_path
 from gda.progress import shown
-from gda.sizes import format_bytes
+from gda.wording import format_bytes, printable
 
 MAX_BYTES = 128 * 2**20
 

@@ -111,7 +111,7 @@ def add_verify(commands: Any) -> None:
 
 def verify(options: argparse.Namespace) -> int:
     from gda import checkpoint
-    from gda.sizes import format_bytes
+    from gda.wording import format_bytes
 
     contents = checkpoint.verify(options.path, progress=sys.stderr.isatty() and _has_rich())
     print(

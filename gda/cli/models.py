@@ -40,8 +40,8 @@ from gda.cli.tables import counted, facts, listed, table
 from gda.cli.trees import Parameter, read_model
 from gda.cli.words import MistakesError, parse_mesh, parse_number, read_option
 from gda.grid import ShardGrid
-from gda.sizes import format_bytes
 from gda.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of, format_spec
+from gda.wording import format_bytes
 
 _OF_ONE_ARRAY = ("shape", "dtype", "spec", "process", "locate")
 _SAVINGS_SHOWN = 10

@@ -23,8 +23,8 @@ from gda.cli.arrays import (
 from gda.cli.commands import OK, add_command
 from gda.cli.tables import counted, facts, table
 from gda.cli.words import MistakesError, parse_number, parse_point, read_option
-from gda.sizes import format_bytes
 from gda.spec import format_spec
+from gda.wording import format_bytes
 
 _ROWS = 16
 _AXES_AS_COLUMNS = 4

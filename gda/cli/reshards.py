@@ -33,8 +33,8 @@ from gda.cli.arrays import (
 from gda.cli.commands import OK, add_command
 from gda.cli.tables import counted, facts, table
 from gda.cli.words import MistakesError, parse_mesh, parse_number, parse_spec, read_option
-from gda.sizes import format_bytes
 from gda.spec import format_spec
+from gda.wording import format_bytes
 
 if TYPE_CHECKING:
     from gda.reshard import Link, Load, ReshardPlan

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
+from gda.wording import printable
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -78,15 +80,6 @@ class MistakesError(ValueError):
     def __init__(self, *lines: str) -> None:
         super().__init__("\n".join(lines))
         self.lines = lines
-
-
-def printable(text: str) -> str:
-    """Return a text of unknown origin without what makes a terminal do things.
-
-    >>> print(printable(chr(27) + "[2J"))
-    \\x1b[2J
-    """
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def read_option(name: str, text: str, parse: Callable[[str], T]) -> T:

@@ -1,6 +1,19 @@
 """Pictures of how arrays are cut: text for a terminal, SVG and HTML for a page.
 
-No picture moves, reads or shows data, and none needs devices.
+No picture moves, reads or shows data, and none needs devices. ``gda.visualize_sharding`` brings them
+to where one looks at them.
+
+>>> import gda
+>>> print(gda.show.text((4,), {'x': 2}, ('x',)))
+plan (4,)
+mesh    x=2: 2 devices
+spec    P('x')
+blocks  2 of (2,), each on 1 device
+<BLANKLINE>
+┌──────────┬──────────┐
+│ 0:2      │ 2:4      │
+│ device 0 │ device 1 │
+└──────────┴──────────┘
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from gda.show.drawing import svg_of
 from gda.show.drawing.sheet import escape
 from gda.show.drawing.words import format_runs
 from gda.show.subject import Subject, subject_of
-from gda.sizes import format_bytes
+from gda.wording import format_bytes
 
 # Every rule names its classes, and more of them than the rules of JupyterLab for tables. Pictures
 # on one page carry the same rules, so none changes another.

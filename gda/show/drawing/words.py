@@ -8,8 +8,8 @@ import numpy as np
 
 from gda.layout import IntArray
 from gda.show.subject import Subject
-from gda.sizes import format_bytes
 from gda.spec import Index
+from gda.wording import format_bytes
 
 _REPLICAS_NAMED = 8
 _RUNS_NAMED = 4

@@ -8,8 +8,8 @@ import numpy as np
 
 from gda.layout import IntArray
 from gda.show.subject import Subject
-from gda.sizes import format_bytes
 from gda.spec import Index
+from gda.wording import format_bytes
 
 # Runs of numbers that are all written; of more, the first ones and how many are left.
 _MOST_RUNS = 8

@@ -1,0 +1,25 @@
+"""Amounts and texts as people read them, on a terminal and in messages."""
+
+from __future__ import annotations
+
+
+def format_bytes(nbytes: int) -> str:
+    """Return a size as people read it.
+
+    >>> format_bytes(1536), format_bytes(3)
+    ('1.5 KiB', '3 B')
+    """
+    size, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{nbytes} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def printable(text: str) -> str:
+    """Return a text of unknown origin without what makes a terminal do things.
+
+    >>> print(printable(chr(27) + "[2J"))
+    \\x1b[2J
+    """
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
