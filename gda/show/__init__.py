@@ -1,7 +1,7 @@
 """Pictures of how arrays are cut: text for a terminal, SVG and HTML for a page.
 
-No picture moves, reads or shows data, and none needs devices. ``gda.visualize_sharding`` brings them
-to where one looks at them.
+No picture moves, reads or shows data, and none needs devices. ``gda.visualize_sharding`` brings
+them to where one looks at them.
 
 >>> import gda
 >>> print(gda.show.text((4,), {'x': 2}, ('x',)))
