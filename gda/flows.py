@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from gda.grid import ShardGrid
 from gda.layout import IntArray
-from gda.pieces import Listed, Pieces
-from gda.senders import Holding, Shares, numbers_of, ranks_of, running, summed
+from gda.pieces import Listed, Pieces, columns_of, parts_of
+from gda.regular import Boxes, Regular, regular_blocks
+from gda.senders import Holding, Line, Shares, numbers_of, ranks_of, summed
 
 # Pieces at a time, so that a list of any length takes about 100 MB.
 _AT_A_TIME = 2**20
@@ -99,12 +100,32 @@ class Flow:
 
     @cached_property
     def _near(self) -> _Near:
+        return self._near_of_regular() or self._near_one_by_one()
+
+    def _near_of_regular(self) -> _Near | None:
+        """Return what is near if all processes have regular blocks: O(devices); else None."""
+        known = np.flatnonzero(self._ranks >= 0)
+        held = _regular(self.source, ranks_of(self.source), self.source.block_ids)
+        needed = _regular(self.target, self._ranks[known], self.target.block_ids[known])
+        if held is None or needed is None:
+            return None
         near = _Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
-        if self._is_of_one_process:
-            near.received[:] = self.received
-            near.asked[:] = self._asked - self._kept_of_blocks
-            return near
-        # Whichever is less to look at.
+        boxes = _boxes(self.target, self.target.block_ids[known])
+        near.received[known] = held.shared(self._ranks[known], boxes)
+        # A process of the source may have no device in the target, and so none that asks.
+        asking = np.flatnonzero(self._holding.ranks <= self._ranks.max())
+        boxes = _boxes(self.source, self._holding.blocks[asking])
+        near.asked[asking] = needed.shared_with_devices(self._holding.ranks[asking], boxes)
+        # What is kept is among both, where the process holds it.
+        groups = self._holding.groups(self._home_blocks, self._ranks)
+        old = np.flatnonzero((self.homes >= 0) & (groups >= 0))
+        near.received[old] -= self.kept[old]
+        near.asked[:] -= summed(groups[old], self.kept[old], len(near.asked))
+        return near
+
+    def _near_one_by_one(self) -> _Near:
+        """Return what is near from all pieces, or from all held blocks, whichever are fewer."""
+        near = _Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
         num_looks = int(self._holding.num_blocks[self._ranks[self._ranks >= 0]].sum())
         by_piece = self.num_pieces <= num_looks
         for devices, blocks, sizes in self._by_piece() if by_piece else self._by_held_block():
@@ -141,17 +162,26 @@ class Flow:
         """What each source device sends to other processes."""
         return self._sent[1]
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether only the pieces, one by one, tell what each device sends.
+
+        So it is where they have several sizes, and some of them a choice of senders.
+        """
+        has_choice = not (self._near_shares.are_forced and self._far_shares.are_forced)
+        return self.pieces.common_size is None and has_choice
+
     @cached_property
     def _sent(self) -> tuple[IntArray, IntArray]:
         near, far = (np.zeros(self.source.num_devices, np.int64) for _ in range(2))
-        size = self.pieces.common_size
-        if size is None and not (self._near_shares.are_forced and self._far_shares.are_forced):
+        if self.is_listed:
             for chunk in self.chunks():
                 is_near = ~chunk.is_kept & ~chunk.is_far
                 for sent, chosen in [(near, is_near), (far, chunk.is_far)]:
                     sizes = chunk.pieces.sizes[chosen]
                     sent[:] += summed(chunk.sources[chosen], sizes, len(sent))
             return near, far
+        size = self.pieces.common_size
         for sent, shares in [(near, self._near_shares), (far, self._far_shares)]:
             sent[self._holding.devices] = shares.forced() if size is None else shares.equal(size)
         return near, far
@@ -186,21 +216,19 @@ class Flow:
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield all pieces, many at a time."""
-        near, far = self._near_shares, self._far_shares
-        near_begun, far_begun = np.zeros_like(near.totals), np.zeros_like(far.totals)
+        near, far = Line(self._near_shares), Line(self._far_shares)
         for devices in _runs(self.pieces.counts(self.target.block_ids)):
             pieces = self.pieces.listed(self.target.block_ids[devices])
             targets = devices[pieces.rows]
-            sources = self.homes[targets]
             groups = self._holding.groups(pieces.source_blocks, self._ranks[targets])
             is_kept = pieces.source_blocks == self._home_blocks[targets]
             is_far = ~is_kept & (groups < 0)
-            for shares, begun, chosen, sets in [
-                (near, near_begun, ~is_kept & ~is_far, groups),
-                (far, far_begun, is_far, pieces.source_blocks),
-            ]:
-                begins = running(sets[chosen], pieces.sizes[chosen], begun)
-                sources[chosen] = self._holding.devices[shares.senders(sets[chosen], begins)]
+            is_near = ~is_kept & ~is_far
+            places = np.empty_like(targets)
+            places[is_near] = near.senders(groups[is_near], pieces.sizes[is_near])
+            places[is_far] = far.senders(pieces.source_blocks[is_far], pieces.sizes[is_far])
+            places[is_kept] = 0
+            sources = np.where(is_kept, self.homes[targets], self._holding.devices[places])
             yield Chunk(pieces, targets, sources, is_kept, is_far)
 
     # Who holds what.
@@ -221,9 +249,16 @@ class Flow:
         places = np.minimum(np.searchsorted(known, given), len(known) - 1)
         return np.where(known[places] == given, places, -1)[ranks_of(self.target)]
 
-    @property
-    def _is_of_one_process(self) -> bool:
-        return len(numbers_of(self.source)) == 1 and not self._ranks.any()
+
+def _regular(grid: ShardGrid, ranks: IntArray, blocks: IntArray) -> Regular | None:
+    parts = parts_of(grid.global_shape, grid.shard_shape)
+    return regular_blocks(ranks, columns_of(blocks, parts), grid.shard_shape, parts)
+
+
+def _boxes(grid: ShardGrid, blocks: IntArray) -> Boxes:
+    parts = parts_of(grid.global_shape, grid.shard_shape)
+    sized = list(zip(columns_of(blocks, parts), grid.shard_shape, strict=True))
+    return Boxes([c * step for c, step in sized], [c * step + step for c, step in sized])
 
 
 def _runs(counts: IntArray) -> Iterator[IntArray]:

@@ -113,8 +113,8 @@ class Pieces:
     def __init__(self, global_shape: Shape, source_shape: Shape, target_shape: Shape) -> None:
         sizes = zip(global_shape, source_shape, target_shape, strict=True)
         self.dimensions = tuple(Segments(*of_one) for of_one in sizes)
-        self._source_parts = _parts(global_shape, source_shape)
-        self._target_parts = _parts(global_shape, target_shape)
+        self._source_parts = parts_of(global_shape, source_shape)
+        self._target_parts = parts_of(global_shape, target_shape)
 
     @property
     def count(self) -> int:
@@ -171,12 +171,22 @@ class Pieces:
 
     def _columns(self, blocks: IntArray, parts: Sequence[int]) -> list[tuple[Segments, IntArray]]:
         """Return, with each dimension, the coordinates of some blocks in it."""
-        columns = []
-        for segments, ways in zip(reversed(self.dimensions), reversed(parts), strict=True):
-            blocks, column = np.divmod(blocks, ways)
-            columns.append((segments, column))
-        return columns[::-1]
+        return list(zip(self.dimensions, columns_of(blocks, parts), strict=True))
 
 
-def _parts(global_shape: Shape, block_shape: Shape) -> Shape:
+def columns_of(blocks: IntArray, parts: Sequence[int]) -> list[IntArray]:
+    """Return, for each dimension, the coordinates of some blocks in it.
+
+    >>> columns_of(np.array([0, 5]), (2, 3))
+    [array([0, 1]), array([0, 2])]
+    """
+    columns = []
+    for ways in reversed(parts):
+        blocks, column = np.divmod(blocks, ways)
+        columns.append(column)
+    return columns[::-1]
+
+
+def parts_of(global_shape: Shape, block_shape: Shape) -> Shape:
+    """Return into how many parts each dimension is cut."""
     return tuple(size // step for size, step in zip(global_shape, block_shape, strict=True))

@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import math
 import operator
+import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,8 +108,8 @@ class ReshardPlan:
         not one for each device, each different.
       OverflowError: the target blocks together have 2**63 bytes or more.
 
-    The totals do not list the moves; of (256, 256) devices they take milliseconds, even where every
-    device sends to every other.
+    The totals do not list the moves, so that 65,536 devices take a tenth of a second, even where
+    each sends to each: ``docs/design/reshard.md``.
 
     >>> from gda import ReshardPlan, ShardGrid
     >>> rows = ShardGrid((4, 4), {'x': 2}, ('x', None))
@@ -150,7 +151,7 @@ class ReshardPlan:
         self.__dict__["itemsize"] = _check_itemsize(self.itemsize)
         if target.num_devices * math.prod(target.shard_shape) * self.itemsize >= 2**63:
             raise OverflowError(
-                f"the blocks of {target!r} have more than 2**63 bytes together, too many to add up"
+                f"the blocks of {target!r} have 2**63 bytes or more together, too many to add up"
             )
         self.__dict__["source_ids"] = _check_ids(self.source_ids, source, "source_ids")
         self.__dict__["target_ids"] = _check_ids(self.target_ids, target, "target_ids")
@@ -213,7 +214,7 @@ class ReshardPlan:
             return read_only(np.zeros(self.source.num_devices, np.int64))
         return read_only((self._flow.sent_near + self._flow.sent_far) * self.itemsize)
 
-    @cached_property
+    @property
     def received_by_process(self) -> dict[int, int]:
         """Bytes that each process of the target gets from other processes."""
         flow = self._flow
@@ -221,7 +222,7 @@ class ReshardPlan:
             return dict.fromkeys(numbers_of(self.target), 0)
         return _by_process((flow.received - flow.received_near) * self.itemsize, self.target)
 
-    @cached_property
+    @property
     def sent_by_process(self) -> dict[int, int]:
         """Bytes that each process of the source sends to other processes."""
         if self._flow is None:
@@ -237,6 +238,14 @@ class ReshardPlan:
     def largest_receiver(self) -> Load:
         """The target device that gets most, the first of several."""
         return _largest(self.received_by_device)
+
+    @property
+    def lists_moves(self) -> bool:
+        """Whether what devices and processes send takes O(``num_moves``) to say.
+
+        So it is where the moves of one block have several sizes *and* it has several senders.
+        """
+        return self._flow is not None and self._flow.is_listed
 
     # Move by move.
 
@@ -288,10 +297,6 @@ class ReshardPlan:
 
     def _homes(self) -> IntArray:
         """Return the position in the source of each target device, -1 where it is a new one."""
-        if self.source_ids is None and self.target_ids is None:
-            homes = np.arange(self.target.num_devices)
-            homes[self.source.num_devices :] = -1
-            return homes
         source_ids, target_ids = (
             np.arange(grid.num_devices) if ids is None else np.asarray(ids)
             for grid, ids in [(self.source, self.source_ids), (self.target, self.target_ids)]
@@ -300,6 +305,27 @@ class ReshardPlan:
         places = np.searchsorted(source_ids, target_ids, sorter=order)
         homes = order[np.minimum(places, len(order) - 1)]
         return np.where(source_ids[homes] == target_ids, homes, -1)
+
+    # A value: immutable, equal by content.
+
+    def _key(self) -> tuple[Any, ...]:
+        ids = [
+            None if ids is None else tuple(np.asarray(ids).tolist())
+            for ids in (self.source_ids, self.target_ids)
+        ]
+        return self.source, self.target, self.itemsize, *ids
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, ReshardPlan) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # What was worked out stays behind.
+        source, target, itemsize, source_ids, target_ids = self._key()
+        make = partial(ReshardPlan, itemsize=itemsize, source_ids=source_ids, target_ids=target_ids)
+        return make, (source, target)
 
     def __repr__(self) -> str:
         source, target = (
@@ -340,8 +366,8 @@ def _check_itemsize(itemsize: Any) -> int:
     try:
         size = operator.index(itemsize)
     except TypeError:
-        size = -1
-    if size < 0 or isinstance(itemsize, bool):
+        size = 0
+    if size < 1 or isinstance(itemsize, bool):
         raise TypeError(
             "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not "
             f"{itemsize!r}"
@@ -352,9 +378,14 @@ def _check_itemsize(itemsize: Any) -> int:
 def _check_ids(ids: Iterable[int] | None, grid: ShardGrid, name: str) -> IntArray | None:
     if ids is None:
         return None
-    values = np.asarray(ids)
-    if values.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be integers, one for each device, not {ids!r}")
+    try:
+        # Not np.asarray of all: of numbers beyond int64 it makes floats or objects.
+        values = np.array([operator.index(number) for number in ids], np.int64)
+    except (TypeError, OverflowError):
+        raise TypeError(
+            f"{name} must be integers from -2**63 to 2**63 - 1, one for each device, not "
+            f"{reprlib.repr(ids)}"
+        ) from None
     if values.shape != (grid.num_devices,):
         raise ValueError(
             f"{name} has the shape {values.shape}, but the mesh {dict(grid.mesh_shape)} has "
@@ -363,4 +394,4 @@ def _check_ids(ids: Iterable[int] | None, grid: ShardGrid, name: str) -> IntArra
     ordered = np.sort(values)
     if (twice := ordered[1:][ordered[1:] == ordered[:-1]]).size:
         raise ValueError(f"{name} has {twice[0]} twice; each device has a number of its own")
-    return values.astype(np.int64)
+    return read_only(values)

@@ -81,7 +81,7 @@ class Shares(NamedTuple):
             # ceil(share * total / count), which might not fit into int64 if it were multiplied.
             return share * whole - (-share * rest) // counts
 
-        # Of floats this may be wrong by one share, but not by two.
+        # Below 2**50 devices the rounding of floats is less than a share, so it is one off at most.
         share = (begins / np.maximum(totals, 1) * counts).astype(np.int64)
         share = np.clip(share, 0, counts - 1)
         share -= begin_of(share) > begins
@@ -105,21 +105,27 @@ class Shares(NamedTuple):
         return np.repeat(self.totals, self.counts)
 
 
-def running(keys: IntArray, sizes: IntArray, begun: IntArray) -> IntArray:
-    """Return the sum of the sizes before each, among those of its key; add all to ``begun``.
+class Line:
+    """The pieces that are asked of some sets, laid end to end as they come."""
 
-    >>> running(np.array([0, 1, 0]), np.array([5, 6, 7]), np.array([0, 100]))
-    array([  0, 100,   5])
-    """
-    order = np.argsort(keys, kind="stable")
-    ordered, ends = keys[order], np.cumsum(sizes[order])
-    firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
-    before = ends[firsts] - sizes[order][firsts]
-    counts = np.diff(firsts, append=len(ordered))
-    begins = np.empty_like(ends)
-    begins[order] = ends - sizes[order] - np.repeat(before, counts) + begun[ordered]
-    begun += summed(keys, sizes, len(begun))
-    return begins
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self._ends = np.zeros_like(shares.totals)
+
+    def senders(self, sets: IntArray, sizes: IntArray) -> IntArray:
+        """Lay on more pieces; return the places of the devices that send them."""
+        return self._shares.senders(sets, self._begins(sets, sizes))
+
+    def _begins(self, sets: IntArray, sizes: IntArray) -> IntArray:
+        order = np.argsort(sets, kind="stable")
+        ordered, ends = sets[order], np.cumsum(sizes[order])
+        firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
+        before = ends[firsts] - sizes[order][firsts]
+        counts = np.diff(firsts, append=len(ordered))
+        begins = np.empty_like(ends)
+        begins[order] = ends - sizes[order] - np.repeat(before, counts) + self._ends[ordered]
+        self._ends += summed(sets, sizes, len(self._ends))
+        return begins
 
 
 def summed(keys: IntArray, values: IntArray, length: int) -> IntArray:

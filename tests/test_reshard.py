@@ -1,6 +1,7 @@
 """Moves between two layouts: applied to NumPy blocks they give the target, from the nearest."""
 
 import math
+import pickle
 from collections import Counter
 from typing import Any
 
@@ -300,19 +301,51 @@ def test_in_whatever_chunks_it_is_worked_out(plan: ReshardPlan, size: int) -> No
 
 
 @given(plans())
-def test_both_ways_to_find_what_is_near_agree(plan: ReshardPlan) -> None:
+def test_all_ways_to_find_what_is_near_agree(plan: ReshardPlan) -> None:
     flow = flows.Flow(plan.source, plan.target, plan._homes())  # pyright: ignore
-    found = []
-    for way in (flow._by_piece(), flow._by_held_block()):  # pyright: ignore
-        sizes: Counter[Any] = Counter()
-        for devices, blocks, elements in way:
-            held = flow._holding.groups(blocks, flow._ranks[devices]) >= 0  # pyright: ignore
-            for device, block, size in zip(
-                devices[held].tolist(), blocks[held].tolist(), elements[held].tolist(), strict=True
-            ):
-                sizes[device, block] += size
-        found.append(+sizes)
-    assert found[0] == found[1]
+    for ways in [(flow._by_piece, flow._by_held_block), (flow._by_held_block, flow._by_piece)]:  # pyright: ignore
+        with pytest.MonkeyPatch.context() as patch:
+            for name, way in zip(("_by_piece", "_by_held_block"), ways, strict=True):
+                patch.setattr(flows.Flow, name, lambda _, way=way: way())
+            one_by_one = flow._near_one_by_one()  # pyright: ignore
+        regular = flow._near_of_regular()  # pyright: ignore
+        for near in (one_by_one, regular or one_by_one):
+            assert near.received.tolist() == flow._near.received.tolist()  # pyright: ignore
+            assert near.asked.tolist() == flow._near.asked.tolist()  # pyright: ignore
+
+
+def test_few_processes_of_many_devices_are_quick_to_add_up() -> None:
+    mesh, processes = {"x": 65536}, np.arange(65536) // 16384
+    source = ShardGrid((65536, 65536), mesh, ("x",), process_of=processes)
+    target = ShardGrid((65536, 65536), mesh, (None, "x"), process_of=processes)
+    plan = ReshardPlan(source, target, itemsize=1)
+    # One by one this would be 2**30 pairs of blocks.
+    assert plan.bytes_within_processes == 65536 * 16383
+    assert set(plan.sent_by_process.values()) == {16384 * 49152}
+
+
+def test_a_plan_is_a_value() -> None:
+    plan = ReshardPlan(ROWS, COLUMNS, itemsize=2, source_ids=[4, 5])
+    same = ReshardPlan(ROWS, COLUMNS, itemsize=2, source_ids=np.array([4, 5], np.uint8))
+    assert plan == same
+    assert hash(plan) == hash(same)
+    assert plan != ReshardPlan(ROWS, COLUMNS, itemsize=2)
+    assert plan.sent_by_device.sum() == 32
+    again = pickle.loads(pickle.dumps(plan))
+    assert again == plan
+    assert len(pickle.dumps(plan)) == len(pickle.dumps(again)) < 500
+    with pytest.raises(ValueError, match="read-only"):
+        plan.source_ids[0] = 7  # pyright: ignore[reportIndexIssue]
+    plan.sent_by_process[0] = 99
+    assert plan.sent_by_process == {0: 0}
+
+
+def test_it_says_where_only_the_list_tells_who_sends() -> None:
+    assert not ReshardPlan(ROWS, COLUMNS, itemsize=1).lists_moves
+    twice = ShardGrid((12,), {"x": 3, "y": 2}, ("x",))
+    assert ReshardPlan(twice, ShardGrid((12,), {"x": 4}, ("x",)), itemsize=1).lists_moves
+    once = ShardGrid((12,), {"x": 3}, ("x",))
+    assert not ReshardPlan(once, ShardGrid((12,), {"x": 4}, ("x",)), itemsize=1).lists_moves
 
 
 # Bad input.
@@ -340,14 +373,19 @@ def test_both_ways_to_find_what_is_near_agree(plan: ReshardPlan) -> None:
         ),
         ({"itemsize": "float32"}, TypeError, "itemsize must be the bytes of one element, such as"),
         ({"itemsize": 4.0}, TypeError, "itemsize must be the bytes of one element"),
+        ({"itemsize": 0}, TypeError, "itemsize must be the bytes of one element"),
         ({"itemsize": -1}, TypeError, "itemsize must be the bytes of one element"),
         ({"itemsize": True}, TypeError, "itemsize must be the bytes of one element"),
-        ({"source_ids": [0.5, 1]}, TypeError, "source_ids must be integers, one for each device"),
+        ({"source_ids": [0.5, 1]}, TypeError, "source_ids must be integers from -2"),
         (
             {"source_ids": [1]},
             ValueError,
             r"source_ids has the shape \(1,\), but the mesh \{'x': 2",
         ),
+        ({"source_ids": []}, ValueError, r"source_ids has the shape \(0,\), but the mesh"),
+        ({"source_ids": [2**63, 1]}, TypeError, "source_ids must be integers from -2"),
+        ({"target_ids": [[1], [0]]}, TypeError, "target_ids must be integers from -2"),
+        ({"target_ids": 3}, TypeError, "target_ids must be integers from -2"),
         ({"target_ids": [3, 3]}, ValueError, "target_ids has 3 twice; each device has a number of"),
     ],
 )
@@ -359,7 +397,7 @@ def test_what_is_no_plan(change: dict[str, Any], error: type[Exception], says: s
 
 def test_more_than_can_be_added_up() -> None:
     whole = ShardGrid((2**40,), {"x": 2**20}, (), process_of=np.zeros(2**20, int))
-    with pytest.raises(OverflowError, match=r"have more than 2\*\*63 bytes together, too many"):
+    with pytest.raises(OverflowError, match=r"have 2\*\*63 bytes or more together, too many"):
         ReshardPlan(whole, whole, itemsize=8)
 
 
