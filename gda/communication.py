@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import os
+import re
+import site
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any, NamedTuple, overload
 
 import jax
@@ -27,14 +32,15 @@ AxesRule = str | Axes | list[str | Axes]
 Allowed = (
     Mapping[str, AxesRule | int | None]
     | Mapping[tuple[str, str | Axes], int | None]
-    | Mapping[Any, AxesRule | int | None]
+    | Mapping[str | tuple[str, str | Axes], AxesRule | int | None]
     | Iterable[str | tuple[str, AxesRule]]
 )
 
 _LIBRARIES = [os.path.dirname(jax.__file__), os.path.dirname(__file__)]
 
-# What JAX calls them, for those who ask for them by that name.
-_KIND_OF = {
+# What those may have meant who write what JAX calls them. Not accepted: XLA chooses the kinds, and
+# an allowed ``pmax`` would allow a sum.
+_MEANT_BY = {
     "psum": "all-reduce",
     "pmean": "all-reduce",
     "pmax": "all-reduce",
@@ -57,11 +63,11 @@ class Traffic(NamedTuple):
     nbytes: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Collectives(Sequence[Collective]):
     """The collectives of a compiled function, in the order in which it comes to them.
 
-    A sequence of ``Collective``. ``str()`` of it is a table for the terminal.
+    A sequence of ``Collective``, shown as a table for the terminal.
 
     Attributes:
       found: the collectives.
@@ -76,7 +82,7 @@ class Collectives(Sequence[Collective]):
     """
 
     found: tuple[Collective, ...]
-    mesh_shape: dict[str, int]
+    mesh_shape: dict[str, int] = field(hash=False)  # a dict has no hash
 
     def __len__(self) -> int:
         return len(self.found)
@@ -119,7 +125,7 @@ class Collectives(Sequence[Collective]):
             "total_bytes": self.total_bytes,
         }
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         mesh = f"the mesh {self.mesh_shape}" if self.mesh_shape else "a mesh that is not known"
         if not self:
             return f"no collectives on {mesh}"
@@ -148,9 +154,15 @@ def collectives(
     another may choose other collectives for the same result. Of several processes all should call
     it, since XLA may have them share the work of compiling.
 
+    Arrays that a plain ``fun`` closes over become constants of the program, and those are not cut:
+    pass them as arguments. JAX's compilation cache may give a program back with the lines of an
+    older source; the compilation here asks for one with today's, but a function that has run
+    already keeps what it got, as a ``Compiled`` does.
+
     Args:
-      fun: a function made by ``jax.jit`` or ``gda.jit``, or any callable, which is then jitted; or
-        what ``jax.stages`` makes of one (``Traced``, ``Lowered``, ``Compiled``), alone.
+      fun: a function made by ``jax.jit`` or ``gda.jit``, a method or ``functools.partial`` of one,
+        or any callable, which is then jitted; or what ``jax.stages`` makes of one (``Traced``,
+        ``Lowered``, ``Compiled``), alone.
       args, kwargs: as for a call: arrays, ``GlobalArray``s, trees of them, static arguments; or in
         their place ``jax.ShapeDtypeStruct`` with a ``sharding``, which need no memory.
       mesh: whose axes are named; by default that of the first argument that has one, else that of
@@ -158,9 +170,11 @@ def collectives(
         own is passed as ``functools.partial(fun, mesh=…)``.)
 
     Raises:
-      TypeError: ``fun`` is not callable, or a compiled program comes with arguments.
-      ValueError: no argument is cut over a mesh and the program is for one device, so there is
-        nothing to see; or the program has a collective that cannot be read.
+      TypeError: ``fun`` is not callable, ``mesh`` is no mesh, or a compiled program comes
+        with arguments.
+      ValueError: no argument is placed on a mesh and the program is for one device, so there is
+        nothing to see; ``mesh`` has another number of devices than the program; or the program has
+        a collective that cannot be read.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -173,12 +187,15 @@ def collectives(
       all-reduce (add)  y     float32[16,8]  512 B      1  ...:1
       total             y                    512 B      1
     """
-    program = _compiled(fun, args, kwargs, mesh)
+    _check_mesh(mesh)
+    fun, args, kwargs = _unwrapped(fun, args, kwargs)
+    program = _compiled(fun, args, kwargs)
     text = program.as_text()
     if text is None:
         raise ValueError("the compiler for these devices does not give the text of its programs")
     mesh_shape = _mesh_shape(program, num_devices(text), mesh, (args, kwargs))
-    return Collectives(read_collectives(text, mesh_shape, library=_LIBRARIES), mesh_shape)
+    found = read_collectives(text, mesh_shape, library=_LIBRARIES, installed=_installed())
+    return Collectives(found, mesh_shape)
 
 
 def assert_collectives(
@@ -209,12 +226,13 @@ def assert_collectives(
     Args:
       fun, args, kwargs, mesh: as for ``gda.collectives``; nothing is run.
       allow: as above.
-      max_bytes: an upper bound on the bytes of all operands on one device, in one call.
+      max_bytes: an upper bound on the bytes of all operands on one device, in one call, in the
+        types in which this kind of device sends them: on CPU twice as many for bfloat16.
 
     Raises:
       AssertionError: it communicates something else; says what was found, and where it comes from.
-      TypeError, ValueError: ``allow`` names no kind of collective, or an axis that the mesh lacks:
-        before anything is compiled, where the mesh is known by then. Else as ``gda.collectives``.
+      TypeError, ValueError: ``allow`` names no kind of collective; or an axis that the mesh lacks,
+        before anything is compiled where ``mesh`` is given. Else as ``gda.collectives``.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -227,14 +245,15 @@ def assert_collectives(
     rules = _rules(allow)
     if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 0):
         raise ValueError(f"max_bytes is a number of bytes, 0 or more, not {max_bytes!r}")
-    known = mesh if mesh is not None else next(_meshes((args, kwargs)), None)
-    if known is not None:
-        _check_axes(rules, dict(known.shape))
+    _check_mesh(mesh)
+    if mesh is not None:
+        _check_axes(rules, dict(mesh.shape))
     found = collectives(fun, *args, mesh=mesh, **kwargs)
     _check_axes(rules, found.mesh_shape)
     complaints = _complaints(found, rules, max_bytes)
     if complaints:
-        name = getattr(fun, "__name__", type(fun).__name__)
+        inside, _, _ = _unwrapped(fun, args, kwargs)
+        name = getattr(inside, "__name__", type(inside).__name__)
         allowed = "; ".join(map(str, rules)) + "; nothing else" if rules else "nothing"
         raise AssertionError(
             "\n".join([f"{name} may communicate: {allowed}", *complaints, f"found: {found}"])
@@ -244,11 +263,37 @@ def assert_collectives(
 # The program and its mesh.
 
 
-def _compiled(
-    fun: Program, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | AbstractMesh | None
-) -> Compiled:
+def _check_mesh(mesh: Mesh | AbstractMesh | None) -> None:
     if mesh is not None:
         check_mesh(mesh, (Mesh, AbstractMesh))  # pyright: ignore[reportArgumentType]
+
+
+def _unwrapped(
+    fun: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Program, tuple[Any, ...], dict[str, Any]]:
+    """Return the jitted function inside of partials and methods, with their arguments too.
+
+    Jitted once more, they would make constants of them. A method looks jitted by itself, since it
+    passes on ``lower``, but without its object.
+    """
+
+    def received(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs
+
+    inside, inside_args, inside_kwargs = fun, args, kwargs
+    while isinstance(inside, functools.partial | MethodType):
+        if isinstance(inside, MethodType):
+            inside_args = (inside.__self__, *inside_args)
+            inside = inside.__func__
+        else:
+            partial = functools.partial(received, *inside.args, **inside.keywords)
+            inside_args, inside_kwargs = partial(*inside_args, **inside_kwargs)
+            inside = inside.func
+    is_jitted = isinstance(inside, Wrapped)
+    return (inside, inside_args, inside_kwargs) if is_jitted else (fun, args, kwargs)
+
+
+def _compiled(fun: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
     if isinstance(fun, Traced | Lowered | Compiled):
         if args or kwargs:
             raise TypeError(
@@ -256,36 +301,51 @@ def _compiled(
                 "pass the function"
             )
         fun = fun.lower() if isinstance(fun, Traced) else fun
-        return fun.compile() if isinstance(fun, Lowered) else fun
+        return _with_its_lines(fun) if isinstance(fun, Lowered) else fun
     if not callable(fun):
         raise TypeError(
             "this takes a function, plain or jitted, and the arguments of a call of it, not "
             f"{type(fun).__name__} as the function"
         )
     jitted = fun if isinstance(fun, Wrapped) else jax.jit(fun)
-    return jitted.lower(*args, **kwargs).compile()
+    return _with_its_lines(jitted.lower(*args, **kwargs))
+
+
+def _with_its_lines(lowered: Lowered) -> Compiled:
+    # Else JAX's cache may give the same program from another source: lines are not in its key.
+    option = "jax_compilation_cache_include_metadata_in_key"
+    before = getattr(jax.config, option)
+    jax.config.update(option, True)
+    try:
+        return lowered.compile()
+    finally:
+        jax.config.update(option, before)
+
+
+def _installed() -> list[str]:
+    own = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+    return [*own, *site.getsitepackages(), site.getusersitepackages()]
 
 
 def _mesh_shape(
     program: Compiled, devices: int, mesh: Mesh | AbstractMesh | None, arguments: Any
 ) -> dict[str, int]:
     """Return sizes of the axes of the mesh that a program is over; none where no mesh is known."""
-    if mesh is not None:
-        if mesh.size != devices:
-            raise ValueError(
-                f"the mesh {dict(mesh.shape)} has {mesh.size} devices, but the program is compiled "
-                f"for {devices}; pass the mesh that its arguments are cut over"
-            )
-        return dict(mesh.shape)
     shardings = (program.input_shardings, program.output_shardings)
-    for known in _meshes((arguments, shardings)):
+    for known in [mesh] if mesh is not None else _meshes((arguments, shardings)):
         if known.size == devices:
             return dict(known.shape)
     if devices == 1:
+        which = "a mesh" if mesh is None else f"the mesh {dict(mesh.shape)}"
         raise ValueError(
-            "no argument is cut over a mesh, so the program is for one device and has nobody to "
+            f"no argument is placed on {which}, so the program is for one device and has nobody to "
             "communicate with; pass arrays over a mesh, or jax.ShapeDtypeStruct(shape, dtype, "
             "sharding=NamedSharding(mesh, spec))"
+        )
+    if mesh is not None:
+        raise ValueError(
+            f"the mesh {dict(mesh.shape)} has {mesh.size} devices, but the program is compiled "
+            f"for {devices}; pass the mesh that its arguments are cut over"
         )
     return {}
 
@@ -345,9 +405,12 @@ def _rule(key: Any, value: Any) -> _Rule:
     if value is not None and (type(value) is not int or value < 0):
         raise TypeError(
             f"allow says {key!r}: {value!r}; what follows is a number of executions, 0 or more"
-            + ("" if isinstance(key, tuple) else ", or the axes that it is allowed over")
+            + ("" if isinstance(key, tuple) else f", or the axes that it is allowed over: {_FORMS}")
         )
     return _Rule(kind, _alternatives(over), value)
+
+
+_FORMS = "a name, a tuple of names for these axes at once, or a list of these for one or the other"
 
 
 def _alternatives(over: Any) -> tuple[Axes, ...] | None:
@@ -358,18 +421,20 @@ def _alternatives(over: Any) -> tuple[Axes, ...] | None:
     sets = [(names,) if isinstance(names, str) else names for names in several]
     for names in sets:
         if type(names) is not tuple or not all(isinstance(name, str) for name in names):
-            raise TypeError(
-                "axes in allow are a name, a tuple of names that are communicated over at once, or "
-                f"a list of these, one or the other of which is allowed; not {over!r}"
-            )
+            raise TypeError(f"axes in allow are {_FORMS}; not {over!r}")
     return tuple(sets)
 
 
 def _unknown_kind_error(kind: object) -> ValueError:
     known = f"the kinds of collectives are {', '.join(KINDS)}"
     if not isinstance(kind, str):
-        return ValueError(f"allow has {kind!r} where it names a kind or (kind, axes); {known}")
-    spelled = _KIND_OF.get(kind, kind.replace("_", "-").lower())
+        hint = ""
+        if isinstance(kind, tuple) and len(kind) == 3:
+            hint = f"; did you mean {{{kind[:2]!r}: {kind[2]!r}}}?"
+        return ValueError(
+            f"allow has {kind!r} where it names a kind or (kind, axes); {known}{hint}"
+        )
+    spelled = _MEANT_BY.get(kind, kind.replace("_", "-").lower())
     near = difflib.get_close_matches(spelled, KINDS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return ValueError(f"allow names {kind!r}, but {known}{hint}")
@@ -425,24 +490,31 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
 
 
 def _sentence(collective: Collective) -> str:
-    kind, over, operands, size, _, source = _row(collective)
-    count, is_conditional = collective.count, collective.is_conditional
+    count = collective.count
     times = "in a loop of unknown length" if count is None else _format_times(count)
-    branch = ", in a branch" if is_conditional else ""
-    return f"{kind} over {over} of {operands}, {size}, {times}{branch}, from {source or 'no line'}"
+    branch = ", in a branch" if collective.is_conditional else ""
+    return (
+        f"{_format_kind(collective)} over {_format_axes(collective.axes)} of "
+        f"{_format_operands(collective)}, {format_bytes(collective.nbytes)}, {times}{branch}, "
+        f"from {_format_source(collective) or 'no line'}"
+    )
 
 
 def _row(collective: Collective) -> list[str]:
-    kind, reduction = collective.kind, collective.reduction
     count = _format_count(collective.count)
     return [
-        kind if reduction is None else f"{kind} ({reduction})",
+        _format_kind(collective),
         _format_axes(collective.axes),
         _format_operands(collective),
         format_bytes(collective.nbytes),
         f"<={count}" if collective.is_conditional else count,
         _format_source(collective),
     ]
+
+
+def _format_kind(collective: Collective) -> str:
+    reduction = "" if collective.reduction is None else f" ({collective.reduction})"
+    return f"{collective.kind}{reduction}"
 
 
 def _format_axes(axes: Axes | None) -> str:
@@ -454,16 +526,26 @@ def _format_operands(collective: Collective) -> str:
         f"{dtype}[{','.join(map(str, shape))}]"
         for dtype, shape in zip(collective.operand_dtypes, collective.operand_shapes, strict=True)
     ]
-    distinct = {operand: operands.count(operand) for operand in operands}
-    named = [operand if n == 1 else f"{n} x {operand}" for operand, n in distinct.items()]
-    return named[0] + (f" and {len(named) - 1} more" if len(named) > 1 else "") if named else "none"
+    if not operands:
+        return "none"
+    same = operands.count(operands[0])
+    more = len(operands) - same
+    first = operands[0] if same == 1 else f"{same} x {operands[0]}"
+    return f"{first} and {more} more" if more else first
 
 
 def _format_source(collective: Collective) -> str:
-    file, here = collective.source_file, os.path.join(os.getcwd(), "")
+    file = collective.source_file
     if file is None:
         return collective.op_name
-    return f"{file.removeprefix(here)}:{collective.source_line}"
+    return f"{_format_file(file)}:{collective.source_line}"
+
+
+def _format_file(file: str) -> str:
+    if re.search(r"[\\/]ipykernel_\d+[\\/]\d+\.py$", file):
+        return "cell"  # the number in its name is a hash of the cell, which nobody knows
+    is_elsewhere = os.path.splitdrive(file)[0] != os.path.splitdrive(os.getcwd())[0]
+    return file if is_elsewhere else min(file, os.path.relpath(file), key=len)
 
 
 def _format_count(count: int | None) -> str:

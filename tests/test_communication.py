@@ -4,11 +4,15 @@ XLA is free to choose; where another version or device may do it in another way,
 has to hold: the axes, the bytes, that nothing else is communicated.
 """
 
+import dataclasses
 import functools
 import json
 import os
 import re
-from collections.abc import Callable
+import site
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, cut, mesh_of, ordered_mesh
@@ -40,6 +45,20 @@ def only(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Collective:
 
 def mapped(body: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Any:
     return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Model:
+    """A layer whose weights are a jitted method's."""
+
+    weights: jax.Array
+
+    @jax.jit
+    def apply(self, x: jax.Array) -> jax.Array:
+        return x @ self.weights
+
+    apply_partially = functools.partialmethod(apply)
 
 
 # Layouts that the compiler has to arrange. The mesh is (4, 2).
@@ -203,6 +222,21 @@ def test_axes_are_those_of_the_mesh_whatever_the_order_of_its_devices(order: str
                 np.testing.assert_array_equal(shards[device], total)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda a: jax.lax.psum(a, "x"),
+        lambda a: jax.lax.all_gather(a, "x"),
+        lambda a: jax.lax.all_to_all(a, "x", 0, 1, tiled=True),
+        lambda a: jax.lax.ppermute(a, "x", [(0, 1)]),
+    ],
+)
+def test_bytes_are_of_the_type_in_which_a_cpu_sends(body: Any, auto_mesh: Mesh) -> None:
+    x = abstract((16, 32), auto_mesh, "x", dtype=jnp.bfloat16)
+    found = only(mapped(body, auto_mesh, P("x"), P("x")), x)
+    assert (set(found.operand_dtypes), found.nbytes) == ({"float32"}, 4 * 32 * 4)
+
+
 # Loops and branches.
 
 
@@ -334,6 +368,38 @@ def test_a_function_with_a_keyword_mesh_is_made_partial(mesh: Mesh) -> None:
     assert only(f, abstract((16, 32), mesh, "x")).axes == ("x",)
 
 
+def test_partials_of_a_jitted_function_are_that_function(auto_mesh: Mesh) -> None:
+    step = jax.jit(lambda p, x, *, scale: (x @ p) * scale)
+    p = cut(np.ones((32, 8), np.float32), auto_mesh, P("x")).array
+    x, scale = jax.ShapeDtypeStruct((16, 32), np.float32), jax.ShapeDtypeStruct((), np.float32)
+    expected = gda.collectives(step, p, x, scale=scale)
+    assert len(expected) == 1
+    whole = functools.partial(functools.partial(step, p, scale=3.0), scale=scale)
+    for f, args in ((functools.partial(step, p), (x,)), (functools.partial(step, p, x), ())):
+        assert gda.collectives(f, *args, scale=scale) == expected
+    assert gda.collectives(whole, x) == expected
+    with pytest.raises(AssertionError, match="^<lambda> may communicate: nothing\nnot allowed"):
+        gda.assert_collectives(whole, x, allow=[])
+
+
+def test_a_jitted_method_has_its_object(auto_mesh: Mesh) -> None:
+    p = cut(np.ones((32, 8), np.float32), auto_mesh, P("x")).array
+    x = jax.ShapeDtypeStruct((16, 32), np.float32)
+    expected = gda.collectives(jax.jit(lambda p, x: x @ p), p, x)
+    for f, args in (
+        (Model(p).apply, (x,)),
+        (functools.partial(Model(p).apply, x), ()),
+        (functools.partial(Model.apply, Model(p)), (x,)),
+        (Model(p).apply_partially, (x,)),
+    ):
+        found = gda.collectives(f, *args)
+        assert [each.kind for each in found] == [each.kind for each in expected]
+        assert found.by_axis() == expected.by_axis()
+        assert found.mesh_shape == {"x": 4, "y": 2}
+    with pytest.raises(AssertionError, match="^apply may communicate: nothing"):
+        gda.assert_collectives(Model(p).apply, x, allow=[])
+
+
 def test_axes_that_jax_does_not_split_by_are_not_found() -> None:
     other = mesh_of({"a": 8})
     f = mapped(lambda x: jax.lax.psum(x, "x"), mesh_of({"x": 4, "y": 2}), P("x", "y"), P(None, "y"))
@@ -394,6 +460,97 @@ def test_operands_of_several_kinds_are_summed_up() -> None:
     same = ((4,), "float32")
     assert "  2 x float32[4]  " in described(same, same)
     assert "  float32[4] and 2 more  " in described(same, ((), "int32"), ((2, 3), "int8"))
+    others = [((n,), "float32") for n in (1, 2, 3) for _ in range(2)]
+    assert "  3 x float32[4] and 6 more  " in described(*[same] * 3, *others)
+
+
+def test_it_is_shown_as_the_table_and_has_a_hash(auto_mesh: Mesh) -> None:
+    def f(x: jax.Array) -> jax.Array:
+        return x.sum(axis=0)
+
+    x = abstract((16, 32), auto_mesh, "x")
+    found, again = gda.collectives(f, x), gda.collectives(f, x)
+    assert repr(found) == str(found)
+    assert (found, hash(found)) == (again, hash(again))
+    assert len({found, again, gda.collectives(lambda x: x, x)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("{here}/steps.py", "steps.py"),
+        ("{above}/steps.py", "../steps.py"),
+        ("/home/me/steps.py", "/home/me/steps.py"),
+        ("/tmp/ipykernel_4711/1234567890.py", "cell"),
+        ("<stdin>", "<stdin>"),
+    ],
+)
+def test_files_are_short(
+    file: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "a" / "b" / "c" / "d"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    whole = file.format(here=here, above=here.parent)
+    each = Collective(
+        "send", ("x",), ((),), ("int8",), (), (), 1, 0, source_file=whole, source_line=7
+    )
+    assert str(Collectives((each,), {"x": 2})).splitlines()[2].split()[-1] == f"{shown}:7"
+
+
+def test_a_line_of_the_user_rather_than_of_an_installed_library(mesh: Mesh) -> None:
+    installed = str(Path(sysconfig.get_path("purelib"), "layers", "dense.py"))
+    assert installed.startswith(tuple(site.getsitepackages()))
+    names: dict[str, Any] = {}
+    exec(compile("\n\ndef total(x):\n    return x.sum(axis=0)\n", installed, "exec"), names)
+
+    def model(x: jax.Array) -> jax.Array:
+        return names["total"](x)
+
+    found = only(model, abstract((16, 32), mesh, "x"))
+    places = [(HERE, model.__code__.co_firstlineno + 1), (installed, 4)]
+    # JAX 0.8 keeps but one line.
+    one_line = jax.__version_info__ < (0, 10)
+    assert (found.source_file, found.source_line) == places[one_line]
+
+
+# JAX's cache of programs.
+
+
+@pytest.fixture
+def program_cache(tmp_path: Path) -> Iterator[None]:
+    options = {
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in options}
+    for name, value in options.items():
+        jax.config.update(name, value)
+    reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()
+
+
+def test_lines_are_those_of_today_where_jax_caches_programs(
+    auto_mesh: Mesh, program_cache: None, tmp_path: Path
+) -> None:
+    def source(first: int) -> Callable[..., Any]:
+        names: dict[str, Any] = {}
+        text = "\n" * (first - 1) + "def f(x): return x.sum(axis=0)"
+        exec(compile(text, "/home/me/steps.py", "exec"), names)
+        return names["f"]
+
+    key = "jax_compilation_cache_include_metadata_in_key"
+    before = getattr(jax.config, key)
+    x = abstract((16, 32), auto_mesh, "x")
+    for line in (3, 30, 300):
+        assert only(source(line), x).source_line == line
+        assert only(jax.jit(source(line)).lower(x)).source_line == line
+    assert getattr(jax.config, key) == before
+    assert any(tmp_path.iterdir())
 
 
 # Random programs.
@@ -571,7 +728,10 @@ def test_axes_of_size_one_make_no_difference() -> None:
         ({"all-reduce": 1.5}, TypeError, "allow says 'all-reduce': 1.5; what follows is a number"),
         ({"all-reduce": True}, TypeError, "0 or more, or the axes that it is allowed over"),
         ({("all-reduce", "data"): -1}, TypeError, "what follows is a number of executions"),
-        ({"all-reduce": [3]}, TypeError, "one or the other of which is allowed; not [3]"),
+        ({"all-reduce": [3]}, TypeError, "or a list of these for one or the other; not [3]"),
+        ({"all-reduce": P("data")}, TypeError, "a name, a tuple of names for these axes at once"),
+        ({"all-reduce": {"data"}}, TypeError, "a name, a tuple of names for these axes at once"),
+        ([("all-reduce", "data", 1)], ValueError, "did you mean {('all-reduce', 'data'): 1}?"),
         ({("all-reduce", "data"): "model"}, TypeError, "what follows is a number of executions"),
     ],
 )
@@ -581,9 +741,25 @@ def test_a_bad_allow_is_an_error_before_anything_is_compiled(
     def never(x: jax.Array) -> jax.Array:
         raise AssertionError("traced")
 
-    x = abstract((16, 32), mesh_of({"data": 4, "model": 2}), "data")
+    mesh = mesh_of({"data": 4, "model": 2})
     with pytest.raises(error, match=re.escape(message)):
-        gda.assert_collectives(never, x, allow=allow)
+        gda.assert_collectives(never, abstract((16, 32), mesh, "data"), allow=allow, mesh=mesh)
+
+
+def test_axes_are_those_that_collectives_names_whatever_meshes_there_are(auto_mesh: Mesh) -> None:
+    static = NamedSharding(mesh_of({"j": 2}), P())
+    x = abstract((16, 32), auto_mesh, "x")
+    total = jax.jit(lambda over, x: x.sum(axis=0), static_argnums=0)
+    gda.assert_collectives(total, static, x, allow={"all-reduce": "x"})
+    with pytest.raises(
+        ValueError, match="allow names the axis 'j', but the mesh has the axes {'x'"
+    ):
+        gda.assert_collectives(total, static, x, allow={"all-reduce": "j"})
+
+
+def test_what_is_no_mesh_is_an_error_of_the_assertion_too(step: Any) -> None:
+    with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh, not {'x': 8}"):
+        gda.assert_collectives(*step, allow={"all-reduce": "x"}, mesh={"x": 8})
 
 
 def test_axes_of_a_mesh_that_only_the_function_knows() -> None:
@@ -630,8 +806,10 @@ def test_a_compiled_program_takes_no_arguments(auto_mesh: Mesh) -> None:
 
 def test_arguments_that_are_on_one_device_are_an_error() -> None:
     for x in (np.ones(8), jax.ShapeDtypeStruct((8,), np.float32), jnp.ones(8)):
-        with pytest.raises(ValueError, match="no argument is cut over a mesh, .* sharding=Named"):
+        with pytest.raises(ValueError, match="no argument is placed on a mesh, .* sharding=Named"):
             gda.collectives(lambda x: x + 1, x)
+        with pytest.raises(ValueError, match="no argument is placed on the mesh {'x': 8}, so the"):
+            gda.collectives(lambda x: x + 1, x, mesh=mesh_of({"x": 8}))
 
 
 def test_a_mesh_of_one_device_has_nothing_to_say() -> None:

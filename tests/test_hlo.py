@@ -556,6 +556,30 @@ def test_a_loop_that_does_not_count_plainly_has_no_length() -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "target", "count"),
+    [
+        ("u8", "s32", 7),
+        ("s32", "s32", 7),
+        ("s32", "s64", 7),
+        ("s32", "u8", None),  # 256 is 0 there
+        ("s32", "u32", None),
+        ("u32", "s32", None),
+        ("s32", "f32", None),
+    ],
+)
+def test_a_loop_counts_plainly_where_conversions_keep_every_number(
+    source: str, target: str, count: int | None
+) -> None:
+    test = f"""{target}[] convert(%i.1)
+  ROOT %test.1 = pred[] compare(%test, %stop), direction=LT"""
+    before = (
+        BODY.replace("STEP", "1").replace("STOP", "7").replace("ROOT %test = TEST", "%test = TEST")
+    )
+    before = before.replace("TEST", test).replace("%i.1 = s32[]", f"%i.1 = {source}[]")
+    assert only(LOOP.replace("START", "0"), before=before).count == count
+
+
+@pytest.mark.parametrize(
     "config",
     [
         'backend_config={"known_trip_count":{"n":"11"},"known_init_step":{"init":"0","step":"1"}}',
@@ -652,6 +676,47 @@ def test_collectives_come_in_the_order_of_the_program() -> None:
     assert [found.op_name for found in read(body)] == ["1", "2"]
 
 
+def test_what_is_called_comes_where_it_is_called() -> None:
+    def named(kind: str, name: str, operand: str = "%p") -> str:
+        more = f'replica_groups={{}}, metadata={{op_name="{name}"}}'
+        return f"f32[8]{{0}} {kind}({operand}), {more}"
+
+    before = f"""
+%inner (p: f32[8]) -> f32[8] {{
+  %p = f32[8]{{0}} parameter(0)
+  ROOT %r = {named("all-gather", "inner")}
+}}
+%body (p: f32[8]) -> f32[8] {{
+  %p = f32[8]{{0}} parameter(0)
+  %f = {named("all-to-all", "body, first")}
+  %c = f32[8]{{0}} call(%f), to_apply=%inner
+  ROOT %r = {named("all-to-all", "body, last", "%c")}
+}}
+%test (p: f32[8]) -> pred[] {{
+  %p = f32[8]{{0}} parameter(0)
+  %r = {named("all-gather", "test")}
+  ROOT %c = pred[] constant(false)
+}}
+"""
+    body = f"""
+        %p = f32[8]{{0}} parameter(0)
+        %a = {named("all-gather", "entry, first")}
+        %w = f32[8]{{0}} while(%a), body=%body, condition=%test
+        %b = {named("all-gather", "entry, second", "%w")}
+        %again = f32[8]{{0}} call(%b), to_apply=%inner
+        ROOT %l = {named("all-gather", "entry, last", "%again")}
+        """
+    assert [found.op_name for found in read(body, before=before)] == [
+        "entry, first",
+        "test",
+        "body, first",
+        "inner",
+        "body, last",
+        "entry, second",
+        "entry, last",
+    ]
+
+
 def test_several_modules_count_together() -> None:
     body = reduction("replica_groups={}")
     assert len(read_collectives(module(body) + "\n\n" + module(body), MESH)) == 2
@@ -690,7 +755,7 @@ TABLES = """
 FileNames
 1 "/lib/jax/_src/api.py"
 2 "/home/me/a \\"b\\" \\303\\251.py"
-3 "/lib/jaxtras/mine.py"
+3 "/lib/jaxtras/layer.py"
 
 FunctionNames
 1 "f"
@@ -704,32 +769,41 @@ StackFrames
 1 {file_location_id=2 parent_frame_id=FIRST}
 2 {file_location_id=1 parent_frame_id=SECOND}
 3 {file_location_id=3 parent_frame_id=SECOND}
-4 {file_location_id=1 parent_frame_id=FIRST}
+4 {file_location_id=1 parent_frame_id=FOURTH}
+5 {file_location_id=3 parent_frame_id=FOURTH}
+6 {file_location_id=1 parent_frame_id=FIFTH}
 
 """
 
 
-def _line(frame: int, parents: tuple[int, int], more: str = "") -> tuple[str | None, int | None]:
-    first, second = parents
+def _line(frame: int, excess: int, more: str = "") -> tuple[str | None, int | None]:
     metadata = f'metadata={{op_name="f" stack_frame_id={frame}{more}}}'
     body = reduction(f"replica_groups={{}}, {metadata}")
-    tables = TABLES.replace("FIRST", str(first)).replace("SECOND", str(second))
-    (found,) = read_collectives(module(body, before=tables), MESH, library=["/lib/jax"])
+    # Of the first and fourth frame there is no parent: XLA prints 0, plus one.
+    parents = {"FIRST": 0, "SECOND": 1, "FOURTH": 0, "FIFTH": 5}
+    tables = TABLES
+    for name, parent in parents.items():
+        tables = tables.replace(name, str(parent + excess))
+    (found,) = read_collectives(
+        module(body, before=tables), MESH, library=["/lib/jax"], installed=["/lib"]
+    )
     return found.source_file, found.source_line
 
 
-@pytest.mark.parametrize("parents", [(1, 2), (0, 1)], ids=["as_printed", "plain"])
-def test_the_innermost_line_of_the_user(parents: tuple[int, int]) -> None:
-    assert _line(1, parents) == ('/home/me/a "b" é.py', 20)
-    assert _line(2, parents) == ('/home/me/a "b" é.py', 20)
-    assert _line(3, parents) == ("/lib/jaxtras/mine.py", 30)
+@pytest.mark.parametrize("excess", [1, 0], ids=["as_printed", "plain"])
+def test_the_innermost_line_of_the_user(excess: int) -> None:
+    assert _line(1, excess) == ('/home/me/a "b" é.py', 20)
+    assert _line(2, excess) == ('/home/me/a "b" é.py', 20)
+    # Not that of a library which is installed, unless there is no other.
+    assert _line(3, excess) == ('/home/me/a "b" é.py', 20)
+    assert _line(5, excess) == _line(6, excess) == ("/lib/jaxtras/layer.py", 30)
 
 
 def test_no_line_where_there_is_none_of_the_user() -> None:
-    assert _line(4, (1, 2)) == (None, None)
-    assert _line(9, (1, 2)) == (None, None)
-    assert _line(9, (1, 2), ' source_file="/lib/jax/x.py" source_line=3') == (None, None)
-    assert _line(9, (1, 2), ' source_file="/home/me/x.py" source_line=3') == ("/home/me/x.py", 3)
+    assert _line(4, 1) == (None, None)
+    assert _line(9, 1) == (None, None)
+    assert _line(9, 1, ' source_file="/lib/jax/x.py" source_line=3') == (None, None)
+    assert _line(9, 1, ' source_file="/home/me/x.py" source_line=3') == ("/home/me/x.py", 3)
 
 
 # What cannot be read.
@@ -768,9 +842,41 @@ def test_a_call_of_what_is_not_there_is_an_error() -> None:
         read("%p = f32[8]{0} parameter(0)\n%a = f32[8]{0} call(%p), to_apply=%gone")
 
 
-def test_a_text_that_is_no_program_is_an_error() -> None:
-    with pytest.raises(ValueError, match=re.escape("which has an ENTRY: 'module {}'; pass what")):
-        read_collectives("module {}", MESH)
+@pytest.mark.parametrize(
+    ("attributes", "missing"),
+    [
+        ("condition=%gone, body=%called", "gone"),
+        ("condition=%k, body=%gone", "gone"),
+        ("condition=%k.1, body=%called", "lost"),
+    ],
+)
+def test_a_loop_of_what_is_not_there_is_an_error(attributes: str, missing: str) -> None:
+    body = f"%p = f32[8]{{0}} parameter(0)\n%w = f32[8]{{0}} while(%p), {attributes}"
+    broken = "%k.1 (q: f32[8]) -> pred[] {\n  ROOT %c = pred[] fusion(), calls=%lost\n}\n"
+    before = CALLED + (broken if missing == "lost" else "")
+    with pytest.raises(ValueError, match=f"gda cannot read it: 'a call of {missing}, which is not"):
+        read(body, before=before)
+
+
+def test_a_loop_without_a_test_has_no_length() -> None:
+    assert (
+        only("%p = f32[] parameter(0)\n%w = f32[] while(%p), body=%called", before=CALLED).count
+        is None
+    )
+
+
+@pytest.mark.parametrize("text", ["module {}", "", " \n"])
+def test_a_text_that_is_no_program_is_an_error(text: str) -> None:
+    with pytest.raises(
+        ValueError, match=re.escape(f"which has an ENTRY: {text.strip()!r}; pass what")
+    ):
+        read_collectives(text, MESH)
+
+
+def test_what_looks_like_a_comment_in_a_string_is_none() -> None:
+    name = 'op_name="jit(f)/*a*/dot"'
+    found = only(reduction(f"/*index=5*/replica_groups={{}}, metadata={{{name}}}"))
+    assert (found.axes, found.op_name) == (("x", "y"), "jit(f)/*a*/dot")
 
 
 def test_names_in_strings_are_no_collectives() -> None:

@@ -6,7 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gda.hlo.text import Computation, Instruction
+import numpy as np
+
+from gda.hlo.text import Computation, Instruction, leaves
 
 _MAX_DEPTH = 8  # of what is still plain
 
@@ -34,8 +36,10 @@ def trip_count(
     known = re.search(r"known_trip_count\W*n\W*(\d+)", loop.attributes.get("backend_config", ""))
     if known:
         return int(known[1])
-    condition = computations[loop.called("condition")[0]]
-    body = computations[loop.called("body")[0]]
+    names = loop.called("condition", "body")
+    if len(names) != 2:
+        return None
+    condition, body = computations[names[0]], computations[names[1]]
     carried = caller.instruction(loop.operand_names[0])
     update = body.instruction(body.root)
     test = _value(condition, condition.root, None, computations)
@@ -70,30 +74,52 @@ def _value(
     instruction = computation.instruction(name)
     if instruction is None or depth > _MAX_DEPTH:
         return None
-    opcode, attributes = instruction.opcode, instruction.attributes
-    if opcode == "constant":
-        number = re.fullmatch(r"-?\d+", "".join(instruction.operands))
-        return int(number[0]) if number else None
-    if opcode == "parameter":
-        return arguments[int(instruction.operands[0])] if arguments else None
-    if opcode == "get-tuple-element":
-        carried = computation.instruction(instruction.operand_names[0])
-        is_carried = arguments is None and carried is not None and carried.opcode == "parameter"
-        return _Element(int(attributes["index"]), 0) if is_carried else None
-    if opcode not in ("copy", "convert", "add", "compare", "fusion", "call"):
+    if instruction.opcode in ("constant", "parameter", "get-tuple-element"):
+        return _given(instruction, computation, arguments)
+    if instruction.opcode not in ("copy", "convert", "add", "compare", "fusion", "call"):
         return None
-    given = [
+    operands = [
         _value(computation, operand, arguments, computations, depth + 1)
         for operand in instruction.operand_names
     ]
-    if opcode in ("copy", "convert"):
-        return given[0]
-    if opcode == "add":
-        return _sum(*given)
-    if opcode == "compare":
-        return _comparison(given, attributes.get("direction", ""))
-    callee = computations[(instruction.called("calls") or instruction.called("to_apply"))[0]]
-    return _value(callee, callee.root, given, computations, depth + 1)
+    if instruction.opcode not in ("fusion", "call"):
+        return _computed(instruction, computation, operands)
+    callees = [computations[name] for name in instruction.called()]
+    if len(callees) != 1:
+        return None
+    return _value(callees[0], callees[0].root, operands, computations, depth + 1)
+
+
+def _given(
+    instruction: Instruction, computation: Computation, arguments: list[_Value] | None
+) -> _Value:
+    """Return the value of what needs no other to be known."""
+    if instruction.opcode == "constant":
+        number = re.fullmatch(r"-?\d+", "".join(instruction.operands))
+        return int(number[0]) if number else None
+    if instruction.opcode == "parameter":
+        return arguments[int(instruction.operands[0])] if arguments else None
+    carried = computation.instruction(instruction.operand_names[0])
+    is_carried = arguments is None and carried is not None and carried.opcode == "parameter"
+    return _Element(int(instruction.attributes["index"]), 0) if is_carried else None
+
+
+def _computed(instruction: Instruction, computation: Computation, operands: list[_Value]) -> _Value:
+    if instruction.opcode == "add":
+        return _sum(*operands)
+    if instruction.opcode == "compare":
+        return _comparison(operands, instruction.attributes.get("direction", ""))
+    if instruction.opcode == "convert":
+        source = computation.instruction(instruction.operand_names[0])
+        return operands[0] if source and _keeps_values(source.type, instruction.type) else None
+    return operands[0]
+
+
+def _keeps_values(source: str, target: str) -> bool:
+    """Return whether every number of an integer type is one of another."""
+    (before, *_), (after, *_) = leaves(source), leaves(target)
+    are_integers = re.fullmatch(r"(u?int(8|16|32|64)){2}", before.dtype + after.dtype)
+    return bool(are_integers) and np.can_cast(before.dtype, after.dtype)
 
 
 def _sum(a: _Value, b: _Value) -> _Value:

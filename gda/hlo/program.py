@@ -51,8 +51,10 @@ class Collective:
       operand_shapes, operand_dtypes: what each device puts in, often one array, several where XLA
         has combined collectives or sends one array for each peer.
       output_shapes, output_dtypes: what each device gets out.
-      nbytes: bytes of the operands on one device, in one execution. What travels over the wires
-        follows from the kind and the algorithm: a ring sends nearly twice this for an all-reduce.
+      nbytes: bytes of the operands on one device, in one execution, in the type in which this kind
+        of device sends them: CPUs send bfloat16 as float32, so there it is twice as many. What
+        travels over the wires follows from the kind and the algorithm: a ring sends nearly twice
+        this for an all-reduce.
       output_nbytes: bytes of the outputs on one device, in one execution.
       count: how often one call of the program executes it: more than once in loops, None where it
         is in a loop whose length is not known.
@@ -60,8 +62,9 @@ class Collective:
       reduction: the operation of a reduction, as XLA names it: ``'add'``, ``'maximum'``, …; None
         where there is none, or more than one.
       op_name: where in the traced function, such as ``'jit(step)/dot_general'``; may be empty.
-      source_file, source_line: the line of user code, outside JAX and gda, that asked for it; None
-        where XLA does not say. A layout that no line asked for has none.
+      source_file, source_line: the innermost line of user code that asked for it: outside what is
+        installed, or, where all of it is, outside JAX and gda. None where XLA does not say; a
+        layout that no line asked for has none.
       groups: positions in device order that communicate with each other; of a permutation none.
       pairs: source and target positions of a permutation.
 
@@ -98,18 +101,26 @@ class Collective:
 
 
 def read_collectives(
-    text: str, mesh_shape: Mapping[str, int] | None = None, *, library: Sequence[str] = ()
+    text: str,
+    mesh_shape: Mapping[str, int] | None = None,
+    *,
+    library: Sequence[str] = (),
+    installed: Sequence[str] = (),
 ) -> tuple[Collective, ...]:
     """Return the collectives of a program in the order in which it comes to them.
+
+    What is in a computation that is called several times comes where it is called first.
 
     Args:
       text: of an optimised program, one module or several, as ``compiled.as_text()`` gives it.
       mesh_shape: sizes of the mesh axes by name, in mesh order; by default there is no mesh, and
         no collective has axes.
       library: folders whose code is not the user's.
+      installed: folders whose code is the user's only where no other is.
 
     Raises:
-      ValueError: something in the text looks like a collective and cannot be read.
+      ValueError: something in the text looks like a collective and cannot be read, or the text is
+        of no program.
 
     >>> text = '''
     ... HloModule m, num_partitions=4
@@ -121,12 +132,14 @@ def read_collectives(
     >>> gather.axes, gather.groups, gather.nbytes
     (('y',), ((0, 1), (2, 3)), 64)
     """
-    modules = re.split(r"^(?=HloModule )", text, flags=re.MULTILINE)
+    parts = re.split(r"^(?=HloModule )", text, flags=re.MULTILINE)
+    modules = [part for part in parts if part.strip()] or [text]
     return tuple(
         collective
         for module in modules
-        if module.strip()
-        for collective in _Module(module, dict(mesh_shape or {}), library).collectives()
+        for collective in _Module(
+            module, dict(mesh_shape or {}), Sources(module, library, installed)
+        ).collectives()
     )
 
 
@@ -160,33 +173,49 @@ class _Runs(NamedTuple):
 
 
 class _Module:
-    def __init__(self, text: str, mesh_shape: dict[str, int], library: Sequence[str]) -> None:
+    def __init__(self, text: str, mesh_shape: dict[str, int], sources: Sources) -> None:
         self.mesh_shape = mesh_shape
         self.computations, self.entry = parse_computations(text)
-        self.calls = {name: self._calls(name) for name in self.computations}
-        for call in itertools.chain.from_iterable(self.calls.values()):
-            if call.callee not in self.computations:
-                raise unreadable(f"a call of {call.callee}, which is not in the program")
-        self.begun = {
+        self._check_callees()
+        self.calls = {
+            name: {
+                definition: _calls(instruction, computation, self.computations)
+                for definition, instruction in computation.of_interest.items()
+            }
+            for name, computation in self.computations.items()
+        }
+        self.channels_of_parts = {
             computation.of_interest[name].attributes.get("channel_id", "none")
             for computation in self.computations.values()
-            for name in computation.begun & computation.of_interest.keys()
+            for name in computation.ended_elsewhere & computation.of_interest.keys()
         }
         self.partitions, self.replicas = _sizes(text)
-        self.sources = Sources(text, library)
+        self.sources = sources
+
+    def _check_callees(self) -> None:
+        for computation in self.computations.values():
+            for instruction in computation.of_interest.values():
+                for callee in instruction.called():
+                    if callee not in self.computations:
+                        raise unreadable(f"a call of {callee}, which is not in the program")
 
     def collectives(self) -> Iterator[Collective]:
-        callers_first = self._callers_first()
-        runs = dict.fromkeys(callers_first, _Runs(0, False)) | {self.entry: _Runs(1, False)}
-        for name in callers_first:
-            for call in self.calls[name]:
-                runs[call.callee] = _add(runs[call.callee], runs[name], call)
-        for name in callers_first:
-            computation = self.computations[name]
-            for definition, instruction in computation.of_interest.items():
-                is_more = definition not in computation.begun and self._was_begun(instruction)
-                if instruction.kind is not None and not is_more:
-                    yield self._collective(computation, instruction, runs[name])
+        runs = self._runs()
+        for computation, definition in self._walk(self.entry, set()):
+            instruction = computation.of_interest[definition]
+            is_more = definition not in computation.ended_elsewhere and self._was_begun(instruction)
+            if instruction.kind is not None and not is_more:
+                yield self._collective(computation, instruction, runs[computation.name])
+
+    def _walk(self, name: str, seen: set[str]) -> Iterator[tuple[Computation, str]]:
+        """Yield what the program comes to, in its order: a computation at its first call."""
+        seen.add(name)
+        computation = self.computations[name]
+        for definition in computation.of_interest:
+            yield computation, definition
+            for call in self.calls[name][definition]:
+                if call.callee not in seen:
+                    yield from self._walk(call.callee, seen)
 
     def _was_begun(self, instruction: Instruction) -> bool:
         """Return whether this goes on with, or ends, a collective that was begun elsewhere.
@@ -194,14 +223,22 @@ class _Module:
         A TPU communicates while it computes: the same collective, of one channel, is written in the
         fusion that begins it, in those that it goes on beside, and in the one that ends it.
         """
-        return instruction.attributes.get("channel_id") in self.begun
+        return instruction.attributes.get("channel_id") in self.channels_of_parts
+
+    def _runs(self) -> dict[str, _Runs]:
+        """Return how often each computation runs that the entry reaches."""
+        callers_first = self._callers_first()
+        runs = dict.fromkeys(callers_first, _Runs(0, False)) | {self.entry: _Runs(1, False)}
+        for name in callers_first:
+            for call in self._calls_of(name):
+                runs[call.callee] = _add(runs[call.callee], runs[name], call)
+        return runs
 
     def _callers_first(self) -> list[str]:
         done: dict[str, None] = {}
 
         def visit(name: str) -> None:
-            # The last call first, so that turned round the first one is.
-            for call in reversed(self.calls[name]):
+            for call in self._calls_of(name):
                 if call.callee not in done:
                     visit(call.callee)
             done[name] = None
@@ -209,13 +246,8 @@ class _Module:
         visit(self.entry)
         return [*done][::-1]
 
-    def _calls(self, name: str) -> list[_Call]:
-        computation = self.computations[name]
-        return [
-            call
-            for instruction in computation.of_interest.values()
-            for call in _calls(instruction, computation, self.computations)
-        ]
+    def _calls_of(self, name: str) -> Iterator[_Call]:
+        return itertools.chain.from_iterable(self.calls[name].values())
 
     def _collective(
         self, computation: Computation, instruction: Instruction, runs: _Runs
@@ -284,19 +316,32 @@ class _Module:
     def _positions(self, groups: Groups, instruction: Instruction) -> Groups:
         """Return groups of positions among all devices.
 
-        A program may run as replicas, each of partitions; ``jax.jit`` makes partitions only. The
-        numbers count replicas, partitions or both, depending on two attributes.
+        A program may run as replicas, each of partitions; ``jax.jit`` makes partitions only. What
+        the numbers count is XLA's group mode:
+
+        ========== =============== ======================== ===========================
+        channel_id global ids      kind                     mode: groups of
+        ========== =============== ======================== ===========================
+        no         no              any                      cross-replica: replicas, for
+                                                            each partition
+        yes        no              all-reduce, all-gather,  cross-replica and partition:
+                                   reduce-scatter           replicas, with all partitions
+        yes        no              other                    cross-partition: partitions,
+                                                            in each replica
+        yes        yes             any                      flattened id: positions
+        ========== =============== ======================== ===========================
+
+        Of one replica some programs number the partitions whatever the attributes say.
         """
         width = self.partitions
         partitions, replicas = range(width), range(self.replicas)
-        is_global = instruction.attributes.get("use_global_device_ids") == "true"
+        is_flattened = instruction.attributes.get("use_global_device_ids") == "true"
         are_partitions = self.replicas == 1 and max(map(max, groups)) > 0
-        if is_global or width == 1 or are_partitions:
+        if is_flattened or width == 1 or are_partitions:
             return groups
-        reduces = instruction.kind in ("all-reduce", "all-gather", "reduce-scatter")
         if "channel_id" not in instruction.attributes:
             return tuple(tuple(r * width + p for r in g) for g in groups for p in partitions)
-        if reduces:
+        if instruction.kind in ("all-reduce", "all-gather", "reduce-scatter"):
             return tuple(tuple(r * width + p for r in g for p in partitions) for g in groups)
         return tuple(tuple(r * width + p for p in g) for r in replicas for g in groups)
 
@@ -320,16 +365,11 @@ def _calls(
     if opcode == "while":
         trips = trip_count(instruction, caller, computations)
         tests = None if trips is None else trips + 1
-        bodies = [_Call(body, trips) for body in instruction.called("body")]
-        return bodies + [_Call(test, tests) for test in instruction.called("condition")]
-    branches = ("branch_computations", "true_computation", "false_computation")
+        conditions = [_Call(test, tests) for test in instruction.called("condition")]
+        return conditions + [_Call(body, trips) for body in instruction.called("body")]
     is_plain = opcode in ("call", "fusion", "async") or re.fullmatch(COLLECTIVE, opcode)
     times = 1 if is_plain or opcode == "conditional" else None
-    return [
-        _Call(callee, times, opcode == "conditional")
-        for attribute in ("calls", "to_apply", "called_computations", *branches)
-        for callee in instruction.called(attribute)
-    ]
+    return [_Call(callee, times, opcode == "conditional") for callee in instruction.called()]
 
 
 def _add(so_far: _Runs, caller: _Runs, call: _Call) -> _Runs:

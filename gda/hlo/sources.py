@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gda.hlo.text import Instruction
 
@@ -26,8 +26,9 @@ def _unquoted(text: str) -> str:
 class Sources:
     """The tables of files, lines and stack frames above a program."""
 
-    def __init__(self, text: str, library: Sequence[str]) -> None:
-        self.library = tuple(os.path.join(folder, "") for folder in library)
+    def __init__(self, text: str, library: Sequence[str], installed: Sequence[str]) -> None:
+        self.library = _with_slash(library)
+        self.installed = _with_slash(installed)
         self.files = {
             int(number): _unquoted(name)
             for number, name in re.findall(r"^(\d+) (.*)$", _table(text, "FileNames"), re.MULTILINE)
@@ -49,21 +50,33 @@ class Sources:
         self.excess = 1 if parents and min(parents) > 0 else 0
 
     def line(self, metadata: Mapping[str, str]) -> tuple[str | None, int | None]:
-        """Return the innermost line that is not in a library; None where there is none."""
+        """Return the innermost line of the user's; None where there is none.
+
+        What is installed is the user's only if nothing else is: a layer of a model library calls
+        the einsum, but the model that has the layer is what the user can change.
+        """
+        places = [place for place in self._places(metadata) if self._is_users(place[0])]
+        own = [place for place in places if not place[0].startswith(self.installed)]
+        return next(iter(own or places), (None, None))
+
+    def _places(self, metadata: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+        """Yield files and lines, the innermost first."""
         seen = set()
         frame = int(metadata.get("stack_frame_id", 0))
         while frame in self.frames and frame not in seen:
             seen.add(frame)
             place, parent = self.frames[frame]
             file, line = self.places.get(place, (0, 0))
-            if self._is_users(name := self.files.get(file, "")):
-                return name, line
+            yield self.files.get(file, ""), line
             frame = parent - self.excess
-        name = metadata.get("source_file", "")
-        return (name, int(metadata.get("source_line", 0))) if self._is_users(name) else (None, None)
+        yield metadata.get("source_file", ""), int(metadata.get("source_line", 0))
 
     def _is_users(self, name: str) -> bool:
         return bool(name) and not name.startswith(self.library)
+
+
+def _with_slash(folders: Iterable[str]) -> tuple[str, ...]:
+    return tuple(os.path.join(folder, "") for folder in folders)
 
 
 def _table(text: str, title: str) -> str:

@@ -41,7 +41,7 @@ _LETTERS = {"s": "int", "u": "uint", "f": "float", "c": "complex", "bf": "bfloat
 
 def leaves(type_text: str) -> list[Leaf]:
     """Return the arrays of a type in order; tokens are none."""
-    found = _LEAF.findall(_COMMENT.sub("", type_text))
+    found = _LEAF.findall(type_text)
     return [_leaf(*parts) for parts in found if parts[0] not in ("token", "opaque")]
 
 
@@ -61,8 +61,9 @@ def _leaf(letters: str, digits: str, form: str, dims: str, layout: str) -> Leaf:
 
 _DEFINITION = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s+=\s+(.*)$")
 _HEADER = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$")
-_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[()\[\]{},]')
-_COMMENT = re.compile(r"/\*.*?\*/")
+_STRING = r'"(?:\\.|[^"\\])*"'
+_TOKEN = re.compile(rf"{_STRING}|[()\[\]{{}},]")
+_STRING_OR_COMMENT = re.compile(rf"({_STRING})|/\*.*?\*/")
 
 
 class Instruction(NamedTuple):
@@ -87,13 +88,15 @@ class Instruction(NamedTuple):
     def operand_names(self) -> list[str]:
         return [operand.split()[-1].lstrip("%") for operand in self.operands]
 
-    def called(self, attribute: str) -> list[str]:
-        return re.findall(r"[\w.\-]+", self.attributes.get(attribute, ""))
+    def called(self, *attributes: str) -> list[str]:
+        """The computations that these attributes name; without any, those of all attributes."""
+        of_each = [self.attributes.get(key, "") for key in attributes or _CALLS.split("|")]
+        return re.findall(r"[\w.\-]+", " ".join(of_each))
 
 
 def parse_instruction(text: str) -> Instruction | None:
     """Read what stands right of the equals sign; None if it is no instruction."""
-    text = _COMMENT.sub("", text)
+    text = _STRING_OR_COMMENT.sub(r"\1", text)
     end = _end_of_bracket(text, 0) if text.startswith("(") else text.find(" ")
     opcode = re.match(r"\s*([a-z][\w\-]*)\(", text[end:]) if end > 0 else None
     if opcode is None:
@@ -102,18 +105,26 @@ def parse_instruction(text: str) -> Instruction | None:
     close = _end_of_bracket(text, start)
     if close < 0:
         return None
-    attributes: dict[str, str] = {}
-    last = ""
-    for piece in split_at_commas(text[close:]):
-        key, equals, value = piece.partition("=")
-        groups = attributes.get("replica_groups", "") if last == "replica_groups" else ""
-        if "mesh" in groups and not groups.endswith("}"):
-            attributes[last] += f", {piece}"  # a mesh goes on with its devices and then its axes
-        elif equals:
-            attributes[key] = value
-            last = key
     operands = split_at_commas(text[start + 1 : close - 1])
-    return Instruction(text[:end], opcode[1], operands, attributes)
+    return Instruction(text[:end], opcode[1], operands, _attributes(text[close:]))
+
+
+def _attributes(text: str) -> dict[str, str]:
+    pieces = _with_whole_meshes(split_at_commas(text))
+    pairs = [piece.partition("=") for piece in pieces]
+    return {key: value for key, equals, value in pairs if equals}
+
+
+def _with_whole_meshes(pieces: list[str]) -> list[str]:
+    """Join what belongs together: ``replica_groups=mesh[…], device_ids=(…) {axes}``."""
+    joined: list[str] = []
+    for piece in pieces:
+        is_begun = joined and re.match(r"replica_groups=@?mesh", joined[-1])
+        if is_begun and not joined[-1].endswith("}"):
+            joined[-1] += f", {piece}"
+        else:
+            joined.append(piece)
+    return joined
 
 
 def _end_of_bracket(text: str, start: int) -> int:
@@ -165,8 +176,8 @@ class Computation:
         return found
 
     @cached_property
-    def begun(self) -> set[str]:
-        """The names of the collectives that a TPU begins here, to end them elsewhere."""
+    def ended_elsewhere(self) -> set[str]:
+        """The names of the collectives that a TPU begins here and ends in another computation."""
         lines = [name for name, text in self.lines.items() if _BEGINS in text]
         read = filter(None, map(self.instruction, lines))
         return {operand for instruction in read for operand in instruction.operand_names}
