@@ -130,9 +130,9 @@ class Collectives(Sequence[Collective]):
         if not self:
             return f"no collectives on {mesh}"
         some = "1 collective" if len(self) == 1 else f"{len(self)} collectives"
-        header = ["collective", "over", "operands", "bytes", "times", "from"]
+        header = ["collective", "over", "operands", "times", "bytes", "from"]
         totals = [
-            ["total", _format_axes(axes), "", _format_size(nbytes), _format_count(executions), ""]
+            ["total", _format_axes(axes), "", _format_count(executions), _format_size(nbytes), ""]
             for axes, (executions, nbytes) in self.by_axis().items()
         ]
         return f"{some} on {mesh}; bytes are of the operands on one device\n" + _table(
@@ -506,8 +506,8 @@ def _row(collective: Collective) -> list[str]:
         _format_kind(collective),
         _format_axes(collective.axes),
         _format_operands(collective),
-        format_bytes(collective.nbytes),
         f"<={count}" if collective.is_conditional else count,
+        _format_size(collective.total_bytes),
         _format_source(collective),
     ]
 

@@ -433,11 +433,11 @@ def test_it_is_a_sequence_and_a_table(mesh: Mesh) -> None:
     place = f"{HERE.removeprefix(os.getcwd() + os.sep)}:{line}"
     assert str(found).splitlines() == [
         "2 collectives on the mesh {'x': 4, 'y': 2}; bytes are of the operands on one device",
-        "  collective        over  operands       bytes  times  from",
-        f"  all-reduce (add)  x     float32[4,16]  256 B  1      {place}",
-        f"  all-gather        y     float32[4,16]  256 B  1      {place}",
-        "  total             x                    256 B  1",
-        "  total             y                    256 B  1",
+        "  collective        over  operands       times  bytes  from",
+        f"  all-reduce (add)  x     float32[4,16]  1      256 B  {place}",
+        f"  all-gather        y     float32[4,16]  1      256 B  {place}",
+        "  total             x                    1      256 B",
+        "  total             y                    1      256 B",
     ]
 
 
