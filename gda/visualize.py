@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TextIO
 
 import jax
-import numpy as np
 import numpy.typing as npt
 from jax.custom_batching import custom_vmap
 from jax.sharding import AxisType
@@ -19,7 +20,7 @@ from gda.sharding import is_tracer
 from gda.show.subject import Subject, subject_of, subject_on
 from gda.spec import SpecLike
 
-Show = Callable[[Subject], None]
+Find = Callable[[], Subject | str | None]
 
 
 def visualize_sharding(
@@ -43,15 +44,18 @@ def visualize_sharding(
     layout, which is shown at once. Over Auto axes JAX chooses the layout when it compiles; it is
     shown then, once for each compilation. Inside ``jax.vmap`` what is shown is the whole array, the
     mapped dimension first. Inside ``jax.shard_map`` an array is the block of one device; what is
-    left to know of it is said in a line.
+    left to know of it is said in a line. There it stops no program: where there is no picture, a
+    line says why, and so does one where it cannot be drawn.
 
     Args:
       x: a ``GlobalArray``, a ``jax.Array``, traced or not, a ``jax.ShapeDtypeStruct`` with a
         sharding, a ``ShardGrid``, or a global shape that comes with ``mesh`` and ``spec``.
-      mesh: a ``jax.sharding.Mesh`` or the sizes of its axes by name; for a shape only.
+      mesh: a ``jax.sharding.Mesh`` or the sizes of its axes by name, or a ``NamedSharding`` for
+        both mesh and spec; for a shape only.
       spec: as for ``ShardGrid``; for a shape only.
       dtype: of the elements, for a shape or a grid; without it no bytes are shown.
-      file: where to print; the standard output if not given.
+      file: where to print; the standard output if not given. Characters that its encoding lacks
+        are written as their codes.
       width: columns that no line exceeds, at least 20; those of the terminal if not given, or 80.
       color: whether to colour the blocks by process; if not given, where ``file`` is a terminal
         that shows colours and NO_COLOR is not set.
@@ -76,40 +80,54 @@ def visualize_sharding(
     │ 4:8, :   devices 2, 3 │
     └───────────────────────┘
     """
-
-    def say(picture: Subject | str) -> None:
-        _say(picture, file, width, color)
-
     array = x.array if isinstance(x, GlobalArray) else x
     if not is_tracer(array):
-        say(subject_of(x, mesh, spec, dtype=dtype))
+        _say(subject_of(x, mesh, spec, dtype=dtype), file, width, color)
         return
     for name, value in (("mesh", mesh), ("spec", spec), ("dtype", dtype)):
         if value is not None:
             raise TypeError(f"{name}= goes with a shape; this traced array has its own")
-    _show_traced(array, type(x).__name__ if array is not x else "jax.Array", say)
+    kind = type(x).__name__ if array is not x else "jax.Array"
+
+    def say(find: Find) -> None:
+        try:
+            picture = find()
+            if picture is not None:
+                _say(picture, file, width, color)
+        except Exception as error:  # a program runs on, whatever becomes of what it prints
+            with suppress(Exception):
+                what = f"traced {kind} {array.shape} {array.dtype}"
+                why = f"{type(error).__name__}: {error}"
+                _say(f"{what}: no picture, because of {why}", file, width, color)
+
+    say(lambda: _traced(array, kind, say))
 
 
-def _show_traced(array: jax.Array, kind: str, say: Callable[[Subject | str], None]) -> None:
+def _traced(array: jax.Array, kind: str, say: Callable[[Find], None]) -> Subject | str | None:
+    """Return what is shown at once; None where ``say`` is called when JAX compiles."""
     mesh: Any = jax.typeof(array).sharding.mesh
+    if not all(isinstance(size, int) for size in array.shape):
+        # Of a program that jax.export makes for many shapes; it cannot hold a callback either.
+        return f"traced {kind} {array.shape} {array.dtype}: no picture, as its sizes are unknown"
     if AxisType.Manual in mesh.axis_types:
-        say(_in_shard_map(array, mesh))
-    elif mesh.axis_types and all(axis == AxisType.Explicit for axis in mesh.axis_types):
+        return _in_shard_map(array, mesh)
+    if mesh.axis_types and all(axis == AxisType.Explicit for axis in mesh.axis_types):
         seen: list[tuple[jax.Array, int]] = []
         _see(array, lambda *level: seen.append(level))
         whole, mapped = seen[-1]
-        say(_picture(whole, jax.typeof(whole).sharding, _kind(kind, mapped)))
-    else:
+        return _picture(whole, jax.typeof(whole).sharding, _kind(kind, mapped))
 
-        def when_compiled(whole: jax.Array, mapped: int) -> None:
-            jax.debug.inspect_array_sharding(
-                whole, callback=lambda found: say(_picture(whole, found, _kind(kind, mapped)))
-            )
+    def when_compiled(whole: jax.Array, mapped: int) -> None:
+        def show(found: Any) -> None:
+            say(lambda: _picture(whole, found, _kind(kind, mapped)))
 
-        seen_array = _see(array, when_compiled)
-        # JAX 0.8 drops from a program what is only looked at inside a custom_vmap, unless its
-        # result is used.
-        jax.debug.inspect_array_sharding(seen_array, callback=lambda _: None)
+        jax.debug.inspect_array_sharding(whole, callback=show)
+
+    seen_array = _see(array, when_compiled)
+    # JAX 0.8 drops from a program what is only looked at inside a custom_vmap, unless its result is
+    # used.
+    jax.debug.inspect_array_sharding(seen_array, callback=lambda _: None)
+    return None
 
 
 def _see(array: jax.Array, see: Callable[[jax.Array, int], None], mapped: int = 0) -> jax.Array:
@@ -142,10 +160,13 @@ def _picture(array: jax.Array, sharding: Any, kind: str) -> Subject | str:
     """Return what is shown of a layout that JAX chose, or a line where there is no picture."""
     what = f"{kind} {array.shape} {array.dtype}"
     try:
-        subject = subject_on(sharding, array.shape, np.dtype(array.dtype), kind)
+        subject = subject_on(sharding, array.shape, array.dtype, kind)
     except ValueError:  # the compiler, unlike a user, may cut into unequal parts
         return f"{what}: cut unevenly, by {sharding}"
-    return subject or f"{what}: laid out as {sharding}, which names no mesh and spec"
+    if subject is None:
+        return f"{what}: laid out as {sharding}, which names no mesh and spec"
+    # Of a mesh without devices the numbers are places in it, which could be taken for ids.
+    return replace(subject, device_kind="position") if subject.device_ids is None else subject
 
 
 def _in_shard_map(array: jax.Array, mesh: Any) -> str:
@@ -168,8 +189,11 @@ def _say(
         return
     out = sys.stdout if file is None else file
     if isinstance(picture, Subject):
-        picture = show.load_terminal().text_for(picture, out, width=width, color=color)
-    print(picture, file=out)
+        text: str = show.load_terminal().text_for(picture, out, width=width, color=color)
+    else:
+        text = picture
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=out)
 
 
 def _notebook_display() -> Callable[[str], None] | None:

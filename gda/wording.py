@@ -16,6 +16,15 @@ def format_bytes(nbytes: int) -> str:
     return f"{nbytes} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
 
 
+def counted(count: int, thing: str, things: str | None = None) -> str:
+    """Return how many there are of a thing.
+
+    >>> counted(1, 'block'), counted(4096, 'block'), counted(2, 'process', 'processes')
+    ('1 block', '4,096 blocks', '2 processes')
+    """
+    return f"{count:,} {thing if count == 1 else things or thing + 's'}"
+
+
 def printable(text: str) -> str:
     """Return a text of unknown origin without what makes a terminal do things.
 

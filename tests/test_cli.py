@@ -202,9 +202,11 @@ def test_help_and_version(run: Run) -> None:
 
 def test_interrupted(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_into = FileStore.read_into
+    once = iter([signal.SIGINT])
 
     def interrupted(*args: Any) -> int:
-        signal.raise_signal(signal.SIGINT)
+        for number in once:
+            signal.raise_signal(number)
         return read_into(*args)
 
     monkeypatch.setattr(FileStore, "read_into", interrupted)

@@ -151,6 +151,7 @@ def test_for_programs() -> None:
         "nbytes_per_device": 16,
         "nbytes_per_process": 32,
         "nbytes_on_devices": 128,
+        "notes": [],
         "distinct_nbytes_per_process": [16, 16],
     }
     assert [process["process"] for process in processes] == [1, 3]
@@ -194,6 +195,55 @@ def test_a_mesh_that_nobody_has(run: Run) -> None:
     assert process["num_devices"] == 2**20
     assert process["num_blocks"] == process["num_blocks_written"] == 2**18
     assert len(process["devices"]) == len(process["blocks"]) == 16_384
+
+
+def test_how_a_spec_was_read(run: Run) -> None:
+    base = ("plan", "--dtype", "f32", "--mesh", "data=4,model=2", "--no-picture")
+    out = run(*base, "--shape", "8x2", "--spec", "(data,model)")[1]
+    assert (
+        "note --spec (data,model) is read as one entry: dimension 0 is cut by both; "
+        "write data,model for one entry each shard shape"
+    ) in " ".join(out.split())
+    for shape, spec in (("8", "(data,model)"), ("8x2", "data+model"), ("8x2", "[data,model]")):
+        code, out, _ = run(*base, "--shape", shape, "--spec", spec)
+        assert code == 0
+        assert "note" not in out
+
+
+@pytest.mark.parametrize("spec", ["data,model", "_,data+model", "data+model", ""])
+def test_the_spec_of_a_document_can_be_given(spec: str) -> None:
+    args = ("--shape", "8x8", "--dtype", "f32", "--mesh", "data=4,model=2", "--spec")
+    document = plan(*args, spec)
+    assert plan(*args, json.dumps(document["spec"])) == document
+
+
+def test_many_axes_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    base = ("plan", "--shape", "1024x1024x4", "--dtype", "f32", "--process", "0", "--locate")
+    for count in (4, 17):
+        mesh = ",".join(f"a_long_name_of_an_axis_{i}=2" for i in range(count))
+        spec = "+".join(f"a_long_name_of_an_axis_{i}" for i in range(4))
+        args = (*base, "1,1,1", "--mesh", mesh, "--spec", f"_,{spec}")
+        code, out, err = run(*args, "--devices-per-process", "4")
+        assert (code, err) == (0, "")
+        assert max(map(len, out.splitlines())) <= 80
+        assert out.split("spec  ")[0].count("_axis_") == count
+
+
+def test_more_devices_than_are_listed(run: Run) -> None:
+    args = ("plan", "--shape", "8", "--dtype", "f32", "--mesh", "x=16385", "--spec", "_")
+    _, out, _ = run(*args, "--process", "0", "--locate", "0", "--no-picture")
+    assert out.count("… 16,369 more devices; --json lists 16,384\n") == 2
+
+
+def test_names_do_nothing_to_a_terminal(run: Run) -> None:
+    mesh = "'x\x1b[2J'=2"
+    args = ("plan", "--shape", "8", "--dtype", "f32", "--mesh", mesh, "--spec", "'x\x1b[2J'")
+    code, out, _ = run(*args, "--process", "0")
+    assert code == 0
+    assert "\x1b" not in out
+    assert "mesh          x\\x1b[2J=2: 2 devices\n" in out
+    assert "device  x\\x1b[2J  replica" in out
 
 
 # Properties.
@@ -269,6 +319,15 @@ def test_an_element_is_where_jax_says(case: ShardedCase[Any], data: st.DataObjec
 # Pictures.
 
 
+def test_nothing_of_a_wrapped_heading_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    mesh = ",".join(f"an_axis_{i}=2" for i in range(6))
+    args = ("plan", "--shape", "64", "--dtype", "f32", "--mesh", mesh, "--spec", "an_axis_0")
+    words = run(*args, "--no-picture")[1]
+    picture = run(*args)[1].removeprefix(words)
+    assert picture.startswith("\n┌")
+
+
 @pytest.mark.parametrize(
     ("spec", "cell"), [("data,model", "62464:63488 │ 976   │ 977"), ("_,model", "0:512")]
 )
@@ -282,6 +341,9 @@ def test_a_picture(run: Run, spec: str, cell: str) -> None:
     picture = out.removeprefix(words)
     assert cell in picture
     assert "mesh" not in picture  # which is said above
+    assert run(*EXAMPLE, "--spec", spec)[1].count("\n\n") == words.count("\n\n") + 1 + (
+        "cells" in picture
+    )
 
 
 def test_colors_are_for_terminals(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,13 +358,13 @@ def test_colors_are_for_terminals(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     assert run(*EXAMPLE, "--spec", "data,model")[1] == plain
 
 
-def test_without_rich(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("rich", "gda.show"))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "rich", None)
-    code, out, err = run(*EXAMPLE, "--spec", "data,model")
-    assert (code, err) == (0, "")
-    assert out.endswith("pip install 'gda[show]')\n")
+def test_without_rich() -> None:
+    # In a process of its own: rich, and what was imported with it, is known to this one.
+    code = "import sys; sys.modules['rich'] = None; from gda.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, *EXAMPLE, "--spec", "data,model"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("pip install 'gda[show]')\n")
 
 
 # Bad inputs.
@@ -319,7 +381,7 @@ def test_without_rich(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"--spec": "model,data"}, "4 and 8 are the nearest sizes that divide"),
         ({"--spec": "data,,"}, "gda: --spec: the name of a mesh axis was expected"),
         ({"--shape": "8x6x"}, "gda: --shape: a size was expected"),
-        ({"--shape": "-8x6"}, "gda: --shape: this size is negative"),
+        ({"--shape": "-8x6"}, "gda: --shape: this size must be 0 or more"),
         ({"--shape": f"{10**30}"}, "gda: --shape: this size is too large"),
         ({"--shape": "8x" * 299 + "8"}, "this shape has 300 dimensions; an array has at most 64"),
         (
@@ -329,7 +391,8 @@ def test_without_rich(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"--shape": "4611686018427387904x4611686018427387904"}, "bytes on 8 devices"),
         ({"--dtype": "floot"}, "did you mean float"),
         ({"--mesh": "data=4,data=2"}, "axis 'data' is given twice"),
-        ({"--mesh": "data=-4"}, "this size is negative"),
+        ({"--mesh": "data=-4"}, "this size must be 1 or more"),
+        ({"--mesh": "data=0"}, "this size must be 1 or more"),
         (
             {"--mesh": f"data={2**40}"},
             "the mesh data=1099511627776 has 1,099,511,627,776 devices; a plan is for at most "
@@ -347,7 +410,7 @@ def test_without_rich(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ({"--devices-per-process": "0"}, "the numbers that do are 1, 2, 4, 8"),
         ({"--devices-per-process": "16"}, "the numbers that do are 1, 2, 4, 8"),
-        ({"--devices-per-process": "-1"}, "--devices-per-process: this number is negative"),
+        ({"--devices-per-process": "-1"}, "--devices-per-process: this number must be 0 or more"),
         (
             {"--mesh": "data=1000", "--spec": "_", "--devices-per-process": "48"},
             "the nearest that do are 20, 25, 40, 50",
@@ -361,10 +424,16 @@ def test_without_rich(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
             {"--process": "2", "--devices-per-process": "4"},
             "there is no process 2; the mesh data=4,model=2 has processes 0 to 1",
         ),
-        ({"--process": "-2"}, "--process: this number is negative"),
+        ({"--process": "-2"}, "--process: this number must be 0 or more"),
+        ({"--process": "0,1"}, "not '0,1'; for several repeat the option: --process 0 --process 1"),
+        ({"--spec": "none"}, "; a dimension that is not cut is _, not none"),
+        ({"--spec": "data,NONE"}, "; a dimension that is not cut is _, not NONE"),
+        ({"--spec": "replicated"}, "; a dimension that is not cut is _, not replicated"),
+        ({"--shape": "(8,6"}, "--shape: this bracket is not closed"),
+        ({"--shape": "16,384x6"}, "--shape: between sizes is x or a comma, not both"),
         ({"--process": "two"}, "--process: a number was expected"),
         ({"--locate": "8,0"}, "outside the shape (8, 6): dimension 0 goes from 0 to 7"),
-        ({"--locate": "-1,0"}, "--locate: this coordinate is negative"),
+        ({"--locate": "-1,0"}, "--locate: this coordinate must be 0 or more"),
         ({"--locate": "1"}, "(1,) has 1 coordinate, but shape (8, 6) has 2 dimensions"),
         ({"--shape": "0x6", "--locate": "0,0"}, "dimension 0 has size 0, so there is no element"),
     ],

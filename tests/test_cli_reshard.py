@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gda import ShardGrid, cli
+from gda import ReshardPlan, ShardGrid, cli
 from gda.cli import reshards
-from gda.cli.words import parse_spec
+from gda.cli.layouts import parse_spec
 
 Result = tuple[int, str, str]
 Run = Callable[..., Result]
@@ -113,6 +113,7 @@ def test_for_programs() -> None:
     assert document.pop("source")["shard_shape"] == [16, 32]
     assert document.pop("target")["shard_shape"] == [16, 64]
     assert document == {
+        "notes": [],
         "nbytes_kept": 16384,
         "nbytes_within_processes": 16384,
         "nbytes_between_processes": 0,
@@ -125,17 +126,83 @@ def test_for_programs() -> None:
         "largest_sender": {"device": 0, "nbytes": 2048},
         "largest_receiver": {"device": 0, "nbytes": 2048},
         "peak_extra_nbytes": 4096,
+        "num_links": 0,
         "links": [],
     }
 
 
 def test_too_many_moves_for_links(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     args = (*ARRAY, "--mesh", "x=8", "--spec", "x", "--to-spec", "_,x", "--no-picture")
-    monkeypatch.setattr(reshards, "_MOVES_FOR_LINKS", 63)
+    monkeypatch.setattr(reshards, "_MOST_MOVES", 63)
+    said = "links are left out: 64 pieces are too many to look at"
     code, out, _ = run("reshard", *args, "--devices-per-process", "2")
     assert code == 0
-    assert out.endswith("\nlinks         left out: 64 pieces are too many to look at\n")
-    assert reshard(*args, "--devices-per-process", "2")["links"] is None
+    assert "device   sends        1.8 KiB" in out
+    assert out.endswith(f"\nnote          {said}\n")
+    document = reshard(*args, "--devices-per-process", "2")
+    assert (document["num_links"], document["links"]) == (None, None)
+    assert document["notes"] == [said]
+    assert document["largest_sender"] == {"device": 0, "nbytes": 1792}
+
+
+def test_too_many_moves_for_what_is_sent(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two holders of each block, and pieces of 1, 2 and 3 rows.
+    args = ("--shape", "12x4", "--dtype", "f32", "--mesh", "x=3,y=2", "--spec", "x")
+    args = (*args, "--to-mesh", "x=4,y=2", "--devices-per-process", "2")
+    whole = reshard(*args)
+    monkeypatch.setattr(reshards, "_MOST_MOVES", whole["num_moves"] - 1)
+    for name in ("sent_by_device", "sent_by_process", "largest_sender"):
+        monkeypatch.delattr(ReshardPlan, name)  # and so is a look at all moves
+    said = (
+        f"links and what each device sends are left out: {whole['num_moves']} pieces are too many "
+        "to look at"
+    )
+    code, out, err = run("reshard", *args, "--no-picture")
+    assert (code, err) == (0, "")
+    assert "sends  " not in out
+    assert "\ndevice   receives" in out
+    assert "\nprocess  receives" in out
+    assert " ".join(said.split()) in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+    document = reshard(*args)
+    unknown = ("sent_by_device", "sent_by_process", "largest_sender", "num_links", "links")
+    assert document == {**whole, **dict.fromkeys(unknown), "notes": [said]}
+
+
+def test_more_links_than_are_listed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = (*ARRAY, "--mesh", "x=8", "--spec", "x", "--to-spec", "_,x", "--no-picture")
+    args = (*args, "--devices-per-process", "2")
+    monkeypatch.setattr(reshards, "_LINKS_LISTED", 11)
+    assert "… 7 more links; --json lists 11\n" in run("reshard", *args)[1]
+    document = reshard(*args)
+    assert (document["num_links"], len(document["links"])) == (12, 11)
+
+
+def test_notes(run: Run) -> None:
+    args = ("--shape", "8x8", "--dtype", "int4", "--mesh", "x=2,y=2", "--spec", "x")
+    args = (*args, "--to-spec", "(x,y)", "--no-picture")
+    code, out, err = run("reshard", *args)
+    assert (code, err) == (0, "")
+    assert out.count("note  ") == 2
+    one_entry = (
+        "--to-spec (x,y) is read as one entry: dimension 0 is cut by both; write x,y for one "
+        "entry each"
+    )
+    small = "an element counts as one byte, as in NumPy; devices may pack several in one"
+    document = reshard(*args)
+    assert document["source"]["notes"] == [small]
+    assert document["target"]["notes"] == [small, one_entry]
+    assert one_entry in " ".join(out.split())
+
+
+def test_many_axes_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    mesh = ",".join(f"axis_number_{i}=2" for i in range(9))
+    args = ("--shape", "512x512", "--dtype", "f32", "--mesh", mesh)
+    spec = "+".join(f"axis_number_{i}" for i in range(9))
+    code, out, err = run("reshard", *args, "--spec", spec, "--to-spec", f"_,{spec}")
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
 
 
 # Properties: the definition, on the elements of the whole array.
@@ -229,13 +296,14 @@ def test_before_and_after(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == out
 
 
-def test_without_rich(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("rich", "gda.show"))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "rich", None)
-    code, out, err = run("reshard", *ARRAY, "--mesh", "x=4", "--spec", "x", "--to-spec", "_,x")
-    assert (code, err) == (0, "")
-    assert out.count("pip install 'gda[show]'") == 1
+def test_without_rich() -> None:
+    # In a process of its own: rich, and what was imported with it, is known to this one.
+    code = "import sys; sys.modules['rich'] = None; from gda.cli import main; sys.exit(main())"
+    words = ["reshard", *ARRAY, "--mesh", "x=4", "--spec", "x", "--to-spec", "_,x"]
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("pip install 'gda[show]'") == 1
 
 
 # Bad inputs.
@@ -251,10 +319,10 @@ def test_without_rich(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         (("--to-mesh", "x=3"), "after the reshard, global shape (8, 64) cannot be cut by P('x')"),
         (("--to-mesh", "y=2"), "after the reshard, spec P('x') cuts dimension 0 by mesh axis 'x'"),
         (("--to-mesh", "x=4", "--devices-per-process", "8"), "after the reshard, 8 devices per "),
-        (("--to-mesh", "x=0"), "--to-mesh: an axis has at least one device"),
+        (("--to-mesh", "x=0"), "--to-mesh: this size must be 1 or more"),
         (("--to-mesh", f"x={2**40}"), "after the reshard, the mesh x=1099511627776 has"),
         (("--to-spec", "x", "--to-devices-per-process", "3"), "do not divide the 8 devices"),
-        (("--to-spec", "x", "--to-devices-per-process", "-1"), "this number is negative"),
+        (("--to-spec", "x", "--to-devices-per-process", "-1"), "this number must be 0 or more"),
         (("--to-spec", "x", "--spec", "z"), "gda: spec P('z') cuts dimension 0"),
     ],
 )

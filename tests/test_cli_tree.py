@@ -87,20 +87,18 @@ def test_a_small_model(run: Run, write: Callable[[Any], Path]) -> None:
         "per device  parameter\n"
         "            array           spec                  shard shape  replicas\n"
         "      64 B  layers.0-1.up (x2)\n"
-        "            bfloat16[8,16]  P('model', 'data')    (4, 4)       1 replica\n"
+        "            bfloat16[8,16]  P('model', 'data')    (4, 4)              1\n"
         "      64 B  layers.1.down\n"
-        "            float32[16,8]   P(('data', 'model'))  (2, 8)       1 replica\n"
+        "            float32[16,8]   P(('data', 'model'))  (2, 8)              1\n"
         "      32 B  layers.0.down\n"
-        "            bfloat16[16,8]  P(('data', 'model'))  (2, 8)       1 replica\n"
+        "            bfloat16[16,8]  P(('data', 'model'))  (2, 8)              1\n"
         "      16 B  norm\n"
-        "            bfloat16[8]     P()                   (8,)         8 replicas\n"
+        "            bfloat16[8]     P()                   (8,)                8\n"
         "\n"
         "Replicated, but could be cut: 14 B per device would be saved.\n"
         "\n"
-        "per device  parameter\n"
-        "            spec, and one that also divides\n"
-        "      14 B  norm\n"
-        "            P() to P(('data', 'model'))\n"
+        "per device  parameter  spec  one that also divides\n"
+        "      14 B  norm       P()   P(('data', 'model'))\n"
     )
 
 
@@ -110,7 +108,7 @@ def test_a_wide_terminal(
     monkeypatch.setenv("COLUMNS", "120")
     _, out, _ = run("plan", "--tree", write(SMALL))
     (line,) = (line for line in out.splitlines() if "layers.0-1.up" in line)
-    shown = ["64 B", "layers.0-1.up", "(x2)", "bfloat16[8,16]", "P('model', 'data')", "(4, 4)", "1"]
+    shown = ["64 B", "layers.0-1.up (x2)", "bfloat16[8,16]", "P('model', 'data')", "(4, 4)", "1"]
     assert re.split("  +", line.strip()) == shown
 
 
@@ -122,6 +120,7 @@ def test_for_programs(write: Callable[[Any], Path]) -> None:
         "num_devices": 8,
         "num_processes": 2,
         "devices_per_process": 4,
+        "notes": [],
         "num_parameters": 5,
         "num_elements": 520,
         "nbytes": 1296,
@@ -175,6 +174,44 @@ def test_where_mesh_dtype_and_spec_may_stand(write: Callable[[Any], Path]) -> No
     assert plan(write(SMALL), "--mesh", "data=1,model=1")["nbytes_per_device"] == 1296
 
 
+def test_a_dtype_that_is_null_is_that_of_all(write: Callable[[Any], Path]) -> None:
+    model = {"mesh": {"x": 1}, "dtype": "bf16", "parameters": {"w": {"shape": [8], "dtype": None}}}
+    assert plan(write(model))["parameters"][0]["dtype"] == "bfloat16"
+
+
+def test_a_type_below_a_byte(run: Run, write: Callable[[Any], Path]) -> None:
+    path = write({**SMALL, "dtype": "int4"})
+    note = "an element counts as one byte, as in NumPy; devices may pack several in one"
+    assert plan(path)["notes"] == [note]
+    assert note in " ".join(run("plan", "--tree", path)[1].split())
+
+
+def test_names_do_nothing_to_a_terminal(run: Run, write: Callable[[Any], Path]) -> None:
+    axis, name = "x\x1b[2J", "w\x1b[31m\u2028"
+    document = {name: {"shape": [8, 8], "dtype": "f32", "spec": [axis]}, "v": {"shape": [8, 8]}}
+    document["v"] |= {"dtype": "f32"}
+    code, out, _ = run("plan", "--tree", write(document), "--mesh", f"'{axis}'=2,y=2")
+    assert code == 0
+    assert out.replace("\n", "").isprintable()
+    assert r"x\x1b[2J=2,y=2: 4 devices" in out
+    assert r"w\x1b[31m\u2028" in out.split("Replicated")[0]
+    assert r"w\x1b[31m\u2028" in out.split("Replicated")[1]
+
+
+def test_long_names_in_80_columns(
+    run: Run, write: Callable[[Any], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = [f"{'model.' * 20}{i}" for i in "ab"]
+    axes = [f"axis_number_{i}" for i in range(7)]
+    parameters = {name: {"shape": [128, 4], "spec": "+".join(axes[:5])} for name in names}
+    document = {"mesh": dict.fromkeys(axes, 2), "dtype": "f32", "parameters": parameters}
+    code, out, _ = run("plan", "--tree", write(document))
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.replace("\n", "").replace(" ", "").count(names[0]) == 2
+
+
 def test_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "\N{ZERO WIDTH NO-BREAK SPACE}" + json.dumps(SMALL)  # a mark that some editors write
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
@@ -184,6 +221,12 @@ def test_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"[]")))
     code, _, err = run("plan", "--tree", "-")
     assert (code, err.splitlines()[0]) == (2, f"gda: stdin is a list; {EXPECTED}")
+    monkeypatch.setattr("sys.stdin", None)  # as after <&-
+    code, _, err = run("plan", "--tree", "-")
+    assert (code, err) == (
+        2,
+        "gda: --tree: stdin is closed; give the path of a file instead of -\n",
+    )
 
 
 def test_models_of_nothing(run: Run, write: Callable[[Any], Path]) -> None:
@@ -357,7 +400,12 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
         ('{"a": NaN', "is not JSON: "),
         ("[" * 100_000, "is nested too deeply to be a model"),
         (f'{{"w": {{"shape": [{"9" * 5000}]}}}}', "is not JSON: "),
-        ('{"w": {}, "w": {}}', '"w" stands there twice'),
+        ('{"w": {}, "w": {}}', '"w" stands there twice\n'),
+        ('{"w": {}, "v": {}, "w": {}, "w": {}, "v": {}}', '"w", "v" stand there twice\n'),
+        (
+            "{" + ", ".join(f'"{name:05}": {{}}' for name in [*range(50_000)] * 2) + "}",
+            '"00006", "00007" and 49,992 more stand there twice\n',
+        ),
         ([1], f"is a list; {EXPECTED}"),
         (3, f"is 3; {EXPECTED}"),
         ("null", f"is null; {EXPECTED}"),
@@ -369,7 +417,7 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
             {"mesh": {"x": 0}, "parameters": W},
             "mesh: axis 'x' has the size 0; it must be 1 or more",
         ),
-        ({"mesh": {"x": True}, "parameters": W}, "axis 'x' has the size True"),
+        ({"mesh": {"x": True}, "parameters": W}, "axis 'x' has the size true"),
         ({"mesh": {"_": 2}, "parameters": W}, "mesh: an axis cannot have the name '_'"),
         ({"mesh": "x=", "parameters": W}, "mesh: 'x=' cannot be read: a size was expected"),
         ({"mesh": {"x": 2**40}, "parameters": W}, "1,099,511,627,776 devices; a plan is for at"),
@@ -381,7 +429,13 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
         ({"mesh": {"x": 2}, "spec": 3, "parameters": W}, "spec must be a PartitionSpec or a seq"),
         (
             {"mesh": {"x": 2}, "parameter": {}, "parameters": W},
-            '"parameter" is not known; did you mean "parameters"?; parameters stand under',
+            '"parameter" is not known; did you mean "parameters"?\n',
+        ),
+        (
+            {"mesh": {"x": 2}, "w1": {}, "w2": {}, "b": {}, "parameters": W},
+            '"w1" is not known; known are "about", "mesh", "dtype", "spec", "parameters" '
+            '("parameters" has the names)\n  "w2" is not known; known are "about", "mesh", '
+            '"dtype", "spec", "parameters" ("parameters" has the names)\n  "b" is not known; ',
         ),
         ({"mesh": {"x": 2}, "parameters": {"w": 3}}, 'w: expected is {"shape": [...], ...}, not 3'),
         ({"mesh": {"x": 2}, "parameters": {"w": {}}}, 'w: there is no "shape"'),
@@ -414,7 +468,11 @@ def test_wrong_files(run: Run, write: Callable[[Any], Path], document: Any, said
         ({"shape": [10**30]}, "sizes are from 0 to 2**63 - 1"),
         ({"shape": [2**62, 8]}, "a plan counts to 2**63"),
         ({"shape": [1] * 300}, "this shape has 300 dimensions; an array has at most 64"),
-        ({"dtype": None}, 'w: "dtype" must be a name such as "bfloat16", not None'),
+        ({"dtype": None}, 'w: there is no "dtype", here or for all parameters'),
+        ({"dtype": True}, 'w: "dtype" must be a name such as "bfloat16", not true'),
+        ({"shape": None}, 'w: "shape" must be a list of integers, not null'),
+        ({"spec": ["none"]}, "; a dimension that is not cut is _, not none"),
+        ({"spec": ["_", "None"]}, None),
         ({"dtype": "i8"}, "i8 is int8 to JAX and int64 to NumPy"),
         ({"spec": "x,"}, None),
         ({"spec": "x,,"}, "w: \"spec\" 'x,,' cannot be read at ',': the name of a mesh axis"),
@@ -466,6 +524,10 @@ def test_what_does_not_go_together(run: Run, write: Callable[[Any], Path], tmp_p
             ("--dtype", "f32", "--process", "1", "--locate", "1"),
             "--dtype, --process and --locate of one array cannot be said with --tree",
         ),
+        (("--shape", "", "--spec", ""), "--shape and --spec of one array cannot be said"),
+        (("--process", ""), "--process of one array cannot be said with --tree"),
+        (("--mesh", ""), "--mesh: an axis with its size was expected, such as data=64"),
+        (("--devices-per-process", ""), "--devices-per-process: a number was expected"),
         (("--mesh", "x"), "--mesh: the size of axis 'x' was expected"),
         (("--devices-per-process", "3"), "3 devices per process do not divide the 8 devices"),
     ):
@@ -476,6 +538,8 @@ def test_what_does_not_go_together(run: Run, write: Callable[[Any], Path], tmp_p
     assert (code, err) == (2, f"gda: {tmp_path}/none cannot be read: No such file or directory\n")
     code, _, err = run("plan", "--tree", tmp_path)
     assert (code, err) == (2, f"gda: {tmp_path} cannot be read: Is a directory\n")
+    code, _, err = run("plan", "--tree", "")
+    assert (code, err) == (2, "gda: --tree: the path of a file was expected, or - for stdin\n")
     path.write_bytes(b"\xff\xfe")
     code, _, err = run("plan", "--tree", path)
     assert code == 2
@@ -483,6 +547,20 @@ def test_what_does_not_go_together(run: Run, write: Callable[[Any], Path], tmp_p
     huge = {f"w{'x' * i}": {"shape": [2**59, 8], "dtype": "i16"} for i in range(4)}
     code, _, err = run("plan", "--tree", write(huge), "--mesh", "x=1")
     assert code == 2
+
+
+def test_a_mesh_without_an_axis_of_the_model(run: Run) -> None:
+    code, out, err = run("plan", "--tree", LLAMA, "--mesh", "data=4")
+    assert (code, out) == (2, "")
+    assert err == (
+        f"gda: --mesh: data=4 has no axis 'model', which cuts 226 parameters of {LLAMA}, such as "
+        "model.embed_tokens.weight; the mesh of the file is {'data': 16, 'model': 4}\n"
+    )
+    code, out, err = run("plan", "--tree", LLAMA, "--mesh", "x=4")
+    assert [line.split(" has ")[1][:16] for line in err.splitlines()] == [
+        "no axis 'model',",
+        "no axis 'data', ",
+    ]
 
 
 JSON = st.recursive(

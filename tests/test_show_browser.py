@@ -23,9 +23,11 @@ def subject(
 ) -> Subject:
     num_devices = math.prod(mesh.values())
     process_of = np.arange(num_devices) // devices_per_process
-    names = tuple(f"TPU {device}" for device in range(num_devices))
     grid = ShardGrid(shape, mesh, spec, process_of=process_of)
-    return Subject(grid, dtype=np.dtype("float32"), device_names=names, kind="GlobalArray")
+    ids = np.arange(num_devices)
+    return Subject(
+        grid, dtype=np.dtype("float32"), device_kind="TPU", device_ids=ids, kind="GlobalArray"
+    )
 
 
 # Of which not every block is an element.

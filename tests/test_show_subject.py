@@ -1,4 +1,5 @@
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -6,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from meshes import cut, mesh_of
 
 import gda
@@ -19,9 +20,14 @@ GRID = gda.ShardGrid((8, 2), XY, ("x",))
 DATA = np.zeros((8, 2), np.float32)
 
 
+def ids_of(subject: Subject) -> tuple[str, list[int]]:
+    assert subject.device_ids is not None
+    return subject.device_kind, subject.device_ids.tolist()
+
+
 def test_a_shape_with_mesh_and_spec() -> None:
     subject = subject_of([8, 2], XY, P("x"), dtype="bfloat16")
-    assert (subject.grid, subject.kind, subject.device_names) == (GRID, "plan", None)
+    assert (subject.grid, subject.kind, subject.device_ids) == (GRID, "plan", None)
     assert (subject.shape, subject.spec, str(subject.dtype)) == ((8, 2), "P('x')", "bfloat16")
     assert subject.block_bytes == 8
     assert subject_of((8, 2), XY, ("x",)).block_bytes is None
@@ -29,14 +35,15 @@ def test_a_shape_with_mesh_and_spec() -> None:
 
 def test_a_shape_on_real_devices_has_their_names_and_processes() -> None:
     subject = subject_of((8, 2), mesh_of(XY), P("x"))
-    assert subject.device_names == tuple(f"CPU {n}" for n in range(8))
-    assert subject.device_name(3) == "CPU 3"
+    assert ids_of(subject) == ("CPU", list(range(8)))
+    assert subject.numbers(np.array([3])).tolist() == [3]
     assert np.array_equal(subject.grid.process_of, np.zeros(8))
 
 
 def test_a_mesh_without_devices() -> None:
     subject = subject_of((8, 2), AbstractMesh((4, 2), ("x", "y")), P("x"))
-    assert (subject.grid, subject.device_names, subject.device_name(3)) == (GRID, None, "3")
+    assert (subject.grid, subject.device_kind, subject.device_ids) == (GRID, "device", None)
+    assert subject.numbers(np.array([3])).tolist() == [3]
 
 
 def test_arrays() -> None:
@@ -51,13 +58,13 @@ def test_arrays() -> None:
         subject = subject_of(x)
         assert subject.grid.global_shape == (8, 2)
         assert (subject.kind, subject.spec, subject.block_bytes) == (kind, "P('x')", 16)
-        assert subject.device_name(7) == "CPU 7"
+        assert ids_of(subject) == ("CPU", list(range(8)))
 
 
 def test_an_array_on_one_device_has_a_mesh_without_axes() -> None:
     device = jax.devices()[3]
     subject = subject_of(jax.device_put(DATA, device))
-    assert (subject.grid.mesh_shape, subject.device_names) == ({}, ("CPU 3",))
+    assert (subject.grid.mesh_shape, ids_of(subject)) == ({}, ("CPU", [3]))
 
 
 def test_a_deleted_array_still_has_its_layout() -> None:
@@ -68,6 +75,36 @@ def test_a_deleted_array_still_has_its_layout() -> None:
         "jax.Array (deleted)",
     )
     assert subject_of(g).spec == "P('x')"
+
+
+def test_a_sharding_is_a_mesh_and_a_spec() -> None:
+    subject = subject_of((8, 2), NamedSharding(mesh_of(XY), P("x")))
+    assert (subject.spec, subject.mesh) == ("P('x')", "x=4, y=2")
+
+
+def test_a_shape_may_be_an_array_of_numpy() -> None:
+    assert subject_of(np.array([8, 2]), XY, P("x")).grid == GRID
+
+
+def test_a_global_array_of_what_was_only_evaluated() -> None:
+    mesh = mesh_of(XY, kind=AxisType.Explicit)
+    g = cut(DATA, mesh, P("x"))
+    abstract = jax.eval_shape(lambda tree: jax.tree.map(lambda x: x * 2, tree), g)
+    subject = subject_of(abstract)
+    assert (subject.kind, subject.axes_of(0)) == ("GlobalArray", [("x", 4)])
+    assert abstract._repr_html_() is not None
+
+
+def test_key_types_are_types_of_elements() -> None:
+    dtype = jax.random.key(0).dtype
+    assert subject_of(GRID, dtype=dtype).dtype == dtype
+
+
+@given(sharded_cases(mesh_shapes(max_devices=64)))
+def test_parts_are_how_many_blocks_there_are(case: Any) -> None:
+    indices = {tuple((s.start, s.stop) for s in index) for index in case.grid.indices()}
+    parts = [len({index[d] for index in indices}) for d in range(len(case.global_shape))]
+    assert list(Subject(case.grid).parts) == parts
 
 
 def test_grids_and_subjects() -> None:
@@ -102,6 +139,13 @@ def test_huge_sizes() -> None:
         ((jnp.zeros(3),), {"dtype": "int8"}, "dtype goes with a shape or a grid; this ArrayImpl"),
         ((DATA,), {}, "a ShardGrid, or a shape with mesh= and spec=, not of ndarray"),
         (("8x2",), {}, "not of str"),
+        (("8x2", XY, ("x",)), {}, "a sequence of integers such as (8, 2), not with str"),
+        ((8, XY, ("x",)), {}, "a sequence of integers such as (8, 2), not with int"),
+        (((8, 2), P("x"), XY), {}, "the mesh, a jax.sharding.Mesh or the sizes of its axes by na"),
+        (((8, 2), P("x"), XY), {}, "the mesh given is of type P"),
+        (((8, 2), XY, ("x",)), {"dtype": DATA}, "dtype=a ndarray is no type of elements"),
+        ((jax.ShapeDtypeStruct((8,), "int8"),), {}, "this ShapeDtypeStruct has no sharding, so"),
+        ((jax.ShapeDtypeStruct((8,), "int8"),), {}, "sharding=NamedSharding(mesh, spec))"),
         ((None,), {}, "not of NoneType"),
         (((8, 2), XY, ("x",)), {"dtype": "float33"}, "dtype='float33' is no type of elements"),
     ],
@@ -109,6 +153,33 @@ def test_huge_sizes() -> None:
 def test_what_cannot_be_shown(arguments: Any, options: Any, message: str) -> None:
     with pytest.raises(TypeError, match=re.escape(message)):
         subject_of(*arguments, **options)
+
+
+SECRET = 271828
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        [np.full(2, SECRET)],
+        {"w": np.full(2, SECRET)},
+        [jnp.full(2, SECRET)],
+        [[SECRET]],
+        (SECRET, "w"),
+    ],
+    ids=["numpy", "dict", "jax", "nested", "text"],
+)
+@pytest.mark.parametrize("rest", [(), (XY, ("x",))], ids=["alone", "with_mesh"])
+def test_of_a_tree_no_value_is_told(tree: Any, rest: Any) -> None:
+    with pytest.raises(TypeError, match="one array at a time, not of a ") as raised:
+        subject_of(tree, *rest)
+    assert "jax.tree.map(gda.visualize_sharding, tree)" in str(raised.value)
+    assert str(SECRET) not in str(raised.value)
+
+
+def test_an_array_of_numpy_has_no_sharding() -> None:
+    with pytest.raises(TypeError, match="not of ndarray$"):
+        subject_of(np.ones(3))
 
 
 def test_a_sharding_without_mesh_and_spec() -> None:
@@ -127,4 +198,19 @@ def test_a_spec_that_does_not_fit() -> None:
 def test_named_shardings_of_abstract_meshes() -> None:
     sharding = NamedSharding(AbstractMesh((4, 2), ("x", "y")), P("x"))
     abstract = jax.ShapeDtypeStruct((8, 2), "float32", sharding=sharding)
-    assert subject_of(abstract).device_names is None
+    assert subject_of(abstract).device_ids is None
+
+
+def test_devices_of_several_platforms_go_by_their_places() -> None:
+    devices = [SimpleNamespace(platform=p, id=0, process_index=0) for p in ("cpu", "tpu")]
+    mesh = SimpleNamespace(shape={"x": 2}, devices=np.array(devices))
+    subject = subject_of((8,), mesh, ("x",))
+    assert (subject.device_kind, subject.device_ids) == ("device", None)
+
+
+def test_a_memory_is_named_if_it_is_not_the_default() -> None:
+    mesh = mesh_of({"x": 8})
+    assert subject_of(jax.device_put(DATA, NamedSharding(mesh, P("x")))).memory_kind is None
+    sharding = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    abstract = jax.ShapeDtypeStruct((8, 2), "float32", sharding=sharding)
+    assert subject_of(abstract).memory_kind == "pinned_host"

@@ -1,3 +1,5 @@
+import html
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -149,7 +151,31 @@ def test_replicas_are_counted_and_named() -> None:
 def test_a_block_in_several_processes_has_their_colors() -> None:
     svg = svg_of(subject((64, 64), {"x": 4, "y": 2}, ("y",), [0, 0, 0, 0, 1, 1, 2, 2]))
     assert [block.colors for block in blocks_of(svg)] == [[*colors_of(3)]] * 2
-    assert "several colours: replicas in several processes" in texts_of(svg)
+    assert "several colours: held by several processes" in texts_of(svg)
+
+
+def test_a_cell_of_several_blocks_has_the_colors_of_their_processes() -> None:
+    strip = subject((8192,), {"x": 1024}, ("x",), np.arange(1024) % 8)
+    svg = svg_of(strip)
+    four = [colors_of(8)[color] for color in (0, 1, 2, 7)]
+    assert [block.colors for block in blocks_of(svg)] == [four] * 128
+    assert "several colours: held by several processes, at most 4 of them shown" in texts_of(svg)
+    pairs = svg_of(subject((8192,), {"x": 1024}, ("x",), np.arange(1024) // 4))
+    assert len({*blocks_of(pairs)[0].colors}) == 2
+    assert "several colours: held by several processes" in texts_of(pairs)
+    alone = svg_of(subject((8192,), {"x": 1024}, ("x",), np.arange(1024) // 8))
+    assert not [text for text in texts_of(alone) if "colour" in text]
+
+
+def test_cells_too_small_for_several_colors_have_one_and_say_so() -> None:
+    svg = svg_of(subject((256, 256), {"a": 256, "b": 256}, ("a", "b"), np.arange(65536) // 2))
+    assert "each in the colour of one of its processes" in texts_of(svg)
+
+
+def test_more_processes_than_are_shown_are_told_of() -> None:
+    svg = svg_of(subject((8,), {"x": 8}, (), np.arange(8)))
+    assert len(blocks_of(svg)[0].colors) == 4
+    assert "several colours: held by several processes, at most 4 of them shown" in texts_of(svg)
 
 
 def test_many_replicas_are_named_in_short() -> None:
@@ -167,6 +193,15 @@ def test_devices_have_the_names_of_the_mesh(auto_mesh: Mesh) -> None:
     svg = svg_of(subject_of(g))
     assert labels_of(svg) == [f"CPU {d.id}" for d in auto_mesh.devices.flat]
     assert blocks_of(svg)[0].title.split("\n")[1] == f"CPU {auto_mesh.devices.flat[0].id}"
+
+
+def test_hover_texts_of_several_blocks_have_the_names_of_the_mesh() -> None:
+    grid = ShardGrid((8192,), {"x": 1024}, ("x",))
+    svg = svg_of(Subject(grid, device_kind="TPU", device_ids=1023 - np.arange(1024)))
+    assert blocks_of(svg)[0].title == "[0:64], 8 blocks\nTPU 1016-1023"
+    crowded = ShardGrid((65536, 8192), SQUARE, ("a", "b"))
+    svg = svg_of(Subject(crowded, device_kind="TPU", device_ids=4095 - np.arange(4096)))
+    assert blocks_of(svg)[0].title == "[0:1024, 0:2048], 16 blocks\nTPU 4080-4095"
 
 
 def test_sides_say_their_size_and_what_cuts_them() -> None:
@@ -225,7 +260,7 @@ def test_arrays_without_elements(spec: tuple[str | None, ...]) -> None:
 def test_a_scalar() -> None:
     svg = svg_of(subject((), XY, (), dtype="int8"))
     assert [block.title.split("\n")[0] for block in blocks_of(svg)] == ["[]"]
-    assert "1 block, each on 8 devices" in texts_of(svg)
+    assert "1 block, on each of 8 devices" in texts_of(svg)
 
 
 def test_one_device_and_axes_of_size_1() -> None:
@@ -246,22 +281,23 @@ def test_the_table() -> None:
     assert facts_of(page) == {
         "shape": "(8, 2)",
         "dtype": "float32",
-        "mesh": "x=4, y=2",
+        "mesh": "x=4, y=2: 8 devices, 2 processes",
         "spec": "P(&#x27;x&#x27;)",
-        "shard shape": "(2, 2)",
-        "blocks": "4",
-        "replicas": "2",
-        "devices": "8",
-        "processes": "2 (0, 3)",
-        "bytes per device": "16 B",
-        "bytes in total": "64 B",
-        "with replicas": "128 B",
+        "blocks": "4 of (2, 2), each on 2 devices",
+        "bytes": "16 B per device, 128 B in all, 64 B without replicas",
     }
+
+
+def test_the_table_and_the_text_say_the_same() -> None:
+    shown = subject((8, 2), XY, ("x",), [0] * 4 + [3] * 4)
+    head = gda.show.text(shown).partition("\n\n")[0].split("\n")[1:]
+    said = {key: html.unescape(value) for key, value in facts_of(html_of(shown)).items()}
+    assert {line[:8].strip(): line[8:] for line in head}.items() <= said.items()
 
 
 def test_what_is_not_known_is_left_out_of_the_table() -> None:
     facts = facts_of(html_of(subject((8, 2), XY, ("x",), dtype=None)))
-    assert not {"dtype", "processes", "bytes per device", "bytes in total"} & {*facts}
+    assert {*facts} == {"shape", "mesh", "spec", "blocks"}
 
 
 def test_it_says_what_it_shows_to_those_who_cannot_see_it() -> None:
@@ -295,7 +331,7 @@ def test_it_needs_nothing_from_outside() -> None:
 def test_the_last_expression_of_a_cell_is_a_picture(mesh: Mesh) -> None:
     g = cut(batch(8, 2), mesh, P("x"))
     assert g._repr_html_() == html_of(subject_of(g))
-    assert facts_of(g._repr_html_() or "")["bytes in total"] == "64 B"
+    assert facts_of(g._repr_html_() or "")["bytes"].endswith("64 B without replicas")
 
 
 def test_no_data_is_read_for_a_picture(auto_mesh: Mesh) -> None:
@@ -448,9 +484,21 @@ def test_labels_can_be_read_on_every_color(num_processes: int) -> None:
         assert (luminance(color) + 0.05) / (luminance(INK) + 0.05) > 5
 
 
+def lab(color: str) -> list[float]:
+    """Return a colour in CIELAB, in which distances are about as people see them."""
+    channels = np.array([int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]]
+    x, y, z = np.cbrt(np.array(to_xyz) @ linear / [0.9505, 1, 1.0888])
+    return [116 * y - 16, 500 * (x - y), 200 * (y - z)]
+
+
 @pytest.mark.parametrize("num_processes", range(1, 25))
 def test_up_to_24_processes_have_colors_of_their_own(num_processes: int) -> None:
-    assert len({*colors_of(num_processes)}) == num_processes
+    colors = colors_of(num_processes)
+    assert len({*colors}) == num_processes
+    distances = [math.dist(lab(a), lab(b)) for a, b in itertools.combinations(colors, 2)]
+    assert min(distances, default=20) >= 20
 
 
 # Properties.
@@ -476,7 +524,7 @@ def test_every_block_is_drawn_once_and_says_what_it_is(subject: Subject) -> None
     svg = svg_of(subject)
     blocks = blocks_of(svg)
     titles = [block.title for block in blocks]
-    if "more" in svg:  # some boxes or layers are left out
+    if any(text.startswith("… ") for text in texts_of(svg)):  # some boxes or layers are left out
         assert len({*titles}) == len(titles) < subject.grid.num_shards
     elif subject.grid.num_replicas <= 4:
         assert sorted(titles) == sorted(expected_titles(subject))

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 import gda
+from gda.show.folding import Gap, fold
 from gda.show.subject import Subject
 from gda.show.terminal import PALETTE
-from gda.show.terminal.folding import Gap, fold
-from gda.show.terminal.labels import format_numbers
+from gda.show.words import format_numbers
 from gda.testing.strategies import mesh_shapes, sharded_cases
 
 XY = {"x": 4, "y": 2}
@@ -359,16 +359,52 @@ blocks  2 of (0, 4), each on 4 devices
 # What is said around a picture.
 
 
+def named(grid: gda.ShardGrid, ids: Any) -> Subject:
+    return Subject(grid, device_kind="TPU", device_ids=np.array(ids))
+
+
 def test_devices_of_a_mesh_go_by_their_names() -> None:
     grid = gda.ShardGrid((8,), {"x": 4}, ())
-    named = Subject(grid, device_names=("TPU 4", "TPU 5", "TPU 7", "TPU 6"))
-    assert "│ :   TPU 4, 5, 7, 6 │" in picture(named)
-    mixed = Subject(grid, device_names=("TPU 0", "CPU 0", "TPU 1", "host"))
-    assert "│ :   TPU 0, CPU 0, TPU 1, host │" in picture(mixed)
+    assert "│ :   TPU 4, 5, 7, 6 │" in picture(named(grid, [4, 5, 7, 6]))
     matrix = gda.ShardGrid((64, 64), {"x": 8, "y": 8}, ("x", "y"))
-    numbers = picture(Subject(matrix, device_names=tuple(f"TPU {n + 100}" for n in range(64))))
+    numbers = picture(named(matrix, np.arange(64) + 100))
     assert "cells   numbers of devices (TPU)\n" in numbers
     assert "│ 163" in numbers
+
+
+def test_places_in_a_mesh_without_devices_can_have_another_word() -> None:
+    grid = gda.ShardGrid((64, 64), {"x": 8, "y": 8}, ("x",))
+    assert "positions 0-7" in picture(Subject(grid, device_kind="position"))
+    matrix = Subject(gda.ShardGrid((64, 64), {"x": 8, "y": 8}, ("x", "y")), device_kind="position")
+    assert "cells   numbers of positions\n" in picture(matrix)
+
+
+def test_names_move_no_cursor() -> None:
+    name = "\x1b[2J\nx"
+    text = picture(gda.ShardGrid((8,), {name: 4}, (name,)))
+    assert "\x1b" not in text
+    assert "mesh    \\x1b[2J\\nx=4: 4 devices\nspec    P(" in text
+
+
+def test_a_memory_that_is_not_the_default_is_named() -> None:
+    grid = gda.ShardGrid((8,), {"x": 4}, ("x",))
+    assert "memory" not in picture(grid)
+    assert "memory  pinned_host\n" in picture(Subject(grid, memory_kind="pinned_host"))
+
+
+def test_which_dimensions_are_rows_and_columns_where_the_index_is_beside_the_box() -> None:
+    outer = gda.ShardGrid((64, 64, 64, 64), {"x": 2, "y": 8, "z": 8}, ("x", "y", None, "z"))
+    assert "sides   rows dimension 1, columns dimension 3\n" in picture(outer)
+    matrix = gda.ShardGrid((64, 64), {"y": 8, "z": 8}, ("y", "z"))
+    assert "sides" not in picture(matrix)
+    few = gda.ShardGrid((4, 4, 16), {"a": 2, "b": 2, "c": 2}, ("a", "b", "c"))
+    assert "sides" not in picture(few)  # each block has its index
+
+
+def test_heads_of_columns_are_in_one_line_where_that_fits() -> None:
+    grid = gda.ShardGrid((64, 64), {"x": 8, "y": 8}, ("x", "y"))
+    assert "\n        0:8     8:16    16:24" in picture(grid)
+    assert "\n        0:    8:    16:" in picture(grid, width=60)
 
 
 def test_an_empty_mesh_and_axes_of_size_1() -> None:
@@ -402,9 +438,8 @@ def test_wide_characters_take_two_columns() -> None:
 def test_devices_without_a_rule_are_counted() -> None:
     order = np.random.default_rng(0).permutation(64)
     grid = gda.ShardGrid((8,), {"x": 64}, ())
-    names = tuple(f"CPU {n}" for n in order)
-    written = f"CPU {', '.join(map(str, order[:6]))}, … 58 more"
-    assert written in picture(Subject(grid, device_names=names))
+    written = f"TPU {', '.join(map(str, order[:6]))}, … 58 more"
+    assert written in picture(named(grid, order))
 
 
 def test_a_cell_that_has_no_room_ends_in_an_ellipsis() -> None:
@@ -620,6 +655,8 @@ def test_all_pictures_refuse_the_same(show: Any) -> None:
         show((8,))
     with pytest.raises(TypeError, match="there is a picture of .*, not of int"):
         show(8)
+    with pytest.raises(TypeError, match=r"a sequence of integers such as \(8, 2\), not with int"):
+        show(8, {"x": 4}, ("x",))
 
 
 def test_pictures_need_no_jax() -> None:

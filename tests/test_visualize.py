@@ -101,6 +101,9 @@ def test_over_explicit_axes_a_layout_is_known_while_tracing(explicit_mesh: Mesh)
     # Nothing is compiled here.
     assert while_tracing(x, lambda f: lambda x: jax.eval_shape(f, x)) == while_tracing(x)
     assert "2:4, 4:8" in while_tracing(x)
+    # There are no devices yet, so a number is not an id of one.
+    assert "position 3" in while_tracing(x)
+    assert "device 3" not in while_tracing(x)
 
 
 def test_over_auto_axes_it_is_known_when_jax_compiles(auto_mesh: Mesh) -> None:
@@ -192,6 +195,64 @@ def test_inside_shard_map_an_array_is_a_block(mesh: Mesh) -> None:
     )
 
 
+def test_keys_of_random_numbers_while_tracing(mesh: Mesh) -> None:
+    keys = jax.device_put(jax.random.split(jax.random.key(0), 8), NamedSharding(mesh, P("x")))
+    file = io.StringIO()
+
+    @jax.jit
+    def look(keys: jax.Array) -> jax.Array:
+        gda.visualize_sharding(keys, file=file)
+        return keys
+
+    look(keys)
+    assert file.getvalue().startswith("traced jax.Array (8,) key<fry>\nmesh    x=4, y=2: 8 dev")
+
+
+# What is drawn stops no program.
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_sizes_that_are_not_known(kind: AxisType) -> None:
+    sharding = NamedSharding(mesh_of({"x": 4}, kind), P(None, "x"))
+    shape = jax.export.symbolic_shape("n, 8")
+    file = io.StringIO()
+
+    @jax.jit
+    def look(x: jax.Array) -> jax.Array:
+        gda.visualize_sharding(x, file=file)
+        return x * 2
+
+    exported = jax.export.export(look)(jax.ShapeDtypeStruct(shape, "float32", sharding=sharding))
+    assert str(exported.out_avals[0].shape) == "(n, 8)"
+    assert file.getvalue() == (
+        "traced jax.Array (n, 8) float32: no picture, as its sizes are unknown\n"
+    )
+
+
+def test_what_goes_wrong_while_it_is_drawn(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*arguments: Any) -> None:
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr("gda.visualize.subject_on", lost)
+    assert while_tracing(on(mesh, P("x"))) == (
+        "traced jax.Array (8, 8) float32: no picture, because of RuntimeError: lost\n"
+    )
+
+
+def test_a_file_that_was_closed(mesh: Mesh) -> None:
+    file = io.StringIO()
+    file.close()
+
+    @jax.jit
+    def look(x: jax.Array) -> jax.Array:
+        gda.visualize_sharding(x, file=file)
+        return x * 2
+
+    np.testing.assert_array_equal(look(on(mesh, P("x"))), DATA * 2)
+    with pytest.raises(ValueError, match="closed file"):
+        gda.visualize_sharding(on(mesh, P("x")), file=file)
+
+
 def test_on_one_device_without_a_mesh() -> None:
     assert while_tracing(jnp.zeros(3)).startswith("traced jax.Array (3,) float32")
 
@@ -234,7 +295,7 @@ class Terminal(io.StringIO):
 
 
 def in_terminal(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
-    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM", "COLORTERM"):
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TERM", "COLORTERM"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -249,6 +310,7 @@ def test_colours_are_for_terminals_that_have_them(monkeypatch: pytest.MonkeyPatc
     assert "\x1b" not in in_terminal(monkeypatch, TERM="dumb")
     assert "\x1b" not in in_terminal(monkeypatch, TERM="xterm-256color", NO_COLOR="1")
     grid = gda.ShardGrid((8,), {"x": 4}, ("x",), process_of=[0, 0, 1, 1])
+    monkeypatch.setenv("FORCE_COLOR", "1")  # set by notebooks, where a file is still a file
     assert "\x1b" not in printed(grid)
     assert "\x1b[38;5;32m" in printed(grid, color=True)
 
@@ -270,6 +332,15 @@ def test_a_file_without_line_drawing_characters() -> None:
     assert "... 53 more" in text
     box = [line for line in text.splitlines() if line.rstrip().endswith(("|", "+"))]
     assert len({len(line) for line in box}) == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_names_that_a_file_cannot_hold(encoding: str) -> None:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
+    gda.visualize_sharding((8,), {"数": 4}, ("数",), file=file)
+    file.flush()
+    assert "mesh    \\u6570=4: 4 devices\n" in raw.getvalue().decode(encoding)
 
 
 @pytest.fixture
@@ -334,7 +405,7 @@ def test_a_traced_array_has_its_own(explicit_mesh: Mesh, options: dict[str, Any]
 
 def test_text_of_a_traced_array_says_who_can_show_it(explicit_mesh: Mesh) -> None:
     look = jax.jit(lambda x: gda.show.text(x) and x)
-    with pytest.raises(TypeError, match="being traced, gda.visualize_sharding shows it"):
+    with pytest.raises(TypeError, match="is being traced, .*; gda.visualize_sharding shows it"):
         look(on(explicit_mesh, P("x")))
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from gda.cli.checkpoints import add_inspect, add_verify
 from gda.cli.commands import DAMAGED, INTERRUPTED, OK, WRONG, Parser
+from gda.cli.mistakes import MistakesError
 from gda.cli.plans import add_plan
 from gda.cli.reshards import add_reshard
-from gda.cli.words import MistakesError
 from gda.wording import printable
 
 _COMMANDS = (add_plan, add_reshard, add_inspect, add_verify)

@@ -8,6 +8,7 @@
 - ``nbytes_per_device``, ``nbytes_per_process`` and ``nbytes_on_devices``: what devices hold, all
   replicas counted; ``distinct_nbytes_per_process``: ``[least, most]`` over the processes, each
   block of a process once, which is what it reads;
+- ``notes``: what a reader might not expect, in words;
 - ``processes``: for each ``--process`` its number as ``process``; ``nbytes_on_devices``,
   ``nbytes_read`` and ``nbytes_written``; ``blocks``, each with its number as ``block``, ``index``
   (``[start, stop]`` of each dimension) and ``is_written``, whether this process writes it where

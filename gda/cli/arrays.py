@@ -9,19 +9,15 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gda.cli.tables import counted, listed
-from gda.cli.words import (
-    MistakesError,
-    parse_dtype,
-    parse_mesh,
-    parse_number,
-    parse_shape,
-    parse_spec,
-    read_option,
-)
+from gda.cli.dtypes import parse_dtype
+from gda.cli.layouts import NOT_CUT, is_bare_group, parse_mesh, parse_spec
+from gda.cli.mistakes import MistakesError, read_option
+from gda.cli.numbers import parse_number, parse_shape
+from gda.cli.tables import in_processes, listed
+from gda.wording import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +33,11 @@ MAX_DEVICES = 2**22
 _MAX_DIMENSIONS = 64  # of an array in NumPy, and so of a mesh
 _SUGGESTED = 4
 
+# What people write for it beside what is read so.
+_SAYS_NOT_CUT = {*(word.lower() for word in NOT_CUT), "replicated", "replicate", "-", "*"}
+
+BELOW_A_BYTE = "an element counts as one byte, as in NumPy; devices may pack several in one"
+
 
 @dataclass(frozen=True)
 class PlannedArray:
@@ -46,11 +47,13 @@ class PlannedArray:
       grid: how it is cut; knows the process of each device.
       dtype: of its elements.
       devices_per_process: each process has so many, one after the other in device order.
+      notes: what a reader might not expect.
     """
 
     grid: ShardGrid
     dtype: np.dtype[Any]
     devices_per_process: int
+    notes: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -68,17 +71,7 @@ class PlannedArray:
     @property
     def devices_and_processes(self) -> str:
         """In words: ``1,024 devices in 128 processes of 8``."""
-        devices = counted(self.grid.num_devices, "device")
-        if self.num_processes == 1:
-            return devices
-        return f"{devices} in {self.num_processes:,} processes of {self.devices_per_process:,}"
-
-    @property
-    def is_below_a_byte(self) -> bool:
-        """Whether the type has less than eight bits, such as int4."""
-        return self.dtype.name.strip("uint") in ("1", "2", "4") or self.dtype.name.startswith(
-            ("float4", "float6")
-        )
+        return in_processes(self.grid.num_devices, self.devices_per_process)
 
     @property
     def title(self) -> str:
@@ -104,7 +97,15 @@ class PlannedArray:
             "nbytes_per_device": self.block_bytes,
             "nbytes_per_process": self.block_bytes * self.devices_per_process,
             "nbytes_on_devices": self.block_bytes * grid.num_devices,
+            "notes": list(self.notes),
         }
+
+
+def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
+    """Whether a type has less than eight bits, such as int4."""
+    return dtype.name.strip("uint") in ("1", "2", "4") or dtype.name.startswith(
+        ("float4", "float6")
+    )
 
 
 def plan_grid(
@@ -121,7 +122,7 @@ def plan_grid(
     try:
         grid = ShardGrid(shape, mesh, spec)
     except ValueError as error:
-        raise MistakesError(str(error)) from None
+        raise MistakesError(f"{error}{_hint_of_not_cut(mesh, spec)}") from None
     nbytes = math.prod(grid.shard_shape) * dtype.itemsize * grid.num_devices
     if nbytes >= 2**63:
         raise MistakesError(
@@ -130,6 +131,12 @@ def plan_grid(
             f"{2**63:.1e}; check the sizes"
         )
     return grid
+
+
+def _hint_of_not_cut(mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:
+    entries = [entry for entry in spec if isinstance(entry, str) and entry not in mesh]
+    words = [entry for entry in entries if entry.lower() in _SAYS_NOT_CUT]
+    return f"; a dimension that is not cut is _, not {words[0]}" if words else ""
 
 
 def plan_array(
@@ -150,7 +157,8 @@ def plan_array(
     grid = plan_grid(shape, dtype, mesh, spec)
     devices = check_devices_per_process(devices_per_process, mesh)
     processes = Processes(_processes_of(grid.num_devices, devices))
-    return PlannedArray(ShardGrid(shape, mesh, spec, process_of=processes), dtype, devices)
+    notes = (BELOW_A_BYTE,) if is_below_a_byte(dtype) else ()
+    return PlannedArray(ShardGrid(shape, mesh, spec, process_of=processes), dtype, devices, notes)
 
 
 def _processes_of(num_devices: int, devices_per_process: int) -> IntArray:
@@ -244,7 +252,21 @@ def read_array(options: argparse.Namespace, says: str) -> PlannedArray:
     devices_per_process = read("devices-per-process", parse_number)
     if mistakes:
         raise MistakesError(*mistakes)
-    return plan_array(shape, dtype, mesh, spec, devices_per_process)
+    array = plan_array(shape, dtype, mesh, spec, devices_per_process)
+    return with_note_on_spec(array, "--spec", options.spec)
+
+
+def with_note_on_spec(array: PlannedArray, option: str, text: str) -> PlannedArray:
+    """Return the array with a note of how its spec was read, where that may surprise."""
+    if len(array.grid.global_shape) < 2 or not is_bare_group(text):
+        return array
+    (names,) = parse_spec(text)
+    note = (
+        f"{option} {text.strip()} is read as one entry: dimension 0 is cut by "
+        f"{'both' if len(names or ()) == 2 else 'all'}; write {','.join(names or ())} for "
+        "one entry each"
+    )
+    return replace(array, notes=(*array.notes, note))
 
 
 # As people and programs read them.

@@ -1,8 +1,7 @@
-"""``gda plan --tree FILE``: what every device holds of a whole model.
+"""What every device holds of a model, as numbers: the document of ``--tree --json``, which has
 
-What the file is like is in ``gda/cli/trees.py``. With ``--json`` the answer is one document:
-
-- ``mesh``, ``num_devices``, ``num_processes``, ``devices_per_process``;
+- ``mesh``, ``num_devices``, ``num_processes``, ``devices_per_process``; ``notes``: what a reader
+  might not expect, in words;
 - ``num_parameters``, ``num_elements`` and ``nbytes``: of the model once;
 - ``nbytes_per_device``, ``nbytes_per_process``, ``nbytes_on_devices``: all replicas counted;
   ``distinct_nbytes_per_process``: ``[least, most]`` over the processes, what they read;
@@ -16,35 +15,19 @@ What the file is like is in ``gda/cli/trees.py``. With ``--json`` the answer is 
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from gda.cli.answers import blocks_by_process
-from gda.cli.arrays import (
-    check_devices_per_process,
-    format_mesh,
-    format_shape,
-    print_json,
-    spec_for_json,
-)
-from gda.cli.commands import OK
+from gda.cli.arrays import BELOW_A_BYTE, is_below_a_byte, spec_for_json
 from gda.cli.names import with_ranges
-from gda.cli.tables import counted, facts, listed, table
-from gda.cli.trees import Parameter, read_model
-from gda.cli.words import MistakesError, parse_mesh, parse_number, read_option
+from gda.cli.trees import Parameter
 from gda.grid import ShardGrid
-from gda.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of, format_spec
-from gda.wording import format_bytes
-
-_OF_ONE_ARRAY = ("shape", "dtype", "spec", "process", "locate")
-_SAVINGS_SHOWN = 10
+from gda.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
 
 
 @dataclass(frozen=True)
@@ -149,6 +132,11 @@ class ModelPlan:
     def bytes_per_device(self) -> int:
         return sum(_block_bytes(p.grid, p.dtype.itemsize) for p in self.parameters)
 
+    @property
+    def notes(self) -> list[str]:
+        """What a reader might not expect."""
+        return [BELOW_A_BYTE] if any(is_below_a_byte(p.dtype) for p in self.parameters) else []
+
     @cached_property
     def distinct_bytes(self) -> tuple[int, int]:
         """The least and the most distinct bytes of one process, over all processes."""
@@ -191,6 +179,7 @@ class ModelPlan:
             "num_devices": self.num_devices,
             "num_processes": self.num_processes,
             "devices_per_process": self.devices_per_process,
+            "notes": self.notes,
             "num_parameters": len(self.parameters),
             "num_elements": self.num_elements,
             "nbytes": self.nbytes,
@@ -210,138 +199,3 @@ def axes_of(grid: ShardGrid) -> AxesByDimension:
 
 def _block_bytes(grid: ShardGrid, itemsize: int) -> int:
     return math.prod(grid.shard_shape) * itemsize
-
-
-def plan_tree(options: argparse.Namespace) -> int:
-    """Do ``gda plan --tree``."""
-    model = _read(options)
-    if options.json:
-        print_json(model.describe())
-        return OK
-    from gda.cli.pictures import terminal_width
-
-    print(*_summary(model), sep="\n")
-    if model.rows:
-        print("", *_rows(model, terminal_width()), sep="\n")
-    if model.savings:
-        print("", *_savings(model), sep="\n")
-    return OK
-
-
-def _read(options: argparse.Namespace) -> ModelPlan:
-    if given := [f"--{name}" for name in _OF_ONE_ARRAY if getattr(options, name)]:
-        raise MistakesError(f"{listed(given)} of one array cannot be said with --tree")
-    mesh = options.mesh and read_option("--mesh", options.mesh, parse_mesh)
-    devices = options.devices_per_process
-    if devices is not None:
-        devices = read_option("--devices-per-process", devices, parse_number)
-    path = options.tree
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise MistakesError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise MistakesError(f"{path} is not a text in UTF-8: {error}") from None
-    sizes, parameters = read_model(text, "stdin" if path == "-" else path, mesh)
-    model = ModelPlan(sizes, check_devices_per_process(devices, sizes), parameters)
-    if model.bytes_per_device * model.num_devices >= 2**63:
-        raise MistakesError(f"{path} has more than 2**63 bytes in all; check its sizes")
-    return model
-
-
-# For people.
-
-
-def _summary(model: ModelPlan) -> list[str]:
-    devices = counted(model.num_devices, "device")
-    if model.num_processes > 1:
-        devices += f" in {model.num_processes:,} processes of {model.devices_per_process:,}"
-    everywhere = model.bytes_per_device * model.num_devices
-    times = f": {everywhere / model.nbytes:.4g} times the model" if model.nbytes else ""
-    parameters = counted(len(model.parameters), "parameter")
-    elements = counted(model.num_elements, "element")
-    return facts(
-        [
-            ("model", f"{parameters} of {elements}, {format_bytes(model.nbytes)}"),
-            ("mesh", f"{format_mesh(model.mesh)}: {devices}"),
-            ("", ""),
-            ("per device", format_bytes(model.bytes_per_device)),
-            ("per process", _bytes_of_a_process(model)),
-            ("all devices", f"{format_bytes(everywhere)}{times}"),
-        ]
-    )
-
-
-def _bytes_of_a_process(model: ModelPlan) -> str:
-    held = format_bytes(model.bytes_per_device * model.devices_per_process)
-    distinct = list(dict.fromkeys(map(format_bytes, model.distinct_bytes)))
-    return held if distinct == [held] else f"{held}; {' to '.join(distinct)} of it distinct"
-
-
-def _rows(model: ModelPlan, width: int) -> list[str]:
-    """Return one line for each row where that is not too wide, else two."""
-    one_line = table(
-        ["per device", "parameter", "", "array", "spec", "shard shape", "replicas"],
-        [
-            [
-                format_bytes(row.bytes_per_device),
-                row.name,
-                _times(row),
-                row.title,
-                format_spec(row.parameter.grid.spec),
-                format_shape(row.parameter.grid.shard_shape),
-                str(row.parameter.grid.num_replicas),
-            ]
-            for row in model.rows
-        ],
-        right={"per device", "replicas"},
-    )
-    if max(map(len, one_line)) <= width:
-        return one_line
-    names = table(
-        ["per device", "parameter"],
-        [[format_bytes(row.bytes_per_device), f"{row.name} {_times(row)}"] for row in model.rows],
-        right={"per device"},
-    )
-    details = table(
-        ["array", "spec", "shard shape", "replicas"],
-        [
-            [
-                row.title,
-                format_spec(row.parameter.grid.spec),
-                format_shape(row.parameter.grid.shard_shape),
-                counted(row.parameter.grid.num_replicas, "replica"),
-            ]
-            for row in model.rows
-        ],
-    )
-    return _interleaved(names, details)
-
-
-def _interleaved(names: Sequence[str], details: Sequence[str]) -> list[str]:
-    lines = []
-    for name, detail in zip(names, details, strict=True):
-        lines += [name.rstrip(), f"{'':12}{detail}"]
-    return lines
-
-
-def _savings(model: ModelPlan) -> list[str]:
-    shown = model.savings[:_SAVINGS_SHOWN]
-    total = format_bytes(sum(row.bytes_saved_per_device for row in model.savings))
-    rows = [
-        [format_bytes(row.bytes_saved_per_device), f"{row.name} {_times(row)}".rstrip()]
-        for row in shown
-    ]
-    names = table(["per device", "parameter"], rows, right={"per device"})
-    better = [
-        f"{format_spec(row.parameter.grid.spec)} to {format_spec(row.better_spec)}" for row in shown
-    ]
-    left = counted(len(model.savings) - len(shown), "more row")
-    more = [f"… {left}; --json lists them"] if len(model.savings) > len(shown) else []
-    head = f"Replicated, but could be cut: {total} per device would be saved."
-    return [head, "", *_interleaved(names, ["spec, and one that also divides", *better]), *more]
-
-
-def _times(row: Row) -> str:
-    return f"(x{row.count})" if row.count > 1 else ""

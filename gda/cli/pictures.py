@@ -5,48 +5,38 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shutil
 import sys
 
 from gda.cli.arrays import PlannedArray
+from gda.cli.tables import terminal_width
 
 # Narrower, two pictures beside each other cannot be read.
 _NARROWEST = 48
 
-# At the head of a picture; the answer of a command has them too.
-_SAID = ("mesh", "spec", "blocks", "bytes")
 _LEAST = 20
 _BETWEEN = "   "
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def picture_lines(array: PlannedArray, width: int | None = None) -> list[str]:
-    """Return the lines of a picture of an array, or one line that says why there is none."""
+    """Return the lines of a picture of an array, or one line that says why there is none.
+
+    What stands above a picture otherwise, the command has said.
+    """
     from gda import show
 
     width = max(width or terminal_width(), _LEAST)
     try:
-        drawn = show.text(array.grid, dtype=array.dtype, width=width, color=_wants_color())
+        drawn = show.text(
+            array.grid, dtype=array.dtype, width=width, color=_wants_color(), header=False
+        )
     except ImportError as error:
         return [f"(no picture: {error})"]
-    return _without_facts(drawn.split("\n"))
-
-
-def _without_facts(lines: list[str]) -> list[str]:
-    """Leave out what the command has said above the picture; how to read it stays."""
-    if "" not in lines:
-        return lines
-    end = lines.index("")
-    head = [line for line in lines[1:end] if _plain(line).split()[0] not in _SAID]
-    return [*head, "", *lines[end + 1 :]] if head else lines[end + 1 :]
+    return drawn.split("\n")
 
 
 def _wants_color() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def terminal_width() -> int:
-    return shutil.get_terminal_size().columns
 
 
 def before_and_after(source: PlannedArray, target: PlannedArray) -> list[str]:
@@ -67,8 +57,4 @@ def before_and_after(source: PlannedArray, target: PlannedArray) -> list[str]:
 
 
 def _width(line: str) -> int:
-    return len(_plain(line))
-
-
-def _plain(line: str) -> str:
-    return _COLOR.sub("", line)
+    return len(_COLOR.sub("", line))

@@ -1,7 +1,7 @@
 """``gda plan``: what each device of a mesh that need not exist holds of an array, or of a model.
 
 The document of ``--json`` is described in ``gda/cli/answers.py``, that of ``--tree`` in
-``gda/cli/models.py``.
+``gda/cli/models.py``; ``gda/cli/model_plans.py`` does the latter.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from gda.cli.arrays import (
     read_array,
 )
 from gda.cli.commands import OK, add_command
-from gda.cli.tables import counted, facts, table
-from gda.cli.words import MistakesError, parse_number, parse_point, read_option
+from gda.cli.mistakes import MistakesError, read_option
+from gda.cli.numbers import parse_number, parse_point
+from gda.cli.tables import facts, held_and_distinct, left_out, table
 from gda.spec import format_spec
-from gda.wording import format_bytes
+from gda.wording import counted, format_bytes
 
 _ROWS = 16
 _AXES_AS_COLUMNS = 4
 _NEEDED = (
     "give for one array all of --shape, --dtype, --mesh and --spec, or --tree FILE for a model"
 )
-_BELOW_A_BYTE = "an element counts as one byte, as in NumPy; devices may pack several in one"
 
 _EPILOG = """\
 what a spec is:
   One entry for each dimension, between commas: an axis of the mesh (data),
   several that cut one dimension together (data+model, or in quotes
   '(data,model)'), or _ for not cut. What is left out at the end is not cut.
-  P('data', None) is read as well.
+  P('data', None) and the list of entries that --json gives are read as well.
 
 what a model is, for --tree:
   {"mesh": {"data": 16, "model": 4}, "dtype": "bfloat16", "parameters": {
@@ -79,7 +79,7 @@ def add_plan(commands: Any) -> None:
 
 def plan(options: argparse.Namespace) -> int:
     if options.tree is not None:
-        from gda.cli.models import plan_tree
+        from gda.cli.model_plans import plan_tree
 
         return plan_tree(options)
     from gda.cli.answers import document_of
@@ -102,6 +102,11 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _read_process(text: str, array: PlannedArray) -> int:
+    if "," in text:
+        raise MistakesError(
+            f"--process: one number was expected, not {text!r}; for several repeat the option: "
+            "--process 0 --process 1"
+        )
     process = read_option("--process", text, parse_number)
     if process >= array.num_processes:
         hint = (
@@ -141,13 +146,12 @@ def _read_element(text: str, array: PlannedArray) -> tuple[int, ...]:
 def _summary(array: PlannedArray) -> list[str]:
     grid, replicas = array.grid, array.grid.num_replicas
     times = "the array once" if replicas == 1 else f"the array {replicas:,} times"
-    note = [("note", _BELOW_A_BYTE)] if array.is_below_a_byte else []
     return facts(
         [
             ("array", f"{array.title}, {format_bytes(array.nbytes)}"),
             ("mesh", f"{format_mesh(grid.mesh_shape)}: {array.devices_and_processes}"),
             ("spec", format_spec(grid.spec)),
-            *note,
+            *(("note", note) for note in array.notes),
             ("", ""),
             ("shard shape", format_shape(grid.shard_shape)),
             ("blocks", f"{grid.num_shards:,} distinct, each on {counted(replicas, 'device')}"),
@@ -161,20 +165,17 @@ def _summary(array: PlannedArray) -> list[str]:
 def _bytes_of_a_process(array: PlannedArray) -> str:
     from gda.cli.answers import distinct_blocks
 
-    held = format_bytes(array.block_bytes * array.devices_per_process)
+    held = array.block_bytes * array.devices_per_process
     least, most = distinct_blocks(array)
     if least == array.devices_per_process:
-        return f"{held} in {counted(most, 'block')}"
-    if least == most:
-        distinct, number = format_bytes(least * array.block_bytes), counted(least, "block")
-    else:
-        distinct = " to ".join(format_bytes(blocks * array.block_bytes) for blocks in (least, most))
-        number = f"{least:,} to {most:,} blocks"
-    return f"{held}; {distinct} of it distinct ({number})"
+        return f"{format_bytes(held)} in {counted(most, 'block')}"
+    number = counted(most, "block") if least == most else f"{least:,} to {most:,} blocks"
+    distinct = (blocks * array.block_bytes for blocks in (least, most))
+    return f"{held_and_distinct(held, distinct)} ({number})"
 
 
 def _process_lines(array: PlannedArray, process: int) -> list[str]:
-    from gda.cli.answers import about_process
+    from gda.cli.answers import LISTED, about_process
 
     about = about_process(array, process, limit=_ROWS)
     mesh, first, count = array.grid.mesh_shape, process * about["num_devices"], about["num_devices"]
@@ -198,11 +199,16 @@ def _process_lines(array: PlannedArray, process: int) -> list[str]:
         rows.append([str(device["device"]), *at, str(device["replica_id"]), index, mark])
     header = ["device", *_axes(mesh), "replica", "block", ""]
     right = {"device", "replica", *mesh}
-    return [*lines, "", *table(header, rows, right=right), *_more(len(rows), count)]
+    return [
+        *lines,
+        "",
+        *table(header, rows, right=right),
+        *left_out(len(rows), count, "device", LISTED),
+    ]
 
 
 def _element_lines(array: PlannedArray, element: tuple[int, ...]) -> list[str]:
-    from gda.cli.answers import about_element
+    from gda.cli.answers import LISTED, about_element
 
     about = about_element(array, element, limit=_ROWS)
     mesh, count = array.grid.mesh_shape, about["num_devices"]
@@ -224,7 +230,12 @@ def _element_lines(array: PlannedArray, element: tuple[int, ...]) -> list[str]:
         for device in about["devices"]
     ]
     header = ["device", *_axes(mesh), "process", "replica"]
-    return [*lines, "", *table(header, rows, right={*header}), *_more(len(rows), count)]
+    return [
+        *lines,
+        "",
+        *table(header, rows, right={*header}),
+        *left_out(len(rows), count, "device", LISTED),
+    ]
 
 
 def _bytes_of_blocks(nbytes: int, blocks: int) -> str:
@@ -239,8 +250,3 @@ def _at(coordinates: list[int], mesh: Mapping[str, int]) -> list[str]:
     if len(mesh) <= _AXES_AS_COLUMNS:
         return [str(coordinate) for coordinate in coordinates]
     return [",".join(map(str, coordinates))]
-
-
-def _more(shown: int, count: int) -> list[str]:
-    left = counted(count - shown, "more device")
-    return [f"… {left}; --json lists them"] if count > shown else []

@@ -3,15 +3,18 @@
 With ``--json`` it gives one document:
 
 - ``source`` and ``target``: the two layouts, as ``gda plan`` describes an array;
+  ``notes``: what is left out of this document, in words;
 - ``nbytes_kept``, ``nbytes_within_processes``, ``nbytes_between_processes``: of all target blocks,
   what its device has already, what comes from another device of its process, and what from another
   process; ``nbytes_moved`` is the last two, ``num_moves`` counts pieces, those kept included;
 - ``received_by_device``, ``sent_by_device``: ``{"largest", "mean"}`` bytes to and from other
   devices; ``received_by_process``, ``sent_by_process``: the same between processes;
-- ``largest_sender``, ``largest_receiver``: ``{"device", "nbytes"}``, the first of several;
+- ``largest_sender``, ``largest_receiver``: ``{"device", "nbytes"}``, the first of several. What is
+  sent is null where it takes a look at too many moves;
 - ``peak_extra_nbytes``: the most that a device needs beside its source block;
-- ``links``: ``{"source_process", "target_process", "nbytes"}`` of all pairs of processes that send,
-  busiest first, at most 16,384 of them; null where there are too many moves to look at.
+- ``num_links``: of how many processes to others; ``links``: ``{"source_process",
+  "target_process", "nbytes"}`` of each, busiest first, at most 16,384 of them. Both are null where
+  there are too many moves to look at.
 """
 
 from __future__ import annotations
@@ -29,18 +32,21 @@ from gda.cli.arrays import (
     plan_array,
     print_json,
     read_array,
+    with_note_on_spec,
 )
 from gda.cli.commands import OK, add_command
-from gda.cli.tables import counted, facts, table
-from gda.cli.words import MistakesError, parse_mesh, parse_number, parse_spec, read_option
+from gda.cli.layouts import parse_mesh, parse_spec
+from gda.cli.mistakes import MistakesError, read_option
+from gda.cli.numbers import parse_number
+from gda.cli.tables import facts, left_out, table
 from gda.spec import format_spec
-from gda.wording import format_bytes
+from gda.wording import counted, format_bytes
 
 if TYPE_CHECKING:
-    from gda.reshard import Link, Load, ReshardPlan
+    from gda.reshard import Load, ReshardPlan
 
-# Links are found by a look at every move, about 10 million in a second.
-_MOVES_FOR_LINKS = 5_000_000
+# Some answers take a look at every move, of which there are about 10 million in a second.
+_MOST_MOVES = 5_000_000
 _LINKS_LISTED = 16_384
 _LINKS_SHOWN = 5
 _NEEDED = "give --shape, --dtype, --mesh and --spec, and where to: --to-mesh, --to-spec"
@@ -79,18 +85,40 @@ def reshard(options: argparse.Namespace) -> int:
         raise MistakesError("--to-mesh and --to-spec are missing: say where to with one or both")
     source = read_array(options, _NEEDED)
     target = _read_target(options, source)
-    plan = ReshardPlan(source.grid, target.grid, itemsize=source.dtype.itemsize)
-    links = plan.links() if plan.num_moves <= _MOVES_FOR_LINKS else None
+    answer = _Answer(ReshardPlan(source.grid, target.grid, itemsize=source.dtype.itemsize))
     if options.json:
-        print_json(_document(source, target, plan, links))
+        print_json(_document(source, target, answer))
         return OK
-    print(*_summary(source, target, plan), "", _PIECES, "", *_loads(plan), sep="\n")
-    print("", *_link_lines(plan, links), sep="\n")
+    print(*_summary(source, target, answer.plan), "", _PIECES, "", *_loads(answer), sep="\n")
+    print("", *_link_lines(answer), sep="\n")
     if not options.no_picture:
         from gda.cli.pictures import before_and_after
 
         print("", *before_and_after(source, target), sep="\n")
     return OK
+
+
+class _Answer:
+    """A plan, without what would take a look at too many moves.
+
+    Attributes:
+      plan: what moves.
+      links: what each process sends to others; None where that is left out.
+      knows_senders: whether what each device and process sends can be said.
+      notes: what is left out.
+    """
+
+    def __init__(self, plan: ReshardPlan) -> None:
+        is_long = plan.num_moves > _MOST_MOVES
+        self.plan = plan
+        self.links = None if is_long else plan.links()
+        self.knows_senders = not (is_long and plan.lists_moves)
+        what = "links are" if self.knows_senders else "links and what each device sends are"
+        self.notes = (
+            [f"{what} left out: {plan.num_moves:,} pieces are too many to look at"]
+            if is_long
+            else []
+        )
 
 
 def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedArray:
@@ -105,9 +133,12 @@ def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedAr
             "--to-devices-per-process", options.to_devices_per_process, parse_number
         )
     try:
-        return plan_array(source.grid.global_shape, source.dtype, mesh, spec, devices)
+        target = plan_array(source.grid.global_shape, source.dtype, mesh, spec, devices)
     except MistakesError as error:
         raise MistakesError(f"after the reshard, {error}") from None
+    if options.to_spec is None:
+        return target
+    return with_note_on_spec(target, "--to-spec", options.to_spec)
 
 
 # For people.
@@ -127,6 +158,7 @@ def _summary(source: PlannedArray, target: PlannedArray, plan: ReshardPlan) -> l
             ("array", f"{source.title}, {format_bytes(source.nbytes)}"),
             *_layout("from", source),
             *_layout("to", target),
+            *(("note", note) for note in dict.fromkeys([*source.notes, *target.notes])),
             ("", ""),
             ("kept", f"{share(plan.bytes_kept)}  on its device already"),
             ("moved", f"{share(plan.bytes_within_processes)}  within processes"),
@@ -143,66 +175,70 @@ def _layout(label: str, array: PlannedArray) -> list[tuple[str, str]]:
     return [(label, f"{spec} on {mesh}"), ("", f"{array.devices_and_processes}, {blocks}")]
 
 
-def _loads(plan: ReshardPlan) -> list[str]:
-    sender, receiver = plan.largest_sender, plan.largest_receiver
+def _loads(answer: _Answer) -> list[str]:
+    plan = answer.plan
+    loads = {"device": [_load_row("receives", plan.received_by_device, plan.largest_receiver)]}
+    if plan.source.num_processes > 1 or plan.target.num_processes > 1:
+        loads["process"] = [_load_row("receives", plan.received_by_process.values())]
+    if answer.knows_senders:
+        loads["device"][:0] = [_load_row("sends", plan.sent_by_device, plan.largest_sender)]
+        if "process" in loads:
+            loads["process"][:0] = [_load_row("sends", plan.sent_by_process.values())]
     rows = [
-        _load_row("device", "sends", plan.sent_by_device.tolist(), sender),
-        _load_row("", "receives", plan.received_by_device.tolist(), receiver),
+        [who if number == 0 else "", *row]
+        for who, group in loads.items()
+        for number, row in enumerate(group)
     ]
-    if len(plan.sent_by_process) > 1 or len(plan.received_by_process) > 1:
-        rows += [
-            _load_row("process", "sends", plan.sent_by_process.values()),
-            _load_row("", "receives", plan.received_by_process.values()),
-        ]
     return table(["each", "", "on average", "at most", ""], rows, right={"at most", "on average"})
 
 
-def _load_row(who: str, does: str, loads: Iterable[int], top: Load | None = None) -> list[str]:
+def _load_row(does: str, loads: Iterable[int], top: Load | None = None) -> list[str]:
     load = _load(loads)
     which = f"device {top.position}" if top is not None and load["largest"] > load["mean"] else ""
-    return [who, does, format_bytes(round(load["mean"])), format_bytes(load["largest"]), which]
+    return [does, format_bytes(round(load["mean"])), format_bytes(load["largest"]), which]
 
 
 def _load(loads: Iterable[int]) -> dict[str, Any]:
-    loads = list(loads)
-    return {"largest": max(loads), "mean": sum(loads) / len(loads)}
+    values = list(map(int, loads))
+    return {"largest": max(values), "mean": sum(values) / len(values)}
 
 
-def _link_lines(plan: ReshardPlan, links: list[Link] | None) -> list[str]:
+def _link_lines(answer: _Answer) -> list[str]:
+    links = answer.links
     if links is None:
-        return [f"links         left out: {plan.num_moves:,} pieces are too many to look at"]
+        return facts(("note", note) for note in answer.notes)
     if not links:
-        return ["links         none: no process sends to another"]
+        return facts([("links", "none: no process sends to another")])
     rows = [
         [f"process {link.source_process} to {link.target_process}", format_bytes(link.nbytes)]
         for link in links[:_LINKS_SHOWN]
     ]
-    left = len(links) - len(rows)
-    more = [f"… {counted(left, 'more link')}; --json lists them"] if left else []
+    more = left_out(len(rows), len(links), "link", _LINKS_LISTED)
     return [*table(["busiest links", "bytes"], rows, right={"bytes"}), *more]
 
 
 # For programs.
 
 
-def _document(
-    source: PlannedArray, target: PlannedArray, plan: ReshardPlan, links: list[Link] | None
-) -> dict[str, Any]:
+def _document(source: PlannedArray, target: PlannedArray, answer: _Answer) -> dict[str, Any]:
+    plan, links, is_known = answer.plan, answer.links, answer.knows_senders
     return {
         "source": source.describe(),
         "target": target.describe(),
+        "notes": answer.notes,
         "nbytes_kept": plan.bytes_kept,
         "nbytes_within_processes": plan.bytes_within_processes,
         "nbytes_between_processes": plan.bytes_between_processes,
         "nbytes_moved": plan.bytes_moved,
         "num_moves": plan.num_moves,
-        "received_by_device": _load(plan.received_by_device.tolist()),
-        "sent_by_device": _load(plan.sent_by_device.tolist()),
+        "received_by_device": _load(plan.received_by_device),
+        "sent_by_device": _load(plan.sent_by_device) if is_known else None,
         "received_by_process": _load(plan.received_by_process.values()),
-        "sent_by_process": _load(plan.sent_by_process.values()),
-        "largest_sender": _device(plan.largest_sender),
+        "sent_by_process": _load(plan.sent_by_process.values()) if is_known else None,
+        "largest_sender": _device(plan.largest_sender) if is_known else None,
         "largest_receiver": _device(plan.largest_receiver),
         "peak_extra_nbytes": plan.peak_extra_bytes,
+        "num_links": None if links is None else len(links),
         "links": None if links is None else [link._asdict() for link in links[:_LINKS_LISTED]],
     }
 

@@ -5,7 +5,7 @@ The file is one JSON object, with
 - ``parameters``: for each name ``{"shape": [...], "dtype": ..., "spec": ...}``;
 - ``mesh``: sizes of the axes by name, in mesh order, unless ``--mesh`` says them;
 - ``dtype`` and ``spec``: of the parameters that have none of their own. Where there is no spec at
-  all, a parameter is not cut;
+  all, or it is null, a parameter is not cut;
 - ``about``: whatever a reader should know.
 
 A shape is a list of integers, a dtype a name as ``--dtype`` takes it; a spec is a list of null,
@@ -18,16 +18,20 @@ from __future__ import annotations
 import difflib
 import json
 import reprlib
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gda.cli.arrays import check_shape_and_mesh, plan_grid
+from gda.cli.arrays import check_shape_and_mesh, format_mesh, plan_grid
+from gda.cli.dtypes import parse_dtype
+from gda.cli.layouts import NOT_CUT, parse_mesh, parse_spec
+from gda.cli.mistakes import MisreadError, MistakesError
 from gda.cli.names import with_ranges
-from gda.cli.words import NOT_CUT, MisreadError, MistakesError, parse_dtype, parse_mesh, parse_spec
 from gda.spec import check_spec
+from gda.wording import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from gda.spec import Shape, SpecEntry
 
 _SHOWN = 20
+_KEYS_SHOWN = 8
 _EXPECTED = 'expected is {"mesh": {...}, "parameters": {NAME: {"shape": [...], ...}, ...}}'
 _OF_A_MODEL = ("about", "mesh", "dtype", "spec", "parameters")
 _OF_A_PARAMETER = ("shape", "dtype", "spec")
@@ -60,6 +65,15 @@ class Mistakes:
     def add(self, message: str, name: str = "") -> None:
         """Add a mistake; ``name`` is the parameter that has it."""
         self._by_message[message].append(name)
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Add what is wrong with a parameter."""
+        try:
+            yield
+        except _WrongError as error:
+            for message in error.args:
+                self.add(message, name)
 
     def check(self) -> None:
         """Raise ``MistakesError`` if there are any; parameters that share one are a line."""
@@ -101,13 +115,13 @@ def read_model(
     mistakes.check()
     dtype = _default(model, "dtype", _dtype_of, mistakes)
     spec = _default(model, "spec", _spec_of, mistakes) or ()
-    parameters = []
+    arrays, parameters = [], []
     for name, entry in model["parameters"].items():
-        try:
-            parameters.append(_parameter(name, entry, sizes, dtype, spec))
-        except _WrongError as error:
-            for message in error.args:
-                mistakes.add(message, name)
+        with mistakes.of(name):
+            arrays.append(_array(name, entry, dtype, spec))
+            parameters.append(_parameter(arrays[-1], sizes))
+    if mesh is not None:
+        _check_axes(arrays, sizes, model.get("mesh"), path)
     mistakes.check()
     return sizes, parameters
 
@@ -120,9 +134,9 @@ def _parse_json(text: str, path: str, mistakes: Mistakes) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            mistakes.add(f"{_named(twice)} stands there twice")
+            counts = Counter(name for name, _ in pairs)
+            twice = [name for name, count in counts.items() if count > 1]
+            mistakes.add(f"{_named(twice)} {'stands' if len(twice) == 1 else 'stand'} there twice")
         return found
 
     try:
@@ -140,8 +154,8 @@ def _model_of(document: dict[str, Any], mistakes: Mistakes) -> dict[str, Any]:
         found = "parameters" in document
         given = f"is {_kind(document['parameters'])}" if found else "is missing"
         mistakes.add(f'"parameters" {given}; {_EXPECTED}')
-    for key in document.keys() - {*_OF_A_MODEL}:
-        mistakes.add(f'{_unknown_key(key, _OF_A_MODEL)}; parameters stand under "parameters"')
+    for message in _unknown_keys(document, _OF_A_MODEL, ' ("parameters" has the names)'):
+        mistakes.add(message)
     return {"parameters": {}, **document}
 
 
@@ -183,34 +197,67 @@ def _default(model: Mapping[str, Any], key: str, read: Any, mistakes: Mistakes) 
         return None
 
 
-def _parameter(
-    name: str,
-    entry: Any,
-    mesh: Mapping[str, int],
-    dtype: np.dtype[Any] | None,
-    spec: Sequence[SpecEntry],
-) -> Parameter:
+class _Array(NamedTuple):
+    """What the file says of a parameter, before it is known whether that goes with the mesh."""
+
+    name: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    spec: tuple[SpecEntry, ...]
+
+
+def _array(
+    name: str, entry: Any, dtype: np.dtype[Any] | None, spec: tuple[SpecEntry, ...]
+) -> _Array:
     if not isinstance(entry, dict):
         raise _WrongError(f'expected is {{"shape": [...], ...}}, not {_short(entry)}')
-    wrong = [_unknown_key(key, _OF_A_PARAMETER) for key in entry.keys() - {*_OF_A_PARAMETER}]
+    wrong = _unknown_keys(entry, _OF_A_PARAMETER)
+    given = {key: value for key, value in entry.items() if (key, value) != ("dtype", None)}
     values: dict[str, Any] = {"dtype": dtype, "spec": spec}
     for key, read in (("shape", _shape_of), ("dtype", _dtype_of), ("spec", _spec_of)):
         try:
-            if key in entry:
-                values[key] = read(entry[key])
+            if key in given:
+                values[key] = read(given[key])
         except _WrongError as error:
             wrong += error.args
-    if "shape" not in entry:
+    if "shape" not in given:
         wrong.append('there is no "shape"')
-    if "dtype" not in entry and dtype is None:
+    if "dtype" not in given and dtype is None:
         wrong.append('there is no "dtype", here or for all parameters')
     if wrong:
         raise _WrongError(*wrong)
+    return _Array(name, **values)
+
+
+def _check_axes(arrays: Sequence[_Array], mesh: Mapping[str, int], of_file: Any, path: str) -> None:
+    """Check that ``--mesh`` has all axes of the specs, lest each parameter is said to be wrong.
+
+    Raises:
+      MistakesError: it lacks some; one line for each.
+    """
+    cut: dict[str, list[str]] = defaultdict(list)
+    for array in arrays:
+        for entry in array.spec:
+            for axis in (entry,) if isinstance(entry, str) else entry or ():
+                if axis not in mesh:
+                    cut[axis].append(array.name)
+    if not cut:
+        return
+    hint = f"; the mesh of the file is {_short(of_file)}" if of_file is not None else ""
+    lines = [
+        f"--mesh: {format_mesh(mesh)} has no axis {axis!r}, which cuts "
+        f"{counted(len(names), 'parameter')} of {path}, such as {names[0]}{hint}"
+        for axis, names in cut.items()
+    ]
+    raise MistakesError(*lines[:_SHOWN])
+
+
+def _parameter(array: _Array, mesh: Mapping[str, int]) -> Parameter:
     try:
-        grid = plan_grid(values["shape"], values["dtype"], mesh, values["spec"])
+        grid = plan_grid(array.shape, array.dtype, mesh, array.spec)
     except MistakesError as error:
         raise _WrongError(str(error)) from None
-    return Parameter(name, values["dtype"], grid)
+    return Parameter(array.name, array.dtype, grid)
 
 
 def _shape_of(given: Any) -> Shape:
@@ -240,7 +287,7 @@ def _spec_of(given: Any) -> tuple[SpecEntry, ...]:
         if isinstance(given, str):
             return parse_spec(given)
         if isinstance(given, list):
-            given = [None if entry == "_" else entry for entry in given]
+            given = [None if entry in NOT_CUT else entry for entry in given]
         return check_spec(given, (0,) * len(given) if isinstance(given, list) else ())
     except MisreadError as error:
         raise _WrongError(f'"spec" {error}') from None
@@ -251,20 +298,28 @@ def _spec_of(given: Any) -> tuple[SpecEntry, ...]:
 # Words.
 
 
-def _unknown_key(key: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {_named(near)}?" if near else f"known are {_named(known)}"
-    return f"{_named([key])} is not known; {hint}"
+def _unknown_keys(given: Mapping[str, Any], known: Sequence[str], hint: str = "") -> list[str]:
+    """Return a message for each key that is not known, in the order of the file."""
+    messages = []
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key[:60], known, n=1)
+            what = f"did you mean {_named(near)}?" if near else f"known are {_named(known)}{hint}"
+            messages.append(f"{_named([key])} is not known; {what}")
+    return messages
 
 
-def _named(keys: Iterable[str]) -> str:
-    return ", ".join(json.dumps(key[:60]) for key in keys)
+def _named(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - _KEYS_SHOWN:,} more" if len(keys) > _KEYS_SHOWN else ""
+    return ", ".join(json.dumps(key[:60]) for key in keys[:_KEYS_SHOWN]) + more
 
 
 def _kind(value: Any) -> str:
-    kinds = {dict: "an object", list: "a list", str: "a text", type(None): "null"}
+    kinds = {dict: "an object", list: "a list", str: "a text"}
     return kinds.get(type(value), _short(value))
 
 
 def _short(value: Any) -> str:
-    return reprlib.repr(value)
+    """Return a value in a few characters, the words of JSON as they stand in the file."""
+    is_word = value is None or isinstance(value, bool)
+    return json.dumps(value) if is_word else reprlib.repr(value)

@@ -38,6 +38,7 @@ def text(
     dtype: npt.DTypeLike | None = None,
     width: int | None = None,
     color: bool | None = None,
+    header: bool = True,
 ) -> str:
     """Return a picture of how an array is cut, as text; it neither communicates nor reads data.
 
@@ -50,11 +51,13 @@ def text(
     Args:
       x: a ``GlobalArray``, a ``jax.Array``, a ``jax.ShapeDtypeStruct`` with a sharding, a
         ``ShardGrid``, or a global shape that comes with ``mesh`` and ``spec``.
-      mesh: a ``jax.sharding.Mesh`` or the sizes of its axes by name; for a shape only.
+      mesh: a ``jax.sharding.Mesh`` or the sizes of its axes by name, or a ``NamedSharding`` for
+        both mesh and spec; for a shape only.
       spec: as for ``ShardGrid``; for a shape only.
       dtype: of the elements, for a shape or a grid; without it no bytes are shown.
       width: columns that no line exceeds, at least 20; 80 if not given.
       color: whether to colour the blocks by process, with the codes that terminals know.
+      header: whether what the array is stands above it; how to read the cells does in any case.
 
     Returns:
       The picture, without a line break at the end.
@@ -82,7 +85,8 @@ def text(
     └──────────┴──────────┘
     """
     subject = subject_of(x, mesh, spec, dtype=dtype)
-    return load_terminal().text_of(subject, width=width, color_system="256" if color else None)
+    color_system = "256" if color else None
+    return load_terminal().text_of(subject, width=width, color_system=color_system, header=header)
 
 
 def svg(

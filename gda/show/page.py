@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Any
 
 from gda.show.drawing import svg_of
 from gda.show.drawing.sheet import escape
-from gda.show.drawing.words import format_runs
 from gda.show.subject import Subject, subject_of
-from gda.wording import format_bytes
+from gda.show.words import facts
 
 # Every rule names its classes, and more of them than the rules of JupyterLab for tables. Pictures
 # on one page carry the same rules, so none changes another.
@@ -38,12 +35,12 @@ def html_of(subject: Subject) -> str:
 
     >>> from gda.show.subject import subject_of
     >>> page = html_of(subject_of((8, 2), {'x': 4}, ('x',), dtype='float32'))
-    >>> '<th scope="row">bytes in total</th><td>64 B</td>' in page
+    >>> '<th scope="row">spec</th><td>P(&#x27;x&#x27;)</td>' in page
     True
     """
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
-        for name, value in _facts(subject)
+        for name, value in [*_kind(subject), *facts(subject)]
     )
     return (
         f'<div class="gda-show"><style>{_STYLE}</style>{svg_of(subject)}'
@@ -53,36 +50,19 @@ def html_of(subject: Subject) -> str:
 
 
 def html_or_none(x: Any) -> str | None:
-    """Return the HTML of an array; None where there is nothing to draw, so that its text is shown.
+    """Return the HTML of a ``GlobalArray``; None where its text is to be shown instead.
 
-    So it is for an array that is traced over Auto axes or was deleted, and for what JAX puts into
-    containers while it takes them apart.
+    There is nothing to draw of one that is being traced, that holds a shape without a sharding, or
+    what JAX puts into containers while it takes them apart. Of one that was deleted the text says
+    so.
     """
     try:
-        return None if x.is_deleted() else html_of(subject_of(x))
+        subject = subject_of(x)
+        return None if subject.kind.endswith("(deleted)") else html_of(subject)
     except Exception:  # a notebook shows whatever is left in its cell, so nothing may be raised
         return None
 
 
-def _facts(subject: Subject) -> Iterator[tuple[str, str]]:
-    grid = subject.grid
-    yield "shape", str(subject.shape)
-    if subject.dtype is not None:
-        yield "dtype", str(subject.dtype)
-    mesh = ", ".join(f"{name}={size}" for name, size in grid.mesh_shape.items())
-    yield "mesh", mesh or "no axes"
-    yield "spec", subject.spec
-    yield "shard shape", str(grid.shard_shape)
-    yield "blocks", f"{grid.num_shards:,}"
-    yield "replicas", f"{grid.num_replicas:,}"
-    yield "devices", f"{grid.num_devices:,}"
-    if grid.processes is not None:
-        numbers = grid.processes.numbers
-        which = f" ({format_runs(numbers)})" if len(numbers) > 1 else ""
-        yield "processes", f"{len(numbers):,}{which}"
-    if subject.block_bytes is not None and subject.dtype is not None:
-        total = math.prod(subject.shape) * subject.dtype.itemsize
-        yield "bytes per device", format_bytes(subject.block_bytes)
-        yield "bytes in total", format_bytes(total)
-        if grid.num_replicas > 1:
-            yield "with replicas", format_bytes(total * grid.num_replicas)
+def _kind(subject: Subject) -> list[tuple[str, str]]:
+    shape = [("shape", str(subject.shape))]
+    return shape if subject.dtype is None else [*shape, ("dtype", str(subject.dtype))]

@@ -6,10 +6,12 @@ is drawn where JAX is not wanted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import operator
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -17,34 +19,61 @@ import numpy.typing as npt
 from gda.grid import ShardGrid
 from gda.layout import IntArray, read_only
 from gda.spec import Shape, SpecLike, format_spec
+from gda.wording import printable
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
     """A grid to be shown.
 
+    Names of mesh axes may hold whatever moves a terminal's cursor; of what is told of them here,
+    nothing does.
+
     Attributes:
       grid: how the array is cut. Without ``process_of`` all devices count as of one process.
       dtype: of the array; None where it is not known, as of a bare grid.
-      device_names: a name for each device, in device order, such as ``'TPU 3'``; None where devices
-        are numbered by position only.
+      device_kind: the word before the number of a device: the platform, such as ``'TPU'``, or
+        ``'device'`` or ``'position'`` where devices are numbered by their place in the mesh.
+      device_ids: the number of each device, int64 ``[num_devices]`` in device order; None where it
+        is the place in the mesh.
       kind: what it is of, such as ``'GlobalArray'``.
+      memory_kind: which memory of its devices it is in; None for the one of default.
     """
 
     grid: ShardGrid
     _: KW_ONLY
     dtype: np.dtype[Any] | None = None
-    device_names: tuple[str, ...] | None = None
+    device_kind: str = "device"
+    device_ids: IntArray | None = None
     kind: str = "ShardGrid"
+    memory_kind: str | None = None
 
     @property
     def shape(self) -> Shape:
         return self.grid.global_shape
 
+    @cached_property
+    def parts(self) -> Shape:
+        """Into how many parts each dimension is cut; one of size 0, all parts equal, into one."""
+        sizes = zip(self.grid.global_shape, self.grid.shard_shape, strict=True)
+        return tuple(size // step if step else 1 for size, step in sizes)
+
+    @property
+    def mesh(self) -> str:
+        """The sizes of its axes: ``x=4, y=2``."""
+        sizes = (f"{name}={size}" for name, size in self.grid.mesh_shape.items())
+        return printable(", ".join(sizes)) or "no axes"
+
     @property
     def spec(self) -> str:
         """As a user writes it: ``P('x', None)``."""
-        return format_spec(self.grid.spec)
+        return printable(format_spec(self.grid.spec))
+
+    def axes_of(self, dimension: int) -> list[tuple[str, int]]:
+        """Return the names and sizes of the mesh axes that cut a dimension."""
+        entry = self.grid.spec[dimension] if dimension < len(self.grid.spec) else None
+        names = (entry,) if isinstance(entry, str) else entry or ()
+        return [(printable(name), self.grid.mesh_shape[name]) for name in names]
 
     @property
     def block_bytes(self) -> int | None:
@@ -67,8 +96,9 @@ class Subject:
             return read_only(np.zeros_like(self.holders))
         return read_only(process_of[self.holders])
 
-    def device_name(self, position: int) -> str:
-        return str(position) if self.device_names is None else self.device_names[position]
+    def numbers(self, positions: IntArray) -> IntArray:
+        """Return the numbers of the devices at these positions."""
+        return positions if self.device_ids is None else self.device_ids[positions]
 
 
 def subject_of(
@@ -83,7 +113,8 @@ def subject_of(
     Args:
       x: a ``GlobalArray``, a ``jax.Array``, a ``jax.ShapeDtypeStruct`` with a sharding, a
         ``ShardGrid``, a ``Subject``, or a global shape that comes with ``mesh`` and ``spec``.
-      mesh: a ``jax.sharding.Mesh`` or the sizes of its axes by name; for a shape only.
+      mesh: a ``jax.sharding.Mesh`` or the sizes of its axes by name, or a ``NamedSharding`` for
+        both mesh and spec; for a shape only.
       spec: as for ``ShardGrid``; for a shape only.
       dtype: of the elements, for a shape or a grid.
 
@@ -94,12 +125,19 @@ def subject_of(
     >>> subject_of((8, 2), {'x': 4, 'y': 2}, ('x',), dtype='float32').block_bytes
     16
     """
-    is_shape = isinstance(x, Iterable) and not hasattr(x, "shape") and not isinstance(x, str)
-    if is_shape:
-        if mesh is None or spec is None:
-            raise TypeError(f"a shape such as {x!r} is shown with its mesh and its spec")
-        return Subject(_grid_on(x, mesh, spec), dtype=_dtype(dtype), **_names(mesh), kind="plan")
-    if mesh is not None or spec is not None:
+    has_mesh = mesh is not None or spec is not None
+    if isinstance(x, Sequence) and not isinstance(x, str | bytes):
+        return _plan(_check_shape(x), mesh, spec, dtype)
+    if has_mesh and isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype.kind in "iu":
+        return _plan(tuple(x.tolist()), mesh, spec, dtype)
+    if isinstance(x, Mapping):
+        _refuse_tree(x)
+    if has_mesh and not (isinstance(x, Subject | ShardGrid) or hasattr(x, "sharding")):
+        raise TypeError(
+            f"mesh and spec go with a shape, a sequence of integers such as (8, 2), not with "
+            f"{type(x).__name__}"
+        )
+    if has_mesh:
         raise TypeError(
             f"mesh and spec go with a shape; this {type(x).__name__} has its own, so leave them out"
         )
@@ -112,23 +150,64 @@ def subject_of(
     return _subject_of_array(x)
 
 
-def _subject_of_array(x: Any) -> Subject:
-    sharding = getattr(x, "sharding", None)
-    if sharding is None or not hasattr(x, "shape"):
+def _check_shape(x: Sequence[Any]) -> Shape:
+    try:
+        return tuple(operator.index(size) for size in x)
+    except TypeError:
+        _refuse_tree(x)
+
+
+def _refuse_tree(x: Any) -> NoReturn:
+    """Say what to do with a container, and nothing of what is in it: that may be data."""
+    raise TypeError(
+        f"there is a picture of one array at a time, not of a {type(x).__name__} of something; "
+        "for a tree: jax.tree.map(gda.visualize_sharding, tree). A shape is a sequence of "
+        "integers, such as (8, 2)"
+    )
+
+
+def _plan(shape: Shape, mesh: Any, spec: SpecLike | None, dtype: npt.DTypeLike | None) -> Subject:
+    if spec is None and hasattr(mesh, "mesh") and hasattr(mesh, "spec"):
+        mesh, spec = mesh.mesh, mesh.spec
+    if mesh is None or spec is None:
+        raise TypeError(f"a shape such as {shape} is shown with its mesh and its spec")
+    if not isinstance(mesh, Mapping) and not isinstance(getattr(mesh, "shape", None), Mapping):
         raise TypeError(
-            "there is a picture of a GlobalArray, a jax.Array, a ShardGrid, or a shape with mesh= "
-            f"and spec=, not of {type(x).__name__}; while an array is being traced, "
+            "after the shape come the mesh, a jax.sharding.Mesh or the sizes of its axes by name, "
+            f"and then the spec; the mesh given is of type {type(mesh).__name__}"
+        )
+    devices = _devices_of(mesh)
+    grid = _grid_on(shape, mesh, spec, devices)
+    return Subject(grid, dtype=_dtype(dtype), **_numbered(devices), kind="plan")
+
+
+def _subject_of_array(x: Any) -> Subject:
+    kind = type(x).__name__
+    array = x.array if kind == "GlobalArray" else x
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(array, jax.core.Tracer):
+        raise TypeError(
+            f"this {kind} is being traced, so that its layout may not be known yet; "
             "gda.visualize_sharding shows it"
         )
-    kind = type(x).__name__
+    if not (hasattr(array, "shape") and hasattr(array, "sharding")):
+        raise TypeError(
+            "there is a picture of a GlobalArray, a jax.Array, a ShardGrid, or a shape with mesh= "
+            f"and spec=, not of {kind}"
+        )
+    if array.sharding is None:
+        raise TypeError(
+            f"this {kind} has no sharding, so it is not known how it is cut; give it one: "
+            "jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))"
+        )
     kind = kind if kind in ("GlobalArray", "ShapeDtypeStruct") else "jax.Array"
-    if hasattr(x, "is_deleted") and x.is_deleted():
+    if hasattr(array, "is_deleted") and array.is_deleted():
         kind += " (deleted)"
-    subject = subject_on(sharding, x.shape, x.dtype, kind)
+    subject = subject_on(x.sharding, x.shape, x.dtype, kind)
     if subject is not None:
         return subject
     raise TypeError(
-        f"this {type(x).__name__} has the sharding {sharding!r}, which names no mesh and spec; "
+        f"this {type(x).__name__} has the sharding {x.sharding!r}, which names no mesh and spec; "
         "give it one with jax.device_put(array, NamedSharding(mesh, spec))"
     )
 
@@ -137,25 +216,21 @@ def subject_on(sharding: Any, shape: Shape, dtype: np.dtype[Any], kind: str) -> 
     """Return what there is to show of a sharding; None if it names no mesh and spec."""
     mesh = getattr(sharding, "mesh", None)
     if mesh is not None and hasattr(sharding, "spec"):
-        return Subject(_grid_on(shape, mesh, sharding.spec), dtype=dtype, **_names(mesh), kind=kind)
-    if len(devices := getattr(sharding, "device_set", ())) == 1:
-        (device,) = devices
-        grid = ShardGrid(shape, {}, (), process_of=[device.process_index])
-        return Subject(grid, dtype=dtype, device_names=(_name(device),), kind=kind)
-    return None
+        devices = _devices_of(mesh)
+        grid = _grid_on(shape, mesh, sharding.spec, devices)
+    elif len(getattr(sharding, "device_set", ())) == 1:
+        devices = list(sharding.device_set)
+        grid = ShardGrid(shape, {}, (), process_of=[devices[0].process_index])
+    else:
+        return None
+    memory = _memory_of(sharding, devices)
+    return Subject(grid, dtype=dtype, **_numbered(devices), kind=kind, memory_kind=memory)
 
 
-def _grid_on(shape: Any, mesh: Any, spec: SpecLike) -> ShardGrid:
-    if isinstance(mesh, Mapping):
-        return ShardGrid(shape, mesh, spec)
-    devices = _devices_of(mesh)
-    if not devices:
-        return ShardGrid(shape, mesh.shape, spec)
-    return ShardGrid(shape, mesh.shape, spec, process_of=[d.process_index for d in devices])
-
-
-def _names(mesh: Any) -> dict[str, tuple[str, ...] | None]:
-    return {"device_names": tuple(map(_name, _devices_of(mesh))) or None}
+def _grid_on(shape: Any, mesh: Any, spec: SpecLike, devices: Sequence[Any]) -> ShardGrid:
+    mesh_shape = mesh if isinstance(mesh, Mapping) else mesh.shape
+    process_of = [device.process_index for device in devices] or None
+    return ShardGrid(shape, mesh_shape, spec, process_of=process_of)
 
 
 def _devices_of(mesh: Any) -> list[Any]:
@@ -166,13 +241,28 @@ def _devices_of(mesh: Any) -> list[Any]:
         return []
 
 
-def _name(device: Any) -> str:
-    return f"{device.platform.upper()} {device.id}"
+def _numbered(devices: Sequence[Any]) -> dict[str, Any]:
+    platforms = {device.platform for device in devices}
+    if len(platforms) != 1:  # an id belongs to two devices if there are two platforms
+        return {}
+    ids = np.array([device.id for device in devices], np.int64)
+    return {"device_kind": platforms.pop().upper(), "device_ids": read_only(ids)}
 
 
-def _dtype(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:
+def _memory_of(sharding: Any, devices: Sequence[Any]) -> str | None:
+    kind = getattr(sharding, "memory_kind", None)
+    if kind is None:
+        return None
+    default = devices[0].default_memory().kind if devices else "device"
+    return None if kind == default else str(kind)
+
+
+def _dtype(dtype: Any) -> np.dtype[Any] | None:
     if dtype is None:
         return None
+    # Those of PRNG keys are JAX's own, which NumPy does not take.
+    if hasattr(dtype, "type") and isinstance(getattr(dtype, "itemsize", None), int):
+        return dtype
     try:
         return np.dtype(dtype)
     except TypeError:
@@ -180,7 +270,8 @@ def _dtype(dtype: npt.DTypeLike | None) -> np.dtype[Any] | None:
 
         small = getattr(ml_dtypes, dtype, None) if isinstance(dtype, str) else None
         if not isinstance(small, type):
+            given = repr(dtype) if isinstance(dtype, str) else f"a {type(dtype).__name__}"
             raise TypeError(
-                f"dtype={dtype!r} is no type of elements; give one such as 'float32' or 'bfloat16'"
+                f"dtype={given} is no type of elements; give one such as 'float32' or 'bfloat16'"
             ) from None
         return np.dtype(small)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gda.layout import IntArray
@@ -10,7 +11,8 @@ from gda.show.drawing.faces import MOST_CELLS, MOST_TITLES, Face
 from gda.show.drawing.picture import Picture
 from gda.show.drawing.sheet import number, text_width
 from gda.show.drawing.sides import Side, cut_of, sharp, sides_of
-from gda.show.drawing.words import format_index
+from gda.show.folding import Gap, fold
+from gda.show.words import format_index, format_more, format_slice
 
 _WIDEST = 600  # of rows of boxes and layers
 _LONGEST_ALONE = 220
@@ -67,16 +69,16 @@ def draw_boxes(picture: Picture) -> None:
     The front of a box is its first layer. One that has several hides blocks, so the layers stand
     beside it, each from the front. The boxes themselves are the blocks of the outer dimensions.
     """
-    *outer, num_layers, _, _ = picture.parts
+    parts = picture.subject.parts
+    *outer, num_layers, _, _ = parts
     num_boxes, has_layers = math.prod(outer), num_layers > 1
-    boxes = _chosen(num_boxes, _MOST_BOXES_WITH_LAYERS if has_layers else _MOST_BOXES)
-    layers = _chosen(num_layers, _MOST_LAYERS if num_boxes == 1 else _MOST_LAYERS // 2)
-    rank = len(picture.parts)
+    boxes = fold(num_boxes, _MOST_BOXES_WITH_LAYERS if has_layers else _MOST_BOXES)
+    layers = fold(num_layers, _MOST_LAYERS if num_boxes == 1 else _MOST_LAYERS // 2)
+    rank = len(parts)
     longest = _LONGEST_WITH_LAYERS if has_layers else _LONGEST_ALONE
     if num_boxes > 1:
         longest = _LONGEST_OF_SEVERAL
-    box = _Box(*sides_of(picture.subject.grid, range(rank - 3, rank), longest, _SHORTEST))
-    picture.is_complete = None not in boxes and None not in layers
+    box = _Box(*sides_of(picture.subject, range(rank - 3, rank), longest, _SHORTEST))
     picture.is_to_scale = box.depth.is_true and box.down.is_true and box.across.is_true
 
     share = len(boxes) * len(layers)
@@ -93,17 +95,17 @@ class _Boxes:
     """Boxes of one form, each cut in the same way.
 
     Attributes:
-      layers: the numbers of those to be drawn; None where some are left out.
+      layers: the numbers of those to be drawn, and what is left out.
       most_cells, most_titles: of each face.
     """
 
     picture: Picture
     box: _Box
-    layers: list[int | None]
+    layers: Sequence[int | Gap]
     most_cells: int
     most_titles: int
 
-    def draw_in_rows(self, boxes: list[int | None], y: float) -> None:
+    def draw_in_rows(self, boxes: Sequence[int | Gap], y: float) -> None:
         """Draw boxes of one layer."""
         box = self.box
         width = max(box.width, box.dx + self._widest_caption(boxes)) + _BETWEEN_BOXES
@@ -112,16 +114,16 @@ class _Boxes:
             row, column = divmod(place, per_row)
             x = column * width
             front = y + row * (self._height + _BELOW_BOX) + self._height - box.down.length
-            if chosen is None:
-                self._say_skipped(x, front + box.down.length / 2, boxes)
+            if isinstance(chosen, Gap):
+                self._caption(x, front + box.down.length / 2 + 4, format_more(chosen.count))
             else:
                 self._draw_box(chosen, x, front, not place)
 
-    def draw_in_a_column(self, boxes: list[int | None], y: float) -> None:
+    def draw_in_a_column(self, boxes: Sequence[int | Gap], y: float) -> None:
         """Draw boxes with their layers beside them."""
         for place, chosen in enumerate(boxes):
-            if chosen is None:
-                self._say_skipped(0, y + 10, boxes)
+            if isinstance(chosen, Gap):
+                self._caption(0, y + 14, format_more(chosen.count))
                 y += 34
                 continue
             front = y + self._height - self.box.down.length
@@ -133,7 +135,7 @@ class _Boxes:
     @property
     def _height(self) -> float:
         """Of a box with what is written above it."""
-        return self.box.height + (_CAPTION if len(self.picture.parts) > 3 else 0)
+        return self.box.height + (_CAPTION if len(self.picture.subject.parts) > 3 else 0)
 
     def _draw_box(self, chosen: int, x: float, y: float, is_first: bool) -> None:
         """Draw one with the upper left corner of its front there."""
@@ -150,7 +152,7 @@ class _Boxes:
         else:
             self._lean(front, f"1 0 0 1 {number(x)} {number(y)}", 0)
         self.picture.sheet.reach(x - 1, y - box.dy - 1, x + box.width + 1, y + down + 1)
-        if len(self.picture.parts) > 3:
+        if len(self.picture.subject.parts) > 3:
             self._caption(x + box.dx, y - box.dy - 7, self._caption_of_box(chosen))
         if is_first:
             self.picture.measure_below(x, y + down, box.across)
@@ -164,7 +166,9 @@ class _Boxes:
         width = sharp(self.box.across.length * scale, blocks.shape[2])
         height = sharp(self.box.down.length * scale, blocks.shape[1])
         captions = [
-            _skipped(self.layers) if layer is None else self._caption_of_layer(blocks[layer])
+            format_more(layer.count)
+            if isinstance(layer, Gap)
+            else self._caption_of_layer(blocks[layer])
             for layer in self.layers
         ]
         left = self.box.width + 2 * _BETWEEN_LAYERS
@@ -178,8 +182,8 @@ class _Boxes:
         for place, (layer, caption) in enumerate(zip(self.layers, captions, strict=True)):
             row, column = divmod(place, per_row)
             x, top = left + column * pitch, y + row * (height + _CAPTION + 10)
-            if layer is None:
-                self._say_skipped(x, top + height / 2, self.layers)
+            if isinstance(layer, Gap):
+                self._caption(x, top + height / 2 + 4, caption)
                 continue
             self._caption(x, top - 6, caption)
             self.picture.place(self._face(blocks[layer], width, height), x, top)
@@ -188,7 +192,7 @@ class _Boxes:
 
     def _blocks_of(self, chosen: int) -> IntArray:
         """Return the numbers of the blocks of a box: ``[layers, rows, columns]``."""
-        return self.picture.blocks.reshape(-1, *self.picture.parts[-3:])[chosen]
+        return self.picture.blocks.reshape(-1, *self.picture.subject.parts[-3:])[chosen]
 
     def _face(self, blocks: IntArray, width: float, height: float) -> Face:
         picture = self.picture
@@ -218,51 +222,28 @@ class _Boxes:
         """Return the index of a box in the outer dimensions."""
         block = int(self._blocks_of(chosen)[0, 0, 0])
         index = self.picture.subject.grid.block_index(block)[:-3]
-        return f"{format_index(index, index)[:-1]}, …]"
+        return f"[{format_index(index)}, …]"
 
     def _caption_of_layer(self, blocks: IntArray) -> str:
         """Return the slice of a layer in the dimension of depth."""
         depth = self.picture.subject.grid.block_index(int(blocks[0, 0]))[-3]
-        return f"{depth.start}:{depth.stop}"
+        return format_slice(depth, depth)
 
-    def _widest_caption(self, boxes: list[int | None]) -> float:
-        if len(self.picture.parts) <= 3:
+    def _widest_caption(self, boxes: Sequence[int | Gap]) -> float:
+        if len(self.picture.subject.parts) <= 3:
             return 0
         captions = [
-            _skipped(boxes) if chosen is None else self._caption_of_box(chosen) for chosen in boxes
+            format_more(chosen.count) if isinstance(chosen, Gap) else self._caption_of_box(chosen)
+            for chosen in boxes
         ]
         return max(text_width(caption, _CAPTION_SIZE) for caption in captions)
-
-    def _say_skipped(self, x: float, y: float, shown: list[int | None]) -> None:
-        self.picture.sheet.text(x, y + 4, "", detail=_skipped(shown), size=_CAPTION_SIZE)
 
 
 def _say_outer_dimensions(picture: Picture) -> float:
     """Write the sizes that no side of a box shows, and return where the boxes may begin."""
-    grid, y = picture.subject.grid, 0.0
-    for dimension, size in enumerate(grid.global_shape[:-3]):
-        cut = cut_of(grid, dimension)
+    subject, y = picture.subject, 0.0
+    for dimension, size in enumerate(subject.shape[:-3]):
+        cut = cut_of(subject, dimension)
         picture.sheet.text(0, y, f"dimension {dimension}: {size}", detail=cut)
         y += 18
     return y
-
-
-def _skipped(shown: list[int | None]) -> str:
-    """Return how many are left out of what ``_chosen`` gave, whose last is the last of all.
-
-    >>> _skipped([0, 1, None, 8])
-    '… 6 more'
-    """
-    last = shown[-1]
-    return "" if last is None else f"… {last + 2 - len(shown):,} more"
-
-
-def _chosen(count: int, most: int) -> list[int | None]:
-    """Return which of some to draw: all, or the first ones, None for a gap, and the last.
-
-    >>> _chosen(3, 4), _chosen(9, 4)
-    ([0, 1, 2], [0, 1, None, 8])
-    """
-    if count <= most:
-        return list(range(count))
-    return [*range(most - 2), None, count - 1]

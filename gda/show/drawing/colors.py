@@ -1,8 +1,8 @@
 """Which colour each process has in a drawing.
 
 The colours are light, for dark text on them, so that one choice is right on white pages and on dark
-ones. Up to eight processes have the hues of Paul Tol's "light" scheme, made for labelled cells and
-for people who confuse colours; up to 24 the same hues, darker and lighter. More processes than
+ones. The first have the hues of Paul Tol's "light" scheme, made for labelled cells and for people
+who confuse colours; up to 24 are as far from those and each other as can be. More processes than
 people can tell apart by hue are a ramp that ascends in lightness, also without colour, in which
 every other process is a little darker.
 """
@@ -19,12 +19,16 @@ from gda.layout import IntArray
 INK = "#16181d"
 """Of the text on these colours."""
 
-_HUES = ("#77aadd", "#ee9977", "#eedd88", "#44bb99", "#ffaabb", "#99ddff", "#bbcc33", "#c0b070")
-_TINTS = (0.0, -0.16, 0.5)
+# Each differs from each other one by 20 or more in the space of colours CIELAB.
+_NAMED = (
+    *("#77aadd", "#ee9977", "#eedd88", "#44bb99", "#ffaabb", "#99ddff", "#bbcc33", "#cc99dd"),
+    *("#999977", "#aaffaa", "#669944", "#cceecc", "#44ffff", "#dd66aa", "#cc9944", "#eeddff"),
+    *("#ffddcc", "#aa8899", "#dd6677", "#559999", "#7788dd", "#66ffcc", "#aaaa44", "#aacc88"),
+)
 _RAMP = ("#a195e0", "#74a9e2", "#4fbfb9", "#8ad07f", "#e0dc66", "#fbf0c8")
 _RAMP_STEPS = 48
 
-MOST_NAMED = len(_HUES) * len(_TINTS)
+MOST_NAMED = len(_NAMED)
 """Up to this many processes each has a colour of its own."""
 
 
@@ -35,10 +39,9 @@ def colors_of(num_processes: int) -> tuple[str, ...]:
     ('#77aadd', '#ee9977')
     """
     if num_processes <= MOST_NAMED:
-        count = max(num_processes, 1)
-        return tuple(_shaded(_HUES[i % 8], _TINTS[i // 8]) for i in range(count))
+        return _NAMED[: max(num_processes, 1)]
     steps = [_on_ramp(step / (_RAMP_STEPS - 1)) for step in range(_RAMP_STEPS)]
-    return tuple(_shaded(color, shade) for color in steps for shade in (0.0, -0.1))
+    return tuple(shade for color in steps for shade in (color, _mixed(color, "#000000", 0.1)))
 
 
 def which(ranks: IntArray, num_processes: int) -> IntArray:
@@ -56,11 +59,6 @@ def _on_ramp(at: float) -> str:
     place = at * (len(_RAMP) - 1)
     first = min(int(place), len(_RAMP) - 2)
     return _mixed(_RAMP[first], _RAMP[first + 1], place - first)
-
-
-def _shaded(color: str, shade: float) -> str:
-    """Return a colour nearer to white, or below 0 to black."""
-    return color if not shade else _mixed(color, "#ffffff" if shade > 0 else "#000000", abs(shade))
 
 
 def _mixed(one: str, other: str, share: float) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from gda.layout import IntArray
 from gda.show.drawing.colors import colors_of, which
 from gda.show.drawing.sheet import escape, number
-from gda.show.drawing.words import describe
+from gda.show.drawing.titles import describe
 from gda.show.subject import Subject
 
 MOST_CELLS = 5000
@@ -27,8 +27,10 @@ MOST_CELLS = 5000
 MOST_TITLES = 600
 """In one drawing; with more cells than these, neighbours share a hover text."""
 
+MOST_BANDS = 4
+"""Of colours in a cell."""
+
 _SMALLEST_CELL = 3.0  # pixels
-_MOST_BANDS = 4
 
 
 @dataclass(frozen=True)
@@ -55,17 +57,11 @@ class Paint:
         ranks = np.searchsorted(np.array(self.numbers), self.subject.owners)
         return which(ranks, len(self.numbers))
 
-    @cached_property
-    def is_mixed(self) -> bool:
-        """Whether some block has replicas in several processes."""
-        return bool((self.subject.owners != self.subject.owners[:, :1]).any())
-
-    def of_block(self, block: int) -> list[str]:
-        """Return the colours of the processes that hold a block, a few where they are many."""
-        owners = dict.fromkeys(self.by_block[block].tolist())
-        shown = list(owners)
-        if len(shown) > _MOST_BANDS:
-            shown = shown[: _MOST_BANDS - 1] + shown[-1:]
+    def of_blocks(self, blocks: IntArray) -> list[str]:
+        """Return the colours of the processes that hold some blocks, a few where they are many."""
+        shown = np.unique(self.by_block[blocks]).tolist()
+        if len(shown) > MOST_BANDS:
+            shown = shown[: MOST_BANDS - 1] + shown[-1:]
         return [self.colors[color] for color in shown]
 
 
@@ -117,8 +113,23 @@ class Face:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether cells share hover texts, and have the colour of one replica only."""
+        """Whether cells share hover texts, and have the colour of one device only."""
         return self.num_cells > self.most_titles
+
+    @cached_property
+    def most_owners(self) -> int:
+        """How many processes hold the blocks of a cell, at most."""
+        numbers = np.array(self.paint.numbers)
+        if len(numbers) == 1:
+            return 1
+        rows, columns = (
+            np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+            for edges in (self.rows, self.columns)
+        )
+        cells = rows[:, None] * len(self.columns) + columns
+        ranks = np.searchsorted(numbers, self.subject.owners[self.blocks])
+        pairs = np.unique(cells[:, :, None] * len(numbers) + ranks)
+        return int(np.bincount(pairs // len(numbers)).max())
 
     @property
     def blocks_per_cell(self) -> tuple[int, int]:
@@ -145,7 +156,7 @@ class Face:
                 blocks = self.blocks[row : self.rows[i + 1], column : self.columns[j + 1]]
                 box = (xs[j], ys[i], xs[j + 1] - xs[j], ys[i + 1] - ys[i])
                 title = f"<title>{escape(describe(self.subject, blocks))}</title>"
-                parts.append(_cell(box, self.paint.of_block(int(blocks[0, 0])), title))
+                parts.append(_cell(box, self.paint.of_blocks(blocks), title))
         return parts
 
     def _crowded(self) -> list[str]:

@@ -11,7 +11,6 @@ from gda.show.drawing.faces import Face, Paint
 from gda.show.drawing.sheet import Sheet, number
 from gda.show.drawing.sides import Side
 from gda.show.subject import Subject
-from gda.spec import Shape
 
 _FROM_BOX = 9  # of the lines that measure a side
 
@@ -21,8 +20,7 @@ class Picture:
 
     Attributes:
       faces: the faces that are seen from the front, and where; together they show every block once,
-        if ``is_complete``.
-      is_complete: whether no layer and no box was left out.
+        but for layers and boxes that are left out.
       is_to_scale: whether all sides are in proportion.
     """
 
@@ -31,22 +29,12 @@ class Picture:
         self.paint = Paint(subject)
         self.sheet = Sheet()
         self.faces: list[tuple[Face, float, float]] = []
-        self.is_complete = True
         self.is_to_scale = True
-
-    @cached_property
-    def parts(self) -> Shape:
-        """Into how many blocks each dimension is cut."""
-        grid = self.subject.grid
-        return tuple(
-            size // step if step else 1
-            for size, step in zip(grid.global_shape, grid.shard_shape, strict=True)
-        )
 
     @cached_property
     def blocks(self) -> IntArray:
         """The numbers of all blocks, each at its coordinates."""
-        return np.arange(self.subject.grid.num_shards).reshape(self.parts)
+        return np.arange(self.subject.grid.num_shards).reshape(self.subject.parts)
 
     def place(self, face: Face, x: float, y: float) -> None:
         """Draw a face seen from the front, with its upper left corner there."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gda.grid import ShardGrid
 from gda.show.drawing.sheet import TIMES, shortened
+from gda.show.subject import Subject
 
 # Sides are in proportion down to a quarter of the longest; below that differences shrink, so that
 # (1000000, 8) can be looked at. A side that is cut is long enough for a label in each block, or for
@@ -39,26 +40,27 @@ class Side:
 
 
 def sides_of(
-    grid: ShardGrid, dimensions: Iterable[int], longest: float, shortest: float = 0
+    subject: Subject, dimensions: Iterable[int], longest: float, shortest: float = 0
 ) -> list[Side]:
     """Return sides in proportion, the longest of them about ``longest`` pixels.
 
-    >>> grid = ShardGrid((64, 32), {'data': 8}, ('data',))
-    >>> sides_of(grid, (0, 1), 320)
+    >>> from gda.show.subject import subject_of
+    >>> sides_of(subject_of((64, 32), {'data': 8}, ('data',)), (0, 1), 320)
     [Side(size='64', cut='data: 8 \xd7 8', length=320, is_true=True), \
 Side(size='32', cut='', length=160, is_true=True)]
     """
     chosen = list(dimensions)
-    top = max(grid.global_shape[dimension] for dimension in chosen)
-    proportions = [grid.global_shape[dimension] / top if top else 1.0 for dimension in chosen]
+    sizes = [subject.shape[dimension] for dimension in chosen]
+    top = max(sizes)
+    proportions = [size / top if top else 1.0 for size in sizes]
     lengths = [
-        _length(proportion, _parts(grid, dimension), longest, shortest)
+        _length(proportion, subject.parts[dimension], longest, shortest)
         for dimension, proportion in zip(chosen, proportions, strict=True)
     ]
     return [
         Side(
-            size=str(grid.global_shape[dimension]),
-            cut=cut_of(grid, dimension),
+            size=str(subject.shape[dimension]),
+            cut=cut_of(subject, dimension),
             length=length,
             is_true=abs(length / max(lengths) - proportion) < _NOT_NOTICED,
         )
@@ -80,26 +82,19 @@ def sharp(length: float, parts: int) -> float:
     return parts * round(length / parts) if length >= 4 * parts else length
 
 
-def cut_of(grid: ShardGrid, dimension: int) -> str:
+def cut_of(subject: Subject, dimension: int) -> str:
     """Return the mesh axes that cut a dimension, and into what.
 
-    >>> cut_of(ShardGrid((8, 2), {'x': 4, 'y': 2}, (('y', 'x'),)), 0)
+    >>> from gda.show.subject import subject_of
+    >>> cut_of(subject_of((8, 2), {'x': 4, 'y': 2}, (('y', 'x'),)), 0)
     'y, x: 8 \xd7 1'
     """
-    entry = grid.spec[dimension] if dimension < len(grid.spec) else None
-    if entry is None:
+    axes = subject.axes_of(dimension)
+    if not axes:
         return ""
-    names = (entry,) if isinstance(entry, str) else entry
-    ways = 1
-    for name in names:
-        ways *= grid.mesh_shape[name]
-    said = ", ".join(shortened(name, _LONGEST_NAME) for name in names)
-    return f"{said}: {ways} {TIMES} {grid.shard_shape[dimension]}"
-
-
-def _parts(grid: ShardGrid, dimension: int) -> int:
-    size, step = grid.global_shape[dimension], grid.shard_shape[dimension]
-    return size // step if step else 1
+    said = ", ".join(shortened(name, _LONGEST_NAME) for name, _ in axes)
+    ways = math.prod(size for _, size in axes)
+    return f"{said}: {ways} {TIMES} {subject.grid.shard_shape[dimension]}"
 
 
 def _shown(proportion: float) -> float:

@@ -9,19 +9,19 @@ from collections.abc import Iterator
 
 from gda.show.drawing.boxes import draw_boxes
 from gda.show.drawing.colors import INK, MOST_NAMED
-from gda.show.drawing.faces import Face
+from gda.show.drawing.faces import MOST_BANDS, Face
 from gda.show.drawing.picture import Picture
 from gda.show.drawing.sheet import FONT, TIMES, escape, number, text_width
 from gda.show.drawing.sides import sides_of
-from gda.show.drawing.words import counted, label_of
 from gda.show.subject import Subject
+from gda.show.words import format_numbers, where_held
+from gda.wording import counted
 
 _MARGIN = 6
 _SCALAR = 64
 _STRIP = (440, 52)
 _WIDEST, _HIGHEST = 400, 300
 _LEGEND_WIDTH = 420
-_MOST_DEVICES_IN_LABEL = 4
 _FONT_SIZES = (12, 10)
 
 
@@ -52,30 +52,30 @@ def summary_of(subject: Subject) -> str:
     """Return what a drawing shows in a sentence, for those who cannot see it."""
     grid = subject.grid
     of = f"{subject.dtype} " if subject.dtype is not None else ""
-    mesh = ", ".join(f"{name}={size}" for name, size in grid.mesh_shape.items())
     return (
-        f"{of}array of shape {subject.shape}, cut by {subject.spec} over the mesh {mesh or '()'} "
+        f"{of}array of shape {subject.shape}, cut by {subject.spec} over the mesh {subject.mesh} "
         f"into {counted(grid.num_shards, 'block')} of shape {grid.shard_shape}, "
-        f"each on {counted(grid.num_replicas, 'device')}"
+        f"{where_held(subject)}"
     )
 
 
 def _draw_rectangle(picture: Picture) -> None:
-    subject, rank = picture.subject, len(picture.parts)
+    subject, parts = picture.subject, picture.subject.parts
+    rank = len(parts)
     if rank == 0:
         width, height = _SCALAR, _SCALAR
     elif rank == 1:
-        (across,), height = sides_of(subject.grid, (0,), _STRIP[0]), _STRIP[1]
+        (across,), height = sides_of(subject, (0,), _STRIP[0]), _STRIP[1]
         width = across.length
         picture.measure_below(0, height, across)
     else:
         is_wide = subject.shape[1] > subject.shape[0]
-        down, across = sides_of(subject.grid, (0, 1), _WIDEST if is_wide else _HIGHEST)
+        down, across = sides_of(subject, (0, 1), _WIDEST if is_wide else _HIGHEST)
         width, height = across.length, down.length
         picture.is_to_scale = down.is_true and across.is_true
         picture.measure_left(0, 0, down)
         picture.measure_below(0, height, across)
-    blocks = picture.blocks.reshape(-1, picture.parts[-1] if picture.parts else 1)
+    blocks = picture.blocks.reshape(-1, parts[-1] if parts else 1)
     picture.place(Face(subject, picture.paint, blocks, width, height), 0, 0)
 
 
@@ -105,27 +105,16 @@ def _label_forms(picture: Picture) -> Iterator[dict[int, list[str]]]:
     """Yield the lines of each block's label, the fullest first."""
     subject = picture.subject
     blocks = [block for face, _, _ in picture.faces for block in face.blocks.ravel().tolist()]
-    holders = {block: subject.holders[block].tolist() for block in blocks}
+    labels = {block: format_numbers(subject.numbers(subject.holders[block])) for block in blocks}
     replicas = subject.grid.num_replicas
-    if replicas == 1:
-        if subject.device_names is not None:
-            yield {block: [subject.device_name(*held)] for block, held in holders.items()}
-        yield {block: [label_of(subject, *held)] for block, held in holders.items()}
+    if replicas > 1:
+        times = f"{TIMES}{replicas}"
+        yield {block: [label, times] for block, label in labels.items()}
+        yield {block: [times] for block in labels}
         return
-    times = f"{TIMES}{replicas}"
-    yield {block: [_few(subject, held), times] for block, held in holders.items()}
-    yield {block: [times] for block in holders}
-
-
-def _few(subject: Subject, holders: list[int]) -> str:
-    labels = [label_of(subject, position) for position in holders]
-    if len(holders) <= _MOST_DEVICES_IN_LABEL:
-        return ", ".join(labels)
-    if subject.device_names is None or all(map(str.isdecimal, labels)):
-        numbers = sorted(map(int, labels))
-        if numbers[-1] - numbers[0] == len(numbers) - 1:
-            return f"{numbers[0]}-{numbers[-1]}"
-    return f"{labels[0]}, {labels[1]}, …, {labels[-1]}"
+    if subject.device_ids is not None:
+        yield {block: [f"{subject.device_kind} {label}"] for block, label in labels.items()}
+    yield {block: [label] for block, label in labels.items()}
 
 
 def _write_labels(
@@ -194,10 +183,10 @@ def _draw_ramp(picture: Picture, x: float, y: float) -> None:
 def _write_notes(picture: Picture) -> None:
     """Say how many blocks there are, and what the drawing does not show as it is."""
     grid, sheet = picture.subject.grid, picture.sheet
-    each = "" if grid.num_replicas == 1 else f", each on {counted(grid.num_replicas, 'device')}"
+    where = "" if grid.num_replicas == 1 else f", {where_held(picture.subject)}"
     shape = f" of {grid.shard_shape}" if grid.shard_shape else ""
     y = sheet.bottom + 22
-    sheet.text(0, y, "", detail=f"{counted(grid.num_shards, 'block')}{shape}{each}", size=11)
+    sheet.text(0, y, "", detail=f"{counted(grid.num_shards, 'block')}{shape}{where}", size=11)
     for note in _notes(picture):
         y += 16
         sheet.text(0, y, "", detail=note, size=11)
@@ -212,11 +201,12 @@ def _notes(picture: Picture) -> Iterator[str]:
         yield f"each cell stands for {rows} {TIMES} {columns} of them"
     if not picture.is_to_scale:
         yield "sides not to scale"
-    if picture.paint.is_mixed:
-        if face.is_folded or face.is_crowded:
-            yield "colours are of the processes of replica 0"
-        else:
-            yield "several colours: replicas in several processes"
+    most = max(face.most_owners for face, _, _ in picture.faces)
+    if most > 1 and face.is_crowded:
+        yield "each in the colour of one of its processes"
+    elif most > 1:
+        shown = f", at most {MOST_BANDS} of them shown" if most > MOST_BANDS else ""
+        yield f"several colours: held by several processes{shown}"
 
 
 def _document(picture: Picture) -> str:

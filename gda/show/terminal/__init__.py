@@ -2,13 +2,15 @@
 
 An array is a box cut into its blocks. The last two dimensions that are cut run down and across
 (``matrix.py``); with one, its blocks stand below each other, or side by side if it is the last
-dimension. What does not fit is folded, so that the cost does not grow with the number of blocks.
+dimension (``strips.py``). What does not fit is folded, so that the cost does not grow with the
+number of blocks.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal, TextIO, cast
 
@@ -21,19 +23,16 @@ from gda.show.terminal.boxes import (
     FAINT,
     PLAIN,
     PROCESS,
-    Cell,
     Line,
-    Row,
     Style,
     draw_box,
     fit,
-    text_width,
     wrap,
 )
-from gda.show.terminal.cells import Cells, Manner
-from gda.show.terminal.folding import Gap, fold
-from gda.show.terminal.labels import facts, title
-from gda.show.terminal.matrix import MOST_LINES, Matrix
+from gda.show.terminal.cells import Cells
+from gda.show.terminal.matrix import Drawing, Matrix
+from gda.show.terminal.strips import rows_along
+from gda.show.words import facts, title
 
 ColorSystem = Literal["standard", "256", "truecolor", "windows"]
 
@@ -56,11 +55,6 @@ _NARROWEST = 20
 
 _TITLE = "title"
 _KEY_WIDTH = 8
-_BETWEEN_FIELDS = "   "
-_LIST_LEFT = 16
-_STRIPS_LEFT = 6
-_LINES_OF_STRIP = 4
-_NARROWEST_COLUMN = 5
 
 
 def text_of(
@@ -69,6 +63,7 @@ def text_of(
     width: int | None = None,
     color_system: ColorSystem | None = None,
     is_ascii: bool = False,
+    header: bool = True,
 ) -> str:
     """Return the picture, without a line break at the end.
 
@@ -77,6 +72,7 @@ def text_of(
       width: columns that no line exceeds, 20 or more; 80 if not given.
       color_system: what the terminal understands; None for plain text.
       is_ascii: draw with the characters of ASCII only.
+      header: whether title and facts stand above the drawing.
 
     Raises:
       TypeError: ``width`` is no integer.
@@ -84,12 +80,13 @@ def text_of(
     """
     width = _check_width(width)
     cells = Cells(subject, "..." if is_ascii else "…")
-    drawing, manner = _drawn(cells, width, ASCII2 if is_ascii else SQUARE)
-    notes = [("cells", cells.key_to_numbers)] if manner is Manner.NUMBERS else []
-    lines: list[Line] = [[(part, _TITLE)] for part in wrap(title(subject), width)]
-    for key, text in [*facts(subject), *notes]:
+    drawing, notes = _drawn(cells, width, ASCII2 if is_ascii else SQUARE)
+    lines: list[Line] = []
+    if header:
+        lines += [[(part, _TITLE)] for part in wrap(title(subject), width)]
+    for key, text in [*(facts(subject) if header else []), *notes]:
         lines += _fact(key, text, width)
-    text = _rendered([*lines, [], *drawing], color_system)
+    text = _rendered([*lines, [], *drawing] if lines else drawing, color_system)
     return text.replace("…", ".") if is_ascii else text  # where a text was cut
 
 
@@ -97,6 +94,8 @@ def text_for(
     subject: Subject, file: TextIO, *, width: int | None = None, color: bool | None = None
 ) -> str:
     """Return the picture as it suits a file: with colours if that is a terminal which has them.
+
+    FORCE_COLOR, which notebooks set for what they start, makes no terminal of a file.
 
     Args:
       subject: what is shown.
@@ -106,9 +105,11 @@ def text_for(
     """
     from rich.console import Console  # 20 ms to import, and text_of does without
 
-    console = Console(file=file)
-    if width is None and console.is_terminal:
-        width = max(console.width, _NARROWEST)
+    isatty = getattr(file, "isatty", None)  # what a notebook puts in place of a file may lack it
+    is_terminal = isatty is not None and isatty()
+    console = Console(file=file, force_terminal=is_terminal, force_jupyter=False)
+    if width is None and is_terminal:
+        width = max(shutil.get_terminal_size().columns, _NARROWEST)
     if color is None:
         color = not console.no_color and console.color_system is not None
     system = cast("ColorSystem", console.color_system or "256") if color else None
@@ -147,75 +148,11 @@ def _fact(key: str, text: str, width: int) -> list[Line]:
     ]
 
 
-def _drawn(cells: Cells, width: int, box: Box) -> tuple[list[Line], Manner]:
+def _drawn(cells: Cells, width: int, box: Box) -> Drawing:
     cut = [dimension for dimension, parts in enumerate(cells.parts) if parts > 1]
     if len(cut) > 1:
         return Matrix(cells, cut[:-2], cut[-2], cut[-1], width, box).draw()
-    dimension = cut[0] if cut else 0
-    is_last = bool(cut) and dimension == len(cells.parts) - 1
-    rows = _side_by_side(cells, dimension, width) if is_last else None
-    return draw_box(rows or _below_each_other(cells, dimension, width), box), Manner.INDEX
-
-
-def _below_each_other(cells: Cells, dimension: int, width: int) -> list[Row]:
-    """Return the blocks along a dimension, each in a line if that fits."""
-    count = cells.parts[dimension] if cells.parts else 1
-    is_short = 2 * count < MOST_LINES
-    drawn = [
-        cells.gap(part) if isinstance(part, Gap) else cells.cell({dimension: part}, Manner.INDEX)
-        for part in (range(count) if is_short else fold(count, _LIST_LEFT))
-    ]
-    room = width - 4
-    blocks = [cell for cell in drawn if not cell.is_gap]
-    fields = [max(map(text_width, texts)) for texts in zip(*(b.lines for b in blocks), strict=True)]
-    if sum(fields) + len(_BETWEEN_FIELDS) * (len(fields) - 1) <= room:
-        drawn = [cell if cell.is_gap else _in_one_line(cell, fields) for cell in drawn]
-    else:
-        drawn = [cell.wrapped(room, cuts_words=True) for cell in drawn]
-    widest = max(cell.width for cell in drawn)
-    return [Row([cell], [widest]) for cell in drawn]
-
-
-def _in_one_line(cell: Cell, fields: Sequence[int]) -> Cell:
-    return Cell([_BETWEEN_FIELDS.join(map(fit, cell.lines, fields))], cell.style)
-
-
-def _side_by_side(cells: Cells, dimension: int, width: int) -> list[Row] | None:
-    """Return the blocks along a dimension in strips; None where only one fits into a strip."""
-    count = cells.parts[dimension]
-    per_strip = min(count, (width - 1) // _NARROWEST_COLUMN)
-    while per_strip > 1:
-        strips = _strips(cells, dimension, per_strip)
-        widest = max(cell.width for strip in strips for cell in strip if not cell.is_gap)
-        fitting = (width - 1) // (widest + 3)
-        if per_strip <= fitting:
-            whole = per_strip * (widest + 3) - 3
-            return [
-                Row(strip, [whole if strip[0].is_gap else widest] * len(strip)) for strip in strips
-            ]
-        per_strip = _even(count, fitting)
-    return None
-
-
-def _strips(cells: Cells, dimension: int, per_strip: int) -> list[list[Cell]]:
-    count = cells.parts[dimension]
-    num_strips = -(-count // per_strip)
-    is_low = num_strips * _LINES_OF_STRIP < MOST_LINES
-    strips = []
-    for strip in range(num_strips) if is_low else fold(num_strips, _STRIPS_LEFT):
-        if isinstance(strip, Gap):
-            strips.append([cells.gap(Gap(strip.count * per_strip))])
-        else:
-            parts = range(strip * per_strip, min(count, (strip + 1) * per_strip))
-            drawn = [cells.cell({dimension: part}, Manner.INDEX) for part in parts]
-            strips.append([cell.wrapped() for cell in drawn])
-    return strips
-
-
-def _even(count: int, most: int) -> int:
-    """Return into how many columns to put blocks: a power of two where that leaves none over."""
-    power = 1 << (most.bit_length() - 1) if most else 1
-    return power if count % power == 0 else most
+    return Drawing(draw_box(rows_along(cells, cut[0] if cut else 0, width), box), [])
 
 
 def _rendered(lines: Iterable[Line], color_system: ColorSystem | None) -> str:

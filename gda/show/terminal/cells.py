@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gda.layout import IntArray
+from gda.show.folding import Gap
 from gda.show.subject import Subject
 from gda.show.terminal.boxes import FAINT, PLAIN, PROCESS, Cell, Style
-from gda.show.terminal.folding import Gap
-from gda.show.terminal.labels import (
+from gda.show.words import (
     format_devices,
     format_index,
     format_more,
+    format_numbers,
     format_processes,
     format_slice,
     processes_at,
@@ -40,18 +41,12 @@ class _Block:
 
 
 class Cells:
-    """The cells of a subject's blocks, each looked up when it is asked for.
-
-    Attributes:
-      parts: into how many parts each dimension is cut; one of size 0, whose parts are all equal,
-        into one.
-    """
+    """The cells of a subject's blocks, each looked up when it is asked for."""
 
     def __init__(self, subject: Subject, ellipsis: str) -> None:
         grid = subject.grid
         self.subject = subject
-        sizes = zip(grid.global_shape, grid.shard_shape, strict=True)
-        self.parts = tuple([size // step if step else 1 for size, step in sizes])
+        self.parts = subject.parts
         self._ellipsis = ellipsis
         self._process_numbers = () if grid.processes is None else grid.processes.numbers
         self._blocks: dict[int, _Block] = {}
@@ -59,14 +54,16 @@ class Cells:
     def cell(self, part_of: Mapping[int, int], manner: Manner) -> Cell:
         """Return what is written of the block that is these parts of the dimensions, else 0."""
         block = self._block(part_of)
-        is_short = manner is Manner.NUMBERS
-        devices = format_devices(self.subject, block.positions, is_short=is_short)
-        lines = [format_index(block.index), devices]
         # Of one process there is nothing to say that the lines above the box have not said.
-        if len(self._process_numbers) > 1:
-            lines.append(format_processes(block.processes, is_short=is_short))
-        if manner is not Manner.INDEX:
-            del lines[0]
+        has_processes = len(self._process_numbers) > 1
+        if manner is Manner.NUMBERS:
+            lines = [format_numbers(self.subject.numbers(block.positions))]
+            lines += [f"p{format_numbers(block.processes)}"] if has_processes else []
+        else:
+            lines = [format_devices(self.subject, block.positions)]
+            lines += [format_processes(block.processes)] if has_processes else []
+        if manner is Manner.INDEX:
+            lines.insert(0, format_index(block.index) or "()")
         return Cell(list(map(self.say, lines)), self._style(block))
 
     def index(self, part_of: Mapping[int, int]) -> Index:
@@ -80,7 +77,8 @@ class Cells:
         if isinstance(part, Gap):
             first, last = self.say(f"… {part.count:,}"), "more"
             return Cell([first, last] if is_narrow else [f"{first} {last}"], FAINT)
-        text = format_slice(self.index({dimension: part})[dimension])
+        at = self.index({dimension: part})[dimension]
+        text = format_slice(at, at)
         start, _, stop = text.partition(":")
         return Cell([f"{start}:", stop] if is_narrow else [text], FAINT)
 
@@ -90,11 +88,10 @@ class Cells:
     @property
     def key_to_numbers(self) -> str:
         """What the numbers in cells of the manner ``NUMBERS`` mean."""
-        names = self.subject.device_names
-        kinds = {name.rpartition(" ")[0] for name in names or ()}
-        of_kind = f" ({kinds.pop()})" if len(kinds) == 1 else ""
+        kind, has_ids = self.subject.device_kind, self.subject.device_ids is not None
+        what = f"numbers of devices ({kind})" if has_ids else f"numbers of {kind}s"
         processes = ", p0 for process 0" if len(self._process_numbers) > 1 else ""
-        return f"numbers of devices{of_kind}{processes}"
+        return f"{what}{processes}"
 
     def _block(self, part_of: Mapping[int, int]) -> _Block:
         grid = self.subject.grid

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from rich.box import Box
 
+from gda.show.folding import Gap, fold
 from gda.show.terminal.boxes import (
     FAINT,
     PLAIN,
@@ -25,8 +26,7 @@ from gda.show.terminal.boxes import (
     wrap,
 )
 from gda.show.terminal.cells import Cells, Manner
-from gda.show.terminal.folding import Gap, fold
-from gda.show.terminal.labels import format_slice
+from gda.show.words import format_index
 
 Parts = Sequence[int | Gap]
 
@@ -41,7 +41,7 @@ _LAYERS_LEFT = 4
 _ROWS_LEFT = (12, 8, 4)
 _FEWEST_COLUMNS = 3
 
-_NARROWEST_COLUMN = 5
+NARROWEST_COLUMN = 5
 _WIDEST_LABEL = 16
 _BETWEEN_LAYERS = 3
 
@@ -76,6 +76,13 @@ class Table(NamedTuple):
         return self.margin + box_width(self.widths)
 
 
+class Drawing(NamedTuple):
+    """The lines of a picture, and how to read them: pairs of a key word and a text."""
+
+    lines: list[Line]
+    notes: list[tuple[str, str]]
+
+
 class Matrix(NamedTuple):
     """The blocks of an array that is cut along two dimensions or more.
 
@@ -94,16 +101,25 @@ class Matrix(NamedTuple):
     width: int
     box: Box
 
-    def draw(self) -> tuple[list[Line], Manner]:
-        """Return the lines of the first way that fits, and its manner."""
+    def draw(self) -> Drawing:
+        """Return the first way that fits."""
         *ways, last = self._ways()
         for way in ways:
             if self._least_width(way) <= self.width:
                 table = self._table(way)
                 lines = self._lines(way, table) if table.width <= self.width else []
                 if 0 < len(lines) <= MOST_LINES:
-                    return lines, way.manner
-        return self._lines(last, self._narrowed(self._table(last))), last.manner
+                    return Drawing(lines, self._notes(way))
+        return Drawing(self._lines(last, self._narrowed(self._table(last))), self._notes(last))
+
+    def _notes(self, way: Way) -> list[tuple[str, str]]:
+        """Return how to read the cells, and what of an index stands beside them."""
+        notes = []
+        if way.manner is Manner.NUMBERS:
+            notes.append(("cells", self.cells.key_to_numbers))
+        if way.manner is not Manner.INDEX and len(self.cells.parts) > 2:
+            notes.append(("sides", f"rows dimension {self.down}, columns dimension {self.across}"))
+        return notes
 
     def _ways(self) -> Iterator[Way]:
         parts = self.cells.parts
@@ -114,7 +130,7 @@ class Matrix(NamedTuple):
             if len(layers) * num_rows * num_columns <= _MOST_BLOCKS:
                 for manner in Manner:
                     yield Way(layers, range(num_rows), range(num_columns), manner)
-        most = min(num_columns, self.width // _NARROWEST_COLUMN)
+        most = min(num_columns, self.width // NARROWEST_COLUMN)
         for room in _ROWS_LEFT:
             rows = fold(num_rows, room)
             if most == num_columns:
@@ -133,7 +149,7 @@ class Matrix(NamedTuple):
         last = {dimension: parts - 1 for dimension, parts in enumerate(self.cells.parts)}
         width = self._cell(last, way.manner).width
         if way.manner is not Manner.INDEX:
-            width = max(width, self._top(last[self.across], way.manner).width)
+            width = max(width, self._top(last[self.across], way.manner is Manner.NUMBERS).width)
         return box_width([width] * sum(not isinstance(column, Gap) for column in way.columns))
 
     def _table(self, way: Way) -> Table:
@@ -142,9 +158,13 @@ class Matrix(NamedTuple):
             no_labels = [Cell([])] * len(way.rows)
             return Table(layers, no_labels, [], self._widths(way, layers, []), 0)
         labels = self._labels(way.rows)
-        tops = [self._top(column, way.manner) for column in way.columns]
         margin = max(label.width for label in labels) + 1
-        return Table(layers, labels, tops, self._widths(way, layers, tops), margin)
+        tops = [self._top(column, False) for column in way.columns]
+        table = Table(layers, labels, tops, self._widths(way, layers, tops), margin)
+        if way.manner is not Manner.NUMBERS or table.width <= self.width:
+            return table
+        tops = [self._top(column, True) for column in way.columns]
+        return table._replace(tops=tops, widths=self._widths(way, layers, tops))
 
     def _narrowed(self, table: Table) -> Table:
         """Return a table in which no row is too wide, so that texts are cut."""
@@ -200,8 +220,8 @@ class Matrix(NamedTuple):
             return labels
         return [self.cells.edge(self.down, row, is_narrow=True) for row in rows]
 
-    def _top(self, column: int | Gap, manner: Manner) -> Cell:
-        return self.cells.edge(self.across, column, is_narrow=manner is Manner.NUMBERS)
+    def _top(self, column: int | Gap, is_narrow: bool) -> Cell:
+        return self.cells.edge(self.across, column, is_narrow=is_narrow)
 
     def _widths(self, way: Way, layers: Sequence[list[list[Cell]]], tops: list[Cell]) -> list[int]:
         """Return the width of each column of a box: one for all columns of blocks."""
@@ -216,7 +236,7 @@ class Matrix(NamedTuple):
         if not self.outer:
             return []
         index = self.cells.index(self._parts_of(layer))[: self.outer[-1] + 1]
-        text = self.cells.say(f"[{', '.join(map(format_slice, index))}, …]")
+        text = self.cells.say(f"[{format_index(index)}, …]")
         return [[(" " * margin + part, PLAIN)] for part in wrap(text, self.width - margin)]
 
     def _parts_of(self, layer: int) -> Mapping[int, int]:

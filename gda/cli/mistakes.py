@@ -1,0 +1,59 @@
+"""What is wrong with a command, and where in what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from gda.wording import printable
+
+T = TypeVar("T")
+
+_SHOWN = 72  # characters of a text that fit beside its caret
+
+
+class MisreadError(ValueError):
+    """A text cannot be read; ``message`` says why, ``position`` is the character where."""
+
+    def __init__(self, message: str, text: str, position: int) -> None:
+        where = f" at {text[position:][:20]!r}" if text[position:].strip() else ""
+        quoted = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+        super().__init__(f"{quoted!r} cannot be read{where}: {message}")
+        self.message = message
+        self.text = text
+        self.position = position
+
+    def lines(self, name: str) -> list[str]:
+        """Return what to say of the option ``name``: the reason, the text and a caret below it.
+
+        >>> print(*MisreadError('a size was expected', '8xx2', 2).lines('--shape'), sep='\\n')
+        --shape: a size was expected
+          8xx2
+            ^
+        """
+        before, after = printable(self.text[: self.position]), printable(self.text[self.position :])
+        if len(before) > _SHOWN // 2:
+            before = f"…{before[1 - _SHOWN // 2 :]}"
+        if len(after) > _SHOWN - len(before):
+            after = f"{after[: _SHOWN - 1 - len(before)]}…"
+        return [f"{name}: {self.message}", f"  {before}{after}", f"  {' ' * len(before)}^"]
+
+
+class MistakesError(ValueError):
+    """What is wrong with a command, in ``lines`` for a terminal."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+def read_option(name: str, text: str, parse: Callable[[str], T]) -> T:
+    """Return ``parse(text)``; what cannot be read becomes the lines to say of the option.
+
+    Raises:
+      MistakesError: the text cannot be read.
+    """
+    try:
+        return parse(text)
+    except MisreadError as error:
+        raise MistakesError(*error.lines(name)) from None
