@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -41,25 +42,27 @@ def format_numbers(numbers: IntArray | Sequence[int]) -> str:
     """
     if len(numbers) == 1:
         return str(numbers[0])
-    values = np.asarray(numbers, np.int64)
-    cuts = np.flatnonzero(values[1:] - values[:-1] != 1) + 1
-    starts, stops = np.append(0, cuts), np.append(cuts, len(values))
+    # Most blocks have a few devices, of which Python's lists are quicker than NumPy's arrays.
+    values = numbers.tolist() if isinstance(numbers, np.ndarray) else list(numbers)
+    starts = [i for i in range(len(values)) if not i or values[i] - values[i - 1] != 1]
+    stops = [*starts[1:], len(values)]
     if len(starts) > _FEWEST_STEPS and _are_even(values, starts, stops):
         first, second, last = (_run(values, starts[i], stops[i], "-") for i in (0, 1, -1))
         return f"{first}, {second}, … {last}"
     written = len(starts) if len(starts) <= _MOST_RUNS else _FIRST_RUNS
     parts = [_run(values, starts[i], stops[i], ", ") for i in range(written)]
-    left = len(values) - int(stops[written - 1])
+    left = len(values) - stops[written - 1]
     return ", ".join(parts) + (f", {format_more(left)}" if left else "")
 
 
-def _are_even(values: IntArray, starts: IntArray, stops: IntArray) -> bool:
+def _are_even(values: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> bool:
     """Return whether runs are equally long and their starts equally far apart."""
-    lengths, steps = stops - starts, np.diff(values[starts])
-    return bool((lengths == lengths[0]).all() and (steps == steps[0]).all())
+    lengths = {stop - start for start, stop in zip(starts, stops, strict=True)}
+    steps = {values[second] - values[first] for first, second in pairwise(starts)}
+    return len(lengths) == len(steps) == 1
 
 
-def _run(values: IntArray, start: int, stop: int, between_two: str) -> str:
+def _run(values: Sequence[int], start: int, stop: int, between_two: str) -> str:
     first, last = values[start], values[stop - 1]
     between = "-" if stop - start > 2 else between_two
     return str(first) if stop - start == 1 else f"{first}{between}{last}"

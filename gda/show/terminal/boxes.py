@@ -33,10 +33,12 @@ class Cell(NamedTuple):
 
     @property
     def width(self) -> int:
-        return max(map(text_width, self.lines))
+        return max(map(text_width, self.lines), default=0)
 
     def wrapped(self, width: int = _WIDEST_TEXT, *, cuts_words: bool = False) -> Cell:
         """Return the cell with wider lines broken at spaces, and longer words cut or left."""
+        if self.width <= width:
+            return self
         lines = [part for line in self.lines for part in wrap(line, width, cuts_words=cuts_words)]
         return Cell(lines, self.style, self.is_gap)
 
