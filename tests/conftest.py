@@ -7,6 +7,7 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import pytest
+from commands import Result, Run, exit_code
 from hypothesis import HealthCheck, settings
 from jax.sharding import AxisType, Mesh
 from meshes import mesh_of
@@ -31,3 +32,15 @@ def auto_mesh() -> Mesh:
 @pytest.fixture
 def explicit_mesh() -> Mesh:
     return mesh_of({"x": 4, "y": 2}, AxisType.Explicit)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process; gives its exit code and what it printed."""
+
+    def in_process(*args: object) -> Result:
+        code = exit_code(*args)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return in_process

@@ -8,37 +8,19 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from commands import Run
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
 import gda
 from gda import cli
 from gda.checkpoint.file_store import FileStore
-
-Result = tuple[int, str, str]
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process; gives its exit code and what it printed."""
-
-    def in_process(*args: Any) -> Result:
-        try:
-            code: Any = cli.main([str(arg) for arg in args])
-        except SystemExit as end:
-            code = end.code
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return in_process
 
 
 @pytest.fixture

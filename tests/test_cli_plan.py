@@ -6,14 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import Run, document_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
@@ -22,35 +20,14 @@ from meshes import mesh_of
 from gda import cli
 from gda.testing.strategies import ShardedCase, mesh_shapes, sharded_cases
 
-Result = tuple[int, str, str]
-Run = Callable[..., Result]
-
 EXAMPLE = (
     *("plan", "--shape", "65536x8192", "--dtype", "bfloat16"),
     *("--mesh", "data=64,model=16", "--devices-per-process", "8"),
 )
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process; gives its exit code and what it printed."""
-
-    def in_process(*args: Any) -> Result:
-        try:
-            code: Any = cli.main([str(arg) for arg in args])
-        except SystemExit as end:
-            code = end.code
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return in_process
-
-
 def plan(*args: str) -> dict[str, Any]:
-    """Return what a command says with --json."""
-    with redirect_stdout(StringIO()) as out:
-        assert cli.main(["plan", *args, "--json"]) == 0
-    return json.loads(out.getvalue())
+    return document_of("plan", *args)
 
 
 def test_the_command_of_the_readme(run: Run) -> None:

@@ -1,18 +1,15 @@
 """``gda reshard`` as a user runs it."""
 
-import json
 import math
 import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
-from contextlib import redirect_stdout
-from io import StringIO
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import Run, document_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,32 +17,11 @@ from gda import ReshardPlan, ShardGrid, cli
 from gda.cli import reshards
 from gda.cli.layouts import parse_spec
 
-Result = tuple[int, str, str]
-Run = Callable[..., Result]
-
 ARRAY = ("--shape", "64x64", "--dtype", "f32")
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process; gives its exit code and what it printed."""
-
-    def in_process(*args: Any) -> Result:
-        try:
-            code: Any = cli.main([str(arg) for arg in args])
-        except SystemExit as end:
-            code = end.code
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return in_process
-
-
 def reshard(*args: str) -> dict[str, Any]:
-    """Return what a command says with --json."""
-    with redirect_stdout(StringIO()) as out:
-        assert cli.main(["reshard", *args, "--json"]) == 0
-    return json.loads(out.getvalue())
+    return document_of("reshard", *args)
 
 
 def test_rows_to_columns(run: Run) -> None:

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gda import ShardGrid, cli
 from gda.cli.names import with_ranges
-
-Result = tuple[int, str, str]
-Run = Callable[..., Result]
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LLAMA = EXAMPLES / "transformer_7b.json"
@@ -37,21 +35,6 @@ SMALL = {
         "norm": {"shape": [8]},
     },
 }
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process; gives its exit code and what it printed."""
-
-    def in_process(*args: Any) -> Result:
-        try:
-            code: Any = cli.main([str(arg) for arg in args])
-        except SystemExit as end:
-            code = end.code
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return in_process
 
 
 @pytest.fixture
