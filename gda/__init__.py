@@ -37,7 +37,7 @@ _MODULE_OF = {
     "visualize_sharding": "gda.visualize",
     "collectives": "gda.communication",
     "assert_collectives": "gda.communication",
-    "Collectives": "gda.communication",
+    "Collectives": "gda.hlo",
     "Collective": "gda.hlo",
     "ReshardPlan": "gda.reshard",
     "Move": "gda.reshard",

@@ -7,11 +7,11 @@ from gda.array import GlobalArray as GlobalArray
 from gda.array import Shard as Shard
 from gda.blocks import DoesNotFitError as DoesNotFitError
 from gda.buffers import aligned_empty as aligned_empty
-from gda.communication import Collectives as Collectives
 from gda.communication import assert_collectives as assert_collectives
 from gda.communication import collectives as collectives
 from gda.grid import ShardGrid as ShardGrid
 from gda.hlo import Collective as Collective
+from gda.hlo import Collectives as Collectives
 from gda.host_local import global_array_to_host_local_array as global_array_to_host_local_array
 from gda.host_local import host_local_array_to_global_array as host_local_array_to_global_array
 from gda.indices import get_shard_indices as get_shard_indices

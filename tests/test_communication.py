@@ -27,8 +27,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, cut, mesh_of, ordered_mesh
 
 import gda
-from gda.communication import Collectives, Traffic
-from gda.hlo import Collective
+from gda.hlo import Collective, Collectives, Traffic
 from gda.testing.strategies import mesh_shapes
 
 HERE = __file__

@@ -10,6 +10,27 @@ mesh. So the groups of a mesh ``{'x': 2, 'y': 4}`` along ``'y'`` are ``{{0,1,2,3
 whichever devices it has and in whichever order.
 """
 
+from gda.hlo.listing import (
+    Axes,
+    Collectives,
+    Traffic,
+    format_axes,
+    format_times,
+    sentence,
+    summed,
+)
 from gda.hlo.program import KINDS, Collective, num_devices, read_collectives
 
-__all__ = ["KINDS", "Collective", "num_devices", "read_collectives"]
+__all__ = [
+    "KINDS",
+    "Axes",
+    "Collective",
+    "Collectives",
+    "Traffic",
+    "format_axes",
+    "format_times",
+    "num_devices",
+    "read_collectives",
+    "sentence",
+    "summed",
+]
