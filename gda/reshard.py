@@ -37,6 +37,7 @@ from gda.grid import ShardGrid
 from gda.layout import IntArray, read_only
 from gda.senders import numbers_of, ranks_of, summed
 from gda.spec import Index, format_spec
+from gda.views import itemsize_error
 from gda.wording import format_bytes
 
 
@@ -368,10 +369,7 @@ def _check_itemsize(itemsize: Any) -> int:
     except TypeError:
         size = 0
     if size < 1 or isinstance(itemsize, bool):
-        raise TypeError(
-            "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not "
-            f"{itemsize!r}"
-        )
+        raise itemsize_error(itemsize)
     return size
 
 

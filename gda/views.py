@@ -390,11 +390,16 @@ def _tiling(global_shape: Shape, layout: Layout) -> Tiling:
 def _bytes_of(itemsize: object) -> int:
     # A string times a number is a longer string.
     if not hasattr(itemsize, "__index__"):
-        raise TypeError(
-            "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not "
-            f"{itemsize!r}"
-        )
+        raise itemsize_error(itemsize)
     return operator.index(itemsize)  # pyright: ignore[reportArgumentType]
+
+
+def itemsize_error(itemsize: object) -> TypeError:
+    """Return what is raised where something else stands for the bytes of one element."""
+    return TypeError(
+        "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not "
+        f"{itemsize!r}"
+    )
 
 
 def infer_global_shape(

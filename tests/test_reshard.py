@@ -330,10 +330,15 @@ def test_a_plan_is_a_value() -> None:
     assert plan == same
     assert hash(plan) == hash(same)
     assert plan != ReshardPlan(ROWS, COLUMNS, itemsize=2)
+    # What is worked out stays behind. (Of an equal plan the length may be another one: what is the
+    # same object twice is written once.)
+    fresh = pickle.dumps(plan)
     assert plan.sent_by_device.sum() == 32
-    again = pickle.loads(pickle.dumps(plan))
+    assert pickle.dumps(plan) == fresh
+    assert len(fresh) < 500
+    again = pickle.loads(fresh)
     assert again == plan
-    assert len(pickle.dumps(plan)) == len(pickle.dumps(again)) < 500
+    assert again.sent_by_device.tolist() == plan.sent_by_device.tolist()
     with pytest.raises(ValueError, match="read-only"):
         plan.source_ids[0] = 7  # pyright: ignore[reportIndexIssue]
     plan.sent_by_process[0] = 99

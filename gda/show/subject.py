@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gda.grid import ShardGrid
 from gda.layout import IntArray, read_only
-from gda.spec import Shape, SpecLike, format_spec
+from gda.spec import Shape, SpecLike, axes_by_dimension, format_spec
 from gda.wording import printable
 
 
@@ -71,9 +71,9 @@ class Subject:
 
     def axes_of(self, dimension: int) -> list[tuple[str, int]]:
         """Return the names and sizes of the mesh axes that cut a dimension."""
-        entry = self.grid.spec[dimension] if dimension < len(self.grid.spec) else None
-        names = (entry,) if isinstance(entry, str) else entry or ()
-        return [(printable(name), self.grid.mesh_shape[name]) for name in names]
+        mesh_shape = self.grid.mesh_shape
+        names = axes_by_dimension(self.grid.spec, len(self.shape), mesh_shape)[dimension]
+        return [(printable(name), mesh_shape[name]) for name in names]
 
     @property
     def block_bytes(self) -> int | None:
