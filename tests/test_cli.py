@@ -155,12 +155,23 @@ def test_a_mistake_in_gda_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["wrong"], "gda: argument COMMAND: invalid choice: 'wrong'"),
+        (
+            ["wrong"],
+            "gda: there is no command 'wrong'; the commands are plan, reshard, in",
+        ),
+        (["inspct", "a"], "gda: there is no command 'inspct'; did you mean inspect? (--help says"),
+        (["Verify", "a"], "gda: there is no command 'Verify'; did you mean verify? (--help says m"),
+        (["plan", "--shap=8", "--dtyp", "f32"], "--dtyp f32; did you mean --shape and --dtype?"),
+        (
+            ["reshard", "--to_mesh", "x=2"],
+            "unrecognized arguments: --to_mesh x=2; did you mean --",
+        ),
         (["inspect"], "gda inspect: the following arguments are required: PATH"),
         (["verify"], "gda verify: the following arguments are required: PATH"),
-        (["verify", "a", "b"], "gda: unrecognized arguments: b"),
-        (["inspect", "--js", "a"], "unrecognized arguments: --js"),
-        (["--nothing"], "gda: unrecognized arguments: --nothing"),
+        (["verify", "a", "b"], "gda verify: unrecognized arguments: b (--h"),
+        (["inspect", "--js", "a"], "inspect: unrecognized arguments: --js; did you mean --json? ("),
+        (["--nothing"], "gda: unrecognized arguments: --nothing (--help"),
+        (["--versoin"], "gda: unrecognized arguments: --versoin; did you mean --version? (--help"),
         (["verify", "a", "--timeout", "0"], "--timeout: '0' is not a number of seconds above 0"),
         (["inspect", "a", "--timeout", "soon"], "'soon' is not a number of seconds above 0, such"),
     ],
