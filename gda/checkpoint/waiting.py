@@ -25,7 +25,8 @@ _TIMEOUT_AFTER_ONE = 10.0
 _PAUSES = Retry(OSError, delay=0.1, max_delay=8)
 
 # What TensorStore says of a failure that it would try again: 408, 429, 5xx, a broken connection.
-_PASSING = re.compile(r"ABORTED: All \d+ retry attempts failed: ")
+# What does not go through its retries, such as asking for credentials, has the bare status.
+_PASSING = re.compile(r"(ABORTED: All \d+ retry attempts failed|UNAVAILABLE|DEADLINE_EXCEEDED): ")
 # curl: no such protocol, proxy or host is known, the connection is refused, or TLS cannot begin.
 _NOT_REACHED = re.compile(r"\[curl_code='(1|5|6|7|35)'\]")
 
