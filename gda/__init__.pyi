@@ -22,6 +22,7 @@ from gda.meeting import DisagreementError as DisagreementError
 from gda.meeting import LateProcessError as LateProcessError
 from gda.placement import DataPartitionType as DataPartitionType
 from gda.placement import global_to_host_array as global_to_host_array
+from gda.placement import host_to_global_array as host_to_global_array
 from gda.placement import host_to_global_device_array as host_to_global_device_array
 from gda.placement import with_sharding_constraint as with_sharding_constraint
 from gda.reading import Retry as Retry
@@ -63,6 +64,7 @@ __all__ = [
     "global_array_to_host_local_array",
     "global_to_host_array",
     "host_local_array_to_global_array",
+    "host_to_global_array",
     "host_to_global_device_array",
     "jit",
     "load_tree",
