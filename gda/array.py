@@ -31,7 +31,7 @@ from gda.grid import ShardGrid
 from gda.indices import Device, devices_of, local_positions, mesh_grid
 from gda.operators import ArrayOperators
 from gda.reading import Options, ProgressLike, Retry
-from gda.sharding import is_tracer, sharding_of
+from gda.sharding import LayoutUnknownError, is_tracer, sharding_of
 from gda.spec import Index, Shape, SpecLike, format_spec
 
 AnyNDArray = np.ndarray[Any, Any]
@@ -826,12 +826,16 @@ class GlobalArray(ArrayOperators):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            hint = ""
-            if hasattr(type(self), name):  # a property of it asked the array inside in vain
-                hint = f" here, because the {type(self.array).__name__} inside has none"
-            elif not name.startswith("_") and hasattr(jax.Array, name):
-                hint = f"; the jax.Array inside has it: g.array.{name}"
-            raise AttributeError(f"GlobalArray has no attribute {name!r}{hint}")
+            problem = f"GlobalArray has no attribute {name!r}"
+            theirs = getattr(type(self), name, None)
+            if isinstance(theirs, property):  # it raised AttributeError, and Python forgets why
+                try:
+                    theirs.__get__(self)
+                except LayoutUnknownError:
+                    raise
+                except AttributeError as error:
+                    problem += f" here: {error}"
+            raise AttributeError(problem)
 
     # As a Python object.
 
