@@ -47,7 +47,7 @@ _MODULE_OF = {
     "Index": "gda.spec",
 }
 
-_SUBMODULES = ("checkpoint", "show", "storage")
+_SUBMODULES = ("checkpoint", "libraries", "show", "storage")
 
 __all__ = [*_MODULE_OF, *_SUBMODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -1,4 +1,5 @@
 from gda import checkpoint as checkpoint
+from gda import libraries as libraries
 from gda import show as show
 from gda import storage as storage
 from gda.agreement import check_processes_agree as check_processes_agree
@@ -67,6 +68,7 @@ __all__ = [
     "host_to_global_array",
     "host_to_global_device_array",
     "jit",
+    "libraries",
     "load_tree",
     "show",
     "storage",

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gda import construct, fingerprint, local, move, pickling
+from gda import construct, fingerprint, libraries, local, move, pickling
 from gda.grid import ShardGrid
 from gda.indices import Device, devices_of, local_positions, mesh_grid
 from gda.operators import ArrayOperators
@@ -860,6 +860,12 @@ class GlobalArray(ArrayOperators):
 
         return html_or_none(self)
 
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        return libraries.treescope_repr(self, path, subtree_renderer)
+
+    def __treescope_ndarray_adapter__(self) -> Any:
+        return libraries.treescope_adapter(self)
+
     def _layout_text(self) -> str:
         try:
             sharding = self.sharding
@@ -931,3 +937,4 @@ jax.export.register_pytree_node_serialization(
     serialize_auxdata=lambda _: b"",
     deserialize_auxdata=lambda _: (),
 )
+libraries.register(GlobalArray)
