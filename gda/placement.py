@@ -28,7 +28,7 @@ from gda.views import infer_global_shape
 
 
 class DataPartitionType(enum.Enum):
-    """How the arrays of a batch are sharded over the current mesh.
+    """The ways to shard the arrays of a batch over the current mesh.
 
     ``FULL``: dimension 0 over all axes of the mesh, so that each process has some of the rows.
     ``REPLICATED``: not at all, so that every device has the whole array.

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import einops
 import einops.array_api
@@ -136,15 +136,9 @@ def test_treescope_waits_for_no_other_process() -> None:
 # flax.serialization.
 
 
-class Head(NamedTuple):
-    w: Any
-    b: Any
-
-
 def parameters(mesh: Mesh) -> Any:
     return {
-        "layers": [cut(batch(8, 8) + i, mesh, P("x", "y")) for i in range(2)],
-        "head": Head(cut(batch(2, 8), mesh, P(None, "y")), cut(batch(8), mesh, P())),
+        "layers": [cut(batch(8, 8), mesh, P("x", "y")), cut(batch(2, 8), mesh, P(None, "y"))],
         "half": cut(batch(8, dtype=jnp.bfloat16), mesh, P(("y", "x"))),
         "step": cut(np.int32(3), mesh, P()),
     }
