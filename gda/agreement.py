@@ -22,9 +22,9 @@ from hashlib import sha256
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from gda.dtypes import as_dtype
 from gda.indices import processes_of
 from gda.meeting import DisagreementError, LateProcessError, meet
 from gda.processes import format_processes
@@ -399,8 +399,8 @@ def _dtype_text(dtype: Any) -> str:
     if dtype is None:
         return "as it comes"
     # NumPy knows nothing of PRNG keys.
-    is_key = jax.numpy.issubdtype(dtype, jax.dtypes.extended)
-    return str(dtype if is_key else np.dtype(dtype))
+    is_key = not isinstance(dtype, str) and jax.numpy.issubdtype(dtype, jax.dtypes.extended)
+    return str(dtype if is_key else as_dtype(dtype))
 
 
 def describe(tree: Any) -> Description:

@@ -18,9 +18,10 @@ blocks  2 of (2,), each on 1 device
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy.typing as npt
 
@@ -161,3 +162,16 @@ def load_terminal() -> ModuleType:
             "pip install 'gda[show]'",
             name=error.name,
         ) from error
+
+
+class _Show(ModuleType):
+    """The type of this module, for the message when it is called."""
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(
+            "gda.show is a module; gda.visualize_sharding(x) shows the picture of an array, and "
+            "gda.show.text(x), gda.show.svg(x) and gda.show.html(x) return it"
+        )
+
+
+sys.modules[__name__].__class__ = _Show
