@@ -27,6 +27,7 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda import construct, fingerprint, local, move, pickling
+from gda.boundary import hide_own_frames, public
 from gda.grid import ShardGrid
 from gda.indices import Device, devices_of, local_positions, mesh_grid
 from gda.operators import ArrayOperators
@@ -221,10 +222,17 @@ class GlobalArray(ArrayOperators):
                     "on the host write GlobalArray.from_source(array, mesh, spec), for a jax.Array "
                     "that has its sharding GlobalArray.from_array(array)"
                 )
-            array = construct.array_from_device_buffers(global_shape, mesh, spec, device_buffers)
+            try:
+                array = construct.array_from_device_buffers(
+                    global_shape, mesh, spec, device_buffers
+                )
+            except Exception as error:
+                hide_own_frames(error)
+                raise
         _set(self, "array", array)
 
     @classmethod
+    @public
     def from_array(cls, array: jax.Array | GlobalArray) -> GlobalArray:
         """Wrap a ``jax.Array`` that already has its sharding; nothing is copied or moved.
 
@@ -285,6 +293,7 @@ class GlobalArray(ArrayOperators):
         retry: Retry | None = None,
     ) -> GlobalArray: ...
     @classmethod
+    @public
     def from_callback(
         cls,
         global_shape: Iterable[int],
@@ -373,6 +382,7 @@ class GlobalArray(ArrayOperators):
         )
 
     @classmethod
+    @public
     def from_source(
         cls,
         source: Any,
@@ -419,6 +429,7 @@ class GlobalArray(ArrayOperators):
         return cls(array=construct.array_from_source(source, mesh, spec, dtype, options))
 
     @classmethod
+    @public
     def from_batched_callback(
         cls,
         global_shape: Iterable[int],
@@ -458,6 +469,7 @@ class GlobalArray(ArrayOperators):
         )
 
     @classmethod
+    @public
     def from_batched_callback_with_devices(
         cls,
         global_shape: Iterable[int],
@@ -501,6 +513,7 @@ class GlobalArray(ArrayOperators):
         )
 
     @classmethod
+    @public
     def from_process_local(
         cls,
         local_data: Any,
@@ -732,6 +745,7 @@ class GlobalArray(ArrayOperators):
     def reshard(self, spec: SpecLike, /) -> GlobalArray: ...
     @overload
     def reshard(self, mesh: Mesh, spec: SpecLike, /) -> GlobalArray: ...
+    @public
     def reshard(self, mesh_or_spec: Any, spec: Any = None, /) -> GlobalArray:
         """Move the data to another layout; communicates between processes where they hold parts.
 
@@ -769,6 +783,7 @@ class GlobalArray(ArrayOperators):
     def gather(self, process: None = None, *, max_bytes: int | None = None) -> AnyNDArray: ...
     @overload
     def gather(self, process: int, *, max_bytes: int | None = None) -> AnyNDArray | None: ...
+    @public
     def gather(
         self, process: int | None = None, *, max_bytes: int | None = None
     ) -> AnyNDArray | None:
@@ -804,6 +819,7 @@ class GlobalArray(ArrayOperators):
             raise TypeError("gather needs the value, and there is none in a trace")
         return move.gather(self._live(), process, max_bytes)
 
+    @public
     def fingerprint(self) -> str:
         """Return a digest of shape, dtype and content; communicates where others hold a part.
 

@@ -20,6 +20,7 @@ from weakref import getweakrefcount
 import jax
 import numpy as np
 
+from gda.boundary import is_of_caller
 from gda.buffers import ALIGNMENT, Buffers, Memory
 from gda.dtypes import as_dtype
 from gda.grid import ShardGrid
@@ -391,8 +392,7 @@ def _depth_of_user() -> int:
     depth, frame = 0, sys._getframe(1)
     while frame is not None:
         depth += 1
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("gda", "contextlib", "functools"):
+        if is_of_caller(frame):
             break
         frame = frame.f_back
     return depth

@@ -15,6 +15,7 @@ from jax.tree_util import keystr
 from gda.agreement import describe, together
 from gda.array import GlobalArray
 from gda.blocks import narrowed_dtype
+from gda.boundary import public
 from gda.build import Build, build_of_source, read_all
 from gda.dtypes import as_dtype
 from gda.reading import Options, ProgressLike, Retry
@@ -24,6 +25,7 @@ from gda.trees import is_container, note_path, specs_for
 SpecOf = Callable[[str, Any], PartitionSpec]
 
 
+@public
 def load_tree(
     sources: Any,
     mesh: Mesh,

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.agreement import describe, together
 from gda.array import GlobalArray
+from gda.boundary import public
 from gda.indices import local_positions
 from gda.local import Batch, array_from_process_local
 from gda.local_view import process_local_of, view_of
@@ -43,6 +44,7 @@ class DataPartitionType(enum.Enum):
     REPLICATED = "replicated"
 
 
+@public
 def host_to_global_device_array(
     host_arrays: Any, *, partition: Any = DataPartitionType.FULL
 ) -> Any:
@@ -97,6 +99,7 @@ def _placed(host_arrays: Any, partition: Any, mesh: Mesh) -> Any:
     return jax.tree.unflatten(structure, leaves)
 
 
+@public
 def global_to_host_array(global_arrays: Any, *, partition: Any = DataPartitionType.FULL) -> Any:
     """Return a tree of new NumPy arrays: of each array what this process has, every block once.
 
@@ -155,6 +158,7 @@ def global_to_host_array(global_arrays: Any, *, partition: Any = DataPartitionTy
     return jax.tree.unflatten(structure, values)
 
 
+@public
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """Return ``x`` cut as ``shardings`` says: inside ``jit`` a constraint, outside it a move.
 

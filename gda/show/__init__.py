@@ -25,12 +25,14 @@ from typing import Any, NoReturn
 
 import numpy.typing as npt
 
+from gda.boundary import public
 from gda.show.subject import subject_of
 from gda.spec import SpecLike
 
 __all__ = ["html", "svg", "text"]
 
 
+@public
 def text(
     x: Any,
     mesh: Any = None,
@@ -90,6 +92,7 @@ def text(
     return load_terminal().text_of(subject, width=width, color_system=color_system, header=header)
 
 
+@public
 def svg(
     x: Any,
     mesh: Any = None,
@@ -118,6 +121,7 @@ def svg(
     return svg_of(subject_of(x, mesh, spec, dtype=dtype))
 
 
+@public
 def html(
     x: Any,
     mesh: Any = None,
