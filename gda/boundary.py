@@ -48,8 +48,8 @@ def public(function: FunctionT) -> FunctionT:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            if kwargs and isinstance(error, TypeError):
-                _name_successor(error)
+            if isinstance(error, TypeError):
+                _name_successor(error, kwargs)
             hide_own_frames(error, call_frames=1)
             raise  # keeps __cause__ and __context__, and adds no frame
 
@@ -82,12 +82,11 @@ def hide_own_frames(error: BaseException, *, call_frames: int = 0) -> None:
     error.__traceback__ = shown
 
 
-def _name_successor(error: TypeError) -> None:
-    """Add to the message about an unexpected keyword which keyword replaces it, if one does."""
+def _name_successor(error: TypeError, given: Collection[str]) -> None:
+    """Say which keyword replaces one that was given and is unexpected, if one does."""
     found = _UNEXPECTED.search(str(error))
-    successor = _SUCCESSOR_OF.get(found[1]) if found else None
-    if successor is not None:
-        error.args = (f"{error}; its successor is {successor}",)
+    if found and found[1] in given and found[1] in _SUCCESSOR_OF:
+        error.args = (f"{error}; its successor is {_SUCCESSOR_OF[found[1]]}",)
 
 
 def is_of_caller(frame: FrameType) -> bool:

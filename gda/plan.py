@@ -147,7 +147,7 @@ class Plan:
         for i, (buffer, device) in enumerate(zip(buffers, expected, strict=True)):
             array = _array_on(device, buffer, f"{what}[{i}]", order)
             reader.check_shape(index_of[device], array.shape)
-            dtype = dtype or array.dtype
+            dtype = array.dtype if dtype is None else dtype
             if reader.asked is None and array.dtype != dtype:
                 raise TypeError(
                     f"{what}[{i}] has dtype {array.dtype}, those before it {dtype}; make all of "
