@@ -22,9 +22,10 @@ from hashlib import sha256
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from gda.boundary import is_of_caller, public
+from gda.dtypes import as_dtype
 from gda.indices import processes_of
 from gda.meeting import DisagreementError, LateProcessError, meet
 from gda.processes import format_processes
@@ -43,6 +44,7 @@ _DEFAULT_TIMEOUT = 60.0
 _TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 
 
+@public
 def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | None = None) -> None:
     """Check that every process has the same tree: structure, shapes, dtypes, meshes and specs.
 
@@ -69,7 +71,6 @@ def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | Non
     >>> import gda, jax
     >>> gda.check_processes_agree({'w': jax.ShapeDtypeStruct((8, 2), 'float32')}, name='params')
     """
-    __tracebackhide__ = True  # of pytest: its users look for their own line
     seconds = timeout_of_checks() if timeout is None else _seconds(timeout, "timeout")
     _check_joined()
     if jax.process_count() > 1:
@@ -120,7 +121,6 @@ def checked(
         def constructor(*args: P.args, **kwargs: P.kwargs) -> jax.Array:
             if not _is_on():
                 return construct(*args, **kwargs)
-            __tracebackhide__ = True
             _check_joined()
             arguments: Any = signature.bind(*args, **kwargs)
             given = arguments.arguments
@@ -164,7 +164,6 @@ def together(
     Raises:
       DisagreementError, LateProcessError, ConnectionError: as ``check_processes_agree`` does.
     """
-    __tracebackhide__ = True
     processes = processes_of(mesh).numbers if isinstance(mesh, Mesh) else ()
     takes_part = len(processes) > 1 and jax.process_index() in processes
     if not takes_part or not (always or _is_on()):
@@ -197,8 +196,7 @@ def check_moving(
 def user_location() -> str:
     """Return file and line outside gda from which it was called, such as ``train.py:31``."""
     for frame, line in traceback.walk_stack(None):
-        module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] not in ("gda", "contextlib", "functools"):
+        if is_of_caller(frame):
             return f"{os.path.basename(frame.f_code.co_filename)}:{line}"
     return "an unknown place"
 
@@ -280,7 +278,6 @@ def _agree(
 
     Where ``description_of`` raises in one process, that one raises it, and the others hear of it.
     """
-    __tracebackhide__ = True
     what = f"{place} ({user_location()})"
     failure, description = None, {}
     try:
@@ -399,8 +396,8 @@ def _dtype_text(dtype: Any) -> str:
     if dtype is None:
         return "as it comes"
     # NumPy knows nothing of PRNG keys.
-    is_key = jax.numpy.issubdtype(dtype, jax.dtypes.extended)
-    return str(dtype if is_key else np.dtype(dtype))
+    is_key = not isinstance(dtype, str) and jax.numpy.issubdtype(dtype, jax.dtypes.extended)
+    return str(dtype if is_key else as_dtype(dtype))
 
 
 def describe(tree: Any) -> Description:

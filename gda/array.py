@@ -27,12 +27,14 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda import construct, fingerprint, libraries, local, move, pickling
+from gda.boundary import hide_own_frames, public
 from gda.grid import ShardGrid
 from gda.indices import Device, devices_of, local_positions, mesh_grid
 from gda.operators import ArrayOperators
 from gda.reading import Options, ProgressLike, Retry
 from gda.sharding import LayoutUnknownError, is_tracer, sharding_of
 from gda.spec import Index, Shape, SpecLike, format_spec
+from gda.wording import counted
 
 AnyNDArray = np.ndarray[Any, Any]
 DataT = TypeVar("DataT", jax.Array, jax.Array | None)
@@ -121,6 +123,33 @@ class Shard(Generic[DataT]):
         return f"Shard(device={self.device}, index={self.index}, replica_id={self.replica_id})"
 
 
+class _LocalShards(tuple[Shard[Any], ...]):
+    """The shards of this process; an index beyond them is answered with their number.
+
+    Attributes:
+      num_global: number of shards in all processes.
+    """
+
+    num_global: int
+
+    def __getitem__(self, i: Any) -> Any:
+        try:
+            return super().__getitem__(i)
+        except IndexError:
+            raise IndexError(
+                f"there is no local shard {i}: process {jax.process_index()} has {len(self)} of "
+                f"the {counted(self.num_global, 'shard')}; global_shards lists all"
+            ) from None
+
+
+# As a tuple is one.
+jax.tree_util.register_pytree_node(
+    _LocalShards,
+    lambda shards: (tuple(shards), None),
+    lambda _, shards: tuple(shards),  # pyright: ignore[reportArgumentType]
+)
+
+
 class GlobalArray(ArrayOperators):
     """A global array cut over a mesh, held by the devices of one or many processes.
 
@@ -189,13 +218,21 @@ class GlobalArray(ArrayOperators):
         if array is _NOTHING:
             if device_buffers is None:
                 raise TypeError(
-                    "GlobalArray takes global_shape, mesh, spec and device_buffers; "
-                    "GlobalArray.from_array wraps a jax.Array"
+                    "GlobalArray takes global_shape, mesh, spec and device_buffers; for an array "
+                    "on the host write GlobalArray.from_source(array, mesh, spec), for a jax.Array "
+                    "that has its sharding GlobalArray.from_array(array)"
                 )
-            array = construct.array_from_device_buffers(global_shape, mesh, spec, device_buffers)
+            try:
+                array = construct.array_from_device_buffers(
+                    global_shape, mesh, spec, device_buffers
+                )
+            except Exception as error:
+                hide_own_frames(error)
+                raise
         _set(self, "array", array)
 
     @classmethod
+    @public
     def from_array(cls, array: jax.Array | GlobalArray) -> GlobalArray:
         """Wrap a ``jax.Array`` that already has its sharding; nothing is copied or moved.
 
@@ -215,7 +252,7 @@ class GlobalArray(ArrayOperators):
         if not isinstance(array, jax.Array):
             raise TypeError(
                 f"from_array takes a jax.Array that has its sharding, not {type(array).__name__}; "
-                "build one from host data with GlobalArray.from_callback"
+                "for an array on the host write GlobalArray.from_source(array, mesh, spec)"
             )
         if not is_tracer(array):
             sharding_of(array)
@@ -256,6 +293,7 @@ class GlobalArray(ArrayOperators):
         retry: Retry | None = None,
     ) -> GlobalArray: ...
     @classmethod
+    @public
     def from_callback(
         cls,
         global_shape: Iterable[int],
@@ -344,6 +382,7 @@ class GlobalArray(ArrayOperators):
         )
 
     @classmethod
+    @public
     def from_source(
         cls,
         source: Any,
@@ -390,6 +429,7 @@ class GlobalArray(ArrayOperators):
         return cls(array=construct.array_from_source(source, mesh, spec, dtype, options))
 
     @classmethod
+    @public
     def from_batched_callback(
         cls,
         global_shape: Iterable[int],
@@ -429,6 +469,7 @@ class GlobalArray(ArrayOperators):
         )
 
     @classmethod
+    @public
     def from_batched_callback_with_devices(
         cls,
         global_shape: Iterable[int],
@@ -472,6 +513,7 @@ class GlobalArray(ArrayOperators):
         )
 
     @classmethod
+    @public
     def from_process_local(
         cls,
         local_data: Any,
@@ -607,7 +649,13 @@ class GlobalArray(ArrayOperators):
         >>> [shard.replica_id for shard in g.local_shards]
         [0, 1, 0, 1, 0, 1, 0, 1]
         """
-        return self._cached("_local_shards", lambda: self._shards(only_local=True))
+
+        def make() -> _LocalShards:
+            shards = _LocalShards(self._shards(only_local=True))
+            shards.num_global = self.grid.num_devices
+            return shards
+
+        return self._cached("_local_shards", make)
 
     @property
     def addressable_shards(self) -> Sequence[Shard[jax.Array]]:
@@ -629,12 +677,7 @@ class GlobalArray(ArrayOperators):
           IndexError: there is no such shard.
           RuntimeError: the array was deleted or donated.
         """
-        shards = self.local_shards
-        try:
-            shard = shards[i]
-        except IndexError:
-            raise IndexError(f"local shard {i} of {len(shards)} of {self!r}") from None
-        return shard.data
+        return self.local_shards[i].data
 
     def addressable_data(self, i: int) -> jax.Array:
         """``local_data`` by JAX's name."""
@@ -702,6 +745,7 @@ class GlobalArray(ArrayOperators):
     def reshard(self, spec: SpecLike, /) -> GlobalArray: ...
     @overload
     def reshard(self, mesh: Mesh, spec: SpecLike, /) -> GlobalArray: ...
+    @public
     def reshard(self, mesh_or_spec: Any, spec: Any = None, /) -> GlobalArray:
         """Move the data to another layout; communicates between processes where they hold parts.
 
@@ -739,6 +783,7 @@ class GlobalArray(ArrayOperators):
     def gather(self, process: None = None, *, max_bytes: int | None = None) -> AnyNDArray: ...
     @overload
     def gather(self, process: int, *, max_bytes: int | None = None) -> AnyNDArray | None: ...
+    @public
     def gather(
         self, process: int | None = None, *, max_bytes: int | None = None
     ) -> AnyNDArray | None:
@@ -774,6 +819,7 @@ class GlobalArray(ArrayOperators):
             raise TypeError("gather needs the value, and there is none in a trace")
         return move.gather(self._live(), process, max_bytes)
 
+    @public
     def fingerprint(self) -> str:
         """Return a digest of shape, dtype and content; communicates where others hold a part.
 

@@ -130,7 +130,8 @@ def array_from_batched_callback_with_devices(
     if request:
         buffers = _as_list(data_callback(request), len(plan.devices), "device")
     expected = [device for _, devices in request for device in devices]
-    return plan.assemble(buffers, expected, reader, "the callback's array")
+    order = "the devices that the callback was given"
+    return plan.assemble(buffers, expected, reader, "the callback's array", order)
 
 
 @checked("GlobalArray")
@@ -140,8 +141,9 @@ def array_from_device_buffers(
     """Build an array of single-device arrays in ``mesh.local_devices`` order."""
     plan = plan_of(global_shape, mesh, spec)
     plan.check_dtype_is_known(None)
-    buffers = _as_list(device_buffers, len(plan.devices), "device of mesh.local_devices")
-    return plan.assemble(buffers, plan.devices, plan.reader(None, None), "device_buffers")
+    order = "mesh.local_devices"
+    buffers = _as_list(device_buffers, len(plan.devices), f"device of {order}")
+    return plan.assemble(buffers, plan.devices, plan.reader(None, None), "device_buffers", order)
 
 
 def _check_callable(callback: object) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from jax.sharding import AbstractMesh, Mesh
 
+from gda.boundary import hide_own_frames, public
 from gda.grid import ShardGrid
 from gda.processes import Processes
 from gda.spec import Index, Shape, SpecLike
@@ -43,9 +44,14 @@ def get_shard_shape(global_shape: Iterable[int], mesh: Mesh, spec: SpecLike) -> 
     >>> gda.get_shard_shape((8, 2), mesh, ['x', 'y'])
     (2, 1)
     """
-    return mesh_grid(global_shape, mesh, spec).shard_shape
+    try:  # a decorator would cost a part of these microseconds
+        return mesh_grid(global_shape, mesh, spec).shard_shape
+    except Exception as error:
+        hide_own_frames(error)
+        raise
 
 
+@public
 def get_shard_indices(
     global_shape: Iterable[int], mesh: Mesh, spec: SpecLike
 ) -> dict[Device, Index]:
@@ -65,6 +71,7 @@ def get_shard_indices(
     return dict(zip(devices_of(mesh), grid.indices(), strict=True))
 
 
+@public
 def get_shard_indices_replica_ids(
     global_shape: Iterable[int], mesh: Mesh, spec: SpecLike
 ) -> dict[Device, tuple[Index, int]]:

@@ -15,7 +15,9 @@ from jax.tree_util import keystr
 from gda.agreement import describe, together
 from gda.array import GlobalArray
 from gda.blocks import narrowed_dtype
+from gda.boundary import public
 from gda.build import Build, build_of_source, read_all
+from gda.dtypes import as_dtype
 from gda.reading import Options, ProgressLike, Retry
 from gda.sources import is_group
 from gda.trees import is_container, note_path, specs_for
@@ -23,6 +25,7 @@ from gda.trees import is_container, note_path, specs_for
 SpecOf = Callable[[str, Any], PartitionSpec]
 
 
+@public
 def load_tree(
     sources: Any,
     mesh: Mesh,
@@ -150,17 +153,8 @@ def _check_dtypes(dtypes: Any) -> None:
     for path, dtype in jax.tree_util.tree_flatten_with_path(dtypes, is_leaf=_is_dtype)[0]:
         if dtype is None:
             continue
-        name = f"dtype{keystr(path)}"
-        try:
-            known = np.dtype(dtype) if _is_dtype(dtype) else None
-        except TypeError:
-            known = None
-        if known is None:
-            raise TypeError(
-                f"{name} is {dtype!r}, not a dtype; a dtype is such as 'float32', np.int32 or "
-                "jnp.bfloat16"
-            )
-        narrowed_dtype(known, f"{name} is ")
+        name = f"dtype{keystr(path)}="
+        narrowed_dtype(as_dtype(dtype, name), f"the argument is {name}")
 
 
 def _is_dtype(node: object) -> bool:

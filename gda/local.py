@@ -262,7 +262,8 @@ def _from_pieces(local: jax.Array, plan: _LocalPlan, reader: BlockReader) -> jax
         return jax.make_array_from_single_device_arrays(
             whole.grid.global_shape, whole.sharding, buffers
         )
-    return whole.assemble(buffers, whole.devices, reader, "the local data")
+    order = "mesh.local_devices"
+    return whole.assemble(buffers, whole.devices, reader, "the local data", order)
 
 
 def _from_key_data(

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.agreement import describe, together
 from gda.array import GlobalArray
+from gda.boundary import public
 from gda.indices import local_positions, processes_of
 from gda.local import Batch, array_from_process_local
 from gda.local_view import process_local_of, view_of
@@ -54,6 +55,7 @@ _SEQUENCE_AXES = ("seq",)
 _BY_ROWS = (DataPartitionType.FULL, DataPartitionType.BATCH)
 
 
+@public
 def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType.FULL) -> Any:
     """Return a tree of ``GlobalArray``s over the current mesh, made of what each process has.
 
@@ -121,6 +123,7 @@ def _placed(host_arrays: Any, partition: Any, mesh: Mesh) -> Any:
         return map_with_specs(placed, host_arrays, partition, "partition", _is_partition)
 
 
+@public
 def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
     """Return a tree of new NumPy arrays: of each array what this process has, every block once.
 
@@ -161,6 +164,7 @@ def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
     return map_with_specs(taken, global_arrays, partition, "partition", _is_partition_or_none)
 
 
+@public
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """Return ``x`` cut as ``shardings`` says: inside ``jit`` a constraint, outside it a move.
 

@@ -133,13 +133,26 @@ class Plan:
         expected: Sequence[Device],
         reader: BlockReader,
         what: str,
+        order: str,
     ) -> jax.Array:
-        """Check single-device arrays against the devices they must be on; put them together."""
+        """Check single-device arrays against the devices they must be on; put them together.
+
+        Args:
+          buffers, what: the arrays, and what they are in messages.
+          expected, order: the devices, and what says their order.
+        """
         index_of = dict(zip(self.devices, self.indices, strict=True))
         on_device: dict[Device, jax.Array] = {}
+        dtype = None
         for i, (buffer, device) in enumerate(zip(buffers, expected, strict=True)):
-            array = _array_on(device, buffer, f"{what}[{i}]")
+            array = _array_on(device, buffer, f"{what}[{i}]", order)
             reader.check_shape(index_of[device], array.shape)
+            dtype = array.dtype if dtype is None else dtype
+            if reader.asked is None and array.dtype != dtype:
+                raise TypeError(
+                    f"{what}[{i}] has dtype {array.dtype}, those before it {dtype}; make all of "
+                    "one dtype with .astype"
+                )
             on_device[device] = array
         arrays: dict[Device, Any] = {
             device: reader.settle_jax(index_of[device], array)
@@ -153,7 +166,7 @@ class Plan:
         )
 
 
-def _array_on(device: Device, buffer: object, name: str) -> jax.Array:
+def _array_on(device: Device, buffer: object, name: str, order: str) -> jax.Array:
     """Return a buffer that is an array on ``device`` alone; raise if it is anything else."""
     if not isinstance(buffer, jax.Array) or is_tracer(buffer):
         kind = "traced array" if is_tracer(buffer) else type(buffer).__name__
@@ -165,7 +178,10 @@ def _array_on(device: Device, buffer: object, name: str) -> jax.Array:
         raise RuntimeError(f"{name}, for {device}, was deleted or donated")
     if buffer.devices() != {device}:
         on = ", ".join(sorted(map(str, buffer.devices())))
-        raise ValueError(f"{name} is on {on}; expected there is {device}")
+        raise ValueError(
+            f"{name} is on {on}; expected there is {device}. Put one array on each device, in the "
+            f"order of {order}"
+        )
     return buffer
 
 

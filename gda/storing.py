@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from gda.agreement import checking_agreement, describe, timeout_of_checks, together
 from gda.array import GlobalArray
 from gda.blocks import format_index
+from gda.boundary import public
 from gda.grid import ShardGrid
 from gda.layout import IntArray, layout_of
 from gda.local_view import apart, distinct_shards, grid_of
@@ -39,6 +40,7 @@ T = TypeVar("T")
 _MAX_BYTES = 256 * 1024 * 1024
 
 
+@public
 def store(
     g: GlobalArray | jax.Array,
     target: SliceTarget,
@@ -107,6 +109,7 @@ def store(
     _store("store", g, [g], lambda: [target], options, _Waiting(wait_for_all, timeout))
 
 
+@public
 def store_tree(
     tree: Any,
     targets: Any,
@@ -174,7 +177,6 @@ def _store(
     options: Options,
     waiting: _Waiting,
 ) -> None:
-    __tracebackhide__ = True  # of pytest: its users look for their own line
 
     def work() -> None:
         jobs = _jobs(tree, leaves, find_targets(), options.max_workers or 1)

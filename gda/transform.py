@@ -17,6 +17,7 @@ from jax.sharding import (
 )
 
 from gda.array import GlobalArray
+from gda.boundary import public
 from gda.grid import ShardGrid
 from gda.indices import check_mesh
 from gda.move import reshard
@@ -54,6 +55,7 @@ def jit(
     out_specs: Any = None,
     **jit_options: Any,
 ) -> Callable[[Callable[..., Any]], Jitted]: ...
+@public
 def jit(
     fun: Callable[..., Any] | None = None,
     *,
@@ -121,6 +123,7 @@ def jit(
     if mesh is not None:
         check_mesh(mesh)
 
+    @public
     @functools.wraps(fun)
     def body(*args: Any, **kwargs: Any) -> Any:
         args = tuple(map(unwrapped, args))
@@ -154,6 +157,7 @@ def jit(
     return jax.jit(body, **jit_options)
 
 
+@public
 def constrain(x: _ArrayT, spec: SpecLike, *, mesh: Mesh | None = None) -> _ArrayT:
     """Return ``x`` cut by ``spec``: in a trace a constraint, outside it a move.
 

@@ -73,6 +73,16 @@ def test_what_several_processes_hold_is_not_one_numpy_array() -> None:
     assert str(gda.jit(lambda x: x.sum())(make(mesh))) == "120.0"
 
 
+@pytest.mark.processes(2, devices=4)
+def test_a_shard_of_another_process_is_not_a_local_one() -> None:
+    g = make(mesh_of({"x": 4, "y": 2}))
+    message = (
+        f"no local shard 4: process {jax.process_index()} has 4 of the 8 shards; global_shards"
+    )
+    with pytest.raises(IndexError, match=message):
+        g.local_shards[4]
+
+
 def test_it_is_immutable_and_unhashable(mesh: Mesh) -> None:
     g = make(mesh)
     with pytest.raises(AttributeError, match="immutable; array cannot be set"):
@@ -152,8 +162,18 @@ def test_index_and_replica_id_come_without_splitting_the_array(mesh: Mesh) -> No
 
 
 def test_a_shard_that_is_not_there_is_an_index_error(mesh: Mesh) -> None:
-    with pytest.raises(IndexError, match="local shard 8 of 8"):
+    with pytest.raises(IndexError, match="no local shard 8: process 0 has 8 of the 8 shards"):
         make(mesh).local_data(8)
+    with pytest.raises(IndexError, match="no local shard -9: process 0 has 8 of the 8 shards"):
+        make(mesh).local_shards[-9]
+
+
+def test_local_shards_are_a_tuple(mesh: Mesh) -> None:
+    shards = make(mesh).local_shards
+    assert isinstance(shards, tuple)
+    assert shards[1:3] == (shards[1], shards[2])
+    assert shards[-1] is shards[7]
+    assert jax.tree.map(lambda shard: shard.replica_id, shards) == (0,) * 8
 
 
 # Made of device buffers, or of an array.
@@ -179,7 +199,8 @@ def test_device_buffers_become_the_shards_without_a_copy(mesh: Mesh) -> None:
         (
             lambda b: [b[1], b[0], *b[2:]],
             ValueError,
-            rf"device_buffers\[0\] is on {jax.devices()[1]}; expected there is {jax.devices()[0]}",
+            rf"device_buffers\[0\] is on {jax.devices()[1]}; expected there is {jax.devices()[0]}"
+            r"\. Put one array on each device, in the order of mesh\.local_devices",
         ),
         (
             lambda b: [*b[:7], np.asarray(b[7])],
@@ -194,7 +215,7 @@ def test_device_buffers_become_the_shards_without_a_copy(mesh: Mesh) -> None:
         (
             lambda b: [*b[:7], jax.device_put(np.zeros((2, 2), np.int32), jax.devices()[7])],
             TypeError,
-            r"the block at index \[6:8, :\] has dtype int32, those before it float32",
+            r"device_buffers\[7\] has dtype int32, those before it float32; make all of one dtype",
         ),
         (lambda b: b[0], TypeError, "expected a sequence of 8 arrays"),
     ],
@@ -228,8 +249,12 @@ def test_an_array_on_one_device_has_one_shard_and_a_mesh_of_that_device() -> Non
 
 
 def test_from_array_says_what_it_takes() -> None:
-    with pytest.raises(TypeError, match=r"not ndarray; .* GlobalArray\.from_callback"):
+    with pytest.raises(TypeError, match=r"not ndarray; .* GlobalArray\.from_source\(array, mesh, "):
         gda.GlobalArray.from_array(DATA)
+    with pytest.raises(
+        TypeError, match=r"on the host write GlobalArray\.from_source\(array, mesh,"
+    ):
+        gda.GlobalArray(DATA)
 
 
 # Its life.

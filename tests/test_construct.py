@@ -3,6 +3,7 @@
 import re
 import weakref
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -630,11 +631,26 @@ def test_with_x64_nothing_is_narrowed(auto_mesh: Mesh) -> None:
         (np.array(["a", "b"]), TypeError, r"index \[0:2\] has dtype <U1, which JAX does not have"),
         (np.zeros(2, "M8[s]"), TypeError, r"dtype datetime64\[s\], which JAX does not have"),
         (np.zeros(2, [("a", "i4")]), TypeError, r"which JAX does not have"),
+        (
+            np.zeros(2, "m8[s]"),
+            TypeError,
+            r"dtype timedelta64\[s\], which .* with \.astype\('int64'\)",
+        ),
         (np.zeros(2, np.longdouble), TypeError, r"which JAX does not have"),
         (np.ma.masked_array([1.0, 2.0], [0, 1]), TypeError, r"masked array .*filled"),
-        ([object(), 1], TypeError, r"\[0:2\] is or holds a object; return an array, a number or"),
+        ([object(), 1], TypeError, r"has dtype object, .*, and holds a object; convert it to"),
+        (
+            np.array([1, 2], object),
+            TypeError,
+            r"object, .* pandas .*block\.astype\('int64'\) or dtype=",
+        ),
+        (np.array([1, 2.5], object), TypeError, r"has dtype object, .*block\.astype\('float64'\)"),
+        (np.array([True, False], object), TypeError, r"block\.astype\('bool'\)"),
+        (np.array([1.5, None], object), TypeError, r"holds a NoneType; .*astype\('float64'\)"),
+        (np.array([Decimal(1), 2], object), TypeError, r"block\.astype\('float64'\)"),
+        ({"a": 1}, TypeError, r"\[0:2\] is a dict; return an array, a number or a list of them"),
         ("ab", TypeError, r"index \[0:2\] has dtype <U2, which JAX does not have"),
-        ((n for n in [1, 2]), TypeError, r"\[0:2\] is or holds a generator; return an array, a"),
+        ((n for n in [1, 2]), TypeError, r"\[0:2\] is a generator; return an array, a"),
         (np.zeros(8), ValueError, r"shape \(8,\); .* the whole array: return array\[index\]"),
     ],
 )
@@ -697,6 +713,11 @@ def test_a_lazy_batch_that_fails_is_noted_with_its_own_index(
         ({"copy": 0}, TypeError, "copy must be True, False or None, not 0"),
         ({"copy": "maybe"}, TypeError, "copy must be True, False or None, not 'maybe'"),
         ({"dtype": "nonsense"}, TypeError, "the argument dtype='nonsense' is not a dtype; a dtype"),
+        (
+            {"dtype": "floot32"},
+            TypeError,
+            r"dtype='floot32' is not a dtype; did you mean float",
+        ),
         ({"dtype": "U3"}, TypeError, "dtype=<U3, which JAX does not have"),
     ],
 )
@@ -830,7 +851,21 @@ def test_what_a_batched_callback_returns_is_checked(
     [
         (lambda arrays: arrays[:3], ValueError, "expected 8 arrays, one per device, not 3"),
         (lambda arrays: list(map(np.asarray, arrays)), TypeError, r"array\[0\] is a ndarray"),
-        (lambda arrays: arrays[::-1], ValueError, r"array\[0\] is on .*7; expected there is .*0"),
+        (
+            lambda arrays: arrays[::-1],
+            ValueError,
+            r"array\[0\] is on .*7; expected there is .*0\. ",
+        ),
+        (
+            lambda arrays: arrays[::-1],
+            ValueError,
+            "in the order of the devices that the callback wa",
+        ),
+        (
+            lambda arrays: [*arrays[:7], arrays[7].astype("int8")],
+            TypeError,
+            r"array\[7\] has dtype int8, those before it float32; make all of one dtype",
+        ),
     ],
 )
 def test_what_a_placing_callback_returns_is_checked(

@@ -927,15 +927,34 @@ def test_what_has_or_becomes_a_source_is_named(tmp_path: Path) -> None:
                 gda.GlobalArray.from_source(group, MESH, P())
 
 
+def test_a_closed_file_is_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        data = file.create_dataset("w", data=DATA)
+    with pytest.raises(
+        ValueError, match=r"the file of this h5py\.Dataset is closed; open it again"
+    ):
+        gda.GlobalArray.from_source(data, MESH, P("x"))
+    with pytest.raises(ValueError, match=r"the file of this h5py\.Dataset is closed") as caught:
+        gda.load_tree({"w": data}, MESH, P("x"))
+    assert caught.value.__notes__ == ["gda: at ['w'] of the tree"]
+    with pytest.raises(ValueError, match=r"the file of this h5py\.File is closed"):
+        gda.load_tree(file, MESH, P("x"))
+
+
+def test_dtypes_have_the_short_names_of_the_command_line() -> None:
+    tree = gda.load_tree({"a": DATA, "b": DATA}, MESH, P("x"), dtype={"a": "bf16", "b": "F16"})
+    assert (tree["a"].dtype, tree["b"].dtype) == (jnp.bfloat16, jnp.float16)
+
+
 @pytest.mark.parametrize(
     ("dtype", "message"),
     [
-        ("flaot32", "dtype is 'flaot32', not a dtype; a dtype is such as 'float32', np.int32 or"),
-        ({"a": "int32", "b": ["flaot32"]}, r"dtype\['b'\]\[0\] is 'flaot32', not a dtype"),
-        (3, "dtype is 3, not a dtype"),
-        (Recording, "dtype is object, which JAX does not have"),
-        (str, "dtype is <U0, which JAX does not have; convert it to numbers first"),
-        ({"a": None, "b": "M8[s]"}, r"dtype\['b'\] is datetime64\[s\], which JAX does not have"),
+        ("flaot32", "dtype='flaot32' is not a dtype; did you mean float32"),
+        ({"a": "int32", "b": ["flaot32"]}, r"dtype\['b'\]\[0\]='flaot32' is not a dtype"),
+        (3, "dtype=3 is not a dtype; a dtype is such as 'float32', np.int32 or"),
+        (Recording, "dtype=object, which JAX does not have"),
+        (str, "dtype=<U0, which JAX does not have; convert it to numbers first"),
+        ({"a": None, "b": "M8[s]"}, r"dtype\['b'\]=datetime64\[s\], which JAX does not have"),
     ],
 )
 def test_dtypes_that_are_none(dtype: Any, message: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from gda import reading
 from gda.agreement import join_some
+from gda.boundary import public
 from gda.checkpoint import zarr_format
 from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError, said
 from gda.checkpoint.files import Chunk, Files
@@ -67,6 +68,7 @@ class Contents:
         return [total, f"zarr arrays: {self.data}"]
 
 
+@public
 def exists(path: Any, *, timeout: float = 600) -> bool:
     """Whether there is a complete checkpoint at a path, by its manifest; it may be damaged.
 
@@ -91,6 +93,7 @@ def exists(path: Any, *, timeout: float = 600) -> bool:
     return True
 
 
+@public
 def inspect(path: Any, *, timeout: float = 600) -> Contents:
     """Return what a checkpoint has. Reads the manifest only, and uses no device.
 
@@ -115,6 +118,7 @@ def inspect(path: Any, *, timeout: float = 600) -> Contents:
     return _contents(store, load_complete(store))
 
 
+@public
 def verify(
     path: Any,
     *,

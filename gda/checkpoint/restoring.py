@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from gda.boundary import public
 from gda.checkpoint import zarr_format
 from gda.checkpoint.found import load_complete
 from gda.checkpoint.manifest import Path
@@ -21,6 +22,7 @@ from gda.reading import Options, ProgressLike
 MAX_BYTES = 128 * 2**20
 
 
+@public
 def restore(
     path: Any,
     like: Any = None,

@@ -18,6 +18,7 @@ import jax
 
 from gda import coordination
 from gda.agreement import check_processes_agree
+from gda.boundary import public
 from gda.checkpoint import manifest as manifests
 from gda.checkpoint import zarr_format
 from gda.checkpoint.claiming import Claim, claimed, remove
@@ -34,6 +35,7 @@ from gda.reading import Options, ProgressLike
 MAX_BYTES = 64 * 2**20
 
 
+@public
 def save(
     path: Any,
     tree: Any,
@@ -111,6 +113,7 @@ class Pending:
         """Whether it has ended, well or not."""
         return self._thread is not None and not self._thread.is_alive()
 
+    @public
     def result(self, timeout: float | None = None) -> None:
         """Wait until the checkpoint is complete.
 
@@ -150,6 +153,7 @@ class Pending:
         self._thread.start()
 
 
+@public
 def save_async(
     path: Any,
     tree: Any,

@@ -15,9 +15,10 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from types import TracebackType
 
-_OWN_FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
+from gda.boundary import below
+
+_OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 
 # As much as fits in a pipe that nobody reads yet, so that reporting never waits.
 _MAX_TRACEBACK = 50_000
@@ -43,7 +44,7 @@ def run(report: int, kind: str, program: str) -> None:
         raise
     except BaseException as error:
         code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-        frames = _without_own_frames(error.__traceback__)
+        frames = below(_OWN_FILES, error.__traceback__)
         lines = traceback.format_exception(type(error), error, frames)
         _send(report, code, "".join(lines))
         # The launcher prints the traceback; a hook that the program installed may do more.
@@ -65,12 +66,6 @@ def _exit_code(code: object) -> int:
     if code is None:
         return 0
     return code & 0xFF if isinstance(code, int) else 1
-
-
-def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and frames.tb_frame.f_code.co_filename in _OWN_FRAMES:
-        frames = frames.tb_next
-    return frames
 
 
 def _send(report: int, code: int, text: str) -> None:
