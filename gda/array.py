@@ -154,9 +154,11 @@ class GlobalArray(ArrayOperators):
     """A global array cut over a mesh, held by the devices of one or many processes.
 
     A thin, immutable container over one committed ``jax.Array`` with a ``NamedSharding``, in
-    ``.array``. Computing on it gives ordinary ``jax.Array``s: operators, indexing and ``jnp``
-    functions work on ``.array`` (functions of ``jax.lax`` need ``.array`` written out). It is a
-    pytree whose only leaf is that array, so ``jax.jit``, ``jax.grad``, ``jax.tree.map``,
+    ``.array``. Computing on it gives ordinary ``jax.Array``s: operators, indexing, ``jnp``
+    functions and all methods and properties of ``jax.Array`` work on ``.array``. Functions of
+    ``jax.lax`` need ``.array`` written out; JAX says "Triggering __jax_array__() during
+    abstractification" of them, and docs/works.md names the functions concerned. It is a pytree
+    whose only leaf is that array, so ``jax.jit``, ``jax.grad``, ``jax.tree.map``,
     ``jax.device_put`` and optimisers take it and give it back.
 
     Args:

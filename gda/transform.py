@@ -24,6 +24,7 @@ from gda.move import reshard
 from gda.operators import unwrapped
 from gda.sharding import is_tracer, named_sharding, sharding_of
 from gda.spec import SpecLike, axes_by_dimension, check_spec, entries_of
+from gda.trees import map_with_specs
 
 _ArrayT = TypeVar("_ArrayT", jax.Array, GlobalArray)
 
@@ -88,8 +89,12 @@ def jit(
     compiler chooses the layouts inside. And where no argument is on the mesh, JAX learns the
     devices from ``mesh`` and ``out_specs`` together.
 
-    What comes out are containers, also a loss: write ``gda.jit(jax.grad(loss))``, not
-    ``jax.grad(gda.jit(loss))``.
+    What comes out are containers, also a loss: write ``gda.jit(jax.grad(loss))``. JAX refuses
+    ``jax.grad(gda.jit(loss))``: "Triggering __jax_array__() during abstractification".
+
+    Lower with containers what is to be called with containers: ``f.lower(g)``, or before there is
+    data ``f.lower(jax.tree.map(lambda s: gda.GlobalArray(array=s), shapes))`` with
+    ``jax.ShapeDtypeStruct``s that have a sharding. Lowered with these themselves, it takes arrays.
 
     Raises (when first called with new shapes):
       ValueError: a spec does not fit an array and the mesh, or there is no mesh.
@@ -259,30 +264,16 @@ def _constrain_result(result: Any, out_specs: Any, mesh: Mesh | AbstractMesh) ->
 
 
 def _map_specs(function: Callable[[Any, SpecLike], Any], specs: Any, tree: Any, name: str) -> Any:
-    """Map ``function(leaf, spec)`` over a tree of which ``specs`` is a prefix."""
+    """Map ``function(leaf, spec)`` over a tree of which ``specs`` is a prefix, ``None`` aside."""
 
-    def map_subtree(path: Any, spec: PartitionSpec | None, subtree: Any) -> Any:
-        if spec is None:
-            return subtree
-        try:
-            return jax.tree.map(lambda leaf: function(leaf, spec), subtree)
-        except (TypeError, ValueError) as error:
-            error.add_note(f"gda.jit: while applying {name}{jax.tree_util.keystr(path)}")
-            raise
+    def at_leaf(leaf: Any, spec: PartitionSpec | None) -> Any:
+        return leaf if spec is None else function(leaf, spec)
 
-    spec_paths, structure = jax.tree_util.tree_flatten_with_path(specs, is_leaf=_is_spec)
     try:
-        subtrees = structure.flatten_up_to(tree)
+        return map_with_specs(at_leaf, tree, specs, name, _is_spec)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name} must be a prefix of the tree that it is for, but {name} is {structure} and "
-            f"that tree is {jax.tree.structure(tree)}: {error}"
-        ) from None
-    mapped = [
-        map_subtree(path, spec, subtree)
-        for (path, spec), subtree in zip(spec_paths, subtrees, strict=True)
-    ]
-    return jax.tree.unflatten(structure, mapped)
+        error.add_note(f"gda.jit: while applying {name}")
+        raise
 
 
 def _layout(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> NamedSharding:

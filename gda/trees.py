@@ -153,4 +153,6 @@ def _node_text(node: Any) -> str:
         return f"a {kind} with the keys {list(node)}"
     if isinstance(node, list | tuple):
         return f"a {kind} of {len(node)}"
+    if isinstance(node, jax.Array):
+        return "an array"
     return "None" if node is None else f"a {kind}"
