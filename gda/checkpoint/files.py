@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -81,8 +82,9 @@ class Files:
         """Raise ``CorruptionError`` unless the directory says that it has zarr arrays."""
         name = f"{self.manifest.data}/zarr.json"
         try:
-            found = self.store.read(name, 2**20)
-            what = None if found == zarr_format.GROUP else "is damaged"
+            expected = group_of(self.manifest.arrays)
+            found = self.store.read(name, len(expected))
+            what = None if found in (expected, zarr_format.PLAIN_GROUP) else "is damaged"
         except (*_GONE, ValueError) as error:
             what = "is missing" if isinstance(error, _GONE) else str(error)
         if what is not None:
@@ -109,6 +111,23 @@ class Files:
                 frame = payload.tobytes() + tail.tobytes()
                 return zarr_format.decompress(frame, array.chunk_shape, array.dtype)
         return payload.view(array.dtype).reshape(array.chunk_shape)
+
+
+def group_of(arrays: Iterable[StoredArray]) -> bytes:
+    """Return the ``zarr.json`` of the group of all arrays.
+
+    It lists its arrays, so that zarr-python does not look for others: one array of a data type that
+    it does not know, such as bfloat16, would be an error for the whole group.
+    """
+    return zarr_format.group(
+        {
+            array.name: zarr_format.metadata(
+                array.shape, array.chunk_shape, array.dtype, array.codec
+            )
+            for array in arrays
+            if zarr_format.opens_in_zarr_python(array.dtype)
+        }
+    )
 
 
 class _About:

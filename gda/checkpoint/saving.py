@@ -257,7 +257,9 @@ class _Saving:
 
         def seal() -> None:
             if jax.process_index() == 0:
-                self._seal(manifests.dump(self.writer.manifest(self.structure, self.parts)))
+                manifest = self.writer.manifest(self.structure, self.parts)
+                self.writer.write_group(manifest)
+                self._seal(manifests.dump(manifest))
 
         self.may_be_committed = jax.process_index() != 0
         self._together(seal, lambda _: None, "committing")

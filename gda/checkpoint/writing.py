@@ -20,6 +20,7 @@ from gda.checkpoint import manifest as manifests
 from gda.checkpoint import zarr_format
 from gda.checkpoint.chunks import ChunkGrid, chunk_shape_of
 from gda.checkpoint.errors import SaveError
+from gda.checkpoint.files import group_of
 from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, Piece, StoredArray, ValueLeaf
 from gda.checkpoint.packing import Pack, pack
 from gda.checkpoint.sources import Block, Source, on_host
@@ -137,8 +138,6 @@ class Writer:
 
     def _tasks(self, report: Callable[[int], None]) -> Iterator[reading.Task]:
         is_first = jax.process_index() == 0
-        if is_first:
-            yield self._document("zarr.json", zarr_format.GROUP)
         for own in self._own.values():
             if is_first:
                 yield self._document(f"{own.name}/zarr.json", own.metadata(self.codec))
@@ -184,6 +183,11 @@ class Writer:
         name = f"{self.data}/{array}/{grid.key(chunk)}"
         self.store.write(name, [payload, crc.to_bytes(zarr_format.CRC_BYTES, "little")])
         return crc, payload.nbytes
+
+    def write_group(self, manifest: Manifest) -> None:
+        """Write what makes the arrays of all processes one group of zarr."""
+        self.store.write(f"{self.data}/zarr.json", [group_of(manifest.arrays)])
+        self.store.flush()
 
     def manifest(self, structure: Any, parts: Sequence[dict[str, Any]]) -> Manifest:
         """Return the manifest over what all processes have written.

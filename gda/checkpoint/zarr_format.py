@@ -7,6 +7,7 @@ and read in place. Compression is TensorStore's.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,24 @@ def metadata(shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str)
     return json.dumps(document, indent=1).encode()
 
 
-GROUP = json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {}}).encode()
+def opens_in_zarr_python(dtype: np.dtype[Any]) -> bool:
+    """Return whether zarr-python has the data type in which elements of ``dtype`` are stored."""
+    return dtype.isbuiltin == 1 or dtype.name in _AS_INTEGERS
+
+
+def group(documents: Mapping[str, bytes]) -> bytes:
+    """Return the ``zarr.json`` of a group that lists its arrays.
+
+    Args:
+      documents: the ``zarr.json`` of each array, by name.
+    """
+    arrays = {name: json.loads(document) for name, document in documents.items()}
+    listed = {"kind": "inline", "must_understand": False, "metadata": arrays}
+    return json.dumps(_GROUP | {"consolidated_metadata": listed}).encode()
+
+
+_GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+PLAIN_GROUP = json.dumps(_GROUP).encode()  # which older checkpoints have
 
 
 def codecs(dtype: np.dtype[Any], codec: str) -> list[dict[str, Any]]:
