@@ -40,8 +40,15 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
     """
     if not store.is_remote:
         # Before there is so much as a lock in a directory that is somebody else's.
-        with contextlib.suppress(FileNotFoundError):
+        try:
             _check_may_be_saved_into(store, store.entries(), overwrite)
+        except FileNotFoundError:
+            pass
+        except NotADirectoryError:
+            raise NotADirectoryError(
+                f"{store.url} is a file, or in one; a checkpoint is a directory, so give the path "
+                "of one, or one that is not there yet"
+            ) from None
     with store.lock() as is_locked:
         version = store.version(manifests.NAME)  # first: whatever comes later is noticed
         entries = store.entries()
@@ -82,6 +89,12 @@ def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) 
             f"{store.url} is not empty and not a checkpoint: it has {join_some(foreign)}. "
             "Save into a directory of its own"
         )
+    for name in (manifests.NAME, f"{manifests.NAME}.new"):
+        if name in entries:
+            try:
+                store.size(name)
+            except ValueError as error:
+                raise FileExistsError(f"{store.join(name)} {error}; remove it") from None
     if manifests.NAME in entries and not overwrite:
         raise FileExistsError(
             f"there is a checkpoint at {store.url}; pass overwrite=True to replace it"

@@ -12,7 +12,9 @@ import os
 import shutil
 import stat
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from gda.checkpoint.errors import SaveError
@@ -31,6 +33,8 @@ class FileStore:
     def __init__(self, root: str) -> None:
         if not root:
             raise ValueError("the path of a checkpoint is empty")
+        if "\0" in root:
+            raise ValueError(f"the path of a checkpoint has a NUL character: {root!r}")
         self.url = root
         self._root = os.path.abspath(root)
         self._guard = threading.Lock()
@@ -121,11 +125,9 @@ class FileStore:
         with self._directory_of(name) as (directory, file):
             # Looked at first: a pipe would be waited for, and a device may do anything.
             _size(os.stat(file, dir_fd=directory, follow_symlinks=False))
-            handle = os.open(file, _READ, dir_fd=directory)
-            try:
+            with _opening() as open_file:
+                handle = open_file(file, _READ, directory)
                 yield handle, _size(os.fstat(handle))
-            finally:
-                os.close(handle)
 
     @contextlib.contextmanager
     def _directory_of(self, name: str) -> Iterator[tuple[int, str]]:
@@ -135,15 +137,13 @@ class FileStore:
         lead anywhere.
         """
         *directories, file = name.split("/")
-        with contextlib.ExitStack() as opened, _about(self._inside(name)):
-            directory = os.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
-            opened.callback(os.close, directory)
+        with _opening() as open_directory, _about(self._inside(name)):
+            directory = open_directory(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
             for each in directories:
                 try:
-                    directory = os.open(each, _DIRECTORY, dir_fd=directory)
+                    directory = open_directory(each, _DIRECTORY, directory)
                 except NotADirectoryError:
                     raise ValueError(f"is not there: {each} is a link or a file") from None
-                opened.callback(os.close, directory)
             yield directory, file
 
     def _inside(self, name: str) -> str:
@@ -187,6 +187,27 @@ def _try_lock(lock: Callable[[], object], url: str) -> bool:
             raise
         return False  # a file system without locks
     return True
+
+
+@contextlib.contextmanager
+def _opening() -> Iterator[Callable[..., int]]:
+    """Give a function that opens files by path, flags and directory; all are closed at the end.
+
+    Python looks for Ctrl-C when a call returns, and drops what the call returned: a handle of
+    ``os.open`` would stay open. So one call of C opens a file and keeps its handle, and one closes
+    all of them.
+    """
+    handles: list[int] = []
+    closed = map(os.close, handles)
+
+    def open_file(path: str, flags: int, directory: int | None = None) -> int:
+        handles.extend(map(partial(os.open, dir_fd=directory), [path], [flags]))
+        return handles[-1]
+
+    try:
+        yield open_file
+    finally:
+        deque(closed, maxlen=0)
 
 
 @contextlib.contextmanager

@@ -13,11 +13,12 @@ from gda.agreement import join_some
 from gda.checkpoint import zarr_format
 from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError, said
 from gda.checkpoint.files import Chunk, Files
-from gda.checkpoint.found import check_not_replaced, load_complete
+from gda.checkpoint.found import check_not_replaced, load_complete, read_complete
 from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, StoredArray
 from gda.checkpoint.opening import default_workers, open_store
 from gda.checkpoint.stores import Store
 from gda.checkpoint.structure import format_path
+from gda.checkpoint.targets import check_keys
 from gda.progress import shown
 from gda.wording import format_bytes, printable
 
@@ -131,7 +132,7 @@ def verify(
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.
       CorruptionError: something is damaged or missing; ``problems`` has a line for each file.
-      RuntimeError: another checkpoint took the place of this one meanwhile.
+      RuntimeError: other checkpoints took the place of this one time and again.
 
     >>> import gda, numpy as np, tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -142,14 +143,17 @@ def verify(
     """
     zarr_format.require_crc32c()
     store = open_store(path)
-    manifest = load_complete(store)
-    files = Files(store, manifest)
     options = reading.Options(max_workers, max_bytes, progress)
+    return read_complete(store, lambda manifest: _verified(store, manifest, options))
+
+
+def _verified(store: Store, manifest: Manifest, options: reading.Options) -> Contents:
+    files = Files(store, manifest)
     workers = options.max_workers or default_workers(store)
     problems: list[str] = []
-    with shown(progress, "verify") as update:
+    with shown(options.progress, "verify") as update:
         tasks = _tasks(files, problems, update)
-        reading.run(tasks, max_workers=workers, max_bytes=max_bytes)
+        reading.run(tasks, max_workers=workers, max_bytes=options.max_bytes)
     if problems:
         check_not_replaced(store, manifest)
         problems.sort()
@@ -194,12 +198,22 @@ def _tasks(
 def _checks(files: Files) -> Iterator[tuple[Callable[[], object], int, int]]:
     """Yield what is to be checked, its bytes in chunks, and how much memory that takes."""
     yield files.check_group, 0, 2**20
+    for leaf in files.manifest.leaves:
+        if isinstance(leaf, ArrayLeaf) and leaf.key_impl is not None:
+            yield lambda leaf=leaf: _check_leaf(leaf), 0, 0
     for number, array in enumerate(files.manifest.arrays):
         yield lambda number=number: files.check_metadata(number), 0, 2**20
         for chunk in range(array.grid.num_chunks):
             nbytes = array.file_bytes(chunk)
             memory = nbytes + (array.chunk_bytes if array.codec == "zstd" else 0)
             yield lambda where=(number, chunk): _load(files, where), nbytes, memory
+
+
+def _check_leaf(leaf: ArrayLeaf) -> None:
+    try:
+        check_keys(leaf)
+    except ValueError as error:
+        raise CorruptionError(f"array {format_path(leaf.path)}: {error}") from None
 
 
 def _load(files: Files, where: Chunk) -> None:

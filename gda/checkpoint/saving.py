@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from gda import coordination
-from gda.agreement import check_processes_agree
+from gda.agreement import check_processes_agree, timeout_of_checks
 from gda.checkpoint import manifest as manifests
 from gda.checkpoint import zarr_format
 from gda.checkpoint.claiming import Claim, claimed, remove
@@ -29,6 +29,7 @@ from gda.checkpoint.stores import Store
 from gda.checkpoint.structure import flatten
 from gda.checkpoint.together import together
 from gda.checkpoint.writing import Writer
+from gda.meeting import LateProcessError
 from gda.reading import Options, ProgressLike
 
 MAX_BYTES = 64 * 2**20
@@ -67,7 +68,8 @@ def save(
       max_bytes: how much host memory may be held beyond the arrays themselves; at least a chunk, or
         on accelerators a block.
       timeout: seconds to wait for the other processes to finish, and for each answer of an object
-        store, whose requests are repeated until then.
+        store, whose requests are repeated until then. To begin, the processes wait for each other
+        only as long as ``gda.check_processes_agree`` does, by default 60 s.
       progress: ``True`` shows bytes and rate on stderr, of what this process writes, which needs
         ``pip install 'gda[progress]'``; or a function ``(bytes_done, bytes_total)``.
 
@@ -318,7 +320,13 @@ class _Saving:
 def _begun(path: Any, tree: Any, options: _Options) -> Iterator[_Saving]:
     """Agree on what is saved and where, and keep other saves out until this one has ended."""
     store = open_store(path, options.timeout)
-    check_processes_agree(tree, name=f"the tree saved to {store.url}", timeout=options.timeout)
+    # All begin with this, so nothing that takes long keeps them from it.
+    seconds = min(options.timeout, timeout_of_checks())
+    try:
+        check_processes_agree(tree, name=f"the tree saved to {store.url}", timeout=seconds)
+    except LateProcessError as error:
+        error.add_note("gda: every process of the program must call save, not process 0 alone")
+        raise
     with contextlib.ExitStack() as stack:
         claims: list[Claim] = []
 
