@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any
 
 import jax
-import numpy as np
 from jax.core import Tracer
 from jax.sharding import (
     AbstractMesh,
@@ -21,7 +20,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from gda.indices import Device
+from gda.indices import mesh_and_spec
 from gda.spec import Shape, SpecLike, check_spec
 
 
@@ -46,8 +45,7 @@ def sharding_of(array: Any) -> NamedSharding:
     if isinstance(sharding, NamedSharding):
         return sharding
     if isinstance(sharding, SingleDeviceSharding):
-        (device,) = sharding.device_set
-        return _on_one_device(device)
+        return _on_one_device(sharding)
     raise TypeError(
         f"this {type(array).__name__} has the sharding {sharding!r}, which names no mesh and spec; "
         "give it one with jax.device_put(array, NamedSharding(mesh, spec))"
@@ -74,5 +72,6 @@ def _sharding_in_trace(array: Any) -> NamedSharding:
 
 
 @cache
-def _on_one_device(device: Device) -> NamedSharding:
-    return NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
+def _on_one_device(sharding: SingleDeviceSharding) -> NamedSharding:
+    mesh, spec, kind = mesh_and_spec(sharding, None)
+    return NamedSharding(mesh, spec, memory_kind=kind)  # pyright: ignore[reportArgumentType]
