@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -17,10 +16,8 @@ from gda.array import GlobalArray
 from gda.blocks import narrowed_dtype
 from gda.build import Build, build_of_source, read_all
 from gda.reading import Options, ProgressLike, Retry
-from gda.sources import is_group
-from gda.trees import is_container, note_path, specs_for
-
-SpecOf = Callable[[str, Any], PartitionSpec]
+from gda.sources import is_group, source_of
+from gda.trees import SpecOf, is_container, note_path, spec_by, specs_for
 
 
 def load_tree(
@@ -47,7 +44,8 @@ def load_tree(
         returns, or a tree with some in it.
       mesh: ``jax.sharding.Mesh``, of all arrays.
       specs: one ``PartitionSpec``, a tree of them that is a prefix of ``sources``, or a function
-        ``(path, source)`` that returns one; a path is such as ``'layers/0/weight'``.
+        ``(path, leaf)`` that returns one; a path is such as ``'layers/0/weight'``, and a leaf is a
+        ``jax.ShapeDtypeStruct``, which has ``shape``, ``dtype``, ``ndim`` and ``size``.
       dtype: cast to it; one for all or a tree of them that is a prefix of ``sources``, with
         ``None`` for what is not cast.
       max_workers, max_bytes, progress, retry: as in ``GlobalArray.from_callback``, for the whole
@@ -125,24 +123,13 @@ def _specs_by(function: SpecOf, tree: Any) -> Any:
     specs = []
     for path, source in leaves:
         try:
-            specs.append(_spec_by(function, keystr(path, simple=True, separator="/"), source))
+            known = source_of(source)
+            leaf = jax.ShapeDtypeStruct(known.shape, known.dtype.newbyteorder("="))
+            specs.append(spec_by(function, keystr(path, simple=True, separator="/"), leaf))
         except Exception as error:
             note_path(error, tree, len(specs))
             raise
     return jax.tree.unflatten(structure, specs)
-
-
-def _spec_by(function: SpecOf, name: str, source: Any) -> PartitionSpec:
-    try:
-        spec = function(name, source)
-    except StopIteration as error:
-        raise ValueError(
-            f"specs gave nothing for {name!r}: it ended with StopIteration, as next(...) does "
-            "where no rule matches; add a rule, or a default, as in next(..., PartitionSpec())"
-        ) from error
-    if not isinstance(spec, PartitionSpec):
-        raise TypeError(f"specs({name!r}, source) returned {spec!r}, not a PartitionSpec")
-    return spec
 
 
 def _check_dtypes(dtypes: Any) -> None:

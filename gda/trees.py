@@ -26,6 +26,33 @@ def is_partition_spec(node: object) -> bool:
     return isinstance(node, PartitionSpec)
 
 
+SpecOf = Callable[[str, jax.ShapeDtypeStruct], PartitionSpec]
+
+
+def spec_by(function: SpecOf, path: str, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
+    """Return the spec that a function of the user gives for a leaf.
+
+    Args:
+      path: of the leaf, such as ``'layers/0/weight'``.
+      leaf: its ``shape``, ``dtype``, ``ndim`` and ``size``; of PRNG keys those of the keys, not of
+        the numbers that they consist of.
+
+    Raises:
+      TypeError: the function returned something else.
+      ValueError: the function ended with ``StopIteration``.
+    """
+    try:
+        spec = function(path, leaf)
+    except StopIteration as error:
+        raise ValueError(
+            f"specs gave nothing for {path!r}: it ended with StopIteration, as next(...) does "
+            "where no rule matches; add a rule, or a default, as in next(..., PartitionSpec())"
+        ) from error
+    if not isinstance(spec, PartitionSpec):
+        raise TypeError(f"specs({path!r}, leaf) returned {spec!r:.80}, not a PartitionSpec")
+    return spec
+
+
 def specs_for(
     tree: Any, specs: Any, name: str, is_spec: Callable[[Any], bool] = is_partition_spec
 ) -> tuple[list[tuple[Any, Any]], Any]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import batch, cut
+from meshes import batch, cut, mesh_of
 
 import gda
 from gda.checkpoint import exists, inspect, restore, restoring, save
@@ -297,19 +297,81 @@ def test_specs_by_a_function(auto_mesh: Mesh, tmp_path: Path) -> None:
     save(tmp_path, tree)
     asked = []
 
-    def spec_of(path: str, leaf: Any) -> P:
+    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
         asked.append((path, leaf.shape))
+        assert (leaf.ndim, leaf.size, leaf.dtype) == (2, DATA.size, DATA.dtype)
         return P(None, "y") if path.startswith("layers/") else P("y")
 
     restored = restore(tmp_path, mesh=auto_mesh, specs=spec_of)
-    assert asked == [("b", DATA.shape), ("layers/0", DATA.shape)]
+    assert asked == [("b", DATA.shape), ("layers/0", DATA.shape), ("n", DATA.shape)]
     assert (restored["layers"][0].spec, restored["b"].spec) == (P(None, "y"), P("y"))
-    assert isinstance(restored["n"], np.ndarray)
+    assert restored["n"].spec == P("y")
     with pytest.raises(TypeError, match="specs.'b', leaf. returned 3, not a PartitionSpec"):
         restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: 3)
     with pytest.raises(KeyError, match="b") as caught:
         restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: {}[path])
     assert caught.value.__notes__ == ["gda: at ['b'] of the tree"]
+    with pytest.raises(ValueError, match="specs gave nothing for 'b': it ended with StopIteration"):
+        restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: next(iter(())))
+
+
+def test_a_function_for_specs_sees_keys_and_not_their_numbers(
+    auto_mesh: Mesh, tmp_path: Path
+) -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    save(tmp_path, {"one": keys[0], "many": keys})
+    seen = {}
+
+    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+        seen[path] = (leaf.shape, leaf.dtype)
+        return P("x") if leaf.ndim else P()
+
+    restored = restore(tmp_path, mesh=auto_mesh, specs=spec_of)
+    assert seen == {"one": ((), keys.dtype), "many": ((8,), keys.dtype)}
+    assert restored["many"].sharding.spec == P("x")
+    with pytest.raises(ValueError, match=r"but global shape \(8,\) has 1 dimension"):
+        restore(tmp_path, mesh=auto_mesh, specs={"one": P(), "many": P(None, "y")})
+    with pytest.raises(ValueError, match=r"global shape \(8,\) cannot be cut"):
+        restore(tmp_path, mesh=mesh_of({"z": 3}), specs={"one": P(), "many": P("z")})
+
+
+def test_specs_are_checked_also_where_they_shard_nothing(auto_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"n": DATA, "step": 3})
+    message = "at ['n'], spec P('nope') cuts dimension 0 by mesh axis 'nope', but the mesh has"
+    for arguments in ({}, {"like": {"n": DATA, "step": 0}}):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            restore(tmp_path, mesh=auto_mesh, specs={"n": P("nope"), "step": P()}, **arguments)
+        with pytest.raises(ValueError, match=re.escape("at ['step'], spec P('nope') cuts")):
+            restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "step": P("nope")}, **arguments)
+        with pytest.raises(ValueError, match=re.escape("specs has ['w'], and ")):
+            restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "w": P()}, **arguments)
+    with pytest.raises(ValueError, match=re.escape("specs says nothing of ['n']")):
+        restore(tmp_path, mesh=auto_mesh, specs={"step": P()})
+    wide = np.arange(3)
+    save(tmp_path / "wide", {"n": wide})
+    with pytest.raises(ValueError, match="it has dtype int64, which JAX makes int32 without"):
+        restore(tmp_path / "wide", mesh=auto_mesh, specs=P())
+    restored = restore(tmp_path / "wide", {"n": wide}, mesh=auto_mesh, specs=P())
+    np.testing.assert_array_equal(restored["n"], wide)
+
+
+def test_shardings_that_do_not_fit(auto_mesh: Mesh, explicit_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"a": DATA, "b": DATA[:3]})
+    sharding = NamedSharding(auto_mesh, P("x"))
+    with pytest.raises(ValueError, match=r"mesh does not fit .* at \['b'\], global shape \(3, "):
+        restore(tmp_path, mesh=sharding)
+    with pytest.raises(ValueError, match=re.escape("mesh says nothing of ['b']")):
+        restore(tmp_path, mesh={"a": sharding})
+    with pytest.raises(ValueError, match=re.escape("mesh has ['c'], and the checkpoint has not")):
+        restore(tmp_path, mesh={"a": sharding, "b": sharding, "c": sharding})
+    with pytest.raises(TypeError, match="stands beside NamedSharding"):
+        restore(tmp_path, mesh=sharding, specs=P("x"))
+    with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh, or a NamedSharding"):
+        restore(tmp_path, mesh={"a": sharding, "b": 3})
+    with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh"):
+        restore(tmp_path, mesh=explicit_mesh.abstract_mesh, specs=P())
+    with pytest.raises(TypeError, match="give both, or a NamedSharding"):
+        restore(tmp_path, mesh=auto_mesh)
 
 
 @pytest.mark.parametrize("first", [{"w": DATA}, [DATA], DATA, 3])

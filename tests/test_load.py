@@ -572,9 +572,10 @@ def test_groups_of_zarr_and_hdf5_are_trees(tmp_path: Path) -> None:
     assert np.array_equal(loaded["h"]["b"]["c"], DATA[0])
 
 
-def test_specs_by_path_and_source() -> None:
-    def spec_of(path: str, source: Any) -> P:
-        asked.append((path, source.shape))
+def test_specs_by_path_and_leaf() -> None:
+    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+        assert (leaf.ndim, leaf.size, leaf.dtype) == (2, 48, np.float32)
+        asked.append((path, leaf.shape))
         return P("x") if path.endswith("w") else P()
 
     asked: list[Any] = []
@@ -838,7 +839,7 @@ def test_all_is_checked_before_anything_is_read() -> None:
         ({"a": source, "b": 3}, P(), "a int is no source"),
         ({"a": source, "b": source}, {"a": P()}, "specs must be a prefix of the tree"),
         ({"a": source}, {"a": "x"}, r"specs\['a'\] is 'x', not a PartitionSpec"),
-        ({"a": source}, lambda path, _: None, r"specs\('a', source\) returned None"),
+        ({"a": source}, lambda path, _: None, r"specs\('a', leaf\) returned None"),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):
             gda.load_tree(tree, MESH, specs)
@@ -870,7 +871,7 @@ def test_an_error_of_the_function_for_specs_names_the_path() -> None:
     for function, error, message in [
         (fail, KeyError, "b/0"),
         (find, ValueError, "specs gave nothing for 'b/0': it ended with StopIteration, as next"),
-        (wrong, TypeError, r"specs\('b/0', source\) returned None, not a PartitionSpec"),
+        (wrong, TypeError, r"specs\('b/0', leaf\) returned None, not a PartitionSpec"),
     ]:
         with pytest.raises(error, match=message) as caught:
             gda.load_tree(tree, MESH, function)
