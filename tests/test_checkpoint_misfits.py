@@ -3,9 +3,17 @@
 One error names everything that does not fit, before anything is read.
 """
 
+import contextlib
+import itertools
+import json
 import os
 import re
+import sys
+import time
+from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
@@ -17,7 +25,16 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
 import gda
-from gda.checkpoint import exists, inspect, restore, restoring, save
+from gda.checkpoint import (
+    CorruptionError,
+    exists,
+    file_store,
+    inspect,
+    restore,
+    restoring,
+    save,
+    verify,
+)
 from gda.checkpoint.file_store import FileStore
 
 DATA = batch(16, 8)
@@ -284,6 +301,117 @@ def test_one_reason_is_said_once(auto_mesh: Mesh, tmp_path: Path) -> None:
     assert str(caught.value).count("does not say where") == 1
     assert "at ['a']; ['b']; " in str(caught.value)
     assert "and 4 more, like does not say" in str(caught.value)
+
+
+# Paths.
+
+
+@pytest.mark.parametrize("function", [exists, inspect, restore, verify])
+def test_a_path_with_a_nul(tmp_path: Path, function: Callable[[str], Any]) -> None:
+    for use in (function, lambda path: save(path, {"a": DATA})):
+        with pytest.raises(ValueError, match="the path of a checkpoint has a NUL character: '"):
+            use(f"{tmp_path}/a\0b")
+
+
+def test_saving_onto_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for path in (file, file / "run"):
+        for overwrite in (False, True):
+            message = f"{path} is a file, or in one; a checkpoint is a directory, so give the path"
+            with pytest.raises(NotADirectoryError, match=re.escape(message)):
+                save(path, {"a": DATA}, overwrite=overwrite)
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "manifest.json.new"])
+def test_a_directory_where_the_manifest_goes_is_found_before_anything_is_written(
+    tmp_path: Path, name: str
+) -> None:
+    save(tmp_path, {"a": DATA})
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / name).mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    message = f"{tmp_path / name} is not a regular file; remove it"
+    with pytest.raises(FileExistsError, match=re.escape(message)) as caught:
+        save(tmp_path, {"a": DATA}, overwrite=True)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert "nothing was committed" not in str(getattr(caught.value, "__notes__", ""))
+    (tmp_path / name).rmdir()
+    save(tmp_path, {"a": DATA})
+
+
+def test_keys_of_an_unknown_kind_are_found_by_verify(tmp_path: Path) -> None:
+    key = jax.random.key(3)
+    save(tmp_path, {"key": key, "old": jax.random.key_data(key)})
+    file = tmp_path / "manifest.json"
+    whole = file.read_bytes()
+    for impl, message in [
+        ("best", "array ['key']: unrecognized PRNG implementation \"best\""),
+        ("rbg", "array ['key']: it has keys of 'rbg', each of which is uint32[4], and their num"),
+    ]:
+        body = whole.partition(b"\n")[2].replace(b"threefry2x32", impl.encode())
+        seal = {"gda-checkpoint": 1, "nbytes": len(body), "sha256": sha256(body).hexdigest()}
+        file.write_bytes(json.dumps(seal).encode() + b"\n" + body)
+        with pytest.raises(CorruptionError, match=re.escape(message)):
+            verify(tmp_path)
+    file.write_bytes(whole)
+    verify(tmp_path)
+
+
+# Interrupted.
+
+
+def test_ctrl_c_leaves_no_file_open(tmp_path: Path) -> None:
+    save(tmp_path, {"a": DATA})
+    files = {file_store.__file__, contextlib.__file__}
+    before = os.listdir("/proc/self/fd")
+    for moment in itertools.count(1):
+        passed = 0
+
+        def interrupt(frame: FrameType, event: str, _: object, moment: int = moment) -> None:
+            # As Python does: it looks for signals when a call returns, and drops what it returned.
+            nonlocal passed
+            if event == "c_return" and frame.f_code.co_filename in files:
+                passed += 1
+                if passed == moment:
+                    raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            restore(tmp_path, max_workers=1)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        assert os.listdir("/proc/self/fd") == before, moment
+    assert moment > 50
+
+
+# Processes.
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_save_in_process_0_alone_names_the_others_as_soon_as_a_check_does(
+    shared_tmp_path: Path,
+) -> None:
+    path, told = shared_tmp_path / "run", shared_tmp_path / "told"
+    if jax.process_index() == 0:
+        with (
+            gda.checking_agreement(timeout=2),
+            pytest.raises(
+                gda.LateProcessError, match="process 1 did not come within 2 s"
+            ) as caught,
+        ):
+            save(path, {"a": DATA})
+        assert caught.value.__notes__ == [
+            "gda: every process of the program must call save, not process 0 alone"
+        ]
+        assert not path.exists()
+        told.touch()
+    while not told.exists():
+        time.sleep(0.01)
 
 
 def test_an_axis_that_the_mesh_has_not(auto_mesh: Mesh, tmp_path: Path) -> None:
