@@ -70,7 +70,7 @@ def targets_like(
     saved = {leaf.path[len(at) :]: leaf for leaf in manifest.leaves if leaf.path[: len(at)] == at}
     paths = [path_of_keys(keys) for keys, _ in wanted]
     _check_same_leaves(paths, saved, partial, at)
-    if layout is not None and (surplus := layout.surplus(paths, "like")):
+    if layout is not None and (surplus := layout.surplus(saved)):
         raise ValueError(join_some(surplus))
     results: list[Target | Any] = []
     problems: list[tuple[Path, str]] = []
@@ -111,11 +111,11 @@ class Layout:
                 return place
         return None
 
-    def surplus(self, paths: Iterable[Path], owner: str) -> list[str]:
-        """Return what is said of paths that ``owner`` does not have, given those of its leaves."""
+    def surplus(self, paths: Iterable[Path]) -> list[str]:
+        """Return what is said of paths that the checkpoint, with leaves at ``paths``, has not."""
         there = {path[:length] for path in paths for length in range(len(path) + 1)} | {()}
         return [
-            f"{self.name} has {format_path(path)}, and {owner} has not"
+            f"{self.name} has {format_path(path)}, and the checkpoint has not"
             for path in self.places
             if path not in there
         ]
@@ -201,7 +201,7 @@ def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Targ
     lacking = []
     inside = [leaf for leaf in manifest.leaves if leaf.path[: len(at)] == at]
     if layout is not None:
-        problems += layout.surplus([leaf.path[len(at) :] for leaf in inside], "the checkpoint")
+        problems += layout.surplus([leaf.path[len(at) :] for leaf in inside])
     for leaf in manifest.leaves:
         path = leaf.path[len(at) :]
         if leaf.path[: len(at)] != at:
