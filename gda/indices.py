@@ -42,6 +42,7 @@ class Device(Protocol):
     def device_kind(self) -> str: ...
     @property
     def process_index(self) -> int: ...
+    def default_memory(self) -> Any: ...
 
 
 def get_shard_shape(
@@ -196,6 +197,12 @@ def check_mesh(mesh: object, kinds: tuple[type, ...] = (Mesh,)) -> None:
 def mesh_on(device: Device) -> Mesh:
     """Return the mesh of one device, which is that of an array without a mesh."""
     return Mesh(np.array([device]), ("device",))
+
+
+def mesh_of_all(devices: Iterable[Device]) -> Mesh | None:
+    """Return a mesh of some devices, for what asks which processes have them; ``None`` of none."""
+    in_order = sorted(set(devices), key=lambda device: device.id)
+    return Mesh(np.array(in_order), ("device",)) if in_order else None
 
 
 # Walking over all devices of a mesh costs O(mesh), so it is done once per mesh.

@@ -24,9 +24,15 @@ from gda.indices import mesh_and_spec
 from gda.spec import Shape, SpecLike, check_spec
 
 
-def named_sharding(global_shape: Shape, mesh: Mesh | AbstractMesh, spec: SpecLike) -> NamedSharding:
+def named_sharding(
+    global_shape: Shape,
+    mesh: Mesh | AbstractMesh,
+    spec: SpecLike,
+    memory_kind: str | None = None,
+) -> NamedSharding:
     """Return the sharding, its spec cut to the rank: JAX refuses surplus entries in places."""
-    return NamedSharding(mesh, PartitionSpec(*check_spec(spec, global_shape)))  # pyright: ignore
+    entries = check_spec(spec, global_shape, mesh.shape)
+    return NamedSharding(mesh, PartitionSpec(*entries), memory_kind=memory_kind)  # pyright: ignore
 
 
 def is_tracer(array: object) -> bool:

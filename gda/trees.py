@@ -14,6 +14,10 @@ from gda.array import GlobalArray
 
 # A model has hundreds; those that differ are named in any case.
 _MOST_KEYS = 8
+_EXAMPLES = {
+    "PartitionSpec": "PartitionSpec('x', None)",
+    "NamedSharding": "NamedSharding(mesh, PartitionSpec('x', None))",
+}
 
 
 def is_container(node: object) -> bool:
@@ -54,7 +58,11 @@ def spec_by(function: SpecOf, path: str, leaf: jax.ShapeDtypeStruct) -> Partitio
 
 
 def specs_for(
-    tree: Any, specs: Any, name: str, is_spec: Callable[[Any], bool] = is_partition_spec
+    tree: Any,
+    specs: Any,
+    name: str,
+    is_spec: Callable[[Any], bool] = is_partition_spec,
+    kind: str = "PartitionSpec",
 ) -> tuple[list[tuple[Any, Any]], Any]:
     """Return ``(leaf, spec)`` for every leaf of ``tree``, and the structure to put them back in.
 
@@ -64,6 +72,7 @@ def specs_for(
       name: what the user calls ``specs``, for the messages.
       is_spec: what is a leaf of ``specs``. Nothing else may be; ``None`` is for subtrees without
         leaves alone, unless this says otherwise.
+      kind: the class of those leaves, for the messages.
 
     Raises:
       ValueError: ``specs`` is no prefix of ``tree``, or is ``None`` for a leaf.
@@ -75,8 +84,8 @@ def specs_for(
     for path, leaf in jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_spec)[0]:
         if not is_spec(leaf):
             raise TypeError(
-                f"{name}{keystr(path)} is {leaf!r}, not a PartitionSpec; {name} is a PartitionSpec "
-                "or a tree of them, such as PartitionSpec('x', None)"
+                f"{name}{keystr(path)} is {leaf!r}, not a {kind}; {name} is a {kind} or a tree of "
+                f"them, such as {_EXAMPLES[kind]}"
             )
     pairs: list[tuple[Any, Any]] = []
     _descend(pairs, tree, specs, name, (), is_spec)
@@ -89,12 +98,13 @@ def map_with_specs(
     specs: Any,
     name: str,
     is_spec: Callable[[Any], bool] = is_partition_spec,
+    kind: str = "PartitionSpec",
 ) -> Any:
     """Return the tree of ``function(leaf, spec)``; an error of it gets a note of the leaf's path.
 
     The other arguments and what is raised are those of ``specs_for``.
     """
-    pairs, structure = specs_for(tree, specs, name, is_spec)
+    pairs, structure = specs_for(tree, specs, name, is_spec, kind)
     leaves = []
     for leaf, spec in pairs:
         try:

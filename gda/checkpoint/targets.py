@@ -372,7 +372,8 @@ def _jax_target(
     _check_kept(dtype)
     check_keys(leaf)
     # Of keys, their numbers have more dimensions, which are not to be cut.
-    spec = check_spec(named.spec, leaf.shape[: len(leaf.shape) - _key_ndim(leaf)])
+    rank = len(leaf.shape) - _key_ndim(leaf)
+    spec = check_spec(named.spec, leaf.shape[:rank], named.mesh.shape)
     plan = plan_of(leaf.shape, named.mesh, spec)
 
     def wrap(array: Any) -> Any:
