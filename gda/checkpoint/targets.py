@@ -41,13 +41,12 @@ class Target:
     plan: Plan | None
     wrap: Callable[[Any], Any]
 
-    @property
-    def saved_type(self) -> tuple[Shape, Any]:
-        """Shape and dtype of what was saved: of keys, not those of their numbers."""
-        leaf = self.leaf
-        if leaf.key_impl is None:
-            return leaf.shape, leaf.dtype
-        return leaf.shape[: -_key_ndim(leaf)], _key_dtype(leaf.key_impl)
+
+def saved_type(leaf: ArrayLeaf) -> tuple[Shape, Any]:
+    """Return shape and dtype of what was saved: of keys, not those of their numbers."""
+    if leaf.key_impl is None:
+        return leaf.shape, leaf.dtype
+    return leaf.shape[: -_key_ndim(leaf)], _key_dtype(leaf.key_impl)
 
 
 class _Mismatch(Exception):  # noqa: N818
