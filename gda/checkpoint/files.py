@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from gda import reading
 from gda.checkpoint import zarr_format
-from gda.checkpoint.errors import CorruptionError
+from gda.checkpoint.errors import CorruptionError, SaveError
 from gda.checkpoint.manifest import ArrayLeaf, Manifest, StoredArray
 from gda.checkpoint.stores import Bytes, Store
 from gda.checkpoint.structure import format_path
@@ -64,6 +66,33 @@ class Files:
             size = self.store.size(self.name(array, array.grid.key(chunk)))
             if size is not None:
                 _check_size(size, array.file_bytes(chunk))
+
+    def check_written(self, max_workers: int | None) -> None:
+        """Raise unless every file is there in its size, as far as the store tells that quickly.
+
+        Raises:
+          FileNotFoundError: one was removed.
+          SaveError: one has another size.
+        """
+        if not self.store.is_remote:
+            tasks = (
+                reading.Task(0, lambda name=name, nbytes=nbytes: self._check_file(name, nbytes))
+                for name, nbytes in self._sizes()
+            )
+            reading.run(tasks, max_workers=max_workers)
+
+    def _sizes(self) -> Iterator[tuple[str, int | None]]:
+        """Yield every file, and its size where the manifest says it."""
+        yield f"{self.manifest.data}/zarr.json", None
+        for array in self.manifest.arrays:
+            yield self.name(array, "zarr.json"), array.metadata[0]
+            for chunk in range(array.grid.num_chunks):
+                yield self.name(array, array.grid.key(chunk)), array.file_bytes(chunk)
+
+    def _check_file(self, name: str, nbytes: int | None) -> None:
+        size = self.store.size(name)
+        if nbytes is not None and size != nbytes:
+            raise SaveError(f"{self.store.join(name)} was changed: it has {size} bytes")
 
     def check_metadata(self, number: int) -> None:
         """Raise ``CorruptionError`` unless the ``zarr.json`` of an array is what was saved.
