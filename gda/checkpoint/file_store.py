@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import shutil
 import stat
@@ -20,6 +21,7 @@ from typing import Any
 from gda.checkpoint.errors import SaveError
 from gda.checkpoint.stores import LOCK, Bytes
 
+_VERSION_BYTES = 200  # of a manifest, its first line, which seals the rest
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 # A handle that only finds files: a directory may allow that and not be listed.
 _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -55,19 +57,47 @@ class FileStore:
         for directory in directories:
             _sync_directory(directory)
 
-    def version(self, name: str) -> None:
-        return None
+    def version(self, name: str) -> bytes:
+        path = self._inside(name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        try:
+            with self._opened(name) as (handle, _):
+                return os.read(handle, _VERSION_BYTES)
+        except (FileNotFoundError, ValueError):
+            return b""
 
-    def replace(self, name: str, data: bytes, version: bytes | None = None) -> None:
+    def replace(
+        self, name: str, data: bytes, version: bytes | None, check: Callable[[], None]
+    ) -> None:
         path = self._inside(name)
         beside = f"{path}.new"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)
         # Not with write(), which would make a directory anew that somebody has removed meanwhile.
-        _write_new(beside, [data])
-        with _about(path):
-            os.replace(beside, path)
+        # It is made exclusively: of two saves that no lock keeps apart, one at a time gets here.
+        try:
+            _write_new(beside, [data])
+        except FileExistsError:
+            raise SaveError(
+                f"another save into {self.url} is committing: {beside} is there"
+            ) from None
+        try:
+            self._check_version(name, version)
+            check()
+            with _about(path):
+                os.replace(beside, path)
+        except BaseException:
+            _remove_again(beside)
+            raise
         _sync_directory(os.path.dirname(path))
+
+    def _check_version(self, name: str, version: bytes | None) -> None:
+        now = self.version(name)
+        if version is None or now == version:
+            return
+        if not now:
+            path = self._inside(name)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        raise SaveError(f"another save into {self.url} was committed while this one was running")
 
     def read(self, name: str, most_bytes: int) -> bytes:
         with self._opened(name) as (handle, size):
@@ -111,7 +141,12 @@ class FileStore:
         with _about(path):
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
-            yield _try_lock(lambda: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB), self.url)
+            is_locked = _try_lock(
+                lambda: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB), self.url
+            )
+            if not is_locked:
+                _warn_of_no_locks(os.fstat(handle).st_dev, self.url)
+            yield is_locked
         finally:
             # The end of the process unlocks it too. To close it is not enough: a process that was
             # forked meanwhile has the handle as well.
@@ -189,6 +224,20 @@ def _try_lock(lock: Callable[[], object], url: str) -> bool:
     return True
 
 
+def _warn_of_no_locks(device: int, url: str) -> None:
+    """Say once of each file system that it has no locks."""
+    if device not in _without_locks:
+        _without_locks.add(device)
+        logging.getLogger("gda").warning(
+            "the file system of %s has no locks: of two programs that save into one path at the "
+            "same time, one fails only when it commits, after it has written everything",
+            url,
+        )
+
+
+_without_locks: set[int] = set()
+
+
 @contextlib.contextmanager
 def _opening() -> Iterator[Callable[..., int]]:
     """Give a function that opens files by path, flags and directory; all are closed at the end.
@@ -233,8 +282,16 @@ def _write_new(path: str, parts: Sequence[Any]) -> None:
         try:
             _write_all(handle, parts)
             os.fsync(handle)
+        except BaseException:
+            _remove_again(path)
+            raise
         finally:
             os.close(handle)
+
+
+def _remove_again(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _write_all(handle: int, parts: Sequence[Any]) -> None:

@@ -22,7 +22,9 @@ from gda.checkpoint import manifest as manifests
 from gda.checkpoint import zarr_format
 from gda.checkpoint.claiming import Claim, claimed, remove
 from gda.checkpoint.errors import SaveError
+from gda.checkpoint.files import Files
 from gda.checkpoint.found import load_manifest
+from gda.checkpoint.manifest import Manifest
 from gda.checkpoint.opening import default_workers, open_store
 from gda.checkpoint.sources import check_same_values, sources_of, values_of
 from gda.checkpoint.stores import Store
@@ -261,7 +263,7 @@ class _Saving:
             if jax.process_index() == 0:
                 manifest = self.writer.manifest(self.structure, self.parts)
                 self.writer.write_group(manifest)
-                self._seal(manifests.dump(manifest))
+                self._seal(manifest)
 
         self.may_be_committed = jax.process_index() != 0
         self._together(seal, lambda _: None, "committing")
@@ -269,10 +271,14 @@ class _Saving:
             for name in self.claim.replaced:
                 remove(self.store, name)
 
-    def _seal(self, manifest: bytes) -> None:
+    def _seal(self, manifest: Manifest) -> None:
+        files, workers = Files(self.store, manifest), self.writer.options.max_workers
+        file = manifests.dump(manifest)
         self.may_be_committed = True
         try:
-            self.store.replace(manifests.NAME, manifest, self.claim.version)
+            self.store.replace(
+                manifests.NAME, file, self.claim.version, lambda: files.check_written(workers)
+            )
         except SaveError:
             self.may_be_committed = False
             raise

@@ -41,13 +41,9 @@ class Target:
     plan: Plan | None
     wrap: Callable[[Any], Any]
 
-    @property
-    def saved_type(self) -> tuple[Shape, Any]:
-        """Shape and dtype of what was saved: of keys, not those of their numbers."""
-        return _saved_type(self.leaf)
 
-
-def _saved_type(leaf: ArrayLeaf) -> tuple[Shape, Any]:
+def saved_type(leaf: ArrayLeaf) -> tuple[Shape, Any]:
+    """Return shape and dtype of what was saved: of keys, not those of their numbers."""
     if leaf.key_impl is None:
         return leaf.shape, leaf.dtype
     return leaf.shape[: -_key_ndim(leaf)], _key_dtype(leaf.key_impl)
@@ -178,7 +174,7 @@ def _specs_by(function: SpecOf, leaves: Sequence[Leaf], at: Path) -> dict[Path, 
             continue
         path = leaf.path[len(at) :]
         try:
-            shaped = jax.ShapeDtypeStruct(*_saved_type(leaf))
+            shaped = jax.ShapeDtypeStruct(*saved_type(leaf))
             specs[path] = spec_by(function, "/".join(map(str, path)), shaped)
         except Exception as error:
             error.add_note(f"gda: at {format_path(leaf.path)} of the tree")
@@ -240,7 +236,7 @@ def _target_of(leaf: ArrayLeaf, place: MeshAndSpec | None) -> Target:
 def _sharding(leaf: ArrayLeaf, place: MeshAndSpec) -> NamedSharding:
     """Return the sharding of an array, or say as for any array why there is none."""
     mesh, spec, memory_kind = place
-    mesh_grid(_saved_type(leaf)[0], mesh, spec)
+    mesh_grid(saved_type(leaf)[0], mesh, spec)
     return NamedSharding(mesh, PartitionSpec(*spec), memory_kind=memory_kind)
 
 

@@ -160,7 +160,8 @@ class Writer:
                 chunk = overlap.chunk
                 own.chunks[chunk] = self._write_chunk(own.name, own.grid, chunk, data)
 
-            yield reading.Task(own.chunk_bytes, write, lambda _: report(own.chunk_bytes))
+            held = max(own.chunk_bytes, self._compressing_bytes(own.chunk_bytes))
+            yield reading.Task(held, write, lambda _: report(own.chunk_bytes))
 
     def _pack_tasks(self, packed: Pack, report: Callable[[int], None]) -> Iterator[reading.Task]:
         yield self._document(f"{packed.name}/zarr.json", packed.metadata)
@@ -170,7 +171,8 @@ class Writer:
                 data = packed.fill(chunk)
                 packed.chunks[chunk] = self._write_chunk(packed.name, packed.grid, chunk, data)
 
-            yield reading.Task(packed.chunk_bytes, write, lambda _: report(packed.chunk_bytes))
+            held = packed.chunk_bytes + self._compressing_bytes(packed.chunk_bytes)
+            yield reading.Task(held, write, lambda _: report(packed.chunk_bytes))
 
     def _write_chunk(
         self, array: str, grid: ChunkGrid, chunk: int, data: np.ndarray[Any, Any]
@@ -183,6 +185,10 @@ class Writer:
         name = f"{self.data}/{array}/{grid.key(chunk)}"
         self.store.write(name, [payload, crc.to_bytes(zarr_format.CRC_BYTES, "little")])
         return crc, payload.nbytes
+
+    def _compressing_bytes(self, chunk_bytes: int) -> int:
+        """Return how much memory beside a chunk it takes to compress it."""
+        return 2 * chunk_bytes if self.codec == "zstd" else 0
 
     def write_group(self, manifest: Manifest) -> None:
         """Write what makes the arrays of all processes one group of zarr."""

@@ -107,13 +107,22 @@ def add_verify(commands: Any) -> None:
     parser.add_argument(
         "path", metavar="PATH", help="a directory, or a URL such as s3://bucket/run"
     )
+    parser.add_argument(
+        "--fingerprints",
+        action="store_true",
+        help="compute the fingerprint of every array, too, and compare it with the recorded one",
+    )
 
 
 def verify(options: argparse.Namespace) -> int:
     from gda import checkpoint
     from gda.wording import format_bytes
 
-    contents = checkpoint.verify(options.path, progress=sys.stderr.isatty() and _has_rich())
+    contents = checkpoint.verify(
+        options.path,
+        fingerprints=options.fingerprints,
+        progress=sys.stderr.isatty() and _has_rich(),
+    )
     print(
         f"{contents.path} is whole: {len(contents.leaves)} leaves, {format_bytes(contents.nbytes)}"
     )
