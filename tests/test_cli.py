@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -133,7 +134,7 @@ def test_no_checkpoint(run: Run, tmp_path: Path) -> None:
 def test_errors_are_lines(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, said: str
 ) -> None:
-    def fail(path: Any) -> None:
+    def fail(path: Any, **_: Any) -> None:
         raise error
 
     monkeypatch.setattr(gda.checkpoint, "inspect", fail)
@@ -143,7 +144,7 @@ def test_errors_are_lines(
 
 
 def test_a_mistake_in_gda_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Any) -> None:
+    def fail(path: Any, **_: Any) -> None:
         raise AttributeError("a bug")
 
     monkeypatch.setattr(gda.checkpoint, "inspect", fail)
@@ -160,6 +161,8 @@ def test_a_mistake_in_gda_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) 
         (["verify", "a", "b"], "gda: unrecognized arguments: b"),
         (["inspect", "--js", "a"], "unrecognized arguments: --js"),
         (["--nothing"], "gda: unrecognized arguments: --nothing"),
+        (["verify", "a", "--timeout", "0"], "--timeout: '0' is not a number of seconds above 0"),
+        (["inspect", "a", "--timeout", "soon"], "'soon' is not a number of seconds above 0, such"),
     ],
 )
 def test_wrong_commands(run: Run, args: list[str], message: str) -> None:
@@ -198,6 +201,23 @@ def test_interrupted(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # As a program.
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_server_that_does_not_answer(command: str) -> None:
+    code = (
+        "import sys; from gda.checkpoint import waiting; waiting._SILENT = 0.1;"
+        "from gda.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/ck"
+        args = [sys.executable, "-c", code, command, "--timeout", "1", url]
+        done = subprocess.run(args, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        f"waiting for {url}/manifest.json: no answer yet (for 0 s, at most 1 s)",
+        f"gda: [Errno 110] no answer within 1 s, retries included: '{url}/manifest.json'",
+    ]
 
 
 # Both commands in one process, because importing JAX takes long.

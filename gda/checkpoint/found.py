@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -97,6 +98,8 @@ def _what_is_there(store: Store) -> str:
         entries = store.entries()
     except FileNotFoundError:
         return f"there is no checkpoint at {store.url}: no such directory"
+    except io.UnsupportedOperation:  # of a web server
+        return f"there is no checkpoint at {store.url}: it has no {manifests.NAME}"
     unfinished = [name for name in entries if manifests.DATA_PATTERN.fullmatch(name)]
     if unfinished:
         return (

@@ -33,6 +33,7 @@ def restore(
     check_fingerprint: bool = False,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
+    timeout: float = 600,
     progress: ProgressLike = False,
 ) -> Any:
     """Restore a tree, onto any mesh, with any specs, in any number of processes.
@@ -61,6 +62,7 @@ def restore(
       max_workers: how many files are read at a time; by default as many as there are cores, 2 to
         32, and 32 on an object store.
       max_bytes: how much host memory may be held beyond the arrays themselves; at least a chunk.
+      timeout: seconds to wait for each answer of an object store, as for ``save``.
       progress: ``True`` shows bytes and rate on stderr, of what this process reads, which needs
         ``pip install 'gda[progress]'``; or a function ``(bytes_done, bytes_total)``.
 
@@ -76,6 +78,7 @@ def restore(
       ImportError: google-crc32c is not installed, or rich for ``progress=True``.
       RuntimeError: other checkpoints took the place of this one time and again while it was read;
         in a program of several processes once is enough, because they would not all have the same.
+      OSError: reading failed for another reason; the file is named.
 
     >>> import gda, jax, numpy as np, tempfile
     >>> from jax.sharding import PartitionSpec as P
@@ -95,7 +98,7 @@ def restore(
     where = _checked_path(at)
     if like is None and (cast or partial):
         raise TypeError("cast and partial are about like=, which is not given")
-    store = open_store(path)
+    store = open_store(path, timeout)
 
     def read(manifest: Manifest) -> Any:
         subtree(manifest.structure, where)
