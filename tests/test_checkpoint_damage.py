@@ -163,7 +163,8 @@ def test_every_flipped_byte_of_metadata_is_found(plain: Damaged) -> None:
 def test_the_group_is_for_other_tools_and_verified(plain: Damaged) -> None:
     group = plain.data / "zarr.json"
     whole = plain.whole[group]
-    wrongs = [bytes([*whole[:i], whole[i] ^ 1, *whole[i + 1 :]]) for i in range(len(whole))]
+    places = range(0, len(whole), 13)
+    wrongs = [bytes([*whole[:i], whole[i] ^ 1, *whole[i + 1 :]]) for i in places]
     for wrong in [None, b"", whole[:-1], whole + b" ", b" " * 2**21, *wrongs]:
         with plain.changed(group, wrong):
             check_found(plain, group, verify)
@@ -193,7 +194,7 @@ def test_every_other_length_of_a_file_is_found(damaged: Damaged) -> None:
 def test_random_bits_of_a_larger_checkpoint(tmp_path: Path) -> None:
     mesh = mesh_of({"x": 8})
     g = cut(np.random.default_rng(0).random((2048, 256), np.float32), mesh, P("x"))
-    tree = {"w": g, "v": np.arange(300_000)}
+    tree = {"w": g, "v": np.arange(300_000, dtype=np.int32)}
     gda.checkpoint.save(tmp_path / "run", tree)
     damaged = Damaged(tmp_path / "run")
     chance = random.Random(0)

@@ -410,8 +410,11 @@ def test_a_save_in_process_0_alone_names_the_others_as_soon_as_a_check_does(
         ]
         assert not path.exists()
         told.touch()
-    while not told.exists():
-        time.sleep(0.01)
+    else:
+        while not told.exists():
+            time.sleep(0.01)
+        with pytest.raises(gda.LateProcessError):  # the next check tells who was late
+            gda.check_processes_agree(0, name="later")
 
 
 def test_an_axis_that_the_mesh_has_not(auto_mesh: Mesh, tmp_path: Path) -> None:

@@ -114,9 +114,9 @@ class Files:
         """Raise ``CorruptionError`` unless the directory says that it has zarr arrays."""
         name = f"{self.manifest.data}/zarr.json"
         try:
-            expected = group_of(self.manifest.arrays)
-            found = self.store.read(name, len(expected))
-            what = None if found in (expected, zarr_format.PLAIN_GROUP) else "is damaged"
+            expected = self.manifest.group or zarr_format.size_and_crc(zarr_format.PLAIN_GROUP)
+            found = self.store.read(name, expected[0])
+            what = None if zarr_format.size_and_crc(found) == expected else "is damaged"
         except (*_GONE, ValueError) as error:
             what = "is missing" if isinstance(error, _GONE) else str(error)
         if what is not None:

@@ -247,8 +247,7 @@ def _checks(
     files: Files, sums: ChunkSums | None
 ) -> Iterator[tuple[Callable[[], object], int, int]]:
     """Yield what is to be checked, its bytes in chunks, and how much memory that takes."""
-    listed_bytes = sum(array.metadata[0] for array in files.manifest.arrays)
-    yield files.check_group, 0, 2**20 + 3 * listed_bytes
+    yield files.check_group, 0, (files.manifest.group or (2**20,))[0]
     for leaf in files.manifest.leaves:
         if isinstance(leaf, ArrayLeaf) and leaf.key_impl is not None:
             yield lambda leaf=leaf: _check_leaf(leaf), 0, 0

@@ -154,6 +154,8 @@ class Manifest:
       leaves: in the order in which ``structure`` counts them.
       structure: how the leaves were put together: see ``gda.checkpoint.structure``.
       about: when and by what it was written, for people.
+      group: size and CRC-32C of the ``zarr.json`` of the group of all arrays; ``None`` in older
+        checkpoints, where it lists nothing.
     """
 
     data: str
@@ -161,6 +163,7 @@ class Manifest:
     leaves: tuple[Leaf, ...]
     structure: Any
     about: dict[str, Any] = field(default_factory=dict)
+    group: tuple[int, int] | None = None
 
 
 def dump(manifest: Manifest) -> bytes:
@@ -172,6 +175,7 @@ def dump(manifest: Manifest) -> bytes:
     body = json.dumps(
         {
             "about": manifest.about,
+            **({} if manifest.group is None else {"group": list(manifest.group)}),
             "data": manifest.data,
             "structure": manifest.structure,
             "leaves": [_dump_leaf(leaf) for leaf in manifest.leaves],
@@ -352,7 +356,8 @@ def _manifest(body: Any) -> Manifest:
     about = entry.get("about", dict)
     if any(type(value) not in (str, int) for value in about.values()):
         raise _Invalid("about has something else than numbers and words")
-    return Manifest(data, arrays, leaves, entry.get("structure", object), about)
+    group = None if entry.get("group", list, None) is None else _size_and_crc(entry, "group", 2**30)
+    return Manifest(data, arrays, leaves, entry.get("structure", object), about, group)
 
 
 class _Entry:
@@ -456,10 +461,15 @@ def _array(entry: _Entry) -> StoredArray:
         sizes = entry.numbers("sizes")
         if len(sizes) != num_chunks or max(sizes) > _MOST_CHUNK_BYTES:
             raise _Invalid(f"{entry.name}.sizes are not those of {num_chunks} chunks")
-    metadata = entry.numbers("metadata")
-    if len(metadata) != 2 or metadata[0] > 2**20 or metadata[1] >= 2**32:
-        raise _Invalid(f"{entry.name}.metadata is not a size and a checksum")
+    metadata = _size_and_crc(entry, "metadata", 2**20)
     return StoredArray(name, shape, chunk_shape, dtype, codec, metadata, crcs, sizes)
+
+
+def _size_and_crc(entry: _Entry, key: str, most_bytes: int) -> tuple[int, int]:
+    numbers = entry.numbers(key)
+    if len(numbers) != 2 or numbers[0] > most_bytes or numbers[1] >= 2**32:
+        raise _Invalid(f"{entry.name}.{key} is not a size and a checksum")
+    return numbers[0], numbers[1]
 
 
 def _crcs(entry: _Entry, num_chunks: int) -> array[int]:

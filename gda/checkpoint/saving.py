@@ -260,8 +260,7 @@ class _Saving:
         def seal() -> None:
             if jax.process_index() == 0:
                 manifest = self.writer.manifest(self.structure, self.parts)
-                self.writer.write_group(manifest)
-                self._seal(manifest)
+                self._seal(self.writer.write_group(manifest))
 
         self.may_be_committed = jax.process_index() != 0
         self._together(seal, lambda _: None, "committing")

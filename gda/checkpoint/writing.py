@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -190,10 +190,12 @@ class Writer:
         """Return how much memory beside a chunk it takes to compress it."""
         return 2 * chunk_bytes if self.codec == "zstd" else 0
 
-    def write_group(self, manifest: Manifest) -> None:
-        """Write what makes the arrays of all processes one group of zarr."""
-        self.store.write(f"{self.data}/zarr.json", [group_of(manifest.arrays)])
+    def write_group(self, manifest: Manifest) -> Manifest:
+        """Write what makes the arrays of all processes one group of zarr; return what knows it."""
+        document = group_of(manifest.arrays)
+        self.store.write(f"{self.data}/zarr.json", [document])
         self.store.flush()
+        return replace(manifest, group=zarr_format.size_and_crc(document))
 
     def manifest(self, structure: Any, parts: Sequence[dict[str, Any]]) -> Manifest:
         """Return the manifest over what all processes have written.

@@ -112,6 +112,11 @@ def crc32c(data: np.ndarray[Any, Any]) -> int:
     return google_crc32c.value(view)
 
 
+def size_and_crc(document: bytes) -> tuple[int, int]:
+    """Return what the manifest says of a ``zarr.json``."""
+    return len(document), crc32c(np.frombuffer(document, np.uint8))
+
+
 def require_crc32c() -> Any:
     """Return the package that makes checksums; ``ImportError`` says what to install."""
     try:
