@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import socket
@@ -158,6 +159,74 @@ def test_every_flipped_byte_of_metadata_is_found(plain: Damaged) -> None:
                 check_found(plain, file, lambda root, at=path: restore(root, at=at))
                 if position % 50 == 0:
                     check_found(plain, file, restore, verify)
+
+
+@pytest.mark.parametrize(
+    ("of_array", "of_leaf", "said"),
+    [
+        ({"dtype": "int32"}, {"dtype": "int32"}, "its data_type is 'float32', and there 'int32'"),
+        (
+            {"shape": [4, 8], "chunk_shape": [1, 8]},
+            {"shape": [4, 8]},
+            r"its shape is \[8, 4\], and there \[4, 8\]",
+        ),
+    ],
+)
+def test_a_manifest_that_contradicts_the_metadata_of_an_array(
+    plain: Damaged, of_array: dict[str, Any], of_leaf: dict[str, Any], said: str
+) -> None:
+    def edit(body: dict[str, Any]) -> None:
+        on_array(**of_array)(body)
+        on_leaf("w", **of_leaf)(body)
+
+    plain.seal(edit)
+    for function in (restore, verify):
+        found = said_by(function, plain.path)
+        assert "array ['w'], its metadata: " in found
+        assert re.search(f"contradicts the manifest: {said}", found)
+
+
+def test_fingerprints_tell_of_arrays_that_changed_places(tmp_path: Path) -> None:
+    save_tiny(tmp_path, make_tree() | {"v": make_tree(1)["w"]})
+    damaged = Damaged(tmp_path)
+    gda.checkpoint.verify(tmp_path, fingerprints=True)
+
+    def swap(body: dict[str, Any]) -> None:
+        one, other = leaf_at(body, "w"), leaf_at(body, "v")
+        one["array"], other["array"] = other["array"], one["array"]
+
+    damaged.seal(swap)
+    verify(tmp_path)  # every file is what the manifest says
+    with pytest.raises(CorruptionError) as caught:
+        gda.checkpoint.verify(tmp_path, fingerprints=True)
+    said = "array ['{}'] is not what was saved: its fingerprint differs"
+    assert sorted(caught.value.problems) == [said.format("v"), said.format("w")]
+
+
+@pytest.mark.parametrize("max_workers", [1, 4])
+def test_fingerprints_of_every_kind_of_array_are_recomputed(
+    damaged: Damaged, max_workers: int
+) -> None:
+    def verify_all() -> None:
+        gda.checkpoint.verify(damaged.path, fingerprints=True, max_workers=max_workers)
+
+    verify_all()
+    leaves = [leaf for leaf in damaged.body["leaves"] if "fingerprint" in leaf]
+    assert len(leaves) == 8
+    for leaf in leaves:
+        damaged.seal(on_leaf(*leaf["path"], fingerprint="0" * 32))
+        with pytest.raises(CorruptionError) as caught:
+            verify_all()
+        path = "".join(f"[{key!r}]" for key in leaf["path"])
+        assert caught.value.problems == (
+            f"array {path} is not what was saved: its fingerprint differs",
+        )
+        damaged.seal(lambda body, leaf=leaf: leaf_at(body, *leaf["path"]).pop("fingerprint"))
+        with pytest.raises(CorruptionError, match=r"was saved without the fingerprints of \['"):
+            verify_all()
+    damaged.seal(on_leaf("key", key_impl="unknown"))
+    with pytest.raises(CorruptionError, match=r"array \['key'\] has no fingerprint"):
+        verify_all()
 
 
 def test_the_group_is_for_other_tools_and_verified(plain: Damaged) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import memory_program
 import numpy as np
 import pytest
 from damaged import Damaged, leaf_at, save_tiny, sealed
 
 import gda
+from gda.checkpoint import writing, zarr_format
 
 MIB = 2**20
 LIMIT = 120  # seconds
@@ -67,3 +69,77 @@ def test_a_manifest_of_many_values_is_not_parsed(tmp_path: Path, value: str) -> 
     nbytes, kind, said = taken("inspect", tmp_path)
     assert kind == "CorruptionError", said
     assert nbytes < 700 * MIB
+
+
+def bomb(path: Path) -> Damaged:
+    """A chunk of 2 GiB of zeros in a file of 65 KB, of which a manifest tells the truth."""
+    frame = bytes(zarr_format.compress(np.zeros(2**31, np.uint8)))
+    crc = google_crc32c.value(frame)
+    save_tiny(path, {"w": np.zeros(2**10, np.uint8)}, "zstd", fingerprint=False)
+    damaged = Damaged(path)
+    (array,) = damaged.body["arrays"]
+    directory = damaged.data / array["name"]
+    for chunk in damaged.chunks:
+        chunk.unlink()
+    (directory / "c.0").write_bytes(frame + crc.to_bytes(4, "little"))
+    document = zarr_format.metadata((2**31,), (2**31,), np.dtype(np.uint8), "zstd")
+    (directory / "zarr.json").write_bytes(document)
+
+    def declare(body: dict[str, Any]) -> None:
+        array = body["arrays"][0]
+        array |= {"shape": [2**31], "chunk_shape": [2**31], "sizes": [len(frame)]}
+        array |= {
+            "crc32c": f"{crc:08x}",
+            "metadata": [len(document), google_crc32c.value(document)],
+        }
+        body["leaves"][0] |= {"shape": [2**31]}
+
+    damaged.seal(declare)
+    return damaged
+
+
+def test_a_tiny_chunk_of_zstd_takes_no_more_than_max_bytes(tmp_path: Path) -> None:
+    bomb(tmp_path)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 70_000
+    for max_bytes in (2**20, 2**27):
+        nbytes, kind, said = taken("verify", tmp_path, max_bytes=max_bytes)
+        assert (kind, nbytes < 16 * MIB) == ("ValueError", True), (nbytes, said)
+        assert "array ['w'], chunk c.0: to decompress it takes 2.0 GiB, and max_bytes is" in said
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 64 MiB that zstd does not make smaller, in chunks of 2 MiB."""
+    path = tmp_path_factory.mktemp("compressed") / "run"
+    data = np.random.default_rng(0).integers(0, 256, 2**26, np.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing, "CHUNK_BYTES", 2**21)
+        gda.checkpoint.save(path, {"w": data}, compression="zstd")
+    return path
+
+
+SLACK = 8 * MIB  # threads, and what the allocator keeps
+
+
+@pytest.mark.parametrize("options", [{}, {"fingerprints": True}])
+def test_verify_takes_no_more_than_max_bytes(compressed: Path, options: dict[str, Any]) -> None:
+    most = 16 * MIB
+    nbytes, kind, said = taken("verify", compressed, max_workers=8, max_bytes=most, **options)
+    assert kind == "NoneType", said
+    assert nbytes < most + SLACK
+
+
+def test_restore_takes_no_more_than_max_bytes_beside_the_arrays(compressed: Path) -> None:
+    most = 16 * MIB
+    nbytes, kind, said = taken("restore", compressed, max_workers=8, max_bytes=most)
+    assert kind == "NoneType", said
+    assert nbytes < 64 * MIB + most + SLACK
+
+
+def test_save_takes_no_more_than_max_bytes(tmp_path: Path) -> None:
+    most = 64 * MIB
+    options = {"max_workers": 8, "max_bytes": most, "compression": "zstd"}
+    nbytes, kind, said = taken("save", tmp_path / "run", **options)
+    assert kind == "NoneType", said
+    # A chunk of 16 MiB more, or two: a thread of TensorStore keeps what it has had.
+    assert nbytes < most + 32 * MIB + SLACK
