@@ -26,7 +26,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Singl
 
 from gda.boundary import is_of_caller, public
 from gda.dtypes import as_dtype
-from gda.indices import processes_of
+from gda.indices import mesh_and_spec, processes_of
 from gda.meeting import DisagreementError, LateProcessError, meet
 from gda.processes import format_processes
 from gda.sharding import is_tracer
@@ -156,7 +156,8 @@ def together(
 
     Args:
       name: of the function that the user called.
-      mesh: whose processes take part; what is none is left for ``work`` to complain about.
+      mesh: whose processes take part, or a sharding over it; what is neither is left for ``work``
+        to complain about.
       work: what this process does. If it raises in one, that one raises it, and the others hear.
       outcome: describes what came out.
       wanted: describes what is to be done, to be compared before.
@@ -164,6 +165,8 @@ def together(
     Raises:
       DisagreementError, LateProcessError, ConnectionError: as ``check_processes_agree`` does.
     """
+    if isinstance(mesh, NamedSharding):
+        mesh = mesh.mesh
     processes = processes_of(mesh).numbers if isinstance(mesh, Mesh) else ()
     takes_part = len(processes) > 1 and jax.process_index() in processes
     if not takes_part or not (always or _is_on()):
@@ -384,11 +387,12 @@ def _one_line(error: Exception) -> str:
 
 def _wanted(given: dict[str, Any]) -> Description:
     shape = check_shape(given["global_shape"])
+    mesh, spec, _ = mesh_and_spec(given["mesh"], given.get("spec"))
     return {
         ("", "shape"): str(shape),
-        ("", "spec"): _spec_text(check_spec(given["spec"], shape)),
+        ("", "spec"): _spec_text(check_spec(spec, shape, mesh.shape)),
         ("", "dtype"): _dtype_text(given.get("dtype")),
-        **_mesh_fields("", given["mesh"]),
+        **_mesh_fields("", mesh),
     }
 
 
@@ -458,8 +462,11 @@ def _sharding_fields(path: str, sharding: Any) -> Description:
     if sharding is None or isinstance(sharding, SingleDeviceSharding):
         return {}  # of this process alone, or not laid out yet
     if isinstance(sharding, NamedSharding):
-        spec = {(path, "spec"): _spec_text(sharding.spec)}
-        return spec | _mesh_fields(path, sharding.mesh)
+        own = {
+            (path, "spec"): _spec_text(sharding.spec),
+            (path, "memory kind"): str(sharding.memory_kind),
+        }
+        return own | _mesh_fields(path, sharding.mesh)
     return {(path, "sharding"): type(sharding).__name__}
 
 

@@ -24,12 +24,12 @@ from typing import (
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from gda import construct, fingerprint, libraries, local, move, pickling
 from gda.boundary import hide_own_frames, public
 from gda.grid import ShardGrid
-from gda.indices import Device, devices_of, local_positions, mesh_grid
+from gda.indices import Device, MeshLike, after_spec, devices_of, local_positions, mesh_grid
 from gda.operators import ArrayOperators
 from gda.reading import Options, ProgressLike, Retry
 from gda.sharding import LayoutUnknownError, is_tracer, sharding_of
@@ -163,18 +163,21 @@ class GlobalArray(ArrayOperators):
 
     Args:
       global_shape: sizes of the whole array.
-      mesh: ``jax.sharding.Mesh``, with Auto or Explicit axes.
+      mesh: ``jax.sharding.Mesh``, with Auto or Explicit axes. Here and in all constructors a
+        ``NamedSharding``, or a ``SingleDeviceSharding``, may stand in place of mesh and spec; the
+        spec is then omitted, and the array is in the memory kind of the sharding.
       spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-      device_buffers: single-device ``jax.Array``s of the shard shape and one dtype, one per
-        device of ``mesh.local_devices``, in that order. They become the shards without a copy.
+      device_buffers: single-device ``jax.Array``s of the shard shape, one dtype and one memory
+        kind, one per device of ``mesh.local_devices``, in that order. They become the shards
+        without a copy.
 
     Raises:
       TypeError: a buffer is not a ``jax.Array``, or dtypes differ.
-      ValueError: the spec does not fit, or a buffer is missing, on another device or of another
-        shape.
+      ValueError: the spec does not fit, or a buffer is missing, on another device, in another
+        memory kind or of another shape.
 
     >>> import gda, jax, numpy as np
-    >>> from jax.sharding import PartitionSpec as P
+    >>> from jax.sharding import NamedSharding, PartitionSpec as P
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
     >>> data = np.arange(16.0, dtype=np.float32).reshape(8, 2)
     >>> buffers = [jax.device_put(data[index], device, may_alias=False)
@@ -184,6 +187,8 @@ class GlobalArray(ArrayOperators):
     GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
     >>> float((g @ g.T)[0, 0])
     1.0
+    >>> gda.GlobalArray((8, 2), NamedSharding(mesh, P('x', 'y')), buffers).spec == g.spec
+    True
     """
 
     # Slots that are not set are caches that were not asked for yet.
@@ -205,8 +210,15 @@ class GlobalArray(ArrayOperators):
         device_buffers: Iterable[jax.Array],
     ) -> None: ...
     @overload
-    def __init__(self, *, array: Any) -> None: ...
     def __init__(
+        self,
+        global_shape: Iterable[int],
+        mesh: NamedSharding | SingleDeviceSharding,
+        device_buffers: Iterable[jax.Array],
+    ) -> None: ...
+    @overload
+    def __init__(self, *, array: Any) -> None: ...
+    def __init__(  # pyright: ignore[reportInconsistentOverload]
         self,
         global_shape: Any = None,
         mesh: Any = None,
@@ -218,6 +230,7 @@ class GlobalArray(ArrayOperators):
         # `array=` is the way in for JAX's tree functions. They pass tracers, None, ShapeDtypeStruct
         # or object(), so it checks nothing; users have `from_array`.
         if array is _NOTHING:
+            spec, device_buffers = after_spec(mesh, spec, device_buffers)
             if device_buffers is None:
                 raise TypeError(
                     "GlobalArray takes global_shape, mesh, spec and device_buffers; for an array "
@@ -294,14 +307,30 @@ class GlobalArray(ArrayOperators):
         progress: ProgressLike = False,
         retry: Retry | None = None,
     ) -> GlobalArray: ...
+    @overload
     @classmethod
     @public
     def from_callback(
         cls,
         global_shape: Iterable[int],
-        mesh: Mesh,
-        spec: SpecLike,
+        mesh: NamedSharding | SingleDeviceSharding,
         data_callback: Callable[..., Any],
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+        into: bool = False,
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike = False,
+        retry: Retry | None = None,
+    ) -> GlobalArray: ...
+    @classmethod
+    def from_callback(  # pyright: ignore[reportInconsistentOverload]
+        cls,
+        global_shape: Iterable[int],
+        mesh: MeshLike,
+        spec: Any = None,
+        data_callback: Any = None,
         *,
         dtype: npt.DTypeLike | None = None,
         copy: bool | None = None,
@@ -366,7 +395,16 @@ class GlobalArray(ArrayOperators):
         >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x'], lambda index: data[index])
         >>> g.local_shards[2].data.tolist(), g.local_shards[3].replica_id
         ([[4, 5], [6, 7]], 1)
+
+        With a sharding in place of mesh and spec:
+
+        >>> from jax.sharding import NamedSharding, PartitionSpec as P
+        >>> sharding = NamedSharding(mesh, P('x'), memory_kind='pinned_host')
+        >>> g = gda.GlobalArray.from_callback((8, 2), sharding, lambda index: data[index])
+        >>> g.sharding == sharding
+        True
         """
+        spec, data_callback = after_spec(mesh, spec, data_callback)
         return cls(
             array=construct.array_from_callback(
                 global_shape,
@@ -388,8 +426,8 @@ class GlobalArray(ArrayOperators):
     def from_source(
         cls,
         source: Any,
-        mesh: Mesh,
-        spec: SpecLike,
+        mesh: MeshLike,
+        spec: SpecLike | None = None,
         *,
         dtype: npt.DTypeLike | None = None,
         max_workers: int | None = None,
@@ -430,6 +468,7 @@ class GlobalArray(ArrayOperators):
         options = Options(max_workers, max_bytes, progress, retry)
         return cls(array=construct.array_from_source(source, mesh, spec, dtype, options))
 
+    @overload
     @classmethod
     @public
     def from_batched_callback(
@@ -438,6 +477,28 @@ class GlobalArray(ArrayOperators):
         mesh: Mesh,
         spec: SpecLike,
         data_callback: Callable[[list[Index]], Iterable[Any]],
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> GlobalArray: ...
+    @overload
+    @classmethod
+    def from_batched_callback(
+        cls,
+        global_shape: Iterable[int],
+        mesh: NamedSharding | SingleDeviceSharding,
+        data_callback: Callable[[list[Index]], Iterable[Any]],
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> GlobalArray: ...
+    @classmethod
+    def from_batched_callback(  # pyright: ignore[reportInconsistentOverload]
+        cls,
+        global_shape: Iterable[int],
+        mesh: MeshLike,
+        spec: Any = None,
+        data_callback: Any = None,
         *,
         dtype: npt.DTypeLike | None = None,
         copy: bool | None = None,
@@ -464,12 +525,14 @@ class GlobalArray(ArrayOperators):
         ...     (8, 2), mesh, ['x', 'y'], lambda indices: [data[index] for index in indices])
         GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
         """
+        spec, data_callback = after_spec(mesh, spec, data_callback)
         return cls(
             array=construct.array_from_batched_callback(
                 global_shape, mesh, spec, data_callback, dtype=dtype, copy=copy
             )
         )
 
+    @overload
     @classmethod
     @public
     def from_batched_callback_with_devices(
@@ -478,6 +541,26 @@ class GlobalArray(ArrayOperators):
         mesh: Mesh,
         spec: SpecLike,
         data_callback: Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[jax.Array]],
+        *,
+        dtype: npt.DTypeLike | None = None,
+    ) -> GlobalArray: ...
+    @overload
+    @classmethod
+    def from_batched_callback_with_devices(
+        cls,
+        global_shape: Iterable[int],
+        mesh: NamedSharding | SingleDeviceSharding,
+        data_callback: Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[jax.Array]],
+        *,
+        dtype: npt.DTypeLike | None = None,
+    ) -> GlobalArray: ...
+    @classmethod
+    def from_batched_callback_with_devices(  # pyright: ignore[reportInconsistentOverload]
+        cls,
+        global_shape: Iterable[int],
+        mesh: MeshLike,
+        spec: Any = None,
+        data_callback: Any = None,
         *,
         dtype: npt.DTypeLike | None = None,
     ) -> GlobalArray:
@@ -508,12 +591,14 @@ class GlobalArray(ArrayOperators):
         >>> gda.GlobalArray.from_batched_callback_with_devices((8, 2), mesh, ['x'], place)
         GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x'))
         """
+        spec, data_callback = after_spec(mesh, spec, data_callback)
         return cls(
             array=construct.array_from_batched_callback_with_devices(
                 global_shape, mesh, spec, data_callback, dtype=dtype
             )
         )
 
+    @overload
     @classmethod
     @public
     def from_process_local(
@@ -522,6 +607,28 @@ class GlobalArray(ArrayOperators):
         mesh: Mesh,
         spec: SpecLike,
         global_shape: Iterable[int] | None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> GlobalArray: ...
+    @overload
+    @classmethod
+    def from_process_local(
+        cls,
+        local_data: Any,
+        mesh: NamedSharding | SingleDeviceSharding,
+        global_shape: Iterable[int] | None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> GlobalArray: ...
+    @classmethod
+    def from_process_local(  # pyright: ignore[reportInconsistentOverload]
+        cls,
+        local_data: Any,
+        mesh: MeshLike,
+        spec: Any = None,
+        global_shape: Any = None,
         *,
         dtype: npt.DTypeLike | None = None,
         copy: bool | None = None,
@@ -559,6 +666,7 @@ class GlobalArray(ArrayOperators):
         >>> gda.GlobalArray.from_process_local(np.zeros((16, 3), np.float32), mesh, [('x', 'y')])
         GlobalArray(shape=(16, 3), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(('x', 'y')))
         """
+        spec, global_shape = after_spec(mesh, spec, global_shape)
         return cls(
             array=local.array_from_process_local(
                 local_data, mesh, spec, global_shape, dtype=dtype, copy=copy
@@ -746,15 +854,18 @@ class GlobalArray(ArrayOperators):
     @overload
     def reshard(self, spec: SpecLike, /) -> GlobalArray: ...
     @overload
+    def reshard(self, sharding: NamedSharding | SingleDeviceSharding, /) -> GlobalArray: ...
+    @overload
     def reshard(self, mesh: Mesh, spec: SpecLike, /) -> GlobalArray: ...
     @public
     def reshard(self, mesh_or_spec: Any, spec: Any = None, /) -> GlobalArray:
         """Move the data to another layout; communicates between processes where they hold parts.
 
         ``g.reshard(spec)`` cuts it by another spec over its own mesh, ``g.reshard(mesh, spec)``
-        over another mesh. Within one process any mesh will do. Between processes JAX moves data
-        within one set of devices, in any order of them and over any axes; all processes with
-        devices of the mesh must call it. Inside ``jit`` use ``gda.constrain``.
+        over another mesh, both in the same memory kind; ``g.reshard(sharding)`` moves it to the
+        memory kind of the sharding too. Within one process any mesh will do. Between processes JAX
+        moves data within one set of devices, in any order of them and over any axes; all processes
+        with devices of the mesh must call it. Inside ``jit`` use ``gda.constrain``.
 
         Returns:
           a new ``GlobalArray``; it may share memory with this one where nothing has to move.
@@ -775,9 +886,11 @@ class GlobalArray(ArrayOperators):
         if is_tracer(self.array):
             raise TypeError("reshard moves data, and there is none in a trace; use gda.constrain")
         array = self._live()
+        if isinstance(mesh_or_spec, Sharding):
+            return GlobalArray(array=move.reshard(array, mesh_or_spec, spec))  # pyright: ignore
         is_mesh = isinstance(mesh_or_spec, Mesh)
         if is_mesh != (spec is not None):
-            raise TypeError("write g.reshard(spec) or g.reshard(mesh, spec)")
+            raise TypeError("write g.reshard(spec), g.reshard(mesh, spec) or g.reshard(sharding)")
         mesh = mesh_or_spec if is_mesh else self.mesh
         return GlobalArray(array=move.reshard(array, mesh, spec if is_mesh else mesh_or_spec))
 

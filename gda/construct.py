@@ -9,12 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh
 
 from gda.agreement import checked, describe, together
 from gda.blocks import Block, BlockReader
 from gda.build import Build, build_of_source, read_all
-from gda.indices import Device
+from gda.indices import Device, MeshLike
 from gda.plan import Plan, plan_of
 from gda.reading import Options, ProgressLike, Retry
 from gda.spec import Index, SpecLike
@@ -23,8 +22,8 @@ from gda.spec import Index, SpecLike
 @checked("GlobalArray.from_callback")
 def array_from_callback(
     global_shape: Iterable[int],
-    mesh: Mesh,
-    spec: SpecLike,
+    mesh: MeshLike,
+    spec: SpecLike | None,
     data_callback: Callable[..., Any],
     *,
     dtype: npt.DTypeLike | None = None,
@@ -62,7 +61,11 @@ def array_from_callback(
 
 
 def array_from_source(
-    source: Any, mesh: Mesh, spec: SpecLike, dtype: npt.DTypeLike | None, options: Options
+    source: Any,
+    mesh: MeshLike,
+    spec: SpecLike | None,
+    dtype: npt.DTypeLike | None,
+    options: Options,
 ) -> jax.Array:
     """Build an array of the slices of a source that this process needs.
 
@@ -85,8 +88,8 @@ def array_from_source(
 @checked("GlobalArray.from_batched_callback")
 def array_from_batched_callback(
     global_shape: Iterable[int],
-    mesh: Mesh,
-    spec: SpecLike,
+    mesh: MeshLike,
+    spec: SpecLike | None,
     data_callback: Callable[[list[Index]], Iterable[Any]],
     *,
     dtype: npt.DTypeLike | None = None,
@@ -111,8 +114,8 @@ def array_from_batched_callback(
 @checked("GlobalArray.from_batched_callback_with_devices")
 def array_from_batched_callback_with_devices(
     global_shape: Iterable[int],
-    mesh: Mesh,
-    spec: SpecLike,
+    mesh: MeshLike,
+    spec: SpecLike | None,
     data_callback: Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[jax.Array]],
     *,
     dtype: npt.DTypeLike | None = None,
@@ -136,7 +139,10 @@ def array_from_batched_callback_with_devices(
 
 @checked("GlobalArray")
 def array_from_device_buffers(
-    global_shape: Iterable[int], mesh: Mesh, spec: SpecLike, device_buffers: Iterable[jax.Array]
+    global_shape: Iterable[int],
+    mesh: MeshLike,
+    spec: SpecLike | None,
+    device_buffers: Iterable[jax.Array],
 ) -> jax.Array:
     """Build an array of single-device arrays in ``mesh.local_devices`` order."""
     plan = plan_of(global_shape, mesh, spec)

@@ -105,6 +105,8 @@ def sums_of_numpy(array: AnyNDArray, start: Sequence[int] = ()) -> Words:
             f"start {start} has {len(start)} numbers, but the part, of shape {array.shape}, has "
             f"{array.ndim} dimensions"
         )
+    if not array.size:
+        return add([])  # its other sizes may be too large for the keys of all positions
     return add(
         _sums_of_words(_words_of_numpy(piece)[None] & _mask_of(array.dtype), first)[0]
         for piece, first in _pieces(array, start)

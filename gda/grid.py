@@ -387,5 +387,5 @@ def _layout_of(shape: Shape, mesh_shape: Mapping[str, int], spec: SpecLike) -> L
             return layout_of(tuple(mesh_shape.items()), spec, empty)
     except (AttributeError, TypeError, ValueError):
         pass  # said below, better
-    sizes, entries = check_mesh_shape(mesh_shape), check_spec(spec, shape)
-    return layout_of(tuple(sizes.items()), entries, empty)
+    sizes = check_mesh_shape(mesh_shape)
+    return layout_of(tuple(sizes.items()), check_spec(spec, shape, sizes), empty)

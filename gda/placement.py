@@ -169,8 +169,8 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """Return ``x`` cut as ``shardings`` says: inside ``jit`` a constraint, outside it a move.
 
     ``gda.constrain`` for trees, over the current mesh. Where there is none, or it has one device,
-    ``x`` comes back as it is, so that a model runs unchanged on a laptop. Outside ``jit`` JAX moves
-    the data, between processes if need be, and then all of them must call this.
+    a spec leaves ``x`` as it is, so that a model runs unchanged on a laptop. Outside ``jit`` JAX
+    moves the data, between processes if need be, and then all of them must call this.
 
     Args:
       x: a pytree of ``jax.Array``s and ``GlobalArray``s, which come back as such.
@@ -202,15 +202,17 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
 def _constrained(leaf: Any, sharding: Any, current: _Current) -> Any:
     if sharding is None:
         return leaf
-    spec = sharding
+    is_placed = isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)
     if isinstance(sharding, NamedSharding):
         mesh, spec = sharding.mesh, sharding.spec
     else:
-        mesh = current.mesh_for(leaf)
-    if mesh is None or mesh.size == 1:
+        mesh, spec = current.mesh_for(leaf), sharding
+    if mesh is None or (mesh.size == 1 and not is_placed):
         return leaf
     if isinstance(leaf, np.ndarray | np.generic):
         leaf = jax.numpy.array(leaf)
+    if is_placed:
+        return constrain(leaf, sharding)
     return constrain(leaf, spec, mesh=mesh if isinstance(mesh, Mesh) else None)
 
 

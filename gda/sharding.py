@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any
 
 import jax
-import numpy as np
 from jax.core import Tracer
 from jax.sharding import (
     AbstractMesh,
@@ -21,7 +20,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from gda.indices import Device
+from gda.indices import mesh_and_spec
 from gda.spec import Shape, SpecLike, check_spec
 
 
@@ -32,9 +31,15 @@ class LayoutUnknownError(TypeError, AttributeError):
     """
 
 
-def named_sharding(global_shape: Shape, mesh: Mesh | AbstractMesh, spec: SpecLike) -> NamedSharding:
+def named_sharding(
+    global_shape: Shape,
+    mesh: Mesh | AbstractMesh,
+    spec: SpecLike,
+    memory_kind: str | None = None,
+) -> NamedSharding:
     """Return the sharding, its spec cut to the rank: JAX refuses surplus entries in places."""
-    return NamedSharding(mesh, PartitionSpec(*check_spec(spec, global_shape)))  # pyright: ignore
+    entries = check_spec(spec, global_shape, mesh.shape)
+    return NamedSharding(mesh, PartitionSpec(*entries), memory_kind=memory_kind)  # pyright: ignore
 
 
 def is_tracer(array: object) -> bool:
@@ -53,8 +58,7 @@ def sharding_of(array: Any) -> NamedSharding:
     if isinstance(sharding, NamedSharding):
         return sharding
     if isinstance(sharding, SingleDeviceSharding):
-        (device,) = sharding.device_set
-        return _on_one_device(device)
+        return _on_one_device(sharding)
     raise LayoutUnknownError(
         f"this {type(array).__name__} has the sharding {sharding!r}, which names no mesh and spec; "
         "give it one with jax.device_put(array, NamedSharding(mesh, spec))"
@@ -81,5 +85,6 @@ def _sharding_in_trace(array: Any) -> NamedSharding:
 
 
 @cache
-def _on_one_device(device: Device) -> NamedSharding:
-    return NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
+def _on_one_device(sharding: SingleDeviceSharding) -> NamedSharding:
+    mesh, spec, kind = mesh_and_spec(sharding, None)
+    return NamedSharding(mesh, spec, memory_kind=kind)  # pyright: ignore[reportArgumentType]

@@ -24,6 +24,7 @@ from gda.array import GlobalArray
 from gda.blocks import format_index
 from gda.boundary import public
 from gda.grid import ShardGrid
+from gda.indices import mesh_of_all
 from gda.layout import IntArray, layout_of
 from gda.local_view import apart, distinct_shards, grid_of
 from gda.overlaps import Conflict, are_aligned, conflicts_between, fitting_chunks
@@ -202,9 +203,7 @@ def _common_mesh(leaves: Sequence[Any]) -> Mesh | None:
     arrays = [leaf.array if is_container(leaf) else leaf for leaf in leaves]
     if not all(isinstance(array, jax.Array) and not is_tracer(array) for array in arrays):
         return None
-    devices = {device for array in arrays for device in array.sharding.device_set}
-    in_order = sorted(devices, key=lambda device: device.id)
-    return Mesh(np.array(in_order), ("device",)) if in_order else None
+    return mesh_of_all(device for array in arrays for device in array.sharding.device_set)
 
 
 # The arrays.

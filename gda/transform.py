@@ -13,13 +13,14 @@ from jax.sharding import (
     Mesh,
     NamedSharding,
     PartitionSpec,
+    Sharding,
     SingleDeviceSharding,
 )
 
 from gda.array import GlobalArray
 from gda.boundary import public
 from gda.grid import ShardGrid
-from gda.indices import check_mesh
+from gda.indices import check_mesh, mesh_and_spec
 from gda.move import reshard
 from gda.operators import unwrapped
 from gda.sharding import is_tracer, named_sharding, sharding_of
@@ -163,7 +164,9 @@ def jit(
 
 
 @public
-def constrain(x: _ArrayT, spec: SpecLike, *, mesh: Mesh | None = None) -> _ArrayT:
+def constrain(
+    x: _ArrayT, spec: SpecLike | NamedSharding | SingleDeviceSharding, *, mesh: Mesh | None = None
+) -> _ArrayT:
     """Return ``x`` cut by ``spec``: in a trace a constraint, outside it a move.
 
     Works over Auto axes (where JAX has ``with_sharding_constraint``), over Explicit axes (where it
@@ -171,10 +174,12 @@ def constrain(x: _ArrayT, spec: SpecLike, *, mesh: Mesh | None = None) -> _Array
 
     Args:
       x: a ``jax.Array`` or a ``GlobalArray``; the result is of the same kind.
-      spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-      mesh: by default that of ``x``.
+      spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names; or a
+        sharding, which moves ``x`` to its memory kind too.
+      mesh: by default that of ``x``; none beside a sharding.
 
     Raises:
+      TypeError: there is a mesh beside a sharding.
       ValueError: the spec does not fit, or ``x`` has no mesh and none is given.
 
     >>> import gda, jax, numpy as np
@@ -187,6 +192,10 @@ def constrain(x: _ArrayT, spec: SpecLike, *, mesh: Mesh | None = None) -> _Array
         return GlobalArray(array=constrain(x.__jax_array__(), spec, mesh=mesh))
     if not isinstance(x, jax.Array):
         raise TypeError(f"constrain takes a jax.Array or a GlobalArray, not {type(x).__name__}")
+    if isinstance(spec, Sharding):
+        if mesh is not None:
+            raise TypeError("a sharding has a mesh of its own; omit mesh=")
+        return _constrained_in_memory(x, spec) if is_tracer(x) else reshard(x, spec)
     if mesh is not None:
         check_mesh(mesh)
     if is_tracer(x):
@@ -279,7 +288,7 @@ def _map_specs(function: Callable[[Any, SpecLike], Any], specs: Any, tree: Any, 
 def _layout(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Return the sharding of ``x`` by ``spec``; says what is wrong with it, if anything is."""
     shape = jax.numpy.shape(x)
-    entries = check_spec(spec, shape)
+    entries = check_spec(spec, shape, mesh.shape)
     ShardGrid(shape, mesh.shape, entries)
     return named_sharding(shape, mesh, entries)
 
@@ -301,6 +310,15 @@ def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:
             "jax.lax.with_sharding_constraint for the Auto ones"
         )
     return jax.lax.with_sharding_constraint(x, sharding)
+
+
+def _constrained_in_memory(x: Any, sharding: NamedSharding | SingleDeviceSharding) -> Any:
+    mesh, spec, kind = mesh_and_spec(sharding, None)
+    x = _constrained(x, spec, mesh)
+    if kind in (None, mesh.devices.flat[0].default_memory().kind):
+        return x
+    # JAX's constraints do not look at the kind of memory.
+    return jax.device_put(x, named_sharding(x.shape, mesh, spec, kind))
 
 
 def _traced_as_auto(

@@ -162,6 +162,15 @@ def test_what_a_save_that_died_has_left_goes_with_the_next(
     assert "data-0123456789abcdef" not in directories(spec)
 
 
+def test_a_directory_as_an_object_store_keeps_nothing_that_was_replaced(tmp_path: Path) -> None:
+    spec = {"driver": "file", "path": f"{tmp_path}/run/"}
+    for step in range(4):
+        checkpoint.save(spec, {"w": np.arange(1000) + step}, overwrite=True)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(files) == 4  # of the manifest, the group, a pack and its chunk
+    np.testing.assert_array_equal(checkpoint.restore(spec)["w"], np.arange(1000) + 3)
+
+
 @pytest.mark.processes(2, devices=4)
 def test_two_processes_save_and_restore_one_tree(
     shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch

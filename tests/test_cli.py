@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,22 @@ def test_inspect_of_an_empty_tree(run: Run, tmp_path: Path) -> None:
     assert code == 0
     assert out.startswith("0 leaves, 0 B; ")
     assert run("verify", tmp_path / "run")[0] == 0
+
+
+def test_verify_of_fingerprints(run: Run, path: Path) -> None:
+    ok = (0, f"{path} is whole: 8 leaves, 160 B\n", "")
+    assert run("verify", path, "--fingerprints") == ok
+    header, _, body = (path / "manifest.json").read_bytes().partition(b"\n")
+    document = json.loads(body)
+    leaf = next(leaf for leaf in document["leaves"] if leaf["path"] == ["w"])
+    leaf["fingerprint"] = "0" * 32
+    body = json.dumps(document).encode()
+    seal = json.loads(header) | {"nbytes": len(body), "sha256": sha256(body).hexdigest()}
+    (path / "manifest.json").write_bytes(json.dumps(seal).encode() + b"\n" + body)
+    assert run("verify", path) == ok
+    code, out, err = run("verify", path, "--fingerprints")
+    assert (code, out) == (1, "")
+    assert "array ['w'] is not what was saved: its fingerprint differs" in err
 
 
 def test_verify(run: Run, path: Path) -> None:

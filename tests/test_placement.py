@@ -234,6 +234,31 @@ def test_a_sharding_brings_its_mesh(mesh: Mesh) -> None:
         assert y.sharding.is_equivalent_to(NamedSharding(mesh, P("y")), 1)
 
 
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("size", [1, 8])
+def test_a_sharding_brings_its_memory(kind: AxisType, size: int) -> None:
+    mesh = mesh_of({"x": size}, kind)
+    pinned = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    x = jax.device_put(batch(8), NamedSharding(mesh, P("x")))
+    moved = constrain({"a": x, "g": gda.GlobalArray.from_array(x)}, pinned)
+    assert moved["a"].sharding == pinned
+    assert moved["g"].sharding == pinned
+    np.testing.assert_array_equal(moved["a"], batch(8))
+    again = constrain(moved, NamedSharding(mesh, P()))
+    assert again["g"].sharding.memory_kind == "device"
+    with jax.set_mesh(mesh):
+        assert constrain(moved["a"], P("x")).sharding.memory_kind == "pinned_host"
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="JAX moves no memory inside jit on CPU")
+def test_a_sharding_brings_its_memory_inside_jit(kind: AxisType) -> None:
+    mesh = mesh_of({"x": 8}, kind)
+    pinned = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    x = jax.device_put(batch(8), NamedSharding(mesh, P("x")))
+    assert jax.jit(lambda x: constrain(x + 1, pinned))(x).sharding == pinned
+
+
 def test_a_traced_array_over_explicit_axes_knows_its_mesh(explicit_mesh: Mesh) -> None:
     x = jax.device_put(batch(8), NamedSharding(explicit_mesh, P()))
     y = jax.jit(lambda x: constrain(x, P("x")))(x)

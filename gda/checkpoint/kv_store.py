@@ -82,7 +82,10 @@ class KvStore:
     def version(self, name: str) -> bytes:
         return self._read(name, slice(0, 0)).stamp.generation
 
-    def replace(self, name: str, data: bytes, version: bytes | None = None) -> None:
+    def replace(
+        self, name: str, data: bytes, version: bytes | None, check: Callable[[], None]
+    ) -> None:
+        check()
         try:
             written = self._wait(name, lambda: self._kv.write(name, data, if_equal=version))
         except OSError:
@@ -132,8 +135,12 @@ class KvStore:
         return sorted({_text(name).partition("/")[0] for name in names})
 
     def remove(self, name: str) -> None:
-        below = self._range(f"{name}/", f"{name}0")  # "0" follows "/"
-        keys = deque([name.encode(), *self._wait(name, lambda: self._kv.list(below))])
+        # "0" follows "/". An object is not removed before it was found: the driver of files takes
+        # the name of a directory for one that cannot be.
+        within = self._range(name, f"{name}0")
+        there = self._wait(name, lambda: self._kv.list(within))
+        below = f"{name}/".encode()
+        keys = deque(key for key in there if key == name.encode() or key.startswith(below))
         pending: deque[tuple[bytes, Any]] = deque()
         try:
             while keys or pending:

@@ -124,14 +124,23 @@ def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
 def add_verify(commands: Any) -> None:
     parser = add_command(commands, verify, "Read all of a checkpoint and compare every checksum.")
     _add_path(parser)
+    parser.add_argument(
+        "--fingerprints",
+        action="store_true",
+        help="compute the fingerprint of every array, too, and compare it with the recorded one",
+    )
 
 
 def verify(options: argparse.Namespace) -> int:
     from gda import checkpoint
     from gda.wording import format_bytes
 
-    is_shown = sys.stderr.isatty() and _has_rich()
-    contents = checkpoint.verify(options.path, timeout=options.timeout, progress=is_shown)
+    contents = checkpoint.verify(
+        options.path,
+        fingerprints=options.fingerprints,
+        timeout=options.timeout,
+        progress=sys.stderr.isatty() and _has_rich(),
+    )
     print(
         f"{contents.path} is whole: {len(contents.leaves)} leaves, {format_bytes(contents.nbytes)}"
     )
