@@ -19,6 +19,7 @@ _MODULE_OF = {
     "Retry": "gda.reading",
     "jit": "gda.transform",
     "constrain": "gda.transform",
+    "host_to_global_array": "gda.placement",
     "host_to_global_device_array": "gda.placement",
     "global_to_host_array": "gda.placement",
     "with_sharding_constraint": "gda.placement",
@@ -46,7 +47,7 @@ _MODULE_OF = {
     "Index": "gda.spec",
 }
 
-_SUBMODULES = ("checkpoint", "show", "storage")
+_SUBMODULES = ("checkpoint", "libraries", "show", "storage")
 
 __all__ = [*_MODULE_OF, *_SUBMODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 

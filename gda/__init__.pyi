@@ -1,4 +1,5 @@
 from gda import checkpoint as checkpoint
+from gda import libraries as libraries
 from gda import show as show
 from gda import storage as storage
 from gda.agreement import check_processes_agree as check_processes_agree
@@ -22,6 +23,7 @@ from gda.meeting import DisagreementError as DisagreementError
 from gda.meeting import LateProcessError as LateProcessError
 from gda.placement import DataPartitionType as DataPartitionType
 from gda.placement import global_to_host_array as global_to_host_array
+from gda.placement import host_to_global_array as host_to_global_array
 from gda.placement import host_to_global_device_array as host_to_global_device_array
 from gda.placement import with_sharding_constraint as with_sharding_constraint
 from gda.reading import Retry as Retry
@@ -63,8 +65,10 @@ __all__ = [
     "global_array_to_host_local_array",
     "global_to_host_array",
     "host_local_array_to_global_array",
+    "host_to_global_array",
     "host_to_global_device_array",
     "jit",
+    "libraries",
     "load_tree",
     "show",
     "storage",

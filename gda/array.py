@@ -26,12 +26,12 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gda import construct, fingerprint, local, move, pickling
+from gda import construct, fingerprint, libraries, local, move, pickling
 from gda.grid import ShardGrid
 from gda.indices import Device, devices_of, local_positions, mesh_grid
 from gda.operators import ArrayOperators
 from gda.reading import Options, ProgressLike, Retry
-from gda.sharding import is_tracer, sharding_of
+from gda.sharding import LayoutUnknownError, is_tracer, sharding_of
 from gda.spec import Index, Shape, SpecLike, format_spec
 
 AnyNDArray = np.ndarray[Any, Any]
@@ -826,12 +826,16 @@ class GlobalArray(ArrayOperators):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            hint = ""
-            if hasattr(type(self), name):  # a property of it asked the array inside in vain
-                hint = f" here, because the {type(self.array).__name__} inside has none"
-            elif not name.startswith("_") and hasattr(jax.Array, name):
-                hint = f"; the jax.Array inside has it: g.array.{name}"
-            raise AttributeError(f"GlobalArray has no attribute {name!r}{hint}")
+            problem = f"GlobalArray has no attribute {name!r}"
+            theirs = getattr(type(self), name, None)
+            if isinstance(theirs, property):  # it raised AttributeError, and Python forgets why
+                try:
+                    theirs.__get__(self)
+                except LayoutUnknownError:
+                    raise
+                except AttributeError as error:
+                    problem += f" here: {error}"
+            raise AttributeError(problem)
 
     # As a Python object.
 
@@ -855,6 +859,12 @@ class GlobalArray(ArrayOperators):
         from gda.show.page import html_or_none  # here: only notebooks need it
 
         return html_or_none(self)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        return libraries.treescope_repr(self, path, subtree_renderer)
+
+    def __treescope_ndarray_adapter__(self) -> Any:
+        return libraries.treescope_adapter(self)
 
     def _layout_text(self) -> str:
         try:
@@ -927,3 +937,4 @@ jax.export.register_pytree_node_serialization(
     serialize_auxdata=lambda _: b"",
     deserialize_auxdata=lambda _: (),
 )
+libraries.register(GlobalArray)

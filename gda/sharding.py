@@ -25,6 +25,13 @@ from gda.indices import Device
 from gda.spec import Shape, SpecLike, check_spec
 
 
+class LayoutUnknownError(TypeError, AttributeError):
+    """There is no mesh and spec to know, so an attribute that would tell them is not there.
+
+    An ``AttributeError`` too, as of JAX's tracers: JAX and other libraries ask ``hasattr``.
+    """
+
+
 def named_sharding(global_shape: Shape, mesh: Mesh | AbstractMesh, spec: SpecLike) -> NamedSharding:
     """Return the sharding, its spec cut to the rank: JAX refuses surplus entries in places."""
     return NamedSharding(mesh, PartitionSpec(*check_spec(spec, global_shape)))  # pyright: ignore
@@ -38,7 +45,7 @@ def sharding_of(array: Any) -> NamedSharding:
     """Return the sharding of what a container holds.
 
     Raises:
-      TypeError: there is none to know.
+      LayoutUnknownError: there is none to know.
     """
     if is_tracer(array):
         return _sharding_in_trace(array)
@@ -48,7 +55,7 @@ def sharding_of(array: Any) -> NamedSharding:
     if isinstance(sharding, SingleDeviceSharding):
         (device,) = sharding.device_set
         return _on_one_device(device)
-    raise TypeError(
+    raise LayoutUnknownError(
         f"this {type(array).__name__} has the sharding {sharding!r}, which names no mesh and spec; "
         "give it one with jax.device_put(array, NamedSharding(mesh, spec))"
     )
@@ -58,13 +65,13 @@ def _sharding_in_trace(array: Any) -> NamedSharding:
     sharding: Any = jax.typeof(array).sharding
     mesh = sharding.mesh
     if AxisType.Manual in mesh.axis_types:
-        raise TypeError(
+        raise LayoutUnknownError(
             "inside jax.shard_map an array is the block of one device, without a mesh or spec; "
             "look at them outside"
         )
     if mesh.empty or any(kind != AxisType.Explicit for kind in mesh.axis_types):
         kinds = sorted({kind.name for kind in mesh.axis_types}) or ["no mesh"]
-        raise TypeError(
+        raise LayoutUnknownError(
             "mesh, spec and shards of this GlobalArray are not known while it is being traced over "
             f"{' and '.join(kinds)} axes: JAX lays it out when it compiles. Look at them outside "
             "jit and pass them in, make the mesh with Explicit axes, or ask for a layout with "

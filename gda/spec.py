@@ -11,7 +11,7 @@ import difflib
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 Shape = tuple[int, ...]
@@ -132,21 +132,27 @@ def axes_by_dimension(
       ValueError: an axis that the mesh lacks, an axis used twice, or an entry ``UNCONSTRAINED``:
         such a spec has no fixed layout.
     """
-    axes = []
+    axes = tuple([_names_of(entry, dimension, entries) for dimension, entry in enumerate(entries)])
+    for error in axis_errors(axes, entries, mesh_shape):
+        raise error
+    return axes + ((),) * (rank - len(axes))
+
+
+def axis_errors(
+    axes: AxesByDimension, entries: Sequence[SpecEntry], mesh_shape: Mapping[str, int]
+) -> Iterator[ValueError]:
+    """Yield an error for each axis of a spec that the mesh lacks, or that was used before."""
     seen = set()
-    for dimension, entry in enumerate(entries):
-        names = _names_of(entry, dimension, entries)
+    for dimension, names in enumerate(axes):
         for name in names:
             if name not in mesh_shape:
-                raise _unknown_axis_error(name, dimension, entries, mesh_shape)
-            if name in seen:
-                raise ValueError(
+                yield _unknown_axis_error(name, dimension, entries, mesh_shape)
+            elif name in seen:
+                yield ValueError(
                     f"spec {format_spec(entries)} uses mesh axis {name!r} twice; "
                     "an axis can cut one dimension, once"
                 )
             seen.add(name)
-        axes.append(names)
-    return tuple(axes) + ((),) * (rank - len(axes))
 
 
 def _names_of(entry: object, dimension: int, entries: Sequence[object]) -> tuple[str, ...]:

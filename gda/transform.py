@@ -20,6 +20,7 @@ from gda.array import GlobalArray
 from gda.grid import ShardGrid
 from gda.indices import check_mesh
 from gda.move import reshard
+from gda.operators import unwrapped
 from gda.sharding import is_tracer, named_sharding, sharding_of
 from gda.spec import SpecLike, axes_by_dimension, check_spec, entries_of
 
@@ -122,15 +123,15 @@ def jit(
 
     @functools.wraps(fun)
     def body(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(map(_unwrap, args))
-        kwargs = {name: _unwrap(value) for name, value in kwargs.items()}
+        args = tuple(map(unwrapped, args))
+        kwargs = {name: unwrapped(value) for name, value in kwargs.items()}
         has_specs = in_specs is not None or out_specs is not None
         over: Any = _mesh_for((args, kwargs), mesh) if has_specs else None
         if in_specs is not None:
             args, kwargs = _constrain_arguments(args, kwargs, in_specs, over)
         is_ambiguous, result = False, None
         try:
-            result = _unwrap(fun(*args, **kwargs))
+            result = unwrapped(fun(*args, **kwargs))
         except Exception as error:
             # JAX does not export the class.
             if type(error).__name__ != "ShardingTypeError":
@@ -185,17 +186,6 @@ def constrain(x: _ArrayT, spec: SpecLike, *, mesh: Mesh | None = None) -> _Array
         raise ValueError(f"the array is on {x.device} and over no mesh; pass mesh=")
     over: Any = sharding_of(x).mesh if mesh is None else mesh
     return reshard(x, over, spec)
-
-
-def _unwrap(tree: Any) -> Any:
-    def is_container(leaf: object) -> bool:
-        return isinstance(leaf, GlobalArray)
-
-    if not any(map(is_container, jax.tree.leaves(tree, is_leaf=is_container))):
-        return tree  # perhaps a static argument, which must stay the object that it is
-    return jax.tree.map(
-        lambda leaf: leaf.array if is_container(leaf) else leaf, tree, is_leaf=is_container
-    )
 
 
 def _is_spec(leaf: object) -> bool:
@@ -334,7 +324,7 @@ def _traced_as_auto(
         for i, array in zip(traced, arrays, strict=True):
             merged[i] = array
         args, kwargs = jax.tree.unflatten(treedef, merged)
-        result = _unwrap(fun(*args, **kwargs))
+        result = unwrapped(fun(*args, **kwargs))
         _map_specs(lambda leaf, spec: _layout(leaf, spec, mesh), out_specs, result, "out_specs")
         return result
 

@@ -1,6 +1,7 @@
-"""Eight virtual CPU devices, and the mesh that most tests are about."""
+"""Eight virtual CPU devices, default signal handlers, and the mesh that most tests are about."""
 
 import os
+import signal
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -16,6 +17,11 @@ from jax.sharding import AxisType, Mesh
 from meshes import mesh_of
 
 from gda.children import Children
+
+# A shell that starts the suite in the background, and nohup, leave these ignored, and so would be
+# every program that a test starts and then interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile(
     "gda", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True

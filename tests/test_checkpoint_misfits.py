@@ -40,7 +40,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The chunks that restores read."""
     reads: list[str] = []
 
-    def open_store(path: Any) -> Counting:
+    def open_store(path: Any, *_: Any) -> Counting:
         store = Counting(os.fspath(path))
         store.reads = reads
         return store

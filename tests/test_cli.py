@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -150,7 +151,7 @@ def test_no_checkpoint(run: Run, tmp_path: Path) -> None:
 def test_errors_are_lines(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, said: str
 ) -> None:
-    def fail(path: Any) -> None:
+    def fail(path: Any, **_: Any) -> None:
         raise error
 
     monkeypatch.setattr(gda.checkpoint, "inspect", fail)
@@ -160,7 +161,7 @@ def test_errors_are_lines(
 
 
 def test_a_mistake_in_gda_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Any) -> None:
+    def fail(path: Any, **_: Any) -> None:
         raise AttributeError("a bug")
 
     monkeypatch.setattr(gda.checkpoint, "inspect", fail)
@@ -171,12 +172,25 @@ def test_a_mistake_in_gda_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["wrong"], "gda: argument COMMAND: invalid choice: 'wrong'"),
+        (
+            ["wrong"],
+            "gda: there is no command 'wrong'; the commands are plan, reshard, in",
+        ),
+        (["inspct", "a"], "gda: there is no command 'inspct'; did you mean inspect? (--help says"),
+        (["Verify", "a"], "gda: there is no command 'Verify'; did you mean verify? (--help says m"),
+        (["plan", "--shap=8", "--dtyp", "f32"], "--dtyp f32; did you mean --shape and --dtype?"),
+        (
+            ["reshard", "--to_mesh", "x=2"],
+            "unrecognized arguments: --to_mesh x=2; did you mean --",
+        ),
         (["inspect"], "gda inspect: the following arguments are required: PATH"),
         (["verify"], "gda verify: the following arguments are required: PATH"),
-        (["verify", "a", "b"], "gda: unrecognized arguments: b"),
-        (["inspect", "--js", "a"], "unrecognized arguments: --js"),
-        (["--nothing"], "gda: unrecognized arguments: --nothing"),
+        (["verify", "a", "b"], "gda verify: unrecognized arguments: b (--h"),
+        (["inspect", "--js", "a"], "inspect: unrecognized arguments: --js; did you mean --json? ("),
+        (["--nothing"], "gda: unrecognized arguments: --nothing (--help"),
+        (["--versoin"], "gda: unrecognized arguments: --versoin; did you mean --version? (--help"),
+        (["verify", "a", "--timeout", "0"], "--timeout: '0' is not a number of seconds above 0"),
+        (["inspect", "a", "--timeout", "soon"], "'soon' is not a number of seconds above 0, such"),
     ],
 )
 def test_wrong_commands(run: Run, args: list[str], message: str) -> None:
@@ -215,6 +229,23 @@ def test_interrupted(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # As a program.
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_server_that_does_not_answer(command: str) -> None:
+    code = (
+        "import sys; from gda.checkpoint import waiting; waiting._SILENT = 0.1;"
+        "from gda.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/ck"
+        args = [sys.executable, "-c", code, command, "--timeout", "1", url]
+        done = subprocess.run(args, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        f"waiting for {url}/manifest.json: no answer yet (for 0 s, at most 1 s)",
+        f"gda: [Errno 110] no answer within 1 s, retries included: '{url}/manifest.json'",
+    ]
 
 
 # Both commands in one process, because importing JAX takes long.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 from gda.checkpoint import manifest as manifests
 from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError
 from gda.checkpoint.manifest import Manifest
@@ -62,6 +64,8 @@ def _what_is_there(store: Store) -> str:
         entries = store.entries()
     except FileNotFoundError:
         return f"there is no checkpoint at {store.url}: no such directory"
+    except io.UnsupportedOperation:  # of a web server
+        return f"there is no checkpoint at {store.url}: it has no {manifests.NAME}"
     unfinished = [name for name in entries if manifests.DATA_PATTERN.fullmatch(name)]
     if unfinished:
         return (

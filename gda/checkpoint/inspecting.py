@@ -66,11 +66,15 @@ class Contents:
         return [total, f"zarr arrays: {self.data}"]
 
 
-def exists(path: Any) -> bool:
+def exists(path: Any, *, timeout: float = 600) -> bool:
     """Whether there is a complete checkpoint at a path, by its manifest; it may be damaged.
 
     Args:
       path: as for ``save``.
+      timeout: seconds to wait for each answer of an object store, as for ``save``.
+
+    Raises:
+      OSError: that cannot be said; the path is named.
 
     >>> import gda, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +82,7 @@ def exists(path: Any) -> bool:
     False
     """
     try:
-        load_complete(open_store(path))
+        load_complete(open_store(path, timeout))
     except CheckpointNotFoundError:
         return False
     except CorruptionError:
@@ -86,15 +90,17 @@ def exists(path: Any) -> bool:
     return True
 
 
-def inspect(path: Any) -> Contents:
+def inspect(path: Any, *, timeout: float = 600) -> Contents:
     """Return what a checkpoint has. Reads the manifest only, and uses no device.
 
     Args:
       path: as for ``save``.
+      timeout: seconds to wait for each answer of an object store, as for ``save``.
 
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.
       CorruptionError: its manifest is damaged.
+      OSError: reading failed for another reason; the file is named.
 
     >>> import gda, numpy as np, tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -104,7 +110,7 @@ def inspect(path: Any) -> Contents:
     (48, [('step',), ('w',)])
     >>> folder.cleanup()
     """
-    store = open_store(path)
+    store = open_store(path, timeout)
     return _contents(store, load_complete(store))
 
 
@@ -114,6 +120,7 @@ def verify(
     fingerprints: bool = False,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
+    timeout: float = 600,
     progress: reading.ProgressLike = False,
 ) -> Contents:
     """Read all of a checkpoint, and return what it has if everything is what was saved.
@@ -128,6 +135,7 @@ def verify(
       max_workers: how many files are read at a time, as for ``restore``.
       max_bytes: how much memory may be taken. A chunk of an uncompressed array always may, which
         is as large as its file.
+      timeout: seconds to wait for each answer of an object store, as for ``save``.
       progress: ``True`` shows bytes and rate (extra ``progress``); a function is called with
         ``(bytes_done, bytes_total)``.
 
@@ -137,6 +145,7 @@ def verify(
         an array was saved without the fingerprint that is to be compared.
       ValueError: a compressed chunk takes more than ``max_bytes``; nothing was read.
       RuntimeError: another checkpoint took the place of this one meanwhile.
+      OSError: reading failed for another reason; the file is named.
 
     >>> import gda, numpy as np, tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -146,7 +155,7 @@ def verify(
     >>> folder.cleanup()
     """
     zarr_format.require_crc32c()
-    store = open_store(path)
+    store = open_store(path, timeout)
     manifest = load_complete(store)
     files = Files(store, manifest)
     sums = ChunkSums(store.url, manifest) if fingerprints else None

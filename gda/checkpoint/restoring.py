@@ -33,6 +33,7 @@ def restore(
     check_fingerprint: bool = False,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
+    timeout: float = 600,
     progress: ProgressLike = False,
 ) -> Any:
     """Restore a tree, onto any mesh, with any specs, in any number of processes.
@@ -59,6 +60,7 @@ def restore(
       max_workers: how many files are read at a time; by default as many as there are cores, 2 to
         32, and 32 on an object store.
       max_bytes: how much host memory may be held beyond the arrays themselves; at least a chunk.
+      timeout: seconds to wait for each answer of an object store, as for ``save``.
       progress: ``True`` shows bytes and rate on stderr, of what this process reads, which needs
         ``pip install 'gda[progress]'``; or a function ``(bytes_done, bytes_total)``.
 
@@ -73,6 +75,7 @@ def restore(
       KeyError: there is nothing at ``at``.
       ImportError: google-crc32c is not installed, or rich for ``progress=True``.
       RuntimeError: another checkpoint took the place of this one meanwhile.
+      OSError: reading failed for another reason; the file is named.
 
     >>> import gda, jax, numpy as np, tempfile
     >>> from jax.sharding import PartitionSpec as P
@@ -90,7 +93,7 @@ def restore(
     zarr_format.require_crc32c()
     options = Options(max_workers, max_bytes, progress)
     where = _checked_path(at)
-    store = open_store(path)
+    store = open_store(path, timeout)
     manifest = load_complete(store)
     subtree(manifest.structure, where)
     layout = layout_of(mesh, specs, manifest.leaves, where)

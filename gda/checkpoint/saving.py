@@ -220,8 +220,6 @@ class _Options:
     def __post_init__(self) -> None:
         if self.compression not in (None, "zstd"):
             raise ValueError(f'compression is None or "zstd", not {self.compression!r}')
-        if not isinstance(self.timeout, int | float) or not self.timeout > 0:
-            raise ValueError(f"timeout must be a number of seconds above 0, not {self.timeout!r}")
         zarr_format.require_crc32c()
         if self.compression:
             zarr_format.require_tensorstore("zstd compression")
