@@ -17,6 +17,7 @@ _MODULE_OF = {
     "DoesNotFitError": "gda.blocks",
     "load_tree": "gda.load",
     "Retry": "gda.reading",
+    "to_numpy": "gda.numpy_tree",
     "jit": "gda.transform",
     "constrain": "gda.transform",
     "host_to_global_array": "gda.placement",

@@ -21,6 +21,7 @@ from gda.indices import get_shard_shape as get_shard_shape
 from gda.load import load_tree as load_tree
 from gda.meeting import DisagreementError as DisagreementError
 from gda.meeting import LateProcessError as LateProcessError
+from gda.numpy_tree import to_numpy as to_numpy
 from gda.placement import DataPartitionType as DataPartitionType
 from gda.placement import global_to_host_array as global_to_host_array
 from gda.placement import host_to_global_array as host_to_global_array
@@ -74,6 +75,7 @@ __all__ = [
     "storage",
     "store",
     "store_tree",
+    "to_numpy",
     "visualize_sharding",
     "with_sharding_constraint",
 ]

@@ -30,9 +30,10 @@ from gda import construct, fingerprint, libraries, local, move, pickling
 from gda.boundary import hide_own_frames, public
 from gda.grid import ShardGrid
 from gda.indices import Device, MeshLike, after_spec, devices_of, local_positions, mesh_grid
+from gda.local_view import is_all_here
 from gda.operators import ArrayOperators
 from gda.reading import Options, ProgressLike, Retry
-from gda.sharding import LayoutUnknownError, is_tracer, sharding_of
+from gda.sharding import LayoutUnknownError, is_tracer, not_an_array_error, sharding_of
 from gda.spec import Index, Shape, SpecLike, format_spec
 from gda.wording import counted
 
@@ -160,6 +161,12 @@ class GlobalArray(ArrayOperators):
     abstractification" of them, and docs/works.md names the functions concerned. It is a pytree
     whose only leaf is that array, so ``jax.jit``, ``jax.grad``, ``jax.tree.map``,
     ``jax.device_put`` and optimisers take it and give it back.
+
+    A tree function puts its results back into the container, also those that are no arrays:
+    ``jax.device_get(tree)`` and ``jax.tree.map(np.asarray, tree)`` give a ``GlobalArray`` around a
+    NumPy array, and ``jax.tree.map(lambda x: x.shape, tree)`` one around a tuple. For NumPy arrays
+    use ``gda.to_numpy(tree)``; for other results pass ``is_leaf=lambda x: isinstance(x,
+    gda.GlobalArray)``, and the function gets the container and its results stay as they are.
 
     Args:
       global_shape: sizes of the whole array.
@@ -821,14 +828,14 @@ class GlobalArray(ArrayOperators):
         """Wait until the data is there, and return the container."""
         try:
             self.array.block_until_ready()
-        except RuntimeError:
-            self._live()  # if that was why, says it with the layout
+        except (AttributeError, RuntimeError):
+            self._on_devices()  # if that was why, says it with the layout
             raise
         return self
 
     def copy_to_host_async(self) -> None:
         """Start copying the data of this process to the host, for a later ``numpy.asarray``."""
-        self._live().copy_to_host_async()
+        self._on_devices().copy_to_host_async()
 
     def delete(self) -> None:
         """Free the device memory now. Every later access to data raises ``RuntimeError``.
@@ -844,9 +851,21 @@ class GlobalArray(ArrayOperators):
     def _live(self) -> jax.Array:
         """Return the array, or say that it is gone."""
         array = self.array
-        # Asking a tracer would raise, and what is no array has nothing to ask.
-        if not is_tracer(array) and hasattr(array, "is_deleted") and array.is_deleted():
-            raise _deleted_error(array)
+        # Asking a tracer would raise. An array of NumPy has nothing to ask.
+        if is_tracer(array):
+            return array
+        if hasattr(array, "is_deleted"):
+            if array.is_deleted():
+                raise _deleted_error(array)
+        elif not hasattr(array, "dtype"):
+            raise not_an_array_error(array)
+        return array
+
+    def _on_devices(self) -> jax.Array:
+        """Return the live array, or say that what is held is not on devices."""
+        array = self._live()
+        if not isinstance(array, jax.Array):
+            raise not_an_array_error(array)
         return array
 
     # Moving it, and comparing it without that. These three communicate.
@@ -885,7 +904,7 @@ class GlobalArray(ArrayOperators):
         """
         if is_tracer(self.array):
             raise TypeError("reshard moves data, and there is none in a trace; use gda.constrain")
-        array = self._live()
+        array = self._on_devices()
         if isinstance(mesh_or_spec, Sharding):
             return GlobalArray(array=move.reshard(array, mesh_or_spec, spec))  # pyright: ignore
         is_mesh = isinstance(mesh_or_spec, Mesh)
@@ -932,7 +951,7 @@ class GlobalArray(ArrayOperators):
         """
         if is_tracer(self.array):
             raise TypeError("gather needs the value, and there is none in a trace")
-        return move.gather(self._live(), process, max_bytes)
+        return move.gather(self._on_devices(), process, max_bytes)
 
     @public
     def fingerprint(self) -> str:
@@ -961,7 +980,7 @@ class GlobalArray(ArrayOperators):
         >>> g.reshard([('y', 'x')]).fingerprint() == g.fingerprint()
         True
         """
-        return fingerprint.fingerprint(self._live())
+        return fingerprint.fingerprint(self._on_devices())
 
     # As an array.
 
@@ -974,13 +993,13 @@ class GlobalArray(ArrayOperators):
         """Return the whole array on the host.
 
         Raises:
-          RuntimeError: other processes hold a part of it, or it was deleted.
+          RuntimeError: this process does not hold every block of it, or it was deleted.
         """
         array = self._live()
-        if isinstance(array, jax.Array) and not is_tracer(array) and not _is_all_here(array):
+        if isinstance(array, jax.Array) and not is_tracer(array) and not is_all_here(array):
             raise RuntimeError(
-                f"other processes hold a part of {self!r}; g.gather() gives the whole value to "
-                "every process, and gda.global_to_host_array(g) to each its own rows"
+                f"this process does not hold every block of {self!r}; g.gather() gives the whole "
+                "value to every process, and gda.global_to_host_array(g) to each its own rows"
             )
         return np.asarray(array, dtype=dtype, copy=copy)
 
@@ -995,7 +1014,8 @@ class GlobalArray(ArrayOperators):
                 except LayoutUnknownError:
                     raise
                 except AttributeError as error:
-                    problem += f" here: {error}"
+                    is_array = hasattr(self.array, "dtype")
+                    problem += f" here: {error if is_array else not_an_array_error(self.array)}"
             raise AttributeError(problem)
 
     # As a Python object.
@@ -1054,7 +1074,7 @@ class GlobalArray(ArrayOperators):
         return GlobalArray(array=self.array)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GlobalArray:
-        array = self._live()
+        array = self._on_devices()
         if is_tracer(array):
             return GlobalArray(array=array)  # in a trace nothing can be written to
         # `array.copy()` is jitted, and that loses the layout of arrays without elements.
@@ -1064,17 +1084,13 @@ class GlobalArray(ArrayOperators):
         """Pickle the whole data with the layout of mesh and spec.
 
         Raises:
-          TypeError: it is being traced, or other processes hold a part of it.
+          TypeError: it is being traced, or this process does not hold every block of it.
         """
-        return _unpickled, (pickling.dump(self._live(), self.sharding),)
+        return _unpickled, (pickling.dump(self._on_devices(), self.sharding),)
 
 
 def _unpickled(state: pickling.State) -> GlobalArray:
     return GlobalArray(array=pickling.load(state))
-
-
-def _is_all_here(array: jax.Array) -> bool:
-    return array.is_fully_addressable or array.is_fully_replicated
 
 
 def _deleted_error(array: jax.Array) -> RuntimeError:

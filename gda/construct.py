@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gda.agreement import checked, describe, together
-from gda.blocks import Block, BlockReader
+from gda.blocks import Block, BlockReader, format_index
 from gda.build import Build, build_of_source, read_all
 from gda.indices import Device, MeshLike
 from gda.plan import Plan, plan_of
@@ -172,6 +172,7 @@ class _Batch:
         self._take: Callable[[], Any]
         if isinstance(returned, list | tuple):
             remaining = _as_list(returned, count, _PER_INDEX)
+            _check_one_each(remaining, plan)
             remaining.reverse()
             self._take = remaining.pop
         else:
@@ -214,6 +215,23 @@ class _Batch:
             raise
         self._taken += 1
         return block
+
+
+def _check_one_each(arrays: list[Any], plan: Plan) -> None:
+    """Raise ``ValueError`` if one NumPy array is the block of several indices."""
+    block_of: dict[int, int] = {}
+    for array, block in zip(arrays, plan.block_of_device, strict=True):
+        if not isinstance(array, np.ndarray):
+            continue
+        if block_of.setdefault(id(array), block) != block:
+            first, second = (
+                format_index(plan.distinct[number]) for number in (block_of[id(array)], block)
+            )
+            raise ValueError(
+                f"the callback returned one array for the indices {first} and {second}; a buffer "
+                "that is filled again and again holds the last block alone. Return array.copy(), "
+                "or yield the blocks one by one, each of which is copied before the next"
+            )
 
 
 _PER_INDEX = "index, repeats included"

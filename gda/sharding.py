@@ -31,6 +31,16 @@ class LayoutUnknownError(TypeError, AttributeError):
     """
 
 
+def not_an_array_error(content: object) -> LayoutUnknownError:
+    """Say how a container came to hold what is no ``jax.Array``, and what to use instead."""
+    return LayoutUnknownError(
+        f"this GlobalArray holds a {type(content).__name__} and no jax.Array, because a tree "
+        "function such as jax.device_get or jax.tree.map put its result into the container. For "
+        "NumPy arrays use gda.to_numpy(tree). For any other result call jax.tree.map(function, "
+        "tree, is_leaf=lambda x: isinstance(x, gda.GlobalArray))"
+    )
+
+
 def named_sharding(
     global_shape: Shape,
     mesh: Mesh | AbstractMesh,
@@ -54,7 +64,9 @@ def sharding_of(array: Any) -> NamedSharding:
     """
     if is_tracer(array):
         return _sharding_in_trace(array)
-    sharding = getattr(array, "sharding", None)
+    if not hasattr(array, "sharding"):
+        raise not_an_array_error(array)
+    sharding = array.sharding
     if isinstance(sharding, NamedSharding):
         return sharding
     if isinstance(sharding, SingleDeviceSharding):

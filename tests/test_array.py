@@ -10,18 +10,23 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.flax
+import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from meshes import mesh_of
 
 import gda
+from gda import pickling
 from gda.testing.strategies import ShardedCase, sharded_cases
 
 DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
@@ -615,6 +620,92 @@ def test_pickling_keeps_prng_keys(mesh: Mesh) -> None:
     np.testing.assert_array_equal(jax.random.key_data(again.array), jax.random.key_data(keys))
 
 
+@pytest.mark.parametrize("memory_kind", ["device", "pinned_host", "unpinned_host"])
+def test_pickling_keeps_the_memory_kind(mesh: Mesh, memory_kind: str) -> None:
+    sharding = NamedSharding(mesh, P("x"), memory_kind=memory_kind)
+    on_one = SingleDeviceSharding(jax.devices()[2], memory_kind=memory_kind)
+    for array in (jax.device_put(DATA, sharding), jax.device_put(DATA, on_one)):
+        g = gda.GlobalArray.from_array(array)
+        again = pickle.loads(pickle.dumps(g))
+        assert again.sharding == g.sharding
+        assert again.array.sharding.memory_kind == memory_kind
+        np.testing.assert_array_equal(again, DATA)
+
+
+@pytest.mark.parametrize("value", [2, 2.5, 1j])
+@pytest.mark.parametrize("shape", [(), (8,)])
+def test_pickling_keeps_a_weak_type(mesh: Mesh, value: complex, shape: tuple[int, ...]) -> None:
+    sharding = NamedSharding(mesh, P("x") if shape else P())
+    weak = jax.device_put(jnp.broadcast_to(value, shape), sharding)
+    assert weak.weak_type
+    again = pickle.loads(pickle.dumps(gda.GlobalArray.from_array(weak)))
+    assert again.array.weak_type
+    assert again.sharding == sharding
+    np.testing.assert_array_equal(again, weak)
+    strong = (
+        gda.GlobalArray.from_array(jax.device_put(np.zeros(8, np.float32), sharding))
+        if shape
+        else None
+    )
+    assert strong is None or not pickle.loads(pickle.dumps(strong)).array.weak_type
+
+
+def test_pickles_without_memory_kind_are_read(mesh: Mesh) -> None:
+    load, (state,) = make(mesh).__reduce__()
+    assert load(pickling.State(*state[:7])).sharding == NamedSharding(mesh, P("x", "y"))
+
+
+# Every block is here.
+
+
+@pytest.mark.processes(4, devices=2)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_process_with_every_block_gives_the_whole_value(kind: AxisType) -> None:
+    mesh = mesh_of({"x": 4, "y": 2}, kind)
+    whole = make(mesh, P(None, "y"))
+    assert not whole.is_fully_addressable
+    assert not whole.is_fully_replicated
+    np.testing.assert_array_equal(np.asarray(whole), DATA)
+    assert np.asarray(whole, np.int32).dtype == np.int32
+    tree = {"w": whole, "a": whole.array, "b": make(mesh, P()), "n": DATA, "step": 3}
+    values = gda.to_numpy(tree)
+    assert values["step"] == 3
+    assert all(type(values[name]) is np.ndarray for name in "wabn")
+    assert all(np.array_equal(values[name], DATA) for name in "wabn")
+    assert np.array_equal(safetensors.numpy.load(safetensors.flax.save({"w": whole}))["w"], DATA)
+    part = make(mesh, P("x"))
+    for use in (
+        np.asarray,
+        lambda g: gda.to_numpy({"p": g}),
+        lambda g: gda.to_numpy({"p": g.array}),
+    ):
+        with pytest.raises(RuntimeError, match="this process does not hold every block of Global"):
+            use(part)
+    with pytest.raises(TypeError, match="by a process that does not hold every block of it"):
+        pickle.dumps(part)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_a_process_with_every_block_pickles_alone(tmp_path: Path) -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    for g in (make(mesh, P(None, "y")), make(mesh, P())):
+        if jax.process_index() in (1, 2):  # nothing waits for the others
+            again = pickle.loads(pickle.dumps(g))
+            assert again.sharding == g.sharding
+            np.testing.assert_array_equal(again, DATA)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_a_process_without_a_block_has_no_value() -> None:
+    mesh = mesh_of({"x": 2})
+    g = gda.GlobalArray.from_callback((8, 2), mesh, P(), DATA.__getitem__, dtype=DATA.dtype)
+    if jax.process_index() == 0:
+        np.testing.assert_array_equal(np.asarray(g), DATA)
+    else:
+        with pytest.raises(RuntimeError, match="this process does not hold every block of Global"):
+            np.asarray(g)
+
+
 def test_unpickling_without_the_devices_says_what_is_missing(mesh: Mesh, tmp_path) -> None:
     path = tmp_path / "array.pickle"
     path.write_bytes(pickle.dumps(make(mesh)))
@@ -645,7 +736,7 @@ def test_unflattening_takes_anything(leaf: object) -> None:
     g = jax.tree.unflatten(treedef, [leaf])
     assert g.array is leaf
     assert repr(g) == f"GlobalArray(array={leaf!r})"
-    with pytest.raises(TypeError, match="names no mesh and spec"):
+    with pytest.raises(TypeError, match="this GlobalArray holds a .* and no jax.Array"):
         g.mesh  # noqa: B018
 
 
@@ -655,8 +746,55 @@ def test_what_the_array_inside_lacks_is_said_of_it(explicit_mesh: Mesh) -> None:
         abstract.nbytes  # noqa: B018
     with pytest.raises(TypeError, match="a ShapeDtypeStruct has no data"):
         abstract.local_shards[0].data  # noqa: B018
-    with pytest.raises(AttributeError, match="'shape' here: 'NoneType' object has no"):
+    message = "'shape' here: this GlobalArray holds a NoneType and no"
+    with pytest.raises(AttributeError, match=message):
         gda.GlobalArray(array=None).shape  # noqa: B018
+
+
+def test_a_container_around_no_array_names_to_numpy(mesh: Mesh) -> None:
+    g = make(mesh)
+    on_host = jax.device_get({"w": g})["w"]
+    shape = jax.tree.map(lambda x: x.shape, {"w": g})["w"]
+    uses = [
+        *(
+            partial(getattr(h, name), *arguments)
+            for h in (on_host, shape)
+            for name, arguments in [
+                ("reshard", [mesh, P()]),
+                ("gather", []),
+                ("fingerprint", []),
+                ("copy_to_host_async", []),
+                ("block_until_ready", []),
+                ("__reduce__", []),
+                ("__deepcopy__", [{}]),
+            ]
+        ),
+        *(
+            partial(getattr, h, name)
+            for h in (on_host, shape)
+            for name in [
+                "mesh",
+                "spec",
+                "grid",
+                "local_shards",
+                "sharding",
+            ]
+        ),
+        lambda: shape + 1,
+        lambda: shape[0],
+        lambda: np.asarray(shape),
+        lambda: shape.shape,
+        lambda: gda.to_numpy({"w": shape}),
+    ]
+    for use in uses:
+        with pytest.raises((TypeError, AttributeError), match=r"use gda.to_numpy\(tree\)"):
+            use()
+    np.testing.assert_array_equal(np.asarray(on_host), DATA)
+    np.testing.assert_array_equal(on_host + 1, DATA + 1)
+    shapes = jax.tree.map(
+        lambda x: x.shape, {"w": g}, is_leaf=lambda x: isinstance(x, gda.GlobalArray)
+    )
+    assert shapes == {"w": (8, 2)}
 
 
 def test_abstract_values_keep_what_they_know(mesh: Mesh) -> None:

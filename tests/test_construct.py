@@ -835,11 +835,11 @@ def test_into_says_when_an_array_is_returned_and_not_filled(auto_mesh: Mesh) -> 
         (iter([DATA[:2]] * 3), ValueError, "expected 8 arrays, one per index, .* not 3"),
         (iter([DATA[:2]] * 9), ValueError, "expected 8 arrays, one per index, .* not more"),
         (
-            [DATA[:2], DATA[:1], *[DATA[:2]] * 6],
+            [DATA[:2], DATA[:1], *(DATA[:2] for _ in range(6))],
             ValueError,
             r"index \[0:2, :\] has shape \(1, 2\)",
         ),
-        ([DATA[:1]] * 8, ValueError, r"index \[0:2, :\] has shape \(1, 2\)"),
+        ([DATA[i : i + 1] for i in range(8)], ValueError, r"index \[0:2, :\] has shape \(1, 2\)"),
     ],
 )
 def test_what_a_batched_callback_returns_is_checked(
@@ -1068,3 +1068,19 @@ def test_surplus_axes_of_size_1_shard_nothing(
     assert g.reshard(spec).sharding == g.sharding
     assert gda.constrain(g, spec).sharding == g.sharding
     assert gda.jit(lambda x: x, out_specs=P(*spec))(g).grid == g.grid
+
+
+def test_one_buffer_for_several_indices_is_refused(mesh: Mesh) -> None:
+    def one_buffer(indices: list[gda.Index]) -> list[np.ndarray]:
+        buffer = np.empty((2, 2), np.float32)
+        blocks = []
+        for index in indices:
+            buffer[:] = DATA[index][:2]
+            blocks.append(buffer)
+        return blocks
+
+    text = r"returned one array for the indices \[0:2, :\] and \[2:4, :\]; .* Return array.copy\(\)"
+    with pytest.raises(ValueError, match=text):
+        gda.GlobalArray.from_batched_callback(DATA.shape, mesh, P("x"), one_buffer)
+    g = gda.GlobalArray.from_batched_callback((2, 2), mesh, P(), lambda i: one_buffer(i[:1]) * 8)
+    np.testing.assert_array_equal(np.asarray(g), DATA[:2])
