@@ -143,21 +143,21 @@ from gda.checkpoint.file_store import FileStore
 def fail(*_):
     raise OSError("the disk is full")
 FileStore.write = fail
-heard, *unheard = [gda.checkpoint.save_async(sys.argv[1], {'a': 1}) for _ in range(2)]
+gda.checkpoint.save_async(sys.argv[1] + '/unheard', {'a': 1})
 try:
-    heard.result()
+    gda.checkpoint.save_async(sys.argv[1] + '/heard', {'a': 1}).result()
 except OSError:
     print('ended')
 """
 
 
 def test_a_program_that_ends_warns_of_failures_that_it_did_not_hear_of(tmp_path: Path) -> None:
-    run = [sys.executable, "-c", FAILING, str(tmp_path / "run")]
+    run = [sys.executable, "-c", FAILING, str(tmp_path)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "ended\n"
     *_, last = done.stderr.splitlines()
     assert last == (
-        f"saving to {tmp_path / 'run'} failed in the background: OSError: the disk is full; "
+        f"saving to {tmp_path / 'unheard'} failed in the background: OSError: the disk is full; "
         "the program did not call result() of it"
     )
     assert done.stderr.count("did not call result()") == 1

@@ -7,7 +7,6 @@ To block on ``jax.live_arrays()`` is not enough: results that the program droppe
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import io
 import logging
@@ -76,8 +75,9 @@ def leave() -> None:
         return
     if coverage := sys.modules.get("coverage"):
         with suppress(Exception):
-            coverage.Coverage.current().stop()
-            coverage.Coverage.current().save()
+            measurement = coverage.Coverage.current()
+            measurement.stop()
+            measurement.save()
     files = [each for each in gc.get_objects() if issubclass(type(each), io.IOBase)]
     for file in files:  # all before one is closed: a text file writes to a binary one
         with suppress(Exception):
@@ -87,5 +87,7 @@ def leave() -> None:
             if file.fileno() > 2:
                 file.close()
     with suppress(Exception):
+        import ctypes  # a Python may lack it
+
         ctypes.CDLL(None).fflush(None)
     os._exit(0)
