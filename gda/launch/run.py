@@ -154,8 +154,8 @@ class _Process:
         return self.has_ended_well() if report is None else not report["code"]
 
     def has_ended_well(self) -> bool:
-        """Return whether the process is gone, with exit code 0."""
-        return self.popen.poll() == 0
+        """Return whether the process is gone, with exit code 0 and without a failure."""
+        return self.popen.poll() == 0 and not self.failure()
 
     def is_alive(self) -> bool:
         return self.popen.poll() is None
