@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Container, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 LOOPBACK = "127.0.0.1"
@@ -170,6 +171,23 @@ def arguments_of(
             except ValueError:
                 raise ValueError(f"{variable} is {text!r}, which is not an integer") from None
     return arguments
+
+
+def listen_on_loopback() -> None:
+    """Let the CPU collectives of this process listen on 127.0.0.1, once it uses JAX."""
+    sys.path.append(str(Path(__file__).with_name("loopback")))
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process exists and was stopped, by SIGSTOP, Ctrl-Z or a debugger.
+
+    Only Linux tells; elsewhere the answer is no.
+    """
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(") ")[2][:1] in ("T", "t")
 
 
 def signal_name(number: int) -> str:

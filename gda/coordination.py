@@ -1,15 +1,16 @@
-"""The door to JAX's coordination service: a key-value store and barriers with a timeout.
+"""The door to what JAX has and does not export: this file alone touches what JAX keeps private.
 
-The service starts with ``jax.distributed.initialize`` and runs in process 0. It needs no devices,
-so processes that disagree over arrays can still talk through it. JAX has it and does not export it:
-this file alone touches what JAX keeps private. Where a version of JAX has moved the service,
-``service()`` returns ``None`` and says once what is lost.
+That is above all JAX's coordination service: a key-value store and barriers with a timeout. The
+service starts with ``jax.distributed.initialize`` and runs in process 0. It needs no devices, so
+processes that disagree over arrays can still talk through it. Where a version of JAX has moved
+something, each function says in the log, once, what is lost.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -90,6 +91,50 @@ def service() -> Service | None:
     if not all(hasattr(client, method) for method in _METHODS):
         return _lost()
     return Service(client)
+
+
+def has_backends() -> bool:
+    """Return whether JAX has made its devices; asking JAX's public functions would make them."""
+    try:
+        from jax._src import xla_bridge
+
+        return xla_bridge.backends_are_initialized()
+    except (ImportError, AttributeError):
+        return False
+
+
+def listen_on(address: str) -> None:
+    """Let CPU collectives listen on an address, in a process that has not used its devices yet.
+
+    Otherwise gloo, which carries them, listens on the address of the machine's name: others on the
+    network may reach it there, and where the name has no address no device can be used.
+    """
+    try:
+        from jax._src import distributed, xla_bridge
+        from jaxlib._jax import make_gloo_tcp_collectives
+
+        # Public as jax.extend.backend.register_backend_factory, which imports Pallas.
+        register = xla_bridge.register_backend_factory
+        make_client, state = xla_bridge.make_cpu_client, distributed.global_state
+    except (ImportError, AttributeError):
+        logging.getLogger("gda").warning(
+            "JAX %s does not let gda choose the address on which CPU collectives listen: they take "
+            "that of this machine's name, %s, which must have one, in /etc/hosts for example",
+            jax.__version__,
+            socket.gethostname(),
+        )
+        return
+
+    def make_cpu_client() -> Any:
+        transport = getattr(jax.config, "jax_cpu_collectives_implementation", None)
+        if state.client is None or transport != "gloo":
+            return make_client()
+        return make_client(
+            make_gloo_tcp_collectives(distributed_client=state.client, hostname=address)
+        )
+
+    # In place of JAX's own, with what JAX registers it with.
+    register("cpu", make_cpu_client, priority=0, fail_quietly=False)
 
 
 @cache  # said once

@@ -1,7 +1,12 @@
-"""Whether processes are still there."""
+"""Whether processes are still there, and how to start one on a machine that nobody knows."""
 
+import shutil
+import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
 
 
 def is_running(pid: int) -> bool:
@@ -17,3 +22,16 @@ def wait_until_gone(pids: list[int]) -> None:
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < limit, f"still running: {[*filter(is_running, pids)]}"
         time.sleep(0.02)
+
+
+def ignoring(command: Sequence[str]) -> list[str]:
+    """The command, in which Ctrl-C and the end of the terminal are ignored from the start."""
+    return ["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh", *command]
+
+
+def without_address(command: Sequence[str]) -> list[str]:
+    """The command, on a machine whose name has no address."""
+    inside = ["unshare", "-u", "sh", "-c", 'hostname nohost.invalid && exec "$@"', "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"]).returncode:
+        pytest.skip("the name of the machine cannot be changed here, not even for one process")
+    return [*inside, *command]

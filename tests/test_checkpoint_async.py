@@ -137,6 +137,32 @@ def test_a_failure_is_logged_and_raised_by_result(
     assert restore(tmp_path) == {"a": 1}
 
 
+FAILING = """
+import sys, gda
+from gda.checkpoint.file_store import FileStore
+def fail(*_):
+    raise OSError("the disk is full")
+FileStore.write = fail
+gda.checkpoint.save_async(sys.argv[1] + '/unheard', {'a': 1})
+try:
+    gda.checkpoint.save_async(sys.argv[1] + '/heard', {'a': 1}).result()
+except OSError:
+    print('ended')
+"""
+
+
+def test_a_program_that_ends_warns_of_failures_that_it_did_not_hear_of(tmp_path: Path) -> None:
+    run = [sys.executable, "-c", FAILING, str(tmp_path)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "ended\n"
+    *_, last = done.stderr.splitlines()
+    assert last == (
+        f"saving to {tmp_path / 'unheard'} failed in the background: OSError: the disk is full; "
+        "the program did not call result() of it"
+    )
+    assert done.stderr.count("did not call result()") == 1
+
+
 PROGRAM = """
 import sys, gda, numpy as np
 gda.checkpoint.save_async(sys.argv[1], {'a': np.arange(3_000_000)})

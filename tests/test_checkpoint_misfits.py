@@ -366,6 +366,7 @@ def test_ctrl_c_leaves_no_file_open(tmp_path: Path) -> None:
     save(tmp_path, {"a": DATA})
     files = {file_store.__file__, contextlib.__file__}
     before = os.listdir("/proc/self/fd")
+    moment = 0
     for moment in itertools.count(1):
         passed = 0
 

@@ -5,11 +5,12 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from running import is_running, wait_until_gone
 
-from gda.children import Children, Port, arguments_of, environment
+from gda.children import Children, Port, arguments_of, environment, is_stopped
 
 # Longer than any test, so that nothing here ends by itself and yet nothing stays for ever.
 SLEEP = "import time; time.sleep(300)"
@@ -69,6 +70,19 @@ time.sleep(300)
         pids = [int(pid) for pid in process.stdout.readline().split()]
         process.kill()
     wait_until_gone(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_stopped_process_is_seen() -> None:
+    with Children() as children:
+        process = children.start([sys.executable, "-c", SLEEP])
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        limit = time.monotonic() + 60
+        while not is_stopped(process.pid):
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+    assert not is_stopped(process.pid)
 
 
 def test_a_port_is_not_given_to_others() -> None:

@@ -1,6 +1,7 @@
 """The key-value store and the barriers, in real processes and without any."""
 
 import logging
+import socket
 import threading
 
 import jax
@@ -143,3 +144,17 @@ def test_waits_are_at_least_a_millisecond() -> None:
     assert client.waited == 1
     coordination.Service(client).barrier("b", 2.5)
     assert client.waited == 2500
+
+
+def test_a_jax_that_has_moved_the_way_to_choose_an_address_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr("jaxlib._jax.make_gloo_tcp_collectives")
+    with caplog.at_level(logging.WARNING, "gda"):
+        coordination.listen_on("127.0.0.1")
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"JAX {jax.__version__} does not let gda choose the address on which CPU collectives "
+        f"listen: they take that of this machine's name, {socket.gethostname()}, which must have "
+        "one, in /etc/hosts for example"
+    )

@@ -1,6 +1,8 @@
 """`python -m gda.launch` as a user runs it. Most programs here need no JAX, which takes long."""
 
+import gzip
 import os
+import random
 import re
 import signal
 import subprocess
@@ -11,9 +13,11 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from running import is_running, wait_until_gone
+from running import ignoring, is_running, wait_until_gone, without_address
 
 import gda.launch
+from gda.children import Port
+from gda.children import environment as environment_of
 from gda.launch.__main__ import main
 from gda.launch.output import Lines
 
@@ -144,7 +148,8 @@ def test_who_ended_too_early_is_said(program: Program) -> None:
     assert done.returncode == 1
     last = after_the_last_reason(done.stderr)
     assert last.startswith(
-        "gda.launch: process 0 failed with exit code 1; process 1 had ended with"
+        "gda.launch: process 0 failed with exit code 1; process 1 had finished the program and "
+        "waited to exit; all stacks are shown above\n"
     )
     assert "process 1 did not come within 3 s" in last
 
@@ -175,6 +180,256 @@ def test_the_kill_of_the_coordinator_ends_those_who_wait_in_a_collective(program
     done = launch("-n", "2", program(BY_GDA + SUM + ending))
     assert done.returncode == 128 + signal.SIGKILL
     assert "gda.launch: process 0 was killed by SIGKILL\n" in after_the_last_reason(done.stderr)
+
+
+# Programs that end while a collective is under way. JAX alone waits for it in vain, in more than
+# half of the runs.
+
+MOVE = """
+    import gda, jax, numpy as np
+    from jax.sharding import Mesh, PartitionSpec as P
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1)
+    mesh = Mesh(devices, ("x", "y"))
+    g = gda.GlobalArray.from_callback((8, 8), mesh, P("x"), lambda i: np.ones((8, 8))[i])
+    g.gather()
+    r = g.reshard(P("y"))
+"""
+
+# One device of each process computes, which is not the same thing in XLA.
+MULTIPLY = """
+    import jax, jax.numpy as jnp, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1)
+    mesh = Mesh(devices[:, 0], ("x",))
+    ones, whole = np.ones((4096, 512), np.float32), NamedSharding(mesh, P())
+    x = jax.make_array_from_callback(ones.shape, NamedSharding(mesh, P("x")), lambda i: ones[i])
+    r = jax.jit(lambda x: (x @ x[:512]).sum(0), out_shardings=whole)(x)
+"""
+
+DONE = """
+    print("done", time.time())
+"""
+
+
+def start_alone(program: str, processes: int, devices: int) -> tuple[int, str, str]:
+    """Without the launcher, as somebody would do it by hand: the largest code, what was printed."""
+    port = Port()
+    running = [
+        subprocess.Popen(
+            [sys.executable, program],
+            env=environment_of(
+                index,
+                processes,
+                port.number,
+                devices,
+                heartbeat_timeout=10,
+                collective_timeout=30,
+                agreement_timeout=60,
+                inherited=environment(),
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(processes)
+    ]
+    try:
+        printed = [process.communicate(timeout=LIMIT_SECONDS) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+        port.close()
+    codes = [process.returncode for process in running]
+    return max(codes, key=abs), "".join(out for out, _ in printed), "".join(e for _, e in printed)
+
+
+@pytest.mark.parametrize(
+    ("seed", "seconds"),
+    [*((seed, 25) for seed in range(4))]
+    + [pytest.param(seed, 10, marks=pytest.mark.torture) for seed in range(4, 54)],
+)
+def test_a_pending_collective_does_not_hold_up_the_end(
+    program: Program, seed: int, seconds: float
+) -> None:
+    draw = random.Random(seed)
+    is_alone = seed % 4 == 3
+    initialize = BY_GDA if is_alone else draw.choice([BY_GDA, BY_JAX])
+    pending = MOVE if is_alone else draw.choice([MOVE, MOVE, MULTIPLY])
+    path = program(initialize + pending + draw.choice(["", "    del r\n"]) + DONE)
+    processes, devices = draw.choice([(4, 2), (4, 2), (2, 4)])
+    if is_alone:
+        code, output, errors = start_alone(path, processes, devices)
+    else:
+        done = launch("-n", str(processes), "--devices-per-process", str(devices), path)
+        code, output, errors = done.returncode, done.stdout, done.stderr
+    took = time.time() - max(map(float, re.findall(r"done (\S+)", output)), default=0)
+    assert (code, errors) == (0, "")
+    assert output.count("done") == processes
+    assert took < seconds
+
+
+LEFT = """
+    import atexit, ctypes, gc, gzip, sys, types
+    import jaxlib
+
+    class Coverage:
+        started = []
+        @classmethod
+        def current(cls):
+            return cls.started[-1] if cls.started else None
+        def stop(self):
+            self.started.pop()
+        def save(self):
+            print("coverage saved", len(self.started))
+
+    Coverage.started.append(Coverage())
+
+    sys.modules["coverage"] = types.SimpleNamespace(Coverage=Coverage)
+    text = open("text", "w")
+    text.write("kept")
+    packed = gzip.open("packed", "wt")
+    packed.write("kept")
+    ctypes.CDLL(None).printf(b"by C\\n")
+    atexit.register(print, "at exit")
+    def uses():
+        return text, packed
+"""
+
+
+@pytest.mark.parametrize("end", ["", "    sys.exit()\n"])
+def test_nothing_that_was_written_is_lost(program: Program, tmp_path: Path, end: str) -> None:
+    path = program(LEFT + end)
+    done = launch("-n", "1", path, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = ["at exit", "coverage saved 0", "by C"]
+    assert sorted(done.stdout.splitlines()) == sorted(f"[0] {line}" for line in lines)
+    assert (tmp_path / "text").read_text() == "kept"
+    with gzip.open(tmp_path / "packed", "rt") as packed:
+        assert packed.read() == "kept"
+
+
+def launch_with_short_exit(path: str, processes: int) -> subprocess.CompletedProcess[str]:
+    """As ``launch``, but processes have 1 s for what they do at exit."""
+    code = (
+        "import sys, gda.launch.__main__, gda.launch.run as run; run._EXIT_SECONDS = 1; "
+        "sys.exit(gda.launch.__main__.main(sys.argv[1:]))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, "-n", str(processes), path],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+
+
+def test_processes_that_do_not_exit_are_ended(program: Program) -> None:
+    path = program("""
+    import atexit
+    def stuck_here():
+        time.sleep(300)
+    if RANK:
+        atexit.register(stuck_here)
+    """)
+    done = launch_with_short_exit(path, 3)
+    assert done.returncode == 0
+    assert done.stderr.count("in stuck_here\n") == 2
+    assert done.stderr.endswith(
+        "gda.launch: the program ended well in all processes, but processes 1, 2 did not exit "
+        "within 1 s, because of an exit handler of the program or of JAX, and had to be ended; "
+        "all stacks are shown above\n"
+    )
+
+
+def test_threads_of_a_program_are_waited_for(program: Program) -> None:
+    path = program("""
+    import threading
+    def work():
+        time.sleep(3)
+        print("worked")
+    threading.Thread(target=work).start()
+    """)
+    done = launch_with_short_exit(path, 1)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0] worked\n", "")
+
+
+def test_who_had_ended_and_who_was_about_to_is_told_apart(program: Program) -> None:
+    path = program("""
+    import atexit
+    if RANK == 0:
+        while len([name for name in os.listdir() if name.startswith("done")]) < 3:
+            time.sleep(0.02)
+        time.sleep(2)
+        sys.exit(5)
+    open(f"done{RANK}", "w").close()
+    if RANK > 1:
+        atexit.register(time.sleep, 300)
+    """)
+    done = launch("-n", "4", path, cwd=Path(path).parent)
+    assert done.returncode == 5
+    assert done.stderr == (
+        "gda.launch: process 0 failed with exit code 5; process 1 had ended with exit code 0 "
+        "before; processes 2, 3 had finished the program and waited to exit\n"
+    )
+
+
+def test_a_save_that_failed_unheard_fails_the_program(program: Program, tmp_path: Path) -> None:
+    path = program(f"""
+    import gda, numpy as np
+    from gda.checkpoint.file_store import FileStore
+    def fail(*_):
+        time.sleep(1)
+        raise OSError("the disk is full")
+    FileStore.write = fail
+    pending = gda.checkpoint.save_async({str(tmp_path / "run")!r}, {{"w": np.ones(8)}})
+    if sys.argv[1:]:
+        try:
+            pending.result()
+        except OSError:
+            print("heard")
+    """)
+    done = launch("-n", "1", path)
+    assert done.returncode == 1
+    reason, *rest = after_the_last_reason(done.stderr).splitlines()
+    assert reason == "gda.launch: process 0 failed with exit code 1"
+    assert rest[-1].endswith("the disk is full; the program did not call result() of it")
+    done = launch("-n", "1", path, "hear")
+    assert (done.returncode, done.stdout) == (0, "[0] heard\n")
+
+
+# Where the processes listen.
+
+LISTENS = """
+    sockets = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            sockets.add(os.readlink(f"/proc/self/fd/{number}"))
+        except OSError:
+            pass
+    for line in [*open("/proc/net/tcp")][1:] + [*open("/proc/net/tcp6")][1:]:
+        _, address, _, state, *_, inode = line.split()[:10]
+        if state == "0A" and f"socket:[{inode}]" in sockets:
+            print("listens", address.partition(":")[0])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("initialize", [BY_GDA, BY_JAX], ids=["gda", "jax"])
+def test_nothing_depends_on_the_name_of_the_machine(program: Program, initialize: str) -> None:
+    path = program(initialize + SUM + "    print('sum', total())\n" + LISTENS)
+    command = [sys.executable, "-m", "gda.launch", "-n", "2", path]
+    done = subprocess.run(
+        without_address(command),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("] sum 1\n") == 2
+    addresses = re.findall(r"listens (\w+)", done.stdout)
+    assert len(addresses) >= 3  # gloo in both processes, the coordination service
+    assert set(addresses) <= {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
 # What the processes are given and what they write.
@@ -259,6 +514,24 @@ def test_lines_keep_the_last_ones() -> None:
     assert lines.end() == b"[0] c\n"
     assert lines.end() == b""
     assert lines.last() == b"[0] ab\n[0] c\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_shown"),
+    [
+        (b"[Gloo] Rank 0 is connected to 3 peer ranks. ", False),
+        (b"Expected number of connected peer ranks is : 3", False),
+        (b"[Gloo] Rank [Gloo] Rank 3 is connected to 12 is connected to 3 peer ranks. ", False),
+        (b"3 peer ranks. Expected number of connected peer ranks is : 3", False),
+        (b"3", True),
+        (b"", True),
+        (b"loss 3 [Gloo] Rank 1", True),
+    ],
+)
+def test_what_gloo_says_of_its_connections_is_left_out(line: bytes, is_shown: bool) -> None:
+    with open(os.devnull, "rb") as pipe:
+        lines = Lines(pipe, "[0] ", 1)
+    assert lines.take(line + b"\n") == (b"[0] " + line + b"\n" if is_shown else b"")
 
 
 def test_a_reader_that_goes_away_ends_the_run(program: Program) -> None:
@@ -407,6 +680,37 @@ def test_a_signal_ends_all(program: Program, tmp_path: Path, number: int, code: 
     assert not any(is_running(int(path.read_text())) for path in pid_files)
 
 
+def test_what_is_ignored_on_entry(program: Program, tmp_path: Path) -> None:
+    path = program(f"""
+    import pathlib, signal
+    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, flush=True)
+    pathlib.Path({str(tmp_path)!r}, f"here{{RANK}}").touch()
+    while not os.path.exists({str(tmp_path / "go on")!r}):
+        time.sleep(0.02)
+    print("after SIGHUP", flush=True)
+    pathlib.Path({str(tmp_path)!r}, f"there{{RANK}}").touch()
+    time.sleep(300)
+    """)
+    with subprocess.Popen(
+        ignoring([sys.executable, "-m", "gda.launch", "-n", "2", path]),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_for([tmp_path / "here0", tmp_path / "here1"])
+        process.send_signal(signal.SIGHUP)  # as nohup wants it, nothing happens
+        (tmp_path / "go on").touch()
+        wait_for([tmp_path / "there0", tmp_path / "there1"])
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 130
+    assert output.count("True") == 4
+    assert output.count("after SIGHUP") == 2
+    assert errors.endswith("gda.launch: stopped by SIGINT\n")
+
+
 def test_no_process_outlives_a_launcher_that_is_killed(program: Program, tmp_path: Path) -> None:
     path = program(f"""
     import signal, subprocess
@@ -448,6 +752,63 @@ def test_the_time_limit_shows_where_all_processes_are(program: Program) -> None:
     for rank in range(2):
         assert re.search(rf"^\[{rank}\] .*in stuck_here$", done.stderr, re.M)
     assert done.stderr.endswith("gda.launch: not done after 3 s; all stacks are shown above\n")
+
+
+def test_the_time_limit_says_who_shows_no_stack(program: Program) -> None:
+    path = program("""
+    import signal
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if RANK == 2:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if RANK == 3:
+        sys.exit()
+    time.sleep(300)
+    """)
+    done = launch("-n", "4", "--timeout", "8", path)
+    assert done.returncode == 124
+    assert done.stderr.endswith(
+        "gda.launch: not done after 8 s; process 3 had ended with exit code 0 before; stacks are "
+        "shown above, but not those of process 1 (stopped by SIGSTOP, Ctrl-Z or a debugger) and "
+        "process 2 (no reaction to a signal within 5 s)\n"
+    )
+
+
+FREEZE = "    os.kill(os.getpid(), 19)\n"
+
+
+def test_a_stopped_process_is_blamed_and_not_who_waited_for_it(program: Program) -> None:
+    path = program(f"""
+    if RANK == 1:
+        open("here", "w").close()
+    {FREEZE}
+    while not os.path.exists("here"):
+        time.sleep(0.02)
+    time.sleep(1)
+    os.abort()
+    """)
+    done = launch("-n", "2", path, cwd=Path(path).parent)
+    assert done.returncode == 128 + signal.SIGABRT
+    assert after_the_last_reason(done.stderr).startswith(
+        "gda.launch: process 1 did not answer the others (stopped by SIGSTOP, Ctrl-Z or a "
+        "debugger); process 0 was killed by SIGABRT\n"
+    )
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_process_that_stops_in_a_collective_is_blamed(program: Program, frozen: int) -> None:
+    ending = f"""
+    total()
+    if RANK == {frozen}:
+    {FREEZE}
+    total()
+    """
+    done = launch("-n", "2", "--heartbeat-timeout", "3", program(BY_GDA + SUM + ending))
+    assert done.returncode != 0
+    assert after_the_last_reason(done.stderr).startswith(
+        f"gda.launch: process {frozen} did not answer the others (stopped by SIGSTOP, Ctrl-Z or a "
+        f"debugger); process {1 - frozen} "
+    )
 
 
 # What is wrong with the command, or missing.

@@ -2,6 +2,7 @@ import os
 import re
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
+from running import ignoring, without_address
 
 from gda.testing import Pool, ProcessError
 
@@ -177,10 +179,24 @@ def stop_me():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def test_a_process_that_is_stopped_is_named(pool):
+def test_a_process_that_is_stopped_is_named_and_not_who_waits_for_it(pool):
+    pool.run(nothing)
+    with pytest.raises(ProcessError) as caught:
+        pool.run(end_in, 1, stop_me, timeout=5)
+    message = str(caught.value)
+    assert message.startswith("process 1 of 2 is stopped, by SIGSTOP, Ctrl-Z or a debugger\n")
+    assert "in total" in message  # where the other one stood
+
+
+def ignore_signals():
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    time.sleep(600)
+
+
+def test_a_process_that_shows_no_stack_is_told_of(pool):
     pool.run(nothing)
     with pytest.raises(ProcessError, match="unknown: the process did not react to a signal"):
-        pool.run(stop_me, timeout=3)
+        pool.run(ignore_signals, timeout=3)
 
 
 def a_lambda():
@@ -279,3 +295,32 @@ def test_a_closed_pool_starts_again(pool):
     pool.close()
     assert not any(is_running(pid) for pid in pids)
     assert pool.run(jax.process_index) == [0, 1]
+
+
+SCRIPT = """
+import signal
+import jax
+from gda.testing import Pool
+
+if __name__ == "__main__":
+    with Pool(2, devices=2) as pool:
+        print(pool.run(jax.device_count), pool.run(signal.getsignal, signal.SIGINT))
+"""
+
+
+def run_script(tmp_path, wrapped):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = wrapped([sys.executable, str(script)])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_nothing_depends_on_the_name_of_the_machine(tmp_path):
+    assert run_script(tmp_path, without_address).startswith("[4, 4] ")
+
+
+def test_an_interrupt_that_is_ignored_on_entry_is_not_ignored_in_the_processes(tmp_path):
+    output = run_script(tmp_path, ignoring)
+    assert output.count("default_int_handler") == 2

@@ -7,6 +7,7 @@ whenever a process dies.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import threading
@@ -105,6 +106,21 @@ def save(
         saving.commit()
 
 
+# Of saves that failed in the background and whose result was not asked for.
+_unheard: list[str] = []
+
+
+def unheard_failures() -> list[str]:
+    """Return how saves failed in the background of which the program did not ask the result."""
+    return [f"{failure}; the program did not call result() of it" for failure in _unheard]
+
+
+@atexit.register
+def _warn_of_unheard() -> None:
+    for failure in unheard_failures():
+        logging.getLogger("gda").warning("%s", failure)
+
+
 class Pending:
     """A save that goes on in the background."""
 
@@ -112,6 +128,7 @@ class Pending:
         self._path = path
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._failure = ""
 
     def done(self) -> bool:
         """Whether it has ended, well or not."""
@@ -133,6 +150,8 @@ class Pending:
         if self._thread.is_alive():
             raise TimeoutError(f"saving to {self._path} is not done after {timeout:g} s")
         if self._error is not None:
+            with contextlib.suppress(ValueError):
+                _unheard.remove(self._failure)
             raise self._error
 
     def __repr__(self) -> str:
@@ -145,12 +164,10 @@ class Pending:
                 work()
             except BaseException as error:
                 self._error = error
-                logging.getLogger("gda").error(
-                    "saving to %s failed in the background: %s: %s",
-                    self._path,
-                    type(error).__name__,
-                    error,
-                )
+                kind = type(error).__name__
+                self._failure = f"saving to {self._path} failed in the background: {kind}: {error}"
+                _unheard.append(self._failure)
+                logging.getLogger("gda").error("%s", self._failure)
 
         # Not a daemon: a program that ends first finishes the save.
         self._thread = threading.Thread(target=run, name=name)
@@ -172,7 +189,8 @@ def save_async(
     """Begin to save a tree; when this returns, its arrays may be changed, deleted or donated.
 
     As ``save``, but the caller waits only until this process has copied to the host what it will
-    write. A save that fails is logged, and ``result`` raises.
+    write. A save that fails is logged, and ``result`` raises. A program that ends without having
+    called ``result`` of it warns once more, and under ``gda.launch`` fails.
 
     Returns:
       what tells whether it is complete: ``pending.result()`` waits for it.

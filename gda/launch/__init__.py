@@ -9,16 +9,18 @@ cluster. All processes end within seconds when one of them fails or when the lau
 interrupted, and none outlives the launcher, however that ends.
 
 To read in this order: ``__main__`` (the command line), ``run`` (until all are done or one fails),
-``child`` (the first code in each process), ``output`` (whose line is whose).
+``child`` (the first code in each process), ``ending`` (its last), ``output`` (whose line is whose).
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from gda.children import ARGUMENT_OF, arguments_of
+from gda.launch.ending import finish_pending
 
 __all__ = ["initialize"]
 
@@ -34,7 +36,9 @@ def initialize(
     Under ``python -m gda.launch``, or wherever JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
     JAX_PROCESS_ID are set, these say who the others are. On a cluster that JAX detects (Slurm,
     Open MPI, Kubernetes, Cloud TPU) JAX finds out itself. Must come before any other use of JAX;
-    returns when all processes have called it.
+    returns when all processes have called it. When the program ends, the process first waits, up
+    to 30 s, for what its CPU devices still do: JAX alone may hang at its end while a collective is
+    under way.
 
     Args:
       coordinator_address: ``host:port`` where process 0 serves. What is given here wins over the
@@ -64,6 +68,7 @@ def initialize(
     arguments = _with_variables({name: value for name, value in given.items() if value is not None})
     import jax  # here, so that the command line does not wait for it
 
+    atexit.register(finish_pending)
     try:
         jax.distributed.initialize(**arguments)
     except ValueError as error:

@@ -1,13 +1,16 @@
-"""The first code that runs in a process of ``gda.launch``: runs the program, reports how it failed.
+"""The first code that runs in a process of ``gda.launch``: runs the program, reports how it ended.
 
 The report goes through a pipe *before* the interpreter shuts down. What JAX registered to run at
 exit waits up to five minutes for the other processes, and those wait in a collective for this one:
-who waits for the process's end learns of the failure too late.
+who waits for the process's end learns of the failure too late. A good end is reported when the
+program's threads have ended too.
 """
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
+import gc
 import json
 import os
 import runpy
@@ -17,6 +20,8 @@ import traceback
 from contextlib import suppress
 
 from gda.boundary import below
+from gda.children import listen_on_loopback
+from gda.launch.ending import leave
 
 _OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 
@@ -35,14 +40,21 @@ def run(report: int, kind: str, program: str) -> None:
     os.set_inheritable(report, False)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    listen_on_loopback()
+    atexit.register(leave)
     try:
         _run_as_main(kind, program)
-        _send(report, 0, "")
+        atexit.register(_report_good_end, report)
         return
     except SystemExit as end:
-        _send(report, _exit_code(end.code), "")
+        if code := _exit_code(end.code):
+            atexit.unregister(leave)
+            _send(report, code, "")
+        else:
+            atexit.register(_report_good_end, report)
         raise
     except BaseException as error:
+        atexit.unregister(leave)
         code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
         frames = below(_OWN_FILES, error.__traceback__)
         lines = traceback.format_exception(type(error), error, frames)
@@ -66,6 +78,17 @@ def _exit_code(code: object) -> int:
     if code is None:
         return 0
     return code & 0xFF if isinstance(code, int) else 1
+
+
+def _report_good_end(report: int) -> None:
+    # What is garbage by now may hold XLA's client, which must not be destroyed, see leave().
+    gc.disable()
+    saving = sys.modules.get("gda.checkpoint.saving")
+    if saving and (failures := saving.unheard_failures()):
+        atexit.unregister(leave)
+        _send(report, 1, "".join(f"{failure}\n" for failure in failures))
+    else:
+        _send(report, 0, "")
 
 
 def _send(report: int, code: int, text: str) -> None:

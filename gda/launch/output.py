@@ -6,6 +6,7 @@ Bytes go through as they are: nothing is decoded, so nothing can fail to decode.
 from __future__ import annotations
 
 import os
+import re
 import select
 import selectors
 import signal
@@ -22,6 +23,16 @@ _MAX_PIPE = 1 << 20
 
 _KEPT_LINES = 30
 
+# How faulthandler begins the stack of each thread.
+_STACK = b"(most recent call first):"
+
+# Gloo says in each process, for each group of devices, that all is well. It writes piece by piece,
+# so lines of several threads may be mixed.
+_GLOO = re.compile(
+    rb"(?=.*(?:Gloo|peer ranks))(?:\[Gloo\] Rank |\d+| is connected to | peer ranks\. "
+    rb"|Expected number of connected peer ranks is : )+"
+)
+
 
 class Lines:
     """The lines of one pipe, which go to a file descriptor with a prefix each.
@@ -30,11 +41,17 @@ class Lines:
       pipe: where a process writes.
       prefix: what each line gets in front.
       target: the file descriptor, such as 1 for stdout.
+
+    Attributes:
+      stacks: how many stacks of threads there were so far.
+
+    What gloo says of its connections is left out.
     """
 
     def __init__(self, pipe: IO[bytes], prefix: str, target: int) -> None:
         self.pipe = pipe
         self.target = target
+        self.stacks = 0
         self._prefix = prefix.encode()
         self._partial = b""
         self._last: deque[bytes] = deque(maxlen=_KEPT_LINES)
@@ -58,7 +75,8 @@ class Lines:
         return b"".join(self._last)
 
     def _prefixed(self, lines: list[bytes]) -> bytes:
-        prefixed = [self._prefix + line + b"\n" for line in lines]
+        self.stacks += sum(_STACK in line for line in lines)
+        prefixed = [self._prefix + line + b"\n" for line in lines if not _GLOO.fullmatch(line)]
         self._last.extend(prefixed)
         return b"".join(prefixed)
 

@@ -1,12 +1,14 @@
 """Run a program in several processes until all are done, one fails, or the launcher is told to end.
 
 The first event ends the run: a report of a process that failed (``gda/launch/child.py``), the death
-of a process, a signal, the time limit. What fails after that is taken for a consequence.
+of a process, a signal, the time limit, and processes that do not exit after the program ended well
+in all. What fails after that is taken for a consequence.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import selectors
@@ -16,21 +18,28 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gda.children import Children, signal_name
+from gda.children import Children, is_stopped, signal_name
 from gda.launch.output import Lines, PrefixedOutput, write
 from gda.processes import format_processes
 
 # What the processes have between being asked to end and being killed.
 _GRACE_SECONDS = 2.0
 
-# The longest that it takes to write the stacks of a process; nothing tells when it is done.
-_STACKS_SECONDS = 1.0
+# What the processes have for their exit handlers and for JAX's shutdown, after the program ended
+# well in all of them.
+_EXIT_SECONDS = 30.0
+
+# How long a process that is asked for its stacks has to begin writing them, and then to end.
+_SILENT_SECONDS = 5.0
+_STACKS_SECONDS = 0.5
 
 # The longest that a process which broke its connections takes to be seen as dead.
 _DEATH_SECONDS = 0.3
+
+_STOPPED = "stopped by SIGSTOP, Ctrl-Z or a debugger"
 
 _STDOUT, _STDERR = 1, 2
 
@@ -63,13 +72,16 @@ def run(
         ]
         output = PrefixedOutput([lines for each in processes for lines in each.output])
         ending = _watch(processes, signals, timeout)
-        if ending.process is not None and processes[ending.process].waited_in_vain():
-            _write_stacks(processes)
+        reasons = [ending.reason]
         if ending.code:
+            reasons += _well_ended(processes)
+        if ending.shows_stacks:
+            reasons += _show_stacks(processes)
+        if ending.reason:
             _ask_to_end(processes, signals, ending)
     output.finish()
     with suppress(OSError):  # as when stderr is closed; the exit code still tells
-        _tell(processes, ending)
+        _tell(processes, ending, "; ".join(reasons))
     for process in processes:
         os.close(process.report)
     return ending.code
@@ -77,12 +89,21 @@ def run(
 
 @dataclass(frozen=True)
 class _Ending:
-    """Why a run ended: the exit code, the reason in words, the process whose failure it was."""
+    """Why a run ended.
+
+    Attributes:
+      code: the exit code of the whole.
+      reason: in words; empty if all processes ended by themselves, and well.
+      process: whose failure it was.
+      asks_with: the signal that asks the other processes to end.
+      shows_stacks: whether the stacks of all processes may tell more.
+    """
 
     code: int
     reason: str = ""
     process: int | None = None
     asks_with: int = signal.SIGTERM
+    shows_stacks: bool = False
 
 
 class _Process:
@@ -127,15 +148,20 @@ class _Process:
         report = self._report()
         return (report["code"], report["traceback"]) if report and report["code"] else None
 
-    def ended_well(self) -> bool:
-        """Return whether the program is done; the process may still wait for the others."""
+    def is_done(self) -> bool:
+        """Return whether the program ended well; the process may still wait for the others."""
         report = self._report()
-        return report is not None and not report["code"]
+        return self.has_ended_well() if report is None else not report["code"]
 
-    def waited_in_vain(self) -> bool:
-        """Return whether it failed because another process did not come."""
-        _, traceback = self.failure() or (0, "")
-        return "LateProcessError" in traceback or "Timed out waiting" in traceback
+    def has_ended_well(self) -> bool:
+        """Return whether the process is gone, with exit code 0 and without a failure."""
+        return self.popen.poll() == 0 and not self.failure()
+
+    def is_alive(self) -> bool:
+        return self.popen.poll() is None
+
+    def is_stopped(self) -> bool:
+        return self.is_alive() and is_stopped(self.popen.pid)
 
     def _report(self) -> dict[str, Any] | None:
         self.read_report()
@@ -143,13 +169,15 @@ class _Process:
 
     def ending(self) -> _Ending | None:
         """Return how it failed, if it did."""
+        in_vain = False
         if failure := self.failure():
-            code = failure[0]
+            code, traceback = failure
+            in_vain = "LateProcessError" in traceback or "Timed out waiting" in traceback
         elif (code := self.popen.poll() or 0) < 0:
             reason = f"process {self.index} was killed by {signal_name(-code)}"
-            return _Ending(128 - code, reason, self.index)
+            return _Ending(128 - code, reason, self.index, shows_stacks=_is_abort(code))
         reason = f"process {self.index} failed with exit code {code}"
-        return _Ending(code, reason, self.index) if code else None
+        return _Ending(code, reason, self.index, shows_stacks=in_vain) if code else None
 
 
 class _Signals:
@@ -187,7 +215,8 @@ class _Signals:
 
 def _watch(processes: Sequence[_Process], signals: _Signals, timeout: float | None) -> _Ending:
     """Wait for the first event that ends the run."""
-    start = time.monotonic()
+    limit = math.inf if timeout is None else time.monotonic() + timeout
+    exit_limit = math.inf
     with selectors.DefaultSelector() as selector:
         selector.register(signals.pipe, selectors.EVENT_READ)
         for process in processes:
@@ -197,13 +226,17 @@ def _watch(processes: Sequence[_Process], signals: _Signals, timeout: float | No
                 return _stopped_by(number)
             if ending := _first_failure(processes):
                 return ending
-            if all(process.popen.returncode == 0 for process in processes):
+            if all(process.has_ended_well() for process in processes):
                 return _Ending(0)
-            left = None if timeout is None else start + timeout - time.monotonic()
-            if left is not None and left <= 0:
-                _write_stacks(processes)
-                return _Ending(124, f"not done after {timeout:g} s; all stacks are shown above")
-            for key, _ in selector.select(left):
+            now = time.monotonic()
+            if now >= limit:
+                return _Ending(124, f"not done after {timeout:g} s", shows_stacks=True)
+            if now >= exit_limit:
+                return _not_exiting(processes)
+            if exit_limit == math.inf and all(process.is_done() for process in processes):
+                exit_limit = now + _EXIT_SECONDS
+            left = min(limit, exit_limit) - now
+            for key, _ in selector.select(None if left == math.inf else left):
                 if key.data is not None and not key.data.read_report():
                     selector.unregister(key.fd)
 
@@ -216,8 +249,27 @@ def _first_failure(processes: Sequence[_Process]) -> _Ending | None:
         time.sleep(_DEATH_SECONDS)
     for process in (*_died_unheard(processes), *reported, *processes):
         if ending := process.ending():
-            return ending
+            return _blame_stopped(processes, ending)
     return None
+
+
+def _blame_stopped(processes: Sequence[_Process], ending: _Ending) -> _Ending:
+    """Name the processes that are stopped: JAX ends those that wait for them."""
+    stopped = [process.index for process in processes if process.is_stopped()]
+    if not stopped:
+        return ending
+    reason = f"{format_processes(stopped)} did not answer the others ({_STOPPED}); {ending.reason}"
+    return replace(ending, reason=reason, shows_stacks=False)
+
+
+def _not_exiting(processes: Sequence[_Process]) -> _Ending:
+    left = format_processes([process.index for process in processes if process.is_alive()])
+    reason = (
+        f"the program ended well in all processes, but {left} did not exit within "
+        f"{_EXIT_SECONDS:g} s, because of an exit handler of the program or of JAX, and had to be "
+        "ended"
+    )
+    return _Ending(0, reason, shows_stacks=True)
 
 
 def _died_unheard(processes: Sequence[_Process]) -> list[_Process]:
@@ -225,8 +277,14 @@ def _died_unheard(processes: Sequence[_Process]) -> list[_Process]:
     return [
         process
         for process in processes
-        if process.popen.poll() not in (None, 0, -signal.SIGABRT) and not process.failure()
+        if (process.popen.poll() or 0) != 0
+        and not _is_abort(process.popen.returncode)
+        and not process.failure()
     ]
+
+
+def _is_abort(code: int | None) -> bool:
+    return code == -signal.SIGABRT
 
 
 def _stopped_by(number: int) -> _Ending:
@@ -236,10 +294,34 @@ def _stopped_by(number: int) -> _Ending:
     return _Ending(128 + number, f"stopped by {signal_name(number)}", asks_with=asks_with)
 
 
-def _write_stacks(processes: Sequence[_Process]) -> None:
-    for process in processes:
+def _show_stacks(processes: Sequence[_Process]) -> list[str]:
+    """Let every process write its stacks, and return in words which did."""
+    asked = {process: process.stderr.stacks for process in processes if process.is_alive()}
+    for process in asked:
         process.popen.send_signal(signal.SIGUSR1)
+
+    def without() -> list[_Process]:
+        return [process for process, before in asked.items() if process.stderr.stacks == before]
+
+    deadline = time.monotonic() + _SILENT_SECONDS
+    while time.monotonic() < deadline and any(
+        process.is_alive() and not process.is_stopped() for process in without()
+    ):
+        time.sleep(0.02)
     time.sleep(_STACKS_SECONDS)
+    reasons: dict[str, list[int]] = {}
+    for process in without():
+        if process.is_stopped():
+            reasons.setdefault(_STOPPED, []).append(process.index)
+        elif process.is_alive():
+            silent = f"no reaction to a signal within {_SILENT_SECONDS:g} s"
+            reasons.setdefault(silent, []).append(process.index)
+        elif process.popen.returncode == -signal.SIGUSR1:
+            reasons.setdefault("Python had shut down there", []).append(process.index)
+    missing = [f"{format_processes(group)} ({reason})" for reason, group in reasons.items()]
+    if missing:
+        return [f"stacks are shown above, but not those of {' and '.join(missing)}"]
+    return ["all stacks are shown above"] if asked else []
 
 
 def _ask_to_end(processes: Sequence[_Process], signals: _Signals, ending: _Ending) -> None:
@@ -256,7 +338,17 @@ def _ask_to_end(processes: Sequence[_Process], signals: _Signals, ending: _Endin
         signals.stop()
 
 
-def _tell(processes: Sequence[_Process], ending: _Ending) -> None:
+def _well_ended(processes: Sequence[_Process]) -> list[str]:
+    """Say which processes had ended well before the run ended, and which were about to."""
+    ended = [process.index for process in processes if process.has_ended_well()]
+    ending = [process.index for process in processes if process.is_alive() and process.is_done()]
+    said = [f"{format_processes(ended)} had ended with exit code 0 before"] if ended else []
+    if ending:
+        said.append(f"{format_processes(ending)} had finished the program and waited to exit")
+    return said
+
+
+def _tell(processes: Sequence[_Process], ending: _Ending, reason: str) -> None:
     """Write the tracebacks of those who failed, and last of all why the run ended."""
     last = b""
     for process in processes:
@@ -266,7 +358,5 @@ def _tell(processes: Sequence[_Process], ending: _Ending) -> None:
             last = traceback or process.stderr.last()
         else:
             write(_STDERR, process.stderr.take(traceback) + process.stderr.end())
-    if ending.code:
-        done = [process.index for process in processes if process.ended_well()]
-        before = f"; {format_processes(done)} had ended with exit code 0 before" if done else ""
-        write(_STDERR, f"gda.launch: {ending.reason}{before}\n".encode() + last)
+    if reason:
+        write(_STDERR, f"gda.launch: {reason}\n".encode() + last)

@@ -37,13 +37,13 @@ class Answer:
 
     Attributes:
       process, num_processes: its index, and how many there are.
-      ending: "returned", "raised", "died", "hung" (ran past the timeout), or "behind" (was still
-        running a few seconds after another process had failed).
+      ending: "returned", "raised", "died" (or is stopped), "hung" (ran past the timeout), or
+        "behind" (was still running a few seconds after another process had failed).
       at: when, on the clock ``time.monotonic``, which all processes of a machine share.
       value: what was returned; if it was raised a pair of texts: one line, and the traceback.
       outcome: equal in all processes that are still in step.
       reports: what the process sent on the way.
-      status: how the process ended, if it died.
+      status: how the process ended, if it died, or that it is stopped.
       output: what the process wrote since the command came.
       stack: where it stood, if it was hung or behind, or another one was.
     """

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gda.children import Children, Port, environment, signal_name
+from gda.children import Children, Port, environment, is_stopped, signal_name
 from gda.testing.answer import GRACE, Answer, ProcessError, raise_first, trim_stacks
 
 T = TypeVar("T")
@@ -252,7 +252,11 @@ class _Group:
             timed_out = time.monotonic() >= deadline
             for answer in answers:
                 answer.stack = stacks[answer.process]
-                if answer.process in missing and timed_out:
+            for answer in (answers[process] for process in missing):
+                if is_stopped(self._workers[answer.process].process.pid):
+                    answer.ending, answer.at = "died", deadline
+                    answer.status = "is stopped, by SIGSTOP, Ctrl-Z or a debugger"
+                elif timed_out:
                     answer.ending, answer.at = "hung", deadline
         for answer, worker, start in zip(answers, self._workers, log_starts, strict=True):
             answer.output = _read(worker.log, start)

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from gda.boundary import below
-from gda.children import arguments_of
+from gda.children import arguments_of, listen_on_loopback
 
 _SHUTDOWN_TIMEOUT = 5
 
@@ -36,6 +36,8 @@ def main(file_descriptor: int) -> None:
     stacks = open(os.environ.pop("GDA_TESTING_STACKS"), "a")  # noqa: SIM115
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     channel = Channel(connection)
     code = 1
     try:
@@ -54,6 +56,7 @@ def main(file_descriptor: int) -> None:
 
 def _join() -> None:
     """Make JAX's backend before any user code can get in between."""
+    listen_on_loopback()
     import jax
 
     options: dict[str, Any] = {}
