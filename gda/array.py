@@ -994,8 +994,12 @@ class GlobalArray(ArrayOperators):
 
         Raises:
           RuntimeError: this process does not hold every block of it, or it was deleted.
+          TypeError: it is being traced, or holds no data, as what ``jax.eval_shape`` gives.
         """
         array = self._live()
+        if not isinstance(array, jax.Array | np.ndarray | np.generic):
+            # NumPy would make an array of Python objects of it.
+            raise TypeError(f"a {type(array).__name__} has no data, and so it gives no NumPy array")
         if isinstance(array, jax.Array) and not is_tracer(array) and not is_all_here(array):
             raise RuntimeError(
                 f"this process does not hold every block of {self!r}; g.gather() gives the whole "

@@ -8,10 +8,12 @@ import jax
 import numpy as np
 
 from gda.array import GlobalArray
+from gda.boundary import public
 from gda.sharding import is_tracer
 from gda.trees import is_container, note_path
 
 
+@public
 def to_numpy(tree: Any) -> Any:
     """Return the tree with a NumPy array for every array in it.
 
@@ -28,15 +30,15 @@ def to_numpy(tree: Any) -> Any:
 
     Raises:
       RuntimeError: this process does not hold every block of an array, or it was deleted.
-      TypeError: PRNG keys, a traced array, or a ``GlobalArray`` that holds no array.
+      TypeError: PRNG keys, a traced array, or a ``GlobalArray`` that holds no data.
 
     All with a note of the path of the leaf.
 
     >>> import gda, jax, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
     >>> g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda i: np.arange(8)[i])
-    >>> gda.to_numpy({'w': g, 'step': 3})
-    {'w': array([0, 1, 2, 3, 4, 5, 6, 7], dtype=int32), 'step': 3}
+    >>> gda.to_numpy({'step': 3, 'w': g})
+    {'step': 3, 'w': array([0, 1, 2, 3, 4, 5, 6, 7], dtype=int32)}
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     for leaf in leaves:
