@@ -136,6 +136,8 @@ class Plan:
             return jax.make_array_from_single_device_arrays(
                 self.grid.global_shape, self.sharding, [], dtype=dtype
             )
+        if jax.numpy.issubdtype(dtype, jax.dtypes.extended):
+            return self._place_keys(blocks)
         block_of_id, block_at = self._block_of_id, self._block_at
 
         def block_for(index: Any) -> Block:
@@ -148,6 +150,17 @@ class Plan:
             self.grid.global_shape,
             self.sharding,
             block_for,
+        )
+
+    def _place_keys(self, blocks: Sequence[Block]) -> jax.Array:
+        """Build an array of PRNG keys, for which JAX's callback does not know kinds of memory."""
+        arrays: dict[Device, jax.Array] = {}
+        for number, block in enumerate(blocks):
+            targets = self.targets(number)
+            placed: list[jax.Array] = jax.device_put([block] * len(targets), targets)
+            arrays.update(zip(self.holders[number], placed, strict=True))
+        return jax.make_array_from_single_device_arrays(
+            self.grid.global_shape, self.sharding, [arrays[device] for device in self.devices]
         )
 
     def assemble(

@@ -1,6 +1,7 @@
 """The three constructors: what is read how often, whose memory it is, which types come out."""
 
 import math
+import pickle
 import re
 import weakref
 from collections.abc import Callable, Iterator
@@ -987,6 +988,16 @@ def test_blocks_placed_early_go_to_the_memory_of_the_sharding(
     monkeypatch.setattr(plan, "places_early", lambda _: True)
     sharding = NamedSharding(mesh, P("x"), memory_kind=kind)
     assert is_in(gda.GlobalArray.from_source(DATA, sharding), sharding)
+
+
+@KINDS
+def test_keys_go_into_the_memory_of_a_sharding(mesh: Mesh, kind: str) -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    sharding = NamedSharding(mesh, P("x"), memory_kind=kind)
+    g = gda.GlobalArray.from_callback((8,), sharding, lambda index: keys[index])
+    for made in (g, pickle.loads(pickle.dumps(g))):
+        assert made.sharding == sharding
+        np.testing.assert_array_equal(jax.random.key_data(made.array), jax.random.key_data(keys))
 
 
 def test_a_single_device_has_its_sharding_too() -> None:
