@@ -50,7 +50,7 @@ _MODULE_OF = {
 
 _SUBMODULES = ("checkpoint", "libraries", "show", "storage")
 
-# What JAX had for the same in 2022.
+# Names that JAX had for the same in 2022.
 _SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit"}
 
 __all__ = [*_MODULE_OF, *_SUBMODULES]  # pyright: ignore[reportUnsupportedDunderAll]

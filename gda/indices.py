@@ -122,7 +122,7 @@ def mesh_grid(
 
 
 class MeshAndSpec(NamedTuple):
-    """How an array is sharded, and the memory that holds it.
+    """The mesh and spec of an array, and the kind of memory that holds it.
 
     ``memory_kind`` is that of a sharding; ``None`` where a mesh and a spec were given, which say
     nothing of it.

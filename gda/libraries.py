@@ -1,9 +1,9 @@
-"""What other libraries do with a ``GlobalArray``, through their public hooks.
+"""Support of ``GlobalArray`` in other libraries, through their public hooks.
 
 None of them is imported here: a program that does not use them pays nothing.
 
 **treescope** shows containers in trees and in ``treescope.render_array``. It never waits for other
-processes: of an array of which they hold a part a tree shows the layout alone, and ``render_array``
+processes: where they hold a part of an array, a tree shows the layout alone, and ``render_array``
 raises what ``numpy.asarray`` raises.
 
 **flax.serialization** has the ``jax.Array`` as the state of a container, as of any array in a tree.
@@ -80,8 +80,8 @@ def _from_state(target: Any, state: Any) -> Any:
     return type(target)(array=array)
 
 
-# treescope computes on arrays, for instance a mean. On a jax.Array of which other processes hold a
-# part that waits for them, so such an array is never handed over.
+# treescope computes on arrays, for instance a mean. That waits for other processes where they hold
+# a part of the jax.Array, so such an array is never handed over.
 
 
 def treescope_repr(container: Any, path: str | None, subtree_renderer: Any) -> Any:

@@ -34,7 +34,7 @@ def view_of(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> ProcessView:
 
 
 def is_all_here(array: jax.Array) -> bool:
-    """Whether this process has every block of an array, so that it knows the whole value."""
+    """Return whether this process has every block of an array, and so knows the whole value."""
     if array.is_fully_addressable:
         return True
     sharding = sharding_of(array)

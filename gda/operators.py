@@ -157,7 +157,7 @@ class ArrayOperators:
     __abs__ = _unary(operator.abs)
     __invert__ = _unary(operator.invert)
 
-    # What the loop below makes, for type checkers and editors.
+    # The results of the loop below, for type checkers and editors.
     if TYPE_CHECKING:
         T = jax.Array.T
         all = jax.Array.all

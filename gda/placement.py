@@ -350,7 +350,7 @@ def _scalar_error(partition: object) -> ValueError:
     )
 
 
-# What this process has of an array.
+# The part of an array that this process has.
 
 
 def _live(leaf: Any) -> jax.Array:

@@ -56,7 +56,7 @@ class KvStore:
         if repeats:
             spec = tensorstore.KvStore.Spec(where)
             repeats = not any(name in str(spec) for name in _RETRIES)
-            # What the spec says itself counts more.
+            # A number of retries in the spec itself counts more.
             context = tensorstore.Context(dict.fromkeys(_RETRIES, FEW_ATTEMPTS))
             where = tensorstore.KvStore.open(spec, context=context).result(timeout)
         self._waiting = Waiting(timeout, repeats=repeats)

@@ -111,7 +111,7 @@ _unheard: list[str] = []
 
 
 def unheard_failures() -> list[str]:
-    """Return how saves failed in the background of which the program did not ask the result."""
+    """Return a line for each save that failed in the background without a call of result()."""
     return [f"{failure}; the program did not call result() of it" for failure in _unheard]
 
 

@@ -24,15 +24,15 @@ _UNREACHED = 3.0  # seconds until a server that has never answered counts as not
 _TIMEOUT_AFTER_ONE = 10.0
 _PAUSES = Retry(OSError, delay=0.1, max_delay=8)
 
-# What TensorStore says of a failure that it would try again: 408, 429, 5xx, a broken connection.
-# What does not go through its retries, such as asking for credentials, has the bare status.
+# TensorStore's words for a failure that it would try again: 408, 429, 5xx, a broken connection.
+# Requests that it does not repeat, such as those for credentials, have the bare status.
 _PASSING = re.compile(r"(ABORTED: All \d+ retry attempts failed|UNAVAILABLE|DEADLINE_EXCEEDED): ")
 # curl: no such protocol, proxy or host is known, the connection is refused, or TLS cannot begin.
 _NOT_REACHED = re.compile(r"\[curl_code='(1|5|6|7|35)'\]")
 
 
 class Waiting:
-    """How the requests to one store are waited for, in any thread.
+    """The waiting for the requests to one store, in any thread.
 
     Args:
       timeout: seconds after which a request is given up, with all its attempts.

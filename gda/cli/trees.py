@@ -230,7 +230,7 @@ def _array(
     if "dtype" not in given and dtype is None:
         wrong.append('there is no "dtype", here or for all parameters')
     if wrong:
-        # What can be read of its layout may be wrong, too.
+        # The readable part of its layout may be wrong, too.
         wrong += mistakes_of_spec(values["spec"] or (), mesh, values.get("shape"))
         raise _WrongError(*wrong)
     return _Array(name, **values)

@@ -23,7 +23,7 @@ _MAX_PIPE = 1 << 20
 
 _KEPT_LINES = 30
 
-# How faulthandler begins the stack of each thread.
+# The words with which faulthandler begins the stack of each thread.
 _STACK = b"(most recent call first):"
 
 # Gloo says in each process, for each group of devices, that all is well. It writes piece by piece,
@@ -45,7 +45,7 @@ class Lines:
     Attributes:
       stacks: how many stacks of threads there were so far.
 
-    What gloo says of its connections is left out.
+    The messages of gloo about its connections are omitted.
     """
 
     def __init__(self, pipe: IO[bytes], prefix: str, target: int) -> None:
