@@ -71,12 +71,9 @@ def _from_state(target: Any, state: Any) -> Any:
             f"target there is {target!r}; restore into a target of the shape that was saved"
         )
     if isinstance(state, jax.Array):
-        array = reshard(state, sharding.mesh, sharding.spec)
+        array = reshard(state, sharding)
     else:
-        value = np.asarray(state)
-        array = array_from_callback(shape, sharding.mesh, sharding.spec, value.__getitem__)
-    if sharding.memory_kind not in (None, array.sharding.memory_kind):
-        array = jax.device_put(array, sharding)
+        array = array_from_callback(shape, sharding, None, np.asarray(state).__getitem__)
     return type(target)(array=array)
 
 
