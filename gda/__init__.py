@@ -17,8 +17,10 @@ _MODULE_OF = {
     "DoesNotFitError": "gda.blocks",
     "load_tree": "gda.load",
     "Retry": "gda.reading",
+    "to_numpy": "gda.numpy_tree",
     "jit": "gda.transform",
     "constrain": "gda.transform",
+    "host_to_global_array": "gda.placement",
     "host_to_global_device_array": "gda.placement",
     "global_to_host_array": "gda.placement",
     "with_sharding_constraint": "gda.placement",
@@ -46,7 +48,10 @@ _MODULE_OF = {
     "Index": "gda.spec",
 }
 
-_SUBMODULES = ("checkpoint", "show", "storage")
+_SUBMODULES = ("checkpoint", "libraries", "show", "storage")
+
+# What JAX had for the same in 2022.
+_SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit"}
 
 __all__ = [*_MODULE_OF, *_SUBMODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -58,7 +63,7 @@ def __getattr__(name: str) -> Any:
     if name in _SUBMODULES:
         return import_module(f"gda.{name}")
     if name not in _MODULE_OF:
-        hint = "; its successor is gda.GlobalArray" if name == "GlobalDeviceArray" else ""
+        hint = f"; its successor is gda.{_SUCCESSOR_OF[name]}" if name in _SUCCESSOR_OF else ""
         raise AttributeError(f"module 'gda' has no attribute {name!r}{hint}")
     value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value

@@ -1,4 +1,5 @@
 from gda import checkpoint as checkpoint
+from gda import libraries as libraries
 from gda import show as show
 from gda import storage as storage
 from gda.agreement import check_processes_agree as check_processes_agree
@@ -20,8 +21,10 @@ from gda.indices import get_shard_shape as get_shard_shape
 from gda.load import load_tree as load_tree
 from gda.meeting import DisagreementError as DisagreementError
 from gda.meeting import LateProcessError as LateProcessError
+from gda.numpy_tree import to_numpy as to_numpy
 from gda.placement import DataPartitionType as DataPartitionType
 from gda.placement import global_to_host_array as global_to_host_array
+from gda.placement import host_to_global_array as host_to_global_array
 from gda.placement import host_to_global_device_array as host_to_global_device_array
 from gda.placement import with_sharding_constraint as with_sharding_constraint
 from gda.reading import Retry as Retry
@@ -63,13 +66,16 @@ __all__ = [
     "global_array_to_host_local_array",
     "global_to_host_array",
     "host_local_array_to_global_array",
+    "host_to_global_array",
     "host_to_global_device_array",
     "jit",
+    "libraries",
     "load_tree",
     "show",
     "storage",
     "store",
     "store_tree",
+    "to_numpy",
     "visualize_sharding",
     "with_sharding_constraint",
 ]

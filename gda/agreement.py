@@ -22,10 +22,11 @@ from hashlib import sha256
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from gda.indices import processes_of
+from gda.boundary import is_of_caller, public
+from gda.dtypes import as_dtype
+from gda.indices import mesh_and_spec, processes_of
 from gda.meeting import DisagreementError, LateProcessError, meet
 from gda.processes import format_processes
 from gda.sharding import is_tracer
@@ -43,6 +44,7 @@ _DEFAULT_TIMEOUT = 60.0
 _TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 
 
+@public
 def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | None = None) -> None:
     """Check that every process has the same tree: structure, shapes, dtypes, meshes and specs.
 
@@ -69,7 +71,6 @@ def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | Non
     >>> import gda, jax
     >>> gda.check_processes_agree({'w': jax.ShapeDtypeStruct((8, 2), 'float32')}, name='params')
     """
-    __tracebackhide__ = True  # of pytest: its users look for their own line
     seconds = timeout_of_checks() if timeout is None else _seconds(timeout, "timeout")
     _check_joined()
     if jax.process_count() > 1:
@@ -120,7 +121,6 @@ def checked(
         def constructor(*args: P.args, **kwargs: P.kwargs) -> jax.Array:
             if not _is_on():
                 return construct(*args, **kwargs)
-            __tracebackhide__ = True
             _check_joined()
             arguments: Any = signature.bind(*args, **kwargs)
             given = arguments.arguments
@@ -156,7 +156,8 @@ def together(
 
     Args:
       name: of the function that the user called.
-      mesh: whose processes take part; what is none is left for ``work`` to complain about.
+      mesh: whose processes take part, or a sharding over it; what is neither is left for ``work``
+        to complain about.
       work: what this process does. If it raises in one, that one raises it, and the others hear.
       outcome: describes what came out.
       wanted: describes what is to be done, to be compared before.
@@ -164,7 +165,8 @@ def together(
     Raises:
       DisagreementError, LateProcessError, ConnectionError: as ``check_processes_agree`` does.
     """
-    __tracebackhide__ = True
+    if isinstance(mesh, NamedSharding):
+        mesh = mesh.mesh
     processes = processes_of(mesh).numbers if isinstance(mesh, Mesh) else ()
     takes_part = len(processes) > 1 and jax.process_index() in processes
     if not takes_part or not (always or _is_on()):
@@ -197,8 +199,7 @@ def check_moving(
 def user_location() -> str:
     """Return file and line outside gda from which it was called, such as ``train.py:31``."""
     for frame, line in traceback.walk_stack(None):
-        module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] not in ("gda", "contextlib", "functools"):
+        if is_of_caller(frame):
             return f"{os.path.basename(frame.f_code.co_filename)}:{line}"
     return "an unknown place"
 
@@ -280,7 +281,6 @@ def _agree(
 
     Where ``description_of`` raises in one process, that one raises it, and the others hear of it.
     """
-    __tracebackhide__ = True
     what = f"{place} ({user_location()})"
     failure, description = None, {}
     try:
@@ -387,11 +387,12 @@ def _one_line(error: Exception) -> str:
 
 def _wanted(given: dict[str, Any]) -> Description:
     shape = check_shape(given["global_shape"])
+    mesh, spec, _ = mesh_and_spec(given["mesh"], given.get("spec"))
     return {
         ("", "shape"): str(shape),
-        ("", "spec"): _spec_text(check_spec(given["spec"], shape)),
+        ("", "spec"): _spec_text(check_spec(spec, shape, mesh.shape)),
         ("", "dtype"): _dtype_text(given.get("dtype")),
-        **_mesh_fields("", given["mesh"]),
+        **_mesh_fields("", mesh),
     }
 
 
@@ -399,8 +400,8 @@ def _dtype_text(dtype: Any) -> str:
     if dtype is None:
         return "as it comes"
     # NumPy knows nothing of PRNG keys.
-    is_key = jax.numpy.issubdtype(dtype, jax.dtypes.extended)
-    return str(dtype if is_key else np.dtype(dtype))
+    is_key = not isinstance(dtype, str) and jax.numpy.issubdtype(dtype, jax.dtypes.extended)
+    return str(dtype if is_key else as_dtype(dtype))
 
 
 def describe(tree: Any) -> Description:
@@ -461,8 +462,11 @@ def _sharding_fields(path: str, sharding: Any) -> Description:
     if sharding is None or isinstance(sharding, SingleDeviceSharding):
         return {}  # of this process alone, or not laid out yet
     if isinstance(sharding, NamedSharding):
-        spec = {(path, "spec"): _spec_text(sharding.spec)}
-        return spec | _mesh_fields(path, sharding.mesh)
+        own = {
+            (path, "spec"): _spec_text(sharding.spec),
+            (path, "memory kind"): str(sharding.memory_kind),
+        }
+        return own | _mesh_fields(path, sharding.mesh)
     return {(path, "sharding"): type(sharding).__name__}
 
 

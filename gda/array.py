@@ -24,15 +24,18 @@ from typing import (
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from gda import construct, fingerprint, local, move, pickling
+from gda import construct, fingerprint, libraries, local, move, pickling
+from gda.boundary import hide_own_frames, public
 from gda.grid import ShardGrid
-from gda.indices import Device, devices_of, local_positions, mesh_grid
+from gda.indices import Device, MeshLike, after_spec, devices_of, local_positions, mesh_grid
+from gda.local_view import is_all_here
 from gda.operators import ArrayOperators
 from gda.reading import Options, ProgressLike, Retry
-from gda.sharding import is_tracer, sharding_of
+from gda.sharding import LayoutUnknownError, is_tracer, not_an_array_error, sharding_of
 from gda.spec import Index, Shape, SpecLike, format_spec
+from gda.wording import counted
 
 AnyNDArray = np.ndarray[Any, Any]
 DataT = TypeVar("DataT", jax.Array, jax.Array | None)
@@ -121,29 +124,67 @@ class Shard(Generic[DataT]):
         return f"Shard(device={self.device}, index={self.index}, replica_id={self.replica_id})"
 
 
+class _LocalShards(tuple[Shard[Any], ...]):
+    """The shards of this process; an index beyond them is answered with their number.
+
+    Attributes:
+      num_global: number of shards in all processes.
+    """
+
+    num_global: int
+
+    def __getitem__(self, i: Any) -> Any:
+        try:
+            return super().__getitem__(i)
+        except IndexError:
+            raise IndexError(
+                f"there is no local shard {i}: process {jax.process_index()} has {len(self)} of "
+                f"the {counted(self.num_global, 'shard')}; global_shards lists all"
+            ) from None
+
+
+# As a tuple is one.
+jax.tree_util.register_pytree_node(
+    _LocalShards,
+    lambda shards: (tuple(shards), None),
+    lambda _, shards: tuple(shards),  # pyright: ignore[reportArgumentType]
+)
+
+
 class GlobalArray(ArrayOperators):
     """A global array cut over a mesh, held by the devices of one or many processes.
 
     A thin, immutable container over one committed ``jax.Array`` with a ``NamedSharding``, in
-    ``.array``. Computing on it gives ordinary ``jax.Array``s: operators, indexing and ``jnp``
-    functions work on ``.array`` (functions of ``jax.lax`` need ``.array`` written out). It is a
-    pytree whose only leaf is that array, so ``jax.jit``, ``jax.grad``, ``jax.tree.map``,
+    ``.array``. Computing on it gives ordinary ``jax.Array``s: operators, indexing, ``jnp``
+    functions and all methods and properties of ``jax.Array`` work on ``.array``. Functions of
+    ``jax.lax`` need ``.array`` written out; JAX says "Triggering __jax_array__() during
+    abstractification" of them, and docs/works.md names the functions concerned. It is a pytree
+    whose only leaf is that array, so ``jax.jit``, ``jax.grad``, ``jax.tree.map``,
     ``jax.device_put`` and optimisers take it and give it back.
+
+    A tree function puts its results back into the container, also those that are no arrays:
+    ``jax.device_get(tree)`` and ``jax.tree.map(np.asarray, tree)`` give a ``GlobalArray`` around a
+    NumPy array, and ``jax.tree.map(lambda x: x.shape, tree)`` one around a tuple. For NumPy arrays
+    use ``gda.to_numpy(tree)``; for other results pass ``is_leaf=lambda x: isinstance(x,
+    gda.GlobalArray)``, and the function gets the container and its results stay as they are.
 
     Args:
       global_shape: sizes of the whole array.
-      mesh: ``jax.sharding.Mesh``, with Auto or Explicit axes.
+      mesh: ``jax.sharding.Mesh``, with Auto or Explicit axes. Here and in all constructors a
+        ``NamedSharding``, or a ``SingleDeviceSharding``, may stand in place of mesh and spec; the
+        spec is then omitted, and the array is in the memory kind of the sharding.
       spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-      device_buffers: single-device ``jax.Array``s of the shard shape and one dtype, one per
-        device of ``mesh.local_devices``, in that order. They become the shards without a copy.
+      device_buffers: single-device ``jax.Array``s of the shard shape, one dtype and one memory
+        kind, one per device of ``mesh.local_devices``, in that order. They become the shards
+        without a copy.
 
     Raises:
       TypeError: a buffer is not a ``jax.Array``, or dtypes differ.
-      ValueError: the spec does not fit, or a buffer is missing, on another device or of another
-        shape.
+      ValueError: the spec does not fit, or a buffer is missing, on another device, in another
+        memory kind or of another shape.
 
     >>> import gda, jax, numpy as np
-    >>> from jax.sharding import PartitionSpec as P
+    >>> from jax.sharding import NamedSharding, PartitionSpec as P
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
     >>> data = np.arange(16.0, dtype=np.float32).reshape(8, 2)
     >>> buffers = [jax.device_put(data[index], device, may_alias=False)
@@ -153,6 +194,8 @@ class GlobalArray(ArrayOperators):
     GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
     >>> float((g @ g.T)[0, 0])
     1.0
+    >>> gda.GlobalArray((8, 2), NamedSharding(mesh, P('x', 'y')), buffers).spec == g.spec
+    True
     """
 
     # Slots that are not set are caches that were not asked for yet.
@@ -174,8 +217,15 @@ class GlobalArray(ArrayOperators):
         device_buffers: Iterable[jax.Array],
     ) -> None: ...
     @overload
-    def __init__(self, *, array: Any) -> None: ...
     def __init__(
+        self,
+        global_shape: Iterable[int],
+        mesh: NamedSharding | SingleDeviceSharding,
+        device_buffers: Iterable[jax.Array],
+    ) -> None: ...
+    @overload
+    def __init__(self, *, array: Any) -> None: ...
+    def __init__(  # pyright: ignore[reportInconsistentOverload]
         self,
         global_shape: Any = None,
         mesh: Any = None,
@@ -187,15 +237,24 @@ class GlobalArray(ArrayOperators):
         # `array=` is the way in for JAX's tree functions. They pass tracers, None, ShapeDtypeStruct
         # or object(), so it checks nothing; users have `from_array`.
         if array is _NOTHING:
+            spec, device_buffers = after_spec(mesh, spec, device_buffers)
             if device_buffers is None:
                 raise TypeError(
-                    "GlobalArray takes global_shape, mesh, spec and device_buffers; "
-                    "GlobalArray.from_array wraps a jax.Array"
+                    "GlobalArray takes global_shape, mesh, spec and device_buffers; for an array "
+                    "on the host write GlobalArray.from_source(array, mesh, spec), for a jax.Array "
+                    "that has its sharding GlobalArray.from_array(array)"
                 )
-            array = construct.array_from_device_buffers(global_shape, mesh, spec, device_buffers)
+            try:
+                array = construct.array_from_device_buffers(
+                    global_shape, mesh, spec, device_buffers
+                )
+            except Exception as error:
+                hide_own_frames(error)
+                raise
         _set(self, "array", array)
 
     @classmethod
+    @public
     def from_array(cls, array: jax.Array | GlobalArray) -> GlobalArray:
         """Wrap a ``jax.Array`` that already has its sharding; nothing is copied or moved.
 
@@ -215,7 +274,7 @@ class GlobalArray(ArrayOperators):
         if not isinstance(array, jax.Array):
             raise TypeError(
                 f"from_array takes a jax.Array that has its sharding, not {type(array).__name__}; "
-                "build one from host data with GlobalArray.from_callback"
+                "for an array on the host write GlobalArray.from_source(array, mesh, spec)"
             )
         if not is_tracer(array):
             sharding_of(array)
@@ -255,13 +314,30 @@ class GlobalArray(ArrayOperators):
         progress: ProgressLike = False,
         retry: Retry | None = None,
     ) -> GlobalArray: ...
+    @overload
     @classmethod
+    @public
     def from_callback(
         cls,
         global_shape: Iterable[int],
-        mesh: Mesh,
-        spec: SpecLike,
+        mesh: NamedSharding | SingleDeviceSharding,
         data_callback: Callable[..., Any],
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+        into: bool = False,
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike = False,
+        retry: Retry | None = None,
+    ) -> GlobalArray: ...
+    @classmethod
+    def from_callback(  # pyright: ignore[reportInconsistentOverload]
+        cls,
+        global_shape: Iterable[int],
+        mesh: MeshLike,
+        spec: Any = None,
+        data_callback: Any = None,
         *,
         dtype: npt.DTypeLike | None = None,
         copy: bool | None = None,
@@ -326,7 +402,16 @@ class GlobalArray(ArrayOperators):
         >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x'], lambda index: data[index])
         >>> g.local_shards[2].data.tolist(), g.local_shards[3].replica_id
         ([[4, 5], [6, 7]], 1)
+
+        With a sharding in place of mesh and spec:
+
+        >>> from jax.sharding import NamedSharding, PartitionSpec as P
+        >>> sharding = NamedSharding(mesh, P('x'), memory_kind='pinned_host')
+        >>> g = gda.GlobalArray.from_callback((8, 2), sharding, lambda index: data[index])
+        >>> g.sharding == sharding
+        True
         """
+        spec, data_callback = after_spec(mesh, spec, data_callback)
         return cls(
             array=construct.array_from_callback(
                 global_shape,
@@ -344,11 +429,12 @@ class GlobalArray(ArrayOperators):
         )
 
     @classmethod
+    @public
     def from_source(
         cls,
         source: Any,
-        mesh: Mesh,
-        spec: SpecLike,
+        mesh: MeshLike,
+        spec: SpecLike | None = None,
         *,
         dtype: npt.DTypeLike | None = None,
         max_workers: int | None = None,
@@ -389,13 +475,37 @@ class GlobalArray(ArrayOperators):
         options = Options(max_workers, max_bytes, progress, retry)
         return cls(array=construct.array_from_source(source, mesh, spec, dtype, options))
 
+    @overload
     @classmethod
+    @public
     def from_batched_callback(
         cls,
         global_shape: Iterable[int],
         mesh: Mesh,
         spec: SpecLike,
         data_callback: Callable[[list[Index]], Iterable[Any]],
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> GlobalArray: ...
+    @overload
+    @classmethod
+    def from_batched_callback(
+        cls,
+        global_shape: Iterable[int],
+        mesh: NamedSharding | SingleDeviceSharding,
+        data_callback: Callable[[list[Index]], Iterable[Any]],
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> GlobalArray: ...
+    @classmethod
+    def from_batched_callback(  # pyright: ignore[reportInconsistentOverload]
+        cls,
+        global_shape: Iterable[int],
+        mesh: MeshLike,
+        spec: Any = None,
+        data_callback: Any = None,
         *,
         dtype: npt.DTypeLike | None = None,
         copy: bool | None = None,
@@ -422,19 +532,42 @@ class GlobalArray(ArrayOperators):
         ...     (8, 2), mesh, ['x', 'y'], lambda indices: [data[index] for index in indices])
         GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
         """
+        spec, data_callback = after_spec(mesh, spec, data_callback)
         return cls(
             array=construct.array_from_batched_callback(
                 global_shape, mesh, spec, data_callback, dtype=dtype, copy=copy
             )
         )
 
+    @overload
     @classmethod
+    @public
     def from_batched_callback_with_devices(
         cls,
         global_shape: Iterable[int],
         mesh: Mesh,
         spec: SpecLike,
         data_callback: Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[jax.Array]],
+        *,
+        dtype: npt.DTypeLike | None = None,
+    ) -> GlobalArray: ...
+    @overload
+    @classmethod
+    def from_batched_callback_with_devices(
+        cls,
+        global_shape: Iterable[int],
+        mesh: NamedSharding | SingleDeviceSharding,
+        data_callback: Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[jax.Array]],
+        *,
+        dtype: npt.DTypeLike | None = None,
+    ) -> GlobalArray: ...
+    @classmethod
+    def from_batched_callback_with_devices(  # pyright: ignore[reportInconsistentOverload]
+        cls,
+        global_shape: Iterable[int],
+        mesh: MeshLike,
+        spec: Any = None,
+        data_callback: Any = None,
         *,
         dtype: npt.DTypeLike | None = None,
     ) -> GlobalArray:
@@ -465,19 +598,44 @@ class GlobalArray(ArrayOperators):
         >>> gda.GlobalArray.from_batched_callback_with_devices((8, 2), mesh, ['x'], place)
         GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x'))
         """
+        spec, data_callback = after_spec(mesh, spec, data_callback)
         return cls(
             array=construct.array_from_batched_callback_with_devices(
                 global_shape, mesh, spec, data_callback, dtype=dtype
             )
         )
 
+    @overload
     @classmethod
+    @public
     def from_process_local(
         cls,
         local_data: Any,
         mesh: Mesh,
         spec: SpecLike,
         global_shape: Iterable[int] | None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> GlobalArray: ...
+    @overload
+    @classmethod
+    def from_process_local(
+        cls,
+        local_data: Any,
+        mesh: NamedSharding | SingleDeviceSharding,
+        global_shape: Iterable[int] | None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> GlobalArray: ...
+    @classmethod
+    def from_process_local(  # pyright: ignore[reportInconsistentOverload]
+        cls,
+        local_data: Any,
+        mesh: MeshLike,
+        spec: Any = None,
+        global_shape: Any = None,
         *,
         dtype: npt.DTypeLike | None = None,
         copy: bool | None = None,
@@ -515,6 +673,7 @@ class GlobalArray(ArrayOperators):
         >>> gda.GlobalArray.from_process_local(np.zeros((16, 3), np.float32), mesh, [('x', 'y')])
         GlobalArray(shape=(16, 3), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(('x', 'y')))
         """
+        spec, global_shape = after_spec(mesh, spec, global_shape)
         return cls(
             array=local.array_from_process_local(
                 local_data, mesh, spec, global_shape, dtype=dtype, copy=copy
@@ -607,7 +766,13 @@ class GlobalArray(ArrayOperators):
         >>> [shard.replica_id for shard in g.local_shards]
         [0, 1, 0, 1, 0, 1, 0, 1]
         """
-        return self._cached("_local_shards", lambda: self._shards(only_local=True))
+
+        def make() -> _LocalShards:
+            shards = _LocalShards(self._shards(only_local=True))
+            shards.num_global = self.grid.num_devices
+            return shards
+
+        return self._cached("_local_shards", make)
 
     @property
     def addressable_shards(self) -> Sequence[Shard[jax.Array]]:
@@ -629,12 +794,7 @@ class GlobalArray(ArrayOperators):
           IndexError: there is no such shard.
           RuntimeError: the array was deleted or donated.
         """
-        shards = self.local_shards
-        try:
-            shard = shards[i]
-        except IndexError:
-            raise IndexError(f"local shard {i} of {len(shards)} of {self!r}") from None
-        return shard.data
+        return self.local_shards[i].data
 
     def addressable_data(self, i: int) -> jax.Array:
         """``local_data`` by JAX's name."""
@@ -668,14 +828,14 @@ class GlobalArray(ArrayOperators):
         """Wait until the data is there, and return the container."""
         try:
             self.array.block_until_ready()
-        except RuntimeError:
-            self._live()  # if that was why, says it with the layout
+        except (AttributeError, RuntimeError):
+            self._on_devices()  # if that was why, says it with the layout
             raise
         return self
 
     def copy_to_host_async(self) -> None:
         """Start copying the data of this process to the host, for a later ``numpy.asarray``."""
-        self._live().copy_to_host_async()
+        self._on_devices().copy_to_host_async()
 
     def delete(self) -> None:
         """Free the device memory now. Every later access to data raises ``RuntimeError``.
@@ -691,9 +851,21 @@ class GlobalArray(ArrayOperators):
     def _live(self) -> jax.Array:
         """Return the array, or say that it is gone."""
         array = self.array
-        # Asking a tracer would raise, and what is no array has nothing to ask.
-        if not is_tracer(array) and hasattr(array, "is_deleted") and array.is_deleted():
-            raise _deleted_error(array)
+        # Asking a tracer would raise. An array of NumPy has nothing to ask.
+        if is_tracer(array):
+            return array
+        if hasattr(array, "is_deleted"):
+            if array.is_deleted():
+                raise _deleted_error(array)
+        elif not hasattr(array, "dtype"):
+            raise not_an_array_error(array)
+        return array
+
+    def _on_devices(self) -> jax.Array:
+        """Return the live array, or say that what is held is not on devices."""
+        array = self._live()
+        if not isinstance(array, jax.Array):
+            raise not_an_array_error(array)
         return array
 
     # Moving it, and comparing it without that. These three communicate.
@@ -701,14 +873,18 @@ class GlobalArray(ArrayOperators):
     @overload
     def reshard(self, spec: SpecLike, /) -> GlobalArray: ...
     @overload
+    def reshard(self, sharding: NamedSharding | SingleDeviceSharding, /) -> GlobalArray: ...
+    @overload
     def reshard(self, mesh: Mesh, spec: SpecLike, /) -> GlobalArray: ...
+    @public
     def reshard(self, mesh_or_spec: Any, spec: Any = None, /) -> GlobalArray:
         """Move the data to another layout; communicates between processes where they hold parts.
 
         ``g.reshard(spec)`` cuts it by another spec over its own mesh, ``g.reshard(mesh, spec)``
-        over another mesh. Within one process any mesh will do. Between processes JAX moves data
-        within one set of devices, in any order of them and over any axes; all processes with
-        devices of the mesh must call it. Inside ``jit`` use ``gda.constrain``.
+        over another mesh, both in the same memory kind; ``g.reshard(sharding)`` moves it to the
+        memory kind of the sharding too. Within one process any mesh will do. Between processes JAX
+        moves data within one set of devices, in any order of them and over any axes; all processes
+        with devices of the mesh must call it. Inside ``jit`` use ``gda.constrain``.
 
         Returns:
           a new ``GlobalArray``; it may share memory with this one where nothing has to move.
@@ -728,10 +904,12 @@ class GlobalArray(ArrayOperators):
         """
         if is_tracer(self.array):
             raise TypeError("reshard moves data, and there is none in a trace; use gda.constrain")
-        array = self._live()
+        array = self._on_devices()
+        if isinstance(mesh_or_spec, Sharding):
+            return GlobalArray(array=move.reshard(array, mesh_or_spec, spec))  # pyright: ignore
         is_mesh = isinstance(mesh_or_spec, Mesh)
         if is_mesh != (spec is not None):
-            raise TypeError("write g.reshard(spec) or g.reshard(mesh, spec)")
+            raise TypeError("write g.reshard(spec), g.reshard(mesh, spec) or g.reshard(sharding)")
         mesh = mesh_or_spec if is_mesh else self.mesh
         return GlobalArray(array=move.reshard(array, mesh, spec if is_mesh else mesh_or_spec))
 
@@ -739,6 +917,7 @@ class GlobalArray(ArrayOperators):
     def gather(self, process: None = None, *, max_bytes: int | None = None) -> AnyNDArray: ...
     @overload
     def gather(self, process: int, *, max_bytes: int | None = None) -> AnyNDArray | None: ...
+    @public
     def gather(
         self, process: int | None = None, *, max_bytes: int | None = None
     ) -> AnyNDArray | None:
@@ -772,8 +951,9 @@ class GlobalArray(ArrayOperators):
         """
         if is_tracer(self.array):
             raise TypeError("gather needs the value, and there is none in a trace")
-        return move.gather(self._live(), process, max_bytes)
+        return move.gather(self._on_devices(), process, max_bytes)
 
+    @public
     def fingerprint(self) -> str:
         """Return a digest of shape, dtype and content; communicates where others hold a part.
 
@@ -800,7 +980,7 @@ class GlobalArray(ArrayOperators):
         >>> g.reshard([('y', 'x')]).fingerprint() == g.fingerprint()
         True
         """
-        return fingerprint.fingerprint(self._live())
+        return fingerprint.fingerprint(self._on_devices())
 
     # As an array.
 
@@ -813,25 +993,30 @@ class GlobalArray(ArrayOperators):
         """Return the whole array on the host.
 
         Raises:
-          RuntimeError: other processes hold a part of it, or it was deleted.
+          RuntimeError: this process does not hold every block of it, or it was deleted.
         """
         array = self._live()
-        if isinstance(array, jax.Array) and not is_tracer(array) and not _is_all_here(array):
+        if isinstance(array, jax.Array) and not is_tracer(array) and not is_all_here(array):
             raise RuntimeError(
-                f"other processes hold a part of {self!r}; g.gather() gives the whole value to "
-                "every process, and gda.global_to_host_array(g) to each its own rows"
+                f"this process does not hold every block of {self!r}; g.gather() gives the whole "
+                "value to every process, and gda.global_to_host_array(g) to each its own rows"
             )
         return np.asarray(array, dtype=dtype, copy=copy)
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            hint = ""
-            if hasattr(type(self), name):  # a property of it asked the array inside in vain
-                hint = f" here, because the {type(self.array).__name__} inside has none"
-            elif not name.startswith("_") and hasattr(jax.Array, name):
-                hint = f"; the jax.Array inside has it: g.array.{name}"
-            raise AttributeError(f"GlobalArray has no attribute {name!r}{hint}")
+            problem = f"GlobalArray has no attribute {name!r}"
+            theirs = getattr(type(self), name, None)
+            if isinstance(theirs, property):  # it raised AttributeError, and Python forgets why
+                try:
+                    theirs.__get__(self)
+                except LayoutUnknownError:
+                    raise
+                except AttributeError as error:
+                    is_array = hasattr(self.array, "dtype")
+                    problem += f" here: {error if is_array else not_an_array_error(self.array)}"
+            raise AttributeError(problem)
 
     # As a Python object.
 
@@ -855,6 +1040,12 @@ class GlobalArray(ArrayOperators):
         from gda.show.page import html_or_none  # here: only notebooks need it
 
         return html_or_none(self)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        return libraries.treescope_repr(self, path, subtree_renderer)
+
+    def __treescope_ndarray_adapter__(self) -> Any:
+        return libraries.treescope_adapter(self)
 
     def _layout_text(self) -> str:
         try:
@@ -883,7 +1074,7 @@ class GlobalArray(ArrayOperators):
         return GlobalArray(array=self.array)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GlobalArray:
-        array = self._live()
+        array = self._on_devices()
         if is_tracer(array):
             return GlobalArray(array=array)  # in a trace nothing can be written to
         # `array.copy()` is jitted, and that loses the layout of arrays without elements.
@@ -893,17 +1084,13 @@ class GlobalArray(ArrayOperators):
         """Pickle the whole data with the layout of mesh and spec.
 
         Raises:
-          TypeError: it is being traced, or other processes hold a part of it.
+          TypeError: it is being traced, or this process does not hold every block of it.
         """
-        return _unpickled, (pickling.dump(self._live(), self.sharding),)
+        return _unpickled, (pickling.dump(self._on_devices(), self.sharding),)
 
 
 def _unpickled(state: pickling.State) -> GlobalArray:
     return GlobalArray(array=pickling.load(state))
-
-
-def _is_all_here(array: jax.Array) -> bool:
-    return array.is_fully_addressable or array.is_fully_replicated
 
 
 def _deleted_error(array: jax.Array) -> RuntimeError:
@@ -927,3 +1114,4 @@ jax.export.register_pytree_node_serialization(
     serialize_auxdata=lambda _: b"",
     deserialize_auxdata=lambda _: (),
 )
+libraries.register(GlobalArray)

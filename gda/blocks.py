@@ -13,13 +13,16 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable
+from numbers import Number
 from typing import Any
 from weakref import getweakrefcount
 
 import jax
 import numpy as np
 
+from gda.boundary import is_of_caller
 from gda.buffers import ALIGNMENT, Buffers, Memory
+from gda.dtypes import as_dtype
 from gda.grid import ShardGrid
 from gda.indices import Device
 from gda.sharding import is_tracer
@@ -295,25 +298,29 @@ def _owns_memory(value: np.ndarray[Any, Any]) -> bool:
 
 
 def _objects_error(value: np.ndarray[Any, Any], index: Index) -> Exception:
-    """Say what a block is of which NumPy could make no numbers."""
+    """Return the error for a block of which NumPy made no numbers."""
     where = f"the block at index {format_index(index)}"
     objects = value.ravel().tolist()
-    if objects and all(isinstance(item, int) for item in objects):
-        large = next(item for item in objects if not -(2**63) <= item < 2**64)
-        return DoesNotFitError(f"{where} has the integer {large}, which 64 bits cannot hold")
-    kind = type(objects[0]).__name__ if objects else "object"
-    return TypeError(f"{where} is or holds a {kind}; return an array, a number or a list of them")
+    if all(isinstance(item, int) for item in objects):
+        for item in objects:
+            if not -(2**63) <= item < 2**64:
+                return DoesNotFitError(f"{where} has the integer {item}, which 64 bits cannot hold")
+    others = [type(item).__name__ for item in objects if not isinstance(item, Number | np.generic)]
+    if others and not value.ndim:
+        return TypeError(f"{where} is a {others[0]}; return an array, a number or a list of them")
+    holds = f", and holds a {others[0]}" if others else ""
+    numbers = np.asarray([] if others else objects).dtype
+    name = "float64" if numbers.hasobject else numbers.name
+    return TypeError(
+        f"{where} has dtype object, as a pandas column may have{holds}; convert it to numbers with "
+        f"block.astype({name!r}) or dtype="
+    )
 
 
 def _asked_dtype(dtype: Any) -> Any:
     # The dtype of PRNG keys is not a NumPy dtype and must be left as it is.
-    try:
-        return dtype if _is_extended(dtype) else _native(np.dtype(dtype))
-    except TypeError:
-        raise TypeError(
-            f"the argument dtype={dtype!r} is not a dtype; a dtype is such as 'float32', np.int32 "
-            "or jnp.bfloat16"
-        ) from None
+    is_key = not isinstance(dtype, str) and _is_extended(dtype)
+    return dtype if is_key else _native(as_dtype(dtype, "the argument dtype="))
 
 
 def _is_extended(dtype: Any) -> bool:
@@ -352,9 +359,13 @@ def narrowed_dtype(dtype: np.dtype[Any], given: str) -> np.dtype[Any]:
     dtype = _native(dtype)
     if dtype in KEPT_DTYPES or _is_extended(dtype):
         return dtype
-    known = jax.numpy.issubdtype(dtype, jax.numpy.number) or dtype == np.bool_
+    known = dtype.kind != "m" and (  # NumPy counts spans of time as integers
+        jax.numpy.issubdtype(dtype, jax.numpy.number) or dtype == np.bool_
+    )
     if not known or dtype.itemsize > (16 if dtype.kind == "c" else 8):
         hint = "convert it to numbers first"
+        if dtype.kind in "mM":
+            hint += ", such as with .astype('int64')"
         if _is_raw(dtype):
             hint = "view it as what it is with dtype=, such as dtype=jax.numpy.bfloat16"
         raise TypeError(f"{given}{dtype}, which JAX does not have; {hint}")
@@ -381,8 +392,7 @@ def _depth_of_user() -> int:
     depth, frame = 0, sys._getframe(1)
     while frame is not None:
         depth += 1
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in ("gda", "contextlib", "functools"):
+        if is_of_caller(frame):
             break
         frame = frame.f_back
     return depth

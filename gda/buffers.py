@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gda.dtypes import as_dtype
 from gda.spec import Shape
 
 ALIGNMENT = 64  # bytes; what JAX's CPU backend wants of memory that it adopts
@@ -40,9 +41,9 @@ def aligned_empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> np.ndarra
     sizes = tuple(map(operator.index, shape if np.ndim(shape) else (shape,)))  # pyright: ignore
     if min(sizes, default=0) < 0:
         raise ValueError(f"shape {sizes} has a negative size")
-    if np.dtype(dtype).hasobject:
+    if (known := as_dtype(dtype)).hasobject:
         raise TypeError("Python objects cannot be placed on a device; give a dtype of numbers")
-    return Buffers(np.dtype(dtype), count=1).empty(sizes)
+    return Buffers(known, count=1).empty(sizes)
 
 
 class Memory(np.ndarray[Any, Any]):

@@ -11,10 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh
 
 from gda.blocks import Block, BlockReader, narrowed_dtype
-from gda.indices import Device
+from gda.indices import Device, MeshLike
 from gda.plan import Plan, plan_of
 from gda.progress import shown
 from gda.reading import AsyncTask, Future, Options, Task, Transfer, run
@@ -143,10 +142,10 @@ class Build:
         if not self._places_early:
             self._blocks[number] = block
             return None
-        holders = list(self.plan.holders[number])
+        targets = self.plan.targets(number)
         # A list at once: the transfers of one block do not wait for each other.
-        arrays: list[jax.Array] = jax.device_put([block] * len(holders), holders)
-        self._arrays.update(zip(holders, arrays, strict=True))
+        arrays: list[jax.Array] = jax.device_put([block] * len(targets), targets)
+        self._arrays.update(zip(self.plan.holders[number], arrays, strict=True))
         return Transfer(
             lambda: _are_sent(arrays),
             lambda: jax.block_until_ready(arrays),
@@ -159,8 +158,8 @@ def _are_sent(arrays: list[Any]) -> bool:
 
 def build_of_source(
     source: Any,
-    mesh: Mesh,
-    spec: SpecLike,
+    mesh: MeshLike,
+    spec: SpecLike | None,
     dtype: npt.DTypeLike | None,
     options: Options,
     note: Callable[[Exception], object] = lambda _: None,

@@ -19,6 +19,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced, Wrapped
 
 from gda.allowed import Allowed, check_axes, complaints_of, rules_of
+from gda.boundary import public
 from gda.hlo import Collectives, num_devices, read_collectives
 from gda.indices import check_mesh
 
@@ -27,6 +28,7 @@ Program = Callable[..., Any] | Traced | Lowered | Compiled
 _LIBRARIES = [os.path.dirname(jax.__file__), os.path.dirname(__file__)]
 
 
+@public
 def collectives(
     fun: Program,
     /,
@@ -85,6 +87,7 @@ def collectives(
     return Collectives(found, mesh_shape)
 
 
+@public
 def assert_collectives(
     fun: Program,
     /,

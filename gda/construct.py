@@ -9,12 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh
 
 from gda.agreement import checked, describe, together
-from gda.blocks import Block, BlockReader
+from gda.blocks import Block, BlockReader, format_index
 from gda.build import Build, build_of_source, read_all
-from gda.indices import Device
+from gda.indices import Device, MeshLike
 from gda.plan import Plan, plan_of
 from gda.reading import Options, ProgressLike, Retry
 from gda.spec import Index, SpecLike
@@ -23,8 +22,8 @@ from gda.spec import Index, SpecLike
 @checked("GlobalArray.from_callback")
 def array_from_callback(
     global_shape: Iterable[int],
-    mesh: Mesh,
-    spec: SpecLike,
+    mesh: MeshLike,
+    spec: SpecLike | None,
     data_callback: Callable[..., Any],
     *,
     dtype: npt.DTypeLike | None = None,
@@ -62,7 +61,11 @@ def array_from_callback(
 
 
 def array_from_source(
-    source: Any, mesh: Mesh, spec: SpecLike, dtype: npt.DTypeLike | None, options: Options
+    source: Any,
+    mesh: MeshLike,
+    spec: SpecLike | None,
+    dtype: npt.DTypeLike | None,
+    options: Options,
 ) -> jax.Array:
     """Build an array of the slices of a source that this process needs.
 
@@ -85,8 +88,8 @@ def array_from_source(
 @checked("GlobalArray.from_batched_callback")
 def array_from_batched_callback(
     global_shape: Iterable[int],
-    mesh: Mesh,
-    spec: SpecLike,
+    mesh: MeshLike,
+    spec: SpecLike | None,
     data_callback: Callable[[list[Index]], Iterable[Any]],
     *,
     dtype: npt.DTypeLike | None = None,
@@ -111,8 +114,8 @@ def array_from_batched_callback(
 @checked("GlobalArray.from_batched_callback_with_devices")
 def array_from_batched_callback_with_devices(
     global_shape: Iterable[int],
-    mesh: Mesh,
-    spec: SpecLike,
+    mesh: MeshLike,
+    spec: SpecLike | None,
     data_callback: Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[jax.Array]],
     *,
     dtype: npt.DTypeLike | None = None,
@@ -130,18 +133,23 @@ def array_from_batched_callback_with_devices(
     if request:
         buffers = _as_list(data_callback(request), len(plan.devices), "device")
     expected = [device for _, devices in request for device in devices]
-    return plan.assemble(buffers, expected, reader, "the callback's array")
+    order = "the devices that the callback was given"
+    return plan.assemble(buffers, expected, reader, "the callback's array", order)
 
 
 @checked("GlobalArray")
 def array_from_device_buffers(
-    global_shape: Iterable[int], mesh: Mesh, spec: SpecLike, device_buffers: Iterable[jax.Array]
+    global_shape: Iterable[int],
+    mesh: MeshLike,
+    spec: SpecLike | None,
+    device_buffers: Iterable[jax.Array],
 ) -> jax.Array:
     """Build an array of single-device arrays in ``mesh.local_devices`` order."""
     plan = plan_of(global_shape, mesh, spec)
     plan.check_dtype_is_known(None)
-    buffers = _as_list(device_buffers, len(plan.devices), "device of mesh.local_devices")
-    return plan.assemble(buffers, plan.devices, plan.reader(None, None), "device_buffers")
+    order = "mesh.local_devices"
+    buffers = _as_list(device_buffers, len(plan.devices), f"device of {order}")
+    return plan.assemble(buffers, plan.devices, plan.reader(None, None), "device_buffers", order)
 
 
 def _check_callable(callback: object) -> None:
@@ -164,6 +172,7 @@ class _Batch:
         self._take: Callable[[], Any]
         if isinstance(returned, list | tuple):
             remaining = _as_list(returned, count, _PER_INDEX)
+            _check_one_each(remaining, plan)
             remaining.reverse()
             self._take = remaining.pop
         else:
@@ -206,6 +215,23 @@ class _Batch:
             raise
         self._taken += 1
         return block
+
+
+def _check_one_each(arrays: list[Any], plan: Plan) -> None:
+    """Raise ``ValueError`` if one NumPy array is the block of several indices."""
+    block_of: dict[int, int] = {}
+    for array, block in zip(arrays, plan.block_of_device, strict=True):
+        if not isinstance(array, np.ndarray):
+            continue
+        if block_of.setdefault(id(array), block) != block:
+            first, second = (
+                format_index(plan.distinct[number]) for number in (block_of[id(array)], block)
+            )
+            raise ValueError(
+                f"the callback returned one array for the indices {first} and {second}; a buffer "
+                "that is filled again and again holds the last block alone. Return array.copy(), "
+                "or yield the blocks one by one, each of which is copied before the next"
+            )
 
 
 _PER_INDEX = "index, repeats included"

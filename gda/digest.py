@@ -105,9 +105,17 @@ def sums_of_numpy(array: AnyNDArray, start: Sequence[int] = ()) -> Words:
             f"start {start} has {len(start)} numbers, but the part, of shape {array.shape}, has "
             f"{array.ndim} dimensions"
         )
+    if not array.size:
+        return add([])  # its other sizes may be too large for the keys of all positions
+    # Two dimensions are added below, and NumPy has 64 at most; one of size 1 adds a constant.
+    kept = [axis for axis, size in enumerate(array.shape) if size != 1]
+    origin = key_at(constants_of(ORIGIN), 1)
+    for axis in set(range(array.ndim)) - set(kept):
+        origin = origin + key_at(constants_of(axis), start[axis])
+    array = array.reshape([array.shape[axis] for axis in kept])
     return add(
-        _sums_of_words(_words_of_numpy(piece)[None] & _mask_of(array.dtype), first)[0]
-        for piece, first in _pieces(array, start)
+        _sums_of_words(_words_of_numpy(piece)[None] & _mask_of(array.dtype), kept, first, origin)[0]
+        for piece, first in _pieces(array, tuple([start[axis] for axis in kept]))
     )
 
 
@@ -127,10 +135,13 @@ def sums_of_stack(parts: AnyNDArray, start: Sequence[int]) -> Words:
     count, size = len(parts), math.prod(parts.shape[1:])
     if size > _PIECE:
         return np.stack([sums_of_numpy(part, start) for part in parts])
-    mask = _mask_of(parts.dtype)
+    mask, origin = _mask_of(parts.dtype), key_at(constants_of(ORIGIN), 1)
+    dimensions = range(len(start))
     at_a_time = max(1, _PIECE // max(size, 1))
     sums = [
-        _sums_of_words(_words_of_numpy(parts[first : first + at_a_time]) & mask, tuple(start))
+        _sums_of_words(
+            _words_of_numpy(parts[first : first + at_a_time]) & mask, dimensions, start, origin
+        )
         for first in range(0, count, at_a_time)
     ]
     return np.concatenate(sums)
@@ -161,19 +172,26 @@ def _words_of_numpy(piece: AnyNDArray) -> Words:
     return piece[..., None].view(f"<u{width}").astype(np.uint32)
 
 
-def _sums_of_words(words: Words, start: Shape) -> Words:
-    """Return the sums over each of some parts, ``[count, *sizes, words]``: ``[count, LANES]``."""
-    rank = len(start)
-    dimensions = (*range(rank), WORD)
+def _sums_of_words(
+    words: Words, dimensions: Sequence[int], start: Sequence[int], origin: Words
+) -> Words:
+    """Return the sums over each of some parts, ``[count, *sizes, words]``: ``[count, LANES]``.
+
+    Args:
+      dimensions: which dimension of the whole each of ``sizes`` is.
+      start: where the parts begin in each.
+      origin: the key of what all positions share: uint32 ``[LANES, 1]``.
+    """
+    rank = len(dimensions)
     sides = [
         keys_from(constants_of(dimension), first, size).reshape(LANES, -1, *(1,) * (rank - axis))
         for axis, (dimension, first, size) in enumerate(
-            zip(dimensions, (*start, 0), words.shape[1:], strict=True)
+            zip((*dimensions, WORD), (*start, 0), words.shape[1:], strict=True)
         )
     ]
     sums = np.empty((len(words), LANES), np.uint32)
-    for lane, origin in enumerate(key_at(constants_of(ORIGIN), 1)[:, 0]):
-        key = sum((side[lane] for side in sides), start=origin)
+    for lane, shared in enumerate(origin[:, 0]):
+        key = sum((side[lane] for side in sides), start=shared)
         mixed = _mix(words + key)
         sums[:, lane] = mixed.reshape(len(words), -1).sum(1, dtype=np.uint32)
     return sums

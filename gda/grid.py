@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gda.boundary import hide_own_frames
 from gda.layout import IntArray, Layout, layout_of, read_only
 from gda.processes import Processes, ProcessOf, check_process_of
 from gda.spec import (
@@ -74,18 +75,22 @@ class ShardGrid:
         *,
         process_of: ProcessOf | Processes | None = None,
     ) -> None:
-        shape = check_shape(global_shape)
-        layout = _layout_of(shape, mesh_shape, spec)
-        shard_shape = tuple(map(operator.floordiv, shape, layout.parts))
-        if tuple(map(operator.mul, shard_shape, layout.parts)) != shape:
-            raise indivisible_error(layout.axes, shape, layout.mesh_shape)
-        # Not by attribute: those are closed, see __setattr__.
-        this = self.__dict__
-        this["global_shape"] = shape
-        this["shard_shape"] = shard_shape
-        this["_layout"] = layout
-        if process_of is not None:
-            this["processes"] = check_process_of(process_of, layout)
+        try:
+            shape = check_shape(global_shape)
+            layout = _layout_of(shape, mesh_shape, spec)
+            shard_shape = tuple(map(operator.floordiv, shape, layout.parts))
+            if tuple(map(operator.mul, shard_shape, layout.parts)) != shape:
+                raise indivisible_error(layout.axes, shape, layout.mesh_shape)
+            # Not by attribute: those are closed, see __setattr__.
+            this = self.__dict__
+            this["global_shape"] = shape
+            this["shard_shape"] = shard_shape
+            this["_layout"] = layout
+            if process_of is not None:
+                this["processes"] = check_process_of(process_of, layout)
+        except Exception as error:  # not by a decorator, which would cost a part of a microsecond
+            hide_own_frames(error)
+            raise
 
     @property
     def mesh_shape(self) -> Mapping[str, int]:
@@ -382,5 +387,5 @@ def _layout_of(shape: Shape, mesh_shape: Mapping[str, int], spec: SpecLike) -> L
             return layout_of(tuple(mesh_shape.items()), spec, empty)
     except (AttributeError, TypeError, ValueError):
         pass  # said below, better
-    sizes, entries = check_mesh_shape(mesh_shape), check_spec(spec, shape)
-    return layout_of(tuple(sizes.items()), entries, empty)
+    sizes = check_mesh_shape(mesh_shape)
+    return layout_of(tuple(sizes.items()), check_spec(spec, shape, sizes), empty)

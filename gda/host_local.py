@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gda.agreement import describe, join_some, timeout_of_checks, together, user_location
 from gda.array import GlobalArray
 from gda.blocks import format_index
+from gda.boundary import public
 from gda.indices import check_mesh, processes_of
 from gda.local import Batch, array_from_process_local
 from gda.local_view import distinct_shards, local_array_of
@@ -32,6 +33,7 @@ from gda.trees import is_container, map_with_specs, note_path, path_of, specs_fo
 Digests = dict[str, dict[str, str]]
 
 
+@public
 def host_local_array_to_global_array(
     local_inputs: Any, global_mesh: Mesh, pspecs: Any, *, check_replicas: bool = False
 ) -> Any:
@@ -85,6 +87,7 @@ def host_local_array_to_global_array(
     return result
 
 
+@public
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Return a tree of ``jax.Array``s, each what this process has of a global array.
 

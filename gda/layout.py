@@ -187,7 +187,7 @@ def layout_of(
       TypeError, ValueError: the spec does not go with the mesh or the rank; see ``gda.spec``.
     """
     mesh_shape = check_mesh_shape(dict(mesh_items))
-    entries = check_spec(spec, (0,) * len(empty))
+    entries = check_spec(spec, (0,) * len(empty), mesh_shape)
     return Layout(mesh_shape, axes_by_dimension(entries, len(empty), mesh_shape), empty)
 
 

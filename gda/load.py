@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.tree_util import keystr
 
 from gda.agreement import describe, together
 from gda.array import GlobalArray
 from gda.blocks import narrowed_dtype
+from gda.boundary import public
 from gda.build import Build, build_of_source, read_all
+from gda.dtypes import as_dtype
+from gda.indices import MeshLike, mesh_of_all
 from gda.reading import Options, ProgressLike, Retry
-from gda.sources import is_group
-from gda.trees import is_container, note_path, specs_for
-
-SpecOf = Callable[[str, Any], PartitionSpec]
+from gda.sources import is_group, source_of
+from gda.trees import SpecOf, is_container, note_path, spec_by, specs_for
 
 
+@public
 def load_tree(
     sources: Any,
-    mesh: Mesh,
-    specs: PartitionSpec | SpecOf | Any,
+    mesh: MeshLike | Any,
+    specs: PartitionSpec | SpecOf | Any = None,
     *,
     dtype: npt.DTypeLike | Any = None,
     max_workers: int | None = None,
@@ -45,9 +46,11 @@ def load_tree(
       sources: a pytree of what ``GlobalArray.from_source`` takes; also a mapping that JAX does not
         know, such as ``zarr.Group``, ``h5py.Group`` or what ``gda.storage.open_safetensors``
         returns, or a tree with some in it.
-      mesh: ``jax.sharding.Mesh``, of all arrays.
+      mesh: ``jax.sharding.Mesh``, of all arrays. Or, in place of mesh and specs, a
+        ``NamedSharding`` or a tree of them that is a prefix of ``sources``.
       specs: one ``PartitionSpec``, a tree of them that is a prefix of ``sources``, or a function
-        ``(path, source)`` that returns one; a path is such as ``'layers/0/weight'``.
+        ``(path, leaf)`` that returns one; a path is such as ``'layers/0/weight'``, and a leaf is a
+        ``jax.ShapeDtypeStruct``, which has ``shape``, ``dtype``, ``ndim`` and ``size``.
       dtype: cast to it; one for all or a tree of them that is a prefix of ``sources``, with
         ``None`` for what is not cast.
       max_workers, max_bytes, progress, retry: as in ``GlobalArray.from_callback``, for the whole
@@ -58,8 +61,8 @@ def load_tree(
 
     Raises:
       TypeError, ValueError, DoesNotFitError, ImportError: as ``GlobalArray.from_source`` does, with
-        a note of the path; ``specs`` or ``dtype`` is no prefix of ``sources``, or the function
-        ``specs`` ends with ``StopIteration``.
+        a note of the path; ``specs``, ``dtype`` or the tree of shardings is no prefix of
+        ``sources``, or the function ``specs`` ends with ``StopIteration``.
       Exception: what a source raises, with a note of the index and the path, or the function
         ``specs``, with one of the path.
 
@@ -69,6 +72,8 @@ def load_tree(
     >>> sources = {'w': np.zeros((8, 2), np.float32), 'b': np.zeros(2, np.float32)}
     >>> gda.load_tree(sources, mesh, {'w': P('x', 'y'), 'b': P()})['w']
     GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
+    >>> gda.load_tree(sources, jax.sharding.NamedSharding(mesh, P('y')))['b']
+    GlobalArray(shape=(2,), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('y'))
     """
     options = Options(max_workers, max_bytes, progress, retry)
     tree = _as_dicts(sources)
@@ -87,28 +92,47 @@ def load_tree(
         arrays = [GlobalArray(array=build.array()) for build in builds]
         return jax.tree.unflatten(structure, arrays)
 
-    return together("gda.load_tree", mesh, work, describe, wanted=lambda: describe(wanted()))
+    over = mesh if isinstance(mesh, Mesh) else _mesh_of(mesh)
+    return together("gda.load_tree", over, work, describe, wanted=lambda: describe(wanted()))
 
 
 def _builds_of(
-    tree: Any, mesh: Mesh, specs: Any, dtype: Any, options: Options
+    tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options
 ) -> tuple[list[Build], Any]:
     """Return how the array of each leaf is built, and the tree's structure; read nothing."""
-    if callable(specs):
-        function: Any = specs
-        specs = _specs_by(function, tree)
-    pairs, structure = specs_for(tree, specs, "specs")
+    if specs is None and not isinstance(mesh, Mesh):
+        found, structure = specs_for(tree, mesh, "mesh", _is_sharding, "NamedSharding")
+        layouts = [(leaf, sharding, None) for leaf, sharding in found]
+    else:
+        if callable(specs):
+            function: Any = specs
+            specs = _specs_by(function, tree)
+        found, structure = specs_for(tree, specs, "specs")
+        layouts = [(leaf, mesh, spec) for leaf, spec in found]
     _check_dtypes(dtype)
     dtypes = specs_for(tree, dtype, "dtype", _is_dtype)[0]
     builds = []
-    for number, ((source, spec), (_, wanted)) in enumerate(zip(pairs, dtypes, strict=True)):
+    for number, (layout, (_, wanted)) in enumerate(zip(layouts, dtypes, strict=True)):
         note = partial(note_path, tree=tree, number=number)
         try:
-            builds.append(build_of_source(source, mesh, spec, wanted, options, note))
+            builds.append(build_of_source(*layout, wanted, options, note))
         except Exception as error:
             note(error)
             raise
     return builds, structure
+
+
+def _is_sharding(node: object) -> bool:
+    return isinstance(node, NamedSharding | SingleDeviceSharding)
+
+
+def _mesh_of(shardings: Any) -> Mesh | None:
+    """Return a mesh of all devices that the arrays of several processes are to be on."""
+    leaves = jax.tree.leaves(shardings, is_leaf=_is_sharding)
+    meshes = [leaf.mesh for leaf in leaves if isinstance(leaf, NamedSharding)]
+    return mesh_of_all(
+        device for mesh in meshes if isinstance(mesh, Mesh) for device in mesh.devices.flat
+    )
 
 
 def _as_dicts(tree: Any) -> Any:
@@ -125,24 +149,13 @@ def _specs_by(function: SpecOf, tree: Any) -> Any:
     specs = []
     for path, source in leaves:
         try:
-            specs.append(_spec_by(function, keystr(path, simple=True, separator="/"), source))
+            known = source_of(source)
+            leaf = jax.ShapeDtypeStruct(known.shape, known.dtype.newbyteorder("="))
+            specs.append(spec_by(function, keystr(path, simple=True, separator="/"), leaf))
         except Exception as error:
             note_path(error, tree, len(specs))
             raise
     return jax.tree.unflatten(structure, specs)
-
-
-def _spec_by(function: SpecOf, name: str, source: Any) -> PartitionSpec:
-    try:
-        spec = function(name, source)
-    except StopIteration as error:
-        raise ValueError(
-            f"specs gave nothing for {name!r}: it ended with StopIteration, as next(...) does "
-            "where no rule matches; add a rule, or a default, as in next(..., PartitionSpec())"
-        ) from error
-    if not isinstance(spec, PartitionSpec):
-        raise TypeError(f"specs({name!r}, source) returned {spec!r}, not a PartitionSpec")
-    return spec
 
 
 def _check_dtypes(dtypes: Any) -> None:
@@ -150,17 +163,8 @@ def _check_dtypes(dtypes: Any) -> None:
     for path, dtype in jax.tree_util.tree_flatten_with_path(dtypes, is_leaf=_is_dtype)[0]:
         if dtype is None:
             continue
-        name = f"dtype{keystr(path)}"
-        try:
-            known = np.dtype(dtype) if _is_dtype(dtype) else None
-        except TypeError:
-            known = None
-        if known is None:
-            raise TypeError(
-                f"{name} is {dtype!r}, not a dtype; a dtype is such as 'float32', np.int32 or "
-                "jnp.bfloat16"
-            )
-        narrowed_dtype(known, f"{name} is ")
+        name = f"dtype{keystr(path)}="
+        narrowed_dtype(as_dtype(dtype, name), f"the argument is {name}")
 
 
 def _is_dtype(node: object) -> bool:

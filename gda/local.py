@@ -16,19 +16,19 @@ from gda.agreement import checked
 from gda.blocks import KEPT_DTYPES, Block, BlockReader
 from gda.buffers import ALIGNMENT, Buffers, aligned_empty
 from gda.grid import ShardGrid
-from gda.indices import check_mesh, processes_of
+from gda.indices import MeshAndSpec, MeshLike, processes_of
 from gda.local_view import local_sharding, view_of
-from gda.plan import plan_of
+from gda.plan import hashable_over, plan_over
 from gda.sharding import is_tracer
-from gda.spec import Shape, SpecLike, check_shape, check_spec
+from gda.spec import Shape, SpecLike, check_shape
 from gda.views import infer_global_shape
 
 
 @checked("GlobalArray.from_process_local", reads=False)
 def array_from_process_local(
     local_data: Any,
-    mesh: Mesh,
-    spec: SpecLike,
+    mesh: MeshLike,
+    spec: SpecLike | None = None,
     global_shape: Iterable[int] | None = None,
     *,
     dtype: npt.DTypeLike | None = None,
@@ -106,14 +106,13 @@ class _LocalPlan:
       sharding: that of the local array; ``None`` if that is not what the local data is.
     """
 
-    def __init__(
-        self, local_shape: Shape, mesh: Mesh, spec: SpecLike, global_shape: Shape | None
-    ) -> None:
+    def __init__(self, local_shape: Shape, over: MeshAndSpec, global_shape: Shape | None) -> None:
+        mesh, spec, memory_kind = over
         if global_shape is None:
             processes = processes_of(mesh)
             me = jax.process_index()
             global_shape = infer_global_shape(local_shape, mesh.shape, spec, processes, me)
-        self.whole = plan_of(global_shape, mesh, spec)
+        self.whole = plan_over(global_shape, over)
         view = view_of(global_shape, mesh, self.whole.grid.spec)
         self.indices = view.indices_within(local_shape) if self.whole.devices else []
         # Whether the local data is its blocks one after the other, each in one piece.
@@ -128,11 +127,14 @@ class _LocalPlan:
             self.is_in_rows
             and is_one_each
             and self.whole.devices[0].platform == "cpu"
+            and memory_kind in (None, self.whole.devices[0].default_memory().kind)
             and _jax_copies_unaligned()
         )
         self.sharding: NamedSharding | None = None
         if view.is_regular and view.local_shape == local_shape:
             sharding = local_sharding(global_shape, mesh, spec)
+            if memory_kind is not None:
+                sharding = sharding.with_memory_kind(memory_kind)
             if len(sharding.device_set) == len(self.whole.devices):
                 self.sharding = sharding
 
@@ -262,11 +264,12 @@ def _from_pieces(local: jax.Array, plan: _LocalPlan, reader: BlockReader) -> jax
         return jax.make_array_from_single_device_arrays(
             whole.grid.global_shape, whole.sharding, buffers
         )
-    return whole.assemble(buffers, whole.devices, reader, "the local data")
+    order = "mesh.local_devices"
+    return whole.assemble(buffers, whole.devices, reader, "the local data", order)
 
 
 def _from_key_data(
-    keys: jax.Array, mesh: Mesh, spec: SpecLike, global_shape: Iterable[int] | None
+    keys: jax.Array, mesh: MeshLike, spec: SpecLike | None, global_shape: Iterable[int] | None
 ) -> jax.Array:
     """Build the array of PRNG keys of their numbers, which have a dimension more."""
     data = np.asarray(jax.random.key_data(keys))
@@ -277,13 +280,11 @@ def _from_key_data(
 
 
 def _plan_for(
-    local: Any, mesh: Mesh, spec: SpecLike, global_shape: Iterable[int] | None
+    local: Any, mesh: MeshLike, spec: SpecLike | None, global_shape: Iterable[int] | None
 ) -> _LocalPlan:
-    check_mesh(mesh)
     shape = None if global_shape is None else check_shape(global_shape)
-    if not isinstance(spec, PartitionSpec):
-        spec = check_spec(spec, local.shape if shape is None else shape)
-    return _cached_plan(local.shape, mesh, spec, shape)
+    over = hashable_over(mesh, spec, local.shape if shape is None else shape)
+    return _cached_plan(local.shape, over, shape)
 
 
 _cached_plan = lru_cache(maxsize=256)(_LocalPlan)

@@ -33,6 +33,16 @@ def view_of(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> ProcessView:
     return grid_of(global_shape, mesh, spec).view(jax.process_index())
 
 
+def is_all_here(array: jax.Array) -> bool:
+    """Whether this process has every block of an array, so that it knows the whole value."""
+    if array.is_fully_addressable:
+        return True
+    sharding = sharding_of(array)
+    mesh: Any = sharding.mesh
+    view = view_of(array.shape, mesh, sharding.spec)
+    return len(view.block_ids) == grid_of(array.shape, mesh, sharding.spec).num_shards
+
+
 def distinct_shards(array: jax.Array, grid: ShardGrid) -> dict[int, jax.Array]:
     """Return the data of each distinct block of this process, as its first device holds it.
 

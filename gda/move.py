@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from gda.agreement import check_moving
 from gda.allgather import all_gather
-from gda.indices import check_mesh, local_positions, mesh_grid, processes_of
+from gda.indices import MeshLike, local_positions, mesh_and_spec, mesh_grid, processes_of
 from gda.local_view import distinct_shards, grid_of
 from gda.sharding import named_sharding, sharding_of
 from gda.spec import Index, SpecLike, check_spec
@@ -22,23 +22,23 @@ from gda.spec import Index, SpecLike, check_spec
 _MAX_BYTES = 256 * 1024 * 1024
 
 
-def reshard(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
+def reshard(array: jax.Array, mesh: MeshLike, spec: SpecLike | None = None) -> jax.Array:
     """Return the array cut by ``spec`` over ``mesh``, in the same kind of memory.
 
-    See ``GlobalArray.reshard``, which says what is raised.
+    Or as a sharding says, which tells the kind of memory too. See ``GlobalArray.reshard``, which
+    says what is raised.
     """
-    check_mesh(mesh)
-    entries = check_spec(spec, array.shape)
-    mesh_grid(array.shape, mesh, entries)
-    sharding = named_sharding(array.shape, mesh, entries)
-    if (kind := array.sharding.memory_kind) is not None:
-        sharding = sharding.with_memory_kind(kind)
-    array = _over_auto_axes(array, mesh)
+    over = mesh_and_spec(mesh, spec)
+    entries = check_spec(over.spec, array.shape, over.mesh.shape)
+    mesh_grid(array.shape, over.mesh, entries)
+    kind = over.memory_kind or array.sharding.memory_kind
+    sharding = named_sharding(array.shape, over.mesh, entries, kind)
+    array = _over_auto_axes(array, over.mesh)
     if array.is_fully_addressable and sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
-    _check_same_devices(array, mesh)
-    check_moving((array, sharding), "GlobalArray.reshard", processes_of(mesh).numbers)
-    if not local_positions(mesh):
+    _check_same_devices(array, over.mesh)
+    check_moving((array, sharding), "GlobalArray.reshard", processes_of(over.mesh).numbers)
+    if not local_positions(over.mesh):
         # This process has nothing to send or to receive, and JAX refuses to take part.
         return jax.make_array_from_single_device_arrays(
             array.shape, sharding, [], dtype=array.dtype

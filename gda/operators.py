@@ -1,16 +1,34 @@
-"""Python's operators for a container of a ``jax.Array``: they compute on the array inside."""
+"""Operators, methods and properties of ``jax.Array`` for a container of one.
+
+All compute on the array inside. Operators are written out, because Python looks for them in the
+class and each has a reflected form. Methods and properties are made in a loop over what JAX's
+arrays have, so that they are those of the installed version.
+"""
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 
 
-def _unwrapped(value: Any) -> Any:
-    return value.__jax_array__() if isinstance(value, ArrayOperators) else value
+def unwrapped(tree: Any) -> Any:
+    """Return the tree with the array of each container in its place."""
+
+    def is_container(leaf: object) -> bool:
+        return isinstance(leaf, ArrayOperators)
+
+    if not any(map(is_container, jax.tree.leaves(tree, is_leaf=is_container))):
+        return tree  # perhaps a static argument, which must stay the object that it is
+    return jax.tree.map(
+        lambda leaf: leaf.__jax_array__() if is_container(leaf) else leaf,
+        tree,
+        is_leaf=is_container,
+    )
 
 
 _Unary = Callable[["ArrayOperators"], jax.Array]
@@ -26,20 +44,32 @@ def _unary(function: Callable[[Any], Any]) -> _Unary:
 
 def _forward(function: Callable[[Any, Any], Any]) -> _Binary:
     def method(self: ArrayOperators, other: Any) -> jax.Array:
-        return function(self.__jax_array__(), _unwrapped(other))
+        return function(self.__jax_array__(), unwrapped(other))
 
     return method
 
 
 def _both_ways(function: Callable[[Any, Any], Any]) -> tuple[_Binary, _Binary]:
     def reflected(self: ArrayOperators, other: Any) -> jax.Array:
-        return function(_unwrapped(other), self.__jax_array__())
+        return function(unwrapped(other), self.__jax_array__())
 
     return _forward(function), reflected
 
 
+class _At:
+    """``jax.Array.at``, which takes arrays as indices and no containers."""
+
+    __slots__ = ("_at",)
+
+    def __init__(self, at: Any) -> None:
+        self._at = at
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._at[unwrapped(key)]
+
+
 class ArrayOperators:
-    """What arrays do with operators, indexing and conversions, through ``__jax_array__``.
+    """Everything that ``jax.Array`` does, done by the array of ``__jax_array__``.
 
     Results are ordinary ``jax.Array``s.
     """
@@ -64,8 +94,7 @@ class ArrayOperators:
         return iter(self.__jax_array__())
 
     def __getitem__(self, key: Any) -> jax.Array:
-        key = tuple(map(_unwrapped, key)) if isinstance(key, tuple) else _unwrapped(key)
-        return self.__jax_array__()[key]
+        return self.__jax_array__()[unwrapped(key)]
 
     def __setitem__(self, key: object, value: object) -> NoReturn:
         raise TypeError("a GlobalArray is immutable; write g.at[index].set(value), a new jax.Array")
@@ -94,10 +123,10 @@ class ArrayOperators:
         The ancestor refused ``==`` because two containers could not be compared without moving
         data. This one computes where the data is, and ``jnp.sin(g) == g`` would anyway.
         """
-        return self.__jax_array__() == _unwrapped(other)
+        return self.__jax_array__() == unwrapped(other)
 
     def __ne__(self, other: object) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.__jax_array__() != _unwrapped(other)
+        return self.__jax_array__() != unwrapped(other)
 
     __lt__ = _forward(operator.lt)
     __le__ = _forward(operator.le)
@@ -112,10 +141,10 @@ class ArrayOperators:
     __mod__, __rmod__ = _both_ways(operator.mod)
 
     def __divmod__(self, other: Any) -> tuple[jax.Array, jax.Array]:
-        return divmod(self.__jax_array__(), _unwrapped(other))
+        return divmod(self.__jax_array__(), unwrapped(other))
 
     def __rdivmod__(self, other: Any) -> tuple[jax.Array, jax.Array]:
-        return divmod(_unwrapped(other), self.__jax_array__())
+        return divmod(unwrapped(other), self.__jax_array__())
 
     __pow__, __rpow__ = _both_ways(operator.pow)
     __and__, __rand__ = _both_ways(operator.and_)
@@ -128,21 +157,118 @@ class ArrayOperators:
     __abs__ = _unary(operator.abs)
     __invert__ = _unary(operator.invert)
 
-    @property
-    def T(self) -> jax.Array:
-        """The transpose."""
-        return self.__jax_array__().T
+    # What the loop below makes, for type checkers and editors.
+    if TYPE_CHECKING:
+        T = jax.Array.T
+        all = jax.Array.all
+        any = jax.Array.any
+        argmax = jax.Array.argmax
+        argmin = jax.Array.argmin
+        argpartition = jax.Array.argpartition
+        argsort = jax.Array.argsort
+        astype = jax.Array.astype
+        at = jax.Array.at
+        aval = jax.Array.aval
+        byteswap = jax.Array.byteswap
+        choose = jax.Array.choose
+        clip = jax.Array.clip
+        committed = jax.Array.committed
+        compress = jax.Array.compress
+        conj = jax.Array.conj
+        conjugate = jax.Array.conjugate
+        copy = jax.Array.copy
+        cumprod = jax.Array.cumprod
+        cumsum = jax.Array.cumsum
+        device = jax.Array.device
+        devices = jax.Array.devices
+        diagonal = jax.Array.diagonal
+        dot = jax.Array.dot
+        flatten = jax.Array.flatten
+        imag = jax.Array.imag
+        item = jax.Array.item
+        itemsize = jax.Array.itemsize
+        mT = jax.Array.mT
+        max = jax.Array.max
+        mean = jax.Array.mean
+        min = jax.Array.min
+        nonzero = jax.Array.nonzero
+        on_device_size_in_bytes = jax.Array.on_device_size_in_bytes
+        platform = jax.Array.platform
+        prod = jax.Array.prod
+        ptp = jax.Array.ptp
+        ravel = jax.Array.ravel
+        real = jax.Array.real
+        repeat = jax.Array.repeat
+        reshape = jax.Array.reshape
+        round = jax.Array.round
+        searchsorted = jax.Array.searchsorted
+        sort = jax.Array.sort
+        squeeze = jax.Array.squeeze
+        std = jax.Array.std
+        sum = jax.Array.sum
+        swapaxes = jax.Array.swapaxes
+        take = jax.Array.take
+        to_device = jax.Array.to_device
+        tobytes = jax.Array.tobytes
+        tolist = jax.Array.tolist
+        trace = jax.Array.trace
+        traceback = jax.Array.traceback
+        transpose = jax.Array.transpose
+        unsafe_buffer_pointer = jax.Array.unsafe_buffer_pointer
+        var = jax.Array.var
+        view = jax.Array.view
+        weak_type = jax.Array.weak_type
 
-    @property
-    def mT(self) -> jax.Array:
-        """The transpose of the last two dimensions."""
-        return self.__jax_array__().mT
+        # Of the class of arrays alone, which has no types.
+        def clone(self) -> jax.Array: ...
+        def is_ready(self) -> bool: ...
+        @property
+        def format(self) -> Any: ...
+    else:
 
-    @property
-    def at(self) -> Any:
-        """JAX's indexed updates: ``g.at[index].set(value)`` gives a new ``jax.Array``."""
-        return self.__jax_array__().at
+        @property
+        def at(self) -> _At:
+            """Indexed updates: ``g.at[index].set(value)`` gives a new ``jax.Array``."""
+            return _At(self.__jax_array__().at)
 
-    def astype(self, dtype: Any) -> jax.Array:
-        """Return a ``jax.Array`` of another dtype."""
-        return self.__jax_array__().astype(dtype)
+
+# Of the class that JAX's arrays are of, and not for a container: to free the memory is the array's
+# part, and NumPy would prefer a buffer to `__array__`, which knows what this process can give.
+_NOT_FOR_CONTAINERS = {"__del__", "__buffer__", "__release_buffer__"}
+
+
+def _attributes_of_arrays() -> dict[str, Any]:
+    """Return the public methods and properties of arrays by name, those of any object aside."""
+    # JAX does not export the class that its arrays are of, which has a few names more than
+    # `jax.Array`. Nothing else is ready or not: tracers and PRNG keys are not.
+    concrete = [c for c in jax.Array.__subclasses__() if hasattr(c, "is_ready")]
+    attributes = {name: getattr(cls, name) for cls in (*concrete, jax.Array) for name in dir(cls)}
+    return {
+        name: theirs
+        for name, theirs in attributes.items()
+        if (not name.startswith("_") or name.startswith("__"))
+        and not hasattr(object, name)
+        and (callable(theirs) or isinstance(theirs, property))
+    }
+
+
+def _delegating(name: str, theirs: Any) -> Any:
+    """Return a property or a method that asks the array inside, which is an array or a tracer."""
+    about = (theirs.__doc__ or "").partition("\n\n")[0].strip()
+    doc = f"``{name}`` of the ``jax.Array`` inside.\n\n{about}".strip()
+    if isinstance(theirs, property):
+        return property(lambda self: getattr(self.__jax_array__(), name), doc=doc)
+
+    def method(self: ArrayOperators, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = unwrapped((args, kwargs))
+        return getattr(self.__jax_array__(), name)(*args, **kwargs)
+
+    if isinstance(theirs, FunctionType):  # else JAX's own has no signature to show
+        functools.update_wrapper(method, theirs)
+    method.__name__, method.__qualname__, method.__doc__ = name, f"ArrayOperators.{name}", doc
+    return method
+
+
+for _name, _theirs in _attributes_of_arrays().items():
+    if _name not in _NOT_FOR_CONTAINERS and _name not in vars(ArrayOperators):
+        setattr(ArrayOperators, _name, _delegating(_name, _theirs))

@@ -9,7 +9,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from gda.agreement import checking_agreement
 from gda.construct import array_from_callback
+from gda.local_view import is_all_here
 
 
 class State(NamedTuple):
@@ -22,23 +24,26 @@ class State(NamedTuple):
     axis_types: tuple[str, ...]
     platform: str
     device_ids: tuple[int, ...]
+    memory_kind: str | None = None
+    weak_type: bool = False
 
 
 def dump(array: jax.Array, sharding: NamedSharding) -> State:
     """Return array and layout in terms that any process can read.
 
     Raises:
-      TypeError: the array is being traced, or other processes hold a part of it.
+      TypeError: the array is being traced, or this process does not hold every block of it.
     """
     mesh = sharding.mesh
     if not isinstance(mesh, Mesh):
         raise TypeError("a GlobalArray cannot be pickled while it is being traced")
-    if not array.is_fully_addressable:
+    is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
+    # The numbers of keys come from a program over all devices, which one process cannot run alone.
+    if not (array.is_fully_addressable if is_key else is_all_here(array)):
         raise TypeError(
-            "a GlobalArray of which other processes hold a part cannot be pickled by one of them; "
+            "a GlobalArray cannot be pickled by a process that does not hold every block of it; "
             "let every process write its local_shards with replica_id 0"
         )
-    is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
     devices = list(mesh.devices.flat)
     return State(
         data=np.asarray(jax.random.key_data(array) if is_key else array),
@@ -48,11 +53,13 @@ def dump(array: jax.Array, sharding: NamedSharding) -> State:
         axis_types=tuple(kind.name for kind in mesh.axis_types),
         platform=devices[0].platform,
         device_ids=tuple(device.id for device in devices),
+        memory_kind=sharding.memory_kind,
+        weak_type=not is_key and array.weak_type,
     )
 
 
 def load(state: State) -> jax.Array:
-    """Return the array on the devices it was on.
+    """Return the array on the devices it was on; a weak type only if all are of this process.
 
     Raises:
       RuntimeError: they are not there.
@@ -80,7 +87,14 @@ def load(state: State) -> jax.Array:
         tuple(state.mesh_shape),
         axis_types=tuple(AxisType[name] for name in state.axis_types),
     )
-    if state.key_impl is None:
-        return array_from_callback(state.data.shape, mesh, state.spec, lambda i: state.data[i])
-    keys = jax.random.wrap_key_data(jax.numpy.asarray(state.data), impl=state.key_impl)
-    return jax.device_put(keys, NamedSharding(mesh, PartitionSpec(*state.spec)))
+    spec = PartitionSpec(*state.spec)
+    sharding = NamedSharding(mesh, spec, memory_kind=state.memory_kind)
+    data: Any = state.data
+    if state.key_impl is not None:
+        data = jax.random.wrap_key_data(jax.numpy.asarray(data), impl=state.key_impl)
+    if state.weak_type and sharding.is_fully_addressable:
+        # No public function makes a weak type, but updates of a Python number keep that of it.
+        weak = jax.numpy.broadcast_to(data.dtype.type(0).item(), data.shape).at[...].set(data)
+        return jax.device_put(weak, sharding)
+    with checking_agreement(False):  # a process may read a pickle alone
+        return array_from_callback(data.shape, sharding, None, lambda index: data[index])

@@ -17,20 +17,25 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.agreement import describe, together
 from gda.array import GlobalArray
-from gda.indices import local_positions
+from gda.boundary import public
+from gda.indices import local_positions, processes_of
 from gda.local import Batch, array_from_process_local
 from gda.local_view import process_local_of, view_of
 from gda.sharding import is_tracer, sharding_of
 from gda.spec import Shape
 from gda.transform import constrain
-from gda.trees import is_container, map_with_specs, note_path, path_of, specs_for
+from gda.trees import is_container, map_with_specs, path_of
+from gda.views import infer_global_shape
 
 
 class DataPartitionType(enum.Enum):
-    """How the arrays of a batch are cut over the current mesh.
+    """The ways to shard the arrays of a batch over the current mesh.
 
     ``FULL``: dimension 0 over all axes of the mesh, so that each process has some of the rows.
     ``REPLICATED``: not at all, so that every device has the whole array.
+    ``BATCH``: dimension 0 over the axes ``'data'`` and ``'fsdp'``, and dimension 1, where an array
+    has one, over the axis ``'seq'``. Axes that the mesh does not have are left out; it must have
+    ``'data'`` or ``'fsdp'``.
 
     >>> import gda
     >>> gda.DataPartitionType('full')
@@ -41,126 +46,131 @@ class DataPartitionType(enum.Enum):
 
     FULL = "full"
     REPLICATED = "replicated"
+    BATCH = "batch"
 
 
-def host_to_global_device_array(
-    host_arrays: Any, *, partition: Any = DataPartitionType.FULL
-) -> Any:
+# The names that axlearn's meshes have.
+_BATCH_AXES = ("data", "fsdp")
+_SEQUENCE_AXES = ("seq",)
+_BY_ROWS = (DataPartitionType.FULL, DataPartitionType.BATCH)
+
+
+@public
+def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType.FULL) -> Any:
     """Return a tree of ``GlobalArray``s over the current mesh, made of what each process has.
 
-    Under ``FULL`` each process brings the rows of its own devices: the global batch is the local
-    batch divided by the devices of this process and multiplied by all devices, that is, where every
-    process has as many, the local batch times the number of processes. The rows of a process are on
-    its own devices, in their order in the mesh, whatever that order is. Under ``REPLICATED`` every
-    process brings the whole array. Under a spec it brings what ``GlobalArray.from_process_local``
-    says. NumPy data is copied once. Communicates between processes only to check that they agree,
-    where ``gda.checking_agreement`` is on.
+    Under ``FULL`` and ``BATCH`` each process brings the rows of its own devices. ``FULL``: the
+    global batch is the local batch divided by the devices of this process and multiplied by all
+    devices, that is, where every process has as many, the local batch times the number of
+    processes. ``BATCH``: it is the local batch divided by the blocks of rows that this process has
+    and multiplied by all blocks; dimension 1 every process brings whole. The rows of a process are
+    on its own devices, in their order in the mesh, whatever that order is. Under ``REPLICATED``
+    every process brings the whole array. Under a spec it brings what
+    ``GlobalArray.from_process_local`` says. NumPy data is copied once. Communicates between
+    processes only to check that they agree, where ``gda.checking_agreement`` is on.
+    ``host_to_global_device_array`` is the former name of this function.
 
     Args:
       host_arrays: a pytree of arrays of shape ``[local batch, ...]``; under ``REPLICATED`` and
-        specs of any shape.
-      partition: a ``DataPartitionType``, a ``PartitionSpec``, or a tree of specs that is a prefix
+        specs of any shape. Leaves may have batches of different sizes.
+      partition: a ``DataPartitionType``, a ``PartitionSpec``, or a tree of both that is a prefix
         of ``host_arrays``.
 
     Raises:
-      ValueError: there is no current mesh; the devices of this process do not divide the local
-        batch; an array without dimensions under ``FULL``. With the path of the leaf.
+      ValueError: there is no current mesh, or under ``BATCH`` it has no axis ``'data'`` or
+        ``'fsdp'``; the devices of this process do not divide the local batch; an array without
+        dimensions under ``FULL`` or ``BATCH``. With a note of the leaf's path.
       NotImplementedError: ``partition`` is something else.
       TypeError, DoesNotFitError: as in ``GlobalArray.from_process_local``.
 
     >>> import gda, jax, numpy as np
-    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('data', 'seq'))
     >>> with jax.set_mesh(mesh):
-    ...     batch = gda.host_to_global_device_array({'tokens': np.zeros((16, 5), np.int32)})
+    ...     batch = gda.host_to_global_array({'tokens': np.zeros((16, 6), np.int32)})
     >>> batch['tokens']
-    GlobalArray(shape=(16, 5), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P(('x', 'y')))
+    GlobalArray(shape=(16, 6), dtype=int32, mesh={'data': 4, 'seq': 2}, spec=P(('data', 'seq')))
+    >>> with jax.set_mesh(mesh):
+    ...     batch = gda.host_to_global_array(
+    ...         {'tokens': np.zeros((16, 6), np.int32), 'step': 3},
+    ...         partition={'tokens': gda.DataPartitionType.BATCH,
+    ...                    'step': gda.DataPartitionType.REPLICATED})
+    >>> batch['tokens']
+    GlobalArray(shape=(16, 6), dtype=int32, mesh={'data': 4, 'seq': 2}, spec=P('data', 'seq'))
     """
     mesh = _needed_mesh()
+    _check_partition(partition)
+    if partition is None:
+        raise NotImplementedError(
+            "partition is None; write DataPartitionType.REPLICATED, or PartitionSpec(), for arrays "
+            "that every device holds whole"
+        )
     return together(
-        "host_to_global_device_array", mesh, lambda: _placed(host_arrays, partition, mesh), describe
+        "host_to_global_array", mesh, lambda: _placed(host_arrays, partition, mesh), describe
     )
 
 
+host_to_global_device_array = host_to_global_array
+
+
 def _placed(host_arrays: Any, partition: Any, mesh: Mesh) -> Any:
-    pairs, structure = specs_for(host_arrays, _spec_of(partition, mesh), "partition")
-    leaves = []
-    with Batch(len(pairs)) as batch:
-        for leaf, spec in pairs:
-            if partition is DataPartitionType.FULL:
-                _check_rows(np.shape(leaf), mesh, host_arrays, len(leaves))
-            try:
-                array = array_from_process_local(leaf, mesh, spec, batch=batch)
-            except Exception as error:
-                note_path(error, host_arrays, len(leaves))
-                raise
-            leaves.append(GlobalArray(array=array))
-    return jax.tree.unflatten(structure, leaves)
+    with Batch(len(jax.tree.leaves(host_arrays))) as batch:
+
+        def placed(leaf: Any, part: Any) -> GlobalArray:
+            spec, shape = _layout_of(part, np.shape(leaf), mesh)
+            array = array_from_process_local(leaf, mesh, spec, shape, batch=batch)
+            return GlobalArray(array=array)
+
+        return map_with_specs(placed, host_arrays, partition, "partition", _is_partition)
 
 
-def global_to_host_array(global_arrays: Any, *, partition: Any = DataPartitionType.FULL) -> Any:
+@public
+def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
     """Return a tree of new NumPy arrays: of each array what this process has, every block once.
 
-    The inverse of ``host_to_global_device_array`` with the same ``partition``: rows come in the
-    order in which they went in. Needs no current mesh, and never communicates between processes.
-
-    Under ``FULL`` the arrays may be cut along any dimensions, as long as this process has whole
-    rows, and the same ones of each array; rows that several processes have are returned by each.
+    The blocks stand side by side in the order of their indices, gaps left out, however the array is
+    sharded: the inverse of ``host_to_global_array``, where each process brought its own blocks and
+    no others. Needs no current mesh, and never communicates between processes.
 
     Args:
       global_arrays: a pytree of ``GlobalArray``s and ``jax.Array``s.
-      partition: a ``DataPartitionType``, a ``PartitionSpec``, or a tree of specs that is a prefix
-        of ``global_arrays``. Only leaves whose spec cuts dimension 0 must have the same rows.
+      partition: what the arrays must be, for those who want it checked: ``FULL``, this process has
+        whole rows; ``REPLICATED``, it has the whole array; ``BATCH`` or a ``PartitionSpec``, the
+        array is sharded so; or a tree of these that is a prefix of ``global_arrays``, with ``None``
+        for no check. Under ``FULL`` and ``BATCH`` arrays of one batch size must also have the same
+        rows in this process. It never changes what is returned.
 
     Raises:
-      ValueError: of two leaves the batch sizes differ, or this process has other rows of the one
-        than of the other (with the paths of both); this process does not have whole rows of a leaf,
-        or under ``REPLICATED`` not all of it; its blocks do not form a regular grid; a leaf is not
-        cut as its spec says; an array without dimensions under ``FULL``.
+      ValueError: the blocks of this process do not form a regular grid, or it has none of them; an
+        array is not as ``partition`` says. With a note of the leaf's path.
       TypeError: a leaf is not such an array, or is one of PRNG keys, of which NumPy knows nothing.
       NotImplementedError: ``partition`` is something else.
 
     >>> import gda, jax, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
     >>> with jax.set_mesh(mesh):
-    ...     batch = gda.host_to_global_device_array({'tokens': np.arange(16)})
+    ...     batch = gda.host_to_global_array({'tokens': np.arange(16)})
     >>> gda.global_to_host_array(batch)['tokens']
     array([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11, 12, 13, 14, 15], dtype=int32)
     """
-    pairs, structure = specs_for(global_arrays, _spec_of(partition, None), "partition")
-    arrays = []
-    for leaf, _ in pairs:
-        try:
-            arrays.append(_live(leaf))
-        except Exception as error:
-            note_path(error, global_arrays, len(arrays))
-            raise
-    batch = _Batch(global_arrays)
-    for number, (array, (_, spec)) in enumerate(zip(arrays, pairs, strict=True)):
-        if partition is DataPartitionType.FULL:
-            batch.check_whole_rows(number, array)
-            batch.check_same_rows(number, array)
-        elif partition is DataPartitionType.REPLICATED:
-            batch.check_whole(number, array)
-        else:
-            batch.check_cut(number, array, spec)
-            if array.ndim and tuple(spec)[:1] not in ((), (None,)):
-                batch.check_same_rows(number, array)
-    values = []
-    for array in arrays:
-        try:
-            values.append(process_local_of(array))
-        except Exception as error:
-            note_path(error, global_arrays, len(values))
-            raise
-    return jax.tree.unflatten(structure, values)
+    _check_partition(partition)
+    rows = _SameRows(global_arrays)
+
+    def taken(leaf: Any, part: Any) -> np.ndarray[Any, Any]:
+        array = _live(leaf)
+        _check_layout(array, part)
+        rows.check(array, part)
+        return process_local_of(array)
+
+    return map_with_specs(taken, global_arrays, partition, "partition", _is_partition_or_none)
 
 
+@public
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """Return ``x`` cut as ``shardings`` says: inside ``jit`` a constraint, outside it a move.
 
     ``gda.constrain`` for trees, over the current mesh. Where there is none, or it has one device,
-    ``x`` comes back as it is, so that a model runs unchanged on a laptop. Outside ``jit`` JAX moves
-    the data, between processes if need be, and then all of them must call this.
+    a spec leaves ``x`` as it is, so that a model runs unchanged on a laptop. Outside ``jit`` JAX
+    moves the data, between processes if need be, and then all of them must call this.
 
     Args:
       x: a pytree of ``jax.Array``s and ``GlobalArray``s, which come back as such.
@@ -192,15 +202,17 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
 def _constrained(leaf: Any, sharding: Any, current: _Current) -> Any:
     if sharding is None:
         return leaf
-    spec = sharding
+    is_placed = isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)
     if isinstance(sharding, NamedSharding):
         mesh, spec = sharding.mesh, sharding.spec
     else:
-        mesh = current.mesh_for(leaf)
-    if mesh is None or mesh.size == 1:
+        mesh, spec = current.mesh_for(leaf), sharding
+    if mesh is None or (mesh.size == 1 and not is_placed):
         return leaf
     if isinstance(leaf, np.ndarray | np.generic):
         leaf = jax.numpy.array(leaf)
+    if is_placed:
+        return constrain(leaf, sharding)
     return constrain(leaf, spec, mesh=mesh if isinstance(mesh, Mesh) else None)
 
 
@@ -268,62 +280,77 @@ def _needed_mesh() -> Mesh:
 # Partitions.
 
 
-def _spec_of(partition: Any, mesh: Mesh | None) -> Any:
-    """Return a spec, or a tree of them, for a partition; without a mesh any spec will do."""
-    if partition is DataPartitionType.REPLICATED:
-        return PartitionSpec()
-    if partition is DataPartitionType.FULL:
-        return PartitionSpec(() if mesh is None else mesh.axis_names)
-    for leaf in jax.tree.leaves(partition, is_leaf=_is_spec_or_none):
-        if not isinstance(leaf, PartitionSpec | None):
+def _is_partition(node: object) -> bool:
+    return isinstance(node, DataPartitionType | PartitionSpec)
+
+
+def _is_partition_or_none(node: object) -> bool:
+    return node is None or _is_partition(node)
+
+
+def _check_partition(partition: Any) -> None:
+    for leaf in jax.tree.leaves(partition, is_leaf=_is_partition_or_none):
+        if not _is_partition_or_none(leaf):
             raise NotImplementedError(
-                f"partition has {leaf!r}; it is DataPartitionType.FULL, "
-                "DataPartitionType.REPLICATED, a PartitionSpec or a tree of specs"
+                f"partition has {leaf!r}; it is a DataPartitionType (FULL, REPLICATED or BATCH), a "
+                "PartitionSpec or a tree of these"
             )
-    if partition is None:
-        raise NotImplementedError(
-            "partition is None; write DataPartitionType.REPLICATED, or PartitionSpec(), for arrays "
-            "that every device holds whole"
-        )
-    return partition
 
 
-def _is_spec_or_none(leaf: object) -> bool:
-    return leaf is None or isinstance(leaf, PartitionSpec)
-
-
-def _is_sharding(leaf: object) -> bool:
-    return leaf is None or isinstance(leaf, PartitionSpec | NamedSharding)
-
-
-def _at(tree: Any, number: int) -> str:
-    path = path_of(tree, number)
-    return f"the array at {path}" if path else "the array"
-
-
-# Rows.
-
-
-def _check_rows(shape: Shape, mesh: Mesh, tree: Any, number: int) -> None:
+def _layout_of(
+    partition: DataPartitionType | PartitionSpec, shape: Shape, mesh: Mesh
+) -> tuple[PartitionSpec, Shape | None]:
+    """Return the spec and the global shape of local data; ``None`` for a shape to be inferred."""
+    if isinstance(partition, PartitionSpec):
+        return partition, None
+    if partition is DataPartitionType.REPLICATED:
+        return PartitionSpec(), None
     if not shape:
-        raise _scalar_error(tree, number)
+        raise _scalar_error(partition)
+    if partition is DataPartitionType.FULL:
+        _check_rows(shape, mesh)
+        return PartitionSpec(mesh.axis_names), None
+    spec = _batch_spec(mesh, len(shape))
+    # Only the rows are shared out between processes: of a sequence each brings all.
+    rows = PartitionSpec(spec[0])
+    me = jax.process_index()
+    return spec, infer_global_shape(shape, mesh.shape, rows, processes_of(mesh), me)
+
+
+def _batch_spec(mesh: Any, ndim: int) -> PartitionSpec:
+    rows, sequence = (
+        tuple(axis for axis in mesh.axis_names if axis in names)
+        for names in (_BATCH_AXES, _SEQUENCE_AXES)
+    )
+    if not rows:
+        raise ValueError(
+            "DataPartitionType.BATCH shards dimension 0 over the mesh axes 'data' and 'fsdp', and "
+            f"the mesh {dict(mesh.shape)} has neither; name one of its axes so, or pass a "
+            "PartitionSpec as partition"
+        )
+    return PartitionSpec(rows, sequence) if sequence and ndim > 1 else PartitionSpec(rows)
+
+
+def _check_rows(shape: Shape, mesh: Mesh) -> None:
     devices = len(local_positions(mesh))
     if devices and shape[0] % devices:
         below = shape[0] // devices * devices
         nearest = f"{below} and {below + devices}" if below else f"{devices}"
         raise ValueError(
-            f"{_at(tree, number)} has a local batch of {shape[0]} rows, and this process has "
-            f"{devices} devices of the mesh {dict(mesh.shape)}, which do not divide it; nearest "
+            f"the array has a local batch of {shape[0]} rows, and this process has {devices} "
+            f"devices of the mesh {dict(mesh.shape)}, which do not divide it; nearest "
             f"{'are' if below else 'is'} {nearest}"
         )
 
 
-def _scalar_error(tree: Any, number: int) -> ValueError:
+def _scalar_error(partition: object) -> ValueError:
     return ValueError(
-        f"{_at(tree, number)} is a scalar, and DataPartitionType.FULL cuts dimension 0, which it "
-        "does not have; use DataPartitionType.REPLICATED, or a tree of specs with PartitionSpec() "
-        "for the scalars"
+        f"the array is a scalar, and {partition} shards dimension 0, which it does not have; use "
+        "DataPartitionType.REPLICATED for it, in a tree as partition"
     )
+
+
+# What this process has of an array.
 
 
 def _live(leaf: Any) -> jax.Array:
@@ -334,79 +361,68 @@ def _live(leaf: Any) -> jax.Array:
     return array
 
 
-class _Batch:
-    """What this process has of the leaves of a tree, and what is wrong with it."""
+def _check_layout(array: jax.Array, partition: DataPartitionType | PartitionSpec | None) -> None:
+    """Raise ``ValueError`` if this process has other blocks of an array than ``partition`` says."""
+    if partition in _BY_ROWS and not array.ndim:
+        raise _scalar_error(partition)
+    if partition is None or array.is_fully_addressable:
+        return
+    sharding: Any = sharding_of(array)
+    if partition is DataPartitionType.FULL:
+        if (local := _local_shape(array))[1:] != array.shape[1:]:
+            raise ValueError(
+                f"the array has the shape {array.shape}, and this process has only parts of its "
+                f"rows, {local} in all; leave partition= out for those parts, or shard the array "
+                "along dimension 0 with GlobalArray.reshard"
+            )
+    elif partition is DataPartitionType.REPLICATED:
+        if (local := _local_shape(array)) != array.shape:
+            raise ValueError(
+                f"the array has the shape {array.shape}, and of that this process has {local}; "
+                "with DataPartitionType.REPLICATED it must have all. Leave partition= out for what "
+                "it has, or use GlobalArray.gather for the whole"
+            )
+    else:
+        spec: Any = partition
+        if partition is DataPartitionType.BATCH:
+            spec = _batch_spec(sharding.mesh, array.ndim)
+        if not sharding.is_equivalent_to(NamedSharding(sharding.mesh, spec), array.ndim):
+            raise ValueError(
+                f"the array is sharded by {sharding.spec}, and partition says {spec}; pass the "
+                "spec that it has, or move it there first with GlobalArray.reshard"
+            )
+
+
+class _SameRows:
+    """Of each batch size, the rows that this process has of the first array."""
 
     def __init__(self, tree: Any) -> None:
         self._tree = tree
-        self._first: tuple[int, int, Sequence[slice]] | None = None
+        self._leaves = 0
+        self._first: dict[int, tuple[int, Sequence[slice]]] = {}
 
-    def check_same_rows(self, number: int, array: jax.Array) -> None:
-        """Raise ``ValueError`` if an array has another batch or other rows than the first."""
-        size, rows = array.shape[0], _rows(array)
-        if self._first is None:
-            self._first = number, size, rows
+    def check(self, array: jax.Array, partition: Any) -> None:
+        """Raise ``ValueError`` if this process has other rows of an array than of the first.
+
+        To be called with all leaves of the tree, in their order.
+        """
+        number, self._leaves = self._leaves, self._leaves + 1
+        if partition not in _BY_ROWS:
             return
-        first, first_size, first_rows = self._first
-        before, now = _at(self._tree, first), _at(self._tree, number)
-        if size != first_size:
-            raise ValueError(
-                f"{before} has a batch of {first_size} rows, and {now} one of {size}; all arrays "
-                "of a batch have the same"
-            )
+        rows = _rows(array)
+        first, first_rows = self._first.setdefault(array.shape[0], (number, rows))
         if rows != first_rows:
             raise ValueError(
-                f"of {before} this process has the rows {_rows_text(first_rows)}, and of {now} the "
-                f"rows {_rows_text(rows)}; cut dimension 0 of both over the same mesh axes, for "
-                "instance with GlobalArray.reshard"
+                f"of the array at {path_of(self._tree, first)} this process has the rows "
+                f"{_rows_text(first_rows)}, and of this one the rows {_rows_text(rows)}; shard "
+                "dimension 0 of both over the same mesh axes, for instance with "
+                "GlobalArray.reshard, or leave partition= out"
             )
 
-    def check_whole_rows(self, number: int, array: jax.Array) -> None:
-        """Raise ``ValueError`` if this process has only parts of the rows of an array."""
-        if not array.ndim:
-            raise _scalar_error(self._tree, number)
-        if (local := self._local_shape(number, array))[1:] != array.shape[1:]:
-            raise ValueError(
-                f"{_at(self._tree, number)} has the shape {array.shape}, and this process has only "
-                f"parts of its rows, {local} in all; pass its PartitionSpec as partition= for "
-                "those parts, or cut it along dimension 0 with GlobalArray.reshard"
-            )
 
-    def check_whole(self, number: int, array: jax.Array) -> None:
-        """Raise ``ValueError`` if this process does not have all of an array."""
-        if (local := self._local_shape(number, array)) != array.shape:
-            raise ValueError(
-                f"{_at(self._tree, number)} has the shape {array.shape}, and of that this process "
-                f"has {local}; with DataPartitionType.REPLICATED it must have all. Use "
-                "DataPartitionType.FULL for its rows, or GlobalArray.gather for the whole"
-            )
-
-    def check_cut(self, number: int, array: jax.Array, spec: PartitionSpec) -> None:
-        """Raise ``ValueError`` if this process has other blocks than those of a spec."""
-        if array.is_fully_addressable:
-            return
-        sharding = sharding_of(array)
-        try:
-            wanted = NamedSharding(sharding.mesh, spec)
-            is_so = sharding.is_equivalent_to(wanted, array.ndim)
-        except ValueError as error:
-            note_path(error, self._tree, number)
-            raise
-        if not is_so:
-            raise ValueError(
-                f"{_at(self._tree, number)} is cut by {sharding.spec}, and partition says {spec}; "
-                "pass the spec that it has, or move it there first with GlobalArray.reshard"
-            )
-
-    def _local_shape(self, number: int, array: jax.Array) -> Shape:
-        if array.is_fully_addressable:
-            return array.shape
-        sharding: Any = sharding_of(array)
-        try:
-            return view_of(array.shape, sharding.mesh, sharding.spec).local_shape
-        except ValueError as error:
-            note_path(error, self._tree, number)
-            raise
+def _local_shape(array: jax.Array) -> Shape:
+    sharding: Any = sharding_of(array)
+    return view_of(array.shape, sharding.mesh, sharding.spec).local_shape
 
 
 def _rows(array: jax.Array) -> Sequence[slice]:
@@ -418,3 +434,7 @@ def _rows(array: jax.Array) -> Sequence[slice]:
 
 def _rows_text(rows: Sequence[slice]) -> str:
     return " and ".join(f"{r.start}:{r.stop}" for r in rows[:8]) + " ..." * (len(rows) > 8)
+
+
+def _is_sharding(leaf: object) -> bool:
+    return leaf is None or isinstance(leaf, PartitionSpec | NamedSharding)

@@ -7,32 +7,46 @@ to 8 times (benchmarks/RESULTS.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
 import numpy.typing as npt
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.blocks import Block, BlockReader
 from gda.grid import ShardGrid
-from gda.indices import Device, check_mesh, local_positions, mesh_grid
+from gda.indices import (
+    Device,
+    MeshAndSpec,
+    MeshLike,
+    local_positions,
+    mesh_and_spec,
+    mesh_grid,
+)
 from gda.sharding import is_tracer, named_sharding
 from gda.spec import Index, Shape, SpecLike, check_shape, check_spec
 
 
-def plan_of(global_shape: Iterable[int], mesh: Mesh, spec: SpecLike) -> Plan:
+def plan_of(global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None) -> Plan:
     """Return the plan, from a cache where the same array was built before."""
     shape = check_shape(global_shape)
-    check_mesh(mesh)
-    hashable = spec if isinstance(spec, PartitionSpec) else check_spec(spec, shape)
-    return _cached_plan(shape, mesh, hashable)
+    return plan_over(shape, hashable_over(mesh, spec, shape))
+
+
+def hashable_over(mesh: MeshLike, spec: SpecLike | None, shape: Shape) -> MeshAndSpec:
+    """Return mesh and spec as a key of what is kept for them."""
+    over = mesh_and_spec(mesh, spec)
+    if isinstance(over.spec, PartitionSpec):
+        return over
+    return over._replace(spec=check_spec(over.spec, shape, over.mesh.shape))
 
 
 @lru_cache(maxsize=256)
-def _cached_plan(shape: Shape, mesh: Mesh, spec: SpecLike) -> Plan:
-    return Plan(mesh_grid(shape, mesh, spec), mesh, spec)
+def plan_over(shape: Shape, over: MeshAndSpec) -> Plan:
+    """Return the plan of a checked shape."""
+    return Plan(mesh_grid(shape, over.mesh, over.spec), over)
 
 
 class Plan:
@@ -40,16 +54,18 @@ class Plan:
 
     Attributes:
       grid, sharding: of the whole array.
+      memory_kind: that which was asked for, if one was.
       devices, indices: the devices of this process, in device order, and what each holds.
       distinct: the indices without repeats; a *block* is a position in this list.
       block_of_device: the block of each device.
       firsts: the devices, by position in ``devices``, that are the first to hold their block.
     """
 
-    def __init__(self, grid: ShardGrid, mesh: Mesh, spec: SpecLike) -> None:
-        local = local_positions(mesh)
+    def __init__(self, grid: ShardGrid, over: MeshAndSpec) -> None:
+        local = local_positions(over.mesh)
         self.grid = grid
-        self.sharding = named_sharding(grid.global_shape, mesh, spec)
+        self.memory_kind = over.memory_kind
+        self.sharding = named_sharding(grid.global_shape, *over)
         self.devices = tuple(local)
         self.indices = [index for index, _ in grid.shards_at(local.values())]
         first_at: dict[tuple[int | None, ...], int] = {}
@@ -84,6 +100,13 @@ class Plan:
         for device, block in zip(self.devices, self.block_of_device, strict=True):
             holders[block].append(device)
         return [tuple(devices) for devices in holders]
+
+    def targets(self, block: int) -> list[Any]:
+        """Return where ``jax.device_put`` sends a block: to the memory of each holder."""
+        if self.memory_kind is None:
+            return list(self.holders[block])
+        kind = self.memory_kind
+        return [SingleDeviceSharding(device, memory_kind=kind) for device in self.holders[block]]
 
     @property
     def places_early(self) -> bool:
@@ -133,13 +156,26 @@ class Plan:
         expected: Sequence[Device],
         reader: BlockReader,
         what: str,
+        order: str,
     ) -> jax.Array:
-        """Check single-device arrays against the devices they must be on; put them together."""
+        """Check single-device arrays against the devices they must be on; put them together.
+
+        Args:
+          buffers, what: the arrays, and what they are in messages.
+          expected, order: the devices, and what says their order.
+        """
         index_of = dict(zip(self.devices, self.indices, strict=True))
         on_device: dict[Device, jax.Array] = {}
+        dtype = None
         for i, (buffer, device) in enumerate(zip(buffers, expected, strict=True)):
-            array = _array_on(device, buffer, f"{what}[{i}]")
+            array = _array_on(device, buffer, f"{what}[{i}]", order)
             reader.check_shape(index_of[device], array.shape)
+            dtype = array.dtype if dtype is None else dtype
+            if reader.asked is None and array.dtype != dtype:
+                raise TypeError(
+                    f"{what}[{i}] has dtype {array.dtype}, those before it {dtype}; make all of "
+                    "one dtype with .astype"
+                )
             on_device[device] = array
         arrays: dict[Device, Any] = {
             device: reader.settle_jax(index_of[device], array)
@@ -147,13 +183,27 @@ class Plan:
         }
         return jax.make_array_from_single_device_arrays(
             self.grid.global_shape,
-            self.sharding,
+            self._sharding_of(arrays, what),
             [arrays[device] for device in self.devices],
             dtype=reader.dtype,
         )
 
+    def _sharding_of(self, arrays: Mapping[Device, jax.Array], what: str) -> NamedSharding:
+        """Return the sharding in the kind of memory that all arrays are in."""
+        device_of = {array.sharding.memory_kind: device for device, array in arrays.items()}
+        wanted = self.memory_kind or next(iter(device_of), None)
+        if other := next((kind for kind in device_of if kind != wanted), None):
+            raise ValueError(
+                f"{what} for {device_of[other]} is in {other!r} memory, and this array is in "
+                f"{wanted!r} memory; put it there with jax.device_put(buffer, "
+                f"SingleDeviceSharding(device, memory_kind={wanted!r}))"
+            )
+        if wanted == self.sharding.memory_kind:
+            return self.sharding
+        return self.sharding.with_memory_kind(wanted)  # pyright: ignore[reportArgumentType]
 
-def _array_on(device: Device, buffer: object, name: str) -> jax.Array:
+
+def _array_on(device: Device, buffer: object, name: str, order: str) -> jax.Array:
     """Return a buffer that is an array on ``device`` alone; raise if it is anything else."""
     if not isinstance(buffer, jax.Array) or is_tracer(buffer):
         kind = "traced array" if is_tracer(buffer) else type(buffer).__name__
@@ -165,7 +215,10 @@ def _array_on(device: Device, buffer: object, name: str) -> jax.Array:
         raise RuntimeError(f"{name}, for {device}, was deleted or donated")
     if buffer.devices() != {device}:
         on = ", ".join(sorted(map(str, buffer.devices())))
-        raise ValueError(f"{name} is on {on}; expected there is {device}")
+        raise ValueError(
+            f"{name} is on {on}; expected there is {device}. Put one array on each device, in the "
+            f"order of {order}"
+        )
     return buffer
 
 

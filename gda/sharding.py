@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any
 
 import jax
-import numpy as np
 from jax.core import Tracer
 from jax.sharding import (
     AbstractMesh,
@@ -21,13 +20,36 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from gda.indices import Device
+from gda.indices import mesh_and_spec
 from gda.spec import Shape, SpecLike, check_spec
 
 
-def named_sharding(global_shape: Shape, mesh: Mesh | AbstractMesh, spec: SpecLike) -> NamedSharding:
+class LayoutUnknownError(TypeError, AttributeError):
+    """There is no mesh and spec to know, so an attribute that would tell them is not there.
+
+    An ``AttributeError`` too, as of JAX's tracers: JAX and other libraries ask ``hasattr``.
+    """
+
+
+def not_an_array_error(content: object) -> LayoutUnknownError:
+    """Say how a container came to hold what is no ``jax.Array``, and what to use instead."""
+    return LayoutUnknownError(
+        f"this GlobalArray holds a {type(content).__name__} and no jax.Array, because a tree "
+        "function such as jax.device_get or jax.tree.map put its result into the container. For "
+        "NumPy arrays use gda.to_numpy(tree). For any other result call jax.tree.map(function, "
+        "tree, is_leaf=lambda x: isinstance(x, gda.GlobalArray))"
+    )
+
+
+def named_sharding(
+    global_shape: Shape,
+    mesh: Mesh | AbstractMesh,
+    spec: SpecLike,
+    memory_kind: str | None = None,
+) -> NamedSharding:
     """Return the sharding, its spec cut to the rank: JAX refuses surplus entries in places."""
-    return NamedSharding(mesh, PartitionSpec(*check_spec(spec, global_shape)))  # pyright: ignore
+    entries = check_spec(spec, global_shape, mesh.shape)
+    return NamedSharding(mesh, PartitionSpec(*entries), memory_kind=memory_kind)  # pyright: ignore
 
 
 def is_tracer(array: object) -> bool:
@@ -38,17 +60,18 @@ def sharding_of(array: Any) -> NamedSharding:
     """Return the sharding of what a container holds.
 
     Raises:
-      TypeError: there is none to know.
+      LayoutUnknownError: there is none to know.
     """
     if is_tracer(array):
         return _sharding_in_trace(array)
-    sharding = getattr(array, "sharding", None)
+    if not hasattr(array, "sharding"):
+        raise not_an_array_error(array)
+    sharding = array.sharding
     if isinstance(sharding, NamedSharding):
         return sharding
     if isinstance(sharding, SingleDeviceSharding):
-        (device,) = sharding.device_set
-        return _on_one_device(device)
-    raise TypeError(
+        return _on_one_device(sharding)
+    raise LayoutUnknownError(
         f"this {type(array).__name__} has the sharding {sharding!r}, which names no mesh and spec; "
         "give it one with jax.device_put(array, NamedSharding(mesh, spec))"
     )
@@ -58,13 +81,13 @@ def _sharding_in_trace(array: Any) -> NamedSharding:
     sharding: Any = jax.typeof(array).sharding
     mesh = sharding.mesh
     if AxisType.Manual in mesh.axis_types:
-        raise TypeError(
+        raise LayoutUnknownError(
             "inside jax.shard_map an array is the block of one device, without a mesh or spec; "
             "look at them outside"
         )
     if mesh.empty or any(kind != AxisType.Explicit for kind in mesh.axis_types):
         kinds = sorted({kind.name for kind in mesh.axis_types}) or ["no mesh"]
-        raise TypeError(
+        raise LayoutUnknownError(
             "mesh, spec and shards of this GlobalArray are not known while it is being traced over "
             f"{' and '.join(kinds)} axes: JAX lays it out when it compiles. Look at them outside "
             "jit and pass them in, make the mesh with Explicit axes, or ask for a layout with "
@@ -74,5 +97,6 @@ def _sharding_in_trace(array: Any) -> NamedSharding:
 
 
 @cache
-def _on_one_device(device: Device) -> NamedSharding:
-    return NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
+def _on_one_device(sharding: SingleDeviceSharding) -> NamedSharding:
+    mesh, spec, kind = mesh_and_spec(sharding, None)
+    return NamedSharding(mesh, spec, memory_kind=kind)  # pyright: ignore[reportArgumentType]

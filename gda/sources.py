@@ -72,7 +72,9 @@ def source_of(value: Any) -> Source:
 
     Raises:
       TypeError: it is none, or NumPy does not know its dtype.
+      ValueError: its file is closed.
     """
+    _check_open(value)
     if _is_tensorstore(value):
         return AsyncSource(value)
     if hasattr(value, "get_shape") and hasattr(value, "get_dtype"):
@@ -85,10 +87,16 @@ def source_of(value: Any) -> Source:
 def is_group(value: object) -> bool:
     """Whether a value is a mapping that JAX takes for a leaf, as those of Zarr and h5py are.
 
+    Raises:
+      ValueError: its file is closed.
+
     >>> is_group({}), is_group(np.zeros(2))
     (False, False)
     """
-    return _is_mapping(value) and jax.tree_util.all_leaves([value])
+    if not (_is_mapping(value) and jax.tree_util.all_leaves([value])):
+        return False
+    _check_open(value)
+    return True
 
 
 def is_future(value: object) -> bool:
@@ -106,6 +114,16 @@ def _instead_of(value: object) -> str:
     if _is_mapping(value):
         return "pick one array of it by its name, or read all with gda.load_tree"
     return WHAT_IT_IS
+
+
+def _check_open(value: Any) -> None:
+    """Raise ``ValueError`` for an object of h5py whose file is closed."""
+    h5py: Any = sys.modules.get("h5py")
+    if h5py is not None and isinstance(value, h5py.HLObject) and not value:
+        raise ValueError(
+            f"the file of this h5py.{type(value).__name__} is closed; open it again, and keep it "
+            "open until the call returns"
+        )
 
 
 def _is_tensorstore(value: Any) -> bool:

@@ -11,7 +11,7 @@ import difflib
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 Shape = tuple[int, ...]
@@ -69,11 +69,17 @@ def check_mesh_shape(mesh_shape: Mapping[str, int]) -> dict[str, int]:
     return sizes
 
 
-def check_spec(spec: SpecLike, shape: Shape, kind: str = "global") -> tuple[SpecEntry, ...]:
+def check_spec(
+    spec: SpecLike,
+    shape: Shape,
+    mesh_shape: Mapping[str, int] | None = None,
+    kind: str = "global",
+) -> tuple[SpecEntry, ...]:
     """Return the entries of ``spec``, hashable and at most one per dimension of ``shape``.
 
-    Surplus trailing ``None`` entries are dropped, as JAX does with ``P(None)`` on a scalar. Which
-    axes the entries name is checked later, by ``axes_by_dimension``.
+    Surplus entries that shard nothing are dropped, as JAX does: ``P(None)`` on a scalar and, where
+    ``mesh_shape`` tells the sizes, axes of size 1. Which axes the entries name is checked later, by
+    ``axes_by_dimension``.
 
     Raises:
       TypeError: the spec is a string, a set, a mapping or not iterable, or an entry is not
@@ -100,8 +106,9 @@ def check_spec(spec: SpecLike, shape: Shape, kind: str = "global") -> tuple[Spec
     for dimension, entry in enumerate(entries):
         _names_of(entry, dimension, entries)  # raises if it is of no kind that an entry can be
     rank = len(shape)
-    if len(entries) > rank:
-        if any(entries[rank:]):
+    sizes = mesh_shape or {}
+    for surplus in entries[rank:]:
+        if any(sizes.get(name, 2) > 1 for name in _names_of(surplus, rank, entries)):
             count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
             dimensions = "1 dimension" if rank == 1 else f"{rank} dimensions"
             raise ValueError(
@@ -109,8 +116,7 @@ def check_spec(spec: SpecLike, shape: Shape, kind: str = "global") -> tuple[Spec
                 f"{dimensions}, so there is nothing for entry {rank} to cut; give at most one "
                 "entry per dimension"
             )
-        return entries[:rank]
-    return entries
+    return entries[:rank]
 
 
 def _not_a_spec_error(spec: object) -> TypeError:
@@ -132,21 +138,27 @@ def axes_by_dimension(
       ValueError: an axis that the mesh lacks, an axis used twice, or an entry ``UNCONSTRAINED``:
         such a spec has no fixed layout.
     """
-    axes = []
+    axes = tuple([_names_of(entry, dimension, entries) for dimension, entry in enumerate(entries)])
+    for error in axis_errors(axes, entries, mesh_shape):
+        raise error
+    return axes + ((),) * (rank - len(axes))
+
+
+def axis_errors(
+    axes: AxesByDimension, entries: Sequence[SpecEntry], mesh_shape: Mapping[str, int]
+) -> Iterator[ValueError]:
+    """Yield an error for each axis of a spec that the mesh lacks, or that was used before."""
     seen = set()
-    for dimension, entry in enumerate(entries):
-        names = _names_of(entry, dimension, entries)
+    for dimension, names in enumerate(axes):
         for name in names:
             if name not in mesh_shape:
-                raise _unknown_axis_error(name, dimension, entries, mesh_shape)
-            if name in seen:
-                raise ValueError(
+                yield _unknown_axis_error(name, dimension, entries, mesh_shape)
+            elif name in seen:
+                yield ValueError(
                     f"spec {format_spec(entries)} uses mesh axis {name!r} twice; "
                     "an axis can cut one dimension, once"
                 )
             seen.add(name)
-        axes.append(names)
-    return tuple(axes) + ((),) * (rank - len(axes))
 
 
 def _names_of(entry: object, dimension: int, entries: Sequence[object]) -> tuple[str, ...]:

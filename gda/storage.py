@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from gda.boundary import public
 from gda.sources import SAFETENSORS_DTYPES
 from gda.spec import Index, Shape
 
@@ -40,6 +41,7 @@ _PathLike = str | os.PathLike[str]
 _Memory = np.ndarray[Any, Any]
 
 
+@public
 def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> SafetensorsFiles:
     """Return the tensors of safetensors files by name, as sources that are read when sliced.
 

@@ -22,7 +22,9 @@ from jax.sharding import Mesh
 from gda.agreement import checking_agreement, describe, timeout_of_checks, together
 from gda.array import GlobalArray
 from gda.blocks import format_index
+from gda.boundary import public
 from gda.grid import ShardGrid
+from gda.indices import mesh_of_all
 from gda.layout import IntArray, layout_of
 from gda.local_view import apart, distinct_shards, grid_of
 from gda.overlaps import Conflict, are_aligned, conflicts_between, fitting_chunks
@@ -39,6 +41,7 @@ T = TypeVar("T")
 _MAX_BYTES = 256 * 1024 * 1024
 
 
+@public
 def store(
     g: GlobalArray | jax.Array,
     target: SliceTarget,
@@ -107,6 +110,7 @@ def store(
     _store("store", g, [g], lambda: [target], options, _Waiting(wait_for_all, timeout))
 
 
+@public
 def store_tree(
     tree: Any,
     targets: Any,
@@ -174,7 +178,6 @@ def _store(
     options: Options,
     waiting: _Waiting,
 ) -> None:
-    __tracebackhide__ = True  # of pytest: its users look for their own line
 
     def work() -> None:
         jobs = _jobs(tree, leaves, find_targets(), options.max_workers or 1)
@@ -200,9 +203,7 @@ def _common_mesh(leaves: Sequence[Any]) -> Mesh | None:
     arrays = [leaf.array if is_container(leaf) else leaf for leaf in leaves]
     if not all(isinstance(array, jax.Array) and not is_tracer(array) for array in arrays):
         return None
-    devices = {device for array in arrays for device in array.sharding.device_set}
-    in_order = sorted(devices, key=lambda device: device.id)
-    return Mesh(np.array(in_order), ("device",)) if in_order else None
+    return mesh_of_all(device for array in arrays for device in array.sharding.device_set)
 
 
 # The arrays.

@@ -13,15 +13,19 @@ from jax.sharding import (
     Mesh,
     NamedSharding,
     PartitionSpec,
+    Sharding,
     SingleDeviceSharding,
 )
 
 from gda.array import GlobalArray
+from gda.boundary import public
 from gda.grid import ShardGrid
-from gda.indices import check_mesh
+from gda.indices import check_mesh, mesh_and_spec
 from gda.move import reshard
+from gda.operators import unwrapped
 from gda.sharding import is_tracer, named_sharding, sharding_of
 from gda.spec import SpecLike, axes_by_dimension, check_spec, entries_of
+from gda.trees import map_with_specs
 
 _ArrayT = TypeVar("_ArrayT", jax.Array, GlobalArray)
 
@@ -53,6 +57,7 @@ def jit(
     out_specs: Any = None,
     **jit_options: Any,
 ) -> Callable[[Callable[..., Any]], Jitted]: ...
+@public
 def jit(
     fun: Callable[..., Any] | None = None,
     *,
@@ -85,8 +90,12 @@ def jit(
     compiler chooses the layouts inside. And where no argument is on the mesh, JAX learns the
     devices from ``mesh`` and ``out_specs`` together.
 
-    What comes out are containers, also a loss: write ``gda.jit(jax.grad(loss))``, not
-    ``jax.grad(gda.jit(loss))``.
+    What comes out are containers, also a loss: write ``gda.jit(jax.grad(loss))``. JAX refuses
+    ``jax.grad(gda.jit(loss))``: "Triggering __jax_array__() during abstractification".
+
+    Lower with containers what is to be called with containers: ``f.lower(g)``, or before there is
+    data ``f.lower(jax.tree.map(lambda s: gda.GlobalArray(array=s), shapes))`` with
+    ``jax.ShapeDtypeStruct``s that have a sharding. Lowered with these themselves, it takes arrays.
 
     Raises (when first called with new shapes):
       ValueError: a spec does not fit an array and the mesh, or there is no mesh.
@@ -120,17 +129,18 @@ def jit(
     if mesh is not None:
         check_mesh(mesh)
 
+    @public
     @functools.wraps(fun)
     def body(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(map(_unwrap, args))
-        kwargs = {name: _unwrap(value) for name, value in kwargs.items()}
+        args = tuple(map(unwrapped, args))
+        kwargs = {name: unwrapped(value) for name, value in kwargs.items()}
         has_specs = in_specs is not None or out_specs is not None
         over: Any = _mesh_for((args, kwargs), mesh) if has_specs else None
         if in_specs is not None:
             args, kwargs = _constrain_arguments(args, kwargs, in_specs, over)
         is_ambiguous, result = False, None
         try:
-            result = _unwrap(fun(*args, **kwargs))
+            result = unwrapped(fun(*args, **kwargs))
         except Exception as error:
             # JAX does not export the class.
             if type(error).__name__ != "ShardingTypeError":
@@ -153,7 +163,10 @@ def jit(
     return jax.jit(body, **jit_options)
 
 
-def constrain(x: _ArrayT, spec: SpecLike, *, mesh: Mesh | None = None) -> _ArrayT:
+@public
+def constrain(
+    x: _ArrayT, spec: SpecLike | NamedSharding | SingleDeviceSharding, *, mesh: Mesh | None = None
+) -> _ArrayT:
     """Return ``x`` cut by ``spec``: in a trace a constraint, outside it a move.
 
     Works over Auto axes (where JAX has ``with_sharding_constraint``), over Explicit axes (where it
@@ -161,10 +174,12 @@ def constrain(x: _ArrayT, spec: SpecLike, *, mesh: Mesh | None = None) -> _Array
 
     Args:
       x: a ``jax.Array`` or a ``GlobalArray``; the result is of the same kind.
-      spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-      mesh: by default that of ``x``.
+      spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names; or a
+        sharding, which moves ``x`` to its memory kind too.
+      mesh: by default that of ``x``; none beside a sharding.
 
     Raises:
+      TypeError: there is a mesh beside a sharding.
       ValueError: the spec does not fit, or ``x`` has no mesh and none is given.
 
     >>> import gda, jax, numpy as np
@@ -177,6 +192,10 @@ def constrain(x: _ArrayT, spec: SpecLike, *, mesh: Mesh | None = None) -> _Array
         return GlobalArray(array=constrain(x.__jax_array__(), spec, mesh=mesh))
     if not isinstance(x, jax.Array):
         raise TypeError(f"constrain takes a jax.Array or a GlobalArray, not {type(x).__name__}")
+    if isinstance(spec, Sharding):
+        if mesh is not None:
+            raise TypeError("a sharding has a mesh of its own; omit mesh=")
+        return _constrained_in_memory(x, spec) if is_tracer(x) else reshard(x, spec)
     if mesh is not None:
         check_mesh(mesh)
     if is_tracer(x):
@@ -185,17 +204,6 @@ def constrain(x: _ArrayT, spec: SpecLike, *, mesh: Mesh | None = None) -> _Array
         raise ValueError(f"the array is on {x.device} and over no mesh; pass mesh=")
     over: Any = sharding_of(x).mesh if mesh is None else mesh
     return reshard(x, over, spec)
-
-
-def _unwrap(tree: Any) -> Any:
-    def is_container(leaf: object) -> bool:
-        return isinstance(leaf, GlobalArray)
-
-    if not any(map(is_container, jax.tree.leaves(tree, is_leaf=is_container))):
-        return tree  # perhaps a static argument, which must stay the object that it is
-    return jax.tree.map(
-        lambda leaf: leaf.array if is_container(leaf) else leaf, tree, is_leaf=is_container
-    )
 
 
 def _is_spec(leaf: object) -> bool:
@@ -265,36 +273,22 @@ def _constrain_result(result: Any, out_specs: Any, mesh: Mesh | AbstractMesh) ->
 
 
 def _map_specs(function: Callable[[Any, SpecLike], Any], specs: Any, tree: Any, name: str) -> Any:
-    """Map ``function(leaf, spec)`` over a tree of which ``specs`` is a prefix."""
+    """Map ``function(leaf, spec)`` over a tree of which ``specs`` is a prefix, ``None`` aside."""
 
-    def map_subtree(path: Any, spec: PartitionSpec | None, subtree: Any) -> Any:
-        if spec is None:
-            return subtree
-        try:
-            return jax.tree.map(lambda leaf: function(leaf, spec), subtree)
-        except (TypeError, ValueError) as error:
-            error.add_note(f"gda.jit: while applying {name}{jax.tree_util.keystr(path)}")
-            raise
+    def at_leaf(leaf: Any, spec: PartitionSpec | None) -> Any:
+        return leaf if spec is None else function(leaf, spec)
 
-    spec_paths, structure = jax.tree_util.tree_flatten_with_path(specs, is_leaf=_is_spec)
     try:
-        subtrees = structure.flatten_up_to(tree)
+        return map_with_specs(at_leaf, tree, specs, name, _is_spec)
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name} must be a prefix of the tree that it is for, but {name} is {structure} and "
-            f"that tree is {jax.tree.structure(tree)}: {error}"
-        ) from None
-    mapped = [
-        map_subtree(path, spec, subtree)
-        for (path, spec), subtree in zip(spec_paths, subtrees, strict=True)
-    ]
-    return jax.tree.unflatten(structure, mapped)
+        error.add_note(f"gda.jit: while applying {name}")
+        raise
 
 
 def _layout(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Return the sharding of ``x`` by ``spec``; says what is wrong with it, if anything is."""
     shape = jax.numpy.shape(x)
-    entries = check_spec(spec, shape)
+    entries = check_spec(spec, shape, mesh.shape)
     ShardGrid(shape, mesh.shape, entries)
     return named_sharding(shape, mesh, entries)
 
@@ -318,6 +312,15 @@ def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
+def _constrained_in_memory(x: Any, sharding: NamedSharding | SingleDeviceSharding) -> Any:
+    mesh, spec, kind = mesh_and_spec(sharding, None)
+    x = _constrained(x, spec, mesh)
+    if kind in (None, mesh.devices.flat[0].default_memory().kind):
+        return x
+    # JAX's constraints do not look at the kind of memory.
+    return jax.device_put(x, named_sharding(x.shape, mesh, spec, kind))
+
+
 def _traced_as_auto(
     fun: Callable[..., Any],
     args: Any,
@@ -334,7 +337,7 @@ def _traced_as_auto(
         for i, array in zip(traced, arrays, strict=True):
             merged[i] = array
         args, kwargs = jax.tree.unflatten(treedef, merged)
-        result = _unwrap(fun(*args, **kwargs))
+        result = unwrapped(fun(*args, **kwargs))
         _map_specs(lambda leaf, spec: _layout(leaf, spec, mesh), out_specs, result, "out_specs")
         return result
 

@@ -14,6 +14,10 @@ from gda.array import GlobalArray
 
 # A model has hundreds; those that differ are named in any case.
 _MOST_KEYS = 8
+_EXAMPLES = {
+    "PartitionSpec": "PartitionSpec('x', None)",
+    "NamedSharding": "NamedSharding(mesh, PartitionSpec('x', None))",
+}
 
 
 def is_container(node: object) -> bool:
@@ -26,8 +30,39 @@ def is_partition_spec(node: object) -> bool:
     return isinstance(node, PartitionSpec)
 
 
+SpecOf = Callable[[str, jax.ShapeDtypeStruct], PartitionSpec]
+
+
+def spec_by(function: SpecOf, path: str, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
+    """Return the spec that a function of the user gives for a leaf.
+
+    Args:
+      path: of the leaf, such as ``'layers/0/weight'``.
+      leaf: its ``shape``, ``dtype``, ``ndim`` and ``size``; of PRNG keys those of the keys, not of
+        the numbers that they consist of.
+
+    Raises:
+      TypeError: the function returned something else.
+      ValueError: the function ended with ``StopIteration``.
+    """
+    try:
+        spec = function(path, leaf)
+    except StopIteration as error:
+        raise ValueError(
+            f"specs gave nothing for {path!r}: it ended with StopIteration, as next(...) does "
+            "where no rule matches; add a rule, or a default, as in next(..., PartitionSpec())"
+        ) from error
+    if not isinstance(spec, PartitionSpec):
+        raise TypeError(f"specs({path!r}, leaf) returned {spec!r:.80}, not a PartitionSpec")
+    return spec
+
+
 def specs_for(
-    tree: Any, specs: Any, name: str, is_spec: Callable[[Any], bool] = is_partition_spec
+    tree: Any,
+    specs: Any,
+    name: str,
+    is_spec: Callable[[Any], bool] = is_partition_spec,
+    kind: str = "PartitionSpec",
 ) -> tuple[list[tuple[Any, Any]], Any]:
     """Return ``(leaf, spec)`` for every leaf of ``tree``, and the structure to put them back in.
 
@@ -37,6 +72,7 @@ def specs_for(
       name: what the user calls ``specs``, for the messages.
       is_spec: what is a leaf of ``specs``. Nothing else may be; ``None`` is for subtrees without
         leaves alone, unless this says otherwise.
+      kind: the class of those leaves, for the messages.
 
     Raises:
       ValueError: ``specs`` is no prefix of ``tree``, or is ``None`` for a leaf.
@@ -48,8 +84,8 @@ def specs_for(
     for path, leaf in jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_spec)[0]:
         if not is_spec(leaf):
             raise TypeError(
-                f"{name}{keystr(path)} is {leaf!r}, not a PartitionSpec; {name} is a PartitionSpec "
-                "or a tree of them, such as PartitionSpec('x', None)"
+                f"{name}{keystr(path)} is {leaf!r}, not a {kind}; {name} is a {kind} or a tree of "
+                f"them, such as {_EXAMPLES[kind]}"
             )
     pairs: list[tuple[Any, Any]] = []
     _descend(pairs, tree, specs, name, (), is_spec)
@@ -62,12 +98,13 @@ def map_with_specs(
     specs: Any,
     name: str,
     is_spec: Callable[[Any], bool] = is_partition_spec,
+    kind: str = "PartitionSpec",
 ) -> Any:
     """Return the tree of ``function(leaf, spec)``; an error of it gets a note of the leaf's path.
 
     The other arguments and what is raised are those of ``specs_for``.
     """
-    pairs, structure = specs_for(tree, specs, name, is_spec)
+    pairs, structure = specs_for(tree, specs, name, is_spec, kind)
     leaves = []
     for leaf, spec in pairs:
         try:
@@ -153,4 +190,6 @@ def _node_text(node: Any) -> str:
         return f"a {kind} with the keys {list(node)}"
     if isinstance(node, list | tuple):
         return f"a {kind} of {len(node)}"
+    if isinstance(node, jax.Array):
+        return "an array"
     return "None" if node is None else f"a {kind}"

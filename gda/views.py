@@ -429,7 +429,7 @@ def infer_global_shape(
     """
     sizes = check_mesh_shape(mesh_shape)
     shape = check_shape(local_shape, "local")
-    entries = check_spec(spec, shape, "local")
+    entries = check_spec(spec, shape, sizes, "local")
     layout = layout_of(tuple(sizes.items()), entries, tuple(not size for size in shape))
     # Which blocks a process has does not hang on their size, so let each be of one element.
     ones = tuple(parts if size else 0 for size, parts in zip(shape, layout.parts, strict=True))

@@ -16,6 +16,7 @@ from jax.sharding import AxisType
 
 from gda import show
 from gda.array import GlobalArray
+from gda.boundary import public
 from gda.sharding import is_tracer
 from gda.show.subject import Subject, subject_of, subject_on
 from gda.spec import SpecLike
@@ -23,6 +24,7 @@ from gda.spec import SpecLike
 Find = Callable[[], Subject | str | None]
 
 
+@public
 def visualize_sharding(
     x: Any,
     mesh: Any = None,

@@ -1,16 +1,27 @@
-"""Eight virtual CPU devices, and the mesh that most tests are about."""
+"""Eight virtual CPU devices, default signal handlers, and the mesh that most tests are about."""
 
 import os
+import signal
 
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 
+from collections.abc import Iterator
+
 import pytest
 from commands import Result, Run, exit_code
+from forks import Forks
 from hypothesis import HealthCheck, settings
 from jax.sharding import AxisType, Mesh
 from meshes import mesh_of
+
+from gda.children import Children
+
+# A shell that starts the suite in the background, and nohup, leave these ignored, and so would be
+# every program that a test starts and then interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile(
     "gda", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
@@ -32,6 +43,15 @@ def auto_mesh() -> Mesh:
 @pytest.fixture
 def explicit_mesh() -> Mesh:
     return mesh_of({"x": 4, "y": 2}, AxisType.Explicit)
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """A program that forks processes that save."""
+    with Children() as children:
+        forks = Forks(children, tmp_path_factory.mktemp("forks") / "log")
+        yield forks
+        forks.close()
 
 
 @pytest.fixture

@@ -4,10 +4,13 @@ As a program it reads commands, a line of JSON each, and forks for every one. So
 seconds to import, is imported once; before a fork it must not have used a device.
 """
 
+import errno
 import faulthandler
+import fcntl
 import itertools
 import json
 import os
+import random
 import signal
 import sys
 import threading
@@ -238,6 +241,56 @@ def save_and_die(path: str, first: int, victim: int, where: str) -> None:
         text = " ".join([str(error), *getattr(error, "__notes__", [])])
         say("raised", type(error).__name__, text.replace("\n", " "))
     signal.pause()  # not to break the others' connection by ending first
+
+
+def without_locks(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Let no file system have locks."""
+
+    def refuses(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    set_attribute(fcntl, "flock", refuses)
+
+
+def save_beside_another(path: str, rounds: int, seed: int) -> None:
+    """Save in two programs at a time into one path, without locks, and say what is there then."""
+    without_locks()
+    order_reads, order_writes = os.pipe()
+    answer_reads, answer_writes = os.pipe()
+    is_other = not os.fork()
+    chance = random.Random(f"{seed} {is_other}")
+    for number in itertools.count():
+        if is_other and os.read(order_reads, 1) != b"g":
+            os._exit(0)
+        if not is_other and number == rounds:
+            os.write(order_writes, b"e")
+            return
+        if not is_other:
+            os.write(order_writes, b"g")
+        time.sleep(chance.uniform(0, 0.02))
+        generation = 2 * number + 2 + is_other
+        ended = "saved"
+        try:
+            gda.checkpoint.save(path, values_of(generation), overwrite=True, max_workers=2)
+        except Exception as error:
+            ended = type(error).__name__
+        if is_other:
+            os.write(answer_writes, f"{ended:30}".encode())
+            continue
+        other = os.read(answer_reads, 30).decode().strip()
+        say("round", number, ended, other, *_found(path))
+
+
+def _found(path: str) -> tuple[object, object]:
+    """Return the generation that is there, and the words for what is wrong with it."""
+    try:
+        tree = gda.checkpoint.restore(path, check_fingerprint=True)
+        gda.checkpoint.verify(path)
+    except Exception as error:
+        return -1, f"{type(error).__name__}: {error}".replace(" ", "_").replace("\n", "_")
+    found = tree["state"][1]["step"]
+    is_whole = jax.tree.all(jax.tree.map(np.array_equal, tree, values_of(found)))
+    return found, "whole" if is_whole else "mixed"
 
 
 def _run(do: str, process: int, processes: int, port: int, arguments: dict[str, Any]) -> None:

@@ -1,28 +1,36 @@
 """The container: what it says of itself, its shards, its life, and how it behaves as an array."""
 
+import ast
 import copy
 import gc
+import inspect
 import operator
 import pickle
 import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.flax
+import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from meshes import mesh_of
 
 import gda
+from gda import pickling
 from gda.testing.strategies import ShardedCase, sharded_cases
 
 DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
+INTEGERS = DATA.astype(np.int32)
 
 
 def make(mesh: Mesh, spec: P = P("x", "y"), data: np.ndarray = DATA) -> gda.GlobalArray:
@@ -70,6 +78,16 @@ def test_what_several_processes_hold_is_not_one_numpy_array() -> None:
     assert str(gda.jit(lambda x: x.sum())(make(mesh))) == "120.0"
 
 
+@pytest.mark.processes(2, devices=4)
+def test_a_shard_of_another_process_is_not_a_local_one() -> None:
+    g = make(mesh_of({"x": 4, "y": 2}))
+    message = (
+        f"no local shard 4: process {jax.process_index()} has 4 of the 8 shards; global_shards"
+    )
+    with pytest.raises(IndexError, match=message):
+        g.local_shards[4]
+
+
 def test_it_is_immutable_and_unhashable(mesh: Mesh) -> None:
     g = make(mesh)
     with pytest.raises(AttributeError, match="immutable; array cannot be set"):
@@ -87,11 +105,10 @@ def test_it_is_immutable_and_unhashable(mesh: Mesh) -> None:
         g.local_shards[0].index = ()
 
 
-def test_an_attribute_that_only_the_array_has_is_pointed_to(mesh: Mesh) -> None:
-    with pytest.raises(AttributeError, match=r"'sum'; the jax.Array inside has it: g\.array\.sum"):
-        make(mesh).sum  # noqa: B018
-    with pytest.raises(AttributeError, match="no attribute 'shpae'$"):
+def test_an_attribute_that_nothing_has_is_an_attribute_error(mesh: Mesh) -> None:
+    with pytest.raises(AttributeError, match="GlobalArray has no attribute 'shpae'$"):
         make(mesh).shpae  # noqa: B018
+    assert not hasattr(make(mesh), "_committed")  # what JAX keeps to itself stays there
 
 
 # Shards.
@@ -150,8 +167,18 @@ def test_index_and_replica_id_come_without_splitting_the_array(mesh: Mesh) -> No
 
 
 def test_a_shard_that_is_not_there_is_an_index_error(mesh: Mesh) -> None:
-    with pytest.raises(IndexError, match="local shard 8 of 8"):
+    with pytest.raises(IndexError, match="no local shard 8: process 0 has 8 of the 8 shards"):
         make(mesh).local_data(8)
+    with pytest.raises(IndexError, match="no local shard -9: process 0 has 8 of the 8 shards"):
+        make(mesh).local_shards[-9]
+
+
+def test_local_shards_are_a_tuple(mesh: Mesh) -> None:
+    shards = make(mesh).local_shards
+    assert isinstance(shards, tuple)
+    assert shards[1:3] == (shards[1], shards[2])
+    assert shards[-1] is shards[7]
+    assert jax.tree.map(lambda shard: shard.replica_id, shards) == (0,) * 8
 
 
 # Made of device buffers, or of an array.
@@ -177,7 +204,8 @@ def test_device_buffers_become_the_shards_without_a_copy(mesh: Mesh) -> None:
         (
             lambda b: [b[1], b[0], *b[2:]],
             ValueError,
-            rf"device_buffers\[0\] is on {jax.devices()[1]}; expected there is {jax.devices()[0]}",
+            rf"device_buffers\[0\] is on {jax.devices()[1]}; expected there is {jax.devices()[0]}"
+            r"\. Put one array on each device, in the order of mesh\.local_devices",
         ),
         (
             lambda b: [*b[:7], np.asarray(b[7])],
@@ -192,7 +220,7 @@ def test_device_buffers_become_the_shards_without_a_copy(mesh: Mesh) -> None:
         (
             lambda b: [*b[:7], jax.device_put(np.zeros((2, 2), np.int32), jax.devices()[7])],
             TypeError,
-            r"the block at index \[6:8, :\] has dtype int32, those before it float32",
+            r"device_buffers\[7\] has dtype int32, those before it float32; make all of one dtype",
         ),
         (lambda b: b[0], TypeError, "expected a sequence of 8 arrays"),
     ],
@@ -226,8 +254,12 @@ def test_an_array_on_one_device_has_one_shard_and_a_mesh_of_that_device() -> Non
 
 
 def test_from_array_says_what_it_takes() -> None:
-    with pytest.raises(TypeError, match=r"not ndarray; .* GlobalArray\.from_callback"):
+    with pytest.raises(TypeError, match=r"not ndarray; .* GlobalArray\.from_source\(array, mesh, "):
         gda.GlobalArray.from_array(DATA)
+    with pytest.raises(
+        TypeError, match=r"on the host write GlobalArray\.from_source\(array, mesh,"
+    ):
+        gda.GlobalArray(DATA)
 
 
 # Its life.
@@ -253,6 +285,13 @@ def test_after_delete_every_access_to_data_says_so(mesh: Mesh) -> None:
         lambda: g.T,
         lambda: g.at,
         lambda: g.astype(int),
+        lambda: g.sum(),
+        lambda: g.reshape(-1),
+        lambda: g.item(0),
+        lambda: g.weak_type,
+        lambda: g.devices(),
+        lambda: g.is_ready(),
+        lambda: g.__dlpack__(),
         lambda: list(g),
         lambda: bool(g),
         lambda: float(g),
@@ -390,6 +429,151 @@ def test_scalars_convert_like_arrays(mesh: Mesh) -> None:
         len(scalar)
 
 
+# Everything else that arrays have.
+
+ARRAY_TYPE = type(jax.device_put(0))  # the class of arrays, which JAX does not export
+# A property of the class, and none of an array: JAX's own message says what to use.
+REMOVED = {"device_buffer", "device_buffers"}
+# What a container answers in its own words: shards, layout and life on the devices.
+OWN = {
+    "addressable_data", "addressable_shards", "block_until_ready", "copy_to_host_async", "delete",
+    "global_shards", "is_deleted", "sharding",
+}  # fmt: skip
+# Python gives these to every class, or they would give memory away behind `__array__`.
+NOT_DELEGATED = {"__dict__", "__del__", "__buffer__", "__release_buffer__"}
+ARGUMENTS: dict[str, Callable[[gda.GlobalArray], tuple[object, ...]]] = {
+    "argpartition": lambda g: (1,),
+    "astype": lambda g: (jnp.bfloat16,),
+    "choose": lambda g: ([g, g + 1], None, "clip"),
+    "clip": lambda g: (g, g + 1),
+    "compress": lambda g: (np.array([True, False, True]),),
+    "dot": lambda g: (g.T,),
+    "item": lambda g: (3,),
+    "repeat": lambda g: (2,),
+    "reshape": lambda g: (2, -1),
+    "searchsorted": lambda g: (g,),
+    "swapaxes": lambda g: (0, 1),
+    "take": lambda g: (g,),
+    "to_device": lambda g: (jax.devices()[1],),
+}
+
+
+def public_names(cls: type) -> set[str]:
+    return {name for name in dir(cls) if not name.startswith("_")}
+
+
+def dunders(cls: type) -> set[str]:
+    return {name for name in dir(cls) if name.startswith("__") and not hasattr(object, name)}
+
+
+DELEGATED = sorted((public_names(jax.Array) | public_names(ARRAY_TYPE)) - OWN - REMOVED)
+
+
+def test_it_has_every_public_name_of_an_array() -> None:
+    names = public_names(jax.Array) | public_names(ARRAY_TYPE)
+    assert names - public_names(gda.GlobalArray) == set()
+    missing = (dunders(jax.Array) | dunders(ARRAY_TYPE)) - dunders(gda.GlobalArray)
+    assert missing <= NOT_DELEGATED
+
+
+def values(result: object) -> object:
+    """Return arrays as their type, layout and values, in whatever holds them; the rest as it is."""
+
+    def value(leaf: object) -> object:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        return leaf.dtype, leaf.sharding, np.asarray(leaf.astype(np.float32)).tolist()
+
+    return jax.tree.map(value, result)
+
+
+@pytest.mark.parametrize("name", sorted(set(DELEGATED) - {"at"}))  # nothing without an index
+def test_it_gives_what_the_array_gives(auto_mesh: Mesh, name: str) -> None:
+    # Where JAX answers for arrays of one device only, one of that.
+    one = Mesh(auto_mesh.devices[:1, :1], ("x", "y"))
+    mesh = one if name.startswith("unsafe_") or name == "argpartition" else auto_mesh
+    data = {"choose": INTEGERS, "take": INTEGERS, "searchsorted": DATA[:, 0]}.get(name, DATA)
+    g = make(mesh, P(*("x", "y")[: data.ndim]), data)
+
+    def ask(x: jax.Array, arguments: tuple[object, ...]) -> object:
+        try:
+            attribute = getattr(x, name)
+            result = attribute(*arguments) if callable(attribute) else attribute
+        except (NotImplementedError, AttributeError) as error:  # `flat`; `argpartition` in JAX 0.8
+            return str(error)
+        # Two of these are never equal.
+        return type(result) if name in {"traceback", "unsafe_raw_buffer"} else values(result)
+
+    arguments = ARGUMENTS.get(name, lambda g: ())(g)
+    arrays = jax.tree.map(  # JAX takes no containers in lists
+        lambda x: getattr(x, "array", x), arguments, is_leaf=lambda x: type(x) is gda.GlobalArray
+    )
+    assert ask(g, arguments) == ask(g.array, arrays)
+
+
+def test_other_protocols_are_those_of_the_array(auto_mesh: Mesh) -> None:
+    g = make(auto_mesh, P("x"), DATA[:, 0].copy())
+    assert g.__array_namespace__() is jnp
+    assert (2.0 in g, 99.0 in g) == (True, False)
+    assert not hasattr(g, "__cuda_array_interface__")  # this is a CPU
+    one = gda.GlobalArray.from_array(jax.device_put(DATA, jax.devices()[0]))
+    assert one.__dlpack_device__() == one.array.__dlpack_device__()
+    np.testing.assert_array_equal(np.from_dlpack(one), DATA)
+
+
+def test_containers_may_be_arguments_wherever_arrays_may(auto_mesh: Mesh) -> None:
+    g, rows = make(auto_mesh), make(auto_mesh, P(), np.array([3, 1]))
+    np.testing.assert_array_equal(g.take(rows, axis=0), DATA[[3, 1]])
+    np.testing.assert_array_equal(g.take(indices=rows, axis=0), DATA[[3, 1]])
+    np.testing.assert_array_equal(g.at[rows].set(g[:2])[1], DATA[1])
+    np.testing.assert_array_equal(g.at[rows].add(make(auto_mesh, P(), DATA[:2]))[3], [6, 8])
+    np.testing.assert_array_equal(g.array.at[rows.array].set(g.array[:2])[1], DATA[1])
+    assert g.sum(where=g > 3) == DATA[DATA > 3].sum()
+
+
+def test_the_same_works_while_it_is_being_traced(mesh: Mesh) -> None:
+    def statistics(g: gda.GlobalArray) -> tuple[jax.Array, ...]:
+        assert type(g.mean()) is not gda.GlobalArray
+        return g.mean(), g.var(axis=0), g.astype(jnp.bfloat16).sum(), g.swapaxes(0, 1)
+
+    for ours, theirs in zip(
+        jax.jit(statistics)(make(mesh)), jax.jit(statistics)(make(mesh).array), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_methods_are_documented_as_those_of_the_array() -> None:
+    assert "keepdims" in inspect.signature(gda.GlobalArray.sum).parameters
+    assert gda.GlobalArray.sum.__doc__.startswith("``sum`` of the ``jax.Array`` inside.\n\nSum of")
+    assert gda.GlobalArray.T.__doc__.startswith("``T`` of the ``jax.Array`` inside.\n\nCompute")
+    assert all(getattr(gda.GlobalArray, name).__doc__ for name in DELEGATED)
+
+
+def test_type_checkers_know_the_same_methods() -> None:
+    (body,) = (
+        node.body
+        for node in ast.walk(ast.parse(inspect.getsource(gda.operators)))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    told = {
+        node.name if isinstance(node, ast.FunctionDef) else ast.unparse(node.targets[0])
+        for node in body
+        if isinstance(node, ast.FunctionDef | ast.Assign)
+    }
+    own = {name for name in DELEGATED if name in vars(gda.GlobalArray)}
+    # One has no use, and one is newer than the oldest JAX.
+    assert set(DELEGATED) - own - told <= {"flat", "unsafe_raw_buffer"}
+
+
+def test_what_is_not_there_in_a_trace_is_no_attribute(auto_mesh: Mesh) -> None:
+    def look(g: gda.GlobalArray) -> jax.Array:
+        assert not hasattr(g, "sharding")  # nor has the tracer
+        assert getattr(g, "spec", "unknown") == "unknown"
+        return jnp.zeros_like(g) + jax.lax.full_like(g, 2)  # which ask for it so
+
+    np.testing.assert_array_equal(jax.jit(look)(make(auto_mesh)), np.full((8, 2), 2))
+
+
 def test_copies_share_and_deep_copies_do_not(mesh: Mesh) -> None:
     g = make(mesh)
     shallow, deep = copy.copy(g), copy.deepcopy(g)
@@ -436,6 +620,92 @@ def test_pickling_keeps_prng_keys(mesh: Mesh) -> None:
     np.testing.assert_array_equal(jax.random.key_data(again.array), jax.random.key_data(keys))
 
 
+@pytest.mark.parametrize("memory_kind", ["device", "pinned_host", "unpinned_host"])
+def test_pickling_keeps_the_memory_kind(mesh: Mesh, memory_kind: str) -> None:
+    sharding = NamedSharding(mesh, P("x"), memory_kind=memory_kind)
+    on_one = SingleDeviceSharding(jax.devices()[2], memory_kind=memory_kind)
+    for array in (jax.device_put(DATA, sharding), jax.device_put(DATA, on_one)):
+        g = gda.GlobalArray.from_array(array)
+        again = pickle.loads(pickle.dumps(g))
+        assert again.sharding == g.sharding
+        assert again.array.sharding.memory_kind == memory_kind
+        np.testing.assert_array_equal(again, DATA)
+
+
+@pytest.mark.parametrize("value", [2, 2.5, 1j])
+@pytest.mark.parametrize("shape", [(), (8,)])
+def test_pickling_keeps_a_weak_type(mesh: Mesh, value: complex, shape: tuple[int, ...]) -> None:
+    sharding = NamedSharding(mesh, P("x") if shape else P())
+    weak = jax.device_put(jnp.broadcast_to(value, shape), sharding)
+    assert weak.weak_type
+    again = pickle.loads(pickle.dumps(gda.GlobalArray.from_array(weak)))
+    assert again.array.weak_type
+    assert again.sharding == sharding
+    np.testing.assert_array_equal(again, weak)
+    strong = (
+        gda.GlobalArray.from_array(jax.device_put(np.zeros(8, np.float32), sharding))
+        if shape
+        else None
+    )
+    assert strong is None or not pickle.loads(pickle.dumps(strong)).array.weak_type
+
+
+def test_pickles_without_memory_kind_are_read(mesh: Mesh) -> None:
+    load, (state,) = make(mesh).__reduce__()
+    assert load(pickling.State(*state[:7])).sharding == NamedSharding(mesh, P("x", "y"))
+
+
+# Every block is here.
+
+
+@pytest.mark.processes(4, devices=2)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_process_with_every_block_gives_the_whole_value(kind: AxisType) -> None:
+    mesh = mesh_of({"x": 4, "y": 2}, kind)
+    whole = make(mesh, P(None, "y"))
+    assert not whole.is_fully_addressable
+    assert not whole.is_fully_replicated
+    np.testing.assert_array_equal(np.asarray(whole), DATA)
+    assert np.asarray(whole, np.int32).dtype == np.int32
+    tree = {"w": whole, "a": whole.array, "b": make(mesh, P()), "n": DATA, "step": 3}
+    values = gda.to_numpy(tree)
+    assert values["step"] == 3
+    assert all(type(values[name]) is np.ndarray for name in "wabn")
+    assert all(np.array_equal(values[name], DATA) for name in "wabn")
+    assert np.array_equal(safetensors.numpy.load(safetensors.flax.save({"w": whole}))["w"], DATA)
+    part = make(mesh, P("x"))
+    for use in (
+        np.asarray,
+        lambda g: gda.to_numpy({"p": g}),
+        lambda g: gda.to_numpy({"p": g.array}),
+    ):
+        with pytest.raises(RuntimeError, match="this process does not hold every block of Global"):
+            use(part)
+    with pytest.raises(TypeError, match="by a process that does not hold every block of it"):
+        pickle.dumps(part)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_a_process_with_every_block_pickles_alone(tmp_path: Path) -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    for g in (make(mesh, P(None, "y")), make(mesh, P())):
+        if jax.process_index() in (1, 2):  # nothing waits for the others
+            again = pickle.loads(pickle.dumps(g))
+            assert again.sharding == g.sharding
+            np.testing.assert_array_equal(again, DATA)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_a_process_without_a_block_has_no_value() -> None:
+    mesh = mesh_of({"x": 2})
+    g = gda.GlobalArray.from_callback((8, 2), mesh, P(), DATA.__getitem__, dtype=DATA.dtype)
+    if jax.process_index() == 0:
+        np.testing.assert_array_equal(np.asarray(g), DATA)
+    else:
+        with pytest.raises(RuntimeError, match="this process does not hold every block of Global"):
+            np.asarray(g)
+
+
 def test_unpickling_without_the_devices_says_what_is_missing(mesh: Mesh, tmp_path) -> None:
     path = tmp_path / "array.pickle"
     path.write_bytes(pickle.dumps(make(mesh)))
@@ -466,18 +736,65 @@ def test_unflattening_takes_anything(leaf: object) -> None:
     g = jax.tree.unflatten(treedef, [leaf])
     assert g.array is leaf
     assert repr(g) == f"GlobalArray(array={leaf!r})"
-    with pytest.raises(TypeError, match="names no mesh and spec"):
+    with pytest.raises(TypeError, match="this GlobalArray holds a .* and no jax.Array"):
         g.mesh  # noqa: B018
 
 
 def test_what_the_array_inside_lacks_is_said_of_it(explicit_mesh: Mesh) -> None:
     abstract = jax.eval_shape(lambda g: g, make(explicit_mesh))
-    with pytest.raises(AttributeError, match="'nbytes' here, because the ShapeDtypeStruct inside"):
+    with pytest.raises(AttributeError, match="'nbytes' here: 'ShapeDtypeStruct' object"):
         abstract.nbytes  # noqa: B018
     with pytest.raises(TypeError, match="a ShapeDtypeStruct has no data"):
         abstract.local_shards[0].data  # noqa: B018
-    with pytest.raises(AttributeError, match="'shape' here, because the NoneType inside has none"):
+    message = "'shape' here: this GlobalArray holds a NoneType and no"
+    with pytest.raises(AttributeError, match=message):
         gda.GlobalArray(array=None).shape  # noqa: B018
+
+
+def test_a_container_around_no_array_names_to_numpy(mesh: Mesh) -> None:
+    g = make(mesh)
+    on_host = jax.device_get({"w": g})["w"]
+    shape = jax.tree.map(lambda x: x.shape, {"w": g})["w"]
+    uses = [
+        *(
+            partial(getattr(h, name), *arguments)
+            for h in (on_host, shape)
+            for name, arguments in [
+                ("reshard", [mesh, P()]),
+                ("gather", []),
+                ("fingerprint", []),
+                ("copy_to_host_async", []),
+                ("block_until_ready", []),
+                ("__reduce__", []),
+                ("__deepcopy__", [{}]),
+            ]
+        ),
+        *(
+            partial(getattr, h, name)
+            for h in (on_host, shape)
+            for name in [
+                "mesh",
+                "spec",
+                "grid",
+                "local_shards",
+                "sharding",
+            ]
+        ),
+        lambda: shape + 1,
+        lambda: shape[0],
+        lambda: np.asarray(shape),
+        lambda: shape.shape,
+        lambda: gda.to_numpy({"w": shape}),
+    ]
+    for use in uses:
+        with pytest.raises((TypeError, AttributeError), match=r"use gda.to_numpy\(tree\)"):
+            use()
+    np.testing.assert_array_equal(np.asarray(on_host), DATA)
+    np.testing.assert_array_equal(on_host + 1, DATA + 1)
+    shapes = jax.tree.map(
+        lambda x: x.shape, {"w": g}, is_leaf=lambda x: isinstance(x, gda.GlobalArray)
+    )
+    assert shapes == {"w": (8, 2)}
 
 
 def test_abstract_values_keep_what_they_know(mesh: Mesh) -> None:

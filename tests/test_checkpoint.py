@@ -297,23 +297,26 @@ def test_without_like_and_specs_arrays_come_back_whole_on_the_host(
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("order", ORDERS)
 def test_onto_another_mesh(mesh: Mesh, tmp_path: Path, order: str, kind: AxisType) -> None:
-    save(tmp_path, {"g": cut(DATA, mesh, P("x", "y")), "n": np.ones(3), "k": "text"})
+    save(tmp_path, {"g": cut(DATA, mesh, P("x", "y")), "n": DATA[0], "k": "text"})
     other = ordered_mesh(ORDERS[order], {"a": 2, "b": 2, "c": 2}, kind)
     for spec in (P(), P("c", ("b", "a")), P(("a", "b", "c")), P(None, "b")):
-        restored = restore(tmp_path, mesh=other, specs=spec)
+        restored = restore(tmp_path, mesh=other, specs={"g": spec, "n": P()})
         assert isinstance(restored["g"], gda.GlobalArray)
         assert restored["g"].sharding == NamedSharding(other, spec)
         np.testing.assert_array_equal(restored["g"], DATA)
-        assert isinstance(restored["n"], np.ndarray)
+        assert isinstance(restored["n"], gda.GlobalArray)
+        assert restored["n"].sharding == NamedSharding(other, P())
         assert restored["k"] == "text"
 
 
-def test_kinds_are_those_that_were_saved_or_those_of_like(auto_mesh: Mesh, tmp_path: Path) -> None:
+def test_kinds_are_containers_over_a_mesh_or_those_of_like(auto_mesh: Mesh, tmp_path: Path) -> None:
     save(tmp_path, {"g": cut(DATA, auto_mesh, P("x")), "a": jnp.asarray(DATA), "n": DATA})
     restored = restore(tmp_path, mesh=auto_mesh, specs=P("y"))
-    assert isinstance(restored["g"], gda.GlobalArray)
-    assert isinstance(restored["a"], jax.Array)
     sharding = NamedSharding(auto_mesh, P("y"))
+    for value in restored.values():
+        assert isinstance(value, gda.GlobalArray)
+        assert value.sharding == sharding
+        np.testing.assert_array_equal(value, DATA)
     struct = jax.ShapeDtypeStruct(DATA.shape, DATA.dtype, sharding=sharding)
     like = {"g": DATA, "a": gda.GlobalArray(array=struct), "n": struct}
     restored = restore(tmp_path, like)
@@ -322,6 +325,38 @@ def test_kinds_are_those_that_were_saved_or_those_of_like(auto_mesh: Mesh, tmp_p
     assert (restored["a"].sharding, restored["n"].sharding) == (sharding, sharding)
     for value in restored.values():
         np.testing.assert_array_equal(value, DATA)
+    like = {"g": DATA, "a": jnp.asarray(DATA), "n": DATA}
+    restored = restore(tmp_path, like, mesh=auto_mesh, specs=P("y"))
+    assert [type(value) for value in jax.tree.leaves(restored)] == [
+        type(value) for value in jax.tree.leaves(like)
+    ]
+    assert restored["a"].sharding == sharding
+
+
+def test_shardings_in_place_of_mesh_and_specs(mesh: Mesh, tmp_path: Path) -> None:
+    tree = {"a": cut(DATA, mesh, P("x")), "b": {"c": DATA, "d": jnp.ones(())}, "step": 3}
+    save(tmp_path, tree)
+    other = mesh_of({"z": 8})
+    everywhere = NamedSharding(other, P())
+    restored = restore(tmp_path, mesh=everywhere)
+    for value in jax.tree.leaves(restored, is_leaf=lambda x: isinstance(x, gda.GlobalArray))[:3]:
+        assert (type(value), value.sharding) == (gda.GlobalArray, everywhere)
+    shardings = {"a": NamedSharding(mesh, P("y", "x")), "b": everywhere}  # a prefix
+    for arguments in ({}, {"like": tree}):
+        restored = restore(tmp_path, mesh=shardings, **arguments)
+        assert restored["a"].sharding == shardings["a"]
+        assert restored["b"]["d"].sharding == everywhere
+        assert isinstance(restored["b"]["c"], np.ndarray if arguments else gda.GlobalArray)
+        np.testing.assert_array_equal(restored["a"], DATA)
+    device = SingleDeviceSharding(jax.devices()[3])
+    restored = restore(tmp_path, mesh=device, at=["b"])
+    for value in restored.values():
+        assert value.sharding.device_set == device.device_set
+    memory = jax.devices()[0].default_memory()
+    kinds = [each.kind for each in jax.devices()[0].addressable_memories() if each != memory]
+    for kind in kinds:
+        placed = restore(tmp_path, mesh=everywhere.with_memory_kind(kind), at=["a"])
+        assert placed.sharding.memory_kind == kind
 
 
 def test_specs_are_for_all_below_them(auto_mesh: Mesh, tmp_path: Path) -> None:

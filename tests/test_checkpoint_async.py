@@ -185,7 +185,7 @@ def test_the_main_threads_compute_meanwhile(shared_tmp_path: Path, is_checking: 
     with gda.checking_agreement(is_checking):
         pending = []
         for number in range(3):
-            tree = {"a": cut(DATA + number, mesh, P("x", "y")), "n": np.full(5, number)}
+            tree = {"a": cut(DATA + number, mesh, P("x", "y")), "n": np.full(6, number, np.int32)}
             pending.append(save_async(shared_tmp_path / str(number), tree))
             tree["a"].delete()
             for _ in range(3):

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
 
 import gda
-from gda.checkpoint import inspect, packing, restore, save, writing
+from gda.checkpoint import inspect, packing, restore, save, verify, writing
 from gda.checkpoint.manifest import ArrayLeaf, Manifest, load
 
 KNOWN_TO_ZARR = [
@@ -206,22 +206,65 @@ def test_the_whole_is_a_group_of_zarr(small: None, tmp_path: Path) -> None:
     np.testing.assert_array_equal(group["00000.a.b"], batch(64))
 
 
+def test_types_that_zarr_does_not_have_are_in_the_way_of_no_other(
+    small: None, tmp_path: Path
+) -> None:
+    tree: dict[str, Any] = {name: everything_of(name) for name in [*KNOWN_TO_ZARR, *OTHERS]}
+    tree |= {f"small {name}": data[:7] for name, data in tree.items()}
+    save(tmp_path, tree)
+    manifest = manifest_of(tmp_path)
+    known = {*KNOWN_TO_ZARR, *AS_INTEGERS}
+    expected = sorted(each.name for each in manifest.arrays if each.dtype.name in known)
+    assert 40 < len(expected) < len(manifest.arrays)
+    group = zarr.open_group(tmp_path / manifest.data, mode="r")
+    assert sorted(name for name, _ in group.arrays()) == expected
+    assert sorted(name for name, _ in group.members(max_depth=None)) == expected
+    for leaf in leaves_of(tmp_path).values():
+        name = manifest.arrays[leaf.array].name if leaf.array is not None else ""
+        if name in expected:
+            array = group[name]
+            assert isinstance(array, zarr.Array)
+            assert np.asarray(array[...]).tobytes() == tree[str(leaf.path[0])].tobytes()
+
+
+def test_a_checkpoint_from_before_groups_listed_their_arrays(tmp_path: Path) -> None:
+    path = Path(__file__).parent / "checkpoint_before"
+    verify(path)
+    data = batch(8, 8)
+    tree = restore(path)
+    np.testing.assert_array_equal(tree["w"], data)
+    np.testing.assert_array_equal(tree["bf16"], data.astype(ml_dtypes.bfloat16))
+    fp8 = (data / 64).astype(ml_dtypes.float8_e4m3fn).repeat(2, axis=0)
+    np.testing.assert_array_equal(tree["fp8"], fp8)
+    assert tree["small"][0] == np.float32(1.5)
+    np.testing.assert_array_equal(tree["small"][1], np.arange(3, dtype=ml_dtypes.bfloat16))
+    assert tree["key"] == jax.random.key(3)
+    assert tree["step"] == 7
+    mesh = mesh_of({"z": 8})
+    moved = restore(path, mesh=mesh, specs=P("z"), at=["w"], check_fingerprint=True)
+    np.testing.assert_array_equal(np.asarray(moved), data)
+
+
 def test_a_thousand_small_leaves_are_a_few_files(tmp_path: Path) -> None:
     mesh = mesh_of({"x": 8})
     parts = [cut(batch(8, 8) + number, mesh, P("x")) for number in range(20)]
     tree = [
-        {"g": parts[number % 20], "h": np.full((4, 4), number), "i": np.int32(number)}
+        {"g": parts[number % 20], "h": np.full((4, 4), number, np.float32), "i": np.int32(number)}
         for number in range(350)
     ]
     save(tmp_path, tree)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) < 12
-    restored = restore(tmp_path, mesh=mesh, specs=P(None, "x"))
+    restored = restore(
+        tmp_path,
+        mesh=mesh,
+        specs=lambda path, leaf: P(None, "x") if leaf.shape == (8, 8) else P(),
+    )
     for number, leaves in enumerate(restored):
         np.testing.assert_array_equal(leaves["g"], np.asarray(parts[number % 20]))
         np.testing.assert_array_equal(leaves["h"], tree[number]["h"])
         assert leaves["i"] == number
-    assert inspect(tmp_path).nbytes == 350 * (256 + 16 * 8 + 4)
+    assert inspect(tmp_path).nbytes == 350 * (256 + 16 * 4 + 4)
 
 
 def test_pieces_lie_in_one_chunk_each(small: None, tmp_path: Path) -> None:

@@ -3,9 +3,17 @@
 One error names everything that does not fit, before anything is read.
 """
 
+import contextlib
+import itertools
+import json
 import os
 import re
+import sys
+import time
+from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
@@ -14,10 +22,19 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import batch, cut
+from meshes import batch, cut, mesh_of
 
 import gda
-from gda.checkpoint import exists, inspect, restore, restoring, save
+from gda.checkpoint import (
+    CorruptionError,
+    exists,
+    file_store,
+    inspect,
+    restore,
+    restoring,
+    save,
+    verify,
+)
 from gda.checkpoint.file_store import FileStore
 
 DATA = batch(16, 8)
@@ -40,7 +57,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The chunks that restores read."""
     reads: list[str] = []
 
-    def open_store(path: Any) -> Counting:
+    def open_store(path: Any, *_: Any) -> Counting:
         store = Counting(os.fspath(path))
         store.reads = reads
         return store
@@ -286,6 +303,120 @@ def test_one_reason_is_said_once(auto_mesh: Mesh, tmp_path: Path) -> None:
     assert "and 4 more, like does not say" in str(caught.value)
 
 
+# Paths.
+
+
+@pytest.mark.parametrize("function", [exists, inspect, restore, verify])
+def test_a_path_with_a_nul(tmp_path: Path, function: Callable[[str], Any]) -> None:
+    for use in (function, lambda path: save(path, {"a": DATA})):
+        with pytest.raises(ValueError, match="the path of a checkpoint has a NUL character: '"):
+            use(f"{tmp_path}/a\0b")
+
+
+def test_saving_onto_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for path in (file, file / "run"):
+        for overwrite in (False, True):
+            message = f"{path} is a file, or in one; a checkpoint is a directory, so give the path"
+            with pytest.raises(NotADirectoryError, match=re.escape(message)):
+                save(path, {"a": DATA}, overwrite=overwrite)
+    assert file.read_text() == "mine"
+
+
+def test_a_directory_where_the_manifest_goes_is_found_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, {"a": DATA})
+    manifest = tmp_path / "manifest.json"
+    manifest.unlink()
+    manifest.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    message = f"{manifest} is not a regular file; remove it"
+    with pytest.raises(FileExistsError, match=re.escape(message)) as caught:
+        save(tmp_path, {"a": DATA}, overwrite=True)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert "nothing was committed" not in str(getattr(caught.value, "__notes__", ""))
+    manifest.rmdir()
+    save(tmp_path, {"a": DATA})
+
+
+def test_keys_of_an_unknown_kind_are_found_by_verify(tmp_path: Path) -> None:
+    key = jax.random.key(3)
+    save(tmp_path, {"key": key, "old": jax.random.key_data(key)})
+    file = tmp_path / "manifest.json"
+    whole = file.read_bytes()
+    for impl, message in [
+        ("best", "array ['key']: unrecognized PRNG implementation \"best\""),
+        ("rbg", "array ['key']: it has keys of 'rbg', each of which is uint32[4], and their num"),
+    ]:
+        body = whole.partition(b"\n")[2].replace(b"threefry2x32", impl.encode())
+        seal = {"gda-checkpoint": 1, "nbytes": len(body), "sha256": sha256(body).hexdigest()}
+        file.write_bytes(json.dumps(seal).encode() + b"\n" + body)
+        with pytest.raises(CorruptionError, match=re.escape(message)):
+            verify(tmp_path)
+    file.write_bytes(whole)
+    verify(tmp_path)
+
+
+# Interrupted.
+
+
+def test_ctrl_c_leaves_no_file_open(tmp_path: Path) -> None:
+    save(tmp_path, {"a": DATA})
+    files = {file_store.__file__, contextlib.__file__}
+    before = os.listdir("/proc/self/fd")
+    for moment in itertools.count(1):
+        passed = 0
+
+        def interrupt(frame: FrameType, event: str, _: object, moment: int = moment) -> None:
+            # As Python does: it looks for signals when a call returns, and drops what it returned.
+            nonlocal passed
+            if event == "c_return" and frame.f_code.co_filename in files:
+                passed += 1
+                if passed == moment:
+                    raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            restore(tmp_path, max_workers=1)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        assert os.listdir("/proc/self/fd") == before, moment
+    assert moment > 50
+
+
+# Processes.
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_save_in_process_0_alone_names_the_others_as_soon_as_a_check_does(
+    shared_tmp_path: Path,
+) -> None:
+    path, told = shared_tmp_path / "run", shared_tmp_path / "told"
+    if jax.process_index() == 0:
+        with (
+            gda.checking_agreement(timeout=2),
+            pytest.raises(
+                gda.LateProcessError, match="process 1 did not come within 2 s"
+            ) as caught,
+        ):
+            save(path, {"a": DATA})
+        assert caught.value.__notes__ == [
+            "gda: every process of the program must call save, not process 0 alone"
+        ]
+        assert not path.exists()
+        told.touch()
+    else:
+        while not told.exists():
+            time.sleep(0.01)
+        with pytest.raises(gda.LateProcessError):  # the next check tells who was late
+            gda.check_processes_agree(0, name="later")
+
+
 def test_an_axis_that_the_mesh_has_not(auto_mesh: Mesh, tmp_path: Path) -> None:
     save(tmp_path, {"a": cut(DATA, auto_mesh, P("x"))})
     with pytest.raises(ValueError, match="dimension 0 by mesh axis 'q', but the mesh has the axes"):
@@ -297,19 +428,84 @@ def test_specs_by_a_function(auto_mesh: Mesh, tmp_path: Path) -> None:
     save(tmp_path, tree)
     asked = []
 
-    def spec_of(path: str, leaf: Any) -> P:
+    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
         asked.append((path, leaf.shape))
+        assert (leaf.ndim, leaf.size, leaf.dtype) == (2, DATA.size, DATA.dtype)
         return P(None, "y") if path.startswith("layers/") else P("y")
 
     restored = restore(tmp_path, mesh=auto_mesh, specs=spec_of)
-    assert asked == [("b", DATA.shape), ("layers/0", DATA.shape)]
+    assert asked == [("b", DATA.shape), ("layers/0", DATA.shape), ("n", DATA.shape)]
     assert (restored["layers"][0].spec, restored["b"].spec) == (P(None, "y"), P("y"))
-    assert isinstance(restored["n"], np.ndarray)
+    assert restored["n"].spec == P("y")
+    restored = restore(tmp_path, {"b": DATA}, mesh=auto_mesh, specs=spec_of, partial=True)
+    np.testing.assert_array_equal(restored["b"], DATA)
     with pytest.raises(TypeError, match="specs.'b', leaf. returned 3, not a PartitionSpec"):
         restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: 3)
     with pytest.raises(KeyError, match="b") as caught:
         restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: {}[path])
     assert caught.value.__notes__ == ["gda: at ['b'] of the tree"]
+    with pytest.raises(ValueError, match="specs gave nothing for 'b': it ended with StopIteration"):
+        restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: next(iter(())))
+
+
+def test_a_function_for_specs_sees_keys_and_not_their_numbers(
+    auto_mesh: Mesh, tmp_path: Path
+) -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    save(tmp_path, {"one": keys[0], "many": keys})
+    seen = {}
+
+    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+        seen[path] = (leaf.shape, leaf.dtype)
+        return P("x") if leaf.ndim else P()
+
+    restored = restore(tmp_path, mesh=auto_mesh, specs=spec_of)
+    assert seen == {"one": ((), keys.dtype), "many": ((8,), keys.dtype)}
+    assert restored["many"].sharding.spec == P("x")
+    with pytest.raises(ValueError, match=r"but global shape \(8,\) has 1 dimension"):
+        restore(tmp_path, mesh=auto_mesh, specs={"one": P(), "many": P(None, "y")})
+    with pytest.raises(ValueError, match=r"global shape \(8,\) cannot be cut"):
+        restore(tmp_path, mesh=mesh_of({"z": 3}), specs={"one": P(), "many": P("z")})
+
+
+def test_specs_are_checked_also_where_they_shard_nothing(auto_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"n": DATA, "step": 3})
+    message = "at ['n'], spec P('nope') cuts dimension 0 by mesh axis 'nope', but the mesh has"
+    surplus = "specs has ['w'], and the checkpoint has not"
+    for arguments in ({}, {"like": {"n": DATA, "step": 0}}):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            restore(tmp_path, mesh=auto_mesh, specs={"n": P("nope"), "step": P()}, **arguments)
+        with pytest.raises(ValueError, match=re.escape("at ['step'], spec P('nope') cuts")):
+            restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "step": P("nope")}, **arguments)
+        with pytest.raises(ValueError, match=re.escape(surplus)):
+            restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "w": P()}, **arguments)
+    with pytest.raises(ValueError, match=re.escape("specs says nothing of ['n']")):
+        restore(tmp_path, mesh=auto_mesh, specs={"step": P()})
+    wide = np.arange(3)
+    save(tmp_path / "wide", {"n": wide})
+    with pytest.raises(ValueError, match="it has dtype int64, which JAX makes int32 without"):
+        restore(tmp_path / "wide", mesh=auto_mesh, specs=P())
+    restored = restore(tmp_path / "wide", {"n": wide}, mesh=auto_mesh, specs=P())
+    np.testing.assert_array_equal(restored["n"], wide)
+
+
+def test_shardings_that_do_not_fit(auto_mesh: Mesh, explicit_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"a": DATA, "b": DATA[:3]})
+    sharding = NamedSharding(auto_mesh, P("x"))
+    with pytest.raises(ValueError, match=r"mesh does not fit .* at \['b'\], global shape \(3, "):
+        restore(tmp_path, mesh=sharding)
+    with pytest.raises(ValueError, match=re.escape("mesh says nothing of ['b']")):
+        restore(tmp_path, mesh={"a": sharding})
+    with pytest.raises(ValueError, match=re.escape("mesh has ['c'], and the checkpoint has not")):
+        restore(tmp_path, mesh={"a": sharding, "b": sharding, "c": sharding})
+    with pytest.raises(TypeError, match="stands beside NamedSharding"):
+        restore(tmp_path, mesh=sharding, specs=P("x"))
+    with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh, or a NamedSharding"):
+        restore(tmp_path, mesh={"a": sharding, "b": 3})
+    with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh"):
+        restore(tmp_path, mesh=explicit_mesh.abstract_mesh, specs=P())
+    with pytest.raises(TypeError, match="give both, or a NamedSharding"):
+        restore(tmp_path, mesh=auto_mesh)
 
 
 @pytest.mark.parametrize("first", [{"w": DATA}, [DATA], DATA, 3])

@@ -7,6 +7,7 @@ import os
 import queue
 import random
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +27,7 @@ from s3_server import ENVIRONMENT, Fault, Proxy, Request, Server, open_kv, spec_
 
 import gda
 from gda import checkpoint
-from gda.checkpoint import kv_store
+from gda.checkpoint import waiting
 from gda.checkpoint.file_store import FileStore
 from gda.checkpoint.kv_store import KvStore
 from gda.checkpoint.opening import open_store
@@ -161,6 +162,15 @@ def test_what_a_save_that_died_has_left_goes_with_the_next(
     assert "data-0123456789abcdef" not in directories(spec)
 
 
+def test_a_directory_as_an_object_store_keeps_nothing_that_was_replaced(tmp_path: Path) -> None:
+    spec = {"driver": "file", "path": f"{tmp_path}/run/"}
+    for step in range(4):
+        checkpoint.save(spec, {"w": np.arange(1000) + step}, overwrite=True)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(files) == 4  # of the manifest, the group, a pack and its chunk
+    np.testing.assert_array_equal(checkpoint.restore(spec)["w"], np.arange(1000) + 3)
+
+
 @pytest.mark.processes(2, devices=4)
 def test_two_processes_save_and_restore_one_tree(
     shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -195,7 +205,7 @@ def test_two_processes_save_and_restore_one_tree(
 
 
 def test_the_url_of_a_store_with_an_endpoint(spec: dict[str, Any]) -> None:
-    assert open_store(spec).url == f"{spec['endpoint']}/{spec['bucket']}/run/"
+    assert open_store(spec, 60).url == f"{spec['endpoint']}/{spec['bucket']}/run/"
 
 
 @pytest.mark.parametrize("url", ["s3://some-bucket/run", "gs://some-bucket/run/", "memory://run"])
@@ -204,14 +214,14 @@ def test_a_url_is_a_prefix_with_or_without_a_slash(
 ) -> None:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    store = open_store(url)
+    store = open_store(url, 60)
     assert isinstance(store, KvStore)
     assert store.url == url.rstrip("/") + "/"
 
 
 def test_a_file_url_is_a_directory(tmp_path: Path) -> None:
     checkpoint.save(f"file://{tmp_path}/run", {"a": batch(3)})
-    assert isinstance(open_store(f"file://{tmp_path}/run"), FileStore)
+    assert isinstance(open_store(f"file://{tmp_path}/run", 60), FileStore)
     np.testing.assert_array_equal(checkpoint.restore(tmp_path / "run")["a"], batch(3))
 
 
@@ -524,24 +534,144 @@ def test_objects_that_cannot_be_read(
 
 
 def test_a_read_that_is_never_answered_ends(
-    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy
 ) -> None:
     checkpoint.save(spec, {"a": WEIGHTS})
-    monkeypatch.setattr(kv_store, "TIMEOUT", 2)
     proxy.fault = for_ever("never", lambda request: request.is_chunk)
-    with pytest.raises(TimeoutError, match=f"{FAILURES['never']}.*/c.0.0"):
-        checkpoint.restore(through)
+    for look in (checkpoint.restore, checkpoint.verify):
+        with pytest.raises(TimeoutError, match=f"{FAILURES['never']}.*/c.0.0"):
+            look(through, timeout=2)
 
 
 def test_after_one_answer_that_did_not_come_nobody_waits_as_long_again(
     through: dict[str, Any], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_store, "_TIMEOUT_AFTER_ONE", 0.1)
+    monkeypatch.setattr(waiting, "_TIMEOUT_AFTER_ONE", 0.1)
     proxy.fault = for_ever("never", lambda request: True)
     store = KvStore(through, timeout=0.5)
     for seconds in (0.5, 0.1):
         with pytest.raises(TimeoutError, match=f"no answer within {seconds} s"):
             store.entries()
+
+
+# Without retries of TensorStore's: gda tells what may pass, and says that it waits.
+
+
+LOOKS = (checkpoint.inspect, checkpoint.exists, checkpoint.verify, checkpoint.restore)
+
+
+@pytest.fixture
+def patient(through: dict[str, Any]) -> dict[str, Any]:
+    """``through``, without a word of how often a request is repeated."""
+    del through["s3_request_retries"]
+    return through
+
+
+@pytest.fixture
+def refused() -> Iterator[str]:
+    """An address where connections are refused."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("where", ["refused", "refused by a bucket", "unknown"])
+def test_a_server_that_is_not_there_is_an_error_soon(
+    server: Server, refused: str, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(waiting, "_UNREACHED", 0.5)
+    spec = spec_of(0, "some-bucket") | {"endpoint": refused}
+    del spec["s3_request_retries"]
+    path = {
+        "refused": f"{refused}/ck",
+        "refused by a bucket": spec,
+        "unknown": "http://no-such-host.invalid/ck",
+    }[where]
+    what = "Could not resolve host" if where == "unknown" else "Could not connect to server"
+    said = rf"/manifest.json cannot be reached: .*{what}.*\. Check the address, and whether the"
+    for look in LOOKS:
+        with pytest.raises(ConnectionError, match=said):
+            look(path, timeout=120)
+    if where == "refused by a bucket":
+        with pytest.raises(ConnectionError, match=said):
+            checkpoint.save(path, {"a": batch(3)}, timeout=120)
+
+
+def test_a_web_server_without_a_checkpoint(server: Server) -> None:
+    url = f"http://127.0.0.1:{server.port}/{server.bucket()}/run"
+    said = f"there is no checkpoint at {url}/: it has no manifest.json"
+    with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
+        checkpoint.inspect(url)
+    assert not checkpoint.exists(url)
+
+
+@pytest.mark.parametrize("what", ["500", "503", "drop"])
+def test_what_may_come_back_is_waited_for_aloud(
+    spec: dict[str, Any],
+    patient: dict[str, Any],
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    what: str,
+) -> None:
+    checkpoint.save(spec, {"a": WEIGHTS})
+    monkeypatch.setattr(waiting, "_SILENT", 0.5)
+    proxy.fault = lambda request: what if request.number < 10 or request.number % 3 else None
+    np.testing.assert_array_equal(checkpoint.restore(patient, timeout=120)["a"], WEIGHTS)
+    said = r"waiting for .*/run/manifest.json: .* \(for \d+ s, at most 120 s\)"
+    (line,) = caplog.messages  # the requests of one store do not all speak
+    assert re.fullmatch(said, line)
+    assert ("Injected" in line) == (what != "drop")
+
+
+def test_writes_that_fail_now_and_then_are_repeated_here(
+    spec: dict[str, Any], patient: dict[str, Any], proxy: Proxy
+) -> None:
+    proxy.fault = sometimes("503", 0.3)
+    for step in (1, 2):
+        checkpoint.save(patient, {"a": batch(3) + step}, overwrite=True, timeout=120)
+    np.testing.assert_array_equal(checkpoint.restore(spec)["a"], batch(3) + 2)
+    assert len(directories(spec)) == 2
+
+
+def test_what_does_not_come_back_is_given_up(
+    patient: dict[str, Any],
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(waiting, "_SILENT", 0.01)
+    proxy.fault = lambda request: "never"
+    for look in LOOKS:
+        with pytest.raises(TimeoutError, match="no answer within 0.2 s.*manifest.json"):
+            look(patient, timeout=0.2)
+    assert len(caplog.messages) == len(LOOKS)
+    assert all("manifest.json: no answer yet (for 0 s, at most" in each for each in caplog.messages)
+    proxy.fault = lambda request: "503"
+    said = r"no success within 0.5 s, in \d+ attempts?; the last failure was: Injected .*503"
+    with pytest.raises(TimeoutError, match=said):
+        checkpoint.inspect(patient, timeout=0.5)
+    proxy.fault = lambda request: "403"
+    with pytest.raises(OSError, match="manifest.json: PERMISSION_DENIED: Injected"):
+        checkpoint.inspect(patient, timeout=120)
+
+
+def test_a_server_that_has_answered_may_come_back(server: Server, spec: dict[str, Any]) -> None:
+    checkpoint.save(spec, {"a": batch(3)})
+    del spec["s3_request_retries"]
+    with Proxy(server.port) as proxy:
+        store = open_store(spec | {"endpoint": f"http://127.0.0.1:{proxy.port}"}, 5)
+        assert store.read("manifest.json", 2**20)
+        proxy.fault = lambda request: "drop"  # also on the connection that is kept open
+    with pytest.raises(TimeoutError, match="no success within 5 s.*Could not connect to server"):
+        store.read("manifest.json", 2**20)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5"])
+def test_a_timeout_is_a_number_of_seconds(tmp_path: Path, timeout: Any) -> None:
+    for look in LOOKS:
+        with pytest.raises(ValueError, match="timeout must be a number of seconds above 0, not"):
+            look(tmp_path, timeout=timeout)
 
 
 def test_a_listing_that_fails(through: dict[str, Any], proxy: Proxy) -> None:

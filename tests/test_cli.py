@@ -4,10 +4,12 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import tomllib
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,22 @@ def test_inspect_of_an_empty_tree(run: Run, tmp_path: Path) -> None:
     assert run("verify", tmp_path / "run")[0] == 0
 
 
+def test_verify_of_fingerprints(run: Run, path: Path) -> None:
+    ok = (0, f"{path} is whole: 8 leaves, 160 B\n", "")
+    assert run("verify", path, "--fingerprints") == ok
+    header, _, body = (path / "manifest.json").read_bytes().partition(b"\n")
+    document = json.loads(body)
+    leaf = next(leaf for leaf in document["leaves"] if leaf["path"] == ["w"])
+    leaf["fingerprint"] = "0" * 32
+    body = json.dumps(document).encode()
+    seal = json.loads(header) | {"nbytes": len(body), "sha256": sha256(body).hexdigest()}
+    (path / "manifest.json").write_bytes(json.dumps(seal).encode() + b"\n" + body)
+    assert run("verify", path) == ok
+    code, out, err = run("verify", path, "--fingerprints")
+    assert (code, out) == (1, "")
+    assert "array ['w'] is not what was saved: its fingerprint differs" in err
+
+
 def test_verify(run: Run, path: Path) -> None:
     assert run("verify", path) == (0, f"{path} is whole: 8 leaves, 160 B\n", "")
     chunks = sorted(path.glob("data-*/*/c.*"))
@@ -133,7 +151,7 @@ def test_no_checkpoint(run: Run, tmp_path: Path) -> None:
 def test_errors_are_lines(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, said: str
 ) -> None:
-    def fail(path: Any) -> None:
+    def fail(path: Any, **_: Any) -> None:
         raise error
 
     monkeypatch.setattr(gda.checkpoint, "inspect", fail)
@@ -143,7 +161,7 @@ def test_errors_are_lines(
 
 
 def test_a_mistake_in_gda_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Any) -> None:
+    def fail(path: Any, **_: Any) -> None:
         raise AttributeError("a bug")
 
     monkeypatch.setattr(gda.checkpoint, "inspect", fail)
@@ -154,12 +172,25 @@ def test_a_mistake_in_gda_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["wrong"], "gda: argument COMMAND: invalid choice: 'wrong'"),
+        (
+            ["wrong"],
+            "gda: there is no command 'wrong'; the commands are plan, reshard, in",
+        ),
+        (["inspct", "a"], "gda: there is no command 'inspct'; did you mean inspect? (--help says"),
+        (["Verify", "a"], "gda: there is no command 'Verify'; did you mean verify? (--help says m"),
+        (["plan", "--shap=8", "--dtyp", "f32"], "--dtyp f32; did you mean --shape and --dtype?"),
+        (
+            ["reshard", "--to_mesh", "x=2"],
+            "unrecognized arguments: --to_mesh x=2; did you mean --",
+        ),
         (["inspect"], "gda inspect: the following arguments are required: PATH"),
         (["verify"], "gda verify: the following arguments are required: PATH"),
-        (["verify", "a", "b"], "gda: unrecognized arguments: b"),
-        (["inspect", "--js", "a"], "unrecognized arguments: --js"),
-        (["--nothing"], "gda: unrecognized arguments: --nothing"),
+        (["verify", "a", "b"], "gda verify: unrecognized arguments: b (--h"),
+        (["inspect", "--js", "a"], "inspect: unrecognized arguments: --js; did you mean --json? ("),
+        (["--nothing"], "gda: unrecognized arguments: --nothing (--help"),
+        (["--versoin"], "gda: unrecognized arguments: --versoin; did you mean --version? (--help"),
+        (["verify", "a", "--timeout", "0"], "--timeout: '0' is not a number of seconds above 0"),
+        (["inspect", "a", "--timeout", "soon"], "'soon' is not a number of seconds above 0, such"),
     ],
 )
 def test_wrong_commands(run: Run, args: list[str], message: str) -> None:
@@ -198,6 +229,23 @@ def test_interrupted(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # As a program.
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_server_that_does_not_answer(command: str) -> None:
+    code = (
+        "import sys; from gda.checkpoint import waiting; waiting._SILENT = 0.1;"
+        "from gda.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/ck"
+        args = [sys.executable, "-c", code, command, "--timeout", "1", url]
+        done = subprocess.run(args, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        f"waiting for {url}/manifest.json: no answer yet (for 0 s, at most 1 s)",
+        f"gda: [Errno 110] no answer within 1 s, retries included: '{url}/manifest.json'",
+    ]
 
 
 # Both commands in one process, because importing JAX takes long.

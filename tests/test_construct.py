@@ -1,8 +1,10 @@
 """The three constructors: what is read how often, whose memory it is, which types come out."""
 
+import math
 import re
 import weakref
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
+from meshes import mesh_of
 
 import gda
+from gda import plan
 from gda.indices import Device
 from gda.spec import Index
 from gda.testing.strategies import ShardedCase, sharded_cases
@@ -630,11 +634,26 @@ def test_with_x64_nothing_is_narrowed(auto_mesh: Mesh) -> None:
         (np.array(["a", "b"]), TypeError, r"index \[0:2\] has dtype <U1, which JAX does not have"),
         (np.zeros(2, "M8[s]"), TypeError, r"dtype datetime64\[s\], which JAX does not have"),
         (np.zeros(2, [("a", "i4")]), TypeError, r"which JAX does not have"),
+        (
+            np.zeros(2, "m8[s]"),
+            TypeError,
+            r"dtype timedelta64\[s\], which .* with \.astype\('int64'\)",
+        ),
         (np.zeros(2, np.longdouble), TypeError, r"which JAX does not have"),
         (np.ma.masked_array([1.0, 2.0], [0, 1]), TypeError, r"masked array .*filled"),
-        ([object(), 1], TypeError, r"\[0:2\] is or holds a object; return an array, a number or"),
+        ([object(), 1], TypeError, r"has dtype object, .*, and holds a object; convert it to"),
+        (
+            np.array([1, 2], object),
+            TypeError,
+            r"object, .* pandas .*block\.astype\('int64'\) or dtype=",
+        ),
+        (np.array([1, 2.5], object), TypeError, r"has dtype object, .*block\.astype\('float64'\)"),
+        (np.array([True, False], object), TypeError, r"block\.astype\('bool'\)"),
+        (np.array([1.5, None], object), TypeError, r"holds a NoneType; .*astype\('float64'\)"),
+        (np.array([Decimal(1), 2], object), TypeError, r"block\.astype\('float64'\)"),
+        ({"a": 1}, TypeError, r"\[0:2\] is a dict; return an array, a number or a list of them"),
         ("ab", TypeError, r"index \[0:2\] has dtype <U2, which JAX does not have"),
-        ((n for n in [1, 2]), TypeError, r"\[0:2\] is or holds a generator; return an array, a"),
+        ((n for n in [1, 2]), TypeError, r"\[0:2\] is a generator; return an array, a"),
         (np.zeros(8), ValueError, r"shape \(8,\); .* the whole array: return array\[index\]"),
     ],
 )
@@ -697,6 +716,11 @@ def test_a_lazy_batch_that_fails_is_noted_with_its_own_index(
         ({"copy": 0}, TypeError, "copy must be True, False or None, not 0"),
         ({"copy": "maybe"}, TypeError, "copy must be True, False or None, not 'maybe'"),
         ({"dtype": "nonsense"}, TypeError, "the argument dtype='nonsense' is not a dtype; a dtype"),
+        (
+            {"dtype": "floot32"},
+            TypeError,
+            r"dtype='floot32' is not a dtype; did you mean float",
+        ),
         ({"dtype": "U3"}, TypeError, "dtype=<U3, which JAX does not have"),
     ],
 )
@@ -811,11 +835,11 @@ def test_into_says_when_an_array_is_returned_and_not_filled(auto_mesh: Mesh) -> 
         (iter([DATA[:2]] * 3), ValueError, "expected 8 arrays, one per index, .* not 3"),
         (iter([DATA[:2]] * 9), ValueError, "expected 8 arrays, one per index, .* not more"),
         (
-            [DATA[:2], DATA[:1], *[DATA[:2]] * 6],
+            [DATA[:2], DATA[:1], *(DATA[:2] for _ in range(6))],
             ValueError,
             r"index \[0:2, :\] has shape \(1, 2\)",
         ),
-        ([DATA[:1]] * 8, ValueError, r"index \[0:2, :\] has shape \(1, 2\)"),
+        ([DATA[i : i + 1] for i in range(8)], ValueError, r"index \[0:2, :\] has shape \(1, 2\)"),
     ],
 )
 def test_what_a_batched_callback_returns_is_checked(
@@ -830,7 +854,21 @@ def test_what_a_batched_callback_returns_is_checked(
     [
         (lambda arrays: arrays[:3], ValueError, "expected 8 arrays, one per device, not 3"),
         (lambda arrays: list(map(np.asarray, arrays)), TypeError, r"array\[0\] is a ndarray"),
-        (lambda arrays: arrays[::-1], ValueError, r"array\[0\] is on .*7; expected there is .*0"),
+        (
+            lambda arrays: arrays[::-1],
+            ValueError,
+            r"array\[0\] is on .*7; expected there is .*0\. ",
+        ),
+        (
+            lambda arrays: arrays[::-1],
+            ValueError,
+            "in the order of the devices that the callback wa",
+        ),
+        (
+            lambda arrays: [*arrays[:7], arrays[7].astype("int8")],
+            TypeError,
+            r"array\[7\] has dtype int8, those before it float32; make all of one dtype",
+        ),
     ],
 )
 def test_what_a_placing_callback_returns_is_checked(
@@ -892,3 +930,157 @@ def test_a_process_without_a_device_of_the_mesh_needs_a_dtype() -> None:
             assert [shard.data for shard in g.global_shards] == [None] * 4
             assert not g.is_fully_addressable
     assert reads == []
+
+
+# A sharding in place of mesh and spec.
+
+
+KINDS = pytest.mark.parametrize("kind", ["device", "pinned_host", "unpinned_host"])
+
+
+def is_in(g: gda.GlobalArray, sharding: NamedSharding, data: np.ndarray = DATA) -> bool:
+    """Return whether an array has this sharding, memory kind included, and every value."""
+    kinds = {shard.data.sharding.memory_kind for shard in g.local_shards}
+    return (
+        g.sharding == sharding
+        and kinds == {sharding.memory_kind}
+        and np.array_equal(np.asarray(g), data)
+    )
+
+
+def single_buffers(sharding: NamedSharding) -> list[jax.Array]:
+    kind = sharding.memory_kind
+    return [
+        jax.device_put(DATA[index], SingleDeviceSharding(device, memory_kind=kind))
+        for device, index in gda.get_shard_indices(DATA.shape, sharding).items()
+    ]
+
+
+@KINDS
+def test_a_sharding_stands_in_place_of_mesh_and_spec(mesh: Mesh, kind: str) -> None:
+    sharding = NamedSharding(mesh, P("x"), memory_kind=kind)
+    make = gda.GlobalArray
+    read = DATA.__getitem__
+
+    def placed(request: Any) -> list[jax.Array]:
+        of = [SingleDeviceSharding(d, memory_kind=kind) for _, ds in request for d in ds]
+        return jax.device_put([DATA[index] for index, ds in request for _ in ds], of)
+
+    assert is_in(make.from_callback(DATA.shape, sharding, read), sharding)
+    assert is_in(make.from_callback(DATA.shape, mesh=sharding, data_callback=read), sharding)
+    assert is_in(make.from_callback(DATA.shape, sharding, read, max_workers=2), sharding)
+    assert is_in(
+        make.from_batched_callback(DATA.shape, sharding, lambda all_: list(map(read, all_))),
+        sharding,
+    )
+    assert is_in(make.from_batched_callback_with_devices(DATA.shape, sharding, placed), sharding)
+    assert is_in(make.from_source(DATA, sharding), sharding)
+    assert is_in(make.from_source(DATA, sharding, max_workers=2), sharding)
+    assert is_in(make(DATA.shape, sharding, single_buffers(sharding)), sharding)
+    assert is_in(make(DATA.shape, mesh, P("x"), single_buffers(sharding)), sharding)
+
+
+@KINDS
+def test_blocks_placed_early_go_to_the_memory_of_the_sharding(
+    mesh: Mesh, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "places_early", lambda _: True)
+    sharding = NamedSharding(mesh, P("x"), memory_kind=kind)
+    assert is_in(gda.GlobalArray.from_source(DATA, sharding), sharding)
+
+
+def test_a_single_device_has_its_sharding_too() -> None:
+    device = jax.devices()[5]
+    sharding = SingleDeviceSharding(device, memory_kind="pinned_host")
+    g = gda.GlobalArray.from_callback(DATA.shape, sharding, DATA.__getitem__)
+    assert g.array.devices() == {device}
+    assert g.sharding.memory_kind == "pinned_host"
+    wrapped = gda.GlobalArray.from_array(jax.device_put(DATA, sharding))
+    assert wrapped.sharding == g.sharding
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda sharding: gda.GlobalArray.from_callback((8, 2), sharding, P("x"), np.zeros),
+            "the spec .* stands beside NamedSharding.*, which has its own; give the sharding alone",
+        ),
+        (
+            lambda sharding: gda.GlobalArray.from_callback((8, 2), sharding, P("x")),
+            "the spec .* stands beside",
+        ),
+        (
+            lambda sharding: gda.GlobalArray.from_process_local(DATA, sharding, P("x")),
+            "the spec .* stands beside",
+        ),
+        (
+            lambda sharding: gda.GlobalArray.from_callback((8, 2), sharding),
+            "data_callback must be a function, not NoneType",
+        ),
+        (
+            lambda sharding: gda.GlobalArray.from_source(DATA, sharding.mesh),
+            r"a mesh needs a spec beside it; write P\(\) for .* or give a NamedSharding",
+        ),
+        (
+            lambda _: gda.GlobalArray.from_source(DATA, jax.devices()[0]),
+            "mesh must be a jax.sharding.Mesh, or a NamedSharding in place of mesh and spec, not",
+        ),
+    ],
+)
+def test_a_spec_is_given_once(
+    mesh: Mesh, call: Callable[[NamedSharding], object], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(NamedSharding(mesh, P("x")))
+
+
+def test_device_buffers_are_in_one_kind_of_memory(mesh: Mesh) -> None:
+    sharding = NamedSharding(mesh, P("x"))
+    pinned = sharding.with_memory_kind("pinned_host")
+    buffers = single_buffers(pinned)
+    text = (
+        r"device_buffers for \S*3\S* is in 'device' memory, and this array is in 'pinned_host' "
+        r"memory; put it there with jax.device_put\(buffer, SingleDeviceSharding\(device, "
+        r"memory_kind='pinned_host'\)\)"
+    )
+    buffers[3] = single_buffers(sharding)[3]
+    with pytest.raises(ValueError, match=text):
+        gda.GlobalArray(DATA.shape, mesh, P("x"), buffers)
+    with pytest.raises(ValueError, match="is in 'device' memory, and .* in 'pinned_host' memory"):
+        gda.GlobalArray(DATA.shape, pinned, single_buffers(sharding))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    ("shape", "spec"), [((), P(("a", "b"))), ((), ["a"]), ((8,), P("x", "a")), ((8,), ["x", ["a"]])]
+)
+def test_surplus_axes_of_size_1_shard_nothing(
+    shape: tuple[int, ...], spec: Any, kind: AxisType
+) -> None:
+    mesh = mesh_of({"a": 1, "x": 4, "b": 1}, kind)
+    data = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    g = gda.GlobalArray.from_callback(shape, mesh, spec, lambda index: data[index])
+    assert g.grid.spec == ("x",)[: len(shape)]
+    np.testing.assert_array_equal(np.asarray(g), data)
+    local = gda.GlobalArray.from_process_local(data, mesh, spec)
+    assert local.sharding == g.sharding
+    assert g.reshard(spec).sharding == g.sharding
+    assert gda.constrain(g, spec).sharding == g.sharding
+    assert gda.jit(lambda x: x, out_specs=P(*spec))(g).grid == g.grid
+
+
+def test_one_buffer_for_several_indices_is_refused(mesh: Mesh) -> None:
+    def one_buffer(indices: list[gda.Index]) -> list[np.ndarray]:
+        buffer = np.empty((2, 2), np.float32)
+        blocks = []
+        for index in indices:
+            buffer[:] = DATA[index][:2]
+            blocks.append(buffer)
+        return blocks
+
+    text = r"returned one array for the indices \[0:2, :\] and \[2:4, :\]; .* Return array.copy\(\)"
+    with pytest.raises(ValueError, match=text):
+        gda.GlobalArray.from_batched_callback(DATA.shape, mesh, P("x"), one_buffer)
+    g = gda.GlobalArray.from_batched_callback((2, 2), mesh, P(), lambda i: one_buffer(i[:1]) * 8)
+    np.testing.assert_array_equal(np.asarray(g), DATA[:2])

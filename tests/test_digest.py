@@ -243,3 +243,14 @@ def test_sums_of_a_stack_are_those_of_each(shape: tuple[int, ...], dtype: str) -
     each = [digest.sums_of_numpy(part, start) for part in parts]
     assert np.array_equal(digest.sums_of_stack(parts, start), each)
     assert np.array_equal(digest.sums_of_stack(parts[:1], start), each[:1])
+
+
+def test_arrays_of_64_dimensions_have_a_digest() -> None:
+    data = np.arange(6, dtype=np.float32)
+    sums = sums_of_numpy(data.reshape((1,) * 62 + (2, 3)))
+    parts = [
+        sums_of_numpy(row.reshape((1,) * 63 + (3,)), (*(0,) * 62, i, 0))
+        for i, row in enumerate(data.reshape(2, 3))
+    ]
+    assert (add(parts) == sums).all()
+    assert (sums_of_numpy(data.reshape((1,) * 61 + (2, 1, 3))) != sums).any()

@@ -637,3 +637,11 @@ def test_elements_beyond_int64_have_an_index_and_no_arrays() -> None:
     for name in ("starts", "stops"):
         with pytest.raises(OverflowError, match=r"beyond int64; index\(i\) has no limit"):
             getattr(grid, name)
+
+
+def test_a_spec_may_be_longer_by_axes_of_size_1() -> None:
+    mesh_shape = {"a": 1, "b": 1, "x": 4}
+    assert ShardGrid((), mesh_shape, (("a", "b"),)) == ShardGrid((), mesh_shape, ())
+    assert ShardGrid((8,), mesh_shape, ["x", "a"]) == ShardGrid((8,), mesh_shape, ["x"])
+    with pytest.raises(ValueError, match="spec P\\('a', 'x'\\) has 2 entries, but global shape"):
+        ShardGrid((8,), mesh_shape, ("a", "x"))

@@ -6,11 +6,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
 from meshes import mesh_of
 
 import gda
-from gda.indices import devices_of, local_positions, mesh_grid
+from gda.indices import after_spec, devices_of, local_positions, mesh_and_spec, mesh_grid
 from gda.spec import Index
 from gda.testing.strategies import ShardedCase, meshes, sharded_cases
 
@@ -293,13 +300,56 @@ def test_what_is_no_mesh_is_refused(
     with pytest.raises(TypeError) as info:
         function((8, 2), mesh, P("x"))
     assert str(info.value) == (
-        f"mesh must be a jax.sharding.Mesh, not {mesh!r}; without devices use gda.ShardGrid"
+        "mesh must be a jax.sharding.Mesh, or a NamedSharding in place of mesh and spec, not "
+        f"{mesh!r}; without devices use gda.ShardGrid"
     )
 
 
 def test_devices_of_an_abstract_mesh_are_not_there() -> None:
     mesh = AbstractMesh((4, 2), ("x", "y"))
     for function in (gda.get_shard_indices, gda.get_shard_indices_replica_ids):
-        with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh, not Abstract"):
+        with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh, .* not Abstract"):
             function((8, 2), mesh, ["x"])
     assert gda.get_shard_shape((8, 2), mesh, ["x"]) == (2, 2)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_a_sharding_stands_in_place_of_mesh_and_spec(
+    function: Callable[..., object], mesh: Mesh
+) -> None:
+    device = jax.devices()[3]
+    alone = Mesh(np.array([device]), ("device",))
+    assert function((8, 2), NamedSharding(mesh, P("x"))) == function((8, 2), mesh, P("x"))
+    assert function((8, 2), SingleDeviceSharding(device)) == function((8, 2), alone, P())
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_one_spec_is_needed_and_not_two(function: Callable[..., object], mesh: Mesh) -> None:
+    with pytest.raises(TypeError, match=r"^a mesh needs a spec beside it; write P\(\)"):
+        function((8, 2), mesh)
+    with pytest.raises(TypeError, match="stands beside NamedSharding.*give the sharding alone"):
+        function((8, 2), NamedSharding(mesh, P("x")), P("x"))
+
+
+def test_devices_of_a_sharding_over_an_abstract_mesh_are_not_there() -> None:
+    sharding = NamedSharding(AbstractMesh((4, 2), ("x", "y")), P("x"))
+    assert gda.get_shard_shape((8, 2), sharding) == (2, 2)
+    with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh, not Abstract"):
+        gda.get_shard_indices((8, 2), sharding)
+
+
+def test_the_memory_kind_of_a_sharding_is_kept(mesh: Mesh) -> None:
+    device = jax.devices()[3]
+    named = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    single = SingleDeviceSharding(device, memory_kind="pinned_host")
+    assert mesh_and_spec(named, None) == (mesh, P("x"), "pinned_host")
+    assert mesh_and_spec(single, None) == (Mesh([device], ("device",)), P(), "pinned_host")
+    assert mesh_and_spec(mesh, ["x"]) == (mesh, ["x"], None)
+
+
+def test_arguments_after_an_omitted_spec_move_up(mesh: Mesh) -> None:
+    sharding = NamedSharding(mesh, P("x"))
+    assert after_spec(sharding, len, None) == (None, len)
+    assert after_spec(sharding, None, len) == (None, len)
+    assert after_spec(mesh, P("x"), len) == (P("x"), len)
+    assert after_spec(sharding, P("x"), None) == (P("x"), None)  # an error of `mesh_and_spec`

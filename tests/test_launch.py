@@ -825,6 +825,14 @@ def test_a_process_that_stops_in_a_collective_is_blamed(program: Program, frozen
         ("-n 2 -m no_such_module.at_all", "there is no module 'no_such_module.at_all'"),
         ("-n 2 -m", "no program given: a script, or -m and a module"),
         ("-n 2 --nope program.py", "unrecognized arguments: --nope"),
+        (
+            "--num-proceses 2 program.py --n",
+            "unrecognized arguments: --num-proceses; did you mean --num-processes?",
+        ),
+        (
+            "-n 2 --devices_per_process=2 program.py",
+            "unrecognized arguments: --devices_per_process=2; did you mean --devices-per-process?",
+        ),
     ],
 )
 def test_a_wrong_command_is_one_line(

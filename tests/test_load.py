@@ -23,7 +23,7 @@ import tensorstore as ts
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 from safetensors.numpy import save_file
@@ -542,6 +542,21 @@ def test_a_tree_of_sources() -> None:
         assert loaded["layers"][1]["b"].spec == P()
 
 
+@pytest.mark.parametrize("kind", ["device", "pinned_host"])
+def test_shardings_for_a_tree(kind: str) -> None:
+    tree = {"a": [DATA, -DATA], "b": DATA[0]}
+    rows = NamedSharding(MESH, P("x"), memory_kind=kind)
+    columns = NamedSharding(mesh_of({"z": 2}), P("z"))
+    for options in [{}, {"max_workers": 4}]:
+        loaded = gda.load_tree(tree, {"a": rows, "b": columns}, **options)
+        jax.tree.map(np.testing.assert_array_equal, loaded, tree, is_leaf=_is_array)
+        assert [g.sharding for g in (*loaded["a"], loaded["b"])] == [rows, rows, columns]
+        for g in gda.load_tree(tree["a"], rows, **options):
+            assert g.sharding == rows
+    device = jax.devices()[2]
+    assert gda.load_tree(DATA, SingleDeviceSharding(device)).array.devices() == {device}
+
+
 def _is_array(node: object) -> bool:
     return isinstance(node, gda.GlobalArray)
 
@@ -572,9 +587,10 @@ def test_groups_of_zarr_and_hdf5_are_trees(tmp_path: Path) -> None:
     assert np.array_equal(loaded["h"]["b"]["c"], DATA[0])
 
 
-def test_specs_by_path_and_source() -> None:
-    def spec_of(path: str, source: Any) -> P:
-        asked.append((path, source.shape))
+def test_specs_by_path_and_leaf() -> None:
+    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+        assert (leaf.ndim, leaf.size, leaf.dtype) == (2, 48, np.float32)
+        asked.append((path, leaf.shape))
         return P("x") if path.endswith("w") else P()
 
     asked: list[Any] = []
@@ -838,10 +854,23 @@ def test_all_is_checked_before_anything_is_read() -> None:
         ({"a": source, "b": 3}, P(), "a int is no source"),
         ({"a": source, "b": source}, {"a": P()}, "specs must be a prefix of the tree"),
         ({"a": source}, {"a": "x"}, r"specs\['a'\] is 'x', not a PartitionSpec"),
-        ({"a": source}, lambda path, _: None, r"specs\('a', source\) returned None"),
+        ({"a": source}, lambda path, _: None, r"specs\('a', leaf\) returned None"),
     ]:
         with pytest.raises((TypeError, ValueError), match=message):
             gda.load_tree(tree, MESH, specs)
+    for mesh, specs, message in [
+        (NamedSharding(MESH, P()), P(), "stands beside NamedSharding"),
+        ({"a": NamedSharding(MESH, P())}, P(), "mesh must be a jax.sharding.Mesh, or a NamedSh"),
+        (MESH, None, "specs is None, which says nothing of how"),
+        (
+            {"a": MESH, "b": MESH},
+            None,
+            r"mesh\['a'\] is Mesh.*, not a NamedSharding; mesh is a Nam",
+        ),
+        ({"a": NamedSharding(MESH, P())}, None, "mesh must be a prefix of the tree"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=message):
+            gda.load_tree({"a": source, "b": source}, mesh, specs)
     with pytest.raises(ValueError, match="dtype must be a prefix of the tree"):
         gda.load_tree({"a": source}, MESH, P(), dtype={"b": "int32"})
     assert source.asked == []
@@ -870,7 +899,7 @@ def test_an_error_of_the_function_for_specs_names_the_path() -> None:
     for function, error, message in [
         (fail, KeyError, "b/0"),
         (find, ValueError, "specs gave nothing for 'b/0': it ended with StopIteration, as next"),
-        (wrong, TypeError, r"specs\('b/0', source\) returned None, not a PartitionSpec"),
+        (wrong, TypeError, r"specs\('b/0', leaf\) returned None, not a PartitionSpec"),
     ]:
         with pytest.raises(error, match=message) as caught:
             gda.load_tree(tree, MESH, function)
@@ -927,15 +956,34 @@ def test_what_has_or_becomes_a_source_is_named(tmp_path: Path) -> None:
                 gda.GlobalArray.from_source(group, MESH, P())
 
 
+def test_a_closed_file_is_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        data = file.create_dataset("w", data=DATA)
+    with pytest.raises(
+        ValueError, match=r"the file of this h5py\.Dataset is closed; open it again"
+    ):
+        gda.GlobalArray.from_source(data, MESH, P("x"))
+    with pytest.raises(ValueError, match=r"the file of this h5py\.Dataset is closed") as caught:
+        gda.load_tree({"w": data}, MESH, P("x"))
+    assert caught.value.__notes__ == ["gda: at ['w'] of the tree"]
+    with pytest.raises(ValueError, match=r"the file of this h5py\.File is closed"):
+        gda.load_tree(file, MESH, P("x"))
+
+
+def test_dtypes_have_the_short_names_of_the_command_line() -> None:
+    tree = gda.load_tree({"a": DATA, "b": DATA}, MESH, P("x"), dtype={"a": "bf16", "b": "F16"})
+    assert (tree["a"].dtype, tree["b"].dtype) == (jnp.bfloat16, jnp.float16)
+
+
 @pytest.mark.parametrize(
     ("dtype", "message"),
     [
-        ("flaot32", "dtype is 'flaot32', not a dtype; a dtype is such as 'float32', np.int32 or"),
-        ({"a": "int32", "b": ["flaot32"]}, r"dtype\['b'\]\[0\] is 'flaot32', not a dtype"),
-        (3, "dtype is 3, not a dtype"),
-        (Recording, "dtype is object, which JAX does not have"),
-        (str, "dtype is <U0, which JAX does not have; convert it to numbers first"),
-        ({"a": None, "b": "M8[s]"}, r"dtype\['b'\] is datetime64\[s\], which JAX does not have"),
+        ("flaot32", "dtype='flaot32' is not a dtype; did you mean float32"),
+        ({"a": "int32", "b": ["flaot32"]}, r"dtype\['b'\]\[0\]='flaot32' is not a dtype"),
+        (3, "dtype=3 is not a dtype; a dtype is such as 'float32', np.int32 or"),
+        (Recording, "dtype=object, which JAX does not have"),
+        (str, "dtype=<U0, which JAX does not have; convert it to numbers first"),
+        ({"a": None, "b": "M8[s]"}, r"dtype\['b'\]=datetime64\[s\], which JAX does not have"),
     ],
 )
 def test_dtypes_that_are_none(dtype: Any, message: str) -> None:

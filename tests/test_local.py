@@ -33,6 +33,27 @@ def test_in_one_process_the_local_data_is_the_array(mesh: Mesh, spec: P) -> None
     np.testing.assert_array_equal(process_local_of(g.array), data)
 
 
+@pytest.mark.parametrize("kind", ["device", "pinned_host", "unpinned_host"])
+def test_a_sharding_stands_in_place_of_mesh_and_spec(mesh: Mesh, kind: str) -> None:
+    data = batch(16, 8)
+    sharding = NamedSharding(mesh, P("x"), memory_kind=kind)
+    for local in (data, data[:, ::-1], jnp.asarray(data), jax.device_put(data, sharding)):
+        for g in (build(local, sharding), build(local, sharding, (16, 8))):
+            assert g.sharding == sharding
+            np.testing.assert_array_equal(np.asarray(g), local)
+    keys = jax.random.split(jax.random.key(0), 8)
+    assert np.array_equal(*map(jax.random.key_data, (build(keys, sharding).array, keys)))
+
+
+def test_memory_of_the_caller_does_not_become_that_of_the_array(mesh: Mesh) -> None:
+    memory = aligned_empty((64, 64), np.float32)
+    for data in (memory, memory[:, 1:]):  # aligned and not
+        data[:] = 1
+        g = build(data, NamedSharding(mesh, P("x"), memory_kind="pinned_host"))
+        data[:] = 2
+        assert (np.asarray(g) == 1).all()
+
+
 @given(sharded_cases(max_dims=3))
 def test_it_is_what_jax_makes_of_the_same_data(case: ShardedCase) -> None:
     data = batch(*case.global_shape, dtype=np.int32)

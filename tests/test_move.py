@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from meshes import ORDERS, cut, ordered_mesh
 
 import gda
@@ -41,6 +41,23 @@ def test_another_mesh_of_fewer_devices(mesh: Mesh) -> None:
     assert is_right(g)
 
 
+@pytest.mark.parametrize("kind", ["device", "pinned_host"])
+def test_a_sharding_in_place_of_mesh_and_spec(mesh: Mesh, kind: str) -> None:
+    g = cut(DATA, mesh, P("x"))
+    for other in (mesh, ordered_mesh([5, 0, 3, 6], {"z": 4}, mesh.axis_types[0])):
+        sharding = NamedSharding(other, P(None, other.axis_names[-1]), memory_kind=kind)
+        if other is not mesh:
+            sharding = NamedSharding(other, P("z"), memory_kind=kind)
+        moved = g.reshard(sharding)
+        assert moved.sharding == sharding
+        assert is_right(moved)
+        assert moved.reshard(P()).sharding.memory_kind == kind
+        assert moved.reshard(NamedSharding(mesh, P())).sharding.memory_kind == "device"
+    alone = g.reshard(SingleDeviceSharding(jax.devices()[3]))
+    assert alone.array.devices() == {jax.devices()[3]}
+    assert is_right(alone)
+
+
 def test_an_array_of_one_device_goes_to_a_mesh(mesh: Mesh) -> None:
     g = gda.GlobalArray.from_array(jnp.asarray(DATA)).reshard(mesh, P(("y", "x")))
     assert is_right(g)
@@ -56,10 +73,12 @@ def test_a_spec_that_does_not_fit_is_refused(mesh: Mesh) -> None:
     g = cut(DATA, mesh, P("x"))
     with pytest.raises(ValueError, match="global shape .* cannot be cut by P\\(None, 'x'\\)"):
         g.reshard(P(None, "x"))
-    with pytest.raises(TypeError, match=r"write g.reshard\(spec\) or g.reshard\(mesh, spec\)"):
+    with pytest.raises(TypeError, match=r"write g.reshard\(spec\), g.reshard\(mesh, spec\) or"):
         g.reshard("x", P("x"))
-    with pytest.raises(TypeError, match=r"write g.reshard\(spec\) or g.reshard\(mesh, spec\)"):
+    with pytest.raises(TypeError, match=r"write g.reshard\(spec\), g.reshard\(mesh, spec\) or"):
         g.reshard(mesh)
+    with pytest.raises(TypeError, match="the spec .* stands beside NamedSharding"):
+        g.reshard(NamedSharding(mesh, P()), P("x"))
 
 
 def test_in_a_trace_there_is_nothing_to_move(mesh: Mesh) -> None:

@@ -20,7 +20,7 @@ from gda import DataPartitionType as Partition
 from gda.testing import Pool
 from gda.testing.strategies import mesh_shapes
 
-put = gda.host_to_global_device_array
+put = gda.host_to_global_array
 get = gda.global_to_host_array
 constrain = gda.with_sharding_constraint
 
@@ -100,25 +100,76 @@ def test_partitions(mesh: Mesh) -> None:
     assert get(replicated, partition=Partition.REPLICATED)["step"] == 3
 
 
-@pytest.mark.parametrize("partition", [None, "full", 3, {"a": "x"}, object, [P(), Partition.FULL]])
+def test_the_former_name_is_the_same_function() -> None:
+    assert gda.host_to_global_device_array is gda.host_to_global_array
+
+
+def test_partitions_inside_a_tree(mesh: Mesh) -> None:
+    tree = {"tokens": [batch(16, 4), batch(32, 2)], "step": 3, "table": batch(4, 2)}
+    partition = {"tokens": Partition.FULL, "step": Partition.REPLICATED, "table": P(None, "y")}
+    with jax.set_mesh(mesh):
+        g = put(tree, partition=partition)
+    assert [t.grid.shard_shape for t in g["tokens"]] == [(2, 4), (4, 2)]
+    assert g["step"].is_fully_replicated
+    assert g["table"].grid.spec == (None, "y")
+    for checked in (None, partition, {**partition, "tokens": None}):
+        jax.tree.map(np.testing.assert_array_equal, get(g, partition=checked), tree)
+
+
+@pytest.mark.parametrize(
+    ("axes", "spec", "flat_spec"),
+    [
+        ({"data": 4, "model": 2}, P("data"), P("data")),
+        ({"fsdp": 2, "seq": 4}, P("fsdp", "seq"), P("fsdp")),
+        ({"data": 2, "seq": 2, "fsdp": 2}, P(("data", "fsdp"), "seq"), P(("data", "fsdp"))),
+    ],
+    ids=str,
+)
+def test_a_batch_over_the_axes_that_are_named_so(
+    axes: dict[str, int], spec: P, flat_spec: P
+) -> None:
+    mesh = mesh_of(axes)
+    tree = {"tokens": batch(8, 4, 3), "lengths": batch(4)}
+    with jax.set_mesh(mesh):
+        g = put(tree, partition=Partition.BATCH)
+    assert g["tokens"].sharding.is_equivalent_to(NamedSharding(mesh, spec), 3)
+    assert g["lengths"].sharding.is_equivalent_to(NamedSharding(mesh, flat_spec), 1)
+    jax.tree.map(np.testing.assert_array_equal, get(g, partition=Partition.BATCH), tree)
+
+
+def test_a_batch_that_does_not_fit() -> None:
+    neither = r"axes 'data' and 'fsdp', and the mesh {'x': 8} has neither"
+    with jax.set_mesh(mesh_of({"x": 8})), pytest.raises(ValueError, match=neither):
+        put(batch(8), partition=Partition.BATCH)
+    with jax.set_mesh(mesh_of({"data": 4, "seq": 2})):
+        with pytest.raises(ValueError, match=r"(?s)dimension 0 of local size 6 .*\['a'\]"):
+            put({"a": batch(6, 2)}, partition=Partition.BATCH)
+        with pytest.raises(ValueError, match=r"(?s)dimension 1 of size 3 .*\['a'\]"):
+            put({"a": batch(8, 3)}, partition=Partition.BATCH)
+        with pytest.raises(ValueError, match=r"a scalar, and DataPartitionType\.BATCH"):
+            put({"a": 3}, partition=Partition.BATCH)
+
+
+@pytest.mark.parametrize("partition", [None, "full", 3, {"a": "x"}, object])
 def test_other_partitions_are_not_implemented(auto_mesh: Mesh, partition: object) -> None:
     with jax.set_mesh(auto_mesh), pytest.raises(NotImplementedError, match=r"PartitionSpec"):
         put({"a": batch(8)}, partition=partition)
-    with pytest.raises(NotImplementedError, match=r"PartitionSpec"):
-        get({"a": jnp.zeros(8)}, partition=partition)
+    if partition is not None:
+        with pytest.raises(NotImplementedError, match=r"PartitionSpec"):
+            get({"a": jnp.zeros(8)}, partition=partition)
 
 
 def test_what_does_not_fit_is_said_with_numbers_and_path(auto_mesh: Mesh) -> None:
     with jax.set_mesh(auto_mesh):
         with pytest.raises(
             ValueError,
-            match="the array at \\['b'\\]\\[0\\] has a local batch of 12 "
-            "rows, and this process has 8 devices .* nearest are 8 and 16",
+            match="the array has a local batch of 12 rows, and this process has 8 devices .* "
+            r"nearest are 8 and 16\ngda: at \['b'\]\[0\] of the tree$",
         ):
             put({"a": batch(8), "b": [batch(12, 3)]})
         with pytest.raises(ValueError, match="nearest is 8$"):
             put(batch(3))
-        with pytest.raises(ValueError, match=r"the array at \['step'\] is a scalar.*REPLICATED"):
+        with pytest.raises(ValueError, match=r"a scalar, and .*FULL.*REPLICATED(.|\n)*\['step'\]"):
             put({"a": batch(8), "step": 3})
         with pytest.raises(ValueError, match=r"partition is a dict with the keys \['a'\]"):
             put([batch(8)], partition={"a": P()})
@@ -126,17 +177,11 @@ def test_what_does_not_fit_is_said_with_numbers_and_path(auto_mesh: Mesh) -> Non
             put({"a": np.full(8, 2**40)})
     assert raised.value.__notes__[-1] == "gda: at ['a'] of the tree"
     with pytest.raises(ValueError, match="the array is a scalar"):
-        get(jnp.zeros(()))
+        get(jnp.zeros(()), partition=Partition.FULL)
     with pytest.raises(TypeError, match="expected a GlobalArray or a jax.Array, not a ndarray"):
         get({"a": batch(8)})
     with pytest.raises(TypeError, match="NumPy has no key"):
         get(jax.random.split(jax.random.key(0), 8))
-    with pytest.raises(
-        ValueError,
-        match=r"at \['a'\] has a batch of 8 rows, and the array at "
-        r"\['b'\] one of 4",
-    ):
-        get({"a": jnp.zeros(8), "b": jnp.zeros(4)})
 
 
 # Constraints.
@@ -187,6 +232,31 @@ def test_a_sharding_brings_its_mesh(mesh: Mesh) -> None:
     if mesh.axis_types[0] == AxisType.Auto:
         y = jax.jit(lambda x: constrain(x, NamedSharding(mesh, P("y"))))(jnp.zeros(8))
         assert y.sharding.is_equivalent_to(NamedSharding(mesh, P("y")), 1)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("size", [1, 8])
+def test_a_sharding_brings_its_memory(kind: AxisType, size: int) -> None:
+    mesh = mesh_of({"x": size}, kind)
+    pinned = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    x = jax.device_put(batch(8), NamedSharding(mesh, P("x")))
+    moved = constrain({"a": x, "g": gda.GlobalArray.from_array(x)}, pinned)
+    assert moved["a"].sharding == pinned
+    assert moved["g"].sharding == pinned
+    np.testing.assert_array_equal(moved["a"], batch(8))
+    again = constrain(moved, NamedSharding(mesh, P()))
+    assert again["g"].sharding.memory_kind == "device"
+    with jax.set_mesh(mesh):
+        assert constrain(moved["a"], P("x")).sharding.memory_kind == "pinned_host"
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.skipif(jax.__version_info__ < (0, 9), reason="JAX moves no memory inside jit on CPU")
+def test_a_sharding_brings_its_memory_inside_jit(kind: AxisType) -> None:
+    mesh = mesh_of({"x": 8}, kind)
+    pinned = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    x = jax.device_put(batch(8), NamedSharding(mesh, P("x")))
+    assert jax.jit(lambda x: constrain(x + 1, pinned))(x).sharding == pinned
 
 
 def test_a_traced_array_over_explicit_axes_knows_its_mesh(explicit_mesh: Mesh) -> None:
@@ -260,6 +330,116 @@ def test_full_there_and_back(
     process_pool: Callable[..., Pool], order: list[int], mesh_shape: dict[str, int], kind: AxisType
 ) -> None:
     process_pool(2, devices=4).run(check_full, order, mesh_shape, kind)
+
+
+def check_batch(order: list[int], mesh_shape: dict[str, int], kind: AxisType) -> None:
+    """Each process brings the rows of its blocks, and sequences whole."""
+    mesh = ordered_mesh(order[: int(np.prod(list(mesh_shape.values())))], mesh_shape, kind)
+    whole = {"a": batch(8, 4, 2), "b": batch(16, dtype=np.int32)}
+    axes = tuple(axis for axis in mesh.axis_names if axis in ("data", "fsdp"))
+
+    def my_rows(data: np.ndarray) -> np.ndarray:
+        indices = NamedSharding(mesh, P(axes)).addressable_devices_indices_map(data.shape)
+        starts = sorted({tuple(index[0].indices(len(data))) for index in indices.values()})
+        return np.concatenate([data[slice(*start)] for start in starts])
+
+    with jax.set_mesh(mesh):
+        if not mesh.local_devices:
+            with pytest.raises(ValueError, match=r"has no device of the mesh"):
+                put(whole, partition=Partition.BATCH)
+            return
+        g = put(jax.tree.map(my_rows, whole), partition=Partition.BATCH)
+    for name, data in whole.items():
+        assert g[name].shape == data.shape
+        for shard in g[name].local_shards:
+            np.testing.assert_array_equal(shard.data, data[shard.index])
+
+
+@settings(max_examples=25)
+@given(
+    order=st.permutations(range(8)),
+    axes=st.permutations(["data", "fsdp", "seq", "model"]),
+    sizes=st.lists(st.sampled_from([1, 2, 4]), min_size=4, max_size=4).filter(
+        lambda sizes: np.prod(sizes) <= 8
+    ),
+    kind=st.sampled_from([AxisType.Auto, AxisType.Explicit]),
+)
+def test_batches_of_two_processes(
+    process_pool: Callable[..., Pool],
+    order: list[int],
+    axes: list[str],
+    sizes: list[int],
+    kind: AxisType,
+) -> None:
+    mesh_shape = dict(zip(axes, sizes, strict=True))
+    process_pool(2, devices=4).run(check_batch, order, mesh_shape, kind)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_a_batch_is_what_jax_makes_of_the_local_rows_times_the_blocks() -> None:
+    """Where every process has one block of rows, as axlearn reckons."""
+    mesh = mesh_of({"data": 2, "fsdp": 2, "seq": 2})
+    local = batch(3, 4) + 100 * jax.process_index()
+    sharding = NamedSharding(mesh, P(("data", "fsdp"), "seq"))
+    theirs = jax.make_array_from_process_local_data(sharding, local, (12, 4))
+    with jax.set_mesh(mesh):
+        ours = put(local, partition=Partition.BATCH)
+    assert ours.sharding.is_equivalent_to(sharding, 2)
+    for mine, other in zip(ours.local_shards, theirs.addressable_shards, strict=True):
+        assert mine.device == other.device
+        np.testing.assert_array_equal(mine.data, other.data)
+
+
+def check_local(order: list[int], mesh_shape: dict[str, int], specs: list[P]) -> None:
+    """What a process has of each array, its blocks in the order of the whole."""
+    mesh = ordered_mesh(order[: int(np.prod(list(mesh_shape.values())))], mesh_shape)
+    if not mesh.local_devices:
+        return
+    tree, wanted, is_regular = [], [], True
+    for number, spec in enumerate(specs):
+        data = batch(8 * (number + 1), 8) + number
+        sharding = NamedSharding(mesh, spec)
+        indices = sharding.addressable_devices_indices_map(data.shape).values()
+        places = [
+            [range(size)[part] for size, part in zip(data.shape, index, strict=True)]
+            for index in indices
+        ]
+        by_dimension = [
+            sorted(set(parts), key=lambda part: part.start) for parts in zip(*places, strict=True)
+        ]
+        is_regular &= len(set(map(tuple, places))) == np.prod(list(map(len, by_dimension)))
+        wanted.append(data[np.ix_(*[np.concatenate(parts) for parts in by_dimension])])
+        tree.append(
+            jax.make_array_from_callback(data.shape, sharding, lambda i, data=data: data[i])
+        )
+    if not is_regular:
+        with pytest.raises(ValueError, match="regular grid"):
+            get(tree)
+        return
+    jax.tree.map(np.testing.assert_array_equal, get(tree), wanted)
+    jax.tree.map(np.testing.assert_array_equal, get(tree, partition=specs), wanted)
+
+
+@settings(max_examples=25)
+@given(
+    order=st.permutations(range(8)) | st.just(list(range(8))),
+    mesh_shape=st.sampled_from([{"x": 4, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 2}]),
+    specs=st.lists(
+        st.sampled_from([P(), P("x"), P(None, "x"), P("x", "y"), P("y", "x"), P(("y", "x"))]),
+        min_size=1,
+        max_size=4,
+    ),
+)
+@pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2)])
+def test_arrays_of_any_sharding_and_size_in_one_call(
+    process_pool: Callable[..., Pool],
+    processes: int,
+    devices: int,
+    order: list[int],
+    mesh_shape: dict[str, int],
+    specs: list[P],
+) -> None:
+    process_pool(processes, devices=devices).run(check_local, order, mesh_shape, specs)
 
 
 @pytest.mark.processes(2, devices=4)
@@ -348,20 +528,19 @@ def test_what_cannot_be_taken_apart_into_rows() -> None:
     rows = "0:4" if me == 0 else "4:8"
     with pytest.raises(
         ValueError,
-        match=rf"of the array at \['a'\] this process has the rows {rows}, and of the array at "
-        r"\['b'\] the rows 0:8",
+        match=rf"of the array at \['a'\] this process has the rows {rows}, and of this one the "
+        r"rows 0:8(.|\n)*gda: at \['b'\] of the tree$",
     ):
-        get({"a": array(P("x")), "b": array(P("y"))})
-    with pytest.raises(ValueError, match=r"at \['b'\] one of 16"):
-        get({"a": array(P("x")), "b": array(P("x"), (16, 8))})
+        get({"a": array(P("x")), "b": array(P("y"))}, partition=Partition.FULL)
     with pytest.raises(ValueError, match=r"only parts of its rows, \(8, 4\) in all"):
-        get({"a": array(P(None, "x"))})
+        get({"a": array(P(None, "x"))}, partition=Partition.FULL)
     with pytest.raises(ValueError, match=r"has the shape \(8, 8\), and of that this process has"):
         get({"a": array(P("x"))}, partition=Partition.REPLICATED)
-    with pytest.raises(ValueError, match="is cut by .*'x'.*, and partition says .*'y'"):
+    with pytest.raises(ValueError, match="is sharded by .*'x'.*, and partition says .*'y'"):
         get({"a": array(P("x"))}, partition=P("y"))
-    with pytest.raises(ValueError, match="the rows 0:8"):
-        get({"a": array(P("x")), "b": array(P("y"))}, partition={"a": P("x"), "b": P("y")})
+    with pytest.raises(ValueError, match=r"DataPartitionType\.BATCH .* has neither; name one of"):
+        get({"a": array(P("x"))}, partition=Partition.BATCH)
+    get({"a": array(P("x")), "b": array(P("y"))}, partition={"a": P("x"), "b": P("y")})
     get({"a": array(P("x")), "table": array(P())}, partition={"a": P("x"), "table": P()})
 
 

@@ -143,11 +143,15 @@ def test_huge_sizes() -> None:
         ((8, XY, ("x",)), {}, "a sequence of integers such as (8, 2), not with int"),
         (((8, 2), P("x"), XY), {}, "the mesh, a jax.sharding.Mesh or the sizes of its axes by na"),
         (((8, 2), P("x"), XY), {}, "the mesh given is of type P"),
-        (((8, 2), XY, ("x",)), {"dtype": DATA}, "dtype=a ndarray is no type of elements"),
+        (((8, 2), XY, ("x",)), {"dtype": DATA}, "dtype=a ndarray is not a dtype"),
         ((jax.ShapeDtypeStruct((8,), "int8"),), {}, "this ShapeDtypeStruct has no sharding, so"),
         ((jax.ShapeDtypeStruct((8,), "int8"),), {}, "sharding=NamedSharding(mesh, spec))"),
         ((None,), {}, "not of NoneType"),
-        (((8, 2), XY, ("x",)), {"dtype": "float33"}, "dtype='float33' is no type of elements"),
+        (
+            ((8, 2), XY, ("x",)),
+            {"dtype": "float33"},
+            "dtype='float33' is not a dtype; did you mean float32",
+        ),
     ],
 )
 def test_what_cannot_be_shown(arguments: Any, options: Any, message: str) -> None:

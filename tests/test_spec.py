@@ -49,6 +49,23 @@ def test_a_mesh_shape_keeps_the_order_of_its_axes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("spec", "shape", "entries"),
+    [
+        ((("a", "b"),), (), ()),
+        (("a",), (), ()),
+        (("x", None, "b"), (8,), ("x",)),
+        (P("x", ("b", "a")), (8,), ("x",)),
+    ],
+)
+def test_surplus_axes_of_size_1_are_dropped(spec: Any, shape: Any, entries: Any) -> None:
+    assert check_spec(spec, shape, {"a": 1, "x": 4, "b": 1}) == entries
+    with pytest.raises(ValueError, match="so there is nothing for entry"):
+        check_spec(spec, shape, {"a": 2, "x": 4, "b": 2})
+    with pytest.raises(ValueError, match="so there is nothing for entry"):
+        check_spec(spec, shape)
+
+
+@pytest.mark.parametrize(
     "spec",
     [P("x", ("y",)), ("x", ("y",)), ["x", ["y"]], iter(["x", ("y",)]), P("x", ("y",), None)],
     ids=["PartitionSpec", "tuple", "list", "iterator", "trailing None"],

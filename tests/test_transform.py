@@ -1,6 +1,7 @@
 """Through jit and the other transformations, over Auto and over Explicit axes."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -74,6 +75,21 @@ def test_lower_and_eval_shape_stay_reachable(mesh: Mesh) -> None:
     compiled = f.lower(g).compile()
     np.testing.assert_allclose(compiled(g), DATA @ DATA.T, rtol=1e-5)
     assert f.__name__ == "<lambda>"
+
+
+def test_what_is_lowered_with_containers_of_shapes_is_called_with_containers(mesh: Mesh) -> None:
+    f = gda.jit(lambda tree: tree["a"] @ tree["b"].T, out_specs=P("y", "x"))
+    tree = {"a": make(mesh), "b": make(mesh)}
+    shape = jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=NamedSharding(mesh, P("x", "y")))
+    shapes = {"a": shape, "b": shape}
+    compiled = f.lower(jax.tree.map(lambda s: gda.GlobalArray(array=s), shapes)).compile()
+    np.testing.assert_allclose(compiled(tree), DATA @ DATA.T, rtol=1e-5)
+    # Lowered with the shapes themselves it takes arrays, and JAX's message names the container.
+    of_arrays = f.lower(shapes).compile()
+    arrays = {name: g.array for name, g in tree.items()}
+    np.testing.assert_allclose(of_arrays(arrays), DATA @ DATA.T, rtol=1e-5)
+    with pytest.raises(TypeError, match="seen pytree leaf but now given .*GlobalArray"):
+        of_arrays(tree)
 
 
 def test_out_specs_may_be_a_prefix_with_gaps(mesh: Mesh) -> None:
@@ -222,7 +238,8 @@ def test_a_spec_that_does_not_fit_names_the_result(auto_mesh: Mesh) -> None:
     f = gda.jit(lambda x: {"loss": x[:3], "rest": x}, out_specs={"loss": P("x"), "rest": None})
     with pytest.raises(ValueError, match="dimension 0 of size 3 is cut 4 ways") as caught:
         f(make(auto_mesh))
-    assert "gda.jit: while applying out_specs['loss']" in caught.value.__notes__
+    assert "gda: at ['loss'] of the tree" in caught.value.__notes__
+    assert "gda.jit: while applying out_specs" in caught.value.__notes__
 
 
 def test_over_explicit_axes_specs_are_explained_before_jax_sees_them(explicit_mesh: Mesh) -> None:
@@ -254,13 +271,27 @@ def test_specs_and_shardings_of_one_thing_are_refused(auto_mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "specs"),
-    [("out_specs", {"b": P()}), ("out_specs", (P(), P())), ("in_specs", (P(), P()))],
+    ("options", "message"),
+    [
+        ({"out_specs": {"b": P()}}, r"out_specs has nothing for 'a', and the tree has no 'b'"),
+        ({"out_specs": (P(), P())}, "out_specs is a tuple of 2, and the tree has a dict with"),
+        ({"in_specs": (P(), P())}, "in_specs is a tuple of 2, and the tree has a tuple of 1 there"),
+        (
+            {"out_specs": {"a": (P("x"),)}},
+            r"out_specs\['a'\] is a tuple of 1, and the tree has a tuple of 2 there",
+        ),
+        ({"out_specs": {"a": (P(), {"c": P()})}}, r"\['a'\]\[1\] is a dict .* has an array there"),
+    ],
 )
-def test_specs_of_another_structure_are_explained(auto_mesh: Mesh, name: str, specs: Any) -> None:
-    f = gda.jit(lambda x: {"a": x}, **{name: specs})
-    with pytest.raises(ValueError, match=f"{name} must be a prefix of the tree that it is for"):
-        f(make(auto_mesh))
+def test_specs_of_another_structure_are_explained(
+    mesh: Mesh, options: dict[str, Any], message: str
+) -> None:
+    f = gda.jit(lambda x: {"a": (x, x)}, **options)
+    with pytest.raises(
+        ValueError, match=f"_specs must be a prefix of the tree .*{message}"
+    ) as caught:
+        f(make(mesh))
+    assert "PyTreeDef" not in str(caught.value)
 
 
 def test_one_spec_for_all_arguments_leaves_static_arguments_alone(auto_mesh: Mesh) -> None:
@@ -364,6 +395,52 @@ def test_the_gradient_of_a_loss_goes_into_gda_jit(mesh: Mesh) -> None:
     gradient = gda.jit(jax.grad(loss), out_specs=P("x", "y"))(make(mesh))
     assert type(gradient) is gda.GlobalArray
     np.testing.assert_array_equal(gradient, (DATA > 0.5).astype(np.float32))
+
+
+@jax.custom_vjp
+def doubled(x: jax.Array) -> jax.Array:
+    return x * 2
+
+
+@jax.custom_jvp
+def sine(x: jax.Array) -> jax.Array:
+    return jnp.sin(x)
+
+
+doubled.defvjp(lambda x: (doubled(x), x), lambda x, cotangent: (cotangent * 2,))
+sine.defjvp(lambda x, tangent: (jnp.sin(x[0]), jnp.cos(x[0]) * tangent[0]))
+
+
+@pytest.mark.parametrize(
+    "function", [doubled, sine, jax.nn.silu, jax.nn.gelu, jax.nn.softmax, jax.nn.logsumexp]
+)
+def test_functions_with_a_gradient_of_their_own_take_containers(
+    mesh: Mesh, function: Callable[[Any], jax.Array]
+) -> None:
+    g = make(mesh)
+    with jax.set_mesh(mesh):
+        for grad in (jax.grad, lambda f: jax.jit(jax.grad(f))):
+            ours = grad(lambda g: function(g).sum())(g)
+            theirs = grad(lambda x: function(x).sum())(g.array)
+            assert type(ours) is gda.GlobalArray
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_where_jax_refuses_containers_arrays_do(mesh: Mesh) -> None:
+    g = make(mesh, data=DATA - 0.5)
+    expected = (DATA > 0.5).astype(np.float32)
+    loss = gda.jit(lambda x: jax.nn.relu(x).sum())
+    with jax.set_mesh(mesh):
+        # The rule of relu asks jax.lax, which takes no container; so does a loss that is one.
+        for refused in (jax.grad(lambda g: jax.nn.relu(g).sum()), jax.grad(loss)):
+            with pytest.raises(ValueError, match=r"Triggering __jax_array__\(\) during abstractif"):
+                refused(g)
+        for gradient in (
+            jax.grad(lambda g: jax.nn.relu(g.array).sum()),
+            jax.grad(lambda g: loss(g).array),
+            gda.jit(jax.grad(lambda x: jax.nn.relu(x).sum())),
+        ):
+            np.testing.assert_array_equal(gradient(g), expected)
 
 
 def test_vmap_scan_and_eval_shape(mesh: Mesh) -> None:
@@ -480,3 +557,46 @@ def test_an_exported_function_takes_and_gives_containers(mesh: Mesh) -> None:
     result = again.call(g)
     assert type(result) is gda.GlobalArray
     np.testing.assert_array_equal(result, DATA + 1)
+
+
+def same_for_container_and_array(function: Callable[[Any], Any], g: gda.GlobalArray) -> None:
+    ours, theirs = jax.tree.leaves(function(g)), jax.tree.leaves(function(g.array))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "GroupNorm", "BatchNorm"])
+def test_norms_of_flax_linen_take_containers(auto_mesh: Mesh, name: str) -> None:
+    linen = pytest.importorskip("flax.linen")
+    options = {"GroupNorm": {"num_groups": 4}, "BatchNorm": {"use_running_average": False}}
+    module, g = getattr(linen, name)(**options.get(name, {})), make(auto_mesh)
+    variables = module.init(jax.random.key(0), DATA)
+
+    def apply(x: Any) -> Any:
+        return module.apply(variables, x, mutable=["batch_stats"])
+
+    same_for_container_and_array(apply, g)
+    same_for_container_and_array(jax.jit(apply), g)
+
+
+def test_layers_of_equinox_take_containers(auto_mesh: Mesh) -> None:
+    nn = pytest.importorskip("equinox").nn
+    g = make(auto_mesh, P("x"), DATA.reshape(8, 16, 16))
+    for layer in (nn.GroupNorm(2, 8), nn.Conv2d(8, 2, 2, key=jax.random.key(0))):
+        same_for_container_and_array(layer, g)
+        same_for_container_and_array(jax.jit(lambda x, layer=layer: layer(x)), g)
+
+
+def test_methods_of_arrays_work_in_vmap_scan_and_cond(auto_mesh: Mesh) -> None:
+    g = make(auto_mesh)
+    same_for_container_and_array(jax.vmap(lambda row: row.reshape(4, 8).mean(axis=0)), g)
+
+    def step(carry: jax.Array, row: Any) -> tuple[jax.Array, jax.Array]:
+        return carry + row.sum(), row.reshape(4, 8).max()
+
+    same_for_container_and_array(jax.jit(lambda x: jax.lax.scan(step, 0.0, x)), g)
+
+    def either(x: Any) -> jax.Array:
+        return jax.lax.cond(x.sum() > 0, lambda x: x.mean(), lambda x: x.min(), x)
+
+    same_for_container_and_array(jax.jit(either), g)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -78,17 +79,29 @@ class ChunkGrid:
     def num_chunks(self) -> int:
         return math.prod(self.counts)
 
+    def coordinates(self, chunk: int) -> tuple[int, ...]:
+        """Return the number of a chunk along each dimension."""
+        coordinates = []
+        for count in reversed(self.counts):
+            chunk, coordinate = divmod(chunk, count)
+            coordinates.append(coordinate)
+        return tuple(reversed(coordinates))
+
+    def start(self, chunk: int) -> tuple[int, ...]:
+        """Return where a chunk begins, in elements.
+
+        >>> ChunkGrid((4, 6), (2, 2)).start(4)
+        (2, 2)
+        """
+        return tuple(map(operator.mul, self.coordinates(chunk), self.chunk_shape))
+
     def key(self, chunk: int) -> str:
         """Return the name of a chunk within the array, as zarr v3 has it with separator ``.``.
 
         >>> ChunkGrid((4, 6), (2, 2)).key(4)
         'c.1.1'
         """
-        coordinates = []
-        for count in reversed(self.counts):
-            chunk, coordinate = divmod(chunk, count)
-            coordinates.append(str(coordinate))
-        return ".".join(["c", *reversed(coordinates)])
+        return ".".join(["c", *map(str, self.coordinates(chunk))])
 
     def overlaps(self, starts: Sequence[int], block_shape: Shape) -> Iterator[Overlap]:
         """Yield what each chunk has of the block that starts at ``starts``, in order of number.

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from gda.agreement import join_some
 from gda.checkpoint import manifest as manifests
-from gda.checkpoint.errors import CorruptionError
+from gda.checkpoint.errors import CorruptionError, SaveError
 from gda.checkpoint.found import load_manifest
 from gda.checkpoint.stores import LOCK, Store
+
+NEW = f"{manifests.NAME}.new"  # of a save that is committing, in a directory
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,28 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
     """
     if not store.is_remote:
         # Before there is so much as a lock in a directory that is somebody else's.
-        with contextlib.suppress(FileNotFoundError):
+        try:
             _check_may_be_saved_into(store, store.entries(), overwrite)
+        except FileNotFoundError:
+            pass
+        except NotADirectoryError:
+            raise NotADirectoryError(
+                f"{store.url} is a file, or in one; a checkpoint is a directory, so give the path "
+                "of one, or one that is not there yet"
+            ) from None
     with store.lock() as is_locked:
         version = store.version(manifests.NAME)  # first: whatever comes later is noticed
         entries = store.entries()
         _check_may_be_saved_into(store, entries, overwrite)
-        kept = (manifests.NAME, LOCK)
+        if NEW in entries and not store.is_remote:
+            if not is_locked:
+                raise SaveError(
+                    f"another save into {store.url} is committing, or died when it was: "
+                    f"{store.join(NEW)} is there, and this file system has no locks that tell. "
+                    "If none is running, remove that file"
+                )
+            remove(store, NEW)
+        kept = (manifests.NAME, LOCK, NEW)
         committed = None
         before = [name for name in entries if _is_ours(name) and name not in kept]
         is_readable = True
@@ -82,6 +99,11 @@ def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) 
             f"{store.url} is not empty and not a checkpoint: it has {join_some(foreign)}. "
             "Save into a directory of its own"
         )
+    if manifests.NAME in entries:
+        try:
+            store.size(manifests.NAME)
+        except ValueError as error:
+            raise FileExistsError(f"{store.join(manifests.NAME)} {error}; remove it") from None
     if manifests.NAME in entries and not overwrite:
         raise FileExistsError(
             f"there is a checkpoint at {store.url}; pass overwrite=True to replace it"
@@ -89,5 +111,5 @@ def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) 
 
 
 def _is_ours(name: str) -> bool:
-    known = (manifests.NAME, f"{manifests.NAME}.new", LOCK)
+    known = (manifests.NAME, NEW, LOCK)
     return name in known or manifests.DATA_PATTERN.fullmatch(name) is not None

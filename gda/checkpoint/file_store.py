@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import shutil
 import stat
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from gda.checkpoint.errors import SaveError
 from gda.checkpoint.stores import LOCK, Bytes
 
+_VERSION_BYTES = 200  # of a manifest, its first line, which seals the rest
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 # A handle that only finds files: a directory may allow that and not be listed.
 _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -31,6 +35,8 @@ class FileStore:
     def __init__(self, root: str) -> None:
         if not root:
             raise ValueError("the path of a checkpoint is empty")
+        if "\0" in root:
+            raise ValueError(f"the path of a checkpoint has a NUL character: {root!r}")
         self.url = root
         self._root = os.path.abspath(root)
         self._guard = threading.Lock()
@@ -51,19 +57,47 @@ class FileStore:
         for directory in directories:
             _sync_directory(directory)
 
-    def version(self, name: str) -> None:
-        return None
+    def version(self, name: str) -> bytes:
+        path = self._inside(name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        try:
+            with self._opened(name) as (handle, _):
+                return os.read(handle, _VERSION_BYTES)
+        except (FileNotFoundError, ValueError):
+            return b""
 
-    def replace(self, name: str, data: bytes, version: bytes | None = None) -> None:
+    def replace(
+        self, name: str, data: bytes, version: bytes | None, check: Callable[[], None]
+    ) -> None:
         path = self._inside(name)
         beside = f"{path}.new"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)
         # Not with write(), which would make a directory anew that somebody has removed meanwhile.
-        _write_new(beside, [data])
-        with _about(path):
-            os.replace(beside, path)
+        # It is made exclusively: of two saves that no lock keeps apart, one at a time gets here.
+        try:
+            _write_new(beside, [data])
+        except FileExistsError:
+            raise SaveError(
+                f"another save into {self.url} is committing: {beside} is there"
+            ) from None
+        try:
+            self._check_version(name, version)
+            check()
+            with _about(path):
+                os.replace(beside, path)
+        except BaseException:
+            _remove_again(beside)
+            raise
         _sync_directory(os.path.dirname(path))
+
+    def _check_version(self, name: str, version: bytes | None) -> None:
+        now = self.version(name)
+        if version is None or now == version:
+            return
+        if not now:
+            path = self._inside(name)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        raise SaveError(f"another save into {self.url} was committed while this one was running")
 
     def read(self, name: str, most_bytes: int) -> bytes:
         with self._opened(name) as (handle, size):
@@ -107,7 +141,12 @@ class FileStore:
         with _about(path):
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
-            yield _try_lock(lambda: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB), self.url)
+            is_locked = _try_lock(
+                lambda: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB), self.url
+            )
+            if not is_locked:
+                _warn_of_no_locks(os.fstat(handle).st_dev, self.url)
+            yield is_locked
         finally:
             # The end of the process unlocks it too. To close it is not enough: a process that was
             # forked meanwhile has the handle as well.
@@ -121,11 +160,9 @@ class FileStore:
         with self._directory_of(name) as (directory, file):
             # Looked at first: a pipe would be waited for, and a device may do anything.
             _size(os.stat(file, dir_fd=directory, follow_symlinks=False))
-            handle = os.open(file, _READ, dir_fd=directory)
-            try:
+            with _opening() as open_file:
+                handle = open_file(file, _READ, directory)
                 yield handle, _size(os.fstat(handle))
-            finally:
-                os.close(handle)
 
     @contextlib.contextmanager
     def _directory_of(self, name: str) -> Iterator[tuple[int, str]]:
@@ -135,15 +172,13 @@ class FileStore:
         lead anywhere.
         """
         *directories, file = name.split("/")
-        with contextlib.ExitStack() as opened, _about(self._inside(name)):
-            directory = os.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
-            opened.callback(os.close, directory)
+        with _opening() as open_directory, _about(self._inside(name)):
+            directory = open_directory(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
             for each in directories:
                 try:
-                    directory = os.open(each, _DIRECTORY, dir_fd=directory)
+                    directory = open_directory(each, _DIRECTORY, directory)
                 except NotADirectoryError:
                     raise ValueError(f"is not there: {each} is a link or a file") from None
-                opened.callback(os.close, directory)
             yield directory, file
 
     def _inside(self, name: str) -> str:
@@ -189,6 +224,41 @@ def _try_lock(lock: Callable[[], object], url: str) -> bool:
     return True
 
 
+def _warn_of_no_locks(device: int, url: str) -> None:
+    """Say once of each file system that it has no locks."""
+    if device not in _without_locks:
+        _without_locks.add(device)
+        logging.getLogger("gda").warning(
+            "the file system of %s has no locks: of two programs that save into one path at the "
+            "same time, one fails only when it commits, after it has written everything",
+            url,
+        )
+
+
+_without_locks: set[int] = set()
+
+
+@contextlib.contextmanager
+def _opening() -> Iterator[Callable[..., int]]:
+    """Give a function that opens files by path, flags and directory; all are closed at the end.
+
+    Python looks for Ctrl-C when a call returns, and drops what the call returned: a handle of
+    ``os.open`` would stay open. So one call of C opens a file and keeps its handle, and one closes
+    all of them.
+    """
+    handles: list[int] = []
+    closed = map(os.close, handles)
+
+    def open_file(path: str, flags: int, directory: int | None = None) -> int:
+        handles.extend(map(partial(os.open, dir_fd=directory), [path], [flags]))
+        return handles[-1]
+
+    try:
+        yield open_file
+    finally:
+        deque(closed, maxlen=0)
+
+
 @contextlib.contextmanager
 def _about(path: str) -> Iterator[None]:
     """Make errors of the operating system name the file."""
@@ -212,8 +282,16 @@ def _write_new(path: str, parts: Sequence[Any]) -> None:
         try:
             _write_all(handle, parts)
             os.fsync(handle)
+        except BaseException:
+            _remove_again(path)
+            raise
         finally:
             os.close(handle)
+
+
+def _remove_again(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def _write_all(handle: int, parts: Sequence[Any]) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from gda import reading
 from gda.checkpoint import zarr_format
-from gda.checkpoint.errors import CorruptionError
+from gda.checkpoint.errors import CorruptionError, SaveError
 from gda.checkpoint.manifest import ArrayLeaf, Manifest, StoredArray
-from gda.checkpoint.stores import Store
+from gda.checkpoint.stores import Bytes, Store
 from gda.checkpoint.structure import format_path
 
 Chunk = tuple[int, int]  # numbers of a stored array and of a chunk in it
@@ -65,8 +67,38 @@ class Files:
             if size is not None:
                 _check_size(size, array.file_bytes(chunk))
 
+    def check_written(self, max_workers: int | None) -> None:
+        """Raise unless every file is there in its size, as far as the store tells that quickly.
+
+        Raises:
+          FileNotFoundError: one was removed.
+          SaveError: one has another size.
+        """
+        if not self.store.is_remote:
+            tasks = (
+                reading.Task(0, lambda name=name, nbytes=nbytes: self._check_file(name, nbytes))
+                for name, nbytes in self._sizes()
+            )
+            reading.run(tasks, max_workers=max_workers)
+
+    def _sizes(self) -> Iterator[tuple[str, int | None]]:
+        """Yield every file, and its size where the manifest says it."""
+        yield f"{self.manifest.data}/zarr.json", None
+        for array in self.manifest.arrays:
+            yield self.name(array, "zarr.json"), array.metadata[0]
+            for chunk in range(array.grid.num_chunks):
+                yield self.name(array, array.grid.key(chunk)), array.file_bytes(chunk)
+
+    def _check_file(self, name: str, nbytes: int | None) -> None:
+        size = self.store.size(name)
+        if nbytes is not None and size != nbytes:
+            raise SaveError(f"{self.store.join(name)} was changed: it has {size} bytes")
+
     def check_metadata(self, number: int) -> None:
-        """Raise ``CorruptionError`` unless the ``zarr.json`` of an array is what was saved."""
+        """Raise ``CorruptionError`` unless the ``zarr.json`` of an array is what was saved.
+
+        That is what its checksum says, and it must be about the array that the manifest says.
+        """
         array = self.manifest.arrays[number]
         nbytes, crc = array.metadata
         with _About(self, number, None):
@@ -76,39 +108,86 @@ class Files:
             computed = zarr_format.crc32c(document)
             if computed != crc:
                 raise ValueError(f"is damaged: its CRC-32C is {computed:08x}, not {crc:08x}")
+            zarr_format.check_metadata(document.tobytes(), array.document)
 
     def check_group(self) -> None:
         """Raise ``CorruptionError`` unless the directory says that it has zarr arrays."""
         name = f"{self.manifest.data}/zarr.json"
         try:
-            found = self.store.read(name, 2**20)
-            what = None if found == zarr_format.GROUP else "is damaged"
+            expected = self.manifest.group or zarr_format.size_and_crc(zarr_format.PLAIN_GROUP)
+            found = self.store.read(name, expected[0])
+            what = None if zarr_format.size_and_crc(found) == expected else "is damaged"
         except (*_GONE, ValueError) as error:
             what = "is missing" if isinstance(error, _GONE) else str(error)
         if what is not None:
             raise CorruptionError(f"the group of all arrays: {self.store.join(name)} {what}")
 
-    def load(self, where: Chunk, payload: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Fill ``payload`` with a chunk as it is stored; return its elements, all checked.
+    def load(self, where: Chunk, out: Bytes | None) -> None:
+        """Read a chunk, all checked, into ``out``; ``None`` only checks it.
 
         Args:
-          payload: uint8, of the size of the file without the checksum at its end.
+          out: contiguous, of the size of the chunk in memory.
 
         Raises:
           CorruptionError: it is not what was saved.
         """
         number, chunk = where
         array = self.manifest.arrays[number]
-        tail = np.empty(zarr_format.CRC_BYTES, np.uint8)
         with _About(self, number, chunk):
-            name = self.name(array, array.grid.key(chunk))
-            _check_size(self.store.read_into(name, payload, tail), array.file_bytes(chunk))
-            said = int.from_bytes(tail.tobytes(), "little")
-            _check_crc(zarr_format.crc32c(payload), said, array.crcs[chunk])
             if array.codec == "zstd":
-                frame = payload.tobytes() + tail.tobytes()
-                return zarr_format.decompress(frame, array.chunk_shape, array.dtype)
-        return payload.view(array.dtype).reshape(array.chunk_shape)
+                # No name keeps the frame, so that it goes when TensorStore has it.
+                zarr_format.decompress(self._frame(where), array.chunk_bytes, out)
+            else:
+                self._read(where, np.empty(array.chunk_bytes, np.uint8) if out is None else out)
+
+    def loaded(self, where: Chunk) -> np.ndarray[Any, Any]:
+        """Return a chunk, all checked as ``load`` does."""
+        array = self.manifest.arrays[where[0]]
+        data = np.empty(array.chunk_shape, array.dtype)
+        self.load(where, data.reshape(-1).view(np.uint8))
+        return data
+
+    def loading_bytes(self, where: Chunk, has_out: bool) -> int:
+        """Return how much memory ``load`` takes beside ``out``."""
+        array = self.manifest.arrays[where[0]]
+        nbytes = array.file_bytes(where[1])
+        if array.codec == "zstd":
+            return zarr_format.decompressing_bytes(nbytes, array.chunk_bytes)
+        return nbytes * (self.store.is_remote + (not has_out))
+
+    def _frame(self, where: Chunk) -> bytes:
+        size = self.manifest.arrays[where[0]].file_bytes(where[1]) - zarr_format.CRC_BYTES
+        frame = np.empty(size, np.uint8)
+        self._read(where, frame)
+        return frame.tobytes()
+
+    def _read(self, where: Chunk, payload: Bytes) -> None:
+        """Fill ``payload`` with the file of a chunk but the checksum at its end, and compare that.
+
+        Raises ``ValueError`` if something is wrong with it.
+        """
+        number, chunk = where
+        array = self.manifest.arrays[number]
+        tail = np.empty(zarr_format.CRC_BYTES, np.uint8)
+        name = self.name(array, array.grid.key(chunk))
+        _check_size(self.store.read_into(name, payload, tail), array.file_bytes(chunk))
+        said = int.from_bytes(tail.tobytes(), "little")
+        _check_crc(zarr_format.crc32c(payload), said, array.crcs[chunk])
+
+
+def group_of(arrays: Iterable[StoredArray]) -> bytes:
+    """Return the ``zarr.json`` of the group of all arrays.
+
+    It lists its arrays, so that zarr-python does not look for others: one array of a data type that
+    it does not know, such as bfloat16, would be an error for the whole group.
+    """
+    return zarr_format.group(
+        {
+            array.name: array.document
+            for array in arrays
+            if zarr_format.opens_in_zarr_python(array.dtype)
+        }
+    )
 
 
 class _About:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
+from typing import TypeVar
+
 from gda.checkpoint import manifest as manifests
 from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError
 from gda.checkpoint.manifest import Manifest
 from gda.checkpoint.stores import LOCK, Store
 from gda.checkpoint.structure import check_structure
 from gda.wording import printable
+
+T = TypeVar("T")
+
+_ATTEMPTS = 10  # each of them reads until the next save has been committed
 
 
 def load_manifest(store: Store) -> Manifest:
@@ -47,6 +55,32 @@ def load_complete(store: Store) -> Manifest:
         ) from None
 
 
+class _ReplacedError(RuntimeError):
+    """Another checkpoint took the place of one that was being read."""
+
+
+def read_complete(
+    store: Store, read: Callable[[Manifest], T], is_alone: Callable[[], bool] = lambda: True
+) -> T:
+    """Return what ``read`` makes of the checkpoint that is there; begin again if it is replaced.
+
+    Args:
+      is_alone: whether no other process must read the same checkpoint as this one.
+
+    Raises:
+      CheckpointNotFoundError, CorruptionError: as ``load_complete`` does.
+      RuntimeError: it was replaced time and again; or once, and this process is not alone.
+    """
+    attempts = _ATTEMPTS
+    while True:
+        try:
+            return read(load_complete(store))
+        except _ReplacedError:
+            attempts -= 1
+            if not attempts or not is_alone():
+                raise
+
+
 def check_not_replaced(store: Store, manifest: Manifest) -> None:
     """Raise ``RuntimeError`` if another checkpoint has taken the place of this one by now."""
     try:
@@ -54,7 +88,9 @@ def check_not_replaced(store: Store, manifest: Manifest) -> None:
     except (OSError, ValueError):
         return
     if not is_same:
-        raise RuntimeError(f"the checkpoint at {store.url} was overwritten while it was being read")
+        raise _ReplacedError(
+            f"the checkpoint at {store.url} was overwritten while it was being read"
+        )
 
 
 def _what_is_there(store: Store) -> str:
@@ -62,6 +98,8 @@ def _what_is_there(store: Store) -> str:
         entries = store.entries()
     except FileNotFoundError:
         return f"there is no checkpoint at {store.url}: no such directory"
+    except io.UnsupportedOperation:  # of a web server
+        return f"there is no checkpoint at {store.url}: it has no {manifests.NAME}"
     unfinished = [name for name in entries if manifests.DATA_PATTERN.fullmatch(name)]
     if unfinished:
         return (

@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from gda import reading
 from gda.agreement import join_some
+from gda.boundary import public
 from gda.checkpoint import zarr_format
 from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError, said
 from gda.checkpoint.files import Chunk, Files
-from gda.checkpoint.found import check_not_replaced, load_complete
+from gda.checkpoint.found import check_not_replaced, load_complete, read_complete
 from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, StoredArray
 from gda.checkpoint.opening import default_workers, open_store
+from gda.checkpoint.proving import ChunkSums
 from gda.checkpoint.stores import Store
 from gda.checkpoint.structure import format_path
+from gda.checkpoint.targets import check_keys
 from gda.progress import shown
 from gda.wording import format_bytes, printable
 
@@ -67,11 +68,16 @@ class Contents:
         return [total, f"zarr arrays: {self.data}"]
 
 
-def exists(path: Any) -> bool:
+@public
+def exists(path: Any, *, timeout: float = 600) -> bool:
     """Whether there is a complete checkpoint at a path, by its manifest; it may be damaged.
 
     Args:
       path: as for ``save``.
+      timeout: seconds to wait for each answer of an object store, as for ``save``.
+
+    Raises:
+      OSError: that cannot be said; the path is named.
 
     >>> import gda, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +85,7 @@ def exists(path: Any) -> bool:
     False
     """
     try:
-        load_complete(open_store(path))
+        load_complete(open_store(path, timeout))
     except CheckpointNotFoundError:
         return False
     except CorruptionError:
@@ -87,15 +93,18 @@ def exists(path: Any) -> bool:
     return True
 
 
-def inspect(path: Any) -> Contents:
+@public
+def inspect(path: Any, *, timeout: float = 600) -> Contents:
     """Return what a checkpoint has. Reads the manifest only, and uses no device.
 
     Args:
       path: as for ``save``.
+      timeout: seconds to wait for each answer of an object store, as for ``save``.
 
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.
       CorruptionError: its manifest is damaged.
+      OSError: reading failed for another reason; the file is named.
 
     >>> import gda, numpy as np, tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -105,33 +114,43 @@ def inspect(path: Any) -> Contents:
     (48, [('step',), ('w',)])
     >>> folder.cleanup()
     """
-    store = open_store(path)
+    store = open_store(path, timeout)
     return _contents(store, load_complete(store))
 
 
+@public
 def verify(
     path: Any,
     *,
+    fingerprints: bool = False,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
+    timeout: float = 600,
     progress: reading.ProgressLike = False,
 ) -> Contents:
     """Read all of a checkpoint, and return what it has if everything is what was saved.
 
     Uses no device. Every chunk is compared with the checksum at its end and with that in the
-    manifest.
+    manifest, and the metadata of every zarr array with the manifest.
 
     Args:
       path: as for ``save``.
+      fingerprints: compute the fingerprint of every array, too, and compare it with the one that
+        was recorded: checksums do not show that a manifest was changed together with the files.
       max_workers: how many files are read at a time, as for ``restore``.
-      max_bytes: how much memory may be taken; at least a chunk.
+      max_bytes: how much memory may be taken. A chunk of an uncompressed array always may, which
+        is as large as its file.
+      timeout: seconds to wait for each answer of an object store, as for ``save``.
       progress: ``True`` shows bytes and rate (extra ``progress``); a function is called with
         ``(bytes_done, bytes_total)``.
 
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.
-      CorruptionError: something is damaged or missing; ``problems`` has a line for each file.
-      RuntimeError: another checkpoint took the place of this one meanwhile.
+      CorruptionError: something is damaged or missing; ``problems`` has a line for each file. Or
+        an array was saved without the fingerprint that is to be compared.
+      ValueError: a compressed chunk takes more than ``max_bytes``; nothing was read.
+      RuntimeError: other checkpoints took the place of this one time and again.
+      OSError: reading failed for another reason; the file is named.
 
     >>> import gda, numpy as np, tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -141,15 +160,26 @@ def verify(
     >>> folder.cleanup()
     """
     zarr_format.require_crc32c()
-    store = open_store(path)
-    manifest = load_complete(store)
-    files = Files(store, manifest)
+    store = open_store(path, timeout)
     options = reading.Options(max_workers, max_bytes, progress)
+    return read_complete(
+        store, lambda manifest: _verified(store, manifest, fingerprints, max_bytes, options)
+    )
+
+
+def _verified(
+    store: Store, manifest: Manifest, fingerprints: bool, max_bytes: int, options: reading.Options
+) -> Contents:
+    files = Files(store, manifest)
+    sums = ChunkSums(store.url, manifest) if fingerprints else None
     workers = options.max_workers or default_workers(store)
+    _check_fits(files, sums, max_bytes)
     problems: list[str] = []
-    with shown(progress, "verify") as update:
-        tasks = _tasks(files, problems, update)
+    with shown(options.progress, "verify") as update:
+        tasks = _tasks(files, sums, problems, update)
         reading.run(tasks, max_workers=workers, max_bytes=max_bytes)
+    if sums is not None and not problems:
+        problems = sums.problems()
     if problems:
         check_not_replaced(store, manifest)
         problems.sort()
@@ -169,8 +199,34 @@ def _contents(store: Store, manifest: Manifest) -> Contents:
     )
 
 
+def _check_fits(files: Files, sums: ChunkSums | None, max_bytes: int) -> None:
+    """Raise unless every compressed chunk can be looked at: a tiny one may be of any size."""
+    for number, array in enumerate(files.manifest.arrays):
+        if array.sizes is None:
+            continue
+        chunk = max(range(len(array.sizes)), key=array.sizes.__getitem__)
+        needed = _checking_bytes(files, sums, (number, chunk))
+        if needed > max_bytes:
+            raise ValueError(
+                f"{files.leaves_of(number, chunk)}, chunk {array.grid.key(chunk)}: to decompress "
+                f"it takes {format_bytes(needed)}, and max_bytes is {format_bytes(max_bytes)}; "
+                f"call verify with max_bytes={needed}, if you trust {files.store.url}"
+            )
+
+
+def _checking_bytes(files: Files, sums: ChunkSums | None, where: Chunk) -> int:
+    """Return how much memory it takes to look at a chunk."""
+    if sums is None:
+        return files.loading_bytes(where, has_out=False)
+    out = files.manifest.arrays[where[0]].chunk_bytes
+    return out + files.loading_bytes(where, has_out=True)
+
+
 def _tasks(
-    files: Files, problems: list[str], update: Callable[[int, int], object]
+    files: Files,
+    sums: ChunkSums | None,
+    problems: list[str],
+    update: Callable[[int, int], object],
 ) -> Iterator[reading.Task]:
     """Yield all checks; what they find goes to ``problems``."""
     arrays = files.manifest.arrays
@@ -183,7 +239,7 @@ def _tasks(
         problems.extend(found)
         update(done, total)
 
-    for check, nbytes, memory in _checks(files):
+    for check, nbytes, memory in _checks(files, sums):
         yield reading.Task(
             memory,
             lambda check=check: _problems(check),
@@ -191,22 +247,35 @@ def _tasks(
         )
 
 
-def _checks(files: Files) -> Iterator[tuple[Callable[[], object], int, int]]:
+def _checks(
+    files: Files, sums: ChunkSums | None
+) -> Iterator[tuple[Callable[[], object], int, int]]:
     """Yield what is to be checked, its bytes in chunks, and how much memory that takes."""
-    yield files.check_group, 0, 2**20
+    yield files.check_group, 0, (files.manifest.group or (2**20,))[0]
+    for leaf in files.manifest.leaves:
+        if isinstance(leaf, ArrayLeaf) and leaf.key_impl is not None:
+            yield lambda leaf=leaf: _check_leaf(leaf), 0, 0
     for number, array in enumerate(files.manifest.arrays):
         yield lambda number=number: files.check_metadata(number), 0, 2**20
         for chunk in range(array.grid.num_chunks):
-            nbytes = array.file_bytes(chunk)
-            memory = nbytes + (array.chunk_bytes if array.codec == "zstd" else 0)
-            yield lambda where=(number, chunk): _load(files, where), nbytes, memory
+            where = (number, chunk)
+            memory = _checking_bytes(files, sums, where)
+            yield lambda where=where: _check(files, sums, where), array.file_bytes(chunk), memory
 
 
-def _load(files: Files, where: Chunk) -> None:
-    number, chunk = where
+def _check_leaf(leaf: ArrayLeaf) -> None:
+    try:
+        check_keys(leaf)
+    except ValueError as error:
+        raise CorruptionError(f"array {format_path(leaf.path)}: {error}") from None
+
+
+def _check(files: Files, sums: ChunkSums | None, where: Chunk) -> None:
     files.check_size(where)
-    payload = files.manifest.arrays[number].file_bytes(chunk) - zarr_format.CRC_BYTES
-    files.load(where, np.empty(payload, np.uint8))
+    if sums is None:
+        files.load(where, None)
+    else:
+        sums.add(where, files.loaded(where))
 
 
 def _problems(check: Callable[[], object]) -> list[str]:

@@ -11,35 +11,37 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from gda.checkpoint.errors import SaveError
 from gda.checkpoint.stores import Bytes
+from gda.checkpoint.waiting import FEW_ATTEMPTS, Waiting
 from gda.checkpoint.zarr_format import require_tensorstore
 
-TIMEOUT = 600.0  # seconds for one request with all its retries
-_TIMEOUT_AFTER_ONE = 10.0
+# The drivers whose requests TensorStore repeats by itself.
+_RETRIES = tuple(f"{driver}_request_retries" for driver in ("http", "s3", "gcs"))
 _MOST_REMOVED = 32  # at a time: TensorStore would send no more either
 
 
 class KvStore:
     """A prefix of an object store; see ``gda.checkpoint.stores.Store`` for its methods.
 
-    TensorStore repeats requests that fail, by default 32 times within 15 minutes. A spec says
-    otherwise, as in ``{"driver": "s3", "bucket": "...", "path": "run/", "s3_request_retries":
-    {"max_retries": 5, "initial_delay": "1s", "max_delay": "8s"}}``. A connection over which nothing
-    comes counts as failed after 120 seconds, or what the environment variable
+    A request whose failure may pass, such as 503, is sent again until ``timeout``. A spec that says
+    how often TensorStore repeats it, as in ``{"driver": "s3", "bucket": "...", "path": "run/",
+    "s3_request_retries": {"max_retries": 5, "initial_delay": "1s", "max_delay": "8s"}}``, and an
+    open store, which says so too, leave that to TensorStore. A connection over which nothing comes
+    counts as failed after 120 seconds, or what the environment variable
     ``TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS`` says.
 
     Args:
       where: a URL, a spec, or an open ``tensorstore.KvStore``.
-      timeout: seconds after which a request is given up, with all its retries; by default
-        ``TIMEOUT``.
+      timeout: seconds after which a request is given up, with all its retries.
 
     Raises:
       ValueError: TensorStore does not know it, or it is open in a transaction.
@@ -47,12 +49,17 @@ class KvStore:
 
     is_remote = True
 
-    def __init__(self, where: Any, timeout: float | None = None) -> None:
+    def __init__(self, where: Any, timeout: float) -> None:
         tensorstore = require_tensorstore("an object store")
-        self._timeout = TIMEOUT if timeout is None else timeout
         self._range = tensorstore.KvStore.KeyRange
-        if not isinstance(where, tensorstore.KvStore):
-            where = tensorstore.KvStore.open(where).result(self._timeout)
+        repeats = not isinstance(where, tensorstore.KvStore)
+        if repeats:
+            spec = tensorstore.KvStore.Spec(where)
+            repeats = not any(name in str(spec) for name in _RETRIES)
+            # What the spec says itself counts more.
+            context = tensorstore.Context(dict.fromkeys(_RETRIES, FEW_ATTEMPTS))
+            where = tensorstore.KvStore.open(spec, context=context).result(timeout)
+        self._waiting = Waiting(timeout, repeats=repeats)
         if where.transaction is not None:
             raise ValueError(
                 "the key-value store is open in a transaction, in which nothing is durable when a "
@@ -67,7 +74,7 @@ class KvStore:
 
     def write(self, name: str, parts: Sequence[Any]) -> None:
         # The joined bytes are TensorStore's from here on: no name keeps them.
-        self._wait(name, self._kv.write(name, b"".join(parts)))
+        self._wait(name, lambda: self._kv.write(name, b"".join(parts)))
 
     def flush(self) -> None:
         """Do nothing: an object is durable when its write returns."""
@@ -75,9 +82,12 @@ class KvStore:
     def version(self, name: str) -> bytes:
         return self._read(name, slice(0, 0)).stamp.generation
 
-    def replace(self, name: str, data: bytes, version: bytes | None = None) -> None:
+    def replace(
+        self, name: str, data: bytes, version: bytes | None, check: Callable[[], None]
+    ) -> None:
+        check()
         try:
-            written = self._wait(name, self._kv.write(name, data, if_equal=version))
+            written = self._wait(name, lambda: self._kv.write(name, data, if_equal=version))
         except OSError:
             if self._holds(name, data):
                 return
@@ -121,12 +131,16 @@ class KvStore:
 
     def entries(self) -> list[str]:
         # TensorStore has no listing of one level; a store answers with 1,000 names at a time.
-        names = self._wait("", self._kv.list())
+        names = self._wait("", self._kv.list)
         return sorted({_text(name).partition("/")[0] for name in names})
 
     def remove(self, name: str) -> None:
-        below = self._range(f"{name}/", f"{name}0")  # "0" follows "/"
-        keys = deque([name.encode(), *self._wait(name, self._kv.list(below))])
+        # "0" follows "/". An object is not removed before it was found: the driver of files takes
+        # the name of a directory for one that cannot be.
+        within = self._range(name, f"{name}0")
+        there = self._wait(name, lambda: self._kv.list(within))
+        below = f"{name}/".encode()
+        keys = deque(key for key in there if key == name.encode() or key.startswith(below))
         pending: deque[tuple[bytes, Any]] = deque()
         try:
             while keys or pending:
@@ -134,7 +148,7 @@ class KvStore:
                     key = keys.popleft()
                     pending.append((key, self._kv.write(key, None)))
                 key, future = pending.popleft()
-                self._wait(_text(key), future)
+                self._wait(_text(key), lambda key=key: self._kv.write(key, None), future)
         finally:
             for _, future in pending:
                 future.cancel()
@@ -144,7 +158,7 @@ class KvStore:
         yield False
 
     def _read(self, name: str, byte_range: slice | None = None) -> Any:
-        return self._wait(name, self._kv.read(name, byte_range=byte_range))
+        return self._wait(name, lambda: self._kv.read(name, byte_range=byte_range))
 
     def _found(self, name: str, byte_range: slice | None = None) -> bytes:
         found = self._read(name, byte_range)
@@ -152,21 +166,18 @@ class KvStore:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.join(name))
         return found.value
 
-    def _wait(self, name: str, future: Any) -> Any:
+    def _wait(self, name: str, begin: Callable[[], Any], future: Any = None) -> Any:
         """Return what a request gives; errors name the object."""
         try:
-            return future.result(self._timeout)
-        except TimeoutError:
-            said = f"no answer within {self._timeout:g} s, retries included"
-            # To clean up after a store that does not answer nobody waits as long again.
-            self._timeout = min(self._timeout, _TIMEOUT_AFTER_ONE)
-            raise TimeoutError(errno.ETIMEDOUT, said, self.join(name)) from None
+            return self._waiting.result(self.join(name), begin, future)
+        except OSError:
+            raise
+        except NotImplementedError as error:
+            raise io.UnsupportedOperation(f"{self.join(name)}: {error}") from None
         except Exception as error:
             if isinstance(error, ValueError) and "OUT_OF_RANGE" in str(error):
                 raise _OutOfRangeError(str(error)) from None
             raise OSError(f"{self.join(name)}: {str(error)[:1000]}") from error
-        finally:
-            future.cancel()  # if it is not done, whatever the reason, nobody wants it any more
 
 
 def _text(key: bytes) -> str:

@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import re
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,15 +20,16 @@ from typing import Any
 
 import numpy as np
 
+from gda.checkpoint import zarr_format
 from gda.checkpoint.chunks import ChunkGrid
 from gda.checkpoint.errors import CorruptionError
-from gda.checkpoint.zarr_format import CRC_BYTES
 from gda.spec import Shape
 
 NAME = "manifest.json"
 VERSION = 1
 MOST_BYTES = 2**28  # of a manifest; 25 million chunks have about 230 MB
 DATA_PATTERN = re.compile(r"data-[0-9a-f]{16}")
+_MOST_PARSED_BYTES = 2**30  # of Python's objects: the manifest of 300,000 small arrays
 _ARRAY_PATTERN = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,120}")
 _LARGEST = 2**62  # of sizes, in elements and in bytes
 _MOST_CHUNK_BYTES = 2**40
@@ -69,10 +71,15 @@ class StoredArray:
         """Bytes of one chunk in memory."""
         return math.prod(self.chunk_shape) * self.dtype.itemsize
 
+    @property
+    def document(self) -> bytes:
+        """The ``zarr.json`` that describes it."""
+        return zarr_format.metadata(self.shape, self.chunk_shape, self.dtype, self.codec)
+
     def file_bytes(self, chunk: int) -> int:
         """Return the size of the file of a chunk."""
         payload = self.chunk_bytes if self.sizes is None else self.sizes[chunk]
-        return payload + CRC_BYTES
+        return payload + zarr_format.CRC_BYTES
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,11 @@ class Piece:
     offset: int
     start: Shape
     shape: Shape
+
+    def of_chunk(self, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return the part of a chunk, which has one dimension, that the piece is."""
+        begin = self.offset % len(data)
+        return data[begin : begin + math.prod(self.shape)].reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -142,6 +154,8 @@ class Manifest:
       leaves: in the order in which ``structure`` counts them.
       structure: how the leaves were put together: see ``gda.checkpoint.structure``.
       about: when and by what it was written, for people.
+      group: size and CRC-32C of the ``zarr.json`` of the group of all arrays; ``None`` in older
+        checkpoints, where it lists nothing.
     """
 
     data: str
@@ -149,6 +163,7 @@ class Manifest:
     leaves: tuple[Leaf, ...]
     structure: Any
     about: dict[str, Any] = field(default_factory=dict)
+    group: tuple[int, int] | None = None
 
 
 def dump(manifest: Manifest) -> bytes:
@@ -160,6 +175,7 @@ def dump(manifest: Manifest) -> bytes:
     body = json.dumps(
         {
             "about": manifest.about,
+            **({} if manifest.group is None else {"group": list(manifest.group)}),
             "data": manifest.data,
             "structure": manifest.structure,
             "leaves": [_dump_leaf(leaf) for leaf in manifest.leaves],
@@ -169,11 +185,26 @@ def dump(manifest: Manifest) -> bytes:
         allow_nan=False,
     ).encode()
     if len(body) + _MOST_HEADER_BYTES > MOST_BYTES:
-        raise ValueError(
-            f"the manifest would have {len(body)} bytes, and at most {MOST_BYTES} are read again; "
-            "save fewer and larger arrays, or several checkpoints"
-        )
-    return _header(body) + body
+        problem = f"would have {len(body)} bytes, and at most {MOST_BYTES} are read again"
+    elif (problem := _too_much_of(body)) is None:
+        return _header(body) + body
+    raise ValueError(
+        f"the manifest {problem}; save fewer and larger arrays, or several checkpoints"
+    )
+
+
+def _too_much_of(body: bytes) -> str | None:
+    """Return why a manifest is not to be parsed, if its values may take too much memory.
+
+    Three bytes of JSON are an empty list, which takes 80 bytes.
+    """
+    most = 80 * body.count(b"[") + 256 * body.count(b"{") + 64 * body.count(b",")
+    if most <= _MOST_PARSED_BYTES:
+        return None
+    return (
+        f"has so many values that they may take {most} bytes of memory, and at most "
+        f"{_MOST_PARSED_BYTES} make sense"
+    )
 
 
 def _header(body: bytes | memoryview) -> bytes:
@@ -205,6 +236,8 @@ def load(file: bytes, where: str) -> Manifest:
         raise CorruptionError(
             f"{where} is damaged: its {len(body)} bytes are not those that its first line seals"
         )
+    if (problem := _too_much_of(file)) is not None:
+        raise CorruptionError(f"{where} {problem}")
     try:
         return _manifest(_parsed(str(body, "utf-8")))
     except _Invalid as invalid:
@@ -323,7 +356,8 @@ def _manifest(body: Any) -> Manifest:
     about = entry.get("about", dict)
     if any(type(value) not in (str, int) for value in about.values()):
         raise _Invalid("about has something else than numbers and words")
-    return Manifest(data, arrays, leaves, entry.get("structure", object), about)
+    group = None if entry.get("group", list, None) is None else _size_and_crc(entry, "group", 2**30)
+    return Manifest(data, arrays, leaves, entry.get("structure", object), about, group)
 
 
 class _Entry:
@@ -427,13 +461,18 @@ def _array(entry: _Entry) -> StoredArray:
         sizes = entry.numbers("sizes")
         if len(sizes) != num_chunks or max(sizes) > _MOST_CHUNK_BYTES:
             raise _Invalid(f"{entry.name}.sizes are not those of {num_chunks} chunks")
-    metadata = entry.numbers("metadata")
-    if len(metadata) != 2 or metadata[0] > 2**20 or metadata[1] >= 2**32:
-        raise _Invalid(f"{entry.name}.metadata is not a size and a checksum")
+    metadata = _size_and_crc(entry, "metadata", 2**20)
     return StoredArray(name, shape, chunk_shape, dtype, codec, metadata, crcs, sizes)
 
 
-def _crcs(entry: _Entry, num_chunks: int) -> Sequence[int]:
+def _size_and_crc(entry: _Entry, key: str, most_bytes: int) -> tuple[int, int]:
+    numbers = entry.numbers(key)
+    if len(numbers) != 2 or numbers[0] > most_bytes or numbers[1] >= 2**32:
+        raise _Invalid(f"{entry.name}.{key} is not a size and a checksum")
+    return numbers[0], numbers[1]
+
+
+def _crcs(entry: _Entry, num_chunks: int) -> array[int]:
     text = entry.get("crc32c", str)
     try:
         data = bytes.fromhex(text)  # which takes blanks between the digits, too
@@ -441,7 +480,7 @@ def _crcs(entry: _Entry, num_chunks: int) -> Sequence[int]:
         raise _Invalid(f"{entry.name}.crc32c is not hexadecimal") from None
     if len(data) != 4 * num_chunks:
         raise _Invalid(f"{entry.name}.crc32c is not one checksum for each of {num_chunks} chunks")
-    return np.frombuffer(data, ">u4").tolist()
+    return array("I", np.frombuffer(data, ">u4").astype("=u4").tobytes())
 
 
 def _leaf(entry: _Entry, arrays: Sequence[StoredArray]) -> Leaf:

@@ -13,16 +13,18 @@ from gda.checkpoint.kv_store import KvStore
 from gda.checkpoint.stores import Store
 
 
-def open_store(path: Any, timeout: float | None = None) -> Store:
+def open_store(path: Any, timeout: float) -> Store:
     """Return the store of a path, a URL, a TensorStore key-value store or the spec of one.
 
     Args:
-      timeout: seconds to wait for each answer of an object store; by default 10 minutes.
+      timeout: seconds to wait for each answer of an object store.
 
     Raises:
       TypeError: it is none of these.
-      ValueError: TensorStore does not know it.
+      ValueError: TensorStore does not know it, or ``timeout`` is not above 0.
     """
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
     if isinstance(path, os.PathLike):
         path = os.fspath(path)
     if isinstance(path, str):
@@ -36,7 +38,7 @@ def open_store(path: Any, timeout: float | None = None) -> Store:
     )
 
 
-def _of_text(path: str, timeout: float | None) -> Store:
+def _of_text(path: str, timeout: float) -> Store:
     # A letter alone before the colon is no scheme that anybody uses, but may be a name.
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(/{1,2})", path)
     if match is None:

@@ -1,7 +1,8 @@
-"""Whether restored arrays are, by their fingerprints, those that were saved."""
+"""Comparing the fingerprints of arrays, on devices or chunk by chunk, with those recorded."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +13,10 @@ from gda import digest, fingerprint
 from gda.agreement import join_some
 from gda.array import GlobalArray
 from gda.checkpoint.errors import CorruptionError
+from gda.checkpoint.files import Chunk
+from gda.checkpoint.manifest import ArrayLeaf, Manifest, Piece
 from gda.checkpoint.structure import format_path
-from gda.checkpoint.targets import Target
+from gda.checkpoint.targets import Target, saved_type
 from gda.checkpoint.together import together
 from gda.indices import processes_of
 from gda.sharding import sharding_of
@@ -30,10 +33,13 @@ def check_provable(url: str, targets: Sequence[Target]) -> None:
     if cast:
         paths = join_some([format_path(target.leaf.path) for target in cast])
         raise ValueError(f"what is cast has no fingerprint that was recorded: {paths}")
-    lacking = [target for target in targets if target.leaf.fingerprint is None]
+    _check_recorded(url, [target.leaf for target in targets])
+
+
+def _check_recorded(url: str, leaves: Sequence[ArrayLeaf]) -> None:
+    lacking = [format_path(leaf.path) for leaf in leaves if leaf.fingerprint is None]
     if lacking:
-        paths = join_some([format_path(target.leaf.path) for target in lacking])
-        raise CorruptionError(f"{url} was saved without the fingerprints of {paths}")
+        raise CorruptionError(f"{url} was saved without the fingerprints of {join_some(lacking)}")
 
 
 def check_fingerprints(url: str, targets: Sequence[Target], values: Sequence[Any]) -> None:
@@ -54,10 +60,62 @@ def check_fingerprints(url: str, targets: Sequence[Target], values: Sequence[Any
     what = f"comparing fingerprints with the checkpoint {url}"
     wrong = together(lambda: [share.part() for share in shares], judge, what, timeout=600)
     if wrong:
-        problems = [
-            f"array {path} is not what was saved: its fingerprint differs" for path in wrong
-        ]
+        problems = [_differing(path) for path in wrong]
         raise CorruptionError(f"{url}: {join_some(problems)}", problems)
+
+
+def _differing(path: str) -> str:
+    return f"array {path} is not what was saved: its fingerprint differs"
+
+
+class ChunkSums:
+    """The fingerprints of all arrays of a checkpoint, summed up chunk by chunk without a device.
+
+    Raises:
+      CorruptionError: some were saved without.
+    """
+
+    def __init__(self, url: str, manifest: Manifest) -> None:
+        self._leaves = [leaf for leaf in manifest.leaves if isinstance(leaf, ArrayLeaf)]
+        _check_recorded(url, self._leaves)
+        self._arrays = manifest.arrays
+        self._guard = threading.Lock()
+        self._sums = [digest.add([]) for _ in self._leaves]
+        self._alone: dict[int, int] = {}
+        self._packed: dict[Chunk, list[tuple[int, Piece]]] = {}
+        for number, leaf in enumerate(self._leaves):
+            if leaf.array is not None:
+                self._alone[leaf.array] = number
+            for piece in leaf.pieces:
+                chunk = piece.offset // self._arrays[piece.array].chunk_shape[0]
+                self._packed.setdefault((piece.array, chunk), []).append((number, piece))
+
+    def add(self, where: Chunk, data: np.ndarray[Any, Any]) -> None:
+        """Add the elements of a chunk to the arrays that it belongs to; by any thread."""
+        array, chunk = where
+        if (alone := self._alone.get(array)) is not None:
+            parts = [(alone, data, self._arrays[array].grid.start(chunk))]
+        else:
+            parts = [
+                (number, piece.of_chunk(data), piece.start)
+                for number, piece in self._packed.get(where, ())
+            ]
+        for number, part, start in parts:
+            sums = digest.sums_of_numpy(part, start)
+            with self._guard:
+                self._sums[number] += sums
+
+    def problems(self) -> list[str]:
+        """Return a line for each array whose fingerprint is not the one recorded."""
+        problems = []
+        for leaf, sums in zip(self._leaves, self._sums, strict=True):
+            path = format_path(leaf.path)
+            try:
+                if digest.digest_of(*saved_type(leaf), sums) != leaf.fingerprint:
+                    problems.append(_differing(path))
+            except ValueError as error:  # of keys that JAX does not have
+                problems.append(f"array {path} has no fingerprint: {error}")
+        return problems
 
 
 class _Share:
@@ -89,7 +147,7 @@ class _Share:
         by_holders: dict[tuple[int, ...], list[np.ndarray[Any, Any]]] = {}
         for holders, sums in parts:
             by_holders.setdefault(tuple(holders), []).append(np.array(sums, np.uint32))
-        shape, dtype = self.target.saved_type
+        shape, dtype = saved_type(self.target.leaf)
         return {
             digest.digest_of(shape, dtype, digest.add(shares)) for shares in by_holders.values()
         }

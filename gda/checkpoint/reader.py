@@ -17,7 +17,6 @@ import numpy as np
 
 from gda import reading
 from gda.buffers import Buffers
-from gda.checkpoint import zarr_format
 from gda.checkpoint.errors import CorruptionError
 from gda.checkpoint.files import Chunk, Files
 from gda.checkpoint.found import check_not_replaced
@@ -241,26 +240,19 @@ def _direct(uses: list[_Use]) -> np.ndarray[Any, Any] | None:
 
 def _buffered_bytes(files: Files, where: Chunk, uses: list[_Use]) -> int:
     """Return how much memory beside the blocks reading a chunk takes."""
-    array = files.manifest.arrays[where[0]]
-    if array.codec == "zstd":
-        return array.chunk_bytes + array.file_bytes(where[1])
-    is_direct = not files.store.is_remote and _direct(uses) is not None
-    return 0 if is_direct else array.chunk_bytes
+    buffer = 0 if _direct(uses) is not None else files.manifest.arrays[where[0]].chunk_bytes
+    return buffer + files.loading_bytes(where, has_out=True)
 
 
 def _read_chunk(files: Files, where: Chunk, uses: list[_Use]) -> None:
     """Read a chunk, check it, and give every block its part."""
-    array = files.manifest.arrays[where[0]]
-    destination = _direct(uses) if array.codec == "bytes" else None
+    destination = _direct(uses)
     if destination is not None:
         files.load(where, destination.reshape(-1).view(np.uint8))
         return
-    payload = np.empty(array.file_bytes(where[1]) - zarr_format.CRC_BYTES, np.uint8)
-    data = files.load(where, payload)
+    data = files.loaded(where)
     for use in uses:
         part = data
         if use.piece is not None:
-            offset = use.piece.offset % array.chunk_shape[0]
-            size = math.prod(use.piece.shape)
-            part = data[offset : offset + size].reshape(use.piece.shape)
+            part = use.piece.of_chunk(data)
         use.arrival.blocks[use.block][use.in_block] = part[use.in_chunk]

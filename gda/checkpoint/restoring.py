@@ -6,26 +6,28 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
+from gda.boundary import public
 from gda.checkpoint import zarr_format
-from gda.checkpoint.found import load_complete
-from gda.checkpoint.manifest import Path
+from gda.checkpoint.found import read_complete
+from gda.checkpoint.manifest import Manifest, Path
 from gda.checkpoint.opening import open_store
 from gda.checkpoint.proving import check_fingerprints, check_provable
 from gda.checkpoint.reader import read_arrays
 from gda.checkpoint.structure import subtree, unflatten
 from gda.checkpoint.targets import Target, layout_of, targets_like, targets_of
+from gda.indices import MeshLike
 from gda.reading import Options, ProgressLike
 
 MAX_BYTES = 128 * 2**20
 
 
+@public
 def restore(
     path: Any,
     like: Any = None,
     *,
-    mesh: Mesh | None = None,
+    mesh: MeshLike | Any = None,
     specs: Any = None,
     at: Iterable[str | int] = (),
     partial: bool = False,
@@ -33,6 +35,7 @@ def restore(
     check_fingerprint: bool = False,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
+    timeout: float = 600,
     progress: ProgressLike = False,
 ) -> Any:
     """Restore a tree, onto any mesh, with any specs, in any number of processes.
@@ -44,12 +47,14 @@ def restore(
       like: the tree as it is to be: ``GlobalArray``s, ``jax.Array``s and ``ShapeDtypeStruct``s
         with a sharding say shape, dtype and layout (their data is not needed), NumPy arrays and
         values become such. Named tuples and dataclasses come back as such only with ``like``.
-      mesh, specs: where arrays go instead: a ``PartitionSpec`` for all, a tree of them like the
-        saved one, each for all below it, or a function ``(path, leaf)`` that returns one; a path
-        is such as ``'params/layers/0'``, and a leaf has ``shape`` and ``dtype``. Arrays come back
-        as the kind that was saved. With ``like`` they overrule the layout there. Without ``like``
-        and without them every array comes back as a NumPy array, whole; only PRNG keys come back
-        as such.
+      mesh, specs: make a ``GlobalArray`` over the mesh of every array, also of those that were
+        saved as NumPy. ``specs`` is a ``PartitionSpec`` for all, a tree of them like the saved
+        one, each for all below it, or a function ``(path, leaf)`` that returns one; a path is such
+        as ``'params/layers/0'``, and a leaf is a ``jax.ShapeDtypeStruct``, which has ``shape``,
+        ``dtype``, ``ndim`` and ``size``. A ``NamedSharding``, or a tree of them, may stand in place
+        of the mesh, without specs. With ``like``, which says what each array becomes, they overrule
+        the layout there. Without ``like`` and without them every array comes back as a NumPy array,
+        whole. PRNG keys come back as keys, not in a container unless they were saved in one.
       at: restore what is at this path alone, such as ``['params']``; ``like`` and ``specs`` are
         then of that.
       partial: leave out what is not in ``like``.
@@ -59,6 +64,7 @@ def restore(
       max_workers: how many files are read at a time; by default as many as there are cores, 2 to
         32, and 32 on an object store.
       max_bytes: how much host memory may be held beyond the arrays themselves; at least a chunk.
+      timeout: seconds to wait for each answer of an object store, as for ``save``.
       progress: ``True`` shows bytes and rate on stderr, of what this process reads, which needs
         ``pip install 'gda[progress]'``; or a function ``(bytes_done, bytes_total)``.
 
@@ -72,7 +78,9 @@ def restore(
       TypeError: a dtype differs, or a leaf is of another kind.
       KeyError: there is nothing at ``at``.
       ImportError: google-crc32c is not installed, or rich for ``progress=True``.
-      RuntimeError: another checkpoint took the place of this one meanwhile.
+      RuntimeError: other checkpoints took the place of this one time and again while it was read;
+        in a program of several processes once is enough, because they would not all have the same.
+      OSError: reading failed for another reason; the file is named.
 
     >>> import gda, jax, numpy as np, tempfile
     >>> from jax.sharding import PartitionSpec as P
@@ -90,27 +98,31 @@ def restore(
     zarr_format.require_crc32c()
     options = Options(max_workers, max_bytes, progress)
     where = _checked_path(at)
-    store = open_store(path)
-    manifest = load_complete(store)
-    subtree(manifest.structure, where)
-    layout = layout_of(mesh, specs, manifest.leaves, where)
-    if like is not None:
-        targets, definition = targets_like(manifest, like, where, partial, cast, layout)
-    else:
-        if cast or partial:
-            raise TypeError("cast and partial are about like=, which is not given")
-        targets, definition = targets_of(manifest, where, layout), None
-    wanted = [target for target in targets if isinstance(target, Target)]
-    if check_fingerprint:
-        check_provable(store.url, wanted)
-    arrays = read_arrays(store, manifest, wanted, options)
-    if check_fingerprint:
-        check_fingerprints(store.url, wanted, arrays)
-    following = iter(arrays)
-    values = [next(following) if isinstance(each, Target) else each for each in targets]
-    if definition is not None:
-        return jax.tree.unflatten(definition, values)
-    return unflatten(manifest.structure, values, where)
+    if like is None and (cast or partial):
+        raise TypeError("cast and partial are about like=, which is not given")
+    store = open_store(path, timeout)
+
+    def read(manifest: Manifest) -> Any:
+        subtree(manifest.structure, where)
+        layout = layout_of(mesh, specs, manifest.leaves, where)
+        if like is not None:
+            targets, definition = targets_like(manifest, like, where, partial, cast, layout)
+        else:
+            targets, definition = targets_of(manifest, where, layout), None
+        wanted = [target for target in targets if isinstance(target, Target)]
+        if check_fingerprint:
+            check_provable(store.url, wanted)
+        arrays = read_arrays(store, manifest, wanted, options)
+        if check_fingerprint:
+            check_fingerprints(store.url, wanted, arrays)
+        following = iter(arrays)
+        values = [next(following) if isinstance(each, Target) else each for each in targets]
+        if definition is not None:
+            return jax.tree.unflatten(definition, values)
+        return unflatten(manifest.structure, values, where)
+
+    # Processes do not meet here: of several, one that began again might have a later tree.
+    return read_complete(store, read, is_alone=lambda: jax.process_count() == 1)
 
 
 def _checked_path(at: Any) -> Path:

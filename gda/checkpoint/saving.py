@@ -18,23 +18,28 @@ from typing import Any
 import jax
 
 from gda import coordination
-from gda.agreement import check_processes_agree
+from gda.agreement import check_processes_agree, timeout_of_checks
+from gda.boundary import public
 from gda.checkpoint import manifest as manifests
 from gda.checkpoint import zarr_format
 from gda.checkpoint.claiming import Claim, claimed, remove
 from gda.checkpoint.errors import SaveError
+from gda.checkpoint.files import Files
 from gda.checkpoint.found import load_manifest
+from gda.checkpoint.manifest import Manifest
 from gda.checkpoint.opening import default_workers, open_store
 from gda.checkpoint.sources import check_same_values, sources_of, values_of
 from gda.checkpoint.stores import Store
 from gda.checkpoint.structure import flatten
 from gda.checkpoint.together import together
 from gda.checkpoint.writing import Writer
+from gda.meeting import LateProcessError
 from gda.reading import Options, ProgressLike
 
 MAX_BYTES = 64 * 2**20
 
 
+@public
 def save(
     path: Any,
     tree: Any,
@@ -68,7 +73,8 @@ def save(
       max_bytes: how much host memory may be held beyond the arrays themselves; at least a chunk, or
         on accelerators a block.
       timeout: seconds to wait for the other processes to finish, and for each answer of an object
-        store, whose requests are repeated until then.
+        store, whose requests are repeated until then. To begin, the processes wait for each other
+        only as long as ``gda.check_processes_agree`` does, by default 60 s.
       progress: ``True`` shows bytes and rate on stderr, of what this process writes, which needs
         ``pip install 'gda[progress]'``; or a function ``(bytes_done, bytes_total)``.
 
@@ -128,6 +134,7 @@ class Pending:
         """Whether it has ended, well or not."""
         return self._thread is not None and not self._thread.is_alive()
 
+    @public
     def result(self, timeout: float | None = None) -> None:
         """Wait until the checkpoint is complete.
 
@@ -167,6 +174,7 @@ class Pending:
         self._thread.start()
 
 
+@public
 def save_async(
     path: Any,
     tree: Any,
@@ -236,8 +244,6 @@ class _Options:
     def __post_init__(self) -> None:
         if self.compression not in (None, "zstd"):
             raise ValueError(f'compression is None or "zstd", not {self.compression!r}')
-        if not isinstance(self.timeout, int | float) or not self.timeout > 0:
-            raise ValueError(f"timeout must be a number of seconds above 0, not {self.timeout!r}")
         zarr_format.require_crc32c()
         if self.compression:
             zarr_format.require_tensorstore("zstd compression")
@@ -275,7 +281,8 @@ class _Saving:
 
         def seal() -> None:
             if jax.process_index() == 0:
-                self._seal(manifests.dump(self.writer.manifest(self.structure, self.parts)))
+                manifest = self.writer.manifest(self.structure, self.parts)
+                self._seal(self.writer.write_group(manifest))
 
         self.may_be_committed = jax.process_index() != 0
         self._together(seal, lambda _: None, "committing")
@@ -283,10 +290,14 @@ class _Saving:
             for name in self.claim.replaced:
                 remove(self.store, name)
 
-    def _seal(self, manifest: bytes) -> None:
+    def _seal(self, manifest: Manifest) -> None:
+        files, workers = Files(self.store, manifest), self.writer.options.max_workers
+        file = manifests.dump(manifest)
         self.may_be_committed = True
         try:
-            self.store.replace(manifests.NAME, manifest, self.claim.version)
+            self.store.replace(
+                manifests.NAME, file, self.claim.version, lambda: files.check_written(workers)
+            )
         except SaveError:
             self.may_be_committed = False
             raise
@@ -334,7 +345,13 @@ class _Saving:
 def _begun(path: Any, tree: Any, options: _Options) -> Iterator[_Saving]:
     """Agree on what is saved and where, and keep other saves out until this one has ended."""
     store = open_store(path, options.timeout)
-    check_processes_agree(tree, name=f"the tree saved to {store.url}", timeout=options.timeout)
+    # All begin with this, so nothing that takes long keeps them from it.
+    seconds = min(options.timeout, timeout_of_checks())
+    try:
+        check_processes_agree(tree, name=f"the tree saved to {store.url}", timeout=seconds)
+    except LateProcessError as error:
+        error.add_note("gda: every process of the program must call save, not process 0 alone")
+        raise
     with contextlib.ExitStack() as stack:
         claims: list[Claim] = []
 

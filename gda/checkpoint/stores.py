@@ -7,7 +7,7 @@ next ``flush``. Errors say which file, and keep their class.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,12 +33,16 @@ class Store(Protocol):
         """Make everything durable that was written through this object."""
         ...
 
-    def version(self, name: str) -> bytes | None:
-        """Return what tells this content of a file from others; ``None`` where a lock does."""
+    def version(self, name: str) -> bytes:
+        """Return what tells this content of a file from others."""
         ...
 
-    def replace(self, name: str, data: bytes, version: bytes | None = None) -> None:
+    def replace(
+        self, name: str, data: bytes, version: bytes | None, check: Callable[[], None]
+    ) -> None:
         """Write a file of the top level, or replace it: durable, and at no time a part of it.
+
+        Calls ``check`` immediately before; nothing is written if it raises.
 
         Raises ``SaveError`` if the file is no longer of ``version``: nothing was written, and
         nothing will be. After another error it may be written yet.

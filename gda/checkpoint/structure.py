@@ -11,7 +11,7 @@ The JSON of a leaf is its number; of ``None`` it is ``null``; of a node ``{"dict
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -84,20 +84,26 @@ def subtree(structure: Any, at: Path) -> Any:
 def check_structure(structure: Any, paths: Sequence[Path]) -> None:
     """Raise ``CorruptionError`` unless a structure has every leaf once, at its path."""
     count = 0
-    rest: list[tuple[Any, Path]] = [(structure, ())]
-    while rest:
-        node, path = rest.pop()
+    path: list[str | int] = []  # one for all nodes: there may be far more of them than leaves
+
+    def check(node: Any) -> None:
+        nonlocal count
         if node is None:
-            continue
+            return
         if type(node) is int:
             # The keys of a node differ, so a path comes once, and so does the leaf.
-            if not 0 <= node < len(paths) or paths[node] != path:
+            if not 0 <= node < len(paths) or paths[node] != tuple(path):
                 raise CorruptionError("the structure of the tree has a leaf in a wrong place")
             count += 1
-            continue
+            return
         if not isinstance(node, dict) or len(path) >= _DEEPEST:
             raise CorruptionError("the structure of the tree is not one, or too deep")
-        rest.extend([(below, (*path, key)) for key, below in _children(node)])
+        for key, below in _children(node):
+            path.append(key)
+            check(below)
+            path.pop()
+
+    check(structure)
     if count != len(paths):
         raise CorruptionError("the structure of the tree does not have every leaf once")
 
@@ -173,15 +179,16 @@ def _keys_and_children(kind: Any, aux: Any, node: Any) -> tuple[Sequence[Any], S
     return [_path(keys)[0] for keys, _ in pairs], [child for _, child in pairs]
 
 
-def _children(structure: Any) -> list[tuple[str | int, Any]]:
+def _children(structure: Any) -> Iterable[Any]:
+    """Return key and node of each child of a node, without a copy of them."""
     if not isinstance(structure, dict):
-        return []
+        return ()
     for name in ("dict", "node"):
         if name in structure:
-            return [(key, below) for key, below in _pairs(structure[name])]
+            return _pairs(structure[name])
     for name in ("list", "tuple"):
         if name in structure:
-            return list(enumerate(_list(structure[name])))
+            return enumerate(_list(structure[name]))
     raise CorruptionError("the structure of the tree has a node of no known kind")
 
 
@@ -195,10 +202,10 @@ def _read(structure: Any, values: Sequence[Any], used: list[int], depth: int) ->
         return values[structure]
     if not isinstance(structure, dict) or depth > _DEEPEST:
         raise CorruptionError("the structure of the tree is not one, or too deep")
-    children = [(key, _read(below, values, used, depth + 1)) for key, below in _children(structure)]
+    children = _children(structure)
     if "dict" in structure or "node" in structure:
-        return dict(children)
-    items = [value for _, value in children]
+        return {key: _read(below, values, used, depth + 1) for key, below in children}
+    items = [_read(below, values, used, depth + 1) for _, below in children]
     return items if "list" in structure else tuple(items)
 
 
@@ -208,7 +215,7 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-def _pairs(value: Any) -> list[tuple[str | int, Any]]:
+def _pairs(value: Any) -> list[Any]:
     pairs = _list(value)
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (str, int):

@@ -6,7 +6,7 @@ not fit the checkpoint is found here, before anything is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,10 @@ from gda.array import GlobalArray
 from gda.checkpoint.errors import said
 from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, Path, ValueLeaf
 from gda.checkpoint.structure import format_path, path_of_keys
-from gda.indices import mesh_grid
+from gda.indices import MeshAndSpec, mesh_and_spec, mesh_grid
 from gda.plan import Plan, plan_of
 from gda.spec import Shape, check_spec
-from gda.trees import is_container, is_partition_spec
+from gda.trees import SpecOf, is_container, is_partition_spec, spec_by
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,12 @@ class Target:
     plan: Plan | None
     wrap: Callable[[Any], Any]
 
-    @property
-    def saved_type(self) -> tuple[Shape, Any]:
-        """Shape and dtype of what was saved: of keys, not those of their numbers."""
-        leaf = self.leaf
-        if leaf.key_impl is None:
-            return leaf.shape, leaf.dtype
-        return leaf.shape[: -_key_ndim(leaf)], _key_dtype(leaf.key_impl)
+
+def saved_type(leaf: ArrayLeaf) -> tuple[Shape, Any]:
+    """Return shape and dtype of what was saved: of keys, not those of their numbers."""
+    if leaf.key_impl is None:
+        return leaf.shape, leaf.dtype
+    return leaf.shape[: -_key_ndim(leaf)], _key_dtype(leaf.key_impl)
 
 
 class _Mismatch(Exception):  # noqa: N818
@@ -67,12 +66,15 @@ def targets_like(
     saved = {leaf.path[len(at) :]: leaf for leaf in manifest.leaves if leaf.path[: len(at)] == at}
     paths = [path_of_keys(keys) for keys, _ in wanted]
     _check_same_leaves(paths, saved, partial, at)
+    if layout is not None and (surplus := layout.surplus(saved)):
+        raise ValueError(join_some(surplus))
     results: list[Target | Any] = []
     problems: list[tuple[Path, str]] = []
     are_dtypes = True
     for path, (_, leaf) in zip(paths, wanted, strict=True):
         try:
-            results.append(_target_like(saved[path], leaf, cast, layout, path))
+            place = None if layout is None else layout.place_of(path)
+            results.append(_target_like(saved[path], leaf, cast, place))
         except (_Mismatch, ValueError, TypeError) as error:
             are_dtypes = are_dtypes and isinstance(error, TypeError)
             problems.append((at + path, str(error)))
@@ -84,16 +86,35 @@ def targets_like(
 
 @dataclass(frozen=True)
 class Layout:
-    """A mesh, and the spec of each path; a spec holds for all below its path."""
+    """Mesh and spec of each path; they hold for all below the path.
 
-    mesh: Mesh
-    specs: dict[Path, PartitionSpec]
+    Attributes:
+      name: the argument that says so for each path, for the messages.
+    """
 
-    def spec_of(self, path: Path) -> PartitionSpec | None:
+    places: dict[Path, MeshAndSpec]
+    name: str
+
+    def place_of(self, path: Path) -> MeshAndSpec | None:
+        """Return what is said for a path, if anything is.
+
+        Raises:
+          ValueError: the spec has axes that the mesh has not; also where the leaf is no array.
+        """
         for length in range(len(path), -1, -1):
-            if path[:length] in self.specs:
-                return self.specs[path[:length]]
+            if (place := self.places.get(path[:length])) is not None:
+                mesh_grid((0,) * len(tuple(place.spec)), place.mesh, place.spec)  # any size divides
+                return place
         return None
+
+    def surplus(self, paths: Iterable[Path]) -> list[str]:
+        """Return what is said of paths that the checkpoint, with leaves at ``paths``, has not."""
+        there = {path[:length] for path in paths for length in range(len(path) + 1)} | {()}
+        return [
+            f"{self.name} has {format_path(path)}, and the checkpoint has not"
+            for path in self.places
+            if path not in there
+        ]
 
 
 def _listed(problems: Sequence[tuple[Path, str]]) -> str:
@@ -104,22 +125,35 @@ def _listed(problems: Sequence[tuple[Path, str]]) -> str:
     return join_some([f"at {join_some(places)}, {reason}" for reason, places in paths.items()])
 
 
-def layout_of(mesh: Mesh | None, specs: Any, leaves: Sequence[Leaf], at: Path) -> Layout | None:
+def layout_of(mesh: Any, specs: Any, leaves: Sequence[Leaf], at: Path) -> Layout | None:
     """Return the layout that the arguments of a restore say, if they say one.
 
     Args:
+      mesh: a mesh, or a sharding or a tree of them in place of mesh and specs.
       specs: a spec, a tree of them, or a function of path and leaf, which is asked for each array
         of ``leaves`` that is below ``at``.
 
     Raises:
-      TypeError: one of the two is missing, or something in ``specs`` is no spec.
+      TypeError: one of the two is missing, or something in them is no sharding or spec.
     """
     if mesh is None and specs is None:
         return None
-    if mesh is None or specs is None:
-        raise TypeError("mesh and specs say together how arrays are laid out; give both")
+    if mesh is None or (specs is None and isinstance(mesh, Mesh)):
+        raise TypeError(
+            "mesh and specs say together how arrays are laid out; give both, or a NamedSharding, "
+            "or a tree of them, as mesh"
+        )
+    if isinstance(mesh, Mesh):
+        by_path = _specs_by_path(specs, leaves, at)
+        return Layout({path: MeshAndSpec(mesh, by_path[path], None) for path in by_path}, "specs")
+    shardings = jax.tree_util.tree_flatten_with_path(mesh)[0]
+    return Layout({path_of_keys(k): mesh_and_spec(each, specs) for k, each in shardings}, "mesh")
+
+
+def _specs_by_path(specs: Any, leaves: Sequence[Leaf], at: Path) -> dict[Path, PartitionSpec]:
     if callable(specs):
-        return Layout(mesh, _specs_by(specs, leaves, at))
+        function: Any = specs
+        return _specs_by(function, leaves, at)
     if isinstance(specs, list | tuple) and not isinstance(specs, PartitionSpec):
         is_one = all(entry is None or isinstance(entry, str | tuple) for entry in specs)
         specs = PartitionSpec(*specs) if is_one else specs
@@ -130,26 +164,21 @@ def layout_of(mesh: Mesh | None, specs: Any, leaves: Sequence[Leaf], at: Path) -
             where = f"specs{format_path(path)}" if path else "specs"
             raise TypeError(f"{where} is {spec!r:.80}, not a PartitionSpec")
         by_path[path] = spec
-    return Layout(mesh, by_path)
+    return by_path
 
 
-def _specs_by(
-    function: Callable[[str, ArrayLeaf], Any], leaves: Sequence[Leaf], at: Path
-) -> dict[Path, PartitionSpec]:
+def _specs_by(function: SpecOf, leaves: Sequence[Leaf], at: Path) -> dict[Path, PartitionSpec]:
     specs: dict[Path, PartitionSpec] = {}
     for leaf in leaves:
-        if leaf.path[: len(at)] != at or not isinstance(leaf, ArrayLeaf) or leaf.kind == "numpy":
+        if leaf.path[: len(at)] != at or not isinstance(leaf, ArrayLeaf):
             continue
         path = leaf.path[len(at) :]
-        name = "/".join(map(str, path))
         try:
-            spec = function(name, leaf)
+            shaped = jax.ShapeDtypeStruct(*saved_type(leaf))
+            specs[path] = spec_by(function, "/".join(map(str, path)), shaped)
         except Exception as error:
             error.add_note(f"gda: at {format_path(leaf.path)} of the tree")
             raise
-        if not isinstance(spec, PartitionSpec):
-            raise TypeError(f"specs({name!r}, leaf) returned {spec!r:.80}, not a PartitionSpec")
-        specs[path] = spec
     return specs
 
 
@@ -168,48 +197,47 @@ def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Targ
     lacking = []
     inside = [leaf for leaf in manifest.leaves if leaf.path[: len(at)] == at]
     if layout is not None:
-        below = [leaf.path[len(at) :] for leaf in inside]
-        there = {path[:length] for path in below for length in range(len(path) + 1)} | {()}
-        for path in layout.specs:
-            if path not in there:
-                problems.append(f"specs has {format_path(path)}, and the checkpoint has not")
+        problems += layout.surplus([leaf.path[len(at) :] for leaf in inside])
     for leaf in manifest.leaves:
         path = leaf.path[len(at) :]
         if leaf.path[: len(at)] != at:
             results.append(None)
-        elif isinstance(leaf, ValueLeaf):
-            results.append(leaf.value)
-        elif layout is not None and leaf.kind != "numpy" and layout.spec_of(path) is None:
-            lacking.append(format_path(leaf.path))
-        else:
-            try:
-                results.append(_target_of(leaf, layout, path))
-            except (ValueError, TypeError) as error:
-                unfit.append((leaf.path, str(error)))
+            continue
+        try:
+            place = None if layout is None else layout.place_of(path)
+            if isinstance(leaf, ValueLeaf):
+                results.append(leaf.value)
+            elif layout is not None and place is None:
+                lacking.append(format_path(leaf.path))
+            else:
+                results.append(_target_of(leaf, place))
+        except (ValueError, TypeError) as error:
+            unfit.append((leaf.path, str(error)))
     if unfit:
         problems.append(_listed(unfit))
     if lacking:
-        problems.append(f"specs says nothing of {join_some(lacking)}")
+        problems.append(f"{layout and layout.name} says nothing of {join_some(lacking)}")
     if problems:
-        what = "it cannot be restored" if layout is None else "specs does not fit the checkpoint"
+        what = f"{layout.name} does not fit the checkpoint" if layout else "it cannot be restored"
         raise ValueError(f"{what}: {join_some(problems)}")
     return results
 
 
-def _target_of(leaf: ArrayLeaf, layout: Layout | None, path: Path) -> Target:
-    spec = None if layout is None or leaf.kind == "numpy" else layout.spec_of(path)
-    is_global = leaf.kind == "GlobalArray"
-    if layout is not None and spec is not None:
-        return _jax_target(leaf, leaf.dtype, _sharding(leaf, layout.mesh, spec), is_global)
+def _target_of(leaf: ArrayLeaf, place: MeshAndSpec | None) -> Target:
+    if place is not None:
+        # jax.random takes no container of keys.
+        is_global = leaf.key_impl is None or leaf.kind == "GlobalArray"
+        return _jax_target(leaf, leaf.dtype, _sharding(leaf, place), is_global)
     if leaf.key_impl is not None:  # which NumPy does not have
         return _uncommitted_target(leaf, leaf.dtype, is_global=False, is_weak=False)
     return _numpy_target(leaf, leaf.dtype)
 
 
-def _sharding(leaf: ArrayLeaf, mesh: Mesh, spec: PartitionSpec) -> NamedSharding:
+def _sharding(leaf: ArrayLeaf, place: MeshAndSpec) -> NamedSharding:
     """Return the sharding of an array, or say as for any array why there is none."""
-    mesh_grid(leaf.shape, mesh, spec)
-    return NamedSharding(mesh, spec)
+    mesh, spec, memory_kind = place
+    mesh_grid(saved_type(leaf)[0], mesh, spec)
+    return NamedSharding(mesh, PartitionSpec(*spec), memory_kind=memory_kind)
 
 
 def _check_same_leaves(
@@ -227,7 +255,7 @@ def _check_same_leaves(
         raise ValueError(f"the checkpoint is not like the tree: {'; '.join(said)}")
 
 
-def _target_like(leaf: Leaf, like: Any, cast: bool, layout: Layout | None, path: Path) -> Any:
+def _target_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None) -> Any:
     if isinstance(leaf, ValueLeaf):
         return _value_like(leaf.value, like, cast)
     is_global = isinstance(like, GlobalArray)
@@ -255,8 +283,8 @@ def _target_like(leaf: Leaf, like: Any, cast: bool, layout: Layout | None, path:
     if isinstance(array, np.ndarray | np.generic):
         return _numpy_target(leaf, dtype)
     sharding = getattr(array, "sharding", None)
-    if layout is not None and (spec := layout.spec_of(path)) is not None:
-        sharding = _sharding(leaf, layout.mesh, spec)
+    if place is not None:
+        sharding = _sharding(leaf, place)
     if sharding is None:
         raise _Mismatch(
             "like does not say where the array goes; give its ShapeDtypeStruct a sharding, or "
@@ -313,7 +341,7 @@ def _uncommitted_target(
       is_weak: whether it is to give way to the dtype of others, as Python's numbers do.
     """
     _check_kept(dtype)
-    _check_keys(leaf)
+    check_keys(leaf)
 
     def wrap(data: Any) -> Any:
         # jax.numpy would commit it to a mesh that is set.
@@ -338,9 +366,10 @@ def _jax_target(
     if not isinstance(named, NamedSharding) or not isinstance(named.mesh, Mesh):
         raise _Mismatch(f"like has the sharding {sharding!r}, which names no devices and spec")
     _check_kept(dtype)
-    _check_keys(leaf)
+    check_keys(leaf)
     # Of keys, their numbers have more dimensions, which are not to be cut.
-    spec = check_spec(named.spec, leaf.shape[: len(leaf.shape) - _key_ndim(leaf)])
+    rank = len(leaf.shape) - _key_ndim(leaf)
+    spec = check_spec(named.spec, leaf.shape[:rank], named.mesh.shape)
     plan = plan_of(leaf.shape, named.mesh, spec)
 
     def wrap(array: Any) -> Any:
@@ -355,7 +384,8 @@ def _jax_target(
     return Target(leaf, dtype, plan, wrap)
 
 
-def _check_keys(leaf: ArrayLeaf) -> None:
+def check_keys(leaf: ArrayLeaf) -> None:
+    """Raise ``ValueError`` if PRNG keys are of a kind that JAX has not, or have other numbers."""
     if leaf.key_impl is None:
         return
     key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=leaf.key_impl)))
@@ -370,8 +400,9 @@ def _check_kept(dtype: np.dtype[Any]) -> None:
     final = jax.dtypes.canonicalize_dtype(dtype)
     if final != dtype:
         raise TypeError(
-            f"it has dtype {dtype}, which JAX makes {final} without jax_enable_x64; set that, or "
-            "ask for a cast with like=... of another dtype and cast=True"
+            f"it has dtype {dtype}, which JAX makes {final} without jax_enable_x64; set that, "
+            "ask for a cast with like=... of another dtype and cast=True, or give a NumPy array in "
+            "like=... to get one"
         )
 
 

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -20,6 +20,7 @@ from gda.checkpoint import manifest as manifests
 from gda.checkpoint import zarr_format
 from gda.checkpoint.chunks import ChunkGrid, chunk_shape_of
 from gda.checkpoint.errors import SaveError
+from gda.checkpoint.files import group_of
 from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, Piece, StoredArray, ValueLeaf
 from gda.checkpoint.packing import Pack, pack
 from gda.checkpoint.sources import Block, Source, on_host
@@ -137,8 +138,6 @@ class Writer:
 
     def _tasks(self, report: Callable[[int], None]) -> Iterator[reading.Task]:
         is_first = jax.process_index() == 0
-        if is_first:
-            yield self._document("zarr.json", zarr_format.GROUP)
         for own in self._own.values():
             if is_first:
                 yield self._document(f"{own.name}/zarr.json", own.metadata(self.codec))
@@ -161,7 +160,8 @@ class Writer:
                 chunk = overlap.chunk
                 own.chunks[chunk] = self._write_chunk(own.name, own.grid, chunk, data)
 
-            yield reading.Task(own.chunk_bytes, write, lambda _: report(own.chunk_bytes))
+            held = max(own.chunk_bytes, self._compressing_bytes(own.chunk_bytes))
+            yield reading.Task(held, write, lambda _: report(own.chunk_bytes))
 
     def _pack_tasks(self, packed: Pack, report: Callable[[int], None]) -> Iterator[reading.Task]:
         yield self._document(f"{packed.name}/zarr.json", packed.metadata)
@@ -171,7 +171,8 @@ class Writer:
                 data = packed.fill(chunk)
                 packed.chunks[chunk] = self._write_chunk(packed.name, packed.grid, chunk, data)
 
-            yield reading.Task(packed.chunk_bytes, write, lambda _: report(packed.chunk_bytes))
+            held = packed.chunk_bytes + self._compressing_bytes(packed.chunk_bytes)
+            yield reading.Task(held, write, lambda _: report(packed.chunk_bytes))
 
     def _write_chunk(
         self, array: str, grid: ChunkGrid, chunk: int, data: np.ndarray[Any, Any]
@@ -184,6 +185,17 @@ class Writer:
         name = f"{self.data}/{array}/{grid.key(chunk)}"
         self.store.write(name, [payload, crc.to_bytes(zarr_format.CRC_BYTES, "little")])
         return crc, payload.nbytes
+
+    def _compressing_bytes(self, chunk_bytes: int) -> int:
+        """Return how much memory beside a chunk it takes to compress it."""
+        return 2 * chunk_bytes if self.codec == "zstd" else 0
+
+    def write_group(self, manifest: Manifest) -> Manifest:
+        """Write what makes the arrays of all processes one group of zarr; return what knows it."""
+        document = group_of(manifest.arrays)
+        self.store.write(f"{self.data}/zarr.json", [document])
+        self.store.flush()
+        return replace(manifest, group=zarr_format.size_and_crc(document))
 
     def manifest(self, structure: Any, parts: Sequence[dict[str, Any]]) -> Manifest:
         """Return the manifest over what all processes have written.

@@ -18,8 +18,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gda.arguments import WRONG, Parser
 from gda.cli.checkpoints import add_inspect, add_verify
-from gda.cli.commands import DAMAGED, INTERRUPTED, OK, WRONG, Parser
+from gda.cli.commands import DAMAGED, INTERRUPTED, OK
 from gda.cli.mistakes import MistakesError
 from gda.cli.plans import add_plan
 from gda.cli.reshards import add_reshard
@@ -129,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print it and end")
     parser.set_defaults(run=None)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add in _COMMANDS:
         add(commands)
     return parser

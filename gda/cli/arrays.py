@@ -17,6 +17,7 @@ from gda.cli.layouts import NOT_CUT, is_bare_group, parse_mesh, parse_spec
 from gda.cli.mistakes import MistakesError, read_option
 from gda.cli.numbers import parse_number, parse_shape
 from gda.cli.tables import in_processes, listed
+from gda.spec import axis_errors
 from gda.wording import counted
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ def plan_grid(
     """Return how an array is cut, on a mesh without processes.
 
     Raises:
-      MistakesError: the spec does not go with the shape and the mesh, or the array is too large.
+      MistakesError: the spec does not go with the shape and the mesh, a line for each reason; or
+        the array is too large.
     """
     from gda.grid import ShardGrid
 
@@ -122,7 +124,8 @@ def plan_grid(
     try:
         grid = ShardGrid(shape, mesh, spec)
     except ValueError as error:
-        raise MistakesError(f"{error}{_hint_of_not_cut(mesh, spec)}") from None
+        first, *more = dict.fromkeys([str(error), *mistakes_of_spec(spec, mesh, shape)])
+        raise MistakesError(f"{first}{_hint_of_not_cut(mesh, spec)}", *more) from None
     nbytes = math.prod(grid.shard_shape) * dtype.itemsize * grid.num_devices
     if nbytes >= 2**63:
         raise MistakesError(
@@ -131,6 +134,24 @@ def plan_grid(
             f"{2**63:.1e}; check the sizes"
         )
     return grid
+
+
+def mistakes_of_spec(
+    spec: Sequence[SpecEntry], mesh: Mapping[str, int], shape: Shape | None = None
+) -> list[str]:
+    """Return what is wrong with the axes of a spec, and with how the others cut a shape."""
+    from gda.grid import ShardGrid
+
+    axes = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
+    mistakes = [str(error) for error in axis_errors(tuple(axes), spec, mesh)]
+    if shape is not None:
+        unused = dict(mesh)
+        known = [[name for name in names if unused.pop(name, 0)] for names in axes]
+        try:
+            ShardGrid(shape, mesh, known[: len(shape)])
+        except ValueError as error:
+            mistakes.append(str(error))
+    return mistakes
 
 
 def _hint_of_not_cut(mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:

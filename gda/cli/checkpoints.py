@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import sys
 from typing import TYPE_CHECKING, Any
@@ -14,20 +15,38 @@ if TYPE_CHECKING:
     from gda.checkpoint.manifest import Leaf
 
 
+def _add_path(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path", metavar="PATH", help="a directory, or a URL such as s3://bucket/run"
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=600,
+        help="give up on an object store that does not answer for so long, default 600",
+    )
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if (seconds := float(text)) > 0:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, such as 30")
+
+
 def add_inspect(commands: Any) -> None:
     parser = add_command(
         commands, inspect, "Show what a checkpoint has; only its manifest is read."
     )
-    parser.add_argument(
-        "path", metavar="PATH", help="a directory, or a URL such as s3://bucket/run"
-    )
+    _add_path(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def inspect(options: argparse.Namespace) -> int:
     from gda import checkpoint
 
-    contents = checkpoint.inspect(options.path)
+    contents = checkpoint.inspect(options.path, timeout=options.timeout)
     if options.json:
         print(_json(contents))
     elif not (sys.stdout.isatty() and _print_table(contents)):
@@ -104,8 +123,11 @@ def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
 
 def add_verify(commands: Any) -> None:
     parser = add_command(commands, verify, "Read all of a checkpoint and compare every checksum.")
+    _add_path(parser)
     parser.add_argument(
-        "path", metavar="PATH", help="a directory, or a URL such as s3://bucket/run"
+        "--fingerprints",
+        action="store_true",
+        help="compute the fingerprint of every array, too, and compare it with the recorded one",
     )
 
 
@@ -113,7 +135,12 @@ def verify(options: argparse.Namespace) -> int:
     from gda import checkpoint
     from gda.wording import format_bytes
 
-    contents = checkpoint.verify(options.path, progress=sys.stderr.isatty() and _has_rich())
+    contents = checkpoint.verify(
+        options.path,
+        fingerprints=options.fingerprints,
+        timeout=options.timeout,
+        progress=sys.stderr.isatty() and _has_rich(),
+    )
     print(
         f"{contents.path} is whole: {len(contents.leaves)} leaves, {format_bytes(contents.nbytes)}"
     )

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
-OK, DAMAGED, WRONG, INTERRUPTED = 0, 1, 2, 130
+from gda.arguments import Parser
+
+OK, DAMAGED, INTERRUPTED = 0, 1, 130
 
 # What is said in a line. Anything else is a mistake in gda, and its traceback is wanted.
 ERRORS = (OSError, ValueError, RuntimeError, ImportError, MemoryError)
-
-
-class Parser(argparse.ArgumentParser):
-    """Says a mistake in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(WRONG, f"{self.prog}: {message} (--help says more)\n")
 
 
 def add_command(

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from gda.cli.mistakes import MisreadError
-from gda.cli.numbers import number_in
+from gda.cli.numbers import number_in, parse_shape
 
 if TYPE_CHECKING:
     from gda.spec import SpecEntry
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NOT_CUT = ("_", "None", "null")
 
 _CALLS = ("P", "PartitionSpec")
+_AXES = "xyzw"  # in proposals
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -31,6 +32,8 @@ def parse_mesh(text: str) -> dict[str, int]:
     True
     """
     scan = _Scanner(text)
+    if proposed := _with_names(text):
+        scan.fail(f"an axis with its size was expected; did you mean {proposed}?")
     mesh: dict[str, int] = {}
     closing = "}" if scan.skip("{") else ""
     while True:
@@ -55,6 +58,21 @@ def parse_mesh(text: str) -> dict[str, int]:
     if not scan.is_done:
         scan.fail("this comes after the end of the mesh")
     return mesh
+
+
+def _with_names(text: str) -> str:
+    """Return a mesh of some sizes, or nothing if a text is not sizes alone.
+
+    >>> _with_names('4x2'), _with_names('x=4')
+    ('x=4,y=2', '')
+    """
+    try:
+        sizes = parse_shape(text)
+    except MisreadError:
+        return ""
+    if len(sizes) > len(_AXES) or 0 in sizes:
+        return ""
+    return ",".join(f"{name}={size}" for name, size in zip(_AXES, sizes, strict=False))
 
 
 def parse_spec(text: str) -> tuple[SpecEntry, ...]:

@@ -135,7 +135,8 @@ def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedAr
     try:
         target = plan_array(source.grid.global_shape, source.dtype, mesh, spec, devices)
     except MistakesError as error:
-        raise MistakesError(f"after the reshard, {error}") from None
+        first, *more = error.lines
+        raise MistakesError(f"after the reshard, {first}", *more) from None
     if options.to_spec is None:
         return target
     return with_note_on_spec(target, "--to-spec", options.to_spec)

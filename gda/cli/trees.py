@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gda.cli.arrays import check_shape_and_mesh, format_mesh, plan_grid
+from gda.cli.arrays import check_shape_and_mesh, format_mesh, mistakes_of_spec, plan_grid
 from gda.cli.dtypes import parse_dtype
 from gda.cli.layouts import NOT_CUT, parse_mesh, parse_spec
 from gda.cli.mistakes import MisreadError, MistakesError
@@ -118,7 +118,7 @@ def read_model(
     arrays, parameters = [], []
     for name, entry in model["parameters"].items():
         with mistakes.of(name):
-            arrays.append(_array(name, entry, dtype, spec))
+            arrays.append(_array(name, entry, dtype, spec, sizes))
             parameters.append(_parameter(arrays[-1], sizes))
     if mesh is not None:
         _check_axes(arrays, sizes, model.get("mesh"), path)
@@ -207,7 +207,11 @@ class _Array(NamedTuple):
 
 
 def _array(
-    name: str, entry: Any, dtype: np.dtype[Any] | None, spec: tuple[SpecEntry, ...]
+    name: str,
+    entry: Any,
+    dtype: np.dtype[Any] | None,
+    spec: tuple[SpecEntry, ...],
+    mesh: Mapping[str, int],
 ) -> _Array:
     if not isinstance(entry, dict):
         raise _WrongError(f'expected is {{"shape": [...], ...}}, not {_short(entry)}')
@@ -220,11 +224,14 @@ def _array(
                 values[key] = read(given[key])
         except _WrongError as error:
             wrong += error.args
+            values[key] = None
     if "shape" not in given:
         wrong.append('there is no "shape"')
     if "dtype" not in given and dtype is None:
         wrong.append('there is no "dtype", here or for all parameters')
     if wrong:
+        # What can be read of its layout may be wrong, too.
+        wrong += mistakes_of_spec(values["spec"] or (), mesh, values.get("shape"))
         raise _WrongError(*wrong)
     return _Array(name, **values)
 
@@ -256,7 +263,7 @@ def _parameter(array: _Array, mesh: Mapping[str, int]) -> Parameter:
     try:
         grid = plan_grid(array.shape, array.dtype, mesh, array.spec)
     except MistakesError as error:
-        raise _WrongError(str(error)) from None
+        raise _WrongError(*error.lines) from None
     return Parameter(array.name, array.dtype, grid)
 
 

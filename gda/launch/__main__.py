@@ -8,8 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from typing import NoReturn
 
+from gda.arguments import Parser
 from gda.children import Port, environment
 from gda.launch.run import run
 
@@ -67,27 +67,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run([kind, *options.command], environments, timeout=options.timeout)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"gda.launch: {message} (--help says more)\n")
-
-
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(
+    parser = Parser(
+        prog="gda.launch",
         usage=_USAGE,
         description="Run a program in several processes of this machine that find each other.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "-n", "--num-processes", type=_positive, required=True, metavar="N", help="of the program"
-    )
+    parser.add_argument("-n", "--num-processes", type=_positive, metavar="N", help="of the program")
     for name, default, unit, says in _OPTIONS:
         parser.add_argument(name, type=_positive, default=default, metavar=unit, help=says)
     parser.add_argument("-m", action="store_true", help="run a module, as python -m does")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    # Not by argparse, which would miss it before it finds that it is misspelled.
+    if options.num_processes is None:
+        parser.error("the following arguments are required: -n/--num-processes")
     # One before the program ends the options; all after it are the program's.
     if options.command[:1] == ["--"]:
         del options.command[0]

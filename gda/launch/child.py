@@ -18,12 +18,12 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from types import TracebackType
 
+from gda.boundary import below
 from gda.children import listen_on_loopback
 from gda.launch.ending import leave
 
-_OWN_FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
+_OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 
 # As much as fits in a pipe that nobody reads yet, so that reporting never waits.
 _MAX_TRACEBACK = 50_000
@@ -56,7 +56,7 @@ def run(report: int, kind: str, program: str) -> None:
     except BaseException as error:
         atexit.unregister(leave)
         code = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-        frames = _without_own_frames(error.__traceback__)
+        frames = below(_OWN_FILES, error.__traceback__)
         lines = traceback.format_exception(type(error), error, frames)
         _send(report, code, "".join(lines))
         # The launcher prints the traceback; a hook that the program installed may do more.
@@ -78,12 +78,6 @@ def _exit_code(code: object) -> int:
     if code is None:
         return 0
     return code & 0xFF if isinstance(code, int) else 1
-
-
-def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and frames.tb_frame.f_code.co_filename in _OWN_FRAMES:
-        frames = frames.tb_next
-    return frames
 
 
 def _report_good_end(report: int) -> None:

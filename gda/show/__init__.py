@@ -18,18 +18,21 @@ blocks  2 of (2,), each on 1 device
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy.typing as npt
 
+from gda.boundary import public
 from gda.show.subject import subject_of
 from gda.spec import SpecLike
 
 __all__ = ["html", "svg", "text"]
 
 
+@public
 def text(
     x: Any,
     mesh: Any = None,
@@ -89,6 +92,7 @@ def text(
     return load_terminal().text_of(subject, width=width, color_system=color_system, header=header)
 
 
+@public
 def svg(
     x: Any,
     mesh: Any = None,
@@ -117,6 +121,7 @@ def svg(
     return svg_of(subject_of(x, mesh, spec, dtype=dtype))
 
 
+@public
 def html(
     x: Any,
     mesh: Any = None,
@@ -161,3 +166,16 @@ def load_terminal() -> ModuleType:
             "pip install 'gda[show]'",
             name=error.name,
         ) from error
+
+
+class _Show(ModuleType):
+    """The type of this module, for the message when it is called."""
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(
+            "gda.show is a module; gda.visualize_sharding(x) shows the picture of an array, and "
+            "gda.show.text(x), gda.show.svg(x) and gda.show.html(x) return it"
+        )
+
+
+sys.modules[__name__].__class__ = _Show

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from gda.dtypes import as_dtype
 from gda.grid import ShardGrid
 from gda.layout import IntArray, read_only
 from gda.spec import Shape, SpecLike, axes_by_dimension, format_spec
@@ -263,15 +264,4 @@ def _dtype(dtype: Any) -> np.dtype[Any] | None:
     # Those of PRNG keys are JAX's own, which NumPy does not take.
     if hasattr(dtype, "type") and isinstance(getattr(dtype, "itemsize", None), int):
         return dtype
-    try:
-        return np.dtype(dtype)
-    except TypeError:
-        import ml_dtypes  # not before, as it takes time
-
-        small = getattr(ml_dtypes, dtype, None) if isinstance(dtype, str) else None
-        if not isinstance(small, type):
-            given = repr(dtype) if isinstance(dtype, str) else f"a {type(dtype).__name__}"
-            raise TypeError(
-                f"dtype={given} is no type of elements; give one such as 'float32' or 'bfloat16'"
-            ) from None
-        return np.dtype(small)
+    return as_dtype(dtype)

@@ -40,7 +40,7 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError(
         "gda.testing.strategies needs hypothesis, which is not installed; "
-        "install it with: pip install 'gda[test]'",
+        "install it with: pip install hypothesis",
         name="hypothesis",
     ) from error
 

@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
 
+from gda.boundary import below
 from gda.children import arguments_of, listen_on_loopback
 
 _SHUTDOWN_TIMEOUT = 5
@@ -122,9 +123,7 @@ class Channel:
 
 def describe(error: BaseException) -> tuple[str, str]:
     """Return an exception in one line, and its traceback from the first line that is not ours."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next
+    frames = below([__file__], error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, frames))
     line = "".join(traceback.format_exception_only(error)).strip().partition("\n")[0]
     return line, text.rstrip()

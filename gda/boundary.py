@@ -1,0 +1,112 @@
+"""The boundary between the caller's code and gda: what a traceback shows of gda.
+
+An exception shows the caller's frames and, of gda, the function that was called, as JAX hides its
+own. JAX's switch is gda's too: with ``JAX_TRACEBACK_FILTERING=off``, or
+``jax.config.update('jax_traceback_filtering', 'off')``, every frame is shown.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable, Collection
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+# gda, and what runs the caller's code for it.
+_NOT_OF_CALLER = frozenset({"gda", "jax", "contextlib", "functools", "concurrent", "threading"})
+
+# Keywords of JAX in 2022.
+_SUCCESSOR_OF = {
+    "global_mesh": "mesh",
+    "mesh_axes": "spec",
+    "in_axis_resources": "in_specs",
+    "out_axis_resources": "out_specs",
+    "axis_resources": "shardings",
+}
+_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
+
+
+def public(function: FunctionT) -> FunctionT:
+    """Make the exceptions of a function show its own frame and the caller's, and no more of gda.
+
+    A keyword that JAX had in 2022 is answered with its successor.
+
+    >>> @public
+    ... def load(mesh): ...
+    >>> load(global_mesh=None)
+    Traceback (most recent call last):
+    TypeError: load() got an unexpected keyword argument 'global_mesh'; its successor is mesh
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            if isinstance(error, TypeError):
+                _name_successor(error, kwargs)
+            hide_own_frames(error, call_frames=1)
+            raise  # keeps __cause__ and __context__, and adds no frame
+
+    return call  # pyright: ignore[reportReturnType]
+
+
+def hide_own_frames(error: BaseException, *, call_frames: int = 0) -> None:
+    """Take gda's frames out of a traceback, but for the first after each frame of the caller.
+
+    Args:
+      error: an exception that is being handled; a bare ``raise`` then adds no frame.
+      call_frames: how many frames to drop at its beginning.
+    """
+    if _shows_all_frames():
+        return
+    kept: list[TracebackType] = []
+    entry, is_inside = error.__traceback__, False
+    while entry is not None:
+        package = _package_of(entry.tb_frame)
+        from_caller = package not in _NOT_OF_CALLER
+        if call_frames > 0:
+            call_frames -= 1
+        elif from_caller or not is_inside:
+            kept.append(entry)
+            is_inside = package == "gda"
+        entry = entry.tb_next
+    shown = None
+    for entry in reversed(kept):
+        shown = TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    error.__traceback__ = shown
+
+
+def _name_successor(error: TypeError, given: Collection[str]) -> None:
+    """Say which keyword replaces one that was given and is unexpected, if one does."""
+    found = _UNEXPECTED.search(str(error))
+    if found and found[1] in given and found[1] in _SUCCESSOR_OF:
+        error.args = (f"{error}; its successor is {_SUCCESSOR_OF[found[1]]}",)
+
+
+def is_of_caller(frame: FrameType) -> bool:
+    """Return whether a frame runs code that is neither gda's nor what runs code for gda."""
+    return _package_of(frame) not in _NOT_OF_CALLER
+
+
+def below(files: Collection[str], entry: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of these files at its beginning."""
+    while entry is not None and entry.tb_frame.f_code.co_filename in files:
+        entry = entry.tb_next
+    return entry
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _shows_all_frames() -> bool:
+    jax: Any = sys.modules.get("jax")  # where it is not imported, the math runs alone
+    if jax is None:
+        return os.environ.get("JAX_TRACEBACK_FILTERING") == "off"
+    return jax.config.jax_traceback_filtering == "off"

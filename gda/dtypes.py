@@ -1,0 +1,127 @@
+"""Types of elements by the names that people write for them, in Python and on a command line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # each is imported when it is needed, as that takes time
+    import numpy as np
+
+# JAX's short names and those of other tools. Not here: i8, u8, i4, u4, f8, c8, c16, which count
+# bits to JAX and bytes to NumPy.
+_SHORT = {
+    "bf16": "bfloat16",
+    "pred": "bool",
+    **{f"f{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"fp{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"{short}{bits}": f"int{bits}" for short in "is" for bits in (16, 32, 64)},
+    "s8": "int8",
+    **{f"u{bits}": f"uint{bits}" for bits in (16, 32, 64)},
+    **{f"c{bits}": f"complex{bits}" for bits in (64, 128)},
+}
+
+# As safetensors files write them, where the short names differ or do not say it. They count bits;
+# only safetensors writes them with a capital.
+_IN_SAFETENSORS = {
+    "I8": "int8",
+    "U8": "uint8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+_OF_NUMPY = {"bool", *_SHORT.values(), "uint8"} - {"bfloat16"}
+_OF_ML_DTYPES = re.compile(r"(b?float|u?int)\d\w*")
+
+# Names of types in C and Python, which say no number of bits or one that few have in mind.
+_MEANT = {
+    "half": ["float16"],
+    "single": ["float32"],
+    "double": ["float64"],
+    "float": ["float32", "float64"],
+    "short": ["int16"],
+    "int": ["int32", "int64"],
+    "uint": ["uint32", "uint64"],
+    "long": ["int64"],
+    "complex": ["complex64", "complex128"],
+}
+
+
+def as_dtype(given: Any, name: str = "dtype=") -> np.dtype[Any]:
+    """Return the dtype that an argument stands for: all that NumPy takes, and short names.
+
+    The short names are those of the command line. Where NumPy reads one in its own way, such as
+    ``i8`` for int64, NumPy is right.
+
+    Args:
+      given: the argument.
+      name: the words before it in the message.
+
+    Raises:
+      TypeError: it is no dtype; the message has similar names.
+
+    >>> as_dtype('bf16').name, as_dtype('f16').name, as_dtype('i8').name
+    ('bfloat16', 'float16', 'int64')
+    """
+    import numpy as np
+
+    is_text = isinstance(given, str)
+    known = (_SHORT.get(given) or _IN_SAFETENSORS.get(given)) if is_text else None
+    # NumPy takes f16 for 16 bytes, which JAX does not have.
+    if known is not None and (dtype := dtype_named(known)) is not None:
+        return dtype
+    try:
+        return np.dtype(given)
+    except TypeError:
+        if is_text and (dtype := dtype_named(given)) is not None:
+            return dtype
+    similar = similar_dtypes(given) if is_text else []
+    hint = (
+        f"did you mean {' or '.join(similar)}?"
+        if similar
+        else "a dtype is such as 'float32', np.int32 or jnp.bfloat16"
+    )
+    shown = repr(given) if isinstance(given, str | int) else f"a {type(given).__name__}"
+    raise TypeError(f"{name}{shown} is not a dtype; {hint}")
+
+
+def dtype_named(name: str) -> np.dtype[Any] | None:
+    """Return the dtype of JAX that has this name, or a short one; None if there is none.
+
+    >>> dtype_named('f32'), dtype_named('F8_E5M2').name, dtype_named('floot')
+    (dtype('float32'), 'float8_e5m2', None)
+    """
+    import numpy as np
+
+    name = _IN_SAFETENSORS.get(name, name).lower()
+    name = _SHORT.get(name, name)
+    if name in _OF_NUMPY:
+        return np.dtype(name)
+    known = {each.replace("_", ""): each for each in _names_of_ml_dtypes()}
+    if (found := known.get(name.replace("_", ""))) is None:
+        return None
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, found))
+
+
+def similar_dtypes(name: str) -> list[str]:
+    """Return the names that may have been meant by one that there is not.
+
+    >>> similar_dtypes('floot32')[0], similar_dtypes('double'), similar_dtypes('?')
+    ('float32', ['float64'], [])
+    """
+    name = name.lower()
+    in_capitals = {each.lower(): [each] for each in _IN_SAFETENSORS}
+    words = {each: each for each in sorted({*_OF_NUMPY, *_names_of_ml_dtypes()})} | _SHORT
+    near = [words[word] for word in difflib.get_close_matches(name[:40], words, n=3)]
+    return _MEANT.get(name) or in_capitals.get(name) or [*dict.fromkeys(near)]
+
+
+def _names_of_ml_dtypes() -> list[str]:
+    import ml_dtypes
+
+    return [each for each in dir(ml_dtypes) if _OF_ML_DTYPES.fullmatch(each)]

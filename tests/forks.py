@@ -1,0 +1,137 @@
+"""Processes that are forked to save, and what is at a path afterwards."""
+
+import json
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import kill_program
+import numpy as np
+import pytest
+from kill_program import values_of
+
+import gda
+from gda.checkpoint import CheckpointNotFoundError
+from gda.checkpoint.stores import LOCK
+from gda.children import Children, Port
+
+SEED = int(os.environ.get("GDA_SEED", random.SystemRandom().randrange(2**32)))
+LIMIT = 60  # seconds
+
+
+def generation_at(path: Path) -> int | None:
+    """Return which save a restore gives, after comparing every value; ``None`` if there is none."""
+    try:
+        tree = gda.checkpoint.restore(path)
+    except CheckpointNotFoundError:
+        return None
+    generation = tree["state"][1]["step"]
+    expected = values_of(generation)
+    assert jax.tree.structure(tree) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, tree, expected)
+    gda.checkpoint.verify(path)
+    return generation
+
+
+def check_next_save(path: Path, generation: int) -> None:
+    """The next save works, and leaves nothing of those before it."""
+    gda.checkpoint.save(path, values_of(generation), overwrite=True)
+    assert generation_at(path) == generation
+    check_clean(path)
+
+
+def check_clean(path: Path) -> None:
+    names = {name for name in os.listdir(path) if not name.startswith("data-")}
+    assert names == {LOCK, "manifest.json"}
+    assert len(os.listdir(path)) == 3
+
+
+class Forks:
+    """The program of kill_program.py, which forks processes that save."""
+
+    def __init__(self, children: Children, log: Path) -> None:
+        self._children, self._log = children, log
+        self._running: list[int] = []
+        variables = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        variables.pop("XLA_FLAGS", None)
+        with log.open("wb") as stderr:
+            self._program: subprocess.Popen[str] = children.start(
+                [sys.executable, kill_program.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=variables,
+                text=True,
+            )
+        self._lines: queue.Queue[list[str]] = queue.Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self._program.stdout or ():
+            self._lines.put(line.split(" "))
+        self._lines.put([])
+
+    def start(self, do: str, processes: int, **arguments: Any) -> list[int]:
+        """Fork processes that call a function; return their numbers."""
+        self._port = Port()
+        self._send(
+            {
+                "do": do,
+                "processes": processes,
+                "port": self._port.number,
+                "arguments": arguments,
+            }
+        )
+        early = []  # a process may speak before the one that has forked it
+        while (line := self.line())[0] != "started":
+            early.append(line)
+        for each in early:
+            self._lines.put(each)
+        self._running = list(map(int, line[1:]))
+        return list(self._running)
+
+    def line(self) -> list[str]:
+        """Return the words of the next line that one of them says."""
+        try:
+            line = self._lines.get(timeout=LIMIT)
+        except queue.Empty:
+            line = []
+        if not line:
+            pytest.fail(f"the processes say nothing; their errors:\n{self._log.read_text()}")
+        return [word.rstrip("\n") for word in line]
+
+    def rest(self) -> list[list[str]]:
+        """Return the lines until all have ended."""
+        self._send("reap")
+        lines = list(iter(self.line, ["reaped"]))
+        self._running = []
+        self._port.close()
+        return lines
+
+    def kill(self) -> None:
+        """End what is left of the processes."""
+        if self._running:
+            for pid in self._running:
+                os.kill(pid, signal.SIGKILL)
+            self.rest()
+
+    def errors(self) -> str:
+        return self._log.read_text()
+
+    def _send(self, command: Any) -> None:
+        self._program.stdin.write(json.dumps(command) + "\n")
+        self._program.stdin.flush()
+
+    def close(self) -> None:
+        self._children.close()
+        self._reader.join()
+        self._program.stdin.close()
+        self._program.stdout.close()

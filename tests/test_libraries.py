@@ -1,0 +1,370 @@
+"""GlobalArrays in the hands of other libraries: treescope, flax, einops, equinox."""
+
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import einops
+import einops.array_api
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import treescope
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut, mesh_of, ordered_mesh
+
+import gda
+
+with warnings.catch_warnings():
+    # flax asks an old JAX, and treescope a new NumPy, for names that are deprecated there.
+    warnings.filterwarnings("ignore", "jax.array_ref|jax.ArrayRef|The chararray class")
+    import flax.linen as nn
+    from flax import nnx, serialization
+
+    treescope.type_registries.update_registries_for_imports()
+
+# Other test modules may have used the container before flax was imported here.
+gda.libraries.register(gda.GlobalArray)
+
+# Seconds; to import flax on a busy machine takes some.
+LIMIT = 300
+
+
+def unwrapped(tree: Any) -> Any:
+    """Return the tree with the arrays inside the containers."""
+    return jax.tree.map(
+        lambda leaf: leaf.array if isinstance(leaf, gda.GlobalArray) else leaf,
+        tree,
+        is_leaf=lambda node: isinstance(node, gda.GlobalArray),
+    )
+
+
+def wrapped(tree: Any, mesh: Mesh, spec: P = P()) -> Any:
+    """Return the tree with a container for every array."""
+    return jax.tree.map(lambda leaf: cut(np.asarray(leaf), mesh, spec), tree)
+
+
+def assert_same(tree: Any, wanted: Any) -> None:
+    jax.tree.map(
+        lambda one, other: np.testing.assert_array_equal(np.asarray(one), np.asarray(other)),
+        unwrapped(tree),
+        wanted,
+    )
+
+
+def assert_close(tree: Any, wanted: Any) -> None:
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5),
+        unwrapped(tree),
+        unwrapped(wanted),
+    )
+
+
+# treescope.
+
+
+def test_treescope_shows_a_container_as_its_array_and_layout(mesh: Mesh) -> None:
+    g = cut(batch(8, 4), mesh, P("x", "y"))
+    text = treescope.render_to_text({"a": g, "b": [g]})
+    assert text.count("mesh={'x': 4, 'y': 2}, spec=P('x', 'y')") == 2
+    assert text.count("jax.Array float32(8, 4)") == 2
+    assert "Repeated" not in text
+    assert "array=" in treescope.render_to_html({"a": g}, compressed=False)
+
+
+def test_treescope_renders_the_numbers(mesh: Mesh) -> None:
+    g = cut(batch(8, 4), mesh, P("x", "y"))
+    names = re.compile(r"[0-9a-f]{8}-?[0-9a-f-]{8,}")
+    ours, theirs, others = (
+        names.sub("", treescope.render_array(array)._repr_html_())
+        for array in (g, g.array, g.array + 1)
+    )
+    assert ours == theirs != others
+
+
+def test_treescope_pictures_containers_in_trees(mesh: Mesh) -> None:
+    g = cut(batch(8, 4), mesh, P("x", "y"))
+    with treescope.active_autovisualizer.set_scoped(treescope.ArrayAutovisualizer()):
+        assert "arrayviz" in treescope.render_to_html(
+            {"a": g, "scalar": cut(batch(), mesh, P())}, compressed=False
+        )
+
+
+def test_treescope_shows_what_has_no_data(auto_mesh: Mesh) -> None:
+    g = cut(batch(8), auto_mesh, P("x"))
+    texts = []
+    jax.jit(lambda g: texts.append(treescope.render_to_text(g)))(g)
+    g.delete()
+    for node in (
+        g,
+        gda.GlobalArray(array=None),
+        gda.GlobalArray(array=jax.ShapeDtypeStruct((8,), jnp.float32)),
+    ):
+        texts.append(treescope.render_to_text([node]))
+        with treescope.active_autovisualizer.set_scoped(treescope.ArrayAutovisualizer()):
+            treescope.render_to_html([node])
+    for text, said in zip(
+        texts, ["float32[8]", "deleted", "None", "ShapeDtypeStruct"], strict=True
+    ):
+        assert "GlobalArray(" in text
+        assert said in text
+
+
+@pytest.mark.processes(2, devices=4)
+def test_treescope_waits_for_no_other_process() -> None:
+    mesh = ordered_mesh(range(8), {"x": 8})
+    sharded, replicated = cut(batch(8, 4000), mesh, P("x")), cut(batch(3), mesh, P())
+    if jax.process_index() == 1:
+        return
+    for visualizer in (lambda *_: None, treescope.ArrayAutovisualizer()):
+        with treescope.active_autovisualizer.set_scoped(visualizer):
+            text = treescope.render_to_text([sharded, replicated])
+            assert "GlobalArray(shape=(8, 4000), dtype=float32, mesh={'x': 8}, spec=P('x'))" in text
+    assert "Array([0., 1., 2.], dtype=float32)" in treescope.render_to_text(replicated)
+    with pytest.raises(RuntimeError, match="other processes hold a part"):
+        treescope.render_array(sharded)
+    treescope.render_array(replicated)
+
+
+# flax.serialization.
+
+
+def parameters(mesh: Mesh) -> Any:
+    return {
+        "layers": [cut(batch(8, 8), mesh, P("x", "y")), cut(batch(2, 8), mesh, P(None, "y"))],
+        "half": cut(batch(8, dtype=jnp.bfloat16), mesh, P(("y", "x"))),
+        "step": cut(np.int32(3), mesh, P()),
+    }
+
+
+def test_flax_bytes_are_those_of_the_arrays_and_come_back(mesh: Mesh) -> None:
+    params = parameters(mesh)
+    adam = optax.adam(1e-3)
+    # As unwrapped() sorts the keys of dicts, so must this.
+    tree = jax.tree.map(lambda leaf: leaf, {"params": params, "adam": adam.init(params)})
+    encoded = serialization.to_bytes(tree)
+    assert encoded == serialization.to_bytes(unwrapped(tree))
+    target = jax.tree.map(jnp.zeros_like, tree)
+    restored = serialization.from_bytes(target, encoded)
+    assert jax.tree.structure(restored) == jax.tree.structure(tree)
+    assert_same(restored["params"], unwrapped(params))
+    assert [g.sharding for g in jax.tree.leaves(restored["params"])] == [
+        g.sharding for g in jax.tree.leaves(target["params"])
+    ]
+    assert jax.tree.map(lambda x: x.dtype, restored) == jax.tree.map(lambda x: x.dtype, tree)
+
+
+def test_flax_restores_onto_mesh_and_spec_of_the_target(mesh: Mesh) -> None:
+    encoded = serialization.to_bytes({"w": cut(batch(8, 4), mesh, P("x", "y"))})
+    other = mesh_of({"z": 2})
+    for array in (cut(0 * batch(8, 4), other, P("z")).array, None):
+        sharding = NamedSharding(other, P("z"))
+        target = (
+            array if array is not None else jax.ShapeDtypeStruct((8, 4), "f4", sharding=sharding)
+        )
+        w = serialization.from_bytes({"w": gda.GlobalArray(array=target)}, encoded)["w"]
+        assert isinstance(w, gda.GlobalArray)
+        assert w.mesh == other
+        assert w.grid.spec == ("z",)
+        np.testing.assert_array_equal(np.asarray(w), batch(8, 4))
+
+
+def test_flax_keeps_the_array_as_state(mesh: Mesh) -> None:
+    g = cut(batch(8), mesh, P("x"))
+    state = serialization.to_state_dict({"a": g})
+    assert state["a"] is g.array
+    moved = serialization.from_state_dict({"a": cut(0 * batch(8), mesh, P("y"))}, state)["a"]
+    assert moved.grid.spec == ("y",)
+    np.testing.assert_array_equal(np.asarray(moved), batch(8))
+    host = batch(8)
+    taken = serialization.from_state_dict(g, host)
+    host[:] = -1  # the caller's memory stays the caller's
+    np.testing.assert_array_equal(np.asarray(taken), batch(8))
+
+
+def test_flax_keeps_the_memory_kind_of_the_target(auto_mesh: Mesh) -> None:
+    sharding = NamedSharding(auto_mesh, P("x"), memory_kind="pinned_host")
+    target = gda.GlobalArray.from_array(jax.device_put(np.zeros(8, np.float32), sharding))
+    for state in (batch(8), jnp.asarray(batch(8))):
+        restored = serialization.from_state_dict(target, state)
+        assert restored.sharding.memory_kind == "pinned_host"
+        np.testing.assert_array_equal(np.asarray(restored), batch(8))
+
+
+def test_flax_state_that_does_not_fit(mesh: Mesh) -> None:
+    g = cut(batch(8), mesh, P("x"))
+    encoded = serialization.to_bytes({"a": {"b": batch(16)}})
+    with pytest.raises(
+        ValueError, match=r"state at \./a/b has the shape \(16,\), and the target .*8"
+    ):
+        serialization.from_bytes({"a": {"b": g}}, encoded)
+    g.delete()
+    with pytest.raises(RuntimeError, match="was deleted"):
+        serialization.to_bytes({"a": g})
+
+
+@pytest.mark.processes(2, devices=4)
+def test_flax_between_processes() -> None:
+    mesh = ordered_mesh([0, 4, 1, 5, 2, 6, 3, 7], {"x": 8})
+    sharded, replicated = cut(batch(8, 2), mesh, P("x")), cut(batch(3), mesh, P())
+    assert serialization.to_state_dict([sharded])["0"] is sharded.array
+    with pytest.raises(RuntimeError, match="addressable"):
+        serialization.to_bytes([sharded])
+    encoded = serialization.to_bytes([batch(8, 2), replicated])
+    first, second = serialization.from_bytes(
+        [jax.tree.map(jnp.zeros_like, sharded), replicated], encoded
+    )
+    assert first.sharding == sharded.sharding
+    for shard in first.local_shards:
+        np.testing.assert_array_equal(shard.data, batch(8, 2)[shard.index])
+    np.testing.assert_array_equal(np.asarray(second), batch(3))
+
+
+PROGRAM = """
+import sys
+import {first}
+import {second}
+import jax.numpy as jnp
+{late}
+from flax import serialization
+g = gda.GlobalArray.from_array(jnp.arange(4.0))
+{register}
+back = serialization.from_bytes({{'a': g}}, serialization.to_bytes({{'a': g}}))['a']
+print(type(back).__name__, back.sum())
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "late", "register"),
+    [
+        ("gda", "flax", "", ""),
+        ("flax", "gda", "", ""),
+        ("gda", "numpy", "gda.GlobalArray", "gda.libraries.register(gda.GlobalArray)"),
+    ],
+    ids=["gda first", "flax first", "flax late"],
+)
+def test_flax_knows_the_container(first: str, second: str, late: str, register: str) -> None:
+    program = PROGRAM.format(first=first, second=second, late=late, register=register)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT
+    )
+    assert done.stdout == "GlobalArray 6.0\n", done.stderr
+
+
+def test_the_container_imports_none_of_them() -> None:
+    program = (
+        "import sys, gda; gda.GlobalArray; "
+        "print([name for name in ('flax', 'treescope', 'einops') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+# einops.
+
+
+def test_einops_by_its_array_api(auto_mesh: Mesh) -> None:
+    g = cut(batch(8, 4), auto_mesh, P("x", "y"))
+    api = einops.array_api
+    for ours, wanted in [
+        (api.rearrange(g, "(a b) c -> a (b c)", a=2), batch(8, 4).reshape(2, 16)),
+        (api.reduce(g, "a b -> b", "sum"), batch(8, 4).sum(0)),
+        (api.repeat(g, "a b -> a b c", c=2), np.repeat(batch(8, 4)[..., None], 2, 2)),
+        (api.pack([g, g], "a *")[0], np.concatenate([batch(8, 4)] * 2, 1)),
+        (api.unpack(g, [(1,), (3,)], "a *")[1], batch(8, 4)[:, 1:]),
+    ]:
+        assert isinstance(ours, jax.Array)
+        np.testing.assert_array_equal(ours, wanted)
+    step = gda.jit(lambda x: einops.rearrange(x, "a b -> b a"))
+    np.testing.assert_array_equal(np.asarray(step(g)), batch(8, 4).T)
+
+
+# flax nnx.
+
+
+class Dense(nnx.Module):
+    """A layer of which the parameters come from somewhere else."""
+
+    def __init__(self, w: Any, b: Any) -> None:
+        self.w = nnx.Param(w)
+        self.b = nnx.Param(b)
+
+    def __call__(self, x: Any) -> Any:
+        return x @ self.w + self.b
+
+
+@nnx.jit
+def nnx_step(module: Dense, optimizer: Any, x: Any) -> Any:
+    loss, gradients = nnx.value_and_grad(lambda module: (module(x) ** 2).mean())(module)
+    optimizer.update(module, gradients)
+    return loss
+
+
+def test_nnx_trains_what_the_documentation_says_to_write(auto_mesh: Mesh) -> None:
+    w, b = cut(batch(4, 4), auto_mesh, P("x")), cut(batch(4), auto_mesh, P())
+    module = Dense(w.array, b.array)
+    optimizer = nnx.Optimizer(module, optax.adam(1e-2), wrt=nnx.Param)
+    losses = [float(nnx_step(module, optimizer, jnp.ones((8, 4)))) for _ in range(3)]
+    assert losses == sorted(losses, reverse=True)
+    again = gda.GlobalArray.from_array(module.w[...])
+    assert again.grid == w.grid
+    assert again.mesh == w.mesh
+
+
+def test_nnx_calls_modules_that_hold_containers(auto_mesh: Mesh) -> None:
+    module = Dense(cut(batch(4, 4), auto_mesh, P("x")), cut(batch(4), auto_mesh, P()))
+    out = nnx.jit(lambda module, x: module(x))(module, jnp.ones((8, 4)))
+    np.testing.assert_allclose(out, np.ones((8, 4)) @ batch(4, 4) + batch(4))
+
+
+# Layers under jax.jit, their parameters and inputs in containers.
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "LayerNorm": (nn.LayerNorm, {}),
+    "RMSNorm": (nn.RMSNorm, {}),
+    "GroupNorm": (lambda: nn.GroupNorm(num_groups=2), {}),
+    "BatchNorm": (lambda: nn.BatchNorm(use_running_average=False), {"mutable": ["batch_stats"]}),
+    "BatchNorm at rest": (lambda: nn.BatchNorm(use_running_average=True), {}),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_linen(auto_mesh: Mesh, name: str) -> None:
+    make, options = LAYERS[name]
+    layer, x = make(), cut(batch(8, 4), auto_mesh, P("x"))
+    variables = wrapped(layer.init(jax.random.key(0), batch(8, 4)), auto_mesh)
+    run = jax.jit(lambda variables, x: layer.apply(variables, x, **options))
+    assert_close(run(variables, x), run(unwrapped(variables), x.array))
+    assert_close(layer.apply(variables, x, **options), run(unwrapped(variables), x.array))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: eqx.nn.GroupNorm(2, 4), (4, 8)),
+        (lambda: eqx.nn.LayerNorm(8), (8,)),
+        (lambda: eqx.nn.Conv2d(4, 2, 3, key=jax.random.key(0)), (4, 8, 8)),
+    ],
+    ids=["GroupNorm", "LayerNorm", "Conv2d"],
+)
+def test_layers_of_equinox(
+    auto_mesh: Mesh, make: Callable[[], Any], shape: tuple[int, ...]
+) -> None:
+    layer, x = make(), cut(batch(*shape), auto_mesh, P("x"))
+    containers, wanted = wrapped(layer, auto_mesh), layer(batch(*shape))
+    assert_close(eqx.filter_jit(lambda x: layer(x))(x), wanted)
+    assert_close(gda.jit(lambda layer, x: layer(x))(containers, x), wanted)
+    # Conv2d gives its weight to a primitive of jax.lax, which takes nothing but arrays.
+    if not isinstance(layer, eqx.nn.Conv2d):
+        assert_close(eqx.filter_jit(lambda layer, x: layer(x))(containers, x), wanted)
+        assert_close(containers(x), wanted)

@@ -1,0 +1,164 @@
+"""The functions of a table, applied to a container in six ways: docs/works.md says what works.
+
+After a change of the table, or of what works, this writes it again: python tests/test_works.py
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax, nn  # noqa: F401  (the table names both)
+from jax.sharding import PartitionSpec as P
+from meshes import cut, mesh_of
+
+import gda
+
+PAGE = Path(__file__).parents[1] / "docs" / "works.md"
+DATA = np.eye(4, dtype=np.float32) * 3 + np.arange(16, dtype=np.float32).reshape(4, 4) / 16
+
+Function = Callable[[Any], Any]
+
+# By the module that they are of, each as it is called on the matrix x of shape (4, 4).
+TABLE: dict[str, list[str]] = {
+    "methods": [
+        "x + 1", "x @ x", "x[0]", "x.sum()", "x.mean(axis=0)", "x.reshape(2, 8)", "x.T",
+        "x.astype(jnp.bfloat16)", "x.at[0].set(1.0)", "x.argmax()",
+    ],
+    "jax.numpy": [
+        "jnp.sin(x)", "jnp.add(x, x)", "jnp.matmul(x, x)", "jnp.dot(x, x)",
+        "jnp.einsum('ij,jk', x, x)", "jnp.sum(x)", "jnp.mean(x, axis=1)", "jnp.max(x)",
+        "jnp.var(x)", "jnp.argmax(x)", "jnp.cumsum(x, axis=0)", "jnp.sort(x)",
+        "jnp.where(x > 1, x, 0)", "jnp.clip(x, 0, 1)", "jnp.reshape(x, -1)", "jnp.transpose(x)",
+        "jnp.concatenate([x, x])", "jnp.stack([x, x])", "jnp.split(x, 2)", "jnp.pad(x, 1)",
+        "jnp.take(x, jnp.array([2, 0]), axis=0)", "jnp.repeat(x, 2)", "jnp.tril(x)",
+        "jnp.roll(x, 1)", "jnp.zeros_like(x)", "jnp.full_like(x, 2)", "jnp.median(x)",
+        "jnp.asarray(x)", "jnp.vectorize(jnp.sin)(x)",
+    ],
+    "jax.numpy.linalg": [
+        "jnp.linalg.norm(x)", "jnp.linalg.inv(x)", "jnp.linalg.det(x)", "jnp.linalg.qr(x)[1]",
+        "jnp.linalg.svd(x, compute_uv=False)", "jnp.linalg.solve(x, x)",
+        "jnp.linalg.cholesky(x @ x.T)", "jnp.linalg.matrix_power(x, 3)",
+    ],
+    "jax.nn": [
+        "nn.relu(x)", "nn.relu6(x)", "nn.silu(x)", "nn.gelu(x)", "nn.elu(x)", "nn.leaky_relu(x)",
+        "nn.sigmoid(x)", "nn.softplus(x)", "nn.softmax(x)", "nn.log_softmax(x)",
+        "nn.logsumexp(x)", "nn.glu(x)", "nn.standardize(x)",
+    ],
+    "jax.lax": [
+        "lax.exp(x)", "lax.rsqrt(x)", "lax.add(x, x)", "lax.dot(x, x)", "lax.reshape(x, (16,))",
+        "lax.transpose(x, (1, 0))", "lax.slice(x, (0, 0), (2, 4))",
+        "lax.dynamic_slice(x, (0, 0), (2, 4))", "lax.select(x > 1, x, -x)", "lax.top_k(x, 2)[0]",
+        "lax.full_like(x, 2)", "lax.stop_gradient(x)", "lax.convert_element_type(x, jnp.bfloat16)",
+        "lax.cumsum(x)", "lax.cond(True, jnp.sin, jnp.cos, x)",
+    ],
+}  # fmt: skip
+
+
+def function_of(text: str) -> Function:
+    return eval(f"lambda x: {text}", globals())
+
+
+def total(result: Any) -> Any:
+    return sum(jnp.sum(jnp.asarray(leaf)) for leaf in jax.tree.leaves(result))
+
+
+# All but the first are traced and not run: a container is refused in the trace or not at all.
+WAYS: dict[str, Callable[[Function, Any], Any]] = {
+    "as it is": lambda f, x: f(x),
+    "`jax.jit`": lambda f, x: jax.eval_shape(jax.jit(f), x),
+    "`jax.grad`": lambda f, x: jax.eval_shape(jax.grad(lambda x: total(f(x))), x),
+    "`jax.vmap`": lambda f, x: jax.eval_shape(jax.vmap(f), stacked(x)),
+    "`lax.scan`": lambda f, x: jax.eval_shape(
+        lambda xs: lax.scan(lambda carry, x: (carry, f(x)), 0, xs), stacked(x)
+    ),
+    "`gda.jit`": lambda f, x: jax.eval_shape(gda.jit(f), x),
+}
+
+
+HEAD = r"""# What works on a `GlobalArray`
+
+For code that was written for `jax.Array` and is given a `GlobalArray`: {count} functions, each
+applied in six ways. They give what they give for arrays. Under `gda.jit` the code sees arrays, so
+everything works there that works on arrays.
+
+- `yes`: write it as it stands, with `x` a `GlobalArray`.
+- `x.array`: JAX refuses the container. Write `x.array` in place of `x`.
+- `no`: JAX refuses the array too, as for the gradient of an integer.
+
+JAX refuses with the words "Triggering `__jax_array__()` during abstractification is no longer
+supported". There are three such cases:
+
+- Operations of `jax.lax`, and functions that are one by another name, such as `jax.nn.sigmoid`. By
+  JAX's design they take arrays and numbers, and nothing that could be turned into an array.
+- The gradients of `jax.nn.relu` and `jax.nn.relu6`, whose rules hand the container to `jax.lax`.
+  Other functions with a gradient of their own work, those of `jax.custom_jvp` and
+  `jax.custom_vjp` included, unless their rules call `jax.lax` themselves.
+- `jax.grad(gda.jit(loss))`, because the loss comes out as a container. Write
+  `gda.jit(jax.grad(loss))`, or `jax.grad(lambda x: gda.jit(loss)(x).array)`.
+
+`python tests/test_works.py` writes this page, from a mesh with Auto axes. The first way is run and
+compared with what the array gives; the others are traced, which is where JAX refuses. A test
+compares the page on every supported version of JAX.
+"""
+
+
+def page() -> str:
+    """Return the page, made of the answers that are found now."""
+    found = answers()
+    parts = [HEAD.format(count=len(found))]
+    for module, texts in TABLE.items():
+        head = [f"| {module} |" + "".join(f" {way} |" for way in WAYS), "|---" * 7 + "|"]
+        rows = [f"| `{text}` |" + "".join(f" {cell} |" for cell in found[text]) for text in texts]
+        parts.append("\n".join([*head, *rows]) + "\n")
+    return "\n".join(parts)
+
+
+def answers() -> dict[str, list[str]]:
+    """Return the cells of each row: what to write for a function in each of the ways."""
+    mesh = mesh_of({"x": 4, "y": 2})
+    g = cut(DATA, mesh, P("x", "y"))
+    return {
+        text: [answer(function_of(text), way, g) for way in WAYS.values()]
+        for texts in TABLE.values()
+        for text in texts
+    }
+
+
+def answer(function: Function, way: Callable[[Function, Any], Any], g: gda.GlobalArray) -> str:
+    def of_array(x: gda.GlobalArray) -> Any:
+        return function(x.array)
+
+    try:
+        found = way(function, g)
+    except (TypeError, ValueError):
+        try:
+            way(of_array, g)
+        except TypeError:
+            return "no"
+        return "`x.array`"
+    if way is WAYS["as it is"]:
+        leaves = jax.tree.leaves(found), jax.tree.leaves(way(of_array, g))
+        for ours, theirs in zip(*leaves, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    return "yes"
+
+
+def stacked(x: gda.GlobalArray) -> gda.GlobalArray:
+    return gda.GlobalArray(array=jnp.stack([x.array, x.array]))
+
+
+def test_the_page_says_what_works() -> None:
+    text = page()
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) == 75
+    assert all(row.endswith("| yes |") for row in rows), "not under gda.jit"
+    assert text == PAGE.read_text(encoding="utf-8"), "write it again: python tests/test_works.py"
+
+
+if __name__ == "__main__":
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+    PAGE.write_text(page(), encoding="utf-8")
