@@ -987,6 +987,13 @@ class GlobalArray(ArrayOperators):
     def __jax_array__(self) -> jax.Array:
         return self._live()
 
+    def __eq__(self, other: object) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        # jax.tree.map(lambda x: x.sharding, tree) puts shardings into containers, and such trees
+        # are compared.
+        if not hasattr(self.array, "dtype"):
+            return isinstance(other, GlobalArray) and self.array == other.array
+        return super().__eq__(other)
+
     def __array__(
         self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
     ) -> np.ndarray[Any, Any]:
