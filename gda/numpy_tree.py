@@ -35,8 +35,8 @@ def to_numpy(tree: Any) -> Any:
     >>> import gda, jax, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
     >>> g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda i: np.arange(8)[i])
-    >>> gda.to_numpy({'w': g, 'step': 3})
-    {'w': array([0, 1, 2, 3, 4, 5, 6, 7], dtype=int32), 'step': 3}
+    >>> gda.to_numpy({'step': 3, 'w': g})
+    {'step': 3, 'w': array([0, 1, 2, 3, 4, 5, 6, 7], dtype=int32)}
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     for leaf in leaves:
