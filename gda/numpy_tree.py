@@ -8,10 +8,12 @@ import jax
 import numpy as np
 
 from gda.array import GlobalArray
+from gda.boundary import public
 from gda.sharding import is_tracer
 from gda.trees import is_container, note_path
 
 
+@public
 def to_numpy(tree: Any) -> Any:
     """Return the tree with a NumPy array for every array in it.
 
@@ -28,7 +30,7 @@ def to_numpy(tree: Any) -> Any:
 
     Raises:
       RuntimeError: this process does not hold every block of an array, or it was deleted.
-      TypeError: PRNG keys, a traced array, or a ``GlobalArray`` that holds no array.
+      TypeError: PRNG keys, a traced array, or a ``GlobalArray`` that holds no data.
 
     All with a note of the path of the leaf.
 

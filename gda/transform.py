@@ -315,7 +315,8 @@ def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:
 def _constrained_in_memory(x: Any, sharding: NamedSharding | SingleDeviceSharding) -> Any:
     mesh, spec, kind = mesh_and_spec(sharding, None)
     x = _constrained(x, spec, mesh)
-    if kind in (None, mesh.devices.flat[0].default_memory().kind):
+    is_default = kind in (None, mesh.devices.flat[0].default_memory().kind)
+    if is_default and jax.typeof(x).memory_space.name == "Device":  # pyright: ignore
         return x
     # JAX's constraints do not look at the kind of memory.
     return jax.device_put(x, named_sharding(x.shape, mesh, spec, kind))

@@ -94,6 +94,7 @@ def mistakes(mesh: Mesh, path: Path) -> dict[str, Callable[[], object]]:
         ),
         "global_to_host_array": lambda: gda.global_to_host_array({"w": DATA}),
         "open_safetensors": lambda: gda.storage.open_safetensors(path / "none"),
+        "to_numpy": lambda: gda.to_numpy(jax.eval_shape(lambda: g)),
     }
 
 
@@ -103,7 +104,7 @@ NAMES = [
     *("constrain", "get_shard_shape", "get_shard_indices", "get_shard_indices_replica_ids"),
     *("load_tree", "store", "store_tree", "save", "restore", "inspect", "jit"),
     *("visualize_sharding", "text", "collectives", "host_local_array_to_global_array"),
-    *("global_to_host_array", "open_safetensors"),
+    *("global_to_host_array", "open_safetensors", "to_numpy"),
 ]
 
 

@@ -257,6 +257,9 @@ def test_a_sharding_brings_its_memory_inside_jit(kind: AxisType) -> None:
     pinned = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
     x = jax.device_put(batch(8), NamedSharding(mesh, P("x")))
     assert jax.jit(lambda x: constrain(x + 1, pinned))(x).sharding == pinned
+    on_device = NamedSharding(mesh, P("x"))
+    back = jax.jit(lambda x: constrain(x, on_device))(jax.device_put(x, pinned))
+    assert back.sharding == on_device
 
 
 def test_a_traced_array_over_explicit_axes_knows_its_mesh(explicit_mesh: Mesh) -> None:
