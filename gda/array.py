@@ -316,7 +316,6 @@ class GlobalArray(ArrayOperators):
     ) -> GlobalArray: ...
     @overload
     @classmethod
-    @public
     def from_callback(
         cls,
         global_shape: Iterable[int],
@@ -332,6 +331,7 @@ class GlobalArray(ArrayOperators):
         retry: Retry | None = None,
     ) -> GlobalArray: ...
     @classmethod
+    @public
     def from_callback(  # pyright: ignore[reportInconsistentOverload]
         cls,
         global_shape: Iterable[int],
@@ -477,7 +477,6 @@ class GlobalArray(ArrayOperators):
 
     @overload
     @classmethod
-    @public
     def from_batched_callback(
         cls,
         global_shape: Iterable[int],
@@ -500,6 +499,7 @@ class GlobalArray(ArrayOperators):
         copy: bool | None = None,
     ) -> GlobalArray: ...
     @classmethod
+    @public
     def from_batched_callback(  # pyright: ignore[reportInconsistentOverload]
         cls,
         global_shape: Iterable[int],
@@ -541,7 +541,6 @@ class GlobalArray(ArrayOperators):
 
     @overload
     @classmethod
-    @public
     def from_batched_callback_with_devices(
         cls,
         global_shape: Iterable[int],
@@ -562,6 +561,7 @@ class GlobalArray(ArrayOperators):
         dtype: npt.DTypeLike | None = None,
     ) -> GlobalArray: ...
     @classmethod
+    @public
     def from_batched_callback_with_devices(  # pyright: ignore[reportInconsistentOverload]
         cls,
         global_shape: Iterable[int],
@@ -607,7 +607,6 @@ class GlobalArray(ArrayOperators):
 
     @overload
     @classmethod
-    @public
     def from_process_local(
         cls,
         local_data: Any,
@@ -630,6 +629,7 @@ class GlobalArray(ArrayOperators):
         copy: bool | None = None,
     ) -> GlobalArray: ...
     @classmethod
+    @public
     def from_process_local(  # pyright: ignore[reportInconsistentOverload]
         cls,
         local_data: Any,
