@@ -123,8 +123,9 @@ class BlockReader:
 
     def note(self, error: Exception, index: Index) -> None:
         """Add to an error which block was being read, unless that was said already."""
-        if not any(note.startswith("gda: ") for note in getattr(error, "__notes__", ())):
-            error.add_note(f"gda: while reading index {format_index(index)} of {self.grid!r}")
+        known = "gda: while reading index "
+        if not any(note.startswith(known) for note in getattr(error, "__notes__", ())):
+            error.add_note(f"{known}{format_index(index)} of {self.grid!r}")
 
     def check_unused(self, index: Index, value: Any) -> None:
         """Raise ``ValueError`` or ``TypeError`` if a block that is not needed could not be one."""
