@@ -32,3 +32,10 @@ def tests(session: nox.Session, jax: str) -> None:
     session.install("-e", ".[test]", f"jax{jax}", f"jaxlib{jax}")
     session.run("python", "-c", "import jax, sys; print('JAX', jax.__version__, sys.version)")
     session.run("python", "-m", "pytest", "-n", "2", *session.posargs)
+
+
+@nox.session(python="3.11")
+def torture(session: nox.Session) -> None:
+    """Run the trials by the hundred, of which the suite has a sample."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "pytest", "-m", "torture", "-n", "2", *session.posargs)

@@ -30,6 +30,10 @@ g = gda.GlobalArray.from_callback((8, 2), mesh, P("x"), read)
 print(repr(g))
 print(len(g.local_shards), "shards from", len(reads), "reads")
 
+# A sharding stands for mesh and spec.
+sharding = jax.sharding.NamedSharding(mesh, P("x"))
+print(repr(gda.GlobalArray.from_callback((8, 2), sharding, read)))
+
 # One call for all blocks, with the index of every device.
 h = gda.GlobalArray.from_batched_callback(
     (8, 2), mesh, P("x", "y"), lambda indices: [data[i] for i in indices]

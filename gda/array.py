@@ -176,7 +176,7 @@ class GlobalArray(ArrayOperators):
       spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
       device_buffers: single-device ``jax.Array``s of the shard shape, one dtype and one memory
         kind, one per device of ``mesh.local_devices``, in that order. They become the shards
-        without a copy.
+        without a copy: deleting or donating one deletes the shard.
 
     Raises:
       TypeError: a buffer is not a ``jax.Array``, or dtypes differ.
@@ -362,13 +362,14 @@ class GlobalArray(ArrayOperators):
             ``data_callback(index, out)`` fills ``out``; what it leaves is left uninitialised.
           dtype: cast every block to it, as its own ``astype`` does. Needed with ``into=True`` and
             where this process has no device of the mesh.
-          copy: what happens to NumPy blocks. ``None``: a block that somebody else can reach, such
+          copy: what happens to blocks. ``None``: a block that somebody else can reach, such
             as a view, a memory map or a buffer used again, is copied at once; a fresh one is
             adopted. After the call nothing that is done to the caller's memory changes the array.
             ``True`` copies all. ``False`` copies none: the caller promises to leave them alone for
-            as long as the array lives. A ``jax.Array`` is immutable and shared, unless
-            ``copy=True``; deleting or donating it deletes the shard with it. One that aliases NumPy
-            memory, as ``jax.device_put`` of an aligned array does on CPU, is not protected.
+            as long as the array lives. So with a ``jax.Array``, which the caller could delete or
+            donate: one that the callback still holds is copied on its device. An array of JAX's
+            that shares memory with another, as ``jax.device_put`` to the device where that is makes
+            it, or of an aligned NumPy array on CPU, needs ``copy=True`` to be protected.
           into: hand out 64-byte-aligned buffers of the shard shape and ``dtype`` to be filled;
             reading a file straight into them spares a copy.
           max_workers: how many blocks are read at a time. With more than one the callback is called
@@ -579,7 +580,7 @@ class GlobalArray(ArrayOperators):
           spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
           data_callback: gets one ``(index, (device, ...))`` per distinct index and returns
             single-device ``jax.Array``s, one per device, flat, in the order given. They become
-            the shards without a copy.
+            the shards without a copy: deleting or donating one deletes the shard.
           dtype: cast to it, on the devices.
 
         Communicates as ``from_callback`` does.
@@ -651,7 +652,8 @@ class GlobalArray(ArrayOperators):
         Args:
           local_data: a NumPy array, a ``jax.Array`` of this process, PRNG keys, or anything else
             that ``numpy.asarray`` takes. A ``jax.Array`` whose shards are the blocks, on their
-            devices, is used without a copy; another is copied there.
+            devices, is used without a copy, so deleting or donating it deletes them; another is
+            copied there.
           mesh: ``jax.sharding.Mesh``.
           spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
           global_shape: sizes of the whole array, by default inferred. In a dimension in which the
@@ -986,6 +988,13 @@ class GlobalArray(ArrayOperators):
 
     def __jax_array__(self) -> jax.Array:
         return self._live()
+
+    def __eq__(self, other: object) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        # jax.tree.map(lambda x: x.sharding, tree) puts shardings into containers, and such trees
+        # are compared.
+        if not hasattr(self.array, "dtype"):
+            return isinstance(other, GlobalArray) and self.array == other.array
+        return super().__eq__(other)
 
     def __array__(
         self, dtype: npt.DTypeLike | None = None, copy: bool | None = None

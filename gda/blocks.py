@@ -4,7 +4,8 @@ JAX takes a NumPy array whose memory is 64-byte aligned as the device buffer its
 versions copy the others after the placing call has returned. So memory that anybody else can reach
 must not be handed over. A block is *adopted*, that is handed over without a copy, when it owns its
 memory and gda holds the only reference to it; anything else is copied at once into an aligned
-buffer of gda's, which JAX then adopts: one copy, where JAX would make one too.
+buffer of gda's, which JAX then adopts: one copy, where JAX would make one too. A ``jax.Array`` that
+anybody else refers to is copied on its device: deleting or donating it would delete the shard.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class BlockReader:
       align: copy unaligned blocks into aligned memory also where they could be adopted.
       in_threads: blocks are read in several threads. Each settles the NumPy memory it was given
         before it asks for more, with the x64 mode of the thread that made this reader: JAX's modes
-        belong to a thread. A ``jax.Array``, which nobody can overwrite, is left for ``finish``.
+        belong to a thread. What else a ``jax.Array`` needs than a copy is left for ``finish``.
 
     ``dtype`` is the dtype that the array has in JAX; ``None`` until it is known.
     """
@@ -123,8 +124,9 @@ class BlockReader:
 
     def note(self, error: Exception, index: Index) -> None:
         """Add to an error which block was being read, unless that was said already."""
-        if not any(note.startswith("gda: ") for note in getattr(error, "__notes__", ())):
-            error.add_note(f"gda: while reading index {format_index(index)} of {self.grid!r}")
+        known = "gda: while reading index "
+        if not any(note.startswith(known) for note in getattr(error, "__notes__", ())):
+            error.add_note(f"{known}{format_index(index)} of {self.grid!r}")
 
     def check_unused(self, index: Index, value: Any) -> None:
         """Raise ``ValueError`` or ``TypeError`` if a block that is not needed could not be one."""
@@ -156,21 +158,30 @@ class BlockReader:
 
     def settle(self, index: Index, value: object, references: int) -> Block:
         """Return a block that JAX may keep, made of a value with so many references to it."""
+        is_sole = references <= _ONE_REFERENCE
         if type(value) is not np.ndarray:
             if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):
                 value = value.__jax_array__()  # pyright: ignore[reportAttributeAccessIssue]
+                is_sole = False
+            if is_tracer(value):
+                raise TypeError(
+                    f"the block at index {format_index(index)} is being traced; build arrays "
+                    "outside jit and other transformations"
+                )
             if isinstance(value, jax.Array):
-                return value if self._in_threads else self.settle_jax(index, value)
+                if not self._in_threads:
+                    return self.settle_jax(index, value, is_sole)
+                return value if self.copy else self._own(value, is_sole)
             array = _as_numpy(value, index)
             # An object may hand out an array that it keeps; of a list or number a new one is made.
             is_new = array.base is None and not hasattr(value, "__array__")
             return self._from_numpy(index, array, is_new)
-        return self._from_numpy(index, value, references <= _ONE_REFERENCE and _owns_memory(value))
+        return self._from_numpy(index, value, is_sole and _owns_memory(value))
 
     def finish(self, index: Index, block: Block) -> Block:
         """Return what a thread read as what JAX may keep; called in the thread of the caller."""
         if self._in_threads and isinstance(block, jax.Array):
-            return self.settle_jax(index, block)
+            return self.settle_jax(index, block, is_sole=True)
         return block
 
     def settle_own(self, index: Index, buffer: np.ndarray[Any, Any]) -> Block:
@@ -185,13 +196,12 @@ class BlockReader:
                 buffers = self._buffers[dtype] = Buffers(dtype, self._count)
             return buffers.empty(self.shape)
 
-    def settle_jax(self, index: Index, value: jax.Array) -> Block:
-        """Return an array of one device, of the dtype asked for."""
-        if is_tracer(value):
-            raise TypeError(
-                f"the block at index {format_index(index)} is being traced; build arrays outside "
-                "jit and other transformations"
-            )
+    def settle_jax(self, index: Index, value: jax.Array, is_sole: bool) -> Block:
+        """Return an array of one device, of the dtype asked for.
+
+        Args:
+          is_sole: nobody else will delete or donate it.
+        """
         self.check_shape(index, value.shape)
         if _is_extended(value.dtype) != _is_extended(self.asked or value.dtype):
             raise self._keys_error(index, value.dtype)
@@ -201,9 +211,15 @@ class BlockReader:
         if len(value.devices()) > 1:
             value = jax.device_put(value, self._device)  # pyright: ignore
         if self.asked is not None and value.dtype != self.dtype:
-            value = value.astype(self.dtype)
+            value, is_sole = value.astype(self.dtype), True
         self._check_dtype(index, value.dtype)
-        return jax.device_put(value, value.sharding, may_alias=False) if self.copy else value
+        return self._own(value, is_sole)
+
+    def _own(self, value: jax.Array, is_sole: bool) -> jax.Array:
+        """Return an array that lives on when others that share its memory are deleted."""
+        if self.copy is False or (is_sole and not self.copy):
+            return value
+        return jax.device_put(value, value.sharding, may_alias=False)
 
     def _keys_error(self, index: Index, dtype: Any) -> TypeError:
         return TypeError(

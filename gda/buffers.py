@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gda.dtypes import as_dtype
 from gda.spec import Shape
+from gda.wording import format_bytes
 
 ALIGNMENT = 64  # bytes; what JAX's CPU backend wants of memory that it adopts
 
@@ -31,7 +32,8 @@ def aligned_empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> np.ndarra
 
     Raises:
       TypeError: the dtype has Python objects in it, or ``shape`` no integers.
-      ValueError: a size is negative.
+      ValueError: a size is negative, or the bytes are more than 64 bits can count.
+      MemoryError: there is too little memory, with a note of shape, dtype and bytes.
 
     >>> import gda, jax.numpy as jnp
     >>> block = gda.aligned_empty((3, 5), jnp.bfloat16)
@@ -68,16 +70,27 @@ class Buffers:
         nbytes = math.prod(shape) * self.dtype.itemsize
         taken = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if nbytes >= _SLAB_BELOW:
-            memory = Memory(taken + ALIGNMENT, np.uint8)
+            memory = self._memory(taken, shape)
             return np.ndarray(shape, self.dtype, memory, _aligned_offset(memory))
         if self._offset + taken > self._slab.size:
             nbytes_wanted = min(max(self._wanted, 1) * taken, _SLAB_BYTES)
-            self._slab = Memory(nbytes_wanted + ALIGNMENT, np.uint8)
+            self._slab = self._memory(nbytes_wanted, shape)
             self._offset = _aligned_offset(self._slab)
         self._wanted -= 1
         offset = self._offset
         self._offset += taken
         return np.ndarray(shape, self.dtype, self._slab, offset)
+
+    def _memory(self, nbytes: int, shape: Shape) -> Memory:
+        try:
+            return Memory(nbytes + ALIGNMENT, np.uint8)
+        except (MemoryError, ValueError) as error:  # the latter beyond 64 bits
+            wanted = math.prod(shape) * self.dtype.itemsize
+            error.add_note(
+                f"gda: no memory for an array of shape {shape} and dtype {self.dtype}, "
+                f"{format_bytes(wanted)}"
+            )
+            raise
 
 
 def _aligned_offset(memory: Memory) -> int:

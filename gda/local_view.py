@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from gda.buffers import aligned_empty
 from gda.grid import ShardGrid
 from gda.indices import Device, local_positions, processes_of
 from gda.sharding import named_sharding, sharding_of
@@ -86,7 +87,7 @@ def process_local_of(array: jax.Array) -> np.ndarray[Any, Any]:
     sharding = sharding_of(array)
     mesh: Any = sharding.mesh
     view = view_of(array.shape, mesh, sharding.spec)
-    value = np.empty(view.local_shape, array.dtype)
+    value = aligned_empty(view.local_shape, array.dtype)
     blocks = distinct_shards(array, grid_of(array.shape, mesh, sharding.spec)).values()
     for block in blocks:
         block.copy_to_host_async()

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from gda.agreement import check_moving
 from gda.allgather import all_gather
+from gda.buffers import aligned_empty
 from gda.indices import MeshLike, local_positions, mesh_and_spec, mesh_grid, processes_of
 from gda.local_view import distinct_shards, grid_of
 from gda.sharding import named_sharding, sharding_of
@@ -104,8 +105,9 @@ def gather(
     if array.is_fully_addressable:
         return np.array(array) if is_wanted else None
     pieces = _Pieces(array, max_bytes)
+    # Where this fails the others wait in the check, which names a process that does not come.
+    value = aligned_empty(pieces.shape, array.dtype) if is_wanted else None
     check_moving(array, "GlobalArray.gather", process=process, max_bytes=max_bytes)
-    value = np.empty(pieces.shape, array.dtype) if is_wanted else None
     for index, piece in pieces.local() if pieces.are_everywhere else pieces.gathered():
         if value is not None:
             value[index] = piece

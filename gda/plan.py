@@ -191,7 +191,7 @@ class Plan:
                 )
             on_device[device] = array
         arrays: dict[Device, Any] = {
-            device: reader.settle_jax(index_of[device], array)
+            device: reader.settle_jax(index_of[device], array, is_sole=True)
             for device, array in on_device.items()
         }
         return jax.make_array_from_single_device_arrays(

@@ -76,8 +76,9 @@ def jit(
     Args:
       fun: the function.
       mesh: over what the specs are; by default the mesh of the arguments, or that of
-        ``jax.set_mesh``. With it ``out_specs`` come back as they were written; without it JAX may
-        drop axes that cut nothing, such as those of size 1.
+        ``jax.set_mesh``. With it ``out_specs`` come back as they were written, so they have no more
+        entries than a result has dimensions; without it JAX may drop axes that cut nothing, such as
+        those of size 1.
       in_specs: one ``PartitionSpec`` for all arguments, or a tuple with one tree of them per
         positional argument, each tree a prefix of the argument; ``None`` leaves an argument as it
         comes, and a tuple leaves keyword arguments so. What is cut otherwise is moved first.
@@ -154,6 +155,12 @@ def jit(
         if is_ambiguous:
             result = _traced_as_auto(fun, args, kwargs, out_specs, over)
         if out_specs is not None:
+            if mesh is not None:
+                # JAX refuses surplus entries in `out_shardings`, those of axes of size 1 too.
+                _map_specs(
+                    lambda leaf, spec: check_spec(spec, jax.numpy.shape(leaf)),
+                    *(out_specs, result, "out_specs"),
+                )
             result = _constrain_result(result, out_specs, over)
         return jax.tree.map(lambda leaf: GlobalArray(array=leaf), result)
 

@@ -67,6 +67,23 @@ def test_a_view_of_a_buffer_refers_to_the_buffer() -> None:
     assert sys.getrefcount(block) == before + len(views)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "error", "size"),
+    [
+        ((2**59, 2), "f4", MemoryError, "4.0 EiB"),
+        ((2**61, 1), jnp.bfloat16, MemoryError, "4.0 EiB"),
+        ((2**70,), "i1", ValueError, "1.0 ZiB"),
+    ],
+)
+def test_what_there_is_no_memory_for_is_named(
+    shape: tuple[int, ...], dtype: Any, error: type[Exception], size: str
+) -> None:
+    with pytest.raises(error) as caught:
+        gda.aligned_empty(shape, dtype)
+    what = f"an array of shape {shape} and dtype {np.dtype(dtype)}, {size}"
+    assert caught.value.__notes__ == [f"gda: no memory for {what}"]
+
+
 def test_one_size_may_be_a_number() -> None:
     assert gda.aligned_empty(7, "f4").shape == (7,)
     assert gda.aligned_empty(np.array([2, 3]), "f4").shape == (2, 3)

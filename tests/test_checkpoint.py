@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
 
 import gda
+from gda import buffers
 from gda.checkpoint import restore, save
 
 DATA = batch(16, 8)
@@ -283,6 +284,21 @@ def test_prng_keys(mesh: Mesh, tmp_path: Path, impl: str) -> None:
 
 
 # Onto layouts.
+
+
+def test_an_array_without_memory_is_named(
+    auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, {"g": [np.ones(3, np.int8), cut(DATA, auto_mesh, P("x"))]})
+    memory = buffers.Memory
+    monkeypatch.setattr(buffers, "Memory", lambda n, dtype: memory(n if n < 256 else 2**60, dtype))
+    with pytest.raises(MemoryError) as caught:
+        restore(tmp_path)
+    assert caught.value.__notes__ == [
+        f"gda: no memory for an array of shape {DATA.shape} and dtype {DATA.dtype}, "
+        f"{DATA.nbytes} B",
+        "gda: at ['g'][1] of the tree",
+    ]
 
 
 def test_without_like_and_specs_arrays_come_back_whole_on_the_host(

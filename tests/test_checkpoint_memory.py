@@ -118,7 +118,7 @@ def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-SLACK = 8 * MIB  # threads, and what the allocator keeps
+SLACK = 20 * MIB  # threads, and what the allocator keeps: more on a loaded machine
 
 
 @pytest.mark.parametrize("options", [{}, {"fingerprints": True}])

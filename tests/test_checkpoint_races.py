@@ -110,17 +110,6 @@ def test_with_locks_what_is_left_of_a_manifest_is_removed(tmp_path: Path, is_dam
     assert not (tmp_path / "manifest.json.new").exists()
 
 
-def test_a_directory_in_the_place_of_the_manifest_is_found_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "manifest.json").mkdir()
-    disk = Disk()
-    disk.install(monkeypatch.setattr)
-    with pytest.raises(IsADirectoryError, match=r"manifest\.json"):
-        gda.checkpoint.save(tmp_path, values_of(1), overwrite=True)
-    assert "writev" not in [name for name, _ in disk.steps]
-
-
 # Removed beneath a save.
 
 

@@ -6,6 +6,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -472,14 +473,116 @@ def test_copy_false_adopts_views(auto_mesh: Mesh) -> None:
     assert pointers(g)[::2] == [source[i:].ctypes.data for i in (0, 2, 4, 6)]
 
 
-def test_a_jax_array_is_shared_unless_a_copy_is_asked_for(auto_mesh: Mesh) -> None:
-    block = jax.device_put(DATA, auto_mesh.devices[0, 0])
-    shared = gda.GlobalArray.from_callback((8, 2), auto_mesh, P(), lambda _: block)
-    copied = gda.GlobalArray.from_callback((8, 2), auto_mesh, P(), lambda _: block, copy=True)
-    assert pointers(shared)[0] == block.unsafe_buffer_pointer()
-    assert pointers(copied)[0] != block.unsafe_buffer_pointer()
-    block.delete()
+def on_device(index: gda.Index) -> jax.Array:
+    """Return what ``DATA`` holds at ``index``, on the last device."""
+    return jax.device_put(DATA[index], jax.devices()[-1], may_alias=False)
+
+
+def constructors_of(make: Callable[[gda.Index], Any]) -> list[Callable[..., gda.GlobalArray]]:
+    """Return the constructors that take what ``make`` returns, each with mesh and spec to come."""
+    return [
+        partial(build_by, make),
+        partial(build_by, make, max_workers=2),
+        lambda mesh, spec, **options: gda.GlobalArray.from_batched_callback(
+            (8, 2), mesh, spec, lambda indices: [make(index) for index in indices], **options
+        ),
+        lambda mesh, spec, **options: gda.GlobalArray.from_batched_callback(
+            (8, 2), mesh, spec, lambda indices: (make(index) for index in indices), **options
+        ),
+    ]
+
+
+def build_by(
+    make: Callable[[gda.Index], Any], mesh: Mesh, spec: P, **options: Any
+) -> gda.GlobalArray:
+    return gda.GlobalArray.from_callback((8, 2), mesh, spec, make, **options)
+
+
+@pytest.mark.parametrize("way", range(5))
+@pytest.mark.parametrize("end", ["delete", "donate"])
+@pytest.mark.parametrize("spec", [P("x"), P()])
+def test_an_array_outlives_the_jax_arrays_that_the_callback_kept(
+    mesh: Mesh, spec: P, end: str, way: int
+) -> None:
+    kept = []
+
+    def make(index: gda.Index) -> Any:
+        kept.append(on_device(index))
+        return kept[-1]
+
+    def in_container(index: gda.Index) -> gda.GlobalArray:
+        return gda.GlobalArray.from_array(make(index))
+
+    g = [*constructors_of(make), partial(build_by, in_container)][way](mesh, spec)
+    for block in kept:
+        if end == "delete":
+            block.delete()
+        else:
+            jax.jit(lambda x: x + 1, donate_argnums=0)(block)
+        assert block.is_deleted()
+    for shard in g.local_shards:
+        np.testing.assert_array_equal(shard.data, DATA[shard.index])
+
+
+def test_keys_and_casts_outlive_what_the_callback_kept(auto_mesh: Mesh) -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    held = on_device((slice(None), slice(None)))
+    expected = np.asarray(jax.random.key_data(keys))
+    g = gda.GlobalArray.from_callback((8,), auto_mesh, P(), lambda _: keys)
+    cast = gda.GlobalArray.from_callback((8, 2), auto_mesh, P(), lambda _: held, dtype=jnp.bfloat16)
+    for array in (keys, held):
+        array.delete()
+    np.testing.assert_array_equal(jax.random.key_data(g.array), expected)
+    np.testing.assert_array_equal(cast, DATA)
+
+
+@pytest.mark.parametrize("way", range(3))
+def test_fresh_jax_arrays_are_adopted_unless_a_copy_is_asked_for(mesh: Mesh, way: int) -> None:
+    addresses = []
+
+    def make(index: gda.Index) -> jax.Array:
+        block = on_device(index)
+        addresses.append(block.unsafe_buffer_pointer())
+        return block
+
+    build = constructors_of(make)[way]
+    adopted, copied = build(mesh, P()), build(mesh, P(), copy=True)
+    assert pointers(adopted)[-1] == addresses[0]
+    assert pointers(copied)[-1] not in addresses
+    np.testing.assert_array_equal(adopted, DATA)
     np.testing.assert_array_equal(copied, DATA)
+
+
+def test_copy_false_shares_a_jax_array_that_is_kept(auto_mesh: Mesh) -> None:
+    block = on_device((slice(None), slice(None)))
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P(), lambda _: block, copy=False)
+    assert pointers(g)[-1] == block.unsafe_buffer_pointer()
+
+
+def test_a_jax_array_as_a_source_may_be_deleted(mesh: Mesh) -> None:
+    source = on_device((slice(None), slice(None)))
+    g = gda.GlobalArray.from_source(source, mesh, P())
+    source.delete()
+    for shard in g.local_shards:
+        np.testing.assert_array_equal(shard.data, DATA[shard.index])
+
+
+@pytest.mark.parametrize(
+    ("shape", "error"), [((2**60,), MemoryError), ((2**40, 2**40), ValueError)]
+)
+def test_a_block_without_memory_is_named(mesh: Mesh, shape: Any, error: Any) -> None:
+    def fill(index: gda.Index, out: np.ndarray) -> None:
+        raise AssertionError("there is no memory to fill")
+
+    block = (shape[0] // 4, *shape[1:])
+    notes = f"gda: no memory for an array of shape {block} and dtype int8, "
+    for options in ({}, {"max_workers": 2}):
+        with pytest.raises(error) as caught:
+            gda.GlobalArray.from_callback(
+                shape, mesh, P("x"), fill, dtype=np.int8, into=True, **options
+            )
+        assert caught.value.__notes__[0].startswith(notes)
+        assert "while reading index" in caught.value.__notes__[1]
 
 
 def test_into_hands_out_aligned_buffers_that_become_the_array(auto_mesh: Mesh) -> None:

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 from meshes import ORDERS, cut, ordered_mesh
 
 import gda
+from gda import buffers
 from gda.allgather import all_gather
 from gda.grid import ShardGrid
 from gda.testing.strategies import mesh_shapes, sharded_cases
@@ -124,6 +125,18 @@ def test_gather_gives_everybody_the_whole(order: str, kind: AxisType) -> None:
         one = g.gather(process=1)
         assert (one is not None) == (jax.process_index() == 1)
         assert one is None or np.array_equal(one, DATA)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_gather_without_memory_names_the_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = cut(DATA, ordered_mesh(ORDERS["shuffled"], {"x": 8}), P("x"))
+    memory = buffers.Memory
+    monkeypatch.setattr(buffers, "Memory", lambda n, dtype: memory(n and 2**60, dtype))
+    with pytest.raises(MemoryError) as caught:
+        g.gather()
+    assert caught.value.__notes__ == [
+        "gda: no memory for an array of shape (16, 6) and dtype float32, 384 B"
+    ]
 
 
 @pytest.mark.processes(2, devices=4)

@@ -494,7 +494,13 @@ def test_a_suite_without_the_marker_pays_nothing(pytester, run):
             assert not loaded & set(sys.modules)
         """
     )
-    others = ["-pno:hypothesispytest", "-pno:benchmark", "-pno:xdist", "-pno:zarr"]
+    others = [
+        "-pno:hypothesispytest",
+        "-pno:benchmark",
+        "-pno:xdist",
+        "-pno:zarr",
+        "-pno:jaxtyping",
+    ]
     result = run(*others)
     result.assert_outcomes(passed=1)
     help_text = re.sub(r"\s+", " ", run("--markers").stdout.str())

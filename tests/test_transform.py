@@ -12,6 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from meshes import mesh_of
 
 import gda
 from gda.testing.strategies import ShardedCase, sharded_cases
@@ -318,6 +319,21 @@ def test_out_specs_are_what_comes_out(case: ShardedCase) -> None:
     assert result.grid.indices_and_replica_ids() == asked.indices_and_replica_ids()
     np.testing.assert_array_equal(result, data + 1)
     assert gda.jit(lambda x: x + 1, mesh=mesh, out_specs=spec)(g).grid == asked
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_axes_of_size_1_beyond_the_dimensions_of_a_result(kind: AxisType) -> None:
+    mesh = mesh_of({"a": 1, "b": 1, "x": 8}, kind)
+    g = make(mesh, P("x"))
+    spec = P(("a", "b"))
+    loss = gda.jit(jnp.sum, out_specs=spec)(g)
+    assert (loss.spec, float(loss.array)) == (P(), float(DATA.sum()))
+    # With mesh= a spec comes back as it was written, and JAX does not take this one.
+    assert gda.jit(lambda x: x + 1, out_specs=spec, mesh=mesh)(g).spec == spec
+    message = r"spec P\(\('a', 'b'\)\) has 1 entry, but global shape \(\) has 0 dimensions"
+    with pytest.raises(ValueError, match=message) as caught:
+        gda.jit(jnp.sum, out_specs=spec, mesh=mesh)(g)
+    assert caught.value.__notes__[0] == "gda.jit: while applying out_specs"
 
 
 # gda.constrain.

@@ -58,9 +58,6 @@ class FileStore:
             _sync_directory(directory)
 
     def version(self, name: str) -> bytes:
-        path = self._inside(name)
-        if os.path.isdir(path) and not os.path.islink(path):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         try:
             with self._opened(name) as (handle, _):
                 return os.read(handle, _VERSION_BYTES)

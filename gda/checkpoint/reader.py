@@ -23,6 +23,7 @@ from gda.checkpoint.found import check_not_replaced
 from gda.checkpoint.manifest import Manifest, Piece, StoredArray
 from gda.checkpoint.opening import default_workers
 from gda.checkpoint.stores import Store
+from gda.checkpoint.structure import noting_path
 from gda.checkpoint.targets import Target
 from gda.progress import shown
 from gda.reading import Options
@@ -212,7 +213,8 @@ def _read_group(
     report: Callable[[Chunk], None],
 ) -> None:
     for arrival in group:
-        arrival.allocate()
+        with noting_path(arrival.target.leaf.path):
+            arrival.allocate()
     tasks = [
         reading.Task(
             _buffered_bytes(files, chunk, uses[chunk]),
@@ -224,7 +226,8 @@ def _read_group(
     reading.run(tasks, max_workers=options.max_workers, max_bytes=options.max_bytes)
     with jax.transfer_guard("allow"):  # whatever the user may have set
         for arrival in group:
-            arrival.finish()
+            with noting_path(arrival.target.leaf.path):
+                arrival.finish()
     # The host's blocks may go only when they have been transferred.
     jax.block_until_ready([arrival.value for arrival in group if not arrival.stays_on_host])
 

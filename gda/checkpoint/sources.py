@@ -21,7 +21,7 @@ from gda.array import GlobalArray
 from gda.buffers import aligned_empty
 from gda.checkpoint.errors import said
 from gda.checkpoint.manifest import Path, ValueLeaf, is_storable
-from gda.checkpoint.structure import format_path
+from gda.checkpoint.structure import format_path, noting_path
 from gda.checkpoint.zarr_format import crc32c
 from gda.grid import ShardGrid
 from gda.local_view import apart, distinct_shards, grid_of, view_of
@@ -96,11 +96,8 @@ def sources_of(leaves: Iterable[tuple[Path, Any]]) -> list[Source | ValueLeaf]:
     leaves = list(leaves)
     sources = []
     for number, ((path, leaf), turn) in enumerate(zip(leaves, _turns(leaves), strict=True)):
-        try:
+        with noting_path(path):
             sources.append(_source(number, path, leaf, turn))
-        except Exception as error:
-            error.add_note(f"gda: at {format_path(path)} of the tree")
-            raise
     return sources
 
 

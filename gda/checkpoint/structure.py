@@ -11,7 +11,8 @@ The JSON of a leaf is its number; of ``None`` it is ``null``; of a node ``{"dict
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -115,6 +116,17 @@ def format_path(path: Path) -> str:
     "['params'][0]"
     """
     return "".join(f"[{key!r}]" for key in path) or "the tree itself"
+
+
+@contextmanager
+def noting_path(path: Path) -> Iterator[None]:
+    """Add the path of a leaf to an exception of the block."""
+    try:
+        yield
+    except Exception as error:
+        if path:
+            error.add_note(f"gda: at {format_path(path)} of the tree")
+        raise
 
 
 def path_of_keys(keys: Sequence[Any]) -> Path:

@@ -18,7 +18,7 @@ from gda.agreement import join_some
 from gda.array import GlobalArray
 from gda.checkpoint.errors import said
 from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, Path, ValueLeaf
-from gda.checkpoint.structure import format_path, path_of_keys
+from gda.checkpoint.structure import format_path, noting_path, path_of_keys
 from gda.indices import MeshAndSpec, mesh_and_spec, mesh_grid
 from gda.plan import Plan, plan_of
 from gda.spec import Shape, check_spec
@@ -173,12 +173,9 @@ def _specs_by(function: SpecOf, leaves: Sequence[Leaf], at: Path) -> dict[Path, 
         if leaf.path[: len(at)] != at or not isinstance(leaf, ArrayLeaf):
             continue
         path = leaf.path[len(at) :]
-        try:
+        with noting_path(leaf.path):
             shaped = jax.ShapeDtypeStruct(*saved_type(leaf))
             specs[path] = spec_by(function, "/".join(map(str, path)), shaped)
-        except Exception as error:
-            error.add_note(f"gda: at {format_path(leaf.path)} of the tree")
-            raise
     return specs
 
 
