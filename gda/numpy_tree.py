@@ -8,10 +8,12 @@ import jax
 import numpy as np
 
 from gda.array import GlobalArray
+from gda.boundary import public
 from gda.sharding import is_tracer
 from gda.trees import is_container, note_path
 
 
+@public
 def to_numpy(tree: Any) -> Any:
     """Return the tree with a NumPy array for every array in it.
 
