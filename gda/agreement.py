@@ -16,7 +16,7 @@ import re
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -77,8 +77,10 @@ def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | Non
         _agree(lambda: describe(tree), _Place("check", repr(name)), seconds)
 
 
-@contextmanager
-def checking_agreement(enabled: bool = True, *, timeout: float | None = None) -> Iterator[None]:
+@public
+def checking_agreement(
+    enabled: bool = True, *, timeout: float | None = None
+) -> AbstractContextManager[None]:
     """Switch the check inside every constructor on or off, for the block.
 
     While it is on, a constructor with a callback compares shape, dtype, mesh and spec over the
@@ -101,8 +103,7 @@ def checking_agreement(enabled: bool = True, *, timeout: float | None = None) ->
     ...     g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda index: np.zeros(1))
     """
     seconds = None if timeout is None else _seconds(timeout, "timeout")
-    with _switched(_Switch(bool(enabled), seconds)):
-        yield
+    return _switched(_Switch(bool(enabled), seconds))
 
 
 def checked(

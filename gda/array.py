@@ -27,7 +27,7 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from gda import construct, fingerprint, libraries, local, move, pickling
-from gda.boundary import hide_own_frames, public
+from gda.boundary import hide_own_frames, public, unexpected_keyword
 from gda.grid import ShardGrid
 from gda.indices import Device, MeshLike, after_spec, devices_of, local_positions, mesh_grid
 from gda.local_view import is_all_here
@@ -231,12 +231,18 @@ class GlobalArray(ArrayOperators):
         mesh: Any = None,
         spec: Any = None,
         device_buffers: Any = None,
+        global_mesh: Any = None,
+        mesh_axes: Any = None,
         *,
         array: Any = _NOTHING,
     ) -> None:
         # `array=` is the way in for JAX's tree functions. They pass tracers, None, ShapeDtypeStruct
         # or object(), so it checks nothing; users have `from_array`.
         if array is _NOTHING:
+            # Of 2022, and positional: catching any keyword would cost a tenth of each unflattening.
+            for name, value in (("global_mesh", global_mesh), ("mesh_axes", mesh_axes)):
+                if value is not None:
+                    raise unexpected_keyword("GlobalArray", name)
             spec, device_buffers = after_spec(mesh, spec, device_buffers)
             if device_buffers is None:
                 raise TypeError(

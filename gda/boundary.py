@@ -89,6 +89,13 @@ def _name_successor(error: TypeError, given: Collection[str]) -> None:
         error.args = (f"{error}; its successor is {_SUCCESSOR_OF[found[1]]}",)
 
 
+def unexpected_keyword(function: str, keyword: str) -> TypeError:
+    """Return the error of a keyword that a function does not take, with its successor."""
+    error = TypeError(f"{function}() got an unexpected keyword argument {keyword!r}")
+    _name_successor(error, {keyword})
+    return error
+
+
 def is_of_caller(frame: FrameType) -> bool:
     """Return whether a frame runs code that is neither gda's nor what runs code for gda."""
     return _package_of(frame) not in _NOT_OF_CALLER

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gda.boundary import public
 from gda.dtypes import as_dtype
 from gda.spec import Shape
 from gda.wording import format_bytes
@@ -21,6 +22,7 @@ _SLAB_BELOW = 64 * 1024
 _SLAB_BYTES = 1024 * 1024
 
 
+@public
 def aligned_empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> np.ndarray[Any, Any]:
     """Return an uninitialised, C-contiguous array whose memory starts at a multiple of 64 bytes.
 

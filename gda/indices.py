@@ -20,7 +20,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from gda.boundary import hide_own_frames, public
+from gda.boundary import public
 from gda.grid import ShardGrid
 from gda.processes import Processes
 from gda.spec import Index, Shape, SpecLike
@@ -46,6 +46,7 @@ class Device(Protocol):
     def default_memory(self) -> Any: ...
 
 
+@public
 def get_shard_shape(
     global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None
 ) -> Shape:
@@ -64,11 +65,7 @@ def get_shard_shape(
     >>> gda.get_shard_shape((8, 2), NamedSharding(mesh, P('x')))
     (2, 2)
     """
-    try:  # a decorator would cost a part of these microseconds
-        return mesh_grid(global_shape, mesh, spec).shard_shape
-    except Exception as error:
-        hide_own_frames(error)
-        raise
+    return mesh_grid(global_shape, mesh, spec).shard_shape
 
 
 @public

@@ -14,10 +14,18 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
+import numpy as np
+
+_LEAVES = (int, float, complex, np.ndarray, np.generic, jax.Array)
 
 
 def unwrapped(tree: Any) -> Any:
     """Return the tree with the array of each container in its place."""
+    # Flattening takes longer than these checks, which the usual operands pass.
+    if isinstance(tree, ArrayOperators):
+        return tree.__jax_array__()
+    if isinstance(tree, _LEAVES):
+        return tree
 
     def is_container(leaf: object) -> bool:
         return isinstance(leaf, ArrayOperators)

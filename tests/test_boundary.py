@@ -93,8 +93,10 @@ def mistakes(mesh: Mesh, path: Path) -> dict[str, Callable[[], object]]:
             DATA, mesh, bad
         ),
         "global_to_host_array": lambda: gda.global_to_host_array({"w": DATA}),
+        "to_numpy": lambda: gda.to_numpy({"w": gda.GlobalArray(array=(8, 2))}),
+        "aligned_empty": lambda: gda.aligned_empty((-1,), np.float32),
+        "checking_agreement": lambda: gda.checking_agreement(timeout=-1),
         "open_safetensors": lambda: gda.storage.open_safetensors(path / "none"),
-        "to_numpy": lambda: gda.to_numpy(jax.eval_shape(lambda: g)),
     }
 
 
@@ -104,7 +106,8 @@ NAMES = [
     *("constrain", "get_shard_shape", "get_shard_indices", "get_shard_indices_replica_ids"),
     *("load_tree", "store", "store_tree", "save", "restore", "inspect", "jit"),
     *("visualize_sharding", "text", "collectives", "host_local_array_to_global_array"),
-    *("global_to_host_array", "open_safetensors", "to_numpy"),
+    *("global_to_host_array", "open_safetensors", "to_numpy", "aligned_empty"),
+    "checking_agreement",
 ]
 
 
@@ -221,6 +224,22 @@ def test_cause_context_notes_and_type_stay() -> None:
             ),
             "unexpected keyword argument 'mesh_axes'; its successor is spec",
         ),
+        (
+            lambda mesh: gda.get_shard_shape((8, 2), global_mesh=mesh, mesh_axes=P("x")),
+            "unexpected keyword argument 'global_mesh'; its successor is mesh",
+        ),
+        (
+            lambda mesh: gda.GlobalArray(  # pyright: ignore[reportCallIssue]
+                (8, 2), global_mesh=mesh, mesh_axes=P("x"), device_buffers=[]
+            ),
+            "unexpected keyword argument 'global_mesh'; its successor is mesh",
+        ),
+        (
+            lambda mesh: gda.GlobalArray(  # pyright: ignore[reportCallIssue]
+                (8, 2), mesh, mesh_axes=P("x"), device_buffers=[]
+            ),
+            "unexpected keyword argument 'mesh_axes'; its successor is spec",
+        ),
         (lambda mesh: gda.jit(lambda x: x, spec=P("x")), "unexpected keyword argument 'spec'"),
     ],
 )
@@ -294,6 +313,16 @@ def test_the_math_shows_the_callers_line_without_jax() -> None:
 
     assert printed() == "<module> __init__ False"
     assert len(printed(JAX_TRACEBACK_FILTERING="off").split()) > 4
+
+
+@pytest.mark.parametrize("module", [gda, gda.checkpoint])
+def test_every_public_function_hides_its_own_frames(module: Any) -> None:
+    functions = {name: getattr(module, name) for name in module.__all__}
+    functions = {name: value for name, value in functions.items() if inspect.isfunction(value)}
+    assert len(functions) > 5
+    wrapper: Any = public(len)
+    lacking = [name for name, f in functions.items() if f.__code__ is not wrapper.__code__]
+    assert not lacking, f"these lack @public of gda.boundary: {', '.join(lacking)}"
 
 
 def test_signatures_and_docstrings_stay() -> None:

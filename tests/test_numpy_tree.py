@@ -1,0 +1,62 @@
+"""Trees of arrays to trees of NumPy arrays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut, mesh_of
+
+import gda
+
+DATA = batch(8, 2)
+
+
+def test_every_array_becomes_numpy_and_the_rest_stays(mesh: Mesh) -> None:
+    other = object()
+    tree = {"w": [cut(DATA, mesh, P("x", "y"))], "a": jnp.asarray(DATA), "n": DATA, "o": (other, 3)}
+    values = gda.to_numpy(tree)
+    assert jax.tree.structure(values) == jax.tree.structure({**tree, "w": [DATA]})
+    assert values["n"] is DATA
+    assert values["o"] == (other, 3)
+    for value in (values["w"][0], values["a"]):
+        assert type(value) is np.ndarray
+        np.testing.assert_array_equal(value, DATA)
+
+
+@pytest.mark.processes(4, devices=2)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_process_gives_the_arrays_of_which_it_has_every_block(kind: AxisType) -> None:
+    mesh = mesh_of({"x": 4, "y": 2}, kind)
+    whole = cut(DATA, mesh, P(None, "y"))
+    values = gda.to_numpy({"w": whole, "a": whole.array, "b": cut(DATA, mesh, P())})
+    assert all(type(value) is np.ndarray for value in values.values())
+    assert all(np.array_equal(value, DATA) for value in values.values())
+    part = cut(DATA, mesh, P("x"))
+    for leaf in (part, part.array):
+        message = "this process does not hold every block of Global"
+        with pytest.raises(RuntimeError, match=message) as caught:
+            gda.to_numpy({"w": whole, "p": leaf})
+        assert caught.value.__notes__ == ["gda: at ['p'] of the tree"]
+
+
+def test_what_is_no_array_any_more_is_named(mesh: Mesh) -> None:
+    deleted = cut(DATA, mesh, P("x"))
+    deleted.delete()
+    shape = jax.tree.map(lambda x: x.shape, cut(DATA, mesh, P("x")))
+    keys = gda.GlobalArray.from_array(jax.random.key(0))
+    for leaf, error, message in [
+        (deleted, RuntimeError, "was deleted, by delete()"),
+        (shape, TypeError, "use gda.to_numpy(tree)"),
+        (keys, TypeError, "jax.random.key_data"),
+    ]:
+        with pytest.raises(error) as caught:
+            gda.to_numpy([DATA, leaf])
+        assert message in str(caught.value)
+        assert caught.value.__notes__ == ["gda: at [1] of the tree"]
+
+
+def test_in_a_trace_there_is_nothing_to_give(mesh: Mesh) -> None:
+    with pytest.raises(TypeError, match="traced"):
+        jax.jit(lambda g: gda.to_numpy([g]))(cut(DATA, mesh, P("x")))
