@@ -60,3 +60,9 @@ def test_what_is_no_array_any_more_is_named(mesh: Mesh) -> None:
 def test_in_a_trace_there_is_nothing_to_give(mesh: Mesh) -> None:
     with pytest.raises(TypeError, match="traced"):
         jax.jit(lambda g: gda.to_numpy([g]))(cut(DATA, mesh, P("x")))
+
+
+def test_shapes_alone_have_no_values() -> None:
+    shapes = {"w": gda.GlobalArray(array=jax.ShapeDtypeStruct((8, 2), np.float32))}
+    with pytest.raises(TypeError, match="ShapeDtypeStruct"):
+        gda.to_numpy(shapes)
