@@ -105,7 +105,7 @@ def gather(
     if array.is_fully_addressable:
         return np.array(array) if is_wanted else None
     pieces = _Pieces(array, max_bytes)
-    # Where this fails the others wait in the check, which names a process that does not come.
+    # If this fails, the others wait in the check, which names a process that does not come.
     value = aligned_empty(pieces.shape, array.dtype) if is_wanted else None
     check_moving(array, "GlobalArray.gather", process=process, max_bytes=max_bytes)
     for index, piece in pieces.local() if pieces.are_everywhere else pieces.gathered():

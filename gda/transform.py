@@ -91,7 +91,7 @@ def jit(
     compiler chooses the layouts inside. And where no argument is on the mesh, JAX learns the
     devices from ``mesh`` and ``out_specs`` together.
 
-    What comes out are containers, also a loss: write ``gda.jit(jax.grad(loss))``. JAX refuses
+    All results are containers, also a loss: write ``gda.jit(jax.grad(loss))``. JAX refuses
     ``jax.grad(gda.jit(loss))``: "Triggering __jax_array__() during abstractification".
 
     Lower with containers what is to be called with containers: ``f.lower(g)``, or before there is

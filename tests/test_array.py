@@ -434,7 +434,7 @@ def test_scalars_convert_like_arrays(mesh: Mesh) -> None:
 ARRAY_TYPE = type(jax.device_put(0))  # the class of arrays, which JAX does not export
 # A property of the class, and none of an array: JAX's own message says what to use.
 REMOVED = {"device_buffer", "device_buffers"}
-# What a container answers in its own words: shards, layout and life on the devices.
+# Answered by the container in its own words: shards, layout and life on the devices.
 OWN = {
     "addressable_data", "addressable_shards", "block_until_ready", "copy_to_host_async", "delete",
     "global_shards", "is_deleted", "sharding",

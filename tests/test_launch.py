@@ -397,7 +397,7 @@ def test_a_save_that_failed_unheard_fails_the_program(program: Program, tmp_path
     assert (done.returncode, done.stdout) == (0, "[0] heard\n")
 
 
-# Where the processes listen.
+# The address on which processes listen.
 
 LISTENS = """
     sockets = set()

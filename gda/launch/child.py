@@ -81,7 +81,7 @@ def _exit_code(code: object) -> int:
 
 
 def _report_good_end(report: int) -> None:
-    # What is garbage by now may hold XLA's client, which must not be destroyed, see leave().
+    # Garbage may hold XLA's client, which must not be destroyed, see leave().
     gc.disable()
     saving = sys.modules.get("gda.checkpoint.saving")
     if saving and (failures := saving.unheard_failures()):

@@ -25,14 +25,14 @@ from gda.children import Children, is_stopped, signal_name
 from gda.launch.output import Lines, PrefixedOutput, write
 from gda.processes import format_processes
 
-# What the processes have between being asked to end and being killed.
+# The time between asking processes to end and killing them.
 _GRACE_SECONDS = 2.0
 
-# What the processes have for their exit handlers and for JAX's shutdown, after the program ended
-# well in all of them.
+# The time for exit handlers and for JAX's shutdown, after the program ended well in all
+# processes.
 _EXIT_SECONDS = 30.0
 
-# How long a process that is asked for its stacks has to begin writing them, and then to end.
+# The time for a process to begin writing its stacks, and then to end.
 _SILENT_SECONDS = 5.0
 _STACKS_SECONDS = 0.5
 
