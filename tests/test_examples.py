@@ -74,7 +74,7 @@ def test_quickstart_runs_through_the_constructors() -> None:
     assert [line for line in lines if not line.startswith("GlobalArray(shape=(8, 2), ")] == [
         "8 shards from 4 reads"
     ]
-    assert len(lines) == 6
+    assert len(lines) == 7
 
 
 def test_load_safetensors_reads_what_each_process_needs(tmp_path: Path) -> None:
