@@ -1,4 +1,4 @@
-"""Whether processes are still there, and how to start one on a machine that nobody knows."""
+"""Programs in processes: are they still there, and how to start one on a nameless machine."""
 
 import shutil
 import subprocess

@@ -380,7 +380,7 @@ def test_batches_of_two_processes(
 
 @pytest.mark.processes(4, devices=2)
 def test_a_batch_is_what_jax_makes_of_the_local_rows_times_the_blocks() -> None:
-    """Where every process has one block of rows, as axlearn reckons."""
+    """As axlearn reckons, for one block of rows in every process."""
     mesh = mesh_of({"data": 2, "fsdp": 2, "seq": 2})
     local = batch(3, 4) + 100 * jax.process_index()
     sharding = NamedSharding(mesh, P(("data", "fsdp"), "seq"))
@@ -394,7 +394,7 @@ def test_a_batch_is_what_jax_makes_of_the_local_rows_times_the_blocks() -> None:
 
 
 def check_local(order: list[int], mesh_shape: dict[str, int], specs: list[P]) -> None:
-    """What a process has of each array, its blocks in the order of the whole."""
+    """The part of each array that a process has, its blocks in the order of the whole."""
     mesh = ordered_mesh(order[: int(np.prod(list(mesh_shape.values())))], mesh_shape)
     if not mesh.local_devices:
         return
