@@ -79,7 +79,7 @@ WAYS: dict[str, Callable[[Function, Any], Any]] = {
 }
 
 
-HEAD = r"""# What works on a `GlobalArray`
+HEAD = r"""# Functions that work on a `GlobalArray`
 
 For code that was written for `jax.Array` and is given a `GlobalArray`: {count} functions, each
 applied in six ways. They give what they give for arrays. Under `gda.jit` the code sees arrays, so
