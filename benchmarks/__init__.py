@@ -2,5 +2,5 @@
 
 ``python -m benchmarks.report`` measures everything and writes ``benchmarks/RESULTS.md``;
 ``python -m pytest benchmarks`` shows one device count (8, or ``--virtual-devices=64``).
-What is measured stands in the ``WORKS`` tables of ``index_math``, ``building`` and ``using``.
+Each folder measures the package of gda of that name, in tables ``WORKS`` that ``works`` collects.
 """

@@ -1,15 +1,10 @@
 """All that is measured, in the order of the report."""
 
-from benchmarks import (
-    building,
-    checkpoints,
-    hosts,
-    index_math,
-    loading,
-    pictures,
-    resharding,
-    using,
-)
+from benchmarks.arrays import building, using
+from benchmarks.checkpoint import checkpoints
+from benchmarks.layout import index_math, resharding
+from benchmarks.show import pictures
+from benchmarks.trees import hosts, loading
 
 WORKS = [
     *index_math.WORKS,

@@ -11,57 +11,62 @@ from typing import Any
 # A table of contents that loads nothing: a name's module is imported when the name is first used,
 # so that the index math runs without importing JAX. Type checkers read __init__.pyi.
 _MODULE_OF = {
-    "GlobalArray": "gda.array",
-    "Shard": "gda.array",
-    "aligned_empty": "gda.buffers",
-    "DoesNotFitError": "gda.blocks",
-    "load_tree": "gda.load",
-    "Retry": "gda.reading",
-    "to_numpy": "gda.numpy_tree",
-    "jit": "gda.transform",
-    "constrain": "gda.transform",
-    "host_to_global_array": "gda.placement",
-    "host_to_global_device_array": "gda.placement",
-    "global_to_host_array": "gda.placement",
-    "with_sharding_constraint": "gda.placement",
-    "DataPartitionType": "gda.placement",
-    "host_local_array_to_global_array": "gda.host_local",
-    "global_array_to_host_local_array": "gda.host_local",
-    "store": "gda.storing",
-    "store_tree": "gda.storing",
-    "get_shard_shape": "gda.indices",
-    "get_shard_indices": "gda.indices",
-    "get_shard_indices_replica_ids": "gda.indices",
-    "check_processes_agree": "gda.agreement",
-    "checking_agreement": "gda.agreement",
-    "DisagreementError": "gda.meeting",
-    "LateProcessError": "gda.meeting",
-    "visualize_sharding": "gda.visualize",
-    "collectives": "gda.communication",
-    "assert_collectives": "gda.communication",
-    "Collectives": "gda.hlo",
-    "Collective": "gda.hlo",
-    "ReshardPlan": "gda.reshard",
-    "Move": "gda.reshard",
-    "ShardGrid": "gda.grid",
-    "ProcessView": "gda.views",
-    "Index": "gda.spec",
+    "GlobalArray": "gda.arrays.global_array",
+    "Shard": "gda.arrays.global_array",
+    "aligned_empty": "gda.arrays.buffers",
+    "DoesNotFitError": "gda.arrays.blocks",
+    "load_tree": "gda.trees.load",
+    "Retry": "gda.storage.tasks",
+    "to_numpy": "gda.trees.to_numpy",
+    "jit": "gda.trees.jit",
+    "constrain": "gda.trees.jit",
+    "host_to_global_array": "gda.trees.batches",
+    "host_to_global_device_array": "gda.trees.batches",
+    "global_to_host_array": "gda.trees.batches",
+    "with_sharding_constraint": "gda.trees.batches",
+    "DataPartitionType": "gda.trees.batches",
+    "host_local_array_to_global_array": "gda.trees.host_local",
+    "global_array_to_host_local_array": "gda.trees.host_local",
+    "store": "gda.trees.store",
+    "store_tree": "gda.trees.store",
+    "get_shard_shape": "gda.mesh",
+    "get_shard_indices": "gda.mesh",
+    "get_shard_indices_replica_ids": "gda.mesh",
+    "check_processes_agree": "gda.multihost.agreement",
+    "checking_agreement": "gda.multihost.agreement",
+    "DisagreementError": "gda.multihost.meeting",
+    "LateProcessError": "gda.multihost.meeting",
+    "visualize_sharding": "gda.show.visualize",
+    "collectives": "gda.compiled.collectives",
+    "assert_collectives": "gda.compiled.collectives",
+    "Collectives": "gda.compiled.hlo",
+    "Collective": "gda.compiled.hlo",
+    "ReshardPlan": "gda.layout.reshard.plan",
+    "Move": "gda.layout.reshard.plan",
+    "ShardGrid": "gda.layout.grid",
+    "ProcessView": "gda.layout.process_view",
+    "Index": "gda.layout.spec",
 }
 
-_SUBMODULES = ("checkpoint", "libraries", "show", "storage")
+_MODULES = {
+    "checkpoint": "gda.checkpoint",
+    "libraries": "gda.arrays.libraries",
+    "show": "gda.show",
+    "storage": "gda.storage",
+}
 
 # Names that JAX had for the same in 2022.
 _SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit"}
 
-__all__ = [*_MODULE_OF, *_SUBMODULES]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*_MODULE_OF, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         # Here, because importlib.metadata takes longer to import than all of the above.
         return import_module("importlib.metadata").version("gda")
-    if name in _SUBMODULES:
-        return import_module(f"gda.{name}")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     if name not in _MODULE_OF:
         hint = f"; its successor is gda.{_SUCCESSOR_OF[name]}" if name in _SUCCESSOR_OF else ""
         raise AttributeError(f"module 'gda' has no attribute {name!r}{hint}")

@@ -20,8 +20,8 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from gda.indices import mesh_and_spec
-from gda.spec import Shape, SpecLike, check_spec
+from gda.layout.spec import Shape, SpecLike, check_spec
+from gda.mesh import mesh_and_spec
 
 
 class LayoutUnknownError(TypeError, AttributeError):

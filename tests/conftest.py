@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from jax.sharding import AxisType, Mesh
 from meshes import mesh_of
 
-from gda.children import Children
+from gda.launch.children import Children
 
 # A shell that starts the suite in the background, and nohup, leave these ignored, and so would be
 # every program that a test starts and then interrupts.

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
 import gda
-from gda.checkpoint import packing, writing
+from gda.checkpoint import packing, writer
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -44,8 +44,8 @@ def make_tree(offset: int = 0) -> dict[str, Any]:
 @contextlib.contextmanager
 def tiny_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writing, "PACKED_BELOW", 64)
-        patch.setattr(writing, "CHUNK_BYTES", 32)
+        patch.setattr(writer, "PACKED_BELOW", 64)
+        patch.setattr(writer, "CHUNK_BYTES", 32)
         patch.setattr(packing, "PACK_BYTES", 32)
         yield
 

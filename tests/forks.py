@@ -19,8 +19,8 @@ from kill_program import values_of
 
 import gda
 from gda.checkpoint import CheckpointNotFoundError
-from gda.checkpoint.stores import LOCK
-from gda.children import Children, Port
+from gda.checkpoint.stores.protocol import LOCK
+from gda.launch.children import Children, Port
 
 SEED = int(os.environ.get("GDA_SEED", random.SystemRandom().randrange(2**32)))
 LIMIT = 60  # seconds

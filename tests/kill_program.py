@@ -26,9 +26,10 @@ from jax.sharding import PartitionSpec as P
 
 import gda
 import gda.launch
-from gda.checkpoint import file_store, saving, writing
-from gda.checkpoint.zarr_format import require_crc32c
-from gda.children import environment
+from gda.checkpoint import saving, writer
+from gda.checkpoint.format.zarr_format import require_crc32c
+from gda.checkpoint.stores import directory
+from gda.launch.children import environment
 
 
 def values_of(generation: int) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def tree_of(generation: int, mesh: Mesh) -> dict[str, Any]:
 
 def small_files(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
     """Let small arrays have files of their own, so that a save takes many steps and little time."""
-    set_attribute(writing, "PACKED_BELOW", 1024)
+    set_attribute(writer, "PACKED_BELOW", 1024)
 
 
 # What a save does to a disk, step by step.
@@ -66,7 +67,7 @@ STEPS = ("open", "writev", "fsync", "replace", "unlink", "mkdir", "rmdir", "list
 
 
 class Disk:
-    """The module ``os`` as file_store.py has it, but before one of its steps something happens.
+    """The module ``os`` as directory.py has it, but before one of its steps something happens.
 
     Args:
       fault: called before that step and every later one, with whether it is the first, the name of
@@ -112,16 +113,16 @@ class Disk:
         return target if directory is None else os.path.join(self._paths[directory], target)
 
     def install(self, set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
-        set_attribute(file_store, "os", self)
-        set_attribute(file_store, "shutil", self)
+        set_attribute(directory, "os", self)
+        set_attribute(directory, "shutil", self)
 
     def rmtree(self, top: str) -> None:
         """As ``shutil.rmtree``, step by step."""
-        for directory, names, files in os.walk(top, topdown=False):
+        for folder, names, files in os.walk(top, topdown=False):
             for file in files:
-                self.unlink(os.path.join(directory, file))
+                self.unlink(os.path.join(folder, file))
             for name in names:
-                self.rmdir(os.path.join(directory, name))
+                self.rmdir(os.path.join(folder, name))
         self.rmdir(top)
 
 

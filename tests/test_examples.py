@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gda
-from gda.checkpoint.manifest import ArrayLeaf
+from gda.checkpoint.format.manifest import ArrayLeaf
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

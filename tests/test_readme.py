@@ -191,10 +191,15 @@ def test_the_commands_are_those_that_are_checked() -> None:
     assert (ROOT / "examples" / "train_digits.py").is_file()
 
 
-def test_the_layout_in_contributing_names_every_module() -> None:
+def test_the_layout_in_contributing_names_every_entry_of_the_package() -> None:
     layout = (ROOT / "CONTRIBUTING.md").read_text()
-    modules = {path.name for path in (ROOT / "gda").glob("*.py")} - {"__init__.py"}
-    assert {name for name in modules if f"`{name}`" not in layout} == set()
+    entries = {
+        f"`{path.name}/`" if path.is_dir() else f"`{path.name}`"
+        for path in (ROOT / "gda").iterdir()
+        if path.suffix == ".py" or any(path.glob("*.py"))
+    } - {"`__init__.py`", "`__main__.py`"}
+    assert {entry for entry in entries if entry not in layout} == set()
+    assert len(entries) <= 12
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:

@@ -11,9 +11,9 @@ reads, and a manifest that is written last and knows every file by size and chec
 {'step': 1, 'w': array([0, 1, 2])}
 """
 
-from gda.checkpoint.errors import CheckpointNotFoundError as CheckpointNotFoundError
-from gda.checkpoint.errors import CorruptionError as CorruptionError
-from gda.checkpoint.errors import SaveError as SaveError
+from gda.checkpoint.format.errors import CheckpointNotFoundError as CheckpointNotFoundError
+from gda.checkpoint.format.errors import CorruptionError as CorruptionError
+from gda.checkpoint.format.errors import SaveError as SaveError
 from gda.checkpoint.inspecting import Contents as Contents
 from gda.checkpoint.inspecting import exists as exists
 from gda.checkpoint.inspecting import inspect as inspect

@@ -8,11 +8,11 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gda.agreement import join_some
-from gda.checkpoint import manifest as manifests
-from gda.checkpoint.errors import CorruptionError, SaveError
+from gda.checkpoint.format import manifest as manifests
+from gda.checkpoint.format.errors import CorruptionError, SaveError
 from gda.checkpoint.found import load_manifest
-from gda.checkpoint.stores import LOCK, Store
+from gda.checkpoint.stores.protocol import LOCK, Store
+from gda.multihost.agreement import join_some
 
 NEW = f"{manifests.NAME}.new"  # of a save that is committing, in a directory
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from gda import reading
-from gda.checkpoint import zarr_format
-from gda.checkpoint.errors import CorruptionError, SaveError
-from gda.checkpoint.manifest import ArrayLeaf, Manifest, StoredArray
-from gda.checkpoint.stores import Bytes, Store
-from gda.checkpoint.structure import format_path
+from gda.checkpoint.format import zarr_format
+from gda.checkpoint.format.errors import CorruptionError, SaveError
+from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, StoredArray
+from gda.checkpoint.format.structure import format_path
+from gda.checkpoint.stores.protocol import Bytes, Store
+from gda.storage import tasks
 
 Chunk = tuple[int, int]  # numbers of a stored array and of a chunk in it
 
@@ -75,11 +75,11 @@ class Files:
           SaveError: one has another size.
         """
         if not self.store.is_remote:
-            tasks = (
-                reading.Task(0, lambda name=name, nbytes=nbytes: self._check_file(name, nbytes))
+            each = (
+                tasks.Task(0, lambda name=name, nbytes=nbytes: self._check_file(name, nbytes))
                 for name, nbytes in self._sizes()
             )
-            reading.run(tasks, max_workers=max_workers)
+            tasks.run(each, max_workers=max_workers)
 
     def _sizes(self) -> Iterator[tuple[str, int | None]]:
         """Yield every file, and its size where the manifest says it."""

@@ -6,12 +6,12 @@ import io
 from collections.abc import Callable
 from typing import TypeVar
 
-from gda.checkpoint import manifest as manifests
-from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError
-from gda.checkpoint.manifest import Manifest
-from gda.checkpoint.stores import LOCK, Store
-from gda.checkpoint.structure import check_structure
-from gda.wording import printable
+from gda.checkpoint.format import manifest as manifests
+from gda.checkpoint.format.errors import CheckpointNotFoundError, CorruptionError
+from gda.checkpoint.format.manifest import Manifest
+from gda.checkpoint.format.structure import check_structure
+from gda.checkpoint.stores.protocol import LOCK, Store
+from gda.layout.text import printable
 
 T = TypeVar("T")
 

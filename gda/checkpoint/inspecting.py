@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gda import reading
-from gda.agreement import join_some
-from gda.boundary import public
-from gda.checkpoint import zarr_format
-from gda.checkpoint.errors import CheckpointNotFoundError, CorruptionError, said
 from gda.checkpoint.files import Chunk, Files
+from gda.checkpoint.format import zarr_format
+from gda.checkpoint.format.errors import CheckpointNotFoundError, CorruptionError, said
+from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, StoredArray
+from gda.checkpoint.format.structure import format_path
 from gda.checkpoint.found import check_not_replaced, load_complete, read_complete
-from gda.checkpoint.manifest import ArrayLeaf, Leaf, Manifest, StoredArray
-from gda.checkpoint.opening import default_workers, open_store
+from gda.checkpoint.leaves_to_restore import check_keys
 from gda.checkpoint.proving import ChunkSums
-from gda.checkpoint.stores import Store
-from gda.checkpoint.structure import format_path
-from gda.checkpoint.targets import check_keys
-from gda.progress import shown
-from gda.wording import format_bytes, printable
+from gda.checkpoint.stores.opening import default_workers, open_store
+from gda.checkpoint.stores.protocol import Store
+from gda.layout.boundary import public
+from gda.layout.text import format_bytes, printable
+from gda.multihost.agreement import join_some
+from gda.storage import tasks
+from gda.storage.progress import shown
 
 MAX_BYTES = 128 * 2**20
 
@@ -126,7 +126,7 @@ def verify(
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
     timeout: float = 600,
-    progress: reading.ProgressLike = False,
+    progress: tasks.ProgressLike = False,
 ) -> Contents:
     """Read all of a checkpoint, and return what it has if everything is what was saved.
 
@@ -161,14 +161,14 @@ def verify(
     """
     zarr_format.require_crc32c()
     store = open_store(path, timeout)
-    options = reading.Options(max_workers, max_bytes, progress)
+    options = tasks.Options(max_workers, max_bytes, progress)
     return read_complete(
         store, lambda manifest: _verified(store, manifest, fingerprints, max_bytes, options)
     )
 
 
 def _verified(
-    store: Store, manifest: Manifest, fingerprints: bool, max_bytes: int, options: reading.Options
+    store: Store, manifest: Manifest, fingerprints: bool, max_bytes: int, options: tasks.Options
 ) -> Contents:
     files = Files(store, manifest)
     sums = ChunkSums(store.url, manifest) if fingerprints else None
@@ -176,8 +176,8 @@ def _verified(
     _check_fits(files, sums, max_bytes)
     problems: list[str] = []
     with shown(options.progress, "verify") as update:
-        tasks = _tasks(files, sums, problems, update)
-        reading.run(tasks, max_workers=workers, max_bytes=max_bytes)
+        each = _tasks(files, sums, problems, update)
+        tasks.run(each, max_workers=workers, max_bytes=max_bytes)
     if sums is not None and not problems:
         problems = sums.problems()
     if problems:
@@ -227,7 +227,7 @@ def _tasks(
     sums: ChunkSums | None,
     problems: list[str],
     update: Callable[[int, int], object],
-) -> Iterator[reading.Task]:
+) -> Iterator[tasks.Task]:
     """Yield all checks; what they find goes to ``problems``."""
     arrays = files.manifest.arrays
     total = sum(sum(map(array.file_bytes, range(array.grid.num_chunks))) for array in arrays)
@@ -240,7 +240,7 @@ def _tasks(
         update(done, total)
 
     for check, nbytes, memory in _checks(files, sums):
-        yield reading.Task(
+        yield tasks.Task(
             memory,
             lambda check=check: _problems(check),
             lambda found, nbytes=nbytes: finish(found, nbytes),

@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda.checkpoint import zarr_format
-from gda.checkpoint.chunks import ChunkGrid
-from gda.checkpoint.sources import Block, Source
-from gda.digest import Words, sums_of_stack
-from gda.spec import Shape
+from gda.arrays.fingerprint_formula import Words, sums_of_stack
+from gda.checkpoint.format import zarr_format
+from gda.checkpoint.format.chunks import ChunkGrid
+from gda.checkpoint.leaves_to_save import Block, Source
+from gda.layout.spec import Shape
 
 PACK_BYTES = 4 * 2**20  # of a chunk
 

@@ -9,16 +9,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda import digest, fingerprint
-from gda.agreement import join_some
-from gda.array import GlobalArray
-from gda.checkpoint.errors import CorruptionError
+from gda.arrays import fingerprint, fingerprint_formula
+from gda.arrays.global_array import GlobalArray
 from gda.checkpoint.files import Chunk
-from gda.checkpoint.manifest import ArrayLeaf, Manifest, Piece
-from gda.checkpoint.structure import format_path
-from gda.checkpoint.targets import Target, saved_type
-from gda.checkpoint.together import together
-from gda.indices import processes_of
+from gda.checkpoint.format.errors import CorruptionError
+from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, Piece
+from gda.checkpoint.format.structure import format_path
+from gda.checkpoint.leaves_to_restore import Target, saved_type
+from gda.checkpoint.steps import together
+from gda.mesh import processes_of
+from gda.multihost.agreement import join_some
 from gda.sharding import sharding_of
 
 
@@ -80,7 +80,7 @@ class ChunkSums:
         _check_recorded(url, self._leaves)
         self._arrays = manifest.arrays
         self._guard = threading.Lock()
-        self._sums = [digest.add([]) for _ in self._leaves]
+        self._sums = [fingerprint_formula.add([]) for _ in self._leaves]
         self._alone: dict[int, int] = {}
         self._packed: dict[Chunk, list[tuple[int, Piece]]] = {}
         for number, leaf in enumerate(self._leaves):
@@ -101,7 +101,7 @@ class ChunkSums:
                 for number, piece in self._packed.get(where, ())
             ]
         for number, part, start in parts:
-            sums = digest.sums_of_numpy(part, start)
+            sums = fingerprint_formula.sums_of_numpy(part, start)
             with self._guard:
                 self._sums[number] += sums
 
@@ -109,7 +109,7 @@ class ChunkSums:
         """Return a line for each array whose fingerprint is not the one recorded."""
         problems = []
         for leaf, sums in zip(self._leaves, self._sums, strict=True):
-            if digest.digest_of(*saved_type(leaf), sums) != leaf.fingerprint:
+            if fingerprint_formula.digest_of(*saved_type(leaf), sums) != leaf.fingerprint:
                 problems.append(_differing(format_path(leaf.path)))
         return problems
 
@@ -127,7 +127,7 @@ class _Share:
     def part(self) -> list[list[int]]:
         """Return the processes that hold the array together, and the sums over this one's share."""
         if self._pending is None:
-            sums = digest.sums_of_numpy(np.asarray(self._array))
+            sums = fingerprint_formula.sums_of_numpy(np.asarray(self._array))
         else:
             sums = self._pending.result()
         return [list(self._holders()), sums.tolist()]
@@ -145,5 +145,6 @@ class _Share:
             by_holders.setdefault(tuple(holders), []).append(np.array(sums, np.uint32))
         shape, dtype = saved_type(self.target.leaf)
         return {
-            digest.digest_of(shape, dtype, digest.add(shares)) for shares in by_holders.values()
+            fingerprint_formula.digest_of(shape, dtype, fingerprint_formula.add(shares))
+            for shares in by_holders.values()
         }

@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gda import reading
-from gda.buffers import Buffers
-from gda.checkpoint.errors import CorruptionError
+from gda.arrays.buffers import Buffers
 from gda.checkpoint.files import Chunk, Files
+from gda.checkpoint.format.errors import CorruptionError
+from gda.checkpoint.format.manifest import Manifest, Piece, StoredArray
+from gda.checkpoint.format.structure import noting_path
 from gda.checkpoint.found import check_not_replaced
-from gda.checkpoint.manifest import Manifest, Piece, StoredArray
-from gda.checkpoint.opening import default_workers
-from gda.checkpoint.stores import Store
-from gda.checkpoint.structure import noting_path
-from gda.checkpoint.targets import Target
-from gda.progress import shown
-from gda.reading import Options
-from gda.spec import Index, Shape
+from gda.checkpoint.leaves_to_restore import Target
+from gda.checkpoint.stores.opening import default_workers
+from gda.checkpoint.stores.protocol import Store
+from gda.layout.spec import Index, Shape
+from gda.storage import tasks
+from gda.storage.progress import shown
+from gda.storage.tasks import Options
 
 
 def read_arrays(
@@ -51,9 +51,9 @@ def read_arrays(
         for chunk in chunks:
             files.check_size(chunk)
         # Each is a request, and some take long: many at a time.
-        reading.run(
+        tasks.run(
             [
-                reading.Task(2**20, lambda array=array: files.check_metadata(array))
+                tasks.Task(2**20, lambda array=array: files.check_metadata(array))
                 for array in sorted({array for array, _ in chunks})
             ],
             max_workers=options.max_workers,
@@ -215,15 +215,15 @@ def _read_group(
     for arrival in group:
         with noting_path(arrival.target.leaf.path):
             arrival.allocate()
-    tasks = [
-        reading.Task(
+    each = [
+        tasks.Task(
             _buffered_bytes(files, chunk, uses[chunk]),
             lambda chunk=chunk: _read_chunk(files, chunk, uses[chunk]),
             lambda _, chunk=chunk: report(chunk),
         )
         for chunk in sorted(uses)
     ]
-    reading.run(tasks, max_workers=options.max_workers, max_bytes=options.max_bytes)
+    tasks.run(each, max_workers=options.max_workers, max_bytes=options.max_bytes)
     with jax.transfer_guard("allow"):  # whatever the user may have set
         for arrival in group:
             with noting_path(arrival.target.leaf.path):

@@ -7,17 +7,17 @@ from typing import Any
 
 import jax
 
-from gda.boundary import public
-from gda.checkpoint import zarr_format
+from gda.checkpoint.format import zarr_format
+from gda.checkpoint.format.manifest import Manifest, Path
+from gda.checkpoint.format.structure import subtree, unflatten
 from gda.checkpoint.found import read_complete
-from gda.checkpoint.manifest import Manifest, Path
-from gda.checkpoint.opening import open_store
+from gda.checkpoint.leaves_to_restore import Target, layout_of, targets_like, targets_of
 from gda.checkpoint.proving import check_fingerprints, check_provable
 from gda.checkpoint.reader import read_arrays
-from gda.checkpoint.structure import subtree, unflatten
-from gda.checkpoint.targets import Target, layout_of, targets_like, targets_of
-from gda.indices import MeshLike
-from gda.reading import Options, ProgressLike
+from gda.checkpoint.stores.opening import open_store
+from gda.layout.boundary import public
+from gda.mesh import MeshLike
+from gda.storage.tasks import Options, ProgressLike
 
 MAX_BYTES = 128 * 2**20
 

@@ -17,24 +17,24 @@ from typing import Any
 
 import jax
 
-from gda import coordination
-from gda.agreement import check_processes_agree, timeout_of_checks
-from gda.boundary import public
-from gda.checkpoint import manifest as manifests
-from gda.checkpoint import zarr_format
 from gda.checkpoint.claiming import Claim, claimed, remove
-from gda.checkpoint.errors import SaveError
 from gda.checkpoint.files import Files
+from gda.checkpoint.format import manifest as manifests
+from gda.checkpoint.format import zarr_format
+from gda.checkpoint.format.errors import SaveError
+from gda.checkpoint.format.manifest import Manifest
+from gda.checkpoint.format.structure import flatten
 from gda.checkpoint.found import load_manifest
-from gda.checkpoint.manifest import Manifest
-from gda.checkpoint.opening import default_workers, open_store
-from gda.checkpoint.sources import check_same_values, sources_of, values_of
-from gda.checkpoint.stores import Store
-from gda.checkpoint.structure import flatten
-from gda.checkpoint.together import together
-from gda.checkpoint.writing import Writer
-from gda.meeting import LateProcessError
-from gda.reading import Options, ProgressLike
+from gda.checkpoint.leaves_to_save import check_same_values, sources_of, values_of
+from gda.checkpoint.steps import together
+from gda.checkpoint.stores.opening import default_workers, open_store
+from gda.checkpoint.stores.protocol import Store
+from gda.checkpoint.writer import Writer
+from gda.layout.boundary import public
+from gda.multihost import coordination
+from gda.multihost.agreement import check_processes_agree, timeout_of_checks
+from gda.multihost.meeting import LateProcessError
+from gda.storage.tasks import Options, ProgressLike
 
 MAX_BYTES = 64 * 2**20
 

@@ -18,13 +18,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gda.arguments import WRONG, Parser
 from gda.cli.checkpoints import add_inspect, add_verify
 from gda.cli.commands import DAMAGED, INTERRUPTED, OK
 from gda.cli.mistakes import MistakesError
 from gda.cli.plans import add_plan
 from gda.cli.reshards import add_reshard
-from gda.wording import printable
+from gda.launch.arguments import WRONG, Parser
+from gda.layout.text import printable
 
 _COMMANDS = (add_plan, add_reshard, add_inspect, add_verify)
 
@@ -96,7 +96,7 @@ def _with_negative_values(argv: Sequence[str]) -> Iterator[str]:
 def _failed(error: Exception) -> int:
     """Say in a line for each problem what is wrong, where that is known; return the exit code."""
     # Only a command that reads checkpoints has imported this, and with it JAX, which takes long.
-    errors: Any = sys.modules.get("gda.checkpoint.errors")
+    errors: Any = sys.modules.get("gda.checkpoint.format.errors")
     if errors is not None and isinstance(error, errors.CorruptionError):
         problems: Sequence[str] = getattr(error, "problems", ())
         for problem in problems:

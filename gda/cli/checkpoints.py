@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from gda.cli.commands import OK, add_command
 
 if TYPE_CHECKING:
+    from gda.checkpoint.format.manifest import Leaf
     from gda.checkpoint.inspecting import Contents
-    from gda.checkpoint.manifest import Leaf
 
 
 def _add_path(parser: argparse.ArgumentParser) -> None:
@@ -88,8 +88,8 @@ def _json(contents: Contents) -> str:
 
 
 def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
-    from gda.checkpoint.errors import said
-    from gda.checkpoint.manifest import ValueLeaf
+    from gda.checkpoint.format.errors import said
+    from gda.checkpoint.format.manifest import ValueLeaf
 
     if isinstance(leaf, ValueLeaf):
         value = leaf.value
@@ -133,7 +133,7 @@ def add_verify(commands: Any) -> None:
 
 def verify(options: argparse.Namespace) -> int:
     from gda import checkpoint
-    from gda.wording import format_bytes
+    from gda.layout.text import format_bytes
 
     contents = checkpoint.verify(
         options.path,

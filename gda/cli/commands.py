@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from gda.arguments import Parser
+from gda.launch.arguments import Parser
 
 OK, DAMAGED, INTERRUPTED = 0, 1, 130
 

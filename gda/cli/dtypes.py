@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.mistakes import MisreadError
-from gda.dtypes import dtype_named, similar_dtypes
+from gda.layout.dtype_names import dtype_named, similar_dtypes
 
 if TYPE_CHECKING:
     import numpy as np

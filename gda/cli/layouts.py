@@ -13,7 +13,7 @@ from gda.cli.mistakes import MisreadError
 from gda.cli.numbers import number_in, parse_shape
 
 if TYPE_CHECKING:
-    from gda.spec import SpecEntry
+    from gda.layout.spec import SpecEntry
 
 # What stands for no axis in a spec, in quotes too, as in the lists of JSON.
 NOT_CUT = ("_", "None", "null")

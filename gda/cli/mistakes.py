@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from gda.wording import printable
+from gda.layout.text import printable
 
 T = TypeVar("T")
 

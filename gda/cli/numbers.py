@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gda.cli.mistakes import MisreadError
 
 if TYPE_CHECKING:
-    from gda.spec import Shape
+    from gda.layout.spec import Shape
 
 
 def parse_shape(text: str) -> Shape:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 
-from gda.cli.arrays import PlannedArray
+from gda.cli.planned_array import PlannedArray
 from gda.cli.tables import terminal_width
 
 # Narrower, two pictures beside each other cannot be read.

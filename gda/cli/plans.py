@@ -1,7 +1,7 @@
 """``gda plan``: what each device of a mesh that need not exist holds of an array, or of a model.
 
-The document of ``--json`` is described in ``gda/cli/answers.py``, that of ``--tree`` in
-``gda/cli/models.py``; ``gda/cli/model_plans.py`` does the latter.
+The document of ``--json`` is described in ``gda/cli/array_numbers.py``, that of ``--tree`` in
+``gda/cli/model_numbers.py``; ``gda/cli/model_report.py`` does the latter.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from gda.cli.arrays import (
+from gda.cli.commands import OK, add_command
+from gda.cli.mistakes import MistakesError, read_option
+from gda.cli.numbers import parse_number, parse_point
+from gda.cli.planned_array import (
     ERRORS,
     PlannedArray,
     add_array_options,
@@ -20,12 +23,9 @@ from gda.cli.arrays import (
     print_json,
     read_array,
 )
-from gda.cli.commands import OK, add_command
-from gda.cli.mistakes import MistakesError, read_option
-from gda.cli.numbers import parse_number, parse_point
 from gda.cli.tables import facts, held_and_distinct, left_out, table
-from gda.spec import format_spec
-from gda.wording import counted, format_bytes
+from gda.layout.spec import format_spec
+from gda.layout.text import counted, format_bytes
 
 _ROWS = 16
 _AXES_AS_COLUMNS = 4
@@ -79,10 +79,10 @@ def add_plan(commands: Any) -> None:
 
 def plan(options: argparse.Namespace) -> int:
     if options.tree is not None:
-        from gda.cli.model_plans import plan_tree
+        from gda.cli.model_report import plan_tree
 
         return plan_tree(options)
-    from gda.cli.answers import document_of
+    from gda.cli.array_numbers import document_of
     from gda.cli.pictures import picture_lines
 
     array = read_array(options, _NEEDED)
@@ -163,7 +163,7 @@ def _summary(array: PlannedArray) -> list[str]:
 
 
 def _bytes_of_a_process(array: PlannedArray) -> str:
-    from gda.cli.answers import distinct_blocks
+    from gda.cli.array_numbers import distinct_blocks
 
     held = array.block_bytes * array.devices_per_process
     least, most = distinct_blocks(array)
@@ -175,7 +175,7 @@ def _bytes_of_a_process(array: PlannedArray) -> str:
 
 
 def _process_lines(array: PlannedArray, process: int) -> list[str]:
-    from gda.cli.answers import LISTED, about_process
+    from gda.cli.array_numbers import LISTED, about_process
 
     about = about_process(array, process, limit=_ROWS)
     mesh, first, count = array.grid.mesh_shape, process * about["num_devices"], about["num_devices"]
@@ -208,7 +208,7 @@ def _process_lines(array: PlannedArray, process: int) -> list[str]:
 
 
 def _element_lines(array: PlannedArray, element: tuple[int, ...]) -> list[str]:
-    from gda.cli.answers import LISTED, about_element
+    from gda.cli.array_numbers import LISTED, about_element
 
     about = about_element(array, element, limit=_ROWS)
     mesh, count = array.grid.mesh_shape, about["num_devices"]

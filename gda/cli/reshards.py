@@ -23,7 +23,11 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from gda.cli.arrays import (
+from gda.cli.commands import OK, add_command
+from gda.cli.layouts import parse_mesh, parse_spec
+from gda.cli.mistakes import MistakesError, read_option
+from gda.cli.numbers import parse_number
+from gda.cli.planned_array import (
     ERRORS,
     PlannedArray,
     add_array_options,
@@ -34,16 +38,12 @@ from gda.cli.arrays import (
     read_array,
     with_note_on_spec,
 )
-from gda.cli.commands import OK, add_command
-from gda.cli.layouts import parse_mesh, parse_spec
-from gda.cli.mistakes import MistakesError, read_option
-from gda.cli.numbers import parse_number
 from gda.cli.tables import facts, left_out, table
-from gda.spec import format_spec
-from gda.wording import counted, format_bytes
+from gda.layout.spec import format_spec
+from gda.layout.text import counted, format_bytes
 
 if TYPE_CHECKING:
-    from gda.reshard import Load, ReshardPlan
+    from gda.layout.reshard.plan import Load, ReshardPlan
 
 # Some answers take a look at every move, of which there are about 10 million in a second.
 _MOST_MOVES = 5_000_000
@@ -79,7 +79,7 @@ def add_reshard(commands: Any) -> None:
 
 
 def reshard(options: argparse.Namespace) -> int:
-    from gda.reshard import ReshardPlan
+    from gda.layout.reshard.plan import ReshardPlan
 
     if options.to_mesh is None and options.to_spec is None:
         raise MistakesError("--to-mesh and --to-spec are missing: say where to with one or both")

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Container, Iterable, Iterator, Sequence
 
-from gda.wording import counted, format_bytes, printable
+from gda.layout.text import counted, format_bytes, printable
 
 _GAP = "  "
 _LABEL = 14  # wide enough for all labels, so that the answers below each other are aligned

@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from gda.children import ARGUMENT_OF, arguments_of
+from gda.launch.children import ARGUMENT_OF, arguments_of
 from gda.launch.ending import finish_pending
 
 __all__ = ["initialize"]

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 
-from gda.arguments import Parser
-from gda.children import Port, environment
+from gda.launch.arguments import Parser
+from gda.launch.children import Port, environment
 from gda.launch.run import run
 
 _USAGE = "python -m gda.launch -n N [option ...] (script.py | -m module) [argument ...]"

@@ -19,9 +19,9 @@ import sys
 import traceback
 from contextlib import suppress
 
-from gda.boundary import below
-from gda.children import listen_on_loopback
+from gda.launch.children import listen_on_loopback
 from gda.launch.ending import leave
+from gda.layout.boundary import below
 
 _OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 

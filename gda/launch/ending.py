@@ -30,7 +30,7 @@ def finish_pending() -> None:
     import jax
     import jax.numpy as jnp
 
-    from gda import coordination
+    from gda.multihost import coordination
 
     if not coordination.has_backends() or jax.process_count() == 1:
         return

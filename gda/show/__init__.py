@@ -25,9 +25,9 @@ from typing import Any, NoReturn
 
 import numpy.typing as npt
 
-from gda.boundary import public
+from gda.layout.boundary import public
+from gda.layout.spec import SpecLike
 from gda.show.subject import subject_of
-from gda.spec import SpecLike
 
 __all__ = ["html", "svg", "text"]
 

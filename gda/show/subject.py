@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from gda.dtypes import as_dtype
-from gda.grid import ShardGrid
-from gda.layout import IntArray, read_only
-from gda.spec import Shape, SpecLike, axes_by_dimension, format_spec
-from gda.wording import printable
+from gda.layout.dtype_names import as_dtype
+from gda.layout.grid import ShardGrid
+from gda.layout.numbering import IntArray, read_only
+from gda.layout.spec import Shape, SpecLike, axes_by_dimension, format_spec
+from gda.layout.text import printable
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from gda.layout import IntArray
+from gda.layout.numbering import IntArray
+from gda.layout.spec import Index
+from gda.layout.text import counted, format_bytes
 from gda.show.subject import Subject
-from gda.spec import Index
-from gda.wording import counted, format_bytes
 
 # Runs of numbers that are all written; of more, the first ones and how many are left.
 _MOST_RUNS = 8

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gda.children import Children, Port, environment, is_stopped, signal_name
+from gda.launch.children import Children, Port, environment, is_stopped, signal_name
 from gda.testing.answer import GRACE, Answer, ProcessError, raise_first, trim_stacks
 
 T = TypeVar("T")

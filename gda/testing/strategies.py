@@ -44,10 +44,9 @@ except ModuleNotFoundError as error:
         name="hypothesis",
     ) from error
 
-from gda.array import GlobalArray
-from gda.grid import ShardGrid
-from gda.indices import Device
-from gda.spec import (
+from gda.arrays.global_array import GlobalArray
+from gda.layout.grid import ShardGrid
+from gda.layout.spec import (
     Shape,
     SpecEntry,
     SpecLike,
@@ -56,6 +55,7 @@ from gda.spec import (
     check_spec,
     format_spec,
 )
+from gda.mesh import Device
 
 MeshShape = Mapping[str, int]
 MeshT = TypeVar("MeshT", bound=Mesh | MeshShape)

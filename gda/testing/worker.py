@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
 
-from gda.boundary import below
-from gda.children import arguments_of, listen_on_loopback
+from gda.launch.children import arguments_of, listen_on_loopback
+from gda.layout.boundary import below
 
 _SHUTDOWN_TIMEOUT = 5
 

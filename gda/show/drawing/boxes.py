@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gda.layout import IntArray
+from gda.layout.numbering import IntArray
 from gda.show.drawing.faces import MOST_CELLS, MOST_TITLES, Face
 from gda.show.drawing.picture import Picture
 from gda.show.drawing.sheet import number, text_width

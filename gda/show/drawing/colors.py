@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from gda.layout import IntArray
+from gda.layout.numbering import IntArray
 
 INK = "#16181d"
 """Of the text on these colours."""

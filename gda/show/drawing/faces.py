@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gda.layout import IntArray
+from gda.layout.numbering import IntArray
 from gda.show.drawing.colors import colors_of, which
 from gda.show.drawing.sheet import escape, number
 from gda.show.drawing.titles import describe

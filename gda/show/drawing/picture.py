@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gda.layout import IntArray
+from gda.layout.numbering import IntArray
 from gda.show.drawing.faces import Face, Paint
 from gda.show.drawing.sheet import Sheet, number
 from gda.show.drawing.sides import Side

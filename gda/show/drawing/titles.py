@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gda.layout import IntArray
+from gda.layout.numbering import IntArray
+from gda.layout.text import format_bytes
 from gda.show.subject import Subject
 from gda.show.words import format_devices, format_index, format_processes, processes_at
-from gda.wording import format_bytes
 
 _REPLICAS_NAMED = 8
 
@@ -15,7 +15,7 @@ _REPLICAS_NAMED = 8
 def describe(subject: Subject, blocks: IntArray) -> str:
     """Return some lines about the blocks of these numbers, ``[rows, columns]``, a rectangle.
 
-    >>> from gda.grid import ShardGrid
+    >>> from gda.layout.grid import ShardGrid
     >>> subject = Subject(ShardGrid((8, 2), {'x': 4, 'y': 2}, ('x',)), dtype=np.dtype('float32'))
     >>> print(describe(subject, np.array([[1]])))
     [2:4, :]

@@ -19,7 +19,9 @@ import rich.style
 from rich.box import ASCII2, SQUARE, Box
 
 from gda.show.subject import Subject
-from gda.show.terminal.boxes import (
+from gda.show.terminal.cells import Cells
+from gda.show.terminal.matrix import Drawing, Matrix
+from gda.show.terminal.rules import (
     FAINT,
     PLAIN,
     PROCESS,
@@ -29,8 +31,6 @@ from gda.show.terminal.boxes import (
     fit,
     wrap,
 )
-from gda.show.terminal.cells import Cells
-from gda.show.terminal.matrix import Drawing, Matrix
 from gda.show.terminal.strips import rows_along
 from gda.show.words import facts, title
 

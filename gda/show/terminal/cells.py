@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from gda.layout import IntArray
+from gda.layout.numbering import IntArray
+from gda.layout.spec import Index
 from gda.show.folding import Gap
 from gda.show.subject import Subject
-from gda.show.terminal.boxes import FAINT, PLAIN, PROCESS, Cell, Style
+from gda.show.terminal.rules import FAINT, PLAIN, PROCESS, Cell, Style
 from gda.show.words import (
     format_devices,
     format_index,
@@ -20,7 +21,6 @@ from gda.show.words import (
     format_slice,
     processes_at,
 )
-from gda.spec import Index
 
 _FEW_DEVICES = 1024
 

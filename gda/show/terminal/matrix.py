@@ -13,7 +13,8 @@ from typing import NamedTuple
 from rich.box import Box
 
 from gda.show.folding import Gap, fold
-from gda.show.terminal.boxes import (
+from gda.show.terminal.cells import Cells, Manner
+from gda.show.terminal.rules import (
     FAINT,
     PLAIN,
     Cell,
@@ -25,7 +26,6 @@ from gda.show.terminal.boxes import (
     heads,
     wrap,
 )
-from gda.show.terminal.cells import Cells, Manner
 from gda.show.words import format_index
 
 Parts = Sequence[int | Gap]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gda.show.folding import Gap, fold
-from gda.show.terminal.boxes import Cell, Row, fit, text_width
 from gda.show.terminal.cells import Cells, Manner
 from gda.show.terminal.matrix import MOST_LINES, NARROWEST_COLUMN
+from gda.show.terminal.rules import Cell, Row, fit, text_width
 
 _BETWEEN_FIELDS = "   "
 _LIST_LEFT = 16

@@ -1,0 +1,177 @@
+"""Using a container: jitted calls, reading its shards, importing it."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+import gda
+from benchmarks.layout.index_math import CUT, mesh_of, unseen_shape
+from benchmarks.pairs import Side
+from benchmarks.work import AtMost, Faster, Within, Work
+
+CALLS = 200  # of a jitted function, in one sample
+
+
+def _jitted(inputs: int, jit: Callable[..., Any] = jax.jit) -> list[Side]:
+    sharding = NamedSharding(mesh_of((1,), ("x",)), PartitionSpec())
+    raw = [jax.device_put(np.ones((8, 8), np.float32), sharding) for _ in range(inputs)]
+    wrapped = [gda.GlobalArray.from_array(array) for array in raw]
+
+    def side(jit: Callable[..., Any], arrays: list[Any]) -> Side:
+        # A function of its own, so that neither side finds the other's compiled ones. For one
+        # input, f(x); for more, one tree of all.
+        function = jit(lambda tree: functools.reduce(operator.add, jax.tree.leaves(tree), 1.0))
+        argument = arrays[0] if inputs == 1 else arrays
+
+        def run() -> Any:
+            for _ in range(CALLS - 1):
+                function(argument)
+            return function(argument).block_until_ready()
+
+        return Side(run, calls=CALLS)
+
+    return [side(jit, wrapped), side(jax.jit, raw)]
+
+
+Read = Callable[[Any], list[Any]]
+
+
+def described(array: Any) -> list[Any]:
+    return [(s.device, s.index, s.replica_id) for s in array.addressable_shards]
+
+
+def described_with_data(array: Any) -> list[Any]:
+    return [(s.device, s.index, s.replica_id, s.data) for s in array.addressable_shards]
+
+
+def only_data(array: Any) -> list[Any]:
+    return [s.data for s in array.addressable_shards]
+
+
+def _shards(read_ours: Read, read_rival: Read) -> list[Side]:
+    sizes = (8, 8)
+    mesh = mesh_of(sizes)
+    sharding = NamedSharding(mesh, CUT)
+    devices = list(mesh.devices.flat)
+    calls = 5  # arrays in one sample
+
+    def cold_array() -> jax.Array:
+        # Not from a callback, which would fill JAX's cache of indices.
+        shape = unseen_shape(sizes)
+        block = np.zeros((shape[0] // sizes[0], shape[1] // sizes[1]), np.float32)
+        buffers: Any = jax.device_put([block] * len(devices), devices)
+        array = jax.make_array_from_single_device_arrays(shape, sharding, buffers)
+        return array.block_until_ready()  # or JAX's threads work on while the clock runs
+
+    def side(read: Read, wrap: Callable[[jax.Array], Any]) -> Side:
+        def run(arrays: list[Any]) -> list[list[Any]]:
+            return [read(array) for array in arrays]
+
+        def fresh() -> tuple[Any, ...]:
+            return ([wrap(cold_array()) for _ in range(calls)],)
+
+        return Side(run, fresh, calls=calls)
+
+    array = cold_array()
+    assert described(gda.GlobalArray.from_array(array)) == described(array)
+    return [side(read_ours, gda.GlobalArray.from_array), side(read_rival, lambda array: array)]
+
+
+_IMPORT = """
+import time
+import jax
+start = time.perf_counter()
+import gda
+{use}
+print(time.perf_counter() - start)
+"""
+_JAX_ALONE = (
+    "import time; start = time.perf_counter(); import jax; print(time.perf_counter() - start)"
+)
+
+
+def _imported(use: str) -> list[Side]:
+    def seconds(code: str) -> float:
+        # With bytecode kept, as where gda is installed; the round before the first makes it.
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONDONTWRITEBYTECODE": ""}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        return float(done.stdout)
+
+    return [
+        Side(partial(seconds, _IMPORT.format(use=use)), times_itself=True),
+        Side(partial(seconds, _JAX_ALONE), times_itself=True),
+    ]
+
+
+WORKS = [
+    Work(
+        "a jitted call with one GlobalArray as input, one device",
+        partial(_jitted, 1),
+        "the raw array",
+        AtMost(1.06),
+        rounds=150,
+    ),
+    Work(
+        "a jitted call with 100 GlobalArrays as input, one device",
+        partial(_jitted, 100),
+        "the raw arrays",
+        AtMost(1.25),
+        rounds=120,
+    ),
+    Work(
+        "device, index and replica id of all local shards, cold, 64 devices",
+        partial(_shards, described, described),
+        "addressable_shards",
+        Faster(15),
+        devices=64,
+        rounds=150,
+    ),
+    Work(
+        "the same with data",
+        partial(_shards, described_with_data, described_with_data),
+        "addressable_shards",
+        Faster(1.5),
+        devices=64,
+        rounds=150,
+    ),
+    Work(
+        "import gda, after import jax",
+        partial(_imported, ""),
+        "import jax",
+        Within(20),
+        rounds=7,
+    ),
+    Work(
+        "import gda and the first use of gda.GlobalArray and gda.jit, after import jax",
+        partial(_imported, "gda.GlobalArray; gda.jit"),
+        "import jax",
+        Within(20),
+        rounds=7,
+    ),
+    # For information.
+    Work(
+        "the floor under reading shards with data: JAX's splitting of the array",
+        partial(_shards, described_with_data, only_data),
+        "s.data of addressable_shards; no index, no replica id",
+        devices=64,
+        rounds=150,
+    ),
+    Work(
+        "gda.jit: GlobalArray in and out, one device",
+        partial(_jitted, 1, gda.jit),
+        "jax.jit of the raw array",
+        rounds=150,
+    ),
+]

@@ -1,0 +1,147 @@
+"""Plans for moving between layouts, from 64 to 65,536 devices; none of the devices exists.
+
+``python -m benchmarks.layout.resharding`` prints how the times grow as a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import isqrt
+from typing import Any
+
+import numpy as np
+from jax.sharding import PartitionSpec
+
+import gda
+from benchmarks.pairs import Side
+from benchmarks.work import Within, Work
+from gda.layout import numbering
+
+P = PartitionSpec
+Specs = tuple[PartitionSpec, PartitionSpec]
+
+DEVICES = (64, 256, 1_024, 4_096, 16_384, 65_536)
+PER_PROCESS = 8
+
+# Every device changes places with the one across the diagonal: a move for each.
+TRANSPOSED = (P("x", "y"), P("y", "x"))
+# Rows over all devices become columns over all devices: each sends a piece to each.
+ALL_TO_ALL = (P(("x", "y"), None), P(None, ("x", "y")))
+_NAMES = {
+    TRANSPOSED: "P('x', 'y') to P('y', 'x')",
+    ALL_TO_ALL: "rows to columns, all devices to all",
+}
+
+
+def plan_of(devices: int, specs: Specs) -> gda.ReshardPlan:
+    """Return a new plan, of which nothing is worked out, over a square mesh."""
+    side = isqrt(devices)
+    process_of = np.arange(devices) // PER_PROCESS
+    source, target = (
+        gda.ShardGrid((devices * 4,) * 2, {"x": side, "y": side}, spec, process_of=process_of)
+        for spec in specs
+    )
+    return gda.ReshardPlan(source, target, itemsize=4)
+
+
+def summary_of(plan: gda.ReshardPlan) -> tuple[Any, ...]:
+    """Ask for all totals, by device and by process."""
+    return (
+        (plan.num_moves, plan.bytes_kept, plan.bytes_moved, plan.peak_extra_bytes),
+        (plan.bytes_within_processes, plan.bytes_between_processes),
+        (plan.sent_by_device, plan.received_by_device),
+        (plan.sent_by_process, plan.received_by_process),
+        (plan.largest_sender, plan.largest_receiver),
+    )
+
+
+def _list_moves(plan: gda.ReshardPlan) -> None:
+    deque(plan.moves(), maxlen=0)
+
+
+def _planning(ask: Callable[[gda.ReshardPlan], object], devices: int, specs: Specs) -> list[Side]:
+    plan = plan_of(devices, specs)
+    block = 4 * 4 * devices * 4
+    if specs == TRANSPOSED:
+        moves = list(plan.moves())
+        assert len(moves) == plan.num_moves == devices
+        assert sum(move.nbytes for move in moves) == block * devices
+        assert plan.bytes_kept == block * isqrt(devices)
+        assert all(move.source == _across(move.target, isqrt(devices)) for move in moves)
+    else:
+        assert plan.num_moves == devices**2
+        assert plan.bytes_kept == 4 * 4 * 4 * devices
+        assert plan.largest_receiver.nbytes == plan.largest_sender.nbytes == block - 4 * 4 * 4
+    assert plan.bytes_kept + plan.bytes_moved == block * devices
+
+    def forget_layouts() -> tuple[()]:
+        # As in a process that asks once.
+        numbering.layout_of.cache_clear()
+        return ()
+
+    return [Side(lambda: ask(plan_of(devices, specs)), forget_layouts)]
+
+
+def _across(position: int, side: int) -> int:
+    row, column = divmod(position, side)
+    return column * side + row
+
+
+def _work(
+    ask: Callable[[gda.ReshardPlan], object], devices: int, specs: Specs, target: Within | None
+) -> Work:
+    does = {summary_of: "all totals of", _list_moves: "all moves of"}[ask]
+    return Work(
+        f"{does} a plan, {_NAMES[specs]}, {devices:,} devices",
+        partial(_planning, ask, devices, specs),
+        target=target,
+        rounds=5 if devices > 10_000 else 20,
+    )
+
+
+_COLUMNS = {
+    f"all totals, {_NAMES[TRANSPOSED]}": (summary_of, TRANSPOSED),
+    "all moves of the same": (_list_moves, TRANSPOSED),
+    f"all totals, {_NAMES[ALL_TO_ALL]}": (summary_of, ALL_TO_ALL),
+}
+GROWTH = [
+    [
+        # "In seconds" was asked for the largest; the smaller ones inform.
+        _work(ask, devices, specs, Within(2_000) if devices == DEVICES[-1] else None)
+        for ask, specs in _COLUMNS.values()
+    ]
+    for devices in DEVICES
+]
+WORKS = [
+    *[work for row in GROWTH for work in row],
+    # What a list costs where there is much to list: a million moves.
+    _work(_list_moves, 1_024, ALL_TO_ALL, None),
+]
+
+
+# Alone.
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.layout.resharding", description=__doc__
+    )
+    parser.add_argument("--smoke", action="store_true", help="few rounds")
+    options = parser.parse_args(arguments)
+    from benchmarks import report  # which imports the works
+
+    print("\n".join(report.versions()), end="\n\n")
+    print(report.row("devices", *_COLUMNS))
+    print(report.row(*["---"] * (1 + len(_COLUMNS))))
+    for devices, works in zip(DEVICES, GROWTH, strict=True):
+        times = [report.times_here(work, options.smoke)[0] for work in works]
+        print(report.row(f"{devices:,}", *times), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+"""``GlobalArray``, and all that makes one, moves it, compares it or pickles it.
+
+To read in this order: ``global_array`` (the container); ``from_callbacks``, ``from_sources`` and
+``from_process_local`` (the constructors) over ``placing`` (which blocks go onto which devices) and
+``blocks`` (whose memory, which dtype); ``moving`` (reshard, gather), ``process_local`` (back to the
+host's part), ``fingerprint``, ``pickling``, ``operators``, ``libraries`` (flax, treescope, einops).
+"""

@@ -1,0 +1,99 @@
+"""Memory that JAX's CPU backend takes for a device buffer as it is."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gda.layout.boundary import public
+from gda.layout.dtype_names import as_dtype
+from gda.layout.spec import Shape
+from gda.layout.text import format_bytes
+
+ALIGNMENT = 64  # bytes; what JAX's CPU backend wants of memory that it adopts
+
+# Small buffers are cut from a common slab: an allocation each costs more than filling it.
+_SLAB_BELOW = 64 * 1024
+_SLAB_BYTES = 1024 * 1024
+
+
+@public
+def aligned_empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> np.ndarray[Any, Any]:
+    """Return an uninitialised, C-contiguous array whose memory starts at a multiple of 64 bytes.
+
+    JAX's CPU backend places such an array on a device without copying it.
+
+    Args:
+      shape: sizes, as for ``numpy.empty``.
+      dtype: any NumPy dtype, those of JAX such as ``jax.numpy.bfloat16`` included.
+
+    Raises:
+      TypeError: the dtype has Python objects in it, or ``shape`` no integers.
+      ValueError: a size is negative, or the bytes are more than 64 bits can count.
+      MemoryError: there is too little memory, with a note of shape, dtype and bytes.
+
+    >>> import gda, jax.numpy as jnp
+    >>> block = gda.aligned_empty((3, 5), jnp.bfloat16)
+    >>> block.shape, block.dtype, block.ctypes.data % 64
+    ((3, 5), dtype(bfloat16), 0)
+    """
+    sizes = tuple(map(operator.index, shape if np.ndim(shape) else (shape,)))  # pyright: ignore
+    if min(sizes, default=0) < 0:
+        raise ValueError(f"shape {sizes} has a negative size")
+    if (known := as_dtype(dtype)).hasobject:
+        raise TypeError("Python objects cannot be placed on a device; give a dtype of numbers")
+    return Buffers(known, count=1).empty(sizes)
+
+
+class Memory(np.ndarray[Any, Any]):
+    """Memory that gda allocated; only aligned buffers refer to it.
+
+    A class of its own makes NumPy let a view of a buffer refer to the buffer and not to the memory
+    behind it, so that the buffer's reference count tells whether anybody else can write to it.
+    """
+
+
+class Buffers:
+    """Aligned buffers of one dtype; the small ones share slabs that live as long as any of them."""
+
+    def __init__(self, dtype: np.dtype[Any], count: int) -> None:
+        self.dtype = dtype
+        self._wanted = count
+        self._slab = Memory(0, np.uint8)
+        self._offset = 0
+
+    def empty(self, shape: Shape) -> np.ndarray[Any, Any]:
+        """Return an uninitialised aligned array."""
+        nbytes = math.prod(shape) * self.dtype.itemsize
+        taken = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        if nbytes >= _SLAB_BELOW:
+            memory = self._memory(taken, shape)
+            return np.ndarray(shape, self.dtype, memory, _aligned_offset(memory))
+        if self._offset + taken > self._slab.size:
+            nbytes_wanted = min(max(self._wanted, 1) * taken, _SLAB_BYTES)
+            self._slab = self._memory(nbytes_wanted, shape)
+            self._offset = _aligned_offset(self._slab)
+        self._wanted -= 1
+        offset = self._offset
+        self._offset += taken
+        return np.ndarray(shape, self.dtype, self._slab, offset)
+
+    def _memory(self, nbytes: int, shape: Shape) -> Memory:
+        try:
+            return Memory(nbytes + ALIGNMENT, np.uint8)
+        except (MemoryError, ValueError) as error:  # the latter beyond 64 bits
+            wanted = math.prod(shape) * self.dtype.itemsize
+            error.add_note(
+                f"gda: no memory for an array of shape {shape} and dtype {self.dtype}, "
+                f"{format_bytes(wanted)}"
+            )
+            raise
+
+
+def _aligned_offset(memory: Memory) -> int:
+    return -memory.ctypes.data % ALIGNMENT

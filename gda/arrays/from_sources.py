@@ -1,0 +1,231 @@
+"""Many blocks at a time: arrays while their blocks are read, and how a source becomes one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from gda.arrays.blocks import Block, BlockReader, narrowed_dtype
+from gda.arrays.placing import Plan, plan_of
+from gda.layout.spec import Index, SpecLike
+from gda.mesh import Device, MeshLike
+from gda.storage.progress import shown
+from gda.storage.sources import AsyncSource, Source, source_of
+from gda.storage.tasks import AsyncTask, Future, Options, Task, Transfer, run
+
+
+class Build:
+    """An array while its blocks are read, many at a time.
+
+    Args:
+      plan: what is read.
+      reader: of the array's blocks.
+      read: gets a list of one index and returns a list of its block; called in any thread.
+      begin: begins to fill a buffer with the block at an index; used instead of ``read``.
+      dtype: of what is read, if that is known.
+      note: adds to an error which array it was.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        reader: BlockReader,
+        read: Callable[[list[Index]], list[Block]],
+        begin: Callable[[Index, np.ndarray[Any, Any]], Future] | None = None,
+        dtype: np.dtype[Any] | None = None,
+        note: Callable[[Exception], object] = lambda _: None,
+    ) -> None:
+        self.plan = plan
+        self._reader, self._read, self._begin = reader, read, begin
+        self._dtype = dtype
+        self._note = note
+        self._places_early = plan.places_early
+        self._blocks: list[Any] = [None] * len(plan.distinct)
+        self._arrays: dict[Device, jax.Array] = {}
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block as it is read; as if of 8 bytes an element where nobody knows yet."""
+        dtype = self._dtype or self._reader.dtype
+        return math.prod(self._reader.shape) * (8 if dtype is None else dtype.itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks that this process reads."""
+        return len(self._blocks) * self.block_bytes
+
+    def tasks(self, report: Callable[[int], object]) -> Iterator[Task | AsyncTask]:
+        """Return what is to be done for each block; ``report`` is told the bytes of one read."""
+        for number, index in enumerate(self.plan.distinct):
+            nbytes = self._held_bytes()
+            if self._begin is None:
+                finish = partial(self._keep, number, index, report, self._reader.finish)
+                yield Task(nbytes, partial(self._work, index), finish)
+            else:
+                yield self._async_task(self._begin, nbytes, number, index, report)
+
+    def array(self) -> jax.Array:
+        """Return the array, after all tasks are done."""
+        plan, dtype = self.plan, self._reader.dtype
+        if not (self._places_early and plan.devices):
+            return plan.place(self._blocks, dtype)
+        arrays = [self._arrays[device] for device in plan.devices]
+        shape = plan.grid.global_shape
+        return jax.make_array_from_single_device_arrays(shape, plan.sharding, arrays, dtype=dtype)
+
+    def wanted(self) -> jax.ShapeDtypeStruct:
+        """Return shape, dtype and layout of the array."""
+        shape, sharding = self.plan.grid.global_shape, self.plan.sharding
+        return jax.ShapeDtypeStruct(shape, self._reader.dtype, sharding=sharding)
+
+    def _held_bytes(self) -> int:
+        """Bytes of one block as it is read, and of its copy where it has to be cast."""
+        read, dtype = self._dtype, self._reader.dtype
+        if read is None or dtype is None or read == dtype:
+            return self.block_bytes
+        return self.block_bytes + math.prod(self._reader.shape) * dtype.itemsize
+
+    def _work(self, index: Index) -> Block:
+        try:
+            return self._read([index])[0]
+        except Exception as error:
+            self._note(error)  # the reader has noted the index
+            raise
+
+    def _async_task(
+        self,
+        begin: Callable[[Index, np.ndarray[Any, Any]], Future],
+        nbytes: int,
+        number: int,
+        index: Index,
+        report: Callable[[int], object],
+    ) -> AsyncTask:
+        assert self._dtype is not None
+        dtype = self._dtype
+        out: list[np.ndarray[Any, Any]] = []
+
+        def start() -> Future:
+            out[:] = [self._reader.empty(dtype)]
+            return begin(index, out[0])
+
+        def finish(_: object) -> Transfer | None:
+            return self._keep(number, index, report, self._reader.settle_own, out.pop())
+
+        return AsyncTask(nbytes, start, finish, partial(self._note_where, index))
+
+    def _note_where(self, index: Index, error: Exception) -> None:
+        self._reader.note(error, index)
+        self._note(error)
+
+    def _keep(
+        self,
+        number: int,
+        index: Index,
+        report: Callable[[int], object],
+        settle: Callable[[Index, Any], Block],
+        read: Any,
+    ) -> Transfer | None:
+        """Settle what was read and keep it: on the host, or at once on its devices."""
+        try:
+            block = settle(index, read)
+        except Exception as error:
+            self._note_where(index, error)
+            raise
+        report(self.block_bytes)
+        if not self._places_early:
+            self._blocks[number] = block
+            return None
+        targets = self.plan.targets(number)
+        # A list at once: the transfers of one block do not wait for each other.
+        arrays: list[jax.Array] = jax.device_put([block] * len(targets), targets)
+        self._arrays.update(zip(self.plan.holders[number], arrays, strict=True))
+        return Transfer(
+            lambda: _are_sent(arrays),
+            lambda: jax.block_until_ready(arrays),
+        )
+
+
+def _are_sent(arrays: list[Any]) -> bool:
+    return all(array.is_ready() for array in arrays)
+
+
+def build_of_source(
+    source: Any,
+    mesh: MeshLike,
+    spec: SpecLike | None,
+    dtype: npt.DTypeLike | None,
+    options: Options,
+    note: Callable[[Exception], object] = lambda _: None,
+) -> Build:
+    """Return how an array of a source is built; reads nothing.
+
+    Raises:
+      TypeError, ValueError: it cannot be built; what ``GlobalArray.from_source`` says.
+    """
+    found = source_of(source)
+    plan = plan_of(found.shape, mesh, spec)
+    in_threads = options.are_for_threads
+    reader = plan.reader(dtype, None, always_align=True, in_threads=in_threads)
+    _check_raw(found.dtype, reader.asked)
+    if reader.dtype is None:
+        reader.dtype = narrowed_dtype(found.dtype, f"the {type(source).__name__} has dtype ")
+    read = partial(reader.read, partial(_read_source, found, reader))
+    # What has no elements is not asked for: some libraries refuse.
+    has_elements = math.prod(reader.shape) > 0
+    begin = found.begin if isinstance(found, AsyncSource) and has_elements else None
+    return Build(plan, reader, read, begin, _native(found.dtype), note)
+
+
+def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
+    if not math.prod(reader.shape):
+        return reader.empty(_native(source.dtype))
+    block = source.read(index, reader.empty)
+    dtype = getattr(block, "dtype", None)
+    is_other = isinstance(dtype, np.dtype) and _native(dtype) != _native(source.dtype)
+    if is_other and reader.asked is None:
+        raise TypeError(
+            f"the source says that its dtype is {source.dtype}, but gave a block of {dtype}, as "
+            f"libraries do that scale what they read; pass dtype={dtype} to have that"
+        )
+    return block
+
+
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype.newbyteorder("=")
+
+
+def _check_raw(dtype: np.dtype[Any], asked: Any) -> None:
+    is_raw = dtype.type is np.void and dtype.names is None
+    if is_raw and asked is not None and asked.itemsize != dtype.itemsize:
+        raise TypeError(
+            f"the source has elements of {dtype.itemsize} bytes that NumPy has no type for "
+            f"({dtype}); they cannot be {asked}, of {asked.itemsize} bytes"
+        )
+
+
+def read_all(builds: Sequence[Build], options: Options, description: str) -> None:
+    """Read the blocks of all arrays in one go, so that those of small ones overlap too."""
+    done = total = 0
+
+    with shown(options.progress, description) as show:
+
+        def report(nbytes: int) -> None:
+            nonlocal done, total
+            # Not before: the size of a callback's blocks is known when one was read.
+            total = total or sum(build.nbytes for build in builds)
+            done += nbytes
+            show(done, total)
+
+        run(
+            chain.from_iterable(build.tasks(report) for build in builds),
+            max_workers=options.max_workers,
+            max_bytes=options.max_bytes,
+            retry=options.retry,
+        )

@@ -1,0 +1,189 @@
+"""What moves the data of an array: to another layout, and whole to the host of every process."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from gda.arrays.buffers import aligned_empty
+from gda.arrays.process_local import distinct_shards, grid_of
+from gda.layout.spec import Index, SpecLike, check_spec
+from gda.mesh import MeshLike, local_positions, mesh_and_spec, mesh_grid, processes_of
+from gda.multihost.agreement import check_moving
+from gda.multihost.allgather import all_gather
+from gda.sharding import named_sharding, sharding_of
+
+_MAX_BYTES = 256 * 1024 * 1024
+
+
+def reshard(array: jax.Array, mesh: MeshLike, spec: SpecLike | None = None) -> jax.Array:
+    """Return the array cut by ``spec`` over ``mesh``, in the same kind of memory.
+
+    Or as a sharding says, which tells the kind of memory too. See ``GlobalArray.reshard``, which
+    says what is raised.
+    """
+    over = mesh_and_spec(mesh, spec)
+    entries = check_spec(over.spec, array.shape, over.mesh.shape)
+    mesh_grid(array.shape, over.mesh, entries)
+    kind = over.memory_kind or array.sharding.memory_kind
+    sharding = named_sharding(array.shape, over.mesh, entries, kind)
+    array = _over_auto_axes(array, over.mesh)
+    if array.is_fully_addressable and sharding.is_fully_addressable:
+        return jax.device_put(array, sharding)
+    _check_same_devices(array, over.mesh)
+    check_moving((array, sharding), "GlobalArray.reshard", processes_of(over.mesh).numbers)
+    if not local_positions(over.mesh):
+        # This process has nothing to send or to receive, and JAX refuses to take part.
+        return jax.make_array_from_single_device_arrays(
+            array.shape, sharding, [], dtype=array.dtype
+        )
+    return jax.device_put(array, sharding)
+
+
+def _over_auto_axes(array: jax.Array, mesh: Mesh) -> jax.Array:
+    """Return the array for JAX to move to ``mesh``; the data stays where it is.
+
+    JAX 0.8 cannot move an array over Explicit axes to a mesh whose axes have other names or sizes.
+    """
+    sharding = array.sharding
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.shape == mesh.shape:
+        return array
+    before: Any = sharding.mesh
+    if AxisType.Explicit not in before.axis_types:
+        return array
+    twin = Mesh(before.devices, before.axis_names)
+    return jax.make_array_from_single_device_arrays(
+        array.shape,
+        NamedSharding(twin, sharding.spec, memory_kind=sharding.memory_kind),
+        [shard.data for shard in array.addressable_shards],
+        dtype=array.dtype,
+    )
+
+
+def _check_same_devices(array: jax.Array, mesh: Mesh) -> None:
+    before, after = array.sharding.device_set, set(mesh.devices.flat)
+    if before == after:
+        return
+    if array.is_fully_addressable:
+        raise ValueError(
+            "the array belongs to this process alone, and the mesh to several. If every process "
+            "has the same value, cut it up with GlobalArray.from_callback(shape, mesh, spec, "
+            "lambda index: g[index]); if each has its part, use GlobalArray.from_process_local"
+        )
+    raise ValueError(
+        "JAX's public API moves an array between processes only within one set of devices, in any "
+        f"order; here {len(before - after)} devices would be left and {len(after - before)} added. "
+        f"Use a mesh of the {len(before)} devices that the array is on, or go through the hosts: "
+        "value = g.gather() and then GlobalArray.from_callback(..., lambda index: value[index]), "
+        "or through storage where the value is too large for a host"
+    )
+
+
+def gather(
+    array: jax.Array, process: int | None = None, max_bytes: int | None = None
+) -> np.ndarray[Any, Any] | None:
+    """Return the whole value on the host of every process, or of one.
+
+    See ``GlobalArray.gather``.
+    """
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
+        raise TypeError(
+            f"NumPy has no {array.dtype}; gather the numbers of the keys: "
+            "GlobalArray.from_array(jax.random.key_data(g.array)).gather()"
+        )
+    is_wanted = _is_wanted(process)
+    max_bytes = _MAX_BYTES if max_bytes is None else operator.index(max_bytes)
+    if max_bytes < 1:
+        raise ValueError(f"max_bytes must be 1 or more, not {max_bytes}")
+    if array.is_fully_addressable:
+        return np.array(array) if is_wanted else None
+    pieces = _Pieces(array, max_bytes)
+    # If this fails, the others wait in the check, which names a process that does not come.
+    value = aligned_empty(pieces.shape, array.dtype) if is_wanted else None
+    check_moving(array, "GlobalArray.gather", process=process, max_bytes=max_bytes)
+    for index, piece in pieces.local() if pieces.are_everywhere else pieces.gathered():
+        if value is not None:
+            value[index] = piece
+    return None if value is None else value.reshape(array.shape)
+
+
+def _is_wanted(process: int | None) -> bool:
+    if process is None:
+        return True
+    number, count = operator.index(process), jax.process_count()
+    if not 0 <= number < count:
+        raise ValueError(f"process must be None or from 0 to {count - 1}, not {process}")
+    return number == jax.process_index()
+
+
+class _Pieces:
+    """The blocks of an array as they come to the hosts: all that are here, or those of everybody.
+
+    Each block is sent once, by a process that holds it, some of its rows in each round, so that no
+    device has more than ``max_bytes`` of others at a time. A scalar counts as one row.
+    """
+
+    def __init__(self, array: jax.Array, max_bytes: int) -> None:
+        sharding = sharding_of(array)
+        mesh: Any = sharding.mesh
+        processes = processes_of(mesh)
+        if len(processes.numbers) == 1:
+            raise ValueError(
+                f"the array lies on devices of process {processes.numbers[0]} alone, for which it "
+                "is a local array, and which does not send it when it calls gather"
+            )
+        self.shape = array.shape or (1,)
+        self._grid = grid_of(array.shape, mesh, sharding.spec)
+        self._processes = tuple(range(jax.process_count()))
+        self._views = [self._grid.view(process) for process in self._processes]
+        self._array = array
+        self._max_bytes = max_bytes
+
+    @property
+    def are_everywhere(self) -> bool:
+        """Whether every process has every block."""
+        return all(len(view.block_ids) == self._grid.num_shards for view in self._views)
+
+    def local(self) -> Iterator[tuple[Index, np.ndarray[Any, Any]]]:
+        """Yield the blocks of this process."""
+        for number, data in distinct_shards(self._array, self._grid).items():
+            yield self._grid.block_index(number), _on_host(data)
+
+    def gathered(self) -> Iterator[tuple[Index, np.ndarray[Any, Any]]]:
+        """Yield parts of all blocks. Communicates."""
+        written = [view.written_blocks() for view in self._views]
+        shards = distinct_shards(self._array, self._grid)
+        mine = [_on_host(shards[number]) for number in written[jax.process_index()]]
+        block_shape = self._grid.shard_shape or (1,)
+        rows, row_shape = block_shape[0], block_shape[1:]
+        row_bytes = math.prod(row_shape) * self._array.dtype.itemsize
+        if not rows * row_bytes:
+            return
+        step = min(rows, max(1, self._max_bytes // (row_bytes * len(written))))
+        for turn, start in itertools.product(range(max(map(len, written))), range(0, rows, step)):
+            part = np.zeros((step, *row_shape), self._array.dtype)
+            if turn < len(mine):
+                some = mine[turn][start : start + step]
+                part[: len(some)] = some
+            received = all_gather(part.view(np.uint8).ravel(), self._processes)
+            for numbers, data in zip(written, received, strict=True):
+                if turn < len(numbers):
+                    index = self._rows_of(numbers[turn], start, min(start + step, rows))
+                    piece = data.view(self._array.dtype).reshape(part.shape)
+                    yield index, piece[: min(step, rows - start)]
+
+    def _rows_of(self, block: int, start: int, stop: int) -> Index:
+        first, *rest = self._grid.block_index(block) or (slice(None),)
+        offset = first.start or 0
+        return slice(offset + start, offset + stop), *rest
+
+
+def _on_host(block: jax.Array) -> np.ndarray[Any, Any]:
+    return np.atleast_1d(np.asarray(block))

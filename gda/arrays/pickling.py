@@ -1,0 +1,100 @@
+"""A sharded array as bytes: its data, and the mesh and spec as names and device ids."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from gda.arrays.from_callbacks import array_from_callback
+from gda.arrays.process_local import is_all_here
+from gda.multihost.agreement import checking_agreement
+
+
+class State(NamedTuple):
+    """What a pickled ``GlobalArray`` consists of; devices are known by platform and id."""
+
+    data: np.ndarray[Any, Any]
+    key_impl: str | None  # of PRNG keys, whose data are plain integers
+    spec: tuple[Any, ...]
+    mesh_shape: dict[str, int]
+    axis_types: tuple[str, ...]
+    platform: str
+    device_ids: tuple[int, ...]
+    memory_kind: str | None = None
+    weak_type: bool = False
+
+
+def dump(array: jax.Array, sharding: NamedSharding) -> State:
+    """Return array and layout in terms that any process can read.
+
+    Raises:
+      TypeError: the array is being traced, or this process does not hold every block of it.
+    """
+    mesh = sharding.mesh
+    if not isinstance(mesh, Mesh):
+        raise TypeError("a GlobalArray cannot be pickled while it is being traced")
+    is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
+    # The numbers of keys come from a program over all devices, which one process cannot run alone.
+    if not (array.is_fully_addressable if is_key else is_all_here(array)):
+        raise TypeError(
+            "a GlobalArray cannot be pickled by a process that does not hold every block of it; "
+            "let every process write its local_shards with replica_id 0"
+        )
+    devices = list(mesh.devices.flat)
+    return State(
+        data=np.asarray(jax.random.key_data(array) if is_key else array),
+        key_impl=str(jax.random.key_impl(array)) if is_key else None,
+        spec=tuple(sharding.spec),
+        mesh_shape=dict(mesh.shape),
+        axis_types=tuple(kind.name for kind in mesh.axis_types),
+        platform=devices[0].platform,
+        device_ids=tuple(device.id for device in devices),
+        memory_kind=sharding.memory_kind,
+        weak_type=not is_key and array.weak_type,
+    )
+
+
+def load(state: State) -> jax.Array:
+    """Return the array on the devices it was on; a weak type only if all are of this process.
+
+    Raises:
+      RuntimeError: they are not there.
+    """
+    try:
+        there = {device.id: device for device in jax.devices(state.platform)}
+    except RuntimeError:
+        there = {}
+    missing = [i for i in state.device_ids if i not in there]
+    if missing:
+        count = math.prod(state.mesh_shape.values())
+        hint = (
+            f", for instance with XLA_FLAGS=--xla_force_host_platform_device_count={count}"
+            if state.platform == "cpu"
+            else ""
+        )
+        raise RuntimeError(
+            f"this GlobalArray was pickled on {count} {state.platform} devices, mesh "
+            f"{state.mesh_shape}; this process has {len(there)}, without those with id {missing}. "
+            f"Unpickle it where they are{hint}"
+        )
+    devices = np.array([there[i] for i in state.device_ids], dtype=object)
+    mesh = Mesh(
+        devices.reshape(tuple(state.mesh_shape.values())),
+        tuple(state.mesh_shape),
+        axis_types=tuple(AxisType[name] for name in state.axis_types),
+    )
+    spec = PartitionSpec(*state.spec)
+    sharding = NamedSharding(mesh, spec, memory_kind=state.memory_kind)
+    data: Any = state.data
+    if state.key_impl is not None:
+        data = jax.random.wrap_key_data(jax.numpy.asarray(data), impl=state.key_impl)
+    if state.weak_type and sharding.is_fully_addressable:
+        # No public function makes a weak type, but updates of a Python number keep that of it.
+        weak = jax.numpy.broadcast_to(data.dtype.type(0).item(), data.shape).at[...].set(data)
+        return jax.device_put(weak, sharding)
+    with checking_agreement(False):  # a process may read a pickle alone
+        return array_from_callback(data.shape, sharding, None, lambda index: data[index])

@@ -1,0 +1,158 @@
+"""From a global array to what this process has of it: its blocks, and these put together as one.
+
+The *local array* of a process is its distinct blocks side by side, in the order of their
+coordinates, gaps left out. It exists where these blocks form a regular grid: all combinations of
+some coordinates in each dimension.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+
+from gda.arrays.buffers import aligned_empty
+from gda.layout.grid import ShardGrid
+from gda.layout.process_view import ProcessView
+from gda.layout.spec import Shape, SpecLike
+from gda.mesh import Device, local_positions, processes_of
+from gda.sharding import named_sharding, sharding_of
+
+
+@lru_cache(maxsize=256)
+def grid_of(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> ShardGrid:
+    """Return the grid of an array, which knows what each process has of it."""
+    return ShardGrid(global_shape, mesh.shape, spec, process_of=processes_of(mesh))
+
+
+@lru_cache(maxsize=256)
+def view_of(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> ProcessView:
+    """Return what this process has of an array."""
+    return grid_of(global_shape, mesh, spec).view(jax.process_index())
+
+
+def is_all_here(array: jax.Array) -> bool:
+    """Return whether this process has every block of an array, and so knows the whole value."""
+    if array.is_fully_addressable:
+        return True
+    sharding = sharding_of(array)
+    mesh: Any = sharding.mesh
+    view = view_of(array.shape, mesh, sharding.spec)
+    return len(view.block_ids) == grid_of(array.shape, mesh, sharding.spec).num_shards
+
+
+def distinct_shards(array: jax.Array, grid: ShardGrid) -> dict[int, jax.Array]:
+    """Return the data of each distinct block of this process, as its first device holds it.
+
+    By number, in the order of ``block_ids`` of its view. Nothing is copied or moved.
+
+    Args:
+      grid: that of ``array``.
+    """
+    mesh: Any = sharding_of(array).mesh
+    data_on = _data_by_device(array)
+    distinct: dict[int, jax.Array] = {}
+    for device, position in local_positions(mesh).items():
+        distinct.setdefault(grid.block_id(position), data_on[device])
+    return distinct
+
+
+def apart(data: jax.Array) -> jax.Array:
+    """Return the buffer of a single-device array as another array, which takes some microseconds.
+
+    JAX keeps what was copied to the host with the array that it was asked of, and a shard lives as
+    long as the whole: without this, all that was ever copied would stay on the host.
+    """
+    return jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
+
+
+def process_local_of(array: jax.Array) -> np.ndarray[Any, Any]:
+    """Return the local array of this process: a new NumPy array, each block in it once.
+
+    The inverse of ``array_from_process_local``. Never communicates between processes.
+
+    Raises:
+      ValueError: the blocks of this process do not form a regular grid, or it has none.
+      TypeError: PRNG keys, of which NumPy knows nothing, or an array without mesh and spec.
+    """
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
+        raise TypeError(
+            f"NumPy has no {array.dtype}; take the numbers of the keys: jax.random.key_data(array)"
+        )
+    if array.is_fully_addressable:
+        return np.array(array)
+    sharding = sharding_of(array)
+    mesh: Any = sharding.mesh
+    view = view_of(array.shape, mesh, sharding.spec)
+    value = aligned_empty(view.local_shape, array.dtype)
+    blocks = distinct_shards(array, grid_of(array.shape, mesh, sharding.spec)).values()
+    for block in blocks:
+        block.copy_to_host_async()
+    for index, block in zip(view.local_indices, blocks, strict=True):
+        value[index] = block
+    return value
+
+
+def local_array_of(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
+    """Return the local array of this process, over its devices; nothing is copied or moved.
+
+    Args:
+      array: one that is cut as ``spec`` says over ``mesh``.
+
+    Raises:
+      ValueError: the blocks of this process do not form a regular grid, or it has none.
+    """
+    shape = view_of(array.shape, mesh, spec).local_shape
+    local = local_sharding(array.shape, mesh, spec)
+    data_on = _data_by_device(array)
+    buffers = [data_on[device] for device in local.mesh.devices.flat]  # pyright: ignore
+    if (kind := array.sharding.memory_kind) is not None:
+        local = local.with_memory_kind(kind)
+    return jax.make_array_from_single_device_arrays(shape, local, buffers)
+
+
+@lru_cache(maxsize=256)
+def local_sharding(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> NamedSharding:
+    """Return the sharding of the local array of this process, each block where it is.
+
+    Where this process's devices form a subcube of the mesh, it is that spec over
+    ``mesh.local_mesh``. Elsewhere it is over a mesh of those devices with an axis ``'dim0'`` for
+    dimension 0 if that is cut, and so on, and an axis ``'replica'``. Where some of the blocks are
+    held by more of them than others, those devices are left out.
+
+    Raises:
+      ValueError: the blocks of this process do not form a regular grid, or it has none.
+    """
+    grid, view = grid_of(global_shape, mesh, spec), view_of(global_shape, mesh, spec)
+    view.check_regular()
+    if _is_subcube(mesh):
+        return named_sharding(global_shape, mesh.local_mesh, spec)
+    holders: dict[int, list[Device]] = {}
+    for device, position in local_positions(mesh).items():
+        holders.setdefault(grid.block_id(position), []).append(device)
+    cut = [dimension for dimension, entry in enumerate(grid.spec) if entry is not None]
+    extents = [len(view.coordinates[dimension]) for dimension in cut]
+    replicas = min(map(len, holders.values()))
+    # By number, blocks are in row-major order of their coordinates.
+    devices = [device for block in sorted(holders) for device in holders[block][:replicas]]
+    is_explicit = set(mesh.axis_types) == {AxisType.Explicit}
+    local_mesh = Mesh(
+        np.array(devices).reshape(*extents, replicas),
+        (*(f"dim{dimension}" for dimension in cut), "replica"),
+        axis_types=(AxisType.Explicit if is_explicit else AxisType.Auto,) * (len(cut) + 1),
+    )
+    entries = [f"dim{d}" if d in cut else None for d in range(len(grid.spec))]
+    return named_sharding(global_shape, local_mesh, entries)
+
+
+def _is_subcube(mesh: Mesh) -> bool:
+    mine = processes_of(mesh).process_of.reshape(mesh.devices.shape) == jax.process_index()
+    bounds = [slice(places.min(), places.max() + 1) for places in np.nonzero(mine)]
+    return bool(mine[tuple(bounds)].all())
+
+
+def _data_by_device(array: jax.Array) -> dict[Any, jax.Array]:
+    return {shard.device: shard.data for shard in array.addressable_shards}

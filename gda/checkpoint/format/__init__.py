@@ -1,0 +1,5 @@
+"""What is in the files of a checkpoint.
+
+To read in this order: ``errors``, ``zarr_format`` (one array as zarr v3), ``chunks`` (its chunks),
+``manifest`` (every file by size and checksum, written last), ``structure`` (the tree as JSON).
+"""

@@ -1,0 +1,134 @@
+"""Into which chunks an array is divided on disk, and which of them a block overlaps. Integers only.
+
+A chunk is a part of one block of the array as it was saved, contiguous in the memory of the block:
+it is written from there and read into there without a copy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from gda.layout.spec import Index, Shape
+
+
+def chunk_shape_of(block_shape: Shape, itemsize: int, most_bytes: int) -> Shape:
+    """Return the shape of equal parts of a block, contiguous in it, of about ``most_bytes``.
+
+    Parts have at most ``most_bytes``, unless the sizes have no divisor that comes near it.
+
+    >>> chunk_shape_of((4096, 1024), 4, 2**22)
+    (1024, 1024)
+    >>> chunk_shape_of((3, 8), 4, 16)
+    (1, 4)
+    >>> chunk_shape_of((7919, 16), 4, 2**18)  # a prime: one chunk of 500 KB rather than 7,919 rows
+    (7919, 16)
+    """
+    if math.prod(block_shape) * itemsize <= most_bytes:
+        return block_shape
+    for dimension, size in enumerate(block_shape):
+        row_bytes = math.prod(block_shape[dimension + 1 :]) * itemsize
+        if row_bytes <= most_bytes:
+            part = _nearest_divisor(size, most_bytes // row_bytes)
+            return (1,) * dimension + (part, *block_shape[dimension + 1 :])
+    return (1,) * len(block_shape)
+
+
+def _nearest_divisor(size: int, most: int) -> int:
+    """Return the largest divisor up to ``most``, or the next if that is nearer by ratio."""
+    lower = next(part for part in range(min(most, size), 0, -1) if size % part == 0)
+    if lower * 8 >= most:
+        return lower
+    upper = min(size // part for part in range(1, size // most + 1) if size % part == 0)
+    return lower if most / lower <= upper / most else upper
+
+
+class Overlap(NamedTuple):
+    """The part that a chunk and a block have in common.
+
+    Attributes:
+      chunk: the number of the chunk.
+      in_chunk, in_block: where it lies in each of them.
+      is_whole: whether it is all of the chunk.
+    """
+
+    chunk: int
+    in_chunk: Index
+    in_block: Index
+    is_whole: bool
+
+
+@dataclass(frozen=True)
+class ChunkGrid:
+    """A shape divided into equal chunks, numbered row-major. Sizes are multiples of the chunk's."""
+
+    shape: Shape
+    chunk_shape: Shape
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How many chunks there are along each dimension."""
+        return tuple([n // c for n, c in zip(self.shape, self.chunk_shape, strict=True)])
+
+    @property
+    def num_chunks(self) -> int:
+        return math.prod(self.counts)
+
+    def coordinates(self, chunk: int) -> tuple[int, ...]:
+        """Return the number of a chunk along each dimension."""
+        coordinates = []
+        for count in reversed(self.counts):
+            chunk, coordinate = divmod(chunk, count)
+            coordinates.append(coordinate)
+        return tuple(reversed(coordinates))
+
+    def start(self, chunk: int) -> tuple[int, ...]:
+        """Return where a chunk begins, in elements.
+
+        >>> ChunkGrid((4, 6), (2, 2)).start(4)
+        (2, 2)
+        """
+        return tuple(map(operator.mul, self.coordinates(chunk), self.chunk_shape))
+
+    def key(self, chunk: int) -> str:
+        """Return the name of a chunk within the array, as zarr v3 has it with separator ``.``.
+
+        >>> ChunkGrid((4, 6), (2, 2)).key(4)
+        'c.1.1'
+        """
+        return ".".join(["c", *map(str, self.coordinates(chunk))])
+
+    def overlaps(self, starts: Sequence[int], block_shape: Shape) -> Iterator[Overlap]:
+        """Yield what each chunk has of the block that starts at ``starts``, in order of number.
+
+        >>> [overlap.chunk for overlap in ChunkGrid((4, 6), (2, 2)).overlaps((1, 2), (2, 2))]
+        [1, 4]
+        """
+        along = []
+        for start, size, part, count in zip(
+            starts, block_shape, self.chunk_shape, self.counts, strict=True
+        ):
+            if size == 0:
+                return
+            parts = []
+            for number in range(start // part, -(-(start + size) // part)):
+                first, last = max(start, number * part), min(start + size, (number + 1) * part)
+                in_chunk = slice(first - number * part, last - number * part)
+                in_block = slice(first - start, last - start)
+                parts.append((number, in_chunk, in_block, last - first == part))
+            along.append((count, parts))
+        for combination in itertools.product(*[parts for _, parts in along]):
+            chunk = 0
+            for (count, _), (number, *_) in zip(along, combination, strict=True):
+                chunk = chunk * count + number
+            yield Overlap(
+                chunk,
+                tuple([part[1] for part in combination]),
+                tuple([part[2] for part in combination]),
+                all(part[3] for part in combination),
+            )

@@ -1,0 +1,237 @@
+"""A tree as JSON and back: which containers hold which leaves.
+
+Dicts, lists, tuples and ``None`` come back as they are. Of other nodes, such as named tuples and
+registered dataclasses, the name and the fields are written, and they come back as dicts by field:
+nothing that a file says makes Python look for a class. With ``like`` a restore gives the tree the
+classes it had.
+
+The JSON of a leaf is its number; of ``None`` it is ``null``; of a node ``{"dict": [[key, node],
+...]}``, and so ``"list"``, ``"tuple"`` and ``"node"``, the last with ``"class"`` beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, keystr
+
+from gda.checkpoint.format.errors import CorruptionError
+from gda.checkpoint.format.manifest import Path
+from gda.multihost.agreement import join_some
+from gda.trees.specs import is_container
+
+_DEEPEST = 200
+
+
+def flatten(tree: Any) -> tuple[Any, list[tuple[Path, Any]]]:
+    """Return the structure as JSON, and path and value of every leaf.
+
+    Raises:
+      TypeError: a key of a dict is neither a string nor an integer, or a dict has both.
+      ValueError: two leaves have one path.
+    """
+    try:
+        leaves, definition = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)
+    except ValueError as error:
+        if "sorting" not in str(error):
+            raise
+        raise TypeError(
+            "JAX cannot sort the keys of a dict in the tree; they must be all strings or all "
+            "integers"
+        ) from error
+    found = [(_path(keys), leaf) for keys, leaf in leaves]
+    if len(dict(found)) != len(found):
+        seen: set[Path] = set()
+        twice = next(path for path, _ in found if path in seen or seen.add(path))
+        raise ValueError(f"two leaves of the tree have the path {format_path(twice)}")
+    return _Writer().node(tree, definition, 0), found
+
+
+def unflatten(structure: Any, values: Sequence[Any], at: Path = ()) -> Any:
+    """Return the tree of a structure, or what is in it at a path.
+
+    Raises:
+      CorruptionError: it is not a structure, or is not one of these leaves.
+      KeyError: there is nothing at that path.
+    """
+    used: list[int] = []
+    tree = _read(subtree(structure, at), values, used, 0)
+    if len(set(used)) != len(used) or (not at and len(used) != len(values)):
+        raise CorruptionError("the structure of the tree does not have every leaf once")
+    return tree
+
+
+def subtree(structure: Any, at: Path) -> Any:
+    """Return what is in a structure at a path.
+
+    Raises:
+      KeyError: there is nothing at that path.
+    """
+    for i, key in enumerate(at):
+        children = dict(_children(structure))
+        if key not in children:
+            there = join_some([repr(each) for each in children]) or "nothing"
+            raise KeyError(
+                f"{format_path(at[: i + 1])} is not in the checkpoint; {format_path(at[:i])} has "
+                f"{there}"
+            )
+        structure = children[key]
+    return structure
+
+
+def check_structure(structure: Any, paths: Sequence[Path]) -> None:
+    """Raise ``CorruptionError`` unless a structure has every leaf once, at its path."""
+    count = 0
+    path: list[str | int] = []  # one for all nodes: there may be far more of them than leaves
+
+    def check(node: Any) -> None:
+        nonlocal count
+        if node is None:
+            return
+        if type(node) is int:
+            # The keys of a node differ, so a path comes once, and so does the leaf.
+            if not 0 <= node < len(paths) or paths[node] != tuple(path):
+                raise CorruptionError("the structure of the tree has a leaf in a wrong place")
+            count += 1
+            return
+        if not isinstance(node, dict) or len(path) >= _DEEPEST:
+            raise CorruptionError("the structure of the tree is not one, or too deep")
+        for key, below in _children(node):
+            path.append(key)
+            check(below)
+            path.pop()
+
+    check(structure)
+    if count != len(paths):
+        raise CorruptionError("the structure of the tree does not have every leaf once")
+
+
+def format_path(path: Path) -> str:
+    """Return a path as it is written in Python, such as ``['params'][0]``.
+
+    >>> format_path(("params", 0))
+    "['params'][0]"
+    """
+    return "".join(f"[{key!r}]" for key in path) or "the tree itself"
+
+
+@contextmanager
+def noting_path(path: Path) -> Iterator[None]:
+    """Add the path of a leaf to an exception of the block."""
+    try:
+        yield
+    except Exception as error:
+        if path:
+            error.add_note(f"gda: at {format_path(path)} of the tree")
+        raise
+
+
+def path_of_keys(keys: Sequence[Any]) -> Path:
+    """Return the path of JAX's keys; attributes and keys of a dict are written alike."""
+    return _path(keys)
+
+
+def _path(keys: Sequence[Any]) -> Path:
+    path: list[str | int] = []
+    for key in keys:
+        match key:
+            case DictKey(key=name) | FlattenedIndexKey(key=name):
+                part = name
+            case SequenceKey(idx=number):
+                part = number
+            case GetAttrKey(name=name):
+                part = name
+            case _:
+                part = str(key)
+        if type(part) not in (str, int):
+            raise TypeError(
+                f"the key {part!r} in {keystr(tuple(keys))} is a {type(part).__name__}; the keys "
+                "of a tree that is saved are strings and integers"
+            )
+        path.append(part)
+    return tuple(path)
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self._next = 0
+
+    def node(self, node: Any, definition: Any, depth: int) -> Any:
+        """Return the JSON of a node, whose leaves are the next ones."""
+        if (data := definition.node_data()) is None:
+            self._next += 1
+            return self._next - 1
+        kind, aux = data
+        if kind is type(None):
+            return None
+        if depth >= _DEEPEST:
+            raise ValueError(f"the tree is nested deeper than {_DEEPEST} levels; flatten it")
+        keys, nodes = _keys_and_children(kind, aux, node)
+        children = [
+            [key, self.node(child, below, depth + 1)]
+            for key, child, below in zip(keys, nodes, definition.children(), strict=True)
+        ]
+        if kind is dict:
+            return {"dict": children}
+        if kind is list or kind is tuple:
+            return {kind.__name__: [below for _, below in children]}
+        return {"node": children, "class": f"{kind.__module__}.{kind.__qualname__}"}
+
+
+def _keys_and_children(kind: Any, aux: Any, node: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    if kind is dict:
+        return [_path([DictKey(key)])[0] for key in aux], [node[key] for key in aux]
+    if kind is list or kind is tuple:
+        return range(len(node)), node
+    # JAX tells the keys of leaves only, so for once all children are leaves.
+    pairs = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda below: below is not node)[0]
+    return [_path(keys)[0] for keys, _ in pairs], [child for _, child in pairs]
+
+
+def _children(structure: Any) -> Iterable[Any]:
+    """Return key and node of each child of a node, without a copy of them."""
+    if not isinstance(structure, dict):
+        return ()
+    for name in ("dict", "node"):
+        if name in structure:
+            return _pairs(structure[name])
+    for name in ("list", "tuple"):
+        if name in structure:
+            return enumerate(_list(structure[name]))
+    raise CorruptionError("the structure of the tree has a node of no known kind")
+
+
+def _read(structure: Any, values: Sequence[Any], used: list[int], depth: int) -> Any:
+    if structure is None:
+        return None
+    if type(structure) is int:
+        if not 0 <= structure < len(values):
+            raise CorruptionError("the structure of the tree has a leaf that is not there")
+        used.append(structure)
+        return values[structure]
+    if not isinstance(structure, dict) or depth > _DEEPEST:
+        raise CorruptionError("the structure of the tree is not one, or too deep")
+    children = _children(structure)
+    if "dict" in structure or "node" in structure:
+        return {key: _read(below, values, used, depth + 1) for key, below in children}
+    items = [_read(below, values, used, depth + 1) for _, below in children]
+    return items if "list" in structure else tuple(items)
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise CorruptionError("the structure of the tree is not one")
+    return value
+
+
+def _pairs(value: Any) -> list[Any]:
+    pairs = _list(value)
+    for pair in pairs:
+        if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (str, int):
+            raise CorruptionError("the structure of the tree has a key that is none")
+    if len({key for key, _ in pairs}) != len(pairs):
+        raise CorruptionError("the structure of the tree has a key twice")
+    return pairs

@@ -1,0 +1,407 @@
+"""What a restore is to give: of every leaf, the type and the layout.
+
+They come from ``like``, a tree of what is wanted, or from a mesh and specs. Everything that does
+not fit the checkpoint is found here, before anything is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from gda.arrays.global_array import GlobalArray
+from gda.arrays.placing import Plan, plan_of
+from gda.checkpoint.format.errors import said
+from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, Path, ValueLeaf
+from gda.checkpoint.format.structure import format_path, noting_path, path_of_keys
+from gda.layout.spec import Shape, check_spec
+from gda.mesh import MeshAndSpec, mesh_and_spec, mesh_grid
+from gda.multihost.agreement import join_some
+from gda.trees.specs import SpecOf, is_container, is_partition_spec, spec_by
+
+
+@dataclass(frozen=True)
+class Target:
+    """What becomes of one array of the checkpoint.
+
+    Attributes:
+      leaf: the array.
+      dtype: what it is to have; of keys that of their numbers.
+      plan: which blocks this process needs, and where they go; ``None`` for a NumPy array.
+      wrap: makes what the user gets of the ``jax.Array`` or of the NumPy array.
+    """
+
+    leaf: ArrayLeaf
+    dtype: np.dtype[Any]
+    plan: Plan | None
+    wrap: Callable[[Any], Any]
+
+
+def saved_type(leaf: ArrayLeaf) -> tuple[Shape, Any]:
+    """Return shape and dtype of what was saved: of keys, not those of their numbers."""
+    if leaf.key_impl is None:
+        return leaf.shape, leaf.dtype
+    return leaf.shape[: -_key_ndim(leaf)], _key_dtype(leaf.key_impl)
+
+
+class _Mismatch(Exception):  # noqa: N818
+    """One line of what does not fit."""
+
+
+def targets_like(
+    manifest: Manifest, like: Any, at: Path, partial: bool, cast: bool, layout: Layout | None
+) -> tuple[list[Target | Any], Any]:
+    """Return a target or a value for every leaf of ``like``, and the structure to put them in.
+
+    Raises:
+      ValueError: leaves are missing or surplus, or a shape or a kind differs: all in one message.
+      TypeError: a dtype differs.
+    """
+    wanted, definition = jax.tree_util.tree_flatten_with_path(like, is_leaf=is_container)
+    saved = {leaf.path[len(at) :]: leaf for leaf in manifest.leaves if leaf.path[: len(at)] == at}
+    paths = [path_of_keys(keys) for keys, _ in wanted]
+    _check_same_leaves(paths, saved, partial, at)
+    if layout is not None and (surplus := layout.surplus(saved)):
+        raise ValueError(join_some(surplus))
+    results: list[Target | Any] = []
+    problems: list[tuple[Path, str]] = []
+    are_dtypes = True
+    for path, (_, leaf) in zip(paths, wanted, strict=True):
+        try:
+            place = None if layout is None else layout.place_of(path)
+            results.append(_target_like(saved[path], leaf, cast, place))
+        except (_Mismatch, ValueError, TypeError) as error:
+            are_dtypes = are_dtypes and isinstance(error, TypeError)
+            problems.append((at + path, str(error)))
+    if problems:
+        kind = TypeError if are_dtypes else ValueError
+        raise kind(f"the checkpoint is not like the tree: {_listed(problems)}")
+    return results, definition
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Mesh and spec of each path; they hold for all below the path.
+
+    Attributes:
+      name: the argument that says so for each path, for the messages.
+    """
+
+    places: dict[Path, MeshAndSpec]
+    name: str
+
+    def place_of(self, path: Path) -> MeshAndSpec | None:
+        """Return what is said for a path, if anything is.
+
+        Raises:
+          ValueError: the spec has axes that the mesh has not; also where the leaf is no array.
+        """
+        for length in range(len(path), -1, -1):
+            if (place := self.places.get(path[:length])) is not None:
+                mesh_grid((0,) * len(tuple(place.spec)), place.mesh, place.spec)  # any size divides
+                return place
+        return None
+
+    def surplus(self, paths: Iterable[Path]) -> list[str]:
+        """Return what is said of paths that the checkpoint, with leaves at ``paths``, has not."""
+        there = {path[:length] for path in paths for length in range(len(path) + 1)} | {()}
+        return [
+            f"{self.name} has {format_path(path)}, and the checkpoint has not"
+            for path in self.places
+            if path not in there
+        ]
+
+
+def _listed(problems: Sequence[tuple[Path, str]]) -> str:
+    """Return every reason once, with the paths that it holds for."""
+    paths: dict[str, list[str]] = {}
+    for path, reason in problems:
+        paths.setdefault(reason, []).append(format_path(path))
+    return join_some([f"at {join_some(places)}, {reason}" for reason, places in paths.items()])
+
+
+def layout_of(mesh: Any, specs: Any, leaves: Sequence[Leaf], at: Path) -> Layout | None:
+    """Return the layout that the arguments of a restore say, if they say one.
+
+    Args:
+      mesh: a mesh, or a sharding or a tree of them in place of mesh and specs.
+      specs: a spec, a tree of them, or a function of path and leaf, which is asked for each array
+        of ``leaves`` that is below ``at``.
+
+    Raises:
+      TypeError: one of the two is missing, or something in them is no sharding or spec.
+    """
+    if mesh is None and specs is None:
+        return None
+    if mesh is None or (specs is None and isinstance(mesh, Mesh)):
+        raise TypeError(
+            "mesh and specs say together how arrays are laid out; give both, or a NamedSharding, "
+            "or a tree of them, as mesh"
+        )
+    if isinstance(mesh, Mesh):
+        by_path = _specs_by_path(specs, leaves, at)
+        return Layout({path: MeshAndSpec(mesh, by_path[path], None) for path in by_path}, "specs")
+    shardings = jax.tree_util.tree_flatten_with_path(mesh)[0]
+    return Layout({path_of_keys(k): mesh_and_spec(each, specs) for k, each in shardings}, "mesh")
+
+
+def _specs_by_path(specs: Any, leaves: Sequence[Leaf], at: Path) -> dict[Path, PartitionSpec]:
+    if callable(specs):
+        function: Any = specs
+        return _specs_by(function, leaves, at)
+    if isinstance(specs, list | tuple) and not isinstance(specs, PartitionSpec):
+        is_one = all(entry is None or isinstance(entry, str | tuple) for entry in specs)
+        specs = PartitionSpec(*specs) if is_one else specs
+    by_path = {}
+    for keys, spec in jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_partition_spec)[0]:
+        path = path_of_keys(keys)
+        if not isinstance(spec, PartitionSpec):
+            where = f"specs{format_path(path)}" if path else "specs"
+            raise TypeError(f"{where} is {spec!r:.80}, not a PartitionSpec")
+        by_path[path] = spec
+    return by_path
+
+
+def _specs_by(function: SpecOf, leaves: Sequence[Leaf], at: Path) -> dict[Path, PartitionSpec]:
+    specs: dict[Path, PartitionSpec] = {}
+    for leaf in leaves:
+        if leaf.path[: len(at)] != at or not isinstance(leaf, ArrayLeaf):
+            continue
+        path = leaf.path[len(at) :]
+        with noting_path(leaf.path):
+            shaped = jax.ShapeDtypeStruct(*saved_type(leaf))
+            specs[path] = spec_by(function, "/".join(map(str, path)), shaped)
+    return specs
+
+
+def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Target | Any]:
+    """Return a target or a value for every leaf of the manifest; ``None`` outside of ``at``.
+
+    Without a layout every array but keys becomes a NumPy array.
+
+    Raises:
+      ValueError: an array has no spec, a spec is for nothing, or does not fit its array.
+      KeyError: there is nothing at ``at``.
+    """
+    results: list[Target | Any] = []
+    problems: list[str] = []
+    unfit: list[tuple[Path, str]] = []
+    lacking = []
+    inside = [leaf for leaf in manifest.leaves if leaf.path[: len(at)] == at]
+    if layout is not None:
+        problems += layout.surplus([leaf.path[len(at) :] for leaf in inside])
+    for leaf in manifest.leaves:
+        path = leaf.path[len(at) :]
+        if leaf.path[: len(at)] != at:
+            results.append(None)
+            continue
+        try:
+            place = None if layout is None else layout.place_of(path)
+            if isinstance(leaf, ValueLeaf):
+                results.append(leaf.value)
+            elif layout is not None and place is None:
+                lacking.append(format_path(leaf.path))
+            else:
+                results.append(_target_of(leaf, place))
+        except (ValueError, TypeError) as error:
+            unfit.append((leaf.path, str(error)))
+    if unfit:
+        problems.append(_listed(unfit))
+    if lacking:
+        problems.append(f"{layout and layout.name} says nothing of {join_some(lacking)}")
+    if problems:
+        what = f"{layout.name} does not fit the checkpoint" if layout else "it cannot be restored"
+        raise ValueError(f"{what}: {join_some(problems)}")
+    return results
+
+
+def _target_of(leaf: ArrayLeaf, place: MeshAndSpec | None) -> Target:
+    if place is not None:
+        # jax.random takes no container of keys.
+        is_global = leaf.key_impl is None or leaf.kind == "GlobalArray"
+        return _jax_target(leaf, leaf.dtype, _sharding(leaf, place), is_global)
+    if leaf.key_impl is not None:  # which NumPy does not have
+        return _uncommitted_target(leaf, leaf.dtype, is_global=False, is_weak=False)
+    return _numpy_target(leaf, leaf.dtype)
+
+
+def _sharding(leaf: ArrayLeaf, place: MeshAndSpec) -> NamedSharding:
+    """Return the sharding of an array, or say as for any array why there is none."""
+    mesh, spec, memory_kind = place
+    mesh_grid(saved_type(leaf)[0], mesh, spec)
+    return NamedSharding(mesh, PartitionSpec(*spec), memory_kind=memory_kind)
+
+
+def _check_same_leaves(
+    paths: Sequence[Path], saved: dict[Path, Leaf], partial: bool, at: Path
+) -> None:
+    missing = [format_path(at + path) for path in paths if path not in saved]
+    there = set(paths)
+    surplus = [] if partial else [format_path(at + path) for path in saved if path not in there]
+    said = []
+    if missing:
+        said.append(f"it has no {join_some(missing)}")
+    if surplus:
+        said.append(f"like has no {join_some(surplus)} (partial=True leaves them out)")
+    if said:
+        raise ValueError(f"the checkpoint is not like the tree: {'; '.join(said)}")
+
+
+def _target_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None) -> Any:
+    if isinstance(leaf, ValueLeaf):
+        return _value_like(leaf.value, like, cast)
+    is_global = isinstance(like, GlobalArray)
+    array = like.array if is_global else like
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise _Mismatch(f"it has an array of shape {leaf.shape}, and like {_said(like)}")
+    is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
+    if is_key != (leaf.key_impl is not None):
+        kinds = ("PRNG keys", f"an array of {leaf.dtype}")
+        raise _Mismatch(
+            f"it has {kinds[not leaf.key_impl]}, and like {kinds[not is_key]}; "
+            "jax.random.wrap_key_data and key_data make one of the other"
+        )
+    shape = leaf.shape[: len(leaf.shape) - _key_ndim(leaf)]
+    if tuple(array.shape) != shape:
+        raise _Mismatch(f"it has shape {shape}, and like {tuple(array.shape)}")
+    dtype = leaf.dtype
+    if leaf.key_impl is not None:
+        if array.dtype != _key_dtype(leaf.key_impl):
+            raise _Mismatch(f"it has keys of {leaf.key_impl!r}, and like {array.dtype}")
+    elif (wanted := np.dtype(array.dtype).newbyteorder("=")) != leaf.dtype:
+        if not cast:
+            raise TypeError(f"it has dtype {leaf.dtype}, and like {wanted}; cast=True converts it")
+        dtype = wanted
+    if isinstance(array, np.ndarray | np.generic):
+        return _numpy_target(leaf, dtype)
+    sharding = getattr(array, "sharding", None)
+    if place is not None:
+        sharding = _sharding(leaf, place)
+    if sharding is None:
+        raise _Mismatch(
+            "like does not say where the array goes; give its ShapeDtypeStruct a sharding, or "
+            "restore with mesh and specs"
+        )
+    if isinstance(sharding, SingleDeviceSharding) and not getattr(array, "committed", True):
+        return _uncommitted_target(leaf, dtype, is_global, getattr(array, "weak_type", False))
+    return _jax_target(leaf, dtype, sharding, is_global)
+
+
+def _value_like(value: Any, like: Any, cast: bool) -> Any:
+    if isinstance(like, np.str_ | np.bytes_):
+        like = like.item()
+    if type(value) is type(like):
+        return value
+    if cast and isinstance(like, bool | int | float | complex):
+        return type(like)(value)
+    raise _Mismatch(
+        f"it has the {type(value).__name__} {said(value):.40}, and like {_said(like)}; put a value "
+        f"of type {type(value).__name__} there"
+    )
+
+
+def _said(like: Any) -> str:
+    shape = getattr(like, "shape", None)
+    return (
+        f"the {type(like).__name__} {like!r:.40}"
+        if shape is None
+        else f"an array of shape {tuple(shape)}"
+    )
+
+
+def _key_ndim(leaf: ArrayLeaf) -> int:
+    """Return how many of the last dimensions are those of one key."""
+    if leaf.key_impl is None:
+        return 0
+    return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=leaf.key_impl))).ndim
+
+
+def _key_dtype(impl: str) -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
+
+
+def _numpy_target(leaf: ArrayLeaf, dtype: np.dtype[Any]) -> Target:
+    return Target(leaf, dtype, None, _same)
+
+
+def _uncommitted_target(
+    leaf: ArrayLeaf, dtype: np.dtype[Any], is_global: bool, is_weak: bool
+) -> Target:
+    """Return the target of what goes along with arrays on any devices, such as a step count.
+
+    Args:
+      is_weak: whether it is to give way to the dtype of others, as Python's numbers do.
+    """
+    _check_kept(dtype)
+    check_keys(leaf)
+
+    def wrap(data: Any) -> Any:
+        # jax.numpy would commit it to a mesh that is set.
+        array = jax.device_put(data.item() if is_weak and not data.ndim else data)
+        if array.dtype != data.dtype:
+            array = jax.device_put(data)
+        if leaf.key_impl is not None:
+            array = jax.random.wrap_key_data(array, impl=leaf.key_impl)
+        return GlobalArray(array=array) if is_global else array
+
+    return Target(leaf, dtype, None, wrap)
+
+
+def _jax_target(
+    leaf: ArrayLeaf, dtype: np.dtype[Any], sharding: Sharding, is_global: bool
+) -> Target:
+    if isinstance(sharding, SingleDeviceSharding):
+        (device,) = sharding.device_set
+        named: Any = NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
+    else:
+        named = sharding
+    if not isinstance(named, NamedSharding) or not isinstance(named.mesh, Mesh):
+        raise _Mismatch(f"like has the sharding {sharding!r}, which names no devices and spec")
+    _check_kept(dtype)
+    check_keys(leaf)
+    # Of keys, their numbers have more dimensions, which are not to be cut.
+    rank = len(leaf.shape) - _key_ndim(leaf)
+    spec = check_spec(named.spec, leaf.shape[:rank], named.mesh.shape)
+    plan = plan_of(leaf.shape, named.mesh, spec)
+
+    def wrap(array: Any) -> Any:
+        if isinstance(sharding, SingleDeviceSharding) and array.is_fully_addressable:
+            array = jax.device_put(array, sharding)
+        if leaf.key_impl is not None:
+            array = jax.random.wrap_key_data(array, impl=leaf.key_impl)
+        if sharding.memory_kind is not None and array.sharding.memory_kind != sharding.memory_kind:
+            array = jax.device_put(array, array.sharding.with_memory_kind(sharding.memory_kind))
+        return GlobalArray(array=array) if is_global else array
+
+    return Target(leaf, dtype, plan, wrap)
+
+
+def check_keys(leaf: ArrayLeaf) -> None:
+    """Raise ``ValueError`` if PRNG keys are of a kind that JAX has not, or have other numbers."""
+    if leaf.key_impl is None:
+        return
+    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=leaf.key_impl)))
+    if leaf.dtype != key.dtype or leaf.shape[len(leaf.shape) - key.ndim :] != key.shape:
+        raise ValueError(
+            f"it has keys of {leaf.key_impl!r}, each of which is {key.dtype}{list(key.shape)}, and "
+            f"their numbers are {leaf.dtype}{list(leaf.shape)}"
+        )
+
+
+def _check_kept(dtype: np.dtype[Any]) -> None:
+    final = jax.dtypes.canonicalize_dtype(dtype)
+    if final != dtype:
+        raise TypeError(
+            f"it has dtype {dtype}, which JAX makes {final} without jax_enable_x64; set that, "
+            "ask for a cast with like=... of another dtype and cast=True, or give a NumPy array in "
+            "like=... to get one"
+        )
+
+
+def _same(array: Any) -> Any:
+    return array

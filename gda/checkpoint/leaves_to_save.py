@@ -1,0 +1,295 @@
+"""What a tree that is to be saved consists of: of every leaf, the blocks that this process writes.
+
+Over all processes every block is written once. What several hold is shared out between them, leaf
+after leaf, so that replicated parameters are not all written by process 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+
+from gda.arrays.buffers import aligned_empty
+from gda.arrays.global_array import GlobalArray
+from gda.arrays.process_local import apart, distinct_shards, grid_of, view_of
+from gda.checkpoint.format.errors import said
+from gda.checkpoint.format.manifest import Path, ValueLeaf, is_storable
+from gda.checkpoint.format.structure import format_path, noting_path
+from gda.checkpoint.format.zarr_format import crc32c
+from gda.layout.grid import ShardGrid
+from gda.layout.spec import Shape, format_spec
+from gda.multihost.agreement import join_some
+from gda.multihost.meeting import DisagreementError
+from gda.sharding import is_tracer, sharding_of
+from gda.storage import tasks
+from gda.trees.specs import is_container
+
+_VALUES = (bool, int, float, complex, str, bytes)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a leaf: where it starts, and its data on a device or on the host."""
+
+    number: int
+    start: Shape
+    data: jax.Array | np.ndarray[Any, Any]
+
+    def begin_transfer(self) -> None:
+        """Begin to copy it to the host, for a later ``on_host``."""
+        if isinstance(self.data, jax.Array):
+            self.data.copy_to_host_async()
+
+    def on_host(self) -> np.ndarray[Any, Any]:
+        """Return the data; in place where they are in the memory of the host already."""
+        return np.asarray(self.data, order="C")
+
+
+@dataclass(frozen=True)
+class Source:
+    """An array of the tree, and what this process writes of it.
+
+    Attributes:
+      number: which leaf of the tree it is.
+      grid: how it is cut; ``None`` where every process has all of it by itself, as NumPy.
+      block_shape: every block has it.
+      blocks: those that this process writes.
+      is_mine: whether these are all that there are.
+      saved_type: shape and dtype as the user sees them, of keys those of keys.
+      own: the data, where every process has all of it by itself.
+    """
+
+    number: int
+    path: Path
+    kind: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    key_impl: str | None
+    spec: str | None
+    mesh: dict[str, int] | None
+    grid: ShardGrid | None
+    block_shape: Shape
+    blocks: tuple[Block, ...]
+    is_mine: bool
+    saved_type: tuple[Shape, Any]
+    own: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def sources_of(leaves: Iterable[tuple[Path, Any]]) -> list[Source | ValueLeaf]:
+    """Return what is to be written of each leaf; nothing is copied.
+
+    Raises:
+      TypeError: a leaf is of a kind that a checkpoint cannot hold, or is being traced.
+      RuntimeError: an array was deleted or donated.
+    """
+    leaves = list(leaves)
+    sources = []
+    for number, ((path, leaf), turn) in enumerate(zip(leaves, _turns(leaves), strict=True)):
+        with noting_path(path):
+            sources.append(_source(number, path, leaf, turn))
+    return sources
+
+
+def _turns(leaves: Sequence[tuple[Path, Any]]) -> list[int]:
+    """Return the turn of each leaf, so that processes write about the same number of bytes.
+
+    The largest first, arrays that are cut alike take turns. By number alone, weights and biases
+    that come one after the other would leave all weights to every second process.
+    """
+    turns = [0] * len(leaves)
+    following: dict[Any, int] = {}
+    arrays = [leaf.array if is_container(leaf) else leaf for _, leaf in leaves]
+    sizes = [_nbytes(array) for array in arrays]
+    for number in sorted(range(len(arrays)), key=lambda number: -sizes[number]):
+        sharding = getattr(arrays[number], "sharding", None)
+        kind = sharding if isinstance(sharding, NamedSharding) else None
+        turns[number] = following.setdefault(kind, 0)
+        following[kind] += 1
+    return turns
+
+
+def _nbytes(array: Any) -> int:
+    is_array = isinstance(array, jax.Array | np.ndarray | np.generic) and not is_tracer(array)
+    return array.size * array.dtype.itemsize if is_array else 0
+
+
+def on_host(source: Source, max_workers: int, adopt: bool) -> Source:
+    """Return a source whose blocks are copies of this process's own, on the host.
+
+    With ``adopt``, copies of what is on a CPU are on that device too, for fingerprints to be taken
+    there, which is quicker than by NumPy.
+    """
+    blocks: list[Block] = []
+
+    def copy(block: Block) -> Block:
+        data = np.asarray(block.data)
+        out = aligned_empty(data.shape, data.dtype)
+        np.copyto(out, data)
+        return replace(block, data=_adopted(out, block.data) if adopt else out)
+
+    tasks.run(
+        [tasks.Task(0, lambda block=block: copy(block), blocks.append) for block in source.blocks],
+        max_workers=max_workers,
+    )
+    return replace(source, own=None, blocks=tuple(blocks))
+
+
+def _adopted(copy: np.ndarray[Any, Any], like: Any) -> Any:
+    """Return aligned memory as an array on the device where another is, if that is a CPU."""
+    if not isinstance(like, jax.Array):
+        return copy
+    (device,) = like.devices()
+    if device.platform != "cpu":
+        return copy
+    with jax.transfer_guard("allow"):
+        return jax.device_put(copy, device)
+
+
+def values_of(sources: Iterable[Source | ValueLeaf]) -> dict[str, str]:
+    """Return, by path, what must be the same in all processes and is not an array over them.
+
+    Values as text, of arrays that every process has by itself a checksum.
+    """
+    values = {}
+    for source in sources:
+        if isinstance(source, ValueLeaf):
+            values[format_path(source.path)] = f"{said(source.value):.200}"
+        elif source.own is not None:
+            crc = crc32c(np.asarray(source.own, order="C"))
+            values[format_path(source.path)] = f"an array with CRC-32C {crc:08x}"
+    return values
+
+
+def check_same_values(values: list[dict[str, str]]) -> None:
+    """Raise ``DisagreementError`` unless these are the same in all processes."""
+    differences = []
+    for path, first in values[0].items():
+        said = {process: each.get(path) for process, each in enumerate(values)}
+        others = [f"process {i} {value}" for i, value in said.items() if value != first]
+        if others:
+            differences.append(f"at {path}, process 0 has {first}, {join_some(others)}")
+    if differences:
+        raise DisagreementError(
+            f"what is not spread over the processes differs: {join_some(differences)}. Make it the "
+            "same, or leave it out"
+        )
+
+
+def _source(number: int, path: Path, leaf: Any, turn: int) -> Source | ValueLeaf:
+    kind = "jax.Array"
+    if isinstance(leaf, GlobalArray):
+        kind, leaf = "GlobalArray", leaf.array
+    if isinstance(leaf, np.str_ | np.bytes_):
+        leaf = leaf.item()
+    if isinstance(leaf, jax.Array):
+        return _of_jax(number, path, kind, leaf, turn)
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError("a masked array would lose its mask; save its data and its mask")
+    if isinstance(leaf, np.ndarray | np.generic):
+        return _of_numpy(number, path, np.asarray(leaf), turn)
+    if type(leaf) in _VALUES:
+        return ValueLeaf(path, leaf)
+    raise TypeError(
+        f"a leaf of type {type(leaf).__name__} cannot be saved; the leaves of a tree are "
+        "GlobalArrays, jax.Arrays, NumPy arrays, numbers, strings and bytes"
+    )
+
+
+def _of_numpy(number: int, path: Path, data: np.ndarray[Any, Any], turn: int) -> Source:
+    native = data.dtype if data.dtype.isnative else data.dtype.newbyteorder("=")
+    is_number = jax.numpy.issubdtype(native, jax.numpy.number) or native == np.bool_
+    if not is_number or not is_storable(native):
+        raise TypeError(
+            f"an array of dtype {data.dtype} cannot be saved; convert it to numbers that JAX has"
+        )
+    data = np.asarray(data, native, order="C")
+    return _whole(number, path, "numpy", data, None, turn)
+
+
+def _whole(
+    number: int, path: Path, kind: str, data: Any, key_impl: str | None, turn: int
+) -> Source:
+    """Return the source of what every process has by itself: one of them writes it."""
+    is_mine = turn % jax.process_count() == jax.process_index()
+    blocks = (Block(0, (0,) * data.ndim, data),) if is_mine else ()
+    return Source(
+        number,
+        path,
+        kind,
+        data.shape,
+        data.dtype,
+        key_impl,
+        None,
+        None,
+        None,
+        data.shape,
+        blocks,
+        is_mine,
+        (data.shape, data.dtype),
+        data,
+    )
+
+
+def _of_jax(number: int, path: Path, kind: str, array: jax.Array, turn: int) -> Source:
+    if is_tracer(array):
+        raise TypeError("an array that is being traced has no data; save outside of jit")
+    if array.is_deleted():
+        raise RuntimeError("the array was deleted or donated")
+    keys_or_data, key_impl = array, None
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+        key_impl = str(jax.random.key_impl(array))
+        array = jax.random.key_data(array)
+    sharding = array.sharding
+    if not isinstance(sharding, NamedSharding | SingleDeviceSharding):
+        if not array.is_fully_addressable:
+            raise TypeError(
+                f"the array has the sharding {sharding!r}, which names no mesh and spec; give it "
+                "one with jax.device_put(array, NamedSharding(mesh, spec))"
+            )
+        if key_impl is not None:  # few bytes, and NumPy has no keys to take the fingerprint of
+            keys = jax.device_put(keys_or_data, jax.local_devices()[0])
+            return _of_jax(number, path, kind, keys, turn)
+        return _whole(number, path, kind, np.asarray(array), key_impl, turn)
+    sharding = sharding_of(array)
+    mesh: Any = sharding.mesh
+    is_named = isinstance(array.sharding, NamedSharding)
+    # Of a mesh all processes mean the same one: that was checked. A device each has by itself.
+    is_shared = is_named or jax.process_count() == 1
+    grid = grid_of(array.shape, mesh, sharding.spec)
+    blocks = distinct_shards(array, grid)
+    if blocks and mesh.devices.flat[0].platform != "cpu":
+        blocks = {number: apart(block) for number, block in blocks.items()}
+    if is_shared:
+        written = view_of(array.shape, mesh, sharding.spec).written_blocks(turn)
+    else:
+        written = tuple(blocks) if turn % jax.process_count() == jax.process_index() else ()
+    return Source(
+        number,
+        path,
+        kind,
+        array.shape,
+        np.dtype(array.dtype),
+        key_impl,
+        format_spec(sharding.spec) if is_named else None,
+        dict(mesh.shape) if is_named and isinstance(mesh, Mesh) else None,
+        grid,
+        grid.shard_shape,
+        tuple(
+            Block(block, tuple([s.start or 0 for s in grid.block_index(block)]), blocks[block])
+            for block in written
+        ),
+        len(written) == grid.num_shards,
+        (keys_or_data.shape, keys_or_data.dtype),
+        None if is_shared else array,
+    )

@@ -1,0 +1,5 @@
+"""Where the files of a checkpoint lie.
+
+To read in this order: ``protocol`` (what a store can do), ``directory``, ``object_store``,
+``waiting`` (requests that are repeated), ``opening`` (which of them a path names).
+"""

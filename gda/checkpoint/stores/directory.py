@@ -1,0 +1,335 @@
+"""A directory as a store: files written and read in place.
+
+TensorStore's file driver takes bytes, which would be a copy each way, and writes each file under
+another name first, which a save into a directory of its own does not need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from gda.checkpoint.format.errors import SaveError
+from gda.checkpoint.stores.protocol import LOCK, Bytes
+
+_VERSION_BYTES = 200  # of a manifest, its first line, which seals the rest
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+# A handle that only finds files: a directory may allow that and not be listed.
+_DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+class FileStore:
+    """A directory; see ``gda.checkpoint.stores.protocol.Store`` for what its methods do."""
+
+    is_remote = False
+
+    def __init__(self, root: str) -> None:
+        if not root:
+            raise ValueError("the path of a checkpoint is empty")
+        if "\0" in root:
+            raise ValueError(f"the path of a checkpoint has a NUL character: {root!r}")
+        self.url = root
+        self._root = os.path.abspath(root)
+        self._guard = threading.Lock()
+        self._to_sync: set[str] = set()
+        self._known: set[str] = set()
+
+    def join(self, name: str) -> str:
+        return os.path.join(self.url, name)
+
+    def write(self, name: str, parts: Sequence[Any]) -> None:
+        path = self._inside(name)
+        self._make_directory(os.path.dirname(path))
+        _write_new(path, parts)
+
+    def flush(self) -> None:
+        with self._guard:
+            directories, self._to_sync = sorted(self._to_sync, key=len, reverse=True), set()
+        for directory in directories:
+            _sync_directory(directory)
+
+    def version(self, name: str) -> bytes:
+        try:
+            with self._opened(name) as (handle, _):
+                return os.read(handle, _VERSION_BYTES)
+        except (FileNotFoundError, ValueError):
+            return b""
+
+    def replace(
+        self, name: str, data: bytes, version: bytes | None, check: Callable[[], None]
+    ) -> None:
+        path = self._inside(name)
+        beside = f"{path}.new"
+        # Not with write(), which would make a directory anew that somebody has removed meanwhile.
+        # It is made exclusively: of two saves that no lock keeps apart, one at a time gets here.
+        try:
+            _write_new(beside, [data])
+        except FileExistsError:
+            raise SaveError(
+                f"another save into {self.url} is committing: {beside} is there"
+            ) from None
+        try:
+            self._check_version(name, version)
+            check()
+            with _about(path):
+                os.replace(beside, path)
+        except BaseException:
+            _remove_again(beside)
+            raise
+        _sync_directory(os.path.dirname(path))
+
+    def _check_version(self, name: str, version: bytes | None) -> None:
+        now = self.version(name)
+        if version is None or now == version:
+            return
+        if not now:
+            path = self._inside(name)
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        raise SaveError(f"another save into {self.url} was committed while this one was running")
+
+    def read(self, name: str, most_bytes: int) -> bytes:
+        with self._opened(name) as (handle, size):
+            if size > most_bytes:
+                raise ValueError(f"has {size} bytes; at most {most_bytes} make sense")
+            parts = []
+            while size and (part := os.read(handle, size)):
+                parts.append(part)
+                size -= len(part)
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_into(self, name: str, payload: Bytes, tail: Bytes) -> int:
+        with self._opened(name) as (handle, size):
+            if size != payload.nbytes + tail.nbytes:
+                return size
+            return _read_all(handle, [payload, tail])
+
+    def size(self, name: str) -> int | None:
+        with self._directory_of(name) as (directory, file):
+            return _size(os.stat(file, dir_fd=directory, follow_symlinks=False))
+
+    def entries(self) -> list[str]:
+        return sorted(os.listdir(self._root))
+
+    def remove(self, name: str) -> None:
+        path = self._inside(name)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[bool]:
+        import fcntl
+
+        self._make_directory(self._root)
+        # Where a save that died has made it, the entry may not be durable yet.
+        self._to_sync.add(os.path.dirname(self._root))
+        path = os.path.join(self._root, LOCK)
+        with _about(path):
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            is_locked = _try_lock(
+                lambda: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB), self.url
+            )
+            if not is_locked:
+                _warn_of_no_locks(os.fstat(handle).st_dev, self.url)
+            yield is_locked
+        finally:
+            # The end of the process unlocks it too. To close it is not enough: a process that was
+            # forked meanwhile has the handle as well.
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
+
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[tuple[int, int]]:
+        """Open a file to read it; give its handle and its size."""
+        with self._directory_of(name) as (directory, file):
+            # Looked at first: a pipe would be waited for, and a device may do anything.
+            _size(os.stat(file, dir_fd=directory, follow_symlinks=False))
+            with _opening() as open_file:
+                handle = open_file(file, _READ, directory)
+                yield handle, _size(os.fstat(handle))
+
+    @contextlib.contextmanager
+    def _directory_of(self, name: str) -> Iterator[tuple[int, str]]:
+        """Open the directory of a file; give its handle and the name of the file there.
+
+        The path of the checkpoint may have links in it; below it none is followed, because it may
+        lead anywhere.
+        """
+        *directories, file = name.split("/")
+        with _opening() as open_directory, _about(self._inside(name)):
+            directory = open_directory(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
+            for each in directories:
+                try:
+                    directory = open_directory(each, _DIRECTORY, directory)
+                except NotADirectoryError:
+                    raise ValueError(f"is not there: {each} is a link or a file") from None
+            yield directory, file
+
+    def _inside(self, name: str) -> str:
+        return os.path.join(self._root, *name.split("/"))
+
+    def _make_directory(self, directory: str) -> None:
+        with self._guard:
+            self._to_sync.add(directory)
+            if directory in self._known:
+                return
+            missing, parent = [], directory
+            while not os.path.isdir(parent):
+                missing.append(parent)
+                parent = os.path.dirname(parent)
+            # What was there, and the root, which is made when it is locked, somebody has removed.
+            # Made again, it would not have the files that were written before.
+            is_gone = self._known | ({self._root} - {directory})
+            for each in missing:
+                if each in is_gone:
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), each)
+            for each in reversed(missing):
+                with _about(each), contextlib.suppress(FileExistsError):
+                    os.mkdir(each)
+                if not os.path.isdir(each):
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), each)
+            # The entry of a new directory is durable when its parent is.
+            self._to_sync.update(map(os.path.dirname, missing))
+            self._known.update([directory, *missing])
+
+
+def _try_lock(lock: Callable[[], object], url: str) -> bool:
+    try:
+        lock()
+    except BlockingIOError:
+        raise SaveError(
+            f"another save into {url} is running, in this process or in another one; wait for it, "
+            "as with pending.result() for one of save_async"
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        return False  # a file system without locks
+    return True
+
+
+def _warn_of_no_locks(device: int, url: str) -> None:
+    """Say once of each file system that it has no locks."""
+    if device not in _without_locks:
+        _without_locks.add(device)
+        logging.getLogger("gda").warning(
+            "the file system of %s has no locks: of two programs that save into one path at the "
+            "same time, one fails only when it commits, after it has written everything",
+            url,
+        )
+
+
+_without_locks: set[int] = set()
+
+
+@contextlib.contextmanager
+def _opening() -> Iterator[Callable[..., int]]:
+    """Give a function that opens files by path, flags and directory; all are closed at the end.
+
+    Python looks for Ctrl-C when a call returns, and drops what the call returned: a handle of
+    ``os.open`` would stay open. So one call of C opens a file and keeps its handle, and one closes
+    all of them.
+    """
+    handles: list[int] = []
+    closed = map(os.close, handles)
+
+    def open_file(path: str, flags: int, directory: int | None = None) -> int:
+        handles.extend(map(partial(os.open, dir_fd=directory), [path], [flags]))
+        return handles[-1]
+
+    try:
+        yield open_file
+    finally:
+        deque(closed, maxlen=0)
+
+
+@contextlib.contextmanager
+def _about(path: str) -> Iterator[None]:
+    """Make errors of the operating system name the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or not os.path.isabs(error.filename):
+            error.filename = path
+        raise
+
+
+def _size(found: os.stat_result) -> int:
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("is not a regular file")
+    return found.st_size
+
+
+def _write_new(path: str, parts: Sequence[Any]) -> None:
+    with _about(path):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        try:
+            _write_all(handle, parts)
+            os.fsync(handle)
+        except BaseException:
+            _remove_again(path)
+            raise
+        finally:
+            os.close(handle)
+
+
+def _remove_again(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def _write_all(handle: int, parts: Sequence[Any]) -> None:
+    # One call writes at most 2 GiB, and may always write less than it was given.
+    rest = [memoryview(part).cast("B") for part in parts if len(part)]
+    while rest:
+        written = os.writev(handle, rest)
+        rest = _after(rest, written)
+
+
+def _read_all(handle: int, buffers: Sequence[Any]) -> int:
+    rest = [memoryview(buffer).cast("B") for buffer in buffers if buffer.nbytes]
+    total = 0
+    while rest:
+        count = os.readv(handle, rest)
+        if not count:
+            break
+        total += count
+        rest = _after(rest, count)
+    return total
+
+
+def _after(views: list[memoryview], count: int) -> list[memoryview]:
+    """Return what is left of some buffers after so many bytes of them."""
+    for i, view in enumerate(views):
+        if count < view.nbytes:
+            return [view[count:], *views[i + 1 :]]
+        count -= view.nbytes
+    return []
+
+
+def _sync_directory(directory: str) -> None:
+    with _about(directory):
+        try:
+            handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except PermissionError:
+            return  # one may write there and not read; PostgreSQL takes these cases so too
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            if error.errno not in (errno.EBADF, errno.EINVAL):  # no such thing on this file system
+                raise
+        finally:
+            os.close(handle)

@@ -1,0 +1,67 @@
+"""From what a user calls a path to the store behind it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import urllib.parse
+from typing import Any
+
+from gda.checkpoint.stores.directory import FileStore
+from gda.checkpoint.stores.object_store import KvStore
+from gda.checkpoint.stores.protocol import Store
+
+
+def open_store(path: Any, timeout: float) -> Store:
+    """Return the store of a path, a URL, a TensorStore key-value store or the spec of one.
+
+    Args:
+      timeout: seconds to wait for each answer of an object store.
+
+    Raises:
+      TypeError: it is none of these.
+      ValueError: TensorStore does not know it, or ``timeout`` is not above 0.
+    """
+    if not isinstance(timeout, int | float) or not timeout > 0:
+        raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
+    if isinstance(path, os.PathLike):
+        path = os.fspath(path)
+    if isinstance(path, str):
+        return _of_text(path, timeout)
+    if (isinstance(path, dict) and isinstance(path.get("driver"), str)) or _is_of_tensorstore(path):
+        return KvStore(path, timeout)
+    raise TypeError(
+        "the path of a checkpoint, which comes first, is a directory, a URL such as "
+        "'s3://bucket/run', or a TensorStore key-value store or the spec of one, not a "
+        f"{type(path).__name__}"
+    )
+
+
+def _of_text(path: str, timeout: float) -> Store:
+    # A letter alone before the colon is no scheme that anybody uses, but may be a name.
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(/{1,2})", path)
+    if match is None:
+        return FileStore(os.path.expanduser(path))
+    scheme = match[1].lower()
+    if scheme == "file":
+        url = urllib.parse.urlsplit(path)
+        if url.netloc not in ("", "localhost"):
+            raise ValueError(f"{path!r} is a file of the host {url.netloc!r}; write file:///path")
+        return FileStore(urllib.parse.unquote(url.path))
+    if match[2] != "//":
+        raise ValueError(f"{path!r} looks like a URL with one slash; write {scheme}://...")
+    rest = path[match.end() :].removesuffix("/")
+    return KvStore(f"{scheme}://{rest}/", timeout)
+
+
+def default_workers(store: Store) -> int:
+    """Return how many files are read or written at a time, if nobody says."""
+    return 32 if store.is_remote else min(max(os.cpu_count() or 1, 2), 32)
+
+
+def _is_of_tensorstore(path: Any) -> bool:
+    tensorstore = sys.modules.get("tensorstore")  # whoever has such an object has imported it
+    return tensorstore is not None and isinstance(
+        path, tensorstore.KvStore | tensorstore.KvStore.Spec
+    )

@@ -1,0 +1,146 @@
+"""Waiting for an object store: a failure that may pass is tried again, and no wait is silent."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gda.layout.text import counted, printable
+from gda.storage.tasks import Retry
+
+# Of TensorStore's attempts: one more at once, because a server may have closed a connection that
+# was kept open. It would try for 15 minutes without a word, even where no server is.
+FEW_ATTEMPTS = {"max_retries": 1, "initial_delay": "10ms", "max_delay": "10ms"}
+
+_SILENT = 5.0  # seconds that a request may take before that is logged
+_BETWEEN_LINES = 60.0  # seconds from one line to the next, over all requests to a store
+_UNREACHED = 3.0  # seconds until a server that has never answered counts as not there
+_TIMEOUT_AFTER_ONE = 10.0
+_PAUSES = Retry(OSError, delay=0.1, max_delay=8)
+
+# TensorStore's words for a failure that it would try again: 408, 429, 5xx, a broken connection.
+# Requests that it does not repeat, such as those for credentials, have the bare status.
+_PASSING = re.compile(r"(ABORTED: All \d+ retry attempts failed|UNAVAILABLE|DEADLINE_EXCEEDED): ")
+# curl: no such protocol, proxy or host is known, the connection is refused, or TLS cannot begin.
+_NOT_REACHED = re.compile(r"\[curl_code='(1|5|6|7|35)'\]")
+
+
+class Waiting:
+    """The waiting for the requests to one store, in any thread.
+
+    Args:
+      timeout: seconds after which a request is given up, with all its attempts.
+      repeats: whether a request whose failure may pass is sent again.
+    """
+
+    def __init__(self, timeout: float, *, repeats: bool) -> None:
+        self._timeout = timeout
+        self._repeats = repeats
+        self._has_answered = False
+        self._unreached = _UNREACHED
+        self._guard = threading.Lock()
+        self._next_line = 0.0
+
+    def result(self, url: str, begin: Callable[[], Any], future: Any = None) -> Any:
+        """Return what a request gives.
+
+        Args:
+          url: of the object, for messages.
+          begin: sends the request and returns TensorStore's future.
+          future: of the first attempt, if that was sent before.
+
+        Raises:
+          ConnectionError: no server can be reached, and none of this store ever was.
+          TimeoutError: there was no answer, or none but failures that may pass.
+          Exception: what TensorStore raises for a failure that will not pass.
+        """
+        request = _Request(url, self._timeout)
+        pause = 0.0
+        while request.left > 0:
+            request.attempts += 1
+            future = begin() if future is None else future
+            try:
+                for seconds in self._parts(request, request.left):
+                    with contextlib.suppress(TimeoutError):
+                        answer = future.result(seconds)
+                        self._has_answered = True
+                        return answer
+            except Exception as error:
+                request.failure = _PASSING.sub("", printable(str(error)[:1000]))
+                if not self._repeats or not _PASSING.match(str(error)):
+                    raise
+                pause = min(_PAUSES.seconds_after(request.attempts), request.left)
+                self._check_reached(request, pause)
+            finally:
+                future.cancel()  # whatever the reason, nothing waits for it any more
+                future = None
+            for seconds in self._parts(request, pause):
+                time.sleep(seconds)
+        # Nothing waits as long again to clean up after a store that does not answer.
+        self._timeout = min(self._timeout, _TIMEOUT_AFTER_ONE)
+        raise TimeoutError(errno.ETIMEDOUT, request.given_up, url)
+
+    def _check_reached(self, request: _Request, pause: float) -> None:
+        """Raise ``ConnectionError`` if no server is there; one that was may come back."""
+        if not _NOT_REACHED.search(request.failure):
+            self._has_answered = True
+        elif not self._has_answered and request.seconds + pause > self._unreached:
+            self._unreached = 0.0
+            raise ConnectionError(
+                f"{request.url} cannot be reached: {request.failure}. Check the address, and "
+                "whether the server runs"
+            ) from None
+
+    def _parts(self, request: _Request, seconds: float) -> Iterator[float]:
+        """Yield the parts of a wait; between them a line is logged when it is time."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            due = max(request.begun + _SILENT, self._next_line)
+            yield min(left, max(due - time.monotonic(), 0))
+            with self._guard:
+                now = time.monotonic()
+                if now < max(due, self._next_line):
+                    continue
+                self._next_line = now + _BETWEEN_LINES
+            logging.getLogger("gda").warning(
+                "waiting for %s: %s (for %.0f s, at most %g s)",
+                request.url,
+                request.failure or "no answer yet",
+                request.seconds,
+                request.timeout,
+            )
+
+
+class _Request:
+    """One request, with all its attempts."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self.url = url
+        self.timeout = timeout
+        self.begun = time.monotonic()
+        self.attempts = 0
+        self.failure = ""
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begun
+
+    @property
+    def left(self) -> float:
+        return self.timeout - self.seconds
+
+    @property
+    def given_up(self) -> str:
+        if not self.failure:
+            return f"no answer within {self.timeout:g} s, retries included"
+        attempts = counted(self.attempts, "attempt")
+        return (
+            f"no success within {self.timeout:g} s, in {attempts}; the last failure was: "
+            f"{self.failure}"
+        )

@@ -1,0 +1,138 @@
+"""What ``gda plan`` says of one array, as numbers: the document of ``--json``, which has
+
+- ``shape``, ``dtype``, ``itemsize`` (bytes of one element), ``nbytes`` (of the array once),
+  ``mesh`` (axis sizes by name), ``spec`` (for each dimension null, an axis or a list of axes; none
+  for dimensions at the end that are not cut);
+- ``shard_shape``, ``num_devices``, ``num_shards`` (distinct blocks), ``num_replicas`` (devices that
+  hold each), ``num_processes``, ``devices_per_process``;
+- ``nbytes_per_device``, ``nbytes_per_process`` and ``nbytes_on_devices``: what devices hold, all
+  replicas counted; ``distinct_nbytes_per_process``: ``[least, most]`` over the processes, each
+  block of a process once, which is what it reads;
+- ``notes``: what a reader might not expect, in words;
+- ``processes``: for each ``--process`` its number as ``process``; ``nbytes_on_devices``,
+  ``nbytes_read`` and ``nbytes_written``; ``blocks``, each with its number as ``block``, ``index``
+  (``[start, stop]`` of each dimension) and ``is_written``, whether this process writes it where
+  each block is written once; ``devices``, each with its position as ``device``, its ``coordinates``
+  in the mesh, ``block`` and ``replica_id``;
+- ``elements``: for each ``--locate`` its coordinates as ``element``; ``block``, ``index`` and
+  ``offset`` within the block; ``devices``, each with ``device``, ``coordinates``, ``process`` and
+  ``replica_id``.
+
+``num_devices`` and ``num_blocks`` count all; of a process or an element the first 16,384 of each
+are listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gda.cli.planned_array import PlannedArray, index_for_json
+from gda.layout.grid import ShardGrid
+from gda.layout.numbering import IntArray
+
+LISTED = 16_384
+
+
+def document_of(
+    array: PlannedArray, processes: Sequence[int], elements: Sequence[tuple[int, ...]]
+) -> dict[str, Any]:
+    """Return all that there is to say, ready for JSON."""
+    least, most = distinct_blocks(array)
+    return {
+        **array.describe(),
+        "distinct_nbytes_per_process": [least * array.block_bytes, most * array.block_bytes],
+        "processes": [about_process(array, process) for process in processes],
+        "elements": [about_element(array, element) for element in elements],
+    }
+
+
+def distinct_blocks(array: PlannedArray) -> tuple[int, int]:
+    """Return the least and the most distinct blocks that the devices of one process hold."""
+    counts = blocks_by_process(array.grid, array.devices_per_process)
+    return int(counts.min()), int(counts.max())
+
+
+def blocks_by_process(grid: ShardGrid, devices_per_process: int) -> IntArray:
+    """Return how many distinct blocks each process holds: int64 ``[num_processes]``.
+
+    >>> blocks_by_process(ShardGrid((4,), {'x': 2, 'y': 3}, ('x',)), 2)
+    array([1, 2, 1])
+    """
+    blocks = np.sort(grid.block_ids.reshape(-1, devices_per_process), axis=1)
+    return 1 + (np.diff(blocks, axis=1) != 0).sum(axis=1, dtype=np.int64)
+
+
+def about_process(array: PlannedArray, process: int, limit: int = LISTED) -> dict[str, Any]:
+    """Return what one process holds, reads and writes; ``limit`` devices and blocks of it."""
+    view, grid, itemsize = array.grid.view(process), array.grid, array.dtype.itemsize
+    written = set(view.written_blocks())
+    blocks, devices = view.block_ids, view.positions
+    return {
+        "process": process,
+        "nbytes_on_devices": view.nbytes_on_devices(itemsize),
+        "nbytes_read": view.nbytes(itemsize),
+        "nbytes_written": len(written) * array.block_bytes,
+        "num_blocks": len(blocks),
+        "num_blocks_written": len(written),
+        "num_devices": len(devices),
+        "blocks": [
+            {
+                "block": block,
+                "index": index_for_json(grid.block_index(block), grid.global_shape),
+                "is_written": block in written,
+            }
+            for block in blocks[:limit]
+        ],
+        "devices": [
+            {
+                "device": device,
+                "coordinates": mesh_coordinates(device, grid.mesh_shape),
+                "block": grid.block_id(device),
+                "replica_id": grid.replica_id(device),
+            }
+            for device in devices[:limit].tolist()
+        ],
+    }
+
+
+def about_element(
+    array: PlannedArray, element: tuple[int, ...], limit: int = LISTED
+) -> dict[str, Any]:
+    """Return who holds an element, and where in their block; ``limit`` of the devices."""
+    grid = array.grid
+    holders = grid.locate(element)
+    block = grid.block_id(int(holders[0]))
+    index = index_for_json(grid.block_index(block), grid.global_shape)
+    starts = [start for start, _ in index]
+    return {
+        "element": list(element),
+        "block": block,
+        "index": index,
+        "offset": [at - start for at, start in zip(element, starts, strict=True)],
+        "num_devices": len(holders),
+        "devices": [
+            {
+                "device": device,
+                "coordinates": mesh_coordinates(device, grid.mesh_shape),
+                "process": device // array.devices_per_process,
+                "replica_id": replica,
+            }
+            for replica, device in enumerate(holders[:limit].tolist())
+        ],
+    }
+
+
+def mesh_coordinates(position: int, mesh: Mapping[str, int]) -> list[int]:
+    """Return the coordinates of a device in its mesh.
+
+    >>> mesh_coordinates(5, {'x': 4, 'y': 2})
+    [2, 1]
+    """
+    coordinates = []
+    for size in reversed([*mesh.values()]):
+        position, coordinate = divmod(position, size)
+        coordinates.append(coordinate)
+    return coordinates[::-1]

@@ -1,0 +1,332 @@
+"""Files that describe a model: names with shapes, dtypes and specs; the format of ``--tree``.
+
+The file is one JSON object, with
+
+- ``parameters``: for each name ``{"shape": [...], "dtype": ..., "spec": ...}``;
+- ``mesh``: sizes of the axes by name, in mesh order, unless ``--mesh`` says them;
+- ``dtype`` and ``spec``: of the parameters that have none of their own. Where there is no spec at
+  all, or it is null, a parameter is not cut;
+- ``about``: whatever a reader should know.
+
+A shape is a list of integers, a dtype a name as ``--dtype`` takes it; a spec is a list of null,
+axes and lists of axes, or a text as ``--spec`` takes it; a mesh may be a text as well. A file that
+has only names with their parameters is read too, with ``--mesh``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import reprlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gda.cli.dtypes import parse_dtype
+from gda.cli.layouts import NOT_CUT, parse_mesh, parse_spec
+from gda.cli.mistakes import MisreadError, MistakesError
+from gda.cli.name_ranges import with_ranges
+from gda.cli.planned_array import check_shape_and_mesh, format_mesh, mistakes_of_spec, plan_grid
+from gda.layout.spec import check_spec
+from gda.layout.text import counted
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gda.layout.grid import ShardGrid
+    from gda.layout.spec import Shape, SpecEntry
+
+_SHOWN = 20
+_KEYS_SHOWN = 8
+_EXPECTED = 'expected is {"mesh": {...}, "parameters": {NAME: {"shape": [...], ...}, ...}}'
+_OF_A_MODEL = ("about", "mesh", "dtype", "spec", "parameters")
+_OF_A_PARAMETER = ("shape", "dtype", "spec")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An array of a model."""
+
+    name: str
+    dtype: np.dtype[Any]
+    grid: ShardGrid
+
+
+class Mistakes:
+    """All that is wrong with a file, so that it can be said together."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._by_message: dict[str, list[str]] = defaultdict(list)
+
+    def add(self, message: str, name: str = "") -> None:
+        """Add a mistake; ``name`` is the parameter that has it."""
+        self._by_message[message].append(name)
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Add what is wrong with a parameter."""
+        try:
+            yield
+        except _WrongError as error:
+            for message in error.args:
+                self.add(message, name)
+
+    def check(self) -> None:
+        """Raise ``MistakesError`` if there are any; parameters that share one are a line."""
+        lines = [
+            f"  {name}: {message}" if name else f"  {message}"
+            for message, names in self._by_message.items()
+            for name, _ in with_ranges(names)
+        ]
+        if not lines:
+            return
+        count = sum(map(len, self._by_message.values()))
+        more = (
+            [f"  … and {len(lines) - _SHOWN} more lines like these"] if len(lines) > _SHOWN else []
+        )
+        kind = "a mistake" if count == 1 else f"{count:,} mistakes"
+        raise MistakesError(f"{self._path} has {kind}:", *lines[:_SHOWN], *more)
+
+
+def read_model(
+    text: str, path: str, mesh: Mapping[str, int] | None
+) -> tuple[dict[str, int], list[Parameter]]:
+    """Return the mesh and the parameters of a model.
+
+    Args:
+      text: of the file.
+      path: of the file, for messages.
+      mesh: what ``--mesh`` says, which counts more than what the file says.
+
+    Raises:
+      MistakesError: all mistakes of the file, with the names of the parameters that have them.
+    """
+    mistakes = Mistakes(path)
+    document = _parse_json(text, path, mistakes)
+    if not isinstance(document, dict):
+        raise MistakesError(f"{path} is {_kind(document)}; {_EXPECTED}")
+    mistakes.check()
+    model = _model_of(document, mistakes)
+    sizes = _mesh_of(model, mesh, mistakes)
+    mistakes.check()
+    dtype = _default(model, "dtype", _dtype_of, mistakes)
+    spec = _default(model, "spec", _spec_of, mistakes) or ()
+    arrays, parameters = [], []
+    for name, entry in model["parameters"].items():
+        with mistakes.of(name):
+            arrays.append(_array(name, entry, dtype, spec, sizes))
+            parameters.append(_parameter(arrays[-1], sizes))
+    if mesh is not None:
+        _check_axes(arrays, sizes, model.get("mesh"), path)
+    mistakes.check()
+    return sizes, parameters
+
+
+class _WrongError(Exception):
+    """What is wrong with a parameter, message by message."""
+
+
+def _parse_json(text: str, path: str, mistakes: Mistakes) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            counts = Counter(name for name, _ in pairs)
+            twice = [name for name, count in counts.items() if count > 1]
+            mistakes.add(f"{_named(twice)} {'stands' if len(twice) == 1 else 'stand'} there twice")
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except RecursionError:
+        raise MistakesError(f"{path} is nested too deeply to be a model") from None
+    except ValueError as error:
+        raise MistakesError(f"{path} is not JSON: {error}") from None
+
+
+def _model_of(document: dict[str, Any], mistakes: Mistakes) -> dict[str, Any]:
+    if "parameters" not in document and not {"mesh", "about"} & document.keys():
+        return {"parameters": document}
+    if not isinstance(document.get("parameters"), dict):
+        found = "parameters" in document
+        given = f"is {_kind(document['parameters'])}" if found else "is missing"
+        mistakes.add(f'"parameters" {given}; {_EXPECTED}')
+    for message in _unknown_keys(document, _OF_A_MODEL, ' ("parameters" has the names)'):
+        mistakes.add(message)
+    return {"parameters": {}, **document}
+
+
+def _mesh_of(
+    model: Mapping[str, Any], mesh: Mapping[str, int] | None, mistakes: Mistakes
+) -> dict[str, int]:
+    try:
+        sizes = _mesh_from(model.get("mesh")) if mesh is None else dict(mesh)
+        check_shape_and_mesh((), sizes)
+    except (MisreadError, MistakesError) as error:
+        mistakes.add(f"mesh: {error}")
+        return {}
+    return sizes
+
+
+def _mesh_from(given: Any) -> dict[str, int]:
+    expected = 'sizes by axis such as {"data": 16, "model": 4}'
+    if given is None:
+        raise MistakesError(f"there is none; give {expected}, or --mesh data=16,model=4")
+    if isinstance(given, str):
+        return parse_mesh(given)
+    if not isinstance(given, dict) or not given:
+        raise MistakesError(f"expected are {expected}, not {_short(given)}")
+    for name, size in given.items():
+        if not name or name in NOT_CUT:
+            raise MistakesError(f"an axis cannot have the name {name!r}")
+        if type(size) is not int or size < 1:
+            raise MistakesError(f"axis {name!r} has the size {_short(size)}; it must be 1 or more")
+    return given
+
+
+def _default(model: Mapping[str, Any], key: str, read: Any, mistakes: Mistakes) -> Any:
+    if model.get(key) is None:
+        return None
+    try:
+        return read(model[key])
+    except _WrongError as error:
+        mistakes.add(error.args[0])
+        return None
+
+
+class _Array(NamedTuple):
+    """What the file says of a parameter, before it is known whether that goes with the mesh."""
+
+    name: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    spec: tuple[SpecEntry, ...]
+
+
+def _array(
+    name: str,
+    entry: Any,
+    dtype: np.dtype[Any] | None,
+    spec: tuple[SpecEntry, ...],
+    mesh: Mapping[str, int],
+) -> _Array:
+    if not isinstance(entry, dict):
+        raise _WrongError(f'expected is {{"shape": [...], ...}}, not {_short(entry)}')
+    wrong = _unknown_keys(entry, _OF_A_PARAMETER)
+    given = {key: value for key, value in entry.items() if (key, value) != ("dtype", None)}
+    values: dict[str, Any] = {"dtype": dtype, "spec": spec}
+    for key, read in (("shape", _shape_of), ("dtype", _dtype_of), ("spec", _spec_of)):
+        try:
+            if key in given:
+                values[key] = read(given[key])
+        except _WrongError as error:
+            wrong += error.args
+            values[key] = None
+    if "shape" not in given:
+        wrong.append('there is no "shape"')
+    if "dtype" not in given and dtype is None:
+        wrong.append('there is no "dtype", here or for all parameters')
+    if wrong:
+        # The readable part of its layout may be wrong, too.
+        wrong += mistakes_of_spec(values["spec"] or (), mesh, values.get("shape"))
+        raise _WrongError(*wrong)
+    return _Array(name, **values)
+
+
+def _check_axes(arrays: Sequence[_Array], mesh: Mapping[str, int], of_file: Any, path: str) -> None:
+    """Check that ``--mesh`` has all axes of the specs, lest each parameter is said to be wrong.
+
+    Raises:
+      MistakesError: it lacks some; one line for each.
+    """
+    cut: dict[str, list[str]] = defaultdict(list)
+    for array in arrays:
+        for entry in array.spec:
+            for axis in (entry,) if isinstance(entry, str) else entry or ():
+                if axis not in mesh:
+                    cut[axis].append(array.name)
+    if not cut:
+        return
+    hint = f"; the mesh of the file is {_short(of_file)}" if of_file is not None else ""
+    lines = [
+        f"--mesh: {format_mesh(mesh)} has no axis {axis!r}, which cuts "
+        f"{counted(len(names), 'parameter')} of {path}, such as {names[0]}{hint}"
+        for axis, names in cut.items()
+    ]
+    raise MistakesError(*lines[:_SHOWN])
+
+
+def _parameter(array: _Array, mesh: Mapping[str, int]) -> Parameter:
+    try:
+        grid = plan_grid(array.shape, array.dtype, mesh, array.spec)
+    except MistakesError as error:
+        raise _WrongError(*error.lines) from None
+    return Parameter(array.name, array.dtype, grid)
+
+
+def _shape_of(given: Any) -> Shape:
+    if not isinstance(given, list) or not all(type(size) is int for size in given):
+        raise _WrongError(f'"shape" must be a list of integers, not {_short(given)}')
+    if any(not 0 <= size < 2**63 for size in given):
+        raise _WrongError(f'"shape" is {_short(given)}; sizes are from 0 to 2**63 - 1')
+    return tuple(given)
+
+
+def _dtype_of(given: Any) -> np.dtype[Any]:
+    if not isinstance(given, str):
+        raise _WrongError(f'"dtype" must be a name such as "bfloat16", not {_short(given)}')
+    try:
+        return _known_dtype(given)
+    except MisreadError as error:
+        raise _WrongError(f'"dtype" {error}') from None
+
+
+_known_dtype = lru_cache(maxsize=256)(parse_dtype)
+
+
+def _spec_of(given: Any) -> tuple[SpecEntry, ...]:
+    if given is None:
+        return ()
+    try:
+        if isinstance(given, str):
+            return parse_spec(given)
+        if isinstance(given, list):
+            given = [None if entry in NOT_CUT else entry for entry in given]
+        return check_spec(given, (0,) * len(given) if isinstance(given, list) else ())
+    except MisreadError as error:
+        raise _WrongError(f'"spec" {error}') from None
+    except (TypeError, ValueError) as error:
+        raise _WrongError(str(error)) from None
+
+
+# Words.
+
+
+def _unknown_keys(given: Mapping[str, Any], known: Sequence[str], hint: str = "") -> list[str]:
+    """Return a message for each key that is not known, in the order of the file."""
+    messages = []
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key[:60], known, n=1)
+            what = f"did you mean {_named(near)}?" if near else f"known are {_named(known)}{hint}"
+            messages.append(f"{_named([key])} is not known; {what}")
+    return messages
+
+
+def _named(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - _KEYS_SHOWN:,} more" if len(keys) > _KEYS_SHOWN else ""
+    return ", ".join(json.dumps(key[:60]) for key in keys[:_KEYS_SHOWN]) + more
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a text"}
+    return kinds.get(type(value), _short(value))
+
+
+def _short(value: Any) -> str:
+    """Return a value in a few characters, the words of JSON as they stand in the file."""
+    is_word = value is None or isinstance(value, bool)
+    return json.dumps(value) if is_word else reprlib.repr(value)

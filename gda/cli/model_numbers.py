@@ -1,0 +1,201 @@
+"""What every device holds of a model, as numbers: the document of ``--tree --json``, which has
+
+- ``mesh``, ``num_devices``, ``num_processes``, ``devices_per_process``; ``notes``: what a reader
+  might not expect, in words;
+- ``num_parameters``, ``num_elements`` and ``nbytes``: of the model once;
+- ``nbytes_per_device``, ``nbytes_per_process``, ``nbytes_on_devices``: all replicas counted;
+  ``distinct_nbytes_per_process``: ``[least, most]`` over the processes, what they read;
+- ``parameters``: rows, most bytes per device first. A row is one parameter, or several that differ
+  only in numbers in their names: ``name`` (with ranges such as ``0-31``), ``names``, ``count``,
+  ``nbytes_per_device`` of all of them, and what is the same for each: ``shape``, ``dtype``,
+  ``spec``, ``shard_shape``, ``num_replicas``, ``nbytes``;
+- ``savings``: rows that are replicated and could be cut, most saved first: ``name``, ``count``,
+  ``spec``, ``better_spec``, and ``nbytes_saved_per_device`` by all of the row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gda.cli.array_numbers import blocks_by_process
+from gda.cli.model_file import Parameter
+from gda.cli.name_ranges import with_ranges
+from gda.cli.planned_array import BELOW_A_BYTE, is_below_a_byte, spec_for_json
+from gda.layout.grid import ShardGrid
+from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
+
+
+@dataclass(frozen=True)
+class Row:
+    """Parameters that are alike but for numbers in their names."""
+
+    name: str
+    names: tuple[str, ...]
+    parameter: Parameter
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Of all of them."""
+        return self.count * _block_bytes(self.parameter.grid, self.parameter.dtype.itemsize)
+
+    @property
+    def title(self) -> str:
+        sizes = ",".join(map(str, self.parameter.grid.global_shape))
+        return f"{self.parameter.dtype.name}[{sizes}]"
+
+    @cached_property
+    def better_spec(self) -> tuple[SpecEntry, ...]:
+        """A spec that also cuts by the axes over which it is replicated, where they divide it.
+
+        The largest axis first; each cuts the dimension that has most left, and goes last there, so
+        that what was cut stays cut as it was.
+        """
+        grid = self.parameter.grid
+        axes = [list(names) for names in axes_of(grid)]
+        left = list(grid.shard_shape)
+        used = {name for names in axes for name in names}
+        sizes = sorted(grid.mesh_shape.items(), key=lambda item: -item[1])
+        for name, size in sizes:
+            dimensions = [d for d, rest in enumerate(left) if rest and rest % size == 0]
+            if name not in used and size > 1 and dimensions:
+                chosen = max(dimensions, key=left.__getitem__)
+                axes[chosen].append(name)
+                left[chosen] //= size
+        return entries_of(tuple(map(tuple, axes)))
+
+    @cached_property
+    def bytes_saved_per_device(self) -> int:
+        """What ``better_spec`` would save, of all of them."""
+        grid, itemsize = self.parameter.grid, self.parameter.dtype.itemsize
+        better = ShardGrid(grid.global_shape, grid.mesh_shape, self.better_spec)
+        return self.bytes_per_device - self.count * _block_bytes(better, itemsize)
+
+    def describe(self) -> dict[str, Any]:
+        grid, itemsize = self.parameter.grid, self.parameter.dtype.itemsize
+        return {
+            "name": self.name,
+            "names": list(self.names),
+            "count": self.count,
+            "nbytes_per_device": self.bytes_per_device,
+            "shape": list(grid.global_shape),
+            "dtype": self.parameter.dtype.name,
+            "spec": spec_for_json(grid.spec),
+            "shard_shape": list(grid.shard_shape),
+            "num_replicas": grid.num_replicas,
+            "nbytes": math.prod(grid.global_shape) * itemsize,
+        }
+
+    def describe_saving(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "count": self.count,
+            "spec": spec_for_json(self.parameter.grid.spec),
+            "better_spec": spec_for_json(self.better_spec),
+            "nbytes_saved_per_device": self.bytes_saved_per_device,
+        }
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """All parameters of a model on one mesh."""
+
+    mesh: Mapping[str, int]
+    devices_per_process: int
+    parameters: Sequence[Parameter]
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(self.mesh.values())
+
+    @property
+    def num_processes(self) -> int:
+        return self.num_devices // self.devices_per_process
+
+    @property
+    def num_elements(self) -> int:
+        return sum(math.prod(p.grid.global_shape) for p in self.parameters)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(math.prod(p.grid.global_shape) * p.dtype.itemsize for p in self.parameters)
+
+    @property
+    def bytes_per_device(self) -> int:
+        return sum(_block_bytes(p.grid, p.dtype.itemsize) for p in self.parameters)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader might not expect."""
+        return [BELOW_A_BYTE] if any(is_below_a_byte(p.dtype) for p in self.parameters) else []
+
+    @cached_property
+    def distinct_bytes(self) -> tuple[int, int]:
+        """The least and the most distinct bytes of one process, over all processes."""
+        bytes_by_layout: dict[AxesByDimension, int] = defaultdict(int)
+        grids: dict[AxesByDimension, ShardGrid] = {}
+        for parameter in self.parameters:
+            if size := _block_bytes(parameter.grid, parameter.dtype.itemsize):
+                bytes_by_layout[axes_of(parameter.grid)] += size
+                grids.setdefault(axes_of(parameter.grid), parameter.grid)
+        totals: Any = sum(
+            nbytes * blocks_by_process(grids[axes], self.devices_per_process)
+            for axes, nbytes in bytes_by_layout.items()
+        )
+        return (int(totals.min()), int(totals.max())) if bytes_by_layout else (0, 0)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Most bytes per device first; of equal ones, in the order of the file."""
+        alike: dict[Any, list[Parameter]] = defaultdict(list)
+        for parameter in self.parameters:
+            grid = parameter.grid
+            alike[grid.global_shape, parameter.dtype, grid.spec].append(parameter)
+        rows = [
+            Row(name, tuple(names), parameters[0])
+            for parameters in alike.values()
+            for name, names in with_ranges(parameter.name for parameter in parameters)
+        ]
+        return sorted(rows, key=lambda row: -row.bytes_per_device)
+
+    @cached_property
+    def savings(self) -> list[Row]:
+        """The rows that could be cut further, most saved first."""
+        rows = [row for row in self.rows if row.bytes_saved_per_device]
+        return sorted(rows, key=lambda row: -row.bytes_saved_per_device)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a JSON document says."""
+        return {
+            "mesh": dict(self.mesh),
+            "num_devices": self.num_devices,
+            "num_processes": self.num_processes,
+            "devices_per_process": self.devices_per_process,
+            "notes": self.notes,
+            "num_parameters": len(self.parameters),
+            "num_elements": self.num_elements,
+            "nbytes": self.nbytes,
+            "nbytes_per_device": self.bytes_per_device,
+            "nbytes_per_process": self.bytes_per_device * self.devices_per_process,
+            "nbytes_on_devices": self.bytes_per_device * self.num_devices,
+            "distinct_nbytes_per_process": list(self.distinct_bytes),
+            "parameters": [row.describe() for row in self.rows],
+            "savings": [row.describe_saving() for row in self.savings],
+        }
+
+
+def axes_of(grid: ShardGrid) -> AxesByDimension:
+    """Return for each dimension the mesh axes that cut it."""
+    return axes_by_dimension(grid.spec, len(grid.global_shape), grid.mesh_shape)
+
+
+def _block_bytes(grid: ShardGrid, itemsize: int) -> int:
+    return math.prod(grid.shard_shape) * itemsize

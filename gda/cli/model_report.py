@@ -1,0 +1,139 @@
+"""``gda plan --tree FILE``: what every device holds of a whole model.
+
+What the file is like is in ``gda/cli/model_file.py``, the document of ``--json`` in
+``gda/cli/model_numbers.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gda.cli.commands import OK
+from gda.cli.layouts import parse_mesh
+from gda.cli.mistakes import MistakesError, read_option
+from gda.cli.model_file import read_model
+from gda.cli.model_numbers import ModelPlan, Row
+from gda.cli.numbers import parse_number
+from gda.cli.planned_array import check_devices_per_process, format_mesh, format_shape, print_json
+from gda.cli.tables import (
+    counted,
+    facts,
+    held_and_distinct,
+    in_processes,
+    left_out,
+    listed,
+    two_tables,
+)
+from gda.layout.spec import format_spec
+from gda.layout.text import format_bytes
+
+_OF_ONE_ARRAY = ("shape", "dtype", "spec", "process", "locate")
+_SAVINGS_SHOWN = 10
+
+
+def plan_tree(options: argparse.Namespace) -> int:
+    """Do ``gda plan --tree``."""
+    model = _read(options)
+    if options.json:
+        print_json(model.describe())
+        return OK
+    print(*_summary(model), sep="\n")
+    if model.rows:
+        print("", *_rows(model), sep="\n")
+    if model.savings:
+        print("", *_savings(model), sep="\n")
+    return OK
+
+
+def _read(options: argparse.Namespace) -> ModelPlan:
+    given = [f"--{name}" for name in _OF_ONE_ARRAY if getattr(options, name) not in (None, [])]
+    if given:
+        raise MistakesError(f"{listed(given)} of one array cannot be said with --tree")
+    mesh, devices, path = options.mesh, options.devices_per_process, options.tree
+    if mesh is not None:
+        mesh = read_option("--mesh", mesh, parse_mesh)
+    if devices is not None:
+        devices = read_option("--devices-per-process", devices, parse_number)
+    try:
+        text = _bytes_of(path).decode("utf-8-sig")
+    except OSError as error:
+        raise MistakesError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise MistakesError(f"{path} is not a text in UTF-8: {error}") from None
+    sizes, parameters = read_model(text, "stdin" if path == "-" else path, mesh)
+    model = ModelPlan(sizes, check_devices_per_process(devices, sizes), parameters)
+    if model.bytes_per_device * model.num_devices >= 2**63:
+        raise MistakesError(f"{path} has more than 2**63 bytes in all; check its sizes")
+    return model
+
+
+def _bytes_of(path: str) -> bytes:
+    if not path:
+        raise MistakesError("--tree: the path of a file was expected, or - for stdin")
+    if path != "-":
+        return Path(path).read_bytes()
+    if sys.stdin is None:  # which is how Python finds it closed
+        raise MistakesError("--tree: stdin is closed; give the path of a file instead of -")
+    return sys.stdin.buffer.read()
+
+
+# For people.
+
+
+def _summary(model: ModelPlan) -> list[str]:
+    devices = in_processes(model.num_devices, model.devices_per_process)
+    everywhere = model.bytes_per_device * model.num_devices
+    in_process = model.bytes_per_device * model.devices_per_process
+    times = f": {everywhere / model.nbytes:.4g} times the model" if model.nbytes else ""
+    parameters = counted(len(model.parameters), "parameter")
+    elements = counted(model.num_elements, "element")
+    return facts(
+        [
+            ("model", f"{parameters} of {elements}, {format_bytes(model.nbytes)}"),
+            ("mesh", f"{format_mesh(model.mesh)}: {devices}"),
+            *(("note", note) for note in model.notes),
+            ("", ""),
+            ("per device", format_bytes(model.bytes_per_device)),
+            ("per process", held_and_distinct(in_process, model.distinct_bytes)),
+            ("all devices", f"{format_bytes(everywhere)}{times}"),
+        ]
+    )
+
+
+def _rows(model: ModelPlan) -> list[str]:
+    header = ["per device", "parameter", "array", "spec", "shard shape", "replicas"]
+    rows = [
+        [
+            format_bytes(row.bytes_per_device),
+            _name(row),
+            row.title,
+            format_spec(row.parameter.grid.spec),
+            format_shape(row.parameter.grid.shard_shape),
+            str(row.parameter.grid.num_replicas),
+        ]
+        for row in model.rows
+    ]
+    return two_tables(header, rows, first=2, right={"per device", "replicas"})
+
+
+def _savings(model: ModelPlan) -> list[str]:
+    total = format_bytes(sum(row.bytes_saved_per_device for row in model.savings))
+    header = ["per device", "parameter", "spec", "one that also divides"]
+    rows = [
+        [
+            format_bytes(row.bytes_saved_per_device),
+            _name(row),
+            format_spec(row.parameter.grid.spec),
+            format_spec(row.better_spec),
+        ]
+        for row in model.savings[:_SAVINGS_SHOWN]
+    ]
+    lines = two_tables(header, rows, first=2, right={"per device"})
+    head = f"Replicated, but could be cut: {total} per device would be saved."
+    return [head, "", *lines, *left_out(len(rows), len(model.savings), "row")]
+
+
+def _name(row: Row) -> str:
+    return f"{row.name} (x{row.count})" if row.count > 1 else row.name

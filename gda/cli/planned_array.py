@@ -1,0 +1,354 @@
+"""The array that a command is about: from its options to a grid, with limits, and its numbers.
+
+No devices are needed, so what a mesh may have is limited by patience only: some answers take
+O(devices).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gda.cli.dtypes import parse_dtype
+from gda.cli.layouts import NOT_CUT, is_bare_group, parse_mesh, parse_spec
+from gda.cli.mistakes import MistakesError, read_option
+from gda.cli.numbers import parse_number, parse_shape
+from gda.cli.tables import in_processes, listed
+from gda.layout.spec import axis_errors
+from gda.layout.text import counted
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gda.layout.grid import ShardGrid
+    from gda.layout.numbering import IntArray
+    from gda.layout.spec import Index, Shape, SpecEntry
+
+# Of commands that only calculate: a ValueError from the depths is no mistake of the user's.
+ERRORS = (OSError, ImportError, MemoryError, MistakesError)
+
+MAX_DEVICES = 2**22
+_MAX_DIMENSIONS = 64  # of an array in NumPy, and so of a mesh
+_SUGGESTED = 4
+
+# What people write for it beside what is read so.
+_SAYS_NOT_CUT = {*(word.lower() for word in NOT_CUT), "replicated", "replicate", "-", "*"}
+
+BELOW_A_BYTE = "an element counts as one byte, as in NumPy; devices may pack several in one"
+
+
+@dataclass(frozen=True)
+class PlannedArray:
+    """An array that need not exist, on devices that need not exist.
+
+    Attributes:
+      grid: how it is cut; knows the process of each device.
+      dtype: of its elements.
+      devices_per_process: each process has so many, one after the other in device order.
+      notes: what a reader might not expect.
+    """
+
+    grid: ShardGrid
+    dtype: np.dtype[Any]
+    devices_per_process: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.grid.global_shape) * self.dtype.itemsize
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, which are the bytes on one device."""
+        return math.prod(self.grid.shard_shape) * self.dtype.itemsize
+
+    @property
+    def num_processes(self) -> int:
+        return self.grid.num_devices // self.devices_per_process
+
+    @property
+    def devices_and_processes(self) -> str:
+        """In words: ``1,024 devices in 128 processes of 8``."""
+        return in_processes(self.grid.num_devices, self.devices_per_process)
+
+    @property
+    def title(self) -> str:
+        """As JAX prints it: ``bfloat16[65536,8192]``."""
+        return f"{self.dtype.name}[{','.join(map(str, self.grid.global_shape))}]"
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a JSON document says of it."""
+        grid = self.grid
+        return {
+            "shape": list(grid.global_shape),
+            "dtype": self.dtype.name,
+            "itemsize": self.dtype.itemsize,
+            "nbytes": self.nbytes,
+            "mesh": dict(grid.mesh_shape),
+            "spec": spec_for_json(grid.spec),
+            "shard_shape": list(grid.shard_shape),
+            "num_devices": grid.num_devices,
+            "num_shards": grid.num_shards,
+            "num_replicas": grid.num_replicas,
+            "num_processes": self.num_processes,
+            "devices_per_process": self.devices_per_process,
+            "nbytes_per_device": self.block_bytes,
+            "nbytes_per_process": self.block_bytes * self.devices_per_process,
+            "nbytes_on_devices": self.block_bytes * grid.num_devices,
+            "notes": list(self.notes),
+        }
+
+
+def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
+    """Whether a type has less than eight bits, such as int4."""
+    return dtype.name.strip("uint") in ("1", "2", "4") or dtype.name.startswith(
+        ("float4", "float6")
+    )
+
+
+def plan_grid(
+    shape: Shape, dtype: np.dtype[Any], mesh: Mapping[str, int], spec: Sequence[SpecEntry]
+) -> ShardGrid:
+    """Return how an array is cut, on a mesh without processes.
+
+    Raises:
+      MistakesError: the spec does not go with the shape and the mesh, a line for each reason; or
+        the array is too large.
+    """
+    from gda.layout.grid import ShardGrid
+
+    check_shape_and_mesh(shape, mesh)
+    try:
+        grid = ShardGrid(shape, mesh, spec)
+    except ValueError as error:
+        first, *more = dict.fromkeys([str(error), *mistakes_of_spec(spec, mesh, shape)])
+        raise MistakesError(f"{first}{_hint_of_not_cut(mesh, spec)}", *more) from None
+    nbytes = math.prod(grid.shard_shape) * dtype.itemsize * grid.num_devices
+    if nbytes >= 2**63:
+        raise MistakesError(
+            f"shape {_short(shape)} of {dtype.name} takes {_power(nbytes)} bytes on "
+            f"{counted(grid.num_devices, 'device')}; a plan counts to 2**63, which is "
+            f"{2**63:.1e}; check the sizes"
+        )
+    return grid
+
+
+def mistakes_of_spec(
+    spec: Sequence[SpecEntry], mesh: Mapping[str, int], shape: Shape | None = None
+) -> list[str]:
+    """Return what is wrong with the axes of a spec, and with how the others cut a shape."""
+    from gda.layout.grid import ShardGrid
+
+    axes = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
+    mistakes = [str(error) for error in axis_errors(tuple(axes), spec, mesh)]
+    if shape is not None:
+        unused = dict(mesh)
+        known = [[name for name in names if unused.pop(name, 0)] for names in axes]
+        try:
+            ShardGrid(shape, mesh, known[: len(shape)])
+        except ValueError as error:
+            mistakes.append(str(error))
+    return mistakes
+
+
+def _hint_of_not_cut(mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:
+    entries = [entry for entry in spec if isinstance(entry, str) and entry not in mesh]
+    words = [entry for entry in entries if entry.lower() in _SAYS_NOT_CUT]
+    return f"; a dimension that is not cut is _, not {words[0]}" if words else ""
+
+
+def plan_array(
+    shape: Shape,
+    dtype: np.dtype[Any],
+    mesh: Mapping[str, int],
+    spec: Sequence[SpecEntry],
+    devices_per_process: int | None,
+) -> PlannedArray:
+    """Return the array of what was read.
+
+    Raises:
+      MistakesError: as ``plan_grid``, and where the devices of a process do not divide the mesh.
+    """
+    from gda.layout.grid import ShardGrid
+    from gda.layout.processes import Processes
+
+    grid = plan_grid(shape, dtype, mesh, spec)
+    devices = check_devices_per_process(devices_per_process, mesh)
+    processes = Processes(_processes_of(grid.num_devices, devices))
+    notes = (BELOW_A_BYTE,) if is_below_a_byte(dtype) else ()
+    return PlannedArray(ShardGrid(shape, mesh, spec, process_of=processes), dtype, devices, notes)
+
+
+def _processes_of(num_devices: int, devices_per_process: int) -> IntArray:
+    import numpy as np
+
+    return np.arange(num_devices) // devices_per_process
+
+
+def check_shape_and_mesh(shape: Shape, mesh: Mapping[str, int]) -> None:
+    """Check that a plan is of a size that can be answered.
+
+    Raises:
+      MistakesError: the shape or the mesh has more than 64 dimensions, or there are too many
+        devices.
+    """
+    for value, kind in ((shape, "shape"), (mesh, "mesh")):
+        if len(value) > _MAX_DIMENSIONS:
+            raise MistakesError(
+                f"this {kind} has {len(value)} dimensions; an array has at most {_MAX_DIMENSIONS}"
+            )
+    if (devices := math.prod(mesh.values())) > MAX_DEVICES:
+        count = f"{devices:,}" if devices < 10**15 else _power(devices)
+        raise MistakesError(
+            f"the mesh {_clipped(format_mesh(mesh))} has {count} devices; a plan is for at most "
+            f"{MAX_DEVICES:,}"
+        )
+
+
+def check_devices_per_process(devices_per_process: int | None, mesh: Mapping[str, int]) -> int:
+    """Return the devices of each process; all devices where that was not said.
+
+    Raises:
+      MistakesError: the number does not divide the devices of the mesh; the message says which do.
+    """
+    devices = math.prod(mesh.values())
+    if devices_per_process is None:
+        return devices
+    if devices_per_process and not devices % devices_per_process:
+        return devices_per_process
+    dividing = [number for number in range(1, math.isqrt(devices) + 1) if devices % number == 0]
+    dividing = sorted({*dividing, *(devices // number for number in dividing)})
+    near = sorted(dividing, key=lambda number: abs(number - devices_per_process))[:_SUGGESTED]
+    which = "the numbers that do are" if len(dividing) <= _SUGGESTED else "the nearest that do are"
+    raise MistakesError(
+        f"{devices_per_process} devices per process do not divide the {devices} devices of the "
+        f"mesh {format_mesh(mesh)}; {which} {', '.join(map(str, sorted(near)))}"
+        if devices > 1
+        else f"the mesh {format_mesh(mesh)} has 1 device, so a process has 1, not "
+        f"{devices_per_process}"
+    )
+
+
+def add_array_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of one array and its layout."""
+    parser.add_argument("--shape", metavar="SHAPE", help="such as 65536x8192; () for a scalar")
+    parser.add_argument("--dtype", metavar="DTYPE", help="such as float32, bfloat16 or bf16")
+    parser.add_argument("--mesh", metavar="MESH", help="axes and sizes, such as data=64,model=16")
+    parser.add_argument(
+        "--spec", metavar="SPEC", help="the axes that cut each dimension, such as data,model"
+    )
+    parser.add_argument(
+        "--devices-per-process",
+        metavar="N",
+        help="by default all devices are of one process",
+    )
+
+
+def read_array(options: argparse.Namespace, says: str) -> PlannedArray:
+    """Return the array that the options of a command describe.
+
+    Raises:
+      MistakesError: an option is missing, some cannot be read (all of them are reported), or they
+        do not go together.
+    """
+    needed = ("shape", "dtype", "mesh", "spec")
+    missing = [f"--{name}" for name in needed if getattr(options, name) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        raise MistakesError(f"{listed(missing)} {verb} missing; {says}")
+    mistakes: list[str] = []
+
+    def read(name: str, parse: Any) -> Any:
+        text = getattr(options, name.replace("-", "_"))
+        try:
+            return None if text is None else read_option(f"--{name}", text, parse)
+        except MistakesError as error:
+            mistakes.extend(error.lines)
+
+    shape, dtype = read("shape", parse_shape), read("dtype", parse_dtype)
+    mesh, spec = read("mesh", parse_mesh), read("spec", parse_spec)
+    devices_per_process = read("devices-per-process", parse_number)
+    if mistakes:
+        raise MistakesError(*mistakes)
+    array = plan_array(shape, dtype, mesh, spec, devices_per_process)
+    return with_note_on_spec(array, "--spec", options.spec)
+
+
+def with_note_on_spec(array: PlannedArray, option: str, text: str) -> PlannedArray:
+    """Return the array with a note of how its spec was read, where that may surprise."""
+    if len(array.grid.global_shape) < 2 or not is_bare_group(text):
+        return array
+    (names,) = parse_spec(text)
+    note = (
+        f"{option} {text.strip()} is read as one entry: dimension 0 is cut by "
+        f"{'both' if len(names or ()) == 2 else 'all'}; write {','.join(names or ())} for "
+        "one entry each"
+    )
+    return replace(array, notes=(*array.notes, note))
+
+
+# As people and programs read them.
+
+
+def format_mesh(mesh: Mapping[str, int]) -> str:
+    """Return a mesh as it is written on the command line.
+
+    >>> format_mesh({'data': 64, 'model': 16})
+    'data=64,model=16'
+    """
+    return ",".join(f"{name}={size}" for name, size in mesh.items())
+
+
+def format_shape(sizes: Sequence[int]) -> str:
+    """Return sizes as Python writes a tuple.
+
+    >>> format_shape([1024, 512]), format_shape([8])
+    ('(1024, 512)', '(8,)')
+    """
+    return str(tuple(sizes))
+
+
+def index_for_json(index: Index, shape: Shape) -> list[list[int]]:
+    """Return ``[start, stop]`` of each dimension, also of one that is not cut."""
+    return [list(cut.indices(size)[:2]) for cut, size in zip(index, shape, strict=True)]
+
+
+def format_index(index: Iterable[Sequence[int]], shape: Shape) -> str:
+    """Return ``[start, stop]`` of each dimension as NumPy has it: ``[0:1024, :]``.
+
+    >>> format_index([[0, 2], [0, 8]], (8, 8)), format_index([], ())
+    ('[0:2, :]', '[...]')
+    """
+    cuts = [
+        ":" if (start, stop) == (0, size) else f"{start}:{stop}"
+        for (start, stop), size in zip(index, shape, strict=True)
+    ]
+    return f"[{', '.join(cuts) or '...'}]"
+
+
+def spec_for_json(spec: Iterable[SpecEntry]) -> list[Any]:
+    """Return a spec as ``--tree`` reads it: null, names and lists of names."""
+    return [list(entry) if isinstance(entry, tuple) else entry for entry in spec]
+
+
+def _short(shape: Shape) -> str:
+    return _clipped(format_shape(shape))
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) < 60 else f"{text[:59]}…"
+
+
+def _power(number: int) -> str:
+    """Return the size of a number, also of one that is no float: ``about 10**18``."""
+    return f"about 10**{len(str(number)) - 1}"
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print one document, to be read by programs."""
+    import json
+
+    print(json.dumps(document, indent=1, allow_nan=False))

@@ -1,0 +1,193 @@
+"""The collectives of a program as a whole: their totals, and how they are written for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, overload
+
+from gda.compiled.hlo.program import Collective
+from gda.layout.text import format_bytes
+
+Axes = tuple[str, ...]
+
+
+class Traffic(NamedTuple):
+    """What is communicated over some axes in one call.
+
+    Attributes:
+      executions: how many collectives are executed; None where a loop's length is not known.
+      nbytes: bytes of their operands on one device; None likewise.
+    """
+
+    executions: int | None
+    nbytes: int | None
+
+
+@dataclass(frozen=True, repr=False)
+class Collectives(Sequence[Collective]):
+    """The collectives of a compiled function, in the order in which it comes to them.
+
+    A sequence of ``Collective``, shown as a table for the terminal.
+
+    Attributes:
+      found: the collectives.
+      mesh_shape: sizes of the axes by name, in mesh order; empty where no mesh is known.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import NamedSharding, PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> x = jax.ShapeDtypeStruct((16, 32), np.float32, sharding=NamedSharding(mesh, P('x')))
+    >>> gda.collectives(lambda x: x.sum(axis=0), x).by_axis()
+    {('x',): Traffic(executions=1, nbytes=128)}
+    """
+
+    found: tuple[Collective, ...]
+    mesh_shape: dict[str, int] = field(hash=False)  # a dict has no hash
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    @overload
+    def __getitem__(self, index: int) -> Collective: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Collective, ...]: ...
+    def __getitem__(self, index: int | slice) -> Collective | tuple[Collective, ...]:
+        return self.found[index]
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes of all operands on one device in one call; None where a loop's length is unknown.
+
+        What is in branches counts as if it were executed.
+        """
+        return summed(collective.total_bytes for collective in self)
+
+    def by_axis(self) -> dict[Axes | None, Traffic]:
+        """Return the total for each set of mesh axes that is communicated over.
+
+        A collective over two axes counts for the pair of them alone. The key None is for groups
+        that no axes give. What is in branches counts as if it were executed.
+        """
+        totals: dict[Axes | None, Traffic] = {}
+        for collective in self:
+            so_far = totals.get(collective.axes, Traffic(0, 0))
+            totals[collective.axes] = Traffic(
+                summed((so_far.executions, collective.count)),
+                summed((so_far.nbytes, collective.total_bytes)),
+            )
+        return totals
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as dicts, lists, strings and numbers, ready for JSON."""
+        return {
+            "mesh": dict(self.mesh_shape),
+            "collectives": [dataclasses.asdict(collective) for collective in self],
+            "total_bytes": self.total_bytes,
+        }
+
+    def __repr__(self) -> str:
+        mesh = f"the mesh {self.mesh_shape}" if self.mesh_shape else "a mesh that is not known"
+        if not self:
+            return f"no collectives on {mesh}"
+        some = "1 collective" if len(self) == 1 else f"{len(self)} collectives"
+        header = ["collective", "over", "operands", "times", "bytes", "from"]
+        totals = [
+            ["total", format_axes(axes), "", _format_count(executions), _format_size(nbytes), ""]
+            for axes, (executions, nbytes) in self.by_axis().items()
+        ]
+        return f"{some} on {mesh}; bytes are of the operands on one device\n" + _table(
+            [header, *map(_row, self), *totals]
+        )
+
+
+def summed(numbers: Iterable[int | None]) -> int | None:
+    """Return the sum; None if one of them is not known."""
+    total = 0
+    for number in numbers:
+        if number is None:
+            return None
+        total += number
+    return total
+
+
+def sentence(collective: Collective) -> str:
+    """Return all that is to say of a collective, for a message."""
+    count = collective.count
+    times = "in a loop of unknown length" if count is None else format_times(count)
+    branch = ", in a branch" if collective.is_conditional else ""
+    return (
+        f"{_format_kind(collective)} over {format_axes(collective.axes)} of "
+        f"{_format_operands(collective)}, {format_bytes(collective.nbytes)}, {times}{branch}, "
+        f"from {_format_source(collective) or 'no line'}"
+    )
+
+
+def _row(collective: Collective) -> list[str]:
+    count = _format_count(collective.count)
+    return [
+        _format_kind(collective),
+        format_axes(collective.axes),
+        _format_operands(collective),
+        f"<={count}" if collective.is_conditional else count,
+        _format_size(collective.total_bytes),
+        _format_source(collective),
+    ]
+
+
+def _format_kind(collective: Collective) -> str:
+    reduction = "" if collective.reduction is None else f" ({collective.reduction})"
+    return f"{collective.kind}{reduction}"
+
+
+def format_axes(axes: Axes | None) -> str:
+    """Return the names of the axes, or what stands for none."""
+    return "other groups" if axes is None else ", ".join(map(str, axes)) or "no axes"
+
+
+def _format_operands(collective: Collective) -> str:
+    operands = [
+        f"{dtype}[{','.join(map(str, shape))}]"
+        for dtype, shape in zip(collective.operand_dtypes, collective.operand_shapes, strict=True)
+    ]
+    if not operands:
+        return "none"
+    same = operands.count(operands[0])
+    more = len(operands) - same
+    first = operands[0] if same == 1 else f"{same} x {operands[0]}"
+    return f"{first} and {more} more" if more else first
+
+
+def _format_source(collective: Collective) -> str:
+    file = collective.source_file
+    if file is None:
+        return collective.op_name
+    return f"{_format_file(file)}:{collective.source_line}"
+
+
+def _format_file(file: str) -> str:
+    if re.search(r"[\\/]ipykernel_\d+[\\/]\d+\.py$", file):
+        return "cell"  # the number in its name is a hash of the cell, which nobody knows
+    is_elsewhere = os.path.splitdrive(file)[0] != os.path.splitdrive(os.getcwd())[0]
+    return file if is_elsewhere else min(file, os.path.relpath(file), key=len)
+
+
+def _format_count(count: int | None) -> str:
+    return "?" if count is None else str(count)
+
+
+def format_times(count: int) -> str:
+    """Return how often that is."""
+    return "1 time" if count == 1 else f"{count} times"
+
+
+def _format_size(nbytes: int | None) -> str:
+    return "?" if nbytes is None else format_bytes(nbytes)
+
+
+def _table(rows: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -1,0 +1,142 @@
+"""How often a loop runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gda.compiled.hlo.instructions import Computation, Instruction, leaves
+
+_MAX_DEPTH = 8  # of what is still plain
+
+
+@dataclass(frozen=True)
+class _Element:
+    """An element of what a loop carries, plus a number."""
+
+    index: int
+    plus: int
+
+
+@dataclass(frozen=True)
+class _Test:
+    """Whether an element is below a number."""
+
+    element: _Element
+    stop: int
+
+
+def trip_count(
+    loop: Instruction, caller: Computation, computations: Mapping[str, Computation]
+) -> int | None:
+    """Return how often a loop runs: as XLA says, or where it plainly counts up to a number."""
+    known = re.search(r"known_trip_count\W*n\W*(\d+)", loop.attributes.get("backend_config", ""))
+    if known:
+        return int(known[1])
+    names = loop.called("condition", "body")
+    if len(names) != 2:
+        return None
+    condition, body = computations[names[0]], computations[names[1]]
+    carried = caller.instruction(loop.operand_names[0])
+    update = body.instruction(body.root)
+    test = _value(condition, condition.root, None, computations)
+    if not isinstance(test, _Test) or carried is None or update is None:
+        return None
+    if carried.opcode != "tuple" or update.opcode != "tuple":
+        return None
+    index = test.element.index
+    first = _value(caller, carried.operand_names[index], None, computations)
+    after = _value(body, update.operand_names[index], None, computations)
+    if not isinstance(first, int) or not isinstance(after, _Element):
+        return None
+    if after.index != index or after.plus < 1:
+        return None
+    return max(0, -(-(test.stop - test.element.plus - first) // after.plus))
+
+
+_Value = int | _Element | _Test | None
+
+
+def _value(
+    computation: Computation,
+    name: str,
+    arguments: list[_Value] | None,
+    computations: Mapping[str, Computation],
+    depth: int = 0,
+) -> _Value:
+    """Return an integer of a loop as far as it is plain; None where it is not.
+
+    Without ``arguments`` the only parameter is what the loop carries.
+    """
+    instruction = computation.instruction(name)
+    if instruction is None or depth > _MAX_DEPTH:
+        return None
+    if instruction.opcode in ("constant", "parameter", "get-tuple-element"):
+        return _given(instruction, computation, arguments)
+    if instruction.opcode not in ("copy", "convert", "add", "compare", "fusion", "call"):
+        return None
+    operands = [
+        _value(computation, operand, arguments, computations, depth + 1)
+        for operand in instruction.operand_names
+    ]
+    if instruction.opcode not in ("fusion", "call"):
+        return _computed(instruction, computation, operands)
+    callees = [computations[name] for name in instruction.called()]
+    if len(callees) != 1:
+        return None
+    return _value(callees[0], callees[0].root, operands, computations, depth + 1)
+
+
+def _given(
+    instruction: Instruction, computation: Computation, arguments: list[_Value] | None
+) -> _Value:
+    """Return the value of what needs no other to be known."""
+    if instruction.opcode == "constant":
+        number = re.fullmatch(r"-?\d+", "".join(instruction.operands))
+        return int(number[0]) if number else None
+    if instruction.opcode == "parameter":
+        return arguments[int(instruction.operands[0])] if arguments else None
+    carried = computation.instruction(instruction.operand_names[0])
+    is_carried = arguments is None and carried is not None and carried.opcode == "parameter"
+    return _Element(int(instruction.attributes["index"]), 0) if is_carried else None
+
+
+def _computed(instruction: Instruction, computation: Computation, operands: list[_Value]) -> _Value:
+    if instruction.opcode == "add":
+        return _sum(*operands)
+    if instruction.opcode == "compare":
+        return _comparison(operands, instruction.attributes.get("direction", ""))
+    if instruction.opcode == "convert":
+        source = computation.instruction(instruction.operand_names[0])
+        return operands[0] if source and _keeps_values(source.type, instruction.type) else None
+    return operands[0]
+
+
+def _keeps_values(source: str, target: str) -> bool:
+    """Return whether every number of an integer type is one of another."""
+    (before, *_), (after, *_) = leaves(source), leaves(target)
+    are_integers = re.fullmatch(r"(u?int(8|16|32|64)){2}", before.dtype + after.dtype)
+    return bool(are_integers) and np.can_cast(before.dtype, after.dtype)
+
+
+def _sum(a: _Value, b: _Value) -> _Value:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    if isinstance(a, int):
+        a, b = b, a
+    if isinstance(a, _Element) and isinstance(b, int):
+        return _Element(a.index, a.plus + b)
+    return None
+
+
+def _comparison(given: list[_Value], direction: str) -> _Value:
+    a, b = given
+    if isinstance(a, int):
+        mirrored = {"GT": "LT", "GE": "LE"}
+        a, b, direction = b, a, mirrored.get(direction, "")
+    if isinstance(a, _Element) and isinstance(b, int) and direction in ("LT", "LE"):
+        return _Test(a, b + (direction == "LE"))
+    return None

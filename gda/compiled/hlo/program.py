@@ -1,0 +1,400 @@
+"""The collectives of a program: what each communicates, over which axes, how often."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gda.compiled.hlo.groups import (
+    Groups,
+    Pairs,
+    axes_of_groups,
+    axes_of_pairs,
+    numbers,
+    parse_groups,
+)
+from gda.compiled.hlo.instructions import (
+    COLLECTIVE,
+    Computation,
+    Instruction,
+    Leaf,
+    Shape,
+    leaves,
+    parse_computations,
+    split_at_commas,
+    unreadable,
+)
+from gda.compiled.hlo.loops import trip_count
+from gda.compiled.hlo.source_lines import Sources, metadata_of
+
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "send",
+)
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One communication of a compiled program, as ``gda.collectives`` lists them.
+
+    Attributes:
+      kind: as XLA names it: ``'all-reduce'``, ``'all-gather'``, ``'reduce-scatter'``,
+        ``'all-to-all'``, ``'ragged-all-to-all'``, ``'collective-permute'``,
+        ``'collective-broadcast'`` or ``'send'``. The halves of an asynchronous operation are one.
+      axes: the mesh axes that it communicates over, in mesh order: its groups are exactly the
+        devices that differ in nothing but these coordinates. Axes of size 1 are left out. For a
+        permutation the axes along which anything moves. ``()`` where every device is alone, and
+        None where no axes of the mesh give these groups.
+      operand_shapes, operand_dtypes: what each device puts in, often one array, several where XLA
+        has combined collectives or sends one array for each peer.
+      output_shapes, output_dtypes: what each device gets out.
+      nbytes: bytes of the operands on one device, in one execution, in the type in which this kind
+        of device sends them: CPUs send bfloat16 as float32, so there it is twice as many. What
+        travels over the wires follows from the kind and the algorithm: a ring sends nearly twice
+        this for an all-reduce.
+      output_nbytes: bytes of the outputs on one device, in one execution.
+      count: how often one call of the program executes it: more than once in loops, None where it
+        is in a loop whose length is not known.
+      is_conditional: it is in a branch that may not be taken; ``count`` is as if it were.
+      reduction: the operation of a reduction, as XLA names it: ``'add'``, ``'maximum'``, …; None
+        where there is none, or more than one.
+      op_name: where in the traced function, such as ``'jit(step)/dot_general'``; may be empty.
+      source_file, source_line: the innermost line of user code that asked for it: outside what is
+        installed, or, where all of it is, outside JAX and gda. None where XLA does not say; a
+        layout that no line asked for has none.
+      groups: positions in device order that communicate with each other; of a permutation none.
+      pairs: source and target positions of a permutation.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import NamedSharding, PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> x = jax.ShapeDtypeStruct((16, 32), np.float32, sharding=NamedSharding(mesh, P('x')))
+    >>> (reduction,) = gda.collectives(lambda x: x.sum(axis=0), x)
+    >>> reduction.kind, reduction.reduction, reduction.axes, reduction.nbytes, reduction.count
+    ('all-reduce', 'add', ('x',), 128, 1)
+    """
+
+    kind: str
+    axes: tuple[str, ...] | None
+    operand_shapes: tuple[Shape, ...]
+    operand_dtypes: tuple[str, ...]
+    output_shapes: tuple[Shape, ...]
+    output_dtypes: tuple[str, ...]
+    nbytes: int
+    output_nbytes: int
+    count: int | None = 1
+    is_conditional: bool = False
+    reduction: str | None = None
+    op_name: str = ""
+    source_file: str | None = None
+    source_line: int | None = None
+    groups: Groups = field(default=(), repr=False)
+    pairs: Pairs = field(default=(), repr=False)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """``nbytes`` of all executions; None where it is not known how many there are."""
+        return None if self.count is None else self.nbytes * self.count
+
+
+def read_collectives(
+    text: str,
+    mesh_shape: Mapping[str, int] | None = None,
+    *,
+    library: Sequence[str] = (),
+    installed: Sequence[str] = (),
+) -> tuple[Collective, ...]:
+    """Return the collectives of a program in the order in which it comes to them.
+
+    What is in a computation that is called several times comes where it is called first.
+
+    Args:
+      text: of an optimised program, one module or several, as ``compiled.as_text()`` gives it.
+      mesh_shape: sizes of the mesh axes by name, in mesh order; by default there is no mesh, and
+        no collective has axes.
+      library: folders whose code is not the user's.
+      installed: folders whose code is the user's only where no other is.
+
+    Raises:
+      ValueError: something in the text looks like a collective and cannot be read, or the text is
+        of no program.
+
+    >>> text = '''
+    ... HloModule m, num_partitions=4
+    ... ENTRY main {
+    ...   p = f32[2,8] parameter(0)
+    ...   ROOT g = f32[4,8] all-gather(p), channel_id=1, replica_groups=[2,2]<=[4], dimensions={0}
+    ... }'''
+    >>> (gather,) = read_collectives(text, {'x': 2, 'y': 2})
+    >>> gather.axes, gather.groups, gather.nbytes
+    (('y',), ((0, 1), (2, 3)), 64)
+    """
+    parts = re.split(r"^(?=HloModule )", text, flags=re.MULTILINE)
+    modules = [part for part in parts if part.strip()] or [text]
+    return tuple(
+        collective
+        for module in modules
+        for collective in _Module(
+            module, dict(mesh_shape or {}), Sources(module, library, installed)
+        ).collectives()
+    )
+
+
+def num_devices(text: str) -> int:
+    """Return for how many devices a program was compiled."""
+    partitions, replicas = _sizes(text)
+    return partitions * replicas
+
+
+def _sizes(text: str) -> tuple[int, int]:
+    header = text.lstrip().split("\n", 1)[0]
+    partitions = re.search(r"\bnum_partitions=(\d+)", header)
+    replicas = re.search(r"\breplica_count=(\d+)", header)
+    return int(partitions[1]) if partitions else 1, int(replicas[1]) if replicas else 1
+
+
+# Which computation is called how often, and what it communicates.
+
+
+class _Call(NamedTuple):
+    callee: str
+    times: int | None
+    is_conditional: bool = False
+
+
+class _Runs(NamedTuple):
+    """How often a computation runs in one run of the program."""
+
+    times: int | None
+    is_conditional: bool
+
+
+class _Module:
+    def __init__(self, text: str, mesh_shape: dict[str, int], sources: Sources) -> None:
+        self.mesh_shape = mesh_shape
+        self.computations, self.entry = parse_computations(text)
+        self._check_callees()
+        self.calls = {
+            name: {
+                definition: _calls(instruction, computation, self.computations)
+                for definition, instruction in computation.of_interest.items()
+            }
+            for name, computation in self.computations.items()
+        }
+        self.channels_of_parts = {
+            computation.of_interest[name].attributes.get("channel_id", "none")
+            for computation in self.computations.values()
+            for name in computation.ended_elsewhere & computation.of_interest.keys()
+        }
+        self.partitions, self.replicas = _sizes(text)
+        self.sources = sources
+
+    def _check_callees(self) -> None:
+        for computation in self.computations.values():
+            for instruction in computation.of_interest.values():
+                for callee in instruction.called():
+                    if callee not in self.computations:
+                        raise unreadable(f"a call of {callee}, which is not in the program")
+
+    def collectives(self) -> Iterator[Collective]:
+        runs = self._runs()
+        for computation, definition in self._walk(self.entry, set()):
+            instruction = computation.of_interest[definition]
+            is_more = definition not in computation.ended_elsewhere and self._was_begun(instruction)
+            if instruction.kind is not None and not is_more:
+                yield self._collective(computation, instruction, runs[computation.name])
+
+    def _walk(self, name: str, seen: set[str]) -> Iterator[tuple[Computation, str]]:
+        """Yield what the program comes to, in its order: a computation at its first call."""
+        seen.add(name)
+        computation = self.computations[name]
+        for definition in computation.of_interest:
+            yield computation, definition
+            for call in self.calls[name][definition]:
+                if call.callee not in seen:
+                    yield from self._walk(call.callee, seen)
+
+    def _was_begun(self, instruction: Instruction) -> bool:
+        """Return whether this goes on with, or ends, a collective that was begun elsewhere.
+
+        A TPU communicates while it computes: the same collective, of one channel, is written in the
+        fusion that begins it, in those that it goes on beside, and in the one that ends it.
+        """
+        return instruction.attributes.get("channel_id") in self.channels_of_parts
+
+    def _runs(self) -> dict[str, _Runs]:
+        """Return how often each computation runs that the entry reaches."""
+        callers_first = self._callers_first()
+        runs = dict.fromkeys(callers_first, _Runs(0, False)) | {self.entry: _Runs(1, False)}
+        for name in callers_first:
+            for call in self._calls_of(name):
+                runs[call.callee] = _add(runs[call.callee], runs[name], call)
+        return runs
+
+    def _callers_first(self) -> list[str]:
+        done: dict[str, None] = {}
+
+        def visit(name: str) -> None:
+            for call in self._calls_of(name):
+                if call.callee not in done:
+                    visit(call.callee)
+            done[name] = None
+
+        visit(self.entry)
+        return [*done][::-1]
+
+    def _calls_of(self, name: str) -> Iterator[_Call]:
+        return itertools.chain.from_iterable(self.calls[name].values())
+
+    def _collective(
+        self, computation: Computation, instruction: Instruction, runs: _Runs
+    ) -> Collective:
+        kind = instruction.kind or ""
+        operands, outputs = self._operands_and_outputs(computation, instruction)
+        groups, pairs = self._groups(instruction), _pairs(instruction)
+        if kind in ("collective-permute", "send"):
+            axes = None if pairs is None else axes_of_pairs(pairs, self.mesh_shape)
+        else:
+            axes = axes_of_groups(groups, self.mesh_shape) if groups else None
+        metadata = metadata_of(instruction)
+        source_file, source_line = self.sources.line(metadata)
+        return Collective(
+            kind=kind,
+            axes=axes,
+            operand_shapes=tuple(leaf.shape for leaf in operands),
+            operand_dtypes=tuple(leaf.dtype for leaf in operands),
+            output_shapes=tuple(leaf.shape for leaf in outputs),
+            output_dtypes=tuple(leaf.dtype for leaf in outputs),
+            nbytes=sum(leaf.nbytes for leaf in operands),
+            output_nbytes=sum(leaf.nbytes for leaf in outputs),
+            count=runs.times,
+            is_conditional=runs.is_conditional,
+            reduction=self._reduction(instruction),
+            op_name=metadata.get("op_name", ""),
+            source_file=source_file,
+            source_line=source_line,
+            groups=groups or (),
+            pairs=pairs or (),
+        )
+
+    def _operands_and_outputs(
+        self, computation: Computation, instruction: Instruction
+    ) -> tuple[list[Leaf], list[Leaf]]:
+        kind, operands = instruction.kind, []
+        names = instruction.operand_names
+        # What follows the first operand says where its parts go, or orders the operation.
+        if kind in ("ragged-all-to-all", "send") or "slice_sizes" in instruction.attributes:
+            names = names[:1]
+        for name in names:
+            operand = computation.instruction(name)
+            if operand is None:
+                raise unreadable(f"{instruction.type} {instruction.opcode}({name})")
+            operands += leaves(operand.type)
+        if kind == "send":
+            return operands, []
+        outputs = leaves(instruction.type)
+        parts = split_at_commas(instruction.type[1:-1]) if instruction.type.startswith("(") else []
+        if instruction.opcode.endswith("-start") and len(parts) > 1 and outputs != operands:
+            # The type of a beginning is (operands, outputs, what the end needs to know).
+            outputs = leaves(parts[1])
+        return operands, outputs
+
+    def _groups(self, instruction: Instruction) -> Groups | None:
+        if instruction.kind in ("collective-permute", "send"):
+            return ()
+        if instruction.kind not in KINDS and "replica_groups" not in instruction.attributes:
+            return None
+        groups = parse_groups(instruction.attributes.get("replica_groups", "{}"))
+        if groups == ():
+            devices = self.partitions * self.replicas
+            return (tuple(range(devices if devices > 1 else math.prod(self.mesh_shape.values()))),)
+        return groups and self._positions(groups, instruction)
+
+    def _positions(self, groups: Groups, instruction: Instruction) -> Groups:
+        """Return groups of positions among all devices.
+
+        A program may run as replicas, each of partitions; ``jax.jit`` makes partitions only. What
+        the numbers count is XLA's group mode:
+
+        ========== =============== ======================== ===========================
+        channel_id global ids      kind                     mode: groups of
+        ========== =============== ======================== ===========================
+        no         no              any                      cross-replica: replicas, for
+                                                            each partition
+        yes        no              all-reduce, all-gather,  cross-replica and partition:
+                                   reduce-scatter           replicas, with all partitions
+        yes        no              other                    cross-partition: partitions,
+                                                            in each replica
+        yes        yes             any                      flattened id: positions
+        ========== =============== ======================== ===========================
+
+        Of one replica some programs number the partitions whatever the attributes say.
+        """
+        width = self.partitions
+        partitions, replicas = range(width), range(self.replicas)
+        is_flattened = instruction.attributes.get("use_global_device_ids") == "true"
+        are_partitions = self.replicas == 1 and max(map(max, groups)) > 0
+        if is_flattened or width == 1 or are_partitions:
+            return groups
+        if "channel_id" not in instruction.attributes:
+            return tuple(tuple(r * width + p for r in g) for g in groups for p in partitions)
+        if instruction.kind in ("all-reduce", "all-gather", "reduce-scatter"):
+            return tuple(tuple(r * width + p for r in g for p in partitions) for g in groups)
+        return tuple(tuple(r * width + p for p in g) for r in replicas for g in groups)
+
+    def _reduction(self, instruction: Instruction) -> str | None:
+        opcodes = set()
+        for name in instruction.called("to_apply"):
+            if (computation := self.computations.get(name)) is not None:
+                read = map(computation.instruction, computation.lines)
+                opcodes |= {found.opcode for found in read if found is not None}
+        # XLA wraps the operation in conversions where it reduces in another type.
+        opcodes -= {"parameter", "convert", "constant"}
+        return opcodes.pop() if len(opcodes) == 1 else None
+
+
+def _calls(
+    instruction: Instruction, caller: Computation, computations: Mapping[str, Computation]
+) -> list[_Call]:
+    opcode = instruction.opcode.removesuffix("-start")
+    if opcode.endswith(("-done", "-update")) or instruction.kind is not None:
+        return []  # the end repeats the call of the beginning, and a reduction only computes
+    if opcode == "while":
+        trips = trip_count(instruction, caller, computations)
+        tests = None if trips is None else trips + 1
+        conditions = [_Call(test, tests) for test in instruction.called("condition")]
+        return conditions + [_Call(body, trips) for body in instruction.called("body")]
+    is_plain = opcode in ("call", "fusion", "async") or re.fullmatch(COLLECTIVE, opcode)
+    times = 1 if is_plain or opcode == "conditional" else None
+    return [_Call(callee, times, opcode == "conditional") for callee in instruction.called()]
+
+
+def _add(so_far: _Runs, caller: _Runs, call: _Call) -> _Runs:
+    is_conditional = so_far.is_conditional or caller.is_conditional or call.is_conditional
+    if so_far.times is None or caller.times is None or call.times is None:
+        return _Runs(None, is_conditional)
+    return _Runs(so_far.times + caller.times * call.times, is_conditional)
+
+
+def _pairs(instruction: Instruction) -> Pairs | None:
+    """Return where a permutation sends what; None where the program does not say."""
+    if instruction.kind == "send":
+        attributes = instruction.attributes.get("frontend_attributes", "")
+        found = re.search(r"source_target_pairs=\"?(\{[\s\d,{}]*?\}\})", attributes)
+        text = found[1] if found else None
+    else:
+        text = instruction.attributes.get("source_target_pairs")
+    if text is None:
+        return None
+    ends = numbers(text)
+    return tuple(zip(ends[::2], ends[1::2], strict=True))

@@ -1,0 +1,89 @@
+"""The lines of user code that instructions come from."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from gda.compiled.hlo.instructions import Instruction
+
+_METADATA = re.compile(r'(\w+)=("(?:\\.|[^"\\])*"|\d+)')
+
+
+def metadata_of(instruction: Instruction) -> dict[str, str]:
+    found = _METADATA.findall(instruction.attributes.get("metadata", ""))
+    return {key: _unquoted(value) for key, value in found}
+
+
+def _unquoted(text: str) -> str:
+    if not text.startswith('"'):
+        return text
+    escaped = text[1:-1].encode().decode("unicode_escape")
+    return escaped.encode("latin1", "replace").decode("utf-8", "replace")
+
+
+class Sources:
+    """The tables of files, lines and stack frames above a program."""
+
+    def __init__(self, text: str, library: Sequence[str], installed: Sequence[str]) -> None:
+        self.library = _with_slash(library)
+        self.installed = _with_slash(installed)
+        self.files = {
+            int(number): _unquoted(name)
+            for number, name in re.findall(r"^(\d+) (.*)$", _table(text, "FileNames"), re.MULTILINE)
+        }
+        self.places = {
+            number: (file, line)
+            for number, file, line in _rows(
+                text, "FileLocations", r"file_name_id=(\d+).*?\bline=(\d+)"
+            )
+        }
+        self.frames = {
+            number: (place, parent)
+            for number, place, parent in _rows(
+                text, "StackFrames", r"file_location_id=(\d+)(?: parent_frame_id=(\d+))?"
+            )
+        }
+        # XLA prints the number of the parent plus one, so that no frame has the parent 0.
+        parents = [parent for _, parent in self.frames.values()]
+        self.excess = 1 if parents and min(parents) > 0 else 0
+
+    def line(self, metadata: Mapping[str, str]) -> tuple[str | None, int | None]:
+        """Return the innermost line of the user's; None where there is none.
+
+        What is installed is the user's only if nothing else is: a layer of a model library calls
+        the einsum, but the model that has the layer is what the user can change.
+        """
+        places = [place for place in self._places(metadata) if self._is_users(place[0])]
+        own = [place for place in places if not place[0].startswith(self.installed)]
+        return next(iter(own or places), (None, None))
+
+    def _places(self, metadata: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+        """Yield files and lines, the innermost first."""
+        seen = set()
+        frame = int(metadata.get("stack_frame_id", 0))
+        while frame in self.frames and frame not in seen:
+            seen.add(frame)
+            place, parent = self.frames[frame]
+            file, line = self.places.get(place, (0, 0))
+            yield self.files.get(file, ""), line
+            frame = parent - self.excess
+        yield metadata.get("source_file", ""), int(metadata.get("source_line", 0))
+
+    def _is_users(self, name: str) -> bool:
+        return bool(name) and not name.startswith(self.library)
+
+
+def _with_slash(folders: Iterable[str]) -> tuple[str, ...]:
+    return tuple(os.path.join(folder, "") for folder in folders)
+
+
+def _table(text: str, title: str) -> str:
+    found = re.search(rf"^{title}\n((?:\d+ .*\n)*)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _rows(text: str, title: str, form: str) -> list[tuple[int, int, int]]:
+    rows = re.findall(rf"^(\d+) \{{{form}", _table(text, title), re.MULTILINE)
+    return [(int(a), int(b), int(c or 0)) for a, b, c in rows]

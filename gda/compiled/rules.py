@@ -1,0 +1,163 @@
+"""What a program may communicate: rules, and what a list of collectives has against them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gda.compiled.hlo import (
+    KINDS,
+    Axes,
+    Collective,
+    Collectives,
+    format_axes,
+    format_times,
+    sentence,
+    summed,
+)
+
+AxesRule = str | Axes | list[str | Axes]
+Allowed = (
+    Mapping[str, AxesRule | int | None]
+    | Mapping[tuple[str, str | Axes], int | None]
+    | Mapping[str | tuple[str, str | Axes], AxesRule | int | None]
+    | Iterable[str | tuple[str, AxesRule]]
+)
+
+_FORMS = "a name, a tuple of names for these axes at once, or a list of these for one or the other"
+
+# What those may have meant who write what JAX calls them. Not accepted: XLA chooses the kinds, and
+# an allowed ``pmax`` would allow a sum.
+_MEANT_BY = {
+    "psum": "all-reduce",
+    "pmean": "all-reduce",
+    "pmax": "all-reduce",
+    "pmin": "all-reduce",
+    "psum_scatter": "reduce-scatter",
+    "ppermute": "collective-permute",
+    "pbroadcast": "collective-broadcast",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A kind that is allowed, over some sets of axes or any, some number of times or any."""
+
+    kind: str
+    over: tuple[Axes, ...] | None = None
+    times: int | None = None
+
+    def allows(self, collective: Collective, mesh_shape: Mapping[str, int]) -> bool:
+        """Return whether a collective is of this kind, over these axes; whatever the times."""
+        if collective.kind != self.kind:
+            return False
+        return self.over is None or collective.axes in [
+            tuple(name for name in mesh_shape if name in axes and mesh_shape[name] > 1)
+            for axes in self.over
+        ]
+
+    def __str__(self) -> str:
+        over = "any axes" if self.over is None else " or ".join(map(format_axes, self.over))
+        times = "" if self.times is None else f", exactly {format_times(self.times)}"
+        return f"{self.kind} over {over or 'no axes'}{times}"
+
+
+def rules_of(allow: Allowed) -> list[Rule]:
+    """Return what the argument ``allow`` of ``gda.assert_collectives`` says.
+
+    Raises:
+      TypeError, ValueError: it says nothing that could be meant.
+
+    >>> print(*rules_of({'all-reduce': 'data', ('all-gather', 'model'): 2}), sep='; ')
+    all-reduce over data; all-gather over model, exactly 2 times
+    """
+    if isinstance(allow, str) or not isinstance(allow, Iterable):
+        raise TypeError(
+            "allow is a mapping such as {'all-reduce': 'data'} or {('all-reduce', 'data'): 1}, or "
+            f"a list of kinds such as ['all-reduce'], not {allow!r}"
+        )
+    items = allow.items() if isinstance(allow, Mapping) else [(key, None) for key in allow]
+    return [_rule(key, value) for key, value in items]
+
+
+def _rule(key: Any, value: Any) -> Rule:
+    kind, over = key if isinstance(key, tuple) and len(key) == 2 else (key, None)
+    if kind not in KINDS:
+        raise _unknown_kind_error(kind)
+    if isinstance(value, str | tuple | list) and over is None:
+        over, value = value, None
+    if value is not None and (type(value) is not int or value < 0):
+        raise TypeError(
+            f"allow says {key!r}: {value!r}; what follows is a number of executions, 0 or more"
+            + ("" if isinstance(key, tuple) else f", or the axes that it is allowed over: {_FORMS}")
+        )
+    return Rule(kind, _alternatives(over), value)
+
+
+def _alternatives(over: Any) -> tuple[Axes, ...] | None:
+    """Return sets of axes: one for a name or a tuple of names, several for a list of these."""
+    if over is None:
+        return None
+    several = over if isinstance(over, list) else [over]
+    sets = [(names,) if isinstance(names, str) else names for names in several]
+    for names in sets:
+        if type(names) is not tuple or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"axes in allow are {_FORMS}; not {over!r}")
+    return tuple(sets)
+
+
+def _unknown_kind_error(kind: object) -> ValueError:
+    known = f"the kinds of collectives are {', '.join(KINDS)}"
+    if not isinstance(kind, str):
+        hint = ""
+        if isinstance(kind, tuple) and len(kind) == 3:
+            hint = f"; did you mean {{{kind[:2]!r}: {kind[2]!r}}}?"
+        return ValueError(
+            f"allow has {kind!r} where it names a kind or (kind, axes); {known}{hint}"
+        )
+    spelled = _MEANT_BY.get(kind, kind.replace("_", "-").lower())
+    near = difflib.get_close_matches(spelled, KINDS, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return ValueError(f"allow names {kind!r}, but {known}{hint}")
+
+
+def check_axes(rules: Iterable[Rule], mesh_shape: dict[str, int]) -> None:
+    """Raise ``ValueError`` if a rule names an axis that the mesh lacks."""
+    for name in [name for rule in rules for axes in rule.over or () for name in axes]:
+        if not mesh_shape:
+            raise ValueError(
+                f"allow names the axis {name!r}, but of no argument or result a mesh is known; "
+                "pass mesh="
+            )
+        if name not in mesh_shape:
+            near = difflib.get_close_matches(name, map(str, mesh_shape), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"allow names the axis {name!r}, but the mesh has the axes {mesh_shape}{hint}"
+            )
+
+
+def complaints_of(found: Collectives, rules: list[Rule], max_bytes: int | None) -> list[str]:
+    """Return what was found beside the rules, and what they say that was not found."""
+
+    def allowed_by(rule: Rule) -> list[Collective]:
+        return [each for each in found if rule.allows(each, found.mesh_shape)]
+
+    complaints = []
+    for each in found:
+        # Where every device is alone in its group nothing is communicated.
+        is_allowed = any(rule.allows(each, found.mesh_shape) for rule in rules)
+        if each.axes != () and not is_allowed:
+            complaints.append(f"not allowed: {sentence(each)}")
+    for rule in rules:
+        times = summed(each.count for each in allowed_by(rule))
+        if rule.times is not None and times != rule.times:
+            counted = "not known how often" if times is None else format_times(times)
+            complaints.append(f"expected {rule}; found: {counted}")
+    total = found.total_bytes
+    if max_bytes is not None and (total is None or total > max_bytes):
+        size = "a number that is not known" if total is None else f"{total}"
+        complaints.append(f"expected at most {max_bytes} bytes on one device; found: {size}")
+    return complaints

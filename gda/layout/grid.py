@@ -1,0 +1,391 @@
+"""The index math: which elements of an array each device of a mesh holds, in closed form.
+
+A ``ShardGrid`` is a global shape, a mesh shape and a spec with answers as methods. It needs no JAX
+and no devices, so it also answers for a million devices that do not exist yet. How blocks and
+replicas are numbered, and why, is in ``gda/layout/numbering.py``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from gda.layout.boundary import hide_own_frames
+from gda.layout.numbering import IntArray, Layout, layout_of, read_only
+from gda.layout.process_view import ProcessView
+from gda.layout.processes import Processes, ProcessOf, check_process_of
+from gda.layout.spec import (
+    Index,
+    Shape,
+    SpecEntry,
+    SpecLike,
+    check_mesh_shape,
+    check_shape,
+    check_spec,
+    format_spec,
+    indivisible_error,
+)
+from gda.layout.tiling import Tiling, all_blocks
+
+
+class ShardGrid:
+    """How a global shape is cut over a mesh by a spec; immutable, hashable, comparable.
+
+    Args:
+      global_shape: sizes of the array, non-negative integers.
+      mesh_shape: size of each mesh axis by name, in mesh order, such as ``{'x': 4, 'y': 2}``.
+        Of a ``jax.sharding.Mesh`` it is ``mesh.shape``.
+      spec: ``PartitionSpec`` or any sequence of ``None``, axis names and tuples of axis names, at
+        most as long as the shape.
+      process_of: the process of each device, non-negative integers in device order or in the shape
+        of the mesh; of a ``jax.Device`` it is ``process_index``. A grid that has it can answer for
+        each process, see ``view``. Grids may share one, as ``other.processes``.
+
+    Raises:
+      TypeError: an argument is not of the kind above.
+      ValueError: the spec does not fit the shape and the mesh, or ``process_of`` not the mesh; the
+        message says what would.
+
+    Devices are numbered by *flat position*: row-major over the mesh, the order of
+    ``mesh.devices.flat``. Blocks are numbered row-major over the blocks of each dimension.
+
+    >>> grid = ShardGrid((8, 2), {'x': 4, 'y': 2}, ('x', 'y'))
+    >>> grid.shard_shape, grid.num_shards, grid.num_replicas
+    ((2, 1), 8, 1)
+    >>> grid.index(3)
+    (slice(2, 4, None), slice(1, 2, None))
+    >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, (None, 'y')).replica_ids
+    array([0, 0, 1, 1, 2, 2, 3, 3])
+    """
+
+    global_shape: Shape
+    shard_shape: Shape
+    _layout: Layout
+    processes: Processes | None = None  # on the class, so that most grids need not be given it
+
+    def __init__(
+        self,
+        global_shape: Iterable[int],
+        mesh_shape: Mapping[str, int],
+        spec: SpecLike,
+        *,
+        process_of: ProcessOf | Processes | None = None,
+    ) -> None:
+        try:
+            shape = check_shape(global_shape)
+            layout = _layout_of(shape, mesh_shape, spec)
+            shard_shape = tuple(map(operator.floordiv, shape, layout.parts))
+            if tuple(map(operator.mul, shard_shape, layout.parts)) != shape:
+                raise indivisible_error(layout.axes, shape, layout.mesh_shape)
+            # Not by attribute: those are closed, see __setattr__.
+            this = self.__dict__
+            this["global_shape"] = shape
+            this["shard_shape"] = shard_shape
+            this["_layout"] = layout
+            if process_of is not None:
+                this["processes"] = check_process_of(process_of, layout)
+        except Exception as error:  # not by a decorator, which would cost a part of a microsecond
+            hide_own_frames(error)
+            raise
+
+    @property
+    def mesh_shape(self) -> Mapping[str, int]:
+        """Size of each mesh axis by name, in mesh order; read-only."""
+        return self._layout.mesh_shape
+
+    @property
+    def spec(self) -> tuple[SpecEntry, ...]:
+        """The spec in its shortest form: no trailing ``None``, no tuples of one name."""
+        return self._layout.spec
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the mesh."""
+        return self._layout.num_devices
+
+    @property
+    def num_shards(self) -> int:
+        """Distinct blocks that the array is cut into."""
+        return self._layout.num_shards
+
+    @property
+    def num_replicas(self) -> int:
+        """Devices that hold each block."""
+        return self._layout.num_replicas
+
+    @property
+    def process_of(self) -> IntArray | None:
+        """Process of every device: int64 ``[num_devices]``, read-only; None if it was not given."""
+        return None if self.processes is None else self.processes.process_of
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that have devices of the mesh.
+
+        Raises:
+          ValueError: the grid was made without ``process_of``.
+        """
+        return len(self._known_processes().numbers)
+
+    # One device: O(axes of the mesh), whatever its size.
+
+    def index(self, i: int | Sequence[int]) -> Index:
+        """Return what the device at ``i`` holds: one slice per dimension, as JAX writes it.
+
+        ``slice(None)`` for a dimension that is not cut, ``slice(start, stop)`` for one that is.
+        ``i`` is a flat position or mesh coordinates.
+
+        Raises:
+          IndexError: ``i`` is outside the mesh.
+
+        >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, ('x',)).index((3, 0))
+        (slice(6, 8, None), slice(None, None, None))
+        """
+        return self.block_index(self.block_id(i))
+
+    def replica_id(self, i: int | Sequence[int]) -> int:
+        """Return how many devices before ``i``, in device order, hold the same block.
+
+        Raises:
+          IndexError: ``i`` is outside the mesh.
+
+        >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, ('x',)).replica_id((3, 1))
+        1
+        """
+        return self._layout.numbers(self._position(i))[1]
+
+    def block_id(self, i: int | Sequence[int]) -> int:
+        """Return the number, from 0 to ``num_shards - 1``, of the block the device ``i`` holds.
+
+        Raises:
+          IndexError: ``i`` is outside the mesh.
+
+        >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, (('y', 'x'),)).block_id((3, 1))
+        7
+        """
+        return self._layout.numbers(self._position(i))[0]
+
+    def block_index(self, block: int) -> Index:
+        """Return the index of the block with number ``block``.
+
+        Raises:
+          TypeError: ``block`` is not an integer.
+          IndexError: there is no such block.
+
+        >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, ('y',)).block_index(1)
+        (slice(4, 8, None), slice(None, None, None))
+        """
+        block = operator.index(block)  # slices of NumPy integers print badly
+        if not 0 <= block < self.num_shards:
+            raise IndexError(f"block {block} is outside the {self.num_shards} blocks of {self!r}")
+        return self._tiling.index(block)
+
+    def coordinates(self, i: int | Sequence[int]) -> tuple[int, ...]:
+        """Return which part of each dimension the device at ``i`` holds, counted from 0.
+
+        0 for a dimension that is not cut, and for one of size 0, whose parts are all equal.
+
+        Raises:
+          IndexError: ``i`` is outside the mesh.
+
+        >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, (('y', 'x'),)).coordinates((3, 1))
+        (7, 0)
+        """
+        return self._tiling.coordinates(self.block_id(i))
+
+    @cached_property
+    def _tiling(self) -> Tiling:
+        return Tiling(self.global_shape, self.shard_shape, self._layout.parts)
+
+    def shards_at(self, positions: Iterable[int]) -> list[tuple[Index, int]]:
+        """Return ``(index, replica_id)`` of the devices at some flat positions.
+
+        Costs O(``len(positions)``), whatever the size of the mesh; devices that hold the same
+        block share one index.
+
+        Raises:
+          IndexError: a position is outside the mesh.
+
+        >>> ShardGrid((8,), {'x': 4, 'y': 2}, ('y',)).shards_at([0, 2])
+        [((slice(0, 4, None),), 0), ((slice(0, 4, None),), 1)]
+        """
+        numbers, index_of = self._layout.numbers, self._tiling.index
+        known: dict[int, Index] = {}
+        shards = []
+        for position in map(operator.index, positions):
+            block, replica = numbers(position)
+            index = known.get(block)
+            if index is None:
+                index = known[block] = index_of(block)
+            shards.append((index, replica))
+        return shards
+
+    def locate(self, point: Sequence[int]) -> IntArray:
+        """Return the flat positions of the devices that hold the element at ``point``.
+
+        Device order, so entry ``r`` is the device with replica id ``r``; int64 of length
+        ``num_replicas``. Costs O(``num_replicas``), not O(``num_devices``).
+
+        Raises:
+          TypeError: ``point`` is not a sequence of integers.
+          IndexError: ``point`` is outside the global shape, or has another rank.
+
+        >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, ('x',)).locate((5, 1))
+        array([4, 5])
+        """
+        try:
+            given = tuple(map(operator.index, point))
+        except TypeError:
+            raise TypeError(f"point must be a sequence of integers, not {point!r}") from None
+        if len(given) != len(self.global_shape) or not all(
+            0 <= p < size for p, size in zip(given, self.global_shape, strict=True)
+        ):
+            raise IndexError(f"point {given} is outside the global shape {self.global_shape}")
+        block = 0
+        for p, step, parts in zip(given, self.shard_shape, self._layout.parts, strict=True):
+            block = block * parts + p // step
+        return self._layout.holders(block)
+
+    def _position(self, i: int | Sequence[int]) -> int:
+        # Not by type: coordinates may come in a NumPy array, and positions as NumPy integers.
+        is_one = hasattr(i, "__index__") and not hasattr(i, "__len__")
+        return operator.index(i) if is_one else self._layout.position(i)  # pyright: ignore
+
+    # All devices: O(devices), vectorised, cached.
+
+    def indices(self) -> list[Index]:
+        """Return what every device holds, in device order; equal slices and indices are shared.
+
+        >>> ShardGrid((4,), {'x': 2, 'y': 2}, ('x',)).indices()[1:3]
+        [(slice(0, 2, None),), (slice(2, 4, None),)]
+        """
+        blocks = all_blocks(self.global_shape, self.shard_shape, self._layout.parts)
+        return [blocks[number] for number in self._layout.block_list]
+
+    def indices_and_replica_ids(self) -> list[tuple[Index, int]]:
+        """Return ``(index, replica_id)`` of every device, in device order.
+
+        >>> ShardGrid((4,), {'x': 2, 'y': 2}, ('x',)).indices_and_replica_ids()[1]
+        ((slice(0, 2, None),), 1)
+        """
+        return list(zip(self.indices(), self._layout.replica_list, strict=True))
+
+    def blocks(self) -> list[Index]:
+        """Return the index of every block once, in the order of the block numbers.
+
+        >>> ShardGrid((4, 4), {'x': 2, 'y': 2}, (None, 'y')).blocks()[1]
+        (slice(None, None, None), slice(2, 4, None))
+        """
+        return all_blocks(self.global_shape, self.shard_shape, self._layout.parts)
+
+    @cached_property
+    def starts(self) -> IntArray:
+        """First element of every device's block: int64 ``[num_devices, ndim]``, read-only.
+
+        Also for a dimension that is not cut, where the start is 0.
+
+        Raises:
+          OverflowError: a size is 2**63 or more.
+        """
+        layout = self._layout
+        if max(self.global_shape, default=0) >= 2**63:
+            raise OverflowError(
+                f"global shape {self.global_shape} has elements beyond int64; index(i) has no limit"
+            )
+        starts = np.empty((*layout.sizes, len(self.global_shape)), np.int64)
+        for dimension, (names, step) in enumerate(zip(layout.axes, self.shard_shape, strict=True)):
+            start: Any = 0
+            for name in reversed(names):
+                size = layout.mesh_shape[name]
+                shape = [size if axis == name else 1 for axis in layout.mesh_shape]
+                start = start + np.arange(size).reshape(shape) * step
+                step *= size
+            starts[..., dimension] = start
+        return read_only(starts.reshape(self.num_devices, len(self.global_shape)))
+
+    @cached_property
+    def stops(self) -> IntArray:
+        """One past the last element of every device's block: int64 ``[num_devices, ndim]``."""
+        return read_only(self.starts + np.array(self.shard_shape, np.int64))
+
+    @property
+    def replica_ids(self) -> IntArray:
+        """Replica id of every device: int64 ``[num_devices]``, read-only."""
+        layout = self._layout
+        return layout.small_replica_ids if layout.is_small else self._replica_ids
+
+    @cached_property
+    def _replica_ids(self) -> IntArray:
+        return read_only(self._layout.spread(self._layout.replica_weights))
+
+    @cached_property
+    def block_ids(self) -> IntArray:
+        """Number of the block that every device holds: int64 ``[num_devices]``, read-only."""
+        return read_only(self._layout.spread(self._layout.block_weights))
+
+    # One process.
+
+    def view(self, process: int) -> ProcessView:
+        """Return what one process reads, keeps and writes; it need not exist.
+
+        Raises:
+          TypeError: ``process`` is not an integer.
+          ValueError: it is negative, or the grid was made without ``process_of``.
+
+        >>> ShardGrid((8,), {'x': 4}, ('x',), process_of=[0, 0, 1, 1]).view(1).indices
+        [(slice(4, 6, None),), (slice(6, 8, None),)]
+        """
+        return ProcessView(self._layout, self._tiling, self._known_processes(), process)
+
+    def _known_processes(self) -> Processes:
+        if self.processes is None:
+            raise ValueError(
+                f"{self!r} does not know which process has which device; make it with process_of=, "
+                "the process of each device in device order"
+            )
+        return self.processes
+
+    # A value: immutable, equal by content.
+
+    def _key(self) -> tuple[object, ...]:
+        return self.global_shape, tuple(self.mesh_shape.items()), self.spec, self.processes
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, ShardGrid) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        arguments = f"{self.global_shape}, {dict(self.mesh_shape)}, {format_spec(self.spec)}"
+        if self.processes is None:
+            return f"ShardGrid({arguments})"
+        return f"ShardGrid({arguments}, process_of=<{self.num_processes} processes>)"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        with_processes = partial(ShardGrid, process_of=self.processes)
+        make = ShardGrid if self.processes is None else with_processes
+        return make, (self.global_shape, dict(self.mesh_shape), self.spec)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a ShardGrid is immutable; make a new one with another {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("a ShardGrid is immutable")
+
+
+def _layout_of(shape: Shape, mesh_shape: Mapping[str, int], spec: SpecLike) -> Layout:
+    empty = tuple([not size for size in shape]) if 0 in shape else (False,) * len(shape)
+    try:
+        # Mostly the arguments are hashable and were seen before. To the cache 4.0 would be 4, but
+        # a sum of integers and others is no integer. An iterator can be read only once, below.
+        if type(sum(mesh_shape.values())) is int and not hasattr(spec, "__next__"):
+            return layout_of(tuple(mesh_shape.items()), spec, empty)
+    except (AttributeError, TypeError, ValueError):
+        pass  # said below, better
+    sizes = check_mesh_shape(mesh_shape)
+    return layout_of(tuple(sizes.items()), check_spec(spec, shape, sizes), empty)

@@ -1,0 +1,473 @@
+"""What one process has of an array: what it reads, keeps, and writes.
+
+A ``ProcessView`` comes from ``ShardGrid.view``. It answers for one process of a mesh without asking
+any other, and neither that process nor its devices have to exist.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gda.layout.numbering import IntArray, Layout, layout_of
+from gda.layout.processes import (
+    Processes,
+    ProcessOf,
+    check_process_of,
+    format_processes,
+    writing_of,
+)
+from gda.layout.spec import (
+    Index,
+    Shape,
+    SpecEntry,
+    SpecLike,
+    check_mesh_shape,
+    check_shape,
+    check_spec,
+    format_spec,
+    nearest_sizes,
+)
+from gda.layout.tiling import Tiling
+
+_SHOWN_IN_MESSAGES = 6
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ProcessView:
+    """What one process has of an array: what it reads, keeps and writes. Immutable, hashable.
+
+    Made by ``ShardGrid.view``. A process without devices in the mesh has a view too, an empty one.
+    Nothing here communicates, and what is asked costs no more than the process has devices. Only
+    the first process of a mesh that is asked about costs more, O(devices of the mesh), or a sort of
+    them where the numbers of their processes do not ascend; and so does the first that writes.
+
+    Attributes:
+      process: its number.
+
+    >>> import gda
+    >>> grid = gda.ShardGrid((8, 2), {'x': 4, 'y': 2}, ('x',), process_of=[0] * 4 + [1] * 4)
+    >>> view = grid.view(1)
+    >>> view
+    ProcessView(process 1: 4 devices, 2 blocks of shape (2, 2))
+    >>> view.rows, view.local_shape, view.nbytes(4), view.nbytes_on_devices(4)
+    ((slice(4, 8, None),), (4, 2), 32, 64)
+    """
+
+    _layout: Layout
+    _tiling: Tiling
+    _processes: Processes
+    process: int
+
+    def __post_init__(self) -> None:
+        try:
+            self.__dict__["process"] = operator.index(self.process)
+        except TypeError:
+            raise TypeError(
+                f"process must be the number of a process, not {self.process!r}"
+            ) from None
+        if self.process < 0:
+            raise ValueError(f"process is {self.process}; processes are numbered from 0")
+
+    # What it reads.
+
+    @cached_property
+    def positions(self) -> IntArray:
+        """Flat positions of its devices, in device order: int64, read-only.
+
+        >>> import gda
+        >>> gda.ShardGrid((4,), {'x': 4}, ('x',), process_of=[0, 1, 0, 1]).view(1).positions
+        array([1, 3])
+        """
+        return self._processes.positions(self.process)
+
+    @cached_property
+    def block_ids(self) -> tuple[int, ...]:
+        """Numbers of its distinct blocks, in the order of the first device that holds each.
+
+        >>> import gda
+        >>> gda.ShardGrid((4,), {'x': 2, 'y': 2}, ('y',), process_of=[0, 0, 1, 1]).view(1).block_ids
+        (0, 1)
+        """
+        layout, positions = self._layout, self.positions
+        blocks: Any = np.zeros(len(positions), np.int64)
+        stride = 1
+        weights = layout.block_weights
+        for size, weight in zip(layout.sizes[::-1], weights[::-1], strict=True):
+            if weight:
+                blocks += positions // stride % size * weight
+            stride *= size
+        return tuple(dict.fromkeys(blocks.tolist()))
+
+    @property
+    def indices(self) -> list[Index]:
+        """Its distinct indices, in the order of ``block_ids``; equal slices are shared.
+
+        >>> import gda
+        >>> gda.ShardGrid((4,), {'x': 4}, ('x',), process_of=[0, 1, 0, 1]).view(1).indices
+        [(slice(1, 2, None),), (slice(3, 4, None),)]
+        """
+        slice_at = self._tiling.slice_at
+        slices = [
+            {part: slice_at(dimension, part) for part in parts}
+            for dimension, parts in enumerate(self.coordinates)
+        ]
+        return self._indices_by(slices)
+
+    @cached_property
+    def rows(self) -> tuple[slice, ...]:
+        """Which of dimension 0 it reads: ascending slices, merged where they touch.
+
+        A dimension that is not cut is one ``slice(0, size)``. A scalar has no rows, ``()``.
+
+        >>> import gda
+        >>> gda.ShardGrid((8,), {'x': 4}, ('x',), process_of=[0, 1, 0, 0]).view(0).rows
+        (slice(0, 2, None), slice(4, 8, None))
+        """
+        if not self._tiling.global_shape:
+            return ()
+        step = self._tiling.shard_shape[0]
+        rows: list[slice] = []
+        for part in self.coordinates[0]:
+            start = part * step
+            if rows and rows[-1].stop == start:
+                start = rows.pop().start
+            rows.append(slice(start, part * step + step))
+        return tuple(rows)
+
+    @property
+    def size(self) -> int:
+        """Elements it reads: those of each distinct block once.
+
+        >>> import gda
+        >>> gda.ShardGrid((8,), {'x': 4}, (), process_of=[0, 0, 1, 1]).view(0).size
+        8
+        """
+        return len(self.block_ids) * math.prod(self._tiling.shard_shape)
+
+    def nbytes(self, itemsize: int) -> int:
+        """Return how many bytes it reads, of elements of ``itemsize`` bytes: each block once.
+
+        >>> import gda
+        >>> gda.ShardGrid((8,), {'x': 4}, (), process_of=[0, 0, 1, 1]).view(0).nbytes(4)
+        32
+        """
+        return self.size * _bytes_of(itemsize)
+
+    def nbytes_on_devices(self, itemsize: int) -> int:
+        """Return how many bytes its devices hold together: every replica counts.
+
+        >>> import gda
+        >>> gda.ShardGrid((8,), {'x': 4}, (), process_of=[0, 0, 1, 1]).view(0).nbytes_on_devices(4)
+        64
+        """
+        held = len(self.positions) * math.prod(self._tiling.shard_shape)
+        return held * _bytes_of(itemsize)
+
+    # What it writes.
+
+    def written_blocks(self, turn: int = 0) -> tuple[int, ...]:
+        """Return the numbers of the blocks it writes, in the order of ``block_ids``.
+
+        Over all processes each block is written once, by a process that holds it, and what several
+        hold is shared out between them: no two processes that hold the same blocks differ by more
+        than one block.
+
+        Args:
+          turn: moves each block on by so many of the processes that hold it. For the leaves of a
+            tree, pass the number of the leaf: else process 0 writes every replicated one.
+
+        >>> import gda
+        >>> grid = gda.ShardGrid((8,), {'x': 2, 'y': 4}, ('y',), process_of=[0] * 4 + [1] * 4)
+        >>> grid.view(0).written_blocks(), grid.view(1).written_blocks()
+        ((0, 2), (1, 3))
+        >>> grid.view(0).written_blocks(turn=1)
+        (1, 3)
+        """
+        blocks = np.array(self.block_ids, np.int64)
+        writers = writing_of(self._layout, self._processes).writers(blocks, operator.index(turn))
+        return tuple(blocks[writers == self.process].tolist())
+
+    def written_indices(self, turn: int = 0) -> list[Index]:
+        """Return the indices of ``written_blocks(turn)``, in the same order.
+
+        >>> import gda
+        >>> grid = gda.ShardGrid((8,), {'x': 4}, (), process_of=[0, 0, 1, 1])
+        >>> grid.view(0).written_indices(), grid.view(1).written_indices()
+        ([(slice(None, None, None),)], [])
+        """
+        return [self._tiling.index(block) for block in self.written_blocks(turn)]
+
+    # What it keeps as one local array.
+
+    @cached_property
+    def coordinates(self) -> tuple[tuple[int, ...], ...]:
+        """For each dimension the coordinates of its blocks, ascending, each once.
+
+        >>> import gda
+        >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 0, 1, 1])
+        >>> grid.view(1).coordinates
+        ((1,), (0, 1))
+        """
+        return tuple([tuple(sorted(set(column))) for column in self._columns])
+
+    @cached_property
+    def is_regular(self) -> bool:
+        """Whether its blocks are all combinations of ``coordinates``, at least one.
+
+        >>> import gda
+        >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 1, 1, 0])
+        >>> grid.view(0).is_regular
+        False
+        """
+        return 0 < len(self.block_ids) == math.prod(map(len, self.coordinates))
+
+    @property
+    def local_shape(self) -> Shape:
+        """Shape of its blocks put together, in the order of their coordinates, gaps left out.
+
+        Raises:
+          ValueError: its blocks do not form a regular grid, or it has no device.
+
+        >>> import gda
+        >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 0, 1, 1])
+        >>> grid.view(1).local_shape
+        (2, 4)
+        """
+        self.check_regular()
+        extents = map(len, self.coordinates)
+        return tuple(map(operator.mul, extents, self._tiling.shard_shape))
+
+    @property
+    def local_indices(self) -> list[Index]:
+        """Where each of ``indices`` lies within the local array, start and stop always given.
+
+        Raises:
+          ValueError: its blocks do not form a regular grid, or it has no device.
+
+        >>> import gda
+        >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 0, 1, 1])
+        >>> grid.view(1).local_indices
+        [(slice(0, 2, None), slice(0, 2, None)), (slice(0, 2, None), slice(2, 4, None))]
+        """
+        self.check_regular()
+        slices = [
+            {part: slice(i * step, i * step + step) for i, part in enumerate(parts)}
+            for parts, step in zip(self.coordinates, self._tiling.shard_shape, strict=True)
+        ]
+        return self._indices_by(slices)
+
+    def indices_within(self, local_shape: Shape) -> list[Index]:
+        """Return where each of ``indices`` lies within local data, start and stop always given.
+
+        As ``local_indices``, but the data may have all of a dimension: where its size is the global
+        one, blocks lie in that dimension where they lie in the whole. Only in the others need the
+        blocks form a regular grid.
+
+        Raises:
+          ValueError: data of this shape does not have the blocks, these do not form a regular grid,
+            or the process has no device.
+
+        >>> import gda
+        >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 0, 1, 1])
+        >>> grid.view(1).indices_within((4, 4))
+        [(slice(2, 4, None), slice(0, 2, None)), (slice(2, 4, None), slice(2, 4, None))]
+        >>> grid.view(1).indices_within((2, 4)) == grid.view(1).local_indices
+        True
+        """
+        global_shape, shard_shape = self._tiling.global_shape, self._tiling.shard_shape
+        if len(local_shape) != len(global_shape):
+            raise ValueError(
+                f"the local data has shape {local_shape}, and global_shape is {global_shape}; "
+                "they must have the same number of dimensions"
+            )
+        if not self.block_ids:
+            self.check_regular()
+        slices: list[dict[int, slice]] = []
+        compact = []
+        for dimension, (size, parts) in enumerate(zip(local_shape, self.coordinates, strict=True)):
+            step = shard_shape[dimension]
+            if size == global_shape[dimension]:
+                slices.append({part: slice(part * step, part * step + step) for part in parts})
+                continue
+            if size != step * len(parts):
+                raise self._wrong_local_size_error(local_shape, dimension)
+            compact.append(dimension)
+            slices.append({part: slice(i * step, i * step + step) for i, part in enumerate(parts)})
+        combinations = set(zip(*(self._columns[dimension] for dimension in compact), strict=True))
+        if compact and len(combinations) < math.prod(len(slices[d]) for d in compact):
+            self.check_regular()
+        return self._indices_by(slices)
+
+    @cached_property
+    def _columns(self) -> list[list[int]]:
+        """For each dimension the coordinates of its blocks, in the order of ``block_ids``."""
+        return self._tiling.columns(self.block_ids)
+
+    def _indices_by(self, slices: Sequence[Mapping[int, slice]]) -> list[Index]:
+        if not slices:
+            return [()] * len(self.block_ids)
+        columns = zip(slices, self._columns, strict=True)
+        return list(zip(*[map(known.__getitem__, column) for known, column in columns]))  # noqa: B905
+
+    def check_regular(self) -> None:
+        """Raise ``ValueError``, and show the blocks, unless ``is_regular``.
+
+        >>> import gda
+        >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 1, 1, 0])
+        >>> grid.view(0).check_regular()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        ValueError: process 0 holds the blocks (0, 0), (1, 1) of P('x', 'y') on the mesh ...
+        """
+        if self.is_regular:
+            return
+        mesh = f"the mesh {dict(self._layout.mesh_shape)}"
+        if not self.block_ids:
+            raise ValueError(
+                f"process {self.process} has no device of {mesh}, so it has no local shape; those "
+                f"that have are {format_processes(self._processes.numbers)}"
+            )
+        blocks = list(zip(*self._columns, strict=True))
+        raise ValueError(
+            f"process {self.process} holds the blocks {_short_list(blocks)} of "
+            f"{format_spec(self._layout.spec)} on {mesh}, which do not form a regular grid, so it "
+            "has no local shape; choose another order of the devices or another spec, or use "
+            "GlobalArray.from_callback, which reads any blocks"
+        )
+
+    def _wrong_local_size_error(self, local_shape: Shape, dimension: int) -> ValueError:
+        global_shape = self._tiling.global_shape
+        count = len(self.coordinates[dimension])
+        return ValueError(
+            f"local data of shape {local_shape} does not go with global_shape {global_shape}, cut "
+            f"by {format_spec(self._layout.spec)} on the mesh {dict(self._layout.mesh_shape)}: "
+            f"dimension {dimension} has local size {local_shape[dimension]}; expected there is "
+            f"{self._tiling.shard_shape[dimension] * count}, the {count} blocks of process "
+            f"{self.process} put together, or {global_shape[dimension]}, all of it"
+        )
+
+    # A value: immutable, equal by content.
+
+    def _key(self) -> tuple[Any, ...]:
+        layout = self._layout
+        mesh = tuple(layout.mesh_shape.items())
+        return self._tiling.global_shape, mesh, layout.spec, self._processes, self.process
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, ProcessView) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        devices, blocks = len(self.positions), len(self.block_ids)
+        return (
+            f"ProcessView(process {self.process}: {devices} device{'s' * (devices != 1)}, {blocks} "
+            f"block{'s' * (blocks != 1)} of shape {self._tiling.shard_shape})"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _view_of, self._key()
+
+
+def _view_of(
+    global_shape: Shape,
+    mesh_items: tuple[tuple[str, int], ...],
+    spec: tuple[SpecEntry, ...],
+    processes: Processes,
+    process: int,
+) -> ProcessView:
+    layout = layout_of(mesh_items, spec, tuple(not size for size in global_shape))
+    return ProcessView(layout, _tiling(global_shape, layout), processes, process)
+
+
+def _tiling(global_shape: Shape, layout: Layout) -> Tiling:
+    shard_shape = tuple(map(operator.floordiv, global_shape, layout.parts))
+    return Tiling(global_shape, shard_shape, layout.parts)
+
+
+def _bytes_of(itemsize: object) -> int:
+    # A string times a number is a longer string.
+    if not hasattr(itemsize, "__index__"):
+        raise itemsize_error(itemsize)
+    return operator.index(itemsize)  # pyright: ignore[reportArgumentType]
+
+
+def itemsize_error(itemsize: object) -> TypeError:
+    """Return what is raised where something else stands for the bytes of one element."""
+    return TypeError(
+        "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not "
+        f"{itemsize!r}"
+    )
+
+
+def infer_global_shape(
+    local_shape: Iterable[int],
+    mesh_shape: Mapping[str, int],
+    spec: SpecLike,
+    process_of: ProcessOf | Processes,
+    process: int,
+) -> Shape:
+    """Return the shape of the whole, where only the local shape of one process is known.
+
+    ``ShardGrid(result, mesh_shape, spec, process_of=process_of).view(process).local_shape`` is
+    ``local_shape``. Nothing is compared with what other processes have.
+
+    Args:
+      local_shape: sizes of the blocks of ``process``, put together.
+      mesh_shape, spec, process_of: as for ``ShardGrid``.
+      process: number of the process whose local shape it is.
+
+    Raises:
+      TypeError: an argument is not of the kind above.
+      ValueError: the spec does not go with the shape and the mesh, the blocks of the process do not
+        form a regular grid or do not divide ``local_shape``, or it has no device of the mesh.
+
+    >>> infer_global_shape((4, 2), {'x': 4, 'y': 2}, ('x',), [0] * 4 + [1] * 4, process=1)
+    (8, 2)
+    """
+    sizes = check_mesh_shape(mesh_shape)
+    shape = check_shape(local_shape, "local")
+    entries = check_spec(spec, shape, sizes, "local")
+    layout = layout_of(tuple(sizes.items()), entries, tuple(not size for size in shape))
+    # Which blocks a process has does not hang on their size, so let each be of one element.
+    ones = tuple(parts if size else 0 for size, parts in zip(shape, layout.parts, strict=True))
+    processes = check_process_of(process_of, layout)
+    view = ProcessView(layout, _tiling(ones, layout), processes, process)
+    view.check_regular()
+    extents = tuple(map(len, view.coordinates))
+    for dimension, (size, extent) in enumerate(zip(shape, extents, strict=True)):
+        if size % extent:
+            raise _indivisible_local_error(shape, dimension, extent, layout, view.process)
+    return tuple(
+        size // extent * parts
+        for size, extent, parts in zip(shape, extents, layout.parts, strict=True)
+    )
+
+
+def _indivisible_local_error(
+    local_shape: Shape, dimension: int, extent: int, layout: Layout, process: int
+) -> ValueError:
+    size = local_shape[dimension]
+    names = layout.axes[dimension]
+    plural = "axis" if len(names) == 1 else "axes"
+    return ValueError(
+        f"local shape {local_shape} of process {process} cannot be cut by "
+        f"{format_spec(layout.spec)} on the mesh {dict(layout.mesh_shape)}: dimension {dimension} "
+        f"of local size {size} is {extent} of the {layout.parts[dimension]} blocks that mesh "
+        f"{plural} {' and '.join(map(repr, names))} cut it into, and {size} is not divisible by "
+        f"{extent}; {nearest_sizes(size, extent)}"
+    )
+
+
+def _short_list(values: Sequence[object]) -> str:
+    shown = ", ".join(map(str, values[:_SHOWN_IN_MESSAGES]))
+    more = len(values) - _SHOWN_IN_MESSAGES
+    return f"{shown} and {more} more" if more > 0 else shown

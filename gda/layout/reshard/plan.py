@@ -1,0 +1,395 @@
+"""What moves where when an array changes its layout: the moves, and their bytes, without devices.
+
+Each target device needs its block, piece by piece; a piece is what one block of the source has of
+it. It comes from the nearest device that holds that source block:
+
+1. the target device itself, if it is one of them: such bytes are *kept*;
+2. else a device of the same process;
+3. else any of them.
+
+Where several devices are equally near, what is asked of them is laid end to end, in the order of
+the target devices, and cut into equal shares, one for each: a piece is sent by the one in whose
+share it begins. So none sends more than its equal share and one piece. Between processes the first
+share belongs to another holder for each block, or the first holders, which are often in one
+process, would send the little that is asked of many blocks.
+
+Why that needs no list of moves: a device holds one block, so the shares of one block do not depend
+on those of another. What is kept and what comes from the same process takes a look at each device
+and the few blocks of its process; the rest is a subtraction. See ``docs/design/reshard.md``.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import reprlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gda.layout.grid import ShardGrid
+from gda.layout.numbering import IntArray, read_only
+from gda.layout.process_view import itemsize_error
+from gda.layout.reshard.flow import Flow
+from gda.layout.reshard.shares import numbers_of, ranks_of, summed
+from gda.layout.spec import Index, format_spec
+from gda.layout.text import format_bytes
+
+
+class Move(NamedTuple):
+    """One piece of one block, from one device to another or within one.
+
+    Attributes:
+      source: position of the sending device in the source grid.
+      target: position of the receiving device in the target grid.
+      source_index: where the piece lies in the block of the sender.
+      target_index: where it lies in the block of the receiver.
+      nbytes: its size.
+
+    >>> from gda import ReshardPlan, ShardGrid
+    >>> halves, whole = ShardGrid((4,), {'x': 2}, ('x',)), ShardGrid((4,), {'x': 1}, ())
+    >>> *_, last = ReshardPlan(halves, whole, itemsize=4).moves()
+    >>> last.source, last.target, last.target_index, last.nbytes
+    (1, 0, (slice(2, 4, None),), 8)
+    """
+
+    source: int
+    target: int
+    source_index: Index
+    target_index: Index
+    nbytes: int
+
+
+class Load(NamedTuple):
+    """A device and what it sends or receives.
+
+    Attributes:
+      position: of the device, in its grid.
+      nbytes: without what it keeps.
+    """
+
+    position: int
+    nbytes: int
+
+
+class Link(NamedTuple):
+    """What one process sends to another.
+
+    Attributes:
+      source_process, target_process: their numbers.
+      nbytes: of all moves from the one to the other.
+    """
+
+    source_process: int
+    target_process: int
+    nbytes: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ReshardPlan:
+    """The moves that turn one layout of an array into another; neither needs devices.
+
+    Args:
+      source: how the array is cut now.
+      target: how it is to be cut; of the same global shape. Its devices may be others, more or
+        fewer. Where the grids know no processes, all devices count as of one.
+      itemsize: bytes of one element, such as ``np.dtype('float32').itemsize``.
+      source_ids, target_ids: a number for each device of either grid, in device order; devices with
+        equal numbers are the same. By default the positions: device 3 of one is device 3 of the
+        other. Of a mesh they are ``[d.id for d in mesh.devices.flat]``.
+
+    Raises:
+      TypeError: an argument is not of the kind above.
+      ValueError: the global shapes differ, only one grid knows its processes, or the numbers are
+        not one for each device, each different.
+      OverflowError: the target blocks together have 2**63 bytes or more.
+
+    The totals do not list the moves, so that 65,536 devices take a tenth of a second, even where
+    each sends to each: ``docs/design/reshard.md``.
+
+    >>> from gda import ReshardPlan, ShardGrid
+    >>> rows = ShardGrid((4, 4), {'x': 2}, ('x', None))
+    >>> columns = ShardGrid((4, 4), {'x': 2}, (None, 'x'))
+    >>> plan = ReshardPlan(rows, columns, itemsize=4)
+    >>> plan.bytes_kept, plan.bytes_moved
+    (32, 32)
+    >>> list(plan.moves())[1]  # doctest: +NORMALIZE_WHITESPACE
+    Move(source=1, target=0, source_index=(slice(0, 2, None), slice(0, 2, None)),
+         target_index=(slice(2, 4, None), slice(0, 2, None)), nbytes=16)
+    """
+
+    source: ShardGrid
+    target: ShardGrid
+    _: KW_ONLY
+    itemsize: int
+    source_ids: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None
+    target_ids: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("source", "target"):
+            if not isinstance(grid := getattr(self, name), ShardGrid):
+                raise TypeError(
+                    f"{name} must be a gda.ShardGrid, not {type(grid).__name__}; of a GlobalArray "
+                    "it is g.grid"
+                )
+        source, target = self.source, self.target
+        if source.global_shape != target.global_shape:
+            raise ValueError(
+                f"the source has the global shape {source.global_shape} and the target "
+                f"{target.global_shape}; a reshard changes the layout only"
+            )
+        if (source.processes is None) != (target.processes is None):
+            known, unknown = ("source", "target") if source.processes else ("target", "source")
+            raise ValueError(
+                f"the {known} knows the process of each device and the {unknown} does not; make "
+                "both grids with process_of=, or neither"
+            )
+        self.__dict__["itemsize"] = _check_itemsize(self.itemsize)
+        if target.num_devices * math.prod(target.shard_shape) * self.itemsize >= 2**63:
+            raise OverflowError(
+                f"the blocks of {target!r} have 2**63 bytes or more together, too many to add up"
+            )
+        self.__dict__["source_ids"] = _check_ids(self.source_ids, source, "source_ids")
+        self.__dict__["target_ids"] = _check_ids(self.target_ids, target, "target_ids")
+
+    # In all.
+
+    @property
+    def num_moves(self) -> int:
+        """How many moves there are, those within one device included."""
+        return 0 if self._flow is None else self._flow.num_pieces
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes of all target blocks; those kept, within and between processes add up to it."""
+        return self._block_bytes * self.target.num_devices
+
+    @property
+    def bytes_kept(self) -> int:
+        """Bytes that are on their target device already."""
+        return self.bytes_total - self.bytes_moved
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes that go from one device to another."""
+        return int(self.received_by_device.sum())
+
+    @property
+    def bytes_within_processes(self) -> int:
+        """Bytes that go to another device of the same process."""
+        return 0 if self._flow is None else int(self._flow.received_near.sum()) * self.itemsize
+
+    @property
+    def bytes_between_processes(self) -> int:
+        """Bytes that go from one process to another."""
+        return self.bytes_moved - self.bytes_within_processes
+
+    @property
+    def peak_extra_bytes(self) -> int:
+        """The most that any device needs beside its source block.
+
+        That is its target block, which is filled while the source block is still there; nothing
+        where every device keeps the block that it has. Buffers of the transport are not counted.
+        """
+        is_equal = self.source.shard_shape == self.target.shard_shape
+        return 0 if is_equal and not self.bytes_moved else self._block_bytes
+
+    # By device and by process.
+
+    @cached_property
+    def received_by_device(self) -> IntArray:
+        """Bytes that each target device gets from others: int64 ``[target.num_devices]``."""
+        if self._flow is None:
+            return read_only(np.zeros(self.target.num_devices, np.int64))
+        return read_only(self._flow.received * self.itemsize)
+
+    @cached_property
+    def sent_by_device(self) -> IntArray:
+        """Bytes that each source device sends to others: int64 ``[source.num_devices]``."""
+        if self._flow is None:
+            return read_only(np.zeros(self.source.num_devices, np.int64))
+        return read_only((self._flow.sent_near + self._flow.sent_far) * self.itemsize)
+
+    @property
+    def received_by_process(self) -> dict[int, int]:
+        """Bytes that each process of the target gets from other processes."""
+        flow = self._flow
+        if flow is None:
+            return dict.fromkeys(numbers_of(self.target), 0)
+        return _by_process((flow.received - flow.received_near) * self.itemsize, self.target)
+
+    @property
+    def sent_by_process(self) -> dict[int, int]:
+        """Bytes that each process of the source sends to other processes."""
+        if self._flow is None:
+            return dict.fromkeys(numbers_of(self.source), 0)
+        return _by_process(self._flow.sent_far * self.itemsize, self.source)
+
+    @property
+    def largest_sender(self) -> Load:
+        """The source device that sends most, the first of several."""
+        return _largest(self.sent_by_device)
+
+    @property
+    def largest_receiver(self) -> Load:
+        """The target device that gets most, the first of several."""
+        return _largest(self.received_by_device)
+
+    @property
+    def lists_moves(self) -> bool:
+        """Whether what devices and processes send takes O(``num_moves``) to say.
+
+        So it is where the moves of one block have several sizes *and* it has several senders.
+        """
+        return self._flow is not None and self._flow.is_listed
+
+    # Move by move.
+
+    def moves(self) -> Iterator[Move]:
+        """Yield every move once, target device after target device; O(``num_moves``) in all.
+
+        Together they fill every target block, each element once. Those within one device are among
+        them: what is kept may lie elsewhere in the new block.
+        """
+        if self._flow is None:
+            return
+        slices = [segments.slices for segments in self._flow.pieces.dimensions]
+        for chunk in self._flow.chunks():
+            columns = [segments.tolist() for segments in chunk.pieces.segments]
+            of_source, of_target = (
+                _indices([known[side] for known in slices], columns, len(chunk.sources))
+                for side in (0, 1)
+            )
+            nbytes = (chunk.pieces.sizes * self.itemsize).tolist()
+            sources, targets = chunk.sources.tolist(), chunk.targets.tolist()
+            yield from map(Move, sources, targets, of_source, of_target, nbytes)
+
+    def links(self) -> list[Link]:
+        """Return what each process sends to each other one, most first; O(``num_moves``)."""
+        senders, receivers = numbers_of(self.source), numbers_of(self.target)
+        totals: Counter[int] = Counter()
+        for chunk in () if self._flow is None else self._flow.chunks():
+            pairs = ranks_of(self.source)[chunk.sources] * len(receivers)
+            pairs += ranks_of(self.target)[chunk.targets]
+            distinct, places = np.unique(pairs[chunk.is_far], return_inverse=True)
+            sizes = summed(places, chunk.pieces.sizes[chunk.is_far], len(distinct))
+            totals.update(dict(zip(distinct.tolist(), sizes.tolist(), strict=True)))
+        links = []
+        for pair, size in totals.items():
+            sender, receiver = divmod(pair, len(receivers))
+            links.append(Link(senders[sender], receivers[receiver], size * self.itemsize))
+        return sorted(links, key=lambda link: (-link.nbytes, link))
+
+    @property
+    def _block_bytes(self) -> int:
+        return math.prod(self.target.shard_shape) * self.itemsize
+
+    @cached_property
+    def _flow(self) -> Flow | None:
+        """What flows; None where the array has no elements."""
+        if 0 in self.source.global_shape:
+            return None
+        return Flow(self.source, self.target, self._homes())
+
+    def _homes(self) -> IntArray:
+        """Return the position in the source of each target device, -1 where it is a new one."""
+        source_ids, target_ids = (
+            np.arange(grid.num_devices) if ids is None else np.asarray(ids)
+            for grid, ids in [(self.source, self.source_ids), (self.target, self.target_ids)]
+        )
+        order = np.argsort(source_ids)
+        places = np.searchsorted(source_ids, target_ids, sorter=order)
+        homes = order[np.minimum(places, len(order) - 1)]
+        return np.where(source_ids[homes] == target_ids, homes, -1)
+
+    # A value: immutable, equal by content.
+
+    def _key(self) -> tuple[Any, ...]:
+        ids = [
+            None if ids is None else tuple(np.asarray(ids).tolist())
+            for ids in (self.source_ids, self.target_ids)
+        ]
+        return self.source, self.target, self.itemsize, *ids
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, ReshardPlan) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # What was worked out stays behind.
+        source, target, itemsize, source_ids, target_ids = self._key()
+        make = partial(ReshardPlan, itemsize=itemsize, source_ids=source_ids, target_ids=target_ids)
+        return make, (source, target)
+
+    def __repr__(self) -> str:
+        source, target = (
+            f"{format_spec(grid.spec)} on {dict(grid.mesh_shape)}"
+            for grid in (self.source, self.target)
+        )
+        shape = self.source.global_shape
+        return (
+            f"ReshardPlan({shape}: {source} -> {target}, {self.num_moves} moves; "
+            f"{format_bytes(self.bytes_kept)} kept, "
+            f"{format_bytes(self.bytes_within_processes)} within processes, "
+            f"{format_bytes(self.bytes_between_processes)} between processes)"
+        )
+
+
+def _indices(
+    slices: Sequence[list[slice]], columns: Sequence[list[int]], count: int
+) -> Iterable[Index]:
+    """Return the indices of some pieces, whose slices are known by number for each dimension."""
+    if not slices:
+        return [()] * count
+    chosen = [map(known.__getitem__, column) for known, column in zip(slices, columns, strict=True)]
+    return zip(*chosen, strict=True)
+
+
+def _by_process(by_device: IntArray, grid: ShardGrid) -> dict[int, int]:
+    numbers = numbers_of(grid)
+    totals = summed(ranks_of(grid), by_device, len(numbers))
+    return dict(zip(numbers, totals.tolist(), strict=True))
+
+
+def _largest(by_device: IntArray) -> Load:
+    position = int(np.argmax(by_device))
+    return Load(position, int(by_device[position]))
+
+
+def _check_itemsize(itemsize: Any) -> int:
+    try:
+        size = operator.index(itemsize)
+    except TypeError:
+        size = 0
+    if size < 1 or isinstance(itemsize, bool):
+        raise itemsize_error(itemsize)
+    return size
+
+
+def _check_ids(ids: Iterable[int] | None, grid: ShardGrid, name: str) -> IntArray | None:
+    if ids is None:
+        return None
+    try:
+        # Not np.asarray of all: of numbers beyond int64 it makes floats or objects.
+        values = np.array([operator.index(number) for number in ids], np.int64)
+    except (TypeError, OverflowError):
+        raise TypeError(
+            f"{name} must be integers from -2**63 to 2**63 - 1, one for each device, not "
+            f"{reprlib.repr(ids)}"
+        ) from None
+    if values.shape != (grid.num_devices,):
+        raise ValueError(
+            f"{name} has the shape {values.shape}, but the mesh {dict(grid.mesh_shape)} has "
+            f"{grid.num_devices} devices; give one number for each, in device order"
+        )
+    ordered = np.sort(values)
+    if (twice := ordered[1:][ordered[1:] == ordered[:-1]]).size:
+        raise ValueError(f"{name} has {twice[0]} twice; each device has a number of its own")
+    return read_only(values)

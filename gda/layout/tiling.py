@@ -1,0 +1,108 @@
+"""Where the blocks of a shape lie: block numbers, block coordinates and indices.
+
+Pure integers: no mesh, no devices. Which device holds which block is in ``numbering``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from gda.layout.spec import Index, Shape
+
+# The slices of a dimension that is not cut, and of one of size 0 that is.
+_NOT_CUT = (slice(None),)
+_EMPTY = (slice(0, 0),)
+
+
+class Tiling:
+    """A shape cut into equal parts along each dimension; immutable.
+
+    Blocks are numbered row-major over their *coordinates*, one part per dimension. All parts of a
+    dimension of size 0 are equal, so its coordinate is 0, and it does not count for the number.
+
+    Args:
+      global_shape: sizes of the whole.
+      shard_shape: sizes of one block.
+      parts: into how many parts each dimension is cut: ``global_shape / shard_shape``, but known
+        also where the size is 0.
+    """
+
+    def __init__(self, global_shape: Shape, shard_shape: Shape, parts: Sequence[int]) -> None:
+        self.global_shape = global_shape
+        self.shard_shape = shard_shape
+        # For each dimension, the last first: parts, size of one, and the slice if all have one.
+        cuts = []
+        for ways, step in zip(parts, shard_shape):  # noqa: B905
+            cuts.append((ways, step, _NOT_CUT[0] if ways == 1 else None if step else _EMPTY[0]))
+        cuts.reverse()
+        self._cuts: list[tuple[int, int, slice | None]] = cuts
+
+    def index(self, block: int) -> Index:
+        """Return the elements of a block as one slice per dimension.
+
+        >>> Tiling((8, 2, 6), (2, 2, 3), (4, 1, 2)).index(3)
+        (slice(2, 4, None), slice(None, None, None), slice(3, 6, None))
+        """
+        slices = []
+        for parts, step, same in self._cuts:
+            if same is None:
+                block, part = divmod(block, parts)
+                start = part * step
+                slices.append(slice(start, start + step))
+            else:
+                slices.append(same)
+        slices.reverse()
+        return tuple(slices)
+
+    def coordinates(self, block: int) -> tuple[int, ...]:
+        """Return which part of each dimension a block is.
+
+        >>> Tiling((8, 2, 6), (2, 2, 3), (4, 1, 2)).coordinates(3)
+        (1, 0, 1)
+        """
+        return tuple([column[0] for column in self.columns([block])])
+
+    def columns(self, blocks: Sequence[int]) -> list[list[int]]:
+        """Return, for each dimension, the coordinates of some blocks in it.
+
+        >>> Tiling((8, 2, 6), (2, 2, 3), (4, 1, 2)).columns([3, 0])
+        [[1, 0], [0, 0], [1, 0]]
+        """
+        columns = []
+        for parts, _, same in self._cuts:
+            if same is None:
+                columns.append([block % parts for block in blocks])
+                blocks = [block // parts for block in blocks]
+            else:
+                columns.append([0] * len(blocks))
+        columns.reverse()
+        return columns
+
+    def slice_at(self, dimension: int, coordinate: int) -> slice:
+        """Return the elements of one part of a dimension, as they stand in an index.
+
+        >>> Tiling((8, 2, 6), (2, 2, 3), (4, 1, 2)).slice_at(0, 3)
+        slice(6, 8, None)
+        """
+        _, step, same = self._cuts[~dimension]
+        return slice(coordinate * step, coordinate * step + step) if same is None else same
+
+
+def all_blocks(global_shape: Shape, shard_shape: Shape, parts: Sequence[int]) -> list[Index]:
+    """Return the index of every block, in the order of the block numbers; equal slices are shared.
+
+    A function, because a grid needs it once: making a ``Tiling`` first would be noticed.
+
+    >>> all_blocks((4, 4), (4, 2), (1, 2))[1]
+    (slice(None, None, None), slice(2, 4, None))
+    """
+    slices = []
+    for size, step, ways in zip(global_shape, shard_shape, parts):  # noqa: B905
+        if ways == 1:
+            slices.append(_NOT_CUT)
+        elif step:
+            slices.append([slice(start, start + step) for start in range(0, size, step)])
+        else:
+            slices.append(_EMPTY)
+    return list(itertools.product(*slices))

@@ -1,0 +1,232 @@
+"""The ancestor's functions: shard shapes, indices and replica ids over the devices of a real mesh.
+
+They answer from a ``ShardGrid`` and only add the devices. ``mesh`` is a ``jax.sharding.Mesh`` with
+Auto or Explicit axes over any devices in any order, or a sharding in place of mesh and spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+from jax.sharding import (
+    AbstractMesh,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
+
+from gda.layout.boundary import public
+from gda.layout.grid import ShardGrid
+from gda.layout.processes import Processes
+from gda.layout.spec import Index, Shape, SpecLike
+
+MeshLike = Mesh | NamedSharding | SingleDeviceSharding  # a sharding brings its own spec
+
+_T = TypeVar("_T")
+
+_MESHES = (Mesh, AbstractMesh)  # a traced array with Explicit axes knows only an abstract mesh
+
+
+class Device(Protocol):
+    """A ``jax.Device``, which JAX exports in a way that type checkers do not take for a type."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def platform(self) -> str: ...
+    @property
+    def device_kind(self) -> str: ...
+    @property
+    def process_index(self) -> int: ...
+    def default_memory(self) -> Any: ...
+
+
+@public
+def get_shard_shape(
+    global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None
+) -> Shape:
+    """Return the shape of the block that each device holds.
+
+    A ``NamedSharding`` may stand in place of mesh and spec, here and in the functions below.
+
+    Raises:
+      TypeError, ValueError: the spec does not fit the shape and the mesh; see ``ShardGrid``.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import NamedSharding, PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> gda.get_shard_shape((8, 2), mesh, ['x', 'y'])
+    (2, 1)
+    >>> gda.get_shard_shape((8, 2), NamedSharding(mesh, P('x')))
+    (2, 2)
+    """
+    return mesh_grid(global_shape, mesh, spec).shard_shape
+
+
+@public
+def get_shard_indices(
+    global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None
+) -> dict[Device, Index]:
+    """Return what every device of the mesh holds, also those of other processes.
+
+    The keys are in device order; equal indices are one object.
+
+    Raises:
+      TypeError, ValueError: the spec does not fit the shape and the mesh; see ``ShardGrid``.
+
+    >>> import gda, jax, numpy as np
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> gda.get_shard_indices((8, 2), mesh, ['x'])[mesh.devices[3, 1]]
+    (slice(6, 8, None), slice(None, None, None))
+    """
+    over = mesh_and_spec(mesh, spec)
+    grid = ShardGrid(global_shape, over.mesh.shape, over.spec)
+    return dict(zip(devices_of(over.mesh), grid.indices(), strict=True))
+
+
+@public
+def get_shard_indices_replica_ids(
+    global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None
+) -> dict[Device, tuple[Index, int]]:
+    """Return index and replica id of every device of the mesh, also those of other processes.
+
+    Replica ids count, in device order, the devices that hold an equal index.
+
+    Raises:
+      TypeError, ValueError: the spec does not fit the shape and the mesh; see ``ShardGrid``.
+
+    >>> import gda, jax, numpy as np
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> [r for _, r in gda.get_shard_indices_replica_ids((8, 2), mesh, [None, 'y']).values()]
+    [0, 0, 1, 1, 2, 2, 3, 3]
+    """
+    over = mesh_and_spec(mesh, spec)
+    grid = ShardGrid(global_shape, over.mesh.shape, over.spec)
+    return dict(zip(devices_of(over.mesh), grid.indices_and_replica_ids(), strict=True))
+
+
+def mesh_grid(
+    global_shape: Iterable[int], mesh: MeshLike | AbstractMesh, spec: SpecLike | None = None
+) -> ShardGrid:
+    """Return the grid of a shape over a mesh; says so when ``mesh`` is not one."""
+    over = mesh_and_spec(mesh, spec, _MESHES)
+    return ShardGrid(global_shape, over.mesh.shape, over.spec)
+
+
+class MeshAndSpec(NamedTuple):
+    """The mesh and spec of an array, and the kind of memory that holds it.
+
+    ``memory_kind`` is that of a sharding; ``None`` where a mesh and a spec were given, which say
+    nothing of it.
+    """
+
+    mesh: Any  # a Mesh, or an AbstractMesh where those are allowed
+    spec: SpecLike
+    memory_kind: str | None
+
+
+def mesh_and_spec(
+    mesh: MeshLike | AbstractMesh, spec: SpecLike | None, kinds: tuple[type, ...] = (Mesh,)
+) -> MeshAndSpec:
+    """Return what the user says with a mesh and a spec, or with a sharding in place of both.
+
+    The spec is not checked; ``check_spec`` and ``ShardGrid`` do that, which know the shape. A
+    sharding of a single device becomes a mesh of that device, with the axis ``'device'``.
+
+    Args:
+      mesh: a mesh; or a ``NamedSharding`` or ``SingleDeviceSharding``, and then no spec.
+      spec: ``None`` where it was omitted.
+      kinds: the classes of meshes that will do.
+
+    Raises:
+      TypeError: it is something else, the spec is missing, or there is a spec beside a sharding.
+
+    >>> import jax
+    >>> from jax.sharding import NamedSharding, PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> found = mesh_and_spec(NamedSharding(mesh, P('x')), None)
+    >>> found.mesh is mesh, tuple(found.spec), found.memory_kind
+    (True, ('x',), 'device')
+    """
+    if isinstance(mesh, NamedSharding):
+        found = MeshAndSpec(mesh.mesh, mesh.spec, mesh.memory_kind)
+    elif isinstance(mesh, SingleDeviceSharding):
+        (device,) = mesh.device_set
+        found = MeshAndSpec(mesh_on(device), PartitionSpec(), mesh.memory_kind)
+    elif not isinstance(mesh, kinds):
+        raise TypeError(
+            "mesh must be a jax.sharding.Mesh, or a NamedSharding in place of mesh and spec, not "
+            f"{mesh!r}; without devices use gda.ShardGrid"
+        )
+    elif spec is None:
+        raise TypeError(
+            "a mesh needs a spec beside it; write P() for an array that every device holds whole, "
+            "or give a NamedSharding in place of both"
+        )
+    else:
+        return MeshAndSpec(mesh, spec, None)
+    if spec is not None:
+        raise TypeError(
+            f"the spec {spec!r} stands beside {mesh!r}, which has its own; give the sharding "
+            "alone, or a mesh and a spec"
+        )
+    check_mesh(found.mesh, kinds)
+    return found
+
+
+def after_spec(mesh: object, spec: Any, following: _T | None) -> tuple[Any, _T | None]:
+    """Return the spec and the argument that follows it, as they are where a sharding has no spec.
+
+    With a sharding in place of the mesh and no spec, the positional arguments after it move up.
+    """
+    if following is None and isinstance(mesh, Sharding) and not isinstance(spec, PartitionSpec):
+        return None, spec
+    return spec, following
+
+
+def check_mesh(mesh: object, kinds: tuple[type, ...] = (Mesh,)) -> None:
+    """Raise ``TypeError`` if ``mesh`` is none, or is one without devices and those are needed."""
+    if not isinstance(mesh, kinds):
+        raise TypeError(
+            f"mesh must be a jax.sharding.Mesh, not {mesh!r}; without devices use gda.ShardGrid"
+        )
+
+
+@cache
+def mesh_on(device: Device) -> Mesh:
+    """Return the mesh of one device, which is that of an array without a mesh."""
+    return Mesh(np.array([device]), ("device",))
+
+
+def mesh_of_all(devices: Iterable[Device]) -> Mesh | None:
+    """Return a mesh of some devices, for what asks which processes have them; ``None`` of none."""
+    in_order = sorted(set(devices), key=lambda device: device.id)
+    return Mesh(np.array(in_order), ("device",)) if in_order else None
+
+
+# Walking over all devices of a mesh costs O(mesh), so it is done once per mesh.
+
+
+@lru_cache(maxsize=64)
+def devices_of(mesh: Mesh) -> tuple[Device, ...]:
+    """Return the devices of the mesh in device order."""
+    check_mesh(mesh)
+    return tuple(mesh.devices.flat)
+
+
+@lru_cache(maxsize=64)
+def local_positions(mesh: Mesh) -> dict[Device, int]:
+    """Return the flat positions of this process's devices, in device order."""
+    local = set(mesh.local_devices)
+    return {device: i for i, device in enumerate(devices_of(mesh)) if device in local}
+
+
+@lru_cache(maxsize=64)
+def processes_of(mesh: Mesh) -> Processes:
+    """Return which process has which device of the mesh."""
+    return Processes([device.process_index for device in devices_of(mesh)])

@@ -1,0 +1,507 @@
+"""Whether all processes mean the same arrays: what is compared, and what is said if they do not.
+
+Two processes that build "the same" array of different shapes get wrong sums without a word, and
+other disagreements hang. A check compares descriptions before that. It goes through
+``meeting``, without devices: first the digests of the descriptions, and only where those differ
+one description of each kind.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import re
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from hashlib import sha256
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from gda.layout.boundary import is_of_caller, public
+from gda.layout.dtype_names import as_dtype
+from gda.layout.processes import format_processes
+from gda.layout.spec import check_shape, check_spec, format_spec
+from gda.mesh import mesh_and_spec, processes_of
+from gda.multihost.meeting import DisagreementError, LateProcessError, meet
+from gda.sharding import is_tracer
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# What is compared: (path in the tree, name of the field) -> text. Two arrays are the same to all
+# that gda does if these texts are.
+Description = dict[tuple[str, str], str]
+
+_MOST_DIFFERENCES = 8
+_DEFAULT_TIMEOUT = 60.0
+_TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
+
+
+@public
+def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | None = None) -> None:
+    """Check that every process has the same tree: structure, shapes, dtypes, meshes and specs.
+
+    Communicates, through JAX's coordination service and not through devices, so that it never hangs
+    over a disagreement: every process must call it, in the same order of checks. Values of arrays
+    are not compared. Takes about a millisecond, and nothing in a program of one process.
+
+    Args:
+      tree: a pytree of ``GlobalArray``s, ``jax.Array``s, NumPy arrays, ``ShapeDtypeStruct``s,
+        shardings, meshes, specs and scalars. Of meshes the axes, their sizes and the order of the
+        devices are compared.
+      name: what the tree is, for the message; processes that check different names disagree.
+      timeout: seconds to wait for the other processes; by default the environment variable
+        ``GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS``, or 60.
+
+    Raises, in every process:
+      DisagreementError: the processes differ. It names the processes in the minority, the path and
+        the field. It is a ``ValueError``.
+      LateProcessError: a process did not come in time; it is named, and so is where it was last and
+        where the others wait. It is a ``TimeoutError``.
+      ConnectionError: process 0, which serves the others, is gone.
+      RuntimeError: the launcher started this process, and ``gda.launch.initialize`` was not called.
+
+    >>> import gda, jax
+    >>> gda.check_processes_agree({'w': jax.ShapeDtypeStruct((8, 2), 'float32')}, name='params')
+    """
+    seconds = timeout_of_checks() if timeout is None else _seconds(timeout, "timeout")
+    _check_joined()
+    if jax.process_count() > 1:
+        _agree(lambda: describe(tree), _Place("check", repr(name)), seconds)
+
+
+@public
+def checking_agreement(
+    enabled: bool = True, *, timeout: float | None = None
+) -> AbstractContextManager[None]:
+    """Switch the check inside every constructor on or off, for the block.
+
+    While it is on, a constructor with a callback compares shape, dtype, mesh and spec over the
+    processes of the mesh before it reads. After building, all constructors, those of trees too,
+    compare what came out and whether all of them succeeded, so that one that failed is known to
+    all at once. ``reshard`` and ``gather`` check before they move; ``from_array``, which only
+    wraps, does not. Only the main thread checks: nobody knows in which order others run in which
+    process. They raise what ``check_processes_agree`` raises, and the process that failed
+    its own exception. The environment variable
+    ``GDA_CHECK_AGREEMENT=1`` switches it on for the whole program; the launcher and the pytest
+    plugin do.
+
+    Args:
+      enabled: ``False`` switches it off.
+      timeout: seconds to wait for the other processes, those that read slowly included.
+
+    >>> import gda, jax, numpy as np
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+    >>> with gda.checking_agreement(timeout=30):
+    ...     g = gda.GlobalArray.from_callback((8,), mesh, ['x'], lambda index: np.zeros(1))
+    """
+    seconds = None if timeout is None else _seconds(timeout, "timeout")
+    return _switched(_Switch(bool(enabled), seconds))
+
+
+def checked(
+    name: str, *, reads: bool = True
+) -> Callable[[Callable[P, jax.Array]], Callable[P, jax.Array]]:
+    """Make a constructor ``(global_shape, mesh, spec, ..., dtype=)`` check what it builds.
+
+    If it ``reads``, which may take long, then also what it is asked for, before that.
+    """
+
+    def decorate(construct: Callable[P, jax.Array]) -> Callable[P, jax.Array]:
+        signature = inspect.signature(construct)
+        call: Any = construct
+
+        @functools.wraps(construct)
+        def constructor(*args: P.args, **kwargs: P.kwargs) -> jax.Array:
+            if not _is_on():
+                return construct(*args, **kwargs)
+            _check_joined()
+            arguments: Any = signature.bind(*args, **kwargs)
+            given = arguments.arguments
+            for field in ("global_shape", "spec"):
+                if hasattr(given.get(field), "__next__"):  # which can be read only once
+                    given[field] = tuple(given[field])
+            return together(
+                name,
+                given["mesh"],
+                lambda: call(*arguments.args, **arguments.kwargs),
+                lambda array: _leaf_fields("", array),
+                wanted=(lambda: _wanted(given)) if reads else None,
+            )
+
+        return constructor
+
+    return decorate
+
+
+def together(
+    name: str,
+    mesh: Any,
+    work: Callable[[], T],
+    outcome: Callable[[T], Description],
+    *,
+    wanted: Callable[[], Description] | None = None,
+    always: bool = False,
+) -> T:
+    """Return what ``work`` returns, after all processes of the mesh have done theirs and agree.
+
+    Where checks are off, and not ``always``, only works. Checks inside of the work are off: they
+    would be more meetings over the same.
+
+    Args:
+      name: of the function that the user called.
+      mesh: whose processes take part, or a sharding over it; what is neither is left for ``work``
+        to complain about.
+      work: what this process does. If it raises in one, that one raises it, and the others hear.
+      outcome: describes what came out.
+      wanted: describes what is to be done, to be compared before.
+
+    Raises:
+      DisagreementError, LateProcessError, ConnectionError: as ``check_processes_agree`` does.
+    """
+    if isinstance(mesh, NamedSharding):
+        mesh = mesh.mesh
+    processes = processes_of(mesh).numbers if isinstance(mesh, Mesh) else ()
+    takes_part = len(processes) > 1 and jax.process_index() in processes
+    if not takes_part or not (always or _is_on()):
+        return work()
+    seconds = timeout_of_checks()
+    if wanted is not None:
+        _agree(wanted, _Place(name), seconds, processes)
+    done: list[T] = []
+
+    def result() -> Description:
+        with _switched(_Switch(False, seconds)):
+            done.append(work())
+        return outcome(done[0])
+
+    _agree(result, _Place(f"end of {name}"), seconds, processes)
+    return done[0]
+
+
+def check_moving(
+    tree: Any, name: str, processes: tuple[int, ...] | None = None, **options: object
+) -> None:
+    """Check, where checks are on, what the processes are about to communicate about, and how."""
+    takes_part = processes is None or jax.process_index() in processes
+    if _is_on() and jax.process_count() > 1 and takes_part:
+        described = {("", option): repr(value) for option, value in options.items()}
+        place = _Place(name)
+        _agree(lambda: describe(tree) | described, place, timeout_of_checks(), processes)
+
+
+def user_location() -> str:
+    """Return file and line outside gda from which it was called, such as ``train.py:31``."""
+    for frame, line in traceback.walk_stack(None):
+        if is_of_caller(frame):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{line}"
+    return "an unknown place"
+
+
+# The switch, and how long to wait.
+
+
+class _Switch(NamedTuple):
+    is_on: bool
+    timeout: float | None  # seconds; None for what the environment says
+
+
+_OF_ENVIRONMENT = _Switch(os.environ.get("GDA_CHECK_AGREEMENT", "") not in ("", "0"), None)
+_switch: ContextVar[_Switch] = ContextVar("checking_agreement", default=_OF_ENVIRONMENT)
+
+
+@contextmanager
+def _switched(switch: _Switch) -> Iterator[None]:
+    token = _switch.set(switch)
+    try:
+        yield
+    finally:
+        _switch.reset(token)
+
+
+def _is_on() -> bool:
+    # Of other threads nobody knows in which order they run in which process.
+    return _switch.get().is_on and threading.current_thread() is threading.main_thread()
+
+
+def _check_joined() -> None:
+    """Raise if this process was started as one of many, and does not know the others."""
+    count = os.environ.get("JAX_NUM_PROCESSES", "1")
+    if count != "1" and jax.process_count() == 1:
+        raise RuntimeError(
+            f"by the variable JAX_NUM_PROCESSES this is one of {count} processes, but JAX knows of "
+            "none but this; call gda.launch.initialize() before any other use of JAX"
+        )
+
+
+def timeout_of_checks() -> float:
+    """Return how many seconds a check waits for the other processes."""
+    if (seconds := _switch.get().timeout) is not None:
+        return seconds
+    given = os.environ.get(_TIMEOUT_VARIABLE)
+    return _DEFAULT_TIMEOUT if given is None else _seconds(given, _TIMEOUT_VARIABLE)
+
+
+def _seconds(value: float | str, name: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ValueError(f"{name} must be a number of seconds above 0, not {value!r}")
+    return seconds
+
+
+# What a check is.
+
+
+class _Place(NamedTuple):
+    """Where a process is: in which function, and which use of it by the name the user gave."""
+
+    function: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.function} {self.name}".rstrip()
+
+
+def _agree(
+    description_of: Callable[[], Description],
+    place: _Place,
+    timeout: float,
+    processes: tuple[int, ...] | None = None,
+) -> None:
+    """Raise ``DisagreementError`` in all processes unless all describe the same.
+
+    Where ``description_of`` raises in one process, that one raises it, and the others hear of it.
+    """
+    what = f"{place} ({user_location()})"
+    failure, description = None, {}
+    try:
+        description = {("", place.function if place.name else "call"): place.name or str(place)}
+        description |= description_of()
+    except Exception as error:  # the others must hear of it before this process goes
+        failure = error
+    text = json.dumps([[*key, value] for key, value in description.items()]).encode()
+    digest = sha256(text).hexdigest()
+    payload = json.dumps([digest, failure and _one_line(failure), what]).encode()
+    try:
+        said = meet(
+            payload,
+            compare_digests,
+            kind="digests",
+            what=what,
+            timeout=timeout,
+            processes=processes,
+        )
+    except (DisagreementError, LateProcessError, ConnectionError):
+        if failure is None:
+            raise
+        raise failure from None  # what this process did wrong is what it has to hear
+    if failure is not None:
+        raise failure
+    verdict = json.loads(said)
+    if "failed" in verdict:
+        raise DisagreementError(f"{what}: {verdict['failed']}")
+    if "groups" in verdict:
+        mine = text if jax.process_index() in verdict["spokesmen"] else b""
+        judge = functools.partial(say_difference, verdict["groups"])
+        said = meet(
+            mine, judge, kind="descriptions", what=what, timeout=timeout, processes=processes
+        )
+        raise DisagreementError(f"{what}: {said.decode()}{verdict['places']}")
+
+
+def compare_digests(payloads: dict[int, bytes]) -> bytes:
+    """Judge digests: who failed, or which groups of processes there are, the smallest first."""
+    digests = {process: json.loads(payload) for process, payload in payloads.items()}
+    failed = [f"process {i} failed: {error}" for i, (_, error, _) in digests.items() if error]
+    if failed:
+        return json.dumps({"failed": join_some(failed)}).encode()
+    groups: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {}
+    for process, (digest, _, place) in sorted(digests.items()):
+        groups.setdefault(digest, []).append(process)
+        places.setdefault(place, []).append(process)
+    if len(groups) == 1:
+        return b"{}"
+    heard = sorted(groups.values(), key=len)
+    if len(heard) > _MOST_DIFFERENCES:
+        # Enough are that of the majority and those that are most on their own.
+        heard = [*heard[: _MOST_DIFFERENCES - 1], heard[-1]]
+    where = [f"{format_processes(group)} at {place}" for place, group in places.items()]
+    return json.dumps(
+        {
+            "groups": heard,
+            "spokesmen": [group[0] for group in heard],
+            "places": f". They are at different places: {join_some(where)}" if where[1:] else "",
+        }
+    ).encode()
+
+
+def say_difference(groups: list[list[int]], payloads: dict[int, bytes]) -> bytes:
+    """Say in which fields the groups differ, given the descriptions of their first processes."""
+    descriptions = [
+        {(path, field): value for path, field, value in json.loads(payloads[group[0]])}
+        for group in groups
+    ]
+    differences = []
+    for path, field in dict.fromkeys(key for each in descriptions for key in each):
+        holders: dict[str, list[int]] = {}
+        for group, description in zip(groups, descriptions, strict=True):
+            value = description.get((path, field))
+            if value is None and (path, "shape") in description:
+                continue  # there, without such a field; what it is differs too
+            holders.setdefault(value or "not there", []).extend(group)
+        if len(holders) > 1:
+            minority, *rest = sorted(holders.items(), key=lambda item: len(item[1]))
+            said = f"{format_processes(minority[1])}: {field} {minority[0]}"
+            others = [f"{format_processes(who)}: {value}" for value, who in rest]
+            differences.append(", ".join([f"at {path}, {said}" if path else said, *others]))
+    return f"the processes do not agree: {join_some(differences)}".encode()
+
+
+def join_some(parts: Sequence[str]) -> str:
+    """Return the first few of many parts of a message, and how many more there are.
+
+    >>> join_some(list("abcdefghij"))
+    'a; b; c; d; e; f; g; h; and 2 more'
+    """
+    more = len(parts) - _MOST_DIFFERENCES
+    shown = [*parts[:_MOST_DIFFERENCES], *([f"and {more} more"] if more > 0 else [])]
+    return "; ".join(shown)
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:500]
+
+
+# Descriptions.
+
+
+def _wanted(given: dict[str, Any]) -> Description:
+    shape = check_shape(given["global_shape"])
+    mesh, spec, _ = mesh_and_spec(given["mesh"], given.get("spec"))
+    return {
+        ("", "shape"): str(shape),
+        ("", "spec"): _spec_text(check_spec(spec, shape, mesh.shape)),
+        ("", "dtype"): _dtype_text(given.get("dtype")),
+        **_mesh_fields("", mesh),
+    }
+
+
+def _dtype_text(dtype: Any) -> str:
+    if dtype is None:
+        return "as it comes"
+    # NumPy knows nothing of PRNG keys.
+    is_key = not isinstance(dtype, str) and jax.numpy.issubdtype(dtype, jax.dtypes.extended)
+    return str(dtype if is_key else as_dtype(dtype))
+
+
+def describe(tree: Any) -> Description:
+    description: Description = {}
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    for path, leaf in leaves:
+        text = jax.tree_util.keystr(path)
+        # `GlobalArray` shows its array as a leaf one step further down, which says nothing.
+        description.update(_leaf_fields(text.removesuffix(".array"), leaf))
+    description["", "structure"] = _structure_text(structure)
+    return description
+
+
+def _structure_text(structure: Any) -> str:
+    """Return what is the same text for the same structure, in every process."""
+    if (node := structure.node_data()) is None:
+        return "*"
+    kind, aux = node
+    children = [_structure_text(child) for child in structure.children()]
+    if kind is dict:
+        keys = map(_stable_text, aux)
+        return f"{{{', '.join(f'{key}: {of}' for key, of in zip(keys, children, strict=True))}}}"
+    if kind in (list, tuple):
+        opening, closing = "[]" if kind is list else "()"
+        return f"{opening}{', '.join(children)}{closing}"
+    if kind is type(None):
+        return "None"
+    beside = [] if aux is None else [_stable_text(aux)]
+    return f"{kind.__qualname__}({', '.join([*beside, *children])})"
+
+
+def _stable_text(value: Any) -> str:
+    """Return the repr, without what differs between processes: addresses and orders of hashes."""
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(_stable_text, value)))}}}"
+    if type(value) in (list, tuple):
+        return f"({', '.join(map(_stable_text, value))})"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def _leaf_fields(path: str, leaf: Any) -> Description:
+    if isinstance(leaf, Mesh):
+        return {(path, "kind"): "a mesh", **_mesh_fields(path, leaf)}
+    if isinstance(leaf, PartitionSpec):
+        return {(path, "spec"): _spec_text(leaf)}
+    if isinstance(leaf, AbstractMesh):
+        return {(path, "kind"): "an abstract mesh", **_mesh_fields(path, leaf)}
+    if isinstance(leaf, NamedSharding):
+        return {(path, "kind"): "a sharding", **_sharding_fields(path, leaf)}
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        return {(path, "type"): type(leaf).__name__}
+    fields = {(path, "shape"): str(tuple(leaf.shape)), (path, "dtype"): str(leaf.dtype)}
+    sharding = None if is_tracer(leaf) else getattr(leaf, "sharding", None)
+    return fields | _sharding_fields(path, sharding)
+
+
+def _sharding_fields(path: str, sharding: Any) -> Description:
+    if sharding is None or isinstance(sharding, SingleDeviceSharding):
+        return {}  # of this process alone, or not laid out yet
+    if isinstance(sharding, NamedSharding):
+        own = {
+            (path, "spec"): _spec_text(sharding.spec),
+            (path, "memory kind"): str(sharding.memory_kind),
+        }
+        return own | _mesh_fields(path, sharding.mesh)
+    return {(path, "sharding"): type(sharding).__name__}
+
+
+def _mesh_fields(path: str, mesh: Mesh | AbstractMesh) -> Description:
+    return {(path, field): value for field, value in _mesh_texts(mesh)}
+
+
+@functools.lru_cache(maxsize=64)
+def _mesh_texts(mesh: Mesh | AbstractMesh) -> list[tuple[str, str]]:
+    kinds = [kind.name for kind in mesh.axis_types]
+    said = kinds[:1] if len(set(kinds)) == 1 else kinds
+    axes = [("mesh", f"{dict(mesh.shape)} of {', '.join(said)} axes")]
+    if isinstance(mesh, AbstractMesh):
+        return axes
+    ids = [device.id for device in mesh.devices.flat]
+    return [*axes, ("device order", _shortened(ids))]
+
+
+def _shortened(ids: list[int]) -> str:
+    text = ", ".join(map(str, ids))
+    if len(text) <= 200:
+        return text
+    return f"{text[:90]} ... {text[-60:]} (sha256 {sha256(text.encode()).hexdigest()[:12]})"
+
+
+def _spec_text(spec: Any) -> str:
+    """Return a spec so that those that mean the same look the same."""
+    if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+        return repr(spec)
+    entries = [entry[0] if _is_single(entry) else entry or None for entry in spec]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return format_spec(tuple(entry) if isinstance(entry, list) else entry for entry in entries)
+
+
+def _is_single(entry: Any) -> bool:
+    return isinstance(entry, tuple | list) and len(entry) == 1

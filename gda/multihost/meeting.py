@@ -1,0 +1,244 @@
+"""Where processes meet: each brings a payload, one judges, and all hear the same verdict.
+
+Through JAX's coordination service a meeting never hangs: who does not come in time is named to
+everybody. A meeting costs each process three small messages, whatever their number; only process 0
+of a meeting reads all payloads. Without the service there is a collective and a watchdog.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from hashlib import sha256
+
+import jax
+import numpy as np
+
+from gda.layout.processes import format_processes
+from gda.multihost import coordination
+from gda.multihost.allgather import all_gather
+
+Judge = Callable[[dict[int, bytes]], bytes]
+
+_FOLDER = "gda/multihost/meeting"
+# Every thread counts its meetings with each set of processes, so that all processes mean the same.
+# Threads are known by their names, which are the same in processes that run the same program.
+_held: Counter[tuple[str, tuple[int, ...]]] = Counter()
+
+
+class DisagreementError(ValueError):
+    """Processes were about to go on with arrays that are not the same, or from different places."""
+
+    __module__ = "gda"
+
+
+class LateProcessError(TimeoutError):
+    """Some process did not come to where the others wait; ``processes`` has the numbers."""
+
+    __module__ = "gda"
+
+    def __init__(self, message: str, processes: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.processes = tuple(processes)
+
+
+def meet(
+    payload: bytes,
+    judge: Judge,
+    *,
+    kind: str,
+    what: str,
+    timeout: float,
+    processes: tuple[int, ...] | None = None,
+) -> bytes:
+    """Bring ``payload``, and return what ``judge`` makes of the payloads of all processes.
+
+    Communicates: all of ``processes`` must come, in the same order of meetings. Threads meet those
+    of the same name.
+
+    Args:
+      payload: of any length.
+      judge: called in one process with the payloads by process; must not raise.
+      kind: what sort of payload it is; only one for which ``judge`` is meant is shown to it.
+      what: where this process is, for the errors of the others, such as ``check 'x' (a.py:3)``.
+      timeout: seconds to wait for the others.
+      processes: ascending; by default all.
+
+    Raises:
+      DisagreementError: some processes brought another kind, because they are somewhere else.
+      LateProcessError: somebody did not come. Every process that did raises it, the late one when
+        it comes after all.
+      ConnectionError: the service, that is process 0, is gone.
+    """
+    if processes is None:
+        processes = tuple(range(jax.process_count()))
+    if processes == (jax.process_index(),):
+        return judge({processes[0]: payload})
+    service = coordination.service()
+    if service is None:
+        entries = _by_collective(_entry(0, kind, what, payload), processes, what, timeout)
+        return _open(_judged(entries, judge), what)
+    thread = threading.current_thread().name
+    _held[thread, processes] += 1
+    meeting = _Meeting(service, thread, processes, _held[thread, processes], what, timeout)
+    return _open(meeting.hold(_entry(meeting.number, kind, what, payload), judge), what)
+
+
+# An entry is a payload with who brings what, and a verdict says in its first byte which it is.
+
+
+def _entry(number: int, kind: str, what: str, payload: bytes) -> bytes:
+    return json.dumps([number, kind, what]).encode() + b"\n" + payload
+
+
+def _judged(entries: dict[int, bytes], judge: Judge) -> bytes:
+    """Return the verdict of ``judge``, unless the entries are not all for it."""
+    payloads, places = {}, {}
+    for process, entry in sorted(entries.items()):
+        header, _, payloads[process] = entry.partition(b"\n")
+        _, kind, what = json.loads(header)
+        places.setdefault(kind, {}).setdefault(what, []).append(process)
+    if len(places) == 1:
+        return b"+" + judge(payloads)
+    said = [
+        f"{format_processes(group)} at {what}"
+        for of_kind in sorted(places.values(), key=lambda kind: sum(map(len, kind.values())))
+        for what, group in of_kind.items()
+    ]
+    return f"-the processes are at different places: {'; '.join(said)}".encode()
+
+
+def _open(verdict: bytes, what: str) -> bytes:
+    if verdict.startswith(b"-"):
+        raise DisagreementError(f"{what}: {verdict[1:].decode()}")
+    return verdict[1:]
+
+
+class _Meeting:
+    def __init__(
+        self,
+        service: coordination.Service,
+        thread: str,
+        processes: tuple[int, ...],
+        number: int,
+        what: str,
+        timeout: float,
+    ) -> None:
+        self._service = service
+        self._processes = processes
+        self.number = number
+        self._what = what
+        self._timeout = timeout
+        self._me = jax.process_index()
+        # Not the list itself, which may be long; not its hash(), which may differ.
+        group = sha256(repr((thread, processes)).encode()).hexdigest()[:16]
+        self._folder = f"{_FOLDER}/{group}"
+
+    def hold(self, entry: bytes, judge: Judge) -> bytes:
+        service, number = self._service, self.number
+        service.put(f"{_FOLDER}/at/{self._me}", self._what.encode())
+        service.put(f"{self._folder}/entry/{self._me}", entry)
+        everybody = len(self._processes) == jax.process_count()
+        try:
+            service.barrier(
+                f"{self._folder}/{number}", self._timeout, None if everybody else self._processes
+            )
+        except (TimeoutError, ValueError) as error:
+            raise self._late(error) from None
+        verdict_key = f"{self._folder}/verdict/{number}"
+        if self._me != self._processes[0]:
+            try:
+                return service.get(verdict_key, self._timeout)
+            except TimeoutError as error:
+                raise self._late(error) from None
+        verdict = _judged(self._entries(), judge)
+        service.put(verdict_key, verdict)
+        with contextlib.suppress(RuntimeError):
+            # All have come here, so all have read the verdict before this one.
+            service.delete(f"{self._folder}/verdict/{number - 1}")
+        return verdict
+
+    def _entries(self) -> dict[int, bytes]:
+        entries = self._service.list(f"{self._folder}/entry/")
+        return {int(key.rpartition("/")[2]): entry for key, entry in entries.items()}
+
+    def _late(self, reason: Exception) -> LateProcessError:
+        """Return the error that everybody raises; the first process that gives up writes it."""
+        service, key = self._service, f"{self._folder}/late/{self.number}"
+        try:
+            service.put(f"{key}/by", b"", overwrite=False)
+        except KeyError:
+            with contextlib.suppress(TimeoutError):
+                said = json.loads(service.get(f"{key}/said", timeout=10))
+                return LateProcessError(*said)
+            return LateProcessError(f"{self._what}: {reason}")
+        waiting: dict[str, list[int]] = {}
+        late = set(self._processes)
+        for process, entry in self._entries().items():
+            number, _, what = json.loads(entry.partition(b"\n")[0])
+            if number == self.number:
+                waiting.setdefault(what, []).append(process)
+                late.discard(process)
+        lines = [f"{format_processes(group)} waited at {what}" for what, group in waiting.items()]
+        lines += [f"process {process} {self._last_seen(process)}" for process in sorted(late)[:8]]
+        who = format_processes(late) if late else "a process"
+        message = (
+            f"{self._what}: {who} did not come within {self._timeout:g} s. "
+            f"{'; '.join(lines)}. Look at the output of {who} for what happened there"
+            f"{_because(reason)}"
+        )
+        service.put(f"{key}/said", json.dumps([message, sorted(late)]).encode())
+        return LateProcessError(message, sorted(late))
+
+    def _last_seen(self, process: int) -> str:
+        try:
+            what = self._service.get(f"{_FOLDER}/at/{process}", timeout=0.1).decode()
+        except TimeoutError:
+            return "was never at one"
+        return f"was last at {what}"
+
+
+def _because(reason: Exception) -> str:
+    dead = "heartbeat" in str(reason) or "unhealthy" in str(reason)
+    other = isinstance(reason, ValueError)
+    if dead:
+        return "; it sends no sign of life any more, so it has died"
+    return "; others wait there for another set of processes" if other else ""
+
+
+def _by_collective(
+    payload: bytes, processes: tuple[int, ...], what: str, timeout: float
+) -> dict[int, bytes]:
+    """Return the payloads of all processes, as far as the others come too."""
+
+    def alarm() -> None:
+        logging.getLogger("gda").error(
+            "%s: waiting for %s for %g s, in a collective, because JAX's coordination service is "
+            "not there; the stack of this process follows",
+            what,
+            format_processes(processes),
+            timeout,
+        )
+        faulthandler.dump_traceback(all_threads=True)
+
+    watchdog = threading.Timer(timeout, alarm)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        # Two sizes that all processes know beforehand, so that a disagreement hangs nobody.
+        size = np.frombuffer(np.int64(len(payload)).tobytes(), np.uint8)
+        sizes = all_gather(size, processes).view(np.int64).ravel()
+        padded = np.zeros(max(int(sizes.max()), 1), np.uint8)
+        padded[: len(payload)] = np.frombuffer(payload, np.uint8)
+        rows = all_gather(padded, processes)
+    finally:
+        watchdog.cancel()
+    return {
+        process: row[:size].tobytes()
+        for process, row, size in zip(processes, rows, sizes.tolist(), strict=True)
+    }

@@ -1,0 +1,21 @@
+"""What is read and written outside JAX: sources, targets, safetensors files, many reads at a time.
+
+To read in this order: ``options`` (how many reads, how many bytes), ``tasks`` (runs them),
+``progress``, ``sources`` (anything that slices, to read), ``targets`` (anything that takes slices,
+to write), ``chunk_conflicts`` (blocks that share a chunk of a target), ``safetensors``.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gda.storage.safetensors import open_safetensors as open_safetensors
+
+__all__ = ["open_safetensors"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, so that gda.Retry does not import JAX.
+    if name in __all__:
+        return getattr(import_module("gda.storage.safetensors"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

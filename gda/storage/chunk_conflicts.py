@@ -1,0 +1,114 @@
+"""Where the chunks of a store reach over the blocks of an array, and who would write into one.
+
+Pure integers: no devices, no files. A store reads, changes and writes whole chunks, so two writers
+in one chunk can lose what the other wrote.
+
+Why neighbours tell all: the blocks that a chunk has elements of are all combinations of a run of
+blocks in each dimension. If they have two writers, then so have two of them that are neighbours in
+one dimension, and the chunk reaches over the boundary between these two. In the other dimensions
+any block is reached by some chunk. So each dimension is judged alone: a boundary that a chunk
+reaches over, with differing writers on its two sides anywhere along it, is a conflict, and nothing
+else is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from gda.layout.numbering import IntArray
+from gda.layout.spec import Shape
+
+
+class Conflict(NamedTuple):
+    """Two writers in one chunk.
+
+    Attributes:
+      dimension: along which their blocks are neighbours.
+      boundary: first element, in that dimension, of the second block.
+      writers: of the first block and of the second.
+    """
+
+    dimension: int
+    boundary: int
+    writers: tuple[int, int]
+
+
+def are_aligned(
+    shard_shape: Shape, parts: Sequence[int], chunk_shape: Shape, origin: Shape
+) -> bool:
+    """Return whether no chunk has elements of two blocks.
+
+    Args:
+      shard_shape: sizes of one block, none of them 0.
+      parts: into how many blocks each dimension is cut.
+      chunk_shape: sizes of one chunk, none of them 0.
+      origin: an element at which a chunk begins; it may lie outside the array.
+
+    >>> are_aligned((4, 8), (2, 1), (2, 3), (0, 0)), are_aligned((4, 8), (2, 1), (3, 8), (0, 0))
+    (True, False)
+    """
+    dimensions = zip(shard_shape, parts, chunk_shape, origin, strict=True)
+    return not any(len(_crossed(*dimension)) for dimension in dimensions)
+
+
+def conflicts_between(
+    writers: IntArray, shard_shape: Shape, chunk_shape: Shape, origin: Shape
+) -> list[Conflict]:
+    """Return the first conflict in each dimension that has one; see ``are_aligned``.
+
+    Costs O(blocks) for each dimension in which a chunk reaches over a boundary.
+
+    Args:
+      writers: the writer of each block, in the shape of the parts.
+
+    >>> conflicts_between(np.array([[0, 0], [0, 1]]), (4, 8), (3, 8), (0, 0))
+    [Conflict(dimension=0, boundary=4, writers=(0, 1))]
+    """
+    conflicts = []
+    dimensions = zip(shard_shape, writers.shape, chunk_shape, origin, strict=True)
+    for dimension, (step, ways, chunk, first) in enumerate(dimensions):
+        later = _crossed(step, ways, chunk, first)
+        before = np.take(writers, later - 1, axis=dimension)
+        after = np.take(writers, later, axis=dimension)
+        places = np.argwhere(np.moveaxis(before != after, dimension, 0))
+        if len(places):
+            crossing, *others = places[0].tolist()
+            place = (*others[:dimension], crossing, *others[dimension:])
+            boundary = int(later[crossing]) * step
+            conflicts.append(Conflict(dimension, boundary, (int(before[place]), int(after[place]))))
+    return conflicts
+
+
+def fitting_chunks(shard_shape: Shape, chunk_shape: Shape, dimensions: Sequence[int]) -> Shape:
+    """Return the chunk shape, changed in some dimensions so that blocks consist of whole chunks.
+
+    There it is the largest divisor of the block's size that is no larger than the chunk was, unless
+    that is less than half of it: then it is the block's size.
+
+    >>> fitting_chunks((12, 8, 7), (5, 5, 5), (0, 2))
+    (4, 5, 7)
+    """
+    return tuple(
+        _fitting(size, chunk) if dimension in dimensions else chunk
+        for dimension, (size, chunk) in enumerate(zip(shard_shape, chunk_shape, strict=True))
+    )
+
+
+def _crossed(step: int, parts: int, chunk: int, origin: int) -> IntArray:
+    """Return the numbers of the blocks, along a dimension, that begin inside a chunk."""
+    if step % chunk == 0 and origin % chunk == 0:
+        return np.empty(0, np.int64)
+    later = np.arange(1, parts)
+    # Multiplied within the chunk, where it cannot leave int64.
+    return later[(later * (step % chunk) - origin % chunk) % chunk != 0]
+
+
+def _fitting(size: int, chunk: int) -> int:
+    small = [number for number in range(1, isqrt(size) + 1) if size % number == 0]
+    divisors = [*small, *(size // number for number in small)]
+    largest = max(number for number in divisors if number <= chunk)
+    return largest if 2 * largest >= chunk else size

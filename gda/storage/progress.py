@@ -1,0 +1,66 @@
+"""Showing how far reading or writing is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gda.storage.tasks import ProgressLike
+
+_SECONDS_BETWEEN = 0.1
+
+
+@contextmanager
+def shown(progress: ProgressLike, description: str) -> Iterator[Callable[[int, int], object]]:
+    """Give the function ``(bytes_done, bytes_total)`` that shows it, for as long as it is needed.
+
+    Raises:
+      ImportError: a bar is asked for and rich is not there.
+    """
+    if progress is True:
+        with _bar(description) as update:
+            yield update
+    elif progress is False:
+        yield lambda done, total: None
+    else:
+        yield progress
+
+
+@contextmanager
+def _bar(description: str) -> Iterator[Callable[[int, int], object]]:
+    try:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+    except ImportError as error:
+        raise ImportError(
+            "progress=True needs rich: pip install 'gda[progress]', or pass a function "
+            "(bytes_done, bytes_total)"
+        ) from error
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),  # in powers of 1000, because TransferSpeedColumn has no others
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    # Drawn when something is reported: rich's own refreshing is a thread that outlives its bar.
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
+        task = bar.add_task(description, total=None)
+        drawn = 0.0
+
+        def update(done: int, total: int) -> None:
+            nonlocal drawn
+            now = time.monotonic()
+            is_due = done >= total or now - drawn >= _SECONDS_BETWEEN
+            bar.update(task, completed=done, total=total, refresh=is_due)
+            drawn = now if is_due else drawn
+
+        yield update

@@ -1,0 +1,466 @@
+"""Files as sources, to be read by ``gda.load_tree``.
+
+>>> import gda, jax, numpy as np, os, tempfile
+>>> from safetensors.numpy import save_file
+>>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+>>> with tempfile.TemporaryDirectory() as folder:
+...     save_file({'w': np.ones((8, 2), np.float32)}, os.path.join(folder, 'model.safetensors'))
+...     with gda.storage.open_safetensors(folder) as tensors:
+...         print(gda.load_tree(tensors, mesh, jax.sharding.PartitionSpec('x', 'y'))['w'])
+float32[8,2] P('x', 'y')
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from gda.layout.boundary import public
+from gda.layout.spec import Index, Shape
+from gda.storage.sources import SAFETENSORS_DTYPES
+
+# The header of a published model of 100,000 tensors has some 15 MB; the safetensors package, too,
+# takes no longer one than this.
+_MOST_HEADER_BYTES = 100_000_000
+
+# Reads of columns: runs with gaps of at least so many bytes are read one by one, others with the
+# gaps between them, a piece at a time. A read costs as much as copying some ten thousand bytes:
+# 2 KiB of every 16 KiB took 3 times as long run by run.
+_GAP_BYTES = 32 * 1024
+_PIECE_BYTES = 4 * 1024 * 1024
+
+_PathLike = str | os.PathLike[str]
+_Memory = np.ndarray[Any, Any]
+
+
+@public
+def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> SafetensorsFiles:
+    """Return the tensors of safetensors files by name, as sources that are read when sliced.
+
+    Only the headers are read. A tensor opens its file for as long as a read takes, so nothing stays
+    open and any number of threads may read.
+
+    Args:
+      path_or_paths: a ``.safetensors`` file or several; an index such as
+        ``model.safetensors.index.json``, whose files lie beside it; or a folder that has one index,
+        or only such files. Of the files in an index, the tensors that it names.
+
+    Raises:
+      FileNotFoundError: a file is not there, or a folder has none.
+      ValueError: a file is broken or cut off, or a tensor is in two files; it names file and
+        tensor.
+
+    >>> import gda, numpy as np, os, tempfile
+    >>> from safetensors.numpy import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, 'model.safetensors')
+    ...     save_file({'w': np.arange(6, dtype=np.float32).reshape(3, 2)}, path)
+    ...     tensors = gda.storage.open_safetensors(path)
+    ...     print(tensors['w'].shape, tensors['w'].dtype, tensors['w'][1:3, 0:1].tolist())
+    (3, 2) float32 [[2.0], [4.0]]
+    """
+    if not isinstance(path_or_paths, str | os.PathLike):
+        return SafetensorsFiles(_tensors_of_files([Path(path) for path in path_or_paths]))
+    path = Path(path_or_paths)
+    if path.is_dir():
+        path, *others = _files_of_folder(path)
+        if others:
+            return SafetensorsFiles(_tensors_of_files([path, *others]))
+    if path.suffix == ".json":
+        return SafetensorsFiles(_tensors_of_index(path))
+    return SafetensorsFiles(_tensors_of_files([path]))
+
+
+class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
+    """Tensors by name. As a context manager it does nothing: no file is open between reads."""
+
+    def __init__(self, tensors: dict[str, SafetensorsTensor]) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> SafetensorsTensor:
+        """Return a tensor; ``KeyError`` has the names that are most like ``name``."""
+        try:
+            return self._tensors[name]
+        except KeyError:
+            raise KeyError(self._without(name)) from None
+
+    # Those of Mapping ask for the item, and among 100,000 names the nearest take a while to find.
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """Return a tensor, or ``default`` where there is none of that name."""
+        return self._tensors.get(name, default)
+
+    def _without(self, name: object) -> str:
+        paths = {tensor.path for tensor in self.values()}
+        folders = {path.parent for path in paths}
+        where = f"{len(paths)} files"
+        if len(folders) == 1:
+            (place,) = paths if len(paths) == 1 else folders
+            where = str(place) if len(paths) == 1 else f"the {len(paths)} files of {place}"
+        near = difflib.get_close_matches(str(name), self, n=3, cutoff=0.5)
+        names = f"; the nearest names are {', '.join(map(repr, near))}" if near else ""
+        return f"there is no tensor {name!r} among the {len(self)} of {where}{names}"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __enter__(self) -> SafetensorsFiles:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        pass
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.values())
+
+    def __repr__(self) -> str:
+        return f"SafetensorsFiles({len(self)} tensors, {self.nbytes} bytes)"
+
+
+# Not by the safetensors package, which is no help here: for NumPy it has no 8-bit floats, it copies
+# what was read once more, and it keeps files mapped, where a file that is cut off later ends the
+# process instead of raising. The format is open and small: a length, JSON, data.
+class SafetensorsTensor:
+    """A tensor in a file, read when it is sliced.
+
+    Attributes:
+      path: the file.
+      name: of the tensor in it.
+      shape: its sizes.
+      nbytes: of the whole tensor.
+    """
+
+    def __init__(
+        self, path: Path, name: str, shape: Shape, dtype: str, offset: int, nbytes: int
+    ) -> None:
+        self.path, self.name, self.shape, self.nbytes = path, name, shape, nbytes
+        self._dtype = dtype
+        self._offset = offset
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """A NumPy dtype, those of JAX such as bfloat16 included.
+
+        Raises:
+          TypeError: its elements have less than 8 bits, and the file has several in a byte.
+        """
+        if self._dtype not in SAFETENSORS_DTYPES:
+            raise TypeError(
+                f"tensor {self.name!r} of {self.path} has dtype {self._dtype}, with several "
+                "elements in a byte, which NumPy does not have; gda does not read it"
+            )
+        return SAFETENSORS_DTYPES[self._dtype]
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    def __getitem__(self, index: Any) -> _Memory:
+        """Read a slice: integers, slices without a step and ``...``, as NumPy has them."""
+        bounds, dropped = _bounds(index, self.shape)
+        out = np.empty([s.stop - s.start for s in bounds], self.dtype)
+        self.read_direct(out, bounds)
+        return out.reshape([n for n, drop in zip(out.shape, dropped, strict=True) if not drop])
+
+    def read_direct(self, out: _Memory, index: Index) -> None:
+        """Read the elements at ``index``, slices with start and stop, into C-contiguous ``out``.
+
+        Raises:
+          ValueError: the file has become shorter, or ``out`` is not of shape and dtype.
+        """
+        shape = tuple(s.stop - s.start for s in index)
+        if out.shape != shape or out.dtype != self.dtype or not out.flags.c_contiguous:
+            raise ValueError(
+                f"{self._text()} {index} needs a C-contiguous array of shape {shape} and dtype "
+                f"{self.dtype}, not {out.shape} and {out.dtype}"
+            )
+        if not out.size:
+            return
+        with open(self.path, "rb", buffering=0) as file:
+            self._read_part(file.fileno(), out, index)
+
+    def _read_part(self, file: int, out: _Memory, index: Index) -> None:
+        # Dimensions from here on are read whole, so that one run of bytes has them.
+        whole = len(index)
+        while whole and out.shape[whole - 1] == self.shape[whole - 1]:
+            whole -= 1
+        row_bytes = math.prod(self.shape[whole:]) * self.dtype.itemsize
+        if whole <= 1:
+            start = index[0].start * row_bytes if whole else 0
+            self._read(file, out.reshape(-1).view(np.uint8), start)
+            return
+        # The last cut dimension makes runs; those before it say how many and where.
+        run = whole - 1
+        run_bytes = out.shape[run] * row_bytes
+        stride = self.shape[run] * row_bytes
+        lines = out.reshape(-1).view(np.uint8).reshape(-1, out.shape[run - 1], run_bytes)
+        starts = _starts(index[: run - 1], self.shape[: run - 1])
+        for line, above in zip(lines, starts, strict=True):
+            first = (above * self.shape[run - 1] + index[run - 1].start) * stride
+            self._read_runs(file, line, first + index[run].start * row_bytes, stride)
+
+    def _read_runs(self, file: int, runs: _Memory, start: int, stride: int) -> None:
+        """Read runs of bytes that lie ``stride`` apart."""
+        count, run_bytes = runs.shape
+        if stride - run_bytes >= _GAP_BYTES or stride > _PIECE_BYTES:
+            for number in range(count):
+                self._read(file, runs[number], start + number * stride)
+            return
+        at_once = min(count, _PIECE_BYTES // stride)
+        piece = np.empty(at_once * stride, np.uint8)
+        for number in range(0, count, at_once):
+            some = min(at_once, count - number)
+            read = piece[: (some - 1) * stride + run_bytes]
+            self._read(file, read, start + number * stride)
+            np.copyto(
+                runs[number : number + some],
+                np.lib.stride_tricks.as_strided(read, (some, run_bytes), (stride, 1)),
+            )
+
+    def _read(self, file: int, out: _Memory, start: int) -> None:
+        view, position = memoryview(out.data), self._offset + start
+        while view:
+            count = os.preadv(file, [view], position)
+            if not count:
+                raise ValueError(f"{self._text()} is cut off: the file has become shorter")
+            view, position = view[count:], position + count
+
+    def _text(self) -> str:
+        return f"tensor {self.name!r} of {self.path}"
+
+    def __repr__(self) -> str:
+        return (
+            f"SafetensorsTensor({self.name!r}, shape={self.shape}, dtype={self._dtype}, "
+            f"path={str(self.path)!r})"
+        )
+
+
+def _starts(index: Index, shape: Shape) -> Iterator[int]:
+    """Return where in C order the elements at an index of the leading dimensions are."""
+    for place in np.ndindex(*[s.stop - s.start for s in index]):
+        position = 0
+        for s, offset, size in zip(index, place, shape, strict=True):
+            position = position * size + s.start + offset
+        yield position
+
+
+def _bounds(index: Any, shape: Shape) -> tuple[Index, list[bool]]:
+    """Return slices with start and stop, and which dimensions an integer drops."""
+    given = index if isinstance(index, tuple) else (index,)
+    if any(item is Ellipsis for item in given):
+        at = [item is Ellipsis for item in given].index(True)
+        fill = (slice(None),) * (len(shape) - len(given) + 1)
+        given = (*given[:at], *fill, *given[at + 1 :])
+    if len(given) > len(shape):
+        raise IndexError(f"{len(given)} indices for a tensor of {len(shape)} dimensions")
+    given += (slice(None),) * (len(shape) - len(given))
+    bounds, dropped = [], []
+    for item, size in zip(given, shape, strict=True):
+        if isinstance(item, slice):
+            start, stop, step = item.indices(size)
+            if step != 1:
+                raise IndexError(f"a tensor in a file is sliced without a step, not by {item}")
+            bounds.append(slice(start, max(start, stop)))
+        elif isinstance(item, int | np.integer) and -size <= item < size:
+            bounds.append(slice(int(item) % size, int(item) % size + 1))
+        else:
+            raise IndexError(f"{item!r} is no index for a dimension of size {size}")
+        dropped.append(not isinstance(item, slice))
+    return tuple(bounds), dropped
+
+
+# Which files, and what is in them.
+
+
+def _files_of_folder(folder: Path) -> list[Path]:
+    indices = sorted(folder.glob("*.safetensors.index.json"))
+    if len(indices) > 1:
+        names = ", ".join(path.name for path in indices)
+        raise ValueError(f"{folder} has more than one index: {names}; say which")
+    if files := indices or sorted(folder.glob("*.safetensors")):
+        return files
+    raise FileNotFoundError(f"{folder} has no .safetensors file and no index of such files")
+
+
+def _tensors_of_files(paths: list[Path]) -> dict[str, SafetensorsTensor]:
+    if not paths:
+        raise ValueError("no paths were given; expected at least one .safetensors file")
+    tensors: dict[str, SafetensorsTensor] = {}
+    for path in paths:
+        for name, tensor in _tensors_of_file(path).items():
+            if name in tensors:
+                raise ValueError(f"tensor {name!r} is in {tensors[name].path} and in {path}")
+            tensors[name] = tensor
+    return tensors
+
+
+def _tensors_of_index(path: Path) -> dict[str, SafetensorsTensor]:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    content = _parse(path, path.read_bytes())
+    files = content.get("weight_map")
+    if not isinstance(files, dict):
+        raise ValueError(f"{path} has no weight_map, which says in which file each tensor is")
+    for name, file in files.items():
+        if not _is_inside(file):
+            raise ValueError(
+                f"{path}: tensor {name!r} is said to be in {file!r}; expected is a file in the "
+                "folder of the index"
+            )
+    of_file = {file: _tensors_of_file(path.parent / file) for file in sorted(set(files.values()))}
+    for name, file in files.items():
+        if name not in of_file[file]:
+            raise ValueError(f"{path}: tensor {name!r} is not in {file}, where it is said to be")
+    return {name: of_file[file][name] for name, file in files.items()}
+
+
+def _is_inside(file: Any) -> bool:
+    # By its name: in the caches of published models such files are links that lead elsewhere.
+    if not isinstance(file, str) or not file or "\0" in file or "\\" in file:
+        return False
+    path = PurePosixPath(file)
+    return not path.is_absolute() and ".." not in path.parts and bool(path.parts)
+
+
+class _Entry(NamedTuple):
+    name: str
+    dtype: str
+    shape: Shape
+    start: int
+    stop: int
+
+
+# In a byte fit 2 of F4; the F6 kinds are packed as well.
+_BITS = {name: dtype.itemsize * 8 for name, dtype in SAFETENSORS_DTYPES.items()} | {
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+}
+
+
+def _tensors_of_file(path: Path) -> dict[str, SafetensorsTensor]:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        header, data_start = _read_header(path, file, size)
+    header.pop("__metadata__", None)
+    entries = [_entry(path, name, given) for name, given in header.items()]
+    _check_places(path, entries, size - data_start)
+    return {
+        name: SafetensorsTensor(path, name, shape, dtype, data_start + start, stop - start)
+        for name, dtype, shape, start, stop in entries
+    }
+
+
+def _read_header(path: Path, file: Any, size: int) -> tuple[dict[str, Any], int]:
+    """Return the header of a file of ``size`` bytes, and at which byte the data after it begin."""
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > size - 8:
+        raise ValueError(
+            f"{path} is cut off or no safetensors file: it has {size} bytes, and its header "
+            f"is said to have {length}"
+        )
+    if length > _MOST_HEADER_BYTES:
+        raise ValueError(
+            f"{path}: the header is said to have {length} bytes; at most "
+            f"{_MOST_HEADER_BYTES} are read"
+        )
+    return _parse(path, _read_exactly(file, length)), 8 + length
+
+
+def _read_exactly(file: Any, count: int) -> bytes:
+    parts = []
+    while count and (part := file.read(count)):
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _parse(path: Path, text: bytes) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in found if names.count(name) > 1)
+            raise ValueError(f"{twice!r} is there twice")
+        return found
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no number of JSON's")
+
+    try:
+        parsed = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} has a broken header, which is no JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise ValueError(f"{path} has a broken header: {type(parsed).__name__} is no JSON object")
+    return parsed
+
+
+def _entry(path: Path, name: str, given: Any) -> _Entry:
+    def broken(why: str) -> NoReturn:
+        raise ValueError(f"tensor {name!r} of {path}: {why}")
+
+    if not isinstance(given, dict) or not {"dtype", "shape", "data_offsets"} <= given.keys():
+        broken("its entry in the header needs dtype, shape and data_offsets")
+    dtype, shape, offsets = given["dtype"], given["shape"], given["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        broken(f"dtype {str(dtype)[:50]!r} is not known; known are {', '.join(_BITS)}")
+    if not _are_sizes(shape) or len(shape) > 64:
+        broken(f"shape {str(shape)[:100]} is no list of at most 64 sizes")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        broken(f"data_offsets {str(offsets)[:100]} are not where it begins and ends")
+    start, stop = offsets
+    bits = math.prod(shape) * _BITS[dtype]
+    if bits != (stop - start) * 8:
+        broken(
+            f"shape {tuple(shape)} of {dtype} has {bits // 8} bytes, but data_offsets "
+            f"{start} to {stop} have {stop - start}"
+        )
+    return _Entry(name, dtype, tuple(shape), start, stop)
+
+
+def _are_sizes(values: Any) -> bool:
+    return isinstance(values, list) and all(
+        type(value) is int and 0 <= value < 2**63 for value in values
+    )
+
+
+def _check_places(path: Path, entries: list[_Entry], data_bytes: int) -> None:
+    """Raise unless the tensors lie end to end and fill the file, as the format wants."""
+    end, before = 0, ""
+    for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
+        if entry.stop > data_bytes:
+            raise ValueError(
+                f"tensor {entry.name!r} of {path} ends at byte {entry.stop} of the data, of which "
+                f"the file has {data_bytes}: it is cut off"
+            )
+        if entry.start != end:
+            word = "overlaps" if entry.start < end else "leaves a gap after"
+            after = f"tensor {before!r}" if before else "the header"
+            raise ValueError(f"tensor {entry.name!r} of {path} {word} {after}")
+        end, before = entry.stop, entry.name
+    if end != data_bytes:
+        raise ValueError(f"{path} has {data_bytes - end} bytes after its last tensor")

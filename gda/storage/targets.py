@@ -1,0 +1,314 @@
+"""What is known of the target of a store before anything is written to it.
+
+A target is anything with ``shape``, ``dtype`` and NumPy's slice assignment, or a TensorStore. No
+library is imported here but those that the target is of.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.tree_util import keystr
+
+from gda.arrays.global_array import GlobalArray
+from gda.layout.spec import Shape
+from gda.multihost.agreement import join_some
+from gda.storage.sources import is_future, is_group
+from gda.trees.specs import is_container, path_of
+
+
+class SliceTarget(Protocol):
+    """What ``store`` writes to: ``numpy.memmap``, ``zarr.Array``, ``h5py.Dataset`` and the like."""
+
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def dtype(self) -> Any: ...
+
+
+class Target(NamedTuple):
+    """What is known of a target.
+
+    Attributes:
+      handle: what is written to; its indices count from 0.
+      shape: its sizes.
+      dtype: a NumPy dtype.
+      chunks: shape of what is written as a whole; None where every element is for itself.
+      origin: an element at which a chunk begins; it may lie outside.
+      is_asynchronous: it is a TensorStore.
+      allows_threads: several threads of one process may write into one chunk at a time.
+      allows_processes: several processes may write to it at all.
+    """
+
+    handle: Any
+    shape: Shape
+    dtype: np.dtype[Any]
+    chunks: Shape | None = None
+    origin: Shape = ()
+    is_asynchronous: bool = False
+    allows_threads: bool = False
+    allows_processes: bool = True
+
+
+def target_of(target: Any) -> Target:
+    """Return what is known of a target that can be written to.
+
+    Raises:
+      TypeError: it is none.
+      ValueError: it is read-only.
+    """
+    if isinstance(target, GlobalArray) and not isinstance(target.array, jax.Array):
+        target = target.array  # as jax.tree.map makes one of each array of a tree
+    # Nobody has one of these without having imported the library, so nothing is imported for it.
+    if _is_a(target, "tensorstore", "TensorStore"):
+        return _of_tensorstore(target)
+    if _is_a(target, "h5py", "Dataset"):
+        return _of_h5py(target)
+    if isinstance(target, jax.Array | GlobalArray):
+        raise TypeError("the target is an array of JAX, which nothing can be assigned to")
+    if isinstance(target, np.ndarray):
+        _check_writeable(target)
+        return Target(target, target.shape, target.dtype)
+    if getattr(target, "read_only", False):
+        raise ValueError(
+            f"the target, a {type(target).__name__}, is read-only; open it with a mode in which it "
+            "can be written to, such as 'r+'"
+        )
+    return _of_anything(target)
+
+
+def _is_a(target: object, module: str, name: str) -> bool:
+    return isinstance(target, getattr(sys.modules.get(module), name, ()))
+
+
+def _of_anything(target: Any) -> Target:
+    try:
+        shape, dtype = tuple(map(int, target.shape)), np.dtype(target.dtype)
+    except (AttributeError, TypeError):
+        shape, dtype = None, None
+    if shape is None or dtype is None or not hasattr(target, "__setitem__"):
+        raise TypeError(f"a {type(target).__name__} is not a target{_instead_of(target)}")
+    # Zarr reads, changes and writes a whole shard, where chunks are packed into shards.
+    for name in ("shards", "chunks"):
+        if (chunks := _sizes(target, name)) is not None:
+            return Target(target, shape, dtype, chunks, (0,) * len(shape))
+    return Target(target, shape, dtype)
+
+
+def _instead_of(target: Any) -> str:
+    if is_future(target):
+        return "; call .result() on it, and pass the open TensorStore that it returns"
+    what = (
+        ": that has shape, dtype and slice assignment, as numpy.memmap, zarr.Array and "
+        "h5py.Dataset have, or is an open TensorStore"
+    )
+    if is_group(target):
+        return f"{what}; pick one array of it by its name, or write a tree with gda.store_tree"
+    return what
+
+
+def _sizes(target: Any, name: str) -> Shape | None:
+    """Return the shape of the chunks; None where there are none, or of many shapes."""
+    try:
+        sizes = tuple(map(int, getattr(target, name, ())))
+    except (NotImplementedError, TypeError):
+        return None
+    return sizes if sizes and min(sizes) > 0 else None
+
+
+def _of_h5py(target: Any) -> Target:
+    if not target:
+        raise ValueError("the target is a data set of an HDF5 file that was closed; open it again")
+    file = target.file
+    if file.mode == "r":
+        raise ValueError(
+            f"the target is read-only: its file {file.filename} is open with mode 'r'; open it "
+            "with 'r+'"
+        )
+    # h5py holds one lock around every call of HDF5. Without MPI, HDF5 lets one process write.
+    known = _of_anything(target)
+    return known._replace(allows_threads=True, allows_processes=file.driver == "mpio")
+
+
+def _check_writeable(target: np.ndarray[Any, Any]) -> None:
+    mode = getattr(target, "mode", None)
+    if not target.flags.writeable:
+        advice = "map the file with mode 'r+'" if mode else "give one that is writeable"
+        raise ValueError(f"the target, a {type(target).__name__}, is read-only; {advice}")
+    if mode == "c":
+        raise ValueError(
+            "the target is a memory map of mode 'c', from which nothing gets into the file; map "
+            "the file with mode 'r+'"
+        )
+
+
+def _of_tensorstore(target: Any) -> Target:
+    import tensorstore  # pyright: ignore[reportMissingImports]
+
+    if not target.writable:
+        raise ValueError("the target, a TensorStore, is read-only; open it with write=True")
+    # A part of a store keeps the numbers that its elements have in the whole.
+    handle = target[tensorstore.d[:].translate_to[0]] if target.rank else target
+    layout = handle.chunk_layout
+    chunks = layout.write_chunk.shape
+    if chunks is not None:
+        # Along a dimension of which TensorStore does not know, one chunk may be all of it.
+        sizes = zip(chunks, handle.shape, strict=True)
+        chunks = tuple(chunk or max(size, 1) for chunk, size in sizes)
+    return Target(
+        handle,
+        tuple(handle.shape),
+        handle.dtype.numpy_dtype,
+        chunks,
+        tuple(first or 0 for first in layout.grid_origin or (0,) * target.rank),
+        is_asynchronous=True,
+        allows_threads=True,
+    )
+
+
+def check_fit(target: Target, shape: Shape, dtype: np.dtype[Any]) -> None:
+    """Raise ``ValueError`` unless an array of this shape and dtype goes into the target as it is.
+
+    >>> check_fit(Target(None, (2,), np.dtype('float64')), (2,), np.dtype('float32'))
+    """
+    if target.shape != shape:
+        raise ValueError(
+            f"the array has shape {shape}, and the target {target.shape}; they must be the same"
+        )
+    if not holds(target.dtype, dtype):
+        raise ValueError(
+            f"the array has dtype {dtype}, and the target {target.dtype}, which cannot hold all of "
+            f"its values; {_fitting_target(target, dtype)}, or ask for the cast, where there is "
+            "one, by storing array.astype(target_dtype)"
+        )
+
+
+def _fitting_target(target: Target, dtype: np.dtype[Any]) -> str:
+    """Say what target would hold the values of an array."""
+    formats = {"HDF5": ("h5py", "Dataset"), "Zarr": ("zarr", "Array")}
+    lacking = [name for name, kind in formats.items() if _is_a(target.handle, *kind)]
+    if not lacking or dtype.isbuiltin == 1:
+        return f"make a target of dtype {dtype}"
+    # Numbers that NumPy has from elsewhere: h5py makes raw bytes of them, and zarr-python refuses.
+    wide = next(name for name in ("int8", "uint8", "float32") if holds(np.dtype(name), dtype))
+    advice = f"the library for {lacking[0]} has no {dtype}, so make a target of dtype {wide}"
+    bits = 8 * dtype.itemsize
+    if wide == "float32" and jax.numpy.finfo(dtype).bits == bits:
+        advice += f", or of uint{bits} for jax.numpy.asarray(array).view('uint{bits}')"
+    return f"{advice}, or write to a TensorStore, which has it"
+
+
+def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
+    """Return whether every number of dtype ``narrow`` is the same number in dtype ``wide``.
+
+    Not ``numpy.can_cast``: to that it is safe to make float64 of int64, strings, durations and
+    Python objects of numbers, and int4 of float8_e4m3fn.
+
+    >>> holds(np.dtype('float32'), np.dtype('int16')), holds(np.dtype('float32'), np.dtype('int32'))
+    (True, False)
+    """
+    if wide == narrow:
+        return True
+    if wide.kind in "mMO" or not _is(wide, np.number):
+        return False
+    if narrow == np.bool_:
+        return True
+    if _is(narrow, np.integer):
+        least, most = int(jax.numpy.iinfo(narrow).min), int(jax.numpy.iinfo(narrow).max)
+        if _is(wide, np.integer):
+            limits = jax.numpy.iinfo(wide)
+            return int(limits.min) <= least and most <= int(limits.max)
+        digits = jax.numpy.finfo(wide)
+        return most.bit_length() <= min(digits.nmant + 1, int(digits.maxexp))
+    if _is(wide, np.integer) or (_is(narrow, np.complexfloating) and wide.kind != "c"):
+        return False
+    if wide.itemsize == 1:
+        return False  # each of them lacks something: infinities, NaN or a negative zero
+    more, less = jax.numpy.finfo(wide), jax.numpy.finfo(narrow)
+    return bool(
+        more.nmant >= less.nmant
+        and more.maxexp >= less.maxexp
+        and more.minexp - more.nmant <= less.minexp - less.nmant
+    )
+
+
+def _is(dtype: np.dtype[Any], kind: type[np.generic]) -> bool:
+    # JAX's own, because NumPy does not know that bfloat16 is a number.
+    return jax.numpy.issubdtype(dtype, kind)
+
+
+# The tree of targets.
+
+
+def targets_for(tree: Any, targets: Any) -> list[Any]:
+    """Return the target of each leaf of ``tree``, in order.
+
+    Args:
+      targets: a pytree of the same structure, or with mappings in it that JAX does not know.
+
+    Raises:
+      ValueError: some are missing or left over, or one is for two leaves.
+    """
+    match = _Match([], [], [])
+    match.descend(tree, targets, ())
+    must = "targets must have the structure of the tree, but"
+    if match.missing:
+        raise ValueError(f"{must} have nothing at {join_some(match.missing)}")
+    if match.surplus:
+        raise ValueError(f"{must} targets has {join_some(match.surplus)}, and the tree has not")
+    first_with: dict[int, int] = {}
+    for number, target in enumerate(match.found):
+        first = first_with.setdefault(id(target), number)
+        if first != number:
+            raise ValueError(
+                f"the arrays at {path_of(tree, first)} and {path_of(tree, number)} have one "
+                "target, in which the second would overwrite the first"
+            )
+    return match.found
+
+
+class _Match(NamedTuple):
+    """The targets for the leaves of a tree, and the paths of what has no partner."""
+
+    found: list[Any]
+    missing: list[str]
+    surplus: list[str]
+
+    def descend(self, tree: Any, targets: Any, path: tuple[Any, ...]) -> None:
+        children = {} if is_container(tree) else _children(tree)
+        if children is None or is_container(tree):
+            self.found.append(targets)
+            return
+        others = _of_group(targets, children) if is_group(targets) else _children(targets)
+        if others is None:
+            others = {} if children else {(): targets}
+        for key, child in children.items():
+            if key in others:
+                self.descend(child, others[key], (*path, key))
+            else:
+                self.missing.extend(_paths_below((*path, key), child))
+        for key, other in others.items():
+            if key not in children:
+                self.surplus.extend(_paths_below((*path, key) if key else path, other))
+
+
+def _children(node: Any) -> dict[Any, Any] | None:
+    """Return what is directly below a node, by the key that JAX has for it; None for a leaf."""
+    below = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda other: other is not node)[0]
+    if len(below) == 1 and not below[0][0]:
+        return None
+    return {key: child for (key,), child in below}
+
+
+def _of_group(group: Any, keys: Iterable[Any]) -> dict[Any, Any]:
+    names = {key: keystr((key,), simple=True) for key in keys}
+    return {key: group[name] for key, name in names.items() if name in group}
+
+
+def _paths_below(path: tuple[Any, ...], node: Any) -> list[str]:
+    below = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_container)[0]
+    return [keystr((*path, *rest)) or "a target at its root" for rest, _ in below]

@@ -1,0 +1,440 @@
+"""Batches of a training loop: from the hosts to the devices of the current mesh and back.
+
+The current mesh is that of ``jax.set_mesh(mesh)``; functions of these names and meanings are in
+axlearn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from gda.arrays.from_process_local import Batch, array_from_process_local
+from gda.arrays.global_array import GlobalArray
+from gda.arrays.process_local import process_local_of, view_of
+from gda.layout.boundary import public
+from gda.layout.process_view import infer_global_shape
+from gda.layout.spec import Shape
+from gda.mesh import local_positions, processes_of
+from gda.multihost.agreement import describe, together
+from gda.sharding import is_tracer, sharding_of
+from gda.trees.jit import constrain
+from gda.trees.specs import is_container, map_with_specs, path_of
+
+
+class DataPartitionType(enum.Enum):
+    """The ways to shard the arrays of a batch over the current mesh.
+
+    ``FULL``: dimension 0 over all axes of the mesh, so that each process has some of the rows.
+    ``REPLICATED``: not at all, so that every device has the whole array.
+    ``BATCH``: dimension 0 over the axes ``'data'`` and ``'fsdp'``, and dimension 1, where an array
+    has one, over the axis ``'seq'``. Axes that the mesh does not have are left out; it must have
+    ``'data'`` or ``'fsdp'``.
+
+    >>> import gda
+    >>> gda.DataPartitionType('full')
+    <DataPartitionType.FULL: 'full'>
+    """
+
+    __module__ = "gda"
+
+    FULL = "full"
+    REPLICATED = "replicated"
+    BATCH = "batch"
+
+
+# The names that axlearn's meshes have.
+_BATCH_AXES = ("data", "fsdp")
+_SEQUENCE_AXES = ("seq",)
+_BY_ROWS = (DataPartitionType.FULL, DataPartitionType.BATCH)
+
+
+@public
+def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType.FULL) -> Any:
+    """Return a tree of ``GlobalArray``s over the current mesh, made of what each process has.
+
+    Under ``FULL`` and ``BATCH`` each process brings the rows of its own devices. ``FULL``: the
+    global batch is the local batch divided by the devices of this process and multiplied by all
+    devices, that is, where every process has as many, the local batch times the number of
+    processes. ``BATCH``: it is the local batch divided by the blocks of rows that this process has
+    and multiplied by all blocks; dimension 1 every process brings whole. The rows of a process are
+    on its own devices, in their order in the mesh, whatever that order is. Under ``REPLICATED``
+    every process brings the whole array. Under a spec it brings what
+    ``GlobalArray.from_process_local`` says. NumPy data is copied once. Communicates between
+    processes only to check that they agree, where ``gda.checking_agreement`` is on.
+    ``host_to_global_device_array`` is the former name of this function.
+
+    Args:
+      host_arrays: a pytree of arrays of shape ``[local batch, ...]``; under ``REPLICATED`` and
+        specs of any shape. Leaves may have batches of different sizes.
+      partition: a ``DataPartitionType``, a ``PartitionSpec``, or a tree of both that is a prefix
+        of ``host_arrays``.
+
+    Raises:
+      ValueError: there is no current mesh, or under ``BATCH`` it has no axis ``'data'`` or
+        ``'fsdp'``; the devices of this process do not divide the local batch; an array without
+        dimensions under ``FULL`` or ``BATCH``. With a note of the leaf's path.
+      NotImplementedError: ``partition`` is something else.
+      TypeError, DoesNotFitError: as in ``GlobalArray.from_process_local``.
+
+    >>> import gda, jax, numpy as np
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('data', 'seq'))
+    >>> with jax.set_mesh(mesh):
+    ...     batch = gda.host_to_global_array({'tokens': np.zeros((16, 6), np.int32)})
+    >>> batch['tokens']
+    GlobalArray(shape=(16, 6), dtype=int32, mesh={'data': 4, 'seq': 2}, spec=P(('data', 'seq')))
+    >>> with jax.set_mesh(mesh):
+    ...     batch = gda.host_to_global_array(
+    ...         {'tokens': np.zeros((16, 6), np.int32), 'step': 3},
+    ...         partition={'tokens': gda.DataPartitionType.BATCH,
+    ...                    'step': gda.DataPartitionType.REPLICATED})
+    >>> batch['tokens']
+    GlobalArray(shape=(16, 6), dtype=int32, mesh={'data': 4, 'seq': 2}, spec=P('data', 'seq'))
+    """
+    mesh = _needed_mesh()
+    _check_partition(partition)
+    if partition is None:
+        raise NotImplementedError(
+            "partition is None; write DataPartitionType.REPLICATED, or PartitionSpec(), for arrays "
+            "that every device holds whole"
+        )
+    return together(
+        "host_to_global_array", mesh, lambda: _placed(host_arrays, partition, mesh), describe
+    )
+
+
+host_to_global_device_array = host_to_global_array
+
+
+def _placed(host_arrays: Any, partition: Any, mesh: Mesh) -> Any:
+    with Batch(len(jax.tree.leaves(host_arrays))) as batch:
+
+        def placed(leaf: Any, part: Any) -> GlobalArray:
+            spec, shape = _layout_of(part, np.shape(leaf), mesh)
+            array = array_from_process_local(leaf, mesh, spec, shape, batch=batch)
+            return GlobalArray(array=array)
+
+        return map_with_specs(placed, host_arrays, partition, "partition", _is_partition)
+
+
+@public
+def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
+    """Return a tree of new NumPy arrays: of each array what this process has, every block once.
+
+    The blocks stand side by side in the order of their indices, gaps left out, however the array is
+    sharded: the inverse of ``host_to_global_array``, where each process brought its own blocks and
+    no others. Needs no current mesh, and never communicates between processes.
+
+    Args:
+      global_arrays: a pytree of ``GlobalArray``s and ``jax.Array``s.
+      partition: what the arrays must be, for those who want it checked: ``FULL``, this process has
+        whole rows; ``REPLICATED``, it has the whole array; ``BATCH`` or a ``PartitionSpec``, the
+        array is sharded so; or a tree of these that is a prefix of ``global_arrays``, with ``None``
+        for no check. Under ``FULL`` and ``BATCH`` arrays of one batch size must also have the same
+        rows in this process. It never changes what is returned.
+
+    Raises:
+      ValueError: the blocks of this process do not form a regular grid, or it has none of them; an
+        array is not as ``partition`` says. With a note of the leaf's path.
+      TypeError: a leaf is not such an array, or is one of PRNG keys, of which NumPy knows nothing.
+      NotImplementedError: ``partition`` is something else.
+
+    >>> import gda, jax, numpy as np
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> with jax.set_mesh(mesh):
+    ...     batch = gda.host_to_global_array({'tokens': np.arange(16)})
+    >>> gda.global_to_host_array(batch)['tokens']
+    array([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11, 12, 13, 14, 15], dtype=int32)
+    """
+    _check_partition(partition)
+    rows = _SameRows(global_arrays)
+
+    def taken(leaf: Any, part: Any) -> np.ndarray[Any, Any]:
+        array = _live(leaf)
+        _check_layout(array, part)
+        rows.check(array, part)
+        return process_local_of(array)
+
+    return map_with_specs(taken, global_arrays, partition, "partition", _is_partition_or_none)
+
+
+@public
+def with_sharding_constraint(x: Any, shardings: Any) -> Any:
+    """Return ``x`` cut as ``shardings`` says: inside ``jit`` a constraint, outside it a move.
+
+    ``gda.constrain`` for trees, over the current mesh. Where there is none, or it has one device,
+    a spec leaves ``x`` as it is, so that a model runs unchanged on a laptop. Outside ``jit`` JAX
+    moves the data, between processes if need be, and then all of them must call this.
+
+    Args:
+      x: a pytree of ``jax.Array``s and ``GlobalArray``s, which come back as such.
+      shardings: a ``PartitionSpec`` over the current mesh, a ``NamedSharding``, or a tree of them
+        that is a prefix of ``x``; ``None`` leaves a subtree as it is.
+
+    Raises:
+      ValueError: a spec does not fit, or ``shardings`` is no prefix. With the path of the leaf.
+      TypeError: a leaf of ``x`` is not an array, or one of ``shardings`` is something else.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> with jax.set_mesh(mesh):
+    ...     y = jax.jit(lambda x: gda.with_sharding_constraint(2 * x, P('x')))(np.ones(8))
+    >>> y.sharding.shard_shape(y.shape), gda.with_sharding_constraint(1.0, P('x'))
+    ((2,), 1.0)
+    """
+    current = _Current()
+    return map_with_specs(
+        lambda leaf, sharding: _constrained(leaf, sharding, current),
+        x,
+        shardings,
+        "shardings",
+        _is_sharding,
+    )
+
+
+def _constrained(leaf: Any, sharding: Any, current: _Current) -> Any:
+    if sharding is None:
+        return leaf
+    is_placed = isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)
+    if isinstance(sharding, NamedSharding):
+        mesh, spec = sharding.mesh, sharding.spec
+    else:
+        mesh, spec = current.mesh_for(leaf), sharding
+    if mesh is None or (mesh.size == 1 and not is_placed):
+        return leaf
+    if isinstance(leaf, np.ndarray | np.generic):
+        leaf = jax.numpy.array(leaf)
+    if is_placed:
+        return constrain(leaf, sharding)
+    return constrain(leaf, spec, mesh=mesh if isinstance(mesh, Mesh) else None)
+
+
+# The current mesh.
+
+
+class _Current:
+    """The current mesh, looked for when it is first needed."""
+
+    def __init__(self) -> None:
+        self._mesh: Any = _Current
+
+    def mesh_for(self, leaf: Any) -> Any:
+        """Return it, inside ``jit`` without its devices if JAX knows it so; ``None`` if none is."""
+        array = leaf.array if is_container(leaf) else leaf
+        if not is_tracer(array):
+            return self._concrete()
+        ambient = jax.sharding.get_abstract_mesh()
+        if not ambient.empty:
+            return ambient
+        known = jax.typeof(array).sharding.mesh  # pyright: ignore
+        return self._concrete() if known.empty else known
+
+    def _concrete(self) -> Mesh | None:
+        if self._mesh is _Current:
+            self._mesh = _current_mesh()
+        return self._mesh
+
+
+def _current_mesh() -> Mesh | None:
+    """Return the mesh of ``jax.set_mesh``, or else that of ``with mesh:``; ``None`` if none is."""
+    if is_tracer(jax.numpy.zeros(())):
+        # A constraint cannot be looked at while tracing, so it is compiled, and not run.
+        return _mesh_of(lambda: _probe.lower().compile().output_shardings)
+    if hasattr(jax.sharding, "get_mesh"):  # not in JAX 0.8
+        with contextlib.suppress(ValueError):  # under jax.grad it does not answer
+            mesh: Any = jax.sharding.get_mesh()
+            if not mesh.empty:
+                return mesh
+    return _mesh_of(lambda: _probe().sharding)
+
+
+def _mesh_of(sharding: Any) -> Mesh | None:
+    try:
+        return sharding().mesh
+    except RuntimeError:  # JAX: with_sharding_constraint requires a non-empty mesh in context
+        return None
+
+
+@jax.jit
+def _probe() -> jax.Array:
+    return jax.lax.with_sharding_constraint(jax.numpy.zeros(()), PartitionSpec())
+
+
+def _needed_mesh() -> Mesh:
+    mesh = _current_mesh()
+    if mesh is None:
+        raise ValueError(
+            "there is no current mesh to place arrays on; call jax.set_mesh(mesh), or write "
+            "`with jax.set_mesh(mesh):` around this"
+        )
+    return mesh
+
+
+# Partitions.
+
+
+def _is_partition(node: object) -> bool:
+    return isinstance(node, DataPartitionType | PartitionSpec)
+
+
+def _is_partition_or_none(node: object) -> bool:
+    return node is None or _is_partition(node)
+
+
+def _check_partition(partition: Any) -> None:
+    for leaf in jax.tree.leaves(partition, is_leaf=_is_partition_or_none):
+        if not _is_partition_or_none(leaf):
+            raise NotImplementedError(
+                f"partition has {leaf!r}; it is a DataPartitionType (FULL, REPLICATED or BATCH), a "
+                "PartitionSpec or a tree of these"
+            )
+
+
+def _layout_of(
+    partition: DataPartitionType | PartitionSpec, shape: Shape, mesh: Mesh
+) -> tuple[PartitionSpec, Shape | None]:
+    """Return the spec and the global shape of local data; ``None`` for a shape to be inferred."""
+    if isinstance(partition, PartitionSpec):
+        return partition, None
+    if partition is DataPartitionType.REPLICATED:
+        return PartitionSpec(), None
+    if not shape:
+        raise _scalar_error(partition)
+    if partition is DataPartitionType.FULL:
+        _check_rows(shape, mesh)
+        return PartitionSpec(mesh.axis_names), None
+    spec = _batch_spec(mesh, len(shape))
+    # Only the rows are shared out between processes: of a sequence each brings all.
+    rows = PartitionSpec(spec[0])
+    me = jax.process_index()
+    return spec, infer_global_shape(shape, mesh.shape, rows, processes_of(mesh), me)
+
+
+def _batch_spec(mesh: Any, ndim: int) -> PartitionSpec:
+    rows, sequence = (
+        tuple(axis for axis in mesh.axis_names if axis in names)
+        for names in (_BATCH_AXES, _SEQUENCE_AXES)
+    )
+    if not rows:
+        raise ValueError(
+            "DataPartitionType.BATCH shards dimension 0 over the mesh axes 'data' and 'fsdp', and "
+            f"the mesh {dict(mesh.shape)} has neither; name one of its axes so, or pass a "
+            "PartitionSpec as partition"
+        )
+    return PartitionSpec(rows, sequence) if sequence and ndim > 1 else PartitionSpec(rows)
+
+
+def _check_rows(shape: Shape, mesh: Mesh) -> None:
+    devices = len(local_positions(mesh))
+    if devices and shape[0] % devices:
+        below = shape[0] // devices * devices
+        nearest = f"{below} and {below + devices}" if below else f"{devices}"
+        raise ValueError(
+            f"the array has a local batch of {shape[0]} rows, and this process has {devices} "
+            f"devices of the mesh {dict(mesh.shape)}, which do not divide it; nearest "
+            f"{'are' if below else 'is'} {nearest}"
+        )
+
+
+def _scalar_error(partition: object) -> ValueError:
+    return ValueError(
+        f"the array is a scalar, and {partition} shards dimension 0, which it does not have; use "
+        "DataPartitionType.REPLICATED for it, in a tree as partition"
+    )
+
+
+# The part of an array that this process has.
+
+
+def _live(leaf: Any) -> jax.Array:
+    array = leaf.__jax_array__() if is_container(leaf) else leaf
+    if not isinstance(array, jax.Array) or is_tracer(array):
+        kind = "traced array" if is_tracer(array) else type(array).__name__
+        raise TypeError(f"expected a GlobalArray or a jax.Array, not a {kind}")
+    return array
+
+
+def _check_layout(array: jax.Array, partition: DataPartitionType | PartitionSpec | None) -> None:
+    """Raise ``ValueError`` if this process has other blocks of an array than ``partition`` says."""
+    if partition in _BY_ROWS and not array.ndim:
+        raise _scalar_error(partition)
+    if partition is None or array.is_fully_addressable:
+        return
+    sharding: Any = sharding_of(array)
+    if partition is DataPartitionType.FULL:
+        if (local := _local_shape(array))[1:] != array.shape[1:]:
+            raise ValueError(
+                f"the array has the shape {array.shape}, and this process has only parts of its "
+                f"rows, {local} in all; leave partition= out for those parts, or shard the array "
+                "along dimension 0 with GlobalArray.reshard"
+            )
+    elif partition is DataPartitionType.REPLICATED:
+        if (local := _local_shape(array)) != array.shape:
+            raise ValueError(
+                f"the array has the shape {array.shape}, and of that this process has {local}; "
+                "with DataPartitionType.REPLICATED it must have all. Leave partition= out for what "
+                "it has, or use GlobalArray.gather for the whole"
+            )
+    else:
+        spec: Any = partition
+        if partition is DataPartitionType.BATCH:
+            spec = _batch_spec(sharding.mesh, array.ndim)
+        if not sharding.is_equivalent_to(NamedSharding(sharding.mesh, spec), array.ndim):
+            raise ValueError(
+                f"the array is sharded by {sharding.spec}, and partition says {spec}; pass the "
+                "spec that it has, or move it there first with GlobalArray.reshard"
+            )
+
+
+class _SameRows:
+    """Of each batch size, the rows that this process has of the first array."""
+
+    def __init__(self, tree: Any) -> None:
+        self._tree = tree
+        self._leaves = 0
+        self._first: dict[int, tuple[int, Sequence[slice]]] = {}
+
+    def check(self, array: jax.Array, partition: Any) -> None:
+        """Raise ``ValueError`` if this process has other rows of an array than of the first.
+
+        To be called with all leaves of the tree, in their order.
+        """
+        number, self._leaves = self._leaves, self._leaves + 1
+        if partition not in _BY_ROWS:
+            return
+        rows = _rows(array)
+        first, first_rows = self._first.setdefault(array.shape[0], (number, rows))
+        if rows != first_rows:
+            raise ValueError(
+                f"of the array at {path_of(self._tree, first)} this process has the rows "
+                f"{_rows_text(first_rows)}, and of this one the rows {_rows_text(rows)}; shard "
+                "dimension 0 of both over the same mesh axes, for instance with "
+                "GlobalArray.reshard, or leave partition= out"
+            )
+
+
+def _local_shape(array: jax.Array) -> Shape:
+    sharding: Any = sharding_of(array)
+    return view_of(array.shape, sharding.mesh, sharding.spec).local_shape
+
+
+def _rows(array: jax.Array) -> Sequence[slice]:
+    if array.is_fully_addressable:
+        return (slice(0, array.shape[0]),)
+    sharding: Any = sharding_of(array)
+    return view_of(array.shape, sharding.mesh, sharding.spec).rows
+
+
+def _rows_text(rows: Sequence[slice]) -> str:
+    return " and ".join(f"{r.start}:{r.stop}" for r in rows[:8]) + " ..." * (len(rows) > 8)
+
+
+def _is_sharding(leaf: object) -> bool:
+    return leaf is None or isinstance(leaf, PartitionSpec | NamedSharding)

@@ -1,0 +1,247 @@
+"""Trees of host-local arrays to global arrays and back.
+
+As ``jax.experimental.multihost_utils`` has it, for any order of the devices in the mesh in which
+the blocks of each process form a regular grid.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from gda.arrays.blocks import format_index
+from gda.arrays.from_process_local import Batch, array_from_process_local
+from gda.arrays.global_array import GlobalArray
+from gda.arrays.moving import reshard
+from gda.arrays.process_local import distinct_shards, local_array_of
+from gda.layout.boundary import public
+from gda.layout.processes import format_processes
+from gda.layout.spec import Index
+from gda.mesh import check_mesh, processes_of
+from gda.multihost.agreement import describe, join_some, timeout_of_checks, together, user_location
+from gda.multihost.meeting import DisagreementError, meet
+from gda.sharding import is_tracer
+from gda.trees.specs import is_container, map_with_specs, note_path, path_of, specs_for
+
+# By path in the tree and index of the block, the digest of its bytes.
+Digests = dict[str, dict[str, str]]
+
+
+@public
+def host_local_array_to_global_array(
+    local_inputs: Any, global_mesh: Mesh, pspecs: Any, *, check_replicas: bool = False
+) -> Any:
+    """Return a tree of ``GlobalArray``s made of what each process has of them.
+
+    Each leaf is built by ``GlobalArray.from_process_local``: the data of a process is its distinct
+    blocks side by side, NumPy data is copied once, and shards of a ``jax.Array`` that are where
+    they are needed are not. A leaf that is global already, of which other processes hold parts, is
+    passed through as it is, whatever its mesh and spec.
+
+    Communicates between processes only to check that they agree, with ``check_replicas`` or where
+    ``gda.checking_agreement`` is on: then all processes of the mesh must call it. Call it outside
+    ``jit``.
+
+    Args:
+      local_inputs: a pytree of arrays, PRNG keys and scalars.
+      global_mesh: ``jax.sharding.Mesh`` over any devices in any order.
+      pspecs: a ``PartitionSpec``, or a tree of them that is a prefix of ``local_inputs``.
+      check_replicas: compare the blocks that several processes hold, of which each uses its own.
+        Costs a digest of those blocks and a few small messages.
+
+    Raises:
+      ValueError: ``pspecs`` is no prefix, or has ``None`` for an array; a spec does not fit; the
+        blocks of this process do not form a regular grid, or it has no device of the mesh. With a
+        note of the leaf's path.
+      TypeError: a dtype that JAX does not have, or something that is not a spec.
+      DoesNotFitError: as in ``GlobalArray.from_callback``.
+      DisagreementError: with ``check_replicas``, in every process: a block has different bytes in
+        some. It names the leaf, the block and the processes, those in the minority first.
+      LateProcessError: with ``check_replicas``: a process did not come.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> batch = {'tokens': np.zeros((16, 5), np.int32), 'step': np.int32(3)}
+    >>> specs = {'tokens': P('x'), 'step': P()}
+    >>> gda.host_local_array_to_global_array(batch, mesh, specs)['tokens']
+    GlobalArray(shape=(16, 5), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x'))
+    """
+
+    def work() -> tuple[Any, Digests]:
+        result = _to_global(local_inputs, global_mesh, pspecs)
+        return result, _digests(result, local_inputs, global_mesh) if check_replicas else {}
+
+    name = "host_local_array_to_global_array"
+    result, digests = together(
+        name, global_mesh, work, lambda done: describe(done[0]), always=check_replicas
+    )
+    if check_replicas:
+        _compare(digests, name, global_mesh)
+    return result
+
+
+@public
+def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
+    """Return a tree of ``jax.Array``s, each what this process has of a global array.
+
+    Each is the distinct blocks of this process side by side, where they are, over
+    ``global_mesh.local_mesh``; nothing is copied. Where the devices of this process do not form a
+    subcube of the mesh, it is over a mesh of them with an axis ``'dim0'`` for dimension 0 if that
+    is cut, and so on, and an axis ``'replica'``. An array that only this process has is returned as
+    it is.
+
+    An array that is cut otherwise than ``pspecs`` says is first moved by ``GlobalArray.reshard``,
+    and that communicates: all processes of the mesh must call this. Else it does not.
+
+    Args:
+      global_inputs: a pytree of ``GlobalArray``s and ``jax.Array``s, PRNG keys too.
+      global_mesh: ``jax.sharding.Mesh`` over any devices in any order.
+      pspecs: a ``PartitionSpec``, or a tree of them that is a prefix of ``global_inputs``.
+
+    Raises:
+      ValueError: ``pspecs`` is no prefix, or has ``None`` for an array; a spec does not fit; the
+        blocks of this process do not form a regular grid, or it has no device of the mesh. With a
+        note of the leaf's path.
+      TypeError: a leaf is not a ``GlobalArray`` or ``jax.Array``, or something is not a spec.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+    >>> batch = gda.host_local_array_to_global_array({'tokens': np.arange(8)}, mesh, P('x'))
+    >>> gda.global_array_to_host_local_array(batch, mesh, P('x'))['tokens'].tolist()
+    [0, 1, 2, 3, 4, 5, 6, 7]
+    """
+    check_mesh(global_mesh)
+    return map_with_specs(
+        lambda leaf, spec: _to_local(leaf, global_mesh, spec), global_inputs, pspecs, "pspecs"
+    )
+
+
+def _to_global(local_inputs: Any, mesh: Mesh, pspecs: Any) -> Any:
+    check_mesh(mesh)
+    pairs, structure = specs_for(local_inputs, pspecs, "pspecs")
+    leaves = []
+    with Batch(len(pairs)) as batch:
+        for leaf, spec in pairs:
+            try:
+                leaves.append(_leaf_to_global(leaf, mesh, spec, batch))
+            except Exception as error:
+                note_path(error, local_inputs, len(leaves))
+                raise
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _leaf_to_global(leaf: Any, mesh: Mesh, spec: PartitionSpec, batch: Batch) -> GlobalArray:
+    if _is_global(leaf):
+        return GlobalArray.from_array(leaf)
+    if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # what JAX has for no gradient
+        leaf = np.zeros(leaf.shape, np.bool_)
+    return GlobalArray(array=array_from_process_local(leaf, mesh, spec, batch=batch))
+
+
+def _is_global(leaf: object) -> bool:
+    """Whether an array is over other processes too."""
+    return (
+        isinstance(leaf, GlobalArray | jax.Array)
+        and not is_tracer(leaf)
+        and not leaf.is_fully_addressable
+    )
+
+
+def _to_local(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
+    array = leaf.__jax_array__() if is_container(leaf) else leaf
+    if not isinstance(array, jax.Array) or is_tracer(array):
+        kind = "traced array" if is_tracer(array) else type(array).__name__
+        raise TypeError(f"expected a GlobalArray or a jax.Array, not a {kind}")
+    if array.is_fully_addressable:
+        return array
+    if not array.sharding.is_equivalent_to(NamedSharding(mesh, spec), array.ndim):
+        array = reshard(array, mesh, spec)
+    return local_array_of(array, mesh, spec)
+
+
+# Blocks that several processes hold.
+
+
+def _digests(result: Any, local_inputs: Any, mesh: Mesh) -> Digests:
+    """Return digests of the blocks that this process shares with others, of what was built here."""
+    given, structure = jax.tree.flatten(local_inputs, is_leaf=is_container)
+    digests: Digests = {}
+    for number, (leaf, built) in enumerate(
+        zip(given, structure.flatten_up_to(result), strict=True)
+    ):
+        if not _is_global(leaf):
+            of_blocks = {format_index(index): _digest(data) for index, data in _shared(built, mesh)}
+            if of_blocks:
+                digests[path_of(local_inputs, number)] = of_blocks
+    return digests
+
+
+def _shared(built: GlobalArray, mesh: Mesh) -> Iterator[tuple[Index, jax.Array]]:
+    """Yield the distinct blocks of this process that others hold too."""
+    grid = built.grid
+    mine = processes_of(mesh).process_of == jax.process_index()
+    shared = set(np.intersect1d(grid.block_ids[mine], grid.block_ids[~mine]).tolist())
+    for block, data in distinct_shards(built.array, grid).items():
+        if block in shared:
+            yield grid.block_index(block), data
+
+
+def _digest(block: Any) -> str:
+    if jax.numpy.issubdtype(block.dtype, jax.dtypes.extended):
+        block = jax.random.key_data(block)
+    return blake2b(np.ascontiguousarray(block).tobytes(), digest_size=16).hexdigest()
+
+
+def _compare(digests: Digests, name: str, mesh: Mesh) -> None:
+    """Raise ``DisagreementError`` in all processes of the mesh unless their blocks are the same."""
+    processes = processes_of(mesh).numbers
+    if processes == (jax.process_index(),) or jax.process_index() not in processes:
+        return
+    what = f"{name} ({user_location()})"
+    said = meet(
+        json.dumps(digests).encode(),
+        judge_replicas,
+        kind="replicas",
+        what=what,
+        timeout=timeout_of_checks(),
+        processes=processes,
+    )
+    if said:
+        raise DisagreementError(f"{what}: {said.decode()}")
+
+
+def judge_replicas(payloads: dict[int, bytes]) -> bytes:
+    """Say which blocks differ between processes; nothing if none does.
+
+    Args:
+      payloads: by process, JSON of ``Digests``.
+
+    >>> said = {0: b'{"[0]": {"[:]": "a"}}', 1: b'{"[0]": {"[:]": "b"}}'}
+    >>> judge_replicas(said)[:60]
+    b'blocks that several processes hold differ: at [0], block [:]'
+    """
+    holders: dict[tuple[str, str], dict[str, list[int]]] = {}
+    for process, payload in sorted(payloads.items()):
+        for path, of_blocks in json.loads(payload).items():
+            for index, digest in of_blocks.items():
+                holders.setdefault((path, index), {}).setdefault(digest, []).append(process)
+    differences = []
+    for (path, index), by_digest in holders.items():
+        if len(by_digest) > 1:
+            groups = [format_processes(group) for group in sorted(by_digest.values(), key=len)]
+            block = f"at {path}, block {index}" if path else f"block {index}"
+            differences.append(f"{block}: {', and other bytes in '.join(groups)}")
+    if not differences:
+        return b""
+    return (
+        f"blocks that several processes hold differ: {join_some(differences)}. Give every process "
+        "the same data there, or cut the array over the processes"
+    ).encode()

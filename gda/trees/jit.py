@@ -1,0 +1,355 @@
+"""Into ``jax.jit`` and out of it: containers at the border, plain arrays inside."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, overload
+
+import jax
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
+
+from gda.arrays.global_array import GlobalArray
+from gda.arrays.moving import reshard
+from gda.arrays.operators import unwrapped
+from gda.layout.boundary import public
+from gda.layout.grid import ShardGrid
+from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of
+from gda.mesh import check_mesh, mesh_and_spec
+from gda.sharding import is_tracer, named_sharding, sharding_of
+from gda.trees.specs import map_with_specs
+
+_ArrayT = TypeVar("_ArrayT", jax.Array, GlobalArray)
+
+
+class Jitted(Protocol):
+    """What ``jax.jit`` returns, as far as it is the same in all versions of JAX."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered: ...
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any: ...
+    def clear_cache(self) -> None: ...
+
+
+@overload
+def jit(
+    fun: Callable[..., Any],
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    **jit_options: Any,
+) -> Jitted: ...
+@overload
+def jit(
+    fun: None = None,
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    **jit_options: Any,
+) -> Callable[[Callable[..., Any]], Jitted]: ...
+@public
+def jit(
+    fun: Callable[..., Any] | None = None,
+    *,
+    mesh: Mesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
+    **jit_options: Any,
+) -> Any:
+    """``jax.jit`` for a function of plain arrays: ``GlobalArray`` in, ``GlobalArray`` out.
+
+    The body of ``fun`` sees a ``jax.Array`` for every ``GlobalArray`` in its arguments; every array
+    that it returns comes out as a ``GlobalArray``. The result is one ``jax.jit`` function, whose
+    ``lower``, ``eval_shape`` and ``clear_cache`` are there, and wrapping happens while tracing, so
+    a call costs what ``jax.jit`` of the same tree costs. May be used as a decorator.
+
+    Args:
+      fun: the function.
+      mesh: over what the specs are; by default the mesh of the arguments, or that of
+        ``jax.set_mesh``. With it ``out_specs`` come back as they were written, so they have no more
+        entries than a result has dimensions; without it JAX may drop axes that cut nothing, such as
+        those of size 1.
+      in_specs: one ``PartitionSpec`` for all arguments, or a tuple with one tree of them per
+        positional argument, each tree a prefix of the argument; ``None`` leaves an argument as it
+        comes, and a tuple leaves keyword arguments so. What is cut otherwise is moved first.
+      out_specs: a ``PartitionSpec``, or a tree of them that is a prefix of the result; ``None``
+        leaves the layout to JAX.
+      jit_options: options of ``jax.jit``, such as ``donate_argnums`` and ``static_argnums``.
+
+    Over Explicit axes JAX refuses operations of which it cannot tell the layout. Where
+    ``out_specs`` names every result, such a body is traced again with the axes as Auto, and the
+    compiler chooses the layouts inside. And where no argument is on the mesh, JAX learns the
+    devices from ``mesh`` and ``out_specs`` together.
+
+    All results are containers, also a loss: write ``gda.jit(jax.grad(loss))``. JAX refuses
+    ``jax.grad(gda.jit(loss))``: "Triggering __jax_array__() during abstractification".
+
+    Lower with containers what is to be called with containers: ``f.lower(g)``, or before there is
+    data ``f.lower(jax.tree.map(lambda s: gda.GlobalArray(array=s), shapes))`` with
+    ``jax.ShapeDtypeStruct``s that have a sharding. Lowered with these themselves, it takes arrays.
+
+    Raises (when first called with new shapes):
+      ValueError: a spec does not fit an array and the mesh, or there is no mesh.
+      TypeError: a spec is not a ``PartitionSpec``.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> data = np.ones((64, 32), np.float32)
+    >>> g = gda.GlobalArray.from_callback((64, 32), mesh, P('x', 'y'), lambda i: data[i])
+    >>> f = gda.jit(lambda x: x @ x.T, out_specs=P('y', 'x'))
+    >>> f(g)
+    GlobalArray(shape=(64, 64), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('y', 'x'))
+    """
+    if fun is None:
+        return functools.partial(
+            jit, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **jit_options
+        )
+    if not callable(fun):
+        raise TypeError(f"gda.jit takes a function, not {fun!r}")
+    _check_specs(in_specs, "in_specs")
+    _check_specs(out_specs, "out_specs")
+    if not _is_spec(in_specs) and type(in_specs) is not tuple:
+        raise TypeError(
+            "in_specs is one PartitionSpec for all arguments, or a tuple with one entry per "
+            f"positional argument, not a {type(in_specs).__name__}"
+        )
+    for ours, theirs in ((in_specs, "in_shardings"), (out_specs, "out_shardings")):
+        if ours is not None and theirs in jit_options:
+            raise TypeError(f"give {theirs.replace('shardings', 'specs')} or {theirs}, not both")
+    if mesh is not None:
+        check_mesh(mesh)
+
+    @public
+    @functools.wraps(fun)
+    def body(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(map(unwrapped, args))
+        kwargs = {name: unwrapped(value) for name, value in kwargs.items()}
+        has_specs = in_specs is not None or out_specs is not None
+        over: Any = _mesh_for((args, kwargs), mesh) if has_specs else None
+        if in_specs is not None:
+            args, kwargs = _constrain_arguments(args, kwargs, in_specs, over)
+        is_ambiguous, result = False, None
+        try:
+            result = unwrapped(fun(*args, **kwargs))
+        except Exception as error:
+            # JAX does not export the class.
+            if type(error).__name__ != "ShardingTypeError":
+                raise
+            if over is None or not _names_every_result(out_specs):
+                error.add_note(
+                    "gda.jit: with out_specs for every result the compiler chooses layouts inside"
+                )
+                raise
+            is_ambiguous = True
+        if is_ambiguous:
+            result = _traced_as_auto(fun, args, kwargs, out_specs, over)
+        if out_specs is not None:
+            if mesh is not None:
+                # JAX refuses surplus entries in `out_shardings`, those of axes of size 1 too.
+                _map_specs(
+                    lambda leaf, spec: check_spec(spec, jax.numpy.shape(leaf)),
+                    *(out_specs, result, "out_specs"),
+                )
+            result = _constrain_result(result, out_specs, over)
+        return jax.tree.map(lambda leaf: GlobalArray(array=leaf), result)
+
+    if mesh is not None and out_specs is not None:
+        # Tells JAX the devices where no argument is on them yet.
+        jit_options["out_shardings"] = _shardings(mesh, out_specs)
+    return jax.jit(body, **jit_options)
+
+
+@public
+def constrain(
+    x: _ArrayT, spec: SpecLike | NamedSharding | SingleDeviceSharding, *, mesh: Mesh | None = None
+) -> _ArrayT:
+    """Return ``x`` cut by ``spec``: in a trace a constraint, outside it a move.
+
+    Works over Auto axes (where JAX has ``with_sharding_constraint``), over Explicit axes (where it
+    has ``reshard``) and outside ``jit``, where JAX moves the data, between processes if need be.
+
+    Args:
+      x: a ``jax.Array`` or a ``GlobalArray``; the result is of the same kind.
+      spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names; or a
+        sharding, which moves ``x`` to its memory kind too.
+      mesh: by default that of ``x``; none beside a sharding.
+
+    Raises:
+      TypeError: there is a mesh beside a sharding.
+      ValueError: the spec does not fit, or ``x`` has no mesh and none is given.
+
+    >>> import gda, jax, numpy as np
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x'], lambda i: np.zeros((2, 2)))
+    >>> gda.constrain(g, [None, 'y'])
+    GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(None, 'y'))
+    """
+    if isinstance(x, GlobalArray):
+        return GlobalArray(array=constrain(x.__jax_array__(), spec, mesh=mesh))
+    if not isinstance(x, jax.Array):
+        raise TypeError(f"constrain takes a jax.Array or a GlobalArray, not {type(x).__name__}")
+    if isinstance(spec, Sharding):
+        if mesh is not None:
+            raise TypeError("a sharding has a mesh of its own; omit mesh=")
+        return _constrained_in_memory(x, spec) if is_tracer(x) else reshard(x, spec)
+    if mesh is not None:
+        check_mesh(mesh)
+    if is_tracer(x):
+        return _constrained(x, spec, _mesh_for(x, mesh))
+    if mesh is None and isinstance(x.sharding, SingleDeviceSharding):
+        raise ValueError(f"the array is on {x.device} and over no mesh; pass mesh=")
+    over: Any = sharding_of(x).mesh if mesh is None else mesh
+    return reshard(x, over, spec)
+
+
+def _is_spec(leaf: object) -> bool:
+    return leaf is None or isinstance(leaf, PartitionSpec)
+
+
+def _check_specs(specs: Any, name: str) -> None:
+    for leaf in jax.tree.leaves(specs, is_leaf=_is_spec):
+        if not _is_spec(leaf):
+            raise TypeError(
+                f"{name} is a PartitionSpec, None, or a tree of them; it holds {leaf!r}. "
+                f"Write P({leaf!r})"
+            )
+
+
+def _shardings(mesh: Mesh | AbstractMesh, specs: Any) -> Any:
+    def sharding(spec: PartitionSpec | None) -> NamedSharding | None:
+        if spec is None:
+            return None
+        # The rank is not known here: the short form of the spec fits the lowest.
+        rank = len(tuple(spec))
+        entries = check_spec(spec, (0,) * rank)
+        short = entries_of(axes_by_dimension(entries, rank, mesh.shape))
+        return named_sharding((0,) * rank, mesh, short)
+
+    return jax.tree.map(sharding, specs, is_leaf=_is_spec)
+
+
+def _names_every_result(out_specs: Any) -> bool:
+    return all(leaf is not None for leaf in jax.tree.leaves(out_specs, is_leaf=_is_spec))
+
+
+def _mesh_for(tree: Any, mesh: Mesh | None) -> Mesh | AbstractMesh:
+    """Return the mesh that specs in this trace are over."""
+    if mesh is not None:
+        return mesh
+    for leaf in jax.tree.leaves(tree):
+        if is_tracer(leaf):
+            sharding: Any = jax.typeof(leaf).sharding
+            if not sharding.mesh.empty:
+                return sharding.mesh
+    ambient = jax.sharding.get_abstract_mesh()
+    if not ambient.empty:
+        return ambient
+    raise ValueError(
+        "there is no mesh for the specs: no argument is cut over one. Pass mesh=, or call under "
+        "jax.set_mesh(mesh)"
+    )
+
+
+def _constrain_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], in_specs: Any, mesh: Mesh | AbstractMesh
+) -> tuple[Any, Any]:
+    def constrain_array(leaf: Any, spec: SpecLike) -> Any:
+        # What is not an array is a static argument.
+        return _constrained(leaf, spec, mesh) if isinstance(leaf, jax.Array) else leaf
+
+    if type(in_specs) is tuple:
+        return _map_specs(constrain_array, in_specs, args, "in_specs"), kwargs
+    return _map_specs(constrain_array, (in_specs, in_specs), (args, kwargs), "in_specs")
+
+
+def _constrain_result(result: Any, out_specs: Any, mesh: Mesh | AbstractMesh) -> Any:
+    return _map_specs(
+        lambda leaf, spec: _constrained(leaf, spec, mesh), out_specs, result, "out_specs"
+    )
+
+
+def _map_specs(function: Callable[[Any, SpecLike], Any], specs: Any, tree: Any, name: str) -> Any:
+    """Map ``function(leaf, spec)`` over a tree of which ``specs`` is a prefix, ``None`` aside."""
+
+    def at_leaf(leaf: Any, spec: PartitionSpec | None) -> Any:
+        return leaf if spec is None else function(leaf, spec)
+
+    try:
+        return map_with_specs(at_leaf, tree, specs, name, _is_spec)
+    except (TypeError, ValueError) as error:
+        error.add_note(f"gda.jit: while applying {name}")
+        raise
+
+
+def _layout(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """Return the sharding of ``x`` by ``spec``; says what is wrong with it, if anything is."""
+    shape = jax.numpy.shape(x)
+    entries = check_spec(spec, shape, mesh.shape)
+    ShardGrid(shape, mesh.shape, entries)
+    return named_sharding(shape, mesh, entries)
+
+
+def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:
+    x = jax.numpy.asarray(x)
+    kinds = set(mesh.axis_types)
+    if AxisType.Manual in kinds:
+        raise TypeError(
+            "inside jax.shard_map, over Manual axes, an array is a block; constrain it outside"
+        )
+    sharding = _layout(x, spec, mesh)
+    if kinds == {AxisType.Explicit}:
+        return jax.sharding.reshard(x, sharding)
+    if AxisType.Explicit in kinds:
+        raise TypeError(
+            f"the mesh {dict(mesh.shape)} has Auto and Explicit axes, and JAX constrains them in "
+            "different ways; use jax.sharding.reshard for the Explicit and "
+            "jax.lax.with_sharding_constraint for the Auto ones"
+        )
+    return jax.lax.with_sharding_constraint(x, sharding)
+
+
+def _constrained_in_memory(x: Any, sharding: NamedSharding | SingleDeviceSharding) -> Any:
+    mesh, spec, kind = mesh_and_spec(sharding, None)
+    x = _constrained(x, spec, mesh)
+    is_default = kind in (None, mesh.devices.flat[0].default_memory().kind)
+    if is_default and jax.typeof(x).memory_space.name == "Device":  # pyright: ignore
+        return x
+    # JAX's constraints do not look at the kind of memory.
+    return jax.device_put(x, named_sharding(x.shape, mesh, spec, kind))
+
+
+def _traced_as_auto(
+    fun: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    out_specs: Any,
+    mesh: Mesh | AbstractMesh,
+) -> Any:
+    """Trace ``fun`` with all axes as Auto axes; what is not an array passes by."""
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+
+    def of_arrays(*arrays: Any) -> Any:
+        merged = list(leaves)
+        for i, array in zip(traced, arrays, strict=True):
+            merged[i] = array
+        args, kwargs = jax.tree.unflatten(treedef, merged)
+        result = unwrapped(fun(*args, **kwargs))
+        _map_specs(lambda leaf, spec: _layout(leaf, spec, mesh), out_specs, result, "out_specs")
+        return result
+
+    as_auto = jax.sharding.auto_axes(
+        of_arrays, axes=mesh.axis_names, out_sharding=_shardings(mesh, out_specs)
+    )
+    return as_auto(*(leaves[i] for i in traced))

@@ -1,0 +1,171 @@
+"""Trees of sources to trees of arrays, whose blocks are all read in one go."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.tree_util import keystr
+
+from gda.arrays.blocks import narrowed_dtype
+from gda.arrays.from_sources import Build, build_of_source, read_all
+from gda.arrays.global_array import GlobalArray
+from gda.layout.boundary import public
+from gda.layout.dtype_names import as_dtype
+from gda.mesh import MeshLike, mesh_of_all
+from gda.multihost.agreement import describe, together
+from gda.storage.sources import is_group, source_of
+from gda.storage.tasks import Options, ProgressLike, Retry
+from gda.trees.specs import SpecOf, is_container, note_path, spec_by, specs_for
+
+
+@public
+def load_tree(
+    sources: Any,
+    mesh: MeshLike | Any,
+    specs: PartitionSpec | SpecOf | Any = None,
+    *,
+    dtype: npt.DTypeLike | Any = None,
+    max_workers: int | None = None,
+    max_bytes: int | None = None,
+    progress: ProgressLike = False,
+    retry: Retry | None = None,
+) -> Any:
+    """Build a ``GlobalArray`` of every source in a tree.
+
+    All blocks of all arrays that this process needs are read in one go, each once, with one set of
+    workers and one budget, so that the reads of small arrays overlap too. Nothing is read before
+    the specs and shapes of all have been checked. Communicates between processes only to check that
+    they agree, once for the whole tree, and only where ``gda.checking_agreement`` is on.
+
+    Args:
+      sources: a pytree of what ``GlobalArray.from_source`` takes; also a mapping that JAX does not
+        know, such as ``zarr.Group``, ``h5py.Group`` or what ``gda.storage.open_safetensors``
+        returns, or a tree with some in it.
+      mesh: ``jax.sharding.Mesh``, of all arrays. Or, in place of mesh and specs, a
+        ``NamedSharding`` or a tree of them that is a prefix of ``sources``.
+      specs: one ``PartitionSpec``, a tree of them that is a prefix of ``sources``, or a function
+        ``(path, leaf)`` that returns one; a path is such as ``'layers/0/weight'``, and a leaf is a
+        ``jax.ShapeDtypeStruct``, which has ``shape``, ``dtype``, ``ndim`` and ``size``.
+      dtype: cast to it; one for all or a tree of them that is a prefix of ``sources``, with
+        ``None`` for what is not cast.
+      max_workers, max_bytes, progress, retry: as in ``GlobalArray.from_callback``, for the whole
+        tree.
+
+    Returns:
+      the same tree of ``GlobalArray``s; of a mapping a dict.
+
+    Raises:
+      TypeError, ValueError, DoesNotFitError, ImportError: as ``GlobalArray.from_source`` does, with
+        a note of the path; ``specs``, ``dtype`` or the tree of shardings is no prefix of
+        ``sources``, or the function ``specs`` ends with ``StopIteration``.
+      Exception: what a source raises, with a note of the index and the path, or the function
+        ``specs``, with one of the path.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> sources = {'w': np.zeros((8, 2), np.float32), 'b': np.zeros(2, np.float32)}
+    >>> gda.load_tree(sources, mesh, {'w': P('x', 'y'), 'b': P()})['w']
+    GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
+    >>> gda.load_tree(sources, jax.sharding.NamedSharding(mesh, P('y')))['b']
+    GlobalArray(shape=(2,), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('y'))
+    """
+    options = Options(max_workers, max_bytes, progress, retry)
+    tree = _as_dicts(sources)
+
+    @cache  # the builds that the processes agree on are those that are read
+    def prepared() -> tuple[list[Build], Any]:
+        return _builds_of(tree, mesh, specs, dtype, options)
+
+    def wanted() -> Any:
+        builds, structure = prepared()
+        return jax.tree.unflatten(structure, [build.wanted() for build in builds])
+
+    def work() -> Any:
+        builds, structure = prepared()
+        read_all(builds, options, "load_tree")
+        arrays = [GlobalArray(array=build.array()) for build in builds]
+        return jax.tree.unflatten(structure, arrays)
+
+    over = mesh if isinstance(mesh, Mesh) else _mesh_of(mesh)
+    return together("gda.load_tree", over, work, describe, wanted=lambda: describe(wanted()))
+
+
+def _builds_of(
+    tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options
+) -> tuple[list[Build], Any]:
+    """Return how the array of each leaf is built, and the tree's structure; read nothing."""
+    if specs is None and not isinstance(mesh, Mesh):
+        found, structure = specs_for(tree, mesh, "mesh", _is_sharding, "NamedSharding")
+        layouts = [(leaf, sharding, None) for leaf, sharding in found]
+    else:
+        if callable(specs):
+            function: Any = specs
+            specs = _specs_by(function, tree)
+        found, structure = specs_for(tree, specs, "specs")
+        layouts = [(leaf, mesh, spec) for leaf, spec in found]
+    _check_dtypes(dtype)
+    dtypes = specs_for(tree, dtype, "dtype", _is_dtype)[0]
+    builds = []
+    for number, (layout, (_, wanted)) in enumerate(zip(layouts, dtypes, strict=True)):
+        note = partial(note_path, tree=tree, number=number)
+        try:
+            builds.append(build_of_source(*layout, wanted, options, note))
+        except Exception as error:
+            note(error)
+            raise
+    return builds, structure
+
+
+def _is_sharding(node: object) -> bool:
+    return isinstance(node, NamedSharding | SingleDeviceSharding)
+
+
+def _mesh_of(shardings: Any) -> Mesh | None:
+    """Return a mesh of all devices that the arrays of several processes are to be on."""
+    leaves = jax.tree.leaves(shardings, is_leaf=_is_sharding)
+    meshes = [leaf.mesh for leaf in leaves if isinstance(leaf, NamedSharding)]
+    return mesh_of_all(
+        device for mesh in meshes if isinstance(mesh, Mesh) for device in mesh.devices.flat
+    )
+
+
+def _as_dicts(tree: Any) -> Any:
+    """Return a tree with dicts for the mappings in it that are no pytrees, as of open files."""
+
+    def opened(node: Any) -> Any:
+        return {name: _as_dicts(node[name]) for name in node} if is_group(node) else node
+
+    return jax.tree.map(opened, tree, is_leaf=is_container)
+
+
+def _specs_by(function: SpecOf, tree: Any) -> Any:
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)
+    specs = []
+    for path, source in leaves:
+        try:
+            known = source_of(source)
+            leaf = jax.ShapeDtypeStruct(known.shape, known.dtype.newbyteorder("="))
+            specs.append(spec_by(function, keystr(path, simple=True, separator="/"), leaf))
+        except Exception as error:
+            note_path(error, tree, len(specs))
+            raise
+    return jax.tree.unflatten(structure, specs)
+
+
+def _check_dtypes(dtypes: Any) -> None:
+    """Raise ``TypeError`` unless all leaves are dtypes that JAX has, or ``None``."""
+    for path, dtype in jax.tree_util.tree_flatten_with_path(dtypes, is_leaf=_is_dtype)[0]:
+        if dtype is None:
+            continue
+        name = f"dtype{keystr(path)}="
+        narrowed_dtype(as_dtype(dtype, name), f"the argument is {name}")
+
+
+def _is_dtype(node: object) -> bool:
+    return node is None or isinstance(node, str | type | np.dtype)

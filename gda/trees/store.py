@@ -1,0 +1,486 @@
+"""Arrays out to storage: every distinct block written once, by one of the processes that hold it.
+
+A target is anything that takes slices: a memory map, a Zarr array, an HDF5 data set, a TensorStore.
+What is known of one before anything is written is in ``gda.storage.targets``;
+``gda.storage.chunk_conflicts`` says whether its chunks go with the blocks.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from gda.arrays.blocks import format_index
+from gda.arrays.global_array import GlobalArray
+from gda.arrays.process_local import apart, distinct_shards, grid_of
+from gda.layout.boundary import public
+from gda.layout.grid import ShardGrid
+from gda.layout.numbering import IntArray, layout_of
+from gda.layout.processes import format_processes, writing_of
+from gda.layout.spec import Index, Shape
+from gda.mesh import mesh_of_all
+from gda.multihost.agreement import checking_agreement, describe, timeout_of_checks, together
+from gda.sharding import is_tracer, sharding_of
+from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
+from gda.storage.progress import shown
+from gda.storage.targets import SliceTarget, Target, check_fit, target_of, targets_for
+from gda.storage.tasks import AsyncTask, Options, ProgressLike, Task, run
+from gda.trees.specs import is_container, note_path, path_of
+
+T = TypeVar("T")
+
+_MAX_BYTES = 256 * 1024 * 1024
+
+
+@public
+def store(
+    g: GlobalArray | jax.Array,
+    target: SliceTarget,
+    *,
+    max_workers: int | None = None,
+    max_bytes: int | None = None,
+    progress: ProgressLike = False,
+    wait_for_all: bool = False,
+    timeout: float | None = None,
+) -> None:
+    """Write an array to ``target``: over all processes each distinct block once, by one process.
+
+    Blocks that several processes hold are shared out evenly between them, and only those that this
+    process writes are copied to its host. All processes that hold a part of the array must call
+    this; an array that only this process has is written by it whole. Returns when what this process
+    writes is in the target: durable in a TensorStore, or in its transaction if it has one; in
+    anything else as after an assignment, and ``target.flush()`` is yours.
+
+    Does not communicate, so other processes may still be writing when it returns. To read what was
+    written, in process 0 for instance, pass ``wait_for_all=True``.
+
+    Args:
+      g: the array, with a mesh and a spec or on one device.
+      target: of the shape of ``g``, and of its dtype or one that holds each of its values exactly.
+        Anything with ``shape``, ``dtype`` and NumPy's slice assignment, such as ``numpy.memmap``,
+        ``zarr.Array`` or ``h5py.Dataset``; or a TensorStore. Each process opens its own.
+      max_workers: threads that write at a time. By default the caller's alone, one block after the
+        other, because not every library can be used by several. A TensorStore writes concurrently
+        by itself.
+      max_bytes: host memory for copies of blocks at any time, 256 MiB by default; a block that is
+        larger is copied alone. Within it, copies are begun ahead of the writing.
+      progress: show bytes and rate on stderr, of what this process writes, which needs
+        ``pip install 'gda[progress]'``; or a function ``(bytes_done, bytes_total)``.
+      wait_for_all: communicates: return, in every process that holds a part, when all have written.
+        If one fails, all raise; if they hold different arrays, before anything is written.
+      timeout: seconds to wait for the other processes, which may have more to write, with
+        ``wait_for_all``; by default as ``gda.check_processes_agree``.
+
+    Raises, before anything is written:
+      TypeError: ``g`` is not an array, is traced or has PRNG keys, or ``target`` is not a target.
+      RuntimeError: the array was deleted or donated.
+      ImportError: ``progress=True`` without rich.
+      ValueError: shapes differ, the target's dtype cannot hold the values, it is read-only, or
+        several processes, or threads, would write into one of its chunks: the message has the shape
+        of chunks that would work.
+
+    Raises, afterwards:
+      Exception: what the target raises, with a note of the index. No block is begun after it, and
+        no thread is left.
+      DisagreementError, LateProcessError, ConnectionError: with ``wait_for_all``, as
+        ``gda.check_processes_agree``.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> data = np.arange(16, dtype=np.float32).reshape(8, 2)
+    >>> g = gda.GlobalArray.from_callback((8, 2), mesh, P('x'), lambda index: data[index])
+    >>> target = np.empty((8, 2), np.float32)
+    >>> gda.store(g, target)
+    >>> np.array_equal(target, data)
+    True
+    """
+    options = Options(max_workers, max_bytes, progress)
+    if not isinstance(g, GlobalArray | jax.Array):
+        raise _not_an_array_error(g)
+    _store("store", g, [g], lambda: [target], options, _Waiting(wait_for_all, timeout))
+
+
+@public
+def store_tree(
+    tree: Any,
+    targets: Any,
+    *,
+    max_workers: int | None = None,
+    max_bytes: int | None = None,
+    progress: ProgressLike = False,
+    wait_for_all: bool = False,
+    timeout: float | None = None,
+) -> None:
+    """Write every array of a tree to the target at the same place in ``targets``; see ``store``.
+
+    All leaves are checked before the first is written. Replicated leaves are shared out over the
+    processes by their bytes, the largest first, so that no process writes much more than another.
+
+    Args:
+      tree: a pytree of ``GlobalArray``s and ``jax.Array``s, the same in every process.
+      targets: a tree of the same structure, or a mapping such as ``zarr.Group`` or ``h5py.Group``;
+        in one that is not a pytree a leaf is looked up by the text of its key, also where the tree
+        has a list or a dataclass, and what else is in it is left alone.
+      max_workers, max_bytes, progress, wait_for_all, timeout: as for ``store``; ``max_bytes`` is
+        for the whole tree.
+
+    Raises:
+      ValueError: targets are missing, are left over, or one is there for two leaves; all missing
+        ones are named.
+      Exception: what ``store`` raises, with a note of the leaf's path.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+    >>> batch = {'tokens': np.arange(8), 'step': np.int32(3)}
+    >>> specs = {'tokens': P('x'), 'step': P()}
+    >>> tree = gda.host_local_array_to_global_array(batch, mesh, specs)
+    >>> targets = {'tokens': np.empty(8, int), 'step': np.empty((), int)}
+    >>> gda.store_tree(tree, targets)
+    >>> targets
+    {'tokens': array([0, 1, 2, 3, 4, 5, 6, 7]), 'step': array(3)}
+    """
+    options = Options(max_workers, max_bytes, progress)
+    waiting = _Waiting(wait_for_all, timeout)
+    leaves = jax.tree.leaves(tree, is_leaf=is_container)
+    _store("store_tree", tree, leaves, lambda: targets_for(tree, targets), options, waiting)
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """Whether to wait for the other processes, and how many seconds."""
+
+    wait_for_all: bool
+    timeout: float | None
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not self.wait_for_all:
+            raise ValueError(
+                "timeout is how long wait_for_all=True waits for other processes; pass both"
+            )
+
+
+def _store(
+    name: str,
+    tree: Any,
+    leaves: Sequence[Any],
+    find_targets: Callable[[], Sequence[Any]],
+    options: Options,
+    waiting: _Waiting,
+) -> None:
+
+    def work() -> None:
+        jobs = _jobs(tree, leaves, find_targets(), options.max_workers or 1)
+        _write(name, tree, jobs, options)
+
+    if not waiting.wait_for_all:
+        work()
+        return
+    timeout = timeout_of_checks() if waiting.timeout is None else waiting.timeout
+    with checking_agreement(False, timeout=timeout):
+        together(
+            name,
+            _common_mesh(leaves),
+            work,
+            lambda _: {},  # nothing comes out of a write that could differ
+            wanted=lambda: describe(tree),
+            always=True,
+        )
+
+
+def _common_mesh(leaves: Sequence[Any]) -> Mesh | None:
+    """Return a mesh of all devices that hold the arrays; None where something is not an array."""
+    arrays = [leaf.array if is_container(leaf) else leaf for leaf in leaves]
+    if not all(isinstance(array, jax.Array) and not is_tracer(array) for array in arrays):
+        return None
+    return mesh_of_all(device for array in arrays for device in array.sharding.device_set)
+
+
+# The arrays.
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One array, its target, and the numbers of the blocks that this process writes."""
+
+    array: jax.Array
+    grid: ShardGrid
+    target: Target
+    blocks: tuple[int, ...]
+
+    @property
+    def nbytes_of_block(self) -> int:
+        """Bytes of a block's copy on the host, where it has to be copied."""
+        itemsize = max(self.array.dtype.itemsize, self.target.dtype.itemsize)
+        return math.prod(self.grid.shard_shape) * itemsize
+
+
+def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], max_workers: int) -> list[_Job]:
+    """Return what is to be written where, checked."""
+    arrays = _with_paths(tree, _array_of, leaves)
+    grids = _with_paths(tree, _grid_of, arrays)
+
+    def job(array: jax.Array, grid: ShardGrid, given: Any, turn: int) -> _Job:
+        target = target_of(given)
+        check_fit(target, array.shape, np.dtype(array.dtype))
+        _check_chunks(grid, target, turn, max_workers)
+        blocks = grid.view(jax.process_index()).written_blocks(turn) if array.size else ()
+        return _Job(array, grid, target, blocks)
+
+    return _with_paths(tree, job, arrays, grids, targets, _turns(arrays, grids))
+
+
+def _with_paths(tree: Any, function: Callable[..., T], *values: Sequence[Any]) -> list[T]:
+    """Return what ``function`` makes of each leaf's values; its error gets the leaf's path."""
+    results: list[T] = []
+    for of_leaf in zip(*values, strict=True):
+        try:
+            results.append(function(*of_leaf))
+        except Exception as error:
+            note_path(error, tree, len(results))
+            raise
+    return results
+
+
+def _array_of(leaf: Any) -> jax.Array:
+    array = leaf.array if is_container(leaf) else leaf
+    if is_tracer(array):
+        raise TypeError("the array is being traced, and has no values to store; store it outside")
+    if not isinstance(array, jax.Array):
+        raise _not_an_array_error(array)
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
+        raise TypeError(
+            f"no store has {array.dtype}; store the numbers of the keys: jax.random.key_data(array)"
+        )
+    if array.is_deleted():
+        raise RuntimeError(
+            f"the array of shape {array.shape} was deleted, by delete() or by donating it to a "
+            "jitted function"
+        )
+    return array
+
+
+def _not_an_array_error(given: object) -> TypeError:
+    return TypeError(
+        f"expected a GlobalArray or a jax.Array, not a {type(given).__name__}; for a tree of them "
+        "there is gda.store_tree, and what every process has may be assigned to the target by one"
+    )
+
+
+def _grid_of(array: jax.Array) -> ShardGrid:
+    sharding = sharding_of(array)
+    mesh: Any = sharding.mesh
+    return grid_of(array.shape, mesh, sharding.spec)
+
+
+def _turns(arrays: Sequence[jax.Array], grids: Sequence[ShardGrid]) -> list[int]:
+    """Return the turn of each array, so that processes write about the same number of bytes.
+
+    The largest first, arrays that are cut alike take turns, so that of these no process writes more
+    than another by more than their largest block. By number alone, weights and biases that come one
+    after the other would leave all weights to every second process.
+    """
+    turns = [0] * len(arrays)
+    following: dict[Any, int] = {}
+    for number in sorted(range(len(arrays)), key=lambda number: -arrays[number].nbytes):
+        grid = grids[number]
+        kind = (tuple(grid.mesh_shape.items()), grid.spec, grid.processes)
+        turns[number] = following.setdefault(kind, len(following))
+        following[kind] += 1
+    return turns
+
+
+def _writers(grid: ShardGrid, turn: int) -> IntArray:
+    """Return the process that writes each block."""
+    axes = tuple(grid.mesh_shape.items())
+    layout = layout_of(axes, grid.spec, tuple(not size for size in grid.global_shape))
+    processes: Any = grid.processes
+    return writing_of(layout, processes).writers(np.arange(grid.num_shards), turn)
+
+
+def _check_chunks(grid: ShardGrid, target: Target, turn: int, max_workers: int) -> None:
+    """Raise unless every chunk is written by one process, and where need be by one thread."""
+    has_several_processes = grid.processes is not None and len(grid.processes.numbers) > 1
+    if 0 in grid.global_shape or not (has_several_processes or max_workers > 1):
+        return
+    if not target.allows_processes:
+        _check_one_process(grid, turn)
+    if target.chunks is None:
+        return
+    sizes = zip(grid.global_shape, grid.shard_shape, strict=True)
+    parts = [size // step for size, step in sizes]
+    if are_aligned(grid.shard_shape, parts, target.chunks, target.origin):
+        return
+    by_threads = max_workers > 1 and not target.allows_threads
+    # Of several threads, any may write any block.
+    writers = np.arange(grid.num_shards) if by_threads else _writers(grid, turn)
+    conflicts = conflicts_between(
+        writers.reshape(parts), grid.shard_shape, target.chunks, target.origin
+    )
+    if conflicts:
+        who = "two threads" if by_threads else format_processes(conflicts[0].writers)
+        text = _shared_chunk_text(grid, target.chunks, target.origin, conflicts, who)
+        alone = ", and so would max_workers=1" if by_threads and not has_several_processes else ""
+        raise ValueError(text + alone)
+
+
+def _check_one_process(grid: ShardGrid, turn: int) -> None:
+    """Raise if several processes would write into an HDF5 file."""
+    writers = set(_writers(grid, turn).tolist())
+    if len(writers) > 1:
+        raise ValueError(
+            "the target is in an HDF5 file, which one process at a time may have open to write, "
+            f"and {format_processes(writers)} would; give it to one process with "
+            "g.gather(process=0), write a file for each, or use a Zarr array"
+        )
+
+
+def _shared_chunk_text(
+    grid: ShardGrid, chunks: Shape, origin: Shape, conflicts: Sequence[Conflict], who: str
+) -> str:
+    dimension, boundary, _ = conflicts[0]
+    fitting = fitting_chunks(grid.shard_shape, chunks, [each.dimension for each in conflicts])
+    must_move = any(first % size for first, size in zip(origin, fitting, strict=True))
+    return (
+        f"the target has chunks of shape {chunks}, and the blocks have shape {grid.shard_shape}: "
+        f"the elements {boundary - 1} and {boundary} of dimension {dimension} lie in one chunk, "
+        f"which {who} would write at a time, and one could lose what the other wrote; chunks of "
+        f"{fitting}{' that begin where the target does' if must_move else ''} would work"
+    )
+
+
+# Writing.
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A block that this process writes; ``data`` is let go when it is in the target."""
+
+    data: jax.Array | None
+    nbytes: int
+    index: Index
+    target: Target
+    tree: Any
+    number: int
+
+    def values(self) -> np.ndarray[Any, Any]:
+        """Return it on the host, as the target takes it."""
+        return np.asarray(self.data).astype(self.target.dtype, copy=False)
+
+    def note(self, error: Exception) -> None:
+        """Add to an error which block of which leaf was being written."""
+        path = path_of(self.tree, self.number)
+        of_leaf = f" of {path}" if path else ""
+        error.add_note(f"gda: while writing index {format_index(self.index)}{of_leaf}")
+
+
+def _write(name: str, tree: Any, jobs: Sequence[_Job], options: Options) -> None:
+    max_bytes = options.max_bytes or _MAX_BYTES
+    total = sum(len(job.blocks) * job.nbytes_of_block for job in jobs)
+    done = 0
+
+    def finish(piece: _Piece) -> None:
+        nonlocal done
+        done += piece.nbytes
+        ahead.release(piece)
+        show(done, total)
+
+    with shown(options.progress, name) as show:
+        ahead = _Ahead(_pieces(tree, jobs), max_bytes)
+        tasks = (_task(piece, finish) for piece in ahead)
+        run(tasks, max_workers=options.max_workers, max_bytes=max_bytes)
+
+
+def _pieces(tree: Any, jobs: Sequence[_Job]) -> Iterator[_Piece]:
+    for number, job in enumerate(jobs):
+        data_of = distinct_shards(job.array, job.grid) if job.blocks else {}
+        for block in job.blocks:
+            index, data = job.grid.block_index(block), apart(data_of[block])
+            yield _Piece(data, job.nbytes_of_block, index, job.target, tree, number)
+
+
+class _Ahead:
+    """Pieces in order, with their copies to the host begun as far ahead as a budget allows."""
+
+    def __init__(self, pieces: Iterator[_Piece], max_bytes: int) -> None:
+        self._pieces = pieces
+        self._max_bytes = max_bytes
+        self._held = 0
+        self._begun: deque[_Piece] = deque()
+        self._following = next(pieces, None)
+
+    def __iter__(self) -> Iterator[_Piece]:
+        while self._following is not None:
+            self._begin()
+            while self._begun:
+                yield self._begun.popleft()
+                self._begin()
+
+    def _begin(self) -> None:
+        while (piece := self._following) is not None:
+            fits = self._held + piece.nbytes <= self._max_bytes
+            if self._begun and not fits:
+                return
+            if fits and piece.data is not None:
+                piece.data.copy_to_host_async()
+            self._held += piece.nbytes
+            self._begun.append(piece)
+            self._following = next(self._pieces, None)
+
+    def release(self, piece: _Piece) -> None:
+        """Let go of a piece that is in its target."""
+        piece.data = None
+        # JAX frees some copies, such as those of int4, only when Python collects garbage. That of
+        # the youngest objects takes a microsecond.
+        gc.collect(0)
+        self._held -= piece.nbytes
+
+
+def _task(piece: _Piece, finish: Callable[[_Piece], None]) -> Task | AsyncTask:
+    def work() -> None:
+        try:
+            piece.target.handle[piece.index] = piece.values()
+        except Exception as error:
+            piece.note(error)
+            raise
+
+    if piece.target.is_asynchronous:
+        return AsyncTask(piece.nbytes, lambda: _Commit(piece), lambda _: finish(piece))
+    return Task(piece.nbytes, work, lambda _: finish(piece))
+
+
+class _Commit:
+    """A block that TensorStore is writing; its ``Future``."""
+
+    def __init__(self, piece: _Piece) -> None:
+        self._piece = piece
+        # An array of JAX does not change, nor does what was cast for this, so no copy is needed.
+        written = piece.target.handle[piece.index].write(
+            piece.values(), can_reference_source_data_indefinitely=True
+        )
+        self._future: Any = written.commit
+
+    def add_done_callback(self, callback: Callable[[Any], Any], /) -> None:
+        self._future.add_done_callback(callback)
+
+    def result(self) -> None:
+        try:
+            self._future.result()
+        except Exception as error:
+            self._piece.note(error)
+            raise
+
+    def cancel(self) -> None:
+        """Wait for it: a write that goes on after the error could meet the next attempt's."""
+        with suppress(Exception):
+            self._future.result()

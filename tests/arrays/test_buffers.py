@@ -1,0 +1,105 @@
+"""Aligned memory: where it begins, what shares a slab, and who still refers to it."""
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes
+
+import gda
+from gda.arrays.buffers import ALIGNMENT, Buffers
+
+
+@given(
+    array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=200),
+    st.sampled_from([np.float32, np.int8, np.complex64, np.bool_, jnp.bfloat16, jnp.int4]),
+)
+def test_memory_begins_at_a_multiple_of_64_bytes(shape: tuple[int, ...], dtype: Any) -> None:
+    block = gda.aligned_empty(shape, dtype)
+    assert (block.shape, block.dtype) == (shape, np.dtype(dtype))
+    assert block.size == 0 or block.ctypes.data % ALIGNMENT == 0
+    assert block.flags.c_contiguous
+    assert block.flags.writeable
+
+
+def test_jax_takes_it_without_a_copy() -> None:
+    block = gda.aligned_empty((3, 5), np.float32)
+    block[:] = 1
+    placed = jax.device_put(block, jax.devices("cpu")[0], may_alias=True)
+    assert placed.unsafe_buffer_pointer() == block.ctypes.data
+
+
+@given(st.lists(st.integers(0, 100_000), min_size=1, max_size=20))
+def test_buffers_do_not_overlap(sizes: list[int]) -> None:
+    buffers = Buffers(np.dtype(np.uint8), count=20)
+    blocks = [buffers.empty((size,)) for size in sizes]
+    for i, block in enumerate(blocks):
+        block[:] = i
+    for i, block in enumerate(blocks):
+        assert (block == i).all()
+        assert block.size == 0 or block.ctypes.data % ALIGNMENT == 0
+
+
+def test_small_buffers_share_a_slab_and_large_ones_do_not() -> None:
+    buffers = Buffers(np.dtype(np.uint8), count=20)
+    small, also_small, large = (buffers.empty((n,)) for n in (100, 100, 64 * 1024))
+    assert small.base is also_small.base
+    assert large.base is not small.base
+
+
+def test_slabs_are_as_large_as_what_is_wanted() -> None:
+    assert gda.aligned_empty((64,), np.uint8).base.size <= 128
+    few = Buffers(np.dtype(np.uint8), count=3)
+    assert few.empty((64,)).base.size <= 4 * 64
+    many = Buffers(np.dtype(np.uint8), count=10_000)
+    assert many.empty((1000,)).base.size <= 2**20 + 64
+
+
+def test_a_view_of_a_buffer_refers_to_the_buffer() -> None:
+    block = gda.aligned_empty((4, 4), np.float32)
+    before = sys.getrefcount(block)
+    views = [block[1:], block.ravel()[2:], block.view(np.int32), memoryview(block)]
+    assert sys.getrefcount(block) == before + len(views)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "error", "size"),
+    [
+        ((2**59, 2), "f4", MemoryError, "4.0 EiB"),
+        ((2**61, 1), jnp.bfloat16, MemoryError, "4.0 EiB"),
+        ((2**70,), "i1", ValueError, "1.0 ZiB"),
+    ],
+)
+def test_what_there_is_no_memory_for_is_named(
+    shape: tuple[int, ...], dtype: Any, error: type[Exception], size: str
+) -> None:
+    with pytest.raises(error) as caught:
+        gda.aligned_empty(shape, dtype)
+    what = f"an array of shape {shape} and dtype {np.dtype(dtype)}, {size}"
+    assert caught.value.__notes__ == [f"gda: no memory for {what}"]
+
+
+def test_one_size_may_be_a_number() -> None:
+    assert gda.aligned_empty(7, "f4").shape == (7,)
+    assert gda.aligned_empty(np.array([2, 3]), "f4").shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "error", "message"),
+    [
+        ((-1,), "f4", ValueError, r"shape \(-1,\) has a negative size"),
+        ((2,), object, TypeError, "Python objects cannot be placed on a device"),
+        ((2.5,), "f4", TypeError, "float"),
+        ((2,), "nonsense", TypeError, "nonsense"),
+    ],
+)
+def test_bad_arguments_are_errors(
+    shape: Any, dtype: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        gda.aligned_empty(shape, dtype)

@@ -1,0 +1,843 @@
+"""The container: what it says of itself, its shards, its life, and how it behaves as an array."""
+
+import ast
+import copy
+import gc
+import inspect
+import operator
+import pickle
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.flax
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+from meshes import mesh_of
+
+import gda
+from gda.arrays import operators, pickling
+from gda.testing.strategies import ShardedCase, sharded_cases
+
+DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
+INTEGERS = DATA.astype(np.int32)
+
+
+def make(mesh: Mesh, spec: P = P("x", "y"), data: np.ndarray = DATA) -> gda.GlobalArray:
+    return gda.GlobalArray.from_callback(data.shape, mesh, spec, lambda index: data[index])
+
+
+# What it says of itself.
+
+
+def test_it_knows_shape_type_and_layout(mesh: Mesh) -> None:
+    g = make(mesh)
+    assert (g.shape, g.dtype, g.ndim, g.size, g.nbytes) == ((8, 2), np.float32, 2, 16, 64)
+    assert g.mesh == mesh
+    assert g.spec == g.mesh_axes == P("x", "y")
+    assert g.sharding == NamedSharding(mesh, P("x", "y"))
+    assert g.grid == gda.ShardGrid((8, 2), {"x": 4, "y": 2}, ("x", "y"))
+    assert g.is_fully_addressable
+    assert not g.is_fully_replicated
+    assert make(mesh, P()).is_fully_replicated
+
+
+def test_repr_and_str_show_the_layout_and_move_no_data(mesh: Mesh) -> None:
+    g = make(mesh)
+    expected = "GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))"
+    with jax.transfer_guard("disallow"):
+        assert repr(g) == expected
+        assert str(g) == f"{g}" == "float32[8,2] P('x', 'y')"
+    g.delete()
+    assert repr(g) == expected
+
+
+def test_a_scalar_is_printed_as_its_value(mesh: Mesh) -> None:
+    loss = gda.jit(lambda x: x.sum() + 0.5)(make(mesh))
+    assert (str(loss), f"{loss}", f"{loss:.1f}") == ("120.5", "120.5", "120.5")
+    loss.delete()
+    assert str(loss) == repr(loss)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_what_several_processes_hold_is_not_one_numpy_array() -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    with pytest.raises(RuntimeError, match=r"g.gather\(\) gives the whole value to every process"):
+        np.asarray(make(mesh))
+    assert np.asarray(make(mesh, P())).shape == (8, 2)
+    assert str(gda.jit(lambda x: x.sum())(make(mesh))) == "120.0"
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_shard_of_another_process_is_not_a_local_one() -> None:
+    g = make(mesh_of({"x": 4, "y": 2}))
+    message = (
+        f"no local shard 4: process {jax.process_index()} has 4 of the 8 shards; global_shards"
+    )
+    with pytest.raises(IndexError, match=message):
+        g.local_shards[4]
+
+
+def test_it_is_immutable_and_unhashable(mesh: Mesh) -> None:
+    g = make(mesh)
+    with pytest.raises(AttributeError, match="immutable; array cannot be set"):
+        g.array = g.array
+    with pytest.raises(AttributeError, match="immutable"):
+        del g.array
+    with pytest.raises(AttributeError, match="immutable"):
+        g.anything = 1
+    with pytest.raises(TypeError, match=r"g\.at\[index\]\.set\(value\)"):
+        g[0] = 1
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(g)
+    assert not hasattr(g, "__dict__")
+    with pytest.raises(AttributeError):
+        g.local_shards[0].index = ()
+
+
+def test_an_attribute_that_nothing_has_is_an_attribute_error(mesh: Mesh) -> None:
+    with pytest.raises(AttributeError, match="GlobalArray has no attribute 'shpae'$"):
+        make(mesh).shpae  # noqa: B018
+    assert not hasattr(make(mesh), "_committed")  # what JAX keeps to itself stays there
+
+
+# Shards.
+
+
+@pytest.mark.parametrize(
+    ("spec", "replica_ids"),
+    [
+        (P("x", "y"), [0] * 8),
+        (P("x"), [0, 1] * 4),
+        (P("y"), [0, 0, 1, 1, 2, 2, 3, 3]),
+        (P(None, "y"), [0, 0, 1, 1, 2, 2, 3, 3]),
+        (P(("x", "y")), [0] * 8),
+        (P(), list(range(8))),
+    ],
+)
+def test_local_shards_come_in_device_order_with_index_and_replica_id(
+    mesh: Mesh, spec: P, replica_ids: list[int]
+) -> None:
+    g = make(mesh, spec)
+    shards = g.local_shards
+    assert [s.device for s in shards] == list(mesh.devices.flat)
+    assert [s.replica_id for s in shards] == replica_ids
+    for i, shard in enumerate(shards):
+        assert shard.data is not None
+        assert shard.data.devices() == {shard.device}
+        np.testing.assert_array_equal(shard.data, DATA[shard.index])
+        assert g.local_data(i) is shard.data
+        assert g.addressable_data(i) is shard.data
+    assert shards is g.local_shards is g.addressable_shards
+    assert len(g.global_shards) == 8
+
+
+@given(sharded_cases())
+def test_shards_agree_with_those_of_jax(case: ShardedCase) -> None:
+    data = np.arange(np.prod(case.global_shape), dtype=np.int32).reshape(case.global_shape)
+    g = gda.GlobalArray.from_callback(case.global_shape, case.mesh, case.spec, lambda i: data[i])
+    theirs = {s.device: s for s in g.array.addressable_shards}
+    assert [s.device for s in g.local_shards] == list(case.mesh.devices.flat)
+    for shard in g.local_shards:
+        their = theirs[shard.device]
+        assert (shard.index, shard.replica_id) == (their.index, their.replica_id)
+        np.testing.assert_array_equal(shard.data, data[shard.index])
+
+
+def test_every_shard_of_a_replicated_array_is_on_its_own_device(mesh: Mesh) -> None:
+    g = make(mesh, P())
+    assert [g.local_data(i).devices() for i in range(8)] == [{d} for d in mesh.devices.flat]
+
+
+def test_index_and_replica_id_come_without_splitting_the_array(mesh: Mesh) -> None:
+    g = make(mesh)
+    assert [s.replica_id for s in g.local_shards] == [0] * 8
+    g.delete()
+    assert g.local_shards[1].index == (slice(0, 2), slice(1, 2))
+
+
+def test_a_shard_that_is_not_there_is_an_index_error(mesh: Mesh) -> None:
+    with pytest.raises(IndexError, match="no local shard 8: process 0 has 8 of the 8 shards"):
+        make(mesh).local_data(8)
+    with pytest.raises(IndexError, match="no local shard -9: process 0 has 8 of the 8 shards"):
+        make(mesh).local_shards[-9]
+
+
+def test_local_shards_are_a_tuple(mesh: Mesh) -> None:
+    shards = make(mesh).local_shards
+    assert isinstance(shards, tuple)
+    assert shards[1:3] == (shards[1], shards[2])
+    assert shards[-1] is shards[7]
+    assert jax.tree.map(lambda shard: shard.replica_id, shards) == (0,) * 8
+
+
+# Made of device buffers, or of an array.
+
+
+def buffers_for(mesh: Mesh, spec: P) -> list[jax.Array]:
+    indices = gda.get_shard_indices(DATA.shape, mesh, spec)
+    return [jax.device_put(DATA[index], device) for device, index in indices.items()]
+
+
+def test_device_buffers_become_the_shards_without_a_copy(mesh: Mesh) -> None:
+    buffers = buffers_for(mesh, P("x"))
+    g = gda.GlobalArray((8, 2), mesh, P("x"), buffers)
+    np.testing.assert_array_equal(g, DATA)
+    for i, buffer in enumerate(buffers):
+        assert g.local_data(i).unsafe_buffer_pointer() == buffer.unsafe_buffer_pointer()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda b: b[:7], ValueError, "expected 8 arrays, one per device of mesh.local_devices"),
+        (
+            lambda b: [b[1], b[0], *b[2:]],
+            ValueError,
+            rf"device_buffers\[0\] is on {jax.devices()[1]}; expected there is {jax.devices()[0]}"
+            r"\. Put one array on each device, in the order of mesh\.local_devices",
+        ),
+        (
+            lambda b: [*b[:7], np.asarray(b[7])],
+            TypeError,
+            r"device_buffers\[7\] is a ndarray, not a jax.Array .* from_callback for host data",
+        ),
+        (
+            lambda b: [*b[:7], jax.device_put(np.zeros((1, 2), np.float32), jax.devices()[7])],
+            ValueError,
+            r"the block at index \[6:8, :\] has shape \(1, 2\); a shard .* has shape \(2, 2\)",
+        ),
+        (
+            lambda b: [*b[:7], jax.device_put(np.zeros((2, 2), np.int32), jax.devices()[7])],
+            TypeError,
+            r"device_buffers\[7\] has dtype int32, those before it float32; make all of one dtype",
+        ),
+        (lambda b: b[0], TypeError, "expected a sequence of 8 arrays"),
+    ],
+)
+def test_device_buffers_that_are_wrong_are_named(
+    auto_mesh: Mesh,
+    spoil: Callable[[list[jax.Array]], list[jax.Array]],
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error, match=message):
+        gda.GlobalArray((8, 2), auto_mesh, P("x"), spoil(buffers_for(auto_mesh, P("x"))))
+
+
+def test_from_array_wraps_and_copies_nothing(mesh: Mesh) -> None:
+    array = make(mesh).array
+    g = gda.GlobalArray.from_array(array)
+    assert g.array is array
+    assert gda.GlobalArray.from_array(g) is g
+
+
+def test_an_array_on_one_device_has_one_shard_and_a_mesh_of_that_device() -> None:
+    device = jax.devices()[3]
+    g = gda.GlobalArray.from_array(jax.device_put(DATA, device))
+    assert list(g.mesh.devices.flat) == [device]
+    assert g.spec == P()
+    (shard,) = g.local_shards
+    assert (shard.device, shard.replica_id) == (device, 0)
+    assert shard.index == (slice(None), slice(None))
+    np.testing.assert_array_equal(shard.data, DATA)
+
+
+def test_from_array_says_what_it_takes() -> None:
+    with pytest.raises(TypeError, match=r"not ndarray; .* GlobalArray\.from_source\(array, mesh, "):
+        gda.GlobalArray.from_array(DATA)
+    with pytest.raises(
+        TypeError, match=r"on the host write GlobalArray\.from_source\(array, mesh,"
+    ):
+        gda.GlobalArray(DATA)
+
+
+# Its life.
+
+
+def test_after_delete_every_access_to_data_says_so(mesh: Mesh) -> None:
+    g = make(mesh)
+    shard = g.local_shards[0]
+    assert shard.data is not None  # split and cached before it goes
+    assert not g.is_deleted()
+    g.delete()
+    assert g.is_deleted()
+    uses: list[Callable[[], object]] = [
+        lambda: shard.data,
+        lambda: g.local_data(0),
+        lambda: g.global_shards[0].data,
+        lambda: np.asarray(g),
+        lambda: g + 1,
+        lambda: 1 - g,
+        lambda: -g,
+        lambda: g == g,
+        lambda: g[0],
+        lambda: g.T,
+        lambda: g.at,
+        lambda: g.astype(int),
+        lambda: g.sum(),
+        lambda: g.reshape(-1),
+        lambda: g.item(0),
+        lambda: g.weak_type,
+        lambda: g.devices(),
+        lambda: g.is_ready(),
+        lambda: g.__dlpack__(),
+        lambda: list(g),
+        lambda: bool(g),
+        lambda: float(g),
+        lambda: f"{g:.2f}",
+        lambda: copy.deepcopy(g),
+        lambda: pickle.dumps(g),
+        lambda: g.block_until_ready(),
+        lambda: g.copy_to_host_async(),
+    ]
+    for use in uses:
+        with pytest.raises(RuntimeError, match=r"GlobalArray\(shape=\(8, 2\), .* was deleted"):
+            use()
+    # Functions of jnp are jitted, so JAX finds the deleted array before the container is asked.
+    with pytest.raises(RuntimeError, match=r"deleted with shape=float32\[8"):
+        jnp.sin(g)
+
+
+def test_the_last_reference_frees_the_array_without_the_garbage_collector(mesh: Mesh) -> None:
+    g = make(mesh)
+    assert g.local_shards[0].data is not None
+    assert len(g.global_shards) == 8
+    array, container = weakref.ref(g.array), weakref.ref(g)
+    gc.disable()
+    try:
+        del g
+        assert container() is None
+        assert array() is None
+    finally:
+        gc.enable()
+
+
+def test_a_shard_keeps_its_data_alive(mesh: Mesh) -> None:
+    shard = make(mesh).local_shards[1]
+    np.testing.assert_array_equal(shard.data, DATA[shard.index])
+    assert len({shard, shard}) == 1
+    assert jax.tree.leaves([shard]) == [shard]
+
+
+def test_waiting_and_fetching_give_the_container_back(mesh: Mesh) -> None:
+    g = make(mesh)
+    assert g.block_until_ready() is g
+    g.copy_to_host_async()
+    assert jax.block_until_ready(g).array is g.array
+    np.testing.assert_array_equal(g, DATA)
+
+
+# As an array.
+
+BINARY = [
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
+    operator.pow, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge,
+]  # fmt: skip
+INTEGER = [operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift]
+
+
+@pytest.mark.parametrize("function", BINARY)
+def test_operators_compute_where_the_data_is(auto_mesh: Mesh, function: Callable) -> None:
+    g, data = make(auto_mesh, data=DATA + 1), DATA + 1
+    for left, right in [(g, 2), (3, g), (g, g), (data, g), (g, data), (g.array, g), (g, g.array)]:
+        result = function(left, right)
+        assert type(result) is type(g.array)
+        expected = function(np.asarray(left), np.asarray(right))
+        np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("function", INTEGER)
+def test_integer_operators_compute_where_the_data_is(auto_mesh: Mesh, function: Callable) -> None:
+    data = np.arange(16, dtype=np.int32).reshape(8, 2) % 5
+    g = make(auto_mesh, data=data)
+    for left, right in [(g, 2), (3, g), (g, data), (data, g)]:
+        result = function(left, right)
+        assert isinstance(result, jax.Array)
+        np.testing.assert_array_equal(result, function(np.asarray(left), np.asarray(right)))
+
+
+def test_the_other_operators_work_too(auto_mesh: Mesh) -> None:
+    g = make(auto_mesh)
+    np.testing.assert_array_equal(g @ g.T, DATA @ DATA.T)
+    np.testing.assert_array_equal(DATA.T @ g, DATA.T @ DATA)
+    np.testing.assert_array_equal(-g, -DATA)
+    np.testing.assert_array_equal(+g, DATA)
+    np.testing.assert_array_equal(abs(-1 * g), DATA)
+    np.testing.assert_array_equal(~make(auto_mesh, data=DATA > 3), ~(DATA > 3))
+    for ours, theirs in zip(divmod(g, 3), divmod(DATA, 3), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for ours, theirs in zip(divmod(100, g + 1), divmod(100, DATA + 1), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    g += 1
+    assert isinstance(g, jax.Array)
+    np.testing.assert_array_equal(g, DATA + 1)
+
+
+def test_operands_that_arrays_refuse_are_refused(auto_mesh: Mesh) -> None:
+    g = make(auto_mesh)
+    for other in ("a", object()):
+        with pytest.raises(TypeError):
+            operator.add(g, other)
+
+
+def test_numpy_conversion_follows_numpy_2(mesh: Mesh) -> None:
+    g = make(mesh)
+    np.testing.assert_array_equal(np.asarray(g), DATA)
+    assert np.asarray(g, dtype=np.float64).dtype == np.float64
+    copied = np.array(g, copy=True)
+    copied[:] = 0
+    np.testing.assert_array_equal(g, DATA)
+    with pytest.raises(ValueError, match="copy"):
+        np.asarray(g, dtype=np.float64, copy=False)
+
+
+def test_indexing_length_and_iteration(auto_mesh: Mesh) -> None:
+    g = make(auto_mesh)
+    assert len(g) == 8
+    np.testing.assert_array_equal(g[1:3, 0], DATA[1:3, 0])
+    order = make(auto_mesh, P("x"), np.arange(8)[::-1].copy())
+    np.testing.assert_array_equal(g[order], DATA[::-1])
+    np.testing.assert_array_equal(g[order, 0], DATA[::-1, 0])
+    np.testing.assert_array_equal(np.stack(list(g)), DATA)
+    np.testing.assert_array_equal(g.at[0].set(7.0)[0], [7, 7])
+    assert g.mT.shape == (2, 8)
+    assert g.astype(jnp.bfloat16).dtype == jnp.bfloat16
+
+
+def test_scalars_convert_like_arrays(mesh: Mesh) -> None:
+    scalar = make(mesh, P(), np.float32(2.5).reshape(()))
+    assert (float(scalar), int(scalar), bool(scalar), complex(scalar)) == (2.5, 2, True, 2.5)
+    assert f"{scalar:.2f}" == "2.50"
+    assert round(scalar) == 2
+    assert operator.index(make(mesh, P(), np.array(3))) == 3
+    with pytest.raises(TypeError):
+        operator.index(scalar)
+    with pytest.raises(ValueError, match="ambiguous"):
+        bool(make(mesh))
+    with pytest.raises(TypeError):
+        len(scalar)
+
+
+# Everything else that arrays have.
+
+ARRAY_TYPE = type(jax.device_put(0))  # the class of arrays, which JAX does not export
+# A property of the class, and none of an array: JAX's own message says what to use.
+REMOVED = {"device_buffer", "device_buffers"}
+# Answered by the container in its own words: shards, layout and life on the devices.
+OWN = {
+    "addressable_data", "addressable_shards", "block_until_ready", "copy_to_host_async", "delete",
+    "global_shards", "is_deleted", "sharding",
+}  # fmt: skip
+# Python gives these to every class, or they would give memory away behind `__array__`.
+NOT_DELEGATED = {"__dict__", "__del__", "__buffer__", "__release_buffer__"}
+ARGUMENTS: dict[str, Callable[[gda.GlobalArray], tuple[object, ...]]] = {
+    "argpartition": lambda g: (1,),
+    "astype": lambda g: (jnp.bfloat16,),
+    "choose": lambda g: ([g, g + 1], None, "clip"),
+    "clip": lambda g: (g, g + 1),
+    "compress": lambda g: (np.array([True, False, True]),),
+    "dot": lambda g: (g.T,),
+    "item": lambda g: (3,),
+    "repeat": lambda g: (2,),
+    "reshape": lambda g: (2, -1),
+    "searchsorted": lambda g: (g,),
+    "swapaxes": lambda g: (0, 1),
+    "take": lambda g: (g,),
+    "to_device": lambda g: (jax.devices()[1],),
+}
+
+
+def public_names(cls: type) -> set[str]:
+    return {name for name in dir(cls) if not name.startswith("_")}
+
+
+def dunders(cls: type) -> set[str]:
+    return {name for name in dir(cls) if name.startswith("__") and not hasattr(object, name)}
+
+
+DELEGATED = sorted((public_names(jax.Array) | public_names(ARRAY_TYPE)) - OWN - REMOVED)
+
+
+def test_it_has_every_public_name_of_an_array() -> None:
+    names = public_names(jax.Array) | public_names(ARRAY_TYPE)
+    assert names - public_names(gda.GlobalArray) == set()
+    missing = (dunders(jax.Array) | dunders(ARRAY_TYPE)) - dunders(gda.GlobalArray)
+    assert missing <= NOT_DELEGATED
+
+
+def values(result: object) -> object:
+    """Return arrays as their type, layout and values, in whatever holds them; the rest as it is."""
+
+    def value(leaf: object) -> object:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        return leaf.dtype, leaf.sharding, np.asarray(leaf.astype(np.float32)).tolist()
+
+    return jax.tree.map(value, result)
+
+
+@pytest.mark.parametrize("name", sorted(set(DELEGATED) - {"at"}))  # nothing without an index
+def test_it_gives_what_the_array_gives(auto_mesh: Mesh, name: str) -> None:
+    # Where JAX answers for arrays of one device only, one of that.
+    one = Mesh(auto_mesh.devices[:1, :1], ("x", "y"))
+    mesh = one if name.startswith("unsafe_") or name == "argpartition" else auto_mesh
+    data = {"choose": INTEGERS, "take": INTEGERS, "searchsorted": DATA[:, 0]}.get(name, DATA)
+    g = make(mesh, P(*("x", "y")[: data.ndim]), data)
+
+    def ask(x: jax.Array, arguments: tuple[object, ...]) -> object:
+        try:
+            attribute = getattr(x, name)
+            result = attribute(*arguments) if callable(attribute) else attribute
+        except (NotImplementedError, AttributeError) as error:  # `flat`; `argpartition` in JAX 0.8
+            return str(error)
+        # Two of these are never equal.
+        return type(result) if name in {"traceback", "unsafe_raw_buffer"} else values(result)
+
+    arguments = ARGUMENTS.get(name, lambda g: ())(g)
+    arrays = jax.tree.map(  # JAX takes no containers in lists
+        lambda x: getattr(x, "array", x), arguments, is_leaf=lambda x: type(x) is gda.GlobalArray
+    )
+    assert ask(g, arguments) == ask(g.array, arrays)
+
+
+def test_other_protocols_are_those_of_the_array(auto_mesh: Mesh) -> None:
+    g = make(auto_mesh, P("x"), DATA[:, 0].copy())
+    assert g.__array_namespace__() is jnp
+    assert (2.0 in g, 99.0 in g) == (True, False)
+    assert not hasattr(g, "__cuda_array_interface__")  # this is a CPU
+    one = gda.GlobalArray.from_array(jax.device_put(DATA, jax.devices()[0]))
+    assert one.__dlpack_device__() == one.array.__dlpack_device__()
+    np.testing.assert_array_equal(np.from_dlpack(one), DATA)
+
+
+def test_containers_may_be_arguments_wherever_arrays_may(auto_mesh: Mesh) -> None:
+    g, rows = make(auto_mesh), make(auto_mesh, P(), np.array([3, 1]))
+    np.testing.assert_array_equal(g.take(rows, axis=0), DATA[[3, 1]])
+    np.testing.assert_array_equal(g.take(indices=rows, axis=0), DATA[[3, 1]])
+    np.testing.assert_array_equal(g.at[rows].set(g[:2])[1], DATA[1])
+    np.testing.assert_array_equal(g.at[rows].add(make(auto_mesh, P(), DATA[:2]))[3], [6, 8])
+    np.testing.assert_array_equal(g.array.at[rows.array].set(g.array[:2])[1], DATA[1])
+    assert g.sum(where=g > 3) == DATA[DATA > 3].sum()
+
+
+def test_the_same_works_while_it_is_being_traced(mesh: Mesh) -> None:
+    def statistics(g: gda.GlobalArray) -> tuple[jax.Array, ...]:
+        assert type(g.mean()) is not gda.GlobalArray
+        return g.mean(), g.var(axis=0), g.astype(jnp.bfloat16).sum(), g.swapaxes(0, 1)
+
+    for ours, theirs in zip(
+        jax.jit(statistics)(make(mesh)), jax.jit(statistics)(make(mesh).array), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_methods_are_documented_as_those_of_the_array() -> None:
+    assert "keepdims" in inspect.signature(gda.GlobalArray.sum).parameters
+    assert gda.GlobalArray.sum.__doc__.startswith("``sum`` of the ``jax.Array`` inside.\n\nSum of")
+    assert gda.GlobalArray.T.__doc__.startswith("``T`` of the ``jax.Array`` inside.\n\nCompute")
+    assert all(getattr(gda.GlobalArray, name).__doc__ for name in DELEGATED)
+
+
+def test_type_checkers_know_the_same_methods() -> None:
+    (body,) = (
+        node.body
+        for node in ast.walk(ast.parse(inspect.getsource(operators)))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    told = {
+        node.name if isinstance(node, ast.FunctionDef) else ast.unparse(node.targets[0])
+        for node in body
+        if isinstance(node, ast.FunctionDef | ast.Assign)
+    }
+    own = {name for name in DELEGATED if name in vars(gda.GlobalArray)}
+    # One has no use, and one is newer than the oldest JAX.
+    assert set(DELEGATED) - own - told <= {"flat", "unsafe_raw_buffer"}
+
+
+def test_what_is_not_there_in_a_trace_is_no_attribute(auto_mesh: Mesh) -> None:
+    def look(g: gda.GlobalArray) -> jax.Array:
+        assert not hasattr(g, "sharding")  # nor has the tracer
+        assert getattr(g, "spec", "unknown") == "unknown"
+        return jnp.zeros_like(g) + jax.lax.full_like(g, 2)  # which ask for it so
+
+    np.testing.assert_array_equal(jax.jit(look)(make(auto_mesh)), np.full((8, 2), 2))
+
+
+def test_copies_share_and_deep_copies_do_not(mesh: Mesh) -> None:
+    g = make(mesh)
+    shallow, deep = copy.copy(g), copy.deepcopy(g)
+    assert shallow.array is g.array
+    assert (deep.mesh, deep.spec) == (g.mesh, g.spec)
+    g.delete()
+    assert shallow.is_deleted()
+    np.testing.assert_array_equal(deep, DATA)
+
+
+def test_prng_keys_are_copied_too(mesh: Mesh) -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    g = gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda i: keys[i], copy=True)
+    again = copy.deepcopy(g)
+    g.delete()
+    np.testing.assert_array_equal(jax.random.key_data(again.array), jax.random.key_data(keys))
+
+
+def test_a_deep_copy_of_nothing_keeps_its_layout(mesh: Mesh) -> None:
+    g = make(mesh, P("x", "y"), np.zeros((0, 8), np.float32))
+    assert copy.deepcopy(g).spec == P("x", "y")
+
+
+# Pickles.
+
+
+def test_pickling_keeps_data_mesh_and_spec(mesh: Mesh) -> None:
+    for g in [
+        make(mesh),
+        make(mesh, P(None, "y")),
+        make(mesh, P("x"), jnp.arange(8, dtype=jnp.bfloat16)),
+        gda.GlobalArray.from_array(jax.device_put(DATA, jax.devices()[2])),
+    ]:
+        again = pickle.loads(pickle.dumps(g))
+        np.testing.assert_array_equal(again, g)
+        assert (again.dtype, again.mesh, again.spec) == (g.dtype, g.mesh, g.spec)
+
+
+def test_pickling_keeps_prng_keys(mesh: Mesh) -> None:
+    keys = jax.random.split(jax.random.key(0, impl="rbg"), 8)
+    g = gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda index: keys[index])
+    again = pickle.loads(pickle.dumps(g))
+    assert (again.dtype, again.spec) == (keys.dtype, P("x"))
+    np.testing.assert_array_equal(jax.random.key_data(again.array), jax.random.key_data(keys))
+
+
+@pytest.mark.parametrize("memory_kind", ["device", "pinned_host", "unpinned_host"])
+def test_pickling_keeps_the_memory_kind(mesh: Mesh, memory_kind: str) -> None:
+    sharding = NamedSharding(mesh, P("x"), memory_kind=memory_kind)
+    on_one = SingleDeviceSharding(jax.devices()[2], memory_kind=memory_kind)
+    for array in (jax.device_put(DATA, sharding), jax.device_put(DATA, on_one)):
+        g = gda.GlobalArray.from_array(array)
+        again = pickle.loads(pickle.dumps(g))
+        assert again.sharding == g.sharding
+        assert again.array.sharding.memory_kind == memory_kind
+        np.testing.assert_array_equal(again, DATA)
+
+
+@pytest.mark.parametrize("value", [2, 2.5, 1j])
+@pytest.mark.parametrize("shape", [(), (8,)])
+def test_pickling_keeps_a_weak_type(mesh: Mesh, value: complex, shape: tuple[int, ...]) -> None:
+    sharding = NamedSharding(mesh, P("x") if shape else P())
+    weak = jax.device_put(jnp.broadcast_to(value, shape), sharding)
+    assert weak.weak_type
+    again = pickle.loads(pickle.dumps(gda.GlobalArray.from_array(weak)))
+    assert again.array.weak_type
+    assert again.sharding == sharding
+    np.testing.assert_array_equal(again, weak)
+    strong = (
+        gda.GlobalArray.from_array(jax.device_put(np.zeros(8, np.float32), sharding))
+        if shape
+        else None
+    )
+    assert strong is None or not pickle.loads(pickle.dumps(strong)).array.weak_type
+
+
+def test_pickles_without_memory_kind_are_read(mesh: Mesh) -> None:
+    load, (state,) = make(mesh).__reduce__()
+    assert load(pickling.State(*state[:7])).sharding == NamedSharding(mesh, P("x", "y"))
+
+
+# Every block is here.
+
+
+@pytest.mark.processes(4, devices=2)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_process_with_every_block_gives_the_whole_value(kind: AxisType) -> None:
+    mesh = mesh_of({"x": 4, "y": 2}, kind)
+    whole = make(mesh, P(None, "y"))
+    assert not whole.is_fully_addressable
+    assert not whole.is_fully_replicated
+    np.testing.assert_array_equal(np.asarray(whole), DATA)
+    assert np.asarray(whole, np.int32).dtype == np.int32
+    assert np.array_equal(safetensors.numpy.load(safetensors.flax.save({"w": whole}))["w"], DATA)
+    part = make(mesh, P("x"))
+    with pytest.raises(RuntimeError, match="this process does not hold every block of Global"):
+        np.asarray(part)
+    with pytest.raises(TypeError, match="by a process that does not hold every block of it"):
+        pickle.dumps(part)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_a_process_with_every_block_pickles_alone(tmp_path: Path) -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    for g in (make(mesh, P(None, "y")), make(mesh, P())):
+        if jax.process_index() in (1, 2):  # nothing waits for the others
+            again = pickle.loads(pickle.dumps(g))
+            assert again.sharding == g.sharding
+            np.testing.assert_array_equal(again, DATA)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_a_process_without_a_block_has_no_value() -> None:
+    mesh = mesh_of({"x": 2})
+    g = gda.GlobalArray.from_callback((8, 2), mesh, P(), DATA.__getitem__, dtype=DATA.dtype)
+    if jax.process_index() == 0:
+        np.testing.assert_array_equal(np.asarray(g), DATA)
+    else:
+        with pytest.raises(RuntimeError, match="this process does not hold every block of Global"):
+            np.asarray(g)
+
+
+def test_unpickling_without_the_devices_says_what_is_missing(mesh: Mesh, tmp_path) -> None:
+    path = tmp_path / "array.pickle"
+    path.write_bytes(pickle.dumps(make(mesh)))
+    script = (
+        "import os, pickle, sys; del os.environ['XLA_FLAGS']; pickle.load(open(sys.argv[1], 'rb'))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, path],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert (
+        "RuntimeError: this GlobalArray was pickled on 8 cpu devices, mesh {'x': 4, 'y': 2}; "
+        "this process has 1, without those with id [1, 2, 3, 4, 5, 6, 7]"
+    ) in run.stderr
+    assert "XLA_FLAGS=--xla_force_host_platform_device_count=8" in run.stderr
+
+
+# Around something else than an array.
+
+
+@pytest.mark.parametrize("leaf", [None, object(), 3.0, "text"])
+def test_unflattening_takes_anything(leaf: object) -> None:
+    treedef = jax.tree.structure(gda.GlobalArray(array=0))
+    g = jax.tree.unflatten(treedef, [leaf])
+    assert g.array is leaf
+    assert repr(g) == f"GlobalArray(array={leaf!r})"
+    with pytest.raises(TypeError, match="this GlobalArray holds a .* and no jax.Array"):
+        g.mesh  # noqa: B018
+
+
+def test_what_the_array_inside_lacks_is_said_of_it(explicit_mesh: Mesh) -> None:
+    abstract = jax.eval_shape(lambda g: g, make(explicit_mesh))
+    with pytest.raises(AttributeError, match="'nbytes' here: 'ShapeDtypeStruct' object"):
+        abstract.nbytes  # noqa: B018
+    with pytest.raises(TypeError, match="a ShapeDtypeStruct has no data"):
+        abstract.local_shards[0].data  # noqa: B018
+    message = "'shape' here: this GlobalArray holds a NoneType and no"
+    with pytest.raises(AttributeError, match=message):
+        gda.GlobalArray(array=None).shape  # noqa: B018
+
+
+def test_a_container_around_no_array_names_to_numpy(mesh: Mesh) -> None:
+    g = make(mesh)
+    on_host = jax.device_get({"w": g})["w"]
+    shape = jax.tree.map(lambda x: x.shape, {"w": g})["w"]
+    uses = [
+        *(
+            partial(getattr(h, name), *arguments)
+            for h in (on_host, shape)
+            for name, arguments in [
+                ("reshard", [mesh, P()]),
+                ("gather", []),
+                ("fingerprint", []),
+                ("copy_to_host_async", []),
+                ("block_until_ready", []),
+                ("__reduce__", []),
+                ("__deepcopy__", [{}]),
+            ]
+        ),
+        *(
+            partial(getattr, h, name)
+            for h in (on_host, shape)
+            for name in [
+                "mesh",
+                "spec",
+                "grid",
+                "local_shards",
+                "sharding",
+            ]
+        ),
+        lambda: shape + 1,
+        lambda: shape[0],
+        lambda: np.asarray(shape),
+        lambda: shape.shape,
+    ]
+    for use in uses:
+        with pytest.raises((TypeError, AttributeError), match=r"use gda.to_numpy\(tree\)"):
+            use()
+    np.testing.assert_array_equal(np.asarray(on_host), DATA)
+    np.testing.assert_array_equal(on_host + 1, DATA + 1)
+    shapes = jax.tree.map(
+        lambda x: x.shape, {"w": g}, is_leaf=lambda x: isinstance(x, gda.GlobalArray)
+    )
+    assert shapes == {"w": (8, 2)}
+
+
+def test_abstract_values_keep_what_they_know(mesh: Mesh) -> None:
+    sharding = NamedSharding(mesh, P("x"))
+    g = gda.GlobalArray(array=jax.ShapeDtypeStruct((8, 2), jnp.float32, sharding=sharding))
+    assert (g.shape, g.dtype, g.mesh, g.spec) == ((8, 2), np.float32, mesh, P("x"))
+    assert [s.replica_id for s in g.local_shards] == [0, 1] * 4
+
+
+def test_traced_over_explicit_axes_it_knows_its_layout(explicit_mesh: Mesh) -> None:
+    seen = []
+
+    def look(g: gda.GlobalArray) -> jax.Array:
+        seen.append((repr(g), dict(g.mesh.shape), g.spec, g.local_shards[1]))
+        with pytest.raises(TypeError, match="no data while it is being traced"):
+            g.local_shards[0].data  # noqa: B018
+        return g + 1
+
+    jax.jit(look)(make(explicit_mesh))
+    ((text, shape, spec, shard),) = seen
+    assert "spec=P('x', 'y')" in text
+    assert (shape, spec) == ({"x": 4, "y": 2}, P("x", "y"))
+    assert (shard.device, shard.index, shard.replica_id) == (None, (slice(0, 2), slice(1, 2)), 0)
+
+
+def test_traced_over_auto_axes_it_says_what_to_use(auto_mesh: Mesh) -> None:
+    def look(g: gda.GlobalArray) -> jax.Array:
+        assert (g.shape, g.dtype, g.ndim, g.size) == ((8, 2), np.float32, 2, 16)
+        assert repr(g) == "GlobalArray(shape=(8, 2), dtype=float32, traced)"
+        for name in ("mesh", "spec", "sharding", "grid", "local_shards", "global_shards"):
+            with pytest.raises(TypeError, match=r"over Auto axes: .* gda\.constrain"):
+                getattr(g, name)
+        return g * 2
+
+    np.testing.assert_array_equal(jax.jit(look)(make(auto_mesh)), DATA * 2)
+
+
+def test_a_mesh_of_both_kinds_of_axes_is_treated_as_unknown_in_a_trace() -> None:
+    devices = np.array(jax.devices()).reshape(4, 2)
+    mesh = Mesh(devices, ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Auto))
+
+    def look(g: gda.GlobalArray) -> jax.Array:
+        with pytest.raises(TypeError, match="over Auto and Explicit axes"):
+            g.spec  # noqa: B018
+        return g + 1
+
+    jax.jit(look)(make(mesh, P("x")))
+
+
+@given(st.sampled_from([{"x": 8}, {"x": 2, "y": 2, "z": 2}]), st.booleans())
+def test_global_shards_cover_the_array(shape: dict[str, int], replicated: bool) -> None:
+    mesh = mesh_of(shape)
+    g = make(mesh, P() if replicated else P("x"))
+    covered = np.zeros((8, 2), int)
+    for shard in g.global_shards:
+        covered[shard.index] += 1
+    assert (covered == g.grid.num_replicas).all()

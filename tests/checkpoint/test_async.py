@@ -1,0 +1,317 @@
+"""Saves in the background, and fingerprints that tell what was saved."""
+
+import logging
+import re
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut, mesh_of
+
+import gda
+from gda.checkpoint import CorruptionError, SaveError, restore, save, save_async, saving
+from gda.checkpoint.format import manifest as manifests
+from gda.checkpoint.stores.directory import FileStore
+
+DATA = batch(16, 8)
+
+
+class Gate(FileStore):
+    """A directory into which nothing is written before the gate is opened."""
+
+    open_gate: threading.Event
+
+    def write(self, name: str, parts: Any) -> None:
+        assert self.open_gate.wait(30)
+        super().write(name, parts)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    gate = threading.Event()
+
+    def open_store(path: Any, *_: Any) -> Gate:
+        store = Gate(str(path))
+        store.open_gate = gate
+        return store
+
+    monkeypatch.setattr(saving, "open_store", open_store)
+    return gate
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Any:
+    before = set(threading.enumerate())
+    yield
+    assert {t for t in threading.enumerate() if t.name.startswith("gda")} <= before
+
+
+def test_arrays_may_be_changed_when_it_returns(
+    mesh: Mesh, tmp_path: Path, gate: threading.Event
+) -> None:
+    big = batch(1024, 512)
+    tree = {
+        "numpy": DATA.copy(),
+        "big": big.copy(),
+        "donated": jax.device_put(big, NamedSharding(mesh, P("x", "y"))),
+        "deleted": cut(DATA, mesh, P("x")),
+        "replicated": cut(DATA, mesh, P()),
+        "key": jax.random.key(0),
+    }
+    pending = save_async(tmp_path / "run", tree)
+    tree["numpy"] += 1
+    tree["big"][:] = -1
+    jax.block_until_ready(jax.jit(lambda x: x * 0, donate_argnums=0)(tree["donated"]))
+    assert tree["donated"].is_deleted()
+    for name in ("deleted", "replicated", "key"):
+        tree[name].delete()
+    assert not pending.done()
+    assert repr(pending) == f"<save to {tmp_path / 'run'}: running>"
+    message = re.escape(f"saving to {tmp_path / 'run'} is not done after 0 s")
+    with pytest.raises(TimeoutError, match=message):
+        pending.result(timeout=0)
+    gate.set()
+    pending.result()
+    assert pending.done()
+    assert repr(pending) == f"<save to {tmp_path / 'run'}: complete>"
+    restored = restore(tmp_path / "run", check_fingerprint=True)
+    for name in ("numpy", "deleted", "replicated"):
+        np.testing.assert_array_equal(restored[name], DATA)
+    for name in ("big", "donated"):
+        np.testing.assert_array_equal(restored[name], big)
+    np.testing.assert_array_equal(
+        jax.random.key_data(restored["key"]), jax.random.key_data(jax.random.key(0))
+    )
+
+
+def test_several_at_once(auto_mesh: Mesh, tmp_path: Path, gate: threading.Event) -> None:
+    pending = [
+        save_async(tmp_path / str(number), {"a": cut(DATA + number, auto_mesh, P("x"))})
+        for number in range(4)
+    ]
+    with pytest.raises(SaveError, match=r"another save into .*/2 is running"):
+        save_async(tmp_path / "2", {"a": 1}, overwrite=True)
+    gate.set()
+    for number, each in reversed(list(enumerate(pending))):
+        each.result(timeout=30)
+        each.result()
+        np.testing.assert_array_equal(restore(tmp_path / str(number))["a"], DATA + number)
+
+
+def test_what_is_wrong_with_the_tree_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="a leaf of type object cannot be saved"):
+        save_async(tmp_path, {"a": object()})
+    save(tmp_path, {"a": 1})
+    with pytest.raises(FileExistsError, match="pass overwrite=True to replace it"):
+        save_async(tmp_path, {"a": 1})
+
+
+def test_a_failure_is_logged_and_raised_by_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, {"a": 1})
+
+    def fail(store: Any, name: str, parts: Any) -> None:
+        raise OSError(28, "No space left on device", name)
+
+    monkeypatch.setattr(FileStore, "write", fail)
+    with caplog.at_level(logging.ERROR, "gda"):
+        pending = save_async(tmp_path, {"a": 2}, overwrite=True)
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left"):
+                pending.result()
+    assert pending.done()
+    assert repr(pending) == f"<save to {tmp_path}: failed>"
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert said.startswith(f"saving to {tmp_path} failed in the background: OSError: ")
+    assert restore(tmp_path) == {"a": 1}
+
+
+FAILING = """
+import sys, gda
+from gda.checkpoint.stores.directory import FileStore
+def fail(*_):
+    raise OSError("the disk is full")
+FileStore.write = fail
+gda.checkpoint.save_async(sys.argv[1] + '/unheard', {'a': 1})
+try:
+    gda.checkpoint.save_async(sys.argv[1] + '/heard', {'a': 1}).result()
+except OSError:
+    print('ended')
+"""
+
+
+def test_a_program_that_ends_warns_of_failures_that_it_did_not_hear_of(tmp_path: Path) -> None:
+    run = [sys.executable, "-c", FAILING, str(tmp_path)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "ended\n"
+    *_, last = done.stderr.splitlines()
+    assert last == (
+        f"saving to {tmp_path / 'unheard'} failed in the background: OSError: the disk is full; "
+        "the program did not call result() of it"
+    )
+    assert done.stderr.count("did not call result()") == 1
+
+
+PROGRAM = """
+import sys, gda, numpy as np
+gda.checkpoint.save_async(sys.argv[1], {'a': np.arange(3_000_000)})
+print('ended')
+"""
+
+
+def test_a_program_that_ends_finishes_its_saves(tmp_path: Path) -> None:
+    run = [sys.executable, "-c", PROGRAM, str(tmp_path / "run")]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "ended\n"
+    np.testing.assert_array_equal(restore(tmp_path / "run")["a"], np.arange(3_000_000))
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("is_checking", [True, False])
+def test_the_main_threads_compute_meanwhile(shared_tmp_path: Path, is_checking: bool) -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    total = jax.jit(lambda x: x.sum() + 0 * x, out_shardings=NamedSharding(mesh, P()))
+    with gda.checking_agreement(is_checking):
+        pending = []
+        for number in range(3):
+            tree = {"a": cut(DATA + number, mesh, P("x", "y")), "n": np.full(6, number, np.int32)}
+            pending.append(save_async(shared_tmp_path / str(number), tree))
+            tree["a"].delete()
+            for _ in range(3):
+                g = cut(DATA, mesh, P("y"))
+                assert float(total(g.array).addressable_data(0)[0, 0]) == DATA.sum()
+                np.testing.assert_array_equal(g.gather(), DATA)
+                assert g.reshard(P("x")).fingerprint() == g.fingerprint()
+        for each in pending:
+            each.result(timeout=50)
+        for number in range(3):
+            tree = restore(
+                shared_tmp_path / str(number), mesh=mesh, specs=P("y"), check_fingerprint=True
+            )
+            for shard in tree["a"].local_shards:
+                np.testing.assert_array_equal(shard.data, (DATA + number)[shard.index])
+
+
+# Fingerprints.
+
+
+def manifest_of(path: Path) -> manifests.Manifest:
+    return manifests.load((path / "manifest.json").read_bytes(), "")
+
+
+def test_fingerprints_are_those_of_the_arrays(mesh: Mesh, tmp_path: Path) -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    tree = {
+        "a": cut(DATA, mesh, P("x")),
+        "b": cut(DATA, mesh, P(None, ("x", "y"))),
+        "c": cut(batch(512, 1024), mesh, P("x", "y")),
+        "e": cut(DATA[:0], mesh, P("x")),
+        "k": gda.GlobalArray.from_array(jax.device_put(keys, NamedSharding(mesh, P("y")))),
+        "s": gda.GlobalArray.from_array(jax.device_put(jnp.float32(1), NamedSharding(mesh, P()))),
+        "u": gda.GlobalArray.from_array(jnp.ones(3)),
+    }
+    same = {"n": (DATA, "a"), "j": (jnp.asarray(DATA), "a"), "v": (np.ones(3, np.float32), "u")}
+    save(tmp_path / "run", {**tree, **{name: value for name, (value, _) in same.items()}})
+    save_async(tmp_path / "later", tree).result()
+    expected = {name: g.fingerprint() for name, g in tree.items()}
+    expected |= {name: expected[other] for name, (_, other) in same.items()}
+    for run in ("run", "later"):
+        for leaf in manifest_of(tmp_path / run).leaves:
+            assert leaf.fingerprint == expected[leaf.path[0]]
+
+
+@pytest.mark.processes(2, devices=4)
+def test_fingerprints_in_processes(shared_tmp_path: Path) -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    tree = {str(spec): cut(DATA, mesh, spec) for spec in (P(), P("x"), P(("y", "x")), P(None, "y"))}
+    save(shared_tmp_path, {**tree, "n": DATA, "j": jnp.asarray(DATA)})
+    (expected,) = {g.fingerprint() for g in tree.values()}
+    leaves = manifest_of(shared_tmp_path).leaves
+    assert {leaf.fingerprint for leaf in leaves} == {expected}
+
+
+def forge(path: Path, element: int) -> None:
+    """Change an element, and make chunk, checksums and manifest agree with it."""
+    manifest = manifest_of(path)
+    (array,) = [a for a in manifest.arrays if a.name.endswith("float32.0")]
+    file = path / manifest.data / array.name / "c.0"
+    data = np.frombuffer(file.read_bytes()[:-4], np.float32).copy()
+    data[element] += 1
+    crc = _crc(data)
+    file.write_bytes(data.tobytes() + crc.to_bytes(4, "little"))
+    arrays = [replace(a, crcs=[crc, *a.crcs[1:]]) if a is array else a for a in manifest.arrays]
+    forged = replace(manifest, arrays=tuple(arrays))
+    (path / "manifest.json").write_bytes(manifests.dump(forged))
+
+
+def _crc(data: np.ndarray) -> int:
+    import google_crc32c
+
+    return google_crc32c.value(data.tobytes())
+
+
+def test_what_was_altered_consistently_is_seen_by_its_fingerprint(
+    mesh: Mesh, tmp_path: Path
+) -> None:
+    save(tmp_path, {"a": cut(DATA, mesh, P("x")), "b": cut(DATA, mesh, P("x"))})
+    forge(tmp_path, 200)
+    restore(tmp_path, mesh=mesh, specs=P("y"))
+    gda.checkpoint.verify(tmp_path)
+    message = r"array \['b'\] is not what was saved: its fingerprint differs"
+    for arguments in ({"mesh": mesh, "specs": P("y")}, {}):
+        with pytest.raises(CorruptionError, match=message) as caught:
+            restore(tmp_path, check_fingerprint=True, **arguments)
+        assert len(caught.value.problems) == 1
+    restore(tmp_path, at=["a"], check_fingerprint=True)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_all_processes_hear_of_a_fingerprint_that_differs(shared_tmp_path: Path) -> None:
+    mesh = mesh_of({"x": 8})
+    save(shared_tmp_path, {"a": cut(DATA, mesh, P("x"))})
+    if jax.process_index() == 0:
+        forge(shared_tmp_path, 0)
+    gda.check_processes_agree(0, name="the checkpoint that was forged")
+    with pytest.raises((CorruptionError, SaveError), match="its fingerprint differs"):
+        restore(shared_tmp_path, mesh=mesh, specs=P("x"), check_fingerprint=True)
+
+
+def test_fingerprints_that_cannot_be_compared(auto_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"a": cut(DATA, auto_mesh, P("x")), "b": DATA}, fingerprint=False)
+    with pytest.raises(CorruptionError, match=r"without the fingerprints of \['a'\]; \['b'\]"):
+        restore(tmp_path, check_fingerprint=True)
+    save(tmp_path, {"a": DATA}, overwrite=True)
+    like = {"a": DATA.astype(np.float64)}
+    with pytest.raises(ValueError, match=r"what is cast has no fingerprint .* \['a'\]"):
+        restore(tmp_path, like, cast=True, check_fingerprint=True)
+
+
+def test_a_program_that_ends_finishes_what_it_saves(tmp_path: Path) -> None:
+    # Python 3.12 and newer start no thread any more once the main one has ended.
+    program = """
+import sys
+import jax
+import gda
+arrays = {str(i): jax.numpy.full((256, 1024), float(i)) for i in range(40)}
+gda.checkpoint.save_async(sys.argv[1], arrays)
+if len(sys.argv) > 2:
+    raise SystemExit(sys.argv[2])
+"""
+    for i, arguments in enumerate([[], ["the training failed"]]):
+        path = tmp_path / str(i)
+        command = [sys.executable, "-W", "error", "-c", program, str(path), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == len(arguments)
+        assert done.stderr.split("\n")[:-1] == arguments
+        assert len(gda.checkpoint.verify(path).leaves) == 40

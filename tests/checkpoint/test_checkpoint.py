@@ -1,0 +1,486 @@
+"""Checkpoints: trees of every kind go out and come back."""
+
+import dataclasses
+import re
+from collections import OrderedDict, defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+
+import gda
+from gda.arrays import buffers
+from gda.checkpoint import restore, save
+
+DATA = batch(16, 8)
+LONG = "k" * 3000
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    weights: Any
+    bias: Any
+    name: str = dataclasses.field(default="layer", metadata={"static": True})
+
+
+def assert_same(restored: Any, saved: Any) -> None:
+    """Compare trees: structure, types, shardings, and every bit."""
+    assert jax.tree.structure(restored) == jax.tree.structure(saved)
+    for got, given in zip(jax.tree.leaves(restored), jax.tree.leaves(saved), strict=True):
+        assert type(got) is type(given) or isinstance(given, np.generic), (got, given)
+        if isinstance(given, jax.Array):
+            assert (got.sharding, got.committed) == (given.sharding, given.committed)
+        if isinstance(given, jax.Array | np.ndarray | np.generic):
+            assert (got.shape, got.dtype) == (given.shape, given.dtype)
+            assert bits(got) == bits(given)
+        elif given == given:
+            assert got == given
+        else:
+            assert repr(got) == repr(given)
+
+
+def bits(array: Any) -> bytes:
+    array = array.array if isinstance(array, gda.GlobalArray) else array
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    return np.asarray(array).tobytes()
+
+
+def state(mesh: Mesh) -> dict[str, Any]:
+    """Return the state of a training run: parameters, optimiser, key, step."""
+    params = {
+        "w": cut(DATA, mesh, P("x", "y")),
+        "layers": [{"w": cut(DATA * n, mesh, P(None, "x")), "b": None} for n in range(2)],
+    }
+    optimiser = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+    return {
+        "params": params,
+        "optimiser": optimiser.init(params),
+        "key": jax.random.key(3),
+        "step": 7,
+    }
+
+
+# Trees.
+
+
+def test_a_training_state_comes_back_as_it_was(mesh: Mesh, tmp_path: Path) -> None:
+    tree = state(mesh)
+    save(tmp_path / "run", tree)
+    assert_same(restore(tmp_path / "run", tree), tree)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+        {**tree, "step": jnp.int32(7)},
+    )
+    restored = restore(tmp_path / "run", {**shapes, "step": 0})
+    assert_same(restored["params"], tree["params"])
+    assert restored["step"] == 7
+
+
+OPTIMISERS = {
+    "adam": optax.adam(1e-3),
+    "adamw": optax.adamw(optax.linear_schedule(1e-3, 0, 10)),
+    "sgd": optax.sgd(1e-3),
+    "chain": optax.chain(optax.clip(1.0), optax.masked(optax.adam(1e-3), {"w": True, "b": False})),
+    "injected": optax.inject_hyperparams(optax.adam)(learning_rate=1e-3),
+    "accumulated": optax.MultiSteps(optax.adam(1e-3), 4),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_states_of_optax(auto_mesh: Mesh, tmp_path: Path, name: str) -> None:
+    params = {"w": cut(DATA, auto_mesh, P("x")), "b": jnp.zeros(3)}
+    tree = OPTIMISERS[name].init(params)
+    save(tmp_path, tree)
+    assert_same(restore(tmp_path, tree), tree)
+    shapes = jax.eval_shape(OPTIMISERS[name].init, params)
+    elsewhere = restore(tmp_path, shapes, mesh=mesh_of({"z": 2}), specs=P())
+    assert jax.tree.structure(elsewhere) == jax.tree.structure(tree)
+    for got, given in zip(jax.tree.leaves(elsewhere), jax.tree.leaves(tree), strict=True):
+        assert got.sharding.mesh.shape == {"z": 2}
+        np.testing.assert_array_equal(got, given)
+
+
+TREES: dict[str, tuple[Any, Any]] = {
+    "an array alone": (np.arange(3), np.arange(3)),
+    "a number alone": (5, 5),
+    "None": (None, None),
+    "nothing in a tuple": ((), ()),
+    "empty containers": ({"a": {}, "b": [], "c": (), "d": None}, ...),
+    "nested": ({"a": [{"b": (1, [2, {"c": 3.5}])}, "x"]}, ...),
+    "integer keys": ({1: "a", -20: {0: "b"}}, ...),
+    "slashes, dots, other alphabets": ({"a/b": 1, "../c": 2, "ключ": 3, "": 4, "\0": 5}, ...),
+    "half a character": ({"\ud800": "\udfff"}, ...),
+    "a very long key": ({LONG: np.arange(3), LONG + "2": np.arange(4)}, ...),
+    "a named tuple": (Pair(1, None), {"first": 1, "second": None}),
+    "a named tuple in it": (Pair(Pair((), 2), []), {"first": {"first": (), "second": 2}}),
+    "a dataclass": (Layer(None, 2.0, "b"), {"weights": None, "bias": 2.0}),
+    "a dataclass without leaves": (Layer({}, optax.EmptyState()), {"weights": {}, "bias": {}}),
+    "ordered": (OrderedDict(b=1, a=2), {"b": 1, "a": 2}),
+    "a dict with defaults": (defaultdict(list, {"a": [1]}), {"a": [1]}),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_trees_without_and_with_like(tmp_path: Path, name: str) -> None:
+    tree, plain = TREES[name]
+    save(tmp_path, tree)
+    if name != "a named tuple in it":
+        assert_same(restore(tmp_path), tree if plain is ... else plain)
+    else:
+        assert restore(tmp_path) == {**plain, "second": []}
+    assert_same(restore(tmp_path, tree), tree)
+
+
+VALUES = [
+    *(True, False, 0, -(2**200), 1.5, float("inf"), float("-inf"), float("nan"), -0.0, 5e-324),
+    *(complex(1, -2), complex(float("nan"), float("-inf")), complex(-0.0, 0.0)),
+    *("", "text", "\ud800 \udfff", "\U0001f600", "\0\n", "x" * 100_000, b"", b"\xff\0" * 1000),
+]
+
+
+def test_values_come_back_with_their_types(tmp_path: Path) -> None:
+    save(tmp_path, VALUES)
+    restored = restore(tmp_path)
+    assert_same(restored, VALUES)
+    assert list(map(repr, restored)) == list(map(repr, VALUES))
+
+
+def test_a_value_is_never_a_number_of_another_type(tmp_path: Path) -> None:
+    save(tmp_path, {"flag": True, "count": 1})
+    with pytest.raises(ValueError, match=re.escape("at ['flag'], it has the bool True, and like")):
+        restore(tmp_path, {"flag": 1, "count": 1})
+    assert restore(tmp_path, {"flag": 0, "count": 0.0}, cast=True) == {"flag": 1, "count": 1.0}
+
+
+def test_numpy_arrays_of_any_order(tmp_path: Path) -> None:
+    base = batch(6, 8)
+    tree = {
+        "fortran": np.asfortranarray(base),
+        "strided": base[::2, ::-3],
+        "transposed": base.T,
+        "big endian": base.astype(">f4"),
+        "big endian integers": np.arange(5, dtype=">i8"),
+        "broadcast": np.broadcast_to(base[0], (3, 8)),
+        "read-only": base.view(),
+        "0-d": np.array(3.5),
+        "nothing": np.zeros((0, 3)),
+        "wide": np.arange(3),
+        "special": np.array([np.nan, -np.inf, -0.0, 1e-45], np.float32),
+        "complex": np.array([complex(np.nan, 1), complex(1, -np.inf)]),
+        "flags": np.array([True, False]),
+    }
+    tree["read-only"].flags.writeable = False
+    save(tmp_path, tree)
+    restored = restore(tmp_path)
+    for key, given in tree.items():
+        native = given.dtype.newbyteorder("=")
+        assert (restored[key].dtype, restored[key].shape) == (native, given.shape)
+        assert bits(restored[key]) == bits(np.ascontiguousarray(given, native).reshape(given.shape))
+        assert restored[key].flags.writeable
+    assert restore(tmp_path, tree)["big endian"].dtype == np.float32
+
+
+def test_scalars_of_numpy_come_back_as_arrays_without_dimensions(tmp_path: Path) -> None:
+    tree = {
+        "a": np.float32(1.5),
+        "b": np.int64(2**40),
+        "c": np.bool_(True),
+        "d": np.float64(2),
+        "e": np.str_("e"),
+        "f": np.bytes_(b"f"),
+    }
+    save(tmp_path, tree)
+    for restored in (restore(tmp_path), restore(tmp_path, tree)):
+        assert {key: type(value) for key, value in restored.items()} == (
+            dict.fromkeys("abcd", np.ndarray) | {"e": str, "f": bytes}
+        )
+        assert restored == tree
+
+
+def test_arrays_on_one_device_go_back_to_it(tmp_path: Path) -> None:
+    device = jax.devices()[3]
+    tree = {
+        "committed": jax.device_put(batch(4), device),
+        "uncommitted": jnp.asarray(batch(4)),
+        "scalar": jnp.float32(2),
+        "contained": gda.GlobalArray.from_array(jax.device_put(batch(4), device)),
+        "jitted": jax.jit(lambda: gda.GlobalArray.from_array(jnp.ones(3)))(),
+    }
+    save(tmp_path, tree)
+    assert_same(restore(tmp_path, tree), tree)
+    struct = jax.ShapeDtypeStruct((4,), np.float32, sharding=SingleDeviceSharding(device))
+    restored = restore(tmp_path, {"committed": struct}, partial=True)["committed"]
+    assert (restored.devices(), restored.committed) == ({device}, True)
+
+
+@pytest.mark.parametrize("kind", ["device", "pinned_host", "unpinned_host"])
+def test_memory_of_the_host(auto_mesh: Mesh, tmp_path: Path, kind: str) -> None:
+    if kind not in {memory.kind for memory in jax.devices()[0].addressable_memories()}:
+        kind = jax.devices()[0].default_memory().kind
+    sharding = NamedSharding(auto_mesh, P("x"), memory_kind=kind)
+    alone = SingleDeviceSharding(jax.devices()[2], memory_kind=kind)
+    tree = {"a": jax.device_put(DATA, sharding), "b": jax.device_put(DATA, alone)}
+    save(tmp_path, tree)
+    assert_same(restore(tmp_path, tree, check_fingerprint=True), tree)
+
+
+def test_arrays_that_jit_lays_out(auto_mesh: Mesh, tmp_path: Path) -> None:
+    """Some versions of JAX give these shardings that name no mesh."""
+    keys = jax.random.split(jax.random.key(0), 16)
+    over_x = NamedSharding(auto_mesh, P("x"))
+    fold = jax.jit(lambda x: x.reshape(2, 8, *x.shape[1:]).swapaxes(0, 1))
+    tree = {"a": fold(jax.device_put(DATA, over_x)), "k": fold(jax.device_put(keys, over_x))}
+    save(tmp_path, tree)
+    for arguments in ({}, {"mesh": auto_mesh, "specs": P("y")}):
+        restored = restore(tmp_path, check_fingerprint=True, **arguments)
+        for name, given in tree.items():
+            assert restored[name].dtype == given.dtype
+            assert bits(restored[name]) == bits(given)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_prng_keys(mesh: Mesh, tmp_path: Path, impl: str) -> None:
+    keys = jax.random.split(jax.random.key(5, impl=impl), 8)
+    sharded = jax.device_put(keys, NamedSharding(mesh, P("x")))
+    tree = {
+        "one": keys[0],
+        "many": keys.reshape(2, 4),
+        "sharded": sharded,
+        "contained": gda.GlobalArray.from_array(sharded),
+        "old": jax.random.key_data(keys[1]),
+    }
+    save(tmp_path, tree)
+    assert_same(restore(tmp_path, tree, check_fingerprint=True), tree)
+    specs = {
+        "one": P(),
+        "many": P("y", "x"),
+        "sharded": P(("x", "y")),
+        "contained": P("y"),
+        "old": P(),
+    }
+    restored = restore(tmp_path, mesh=mesh, specs=specs, check_fingerprint=True)
+    plain = restore(tmp_path, check_fingerprint=True)
+    for key, given in tree.items():
+        for got in (restored[key], plain[key]):
+            assert (got.dtype, got.shape, bits(got)) == (given.dtype, given.shape, bits(given))
+        assert restored[key].sharding.is_equivalent_to(NamedSharding(mesh, specs[key]), given.ndim)
+    np.testing.assert_array_equal(
+        jax.random.normal(restored["one"]), jax.random.normal(tree["one"])
+    )
+
+
+# Onto layouts.
+
+
+def test_an_array_without_memory_is_named(
+    auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, {"g": [np.ones(3, np.int8), cut(DATA, auto_mesh, P("x"))]})
+    memory = buffers.Memory
+    monkeypatch.setattr(buffers, "Memory", lambda n, dtype: memory(n if n < 256 else 2**60, dtype))
+    with pytest.raises(MemoryError) as caught:
+        restore(tmp_path)
+    assert caught.value.__notes__ == [
+        f"gda: no memory for an array of shape {DATA.shape} and dtype {DATA.dtype}, "
+        f"{DATA.nbytes} B",
+        "gda: at ['g'][1] of the tree",
+    ]
+
+
+def test_without_like_and_specs_arrays_come_back_whole_on_the_host(
+    auto_mesh: Mesh, tmp_path: Path
+) -> None:
+    save(tmp_path, {"g": cut(DATA, auto_mesh, P("x")), "a": jnp.ones(3), "n": np.ones(3)})
+    restored = restore(tmp_path)
+    assert {type(value) for value in restored.values()} == {np.ndarray}
+    np.testing.assert_array_equal(restored["g"], DATA)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("order", ORDERS)
+def test_onto_another_mesh(mesh: Mesh, tmp_path: Path, order: str, kind: AxisType) -> None:
+    save(tmp_path, {"g": cut(DATA, mesh, P("x", "y")), "n": DATA[0], "k": "text"})
+    other = ordered_mesh(ORDERS[order], {"a": 2, "b": 2, "c": 2}, kind)
+    for spec in (P(), P("c", ("b", "a")), P(("a", "b", "c")), P(None, "b")):
+        restored = restore(tmp_path, mesh=other, specs={"g": spec, "n": P()})
+        assert isinstance(restored["g"], gda.GlobalArray)
+        assert restored["g"].sharding == NamedSharding(other, spec)
+        np.testing.assert_array_equal(restored["g"], DATA)
+        assert isinstance(restored["n"], gda.GlobalArray)
+        assert restored["n"].sharding == NamedSharding(other, P())
+        assert restored["k"] == "text"
+
+
+def test_kinds_are_containers_over_a_mesh_or_those_of_like(auto_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"g": cut(DATA, auto_mesh, P("x")), "a": jnp.asarray(DATA), "n": DATA})
+    restored = restore(tmp_path, mesh=auto_mesh, specs=P("y"))
+    sharding = NamedSharding(auto_mesh, P("y"))
+    for value in restored.values():
+        assert isinstance(value, gda.GlobalArray)
+        assert value.sharding == sharding
+        np.testing.assert_array_equal(value, DATA)
+    struct = jax.ShapeDtypeStruct(DATA.shape, DATA.dtype, sharding=sharding)
+    like = {"g": DATA, "a": gda.GlobalArray(array=struct), "n": struct}
+    restored = restore(tmp_path, like)
+    assert isinstance(restored["g"], np.ndarray)
+    assert isinstance(restored["a"], gda.GlobalArray)
+    assert (restored["a"].sharding, restored["n"].sharding) == (sharding, sharding)
+    for value in restored.values():
+        np.testing.assert_array_equal(value, DATA)
+    like = {"g": DATA, "a": jnp.asarray(DATA), "n": DATA}
+    restored = restore(tmp_path, like, mesh=auto_mesh, specs=P("y"))
+    assert [type(value) for value in jax.tree.leaves(restored)] == [
+        type(value) for value in jax.tree.leaves(like)
+    ]
+    assert restored["a"].sharding == sharding
+
+
+def test_shardings_in_place_of_mesh_and_specs(mesh: Mesh, tmp_path: Path) -> None:
+    tree = {"a": cut(DATA, mesh, P("x")), "b": {"c": DATA, "d": jnp.ones(())}, "step": 3}
+    save(tmp_path, tree)
+    other = mesh_of({"z": 8})
+    everywhere = NamedSharding(other, P())
+    restored = restore(tmp_path, mesh=everywhere)
+    for value in jax.tree.leaves(restored, is_leaf=lambda x: isinstance(x, gda.GlobalArray))[:3]:
+        assert (type(value), value.sharding) == (gda.GlobalArray, everywhere)
+    shardings = {"a": NamedSharding(mesh, P("y", "x")), "b": everywhere}  # a prefix
+    for arguments in ({}, {"like": tree}):
+        restored = restore(tmp_path, mesh=shardings, **arguments)
+        assert restored["a"].sharding == shardings["a"]
+        assert restored["b"]["d"].sharding == everywhere
+        assert isinstance(restored["b"]["c"], np.ndarray if arguments else gda.GlobalArray)
+        np.testing.assert_array_equal(restored["a"], DATA)
+    device = SingleDeviceSharding(jax.devices()[3])
+    restored = restore(tmp_path, mesh=device, at=["b"])
+    for value in restored.values():
+        assert value.sharding.device_set == device.device_set
+    memory = jax.devices()[0].default_memory()
+    kinds = [each.kind for each in jax.devices()[0].addressable_memories() if each != memory]
+    for kind in kinds:
+        placed = restore(tmp_path, mesh=everywhere.with_memory_kind(kind), at=["a"])
+        assert placed.sharding.memory_kind == kind
+
+
+def test_specs_are_for_all_below_them(auto_mesh: Mesh, tmp_path: Path) -> None:
+    tree = state(auto_mesh)["params"]
+    save(tmp_path, tree)
+    for specs in (
+        {"w": P("y"), "layers": P("x")},
+        {"w": P("y"), "layers": [P("x"), {"w": P("x"), "b": None}]},
+    ):
+        restored = restore(tmp_path, mesh=auto_mesh, specs=specs)
+        assert restored["w"].spec == P("y")
+        assert [layer["w"].spec for layer in restored["layers"]] == [P("x"), P("x")]
+    assert restore(tmp_path, mesh=auto_mesh, specs=["x", None])["w"].spec == P("x", None)
+
+
+def test_specs_overrule_the_layout_of_like(auto_mesh: Mesh, tmp_path: Path) -> None:
+    tree = {"a": cut(DATA, auto_mesh, P("x")), "b": cut(DATA, auto_mesh, P("x"))}
+    save(tmp_path, tree)
+    restored = restore(tmp_path, tree, mesh=auto_mesh, specs={"a": P("y")})
+    assert (restored["a"].spec, restored["b"].spec) == (P("y"), P("x"))
+
+
+def test_shapes_of_a_function_that_makes_the_tree(mesh: Mesh, tmp_path: Path) -> None:
+    def init(key: jax.Array) -> Any:
+        w = jax.random.normal(key, (16, 8))
+        return Layer(gda.GlobalArray.from_array(w), jnp.zeros(8), "b")
+
+    tree = init(jax.random.key(0))
+    save(tmp_path, tree)
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    restored = restore(tmp_path, shapes, mesh=mesh, specs=Layer(P("x", "y"), P("x"), "b"))
+    assert isinstance(restored, Layer)
+    assert isinstance(restored.weights, gda.GlobalArray)
+    assert (restored.weights.spec, restored.bias.sharding.spec) == (P("x", "y"), P("x"))
+    np.testing.assert_array_equal(restored.weights, tree.weights)
+
+
+def test_arrays_that_were_donated_say_how_they_were(mesh: Mesh, tmp_path: Path) -> None:
+    tree = {"g": cut(DATA, mesh, P("x")), "a": jnp.asarray(DATA)}
+    save(tmp_path, tree)
+    shardings = jax.tree.map(lambda x: x.sharding, tree)
+    for leaf in jax.tree.leaves(tree):
+        leaf.delete()
+    restored = restore(tmp_path, tree)
+    assert jax.tree.map(lambda x: x.sharding, restored) == shardings
+    np.testing.assert_array_equal(restored["g"], DATA)
+
+
+# Parts.
+
+
+def test_a_part_of_the_tree(auto_mesh: Mesh, tmp_path: Path) -> None:
+    tree = state(auto_mesh)
+    save(tmp_path, tree)
+    restored = restore(tmp_path, tree["params"], at=["params"])
+    assert_same(restored, tree["params"])
+    assert_same(restore(tmp_path, tree["params"]["w"], at=("params", "w")), tree["params"]["w"])
+    layer = restore(tmp_path, at=["params", "layers", 1], mesh=auto_mesh, specs={"w": P("y")})
+    assert (layer["w"].spec, layer["b"]) == (P("y"), None)
+    assert restore(tmp_path, at=["step"]) == 7
+    assert restore(tmp_path, at=["params", "layers", 0, "b"]) is None
+    assert restore(tmp_path, at=["optimiser", 1, 0, "count"]) == 0
+
+
+def test_the_leaves_of_like_alone(auto_mesh: Mesh, tmp_path: Path) -> None:
+    tree = state(auto_mesh)
+    save(tmp_path, tree)
+    like = {"params": {"w": tree["params"]["w"]}, "step": 0}
+    assert_same(restore(tmp_path, like, partial=True), {**like, "step": 7})
+
+
+def test_casts_are_those_of_numpy(auto_mesh: Mesh, tmp_path: Path) -> None:
+    data = np.array([[1.25, -2.75], [3e38, 1e-3]] * 4, np.float32)
+    save(tmp_path, {"a": cut(data, auto_mesh, P("x")), "b": np.arange(5) + 0.5})
+    like = {
+        "a": jax.ShapeDtypeStruct((8, 2), jnp.bfloat16, sharding=NamedSharding(auto_mesh, P("y"))),
+        "b": np.zeros(5, np.int8),
+    }
+    restored = restore(tmp_path, like, cast=True)
+    assert bits(restored["a"]) == data.astype(jnp.bfloat16).tobytes()
+    np.testing.assert_array_equal(restored["b"], np.arange(5, dtype=np.int8))
+
+
+def test_what_is_not_committed_stays_so_under_a_mesh_that_is_set(
+    mesh: Mesh, tmp_path: Path
+) -> None:
+    few = mesh_of({"z": 2})
+    tree = {
+        "w": cut(batch(8), few, P("z")),
+        "step": jax.numpy.int32(3),
+        "rate": jax.numpy.asarray(0.1),
+        "key": jax.random.key(1),
+    }
+    save(tmp_path, tree)
+    with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
+        restored = restore(tmp_path, like=tree)
+    for name in ("step", "rate", "key"):
+        assert not restored[name].committed
+    assert np.array_equal(restored["w"].array * restored["step"], batch(8) * 3)
+    assert restored["rate"].weak_type
+    assert (jax.numpy.ones(2, jax.numpy.bfloat16) * restored["rate"]).dtype == jax.numpy.bfloat16
+    assert not restored["step"].weak_type
+
+
+@pytest.mark.parametrize(
+    "number", [10**5000, -(10**5000), 2**999, -(2**1000), 0], ids=["1", "2", "3", "4", "5"]
+)
+def test_integers_of_any_length(number: int, tmp_path: Path) -> None:
+    save(tmp_path, {"number": number})
+    assert restore(tmp_path)["number"] == number
+    assert str(gda.checkpoint.verify(tmp_path)).startswith("['number']  int")

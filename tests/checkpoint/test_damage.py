@@ -1,0 +1,1043 @@
+"""Checkpoints that are damaged, or that somebody hostile made: an error, never wrong data."""
+
+import ast
+import contextlib
+import copy
+import itertools
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import socket
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from damaged import (
+    Damaged,
+    Edit,
+    array_named,
+    leaf_at,
+    make_tree,
+    on_array,
+    on_leaf,
+    on_piece,
+    put,
+    save_tiny,
+    sealed,
+)
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+from meshes import cut, mesh_of
+
+import gda
+from gda.checkpoint import CheckpointNotFoundError, CorruptionError
+from gda.checkpoint.format import manifest as manifests
+from gda.checkpoint.format import zarr_format
+from gda.checkpoint.stores.directory import FileStore
+
+
+@pytest.fixture(params=[None, "zstd"], ids=["plain", "zstd"])
+def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> Damaged:
+    save_tiny(tmp_path / "run", make_tree(), request.param)
+    return Damaged(tmp_path / "run")
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Damaged:
+    save_tiny(tmp_path / "run", make_tree())
+    return Damaged(tmp_path / "run")
+
+
+def restore(path: Path, **options: Any) -> Any:
+    return gda.checkpoint.restore(path, max_workers=1, **options)
+
+
+def verify(path: Path) -> Any:
+    return gda.checkpoint.verify(path, max_workers=1)
+
+
+def said_by(function: Callable[[Path], Any], path: Path) -> str:
+    """What the error says that must come."""
+    with pytest.raises(CorruptionError) as caught:
+        function(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+def check_found(damaged: Damaged, file: Path, *functions: Callable[[Path], Any]) -> None:
+    """That the damage of a file is found, and named."""
+    for function in functions:
+        said = said_by(function, damaged.path)
+        assert str(file) in said
+        if file.parent.parent == damaged.data:
+            assert any(leaf in said for leaf in damaged.leaves_in(file))
+            assert ("its metadata" if file.name == "zarr.json" else f"chunk {file.name}") in said
+
+
+def numbers_of(array: Any) -> np.ndarray:
+    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(array) if is_key else array)
+
+
+def check_equal(tree: Any, expected: Any) -> None:
+    assert jax.tree.structure(tree) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True):
+        if isinstance(b, str | int):
+            assert a == b
+            continue
+        a, b = numbers_of(a), numbers_of(b)
+        np.testing.assert_array_equal(a, b)
+
+
+# Damage.
+
+
+def test_whole_checkpoints_pass(damaged: Damaged) -> None:
+    assert verify(damaged.path).nbytes == sum(
+        leaf.nbytes
+        for leaf in gda.checkpoint.inspect(damaged.path).leaves
+        if hasattr(leaf, "nbytes")
+    )
+    check_equal(restore(damaged.path), plain_arrays(make_tree()))
+    assert {file.parent.name.partition(".")[0] for file in damaged.chunks} >= {"packed", "00000"}
+    assert len(damaged.chunks) >= 11
+
+
+def plain_arrays(tree: Any) -> Any:
+    is_array = lambda leaf: isinstance(leaf, gda.GlobalArray)  # noqa: E731
+    return jax.tree.map(lambda leaf: getattr(leaf, "array", leaf), tree, is_leaf=is_array)
+
+
+def test_every_flipped_byte_of_a_manifest_is_found(plain: Damaged) -> None:
+    whole = plain.whole[plain.manifest]
+    for position in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[position] ^= 1 << position % 8
+        with pytest.raises(CorruptionError, match="manifest.json"):
+            manifests.load(bytes(flipped), "manifest.json")
+        if position % 50 == 0:
+            with plain.changed(plain.manifest, bytes(flipped)):
+                check_found(plain, plain.manifest, restore, verify, gda.checkpoint.inspect)
+
+
+def test_every_flipped_byte_of_a_chunk_is_found(damaged: Damaged) -> None:
+    for file in damaged.chunks:
+        for position in range(len(damaged.whole[file])):
+            flipped = bytearray(damaged.whole[file])
+            flipped[position] ^= 1 << position % 8
+            with damaged.changed(file, bytes(flipped)):
+                check_found(damaged, file, restore)
+                if position % 5 == 0:
+                    check_found(damaged, file, verify)
+
+
+def test_every_flipped_byte_of_metadata_is_found(plain: Damaged) -> None:
+    for file in plain.data.glob("*/zarr.json"):
+        # Metadata are all checked alike: of two arrays every byte, of the others some.
+        is_chosen = file.parent.name.endswith("w") or file.parent.name.startswith("packed.b")
+        for position in range(0, len(plain.whole[file]), 1 if is_chosen else 20):
+            flipped = bytearray(plain.whole[file])
+            flipped[position] ^= 1 << position % 8
+            with plain.changed(file, bytes(flipped)):
+                # Of the one array alone, which is quicker.
+                path = next(
+                    leaf["path"]
+                    for leaf in plain.body["leaves"]
+                    if "".join(f"[{key!r}]" for key in leaf["path"]) in plain.leaves_in(file)
+                )
+                check_found(plain, file, lambda root, at=path: restore(root, at=at))
+                if position % 50 == 0:
+                    check_found(plain, file, restore, verify)
+
+
+@pytest.mark.parametrize(
+    ("of_array", "of_leaf", "said"),
+    [
+        ({"dtype": "int32"}, {"dtype": "int32"}, "its data_type is 'float32', and there 'int32'"),
+        (
+            {"shape": [4, 8], "chunk_shape": [1, 8]},
+            {"shape": [4, 8]},
+            r"its shape is \[8, 4\], and there \[4, 8\]",
+        ),
+    ],
+)
+def test_a_manifest_that_contradicts_the_metadata_of_an_array(
+    plain: Damaged, of_array: dict[str, Any], of_leaf: dict[str, Any], said: str
+) -> None:
+    def edit(body: dict[str, Any]) -> None:
+        on_array(**of_array)(body)
+        on_leaf("w", **of_leaf)(body)
+
+    plain.seal(edit)
+    for function in (restore, verify):
+        found = said_by(function, plain.path)
+        assert "array ['w'], its metadata: " in found
+        assert re.search(f"contradicts the manifest: {said}", found)
+
+
+def test_fingerprints_tell_of_arrays_that_changed_places(tmp_path: Path) -> None:
+    save_tiny(tmp_path, make_tree() | {"v": make_tree(1)["w"]})
+    damaged = Damaged(tmp_path)
+    gda.checkpoint.verify(tmp_path, fingerprints=True)
+
+    def swap(body: dict[str, Any]) -> None:
+        one, other = leaf_at(body, "w"), leaf_at(body, "v")
+        one["array"], other["array"] = other["array"], one["array"]
+
+    damaged.seal(swap)
+    verify(tmp_path)  # every file is what the manifest says
+    with pytest.raises(CorruptionError) as caught:
+        gda.checkpoint.verify(tmp_path, fingerprints=True)
+    said = "array ['{}'] is not what was saved: its fingerprint differs"
+    assert sorted(caught.value.problems) == [said.format("v"), said.format("w")]
+
+
+@pytest.mark.parametrize("max_workers", [1, 4])
+def test_fingerprints_of_every_kind_of_array_are_recomputed(
+    damaged: Damaged, max_workers: int
+) -> None:
+    def verify_all() -> None:
+        gda.checkpoint.verify(damaged.path, fingerprints=True, max_workers=max_workers)
+
+    verify_all()
+    leaves = [leaf for leaf in damaged.body["leaves"] if "fingerprint" in leaf]
+    assert len(leaves) == 8
+    for leaf in leaves:
+        damaged.seal(on_leaf(*leaf["path"], fingerprint="0" * 32))
+        with pytest.raises(CorruptionError) as caught:
+            verify_all()
+        path = "".join(f"[{key!r}]" for key in leaf["path"])
+        assert caught.value.problems == (
+            f"array {path} is not what was saved: its fingerprint differs",
+        )
+        damaged.seal(lambda body, leaf=leaf: leaf_at(body, *leaf["path"]).pop("fingerprint"))
+        with pytest.raises(CorruptionError, match=r"was saved without the fingerprints of \['"):
+            verify_all()
+    damaged.seal(on_leaf("key", key_impl="unknown"))
+    with pytest.raises(CorruptionError, match=r"array \['key'\]: unrecognized PRNG"):
+        verify_all()
+
+
+def test_the_group_is_for_other_tools_and_verified(plain: Damaged) -> None:
+    group = plain.data / "zarr.json"
+    whole = plain.whole[group]
+    places = range(0, len(whole), 13)
+    wrongs = [bytes([*whole[:i], whole[i] ^ 1, *whole[i + 1 :]]) for i in places]
+    for wrong in [None, b"", whole[:-1], whole + b" ", b" " * 2**21, *wrongs]:
+        with plain.changed(group, wrong):
+            check_found(plain, group, verify)
+    with plain.changed(group, None):
+        check_equal(restore(plain.path), plain_arrays(make_tree()))
+
+
+def test_every_other_length_of_a_file_is_found(damaged: Damaged) -> None:
+    for file in [*damaged.chunks, *damaged.data.glob("*/zarr.json"), damaged.manifest]:
+        whole = damaged.whole[file]
+        step = 1 if file in damaged.chunks and damaged.codec == "bytes" else 3
+        step = step if file in damaged.chunks else 100
+        shorter = [whole[:length] for length in range(0, len(whole), step)]
+        longer = [whole + b"\0", whole + whole, b"\0" + whole]
+        for data in [*shorter, *longer]:
+            with damaged.changed(file, data):
+                check_found(damaged, file, restore)
+        for data in (whole[:-1], b"", longer[0], None):
+            with damaged.changed(file, data):
+                if file == damaged.manifest and data is None:
+                    with pytest.raises(CheckpointNotFoundError):
+                        restore(damaged.path)
+                else:
+                    check_found(damaged, file, restore, verify)
+
+
+def test_random_bits_of_a_larger_checkpoint(tmp_path: Path) -> None:
+    mesh = mesh_of({"x": 8})
+    g = cut(np.random.default_rng(0).random((2048, 256), np.float32), mesh, P("x"))
+    tree = {"w": g, "v": np.arange(300_000, dtype=np.int32)}
+    gda.checkpoint.save(tmp_path / "run", tree)
+    damaged = Damaged(tmp_path / "run")
+    chance = random.Random(0)
+    assert len(damaged.chunks) == 9
+    for _ in range(30):
+        file = chance.choice(damaged.chunks)
+        flipped = bytearray(damaged.whole[file])
+        flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
+        with damaged.changed(file, bytes(flipped)):
+            check_found(damaged, file, verify, lambda path: restore(path, mesh=mesh, specs=P()))
+            check_found(damaged, file, lambda path: gda.checkpoint.restore(path, like=tree))
+
+
+def test_chunks_that_changed_places(damaged: Damaged) -> None:
+    by_array: dict[Path, list[Path]] = {}
+    for file in damaged.chunks:
+        by_array.setdefault(file.parent, []).append(file)
+    for files in by_array.values():
+        for one, other in itertools.pairwise(files):
+            with (
+                damaged.changed(one, damaged.whole[other]),
+                damaged.changed(other, damaged.whole[one]),
+            ):
+                check_found(damaged, one, restore, verify)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_chunks_of_an_older_save_say_so(tmp_path: Path, compression: str | None) -> None:
+    save_tiny(tmp_path / "old", make_tree(1), compression)
+    save_tiny(tmp_path / "new", make_tree(), compression)
+    old, new = Damaged(tmp_path / "old"), Damaged(tmp_path / "new")
+    mixed = 0
+    for file in new.chunks:
+        other = old.whole[old.data / file.relative_to(new.data)]
+        if other == new.whole[file]:
+            continue  # the same data, which no save can tell apart
+        mixed += 1
+        with new.changed(file, other):
+            check_found(new, file, restore, verify)
+            if len(other) == len(new.whole[file]):
+                assert "comes from another save" in said_by(verify, new.path)
+    assert mixed > 8
+    shutil.rmtree(new.data)
+    shutil.copytree(old.data, new.data)
+    with pytest.raises(CorruptionError) as caught:
+        verify(new.path)
+    assert len(caught.value.problems) >= mixed
+    check_found(new, new.data, restore)
+
+
+def test_an_older_manifest_over_newer_data(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    save_tiny(path, make_tree(1))
+    old = Damaged(path)
+    save_tiny(path, make_tree(), overwrite=True)
+    new = Damaged(path)
+    path.joinpath("manifest.json").write_bytes(old.whole[old.manifest])
+    for function in (restore, verify):
+        assert "is missing" in said_by(function, path)
+    new.seal({**old.body, "data": new.body["data"]})
+    for function in (restore, verify):
+        assert "comes from another save" in said_by(function, path)
+    save_tiny(path, make_tree(2), overwrite=True)  # which is how one gets out of it
+    check_equal(restore(path), plain_arrays(make_tree(2)))
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        (b"", "does not begin as a manifest of gda does"),
+        (b"\0" * 5000, "does not begin as a manifest of gda does"),
+        (b"\xff\xfe\x00\x01" * 100, "does not begin as a manifest of gda does"),
+        (b"{}", "does not begin as a manifest of gda does"),
+        (b"[1, 2]\n{}", "does not begin as a manifest of gda does"),
+        (b"3\n", "does not begin as a manifest of gda does"),
+        (b"[" * 900, "does not begin as a manifest of gda does"),
+        (b'{"gda-checkpoint": ' + b"9" * 5000, "does not begin as a manifest of gda does"),
+        (b'{"zarr_format": 3}\n', "does not begin as a manifest of gda does"),
+        (sealed(b"{}", 2), "is of version 2; this gda reads version 1"),
+        (sealed(b"{}", "x" * 500), "is of version 'xxxxxxxxx"),
+        (sealed(b"{}", 1.0), "is damaged: its 2 bytes are not those that its first line seals"),
+        (sealed(b"{}", True), "is damaged"),
+        (sealed(b"{}")[:-1], "is damaged: its 1 bytes"),
+        (sealed(b"{}") + b"\n", "is damaged: its 3 bytes"),
+        (b" " + sealed(b"{}"), "is damaged"),
+        (sealed(b"{}"), "the manifest has no 'data'"),
+        (sealed(b""), "is not a manifest"),
+        (sealed(b"\xff\xff"), "is not a manifest"),
+        (sealed(b"{}{}"), "is not a manifest"),
+        (sealed(b"[" * 10**6), "is not a manifest"),
+        (sealed(b'{"a":' * 10**6), "is not a manifest"),
+        (sealed(b"[1" + b"0" * 10**5 + b"]"), "is not a manifest"),
+        (sealed(b"null"), "the manifest is not an object"),
+        (sealed(b'{"data": 1, "data": 2}'), "an object has a key twice"),
+        (sealed(b'{"data": NaN}'), "NaN is not a number of JSON"),
+        (sealed(b'{"data": -Infinity}'), "-Infinity is not a number"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_a_manifest_that_is_none(plain: Damaged, file: bytes, message: str) -> None:
+    plain.manifest.write_bytes(file)
+    for function in (restore, verify, gda.checkpoint.inspect):
+        assert message in said_by(function, plain.path)
+
+
+def test_verify_lists_all_that_is_wrong(damaged: Damaged) -> None:
+    assert issubclass(CorruptionError, ValueError)
+    wrong = [*damaged.chunks[::2], *damaged.data.glob("*/zarr.json"), damaged.data / "zarr.json"]
+    for i, file in enumerate(wrong):
+        data = damaged.whole[file]
+        if i % 3 == 0:
+            file.unlink()
+        else:
+            file.write_bytes(data[:-1] if i % 3 == 1 else bytes([data[0] ^ 1]) + data[1:])
+    for workers in (1, 4):
+        with pytest.raises(CorruptionError) as caught:
+            gda.checkpoint.verify(damaged.path, max_workers=workers)
+        problems = caught.value.problems
+        assert len(problems) == len(wrong)
+        assert list(problems) == sorted(problems)
+        for file in wrong:
+            assert sum(f" {file} " in problem for problem in problems) == 1
+        assert "and" in str(caught.value)
+        assert "more" in str(caught.value)
+    shutil.rmtree(damaged.data)
+    with pytest.raises(CorruptionError) as caught:
+        verify(damaged.path)
+    assert len(caught.value.problems) == len(damaged.whole) - 1
+
+
+def test_what_is_not_wanted_may_be_damaged(plain: Damaged) -> None:
+    array = next(a["name"] for a in plain.body["arrays"] if a["name"].endswith("w"))
+    for file in (plain.data / array).iterdir():
+        file.unlink()
+    tree = restore(plain.path, at=["half"])
+    np.testing.assert_array_equal(tree, np.asarray(make_tree()["half"]))
+    check_found(plain, plain.data / array / "c.0.0", restore)
+
+
+def test_restore_reports_a_damaged_chunk_that_a_device_needs(plain: Damaged) -> None:
+    array = next(a["name"] for a in plain.body["arrays"] if a["name"].endswith("w"))
+    file = plain.data / array / "c.3.0"
+    mesh = mesh_of({"x": 4, "y": 2})
+    with plain.changed(file, bytes(len(plain.whole[file]))):
+        for spec in (P("x"), P(), P(None, "y")):
+            options = {"at": ["w"], "mesh": mesh, "specs": spec}
+            check_found(plain, file, lambda path, options=options: restore(path, **options))
+        check_found(plain, file, lambda path: restore(path, like=make_tree()))
+
+
+# Overwritten while it is read.
+
+
+@pytest.mark.parametrize("function", [restore, verify])
+def test_overwritten_meanwhile(
+    plain: Damaged, monkeypatch: pytest.MonkeyPatch, function: Callable[[Path], Any]
+) -> None:
+    read = FileStore.read
+
+    def read_late(store: FileStore, name: str, most: int) -> bytes:
+        data = read(store, name, most)
+        if name == "manifest.json" and not overwritten:
+            overwritten.append(True)
+            save_tiny(plain.path, make_tree(1), overwrite=True)
+        return data
+
+    overwritten: list[bool] = []
+    monkeypatch.setattr(FileStore, "read", read_late)
+    found = function(plain.path)  # it begins again
+    assert overwritten
+    if function is restore:
+        check_equal(found, plain_arrays(make_tree(1)))
+    else:
+        assert found == gda.checkpoint.inspect(plain.path)
+    check_equal(restore(plain.path), plain_arrays(make_tree(1)))
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_overwritten_time_and_again(
+    plain: Damaged, monkeypatch: pytest.MonkeyPatch, is_alone: bool
+) -> None:
+    read = FileStore.read
+    saved: list[int] = []
+    is_saving = False
+
+    def read_late(store: FileStore, name: str, most: int) -> bytes:
+        nonlocal is_saving
+        data = read(store, name, most)
+        if name == "manifest.json" and not is_saving:
+            is_saving = True
+            saved.append(len(saved))
+            save_tiny(plain.path, make_tree(len(saved)), overwrite=True)
+            is_saving = False
+        return data
+
+    monkeypatch.setattr(FileStore, "read", read_late)
+    if not is_alone:  # the others may have the tree of before
+        monkeypatch.setattr(jax, "process_count", lambda: 1 if is_saving else 2)
+    with pytest.raises(RuntimeError, match="was overwritten while it was being read"):
+        restore(plain.path)
+    assert len(saved) == (20 if is_alone else 2)  # one as it begins, one as it looks why it failed
+
+
+def test_restores_beside_saves_give_one_or_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    trees = [make_tree(0), make_tree(1)]
+    expected = [plain_arrays(tree) for tree in trees]
+    save_tiny(path, trees[0])
+    is_over = threading.Event()
+
+    def overwrite() -> None:
+        for number in range(1, 12):
+            gda.checkpoint.save(path, trees[number % 2], overwrite=True)
+        is_over.set()
+
+    thread = threading.Thread(target=overwrite)
+    thread.start()
+    restored = 0
+    while not is_over.is_set():
+        tree = restore(path)
+        check_equal(tree, expected[tree["step"] - 7])
+        restored += 1
+    thread.join()
+    check_equal(restore(path), expected[1])
+    assert restored
+
+
+# Not there.
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    def said(path: Path) -> str:
+        for function in (restore, verify, gda.checkpoint.inspect):
+            with pytest.raises(CheckpointNotFoundError) as caught:
+                function(path)
+            assert str(path) in str(caught.value)
+        return str(caught.value)
+
+    assert "no such directory" in said(tmp_path / "missing")
+    assert "it is empty" in said(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert "it is a file, or in one" in said(tmp_path / "file")
+    assert "it is a file, or in one" in said(tmp_path / "file" / "below")
+    assert "it has no manifest.json, but file" in said(tmp_path)
+    (tmp_path / "link").symlink_to("nowhere")
+    assert "no such directory" in said(tmp_path / "link")
+    many = tmp_path / "many"
+    many.mkdir()
+    for i in range(10):
+        (many / f"{i}\x1b[2J").write_text("")
+    assert r"but 0\x1b[2J, 1\x1b[2J, " in said(many)
+    assert said(many).endswith("...")
+    (many / "data-0123456789abcdef").mkdir()
+    assert "a save was begun there (data-0123456789abcdef) and never committed" in said(many)
+    assert issubclass(CheckpointNotFoundError, FileNotFoundError)
+
+
+# Files that are something else.
+
+
+def test_the_path_of_a_checkpoint_may_be_a_link(plain: Damaged, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(plain.path)
+    verify(tmp_path / "link")
+    check_equal(restore(tmp_path / "link"), plain_arrays(make_tree()))
+
+
+def some_files(damaged: Damaged) -> list[Path]:
+    array = damaged.chunks[0].parent
+    return [damaged.chunks[0], damaged.chunks[-1], array / "zarr.json", damaged.manifest]
+
+
+def test_links_within_a_checkpoint_are_refused(damaged: Damaged, tmp_path: Path) -> None:
+    array = damaged.chunks[0].parent
+    for place in [*some_files(damaged), damaged.data / "zarr.json", array, damaged.data]:
+        elsewhere = tmp_path / "elsewhere"
+        place.rename(elsewhere)
+        for target in (elsewhere, "/dev/zero", "/nowhere"):
+            place.symlink_to(target)
+            assert str(place) in said_by(verify, damaged.path)
+            if place.parent != damaged.data or place == array:
+                assert str(place) in said_by(restore, damaged.path)
+            place.unlink()
+        elsewhere.rename(place)
+    verify(damaged.path)
+
+
+def test_pipes_sockets_and_directories_are_refused(
+    plain: Damaged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in [*some_files(plain), plain.data / "zarr.json"]:
+        place.unlink()
+        with contextlib.ExitStack() as stack:
+            monkeypatch.chdir(place.parent)  # names of sockets are short
+            for make in (os.mkfifo, os.mkdir, stack.enter_context(socket.socket(1)).bind):
+                make(place.name)
+                assert f"{place} is not a regular file" in said_by(verify, plain.path)
+                place.rmdir() if place.is_dir() else place.unlink()
+        plain.mend()
+    verify(plain.path)
+
+
+# Manifests that somebody hostile made: whole by their seal.
+
+
+def without(*keys: Any) -> Edit:
+    def edit(body: Any) -> None:
+        for key in keys[:-1]:
+            body = body[key]
+        del body[keys[-1]]
+
+    return edit
+
+
+def nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def deep_structure(depth: int) -> Any:
+    value: Any = None
+    for _ in range(depth):
+        value = {"list": [value]}
+    return value
+
+
+def many_pieces(body: dict[str, Any]) -> None:
+    leaf_at(body, "more")["pieces"] = leaf_at(body, "more")["pieces"] * 10**4
+
+
+def swap_leaves(body: dict[str, Any]) -> None:
+    one, other = leaf_at(body, "small", 2), leaf_at(body, "more")
+    one["path"], other["path"] = other["path"], one["path"]
+
+
+def huge(body: dict[str, Any]) -> None:
+    """An array of 1 PiB in chunks of 1 TiB."""
+    array, leaf = array_named(body), leaf_at(body, "w")
+    array |= {"shape": [2**48], "chunk_shape": [2**38], "crc32c": "0" * 8 * 2**10}
+    leaf["shape"] = [2**48]
+
+
+LISTED = ["x", 1, 1.5, True, None, {}, [1, "x"], [-1], [2.0], [True], [None], [2**70], [[]]]
+NO_NAMES = ["..", "../x", "/etc", "a/b", "a\0b", "", ".x", "x\n", "a b", "x" * 200, "é", "c:\\x"]
+NO_DTYPES = [
+    *("object", "O", "V8", "datetime64", "datetime64[s]", "str", "U10", "S3", "<f4", "f4", "i4,i4"),
+    *("void", "longdouble", "float128", "finfo", "iinfo", "__name__", "__doc__", "__file__"),
+    *("\ud800", "", "np", "float32\0", "int", "float", "bool_", ">f4", "generic"),
+]
+
+HOSTILE: dict[str, Edit] = {
+    **{f"data {name!r}": put(data=name) for name in [*NO_NAMES, 3, None, [], "data-ABC", "data-"]},
+    **{f"name {name!r}": on_array(name=name) for name in [*NO_NAMES, 3, None, []]},
+    **{f"dtype {name!r}": on_array(dtype=name) for name in [*NO_DTYPES, 3, None, ["float32"]]},
+    **{f"leaf dtype {name!r}": on_leaf("w", dtype=name) for name in [*NO_DTYPES, 3, "int32"]},
+    **{f"shape {value!r}": on_array(shape=value) for value in LISTED},
+    **{f"leaf shape {value!r}": on_leaf("w", shape=value) for value in LISTED},
+    **{f"chunks {value!r}": on_array(chunk_shape=value) for value in [*LISTED, [3, 4], [0, 4]]},
+    **{f"metadata {value!r}": on_array(metadata=value) for value in [*LISTED, [2**21, 1], [1]]},
+    **{f"metadata {value!r}": on_array(metadata=value) for value in ([1, 2**32], [1, 2, 3])},
+    **{f"crcs {value!r}": on_array(crc32c=value) for value in ["", "0", "x" * 64, 3, None]},
+    "crcs with blanks": on_array(crc32c="00000000" + " " * 24),
+    "crcs not ASCII": on_array(crc32c="\u0660" * 64),
+    **{f"codec {value!r}": on_array(codec=value) for value in ["gzip", "", None, 3, "zstd"]},
+    **{f"zstd {value!r}": on_array(codec="zstd", sizes=value) for value in LISTED},
+    "zstd, huge": on_array(codec="zstd", sizes=[2**41] * 8),
+    **{f"path {value!r}": on_leaf("w", path=value) for value in [3, "w", None, [1.5], [None]]},
+    **{f"path {value!r}": on_leaf("w", path=value) for value in [[True], [["w"]], [], ["half"]]},
+    **{f"path {value!r}": on_leaf("w", path=value) for value in [["x"], ["w", 0], [2**64]]},
+    "path, nested": on_leaf("w", path=nested(500)),
+    **{f"kind {value!r}": on_leaf("w", kind=value) for value in ["object", "", 3, None, "str"]},
+    **{f"array {value!r}": on_leaf("w", array=value) for value in [-1, 99, 1.0, True, "0", [0]]},
+    "array of another": on_leaf("w", array=0),
+    "no array": lambda body: leaf_at(body, "w").pop("array"),
+    **{f"key {value!r}": on_leaf("key", key_impl=value) for value in [3, [], True, {}, "", "\n"]},
+    **{f"spec {value!r}": on_leaf("w", spec=value) for value in [3, [], True, {}]},
+    **{f"mesh {value!r}": on_leaf("w", mesh=value) for value in [3, [], True, "x", {"x": "y"}]},
+    **{f"mesh {value!r}": on_leaf("w", mesh={"x": value}) for value in [-1, 1.5, True, nested(9)]},
+    **{f"print {value!r}": on_leaf("w", fingerprint=value) for value in [3, [], "", "x" * 32]},
+    "fingerprint with blanks": on_leaf("w", fingerprint=" " * 32),
+    **{f"pieces {value!r}": on_leaf("more", pieces=value) for value in [*LISTED, [], [[0] * 4]]},
+    **{f"piece of {value!r}": on_piece(0, value) for value in [-1, 99, True, "0", None, 2**70, 0]},
+    **{f"offset {value!r}": on_piece(1, value) for value in [-1, 3, 10**9, True, "0", 2.0, [0]]},
+    **{f"start {value!r}": on_piece(2, value) for value in [*LISTED, [1], [0, 0], []]},
+    **{f"extent {value!r}": on_piece(3, value) for value in [*LISTED, [1], [3], [0], [2, 1], []]},
+    "pieces, many": many_pieces,
+    "pieces, twice": lambda body: leaf_at(body, "more")["pieces"].extend(
+        leaf_at(body, "more")["pieces"]
+    ),
+    "leaves share a piece": lambda body: leaf_at(body, "small", 2).update(
+        pieces=leaf_at(body, "more")["pieces"]
+    ),
+    "leaves share an array": lambda body: (
+        body["leaves"].append({**leaf_at(body, "w"), "path": ["again"]}),
+        body["structure"]["dict"].append(["again", len(body["leaves"]) - 1]),
+    ),
+    "an array of no leaf": lambda body: body["arrays"].append(
+        {**array_named(body), "name": "other"}
+    ),
+    "an array twice": lambda body: body["arrays"].append(array_named(body)),
+    "leaves changed places": swap_leaves,
+    **{f"int {value!r}": on_leaf("step", value=value) for value in [3, "x", None, "", "1.5", []]},
+    "int, long": on_leaf("step", value="9" * 10**5),
+    **{f"str {value!r}": on_leaf("name", value=value) for value in [3, "x", [], [1], ["a", "b"]]},
+    **{f"str as bytes {value!r}": on_leaf("name", value=value) for value in ["f", "ff", "c0af"]},
+    **{f"bool {value!r}": on_leaf("step", kind="bool", value=value) for value in [0, "True", None]},
+    **{f"float {value!r}": on_leaf("step", kind="float", value=value) for value in [1.5, "x", []]},
+    "complex": on_leaf("step", kind="complex", value="1+"),
+    "bytes": on_leaf("step", kind="bytes", value="0"),
+    **{
+        f"structure {value!r}": put(structure=value)
+        for value in [0, 99, -1, "x", 1.5, True, None, [], {}, {"dict": 3}, {"dict": [[1]]}]
+    },
+    **{
+        f"structure {value!r}": put(structure=value)
+        for value in [{"dict": [["w", 0], ["w", 1]]}, {"set": []}, {"dict": [[None, 0]]}]
+    },
+    "structure, twice": lambda body: body["structure"]["dict"].append(["twice", 0]),
+    "structure, one less": lambda body: body["structure"]["dict"].pop(),
+    "structure, deep": put(structure=deep_structure(250)),
+    "structure, very deep": put(structure=deep_structure(400)),
+    "structure, long": put(structure={"list": [{"list": []}] * 10**4}),
+    **{f"about {value!r}": put(about=value) for value in [3, [], None, {"a": []}, {"a": None}]},
+    "about, nested": put(about={"a": nested(500)}),
+    **{f"no {key}": without(key) for key in ("about", "data", "structure", "leaves", "arrays")},
+    **{f"no arrays' {key}": without("arrays", 0, key) for key in ("name", "shape", "crc32c")},
+    **{f"no leaves' {key}": without("leaves", 0, key) for key in ("path", "kind", "shape")},
+    **{f"arrays {value!r}": put(arrays=value) for value in [*LISTED, [], [[]], [{}]]},
+    **{f"leaves {value!r}": put(leaves=value) for value in [*LISTED, [], [[]], [{}]]},
+    "an absurd shape": on_array(shape=[2**62, 2**62], chunk_shape=[2**31, 2**31]),
+    "an absurd rank": on_array(shape=[1] * 1000, chunk_shape=[1] * 1000),
+    "an absurd chunk": on_array(shape=[2**60, 1], chunk_shape=[2**60, 1], crc32c="0" * 8),
+    "nothing, absurd": on_array(shape=[2**62, 0], chunk_shape=[1, 1], crc32c=""),
+    "nothing of much": lambda body: leaf_at(body, "more").update(pieces=[], shape=[0, 2**61]),
+    "huge": huge,
+}
+
+
+@contextlib.contextmanager
+def little_memory(most_bytes: int = 2**25) -> Iterator[None]:
+    """Fail if Python or NumPy take more; what a manifest itself takes is to fit."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most_bytes
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Damaged:
+    """A checkpoint whose manifest is replaced by every test that uses it."""
+    path = tmp_path_factory.mktemp("shared") / "run"
+    save_tiny(path, make_tree())
+    return Damaged(path)
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_manifest(shared: Damaged, case: str) -> None:
+    shared.seal(HOSTILE[case])
+    size = shared.manifest.stat().st_size
+    # Only the files contradict what is huge.
+    for function in (restore, verify if case == "huge" else gda.checkpoint.inspect):
+        with little_memory(2**24 + 100 * size):
+            said = said_by(function, shared.path)
+        assert len(said) < 3000
+        assert said.isprintable()
+
+
+def test_many_pieces_take_no_quadratic_time() -> None:
+    count = 2 * 10**4
+    leaf = {"path": [], "kind": "numpy", "shape": [count], "dtype": "int8"}
+    array = {"name": "p", "shape": [count], "chunk_shape": [count], "dtype": "int8"}
+    array |= {"codec": "bytes", "metadata": [1, 1], "crc32c": "0" * 8}
+    pieces = [[0, i, [i], [1]] for i in range(count)]
+    body = {"about": {}, "data": "data-0123456789abcdef", "structure": 0, "arrays": [array]}
+
+    def load(pieces: Any) -> manifests.Manifest:
+        said = json.dumps({**body, "leaves": [{**leaf, "pieces": pieces}]}).encode()
+        return manifests.load(sealed(said), "m")
+
+    (found,) = load(pieces[::-1]).leaves
+    assert isinstance(found, manifests.ArrayLeaf)
+    assert len(found.pieces) == count
+    pieces[5][1] = 6
+    with pytest.raises(CorruptionError, match="two leaves have one part"):
+        load(pieces)
+    pieces[5] = pieces[6]
+    with pytest.raises(CorruptionError, match="each element once"):
+        load(pieces)
+
+
+def test_a_manifest_too_large_is_neither_read_nor_written(
+    plain: Damaged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.truncate(plain.manifest, 2**40)
+    for function in (restore, verify, gda.checkpoint.inspect):
+        with little_memory(2**20):
+            said = said_by(function, plain.path)
+        assert f"has {2**40} bytes; at most {2**28} make sense" in said
+    plain.mend()
+    monkeypatch.setattr(manifests, "MOST_BYTES", 1500)
+    with pytest.raises(ValueError, match="and at most 1500 are read again"):
+        save_tiny(plain.path, make_tree(1), overwrite=True)
+    monkeypatch.undo()
+    check_equal(restore(plain.path), plain_arrays(make_tree()))
+
+
+def test_sparse_files_are_not_read(plain: Damaged) -> None:
+    for file in some_files(plain)[:3]:
+        os.truncate(file, 2**40)
+        for function in (restore, verify):
+            with little_memory():
+                check_found(plain, file, function)
+        plain.mend()
+
+
+def test_what_a_manifest_declares_must_be_in_the_files_first(plain: Damaged) -> None:
+    def grow(body: dict[str, Any]) -> None:
+        huge(body)
+
+    plain.seal(grow)
+    directory = plain.data / array_named(plain.body)["name"]
+    for number in range(1023):  # all but one
+        with open(directory / f"c.{number}", "wb") as file:
+            file.truncate(2**40 + 4)
+    with little_memory():
+        assert f"{directory}/c.1023 is missing" in said_by(restore, plain.path)
+
+
+def test_a_bomb_of_zstd(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "run", {"w": make_tree()["w"]}, "zstd")
+    damaged = Damaged(tmp_path / "run")
+    frame = bytes(zarr_format.compress(np.zeros(2**28, np.uint8)))
+    crc = google_crc32c.value(frame)
+
+    def declare(body: dict[str, Any]) -> None:
+        array = array_named(body)
+        array["sizes"][0] = len(frame)
+        array["crc32c"] = f"{crc:08x}" + array["crc32c"][8:]
+
+    damaged.seal(declare)
+    damaged.chunks[0].write_bytes(frame + crc.to_bytes(4, "little"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for function in (restore, verify):
+        check_found(damaged, damaged.chunks[0], function)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**16  # KiB
+
+
+def test_another_frame_of_zstd_with_less_in_it(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "run", {"w": make_tree()["w"]}, "zstd")
+    damaged = Damaged(tmp_path / "run")
+    for frame in (bytes(zarr_format.compress(np.zeros(3, np.uint8))), b"", b"\x28\xb5\x2f\xfd"):
+        crc = google_crc32c.value(frame)
+
+        def declare(body: dict[str, Any], frame: bytes = frame, crc: int = crc) -> None:
+            array_named(body)["sizes"][0] = len(frame)
+            array_named(body)["crc32c"] = f"{crc:08x}" + array_named(body)["crc32c"][8:]
+
+        damaged.seal(declare)
+        damaged.chunks[0].write_bytes(frame + crc.to_bytes(4, "little"))
+        for function in (restore, verify):
+            check_found(damaged, damaged.chunks[0], function)
+
+
+def test_a_piece_that_was_moved_shows_in_the_fingerprint(plain: Damaged) -> None:
+    def move(body: dict[str, Any]) -> None:
+        one, other = leaf_at(body, "small", 2), leaf_at(body, "more")
+        one["pieces"], other["pieces"] = other["pieces"], one["pieces"]
+
+    plain.seal(move)
+    with pytest.raises(CorruptionError, match=r"\['more'\].*its fingerprint differs"):
+        restore(plain.path, check_fingerprint=True)
+
+
+def test_keys_of_no_known_kind(plain: Damaged) -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    for fields in ({"key_impl": "unknown"}, {"key_impl": "rbg"}, {"key_impl": "'"}):
+        plain.seal(on_leaf("key", **fields))
+        with pytest.raises(ValueError, match="key") as caught:
+            restore(plain.path, mesh=mesh, specs=P())
+        assert str(caught.value).isprintable()
+        with pytest.raises(ValueError, match="key"):
+            restore(plain.path, like=make_tree())
+
+
+def test_inspect_shows_nothing_that_a_terminal_obeys(plain: Damaged) -> None:
+    evil = "\x1b[2J\x1b]0;x\x07\u202e\x9b31m\n\r"
+    keys = {"path": ["w"], "spec": f"P('x'){evil}", "mesh": {evil: 4}}
+
+    def edit(body: dict[str, Any]) -> None:
+        leaf_at(body, "w").update(keys)
+        leaf_at(body, "name").update(value=[evil])
+        body["about"] = {evil: evil, "saved": "x" * 10**5}
+        leaf = leaf_at(body, "step")
+        leaf["path"] = [evil]
+        next(pair for pair in body["structure"]["dict"] if pair[0] == "step")[0] = evil
+
+    plain.seal(edit)
+    contents = gda.checkpoint.inspect(plain.path)
+    lines = str(contents).split("\n")
+    assert len(lines) == len(contents.leaves) + 2
+    assert all(line.isprintable() for line in lines)
+    assert max(map(len, lines)) < 500
+    assert r"\x1b[2J" in lines[-2]
+    plain.seal(edit)
+    plain.chunks[0].unlink()
+    assert said_by(verify, plain.path).isprintable()
+
+
+# Nothing is unpickled, and no code comes from a file.
+
+
+def test_the_package_has_no_way_to_run_what_it_reads() -> None:
+    forbidden = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "importlib"}
+    calls = {"eval", "exec", "compile", "__import__"}
+    files = sorted(Path(gda.checkpoint.__file__).parent.rglob("*.py"))
+    assert len(files) > 15
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.Import(names=names):
+                    assert not forbidden & {alias.name.partition(".")[0] for alias in names}
+                case ast.ImportFrom(module=module):
+                    # The version of a package is read, and nothing of it imported.
+                    is_metadata = module == "importlib.metadata"
+                    assert is_metadata or str(module).partition(".")[0] not in forbidden
+                case ast.Name(id=name):
+                    assert name not in calls, f"{file.name}:{node.lineno}"
+                case ast.Attribute(attr="load" | "loads", value=owner):
+                    # Of NumPy and others it may unpickle.
+                    owners = {"json", "manifests", "files", "self"}
+                    assert isinstance(owner, ast.Name), f"{file.name}:{node.lineno}"
+                    assert owner.id in owners, f"{file.name}:{node.lineno}"
+
+
+_unpickled: list[str] = []
+
+
+def _listen(event: str, _: tuple[Any, ...]) -> None:
+    if event.startswith("pickle."):
+        _unpickled.append(event)
+
+
+def test_nothing_is_unpickled(damaged: Damaged) -> None:
+    sys.addaudithook(_listen)
+    _unpickled.clear()
+    verify(damaged.path)
+    restore(damaged.path, like=make_tree())
+    assert _unpickled == []
+
+
+# A fuzzer.
+
+
+ALLOWED = (CorruptionError, CheckpointNotFoundError)
+
+numbers = st.integers() | st.sampled_from([0, 1, 2, 2**31, 2**32, 2**62, 2**63, 2**64, 10**30, -1])
+words = st.text(max_size=8) | st.sampled_from(
+    ["float32", "object", "int4", "zstd", "numpy", "..", "GlobalArray", "str", "bytes", "int"]
+)
+scalars = st.none() | st.booleans() | numbers | st.floats(allow_nan=False) | words
+values = st.recursive(
+    scalars,
+    lambda below: (
+        st.lists(below, max_size=4)
+        | st.dictionaries(
+            words | st.sampled_from(["dict", "list", "node", "shape", "path"]), below, max_size=4
+        )
+    ),
+    max_leaves=8,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """All places in some JSON."""
+    if path:
+        yield path
+    if isinstance(value, dict | list):
+        for key, below in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from places(below, (*path, key))
+
+
+def use(damaged: Damaged) -> None:
+    """Do everything with a checkpoint; what comes must be what its manifest says, or an error."""
+    try:
+        contents = gda.checkpoint.inspect(damaged.path)
+    except ALLOWED:
+        for function in (restore, verify):
+            with pytest.raises(ALLOWED):
+                function(damaged.path)
+        return
+    assert all(line.isprintable() for line in str(contents).split("\n"))
+    with contextlib.suppress(*ALLOWED):
+        verify(damaged.path)
+    # A kind of keys that JAX does not have may be one that its user has to register.
+    with contextlib.suppress(ValueError, CheckpointNotFoundError):
+        found = dict(flat(restore(damaged.path)))
+        for leaf in contents.leaves:
+            if isinstance(leaf, manifests.ArrayLeaf):
+                array = numbers_of(found.pop(leaf.path))
+                assert (array.shape, array.dtype) == (leaf.shape, leaf.dtype)
+            else:
+                assert repr(found.pop(leaf.path)) == repr(leaf.value)
+        assert not found
+    mesh = mesh_of({"x": 4, "y": 2})
+    with contextlib.suppress(ValueError, TypeError, KeyError, CheckpointNotFoundError):
+        restore(damaged.path, mesh=mesh, specs=P())
+    with contextlib.suppress(ValueError, TypeError, KeyError, CheckpointNotFoundError):
+        restore(damaged.path, like=make_tree())
+
+
+def flat(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(tree, dict | list | tuple):
+        for key, below in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from flat(below, (*path, key))
+    elif tree is not None:
+        yield path, tree
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_fuzzed_fields(shared: Damaged, data: st.DataObject) -> None:
+    body = copy.deepcopy(shared.body)
+    for _ in range(data.draw(st.integers(1, 3))):
+        *parents, last = data.draw(st.sampled_from(list(places(body))))
+        where: Any = body
+        for key in parents:
+            where = where[key]
+        what = data.draw(st.sampled_from(["replace", "remove", "repeat", "copy"]))
+        if what == "remove":
+            del where[last]
+        elif what == "repeat" and isinstance(where, list):
+            where.append(where[last])
+        elif what == "copy":
+            other: Any = body
+            for key in data.draw(st.sampled_from(list(places(body)))):
+                other = other[key]
+            where[last] = copy.deepcopy(other)
+        else:
+            where[last] = data.draw(values)
+        if not list(places(body)):
+            break
+    shared.seal(body)
+    use(shared)
+
+
+@settings(max_examples=150)
+@given(
+    st.integers(0, 10**6),
+    st.integers(0, 8),
+    st.binary(max_size=8) | words.map(repr).map(lambda text: text.encode("utf-8", "replace")),
+    st.booleans(),
+)
+@example(10, 0, b"", False)
+def test_fuzzed_bytes(
+    shared: Damaged, position: int, removed: int, added: bytes, is_sealed: bool
+) -> None:
+    whole = shared.whole[shared.manifest]
+    begin = whole.index(b"\n") + 1 if is_sealed else 0
+    position = begin + position % (len(whole) - begin)
+    fuzzed = whole[:position] + added + whole[position + removed :]
+    shared.manifest.write_bytes(sealed(fuzzed[begin:]) if is_sealed else fuzzed)
+    if not is_sealed and fuzzed != whole:
+        for function in (restore, verify, gda.checkpoint.inspect):
+            said_by(function, shared.path)
+    else:
+        use(shared)
+
+
+@settings(max_examples=100)
+@given(st.binary(max_size=200), st.booleans())
+def test_fuzzed_files(shared: Damaged, file: bytes, is_sealed: bool) -> None:
+    shared.manifest.write_bytes(sealed(file) if is_sealed else file)
+    use(shared)

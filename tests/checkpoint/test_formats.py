@@ -1,0 +1,292 @@
+"""Checkpoints on disk: every dtype, and files that other tools read."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorstore as ts
+import zarr
+from jax.sharding import PartitionSpec as P
+from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+
+import gda
+from gda.checkpoint import inspect, packing, restore, save, verify, writer
+from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, load
+
+KNOWN_TO_ZARR = [
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+]
+OTHERS = sorted(
+    name
+    for name, kind in vars(ml_dtypes).items()
+    if isinstance(kind, type) and issubclass(kind, np.generic) and jnp.issubdtype(kind, jnp.number)
+)
+# Those that TensorStore refuses: on disk they are integers of their size.
+AS_INTEGERS = {
+    *("int1", "uint1", "uint2", "uint4", "float8_e4m3", "float6_e2m3fn", "float6_e3m2fn"),
+}
+
+
+def everything_of(name: str) -> np.ndarray:
+    """Return elements of all bit patterns that a dtype has, NaNs and infinities among them."""
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    if dtype.itemsize == 1 and name in OTHERS:
+        # The bits above those of the element are 0, or in a signed integer its sign.
+        bits = getattr(ml_dtypes, "iinfo" if "int" in name else "finfo")(dtype).bits
+        patterns = np.arange(256) % 2**bits
+        if name.startswith("int"):
+            return (patterns - 2 ** (bits - 1)).astype(dtype)
+        return patterns.astype(np.uint8).view(dtype)
+    if name == "bool":
+        return np.arange(256) % 3 == 0
+    words = np.random.default_rng(0).integers(0, 256, 256 * dtype.itemsize, dtype=np.uint8)
+    return words.view(dtype)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make small arrays take the ways of large ones: own arrays from 256 bytes, chunks of 512."""
+    monkeypatch.setattr(writer, "PACKED_BELOW", 256)
+    monkeypatch.setattr(writer, "CHUNK_BYTES", 512)
+    monkeypatch.setattr(packing, "PACK_BYTES", 1024)
+
+
+def manifest_of(path: Path) -> Manifest:
+    return load((path / "manifest.json").read_bytes(), "")
+
+
+def leaves_of(path: Path) -> dict[Any, ArrayLeaf]:
+    """Return the arrays of a checkpoint by the first key of their paths."""
+    leaves = manifest_of(path).leaves
+    return {leaf.path[0]: leaf for leaf in leaves if isinstance(leaf, ArrayLeaf)}
+
+
+# Dtypes.
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_every_dtype_of_numpy_and_ml_dtypes_comes_back_bit_by_bit(
+    small: None, tmp_path: Path, compression: str | None
+) -> None:
+    tree: dict[str, Any] = {}
+    for name in [*KNOWN_TO_ZARR, *OTHERS]:
+        tree[name] = everything_of(name)
+        tree[f"small {name}"] = everything_of(name)[:7]
+        tree[f"no {name}"] = everything_of(name)[:0]
+    save(tmp_path, tree, compression=compression)
+    restored = restore(tmp_path, check_fingerprint=True)
+    for name, data in tree.items():
+        assert restored[name].dtype == data.dtype
+        assert restored[name].tobytes() == data.tobytes()
+    for leaf in leaves_of(tmp_path).values():
+        assert leaf.array is not None or leaf.nbytes < 256
+
+
+def jax_dtypes(x64: bool) -> list[str]:
+    """Return the dtypes that arrays of this JAX can have on this platform."""
+    wide = {"int64", "uint64", "float64", "complex128"}
+    names = []
+    for name in [*KNOWN_TO_ZARR, *OTHERS]:
+        if name in wide and not x64:
+            continue
+        try:
+            np.asarray(jnp.asarray(everything_of(name)))
+        except (TypeError, RuntimeError):  # of elements of 1 bit, the latter
+            continue
+        names.append(name)
+    return names
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_every_dtype_of_jax_goes_onto_another_layout(
+    small: None, tmp_path: Path, x64: bool
+) -> None:
+    mesh, other = mesh_of({"x": 4, "y": 2}), ordered_mesh(ORDERS["shuffled"], {"a": 8})
+    with jax.enable_x64(x64):
+        tree = {}
+        for name in jax_dtypes(x64):
+            data = everything_of(name).reshape(16, 16)
+            tree[name] = gda.GlobalArray.from_callback(
+                (16, 16), mesh, P("x", "y"), lambda index, data=data: data[index]
+            )
+            tree[f"small {name}"] = jnp.asarray(data[:2, :3])
+        assert len(tree) > 40
+        save(tmp_path, tree)
+        restored = restore(tmp_path, mesh=other, specs=P(), check_fingerprint=True)
+        cut_otherwise = restore(
+            tmp_path,
+            mesh=other,
+            specs={name: P() if name.startswith("small") else P(None, "a") for name in tree},
+        )
+    for name, given in tree.items():
+        for got in (restored[name], cut_otherwise[name]):
+            assert got.dtype == given.dtype
+            assert np.asarray(got).tobytes() == np.asarray(given).tobytes()
+
+
+# Files.
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_zarr_and_tensorstore_open_every_array(
+    small: None, tmp_path: Path, compression: str | None
+) -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    tree: dict[str, Any] = {name: everything_of(name) for name in [*KNOWN_TO_ZARR, *OTHERS]}
+    tree["cut"] = cut(batch(32, 16), mesh, P("x", "y"))
+    tree["replicated"] = cut(batch(6, 30), mesh, P(None, "y"))
+    save(tmp_path, tree, compression=compression)
+    manifest = manifest_of(tmp_path)
+    for name, leaf in leaves_of(tmp_path).items():
+        assert leaf.array is not None
+        directory = tmp_path / manifest.data / manifest.arrays[leaf.array].name
+        assert (directory / "zarr.json").exists()
+        expected = np.asarray(tree[name]).tobytes()
+        spec = {"driver": "zarr3", "kvstore": f"file://{directory}/"}
+        read = ts.open(spec).result().read().result()
+        assert read.tobytes() == expected
+        assert (read.dtype == leaf.dtype) != (name in AS_INTEGERS)
+        if name not in OTHERS or name in AS_INTEGERS:
+            array = zarr.open_array(directory, mode="r")
+            assert array[...].tobytes() == expected
+            assert array.attrs.asdict() == ({"dtype": name} if name in AS_INTEGERS else {})
+
+
+def test_chunks_are_the_shards_or_equal_parts_of_them(small: None, tmp_path: Path) -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    tree = {"shards": cut(batch(32, 16), mesh, P("x", "y")), "parts": cut(batch(64, 16), mesh, P())}
+    save(tmp_path, tree)
+    arrays = {
+        name: manifest_of(tmp_path).arrays[leaf.array or 0]
+        for name, leaf in leaves_of(tmp_path).items()
+    }
+    assert arrays["shards"].chunk_shape == (8, 8)
+    assert arrays["parts"].chunk_shape == (8, 16)
+    files = {
+        p.name for p in (tmp_path / manifest_of(tmp_path).data / arrays["shards"].name).iterdir()
+    }
+    assert files == {"zarr.json", *(f"c.{i}.{j}" for i in range(4) for j in range(2))}
+
+
+def test_packed_leaves_are_read_with_zarr_and_the_manifest_alone(tmp_path: Path) -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    tree = {
+        "whole": batch(3, 5),
+        "cut": cut(batch(8, 6), mesh, P("x", "y")),
+        "scalar": np.float32(2.5),
+        "integers": np.arange(7),
+    }
+    save(tmp_path, tree)
+    seal, body = (tmp_path / "manifest.json").read_bytes().split(b"\n", 1)
+    assert json.loads(seal)["nbytes"] == len(body)
+    manifest = json.loads(body)
+    for leaf in manifest["leaves"]:
+        out = np.empty(leaf["shape"], leaf["dtype"])
+        for number, offset, start, shape in leaf["pieces"]:
+            name = manifest["arrays"][number]["name"]
+            packed = zarr.open_array(tmp_path / manifest["data"] / name, mode="r")
+            part = np.asarray(packed[offset : offset + math.prod(shape)]).reshape(shape)
+            index = tuple(slice(a, a + n) for a, n in zip(start, shape, strict=True))
+            out[index] = part
+        np.testing.assert_array_equal(out, tree[leaf["path"][0]])
+
+
+def test_the_whole_is_a_group_of_zarr(small: None, tmp_path: Path) -> None:
+    tree = {"a": {"b": batch(64), "c": batch(3)}}
+    save(tmp_path, tree)
+    group = zarr.open_group(tmp_path / manifest_of(tmp_path).data, mode="r")
+    assert sorted(name for name, _ in group.arrays()) == ["00000.a.b", "packed.float32.0"]
+    np.testing.assert_array_equal(group["00000.a.b"], batch(64))
+
+
+def test_types_that_zarr_does_not_have_are_in_the_way_of_no_other(
+    small: None, tmp_path: Path
+) -> None:
+    tree: dict[str, Any] = {name: everything_of(name) for name in [*KNOWN_TO_ZARR, *OTHERS]}
+    tree |= {f"small {name}": data[:7] for name, data in tree.items()}
+    save(tmp_path, tree)
+    manifest = manifest_of(tmp_path)
+    known = {*KNOWN_TO_ZARR, *AS_INTEGERS}
+    expected = sorted(each.name for each in manifest.arrays if each.dtype.name in known)
+    assert 30 < len(expected) < len(manifest.arrays)
+    group = zarr.open_group(tmp_path / manifest.data, mode="r")
+    assert sorted(name for name, _ in group.arrays()) == expected
+    assert sorted(name for name, _ in group.members(max_depth=None)) == expected
+    for leaf in leaves_of(tmp_path).values():
+        name = manifest.arrays[leaf.array].name if leaf.array is not None else ""
+        if name in expected:
+            array = group[name]
+            assert isinstance(array, zarr.Array)
+            assert np.asarray(array[...]).tobytes() == tree[str(leaf.path[0])].tobytes()
+
+
+def test_a_checkpoint_from_before_groups_listed_their_arrays(tmp_path: Path) -> None:
+    path = Path(__file__).parent / "before"
+    verify(path)
+    data = batch(8, 8)
+    tree = restore(path)
+    np.testing.assert_array_equal(tree["w"], data)
+    np.testing.assert_array_equal(tree["bf16"], data.astype(ml_dtypes.bfloat16))
+    fp8 = (data / 64).astype(ml_dtypes.float8_e4m3fn).repeat(2, axis=0)
+    np.testing.assert_array_equal(tree["fp8"], fp8)
+    assert tree["small"][0] == np.float32(1.5)
+    np.testing.assert_array_equal(tree["small"][1], np.arange(3, dtype=ml_dtypes.bfloat16))
+    assert tree["key"] == jax.random.key(3)
+    assert tree["step"] == 7
+    mesh = mesh_of({"z": 8})
+    moved = restore(path, mesh=mesh, specs=P("z"), at=["w"], check_fingerprint=True)
+    np.testing.assert_array_equal(np.asarray(moved), data)
+
+
+def test_a_thousand_small_leaves_are_a_few_files(tmp_path: Path) -> None:
+    mesh = mesh_of({"x": 8})
+    parts = [cut(batch(8, 8) + number, mesh, P("x")) for number in range(20)]
+    tree = [
+        {"g": parts[number % 20], "h": np.full((4, 4), number, np.float32), "i": np.int32(number)}
+        for number in range(350)
+    ]
+    save(tmp_path, tree)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) < 12
+    restored = restore(
+        tmp_path,
+        mesh=mesh,
+        specs=lambda path, leaf: P(None, "x") if leaf.shape == (8, 8) else P(),
+    )
+    for number, leaves in enumerate(restored):
+        np.testing.assert_array_equal(leaves["g"], np.asarray(parts[number % 20]))
+        np.testing.assert_array_equal(leaves["h"], tree[number]["h"])
+        assert leaves["i"] == number
+    assert inspect(tmp_path).nbytes == 350 * (256 + 16 * 4 + 4)
+
+
+def test_pieces_lie_in_one_chunk_each(small: None, tmp_path: Path) -> None:
+    tree = [np.arange(size, dtype=np.uint8) for size in (255, 200, 250, 250, 250, 100, 1, 0, 30)]
+    save(tmp_path, tree)
+    (packed,) = manifest_of(tmp_path).arrays
+    assert (packed.shape, packed.chunk_shape) == ((2048,), (1024,))
+    for got, given in zip(restore(tmp_path), tree, strict=True):
+        np.testing.assert_array_equal(got, given)
+
+
+def test_names_on_disk_have_nothing_odd(small: None, tmp_path: Path) -> None:
+    keys = ["../../x", "a/b", "", ".", "..", "ключ", "k" * 500, "con\0", "\ud800", "a b\nc"]
+    tree = {key: batch(64) + number for number, key in enumerate(keys)}
+    save(tmp_path / "run", tree)
+    names = [array.name for array in manifest_of(tmp_path / "run").arrays]
+    assert len(names) == len(keys)
+    for name in names:
+        assert set(name) <= set("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-.")
+        assert not name.startswith(".")
+        assert len(name) < 100
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    restored = restore(tmp_path / "run")
+    for key, given in tree.items():
+        np.testing.assert_array_equal(restored[key], given)

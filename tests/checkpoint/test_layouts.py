@@ -1,0 +1,416 @@
+"""Checkpoints across layouts and processes: each chunk is written once and read once."""
+
+import math
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+
+import gda
+from gda.checkpoint import packing, reader, restore, restoring, save, saving, writer
+from gda.checkpoint.stores.directory import FileStore
+from gda.testing import Pool
+from gda.testing.strategies import mesh_shapes, meshes, partition_specs
+
+DATA = batch(16, 8)
+
+
+class Noting(FileStore):
+    """A directory that notes what is written and read, and how much memory reads take at once."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.written: Counter[str] = Counter()
+        self.times_read: Counter[str] = Counter()
+
+    def write(self, name: str, parts: Any) -> None:
+        self.written[name.partition("/")[2]] += sum(memoryview(part).nbytes for part in parts)
+        super().write(name, parts)
+
+    def read_into(self, name: str, payload: Any, tail: Any) -> int:
+        self.times_read[name] += 1
+        return super().read_into(name, payload, tail)
+
+
+class Noted:
+    """While this is entered, saves and restores note what they do; sizes are as said."""
+
+    def __init__(self, packed_below: int = 2**20, chunk: int = 2**24, pack: int = 2**22) -> None:
+        self._patch = pytest.MonkeyPatch()
+        self._limits = (packed_below, chunk, pack)
+        self.stores: list[Noting] = []
+
+    def __enter__(self) -> "Noted":
+        below, chunk, pack = self._limits
+        self._patch.setattr(writer, "PACKED_BELOW", below)
+        self._patch.setattr(writer, "CHUNK_BYTES", chunk)
+        self._patch.setattr(packing, "PACK_BYTES", max(pack, below))
+        for module in (saving, restoring):
+            self._patch.setattr(module, "open_store", self._open)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+
+    def _open(self, path: Any, *_: Any) -> Noting:
+        self.stores.append(Noting(os.fspath(path)))
+        return self.stores[-1]
+
+    @property
+    def written(self) -> dict[str, int]:
+        """Bytes of each chunk that this process wrote, by array and chunk."""
+        return _of_chunks(store.written for store in self.stores)
+
+    @property
+    def reads(self) -> dict[str, int]:
+        """How often this process read each chunk."""
+        return _of_chunks(store.times_read for store in self.stores)
+
+
+def _of_chunks(counts: Iterable[Counter[str]]) -> dict[str, int]:
+    files = sum(counts, Counter())
+    return {name: n for name, n in files.items() if not name.endswith("zarr.json")}
+
+
+# One process.
+
+
+Layout = tuple[Any, P]  # a mesh, or the shape of one, and a spec
+
+
+@st.composite
+def moves(draw: st.DrawFn, a_mesh: st.SearchStrategy[Any]) -> tuple[Any, Layout, Layout]:
+    """Draw a shape, and two layouts that it fits."""
+    source, target = draw(a_mesh), draw(a_mesh)
+    specs = [draw(partition_specs(mesh)) for mesh in (source, target)]
+    rank = draw(st.integers(max(map(len, specs)), 3))
+    shape = []
+    for dimension in range(rank):
+        parts = [
+            parts_of(mesh, spec, dimension)
+            for mesh, spec in zip((source, target), specs, strict=True)
+        ]
+        shape.append(math.lcm(*parts) * draw(st.sampled_from([1, 2, 3, 0])))
+    return tuple(shape), (source, specs[0]), (target, specs[1])
+
+
+def parts_of(mesh: Any, spec: P, dimension: int) -> int:
+    entry = spec[dimension] if dimension < len(spec) else None
+    names = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+    sizes = dict(mesh.shape if isinstance(mesh, Mesh) else mesh)
+    return math.prod(sizes[name] for name in names)
+
+
+@settings(max_examples=40)
+@given(
+    cases=st.lists(moves(meshes()), min_size=1, max_size=4),
+    dtype=st.sampled_from(["float32", "int8", "bfloat16", "bool", "complex64", "int4"]),
+    limits=st.tuples(
+        st.sampled_from([1, 24, 2**20]), st.sampled_from([1, 32, 2**24]), st.sampled_from([64, 999])
+    ),
+    compression=st.sampled_from([None, "zstd"]),
+    workers=st.sampled_from([None, 1, 3]),
+)
+def test_any_tree_onto_any_layout(
+    tmp_path_factory: pytest.TempPathFactory,
+    cases: Any,
+    dtype: str,
+    limits: tuple[int, int, int],
+    compression: str | None,
+    workers: int | None,
+) -> None:
+    path = tmp_path_factory.mktemp("run")
+    arrays = [
+        (np.arange(math.prod(shape)).reshape(shape) % 7).astype(jnp.dtype(dtype))
+        for shape, *_ in cases
+    ]
+    tree = [cut(data, *source) for data, (_, source, _) in zip(arrays, cases, strict=True)]
+    like = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(*target))
+        for shape, _, target in cases
+    ]
+    with Noted(*limits) as noted:
+        save(path, tree, compression=compression, max_workers=workers, max_bytes=100)
+        assert not noted.reads
+        written = set(noted.written)
+        restored = restore(path, like, max_workers=workers, max_bytes=100, check_fingerprint=True)
+        assert {name.partition("/")[2] for name in noted.reads} == written
+        assert set(noted.reads.values()) <= {1}
+        host = restore(path)
+    for got, whole, data, struct in zip(restored, host, arrays, like, strict=True):
+        assert (got.sharding, got.dtype) == (struct.sharding, struct.dtype)
+        assert np.asarray(got).tobytes() == np.asarray(whole).tobytes() == data.tobytes()
+
+
+def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
+    data = batch(64, 16)
+    with Noted(packed_below=1) as noted:
+        save(tmp_path, {"a": cut(data, mesh_of({"x": 8}), P("x")), "b": batch(9)})
+        assert sorted(noted.written) == ["00000.a/" + f"c.{i}.0" for i in range(8)] + [
+            "00001.b/c.0"
+        ]
+        restore(tmp_path, at=["b"])
+    assert [name.partition("/")[2] for name in noted.reads] == ["00001.b/c.0"]
+
+
+def test_restored_arrays_are_the_memory_that_was_read_into(
+    auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffers: list[int] = []
+    allocate = reader._Arrival.allocate
+
+    def noting(arrival: Any) -> None:
+        allocate(arrival)
+        buffers.extend(block.ctypes.data for block in arrival.blocks)
+
+    monkeypatch.setattr(reader._Arrival, "allocate", noting)
+    tree = {"big": cut(batch(512, 1024), auto_mesh, P("x", "y")), "n": batch(2**19)}
+    tree |= {"small": cut(batch(64, 8), auto_mesh, P("x", "y"))}
+    save(tmp_path, tree)
+    restored = restore(tmp_path, tree, mesh=auto_mesh, specs=P("x", "y"))
+    placed = {
+        shard.data.unsafe_buffer_pointer()
+        for name in ("big", "small")
+        for shard in restored[name].local_shards
+    }
+    assert placed | {restored["n"].ctypes.data} == set(buffers)
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_memory_beyond_the_arrays_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    data = batch(64, 64)
+    save(tmp_path, {"a": cut(data, mesh_of({"x": 8}), P("x"))})
+    with Noted(packed_below=1, chunk=1024) as noted:
+        save(tmp_path, {"a": cut(data, mesh_of({"x": 8}), P("x"))}, overwrite=True)
+        assert len(noted.written) == 16
+        held, most, guard = 0, 0, threading.Lock()
+        load = reader._read_chunk
+
+        def counting(files: Any, where: Any, uses: Any) -> None:
+            nonlocal held, most
+            with guard:
+                held += 1024
+                most = max(most, held)
+            load(files, where, uses)
+            with guard:
+                held -= 1024
+
+        monkeypatch.setattr(reader, "_read_chunk", counting)
+        # Cut the other way, so that each chunk goes through a buffer.
+        restored = restore(
+            tmp_path,
+            mesh=mesh_of({"x": 8}),
+            specs=P(None, "x"),
+            max_workers=workers,
+            max_bytes=3000,
+        )
+    np.testing.assert_array_equal(restored["a"], data)
+    assert 1024 <= most <= 2048
+    assert held == 0
+
+
+def test_progress(auto_mesh: Mesh, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tree = {"a": cut(batch(64, 64), auto_mesh, P("x", "y")), "b": batch(10), "c": 3}
+    seen: list[tuple[int, int]] = []
+    with Noted(packed_below=1000, chunk=1024):
+        save(tmp_path, tree, progress=lambda *said: seen.append(said))
+        assert {total for _, total in seen} == {16424}
+        done = [0, *(done for done, _ in seen)]
+        # Chunks are done in any order, the small one of 40 bytes too.
+        assert sorted(after - before for before, after in pairwise(done)) == [40] + [1024] * 16
+        seen.clear()
+        restore(tmp_path, mesh=auto_mesh, specs=P(), progress=lambda *said: seen.append(said))
+        assert [total for _, total in seen] == [16424] * 17
+        assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+        assert seen[-1] == (16424, 16424)
+    assert capsys.readouterr().err == ""
+    save(tmp_path, tree, overwrite=True, progress=True)
+    assert "save" in capsys.readouterr().err
+    restore(tmp_path, progress=True)
+    assert "restore" in capsys.readouterr().err
+
+
+def test_an_error_of_progress_stops_the_save_and_nothing_is_committed(tmp_path: Path) -> None:
+    def fail(done: int, total: int) -> None:
+        raise ZeroDivisionError("of progress")
+
+    before = set(threading.enumerate())
+    with pytest.raises(ZeroDivisionError, match="of progress"):
+        save(tmp_path, {"a": batch(10)}, progress=fail)
+    assert not (tmp_path / "manifest.json").exists()
+    save(tmp_path, {"a": batch(10)})
+    with pytest.raises(ZeroDivisionError, match="of progress"):
+        restore(tmp_path, progress=fail)
+    assert set(threading.enumerate()) <= before
+
+
+# Several processes.
+
+
+def laid_out(layout: Layout, order: list[int]) -> Layout:
+    shape, spec = layout
+    return ordered_mesh(order[: math.prod(shape.values())], dict(shape)), spec
+
+
+def saved(path: str, shape: Any, layout: Layout, order: list[int], limits: Any) -> dict[str, int]:
+    """Save in this process; return the bytes of each chunk that it wrote."""
+    data = batch(*shape, dtype=np.int32) + 1
+    with Noted(*limits) as noted:
+        arrays = [cut(data + n, *laid_out(layout, order)) for n in range(3)]
+        tree = {"arrays": arrays, "own": np.arange(10), "one": jnp.float32(3), "step": 7}
+        save(path, tree, overwrite=True)
+    return noted.written
+
+
+def restored(
+    path: str, shape: Any, layout: Layout, order: list[int], limits: Any
+) -> dict[str, int]:
+    """Restore in this process, look at its shards; return how often it read each chunk."""
+    mesh, spec = laid_out(layout, order)
+    struct = jax.ShapeDtypeStruct(shape, np.int32, sharding=NamedSharding(mesh, spec))
+    with Noted(*limits) as noted:
+        like = {
+            "arrays": [gda.GlobalArray(array=struct)] * 3,
+            "own": np.arange(10),
+            "one": jnp.float32(0),
+            "step": 0,
+        }
+        tree = restore(path, like, check_fingerprint=True)
+    for n, g in enumerate(tree["arrays"]):
+        expected = batch(*shape, dtype=np.int32) + 1 + n
+        assert g.sharding == struct.sharding
+        assert len(g.local_shards) == len(mesh.local_devices)
+        for shard in g.local_shards:
+            np.testing.assert_array_equal(shard.data, expected[shard.index])
+    np.testing.assert_array_equal(tree["own"], np.arange(10))
+    assert (float(tree["one"]), tree["step"]) == (3.0, 7)
+    return noted.reads
+
+
+@settings(max_examples=15)
+@given(
+    moves(mesh_shapes(max_devices=8)),
+    st.permutations(range(8)),
+    st.permutations(range(8)),
+    st.sampled_from([(1, 64, 64), (10**6, 10**6, 10**6)]),
+    st.sampled_from([((2, 4), (4, 2)), ((4, 2), (2, 4))]),
+)
+def test_between_numbers_of_processes(
+    process_pool: Callable[..., Pool],
+    tmp_path_factory: pytest.TempPathFactory,
+    move: tuple[Any, Layout, Layout],
+    order: list[int],
+    other: list[int],
+    limits: tuple[int, int, int],
+    sizes: tuple[tuple[int, int], tuple[int, int]],
+) -> None:
+    path = str(tmp_path_factory.mktemp("run"))
+    shape, source, target = move
+    some, others = [process_pool(n, devices=devices) for n, devices in sizes]
+    written = some.run(saved, path, shape, source, order, limits)
+    names = [name for of_process in written for name in of_process]
+    assert len(set(names)) == len(names)
+    reads = [
+        *others.run(restored, path, shape, target, other, limits),
+        restored(path, shape, target, other, limits),  # in one process
+    ]
+    for of_process in reads:
+        assert {name.partition("/")[2] for name in of_process} <= set(names)
+        assert set(of_process.values()) <= {1}
+    saved(path, shape, target, other, limits)
+    some.run(restored, path, shape, source, order, limits)
+
+
+def bytes_written(path: str, sizes: list[int], spec: P) -> int:
+    mesh = ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2})
+    tree = [cut(batch(size, 8), mesh, spec) for size in sizes]
+    with Noted(packed_below=4096) as noted:
+        save(path, tree, overwrite=True)
+    return sum(noted.written.values()) - 4 * len(noted.written)
+
+
+@pytest.mark.parametrize("spec", [P(), P(None, "y"), P("x"), P("x", "y")])
+@pytest.mark.parametrize(
+    "sizes",
+    [[64] * 16, [1024, 8] * 8, [4, 8, 16, 32, 64, 128, 1024]],
+    ids=["equal", "weights and biases", "growing"],
+)
+def test_what_all_processes_hold_is_shared_out_by_bytes(
+    process_pool: Callable[..., Pool],
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[int],
+    spec: P,
+) -> None:
+    path = str(tmp_path_factory.mktemp("run"))
+    written = process_pool(4, devices=2).run(bytes_written, path, sizes, spec)
+    assert sum(written) == sum(sizes) * 8 * 4
+    largest_block = max(sizes) * 8 * 4 // {P(): 1, P(None, "y"): 2, P("x"): 4}.get(spec, 8)
+    assert max(written) - min(written) <= largest_block
+
+
+@pytest.mark.processes(2, devices=4)
+def test_arrays_of_some_processes_and_of_each(shared_tmp_path: Path) -> None:
+    me = jax.process_index()
+    of_first = Mesh(np.array(jax.devices()[:4]), ("x",))
+    of_second = Mesh(np.array(jax.devices()[4:]), ("x",))
+    keys = jax.random.split(jax.random.key(1), 8)
+    everywhere = Mesh(np.array(jax.devices()), ("x",))
+    sharding = NamedSharding(everywhere, P("x"))
+    tree = {
+        "first": cut(DATA, of_first, P("x")),
+        "second": cut(DATA + 1, of_second, P("x")),
+        "keys": jax.jit(lambda: keys, out_shardings=sharding)(),
+        "own": jnp.asarray(DATA + 2),
+        "old": np.asarray(DATA + 3),
+    }
+    with Noted() as noted:
+        save(shared_tmp_path, tree)
+    assert {name.split("/")[0] for name in noted.written} >= {f"packed.float32.{me}"}
+    restored = restore(shared_tmp_path, tree, check_fingerprint=True)
+    for name, data, process in [("first", DATA, 0), ("second", DATA + 1, 1)]:
+        assert len(restored[name].local_shards) == (4 if process == me else 0)
+        for shard in restored[name].local_shards:
+            np.testing.assert_array_equal(shard.data, data[shard.index])
+    for shard in restored["keys"].addressable_shards:
+        assert shard.data.dtype == keys.dtype
+        got = jax.random.key_data(shard.data)
+        np.testing.assert_array_equal(got, jax.random.key_data(keys)[shard.index])
+    np.testing.assert_array_equal(restored["own"], DATA + 2)
+    assert isinstance(restored["old"], np.ndarray)
+    # Onto a mesh that each process has by itself.
+    mine = Mesh(np.array(jax.local_devices()), ("x",))
+    restored = restore(shared_tmp_path, mesh=mine, specs=P(), check_fingerprint=True)
+    np.testing.assert_array_equal(restored["second"], DATA + 1)
+    # And back into processes that hold nothing.
+    restored = restore(shared_tmp_path, mesh=of_first, specs=P(), check_fingerprint=True)
+    assert len(restored["second"].local_shards) == (4 if me == 0 else 0)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_what_differs_between_processes_is_not_saved(shared_tmp_path: Path) -> None:
+    tree = {
+        "same": np.ones(3),
+        "step": jax.process_index(),
+        "own": np.arange(3) * jax.process_index(),
+    }
+    with pytest.raises(
+        gda.DisagreementError, match=r"at \['own'\], process 0 has an array with"
+    ) as e:
+        save(shared_tmp_path, tree)
+    assert "at ['step'], process 0 has 0, process 1 1" in str(e.value)
+    assert not (shared_tmp_path / "manifest.json").exists()

@@ -1,0 +1,146 @@
+"""The memory that small and hostile files take, measured in processes that may not take much."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import memory_program
+import numpy as np
+import pytest
+from damaged import Damaged, leaf_at, save_tiny, sealed
+
+import gda
+from gda.checkpoint import writer
+from gda.checkpoint.format import zarr_format
+
+MIB = 2**20
+LIMIT = 120  # seconds
+
+
+def taken(do: str, path: Path, most: int = 2**30, **options: Any) -> tuple[int, str, str]:
+    """Return the bytes that something with a checkpoint takes in a process, and its error."""
+    arguments = json.dumps([do, str(path), most, options])
+    command = [sys.executable, memory_program.__file__, arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return json.loads(ended.stdout)
+
+
+def saved(path: Path, tree: Any, edit: Callable[[dict[str, Any]], object]) -> Damaged:
+    """Save a tree, and change its manifest consistently."""
+    save_tiny(path, tree)
+    damaged = Damaged(path)
+    damaged.seal(edit)
+    return damaged
+
+
+def test_an_empty_array_of_a_huge_shape_has_a_fingerprint(tmp_path: Path) -> None:
+    def grow(body: dict[str, Any]) -> None:
+        leaf_at(body, "w")["shape"] = [0, 2**60]
+
+    saved(tmp_path, {"w": np.zeros((0, 3), np.int8), "more": np.zeros(3)}, grow)
+    nbytes, kind, said = taken("restore", tmp_path, check_fingerprint=True)
+    assert (kind, nbytes < 32 * MIB) == ("CorruptionError", True), (nbytes, said)
+    assert "its fingerprint differs" in said
+
+
+def test_many_nodes_of_a_deep_structure(tmp_path: Path) -> None:
+    def deepen(body: dict[str, Any]) -> None:
+        node: Any = {"list": [None] * 10**6}
+        for _ in range(197):
+            node = {"list": [node]}
+        body["structure"] = {"dict": [*body["structure"]["dict"], ["x", node]]}
+
+    damaged = saved(tmp_path, {"w": np.zeros(3)}, deepen)
+    size = damaged.manifest.stat().st_size
+    for do in ("inspect", "restore"):
+        nbytes, kind, said = taken(do, tmp_path)
+        assert (kind, nbytes < 12 * size) == ("NoneType", True), (nbytes / size, said)
+
+
+@pytest.mark.parametrize("value", ["[]", "{}", '""', "1e9", '{"":""}', "[[]]"])
+def test_a_manifest_of_many_values_is_not_parsed(tmp_path: Path, value: str) -> None:
+    gda.checkpoint.save(tmp_path, {"w": np.zeros(3)})
+    body = '{"structure":[' + ",".join([value] * (30 * MIB // (len(value) + 1))) + "]}"
+    (tmp_path / "manifest.json").write_bytes(sealed(body.encode()))
+    nbytes, kind, said = taken("inspect", tmp_path)
+    assert kind == "CorruptionError", said
+    assert nbytes < 700 * MIB
+
+
+def bomb(path: Path) -> Damaged:
+    """A chunk of 2 GiB of zeros in a file of 65 KB, of which a manifest tells the truth."""
+    frame = bytes(zarr_format.compress(np.zeros(2**31, np.uint8)))
+    crc = google_crc32c.value(frame)
+    save_tiny(path, {"w": np.zeros(2**10, np.uint8)}, "zstd", fingerprint=False)
+    damaged = Damaged(path)
+    (array,) = damaged.body["arrays"]
+    directory = damaged.data / array["name"]
+    for chunk in damaged.chunks:
+        chunk.unlink()
+    (directory / "c.0").write_bytes(frame + crc.to_bytes(4, "little"))
+    document = zarr_format.metadata((2**31,), (2**31,), np.dtype(np.uint8), "zstd")
+    (directory / "zarr.json").write_bytes(document)
+
+    def declare(body: dict[str, Any]) -> None:
+        array = body["arrays"][0]
+        array |= {"shape": [2**31], "chunk_shape": [2**31], "sizes": [len(frame)]}
+        array |= {
+            "crc32c": f"{crc:08x}",
+            "metadata": [len(document), google_crc32c.value(document)],
+        }
+        body["leaves"][0] |= {"shape": [2**31]}
+
+    damaged.seal(declare)
+    return damaged
+
+
+def test_a_tiny_chunk_of_zstd_takes_no_more_than_max_bytes(tmp_path: Path) -> None:
+    bomb(tmp_path)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 70_000
+    for max_bytes in (2**20, 2**27):
+        nbytes, kind, said = taken("verify", tmp_path, max_bytes=max_bytes)
+        assert (kind, nbytes < 16 * MIB) == ("ValueError", True), (nbytes, said)
+        assert "array ['w'], chunk c.0: to decompress it takes 2.0 GiB, and max_bytes is" in said
+
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 64 MiB that zstd does not make smaller, in chunks of 2 MiB."""
+    path = tmp_path_factory.mktemp("compressed") / "run"
+    data = np.random.default_rng(0).integers(0, 256, 2**26, np.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "CHUNK_BYTES", 2**21)
+        gda.checkpoint.save(path, {"w": data}, compression="zstd")
+    return path
+
+
+SLACK = 20 * MIB  # threads, and what the allocator keeps: more on a loaded machine
+
+
+@pytest.mark.parametrize("options", [{}, {"fingerprints": True}])
+def test_verify_takes_no_more_than_max_bytes(compressed: Path, options: dict[str, Any]) -> None:
+    most = 16 * MIB
+    nbytes, kind, said = taken("verify", compressed, max_workers=8, max_bytes=most, **options)
+    assert kind == "NoneType", said
+    assert nbytes < most + SLACK
+
+
+def test_restore_takes_no_more_than_max_bytes_beside_the_arrays(compressed: Path) -> None:
+    most = 16 * MIB
+    nbytes, kind, said = taken("restore", compressed, max_workers=8, max_bytes=most)
+    assert kind == "NoneType", said
+    assert nbytes < 64 * MIB + most + SLACK
+
+
+def test_save_takes_no_more_than_max_bytes(tmp_path: Path) -> None:
+    most = 64 * MIB
+    options = {"max_workers": 8, "max_bytes": most, "compression": "zstd"}
+    nbytes, kind, said = taken("save", tmp_path / "run", **options)
+    assert kind == "NoneType", said
+    # A chunk of 16 MiB more, or two: a thread of TensorStore keeps what it has had.
+    assert nbytes < most + 32 * MIB + SLACK

@@ -1,0 +1,579 @@
+"""Checkpoints: what cannot be saved, and what does not fit when it is restored.
+
+One error names everything that does not fit, before anything is read.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut, mesh_of
+
+import gda
+from gda.checkpoint import CorruptionError, exists, inspect, restore, restoring, save, verify
+from gda.checkpoint.stores import directory
+from gda.checkpoint.stores.directory import FileStore
+
+DATA = batch(16, 8)
+
+
+class Counting(FileStore):
+    """A directory that counts how often each file is asked for."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.reads: list[str] = []
+
+    def read_into(self, name: str, payload: Any, tail: Any) -> int:
+        self.reads.append(name)
+        return super().read_into(name, payload, tail)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The chunks that restores read."""
+    reads: list[str] = []
+
+    def open_store(path: Any, *_: Any) -> Counting:
+        store = Counting(os.fspath(path))
+        store.reads = reads
+        return store
+
+    monkeypatch.setattr(restoring, "open_store", open_store)
+    return reads
+
+
+def test_leaves_that_are_missing_and_surplus_are_named_together(
+    tmp_path: Path, reads: list[str]
+) -> None:
+    save(tmp_path, {"a": np.ones(2), "b": {"c": np.ones(2), "d": 3}})
+    with pytest.raises(ValueError, match="is not like the tree") as caught:
+        restore(tmp_path, {"a": np.ones(2), "b": {"c": np.ones(2), "e": 4}, "f": 5})
+    assert str(caught.value) == (
+        "the checkpoint is not like the tree: it has no ['b']['e']; ['f']; like has no ['b']['d'] "
+        "(partial=True leaves them out)"
+    )
+    with pytest.raises(ValueError, match=re.escape("it has no ['b']['e']")):
+        restore(tmp_path, {"b": {"e": 4}}, partial=True)
+    assert not reads
+
+
+def test_shapes_and_kinds_that_differ_are_named_together(
+    auto_mesh: Mesh, tmp_path: Path, reads: list[str]
+) -> None:
+    save(
+        tmp_path,
+        {
+            "a": cut(DATA, auto_mesh, P("x")),
+            "b": jax.random.key(0),
+            "c": 3,
+            "d": np.ones(3),
+            "e": np.ones(3),
+        },
+    )
+    like = {
+        "a": cut(batch(8, 16), auto_mesh, P("x")),
+        "b": np.zeros(2, np.uint32),
+        "c": np.ones(3),
+        "d": 4,
+        "e": np.ones(3, np.int32),
+    }
+    with pytest.raises(ValueError, match="is not like the tree") as caught:
+        restore(tmp_path, like)
+    assert str(caught.value).removeprefix("the checkpoint is not like the tree: ").split(
+        "; at"
+    ) == [
+        "at ['a'], it has shape (16, 8), and like (8, 16)",
+        " ['b'], it has PRNG keys, and like an array of uint32; jax.random.wrap_key_data and "
+        "key_data make one of the other",
+        " ['c'], it has the int 3, and like an array of shape (3,); put a value of type int there",
+        " ['d'], it has an array of shape (3,), and like the int 4",
+        " ['e'], it has dtype float64, and like int32; cast=True converts it",
+    ]
+    assert not reads
+
+
+def test_dtypes_that_differ(auto_mesh: Mesh, tmp_path: Path, reads: list[str]) -> None:
+    save(tmp_path, {"a": cut(DATA, auto_mesh, P("x")), "k": jax.random.key(0)})
+    half = DATA.astype(np.float16)
+    like = {"a": cut(half, auto_mesh, P("x")), "k": jax.random.key(0)}
+    with pytest.raises(TypeError, match=re.escape("at ['a'], it has dtype float32, and like flo")):
+        restore(tmp_path, like)
+    like = {"a": DATA, "k": jax.random.key(0, impl="rbg")}
+    with pytest.raises(
+        ValueError, match="at .'k'., it has keys of 'threefry2x32', and like key<rbg>"
+    ):
+        restore(tmp_path, like)
+    assert not reads
+
+
+def test_64_bits_are_not_narrowed(auto_mesh: Mesh, tmp_path: Path, reads: list[str]) -> None:
+    with jax.enable_x64(True):
+        save(tmp_path, {"a": cut(np.arange(8.0), auto_mesh, P("x"))})
+        restored = restore(tmp_path, mesh=auto_mesh, specs=P("y"))["a"]
+    assert restored.dtype == np.float64
+    reads.clear()
+    message = "at ['a'], it has dtype float64, which JAX makes float32 without jax_enable_x64"
+    for arguments in ({"specs": P()}, {"specs": P(), "like": {"a": np.float64([0] * 8)}}):
+        if "like" in arguments:
+            like = {"a": jax.ShapeDtypeStruct((8,), np.float64)}
+            arguments = {**arguments, "like": like}
+        with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+            restore(tmp_path, mesh=auto_mesh, **arguments)
+    assert not reads
+    like = {"a": jax.ShapeDtypeStruct((8,), np.float32)}
+    restored = restore(tmp_path, like, mesh=auto_mesh, specs=P("x"), cast=True)["a"]
+    np.testing.assert_array_equal(restored, np.arange(8.0))
+
+
+def test_like_without_a_layout(explicit_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"a": DATA})
+    message = "like does not say where the array goes; give its ShapeDtypeStruct a sharding"
+    with pytest.raises(ValueError, match=message):
+        restore(tmp_path, {"a": jax.ShapeDtypeStruct(DATA.shape, DATA.dtype)})
+    abstract = NamedSharding(explicit_mesh.abstract_mesh, P("x"))
+    struct = jax.ShapeDtypeStruct(DATA.shape, DATA.dtype, sharding=abstract)
+    with pytest.raises(ValueError, match="names no devices"):
+        restore(tmp_path, {"a": struct})
+
+
+def test_specs_that_do_not_fit_name_their_leaves(
+    auto_mesh: Mesh, tmp_path: Path, reads: list[str]
+) -> None:
+    tree = {"a": cut(batch(6, 8), auto_mesh, P("y")), "b": {"c": cut(DATA, auto_mesh, P())}}
+    save(tmp_path, {**tree, "k": jax.random.split(jax.random.key(0), 4)})
+    specs = {"a": P("x"), "b": {"c": P("z")}, "d": P(), "k": P("x", "y")}
+    with pytest.raises(ValueError, match="specs does not fit the checkpoint") as caught:
+        restore(tmp_path, mesh=auto_mesh, specs=specs)
+    for said in [
+        "specs has ['d'], and the checkpoint has not",
+        "at ['a'], global shape (6, 8) cannot be cut by P('x') on the mesh {'x': 4, 'y': 2}: dim",
+        "at ['b']['c']",
+        "at ['k']",
+    ]:
+        assert said in str(caught.value)
+    with pytest.raises(ValueError, match=re.escape("specs says nothing of ['b']['c']; ['k']")):
+        restore(tmp_path, mesh=auto_mesh, specs={"a": P()})
+    with pytest.raises(ValueError, match=re.escape("at ['a'], global shape (6, 8) cannot")):
+        restore(tmp_path, tree, partial=True, mesh=auto_mesh, specs={"a": P("x")})
+    assert not reads
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"specs": P()}, TypeError, "give both"),
+        ({"mesh": ...}, TypeError, "give both"),
+        ({"mesh": ..., "specs": {"a": 3}}, TypeError, "specs['a'] is 3, not a PartitionSpec"),
+        ({"cast": True}, TypeError, "cast and partial are about like="),
+        ({"partial": True}, TypeError, "cast and partial are about like="),
+        ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),
+        ({"max_bytes": 0}, ValueError, "max_bytes must be a whole number, at least 1, not 0"),
+        ({"progress": 3}, TypeError, "progress must be True, False or a function"),
+        ({"at": "a"}, TypeError, "at is a list of keys and indices, such as ['params', 0], not"),
+        ({"at": [1.5]}, TypeError, "at is a list of keys and indices"),
+        ({"at": ["b"]}, KeyError, "['b'] is not in the checkpoint; the tree itself has 'a'"),
+        ({"at": ["b"], "like": 3}, KeyError, "['b'] is not in the checkpoint"),
+        ({"at": ["a", 0]}, KeyError, "['a'][0] is not in the checkpoint; ['a'] has nothing"),
+    ],
+)
+def test_arguments_of_restore(
+    auto_mesh: Mesh,
+    tmp_path: Path,
+    reads: list[str],
+    arguments: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    save(tmp_path, {"a": DATA})
+    given = {key: auto_mesh if value is ... else value for key, value in arguments.items()}
+    with pytest.raises(error) as caught:
+        restore(tmp_path, **given)
+    assert message in str(caught.value.args[0])
+    assert not reads
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),
+        ({"max_bytes": 0}, ValueError, "max_bytes must be a whole number, at least 1, not 0"),
+        ({"compression": "gzip"}, ValueError, "compression is None or \"zstd\", not 'gzip'"),
+        ({"progress": 3}, TypeError, "progress must be True, False or a function"),
+    ],
+)
+def test_arguments_of_save(
+    tmp_path: Path, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        save(tmp_path / "run", {"a": DATA}, **arguments)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("tree", "error", "message"),
+    [
+        ({True: 1}, TypeError, "the key True in [True] is a bool; the keys of a tree that is"),
+        ({"a": {1.5: 1}}, TypeError, "the key 1.5 in ['a'][1.5] is a float"),
+        ({("a", 1): 1}, TypeError, "the key ('a', 1) in [('a', 1)] is a tuple"),
+        ({1: 1, "a": 2}, TypeError, "they must be all strings or all integers"),
+        ([object()], TypeError, "a leaf of type object cannot be saved; the leaves of a tree are"),
+        ([{1, 2}], TypeError, "a leaf of type set cannot be saved"),
+        ([np.ma.asarray([1])], TypeError, "a masked array would lose its mask; save its data and"),
+        ([np.array(["text"])], TypeError, "an array of dtype <U4 cannot be saved; convert it"),
+        ([np.zeros(2, ml_dtypes.complex32)], TypeError, "an array of dtype complex32 cannot be"),
+        ([np.array([None])], TypeError, "an array of dtype object cannot be saved"),
+        ([np.zeros(2, "M8[s]")], TypeError, "an array of dtype datetime64[s] cannot be saved"),
+        ([np.zeros(2, "f4,i4")], TypeError, "cannot be saved; convert it to numbers"),
+        ([np.longdouble(1)], TypeError, "an array of dtype float128 cannot be saved"),
+        ([jax.ShapeDtypeStruct((2,), np.float32)], TypeError, "a leaf of type ShapeDtypeStruct"),
+    ],
+)
+def test_what_cannot_be_saved(
+    tmp_path: Path, tree: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=re.escape(message)) as caught:
+        save(tmp_path / "run", tree)
+    if isinstance(tree, list):
+        assert "gda: at [0] of the tree" in caught.value.__notes__
+    assert not (tmp_path / "run" / "manifest.json").exists()
+
+
+def test_deleted_arrays_and_tracers_cannot_be_saved(auto_mesh: Mesh, tmp_path: Path) -> None:
+    g = cut(DATA, auto_mesh, P("x"))
+    g.delete()
+    with pytest.raises(RuntimeError, match="was deleted or donated") as caught:
+        save(tmp_path, {"g": [g]})
+    assert "gda: at ['g'][0] of the tree" in caught.value.__notes__
+    with pytest.raises(TypeError, match="being traced has no data; save outside of jit") as caught:
+        jax.jit(lambda x: save(tmp_path, {"x": x}))(1.0)
+    assert "gda: at ['x'] of the tree" in caught.value.__notes__
+
+
+def test_two_leaves_with_one_path(tmp_path: Path) -> None:
+    class Twins:
+        pass
+
+    key = jax.tree_util.GetAttrKey("a")
+    jax.tree_util.register_pytree_with_keys(
+        Twins, lambda _: ([(key, 1), (key, 2)], None), lambda _, children: Twins()
+    )
+    with pytest.raises(ValueError, match=re.escape("two leaves of the tree have the path ['a']")):
+        save(tmp_path, Twins())
+
+
+def test_a_tree_nested_too_deep(tmp_path: Path) -> None:
+    tree: Any = 1
+    for _ in range(250):
+        tree = [tree]
+    with pytest.raises(ValueError, match="nested deeper than 200 levels"):
+        save(tmp_path, tree)
+
+
+def test_one_reason_is_said_once(auto_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {name: cut(DATA, auto_mesh, P("x")) for name in "abcdefghijkl"})
+    like = {name: jax.ShapeDtypeStruct(DATA.shape, DATA.dtype) for name in "abcdefghijkl"}
+    with pytest.raises(ValueError, match="does not say where the array goes") as caught:
+        restore(tmp_path, like)
+    assert str(caught.value).count("does not say where") == 1
+    assert "at ['a']; ['b']; " in str(caught.value)
+    assert "and 4 more, like does not say" in str(caught.value)
+
+
+# Paths.
+
+
+@pytest.mark.parametrize("function", [exists, inspect, restore, verify])
+def test_a_path_with_a_nul(tmp_path: Path, function: Callable[[str], Any]) -> None:
+    for use in (function, lambda path: save(path, {"a": DATA})):
+        with pytest.raises(ValueError, match="the path of a checkpoint has a NUL character: '"):
+            use(f"{tmp_path}/a\0b")
+
+
+def test_saving_onto_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    for path in (file, file / "run"):
+        for overwrite in (False, True):
+            message = f"{path} is a file, or in one; a checkpoint is a directory, so give the path"
+            with pytest.raises(NotADirectoryError, match=re.escape(message)):
+                save(path, {"a": DATA}, overwrite=overwrite)
+    assert file.read_text() == "mine"
+
+
+def test_a_directory_where_the_manifest_goes_is_found_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, {"a": DATA})
+    manifest = tmp_path / "manifest.json"
+    manifest.unlink()
+    manifest.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    message = f"{manifest} is not a regular file; remove it"
+    with pytest.raises(FileExistsError, match=re.escape(message)) as caught:
+        save(tmp_path, {"a": DATA}, overwrite=True)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert "nothing was committed" not in str(getattr(caught.value, "__notes__", ""))
+    manifest.rmdir()
+    save(tmp_path, {"a": DATA})
+
+
+def test_keys_of_an_unknown_kind_are_found_by_verify(tmp_path: Path) -> None:
+    key = jax.random.key(3)
+    save(tmp_path, {"key": key, "old": jax.random.key_data(key)})
+    file = tmp_path / "manifest.json"
+    whole = file.read_bytes()
+    for impl, message in [
+        ("best", "array ['key']: unrecognized PRNG implementation \"best\""),
+        ("rbg", "array ['key']: it has keys of 'rbg', each of which is uint32[4], and their num"),
+    ]:
+        body = whole.partition(b"\n")[2].replace(b"threefry2x32", impl.encode())
+        seal = {"gda-checkpoint": 1, "nbytes": len(body), "sha256": sha256(body).hexdigest()}
+        file.write_bytes(json.dumps(seal).encode() + b"\n" + body)
+        with pytest.raises(CorruptionError, match=re.escape(message)):
+            verify(tmp_path)
+    file.write_bytes(whole)
+    verify(tmp_path)
+
+
+# Interrupted.
+
+
+def test_ctrl_c_leaves_no_file_open(tmp_path: Path) -> None:
+    save(tmp_path, {"a": DATA})
+    files = {directory.__file__, contextlib.__file__}
+    before = os.listdir("/proc/self/fd")
+    moment = 0
+    for moment in itertools.count(1):
+        passed = 0
+
+        def interrupt(frame: FrameType, event: str, _: object, moment: int = moment) -> None:
+            # As Python does: it looks for signals when a call returns, and drops what it returned.
+            nonlocal passed
+            if event == "c_return" and frame.f_code.co_filename in files:
+                passed += 1
+                if passed == moment:
+                    raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            restore(tmp_path, max_workers=1)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        assert os.listdir("/proc/self/fd") == before, moment
+    assert moment > 50
+
+
+# Processes.
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_save_in_process_0_alone_names_the_others_as_soon_as_a_check_does(
+    shared_tmp_path: Path,
+) -> None:
+    path, told = shared_tmp_path / "run", shared_tmp_path / "told"
+    if jax.process_index() == 0:
+        with (
+            gda.checking_agreement(timeout=2),
+            pytest.raises(
+                gda.LateProcessError, match="process 1 did not come within 2 s"
+            ) as caught,
+        ):
+            save(path, {"a": DATA})
+        assert caught.value.__notes__ == [
+            "gda: every process of the program must call save, not process 0 alone"
+        ]
+        assert not path.exists()
+        told.touch()
+    else:
+        while not told.exists():
+            time.sleep(0.01)
+        with pytest.raises(gda.LateProcessError):  # the next check tells who was late
+            gda.check_processes_agree(0, name="later")
+
+
+def test_an_axis_that_the_mesh_has_not(auto_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"a": cut(DATA, auto_mesh, P("x"))})
+    with pytest.raises(ValueError, match="dimension 0 by mesh axis 'q', but the mesh has the axes"):
+        restore(tmp_path, mesh=auto_mesh, specs=P("q"))
+
+
+def test_specs_by_a_function(auto_mesh: Mesh, tmp_path: Path) -> None:
+    tree = {"layers": [cut(DATA, auto_mesh, P("x"))], "b": cut(DATA, auto_mesh, P()), "n": DATA}
+    save(tmp_path, tree)
+    asked = []
+
+    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+        asked.append((path, leaf.shape))
+        assert (leaf.ndim, leaf.size, leaf.dtype) == (2, DATA.size, DATA.dtype)
+        return P(None, "y") if path.startswith("layers/") else P("y")
+
+    restored = restore(tmp_path, mesh=auto_mesh, specs=spec_of)
+    assert asked == [("b", DATA.shape), ("layers/0", DATA.shape), ("n", DATA.shape)]
+    assert (restored["layers"][0].spec, restored["b"].spec) == (P(None, "y"), P("y"))
+    assert restored["n"].spec == P("y")
+    restored = restore(tmp_path, {"b": DATA}, mesh=auto_mesh, specs=spec_of, partial=True)
+    np.testing.assert_array_equal(restored["b"], DATA)
+    with pytest.raises(TypeError, match="specs.'b', leaf. returned 3, not a PartitionSpec"):
+        restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: 3)
+    with pytest.raises(KeyError, match="b") as caught:
+        restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: {}[path])
+    assert caught.value.__notes__ == ["gda: at ['b'] of the tree"]
+    with pytest.raises(ValueError, match="specs gave nothing for 'b': it ended with StopIteration"):
+        restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: next(iter(())))
+
+
+def test_a_function_for_specs_sees_keys_and_not_their_numbers(
+    auto_mesh: Mesh, tmp_path: Path
+) -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    save(tmp_path, {"one": keys[0], "many": keys})
+    seen = {}
+
+    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+        seen[path] = (leaf.shape, leaf.dtype)
+        return P("x") if leaf.ndim else P()
+
+    restored = restore(tmp_path, mesh=auto_mesh, specs=spec_of)
+    assert seen == {"one": ((), keys.dtype), "many": ((8,), keys.dtype)}
+    assert restored["many"].sharding.spec == P("x")
+    with pytest.raises(ValueError, match=r"but global shape \(8,\) has 1 dimension"):
+        restore(tmp_path, mesh=auto_mesh, specs={"one": P(), "many": P(None, "y")})
+    with pytest.raises(ValueError, match=r"global shape \(8,\) cannot be cut"):
+        restore(tmp_path, mesh=mesh_of({"z": 3}), specs={"one": P(), "many": P("z")})
+
+
+def test_specs_are_checked_also_where_they_shard_nothing(auto_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"n": DATA, "step": 3})
+    message = "at ['n'], spec P('nope') cuts dimension 0 by mesh axis 'nope', but the mesh has"
+    surplus = "specs has ['w'], and the checkpoint has not"
+    for arguments in ({}, {"like": {"n": DATA, "step": 0}}):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            restore(tmp_path, mesh=auto_mesh, specs={"n": P("nope"), "step": P()}, **arguments)
+        with pytest.raises(ValueError, match=re.escape("at ['step'], spec P('nope') cuts")):
+            restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "step": P("nope")}, **arguments)
+        with pytest.raises(ValueError, match=re.escape(surplus)):
+            restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "w": P()}, **arguments)
+    with pytest.raises(ValueError, match=re.escape("specs says nothing of ['n']")):
+        restore(tmp_path, mesh=auto_mesh, specs={"step": P()})
+    wide = np.arange(3)
+    save(tmp_path / "wide", {"n": wide})
+    with pytest.raises(ValueError, match="it has dtype int64, which JAX makes int32 without"):
+        restore(tmp_path / "wide", mesh=auto_mesh, specs=P())
+    restored = restore(tmp_path / "wide", {"n": wide}, mesh=auto_mesh, specs=P())
+    np.testing.assert_array_equal(restored["n"], wide)
+
+
+def test_shardings_that_do_not_fit(auto_mesh: Mesh, explicit_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"a": DATA, "b": DATA[:3]})
+    sharding = NamedSharding(auto_mesh, P("x"))
+    with pytest.raises(ValueError, match=r"mesh does not fit .* at \['b'\], global shape \(3, "):
+        restore(tmp_path, mesh=sharding)
+    with pytest.raises(ValueError, match=re.escape("mesh says nothing of ['b']")):
+        restore(tmp_path, mesh={"a": sharding})
+    with pytest.raises(ValueError, match=re.escape("mesh has ['c'], and the checkpoint has not")):
+        restore(tmp_path, mesh={"a": sharding, "b": sharding, "c": sharding})
+    with pytest.raises(TypeError, match="stands beside NamedSharding"):
+        restore(tmp_path, mesh=sharding, specs=P("x"))
+    with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh, or a NamedSharding"):
+        restore(tmp_path, mesh={"a": sharding, "b": 3})
+    with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh"):
+        restore(tmp_path, mesh=explicit_mesh.abstract_mesh, specs=P())
+    with pytest.raises(TypeError, match="give both, or a NamedSharding"):
+        restore(tmp_path, mesh=auto_mesh)
+
+
+@pytest.mark.parametrize("first", [{"w": DATA}, [DATA], DATA, 3])
+def test_tree_and_path_in_the_wrong_order(first: Any, tmp_path: Path) -> None:
+    for call in (save, restore):
+        with pytest.raises(TypeError, match="the path of a checkpoint, which comes first, is") as e:
+            call(first, str(tmp_path))
+        assert len(str(e.value)) < 300
+    with pytest.raises(TypeError, match="which comes first"):
+        inspect(first)
+
+
+def test_what_is_beside_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    save(tmp_path, {"a": DATA})
+    (tmp_path / "notes.txt").write_text("mine")
+    save(tmp_path / "sub", {"a": 1})
+    save(tmp_path, {"a": 2}, overwrite=True)
+    assert restore(tmp_path) == {"a": 2}
+    assert restore(tmp_path / "sub") == {"a": 1}
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    with pytest.raises(FileExistsError, match="there is a checkpoint at .*; pass overwrite=True"):
+        save(tmp_path, {"a": 3})
+
+
+def test_a_path_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    save("~/run", {"a": 1})
+    assert (tmp_path / "run" / "manifest.json").exists()
+    assert restore("~/run") == {"a": 1}
+
+
+def test_whether_there_is_a_checkpoint(tmp_path: Path) -> None:
+    assert not exists(tmp_path)
+    assert not exists(tmp_path / "missing")
+    (tmp_path / "data-0123456789abcdef").mkdir()
+    assert not exists(tmp_path)
+    save(tmp_path, {"a": 1})
+    assert exists(tmp_path)
+    (tmp_path / "manifest.json").write_text("damaged")
+    assert exists(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3:/bucket/run", "looks like a URL with one slash; write s3://"),
+        ("file://host/run", "is a file of the host 'host'; write file:///path"),
+    ],
+)
+def test_urls_that_are_none(url: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        save(url, {"a": 1})
+
+
+def test_urls_of_files(tmp_path: Path) -> None:
+    save(f"FILE://localhost{tmp_path}/a%20b", {"a": 1})
+    assert restore(f"file:{tmp_path}/a%20b") == restore(tmp_path / "a b") == {"a": 1}
+
+
+def test_a_scheme_in_capitals_is_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="no-such-scheme"):
+        save("NO-SUCH-SCHEME://bucket/run", {"a": 1})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tree_without_leaves_fits_any_spec(auto_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, {"a": {}, "b": [None]})
+    assert restore(tmp_path, mesh=auto_mesh, specs=P()) == {"a": {}, "b": [None]}
+    assert restore(tmp_path, mesh=auto_mesh, specs=P(), at=["a"]) == {}
+
+
+def test_workers_of_verify_are_counted(tmp_path: Path) -> None:
+    save(tmp_path, {"a": DATA})
+    with pytest.raises(ValueError, match="max_workers must be a whole number, at least 1, not 0"):
+        gda.checkpoint.verify(tmp_path, max_workers=0)

@@ -1,0 +1,952 @@
+"""Checkpoints on an S3-compatible server, and on one that fails, is slow, lies or never answers."""
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import random
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorstore as ts
+from jax.sharding import Mesh, PartitionSpec
+from meshes import ORDERS, batch, cut, ordered_mesh
+from s3_server import ENVIRONMENT, Fault, Proxy, Request, Server, open_kv, spec_of
+
+import gda
+from gda import checkpoint
+from gda.checkpoint.stores import waiting
+from gda.checkpoint.stores.directory import FileStore
+from gda.checkpoint.stores.object_store import KvStore
+from gda.checkpoint.stores.opening import open_store
+
+P = PartitionSpec
+WEIGHTS = batch(512, 512)  # 1 MiB, which makes it an array of its own
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with pytest.MonkeyPatch.context() as patch, Server() as server:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def spec(server: Server) -> dict[str, Any]:
+    return spec_of(server.port, server.bucket())
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    left = [t for t in threading.enumerate() if t not in before and not t.daemon]
+    assert not left
+
+
+def tree_of(mesh: Mesh, step: int = 7) -> dict[str, Any]:
+    return {
+        "weights": cut(WEIGHTS + step, mesh, P("x", "y")),
+        "small": [cut(batch(8, 2) + step, mesh, P("x")), cut(batch(4), mesh, P())],
+        "scale": cut(batch(8).astype(ml_dtypes.bfloat16), mesh, P("y")),
+        "key": jax.random.key(3),
+        "host": batch(5, dtype=np.int16),
+        "step": step,
+        "note": ("a string", None, 0.5),
+    }
+
+
+def check_restored(path: Any, step: int = 7, **options: Any) -> None:
+    """Check that the tree comes back, onto another layout."""
+    mesh = ordered_mesh(ORDERS["shuffled"], {"x": 2, "y": 4})
+    tree = checkpoint.restore(path, mesh=mesh, specs=P(), check_fingerprint=True, **options)
+    np.testing.assert_array_equal(np.asarray(tree["weights"]), WEIGHTS + step)
+    np.testing.assert_array_equal(np.asarray(tree["small"][0]), batch(8, 2) + step)
+    np.testing.assert_array_equal(np.asarray(tree["small"][1]), batch(4))
+    np.testing.assert_array_equal(np.asarray(tree["scale"]), batch(8).astype(ml_dtypes.bfloat16))
+    assert (jax.random.key_data(tree["key"]) == jax.random.key_data(jax.random.key(3))).all()
+    np.testing.assert_array_equal(tree["host"], batch(5, dtype=np.int16))
+    assert (tree["step"], tree["note"]) == (step, ("a string", None, 0.5))
+
+
+def names(spec: dict[str, Any]) -> list[str]:
+    return sorted(name.decode() for name in open_kv(spec).list().result())
+
+
+def directories(spec: dict[str, Any]) -> list[str]:
+    return sorted({name.partition("/")[0] for name in names(spec)})
+
+
+def chunk_of(spec: dict[str, Any]) -> str:
+    return next(name for name in names(spec) if name.endswith("weights/c.0.0"))
+
+
+# There and back.
+
+
+@pytest.mark.parametrize("is_open", [False, True], ids=["spec", "open"])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_tree_goes_there_and_back(
+    spec: dict[str, Any], auto_mesh: Mesh, compression: str | None, is_open: bool
+) -> None:
+    path = ts.KvStore.open(spec).result() if is_open else spec
+    checkpoint.save(path, tree_of(auto_mesh), compression=compression)
+    check_restored(path)
+    assert checkpoint.verify(path).nbytes == checkpoint.inspect(path).nbytes > 2**20
+    assert directories(spec)[0].startswith("data-")
+    assert directories(spec)[1:] == ["manifest.json"]
+
+
+def test_a_save_in_the_background_does_not_need_the_arrays_any_more(
+    spec: dict[str, Any], auto_mesh: Mesh
+) -> None:
+    tree = tree_of(auto_mesh)
+    pending = checkpoint.save_async(spec, tree)
+    tree["weights"].array.delete()
+    pending.result()
+    check_restored(spec)
+
+
+def test_the_saved_layout_comes_back_too(spec: dict[str, Any], auto_mesh: Mesh) -> None:
+    tree = tree_of(auto_mesh)
+    checkpoint.save(spec, tree)
+    back = checkpoint.restore(spec, like=tree)
+    assert back["weights"].spec == P("x", "y")
+    np.testing.assert_array_equal(np.asarray(back["weights"]), WEIGHTS + 7)
+
+
+def test_any_zarr_library_reads_the_objects(spec: dict[str, Any], auto_mesh: Mesh) -> None:
+    checkpoint.save(spec, tree_of(auto_mesh))
+    array = chunk_of(spec).removesuffix("c.0.0")
+    store = ts.open(
+        {"driver": "zarr3", "kvstore": spec | {"path": f"run/{array}"}}, open=True
+    ).result()
+    np.testing.assert_array_equal(store.read().result(), WEIGHTS + 7)
+
+
+def test_a_checkpoint_is_replaced_only_if_that_is_asked_for(
+    spec: dict[str, Any], auto_mesh: Mesh
+) -> None:
+    checkpoint.save(spec, tree_of(auto_mesh))
+    (old, _) = directories(spec)
+    with pytest.raises(FileExistsError, match="there is a checkpoint at .*; pass overwrite=True"):
+        checkpoint.save(spec, tree_of(auto_mesh, 8))
+    checkpoint.save(spec, tree_of(auto_mesh, 9), overwrite=True)
+    check_restored(spec, 9)
+    (new, _) = directories(spec)
+    assert new != old
+
+
+def test_what_a_save_that_died_has_left_goes_with_the_next(
+    spec: dict[str, Any], auto_mesh: Mesh
+) -> None:
+    open_kv(spec).write("data-0123456789abcdef/zarr.json", b"{}").result()
+    said = r"no complete checkpoint at .*: a save was begun there \(data-0123456789abcdef\)"
+    with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
+        checkpoint.restore(spec)
+    checkpoint.save(spec, tree_of(auto_mesh))
+    check_restored(spec)
+    assert "data-0123456789abcdef" not in directories(spec)
+
+
+def test_a_directory_as_an_object_store_keeps_nothing_that_was_replaced(tmp_path: Path) -> None:
+    spec = {"driver": "file", "path": f"{tmp_path}/run/"}
+    for step in range(4):
+        checkpoint.save(spec, {"w": np.arange(1000) + step}, overwrite=True)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert len(files) == 4  # of the manifest, the group, a pack and its chunk
+    np.testing.assert_array_equal(checkpoint.restore(spec)["w"], np.arange(1000) + 3)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_two_processes_save_and_restore_one_tree(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with Server() if jax.process_index() == 0 else contextlib.nullcontext() as server:
+        if server is not None:
+            (shared_tmp_path / "made").write_text(f"{server.port} {server.bucket()}")
+        gda.check_processes_agree({}, name="the server")
+        port, bucket = (shared_tmp_path / "made").read_text().split()
+        spec = spec_of(int(port), bucket)
+        mesh = ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2})
+        for step in (1, 2):
+            g = cut(WEIGHTS + step, mesh, P("x", "y"))
+            small = cut(batch(8, 2) + step, mesh, P("x"))
+            checkpoint.save(spec, {"w": g, "small": small}, overwrite=True)
+        other = ordered_mesh(ORDERS["reversed"], {"x": 8})
+        specs = {"w": P(None, "x"), "small": P("x")}
+        back = checkpoint.restore(spec, mesh=other, specs=specs, check_fingerprint=True)
+        for shard in back["w"].local_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), (WEIGHTS + 2)[shard.index])
+        for shard in back["small"].local_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), (batch(8, 2) + 2)[shard.index])
+        assert len(directories(spec)) == 2
+        with pytest.raises(FileExistsError, match="there is a checkpoint"):
+            checkpoint.save(spec, {"w": g})
+        gda.check_processes_agree({}, name="the end")
+
+
+# What a path may be.
+
+
+def test_the_url_of_a_store_with_an_endpoint(spec: dict[str, Any]) -> None:
+    assert open_store(spec, 60).url == f"{spec['endpoint']}/{spec['bucket']}/run/"
+
+
+@pytest.mark.parametrize("url", ["s3://some-bucket/run", "gs://some-bucket/run/", "memory://run"])
+def test_a_url_is_a_prefix_with_or_without_a_slash(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    store = open_store(url, 60)
+    assert isinstance(store, KvStore)
+    assert store.url == url.rstrip("/") + "/"
+
+
+def test_a_file_url_is_a_directory(tmp_path: Path) -> None:
+    checkpoint.save(f"file://{tmp_path}/run", {"a": batch(3)})
+    assert isinstance(open_store(f"file://{tmp_path}/run", 60), FileStore)
+    np.testing.assert_array_equal(checkpoint.restore(tmp_path / "run")["a"], batch(3))
+
+
+def test_the_memory_of_an_open_store_is_shared() -> None:
+    kv = ts.KvStore.open("memory://").result()
+    checkpoint.save(kv + "one", {"a": batch(3)})
+    checkpoint.save(kv + "two/", {"a": batch(4)})
+    checkpoint.save(kv + "one", {"a": batch(5)}, overwrite=True)
+    assert checkpoint.restore(kv + "one")["a"].shape == (5,)
+    assert checkpoint.restore(kv + "two")["a"].shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "said"),
+    [
+        ("nosuch://bucket/run", ValueError, "unsupported URL scheme"),
+        ({"driver": "s3", "bucket": "B"}, ValueError, "Invalid S3 bucket name"),
+        (7, TypeError, "a directory, a URL such as 's3://bucket/run', or a TensorStore key-value"),
+        (None, TypeError, "not a NoneType"),
+    ],
+)
+def test_what_is_no_path(path: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        checkpoint.save(path, {})
+    with pytest.raises(error, match=said):
+        checkpoint.restore(path)
+
+
+def test_an_array_in_a_store_is_no_path() -> None:
+    array = ts.array(batch(3))
+    with pytest.raises(TypeError, match="the spec of one, not a TensorStore"):
+        checkpoint.restore(array)
+
+
+def test_a_store_in_a_transaction_is_refused() -> None:
+    kv = ts.KvStore.open("memory://").result().with_transaction(ts.Transaction())
+    with pytest.raises(ValueError, match="open in a transaction, in which nothing is durable"):
+        checkpoint.save(kv, {})
+
+
+def test_without_tensorstore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorstore", None)
+    with pytest.raises(ImportError, match=r"needs TensorStore: pip install 'gda\[checkpoint\]'"):
+        checkpoint.restore("s3://some-bucket/run")
+
+
+# What is not there, or is not what was saved.
+
+
+def test_nothing_is_there(spec: dict[str, Any]) -> None:
+    said = "there is no checkpoint at .*/run/: it is empty"
+    for look in (checkpoint.restore, checkpoint.verify, checkpoint.inspect):
+        with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
+            look(spec)
+
+
+def test_something_else_is_there(spec: dict[str, Any], auto_mesh: Mesh) -> None:
+    open_kv(spec).write("photos/cat.jpg", b"meow").result()
+    said = "is not empty and not a checkpoint: it has photos. Save into a directory of its own"
+    with pytest.raises(FileExistsError, match=said):
+        checkpoint.save(spec, tree_of(auto_mesh), overwrite=True)
+    with pytest.raises(checkpoint.CheckpointNotFoundError, match="but photos"):
+        checkpoint.restore(spec)
+    assert names(spec) == ["photos/cat.jpg"]
+
+
+def test_the_bucket_is_not_there(spec: dict[str, Any]) -> None:
+    spec |= {"bucket": "nobody-made-this"}
+    for work in (checkpoint.restore, lambda path: checkpoint.save(path, {"a": batch(3)})):
+        with pytest.raises(OSError, match="/nobody-made-this/run/: .*NoSuchBucket"):
+            work(spec)
+
+
+def flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
+    "altered": (lambda data: flip(data, 1000), "is damaged: its CRC-32C is"),
+    "altered at the end": (lambda data: flip(data, len(data) - 1), "is damaged"),
+    "truncated": (lambda data: data[:-1], "bytes, not"),
+    "longer": (lambda data: data + b"x", "is damaged"),
+    "empty": (lambda data: b"", "has 0 bytes, not"),
+    "deleted": (lambda data: None, "missing"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_object_is_named(spec: dict[str, Any], auto_mesh: Mesh, kind: str) -> None:
+    damage, said = DAMAGES[kind]
+    checkpoint.save(spec, tree_of(auto_mesh))
+    kv, name = open_kv(spec), chunk_of(spec)
+    kv.write(name, damage(kv.read(name).result().value)).result()
+    for look in (checkpoint.restore, checkpoint.verify):
+        match = rf"array \['weights'\], chunk c.0.0: .*/{name} .*{said}"
+        with pytest.raises(checkpoint.CorruptionError, match=match) as caught:
+            look(spec)
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize("kind", ["altered", "truncated", "longer", "deleted"])
+def test_damaged_metadata_is_named(spec: dict[str, Any], auto_mesh: Mesh, kind: str) -> None:
+    checkpoint.save(spec, tree_of(auto_mesh))
+    kv, name = open_kv(spec), chunk_of(spec).replace("c.0.0", "zarr.json")
+    data = kv.read(name).result().value
+    damage = {"altered": lambda data: flip(data, 9)}.get(kind, DAMAGES[kind][0])
+    kv.write(name, damage(data)).result()
+    for look in (checkpoint.restore, checkpoint.verify):
+        with pytest.raises(checkpoint.CorruptionError, match=f"its metadata: .*{name}"):
+            look(spec)
+
+
+@pytest.mark.parametrize("kind", ["altered at the end", "truncated", "longer", "empty"])
+def test_a_damaged_manifest_is_named_and_can_be_replaced(
+    spec: dict[str, Any], auto_mesh: Mesh, kind: str
+) -> None:
+    checkpoint.save(spec, tree_of(auto_mesh))
+    kv = open_kv(spec)
+    kv.write("manifest.json", DAMAGES[kind][0](kv.read("manifest.json").result().value)).result()
+    for look in (checkpoint.restore, checkpoint.verify, checkpoint.inspect):
+        with pytest.raises(checkpoint.CorruptionError, match="/run/manifest.json"):
+            look(spec)
+    checkpoint.save(spec, tree_of(auto_mesh, 8), overwrite=True)
+    check_restored(spec, 8)
+    assert len(directories(spec)) == 2
+
+
+# How objects are read.
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    with Proxy(server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def through(proxy: Proxy, spec: dict[str, Any]) -> dict[str, Any]:
+    """The same prefix as ``spec``, through the proxy."""
+    return spec | {"endpoint": f"http://127.0.0.1:{proxy.port}"}
+
+
+def test_each_object_is_fetched_once_and_many_at_a_time(
+    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh
+) -> None:
+    checkpoint.save(spec, tree_of(auto_mesh))
+    together = threading.Barrier(8)  # breaks if fewer requests are under way at a time
+
+    def fault(request: Request) -> str | None:
+        if "weights/c." in request.path:
+            together.wait(60)
+        return None
+
+    proxy.fault = fault
+    check_restored(through)
+    fetched = proxy.counts("GET")
+    assert sum("weights/c." in path for path in fetched) == 8
+    assert {path: count for path, count in fetched.items() if count != 1} == {
+        f"/{spec['bucket']}/run/manifest.json": 2  # the first asks whether it is too large
+    }
+
+
+def test_chunks_are_written_many_at_a_time(
+    through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh
+) -> None:
+    together = threading.Barrier(8)
+
+    def fault(request: Request) -> str | None:
+        if "weights/c." in request.path:
+            together.wait(60)
+        return None
+
+    proxy.fault = fault
+    checkpoint.save(through, tree_of(auto_mesh))
+    assert set(proxy.counts("PUT").values()) == {1}
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "chunk", "zarr.json"])
+def test_an_object_of_hostile_size_is_not_fetched(
+    spec: dict[str, Any],
+    through: dict[str, Any],
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str,
+) -> None:
+    checkpoint.save(spec, {"a": WEIGHTS})
+    monkeypatch.setattr("gda.checkpoint.format.manifest.MOST_BYTES", 2**20)
+    chunk = next(name for name in names(spec) if name.endswith("c.0.0"))
+    name = {"chunk": chunk, "zarr.json": chunk.replace("c.0.0", "zarr.json")}.get(file, file)
+    open_kv(spec).write(name, bytes(16 * 2**20)).result()
+    for look in (checkpoint.restore, checkpoint.verify):
+        proxy.sent = 0
+        with pytest.raises(checkpoint.CorruptionError, match=name):
+            look(through)
+        assert proxy.sent < 2 * 2**20
+
+
+# Requests that fail now and then.
+
+
+def sometimes(what: str, share: float) -> Fault:
+    dice = random.Random(what)
+    guard = threading.Lock()
+
+    def fault(request: Request) -> str | None:
+        with guard:
+            return what if dice.random() < share else None
+
+    return fault
+
+
+@pytest.mark.parametrize("what", ["500", "503", "drop", "cut", "lose the answer"])
+def test_requests_that_fail_now_and_then_are_repeated(
+    through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh, what: str
+) -> None:
+    proxy.fault = sometimes(what, 0.3)
+    checkpoint.save(through, tree_of(auto_mesh))
+    check_restored(through)
+    checkpoint.save(through, tree_of(auto_mesh, 8), overwrite=True)
+    check_restored(through, 8)
+    checkpoint.verify(through)
+    proxy.fault = lambda request: None
+    assert len(directories(through)) == 2
+
+
+def test_slow_answers_are_waited_for(
+    through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh
+) -> None:
+    dice = random.Random(0)
+
+    def fault(request: Request) -> None:
+        time.sleep(dice.random() * 0.05)
+
+    proxy.fault = fault
+    checkpoint.save(through, tree_of(auto_mesh))
+    check_restored(through)
+
+
+# Requests that never succeed: bounded time, a message, the checkpoint that was there, and the next
+# save.
+
+FAILURES = {
+    "500": "Injected|All 3 retry attempts failed",
+    "403": "PERMISSION_DENIED|Injected",
+    "drop": "All 3 retry attempts failed",
+    "cut": "All 3 retry attempts failed",
+    "never": "no answer within 2 s, retries included",
+}
+
+
+def for_ever(what: str, is_hit: Callable[[Request], bool]) -> Fault:
+    return lambda request: what if is_hit(request) else None
+
+
+def save_in_vain(path: Any, mesh: Mesh, what: str) -> None:
+    timeout = 2 if what == "never" else 60
+    checkpoint.save(few_retries(path), tree_of(mesh, 8), overwrite=True, timeout=timeout)
+
+
+def few_retries(spec: dict[str, Any]) -> dict[str, Any]:
+    retries = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "1ms"}
+    return spec | {"s3_request_retries": retries}
+
+
+@pytest.mark.parametrize("what", [what for what in FAILURES if what != "cut"])
+def test_chunks_that_cannot_be_written(
+    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh, what: str
+) -> None:
+    checkpoint.save(spec, tree_of(auto_mesh))
+    proxy.fault = for_ever(what, lambda request: request.method == "PUT" and request.is_chunk)
+    with pytest.raises(OSError, match=FAILURES[what]) as caught:
+        save_in_vain(through, auto_mesh, what)
+    assert "/c." in str(caught.value)
+    assert "nothing was committed" in "".join(caught.value.__notes__)
+    check_restored(spec)
+    assert len(directories(spec)) == 2
+    check_next_save(spec, auto_mesh)
+
+
+def check_next_save(spec: dict[str, Any], mesh: Mesh) -> None:
+    checkpoint.save(spec, tree_of(mesh, 9), overwrite=True)
+    check_restored(spec, 9)
+    assert len(directories(spec)) == 2
+
+
+@pytest.mark.parametrize("what", ["500", "never"])
+def test_a_store_that_stops_working_altogether(
+    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh, what: str
+) -> None:
+    checkpoint.save(spec, tree_of(auto_mesh))
+    proxy.fault = for_ever(what, lambda request: request.number > 8)
+    with pytest.raises(OSError, match=FAILURES[what]):
+        save_in_vain(through, auto_mesh, what)
+    check_restored(spec)
+    check_next_save(spec, auto_mesh)
+
+
+@pytest.mark.parametrize("what", [what for what in FAILURES if what != "never"])
+@pytest.mark.parametrize("file", ["c.0.0", "manifest.json", "zarr.json"])
+def test_objects_that_cannot_be_read(
+    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy, what: str, file: str
+) -> None:
+    checkpoint.save(spec, {"a": WEIGHTS})
+    proxy.fault = for_ever(what, lambda request: request.path.endswith(file))
+    for look in (checkpoint.restore, checkpoint.verify):
+        with pytest.raises(OSError, match=FAILURES[what]) as caught:
+            look(few_retries(through))
+        assert not isinstance(caught.value, FileNotFoundError)
+        assert f"/{file}" in str(caught.value)
+
+
+def test_a_read_that_is_never_answered_ends(
+    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy
+) -> None:
+    checkpoint.save(spec, {"a": WEIGHTS})
+    proxy.fault = for_ever("never", lambda request: request.is_chunk)
+    for look in (checkpoint.restore, checkpoint.verify):
+        with pytest.raises(TimeoutError, match=f"{FAILURES['never']}.*/c.0.0"):
+            look(through, timeout=2)
+
+
+def test_after_one_answer_that_did_not_come_nobody_waits_as_long_again(
+    through: dict[str, Any], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "_TIMEOUT_AFTER_ONE", 0.1)
+    proxy.fault = for_ever("never", lambda request: True)
+    store = KvStore(through, timeout=0.5)
+    for seconds in (0.5, 0.1):
+        with pytest.raises(TimeoutError, match=f"no answer within {seconds} s"):
+            store.entries()
+
+
+# Without retries of TensorStore's: gda tells what may pass, and says that it waits.
+
+
+LOOKS = (checkpoint.inspect, checkpoint.exists, checkpoint.verify, checkpoint.restore)
+
+
+@pytest.fixture
+def patient(through: dict[str, Any]) -> dict[str, Any]:
+    """``through``, without a word of how often a request is repeated."""
+    del through["s3_request_retries"]
+    return through
+
+
+@pytest.fixture
+def refused() -> Iterator[str]:
+    """An address where connections are refused."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("where", ["refused", "refused by a bucket", "unknown"])
+def test_a_server_that_is_not_there_is_an_error_soon(
+    server: Server, refused: str, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(waiting, "_UNREACHED", 0.5)
+    spec = spec_of(0, "some-bucket") | {"endpoint": refused}
+    del spec["s3_request_retries"]
+    path = {
+        "refused": f"{refused}/ck",
+        "refused by a bucket": spec,
+        "unknown": "http://no-such-host.invalid/ck",
+    }[where]
+    what = "Could not resolve host" if where == "unknown" else "Could not connect to server"
+    said = rf"/manifest.json cannot be reached: .*{what}.*\. Check the address, and whether the"
+    for look in LOOKS:
+        with pytest.raises(ConnectionError, match=said):
+            look(path, timeout=120)
+    if where == "refused by a bucket":
+        with pytest.raises(ConnectionError, match=said):
+            checkpoint.save(path, {"a": batch(3)}, timeout=120)
+
+
+def test_a_web_server_without_a_checkpoint(server: Server) -> None:
+    url = f"http://127.0.0.1:{server.port}/{server.bucket()}/run"
+    said = f"there is no checkpoint at {url}/: it has no manifest.json"
+    with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
+        checkpoint.inspect(url)
+    assert not checkpoint.exists(url)
+
+
+@pytest.mark.parametrize("what", ["500", "503", "drop"])
+def test_what_may_come_back_is_waited_for_aloud(
+    spec: dict[str, Any],
+    patient: dict[str, Any],
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    what: str,
+) -> None:
+    checkpoint.save(spec, {"a": WEIGHTS})
+    monkeypatch.setattr(waiting, "_SILENT", 0.5)
+    proxy.fault = lambda request: what if request.number < 10 or request.number % 3 else None
+    np.testing.assert_array_equal(checkpoint.restore(patient, timeout=120)["a"], WEIGHTS)
+    said = r"waiting for .*/run/manifest.json: .* \(for \d+ s, at most 120 s\)"
+    (line,) = caplog.messages  # the requests of one store do not all speak
+    assert re.fullmatch(said, line)
+    assert ("Injected" in line) == (what != "drop")
+
+
+def test_writes_that_fail_now_and_then_are_repeated_here(
+    spec: dict[str, Any], patient: dict[str, Any], proxy: Proxy
+) -> None:
+    proxy.fault = sometimes("503", 0.3)
+    for step in (1, 2):
+        checkpoint.save(patient, {"a": batch(3) + step}, overwrite=True, timeout=120)
+    np.testing.assert_array_equal(checkpoint.restore(spec)["a"], batch(3) + 2)
+    assert len(directories(spec)) == 2
+
+
+def test_what_does_not_come_back_is_given_up(
+    patient: dict[str, Any],
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(waiting, "_SILENT", 0.01)
+    proxy.fault = lambda request: "never"
+    for look in LOOKS:
+        with pytest.raises(TimeoutError, match="no answer within 0.2 s.*manifest.json"):
+            look(patient, timeout=0.2)
+    assert len(caplog.messages) == len(LOOKS)
+    assert all("manifest.json: no answer yet (for 0 s, at most" in each for each in caplog.messages)
+    proxy.fault = lambda request: "503"
+    said = r"no success within 0.5 s, in \d+ attempts?; the last failure was: Injected .*503"
+    with pytest.raises(TimeoutError, match=said):
+        checkpoint.inspect(patient, timeout=0.5)
+    proxy.fault = lambda request: "403"
+    with pytest.raises(OSError, match="manifest.json: PERMISSION_DENIED: Injected"):
+        checkpoint.inspect(patient, timeout=120)
+
+
+def test_a_server_that_has_answered_may_come_back(server: Server, spec: dict[str, Any]) -> None:
+    checkpoint.save(spec, {"a": batch(3)})
+    del spec["s3_request_retries"]
+    with Proxy(server.port) as proxy:
+        store = open_store(spec | {"endpoint": f"http://127.0.0.1:{proxy.port}"}, 5)
+        assert store.read("manifest.json", 2**20)
+        proxy.fault = lambda request: "drop"  # also on the connection that is kept open
+    with pytest.raises(TimeoutError, match="no success within 5 s.*Could not connect to server"):
+        store.read("manifest.json", 2**20)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5"])
+def test_a_timeout_is_a_number_of_seconds(tmp_path: Path, timeout: Any) -> None:
+    for look in LOOKS:
+        with pytest.raises(ValueError, match="timeout must be a number of seconds above 0, not"):
+            look(tmp_path, timeout=timeout)
+
+
+def test_a_listing_that_fails(through: dict[str, Any], proxy: Proxy) -> None:
+    proxy.fault = for_ever("500", lambda request: request.path.count("/") < 3)
+    with pytest.raises(OSError, match=f"{through['bucket']}/run/: .*retry attempts failed"):
+        checkpoint.save(few_retries(through), {"a": batch(3)})
+
+
+def test_what_was_replaced_and_cannot_be_removed_goes_with_the_next_save(
+    spec: dict[str, Any],
+    through: dict[str, Any],
+    proxy: Proxy,
+    auto_mesh: Mesh,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    checkpoint.save(spec, tree_of(auto_mesh))
+    proxy.fault = for_ever("403", lambda request: request.method == "DELETE")
+    checkpoint.save(few_retries(through), tree_of(auto_mesh, 8), overwrite=True)
+    assert "is of no use any more, and was not removed" in caplog.text
+    check_restored(spec, 8)
+    assert len(directories(spec)) == 3
+    check_next_save(spec, auto_mesh)
+
+
+# The one request that commits.
+
+
+def is_commit(request: Request) -> bool:
+    return request.method == "PUT" and request.is_manifest
+
+
+def test_a_commit_whose_answer_is_lost_is_a_commit(
+    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh
+) -> None:
+    checkpoint.save(spec, tree_of(auto_mesh))
+    proxy.fault = for_ever("lose the answer", is_commit)
+    checkpoint.save(few_retries(through), tree_of(auto_mesh, 8), overwrite=True)
+    check_restored(spec, 8)
+    assert len(directories(spec)) == 2
+
+
+def test_a_commit_that_is_refused_is_none(
+    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh
+) -> None:
+    checkpoint.save(spec, tree_of(auto_mesh))
+    proxy.fault = for_ever("403", is_commit)
+    with pytest.raises(OSError, match="run/manifest.json: .*Injected"):
+        checkpoint.save(few_retries(through), tree_of(auto_mesh, 8), overwrite=True)
+    check_restored(spec)
+    check_next_save(spec, auto_mesh)
+
+
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_a_commit_that_arrives_after_it_was_given_up(
+    spec: dict[str, Any],
+    through: dict[str, Any],
+    proxy: Proxy,
+    auto_mesh: Mesh,
+    comes_first: bool,
+) -> None:
+    """Then it finds its chunks, or is refused because another save was committed meanwhile."""
+    checkpoint.save(spec, tree_of(auto_mesh))
+    proxy.fault = for_ever("late", is_commit)
+    with pytest.raises(TimeoutError, match="run/manifest.json") as caught:
+        checkpoint.save(through, tree_of(auto_mesh, 8), overwrite=True, timeout=2)
+    assert "is not known; it is one of them, whole" in "".join(caught.value.__notes__)
+    check_restored(spec)
+    if not comes_first:
+        checkpoint.save(spec, tree_of(auto_mesh, 9), overwrite=True)
+    before = open_kv(spec).read("manifest.json").result().value
+    proxy.landed.clear()
+    proxy.release.set()
+    assert proxy.landed.wait(60)
+    has_changed = open_kv(spec).read("manifest.json").result().value != before
+    assert has_changed == comes_first
+    check_restored(spec, 8 if comes_first else 9)
+    check_next_save(spec, auto_mesh)
+
+
+# Two saves into one prefix, in every order of their steps.
+
+STEPS = ["claim", "write", "commit", "clean"]
+
+
+class Turns:
+    """Lets the saves of some threads go on step by step."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._savers: dict[str, Saver] = {}
+        write, replace = KvStore.write, KvStore.replace
+
+        def stop() -> None:
+            if (saver := self._savers.get(threading.current_thread().name)) is not None:
+                saver.stop()
+
+        def write_in_turn(store: KvStore, name: str, parts: Any) -> None:
+            if name.count("/") == 1:  # the first object of a save
+                stop()
+            write(store, name, parts)
+
+        def replace_in_turn(store: KvStore, *args: Any) -> None:
+            stop()
+            try:
+                replace(store, *args)
+            finally:
+                stop()
+
+        patch.setattr(KvStore, "write", write_in_turn)
+        patch.setattr(KvStore, "replace", replace_in_turn)
+
+    def saver(self, name: str, path: Any, tree: Any) -> "Saver":
+        def work() -> None:
+            # One worker writes in the thread that saves.
+            checkpoint.save(path, tree, overwrite=True, max_workers=1)
+
+        self._savers[name] = Saver(name, work)
+        return self._savers[name]
+
+
+class Saver:
+    """A save in a thread, which does a step whenever it is told to."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self.error: BaseException | None = None
+        self._orders: queue.Queue[None] = queue.Queue()
+        self._stops: queue.Queue[None] = queue.Queue()
+
+        def run() -> None:
+            self._orders.get()
+            try:
+                work()
+            except BaseException as error:
+                self.error = error
+            self._stops.put(None)
+
+        self.thread = threading.Thread(target=run, name=name)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self._stops.put(None)
+        self._orders.get()
+
+    def step(self) -> None:
+        self._orders.put(None)
+        self._stops.get(timeout=60)
+
+
+ORDERS_OF_STEPS = [
+    tuple("A" if i in of_a else "B" for i in range(8))
+    for of_a in itertools.combinations(range(8), 4)
+]
+
+
+def check_order(path: Any, order: tuple[str, ...], turns: Turns) -> None:
+    checkpoint.save(path, {"by": "nobody", "data": batch(4)})
+    trees = {name: {"by": name, "data": batch(4)} for name in "AB"}
+    savers = {name: turns.saver(name, path, tree) for name, tree in trees.items()}
+    done = {"A": 0, "B": 0}
+    claimed, committed = {}, []
+    for name in order:
+        step = STEPS[done[name]]
+        done[name] += 1
+        savers[name].step()
+        if step == "claim":
+            claimed[name] = list(committed)
+        elif step == "commit" and claimed[name] == committed:
+            committed.append(name)
+        # At every moment the last commit is there, whole.
+        by = checkpoint.restore(path)["by"]
+        assert by == (committed[-1] if committed else "nobody"), (order, step)
+        checkpoint.verify(path)
+    for name, saver in savers.items():
+        saver.thread.join(60)
+        if name in committed:
+            assert saver.error is None
+        else:
+            assert isinstance(saver.error, checkpoint.SaveError)
+            said = "another save into .* was committed while this one was running"
+            assert re.search(said, str(saver.error))
+            assert "nothing was committed" in "".join(saver.error.__notes__)
+    checkpoint.save(path, {}, overwrite=True)
+
+
+def test_of_two_saves_one_fails_and_takes_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(ORDERS_OF_STEPS) == 70
+    for order in ORDERS_OF_STEPS:
+        kv = ts.KvStore.open("memory://run/").result()
+        with monkeypatch.context() as patch:
+            check_order(kv, order, Turns(patch))
+        left = {name.partition(b"/")[0] for name in kv.list().result()}
+        assert len(left) == 2, order
+
+
+@pytest.mark.parametrize("order", ["ABABABAB", "AABBBBAA", "AAABBBBA"])
+def test_of_two_saves_into_a_bucket_one_fails(
+    spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    check_order(spec, tuple(order), Turns(monkeypatch))
+    assert len(directories(spec)) == 2
+
+
+def test_a_new_checkpoint_of_two_saves_is_one_of_them(
+    spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = Turns(monkeypatch)
+    savers = [turns.saver(name, spec, {"by": name}) for name in "AB"]
+    for number in [0, 1, 0, 1, 1, 1, 0, 0]:
+        savers[number].step()
+    for saver in savers:
+        saver.thread.join(60)
+    assert savers[1].error is None
+    assert isinstance(savers[0].error, checkpoint.SaveError)
+    assert checkpoint.restore(spec)["by"] == "B"
+    assert len(directories(spec)) == 2
+
+
+# Processes that die.
+
+# It imports once, and forks for every save; a thread would not survive that, so that JAX and
+# TensorStore begin in the children only.
+_DYING = """
+import json, os, signal, sys, time
+import numpy as np
+import gda.checkpoint, google_crc32c, tensorstore
+spec = json.loads(sys.argv[1])
+for line in sys.stdin:
+    step, delay = json.loads(line)
+    begun, has_begun = os.pipe()
+    pid = os.fork()
+    if not pid:
+        tree = {"w": np.full((16, 2**17), step, np.int32), "step": step}
+        os.write(has_begun, b"x")
+        gda.checkpoint.save(spec, tree, overwrite=True, fingerprint=False)
+        os._exit(0)
+    os.read(begun, 1)
+    start = time.monotonic()
+    if delay is not None:
+        time.sleep(delay)
+        os.kill(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    print(json.dumps([code, time.monotonic() - start]), flush=True)
+"""
+
+
+def test_a_process_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(
+    spec: dict[str, Any],
+) -> None:
+    dice = random.Random(0)
+    child = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", _DYING, json.dumps(spec)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with child:
+
+        def save(step: int, delay: float | None) -> tuple[int, float]:
+            print(json.dumps([step, delay]), file=child.stdin, flush=True)
+            return tuple(json.loads(child.stdout.readline()))
+
+        (code, seconds) = save(0, None)
+        assert code == 0
+        there, outcomes = 0, set()
+        for step in range(1, 21):
+            code, _ = save(step, dice.random() * seconds)
+            tree = checkpoint.restore(spec)
+            assert tree["step"] in (there, step)
+            assert (tree["w"] == tree["step"]).all()
+            outcomes.add((code, tree["step"] == step))
+            there = tree["step"]
+        assert (-9, False) in outcomes
+        assert save(99, None)[0] == 0
+    assert checkpoint.verify(spec)
+    assert checkpoint.restore(spec)["step"] == 99
+    assert len(directories(spec)) == 2

@@ -1,0 +1,217 @@
+"""Two programs that save into one path without locks, and data that is removed beneath a save.
+
+``GDA_TRIALS`` says how many trials those marked ``torture`` make; a failure shows the seed, and
+``GDA_SEED`` repeats it.
+"""
+
+import itertools
+import os
+import random
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import kill_program
+import pytest
+from forks import LIMIT, SEED, Forks, check_next_save, generation_at
+from kill_program import Arguments, Disk, small_files, tree_of, values_of
+from meshes import mesh_of
+
+import gda
+from gda.checkpoint import SaveError
+from gda.checkpoint.stores import directory
+
+TRIALS = int(os.environ.get("GDA_TRIALS", "700"))
+
+
+def check_side_by_side(forks: Forks, path: Path, rounds: int) -> dict[str, int]:
+    """Two programs without locks save at once, often; return how often both or one did."""
+    gda.checkpoint.save(path, values_of(1))
+    counts: dict[str, int] = {}
+    for begin in range(0, rounds, 50):  # one set of processes has only so much time
+        count = min(50, rounds - begin)
+        forks.start("save_beside_another", 1, path=str(path), rounds=count, seed=SEED + begin)
+        lines = [line for line in forks.rest() if line[0] == "round"]
+        assert len(lines) == count, forks.errors()
+        for line in lines:
+            _, number, *ended, found, state = line
+            trial = f"GDA_SEED={SEED}, round {begin + int(number)}: {line}"
+            assert state == "whole", trial
+            assert "saved" in ended, trial
+            both = [2 * int(number) + 2, 2 * int(number) + 3]
+            saved = [g for g, end in zip(both, ended, strict=True) if end == "saved"]
+            assert int(found) in saved, trial
+            counts[" ".join(sorted(ended))] = counts.get(" ".join(sorted(ended)), 0) + 1
+    check_next_save(path, 1)
+    return counts
+
+
+def test_two_programs_without_locks_commit_no_damage(tmp_path: Path, forks: Forks) -> None:
+    assert sum(check_side_by_side(forks, tmp_path / "run", 20).values()) == 20
+
+
+@pytest.mark.torture
+def test_two_programs_without_locks_commit_no_damage_in_many_trials(
+    tmp_path: Path, forks: Forks
+) -> None:
+    counts = check_side_by_side(forks, tmp_path / "run", TRIALS)
+    print(counts)
+    assert len(counts) > 1  # some met
+
+
+def without_locks_warned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> list[str]:
+    for number in range(3):
+        gda.checkpoint.save(tmp_path / str(number), values_of(number))
+    return [record.message for record in caplog.records]
+
+
+def test_a_file_system_without_locks_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kill_program.without_locks(monkeypatch.setattr)
+    monkeypatch.setattr(directory, "_without_locks", set())
+    (message,) = without_locks_warned(tmp_path, caplog)
+    assert message.startswith(f"the file system of {tmp_path}/0 has no locks")
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_without_locks_a_manifest_that_another_is_writing_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    gda.checkpoint.save(tmp_path, values_of(1))
+    kill_program.without_locks(monkeypatch.setattr)
+    other = tmp_path / "manifest.json.new"
+
+    def writes(is_first: bool, name: str, arguments: Arguments) -> None:
+        if name == "writev":
+            other.write_text("half")
+
+    if when == "before":
+        other.write_text("half")
+    else:
+        Disk(writes).install(monkeypatch.setattr)
+    with pytest.raises(SaveError, match=rf"another save into {tmp_path} is committing.*{other}"):
+        gda.checkpoint.save(tmp_path, values_of(2), overwrite=True)
+    assert other.read_text() == "half"
+    assert generation_at(tmp_path) == 1
+    other.unlink()
+    Disk().install(monkeypatch.setattr)
+    check_next_save(tmp_path, 3)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_with_locks_what_is_left_of_a_manifest_is_removed(tmp_path: Path, is_damaged: bool) -> None:
+    gda.checkpoint.save(tmp_path, values_of(1))
+    (tmp_path / "manifest.json.new").write_text("half")
+    if is_damaged:
+        (tmp_path / "manifest.json").write_text("half")
+    gda.checkpoint.save(tmp_path, values_of(2), overwrite=True)
+    assert generation_at(tmp_path) == 2
+    assert not (tmp_path / "manifest.json.new").exists()
+
+
+# Removed beneath a save.
+
+
+def lose_data(path: Path, kept: set[str]) -> None:
+    """Remove the data of a save that is running."""
+    for each in path.glob("data-*"):
+        if each.name not in kept:
+            shutil.rmtree(each, ignore_errors=True)
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["new", "overwrite"])
+def test_data_that_is_removed_at_any_step_before_the_commit_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    small_files(monkeypatch.setattr)
+    before = 1 if is_over else None
+    tree = tree_of(2, mesh_of({"x": 2}))
+    lost = 0
+    for at in itertools.count():
+        path = tmp_path / str(at)
+        path.mkdir()
+        if is_over:
+            gda.checkpoint.save(path, values_of(1))
+        kept = {each.name for each in path.glob("data-*")}
+
+        def loses(is_first: bool, name: str, args: Arguments, path=path, kept=kept) -> None:
+            if is_first:
+                lose_data(path, kept)
+
+        disk = Disk(loses, at)
+        disk.install(monkeypatch.setattr)
+        error = None
+        try:
+            gda.checkpoint.save(path, tree, overwrite=True, max_workers=1)
+        except (OSError, SaveError) as caught:
+            error = caught
+        Disk().install(monkeypatch.setattr)
+        if disk.steps[at : at + 1] == [("replace", f"{path / 'manifest.json'}.new")]:
+            break  # from here on it is the data of a checkpoint that is removed
+        assert generation_at(path) == (2 if error is None else before), (disk.steps[at], error)
+        if error is not None:
+            lost += 1
+            assert "data-" in str(error)
+            assert "nothing was committed" in "".join(error.__notes__)
+        check_next_save(path, 3)
+    assert lost > 10
+
+
+@pytest.mark.torture
+def test_data_that_is_removed_at_any_moment_is_missed_in_many_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removal that goes on during the rename is counted: no save can know of it."""
+    small_files(monkeypatch.setattr)
+    chance = random.Random(f"{SEED}")
+    tree = tree_of(2, mesh_of({"x": 2}))
+    counts = {"refused": 0, "saved": 0, "removed later": 0, "in the same moment": 0}
+    for trial in range(TRIALS):
+        path = tmp_path / str(trial)
+        gda.checkpoint.save(path, values_of(1))
+        kept = {each.name for each in path.glob("data-*")}
+        comes, times = threading.Event(), dict.fromkeys(("begun", "removed", "renamed"), 0.0)
+        is_late = trial % 2 == 1
+
+        def remove(comes=comes, path=path, kept=kept, times=times) -> None:
+            assert comes.wait(LIMIT)
+            time.sleep(chance.uniform(0, 0.004))
+            times["begun"] = time.monotonic()
+            lose_data(path, kept)
+            times["removed"] = time.monotonic()
+
+        def notes(
+            is_first: bool, name: str, arguments: Arguments, comes=comes, times=times, late=is_late
+        ) -> None:
+            if name == "fsync" and not late:
+                comes.set()  # the first file is there
+            if name == "open" and str(arguments[0]).endswith(".new"):
+                comes.set()  # all files are there
+            if name == "replace":
+                times["renamed"] = time.monotonic()
+
+        Disk(notes).install(monkeypatch.setattr)
+        thread = threading.Thread(target=remove)
+        thread.start()
+        error = None
+        try:
+            gda.checkpoint.save(path, tree, overwrite=True, max_workers=2)
+        except (OSError, SaveError) as caught:
+            error = caught
+        comes.set()
+        thread.join(LIMIT)
+        Disk().install(monkeypatch.setattr)
+        if error is not None:
+            counts["refused"] += 1
+            assert generation_at(path) == 1
+        elif times["removed"] < times["renamed"]:
+            assert generation_at(path) == 2, f"GDA_SEED={SEED}, trial {trial}"
+            counts["saved"] += 1
+        else:
+            is_later = times["begun"] > times["renamed"]
+            counts["removed later" if is_later else "in the same moment"] += 1
+        shutil.rmtree(path)
+    print(counts)
+    assert counts["refused"]

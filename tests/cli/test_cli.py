@@ -1,0 +1,347 @@
+"""``gda inspect`` and ``gda verify`` as a user runs them."""
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import tomllib
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from commands import Run
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut, mesh_of
+
+import gda
+from gda import cli
+from gda.checkpoint.stores.directory import FileStore
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    mesh = mesh_of({"x": 4, "y": 2})
+    tree = {
+        "w": cut(batch(8, 4), mesh, P("x")),
+        "[bold]": np.arange(3),
+        "key": jax.random.key(0),
+        "step": 7,
+        "rate": float("inf"),
+        "raw": b"\0\xff",
+        "z": 1 + 2j,
+        "name": "a\x1b[2J",
+    }
+    gda.checkpoint.save(tmp_path / "run", tree)
+    return tmp_path / "run"
+
+
+def test_inspect_prints_what_there_is(run: Run, path: Path) -> None:
+    code, out, err = run("inspect", path)
+    assert (code, err) == (0, "")
+    assert out == f"{gda.checkpoint.inspect(path)}\n"
+    assert "['w']       float32[8,4]  128 B" in out
+    assert "GlobalArray P('x') over {'x': 4, 'y': 2}" in out
+    assert "8 leaves, " in out
+    assert "\x1b" not in out
+
+
+def test_inspect_for_programs(run: Run, path: Path) -> None:
+    code, out, err = run("inspect", "--json", path)
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert document["path"] == str(path)
+    assert document["nbytes"] == 128 + 24 + 8
+    assert document["about"]["processes"] == 1
+    leaves = {leaf["path"][0]: leaf for leaf in document["leaves"]}
+    assert leaves["w"] == {
+        "path": ["w"],
+        "kind": "GlobalArray",
+        "shape": [8, 4],
+        "dtype": "float32",
+        "nbytes": 128,
+        "spec": "P('x')",
+        "mesh": {"x": 4, "y": 2},
+        "fingerprint": leaves["w"]["fingerprint"],
+        "pieces": [{"array": "packed.float32.0", "offset": 0, "start": [0, 0], "shape": [8, 4]}],
+    }
+    assert leaves["key"]["key_impl"] == "threefry2x32"
+    assert {name: leaf["value"] for name, leaf in leaves.items() if "value" in leaf} == {
+        "step": 7,
+        "rate": "inf",
+        "raw": "00ff",
+        "z": "(1+2j)",
+        "name": "a\x1b[2J",
+    }
+
+
+def test_inspect_of_an_empty_tree(run: Run, tmp_path: Path) -> None:
+    gda.checkpoint.save(tmp_path / "run", {})
+    code, out, _ = run("inspect", tmp_path / "run")
+    assert code == 0
+    assert out.startswith("0 leaves, 0 B; ")
+    assert run("verify", tmp_path / "run")[0] == 0
+
+
+def test_verify_of_fingerprints(run: Run, path: Path) -> None:
+    ok = (0, f"{path} is whole: 8 leaves, 160 B\n", "")
+    assert run("verify", path, "--fingerprints") == ok
+    header, _, body = (path / "manifest.json").read_bytes().partition(b"\n")
+    document = json.loads(body)
+    leaf = next(leaf for leaf in document["leaves"] if leaf["path"] == ["w"])
+    leaf["fingerprint"] = "0" * 32
+    body = json.dumps(document).encode()
+    seal = json.loads(header) | {"nbytes": len(body), "sha256": sha256(body).hexdigest()}
+    (path / "manifest.json").write_bytes(json.dumps(seal).encode() + b"\n" + body)
+    assert run("verify", path) == ok
+    code, out, err = run("verify", path, "--fingerprints")
+    assert (code, out) == (1, "")
+    assert "array ['w'] is not what was saved: its fingerprint differs" in err
+
+
+def test_verify(run: Run, path: Path) -> None:
+    assert run("verify", path) == (0, f"{path} is whole: 8 leaves, 160 B\n", "")
+    chunks = sorted(path.glob("data-*/*/c.*"))
+    assert len(chunks) == 3
+    chunks[0].unlink()
+    chunks[1].write_bytes(b"")
+    code, out, err = run("verify", path)
+    assert (code, out) == (1, "")
+    lines = err.splitlines()
+    assert len(lines) == 2
+    assert f"array ['w'], chunk c.0: {chunks[0]} is missing" in lines
+    assert any(f"{chunks[1]} has 0 bytes, not " in line for line in lines)
+    assert run("inspect", path)[0] == 0  # its manifest is whole
+    (path / "manifest.json").write_text("{}")
+    for command in ("verify", "inspect"):
+        code, out, err = run(command, path)
+        assert (code, out) == (1, "")
+        assert err == f"{path}/manifest.json does not begin as a manifest of gda does\n"
+
+
+def test_no_checkpoint(run: Run, tmp_path: Path) -> None:
+    for command in ("verify", "inspect"):
+        said = f"gda: there is no checkpoint at {tmp_path}/x: no such directory\n"
+        assert run(command, tmp_path / "x") == (2, "", said)
+        code, out, err = run(command, tmp_path)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "it is empty" in err
+        assert run(command, "")[0] == 2
+        code, out, err = run(command, "nonsense://x/y")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith("gda: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (PermissionError(13, "Permission denied", "/x"), 2, "Permission denied: '/x'"),
+        (RuntimeError("overwritten\x1b"), 2, r"gda: overwritten\x1b"),
+        (ImportError("pip install 'gda[checkpoint]'"), 2, "gda: pip install 'gda[checkpoint]'"),
+        (MemoryError(), 2, "gda: MemoryError"),
+        (gda.checkpoint.CorruptionError("all", ["one\n", "two"]), 1, "one\\n\ntwo\n"),
+    ],
+)
+def test_errors_are_lines(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, said: str
+) -> None:
+    def fail(path: Any, **_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(gda.checkpoint, "inspect", fail)
+    found, out, err = run("inspect", "x")
+    assert (found, out) == (code, "")
+    assert said in err
+
+
+def test_a_mistake_in_gda_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Any, **_: Any) -> None:
+        raise AttributeError("a bug")
+
+    monkeypatch.setattr(gda.checkpoint, "inspect", fail)
+    with pytest.raises(AttributeError, match="a bug"):
+        cli.main(["inspect", "x"])
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            ["wrong"],
+            "gda: there is no command 'wrong'; the commands are plan, reshard, in",
+        ),
+        (["inspct", "a"], "gda: there is no command 'inspct'; did you mean inspect? (--help says"),
+        (["Verify", "a"], "gda: there is no command 'Verify'; did you mean verify? (--help says m"),
+        (["plan", "--shap=8", "--dtyp", "f32"], "--dtyp f32; did you mean --shape and --dtype?"),
+        (
+            ["reshard", "--to_mesh", "x=2"],
+            "unrecognized arguments: --to_mesh x=2; did you mean --",
+        ),
+        (["inspect"], "gda inspect: the following arguments are required: PATH"),
+        (["verify"], "gda verify: the following arguments are required: PATH"),
+        (["verify", "a", "b"], "gda verify: unrecognized arguments: b (--h"),
+        (["inspect", "--js", "a"], "inspect: unrecognized arguments: --js; did you mean --json? ("),
+        (["--nothing"], "gda: unrecognized arguments: --nothing (--help"),
+        (["--versoin"], "gda: unrecognized arguments: --versoin; did you mean --version? (--help"),
+        (["verify", "a", "--timeout", "0"], "--timeout: '0' is not a number of seconds above 0"),
+        (["inspect", "a", "--timeout", "soon"], "'soon' is not a number of seconds above 0, such"),
+    ],
+)
+def test_wrong_commands(run: Run, args: list[str], message: str) -> None:
+    code, out, err = run(*args)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert "--help says more" in err
+
+
+def test_help_and_version(run: Run) -> None:
+    code, out, err = run()
+    assert (code, err) == (0, "")
+    assert "inspect" in out
+    assert "verify" in out
+    assert run("--help") == (0, out, "")
+    assert run("--version") == (0, f"gda {gda.__version__}\n", "")
+    for command in ("inspect", "verify"):
+        code, out, _ = run(command, "--help")
+        assert code == 0
+        assert "PATH" in out
+
+
+def test_interrupted(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_into = FileStore.read_into
+    once = iter([signal.SIGINT])
+
+    def interrupted(*args: Any) -> int:
+        for number in once:
+            signal.raise_signal(number)
+        return read_into(*args)
+
+    monkeypatch.setattr(FileStore, "read_into", interrupted)
+    before = threading.active_count()
+    assert run("verify", path) == (130, "", "")
+    assert threading.active_count() == before
+
+
+# As a program.
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_server_that_does_not_answer(command: str) -> None:
+    code = (
+        "import sys; from gda.checkpoint.stores import waiting; waiting._SILENT = 0.1;"
+        "from gda.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/ck"
+        args = [sys.executable, "-c", code, command, "--timeout", "1", url]
+        done = subprocess.run(args, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        f"waiting for {url}/manifest.json: no answer yet (for 0 s, at most 1 s)",
+        f"gda: [Errno 110] no answer within 1 s, retries included: '{url}/manifest.json'",
+    ]
+
+
+# Both commands in one process, because importing JAX takes long.
+BOTH = """
+import sys
+from gda.cli import main
+codes = [main([command, sys.argv[1]]) for command in ("inspect", "verify")]
+assert codes == [0, 0]
+"""
+
+
+def test_no_device_is_touched(path: Path) -> None:
+    # Of a platform that is not there any use is an error, as the last lines show.
+    code = f"""{BOTH}
+import jax
+try:
+    jax.devices()
+except RuntimeError:
+    print("no devices")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, path],
+        env={**os.environ, "JAX_PLATFORMS": "none-such"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(" is whole: 8 leaves, 160 B\nno devices\n")
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from gda.cli import main; main([]);"
+        "heavy = {'jax', 'numpy', 'rich', 'tensorstore', 'gda.checkpoint'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_pipe_that_is_closed_is_no_error(path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "gda", "inspect", path], stdout=subprocess.PIPE, stderr=-1
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def in_terminal(*args: Any) -> tuple[int, str]:
+    """Run Python in a terminal of 100 columns; return its exit code and what it shows."""
+    own, its = pty.openpty()
+    shown = bytearray()
+
+    def read() -> None:
+        try:
+            while data := os.read(own, 4096):
+                shown.extend(data)
+        except OSError:  # which is how a terminal ends
+            pass
+
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(
+        [sys.executable, *map(str, args)], stdin=its, stdout=its, stderr=its, env=environment
+    ) as process:
+        os.close(its)
+        thread = threading.Thread(target=read)
+        thread.start()
+        process.wait(120)
+        thread.join()
+    os.close(own)
+    return process.returncode, shown.decode()
+
+
+def test_in_a_terminal(path: Path) -> None:
+    code, shown = in_terminal("-c", BOTH, path)
+    assert code == 0
+    lines = shown.splitlines()
+    assert "\x1b[1m" in lines[0]  # the heading is bold
+    assert [line.split()[0] for line in lines[1:3]] == ["['[bold]']", "['key']"]
+    assert "\x1b[2J" not in shown
+    assert r"'a\x1b[2J'" in shown
+    assert "━" in shown
+    assert shown.rstrip().endswith(f"{path} is whole: 8 leaves, 160 B")
+
+
+def test_in_a_terminal_without_rich(path: Path) -> None:
+    code, shown = in_terminal("-c", f"import sys; sys.modules['rich'] = None{BOTH}", path)
+    assert code == 0
+    whole = f"{path} is whole: 8 leaves, 160 B"
+    assert shown.splitlines() == [*str(gda.checkpoint.inspect(path)).splitlines(), whole]
+
+
+def test_the_command_is_installed() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"gda": "gda.cli:main"}

@@ -1,0 +1,529 @@
+"""``gda plan`` of one array, as a user runs it."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import Run, document_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from meshes import mesh_of
+
+from gda import cli
+from gda.testing.strategies import ShardedCase, mesh_shapes, sharded_cases
+
+EXAMPLE = (
+    *("plan", "--shape", "65536x8192", "--dtype", "bfloat16"),
+    *("--mesh", "data=64,model=16", "--devices-per-process", "8"),
+)
+
+
+def plan(*args: str) -> dict[str, Any]:
+    return document_of("plan", *args)
+
+
+def test_the_command_of_the_readme(run: Run) -> None:
+    code, out, err = run(*EXAMPLE, "--spec", "data,model", "--no-picture")
+    assert (code, err) == (0, "")
+    assert out == (
+        "array         bfloat16[65536,8192], 1.0 GiB\n"
+        "mesh          data=64,model=16: 1,024 devices in 128 processes of 8\n"
+        "spec          P('data', 'model')\n"
+        "\n"
+        "shard shape   (1024, 512)\n"
+        "blocks        1,024 distinct, each on 1 device\n"
+        "per device    1.0 MiB\n"
+        "per process   8.0 MiB in 8 blocks\n"
+        "all devices   1.0 GiB: the array once\n"
+    )
+
+
+def test_one_process_and_one_element(run: Run) -> None:
+    asked = ("--process", "17", "--locate", "5,4097", "--no-picture")
+    code, out, err = run(*EXAMPLE, "--spec", "_,model", *asked)
+    assert (code, err) == (0, "")
+    assert out.split("\n\n")[1:5] == [
+        "shard shape   (65536, 512)\n"
+        "blocks        16 distinct, each on 64 devices\n"
+        "per device    64.0 MiB\n"
+        "per process   512.0 MiB in 8 blocks\n"
+        "all devices   64.0 GiB: the array 64 times",
+        "process       17, of devices 136 to 143\n"
+        "holds         512.0 MiB\n"
+        "reads         512.0 MiB in 8 blocks\n"
+        "writes        0 B in 0 blocks",
+        "device  data  model  replica  block\n"
+        "   136     8      8        8  [:, 4096:4608]\n"
+        "   137     8      9        8  [:, 4608:5120]\n"
+        "   138     8     10        8  [:, 5120:5632]\n"
+        "   139     8     11        8  [:, 5632:6144]\n"
+        "   140     8     12        8  [:, 6144:6656]\n"
+        "   141     8     13        8  [:, 6656:7168]\n"
+        "   142     8     14        8  [:, 7168:7680]\n"
+        "   143     8     15        8  [:, 7680:8192]",
+        "element       (5, 4097)\n"
+        "block         [:, 4096:4608]\n"
+        "offset        (5, 1) within the block\n"
+        "held by       64 devices",
+    ]
+    assert "     8     0      8        1        0\n    24     1      8        3        1\n" in out
+    assert out.endswith("\n… 48 more devices; --json lists them\n")
+
+
+def test_what_is_distinct_on_a_process(run: Run) -> None:
+    base = ("plan", "--shape", "12x2", "--dtype", "f32", "--no-picture")
+    _, out, _ = run(*base, "--mesh", "x=4,y=2", "--spec", "x", "--devices-per-process", "4")
+    assert "per process   96 B; 48 B of it distinct (2 blocks)\n" in out
+    _, out, _ = run(*base, "--mesh", "x=2,y=3", "--spec", "x", "--devices-per-process", "2")
+    assert "per process   96 B; 48 B to 96 B of it distinct (1 to 2 blocks)\n" in out
+    _, out, _ = run(*base, "--mesh", "x=2,y=3", "--spec", "")
+    assert "blocks        1 distinct, each on 6 devices\n" in out
+    assert "per process   576 B; 96 B of it distinct (1 block)\n" in out
+    assert "mesh          x=2,y=3: 6 devices\n" in out
+
+
+def test_a_scalar_an_empty_array_and_a_small_type(run: Run) -> None:
+    base = ("plan", "--mesh", "x=2", "--no-picture")
+    code, out, _ = run(*base, "--shape", "()", "--dtype", "f32", "--spec", "_", "--locate", "()")
+    assert code == 0
+    assert "shard shape   ()\n" in out
+    assert "block         [...]\n" in out
+    code, out, _ = run(*base, "--shape", "0x4", "--dtype", "f32", "--spec", "x", "--process", "0")
+    assert code == 0
+    assert "per device    0 B\n" in out
+    assert "[:, :]  written\n" in out
+    code, out, _ = run(*base, "--shape", "8", "--dtype", "int4", "--spec", "x")
+    assert code == 0
+    assert "per device    4 B\n" in out
+    assert "note          an element counts as one byte, as in NumPy; devices may pack" in out
+
+
+def test_for_programs() -> None:
+    document = plan(
+        *("--shape", "8x2", "--dtype", "f32", "--mesh", "x=4,y=2", "--spec", "x"),
+        *("--devices-per-process", "2", "--process", "1", "--process", "3", "--locate", "5,1"),
+    )
+    processes, elements = document.pop("processes"), document.pop("elements")
+    assert document == {
+        "shape": [8, 2],
+        "dtype": "float32",
+        "itemsize": 4,
+        "nbytes": 64,
+        "mesh": {"x": 4, "y": 2},
+        "spec": ["x"],
+        "shard_shape": [2, 2],
+        "num_devices": 8,
+        "num_shards": 4,
+        "num_replicas": 2,
+        "num_processes": 4,
+        "devices_per_process": 2,
+        "nbytes_per_device": 16,
+        "nbytes_per_process": 32,
+        "nbytes_on_devices": 128,
+        "notes": [],
+        "distinct_nbytes_per_process": [16, 16],
+    }
+    assert [process["process"] for process in processes] == [1, 3]
+    assert processes[0] == {
+        "process": 1,
+        "nbytes_on_devices": 32,
+        "nbytes_read": 16,
+        "nbytes_written": 16,
+        "num_blocks": 1,
+        "num_blocks_written": 1,
+        "num_devices": 2,
+        "blocks": [{"block": 1, "index": [[2, 4], [0, 2]], "is_written": True}],
+        "devices": [
+            {"device": 2, "coordinates": [1, 0], "block": 1, "replica_id": 0},
+            {"device": 3, "coordinates": [1, 1], "block": 1, "replica_id": 1},
+        ],
+    }
+    assert elements == [
+        {
+            "element": [5, 1],
+            "block": 2,
+            "index": [[4, 6], [0, 2]],
+            "offset": [1, 1],
+            "num_devices": 2,
+            "devices": [
+                {"device": 4, "coordinates": [2, 0], "process": 2, "replica_id": 0},
+                {"device": 5, "coordinates": [2, 1], "process": 2, "replica_id": 1},
+            ],
+        }
+    ]
+
+
+def test_a_mesh_that_nobody_has(run: Run) -> None:
+    base = ("plan", "--shape", f"{2**18}x4", "--dtype", "i16", "--no-picture")
+    many = ("--mesh", f"x={2**18},y=4", "--spec", "x")
+    code, out, _ = run(*base, *many, "--devices-per-process", "4", "--process", 2**18 - 1)
+    assert code == 0
+    assert "blocks        262,144 distinct, each on 4 devices\n" in out
+    assert "1048572  262143  0        0  [262143:262144, :]  written\n" in out
+    (process,) = plan(*base[1:-1], *many, "--process", "0")["processes"]
+    assert process["num_devices"] == 2**20
+    assert process["num_blocks"] == process["num_blocks_written"] == 2**18
+    assert len(process["devices"]) == len(process["blocks"]) == 16_384
+
+
+def test_how_a_spec_was_read(run: Run) -> None:
+    base = ("plan", "--dtype", "f32", "--mesh", "data=4,model=2", "--no-picture")
+    out = run(*base, "--shape", "8x2", "--spec", "(data,model)")[1]
+    assert (
+        "note --spec (data,model) is read as one entry: dimension 0 is cut by both; "
+        "write data,model for one entry each shard shape"
+    ) in " ".join(out.split())
+    for shape, spec in (("8", "(data,model)"), ("8x2", "data+model"), ("8x2", "[data,model]")):
+        code, out, _ = run(*base, "--shape", shape, "--spec", spec)
+        assert code == 0
+        assert "note" not in out
+
+
+@pytest.mark.parametrize("spec", ["data,model", "_,data+model", "data+model", ""])
+def test_the_spec_of_a_document_can_be_given(spec: str) -> None:
+    args = ("--shape", "8x8", "--dtype", "f32", "--mesh", "data=4,model=2", "--spec")
+    document = plan(*args, spec)
+    assert plan(*args, json.dumps(document["spec"])) == document
+
+
+def test_many_axes_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    base = ("plan", "--shape", "1024x1024x4", "--dtype", "f32", "--process", "0", "--locate")
+    for count in (4, 17):
+        mesh = ",".join(f"a_long_name_of_an_axis_{i}=2" for i in range(count))
+        spec = "+".join(f"a_long_name_of_an_axis_{i}" for i in range(4))
+        args = (*base, "1,1,1", "--mesh", mesh, "--spec", f"_,{spec}")
+        code, out, err = run(*args, "--devices-per-process", "4")
+        assert (code, err) == (0, "")
+        assert max(map(len, out.splitlines())) <= 80
+        assert out.split("spec  ")[0].count("_axis_") == count
+
+
+def test_more_devices_than_are_listed(run: Run) -> None:
+    args = ("plan", "--shape", "8", "--dtype", "f32", "--mesh", "x=16385", "--spec", "_")
+    _, out, _ = run(*args, "--process", "0", "--locate", "0", "--no-picture")
+    assert out.count("… 16,369 more devices; --json lists 16,384\n") == 2
+
+
+def test_names_do_nothing_to_a_terminal(run: Run) -> None:
+    mesh = "'x\x1b[2J'=2"
+    args = ("plan", "--shape", "8", "--dtype", "f32", "--mesh", mesh, "--spec", "'x\x1b[2J'")
+    code, out, _ = run(*args, "--process", "0")
+    assert code == 0
+    assert "\x1b" not in out
+    assert "mesh          x\\x1b[2J=2: 2 devices\n" in out
+    assert "device  x\\x1b[2J  replica" in out
+
+
+# Properties.
+
+
+def words_of(case: ShardedCase[Any]) -> list[str]:
+    mesh = ",".join(f"{name}={size}" for name, size in case.mesh_shape.items())
+    entries = [
+        "_" if entry is None else entry if isinstance(entry, str) else "+".join(entry) or "_"
+        for entry in case.spec
+    ]
+    shape = "x".join(map(str, case.global_shape)) or "()"
+    return ["--shape", shape, "--mesh", mesh, "--spec", ",".join(entries), "--dtype", "f32"]
+
+
+@settings(max_examples=60)
+@given(sharded_cases(mesh_shapes()), st.data())
+def test_devices_hold_what_jax_says(case: ShardedCase[Any], data: st.DataObject) -> None:
+    mesh = mesh_of(case.mesh_shape)
+    devices = mesh.devices.size
+    per_process = data.draw(st.sampled_from([n for n in range(1, devices + 1) if devices % n == 0]))
+    processes = [str(process) for process in range(devices // per_process)]
+    asked = [word for process in processes for word in ("--process", process)]
+    document = plan(*words_of(case), "--devices-per-process", str(per_process), *asked)
+
+    whole = np.arange(math.prod(case.global_shape)).reshape(case.global_shape)
+    indices = NamedSharding(mesh, case.spec).devices_indices_map(case.global_shape)
+    by_position = [indices[device] for device in mesh.devices.flat]
+    written = np.zeros(case.global_shape, int)
+    seen = 0
+    for process in document["processes"]:
+        blocks = {block["block"]: block for block in process["blocks"]}
+        assert len(process["devices"]) == per_process
+        for device in process["devices"]:
+            assert device["device"] == seen
+            assert mesh.devices[tuple(device["coordinates"])] == list(mesh.devices.flat)[seen]
+            index = tuple(slice(*cut) for cut in blocks[device["block"]]["index"])
+            np.testing.assert_array_equal(whole[index], whole[by_position[seen]])
+            assert whole[index].shape == tuple(document["shard_shape"])
+            seen += 1
+        read = {whole[by_position[d["device"]]].tobytes() for d in process["devices"]}
+        assert process["nbytes_read"] == sum(map(len, read)) * 4 // whole.itemsize
+        least, most = document["distinct_nbytes_per_process"]
+        assert least <= process["nbytes_read"] <= most
+        for block in process["blocks"]:
+            written[tuple(slice(*cut) for cut in block["index"])] += block["is_written"]
+    assert seen == devices
+    assert (written == 1).all()
+    assert document["nbytes_on_devices"] == sum(whole[i].size for i in by_position) * 4
+
+
+@settings(max_examples=60)
+@given(sharded_cases(mesh_shapes()), st.data())
+def test_an_element_is_where_jax_says(case: ShardedCase[Any], data: st.DataObject) -> None:
+    if 0 in case.global_shape:
+        return
+    mesh = mesh_of(case.mesh_shape)
+    element = tuple(data.draw(st.integers(0, size - 1)) for size in case.global_shape)
+    document = plan(*words_of(case), "--locate", str(element))
+    (found,) = document["elements"]
+    indices = NamedSharding(mesh, case.spec).devices_indices_map(case.global_shape)
+    whole = np.arange(math.prod(case.global_shape)).reshape(case.global_shape)
+    holders = [
+        position
+        for position, device in enumerate(mesh.devices.flat)
+        if whole[element] in np.atleast_1d(whole[indices[device]])
+    ]
+    assert [device["device"] for device in found["devices"]] == holders
+    block = whole[tuple(slice(*cut) for cut in found["index"])]
+    assert block[tuple(found["offset"])] == whole[element]
+
+
+# Pictures.
+
+
+def test_nothing_of_a_wrapped_heading_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    mesh = ",".join(f"an_axis_{i}=2" for i in range(6))
+    args = ("plan", "--shape", "64", "--dtype", "f32", "--mesh", mesh, "--spec", "an_axis_0")
+    words = run(*args, "--no-picture")[1]
+    picture = run(*args)[1].removeprefix(words)
+    assert picture.startswith("\n┌")
+
+
+@pytest.mark.parametrize(
+    ("spec", "cell"), [("data,model", "62464:63488 │ 976   │ 977"), ("_,model", "0:512")]
+)
+def test_a_picture(run: Run, spec: str, cell: str) -> None:
+    words = run(*EXAMPLE, "--spec", spec, "--no-picture")[1]
+    code, out, err = run(*EXAMPLE, "--spec", spec)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{words}\n")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b" not in out
+    picture = out.removeprefix(words)
+    assert cell in picture
+    assert "mesh" not in picture  # which is said above
+    assert run(*EXAMPLE, "--spec", spec)[1].count("\n\n") == words.count("\n\n") + 1 + (
+        "cells" in picture
+    )
+
+
+def test_colors_are_for_terminals(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = run(*EXAMPLE, "--spec", "data,model")[1]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    colored = run(*EXAMPLE, "--spec", "data,model")[1]
+    assert "\x1b[" in colored
+    assert [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", colored).splitlines()] == [
+        line.rstrip() for line in plain.splitlines()
+    ]
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert run(*EXAMPLE, "--spec", "data,model")[1] == plain
+
+
+def test_without_rich() -> None:
+    # In a process of its own: rich, and what was imported with it, is known to this one.
+    code = "import sys; sys.modules['rich'] = None; from gda.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, *EXAMPLE, "--spec", "data,model"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("pip install 'gda[show]')\n")
+
+
+# Bad inputs.
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"--spec": "dat"}, "spec P('dat') cuts dimension 0 by mesh axis 'dat', but the mesh has "),
+        ({"--spec": "dat"}, "; did you mean 'data'?"),
+        ({"--spec": "dta,y"}, "by mesh axis 'y', but the mesh has the axes"),
+        ({"--spec": "data,data"}, "uses mesh axis 'data' twice"),
+        ({"--spec": "_,_,data"}, "has 3 entries, but global shape (8, 6) has 2 dimensions"),
+        ({"--spec": "model,data"}, "dimension 1 of size 6 is cut 4 ways by mesh axis 'data'"),
+        ({"--spec": "model,data"}, "4 and 8 are the nearest sizes that divide"),
+        ({"--spec": "data,,"}, "gda: --spec: the name of a mesh axis was expected"),
+        ({"--shape": "8x6x"}, "gda: --shape: a size was expected"),
+        ({"--shape": "-8x6"}, "gda: --shape: this size must be 0 or more"),
+        ({"--shape": f"{10**30}"}, "gda: --shape: this size is too large"),
+        ({"--shape": "8x" * 299 + "8"}, "this shape has 300 dimensions; an array has at most 64"),
+        (
+            {"--shape": f"{2**62}x6"},
+            "takes about 10**20 bytes on 8 devices; a plan counts to 2**63",
+        ),
+        ({"--shape": "4611686018427387904x4611686018427387904"}, "bytes on 8 devices"),
+        ({"--dtype": "floot"}, "did you mean float"),
+        ({"--mesh": "data=4,data=2"}, "axis 'data' is given twice"),
+        ({"--mesh": "data=-4"}, "this size must be 1 or more"),
+        ({"--mesh": "data=0"}, "this size must be 1 or more"),
+        (
+            {"--mesh": f"data={2**40}"},
+            "the mesh data=1099511627776 has 1,099,511,627,776 devices; a plan is for at most "
+            "4,194,304",
+        ),
+        ({"--mesh": f"data={2**62},model={2**62}"}, "has about 10**37 devices"),
+        (
+            {"--mesh": ",".join(f"a{i}=1" for i in range(300))},
+            "this mesh has 300 dimensions; an array has at most 64",
+        ),
+        (
+            {"--devices-per-process": "3"},
+            "3 devices per process do not divide the 8 devices of the mesh data=4,model=2; the "
+            "numbers that do are 1, 2, 4, 8",
+        ),
+        ({"--devices-per-process": "0"}, "the numbers that do are 1, 2, 4, 8"),
+        ({"--devices-per-process": "16"}, "the numbers that do are 1, 2, 4, 8"),
+        ({"--devices-per-process": "-1"}, "--devices-per-process: this number must be 0 or more"),
+        (
+            {"--mesh": "data=1000", "--spec": "_", "--devices-per-process": "48"},
+            "the nearest that do are 20, 25, 40, 50",
+        ),
+        (
+            {"--mesh": "data=1", "--spec": "_", "--devices-per-process": "4"},
+            "the mesh data=1 has 1 device, so a process has 1, not 4",
+        ),
+        ({"--process": "2"}, "there is no process 2; the mesh data=4,model=2 has process 0 only"),
+        (
+            {"--process": "2", "--devices-per-process": "4"},
+            "there is no process 2; the mesh data=4,model=2 has processes 0 to 1",
+        ),
+        ({"--process": "-2"}, "--process: this number must be 0 or more"),
+        ({"--process": "0,1"}, "not '0,1'; for several repeat the option: --process 0 --process 1"),
+        ({"--spec": "none"}, "; a dimension that is not cut is _, not none"),
+        ({"--spec": "data,NONE"}, "; a dimension that is not cut is _, not NONE"),
+        ({"--spec": "replicated"}, "; a dimension that is not cut is _, not replicated"),
+        ({"--shape": "(8,6"}, "--shape: this bracket is not closed"),
+        ({"--shape": "16,384x6"}, "--shape: between sizes is x or a comma, not both"),
+        ({"--process": "two"}, "--process: a number was expected"),
+        ({"--locate": "8,0"}, "outside the shape (8, 6): dimension 0 goes from 0 to 7"),
+        ({"--locate": "-1,0"}, "--locate: this coordinate must be 0 or more"),
+        ({"--locate": "1"}, "(1,) has 1 coordinate, but shape (8, 6) has 2 dimensions"),
+        ({"--shape": "0x6", "--locate": "0,0"}, "dimension 0 has size 0, so there is no element"),
+    ],
+)
+def test_bad_input(run: Run, args: dict[str, str], said: str) -> None:
+    good = {"--shape": "8x6", "--dtype": "f32", "--mesh": "data=4,model=2", "--spec": "data,model"}
+    for extra in ((), ("--json",)):
+        words = [word for pair in {**good, **args}.items() for word in pair]
+        code, out, err = run("plan", *words, *extra)
+        assert (code, out) == (2, "")
+        assert said in err
+        assert err.startswith("gda: ")
+        assert err.count("\n") <= 3
+
+
+def test_what_is_missing(run: Run) -> None:
+    code, out, err = run("plan", "--shape", "8", "--mesh", "x=4")
+    assert (code, out) == (2, "")
+    assert err == (
+        "gda: --dtype and --spec are missing; give for one array all of --shape, --dtype, --mesh "
+        "and --spec, or --tree FILE for a model\n"
+    )
+    code, _, err = run("plan", "--shape", "8", "--mesh", "x=4", "--spec")
+    assert (code, err) == (
+        2,
+        "gda plan: argument --spec: expected one argument (--help says more)\n",
+    )
+
+
+def test_all_that_cannot_be_read_is_said_at_once(run: Run) -> None:
+    args = ("--shape", "8,,", "--dtype", "f3", "--mesh", "x", "--spec", "x y")
+    code, out, err = run("plan", *args)
+    assert (code, out) == (2, "")
+    lines = err.splitlines()
+    assert len(lines) == 12
+    assert [line.split(":")[0] for line in lines[3::3]] == ["--dtype", "--mesh", "--spec"]
+
+
+def test_a_mistake_in_gda_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("gda.cli.array_numbers.document_of", fail)
+    with pytest.raises(ValueError, match="a bug"):
+        plan("--shape", "8", "--dtype", "f32", "--mesh", "x=4", "--spec", "x")
+
+
+WORDS = st.one_of(
+    st.sampled_from(
+        ["8x6", "()", "8", "0", "x=4,y=2", "x=4", "y=8", "x", "y", "x,y", "x+y", "_", "f32", "i4"]
+    ),
+    st.text("0123456789xy=,:()[]{}_+-'P .", max_size=12),
+    st.text(max_size=6),
+    st.integers(-(10**40), 10**40).map(str),
+)
+OPTIONS = ["--shape", "--dtype", "--mesh", "--spec", "--devices-per-process", "--process"]
+OPTIONS += ["--locate"]
+
+
+@settings(max_examples=150)
+@given(
+    st.dictionaries(st.sampled_from(OPTIONS), WORDS),
+    st.sampled_from([["--json"], ["--no-picture"], []]),
+    st.booleans(),
+)
+def test_any_words_give_an_answer_or_a_message(
+    changes: dict[str, str], kind: list[str], is_joined: bool
+) -> None:
+    good = {"--shape": "8x6", "--dtype": "f32", "--mesh": "x=4,y=2", "--spec": "x"}
+    pairs = {**good, **changes}.items()
+    words = [f"{option}={value}" for option, value in pairs]
+    if not is_joined:
+        words = [word for pair in pairs for word in pair]
+    try:
+        code = cli.main(["plan", *words, *kind])
+    except SystemExit as end:
+        code = end.code
+    assert code in (0, 2)
+
+
+# As a program.
+
+
+def test_help(run: Run) -> None:
+    code, out, err = run("plan", "--help")
+    assert (code, err) == (0, "")
+    assert "'(data,model)'" in out
+    assert "--locate" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+COMMAND = (
+    "plan --shape 64x8 --dtype bf16 --mesh data=8,model=4 --spec data --process 0 --locate 1,1"
+)
+
+
+@pytest.mark.parametrize("args", [COMMAND, f"{COMMAND} --json", "plan --shape 1 --spec x"])
+def test_no_jax_is_imported(args: str) -> None:
+    code = (
+        "import sys; from gda.cli import main; code = main(sys.argv[1:]);"
+        "heavy = {'jax', 'jaxlib', 'tensorstore', 'gda.checkpoint'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *args.split()], capture_output=True, text=True
+    )
+    assert done.returncode == (2 if "--dtype" not in args else 0), done.stderr
+
+
+def test_the_installed_command() -> None:
+    script = Path(sys.executable).parent / "gda"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([script, *COMMAND.split()], capture_output=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"array         bfloat16[64,8], 1.0 KiB\n")

@@ -1,0 +1,604 @@
+"""``gda plan --tree``: what every device holds of a whole model."""
+
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gda import ShardGrid, cli
+from gda.cli.name_ranges import with_ranges
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LLAMA = EXAMPLES / "transformer_7b.json"
+
+EXPECTED = 'expected is {"mesh": {...}, "parameters": {NAME: {"shape": [...], ...}, ...}}'
+
+SMALL = {
+    "mesh": {"data": 4, "model": 2},
+    "dtype": "bfloat16",
+    "parameters": {
+        "layers.0.up": {"shape": [8, 16], "spec": ["model", "data"]},
+        "layers.1.up": {"shape": [8, 16], "spec": "model,data"},
+        "layers.0.down": {"shape": [16, 8], "spec": [["data", "model"], None]},
+        "layers.1.down": {"shape": [16, 8], "spec": "data+model", "dtype": "f32"},
+        "norm": {"shape": [8]},
+    },
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[Any], Path]:
+    """Writes a document, or a text, to a file; returns its path."""
+
+    def written(document: Any) -> Path:
+        path = tmp_path / "model.json"
+        path.write_text(document if isinstance(document, str) else json.dumps(document))
+        return path
+
+    return written
+
+
+def plan(*args: Any) -> dict[str, Any]:
+    """Return what a command says with --json."""
+    with redirect_stdout(io.StringIO()) as out:
+        assert cli.main(["plan", "--tree", *map(str, args), "--json"]) == 0
+    return json.loads(out.getvalue())
+
+
+def test_a_small_model(run: Run, write: Callable[[Any], Path]) -> None:
+    code, out, err = run("plan", "--tree", write(SMALL), "--devices-per-process", "4")
+    assert (code, err) == (0, "")
+    assert out == (
+        "model         5 parameters of 520 elements, 1.3 KiB\n"
+        "mesh          data=4,model=2: 8 devices in 2 processes of 4\n"
+        "\n"
+        "per device    176 B\n"
+        "per process   704 B; 656 B of it distinct\n"
+        "all devices   1.4 KiB: 1.086 times the model\n"
+        "\n"
+        "per device  parameter\n"
+        "            array           spec                  shard shape  replicas\n"
+        "      64 B  layers.0-1.up (x2)\n"
+        "            bfloat16[8,16]  P('model', 'data')    (4, 4)              1\n"
+        "      64 B  layers.1.down\n"
+        "            float32[16,8]   P(('data', 'model'))  (2, 8)              1\n"
+        "      32 B  layers.0.down\n"
+        "            bfloat16[16,8]  P(('data', 'model'))  (2, 8)              1\n"
+        "      16 B  norm\n"
+        "            bfloat16[8]     P()                   (8,)                8\n"
+        "\n"
+        "Replicated, but could be cut: 14 B per device would be saved.\n"
+        "\n"
+        "per device  parameter  spec  one that also divides\n"
+        "      14 B  norm       P()   P(('data', 'model'))\n"
+    )
+
+
+def test_a_wide_terminal(
+    run: Run, write: Callable[[Any], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    _, out, _ = run("plan", "--tree", write(SMALL))
+    (line,) = (line for line in out.splitlines() if "layers.0-1.up" in line)
+    shown = ["64 B", "layers.0-1.up (x2)", "bfloat16[8,16]", "P('model', 'data')", "(4, 4)", "1"]
+    assert re.split("  +", line.strip()) == shown
+
+
+def test_for_programs(write: Callable[[Any], Path]) -> None:
+    document = plan(write(SMALL), "--devices-per-process", "4")
+    rows, savings = document.pop("parameters"), document.pop("savings")
+    assert document == {
+        "mesh": {"data": 4, "model": 2},
+        "num_devices": 8,
+        "num_processes": 2,
+        "devices_per_process": 4,
+        "notes": [],
+        "num_parameters": 5,
+        "num_elements": 520,
+        "nbytes": 1296,
+        "nbytes_per_device": 176,
+        "nbytes_per_process": 704,
+        "nbytes_on_devices": 1408,
+        "distinct_nbytes_per_process": [656, 656],
+    }
+    assert rows[0] == {
+        "name": "layers.0-1.up",
+        "names": ["layers.0.up", "layers.1.up"],
+        "count": 2,
+        "nbytes_per_device": 64,
+        "shape": [8, 16],
+        "dtype": "bfloat16",
+        "spec": ["model", "data"],
+        "shard_shape": [4, 4],
+        "num_replicas": 1,
+        "nbytes": 256,
+    }
+    assert savings == [
+        {
+            "name": "norm",
+            "count": 1,
+            "spec": [],
+            "better_spec": [["data", "model"]],
+            "nbytes_saved_per_device": 14,
+        }
+    ]
+
+
+def test_where_mesh_dtype_and_spec_may_stand(write: Callable[[Any], Path]) -> None:
+    parameters = {"w": {"shape": [8, 8], "dtype": "f32"}, "b": {"shape": [8], "spec": None}}
+    path = write({"dtype": "i16", "spec": "data", "parameters": parameters, "about": "a test"})
+    rows = {row["name"]: row for row in plan(path, "--mesh", "data=2,model=2")["parameters"]}
+    assert (rows["w"]["dtype"], rows["w"]["spec"], rows["w"]["nbytes_per_device"]) == (
+        "float32",
+        ["data"],
+        128,
+    )
+    assert (rows["b"]["dtype"], rows["b"]["spec"], rows["b"]["nbytes_per_device"]) == (
+        "int16",
+        [],
+        16,
+    )
+    flat = {"w": {"shape": [8, 8], "dtype": "f32", "spec": ["_", "data"]}}
+    assert plan(write(flat), "--mesh", "data=4")["nbytes_per_device"] == 64
+    # --mesh counts more than the file, which may write its own as a text.
+    model = {**SMALL, "mesh": "data=1,model=1"}
+    assert plan(write(model))["nbytes_per_device"] == 1296
+    assert plan(write(SMALL), "--mesh", "data=1,model=1")["nbytes_per_device"] == 1296
+
+
+def test_a_dtype_that_is_null_is_that_of_all(write: Callable[[Any], Path]) -> None:
+    model = {"mesh": {"x": 1}, "dtype": "bf16", "parameters": {"w": {"shape": [8], "dtype": None}}}
+    assert plan(write(model))["parameters"][0]["dtype"] == "bfloat16"
+
+
+def test_a_type_below_a_byte(run: Run, write: Callable[[Any], Path]) -> None:
+    path = write({**SMALL, "dtype": "int4"})
+    note = "an element counts as one byte, as in NumPy; devices may pack several in one"
+    assert plan(path)["notes"] == [note]
+    assert note in " ".join(run("plan", "--tree", path)[1].split())
+
+
+def test_names_do_nothing_to_a_terminal(run: Run, write: Callable[[Any], Path]) -> None:
+    axis, name = "x\x1b[2J", "w\x1b[31m\u2028"
+    document = {name: {"shape": [8, 8], "dtype": "f32", "spec": [axis]}, "v": {"shape": [8, 8]}}
+    document["v"] |= {"dtype": "f32"}
+    code, out, _ = run("plan", "--tree", write(document), "--mesh", f"'{axis}'=2,y=2")
+    assert code == 0
+    assert out.replace("\n", "").isprintable()
+    assert r"x\x1b[2J=2,y=2: 4 devices" in out
+    assert r"w\x1b[31m\u2028" in out.split("Replicated")[0]
+    assert r"w\x1b[31m\u2028" in out.split("Replicated")[1]
+
+
+def test_long_names_in_80_columns(
+    run: Run, write: Callable[[Any], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = [f"{'model.' * 20}{i}" for i in "ab"]
+    axes = [f"axis_number_{i}" for i in range(7)]
+    parameters = {name: {"shape": [128, 4], "spec": "+".join(axes[:5])} for name in names}
+    document = {"mesh": dict.fromkeys(axes, 2), "dtype": "f32", "parameters": parameters}
+    code, out, _ = run("plan", "--tree", write(document))
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.replace("\n", "").replace(" ", "").count(names[0]) == 2
+
+
+def test_from_standard_input(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\N{ZERO WIDTH NO-BREAK SPACE}" + json.dumps(SMALL)  # a mark that some editors write
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    code, out, _ = run("plan", "--tree", "-")
+    assert code == 0
+    assert out.startswith("model         5 parameters of 520 elements")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"[]")))
+    code, _, err = run("plan", "--tree", "-")
+    assert (code, err.splitlines()[0]) == (2, f"gda: stdin is a list; {EXPECTED}")
+    monkeypatch.setattr("sys.stdin", None)  # as after <&-
+    code, _, err = run("plan", "--tree", "-")
+    assert (code, err) == (
+        2,
+        "gda: --tree: stdin is closed; give the path of a file instead of -\n",
+    )
+
+
+def test_models_of_nothing(run: Run, write: Callable[[Any], Path]) -> None:
+    code, out, _ = run("plan", "--tree", write({"mesh": {"x": 2}, "parameters": {}}))
+    assert code == 0
+    assert "0 parameters of 0 elements, 0 B\n" in out
+    empty = {"w": {"shape": [0, 4], "dtype": "f32", "spec": "x"}}
+    code, out, _ = run("plan", "--tree", write(empty), "--mesh", "x=2")
+    assert code == 0
+    assert "Replicated" not in out
+
+
+# The example.
+
+
+def test_the_example_is_llama_2_7b() -> None:
+    document = plan(LLAMA, "--devices-per-process", "8")
+    assert document["num_elements"] == 6_738_415_616
+    assert document["nbytes"] == 2 * 6_738_415_616
+    assert document["num_parameters"] == 2 + 32 * 9 + 1
+    assert document["mesh"] == {"data": 16, "model": 4}
+    # All matrices are cut 64 ways, the 65 norms of 4096 not at all.
+    norms = 65 * 4096
+    per_device = 2 * ((6_738_415_616 - norms) // 64 + norms)
+    assert document["nbytes_per_device"] == per_device
+    assert document["nbytes_per_process"] == 8 * per_device
+    assert (
+        document["distinct_nbytes_per_process"] == [2 * (8 * (per_device // 2 - norms) + norms)] * 2
+    )
+    rows = {row["name"]: row["count"] for row in document["parameters"]}
+    assert rows["model.layers.0-31.mlp.up_proj.weight"] == 32
+    assert len(rows) == 12
+
+
+def test_the_example_is_what_its_program_prints() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / "transformer_7b.py"],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == LLAMA.read_text()
+
+
+def test_the_example_in_80_columns(run: Run) -> None:
+    code, out, err = run("plan", "--tree", LLAMA, "--devices-per-process", "8")
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "  43.0 MiB  model.layers.0-31.mlp.down_proj.weight (x32)\n" in out
+
+
+def test_no_jax_is_imported() -> None:
+    program = (
+        "import sys; from gda.cli import main; code = main(sys.argv[1:]);"
+        "heavy = {'jax', 'jaxlib', 'rich', 'tensorstore', 'gda.checkpoint'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, "plan", "--tree", LLAMA],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# Properties.
+
+SPECS = [[], ["x"], ["y"], [None, "x"], ["x", "y"], [["x", "y"]], [None, ["y", "x"]]]
+
+
+@settings(max_examples=60)
+@given(
+    st.dictionaries(
+        st.from_regex(r"[ab]\.[0-9]{1,2}\.[uv]", fullmatch=True),
+        st.tuples(st.sampled_from([[8, 8], [16, 8], [8, 24]]), st.sampled_from(SPECS)),
+        min_size=1,
+    ),
+    st.sampled_from([{"x": 4, "y": 2}, {"x": 2, "y": 2}, {"x": 1, "y": 4}]),
+    st.sampled_from([1, 2, 4]),
+)
+def test_a_model_is_the_sum_of_its_parameters(
+    tmp_path_factory: pytest.TempPathFactory,
+    model: dict[str, tuple[list[int], list[Any]]],
+    mesh: dict[str, int],
+    per_process: int,
+) -> None:
+    path = tmp_path_factory.mktemp("model") / "model.json"
+    parameters = {name: {"shape": shape, "spec": spec} for name, (shape, spec) in model.items()}
+    path.write_text(json.dumps({"mesh": mesh, "dtype": "f16", "parameters": parameters}))
+    document = plan(path, "--devices-per-process", str(per_process))
+
+    grids = {name: ShardGrid(shape, mesh, spec) for name, (shape, spec) in model.items()}
+    block = {name: 2 * math.prod(grid.shard_shape) for name, grid in grids.items()}
+    assert document["nbytes_per_device"] == sum(block.values())
+    assert document["nbytes"] == 2 * sum(math.prod(shape) for shape, _ in model.values())
+    distinct = []
+    for first in range(0, math.prod(mesh.values()), per_process):
+        devices = range(first, first + per_process)
+        distinct.append(
+            sum(
+                len({grid.block_id(device) for device in devices}) * block[name]
+                for name, grid in grids.items()
+            )
+        )
+    assert document["distinct_nbytes_per_process"] == [min(distinct), max(distinct)]
+
+    # Every parameter is in one row, which says what is true of it.
+    rows = document["parameters"]
+    assert sorted(name for row in rows for name in row["names"]) == sorted(model)
+    sizes = [row["nbytes_per_device"] for row in rows]
+    assert sizes == sorted(sizes, reverse=True)
+    for row in rows:
+        assert row["count"] == len(row["names"])
+        assert row["nbytes_per_device"] == sum(block[name] for name in row["names"])
+        for name in row["names"]:
+            assert row["shard_shape"] == list(grids[name].shard_shape)
+            assert row["num_replicas"] == grids[name].num_replicas
+
+    # What could be saved is saved by the spec that is proposed, and nothing else could.
+    savings = {row["name"]: row for row in document["savings"]}
+    for row in rows:
+        grid = grids[row["names"][0]]
+        free = [size for axis, size in mesh.items() if axis not in str(grid.spec)]
+        could = any(step % size == 0 for size in free if size > 1 for step in grid.shard_shape)
+        assert (row["name"] in savings) == could
+        if could:
+            saving = savings[row["name"]]
+            better = ShardGrid(row["shape"], mesh, saving["better_spec"])
+            saved = math.prod(grid.shard_shape) - math.prod(better.shard_shape)
+            assert saving["nbytes_saved_per_device"] == 2 * saved * row["count"]
+            assert grid.spec == tuple(ShardGrid(row["shape"], mesh, saving["spec"]).spec)
+
+
+@given(st.lists(st.from_regex(r"[ab]?[0-9]{0,2}[.x][0-9]{0,2}", fullmatch=True), unique=True))
+def test_ranges_stand_for_every_name_once(names: list[str]) -> None:
+    rows = with_ranges(names)
+    assert sorted(name for _, members in rows for name in members) == sorted(names)
+    for label, members in rows:
+        if len(members) == 1:
+            assert label == members[0]
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        ([], []),
+        (["w"], ["w"]),
+        (["h.9.w", "h.10.w", "h.2.w"], ["h.2,9-10.w"]),
+        (["h.00", "h.01", "h.02"], ["h.00-02"]),
+        (["h.0", "h.00"], ["h.0,00"]),
+        (["h.09", "h.10"], ["h.09-10"]),
+        ([f"h.{i}.e.{j}" for i in range(4) for j in range(8)], ["h.0-3.e.0-7"]),
+        (["a.0.e.0", "a.0.e.1", "a.1.e.0", "a.1.e.2"], ["a.0.e.0-1", "a.1.e.0,2"]),
+        (["1" * 5000, "2" * 5000], [f"{'1' * 5000},{'2' * 5000}"]),
+    ],
+)
+def test_ranges(names: list[str], labels: list[str]) -> None:
+    assert [label for label, _ in with_ranges(names)] == labels
+
+
+# Bad inputs.
+
+W = {"w": {"shape": [8], "dtype": "f32"}}
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("", "is not JSON: Expecting value: line 1 column 1"),
+        ("{", "is not JSON: "),
+        ('{"a": NaN', "is not JSON: "),
+        ("[" * 100_000, "is nested too deeply to be a model"),
+        (f'{{"w": {{"shape": [{"9" * 5000}]}}}}', "is not JSON: "),
+        ('{"w": {}, "w": {}}', '"w" stands there twice\n'),
+        ('{"w": {}, "v": {}, "w": {}, "w": {}, "v": {}}', '"w", "v" stand there twice\n'),
+        (
+            "{" + ", ".join(f'"{name:05}": {{}}' for name in [*range(50_000)] * 2) + "}",
+            '"00006", "00007" and 49,992 more stand there twice\n',
+        ),
+        ([1], f"is a list; {EXPECTED}"),
+        (3, f"is 3; {EXPECTED}"),
+        ("null", f"is null; {EXPECTED}"),
+        ({"mesh": {"x": 2}}, '"parameters" is missing; expected is'),
+        ({"mesh": {"x": 2}, "parameters": []}, '"parameters" is a list; expected is'),
+        ({"parameters": W}, "mesh: there is none; give sizes by axis such as"),
+        ({"mesh": {}, "parameters": W}, "mesh: expected are sizes by axis such as"),
+        (
+            {"mesh": {"x": 0}, "parameters": W},
+            "mesh: axis 'x' has the size 0; it must be 1 or more",
+        ),
+        ({"mesh": {"x": True}, "parameters": W}, "axis 'x' has the size true"),
+        ({"mesh": {"_": 2}, "parameters": W}, "mesh: an axis cannot have the name '_'"),
+        ({"mesh": "x=", "parameters": W}, "mesh: 'x=' cannot be read: a size was expected"),
+        ({"mesh": {"x": 2**40}, "parameters": W}, "1,099,511,627,776 devices; a plan is for at"),
+        (
+            {"mesh": {"x": 2}, "dtype": "float33", "parameters": W},
+            "\"dtype\" 'float33' cannot be re",
+        ),
+        ({"mesh": {"x": 2}, "dtype": 3, "parameters": W}, '"dtype" must be a name such as "bflo'),
+        ({"mesh": {"x": 2}, "spec": 3, "parameters": W}, "spec must be a PartitionSpec or a seq"),
+        (
+            {"mesh": {"x": 2}, "parameter": {}, "parameters": W},
+            '"parameter" is not known; did you mean "parameters"?\n',
+        ),
+        (
+            {"mesh": {"x": 2}, "w1": {}, "w2": {}, "b": {}, "parameters": W},
+            '"w1" is not known; known are "about", "mesh", "dtype", "spec", "parameters" '
+            '("parameters" has the names)\n  "w2" is not known; known are "about", "mesh", '
+            '"dtype", "spec", "parameters" ("parameters" has the names)\n  "b" is not known; ',
+        ),
+        ({"mesh": {"x": 2}, "parameters": {"w": 3}}, 'w: expected is {"shape": [...], ...}, not 3'),
+        ({"mesh": {"x": 2}, "parameters": {"w": {}}}, 'w: there is no "shape"'),
+        ({"mesh": {"x": 2}, "parameters": {"w": {"shape": [8]}}}, 'w: there is no "dtype", here'),
+        (
+            {"mesh": {"x": 2}, "parameters": {"w": {**W["w"], "shapes": 3}}},
+            'w: "shapes" is not known; did you mean "shape"?',
+        ),
+        (
+            {"mesh": {"x": 2}, "parameters": {"w": {**W["w"], "size": 3}}},
+            'w: "size" is not known; known are "shape", "dtype", "spec"',
+        ),
+    ],
+)
+def test_wrong_files(run: Run, write: Callable[[Any], Path], document: Any, said: str) -> None:
+    path = write(document)
+    code, out, err = run("plan", "--tree", path)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.startswith(f"gda: {path} ")
+
+
+@pytest.mark.parametrize(
+    ("parameter", "said"),
+    [
+        ({"shape": "8x8"}, "w: \"shape\" must be a list of integers, not '8x8'"),
+        ({"shape": [8.0]}, 'w: "shape" must be a list of integers, not [8.0]'),
+        ({"shape": [True]}, 'w: "shape" must be a list of integers, not [True]'),
+        ({"shape": [-8]}, 'w: "shape" is [-8]; sizes are from 0 to 2**63 - 1'),
+        ({"shape": [10**30]}, "sizes are from 0 to 2**63 - 1"),
+        ({"shape": [2**62, 8]}, "a plan counts to 2**63"),
+        ({"shape": [1] * 300}, "this shape has 300 dimensions; an array has at most 64"),
+        ({"dtype": None}, 'w: there is no "dtype", here or for all parameters'),
+        ({"dtype": True}, 'w: "dtype" must be a name such as "bfloat16", not true'),
+        ({"shape": None}, 'w: "shape" must be a list of integers, not null'),
+        ({"spec": ["none"]}, "; a dimension that is not cut is _, not none"),
+        ({"spec": ["_", "None"]}, None),
+        ({"dtype": "i8"}, "i8 is int8 to JAX and int64 to NumPy"),
+        ({"spec": "x,"}, None),
+        ({"spec": "x,,"}, "w: \"spec\" 'x,,' cannot be read at ',': the name of a mesh axis"),
+        ({"spec": ["z"]}, "w: spec P('z') cuts dimension 0 by mesh axis 'z', but the mesh has"),
+        ({"spec": ["x", "x"]}, "w: spec P('x', 'x') uses mesh axis 'x' twice"),
+        ({"spec": ["x", None, "y"]}, "has 3 entries, but global shape (8, 6) has 2 dimensions"),
+        ({"spec": [None, "x"]}, "dimension 1 of size 6 is cut 4 ways by mesh axis 'x'"),
+        ({"spec": [3]}, "w: entry 0 of the spec is 3; an entry is None, the name of a mesh axis"),
+        ({"spec": {"x": 1}}, "w: spec must be a PartitionSpec or a sequence of None, axis names"),
+        ({"spec": 3}, "w: spec must be a PartitionSpec or a sequence"),
+    ],
+)
+def test_wrong_parameters(
+    run: Run, write: Callable[[Any], Path], parameter: dict[str, Any], said: str | None
+) -> None:
+    entry = {"shape": [8, 6], "dtype": "f32", "spec": [], **parameter}
+    path = write({"mesh": {"x": 4, "y": 2}, "parameters": {"fine": W["w"], "w": entry}})
+    code, out, err = run("plan", "--tree", path)
+    if said is None:
+        assert (code, err) == (0, "")
+        return
+    assert (code, out) == (2, "")
+    assert err.startswith(f"gda: {path} has a mistake:\n  w: ")
+    assert said in err
+    assert err.count("\n") == 2
+
+
+def test_all_mistakes_are_said_together(run: Run, write: Callable[[Any], Path]) -> None:
+    parameters: dict[str, Any] = {f"h.{i}.w": {"shape": [6], "spec": "x"} for i in range(32)}
+    parameters |= {"a": {"shape": [8], "spec": "y"}, "b": {"shape": 8, "dtype": "f33"}}
+    path = write({"mesh": {"x": 4}, "dtype": "f32", "parameters": parameters})
+    code, out, err = run("plan", "--tree", path, "--json")
+    assert (code, out) == (2, "")
+    lines = err.splitlines()
+    assert lines[0] == f"gda: {path} has 35 mistakes:"
+    assert [line.split(": ")[0] for line in lines[1:]] == ["  h.0-31.w", "  a", "  b", "  b"]
+    many = {"mesh": {"x": 4}, "parameters": {f"{'a' * i}": {} for i in range(1, 30)}}
+    _, _, err = run("plan", "--tree", write(many))
+    assert err.splitlines()[0].endswith(" has 58 mistakes:")
+    assert err.splitlines()[-1] == "  … and 38 more lines like these"
+    assert len(err.splitlines()) == 22
+
+
+def test_all_mistakes_of_a_parameter_are_said(run: Run, write: Callable[[Any], Path]) -> None:
+    parameters = {
+        "long": {"shape": [6], "spec": ["z", "y", "x", "x"]},
+        "cut": {"shape": [6, 7], "spec": ["x", "q"]},
+        "half": {"shape": [6, 7], "dtype": "f33", "spec": ["z", "y"]},
+        "bare": {"shape": "6", "spec": ["zz", ["y", "y"]]},
+    }
+    path = write({"mesh": {"x": 4, "y": 2}, "dtype": "f32", "parameters": parameters})
+    code, out, err = run("plan", "--tree", path)
+    assert (code, out) == (2, "")
+    mistakes: dict[str, list[str]] = {}
+    for line in err.splitlines()[1:]:
+        name, _, said = line.strip().partition(": ")
+        mistakes.setdefault(name, []).append(said)
+    expected = {
+        "long": ["has 4 entries", "by mesh axis 'z', but the mesh", "uses mesh axis 'x' twice"],
+        "cut": ["by mesh axis 'q', but the mesh", "cannot be cut by P('x') on the mesh"],
+        "half": ["\"dtype\" 'f33' cannot", "by mesh axis 'z'", "cannot be cut by P(None, 'y')"],
+        "bare": ['"shape" must be a list', "by mesh axis 'zz', but", "uses mesh axis 'y' twice"],
+    }
+    assert mistakes.keys() == expected.keys()
+    for name, said in expected.items():
+        assert len(mistakes[name]) == len(said)
+        assert all(part in line for part, line in zip(said, mistakes[name], strict=True))
+
+
+def test_what_does_not_go_together(run: Run, write: Callable[[Any], Path], tmp_path: Path) -> None:
+    path = write(SMALL)
+    for args, said in (
+        (("--shape", "8"), "--shape of one array cannot be said with --tree"),
+        (
+            ("--dtype", "f32", "--process", "1", "--locate", "1"),
+            "--dtype, --process and --locate of one array cannot be said with --tree",
+        ),
+        (("--shape", "", "--spec", ""), "--shape and --spec of one array cannot be said"),
+        (("--process", ""), "--process of one array cannot be said with --tree"),
+        (("--mesh", ""), "--mesh: an axis with its size was expected, such as data=64"),
+        (("--devices-per-process", ""), "--devices-per-process: a number was expected"),
+        (("--mesh", "x"), "--mesh: the size of axis 'x' was expected"),
+        (("--devices-per-process", "3"), "3 devices per process do not divide the 8 devices"),
+    ):
+        code, out, err = run("plan", "--tree", path, *args)
+        assert (code, out) == (2, "")
+        assert said in err
+    code, _, err = run("plan", "--tree", tmp_path / "none")
+    assert (code, err) == (2, f"gda: {tmp_path}/none cannot be read: No such file or directory\n")
+    code, _, err = run("plan", "--tree", tmp_path)
+    assert (code, err) == (2, f"gda: {tmp_path} cannot be read: Is a directory\n")
+    code, _, err = run("plan", "--tree", "")
+    assert (code, err) == (2, "gda: --tree: the path of a file was expected, or - for stdin\n")
+    path.write_bytes(b"\xff\xfe")
+    code, _, err = run("plan", "--tree", path)
+    assert code == 2
+    assert err.startswith(f"gda: {path} is not a text in UTF-8: ")
+    huge = {f"w{'x' * i}": {"shape": [2**59, 8], "dtype": "i16"} for i in range(4)}
+    code, _, err = run("plan", "--tree", write(huge), "--mesh", "x=1")
+    assert code == 2
+
+
+def test_a_mesh_without_an_axis_of_the_model(run: Run) -> None:
+    code, out, err = run("plan", "--tree", LLAMA, "--mesh", "data=4")
+    assert (code, out) == (2, "")
+    assert err == (
+        f"gda: --mesh: data=4 has no axis 'model', which cuts 226 parameters of {LLAMA}, such as "
+        "model.embed_tokens.weight; the mesh of the file is {'data': 16, 'model': 4}\n"
+    )
+    code, out, err = run("plan", "--tree", LLAMA, "--mesh", "x=4")
+    assert [line.split(" has ")[1][:16] for line in err.splitlines()] == [
+        "no axis 'model',",
+        "no axis 'data', ",
+    ]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+ENTRY = st.fixed_dictionaries(
+    {}, optional={"shape": st.just([8, 4]) | JSON, "dtype": st.just("f32") | JSON, "spec": JSON}
+)
+
+
+@settings(max_examples=100)
+@given(
+    st.fixed_dictionaries(
+        {"mesh": st.just({"x": 4}) | JSON},
+        optional={
+            "parameters": st.dictionaries(st.text(max_size=4), ENTRY | JSON) | JSON,
+            "dtype": st.just("bf16") | JSON,
+            "spec": st.just("x") | JSON,
+        },
+    )
+    | JSON
+)
+def test_any_document_gives_an_answer_or_a_message(
+    tmp_path_factory: pytest.TempPathFactory, document: Any
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "model.json"
+    path.write_text(json.dumps(document))
+    assert cli.main(["plan", "--tree", str(path)]) in (0, 2)

@@ -1,0 +1,836 @@
+"""Programs whose collectives are known, over Auto and over Explicit axes.
+
+XLA is free to choose; where another version or device may do it in another way, a test says what
+has to hold: the axes, the bytes, that nothing else is communicated.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import re
+import site
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import ORDERS, cut, mesh_of, ordered_mesh
+
+import gda
+from gda.compiled.hlo import Collective, Collectives, Traffic
+from gda.testing.strategies import mesh_shapes
+
+HERE = __file__
+
+
+def abstract(shape: tuple[int, ...], mesh: Mesh, *spec: Any, dtype: Any = np.float32) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*spec)))
+
+
+def only(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Collective:
+    (collective,) = gda.collectives(fun, *args, **kwargs)
+    return collective
+
+
+def mapped(body: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Any:
+    return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Model:
+    """A layer whose weights are a jitted method's."""
+
+    weights: jax.Array
+
+    @jax.jit
+    def apply(self, x: jax.Array) -> jax.Array:
+        return x @ self.weights
+
+    apply_partially = functools.partialmethod(apply)
+
+
+# Layouts that the compiler has to arrange. The mesh is (4, 2).
+
+
+def test_a_matmul_cut_on_the_contracting_dimension_is_one_all_reduce(auto_mesh: Mesh) -> None:
+    def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+        return a @ b
+
+    found = only(
+        matmul, abstract((16, 32), auto_mesh, None, "x"), abstract((32, 8), auto_mesh, "x")
+    )
+    assert (found.kind, found.axes, found.reduction) == ("all-reduce", ("x",), "add")
+    assert (found.operand_shapes, found.operand_dtypes) == (((16, 8),), ("float32",))
+    assert (found.nbytes, found.output_nbytes, found.count) == (16 * 8 * 4, 16 * 8 * 4, 1)
+    assert found.source_file == HERE
+    assert found.source_line == matmul.__code__.co_firstlineno + 1
+    assert "dot_general" in found.op_name
+    assert not found.is_conditional
+
+
+def test_the_same_over_explicit_axes(explicit_mesh: Mesh) -> None:
+    whole = NamedSharding(explicit_mesh, P())
+
+    def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.einsum("ij,jk->ik", a, b, out_sharding=whole)
+
+    found = only(
+        matmul, abstract((16, 32), explicit_mesh, None, "x"), abstract((32, 8), explicit_mesh, "x")
+    )
+    assert (found.kind, found.axes, found.nbytes) == ("all-reduce", ("x",), 16 * 8 * 4)
+
+
+def test_a_sum_over_both_axes(mesh: Mesh) -> None:
+    found = gda.collectives(lambda x: x.sum(), abstract((16, 32), mesh, "x", "y"))
+    # At once, or over one axis after the other.
+    assert {each.kind for each in found} == {"all-reduce"}
+    assert {name for each in found for name in each.axes or ()} == {"x", "y"}
+    assert {each.nbytes for each in found} == {4}
+
+
+def test_weights_that_are_cut_are_gathered_where_they_are_used(mesh: Mesh) -> None:
+    both = ("x", "y")
+
+    def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+        w = gda.constrain(w, P())
+        return jnp.tanh(x @ w)
+
+    found = gda.collectives(layer, abstract((64, 32), mesh, both), abstract((32, 8), mesh, both))
+    assert [each.kind for each in found] == ["all-gather"]
+    assert found.by_axis() == {both: Traffic(1, 32 * 8 * 4 // 8)}
+    assert found[0].output_nbytes == 32 * 8 * 4
+
+
+def test_a_reshard_is_an_all_to_all(mesh: Mesh) -> None:
+    after = NamedSharding(mesh, P(None, "x"))
+    found = only(jax.jit(lambda x: x, out_shardings=after), abstract((16, 32), mesh, "x"))
+    assert (found.kind, found.axes) == ("all-to-all", ("x",))
+    assert found.nbytes == found.output_nbytes == 16 * 32 * 4 // 4
+
+
+def test_elementwise_is_nothing(mesh: Mesh) -> None:
+    found = gda.collectives(lambda x: 2 * jnp.sin(x) + 1, abstract((16, 32), mesh, "x", "y"))
+    assert len(found) == 0
+    assert (found.total_bytes, found.by_axis()) == (0, {})
+    assert str(found) == "no collectives on the mesh {'x': 4, 'y': 2}"
+
+
+def test_the_gradients_of_a_data_parallel_loss_are_reduced_over_data() -> None:
+    mesh = mesh_of({"data": 4, "model": 2})
+
+    def loss(w: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.mean((jnp.tanh(x @ w["in"]) @ w["out"] - y) ** 2)
+
+    w = {"in": abstract((32, 16), mesh), "out": abstract((16, 4), mesh)}
+    x, y = abstract((64, 32), mesh, "data"), abstract((64, 4), mesh, "data")
+    found = gda.collectives(jax.grad(loss), w, x, y)
+    assert {(each.kind, each.axes) for each in found} == {("all-reduce", ("data",))}
+    assert sum(each.nbytes for each in found) == (32 * 16 + 16 * 4) * 4
+    gda.assert_collectives(jax.grad(loss), w, x, y, allow={"all-reduce": "data"})
+    assert gda.collectives(jax.grad(loss), w, x, y)
+
+
+# shard_map, where one says what is communicated.
+
+
+def test_psum(mesh: Mesh) -> None:
+    x = abstract((16, 32), mesh, "x", "y")
+    for axes in ("x", "y", ("x", "y")):
+        names = (axes,) if isinstance(axes, str) else axes
+        f = mapped(lambda a, axes=axes: jax.lax.psum(a, axes), mesh, P("x", "y"), P("x", "y"))
+        found = only(jax.jit(f), x)
+        assert (found.kind, found.axes, found.reduction) == ("all-reduce", names, "add")
+        assert (found.operand_shapes, found.nbytes) == (((4, 16),), 4 * 16 * 4)
+
+
+def test_the_operation_of_a_reduction(mesh: Mesh) -> None:
+    f = mapped(lambda a: jax.lax.pmax(a, "x"), mesh, P("x", "y"), P(None, "y"))
+    assert only(f, abstract((16, 32), mesh, "x", "y", dtype=np.int32)).reduction == "maximum"
+
+
+def test_several_arrays_in_one_psum(mesh: Mesh) -> None:
+    f = mapped(lambda a, b: jax.lax.psum((a, b), "x"), mesh, (P("x"), P("x")), (P(), P()))
+    a, b = abstract((16, 32), mesh, "x"), abstract((8,), mesh, "x", dtype=np.int32)
+    found = gda.collectives(f, a, b)
+    # One collective, or one for each array: that is up to XLA.
+    assert {(each.kind, each.axes) for each in found} == {("all-reduce", ("x",))}
+    assert found.total_bytes == (4 * 32 + 2) * 4
+
+
+def test_all_gather(mesh: Mesh) -> None:
+    f = mapped(lambda a: jax.lax.all_gather(a, "y", tiled=True), mesh, P("x", "y"), P("x", "y"))
+    found = only(f, abstract((16, 32), mesh, "x", "y"))
+    assert (found.kind, found.axes) == ("all-gather", ("y",))
+    assert (found.nbytes, found.output_nbytes) == (4 * 16 * 4, 2 * 4 * 16 * 4)
+
+
+def test_psum_scatter(mesh: Mesh) -> None:
+    f = mapped(lambda a: jax.lax.psum_scatter(a, "x", tiled=True), mesh, P("x", "y"), P("x", "y"))
+    found = only(f, abstract((64, 32), mesh, "x", "y"))
+    # A reduce-scatter, or an all-reduce of which each device keeps a part.
+    assert found.kind in ("reduce-scatter", "all-reduce")
+    assert (found.axes, found.reduction, found.nbytes) == (("x",), "add", 16 * 16 * 4)
+
+
+def test_all_to_all(mesh: Mesh) -> None:
+    f = mapped(
+        lambda a: jax.lax.all_to_all(a, "x", 0, 1, tiled=True), mesh, P("x", "y"), P("x", "y")
+    )
+    found = only(f, abstract((64, 32), mesh, "x", "y"))
+    assert (found.kind, found.axes) == ("all-to-all", ("x",))
+    assert found.nbytes == found.output_nbytes == 16 * 16 * 4
+
+
+def test_ppermute(mesh: Mesh) -> None:
+    ring = [(i, (i + 1) % 4) for i in range(4)]
+    f = mapped(lambda a: jax.lax.ppermute(a, "x", ring), mesh, P("x", "y"), P("x", "y"))
+    found = only(f, abstract((16, 32), mesh, "x", "y"))
+    assert (found.kind, found.axes, found.nbytes) == ("collective-permute", ("x",), 4 * 16 * 4)
+    assert set(found.pairs) == {(2 * i + y, 2 * j + y) for i, j in ring for y in range(2)}
+
+
+@pytest.mark.parametrize("order", ["reversed", "shuffled"])
+def test_axes_are_those_of_the_mesh_whatever_the_order_of_its_devices(order: str) -> None:
+    mesh = ordered_mesh(ORDERS[order], {"x": 2, "y": 4})
+    data = np.arange(64, dtype=np.float32).reshape(8, 8)
+    for axis in ("x", "y"):
+        spec = P("x", "y")
+        f = jax.jit(mapped(lambda a, axis=axis: jax.lax.psum(a, axis), mesh, spec, spec))
+        g = cut(data, mesh, spec)
+        found = only(f, g.array)
+        assert found.axes == (axis,)
+        # The positions of the groups are those of the mesh: so said what the program computes.
+        result = f(g.array)
+        shards = {shard.device: np.asarray(shard.data) for shard in result.addressable_shards}
+        own = {shard.device: np.asarray(shard.data) for shard in g.array.addressable_shards}
+        for group in found.groups:
+            devices = [mesh.devices.flat[position] for position in group]
+            total = sum(own[device] for device in devices)
+            for device in devices:
+                np.testing.assert_array_equal(shards[device], total)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda a: jax.lax.psum(a, "x"),
+        lambda a: jax.lax.all_gather(a, "x"),
+        lambda a: jax.lax.all_to_all(a, "x", 0, 1, tiled=True),
+        lambda a: jax.lax.ppermute(a, "x", [(0, 1)]),
+    ],
+)
+def test_bytes_are_of_the_type_in_which_a_cpu_sends(body: Any, auto_mesh: Mesh) -> None:
+    x = abstract((16, 32), auto_mesh, "x", dtype=jnp.bfloat16)
+    found = only(mapped(body, auto_mesh, P("x"), P("x")), x)
+    assert (set(found.operand_dtypes), found.nbytes) == ({"float32"}, 4 * 32 * 4)
+
+
+# Loops and branches.
+
+
+def test_a_scan_of_seven_steps_reduces_seven_times(auto_mesh: Mesh) -> None:
+    def steps(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=7)[0]
+
+    after = NamedSharding(auto_mesh, P(None, "x"))
+    found = gda.collectives(
+        jax.jit(steps, out_shardings=after),
+        abstract((32, 32), auto_mesh, "x"),
+        abstract((8, 32), auto_mesh, None, "x"),
+    )
+    # An all-reduce, or a reduce-scatter, which has the same operands.
+    assert found.by_axis() == {("x",): Traffic(7, 7 * 8 * 32 * 4)}
+    assert {each.count for each in found} == {7}
+    assert found.total_bytes == 7 * 8 * 32 * 4
+
+
+def test_loops_in_loops_multiply(mesh: Mesh) -> None:
+    def inner(c: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return jax.lax.psum(c, "x") * 0.5, None
+
+    def outer(c: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return jax.lax.scan(inner, c, None, length=3)[0], None
+
+    def both(a: jax.Array) -> jax.Array:
+        return jax.lax.scan(outer, a, None, length=5)[0]
+
+    found = only(mapped(both, mesh, P("x", "y"), P("x", "y")), abstract((16, 32), mesh, "x", "y"))
+    assert (found.count, found.total_bytes) == (15, 15 * found.nbytes)
+    assert found.source_line == inner.__code__.co_firstlineno + 1
+
+
+def test_a_loop_of_unknown_length(mesh: Mesh) -> None:
+    def until_small(a: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(
+            lambda c: jnp.sum(c) > 1.0, lambda c: jax.lax.psum(c, "x") * 0.01, a
+        )
+
+    f = mapped(until_small, mesh, P("x", "y"), P("x", "y"))
+    found = gda.collectives(f, abstract((16, 32), mesh, "x", "y"))
+    assert [(each.axes, each.count, each.total_bytes) for each in found] == [(("x",), None, None)]
+    assert found.total_bytes is None
+    assert found.by_axis() == {("x",): Traffic(None, None)}
+    assert re.search(r"all-reduce \(add\) .* \? ", str(found))
+
+
+def test_a_branch_is_marked(mesh: Mesh) -> None:
+    def maybe(a: jax.Array, flag: jax.Array) -> jax.Array:
+        return jax.lax.cond(flag, lambda a: jax.lax.psum(a, "y"), lambda a: a * 2, a)
+
+    f = mapped(maybe, mesh, (P("x", "y"), P()), P("x", "y"))
+    found = gda.collectives(
+        f, abstract((16, 32), mesh, "x", "y"), abstract((), mesh, dtype=np.bool_)
+    )
+    assert [(each.axes, each.count, each.is_conditional) for each in found] == [(("y",), 1, True)]
+    assert "<=1" in str(found)
+
+
+# What may be passed.
+
+
+def test_a_gda_jit_function_and_a_global_array(mesh: Mesh) -> None:
+    f = gda.jit(lambda x: x.sum(axis=0), out_specs=P("y"))
+    g = cut(np.ones((16, 32), np.float32), mesh, P("x", "y"))
+    found = only(f, g)
+    assert (found.kind, found.axes, found.nbytes) == ("all-reduce", ("x",), 16 * 4)
+    assert found.source_file in (HERE, None)
+
+
+def test_a_line_inside_gda_is_not_the_users(auto_mesh: Mesh) -> None:
+    f = gda.jit(lambda x: x * 2, out_specs=P())
+    found = only(f, cut(np.ones((16, 32), np.float32), auto_mesh, P("x")))
+    assert found.kind == "all-gather"
+    assert found.source_file in (HERE, None)
+
+
+def test_donated_arguments_stay_alive(mesh: Mesh) -> None:
+    f = jax.jit(lambda x: x - x.mean(), donate_argnums=0)
+    g = cut(np.ones((16, 32), np.float32), mesh, P("x"))
+    assert only(f, g.array).axes == ("x",)
+    assert not g.is_deleted()
+
+
+def test_nothing_is_run(mesh: Mesh) -> None:
+    ran = []
+
+    def body(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda: ran.append(1))
+        return x.sum()
+
+    gda.collectives(body, cut(np.ones((16, 32), np.float32), mesh, P("x")).array)
+    jax.effects_barrier()
+    assert not ran
+
+
+def test_static_and_keyword_arguments_and_trees(mesh: Mesh) -> None:
+    f = jax.jit(lambda tree, axis, *, scale: tree["a"].sum(axis=axis) * scale, static_argnums=1)
+    tree = {"a": abstract((16, 32), mesh, "x")}
+    assert only(f, tree, 0, scale=2.0).nbytes == 32 * 4
+    assert len(gda.collectives(f, tree, 1, scale=2.0)) == 0
+
+
+def test_programs_that_are_lowered_or_compiled_already(mesh: Mesh) -> None:
+    f, x = jax.jit(lambda x: x.sum(axis=0)), abstract((16, 32), mesh, "x")
+    for program in (f.trace(x), f.lower(x), f.lower(x).compile()):
+        found = gda.collectives(program)
+        assert [(each.kind, each.axes) for each in found] == [("all-reduce", ("x",))]
+        assert found.mesh_shape == {"x": 4, "y": 2}
+
+
+def test_the_mesh_may_come_from_a_result_from_jax_or_by_hand(auto_mesh: Mesh) -> None:
+    x = jax.ShapeDtypeStruct((16, 32), np.float32)
+    f = mapped(lambda a: jax.lax.psum(a, "x"), auto_mesh, P("x", "y"), P(None, "y"))
+    assert only(f, x).axes == ("x",)
+    with jax.set_mesh(auto_mesh):
+        total = jax.jit(lambda x: jax.lax.with_sharding_constraint(x, P("x")).sum())
+        assert only(total, x).axes == ("x",)
+    renamed = mesh_of({"rows": 4, "columns": 2})
+    assert only(f, x, mesh=renamed).axes == ("rows",)
+
+
+def test_a_function_with_a_keyword_mesh_is_made_partial(mesh: Mesh) -> None:
+    def total(x: jax.Array, *, mesh: str) -> jax.Array:
+        return x.sum() if mesh == "yes" else x
+
+    f = functools.partial(total, mesh="yes")
+    assert only(f, abstract((16, 32), mesh, "x")).axes == ("x",)
+
+
+def test_partials_of_a_jitted_function_are_that_function(auto_mesh: Mesh) -> None:
+    step = jax.jit(lambda p, x, *, scale: (x @ p) * scale)
+    p = cut(np.ones((32, 8), np.float32), auto_mesh, P("x")).array
+    x, scale = jax.ShapeDtypeStruct((16, 32), np.float32), jax.ShapeDtypeStruct((), np.float32)
+    expected = gda.collectives(step, p, x, scale=scale)
+    assert len(expected) == 1
+    whole = functools.partial(functools.partial(step, p, scale=3.0), scale=scale)
+    for f, args in ((functools.partial(step, p), (x,)), (functools.partial(step, p, x), ())):
+        assert gda.collectives(f, *args, scale=scale) == expected
+    assert gda.collectives(whole, x) == expected
+    with pytest.raises(AssertionError, match="^<lambda> may communicate: nothing\nnot allowed"):
+        gda.assert_collectives(whole, x, allow=[])
+
+
+def test_a_jitted_method_has_its_object(auto_mesh: Mesh) -> None:
+    p = cut(np.ones((32, 8), np.float32), auto_mesh, P("x")).array
+    x = jax.ShapeDtypeStruct((16, 32), np.float32)
+    expected = gda.collectives(jax.jit(lambda p, x: x @ p), p, x)
+    for f, args in (
+        (Model(p).apply, (x,)),
+        (functools.partial(Model(p).apply, x), ()),
+        (functools.partial(Model.apply, Model(p)), (x,)),
+        (Model(p).apply_partially, (x,)),
+    ):
+        found = gda.collectives(f, *args)
+        assert [each.kind for each in found] == [each.kind for each in expected]
+        assert found.by_axis() == expected.by_axis()
+        assert found.mesh_shape == {"x": 4, "y": 2}
+    with pytest.raises(AssertionError, match="^apply may communicate: nothing"):
+        gda.assert_collectives(Model(p).apply, x, allow=[])
+
+
+def test_axes_that_jax_does_not_split_by_are_not_found() -> None:
+    other = mesh_of({"a": 8})
+    f = mapped(lambda x: jax.lax.psum(x, "x"), mesh_of({"x": 4, "y": 2}), P("x", "y"), P(None, "y"))
+    found = gda.collectives(f, jax.ShapeDtypeStruct((16, 32), np.float32), mesh=other)
+    assert found[0].axes is None
+    assert len(found[0].groups) == 2
+    assert "other groups" in str(found)
+
+
+@pytest.mark.processes(2, devices=4, timeout=60)
+def test_axes_across_processes() -> None:
+    mesh = ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2})
+    x = abstract((16, 32), mesh, "x", "y")
+    gda.assert_collectives(lambda x: x.sum(axis=0), x, allow={("all-reduce", "x"): 1})
+    gda.assert_collectives(lambda x: x.sum(axis=1), x, allow={("all-reduce", "y"): 1})
+
+
+# Looked at.
+
+
+def test_it_is_a_sequence_and_a_table(mesh: Mesh) -> None:
+    def two(a: jax.Array) -> jax.Array:
+        return jax.lax.all_gather(jax.lax.psum(a, "x"), "y", tiled=True)
+
+    f = mapped(two, mesh, P("x", "y"), P("x", "y"))
+    found = gda.collectives(f, abstract((16, 32), mesh, "x", "y"))
+    assert isinstance(found, Collectives)
+    assert len(found) == len(list(found)) == len(found[:]) == 2
+    assert found[0] is found[-2]
+    line = two.__code__.co_firstlineno + 1
+    place = f"{HERE.removeprefix(os.getcwd() + os.sep)}:{line}"
+    assert str(found).splitlines() == [
+        "2 collectives on the mesh {'x': 4, 'y': 2}; bytes are of the operands on one device",
+        "  collective        over  operands       times  bytes  from",
+        f"  all-reduce (add)  x     float32[4,16]  1      256 B  {place}",
+        f"  all-gather        y     float32[4,16]  1      256 B  {place}",
+        "  total             x                    1      256 B",
+        "  total             y                    1      256 B",
+    ]
+
+
+def test_it_goes_through_json(mesh: Mesh) -> None:
+    found = gda.collectives(lambda x: x.sum(axis=0), abstract((16, 32), mesh, "x"))
+    data = json.loads(json.dumps(found.to_dict()))
+    assert data["mesh"] == {"x": 4, "y": 2}
+    assert data["total_bytes"] == 32 * 4
+    (collective,) = data["collectives"]
+    assert (collective["kind"], collective["axes"]) == ("all-reduce", ["x"])
+    assert collective["operand_shapes"] == [[32]]
+
+
+def test_operands_of_several_kinds_are_summed_up() -> None:
+    def described(*operands: tuple[tuple[int, ...], str]) -> str:
+        shapes, dtypes = zip(*operands, strict=True)
+        each = Collective("all-reduce", ("x",), shapes, dtypes, shapes, dtypes, 8, 8)
+        return str(Collectives((each,), {"x": 2})).splitlines()[2]
+
+    same = ((4,), "float32")
+    assert "  2 x float32[4]  " in described(same, same)
+    assert "  float32[4] and 2 more  " in described(same, ((), "int32"), ((2, 3), "int8"))
+    others = [((n,), "float32") for n in (1, 2, 3) for _ in range(2)]
+    assert "  3 x float32[4] and 6 more  " in described(*[same] * 3, *others)
+
+
+def test_it_is_shown_as_the_table_and_has_a_hash(auto_mesh: Mesh) -> None:
+    def f(x: jax.Array) -> jax.Array:
+        return x.sum(axis=0)
+
+    x = abstract((16, 32), auto_mesh, "x")
+    found, again = gda.collectives(f, x), gda.collectives(f, x)
+    assert repr(found) == str(found)
+    assert (found, hash(found)) == (again, hash(again))
+    assert len({found, again, gda.collectives(lambda x: x, x)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("{here}/steps.py", "steps.py"),
+        ("{above}/steps.py", "../steps.py"),
+        ("/home/me/steps.py", "/home/me/steps.py"),
+        ("/tmp/ipykernel_4711/1234567890.py", "cell"),
+        ("<stdin>", "<stdin>"),
+    ],
+)
+def test_files_are_short(
+    file: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "a" / "b" / "c" / "d"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    whole = file.format(here=here, above=here.parent)
+    each = Collective(
+        "send", ("x",), ((),), ("int8",), (), (), 1, 0, source_file=whole, source_line=7
+    )
+    assert str(Collectives((each,), {"x": 2})).splitlines()[2].split()[-1] == f"{shown}:7"
+
+
+def test_a_line_of_the_user_rather_than_of_an_installed_library(mesh: Mesh) -> None:
+    installed = str(Path(sysconfig.get_path("purelib"), "layers", "dense.py"))
+    assert installed.startswith(tuple(site.getsitepackages()))
+    names: dict[str, Any] = {}
+    exec(compile("\n\ndef total(x):\n    return x.sum(axis=0)\n", installed, "exec"), names)
+
+    def model(x: jax.Array) -> jax.Array:
+        return names["total"](x)
+
+    found = only(model, abstract((16, 32), mesh, "x"))
+    places = [(HERE, model.__code__.co_firstlineno + 1), (installed, 4)]
+    # JAX 0.8 keeps but one line.
+    one_line = jax.__version_info__ < (0, 10)
+    assert (found.source_file, found.source_line) == places[one_line]
+
+
+# JAX's cache of programs.
+
+
+@pytest.fixture
+def program_cache(tmp_path: Path) -> Iterator[None]:
+    options = {
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: getattr(jax.config, name) for name in options}
+    for name, value in options.items():
+        jax.config.update(name, value)
+    reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()
+
+
+def test_lines_are_those_of_today_where_jax_caches_programs(
+    auto_mesh: Mesh, program_cache: None, tmp_path: Path
+) -> None:
+    def source(first: int) -> Callable[..., Any]:
+        names: dict[str, Any] = {}
+        text = "\n" * (first - 1) + "def f(x): return x.sum(axis=0)"
+        exec(compile(text, "/home/me/steps.py", "exec"), names)
+        return names["f"]
+
+    key = "jax_compilation_cache_include_metadata_in_key"
+    before = getattr(jax.config, key)
+    x = abstract((16, 32), auto_mesh, "x")
+    for line in (3, 30, 300):
+        assert only(source(line), x).source_line == line
+        assert only(jax.jit(source(line)).lower(x)).source_line == line
+    assert getattr(jax.config, key) == before
+    assert any(tmp_path.iterdir())
+
+
+# Random programs.
+
+DTYPES = (np.float32, np.int32, np.complex64, np.uint8)
+
+
+@st.composite
+def _programs(draw: st.DrawFn) -> Any:
+    shape = draw(mesh_shapes(max_devices=8, axis_names=("x", "y", "z")))
+    mesh = mesh_of(shape, draw(st.sampled_from([AxisType.Auto, AxisType.Explicit])))
+    kind = draw(st.sampled_from(["all-reduce", "all-gather", "collective-permute"]))
+    names = list(shape)
+    some = draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    axes = tuple(some[:1] if kind == "collective-permute" else some)
+    block = (draw(st.integers(1, 4)), draw(st.integers(1, 4)))
+    length = draw(st.integers(1, 4)) if kind != "all-gather" else 1
+    return mesh, kind, axes, block, draw(st.sampled_from(DTYPES)), length
+
+
+@settings(max_examples=40)
+@given(_programs())
+def test_random_programs_communicate_what_they_say(case: Any) -> None:
+    mesh, kind, axes, block, dtype, length = case
+    names, sizes = mesh.axis_names, dict(mesh.shape)
+    size = sizes[axes[0]]
+    calls = {
+        "all-reduce": lambda a: jax.lax.psum(a, axes),
+        "all-gather": lambda a: jax.lax.all_gather(a, axes, tiled=True),
+        "collective-permute": lambda a: jax.lax.ppermute(
+            a, axes[0], [(i, (i + 1) % size) for i in range(size)]
+        ),
+    }
+
+    def body(a: jax.Array) -> jax.Array:
+        if length == 1:
+            return calls[kind](a)
+        return jax.lax.scan(lambda c, _: (calls[kind](c) + 1, None), a, None, length=length)[0]
+
+    spec = P(names)
+    rows = block[0] * mesh.size
+    found = gda.collectives(
+        mapped(body, mesh, spec, spec), abstract((rows, block[1]), mesh, names, dtype=dtype)
+    )
+    expected = tuple(name for name in names if name in axes and sizes[name] > 1)
+    if not expected:
+        assert {each.axes for each in found} <= {()}
+        return
+    nbytes = block[0] * block[1] * np.dtype(dtype).itemsize
+    assert {(each.kind, each.axes, each.nbytes) for each in found} == {(kind, expected, nbytes)}
+    assert found.by_axis() == {expected: Traffic(length, length * nbytes)}
+
+
+# assert_collectives.
+
+
+@pytest.fixture
+def step() -> tuple[Callable[..., Any], Any]:
+    """Return a function that reduces over data and gathers over model, and its argument."""
+    mesh = mesh_of({"data": 4, "model": 2})
+
+    def body(a: jax.Array) -> jax.Array:
+        return jax.lax.all_gather(jax.lax.psum(a, "data"), "model", tiled=True)
+
+    spec = P("data", "model")
+    return mapped(body, mesh, spec, spec), abstract((16, 32), mesh, "data", "model")
+
+
+GOOD: list[Any] = [
+    {"all-reduce": "data", "all-gather": "model"},
+    {("all-reduce", "data"): 1, ("all-gather", "model"): 1},
+    {("all-reduce", ("data",)): None, "all-gather": 1},
+    {"all-reduce": ["model", "data"], "all-gather": ["data", "model", ("data", "model")]},
+    ["all-reduce", ("all-gather", ["data", "model"])],
+    {"all-reduce": None, "all-gather": None, "all-to-all": "data"},
+    ["all-reduce", "all-gather"],
+    [("all-reduce", "data"), ("all-gather", "model")],
+    {"all-reduce": "data", "all-gather": "model", ("all-to-all", "data"): 0},
+]
+
+
+@pytest.mark.parametrize("allow", GOOD, ids=map(str, range(len(GOOD))))
+def test_what_is_allowed_passes(step: Any, allow: Any) -> None:
+    gda.assert_collectives(*step, allow=allow)
+    assert [each.kind for each in gda.collectives(*step)] == ["all-reduce", "all-gather"]
+
+
+BAD: list[tuple[Any, str]] = [
+    ([], "not allowed: all-reduce (add) over data of float32[4,16], 256 B, 1 time, from "),
+    ({}, "may communicate: nothing\n"),
+    ({"all-reduce": "data"}, "not allowed: all-gather over model of float32[4,16], 256 B, 1 time"),
+    ({"all-reduce": "model", "all-gather": "model"}, "not allowed: all-reduce (add) over data"),
+    (
+        {"all-reduce": ("data", "model"), "all-gather": "model"},
+        "may communicate: all-reduce over data, model; all-gather over model; nothing else",
+    ),
+    (
+        {("all-reduce", "data"): 2, "all-gather": "model"},
+        "expected all-reduce over data, exactly 2 times; found: 1 time",
+    ),
+    (
+        {"all-reduce": 1, "all-gather": 1, ("all-to-all", ("data", "model")): 1},
+        "expected all-to-all over data, model, exactly 1 time; found: 0 times",
+    ),
+    (
+        {"all-reduce": 1, "all-gather": 0},
+        "expected all-gather over any axes, exactly 0 times; found: 1 time",
+    ),
+]
+
+
+@pytest.mark.parametrize(("allow", "message"), BAD, ids=map(str, range(len(BAD))))
+def test_what_is_not_allowed_fails_with_the_table(step: Any, allow: Any, message: str) -> None:
+    with pytest.raises(AssertionError) as caught:
+        gda.assert_collectives(*step, allow=allow)
+    text = str(caught.value)
+    assert message in text
+    assert "found: 2 collectives on the mesh {'data': 4, 'model': 2}; bytes" in text
+    assert "test_communication.py:" in text
+
+
+def test_a_bound_on_bytes(step: Any) -> None:
+    allow = ["all-reduce", "all-gather"]
+    gda.assert_collectives(*step, allow=allow, max_bytes=512)
+    with pytest.raises(
+        AssertionError, match="expected at most 511 bytes on one device; found: 512"
+    ):
+        gda.assert_collectives(*step, allow=allow, max_bytes=511)
+
+
+def test_a_loop_of_unknown_length_is_no_number_of_times(auto_mesh: Mesh) -> None:
+    f = mapped(
+        lambda a: jax.lax.while_loop(
+            lambda c: jnp.sum(c) > 1.0, lambda c: jax.lax.psum(c, "x") * 0.01, a
+        ),
+        auto_mesh,
+        P("x"),
+        P("x"),
+    )
+    x = abstract((16, 32), auto_mesh, "x")
+    gda.assert_collectives(f, x, allow={"all-reduce": "x"})
+    with pytest.raises(AssertionError, match="exactly 1 time; found: not known how often"):
+        gda.assert_collectives(f, x, allow={("all-reduce", "x"): 1})
+    with pytest.raises(AssertionError, match="at most 9 bytes .* found: a number that is not"):
+        gda.assert_collectives(f, x, allow={"all-reduce": "x"}, max_bytes=9)
+    with pytest.raises(AssertionError, match="256 B, in a loop of unknown length, from"):
+        gda.assert_collectives(f, abstract((8, 32), auto_mesh, "x"), allow=[])
+
+
+def test_axes_of_size_one_make_no_difference() -> None:
+    mesh = mesh_of({"data": 8, "model": 1})
+    x = abstract((16, 32), mesh, "data")
+    gda.assert_collectives(lambda x: x.sum(), x, allow={("all-reduce", ("data", "model")): 1})
+
+
+@pytest.mark.parametrize(
+    ("allow", "error", "message"),
+    [
+        ("all-reduce", TypeError, "or a list of kinds such as ['all-reduce'], not 'all-reduce'"),
+        (1, TypeError, "allow is a mapping such as {'all-reduce': 'data'}"),
+        (["all_reduce"], ValueError, "allow names 'all_reduce', but the kinds of collectives are"),
+        (["all_reduce"], ValueError, "did you mean 'all-reduce'?"),
+        (["psum"], ValueError, "did you mean 'all-reduce'?"),
+        (["psum_scatter"], ValueError, "did you mean 'reduce-scatter'?"),
+        (["ppermute"], ValueError, "did you mean 'collective-permute'?"),
+        (["all_gather"], ValueError, "did you mean 'all-gather'?"),
+        ([3], ValueError, "allow has 3 where it names a kind or (kind, axes)"),
+        (
+            {"all-reduce": "dta"},
+            ValueError,
+            "allow names the axis 'dta', but the mesh has the axes",
+        ),
+        ({"all-reduce": "dta"}, ValueError, "{'data': 4, 'model': 2}; did you mean 'data'?"),
+        ({("all-reduce", "q"): 1}, ValueError, "allow names the axis 'q'"),
+        ({"all-reduce": 1.5}, TypeError, "allow says 'all-reduce': 1.5; what follows is a number"),
+        ({"all-reduce": True}, TypeError, "0 or more, or the axes that it is allowed over"),
+        ({("all-reduce", "data"): -1}, TypeError, "what follows is a number of executions"),
+        ({"all-reduce": [3]}, TypeError, "or a list of these for one or the other; not [3]"),
+        ({"all-reduce": P("data")}, TypeError, "a name, a tuple of names for these axes at once"),
+        ({"all-reduce": {"data"}}, TypeError, "a name, a tuple of names for these axes at once"),
+        ([("all-reduce", "data", 1)], ValueError, "did you mean {('all-reduce', 'data'): 1}?"),
+        ({("all-reduce", "data"): "model"}, TypeError, "what follows is a number of executions"),
+    ],
+)
+def test_a_bad_allow_is_an_error_before_anything_is_compiled(
+    allow: Any, error: type[Exception], message: str
+) -> None:
+    def never(x: jax.Array) -> jax.Array:
+        raise AssertionError("traced")
+
+    mesh = mesh_of({"data": 4, "model": 2})
+    with pytest.raises(error, match=re.escape(message)):
+        gda.assert_collectives(never, abstract((16, 32), mesh, "data"), allow=allow, mesh=mesh)
+
+
+def test_axes_are_those_that_collectives_names_whatever_meshes_there_are(auto_mesh: Mesh) -> None:
+    static = NamedSharding(mesh_of({"j": 2}), P())
+    x = abstract((16, 32), auto_mesh, "x")
+    total = jax.jit(lambda over, x: x.sum(axis=0), static_argnums=0)
+    gda.assert_collectives(total, static, x, allow={"all-reduce": "x"})
+    with pytest.raises(
+        ValueError, match="allow names the axis 'j', but the mesh has the axes {'x'"
+    ):
+        gda.assert_collectives(total, static, x, allow={"all-reduce": "j"})
+
+
+def test_what_is_no_mesh_is_an_error_of_the_assertion_too(step: Any) -> None:
+    with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh, not {'x': 8}"):
+        gda.assert_collectives(*step, allow={"all-reduce": "x"}, mesh={"x": 8})
+
+
+def test_axes_of_a_mesh_that_only_the_function_knows() -> None:
+    f = mapped(lambda a: jax.lax.psum(a, "x"), mesh_of({"x": 8}), P("x"), P())
+    x = jax.ShapeDtypeStruct((8,), np.float32)
+    gda.assert_collectives(f, x, allow={"all-reduce": "x"})
+    with pytest.raises(ValueError, match="allow names the axis 'z', but the mesh has the axes"):
+        gda.assert_collectives(f, x, allow={"all-reduce": "z"})
+
+
+def test_axes_where_no_mesh_is_known_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = mesh_of({"x": 8})
+    f = mapped(lambda a: jax.lax.psum(a, "x"), mesh, P("x"), P())
+    x = jax.ShapeDtypeStruct((8,), np.float32)
+    # JAX says the mesh of results in all cases that were tried.
+    monkeypatch.setattr(jax.stages.Compiled, "output_shardings", property(lambda self: None))
+    with pytest.raises(ValueError, match="of no argument or result a mesh is known; pass mesh="):
+        gda.assert_collectives(f, x, allow={"all-reduce": "x"})
+    gda.assert_collectives(f, x, allow=["all-reduce"])
+    assert str(gda.collectives(f, x)).startswith("1 collective on a mesh that is not known; ")
+    gda.assert_collectives(f, x, allow={"all-reduce": "x"}, mesh=mesh)
+
+
+@pytest.mark.parametrize("max_bytes", [-1, 1.5, True])
+def test_a_bad_bound_is_an_error(step: Any, max_bytes: Any) -> None:
+    with pytest.raises(ValueError, match="max_bytes is a number of bytes, 0 or more, not"):
+        gda.assert_collectives(*step, allow=[], max_bytes=max_bytes)
+
+
+# Bad input.
+
+
+def test_what_is_no_function_is_an_error(auto_mesh: Mesh) -> None:
+    with pytest.raises(TypeError, match="takes a function, plain or jitted, .* not int as the"):
+        gda.collectives(3, abstract((8,), auto_mesh))
+
+
+def test_a_compiled_program_takes_no_arguments(auto_mesh: Mesh) -> None:
+    x = abstract((8,), auto_mesh, "x")
+    lowered = jax.jit(lambda x: x).lower(x)
+    with pytest.raises(TypeError, match=r"a jax.stages.Lowered has its arguments already; pass it"):
+        gda.collectives(lowered, x)
+
+
+def test_arguments_that_are_on_one_device_are_an_error() -> None:
+    for x in (np.ones(8), jax.ShapeDtypeStruct((8,), np.float32), jnp.ones(8)):
+        with pytest.raises(ValueError, match="no argument is placed on a mesh, .* sharding=Named"):
+            gda.collectives(lambda x: x + 1, x)
+        with pytest.raises(ValueError, match="no argument is placed on the mesh {'x': 8}, so the"):
+            gda.collectives(lambda x: x + 1, x, mesh=mesh_of({"x": 8}))
+
+
+def test_a_mesh_of_one_device_has_nothing_to_say() -> None:
+    assert len(gda.collectives(lambda x: x.sum(), abstract((8,), mesh_of({"x": 1}), "x"))) == 0
+
+
+def test_a_mesh_of_another_size_is_an_error(auto_mesh: Mesh) -> None:
+    with pytest.raises(
+        ValueError,
+        match=re.escape("the mesh {'a': 2} has 2 devices, but the program is compiled for 8"),
+    ):
+        gda.collectives(lambda x: x, abstract((8,), auto_mesh, "x"), mesh=mesh_of({"a": 2}))
+
+
+def test_a_compiler_that_gives_no_text_is_an_error(
+    auto_mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax.stages.Compiled, "as_text", lambda self: None)
+    with pytest.raises(ValueError, match="does not give the text of its programs"):
+        gda.collectives(lambda x: x, abstract((8,), auto_mesh, "x"))
+
+
+def test_what_is_no_mesh_is_an_error(auto_mesh: Mesh) -> None:
+    with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh, not {'x': 8}"):
+        gda.collectives(lambda x: x, abstract((8,), auto_mesh, "x"), mesh={"x": 8})

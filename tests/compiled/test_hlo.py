@@ -1,0 +1,890 @@
+"""Texts of compiled programs in the forms of CPUs, GPUs and TPUs, and what is read there."""
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gda.compiled.hlo import Collective, num_devices, read_collectives
+from gda.compiled.hlo.groups import Groups, axes_of_groups, axes_of_pairs, parse_groups
+from gda.testing.strategies import mesh_shapes
+
+MESH = {"x": 2, "y": 4}
+REDUCER = """
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+"""
+
+
+def module(body: str, *, before: str = "", header: str = ", num_partitions=8") -> str:
+    """Return a program whose entry has these lines."""
+    lines = "\n".join(f"  {line.strip()}" for line in body.strip().splitlines())
+    entry = f"ENTRY %main () -> f32[] {{\n{lines}\n}}\n"
+    return f"HloModule jit_f, is_scheduled=true{header}\n{REDUCER}{before}\n{entry}"
+
+
+def read(body: str, *, before: str = "", header: str = ", num_partitions=8") -> list[Collective]:
+    return list(read_collectives(module(body, before=before, header=header), MESH))
+
+
+def only(body: str, *, before: str = "", header: str = ", num_partitions=8") -> Collective:
+    (collective,) = read(body, before=before, header=header)
+    return collective
+
+
+def reduction(more: str, element: str = "f32[8]{0}") -> str:
+    """Return the lines of one all-reduce with these attributes."""
+    return f"%p = {element} parameter(0)\n%r = {element} all-reduce(%p), to_apply=%add, {more}"
+
+
+# One instruction of each kind.
+
+
+def test_an_all_reduce_says_all_there_is_to_know() -> None:
+    found = only(
+        """
+        %p = bf16[16,8]{1,0} parameter(0)
+        ROOT %r = bf16[16,8]{1,0} all-reduce(%p), channel_id=1, replica_groups=[2,4]<=[8],
+          use_global_device_ids=true, to_apply=%add,
+          metadata={op_name="jit(f)/dot_general" source_file="/home/me/step.py" source_line=20}
+        """
+    )
+    assert found == Collective(
+        kind="all-reduce",
+        axes=("y",),
+        operand_shapes=((16, 8),),
+        operand_dtypes=("bfloat16",),
+        output_shapes=((16, 8),),
+        output_dtypes=("bfloat16",),
+        nbytes=256,
+        output_nbytes=256,
+        count=1,
+        is_conditional=False,
+        reduction="add",
+        op_name="jit(f)/dot_general",
+        source_file="/home/me/step.py",
+        source_line=20,
+        groups=((0, 1, 2, 3), (4, 5, 6, 7)),
+        pairs=(),
+    )
+    assert found.total_bytes == 256
+
+
+Y_GROUPS = "replica_groups={{0,1,2,3},{4,5,6,7}}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "output", "more", "output_nbytes"),
+    [
+        ("all-gather", "f32[32,8]", f"{Y_GROUPS}, dimensions={{0}}", 1024),
+        ("reduce-scatter", "f32[2,8]", f"{Y_GROUPS}, dimensions={{0}}, to_apply=%add", 64),
+        ("all-to-all", "f32[8,8]", f"{Y_GROUPS}, dimensions={{0}}", 256),
+        ("collective-broadcast", "f32[8,8]", Y_GROUPS, 256),
+        ("collective-permute", "f32[8,8]", "source_target_pairs={{0,1},{1,0},{4,5}}", 256),
+    ],
+)
+def test_each_kind_with_its_bytes(kind: str, output: str, more: str, output_nbytes: int) -> None:
+    found = only(
+        f"""
+        %p = f32[8,8]{{1,0}} parameter(0)
+        %r = {output} {kind}(%p), channel_id=1, {more}
+        """
+    )
+    assert (found.kind, found.axes, found.count) == (kind, ("y",), 1)
+    assert (found.nbytes, found.output_nbytes) == (256, output_nbytes)
+
+
+def test_several_operands_of_one_collective() -> None:
+    found = only(
+        """
+        %a = f32[8,8]{1,0} parameter(0)
+        %b = s32[4]{0} parameter(1)
+        %r = (f32[8,8]{1,0}, s32[4]{0}) all-reduce(%a, /*index=1*/%b), channel_id=1,
+          replica_groups={}, use_global_device_ids=true, to_apply=%add
+        """
+    )
+    assert found.operand_shapes == found.output_shapes == ((8, 8), (4,))
+    assert found.operand_dtypes == found.output_dtypes == ("float32", "int32")
+    assert found.nbytes == found.output_nbytes == 256 + 16
+    assert found.axes == ("x", "y")
+
+
+def test_one_piece_for_each_peer_is_one_all_to_all() -> None:
+    pieces = ", ".join(["f32[4,8]{1,0}"] * 4)
+    found = only(
+        f"""
+        %p = f32[4,8]{{1,0}} parameter(0)
+        %r = ({pieces}) all-to-all(%p, %p, %p, %p), channel_id=1, replica_groups=[2,4]<=[8]
+        """
+    )
+    assert (found.nbytes, found.output_nbytes) == (512, 512)
+    assert len(found.operand_shapes) == 4
+
+
+def test_a_ragged_all_to_all_counts_its_data_and_not_its_offsets() -> None:
+    found = only(
+        """
+        %in = bf16[128,16]{1,0} parameter(0)
+        %out = bf16[256,16]{1,0} parameter(1)
+        %o = s64[4]{0} parameter(2)
+        %r = bf16[256,16]{1,0} ragged-all-to-all(%in, %out, %o, %o, %o, %o), channel_id=3,
+          replica_groups={{0,1,2,3},{4,5,6,7}}
+        """
+    )
+    assert (found.kind, found.axes) == ("ragged-all-to-all", ("y",))
+    assert (found.operand_shapes, found.nbytes, found.output_nbytes) == (((128, 16),), 4096, 8192)
+
+
+@pytest.mark.parametrize(
+    ("element", "dtype", "nbytes"),
+    [
+        ("pred[10]{0}", "bool", 10),
+        ("u8[10]{0}", "uint8", 10),
+        ("c64[10]{0}", "complex64", 80),
+        ("f8e4m3fn[10]{0}", "float8_e4m3fn", 10),
+        ("s4[10]{0}", "int4", 10),
+        ("s4[10]{0:E(4)}", "int4", 5),
+        ("bf16[10]{0:T(8,128)(2,1)S(1)}", "bfloat16", 20),
+        ("f64[<=10]{0}", "float64", 80),
+        ("f64[]", "float64", 8),
+        ("f32[0,4]{1,0}", "float32", 0),
+    ],
+)
+def test_types(element: str, dtype: str, nbytes: int) -> None:
+    found = only(reduction("replica_groups={}", element))
+    assert (found.operand_dtypes, found.nbytes) == ((dtype,), nbytes)
+
+
+def test_a_type_of_no_known_size_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"gda cannot read it: 'odd\[3\]'"):
+        only(reduction("replica_groups={}", "odd[3]{0}"))
+
+
+# Asynchronous forms, as GPUs and TPUs have them.
+
+
+def test_a_beginning_and_an_end_are_one() -> None:
+    found = only(
+        """
+        %p = f32[4,8]{1,0} parameter(0)
+        %s = f32[4,8]{1,0} all-reduce-start(%p), channel_id=1, replica_groups=[2,4]<=[8],
+          use_global_device_ids=true, to_apply=%add, backend_config={"is_sync":false}
+        ROOT %d = f32[4,8]{1,0} all-reduce-done(%s)
+        """
+    )
+    assert (found.kind, found.axes, found.nbytes, found.output_nbytes) == (
+        "all-reduce",
+        ("y",),
+        128,
+        128,
+    )
+
+
+@pytest.mark.parametrize(
+    ("opcode", "type_", "more"),
+    [
+        ("all-gather", "(f32[4,8]{1,0}, f32[16,8]{1,0})", "replica_groups=[2,4]<=[8]"),
+        ("all-gather", "((f32[4,8]{1,0}), (f32[16,8]{1,0}))", "replica_groups=[2,4]<=[8]"),
+        ("reduce-scatter", "((f32[4,8]{1,0}), f32[16,8]{1,0})", "replica_groups=[2,4]<=[8]"),
+        ("all-to-all", "((f32[4,8]), f32[16,8], u32[])", "replica_groups=[2,4]<=[8]"),
+        ("collective-broadcast", "((f32[4,8]), f32[16,8], s32[])", "replica_groups=[2,4]<=[8]"),
+        (
+            "collective-permute",
+            "(f32[4,8]{1,0:T(4,128)}, f32[16,8]{1,0}, u32[]{:S(2)}, u32[]{:S(2)})",
+            "source_target_pairs={{0,1},{1,2}}",
+        ),
+    ],
+)
+def test_the_type_of_a_beginning_has_operands_outputs_and_contexts(
+    opcode: str, type_: str, more: str
+) -> None:
+    found = only(
+        f"""
+        %p = f32[4,8]{{1,0}} parameter(0)
+        %s = {type_} {opcode}-start(%p), channel_id=1, {more}
+        %u = {type_} {opcode}-update(%s)
+        %d = f32[16,8]{{1,0}} {opcode}-done(%u)
+        """
+    )
+    assert (found.kind, found.axes) == (opcode, ("y",))
+    assert (found.operand_shapes, found.output_shapes) == (((4, 8),), ((16, 8),))
+    assert (found.nbytes, found.output_nbytes) == (128, 512)
+
+
+def test_combined_all_gathers_that_begin_together() -> None:
+    found = only(
+        """
+        %a = bf16[2]{0} parameter(0)
+        %b = f32[4]{0} parameter(1)
+        %s = ((bf16[2]{0}, f32[4]{0}), (bf16[4]{0}, f32[8]{0})) all-gather-start(%a, %b),
+          channel_id=1, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}
+        """
+    )
+    assert (found.axes, found.nbytes, found.output_nbytes) == (("x",), 20, 40)
+
+
+def test_a_wrapped_collective_counts_once() -> None:
+    wrapped = """
+%wrapped (p: f32[8]) -> f32[2] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %r = f32[2]{0} reduce-scatter(%p), replica_groups=[2,4]<=[8], to_apply=%add
+}, execution_thread="main"
+"""
+    found = only(
+        """
+        %q = f32[8]{0} parameter(0)
+        %s = ((f32[8]{0}), f32[2]{0}, u32[]) async-start(%q), calls=%wrapped
+        %u = ((f32[8]{0}), f32[2]{0}, u32[]) async-update(%s), calls=%wrapped
+        ROOT %d = f32[2]{0} async-done(%u), calls=%wrapped
+        """,
+        before=wrapped,
+    )
+    assert (found.kind, found.nbytes, found.output_nbytes, found.count) == (
+        "reduce-scatter",
+        32,
+        8,
+        1,
+    )
+
+
+BESIDE = """
+%begin (p: f32[4]) -> (f32[4], f32[16], u32[]) {
+  %p = f32[4]{0} parameter(0)
+  %g = f32[16]{0} all-gather(%p), channel_id=7, replica_groups=[2,4]<=[8], dimensions={0}
+  ROOT %s = (f32[4], f32[16], u32[]) custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}
+%go_on (p.1: f32[4]) -> f32[16] {
+  %p.1 = f32[4]{0} parameter(0)
+  ROOT %g.1 = f32[16]{0} all-gather(%p.1), channel_id=7, replica_groups=[2,4]<=[8], dimensions={0}
+}
+%end (p.2: f32[4]) -> f32[16] {
+  %p.2 = f32[4]{0} parameter(0)
+  %g.2 = f32[16]{0} all-gather(%p.2), channel_id=7, replica_groups=[2,4]<=[8], dimensions={0}
+  ROOT %d = f32[16]{0} custom-call(%p.2, %g.2), custom_call_target="AsyncCollectiveDone"
+}
+%k (q.1: f32[4]) -> pred[] {
+  ROOT %c.1 = pred[] constant(true)
+}
+"""
+
+
+def test_a_collective_beside_which_a_tpu_computes_counts_once() -> None:
+    body = """
+        %q = f32[4]{0} parameter(0)
+        %s = (f32[4], f32[16], u32[]) fusion(%q), kind=kCustom, calls=%begin
+        %w = f32[4]{0} while(%q), condition=%k, body=%go_on,
+          backend_config={"known_trip_count":{"n":"6"}}
+        %d = f32[16]{0} fusion(%w), kind=kCustom, calls=%end
+        """
+    found = only(body, before=BESIDE)
+    assert (found.kind, found.axes, found.nbytes, found.count) == ("all-gather", ("y",), 16, 1)
+    # Of another channel they are other collectives.
+    begun, *more = read(body, before=BESIDE.replace("channel_id=7", "channel_id=8", 1))
+    assert begun.count == 1
+    assert sorted(each.count or 0 for each in more) == [1, 6]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        'frontend_attributes={_xla_send_recv_source_target_pairs="{{0,1},{1,2}}",_pipeline="0"}',
+        "frontend_attributes={_xla_send_recv_source_target_pairs={{0,1},{1,2}}}",
+    ],
+)
+def test_a_send_between_devices(attributes: str) -> None:
+    found = only(
+        f"""
+        %p = f32[2,4]{{1,0}} parameter(0)
+        %t = token[] after-all()
+        %s = (f32[2,4]{{1,0}}, u32[], token[]) send(%p, %t), channel_id=2, {attributes}
+        %e = token[] send-done(%s), channel_id=2
+        """
+    )
+    assert (found.kind, found.axes, found.nbytes) == ("send", ("y",), 32)
+    assert found.pairs == ((0, 1), (1, 2))
+
+
+def test_what_goes_to_the_host_is_none() -> None:
+    assert not read(
+        """
+        %p = f32[2,4]{1,0} parameter(0)
+        %t = token[] after-all()
+        %s = (f32[2,4]{1,0}, u32[], token[]) send(%p, %t), channel_id=2, is_host_transfer=true
+        %e = token[] send-done(%s), channel_id=2, is_host_transfer=true
+        """
+    )
+
+
+# Who with whom.
+
+
+def test_the_numbers_are_those_of_replicas_or_partitions() -> None:
+    def groups(attributes: str, kind: str = "all-reduce") -> Groups:
+        body = f"%p = f32[] parameter(0)\n%r = f32[] {kind}(%p), {attributes}"
+        return only(body, header=", replica_count=2, num_partitions=2").groups
+
+    # Each replica has two partitions, so its first is at 0 or 2.
+    assert groups("replica_groups={{0,1}}") == ((0, 2), (1, 3))
+    assert groups("replica_groups={{0},{1}}, channel_id=1") == ((0, 1), (2, 3))
+    assert groups("replica_groups={{0,3}}, channel_id=1, use_global_device_ids=true") == ((0, 3),)
+    assert groups("replica_groups={{0,1}}, channel_id=1", "all-to-all") == ((0, 1), (2, 3))
+    assert groups("replica_groups={}") == ((0, 1, 2, 3),)
+
+
+def test_replicas_alone() -> None:
+    body = (
+        "%p = f32[] parameter(0)\n%r = f32[] all-reduce(%p), replica_groups={{0,1,2,3},{4,5,6,7}}"
+    )
+    assert only(body, header=", replica_count=8").axes == ("y",)
+    assert num_devices(module(body, header=", replica_count=8")) == 8
+    assert num_devices(module(body, header=", replica_count=2, num_partitions=3")) == 6
+    assert num_devices(module(body, header="")) == 1
+
+
+def test_groups_that_no_axes_give_are_kept() -> None:
+    for groups in ("{{0,5},{1,4},{2,6},{3,7}}", "{{0,1},{2,3,4,5,6,7}}", "{{0,1}}", "[2,8]<=[16]"):
+        found = only(reduction(f"replica_groups={groups}"))
+        assert found.axes is None
+        assert found.groups == parse_groups(groups)
+
+
+def test_devices_that_are_alone_have_no_axes() -> None:
+    groups = "{{0},{1},{2},{3},{4},{5},{6},{7}}"
+    assert only(reduction(f"replica_groups={groups}")).axes == ()
+
+
+def test_without_a_mesh_there_are_groups_but_no_axes() -> None:
+    (found,) = read_collectives(module(reduction("replica_groups=[2,4]<=[8]")))
+    assert (found.axes, found.groups) == (None, ((0, 1, 2, 3), (4, 5, 6, 7)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{0,4},{1,5},{2,6},{3,7}}",
+        "{{0, 4}, {1, 5}, {2, 6}, {3, 7}}",
+        "[4,2]<=[2,4]T(1,0)",
+        "mesh['x'=2,'y'=4] {'x'}",
+        "mesh['a'=8] {'a':(1)2}",
+        "mesh['a'=1,'b'=2,'c'=4] {'a','b'}",
+        "mesh['p'=4,'q'=2], device_ids=([2,4]T(1,0)) {'q'}",
+        "mesh['p'=2,'q'=4], device_ids=(0,1,2,3,4,5,6,7) {'p'}",
+        "@mesh<x=2,y=4> {x}",
+        "@mesh<a=8>, device_ids=([8]) {a:(1)2}",
+    ],
+)
+def test_forms_of_groups(text: str) -> None:
+    groups = parse_groups(text)
+    assert groups is not None
+    assert {frozenset(group) for group in groups} == {
+        frozenset(pair) for pair in ((0, 4), (1, 5), (2, 6), (3, 7))
+    }
+    assert only(reduction(f"replica_groups={text}, channel_id=1")).axes == ("x",)
+
+
+def test_the_empty_list_is_all_devices() -> None:
+    assert parse_groups("{}") == parse_groups("{{}}") == ()
+
+
+@pytest.mark.parametrize("text", ["torus[2]", "mesh['x'=2] {'z'}", "mesh['x'=6] {'x':(4)2}"])
+def test_a_form_that_is_not_known_gives_no_axes(text: str) -> None:
+    assert parse_groups(text) is None
+    found = only(reduction(f"replica_groups={text}"))
+    assert (found.kind, found.axes, found.groups) == ("all-reduce", None, ())
+
+
+def _by_hand(sizes: Sequence[int], along: Sequence[int]) -> set[frozenset[int]]:
+    """Return the groups along some axes, one device after the other."""
+    groups: dict[tuple[int, ...], set[int]] = {}
+    for position, coordinates in enumerate(itertools.product(*map(range, sizes))):
+        rest = tuple(c for axis, c in enumerate(coordinates) if axis not in along)
+        groups.setdefault(rest, set()).add(position)
+    return {frozenset(group) for group in groups.values()}
+
+
+@st.composite
+def _grouped_meshes(draw: st.DrawFn) -> tuple[dict[str, int], list[int]]:
+    mesh = draw(mesh_shapes(max_devices=64, axis_names=("x", "y", "z", "w")))
+    along = draw(st.sets(st.integers(0, len(mesh) - 1), min_size=1))
+    return mesh, sorted(along)
+
+
+@given(_grouped_meshes(), st.randoms(use_true_random=False))
+def test_groups_in_every_form_have_the_axes_that_made_them(
+    case: tuple[dict[str, int], list[int]], random: Random
+) -> None:
+    mesh, along = case
+    names, sizes = list(mesh), list(mesh.values())
+    expected = tuple(names[axis] for axis in along if sizes[axis] > 1)
+    groups = [list(group) for group in _by_hand(sizes, along)]
+    for group in groups:
+        random.shuffle(group)
+    random.shuffle(groups)
+    rest = [axis for axis in range(len(sizes)) if axis not in along]
+    inside = random.sample(along, len(along))
+    named = ",".join(f"'{name}'={size}" for name, size in mesh.items())
+    dims = ",".join(map(str, sizes))
+    order = ",".join(map(str, rest + inside))
+    forms = [
+        "{" + ",".join("{" + ",".join(map(str, group)) + "}" for group in groups) + "}",
+        f"[{len(groups)},{len(groups[0])}]<=[{dims}]T({order})",
+        f"mesh[{named}] {{{','.join(repr(names[axis]) for axis in inside)}}}",
+    ]
+    for form in forms:
+        read = parse_groups(form)
+        assert read is not None
+        assert set(map(frozenset, read)) == _by_hand(sizes, along)
+        assert axes_of_groups(read, mesh) == expected
+
+
+@given(mesh_shapes(max_devices=16, min_axis_size=2), st.data())
+def test_other_groups_have_axes_only_if_some_axes_give_them(
+    mesh: dict[str, int], data: st.DataObject
+) -> None:
+    devices = math.prod(mesh.values())
+    width = data.draw(st.sampled_from([n for n in range(1, devices + 1) if devices % n == 0]))
+    order = data.draw(st.permutations(range(devices)))
+    groups = tuple(map(tuple, np.array(order).reshape(-1, width).tolist()))
+    names, sizes = list(mesh), list(mesh.values())
+    subsets = itertools.chain.from_iterable(
+        itertools.combinations(range(len(sizes)), n) for n in range(len(sizes) + 1)
+    )
+    given_sets = set(map(frozenset, groups))
+    fitting = [along for along in subsets if _by_hand(sizes, along) == given_sets]
+    expected = tuple(names[axis] for axis in fitting[0]) if fitting else None
+    assert axes_of_groups(groups, mesh) == expected
+
+
+@given(st.integers(1, 4), st.integers(2, 4), st.integers(1, 4), st.integers(1, 3))
+def test_a_part_of_an_axis(before: int, size: int, after: int, other: int) -> None:
+    axis = before * size * after
+    groups = parse_groups(f"mesh['o'={other},'a'={axis}] {{'a':({before}){size}}}")
+    assert groups is not None
+    assert set(map(frozenset, groups)) == _by_hand([other, before, size, after], [2])
+
+
+@given(mesh_shapes(max_devices=32), st.data())
+def test_a_permutation_moves_along_the_axes_on_which_its_ends_differ(
+    mesh: dict[str, int], data: st.DataObject
+) -> None:
+    sizes = tuple(mesh.values())
+    ends = st.tuples(*(st.integers(0, size - 1) for size in sizes))
+    pairs = data.draw(st.lists(st.tuples(ends, ends), max_size=5))
+    flat = tuple(tuple(int(np.ravel_multi_index(end, sizes)) for end in pair) for pair in pairs)
+    differing = {i for a, b in pairs for i in range(len(sizes)) if a[i] != b[i]}
+    expected = tuple(name for i, name in enumerate(mesh) if i in differing)
+    assert axes_of_pairs(flat, mesh) == expected
+
+
+def test_a_permutation_outside_of_the_mesh_has_no_axes() -> None:
+    assert axes_of_pairs(((0, 8),), MESH) is None
+
+
+# How often.
+
+BODY = """
+%body (c: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %c = (s32[], f32[8]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%c), index=0
+  %v = f32[8]{0} get-tuple-element(%c), index=1
+  %step = s32[] constant(STEP)
+  %next = s32[] add(%step, %i)
+  %r = f32[8]{0} all-reduce(%v), replica_groups=[2,4]<=[8], to_apply=%add
+  ROOT %t = (s32[], f32[8]{0}) tuple(%next, %r)
+}
+
+%wrapped_compare (a: s32[], b: s32[]) -> pred[] {
+  %a = s32[] parameter(0)
+  %b = s32[] parameter(1)
+  ROOT %lt = pred[] compare(%a, %b), direction=LT
+}
+
+%condition (c.1: (s32[], f32[8])) -> pred[] {
+  %c.1 = (s32[], f32[8]{0}) parameter(0)
+  %i.1 = s32[] get-tuple-element(%c.1), index=0
+  %stop = s32[] constant(STOP)
+  ROOT %test = TEST
+}
+"""
+WRAPPED = "pred[] fusion(%i.1, %stop), kind=kLoop, calls=%wrapped_compare"
+LOOP = """
+  %z = s32[] constant(START)
+  %zero = s32[] copy(%z)
+  %v0 = f32[8]{0} parameter(0)
+  %t0 = (s32[], f32[8]{0}) tuple(%zero, %v0)
+  ROOT %w = (s32[], f32[8]{0}) while(%t0), condition=%condition, body=%body
+"""
+
+
+def loop(start: object, stop: object, step: object, test: str, more: str = "") -> int | None:
+    before = BODY.replace("STEP", str(step)).replace("STOP", str(stop)).replace("TEST", test)
+    return only(LOOP.replace("START", str(start)).rstrip() + more, before=before).count
+
+
+def test_the_length_of_a_loop_that_counts_plainly() -> None:
+    less = "pred[] compare(%i.1, %stop), direction=LT"
+    assert loop(0, 7, 1, less) == 7
+    assert loop(0, 7, 1, WRAPPED) == 7
+    assert loop(0, 7, 1, "pred[] compare(%stop, %i.1), direction=GT") == 7
+    assert loop(0, 7, 1, "pred[] compare(%i.1, %stop), direction=LE") == 8
+    assert loop(9, 7, 1, less) == 0
+
+
+@given(st.integers(-20, 20), st.integers(-20, 20), st.integers(1, 7), st.booleans())
+def test_the_length_of_a_loop_is_that_of_the_range(
+    start: int, stop: int, step: int, includes_stop: bool
+) -> None:
+    direction = "LE" if includes_stop else "LT"
+    test = f"pred[] compare(%i.1, %stop), direction={direction}"
+    assert loop(start, stop, step, test) == len(range(start, stop + includes_stop, step))
+
+
+def test_a_loop_that_does_not_count_plainly_has_no_length() -> None:
+    assert loop(0, 7, 1, "pred[] compare(%i.1, %stop), direction=NE") is None
+    assert loop(0, 7, 0, "pred[] compare(%i.1, %stop), direction=LT") is None
+    assert loop(0, 7, -1, "pred[] compare(%i.1, %stop), direction=LT") is None
+    assert loop(0, 7, 1, "pred[] custom-call(%i.1, %stop)") is None
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "count"),
+    [
+        ("u8", "s32", 7),
+        ("s32", "s32", 7),
+        ("s32", "s64", 7),
+        ("s32", "u8", None),  # 256 is 0 there
+        ("s32", "u32", None),
+        ("u32", "s32", None),
+        ("s32", "f32", None),
+    ],
+)
+def test_a_loop_counts_plainly_where_conversions_keep_every_number(
+    source: str, target: str, count: int | None
+) -> None:
+    test = f"""{target}[] convert(%i.1)
+  ROOT %test.1 = pred[] compare(%test, %stop), direction=LT"""
+    before = (
+        BODY.replace("STEP", "1").replace("STOP", "7").replace("ROOT %test = TEST", "%test = TEST")
+    )
+    before = before.replace("TEST", test).replace("%i.1 = s32[]", f"%i.1 = {source}[]")
+    assert only(LOOP.replace("START", "0"), before=before).count == count
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        'backend_config={"known_trip_count":{"n":"11"},"known_init_step":{"init":"0","step":"1"}}',
+        r'backend_config="{\"known_trip_count\":{\"n\":\"11\"}}"',
+    ],
+)
+def test_what_the_compiler_says_of_a_length_comes_first(config: str) -> None:
+    assert loop(0, 7, 0, "pred[] custom-call(%i.1, %stop)", f", {config}") == 11
+
+
+def test_loops_in_loops_multiply_and_tests_run_once_more() -> None:
+    before = """
+%inner (a.1: f32[8]) -> f32[8] {
+  %a.1 = f32[8]{0} parameter(0)
+  ROOT %r.1 = f32[8]{0} all-reduce(%a.1), replica_groups=[2,4]<=[8], to_apply=%add
+}
+%never (a.2: f32[8]) -> pred[] {
+  %a.2 = f32[8]{0} parameter(0)
+  %g.2 = f32[16]{0} all-gather(%a.2), replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}
+  ROOT %c.2 = pred[] constant(false)
+}
+%outer (a.3: f32[8]) -> f32[8] {
+  %a.3 = f32[8]{0} parameter(0)
+  ROOT %w.3 = f32[8]{0} while(%a.3), condition=%never, body=%inner,
+    backend_config={"known_trip_count":{"n":"3"}}
+}
+"""
+    reduced, tested = sorted(
+        read(
+            """
+            %p = f32[8]{0} parameter(0)
+            %w = f32[8]{0} while(%p), condition=%never, body=%outer,
+              backend_config={"known_trip_count":{"n":"5"}}
+            """,
+            before=before,
+        ),
+        key=lambda found: found.kind,
+        reverse=True,
+    )
+    assert (reduced.kind, reduced.count, reduced.total_bytes) == ("all-reduce", 15, 15 * 32)
+    assert (tested.kind, tested.count) == ("all-gather", 5 * (3 + 1) + (5 + 1))
+
+
+CALLED = """
+%called (q: f32[8]) -> f32[8] {
+  %q = f32[8]{0} parameter(0)
+  ROOT %r = f32[8]{0} all-reduce(%q), replica_groups=[2,4]<=[8], to_apply=%add
+}
+%k (q.1: f32[8]) -> pred[] {
+  ROOT %c.1 = pred[] constant(true)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "count", "is_conditional"),
+    [
+        ("call(%p), to_apply=%called", 1, False),
+        ("fusion(%p), kind=kCustom, calls=%called", 1, False),
+        ("call-start(%p), to_apply=%called", 1, False),
+        ("conditional(%c, %p, %p), branch_computations={%called, %k}", 1, True),
+        ("conditional(%c, %p, %p), true_computation=%k, false_computation=%called", 1, True),
+        ('custom-call(%p), custom_call_target="f", called_computations={%called}', None, False),
+        ("while(%p), condition=%called, body=%k", None, False),
+    ],
+)
+def test_computations_that_are_called(line: str, count: int | None, is_conditional: bool) -> None:
+    body = f"%p = f32[8]{{0}} parameter(0)\n%c = pred[] parameter(1)\n%d = f32[8]{{0}} {line}"
+    found = only(body, before=CALLED)
+    assert (found.count, found.is_conditional) == (count, is_conditional)
+
+
+def test_a_computation_that_is_called_twice_counts_twice() -> None:
+    body = """
+        %p = f32[8]{0} parameter(0)
+        %a = f32[8]{0} call(%p), to_apply=%called
+        %b = f32[8]{0} call(%a), to_apply=%called
+        %w = f32[8]{0} while(%b), condition=%k, body=%called,
+          backend_config={"known_trip_count":{"n":"4"}}
+        """
+    assert only(body, before=CALLED).count == 6
+
+
+def test_what_nobody_calls_does_not_count() -> None:
+    assert not read("%p = f32[8]{0} parameter(0)", before=CALLED)
+
+
+def test_collectives_come_in_the_order_of_the_program() -> None:
+    body = """
+        %p = f32[8]{0} parameter(0)
+        %a = f32[8]{0} all-reduce(%p), replica_groups={}, to_apply=%add, metadata={op_name="1"}
+        %b = f32[8]{0} all-reduce(%a), replica_groups={}, to_apply=%add, metadata={op_name="2"}
+        """
+    assert [found.op_name for found in read(body)] == ["1", "2"]
+
+
+def test_what_is_called_comes_where_it_is_called() -> None:
+    def named(kind: str, name: str, operand: str = "%p") -> str:
+        more = f'replica_groups={{}}, metadata={{op_name="{name}"}}'
+        return f"f32[8]{{0}} {kind}({operand}), {more}"
+
+    before = f"""
+%inner (p: f32[8]) -> f32[8] {{
+  %p = f32[8]{{0}} parameter(0)
+  ROOT %r = {named("all-gather", "inner")}
+}}
+%body (p: f32[8]) -> f32[8] {{
+  %p = f32[8]{{0}} parameter(0)
+  %f = {named("all-to-all", "body, first")}
+  %c = f32[8]{{0}} call(%f), to_apply=%inner
+  ROOT %r = {named("all-to-all", "body, last", "%c")}
+}}
+%test (p: f32[8]) -> pred[] {{
+  %p = f32[8]{{0}} parameter(0)
+  %r = {named("all-gather", "test")}
+  ROOT %c = pred[] constant(false)
+}}
+"""
+    body = f"""
+        %p = f32[8]{{0}} parameter(0)
+        %a = {named("all-gather", "entry, first")}
+        %w = f32[8]{{0}} while(%a), body=%body, condition=%test
+        %b = {named("all-gather", "entry, second", "%w")}
+        %again = f32[8]{{0}} call(%b), to_apply=%inner
+        ROOT %l = {named("all-gather", "entry, last", "%again")}
+        """
+    assert [found.op_name for found in read(body, before=before)] == [
+        "entry, first",
+        "test",
+        "body, first",
+        "inner",
+        "body, last",
+        "entry, second",
+        "entry, last",
+    ]
+
+
+def test_several_modules_count_together() -> None:
+    body = reduction("replica_groups={}")
+    assert len(read_collectives(module(body) + "\n\n" + module(body), MESH)) == 2
+
+
+# Reductions.
+
+
+@pytest.mark.parametrize("operation", ["add", "maximum", "minimum", "multiply", "and", "or"])
+def test_the_operation_of_a_reduction(operation: str) -> None:
+    text = module(reduction("replica_groups={}"))
+    (found,) = read_collectives(text.replace("f32[] add(", f"f32[] {operation}("), MESH)
+    assert found.reduction == operation
+
+
+def test_a_reduction_in_another_type_and_one_of_several_operations() -> None:
+    promoted = """
+%promoted (a: bf16[], b: bf16[]) -> bf16[] {
+  %a = bf16[] parameter(0)
+  %b = bf16[] parameter(1)
+  %fa = f32[] convert(%a)
+  %fb = f32[] convert(%b)
+  %s = f32[] SECOND(%fa, %fb)
+  %m = f32[] maximum(%s, %s)
+  ROOT %c = bf16[] convert(%s)
+}
+"""
+    body = reduction("replica_groups={}").replace("%add", "%promoted")
+    assert only(body, before=promoted.replace("SECOND", "maximum")).reduction == "maximum"
+    assert only(body, before=promoted.replace("SECOND", "add")).reduction is None
+
+
+# Lines of user code.
+
+TABLES = """
+FileNames
+1 "/lib/jax/_src/api.py"
+2 "/home/me/a \\"b\\" \\303\\251.py"
+3 "/lib/jaxtras/layer.py"
+
+FunctionNames
+1 "f"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=10 end_line=10 column=1 end_column=2}
+2 {file_name_id=2 function_name_id=1 line=20 end_line=20 column=1 end_column=2}
+3 {file_name_id=3 function_name_id=1 line=30 end_line=30 column=1 end_column=2}
+
+StackFrames
+1 {file_location_id=2 parent_frame_id=FIRST}
+2 {file_location_id=1 parent_frame_id=SECOND}
+3 {file_location_id=3 parent_frame_id=SECOND}
+4 {file_location_id=1 parent_frame_id=FOURTH}
+5 {file_location_id=3 parent_frame_id=FOURTH}
+6 {file_location_id=1 parent_frame_id=FIFTH}
+
+"""
+
+
+def _line(frame: int, excess: int, more: str = "") -> tuple[str | None, int | None]:
+    metadata = f'metadata={{op_name="f" stack_frame_id={frame}{more}}}'
+    body = reduction(f"replica_groups={{}}, {metadata}")
+    # Of the first and fourth frame there is no parent: XLA prints 0, plus one.
+    parents = {"FIRST": 0, "SECOND": 1, "FOURTH": 0, "FIFTH": 5}
+    tables = TABLES
+    for name, parent in parents.items():
+        tables = tables.replace(name, str(parent + excess))
+    (found,) = read_collectives(
+        module(body, before=tables), MESH, library=["/lib/jax"], installed=["/lib"]
+    )
+    return found.source_file, found.source_line
+
+
+@pytest.mark.parametrize("excess", [1, 0], ids=["as_printed", "plain"])
+def test_the_innermost_line_of_the_user(excess: int) -> None:
+    assert _line(1, excess) == ('/home/me/a "b" é.py', 20)
+    assert _line(2, excess) == ('/home/me/a "b" é.py', 20)
+    # Not that of a library which is installed, unless there is no other.
+    assert _line(3, excess) == ('/home/me/a "b" é.py', 20)
+    assert _line(5, excess) == _line(6, excess) == ("/lib/jaxtras/layer.py", 30)
+
+
+def test_no_line_where_there_is_none_of_the_user() -> None:
+    assert _line(4, 1) == (None, None)
+    assert _line(9, 1) == (None, None)
+    assert _line(9, 1, ' source_file="/lib/jax/x.py" source_line=3') == (None, None)
+    assert _line(9, 1, ' source_file="/home/me/x.py" source_line=3') == ("/home/me/x.py", 3)
+
+
+# What cannot be read.
+
+
+def test_a_kind_that_is_not_known_is_reported() -> None:
+    found = only("%p = f32[8]{0} parameter(0)\n%a = f32[8]{0} all-scramble(%p), channel_id=1")
+    assert (found.kind, found.axes, found.nbytes, found.groups) == ("all-scramble", None, 32, ())
+    grouped = only(
+        "%p = f32[8]{0} parameter(0)\n%a = f32[8]{0} all-mix(%p), replica_groups=[2,4]<=[8]"
+    )
+    assert (grouped.kind, grouped.axes) == ("all-mix", ("y",))
+
+
+def test_a_permutation_that_does_not_say_where_has_no_axes() -> None:
+    found = only("%p = f32[8]{0} parameter(0)\n%a = f32[8]{0} collective-permute(%p), channel_id=1")
+    assert (found.axes, found.pairs) == (None, ())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%a = f32[8]{0} all-reduce(%p, replica_groups={}",
+        "%a = (f32[8]{0} all-reduce(%p), replica_groups={}",
+        "%a : f32[8]{0} all-reduce(%p), replica_groups={}",
+        "%a = f32[8]{0} all-reduce(%unknown), replica_groups={}",
+    ],
+)
+def test_a_line_that_looks_like_a_collective_and_cannot_be_read_is_an_error(line: str) -> None:
+    with pytest.raises(ValueError, match="may communicate, and gda cannot read it: .*all-reduce"):
+        read(f"%p = f32[8]{{0}} parameter(0)\n{line}")
+
+
+def test_a_call_of_what_is_not_there_is_an_error() -> None:
+    with pytest.raises(ValueError, match="gda cannot read it: 'a call of gone, which is not in"):
+        read("%p = f32[8]{0} parameter(0)\n%a = f32[8]{0} call(%p), to_apply=%gone")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "missing"),
+    [
+        ("condition=%gone, body=%called", "gone"),
+        ("condition=%k, body=%gone", "gone"),
+        ("condition=%k.1, body=%called", "lost"),
+    ],
+)
+def test_a_loop_of_what_is_not_there_is_an_error(attributes: str, missing: str) -> None:
+    body = f"%p = f32[8]{{0}} parameter(0)\n%w = f32[8]{{0}} while(%p), {attributes}"
+    broken = "%k.1 (q: f32[8]) -> pred[] {\n  ROOT %c = pred[] fusion(), calls=%lost\n}\n"
+    before = CALLED + (broken if missing == "lost" else "")
+    with pytest.raises(ValueError, match=f"gda cannot read it: 'a call of {missing}, which is not"):
+        read(body, before=before)
+
+
+def test_a_loop_without_a_test_has_no_length() -> None:
+    assert (
+        only("%p = f32[] parameter(0)\n%w = f32[] while(%p), body=%called", before=CALLED).count
+        is None
+    )
+
+
+@pytest.mark.parametrize("text", ["module {}", "", " \n"])
+def test_a_text_that_is_no_program_is_an_error(text: str) -> None:
+    with pytest.raises(
+        ValueError, match=re.escape(f"which has an ENTRY: {text.strip()!r}; pass what")
+    ):
+        read_collectives(text, MESH)
+
+
+def test_what_looks_like_a_comment_in_a_string_is_none() -> None:
+    name = 'op_name="jit(f)/*a*/dot"'
+    found = only(reduction(f"/*index=5*/replica_groups={{}}, metadata={{{name}}}"))
+    assert (found.axes, found.op_name) == (("x", "y"), "jit(f)/*a*/dot")
+
+
+def test_names_in_strings_are_no_collectives() -> None:
+    assert not read(
+        """
+        %p = f32[8]{0} parameter(0), metadata={op_name="x = f32[] all-reduce(y)"}
+        %all-reduce.1 = f32[8]{0} custom-call(%p), custom_call_target="all-gather",
+          backend_config="{ all-to-all( "
+        %after = token[] after-all()
+        """
+    )

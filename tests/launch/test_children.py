@@ -1,0 +1,152 @@
+"""Processes of this machine that cannot outlive the one that started them."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from running import is_running, wait_until_gone
+
+from gda.launch.children import Children, Port, arguments_of, environment, is_stopped
+
+# Longer than any test, so that nothing here ends by itself and yet nothing stays for ever.
+SLEEP = "import time; time.sleep(300)"
+
+# A process that starts another one, writes both numbers and waits.
+FAMILY = f"""
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "{SLEEP}"])
+print(os.getpid(), child.pid, flush=True)
+time.sleep(300)
+"""
+
+
+def variables(**changes: object) -> dict[str, str]:
+    arguments = {
+        "process": 1,
+        "num_processes": 4,
+        "port": 1234,
+        "devices": 2,
+        "heartbeat_timeout": 10,
+        "collective_timeout": 30,
+        "agreement_timeout": 60,
+        "inherited": {},
+    }
+    return environment(**{**arguments, **changes})
+
+
+def test_close_ends_children_and_what_they_started() -> None:
+    with Children() as children:
+        process = children.start([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        with process.stdout as output:
+            pids = [int(pid) for pid in output.readline().split()]
+        assert all(is_running(pid) for pid in pids)
+    assert process.returncode == -signal.SIGKILL
+    wait_until_gone(pids)
+
+
+def test_close_leaves_the_result_of_a_child_that_is_done() -> None:
+    with Children() as children:
+        process = children.start([sys.executable, "-c", "raise SystemExit(3)"])
+        assert process.wait(60) == 3
+        children.close()
+    assert process.returncode == 3
+
+
+def test_children_end_with_a_parent_that_is_killed() -> None:
+    parent = f"""
+import subprocess, sys, time
+from gda.launch.children import Children
+children = Children()
+children.start([sys.executable, "-c", {FAMILY!r}])
+time.sleep(300)
+"""
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        process.kill()
+    wait_until_gone(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_stopped_process_is_seen() -> None:
+    with Children() as children:
+        process = children.start([sys.executable, "-c", SLEEP])
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        limit = time.monotonic() + 60
+        while not is_stopped(process.pid):
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+    assert not is_stopped(process.pid)
+
+
+def test_a_port_is_not_given_to_others() -> None:
+    port = Port()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port.number))
+    port.close()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port.number))
+
+
+def test_environment_says_who_the_others_are() -> None:
+    given = variables()
+    assert given["JAX_COORDINATOR_ADDRESS"] == "127.0.0.1:1234"
+    assert given["JAX_NUM_PROCESSES"] == "4"
+    assert given["JAX_PROCESS_ID"] == "1"
+    assert given["JAX_PLATFORMS"] == "cpu"
+    assert given["GDA_CHECK_AGREEMENT"] == "1"
+    assert given["GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"] == "60"
+    assert "--xla_force_host_platform_device_count=2" in given["XLA_FLAGS"].split()
+
+
+def test_environment_without_devices_leaves_the_platform_alone() -> None:
+    given = variables(devices=None)
+    assert "JAX_PLATFORMS" not in given
+    assert "device_count" not in given["XLA_FLAGS"]
+
+
+def test_environment_keeps_what_is_set() -> None:
+    inherited = {
+        "HOME": "/home/me",
+        "GDA_CHECK_AGREEMENT": "0",
+        "XLA_FLAGS": "--xla_cpu_collective_timeout_seconds=7",
+    }
+    given = variables(inherited=inherited)
+    assert given["HOME"] == "/home/me"
+    assert given["GDA_CHECK_AGREEMENT"] == "0"
+    assert given["XLA_FLAGS"].count("collective_timeout") == 1
+
+
+def test_a_process_reads_what_environment_wrote() -> None:
+    given = variables(heartbeat_timeout=10_000_000)
+    expected = {
+        "coordinator_address": "127.0.0.1:1234",
+        "num_processes": 4,
+        "process_id": 1,
+        "heartbeat_timeout_seconds": 10_000_000,
+    }
+    assert arguments_of(given) == expected
+    del expected["process_id"]
+    assert arguments_of({**given, "JAX_PROCESS_ID": "?"}, without=["process_id"]) == expected
+    assert arguments_of({}) == {}
+    with pytest.raises(ValueError, match=r"^JAX_PROCESS_ID is '\?', which is not an integer$"):
+        arguments_of({"JAX_PROCESS_ID": "?"})
+
+
+def test_environment_writes_long_times_as_integers() -> None:
+    given = variables(heartbeat_timeout=10_000_000, collective_timeout=10_000_000)
+    assert given["GDA_HEARTBEAT_TIMEOUT_SECONDS"] == "10000000"
+    assert "e+" not in given["XLA_FLAGS"]
+
+
+def test_environment_starts_from_that_of_this_process() -> None:
+    given = environment(
+        0, 1, 1, None, heartbeat_timeout=1, collective_timeout=1, agreement_timeout=1
+    )
+    assert given["PATH"] == os.environ["PATH"]

@@ -1,0 +1,924 @@
+"""`python -m gda.launch` as a user runs it. Most programs here need no JAX, which takes long."""
+
+import gzip
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from running import ignoring, is_running, wait_until_gone, without_address
+
+import gda.launch
+from gda.launch.__main__ import main
+from gda.launch.children import Port
+from gda.launch.children import environment as environment_of
+from gda.launch.output import Lines
+
+# Far more than anything takes; where a process is left waiting, JAX would wait 99 s or 300 s.
+LIMIT_SECONDS = 60
+
+Program = Callable[[str], str]
+
+CLUSTERS = re.compile(r"JAX_COORD|JAX_NUM|JAX_PROC|GDA_|SLURM|OMPI|KUBERNETES|PMI|XLA_FLAGS")
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """Writes a program, which knows its number as RANK, to a file, and returns the path."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "program.py"
+        prelude = "import os, sys, time\nRANK = int(os.environ.get('JAX_PROCESS_ID', -1))\n"
+        path.write_text(prelude + dedent(text))
+        return str(path)
+
+    return write
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, without what says that it is one of many."""
+    clean = {name: value for name, value in os.environ.items() if not CLUSTERS.match(name)}
+    return {**clean, **more}
+
+
+def start(*args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "gda.launch", *args],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def launch(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "gda.launch", *args],
+        **{
+            "env": environment(),
+            "capture_output": True,
+            "text": True,
+            "timeout": LIMIT_SECONDS,
+            **options,
+        },
+    )
+
+
+def after_the_last_reason(stderr: str) -> str:
+    """What the launcher says of the end: all that follows its last word."""
+    return stderr[stderr.rindex("gda.launch: ") :]
+
+
+def wait_for(paths: list[Path]) -> None:
+    limit = time.monotonic() + LIMIT_SECONDS
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < limit, "the program did not start"
+        time.sleep(0.02)
+
+
+# Programs that use JAX.
+
+SUM = """
+    import jax, jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec as P
+
+    def total():
+        mesh = jax.make_mesh((jax.device_count(),), ("x",))
+        sharding = NamedSharding(mesh, P("x"))
+        shape = (jax.device_count(),)
+        x = jax.make_array_from_callback(shape, sharding, lambda i: jnp.arange(shape[0])[i])
+        return int(jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, P()))(x))
+"""
+
+BY_GDA = """
+    import gda.launch
+    gda.launch.initialize()
+"""
+
+BY_JAX = """
+    import jax
+    jax.distributed.initialize(
+        os.environ["JAX_COORDINATOR_ADDRESS"],
+        int(os.environ["JAX_NUM_PROCESSES"]),
+        int(os.environ["JAX_PROCESS_ID"]),
+    )
+"""
+
+
+@pytest.mark.parametrize("initialize", [BY_GDA, BY_JAX], ids=["gda", "jax"])
+def test_two_processes_of_two_devices_sum_over_four(program: Program, initialize: str) -> None:
+    path = program(initialize + SUM + "    print(jax.local_device_count(), 'of 4:', total())\n")
+    done = launch("-n", "2", "--devices-per-process", "2", path)
+    assert done.returncode == 0, done.stderr
+    assert "[0] 2 of 4: 6\n" in done.stdout
+    assert "[1] 2 of 4: 6\n" in done.stdout
+
+
+def test_one_process_is_enough(program: Program) -> None:
+    path = program(BY_GDA + SUM + "    print(jax.process_count(), total())\n")
+    done = launch("-n", "1", "--devices-per-process", "3", path)
+    assert done.returncode == 0, done.stderr
+    assert "[0] 1 3\n" in done.stdout
+
+
+def test_a_program_that_forgot_to_initialize_is_told(program: Program) -> None:
+    done = launch("-n", "2", program("import gda\ngda.check_processes_agree(0)"))
+    assert done.returncode == 1
+    assert "call gda.launch.initialize() before any other use of JAX" in done.stderr
+
+
+EARLY = """
+    import gda
+    gda.check_processes_agree(0)
+    if RANK == 1:
+        sys.exit()
+    gda.check_processes_agree(1)
+"""
+
+
+def test_who_ended_too_early_is_said(program: Program) -> None:
+    done = launch("-n", "2", "--agreement-timeout", "3", program(BY_GDA + EARLY))
+    assert done.returncode == 1
+    last = after_the_last_reason(done.stderr)
+    # It waits to exit until JAX's barrier at the end hears that process 0 failed.
+    how = "(finished the program and waited to exit|ended with exit code 0 before)"
+    reason = f"gda.launch: process 0 failed with exit code 1; process 1 had {how}"
+    assert re.match(rf"{reason}(; all stacks are shown above)?\n", last)
+    assert "process 1 did not come within 3 s" in last
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_failure_ends_those_who_wait_in_a_collective(program: Program, failing: int) -> None:
+    ending = f"""
+    total()
+    if RANK == {failing}:
+        raise ValueError("boom")
+    total()
+    """
+    done = launch("-n", "2", program(BY_GDA + SUM + ending))
+    assert done.returncode == 1
+    reason, *rest = after_the_last_reason(done.stderr).splitlines()
+    assert reason == f"gda.launch: process {failing} failed with exit code 1"
+    assert rest[0] == "Traceback (most recent call last):"
+    assert rest[-1] == "ValueError: boom"
+
+
+def test_the_kill_of_the_coordinator_ends_those_who_wait_in_a_collective(program: Program) -> None:
+    ending = """
+    total()
+    if RANK == 0:
+        os.kill(os.getpid(), 9)
+    total()
+    """
+    done = launch("-n", "2", program(BY_GDA + SUM + ending))
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "gda.launch: process 0 was killed by SIGKILL\n" in after_the_last_reason(done.stderr)
+
+
+# Programs that end while a collective is under way. JAX alone waits for it in vain, in more than
+# half of the runs.
+
+MOVE = """
+    import gda, jax, numpy as np
+    from jax.sharding import Mesh, PartitionSpec as P
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1)
+    mesh = Mesh(devices, ("x", "y"))
+    g = gda.GlobalArray.from_callback((8, 8), mesh, P("x"), lambda i: np.ones((8, 8))[i])
+    g.gather()
+    r = g.reshard(P("y"))
+"""
+
+# One device of each process computes, which is not the same thing in XLA.
+MULTIPLY = """
+    import jax, jax.numpy as jnp, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    devices = np.array(jax.devices()).reshape(jax.process_count(), -1)
+    mesh = Mesh(devices[:, 0], ("x",))
+    ones, whole = np.ones((4096, 512), np.float32), NamedSharding(mesh, P())
+    x = jax.make_array_from_callback(ones.shape, NamedSharding(mesh, P("x")), lambda i: ones[i])
+    r = jax.jit(lambda x: (x @ x[:512]).sum(0), out_shardings=whole)(x)
+"""
+
+DONE = """
+    print("done", time.time())
+"""
+
+
+def start_alone(program: str, processes: int, devices: int) -> tuple[int, str, str]:
+    """Without the launcher, as somebody would do it by hand: the largest code, what was printed."""
+    port = Port()
+    running = [
+        subprocess.Popen(
+            [sys.executable, program],
+            env=environment_of(
+                index,
+                processes,
+                port.number,
+                devices,
+                heartbeat_timeout=10,
+                collective_timeout=30,
+                agreement_timeout=60,
+                inherited=environment(),
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(processes)
+    ]
+    try:
+        printed = [process.communicate(timeout=LIMIT_SECONDS) for process in running]
+    finally:
+        for process in running:
+            process.kill()
+        port.close()
+    codes = [process.returncode for process in running]
+    return max(codes, key=abs), "".join(out for out, _ in printed), "".join(e for _, e in printed)
+
+
+@pytest.mark.parametrize(
+    ("seed", "seconds"),
+    [*((seed, 25) for seed in range(4))]
+    + [pytest.param(seed, 10, marks=pytest.mark.torture) for seed in range(4, 54)],
+)
+def test_a_pending_collective_does_not_hold_up_the_end(
+    program: Program, seed: int, seconds: float
+) -> None:
+    draw = random.Random(seed)
+    is_alone = seed % 4 == 3
+    initialize = BY_GDA if is_alone else draw.choice([BY_GDA, BY_JAX])
+    pending = MOVE if is_alone else draw.choice([MOVE, MOVE, MULTIPLY])
+    path = program(initialize + pending + draw.choice(["", "    del r\n"]) + DONE)
+    processes, devices = draw.choice([(4, 2), (4, 2), (2, 4)])
+    if is_alone:
+        code, output, errors = start_alone(path, processes, devices)
+    else:
+        done = launch("-n", str(processes), "--devices-per-process", str(devices), path)
+        code, output, errors = done.returncode, done.stdout, done.stderr
+    took = time.time() - max(map(float, re.findall(r"done (\S+)", output)), default=0)
+    assert (code, errors) == (0, "")
+    assert output.count("done") == processes
+    assert took < seconds
+
+
+LEFT = """
+    import atexit, ctypes, gc, gzip, sys, types
+    import jaxlib
+
+    class Coverage:
+        started = []
+        @classmethod
+        def current(cls):
+            return cls.started[-1] if cls.started else None
+        def stop(self):
+            self.started.pop()
+        def save(self):
+            print("coverage saved", len(self.started))
+
+    Coverage.started.append(Coverage())
+
+    sys.modules["coverage"] = types.SimpleNamespace(Coverage=Coverage)
+    text = open("text", "w")
+    text.write("kept")
+    packed = gzip.open("packed", "wt")
+    packed.write("kept")
+    ctypes.CDLL(None).printf(b"by C\\n")
+    atexit.register(print, "at exit")
+    def uses():
+        return text, packed
+"""
+
+
+@pytest.mark.parametrize("end", ["", "    sys.exit()\n"])
+def test_nothing_that_was_written_is_lost(program: Program, tmp_path: Path, end: str) -> None:
+    path = program(LEFT + end)
+    done = launch("-n", "1", path, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = ["at exit", "coverage saved 0", "by C"]
+    assert sorted(done.stdout.splitlines()) == sorted(f"[0] {line}" for line in lines)
+    assert (tmp_path / "text").read_text() == "kept"
+    with gzip.open(tmp_path / "packed", "rt") as packed:
+        assert packed.read() == "kept"
+
+
+def launch_with_short_exit(path: str, processes: int) -> subprocess.CompletedProcess[str]:
+    """As ``launch``, but processes have 1 s for what they do at exit."""
+    code = (
+        "import sys, gda.launch.__main__, gda.launch.run as run; run._EXIT_SECONDS = 1; "
+        "sys.exit(gda.launch.__main__.main(sys.argv[1:]))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, "-n", str(processes), path],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+
+
+def test_processes_that_do_not_exit_are_ended(program: Program) -> None:
+    path = program("""
+    import atexit
+    def stuck_here():
+        time.sleep(300)
+    if RANK:
+        atexit.register(stuck_here)
+    """)
+    done = launch_with_short_exit(path, 3)
+    assert done.returncode == 0
+    assert done.stderr.count("in stuck_here\n") == 2
+    assert done.stderr.endswith(
+        "gda.launch: the program ended well in all processes, but processes 1, 2 did not exit "
+        "within 1 s, because of an exit handler of the program or of JAX, and had to be ended; "
+        "all stacks are shown above\n"
+    )
+
+
+def test_threads_of_a_program_are_waited_for(program: Program) -> None:
+    path = program("""
+    import threading
+    def work():
+        time.sleep(3)
+        print("worked")
+    threading.Thread(target=work).start()
+    """)
+    done = launch_with_short_exit(path, 1)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0] worked\n", "")
+
+
+def test_who_had_ended_and_who_was_about_to_is_told_apart(program: Program) -> None:
+    path = program("""
+    import atexit
+    if RANK == 0:
+        while len([name for name in os.listdir() if name.startswith("done")]) < 3:
+            time.sleep(0.02)
+        time.sleep(2)
+        sys.exit(5)
+    open(f"done{RANK}", "w").close()
+    if RANK > 1:
+        atexit.register(time.sleep, 300)
+    """)
+    done = launch("-n", "4", path, cwd=Path(path).parent)
+    assert done.returncode == 5
+    assert done.stderr == (
+        "gda.launch: process 0 failed with exit code 5; process 1 had ended with exit code 0 "
+        "before; processes 2, 3 had finished the program and waited to exit\n"
+    )
+
+
+def test_a_save_that_failed_unheard_fails_the_program(program: Program, tmp_path: Path) -> None:
+    path = program(f"""
+    import gda, numpy as np
+    from gda.checkpoint.stores.directory import FileStore
+    def fail(*_):
+        time.sleep(1)
+        raise OSError("the disk is full")
+    FileStore.write = fail
+    pending = gda.checkpoint.save_async({str(tmp_path / "run")!r}, {{"w": np.ones(8)}})
+    if sys.argv[1:]:
+        try:
+            pending.result()
+        except OSError:
+            print("heard")
+    """)
+    done = launch("-n", "1", path)
+    assert done.returncode == 1
+    reason, *rest = after_the_last_reason(done.stderr).splitlines()
+    assert reason == "gda.launch: process 0 failed with exit code 1"
+    assert rest[-1].endswith("the disk is full; the program did not call result() of it")
+    done = launch("-n", "1", path, "hear")
+    assert (done.returncode, done.stdout) == (0, "[0] heard\n")
+
+
+# The address on which processes listen.
+
+LISTENS = """
+    sockets = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            sockets.add(os.readlink(f"/proc/self/fd/{number}"))
+        except OSError:
+            pass
+    for line in [*open("/proc/net/tcp")][1:] + [*open("/proc/net/tcp6")][1:]:
+        _, address, _, state, *_, inode = line.split()[:10]
+        if state == "0A" and f"socket:[{inode}]" in sockets:
+            print("listens", address.partition(":")[0])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("initialize", [BY_GDA, BY_JAX], ids=["gda", "jax"])
+def test_nothing_depends_on_the_name_of_the_machine(program: Program, initialize: str) -> None:
+    path = program(initialize + SUM + "    print('sum', total())\n" + LISTENS)
+    command = [sys.executable, "-m", "gda.launch", "-n", "2", path]
+    done = subprocess.run(
+        without_address(command),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("] sum 1\n") == 2
+    addresses = re.findall(r"listens (\w+)", done.stdout)
+    assert len(addresses) >= 3  # gloo in both processes, the coordination service
+    assert set(addresses) <= {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+# What the processes are given and what they write.
+
+
+def test_arguments_reach_the_script_untouched(program: Program) -> None:
+    done = launch("-n", "1", program("print(sys.argv[1:])"), "-n", "5", "--timeout", "--", "-m")
+    assert done.stdout == "[0] ['-n', '5', '--timeout', '--', '-m']\n"
+
+
+def test_a_script_runs_as_python_runs_it(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("")
+    path = program("import beside; print(__name__, __file__, sys.argv, sys.path[0])")
+    done = launch("-n", "1", path)
+    assert done.stdout == f"[0] __main__ {path} {[path]} {tmp_path.resolve()}\n", done.stderr
+
+
+def test_a_module_runs_as_python_runs_it(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    main = package / "__main__.py"
+    main.write_text("import sys; print(__name__, __package__, sys.argv)")
+    done = launch("-n", "1", "-m", "package", "-m", "x", cwd=tmp_path)
+    assert done.stdout == f"[0] __main__ package {[str(main), '-m', 'x']}\n", done.stderr
+
+
+def test_checks_are_on_and_times_are_short(program: Program) -> None:
+    names = ["GDA_CHECK_AGREEMENT", "GDA_HEARTBEAT_TIMEOUT_SECONDS", "JAX_NUM_PROCESSES"]
+    path = program(f"print([os.environ[name] for name in {names}])")
+    done = launch("-n", "1", "--heartbeat-timeout", "7", path)
+    assert done.stdout == "[0] ['1', '7', '1']\n"
+
+
+def test_the_launcher_does_not_import_jax(program: Program) -> None:
+    done = launch("-n", "1", program("print('jax' in sys.modules)"))
+    assert done.stdout == "[0] False\n"
+    importing = "import sys, gda.launch; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", importing]).returncode == 0
+
+
+def test_streams_stay_apart_and_lines_whole(program: Program) -> None:
+    path = program("""
+    for number in range(500):
+        print("out", number, "x" * 50)
+        print("err", number, "y" * 50, file=sys.stderr)
+    print("no end of line", end="")
+    """)
+    done = launch("-n", "3", path)
+    assert done.returncode == 0
+    for text, word, filling in [(done.stdout, "out", "x"), (done.stderr, "err", "y")]:
+        for rank in range(3):
+            lines = [line[4:] for line in text.splitlines() if line.startswith(f"[{rank}] {word}")]
+            assert lines == [f"{word} {number} {filling * 50}" for number in range(500)]
+    assert done.stdout.count("] no end of line\n") == 3
+    assert len(done.stdout.splitlines()) == 3 * 501
+
+
+def test_prefixes_of_many_processes_are_aligned(program: Program) -> None:
+    done = launch("-n", "11", program("print('here')"))
+    assert sorted(done.stdout.splitlines()) == sorted(f"[{rank:2}] here" for rank in range(11))
+
+
+def test_a_flood_of_junk_neither_gets_lost_nor_stops_anything(program: Program) -> None:
+    path = program("""
+    sys.stderr.buffer.write(b"\\xff\\x00\\n" * 1000)
+    sys.stdout.buffer.write(b"\\xff" * 3_000_000 + b"\\n")
+    sys.stdout.flush()
+    os._exit(0)
+    """)
+    done = launch("-n", "2", path, text=False)
+    assert done.returncode == 0
+    assert done.stdout.count(b"\xff") == 6_000_000
+    assert done.stderr.count(b"] \xff\x00\n") == 2000
+
+
+def test_lines_keep_the_last_ones() -> None:
+    with open(os.devnull, "rb") as pipe:
+        lines = Lines(pipe, "[0] ", 1)
+    assert lines.take(b"a") == b""
+    assert lines.take(b"b\nc") == b"[0] ab\n"
+    assert lines.end() == b"[0] c\n"
+    assert lines.end() == b""
+    assert lines.last() == b"[0] ab\n[0] c\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_shown"),
+    [
+        (b"[Gloo] Rank 0 is connected to 3 peer ranks. ", False),
+        (b"Expected number of connected peer ranks is : 3", False),
+        (b"[Gloo] Rank [Gloo] Rank 3 is connected to 12 is connected to 3 peer ranks. ", False),
+        (b"3 peer ranks. Expected number of connected peer ranks is : 3", False),
+        (b"3", True),
+        (b"", True),
+        (b"loss 3 [Gloo] Rank 1", True),
+    ],
+)
+def test_what_gloo_says_of_its_connections_is_left_out(line: bytes, is_shown: bool) -> None:
+    with open(os.devnull, "rb") as pipe:
+        lines = Lines(pipe, "[0] ", 1)
+    assert lines.take(line + b"\n") == (b"[0] " + line + b"\n" if is_shown else b"")
+
+
+def test_a_reader_that_goes_away_ends_the_run(program: Program) -> None:
+    path = program("""
+    for _ in range(3000):
+        print("line")
+        time.sleep(0.1)
+    """)
+    with start("-n", "2", path) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().endswith("] line\n")
+        process.stdout.close()
+        assert process.wait(LIMIT_SECONDS) == 128 + signal.SIGPIPE
+        assert "the output can no longer be written" in process.stderr.read()
+
+
+# How it ends.
+
+
+def test_sys_exit_is_the_exit_code(program: Program) -> None:
+    path = program("""
+    if RANK == 1:
+        print("sorry", file=sys.stderr)
+        sys.exit(7)
+    time.sleep(300)
+    """)
+    done = launch("-n", "3", path)
+    assert done.returncode == 7
+    assert after_the_last_reason(done.stderr) == (
+        "gda.launch: process 1 failed with exit code 7\n[1] sorry\n"
+    )
+
+
+def test_sys_exit_with_a_message_says_it_last(program: Program) -> None:
+    done = launch("-n", "1", program("sys.exit('no such data')"))
+    assert done.returncode == 1
+    assert done.stderr.endswith("failed with exit code 1\n[0] no such data\n")
+
+
+@pytest.mark.parametrize("code", ["sys.exit()", "sys.exit(0)", "pass"])
+def test_a_good_end_is_0(program: Program, code: str) -> None:
+    done = launch("-n", "2", program(code))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_an_end_without_a_word_is_seen(program: Program) -> None:
+    done = launch("-n", "2", program("os._exit(3) if RANK == 1 else time.sleep(300)"))
+    assert done.returncode == 3
+    assert done.stderr == "gda.launch: process 1 failed with exit code 3\n"
+
+
+def test_a_kill_is_told_with_the_last_lines(program: Program) -> None:
+    path = program("""
+    if RANK == 1:
+        for number in range(100):
+            print("step", number, file=sys.stderr)
+        os.kill(os.getpid(), 9)
+    time.sleep(300)
+    """)
+    done = launch("-n", "3", path)
+    assert done.returncode == 128 + signal.SIGKILL
+    reason, *rest = after_the_last_reason(done.stderr).splitlines()
+    assert reason == "gda.launch: process 1 was killed by SIGKILL"
+    assert rest == [f"[1] step {number}" for number in range(70, 100)]
+
+
+def test_the_traceback_shows_the_program_only(program: Program) -> None:
+    path = program("""
+    def work():
+        raise ValueError("boom \\udcff")
+    work()
+    """)
+    done = launch("-n", "1", path)
+    assert re.findall(r'File "(.*)", line', done.stderr) == [path, path]
+    assert done.stderr.endswith("ValueError: boom ?\n")
+
+
+def test_the_first_failure_comes_last_and_the_others_before(program: Program) -> None:
+    path = program("""
+    import signal
+    def fail(*_):
+        raise KeyError("consequence")
+    signal.signal(signal.SIGTERM, fail)
+    if RANK == 0:
+        print("ready", flush=True)
+        time.sleep(300)
+    time.sleep(1)
+    raise ValueError("cause")
+    """)
+    done = launch("-n", "2", path)
+    assert done.returncode == 1
+    assert "[0] KeyError: 'consequence'\n" in done.stderr
+    reason, *rest = after_the_last_reason(done.stderr).splitlines()
+    assert reason == "gda.launch: process 1 failed with exit code 1"
+    assert rest[-1] == "ValueError: cause"
+
+
+def test_what_a_program_does_at_exit_is_not_waited_for(program: Program) -> None:
+    path = program("""
+    import atexit
+    atexit.register(time.sleep, 300)
+    raise ValueError("boom")
+    """)
+    done = launch("-n", "1", path)
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: boom\n")
+
+
+def test_the_hook_of_a_program_is_called(program: Program) -> None:
+    path = program("""
+    sys.excepthook = lambda kind, *_: print("hooked", kind.__name__)
+    raise ValueError("boom")
+    """)
+    done = launch("-n", "1", path)
+    assert done.stdout == "[0] hooked ValueError\n"
+    assert done.stderr.count("boom") == 1 + 1  # the line of the program, and the message
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_ends_all(program: Program, tmp_path: Path, number: int, code: int) -> None:
+    path = program(f"""
+    import pathlib, signal
+    if RANK == 0:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    pathlib.Path({str(tmp_path)!r}, f"pid{{RANK}}.tmp").write_text(str(os.getpid()))
+    os.rename(f"{tmp_path}/pid{{RANK}}.tmp", f"{tmp_path}/pid{{RANK}}")
+    try:
+        time.sleep(300)
+    finally:
+        print("cleaned up")
+    """)
+    pid_files = [tmp_path / "pid0", tmp_path / "pid1"]
+    with start("-n", "2", path) as process:
+        wait_for(pid_files)
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == code
+    assert output == "[1] cleaned up\n"
+    assert errors.endswith(f"gda.launch: stopped by {signal.Signals(number).name}\n")
+    assert not any(is_running(int(path.read_text())) for path in pid_files)
+
+
+def test_what_is_ignored_on_entry(program: Program, tmp_path: Path) -> None:
+    path = program(f"""
+    import pathlib, signal
+    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, flush=True)
+    pathlib.Path({str(tmp_path)!r}, f"here{{RANK}}").touch()
+    while not os.path.exists({str(tmp_path / "go on")!r}):
+        time.sleep(0.02)
+    print("after SIGHUP", flush=True)
+    pathlib.Path({str(tmp_path)!r}, f"there{{RANK}}").touch()
+    time.sleep(300)
+    """)
+    with subprocess.Popen(
+        ignoring([sys.executable, "-m", "gda.launch", "-n", "2", path]),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_for([tmp_path / "here0", tmp_path / "here1"])
+        process.send_signal(signal.SIGHUP)  # as nohup wants it, nothing happens
+        (tmp_path / "go on").touch()
+        wait_for([tmp_path / "there0", tmp_path / "there1"])
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 130
+    assert output.count("True") == 4
+    assert output.count("after SIGHUP") == 2
+    assert errors.endswith("gda.launch: stopped by SIGINT\n")
+
+
+def test_no_process_outlives_a_launcher_that_is_killed(program: Program, tmp_path: Path) -> None:
+    path = program(f"""
+    import signal, subprocess
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    with open(f"{tmp_path}/pid{{RANK}}.tmp", "w") as file:
+        print(os.getpid(), own.pid, file=file)
+    os.rename(f"{tmp_path}/pid{{RANK}}.tmp", f"{tmp_path}/pid{{RANK}}")
+    time.sleep(300)
+    """)
+    pid_files = [tmp_path / "pid0", tmp_path / "pid1"]
+    with start("-n", "2", path) as process:
+        wait_for(pid_files)
+        pids = [int(pid) for path in pid_files for pid in path.read_text().split()]
+        assert all(is_running(pid) for pid in pids)
+        process.kill()
+        process.communicate(timeout=LIMIT_SECONDS)
+    wait_until_gone(pids)
+
+
+def test_what_a_program_leaves_behind_ends_too(program: Program) -> None:
+    path = program("""
+    import subprocess
+    print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]).pid)
+    """)
+    done = launch("-n", "1", path)
+    assert done.returncode == 0
+    wait_until_gone([int(done.stdout.split()[1])])
+
+
+def test_the_time_limit_shows_where_all_processes_are(program: Program) -> None:
+    path = program("""
+    def stuck_here():
+        time.sleep(300)
+    stuck_here()
+    """)
+    done = launch("-n", "2", "--timeout", "3", path)
+    assert done.returncode == 124
+    for rank in range(2):
+        assert re.search(rf"^\[{rank}\] .*in stuck_here$", done.stderr, re.M)
+    assert done.stderr.endswith("gda.launch: not done after 3 s; all stacks are shown above\n")
+
+
+def test_the_time_limit_says_who_shows_no_stack(program: Program) -> None:
+    path = program("""
+    import signal
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if RANK == 2:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if RANK == 3:
+        sys.exit()
+    time.sleep(300)
+    """)
+    done = launch("-n", "4", "--timeout", "8", path)
+    assert done.returncode == 124
+    assert done.stderr.endswith(
+        "gda.launch: not done after 8 s; process 3 had ended with exit code 0 before; stacks are "
+        "shown above, but not those of process 1 (stopped by SIGSTOP, Ctrl-Z or a debugger) and "
+        "process 2 (no reaction to a signal within 5 s)\n"
+    )
+
+
+FREEZE = "    os.kill(os.getpid(), 19)\n"
+
+
+def test_a_stopped_process_is_blamed_and_not_who_waited_for_it(program: Program) -> None:
+    path = program(f"""
+    if RANK == 1:
+        open("here", "w").close()
+    {FREEZE}
+    while not os.path.exists("here"):
+        time.sleep(0.02)
+    time.sleep(1)
+    os.abort()
+    """)
+    done = launch("-n", "2", path, cwd=Path(path).parent)
+    assert done.returncode == 128 + signal.SIGABRT
+    assert after_the_last_reason(done.stderr).startswith(
+        "gda.launch: process 1 did not answer the others (stopped by SIGSTOP, Ctrl-Z or a "
+        "debugger); process 0 was killed by SIGABRT\n"
+    )
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_process_that_stops_in_a_collective_is_blamed(program: Program, frozen: int) -> None:
+    ending = f"""
+    total()
+    if RANK == {frozen}:
+    {FREEZE}
+    total()
+    """
+    done = launch("-n", "2", "--heartbeat-timeout", "3", program(BY_GDA + SUM + ending))
+    assert done.returncode != 0
+    assert after_the_last_reason(done.stderr).startswith(
+        f"gda.launch: process {frozen} did not answer the others (stopped by SIGSTOP, Ctrl-Z or a "
+        f"debugger); process {1 - frozen} "
+    )
+
+
+# What is wrong with the command, or missing.
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        ("-n 0 program.py", "argument -n/--num-processes: '0' is not a positive integer"),
+        ("-n x program.py", "argument -n/--num-processes: 'x' is not a positive integer"),
+        ("program.py", "the following arguments are required: -n/--num-processes"),
+        ("-n 2", "no program given: a script, or -m and a module"),
+        ("-n 2 nowhere.py", "there is no script 'nowhere.py' here"),
+        ("-n 2 -m no_such_module.at_all", "there is no module 'no_such_module.at_all'"),
+        ("-n 2 -m", "no program given: a script, or -m and a module"),
+        ("-n 2 --nope program.py", "unrecognized arguments: --nope"),
+        (
+            "--num-proceses 2 program.py --n",
+            "unrecognized arguments: --num-proceses; did you mean --num-processes?",
+        ),
+        (
+            "-n 2 --devices_per_process=2 program.py",
+            "unrecognized arguments: --devices_per_process=2; did you mean --devices-per-process?",
+        ),
+    ],
+)
+def test_a_wrong_command_is_one_line(
+    args: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(args.split())
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"gda.launch: {complaint} (--help says more)\n"
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--help"])
+    assert end.value.code == 0
+    assert "python -m gda.launch -n 4 --devices-per-process 2 train.py" in capsys.readouterr().out
+
+
+def test_initialize_of_nothing_says_how_to_start() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import gda.launch; gda.launch.initialize()"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+    )
+    assert done.returncode == 1
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("ValueError: nothing says which processes there are")
+    assert "python -m gda.launch -n 4 program.py" in error
+    assert "JAX_COORDINATOR_ADDRESS" in error
+
+
+@pytest.fixture
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Nothing in this process says that it is one of many; sets variables for a test."""
+    for name in os.environ:
+        if CLUSTERS.match(name):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [
+        ({"JAX_NUM_PROCESSES": "2"}, "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID"),
+        (
+            {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_PROCESS_ID": "0"},
+            "JAX_NUM_PROCESSES",
+        ),
+    ],
+)
+def test_initialize_names_the_variables_that_are_missing(
+    variables: dict[str, str], missing: str, no_variables: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        no_variables.setenv(name, value)
+    error = (
+        f"{missing} must be set as well where JAX_NUM_PROCESSES or JAX_PROCESS_ID is; "
+        "`python -m gda.launch` sets all that is needed"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(error)}$"):
+        gda.launch.initialize()
+
+
+def test_initialize_names_a_variable_that_is_wrong(no_variables: pytest.MonkeyPatch) -> None:
+    no_variables.setenv("JAX_PROCESS_ID", "two")
+    with pytest.raises(ValueError, match="^JAX_PROCESS_ID is 'two', which is not an integer$"):
+        gda.launch.initialize()
+
+
+def test_initialize_passes_what_is_given_and_prefers_it(no_variables: pytest.MonkeyPatch) -> None:
+    calls = []
+    no_variables.setattr("jax.distributed.initialize", lambda **options: calls.append(options))
+    gda.launch.initialize(initialization_timeout=5)
+    gda.launch.initialize("host:1", process_id=0)
+    no_variables.setenv("JAX_COORDINATOR_ADDRESS", "127.0.0.1:1")
+    no_variables.setenv("JAX_NUM_PROCESSES", "4")
+    no_variables.setenv("JAX_PROCESS_ID", "3")
+    no_variables.setenv("GDA_HEARTBEAT_TIMEOUT_SECONDS", "10")
+    gda.launch.initialize()
+    gda.launch.initialize(process_id=0, heartbeat_timeout_seconds=20)
+    others = {"coordinator_address": "127.0.0.1:1", "num_processes": 4}
+    assert calls == [
+        {"initialization_timeout": 5},
+        {"coordinator_address": "host:1", "process_id": 0},
+        {**others, "process_id": 3, "heartbeat_timeout_seconds": 10},
+        {**others, "process_id": 0, "heartbeat_timeout_seconds": 20},
+    ]

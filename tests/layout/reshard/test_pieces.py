@@ -1,0 +1,77 @@
+"""Pieces of one tiling cut out of another; the oracle looks at every element."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gda.layout.reshard.pieces import Pieces, Segments
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "starts", "equal"),
+    [
+        (3, 4, [0, 3, 4, 6, 8, 9], False),
+        (6, 2, [0, 2, 4, 6, 8, 10], True),
+        (2, 6, [0, 2, 4, 6, 8, 10], True),
+        (12, 12, [0], True),
+    ],
+)
+def test_segments(source: int, target: int, starts: list[int], equal: bool) -> None:
+    segments = Segments(12, source, target)
+    assert segments.starts.tolist() == starts
+    assert segments.count == len(starts)
+    assert segments.are_equal is equal
+    assert segments.lengths.sum() == 12
+
+
+def test_the_pieces_of_a_block() -> None:
+    pieces = Pieces((6, 4), (3, 4), (2, 2))
+    listed = pieces.listed(np.array([2, 0]))  # block 2 is rows 2 and 3, on the left
+    assert listed.rows.tolist() == [0, 0, 1]
+    assert listed.source_blocks.tolist() == [0, 1, 0]
+    assert listed.sizes.tolist() == [2, 2, 4]
+    of_source, of_target = pieces.dimensions[0].slices
+    assert [of_source[i] for i in listed.segments[0]] == [slice(2, 3), slice(0, 1), slice(0, 2)]
+    assert [of_target[i] for i in listed.segments[0]] == [slice(0, 1), slice(1, 2), slice(0, 2)]
+
+
+@st.composite
+def tilings(draw: st.DrawFn) -> tuple[tuple[int, ...], ...]:
+    dimensions = []
+    for _ in range(draw(st.integers(0, 3))):
+        parts = draw(st.tuples(st.integers(1, 6), st.integers(1, 6)))
+        size = math.lcm(*parts) * draw(st.integers(1, 2))
+        dimensions.append((size, size // parts[0], size // parts[1]))
+    return tuple(zip(*dimensions, strict=True)) if dimensions else ((), (), ())
+
+
+@given(tilings())
+def test_each_pair_of_blocks_that_overlap_is_a_piece(shapes: tuple[tuple[int, ...], ...]) -> None:
+    global_shape, source_shape, target_shape = shapes
+    numbers = []
+    for shape in (source_shape, target_shape):
+        parts = [size // step for size, step in zip(global_shape, shape, strict=True)]
+        number = np.zeros(global_shape, int)
+        for axis, (step, ways) in enumerate(zip(shape, parts, strict=True)):
+            places = np.arange(global_shape[axis]) // step
+            number = number * ways + places.reshape([-1] + [1] * (len(shape) - axis - 1))
+        numbers.append(number)
+    expected = Counter(zip(numbers[1].ravel().tolist(), numbers[0].ravel().tolist(), strict=True))
+    pieces = Pieces(global_shape, source_shape, target_shape)
+    blocks = np.arange(numbers[1].max() + 1)
+    listed = pieces.listed(blocks)
+    pairs = list(zip(listed.rows.tolist(), listed.source_blocks.tolist(), strict=True))
+    assert len(pairs) == len(set(pairs)) == pieces.count == pieces.counts(blocks).sum()
+    assert dict(zip(pairs, listed.sizes.tolist(), strict=True)) == expected
+    assert pieces.common_size in (None, *listed.sizes)
+    assert (pieces.common_size is not None) == all(s.are_equal for s in pieces.dimensions)
+    if pieces.common_size is not None:
+        assert set(listed.sizes.tolist()) == {pieces.common_size}
+    for target in blocks:
+        sources = np.arange(numbers[0].max() + 1)
+        shared = pieces.overlaps(sources, np.full_like(sources, target))
+        assert shared.tolist() == [expected[int(target), int(source)] for source in sources]

@@ -1,0 +1,413 @@
+"""Moves between two layouts: applied to NumPy blocks they give the target, from the nearest."""
+
+import math
+import pickle
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gda
+from gda import ReshardPlan, ShardGrid
+from gda.layout.reshard import flow as flows
+from gda.layout.reshard.plan import Link, Load, Move
+from gda.testing.strategies import mesh_shapes, partition_specs
+
+ROWS = ShardGrid((4, 4), {"x": 2}, ("x", None))
+COLUMNS = ShardGrid((4, 4), {"x": 2}, (None, "x"))
+
+
+def indices(*bounds: tuple[int, int]) -> tuple[slice, ...]:
+    return tuple(slice(*pair) for pair in bounds)
+
+
+def test_rows_become_columns() -> None:
+    plan = ReshardPlan(ROWS, COLUMNS, itemsize=4)
+    assert list(plan.moves()) == [
+        Move(0, 0, indices((0, 2), (0, 2)), indices((0, 2), (0, 2)), 16),
+        Move(1, 0, indices((0, 2), (0, 2)), indices((2, 4), (0, 2)), 16),
+        Move(0, 1, indices((0, 2), (2, 4)), indices((0, 2), (0, 2)), 16),
+        Move(1, 1, indices((0, 2), (2, 4)), indices((2, 4), (0, 2)), 16),
+    ]
+    assert (plan.num_moves, plan.bytes_total) == (4, 64)
+    assert (plan.bytes_kept, plan.bytes_moved, plan.bytes_within_processes) == (32, 32, 32)
+    assert plan.bytes_between_processes == 0
+    assert plan.sent_by_device.tolist() == plan.received_by_device.tolist() == [16, 16]
+    assert plan.largest_sender == plan.largest_receiver == Load(0, 16)
+    assert plan.peak_extra_bytes == 32
+    assert plan.links() == []
+
+
+def test_between_two_processes() -> None:
+    rows = ShardGrid((4, 4), {"x": 4}, ("x", None), process_of=[7, 7, 3, 3])
+    columns = ShardGrid((4, 4), {"x": 4}, (None, "x"), process_of=[7, 7, 3, 3])
+    plan = ReshardPlan(rows, columns, itemsize=1)
+    assert (plan.bytes_kept, plan.bytes_within_processes, plan.bytes_between_processes) == (4, 4, 8)
+    assert plan.sent_by_process == plan.received_by_process == {3: 4, 7: 4}
+    assert plan.links() == [Link(3, 7, 4), Link(7, 3, 4)]
+    assert plan.sent_by_device.tolist() == [3, 3, 3, 3]
+
+
+def test_nothing_moves_where_nothing_changes() -> None:
+    plan = ReshardPlan(ROWS, ShardGrid((4, 4), {"a": 2}, ("a",)), itemsize=4)
+    assert (plan.bytes_kept, plan.bytes_moved, plan.num_moves) == (64, 0, 2)
+    assert plan.peak_extra_bytes == 0
+    assert plan.largest_sender == Load(0, 0)
+
+
+def test_the_same_blocks_on_other_devices_move() -> None:
+    plan = ReshardPlan(ROWS, ROWS, itemsize=4, source_ids=[5, 9], target_ids=[9, 5])
+    assert [(move.source, move.target) for move in plan.moves()] == [(0, 0), (1, 1)]
+    assert (plan.bytes_kept, plan.bytes_moved, plan.peak_extra_bytes) == (0, 64, 32)
+
+
+def test_eight_devices_become_six() -> None:
+    eight = ShardGrid((24,), {"x": 8}, ("x",), process_of=[0] * 4 + [1] * 4)
+    six = ShardGrid((24,), {"x": 6}, ("x",), process_of=[0] * 3 + [1] * 3)
+    plan = ReshardPlan(eight, six, itemsize=1, target_ids=[0, 1, 2, 4, 5, 6])
+    # Blocks of 3 become blocks of 4: device 0 keeps its 3, and so on.
+    assert [(move.source, move.target, move.nbytes) for move in plan.moves()] == [
+        *[(0, 0, 3), (1, 0, 1), (1, 1, 2), (2, 1, 2), (2, 2, 1), (3, 2, 3)],
+        *[(4, 3, 3), (5, 3, 1), (5, 4, 2), (6, 4, 2), (6, 5, 1), (7, 5, 3)],
+    ]
+    assert (plan.bytes_kept, plan.bytes_between_processes) == (3 + 2 + 1 + 3 + 2 + 1, 0)
+
+
+def test_new_devices_share_the_senders() -> None:
+    """What is replicated is sent by all that have it, not by the first."""
+    source = ShardGrid((8,), {"x": 4}, (), process_of=[0, 1, 2, 3])
+    target = ShardGrid((8,), {"x": 8}, (), process_of=[4, 4, 5, 5, 6, 6, 7, 7])
+    plan = ReshardPlan(source, target, itemsize=1, target_ids=range(10, 18))
+    assert plan.sent_by_device.tolist() == [16, 16, 16, 16]
+    assert plan.sent_by_process == dict.fromkeys(range(4), 16)
+
+
+def test_the_first_sender_is_another_one_for_each_block() -> None:
+    # Two blocks, each in both processes, and one new device that needs all: one piece of each.
+    source = ShardGrid((4,), {"data": 2, "model": 2}, ("model",), process_of=[0, 0, 1, 1])
+    target = ShardGrid((4,), {"x": 1}, (), process_of=[2])
+    plan = ReshardPlan(source, target, itemsize=1, target_ids=[9])
+    assert plan.sent_by_process == {0: 2, 1: 2}
+
+
+def test_the_transposed_mesh_of_65_536_devices() -> None:
+    mesh, processes = {"x": 256, "y": 256}, np.arange(65536) // 8
+    source = ShardGrid((4096, 4096), mesh, ("x", "y"), process_of=processes)
+    target = ShardGrid((4096, 4096), mesh, ("y", "x"), process_of=processes)
+    plan = ReshardPlan(source, target, itemsize=2)
+    # Those on the diagonal stay.
+    assert plan.num_moves == 65536
+    assert plan.bytes_kept == 256 * 512
+    assert plan.bytes_moved == (65536 - 256) * 512
+    assert sum(move.nbytes for move in plan.moves()) == plan.bytes_total
+    assert sum(link.nbytes for link in plan.links()) == plan.bytes_between_processes
+
+
+def test_totals_need_no_list_where_each_of_65_536_sends_to_each() -> None:
+    mesh, processes = {"x": 65536}, np.arange(65536) // 8
+    source = ShardGrid((65536, 65536), mesh, ("x",), process_of=processes)
+    target = ShardGrid((65536, 65536), mesh, (None, "x"), process_of=processes)
+    plan = ReshardPlan(source, target, itemsize=1)
+    assert plan.num_moves == 2**32
+    assert plan.bytes_kept == 65536
+    assert plan.bytes_within_processes == 65536 * 7
+    assert set(plan.sent_by_device.tolist()) == {65535}
+    assert set(plan.sent_by_process.values()) == {8 * 65528}
+    one = ReshardPlan(
+        ShardGrid((65536, 65536), mesh, ("x",)),
+        ShardGrid((65536, 65536), mesh, (None, "x")),
+        itemsize=1,
+    )
+    assert one.bytes_within_processes == one.bytes_moved == 65536 * 65535
+
+
+def test_more_bytes_than_a_float_can_count() -> None:
+    size = 2**52
+    source = ShardGrid((size,), {"x": 2}, (), process_of=[0, 0])
+    target = ShardGrid((size,), {"x": 3}, (), process_of=[1, 1, 1])
+    plan = ReshardPlan(source, target, itemsize=1, target_ids=[7, 8, 9])
+    assert plan.bytes_between_processes == 3 * size
+    assert plan.sent_by_device.sum() == 3 * size
+    assert [move.source for move in plan.moves()] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 0)])
+def test_an_array_without_elements(shape: tuple[int, int]) -> None:
+    source = ShardGrid(shape, {"x": 2}, ("x",), process_of=[0, 1])
+    target = ShardGrid(shape, {"x": 4}, (None, "x"), process_of=[0, 1, 2, 2])
+    plan = ReshardPlan(source, target, itemsize=4)
+    assert list(plan.moves()) == plan.links() == []
+    assert (plan.num_moves, plan.bytes_total, plan.bytes_kept, plan.bytes_moved) == (0, 0, 0, 0)
+    assert (plan.bytes_within_processes, plan.bytes_between_processes) == (0, 0)
+    assert plan.sent_by_process == {0: 0, 1: 0}
+    assert plan.received_by_process == {0: 0, 1: 0, 2: 0}
+    assert plan.sent_by_device.tolist() == [0, 0]
+    assert plan.received_by_device.tolist() == [0] * 4
+    assert plan.peak_extra_bytes == 0
+
+
+def test_a_scalar_reaches_a_new_device() -> None:
+    plan = ReshardPlan(ShardGrid((), {"x": 1}, ()), ShardGrid((), {"x": 2}, ()), itemsize=8)
+    assert list(plan.moves()) == [Move(0, 0, (), (), 8), Move(0, 1, (), (), 8)]
+
+
+def test_it_says_what_it_is() -> None:
+    assert repr(ReshardPlan(ROWS, COLUMNS, itemsize=1024)) == (
+        "ReshardPlan((4, 4): P('x') on {'x': 2} -> P(None, 'x') on {'x': 2}, 4 moves; "
+        "8.0 KiB kept, 8.0 KiB within processes, 0 B between processes)"
+    )
+
+
+def test_arrays_of_it_cannot_be_changed() -> None:
+    plan = ReshardPlan(ROWS, COLUMNS, itemsize=1)
+    for array in (plan.sent_by_device, plan.received_by_device):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+def test_the_grids_of_arrays(auto_mesh: Any) -> None:
+    g = gda.GlobalArray.from_callback(
+        (8, 8), auto_mesh, ("x",), lambda index: np.ones((8, 8))[index]
+    )
+    plan = ReshardPlan(g.grid, g.reshard((None, "y")).grid, itemsize=g.dtype.itemsize)
+    assert plan.bytes_total == 8 * 4 * 8 * g.dtype.itemsize
+
+
+# Whatever the two layouts.
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> ReshardPlan:
+    rank = draw(st.integers(0, 3))
+    cuts = []
+    for _ in range(2):
+        mesh = draw(mesh_shapes(max_devices=12))
+        cuts.append((mesh, draw(partition_specs(mesh, max_entries=rank))))
+    sizes = []
+    for dimension in range(rank):
+        ways = []
+        for mesh, spec in cuts:
+            entry = spec[dimension] if dimension < len(spec) else None
+            names = (entry,) if isinstance(entry, str) else entry or ()
+            ways.append(math.prod(mesh[name] for name in names))
+        sizes.append(math.lcm(*ways) * draw(st.integers(1, 2)))
+    knows = draw(st.booleans())
+    grids, ids = [], []
+    for mesh, spec in cuts:
+        count = math.prod(mesh.values())
+        processes = draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
+        grids.append(ShardGrid(sizes, mesh, spec, process_of=processes if knows else None))
+        some = st.lists(st.integers(0, 15), min_size=count, max_size=count, unique=True)
+        ids.append(draw(st.none() | some))
+    return ReshardPlan(
+        *grids, itemsize=draw(st.integers(1, 8)), source_ids=ids[0], target_ids=ids[1]
+    )
+
+
+def ids_of(grid: ShardGrid, ids: Any) -> list[int]:
+    return list(range(grid.num_devices)) if ids is None else [int(number) for number in ids]
+
+
+def process_at(grid: ShardGrid, position: int) -> int:
+    return 0 if grid.process_of is None else int(grid.process_of[position])
+
+
+def check_plan(plan: ReshardPlan) -> None:
+    source, target = plan.source, plan.target
+    whole = np.arange(math.prod(source.global_shape)).reshape(source.global_shape)
+    have = [whole[(..., *source.index(i))] for i in range(source.num_devices)]
+    get = [np.full(target.shard_shape, -1) for _ in range(target.num_devices)]
+    source_ids, target_ids = ids_of(source, plan.source_ids), ids_of(target, plan.target_ids)
+    sent, received = Counter[int](), Counter[int]()
+    near: Counter[Any] = Counter()
+    far: Counter[Any] = Counter()
+    links: Counter[Any] = Counter()
+    kept = within = 0
+    sizes: dict[Any, list[int]] = {}
+    moves = list(plan.moves())
+    for move in moves:
+        piece = have[move.source][(..., *move.source_index)]
+        there = get[move.target][(..., *move.target_index)]
+        assert piece.shape == there.shape
+        assert piece.size
+        assert (there == -1).all(), "an element is written twice"
+        there[...] = piece
+        assert move.nbytes == piece.size * plan.itemsize
+        # From the nearest of those that hold the source block.
+        block = source.block_id(move.source)
+        holders = [i for i in range(source.num_devices) if source.block_id(i) == block]
+        mine = [i for i in holders if source_ids[i] == target_ids[move.target]]
+        process = process_at(target, move.target)
+        same = [i for i in holders if process_at(source, i) == process]
+        if mine:
+            assert move.source == mine[0]
+            kept += move.nbytes
+            continue
+        assert move.source in (same or holders)
+        sent[move.source] += move.nbytes
+        received[move.target] += move.nbytes
+        group = (block, process) if same else (block,)
+        sizes.setdefault((len(same or holders), group), []).append(move.nbytes)
+        (near if same else far)[move.source, group] += move.nbytes
+        if same:
+            within += move.nbytes
+        else:
+            links[process_at(source, move.source), process] += move.nbytes
+    for i, block in enumerate(get):
+        np.testing.assert_array_equal(block, whole[target.index(i)])
+    # None sends more than an equal share and one piece.
+    for (count, group), asked in sizes.items():
+        most = max(amount for (_, of), amount in (near + far).items() if of == group)
+        assert most < sum(asked) / count + max(asked)
+    assert plan.num_moves == len(moves)
+    assert plan.bytes_kept == kept
+    assert plan.bytes_moved == sum(sent.values())
+    assert plan.bytes_within_processes == within
+    assert plan.bytes_between_processes == sum(links.values())
+    assert plan.sent_by_device.tolist() == [sent[i] for i in range(source.num_devices)]
+    assert plan.received_by_device.tolist() == [received[i] for i in range(target.num_devices)]
+    assert {(a, b): size for a, b, size in plan.links()} == links
+    assert [link.nbytes for link in plan.links()] == sorted(links.values(), reverse=True)
+    for of_plan, side in [(plan.sent_by_process, 0), (plan.received_by_process, 1)]:
+        by_process: Counter[int] = Counter()
+        for pair, size in links.items():
+            by_process[pair[side]] += size
+        assert {process: size for process, size in of_plan.items() if size} == by_process
+    changes = [
+        i
+        for i in range(target.num_devices)
+        if not any(
+            source_ids[j] == target_ids[i] and source.index(j) == target.index(i)
+            for j in range(source.num_devices)
+        )
+    ]
+    expected = math.prod(target.shard_shape) * plan.itemsize if changes else 0
+    assert plan.peak_extra_bytes == expected
+
+
+@given(plans())
+def test_moves_give_the_target_from_the_nearest_devices(plan: ReshardPlan) -> None:
+    check_plan(plan)
+
+
+@given(plans(), st.integers(1, 7))
+@settings(max_examples=60)
+def test_in_whatever_chunks_it_is_worked_out(plan: ReshardPlan, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flows, "_AT_A_TIME", size)
+        check_plan(plan)
+
+
+@given(plans())
+def test_all_ways_to_find_what_is_near_agree(plan: ReshardPlan) -> None:
+    flow = flows.Flow(plan.source, plan.target, plan._homes())  # pyright: ignore
+    for ways in [(flow._by_piece, flow._by_held_block), (flow._by_held_block, flow._by_piece)]:  # pyright: ignore
+        with pytest.MonkeyPatch.context() as patch:
+            for name, way in zip(("_by_piece", "_by_held_block"), ways, strict=True):
+                patch.setattr(flows.Flow, name, lambda _, way=way: way())
+            one_by_one = flow._near_one_by_one()  # pyright: ignore
+        regular = flow._near_of_regular()  # pyright: ignore
+        for near in (one_by_one, regular or one_by_one):
+            assert near.received.tolist() == flow._near.received.tolist()  # pyright: ignore
+            assert near.asked.tolist() == flow._near.asked.tolist()  # pyright: ignore
+
+
+def test_few_processes_of_many_devices_are_quick_to_add_up() -> None:
+    mesh, processes = {"x": 65536}, np.arange(65536) // 16384
+    source = ShardGrid((65536, 65536), mesh, ("x",), process_of=processes)
+    target = ShardGrid((65536, 65536), mesh, (None, "x"), process_of=processes)
+    plan = ReshardPlan(source, target, itemsize=1)
+    # One by one this would be 2**30 pairs of blocks.
+    assert plan.bytes_within_processes == 65536 * 16383
+    assert set(plan.sent_by_process.values()) == {16384 * 49152}
+
+
+def test_a_plan_is_a_value() -> None:
+    plan = ReshardPlan(ROWS, COLUMNS, itemsize=2, source_ids=[4, 5])
+    same = ReshardPlan(ROWS, COLUMNS, itemsize=2, source_ids=np.array([4, 5], np.uint8))
+    assert plan == same
+    assert hash(plan) == hash(same)
+    assert plan != ReshardPlan(ROWS, COLUMNS, itemsize=2)
+    # What is worked out stays behind. (Of an equal plan the length may be another one: what is the
+    # same object twice is written once.)
+    fresh = pickle.dumps(plan)
+    assert plan.sent_by_device.sum() == 32
+    assert pickle.dumps(plan) == fresh
+    assert len(fresh) < 500
+    again = pickle.loads(fresh)
+    assert again == plan
+    assert again.sent_by_device.tolist() == plan.sent_by_device.tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        plan.source_ids[0] = 7  # pyright: ignore[reportIndexIssue]
+    plan.sent_by_process[0] = 99
+    assert plan.sent_by_process == {0: 0}
+
+
+def test_it_says_where_only_the_list_tells_who_sends() -> None:
+    assert not ReshardPlan(ROWS, COLUMNS, itemsize=1).lists_moves
+    twice = ShardGrid((12,), {"x": 3, "y": 2}, ("x",))
+    assert ReshardPlan(twice, ShardGrid((12,), {"x": 4}, ("x",)), itemsize=1).lists_moves
+    once = ShardGrid((12,), {"x": 3}, ("x",))
+    assert not ReshardPlan(once, ShardGrid((12,), {"x": 4}, ("x",)), itemsize=1).lists_moves
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"source": (4, 4)}, TypeError, "source must be a gda.ShardGrid, not tuple; of a GlobalA"),
+        ({"target": None}, TypeError, "target must be a gda.ShardGrid, not NoneType"),
+        (
+            {"target": ShardGrid((4, 8), {"x": 2}, ("x",))},
+            ValueError,
+            r"source has the global shape \(4, 4\) and the target \(4, 8\); a reshard changes",
+        ),
+        (
+            {"target": ShardGrid((4, 4), {"x": 2}, ("x",), process_of=[0, 1])},
+            ValueError,
+            "the target knows the process of each device and the source does not; make both grids",
+        ),
+        (
+            {"source": ShardGrid((4, 4), {"x": 2}, ("x",), process_of=[0, 1])},
+            ValueError,
+            "the source knows the process of each device and the target does not",
+        ),
+        ({"itemsize": "float32"}, TypeError, "itemsize must be the bytes of one element, such as"),
+        ({"itemsize": 4.0}, TypeError, "itemsize must be the bytes of one element"),
+        ({"itemsize": 0}, TypeError, "itemsize must be the bytes of one element"),
+        ({"itemsize": -1}, TypeError, "itemsize must be the bytes of one element"),
+        ({"itemsize": True}, TypeError, "itemsize must be the bytes of one element"),
+        ({"source_ids": [0.5, 1]}, TypeError, "source_ids must be integers from -2"),
+        (
+            {"source_ids": [1]},
+            ValueError,
+            r"source_ids has the shape \(1,\), but the mesh \{'x': 2",
+        ),
+        ({"source_ids": []}, ValueError, r"source_ids has the shape \(0,\), but the mesh"),
+        ({"source_ids": [2**63, 1]}, TypeError, "source_ids must be integers from -2"),
+        ({"target_ids": [[1], [0]]}, TypeError, "target_ids must be integers from -2"),
+        ({"target_ids": 3}, TypeError, "target_ids must be integers from -2"),
+        ({"target_ids": [3, 3]}, ValueError, "target_ids has 3 twice; each device has a number of"),
+    ],
+)
+def test_what_is_no_plan(change: dict[str, Any], error: type[Exception], says: str) -> None:
+    arguments: dict[str, Any] = {"source": ROWS, "target": COLUMNS, "itemsize": 4}
+    with pytest.raises(error, match=says):
+        ReshardPlan(**(arguments | change))
+
+
+def test_more_than_can_be_added_up() -> None:
+    whole = ShardGrid((2**40,), {"x": 2**20}, (), process_of=np.zeros(2**20, int))
+    with pytest.raises(OverflowError, match=r"have 2\*\*63 bytes or more together, too many"):
+        ReshardPlan(whole, whole, itemsize=8)
+
+
+def test_sizes_beyond_int64_are_refused_before_anything_is_made() -> None:
+    grid = ShardGrid((2**70,), {"x": 2}, ("x",))
+    with pytest.raises(OverflowError, match="too many to add up"):
+        ReshardPlan(grid, grid, itemsize=1)

@@ -1,0 +1,332 @@
+"""Tracebacks end in the caller's line and one of gda."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import re
+import subprocess
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from meshes import mesh_of
+
+import gda
+from gda.layout.boundary import public
+
+DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
+
+
+@pytest.fixture
+def mesh() -> Mesh:
+    return mesh_of({"x": 4, "y": 2})
+
+
+def make(mesh: Mesh, spec: P = P("x")) -> gda.GlobalArray:
+    return gda.GlobalArray.from_callback((8, 2), mesh, spec, DATA.__getitem__)
+
+
+def names_of_frames(error: BaseException) -> list[str]:
+    """Return the functions of a traceback after the test's own, such as ``gda:load_tree``."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
+    packages = [frame.f_globals["__name__"].partition(".")[0] for frame in frames]
+    packages = ["gda" if package == "gda" else "user" for package in packages]
+    return [f"{p}:{frame.f_code.co_name}" for p, frame in zip(packages, frames, strict=True)]
+
+
+@contextmanager
+def filtering(mode: str) -> Iterator[None]:
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", mode)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+
+
+def mistakes(mesh: Mesh, path: Path) -> dict[str, Callable[[], object]]:
+    """Return a wrong call by the name of the frame that it leaves."""
+    bad, g = P("nope"), make(mesh)
+    return {
+        "__init__": lambda: gda.GlobalArray((8, 2), mesh, P("x"), [1]),  # pyright: ignore
+        "from_array": lambda: gda.GlobalArray.from_array(DATA),  # pyright: ignore
+        "from_callback": lambda: gda.GlobalArray.from_callback((8, 2), mesh, bad, DATA.__getitem__),
+        "from_source": lambda: gda.GlobalArray.from_source(DATA, mesh, bad),
+        "from_batched_callback": lambda: gda.GlobalArray.from_batched_callback(
+            (8, 2), mesh, P("x"), lambda _: []
+        ),
+        "from_batched_callback_with_devices": lambda: (
+            gda.GlobalArray.from_batched_callback_with_devices((8, 2), mesh, P("x"), lambda _: [])
+        ),
+        "from_process_local": lambda: gda.GlobalArray.from_process_local(DATA, mesh, bad),
+        "reshard": lambda: g.reshard(bad),
+        "gather": lambda: g.gather(7),
+        "constrain": lambda: gda.constrain(g, bad),
+        "get_shard_shape": lambda: gda.get_shard_shape((8, 2), mesh, bad),
+        "get_shard_indices": lambda: gda.get_shard_indices((8, 2), mesh, bad),
+        "get_shard_indices_replica_ids": lambda: gda.get_shard_indices_replica_ids(
+            (8, 2), mesh, bad
+        ),
+        "load_tree": lambda: gda.load_tree({"w": DATA}, mesh, bad),
+        "store": lambda: gda.store(g, np.zeros((3, 2), np.float32)),
+        "store_tree": lambda: gda.store_tree({"w": g}, {"w": np.zeros((3, 2), np.float32)}),
+        "save": lambda: gda.checkpoint.save(path, {"w": object()}),
+        "restore": lambda: gda.checkpoint.restore(path / "none"),
+        "inspect": lambda: gda.checkpoint.inspect(path / "none"),
+        "jit": lambda: gda.jit(lambda x: x, in_specs=["x"]),
+        "visualize_sharding": lambda: gda.visualize_sharding(object()),
+        "text": lambda: gda.show.text(object()),
+        "collectives": lambda: gda.collectives(object()),
+        "host_local_array_to_global_array": lambda: gda.host_local_array_to_global_array(
+            DATA, mesh, bad
+        ),
+        "global_to_host_array": lambda: gda.global_to_host_array({"w": DATA}),
+        "to_numpy": lambda: gda.to_numpy({"w": gda.GlobalArray(array=(8, 2))}),
+        "aligned_empty": lambda: gda.aligned_empty((-1,), np.float32),
+        "checking_agreement": lambda: gda.checking_agreement(timeout=-1),
+        "open_safetensors": lambda: gda.storage.open_safetensors(path / "none"),
+    }
+
+
+NAMES = [
+    *("__init__", "from_array", "from_callback", "from_source", "from_batched_callback"),
+    *("from_batched_callback_with_devices", "from_process_local", "reshard", "gather"),
+    *("constrain", "get_shard_shape", "get_shard_indices", "get_shard_indices_replica_ids"),
+    *("load_tree", "store", "store_tree", "save", "restore", "inspect", "jit"),
+    *("visualize_sharding", "text", "collectives", "host_local_array_to_global_array"),
+    *("global_to_host_array", "open_safetensors", "to_numpy", "aligned_empty"),
+    "checking_agreement",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_last_line_but_one_is_the_callers(name: str, mesh: Mesh, tmp_path: Path) -> None:
+    call = mistakes(mesh, tmp_path)[name]
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        call()
+    assert names_of_frames(caught.value) == ["user:<lambda>", f"gda:{name}"]
+
+
+def test_the_switch_of_jax_shows_every_frame(mesh: Mesh) -> None:
+    def call() -> None:
+        gda.GlobalArray.from_source(DATA, mesh, P("nope"))
+
+    shown = {}
+    for mode in ("off", "remove_frames", "quiet_remove_frames", "tracebackhide", "auto"):
+        with filtering(mode), pytest.raises(ValueError, match="nope") as caught:
+            call()
+        shown[mode] = names_of_frames(caught.value)
+    assert len(shown.pop("off")) > 5
+    assert set(map(tuple, shown.values())) == {("user:call", "gda:from_source")}
+
+
+def test_frames_of_a_callback_are_shown(mesh: Mesh) -> None:
+    def read(index: gda.Index) -> np.ndarray:
+        return helper(index)
+
+    def helper(index: gda.Index) -> np.ndarray:
+        raise KeyError("w")
+
+    own = ["user:read", "user:helper"]
+    for options in ({}, {"max_workers": 2}):
+        with pytest.raises(KeyError) as caught:
+            gda.GlobalArray.from_callback((8, 2), mesh, P("x"), read, **options)
+        assert names_of_frames(caught.value) == ["gda:from_callback", *own]
+        assert caught.value.__notes__[0].startswith("gda: while reading index")
+
+
+def test_a_mistake_within_a_callback_has_a_line_for_each_way_into_gda(mesh: Mesh) -> None:
+    def read(index: gda.Index) -> np.ndarray:
+        return np.zeros(gda.get_shard_shape((8, 2), mesh, P("nope")))
+
+    with pytest.raises(ValueError, match="nope") as caught:
+        gda.GlobalArray.from_callback((8, 2), mesh, P("x"), read)
+    assert names_of_frames(caught.value) == [
+        *("gda:from_callback", "user:read", "gda:get_shard_shape")
+    ]
+
+
+def test_a_jitted_function_shows_its_own_frames(mesh: Mesh) -> None:
+    def step(x: jax.Array) -> jax.Array:
+        raise KeyError("w")
+
+    with pytest.raises(KeyError) as caught:
+        gda.jit(step)(make(mesh))
+    assert names_of_frames(caught.value) == ["gda:body", "user:step"]
+
+
+def test_cause_context_notes_and_type_stay() -> None:
+    cause = OSError("disk")
+
+    @public
+    def fail() -> None:
+        try:
+            raise KeyError("w")
+        except KeyError:
+            error = ValueError("message")
+            error.add_note("note")
+            raise error from cause
+
+    with pytest.raises(ValueError, match="^message") as caught:
+        fail()
+    error = caught.value
+    assert error.__cause__ is cause
+    assert isinstance(error.__context__, KeyError)
+    assert error.__notes__ == ["note"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda mesh: gda.GlobalArray.from_callback(
+                (8, 2), global_mesh=mesh, mesh_axes=P("x"), data_callback=DATA.__getitem__
+            ),
+            "unexpected keyword argument 'global_mesh'; its successor is mesh",
+        ),
+        (
+            lambda mesh: gda.GlobalArray.from_callback(
+                (8, 2), mesh, mesh_axes=P("x"), data_callback=DATA.__getitem__
+            ),
+            "unexpected keyword argument 'mesh_axes'; its successor is spec",
+        ),
+        (
+            lambda mesh: gda.get_shard_indices((8, 2), mesh, mesh_axes=P("x")),
+            "unexpected keyword argument 'mesh_axes'; its successor is spec",
+        ),
+        (
+            lambda mesh: gda.jit(lambda x: x, in_axis_resources=P("x")),
+            "unexpected keyword argument 'in_axis_resources'; its successor is in_specs",
+        ),
+        (
+            lambda mesh: gda.jit(out_axis_resources=P("x"))(lambda x: x),
+            "unexpected keyword argument 'out_axis_resources'; its successor is out_specs",
+        ),
+        (
+            lambda mesh: gda.with_sharding_constraint(DATA, axis_resources=P("x")),
+            "unexpected keyword argument 'axis_resources'; its successor is shardings",
+        ),
+        (  # within a callback, through two functions of gda
+            lambda mesh: gda.GlobalArray.from_callback(
+                (8, 2), mesh, P("x"), lambda _: gda.get_shard_indices((8,), mesh, mesh_axes=())
+            ),
+            "unexpected keyword argument 'mesh_axes'; its successor is spec",
+        ),
+        (
+            lambda mesh: gda.get_shard_shape((8, 2), global_mesh=mesh, mesh_axes=P("x")),
+            "unexpected keyword argument 'global_mesh'; its successor is mesh",
+        ),
+        (
+            lambda mesh: gda.GlobalArray(  # pyright: ignore[reportCallIssue]
+                (8, 2), global_mesh=mesh, mesh_axes=P("x"), device_buffers=[]
+            ),
+            "unexpected keyword argument 'global_mesh'; its successor is mesh",
+        ),
+        (
+            lambda mesh: gda.GlobalArray(  # pyright: ignore[reportCallIssue]
+                (8, 2), mesh, mesh_axes=P("x"), device_buffers=[]
+            ),
+            "unexpected keyword argument 'mesh_axes'; its successor is spec",
+        ),
+        (lambda mesh: gda.jit(lambda x: x, spec=P("x")), "unexpected keyword argument 'spec'"),
+    ],
+)
+def test_keywords_of_2022_lead_to_their_successors(
+    mesh: Mesh, call: Callable[[Mesh], object], message: str
+) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)) as caught:
+        call(mesh)
+    assert str(caught.value).endswith(message)  # a note of JAX's follows in some
+    assert names_of_frames(caught.value)[0] == "user:<lambda>"
+
+
+def test_an_exception_that_is_over_keeps_nothing_alive(mesh: Mesh) -> None:
+    class Block(np.ndarray):
+        pass
+
+    def call() -> weakref.ref[np.ndarray]:
+        block = np.zeros((3, 3)).view(Block)
+        with suppress(ValueError):
+            gda.GlobalArray.from_callback((8, 2), mesh, P("x"), lambda _: block)
+        return weakref.ref(block)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert call()() is None
+    finally:
+        gc.enable()
+
+
+def test_in_a_thread_the_printed_traceback_ends_in_two_lines(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr(
+        threading,
+        "excepthook",
+        lambda args: printed.extend(traceback.format_tb(args.exc_traceback)),
+    )
+
+    def work() -> None:
+        gda.load_tree({"w": DATA}, mesh, P("nope"))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert [line.splitlines()[0].rpartition(" in ")[2] for line in printed[-2:]] == [
+        *("work", "load_tree")
+    ]
+
+
+def test_the_math_shows_the_callers_line_without_jax() -> None:
+    code = (
+        "import sys, traceback, gda\n"
+        "try: gda.ShardGrid((6,), {'x': 4}, ('z',))\n"
+        "except ValueError as error: frames = traceback.extract_tb(error.__traceback__)\n"
+        "print(*[frame.name for frame in frames], 'jax' in sys.modules)"
+    )
+
+    def printed(**variables: str) -> str:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+        ran = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+            env=env | variables,
+        )
+        return ran.stdout.strip()
+
+    assert printed() == "<module> __init__ False"
+    assert len(printed(JAX_TRACEBACK_FILTERING="off").split()) > 4
+
+
+@pytest.mark.parametrize("module", [gda, gda.checkpoint])
+def test_every_public_function_hides_its_own_frames(module: Any) -> None:
+    functions = {name: getattr(module, name) for name in module.__all__}
+    functions = {name: value for name, value in functions.items() if inspect.isfunction(value)}
+    assert len(functions) > 5
+    wrapper: Any = public(len)
+    lacking = [name for name, f in functions.items() if f.__code__ is not wrapper.__code__]
+    assert not lacking, f"these lack @public of gda.layout.boundary: {', '.join(lacking)}"
+
+
+def test_signatures_and_docstrings_stay() -> None:
+    parameters: Any = inspect.signature(gda.GlobalArray.from_callback).parameters
+    assert list(parameters)[:4] == ["global_shape", "mesh", "spec", "data_callback"]
+    assert gda.load_tree.__name__ == "load_tree"
+    assert (gda.load_tree.__doc__ or "").startswith("Build")

@@ -1,0 +1,48 @@
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gda.layout.dtype_names import as_dtype
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        ("bf16", ml_dtypes.bfloat16),
+        ("f32", np.float32),
+        ("F8_E4M3", ml_dtypes.float8_e4m3fn),
+        ("float8_e5m2", ml_dtypes.float8_e5m2),
+        ("U8", np.uint8),
+        ("pred", np.bool_),
+        ("f16", np.float16),  # 16 bytes to NumPy
+        # As NumPy reads them, which a command line refuses.
+        ("i8", np.int64),
+        ("f4", np.float32),
+        ("<i2", np.int16),
+        ("float", np.float64),
+        ("S8", "S8"),
+        (np.int8, np.int8),
+        (ml_dtypes.bfloat16, ml_dtypes.bfloat16),
+    ],
+)
+def test_what_stands_for_a_dtype(given: object, dtype: object) -> None:
+    assert as_dtype(given) == np.dtype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("floot32", r"^dtype='floot32' is not a dtype; did you mean float32 or "),
+        ("f8_e4m3", r"^dtype='f8_e4m3' is not a dtype; did you mean F8_E4M3\?$"),
+        (
+            "nonsense",
+            r"^dtype='nonsense' is not a dtype; a dtype is such as 'float32', np.int32 or",
+        ),
+        ("", r"^dtype='' is not a dtype; a dtype is such as"),
+        (3, r"^dtype=3 is not a dtype; a dtype is such as"),
+        (np.zeros(2), r"^dtype=a ndarray is not a dtype; a dtype is such as"),
+    ],
+)
+def test_what_does_not(given: object, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        as_dtype(given)

@@ -1,0 +1,478 @@
+import copy
+import itertools
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec
+
+from gda import ShardGrid
+from gda.layout.process_view import ProcessView, infer_global_shape
+from gda.layout.processes import Processes
+from gda.testing.strategies import mesh_shapes, sharded_cases
+
+P = PartitionSpec
+XY = {"x": 4, "y": 2}
+TWO_HOSTS = [0, 0, 0, 0, 1, 1, 1, 1]
+WHOLE = slice(None)
+
+
+# What people meet: two hosts of four devices each, on the mesh (4, 2) of axes x and y.
+
+
+@pytest.mark.parametrize(
+    ("spec", "rows", "local_shape", "num_blocks"),
+    [
+        (P("x", "y"), [slice(4, 8)], (4, 2), 4),
+        (P("x"), [slice(4, 8)], (4, 2), 2),
+        (P("y"), [slice(0, 8)], (8, 2), 2),
+        (P(None, "y"), [slice(0, 8)], (8, 2), 2),
+        (P(("x", "y")), [slice(4, 8)], (4, 2), 4),
+        (P(("y", "x")), [slice(2, 4), slice(6, 8)], (4, 2), 4),
+        (P(), [slice(0, 8)], (8, 2), 1),
+    ],
+)
+def test_facts_about_the_second_of_two_hosts(
+    spec: PartitionSpec, rows: list[slice], local_shape: tuple[int, ...], num_blocks: int
+) -> None:
+    view = ShardGrid((8, 2), XY, spec, process_of=TWO_HOSTS).view(1)
+    assert view.positions.tolist() == [4, 5, 6, 7]
+    assert list(view.rows) == rows
+    assert view.local_shape == local_shape
+    assert len(view.block_ids) == len(view.indices) == num_blocks
+    assert view.size == math.prod(local_shape)
+    assert view.nbytes(4) == 4 * view.size
+    assert view.nbytes_on_devices(4) == 4 * view.size * 4 // num_blocks
+
+
+def test_indices_come_in_the_order_of_the_devices_that_first_hold_them() -> None:
+    view = ShardGrid((8,), XY, P(("y", "x")), process_of=TWO_HOSTS).view(1)
+    assert view.block_ids == (2, 6, 3, 7)
+    assert [index[0].start for index in view.indices] == [2, 6, 3, 7]
+    assert view.local_indices == [(slice(i, i + 1),) for i in (0, 2, 1, 3)]
+    assert view.coordinates == ((2, 3, 6, 7),)
+
+
+def test_hosts_across_the_axis_that_cuts_the_rows_read_every_other_block() -> None:
+    view = ShardGrid((8, 2), XY, P("x"), process_of=[[0, 0], [1, 1]] * 2).view(1)
+    assert view.rows == (slice(2, 4), slice(6, 8))
+    assert view.indices == [(slice(2, 4), WHOLE), (slice(6, 8), WHOLE)]
+    assert view.local_indices == [(slice(0, 2), slice(0, 2)), (slice(2, 4), slice(0, 2))]
+    assert view.local_shape == (4, 2)
+
+
+def test_replicated_parameters_are_written_by_one_host_after_the_other() -> None:
+    grid = ShardGrid((8,), XY, P(), process_of=TWO_HOSTS)
+    for leaf in range(4):
+        assert grid.view(leaf % 2).written_indices(turn=leaf) == [(WHOLE,)]
+        assert grid.view(1 - leaf % 2).written_indices(turn=leaf) == []
+
+
+def test_local_data_may_have_all_of_a_dimension() -> None:
+    view = ShardGrid((8, 2), XY, P("x", "y"), process_of=[[0, 1]] * 4).view(1)
+    assert view.indices_within((8, 1)) == view.local_indices
+    assert view.indices_within((8, 2)) == view.indices
+    scalar = ShardGrid((), XY, P(), process_of=TWO_HOSTS).view(1)
+    assert scalar.indices_within(()) == [()]
+    empty = ShardGrid((0, 4), XY, P("x", "y"), process_of=TWO_HOSTS).view(1)
+    assert empty.indices_within((0, 4)) == empty.local_indices
+
+
+def test_blocks_of_no_regular_grid_are_told_apart_by_a_dimension_of_full_size() -> None:
+    assert not SCATTERED.view(0).is_regular
+    inside = [(slice(0, 2), slice(0, 2)), (slice(0, 2), slice(2, 4))]
+    inside += [(slice(i, i + 2), slice(0, 2)) for i in (2, 4)]
+    assert SCATTERED.view(0).indices_within((8, 4)) == inside
+
+
+def test_a_scalar_is_one_block_without_rows() -> None:
+    view = ShardGrid((), XY, P(), process_of=TWO_HOSTS).view(1)
+    assert (view.rows, view.indices, view.local_indices) == ((), [()], [()])
+    assert (view.local_shape, view.coordinates, view.size) == ((), (), 1)
+
+
+def test_an_empty_dimension_has_one_block_however_it_is_cut() -> None:
+    view = ShardGrid((0, 4), XY, P("x", "y"), process_of=TWO_HOSTS).view(1)
+    assert view.indices == [(slice(0, 0), slice(0, 2)), (slice(0, 0), slice(2, 4))]
+    assert view.local_indices == view.indices
+    assert (view.rows, view.local_shape, view.size) == ((slice(0, 0),), (0, 4), 0)
+    assert view.coordinates == ((0,), (0, 1))
+    written = [
+        ShardGrid((0,), XY, P("x"), process_of=TWO_HOSTS).view(process).written_blocks()
+        for process in (0, 1)
+    ]
+    assert written == [(0,), ()]
+
+
+def test_a_process_without_devices_has_nothing_to_do() -> None:
+    view = ShardGrid((8, 2), XY, P("x"), process_of=TWO_HOSTS).view(5)
+    assert view.positions.tolist() == []
+    assert (view.block_ids, view.indices, view.rows) == ((), [], ())
+    assert (view.size, view.nbytes(4), view.nbytes_on_devices(4)) == (0, 0, 0)
+    assert (view.written_blocks(), view.written_indices(turn=3)) == ((), [])
+    assert view.coordinates == ((), ())
+    assert not view.is_regular
+    assert not ShardGrid((), XY, P(), process_of=TWO_HOSTS).view(5).is_regular
+
+
+def test_ten_thousand_hosts_need_not_exist() -> None:
+    mesh, hosts = {"data": 10_000, "model": 8}, 10_000
+    process_of = Processes(np.arange(8 * hosts) // 8)
+    batch = ShardGrid((40_000, 128), mesh, P("data"), process_of=process_of)
+    weights = ShardGrid((128, 512), mesh, P(None, "model"), process_of=process_of)
+    bias = ShardGrid((128,), mesh, P(), process_of=process_of)
+    assert batch.num_processes == hosts
+    written = []
+    for host in range(hosts):
+        rows = slice(4 * host, 4 * host + 4)
+        view = batch.view(host)
+        assert view.rows == (rows,)
+        assert view.indices == view.written_indices() == [(rows, WHOLE)]
+        assert (view.nbytes(2), view.nbytes_on_devices(2)) == (1024, 8192)
+        assert weights.view(host).nbytes(2) == 128 * 512 * 2
+        written += weights.view(host).written_blocks()
+    assert written == list(range(8))
+    assert [bias.view(host).written_blocks(turn=7) for host in (6, 7, 8)] == [(), (0,), ()]
+    assert infer_global_shape((4, 128), mesh, P("data"), process_of, 9_999) == (40_000, 128)
+
+
+# A value.
+
+
+def test_a_view_says_what_it_is_of() -> None:
+    grid = ShardGrid((8, 2), XY, P("x"), process_of=TWO_HOSTS)
+    assert repr(grid.view(1)) == "ProcessView(process 1: 4 devices, 2 blocks of shape (2, 2))"
+    one = ShardGrid((8, 2), {"x": 1}, P(), process_of=[3]).view(np.int64(3))
+    assert repr(one) == "ProcessView(process 3: 1 device, 1 block of shape (8, 2))"
+
+
+def test_views_are_equal_when_they_are_of_the_same_process_and_cut() -> None:
+    grid = ShardGrid((8, 2), XY, P("x"), process_of=TWO_HOSTS)
+    view = grid.view(1)
+    again = ShardGrid([8, 2], XY, ["x", None], process_of=np.array(TWO_HOSTS)).view(1)
+    assert {view: 1}[again] == 1
+    assert view != grid.view(0)
+    assert view != ShardGrid((8, 2), XY, P("y"), process_of=TWO_HOSTS).view(1)
+    assert view != ShardGrid((8, 2), XY, P("x"), process_of=[0, *TWO_HOSTS[:-1]]).view(1)
+    assert view != "view"
+    for same in (pickle.loads(pickle.dumps(view)), copy.deepcopy(view)):
+        assert same == view
+        assert hash(same) == hash(view)
+        assert same.indices == view.indices
+
+
+def test_a_view_cannot_be_changed() -> None:
+    view = ShardGrid((8, 2), XY, P("x"), process_of=TWO_HOSTS).view(1)
+    with pytest.raises(AttributeError):
+        view.process = 0  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match="read-only"):
+        view.positions[0] = 0
+    view.indices.clear()
+    view.local_indices.clear()
+    assert len(view.indices) == len(view.local_indices) == 2
+
+
+# Properties: NumPy on the whole array is right.
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> ShardGrid:
+    """Draw a grid whose devices belong to any processes, or to hosts one after the other."""
+    case = draw(sharded_cases(mesh_shapes(max_devices=36)))
+    count = case.grid.num_devices
+    if draw(st.booleans()):
+        hosts = draw(st.sampled_from([n for n in range(1, count + 1) if not count % n]))
+        process_of = np.arange(count) // (count // hosts)
+    else:
+        # Of few processes each has many devices, so that regular ones come up.
+        most = draw(st.integers(0, 5))
+        process_of = draw(st.lists(st.integers(0, most), min_size=count, max_size=count))
+    return ShardGrid(case.global_shape, case.mesh, case.spec, process_of=process_of)
+
+
+def views_of(grid: ShardGrid) -> list[ProcessView]:
+    assert grid.processes is not None
+    return [grid.view(process) for process in grid.processes.numbers]
+
+
+def whole_array(shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return an array whose elements tell where they are."""
+    return np.arange(math.prod(shape)).reshape(shape)
+
+
+def key(index: tuple[slice, ...]) -> tuple[tuple[int | None, int | None], ...]:
+    return tuple((s.start, s.stop) for s in index)
+
+
+@settings(max_examples=500)
+@given(grids())
+def test_a_process_reads_what_its_devices_hold_each_block_once(grid: ShardGrid) -> None:
+    whole = whole_array(grid.global_shape)
+    indices = grid.indices()
+    for view in views_of(grid):
+        held = [indices[i] for i in np.flatnonzero(grid.process_of == view.process)]
+        distinct = {key(index): index for index in reversed(held)}
+        first_held = list(dict.fromkeys(map(key, held)))
+        assert view.indices == [distinct[start] for start in first_held]
+        assert view.indices == [grid.block_index(block) for block in view.block_ids]
+        assert view.size == sum(whole[index].size for index in distinct.values())
+        assert view.nbytes(8) == sum(whole[index].nbytes for index in distinct.values())
+        assert view.nbytes_on_devices(8) == sum(whole[index].nbytes for index in held)
+
+
+@settings(max_examples=500)
+@given(grids())
+def test_rows_are_the_part_of_dimension_0_that_is_read(grid: ShardGrid) -> None:
+    assume(grid.global_shape)
+    for view in views_of(grid):
+        is_read = np.zeros(grid.global_shape[0], bool)
+        for index in view.indices:
+            is_read[index[0]] = True
+        # Where a run begins and where it ends.
+        edges = np.flatnonzero(np.diff(is_read, prepend=False, append=False)).reshape(-1, 2)
+        expected = [slice(*edge) for edge in edges.tolist()] or [slice(0, 0)]
+        assert list(view.rows) == expected
+
+
+@settings(max_examples=500)
+@given(grids(), st.integers(0, 9))
+def test_each_block_is_written_once_by_a_process_that_holds_it(grid: ShardGrid, turn: int) -> None:
+    times_written = np.zeros(grid.global_shape, int)
+    written: list[int] = []
+    for view in views_of(grid):
+        blocks = view.written_blocks(turn)
+        assert blocks == tuple(block for block in view.block_ids if block in blocks)
+        written += blocks
+        indices = view.written_indices(turn)
+        assert indices == [grid.block_index(block) for block in blocks]
+        for index in indices:
+            times_written[index] += 1
+    assert (times_written == 1).all()
+    assert sorted(written) == list(range(grid.num_shards))
+
+
+@settings(max_examples=500)
+@given(grids())
+def test_local_indices_put_the_blocks_together(grid: ShardGrid) -> None:
+    whole = whole_array(grid.global_shape)
+    for view in views_of(grid):
+        coordinates = {grid.coordinates(i) for i in view.positions.tolist()}
+        assert view.coordinates == tuple(
+            tuple(sorted({c[dimension] for c in coordinates}))
+            for dimension in range(len(grid.global_shape))
+        )
+        assert view.is_regular == (coordinates == set(itertools.product(*view.coordinates)))
+        if not view.is_regular:
+            with pytest.raises(ValueError, match="do not form a regular grid"):
+                view.local_indices  # noqa: B018
+            continue
+        view.check_regular()
+        assert view.indices_within(view.local_shape) == view.local_indices
+        local = np.full(view.local_shape, -1)
+        for index, inside in zip(view.indices, view.local_indices, strict=True):
+            assert (local[inside] == -1).all()
+            local[inside] = whole[index]
+        # What is left of the whole, where each dimension keeps only what this process holds of it.
+        kept: list[Any] = [np.zeros(size, bool) for size in grid.global_shape]
+        for index in view.indices:
+            for is_kept, s in zip(kept, index, strict=True):
+                is_kept[s] = True
+        np.testing.assert_array_equal(local, whole[np.ix_(*kept)] if kept else whole)
+
+
+@settings(max_examples=500)
+@given(grids(), st.data())
+def test_indices_within_data_that_has_all_of_some_dimensions(
+    grid: ShardGrid, data: st.DataObject
+) -> None:
+    whole = whole_array(grid.global_shape)
+    for view in views_of(grid):
+        kept: list[Any] = [np.zeros(size, bool) for size in grid.global_shape]
+        for is_kept, column in zip(kept, zip(*view.indices, strict=True), strict=False):
+            for part in column:
+                is_kept[part] = True
+            is_kept |= data.draw(st.booleans(), label="all of it")
+        local = whole[np.ix_(*kept)] if kept else whole
+        try:
+            indices = view.indices_within(local.shape)
+        except ValueError:
+            with pytest.raises(ValueError, match="do not form a regular grid"):
+                view.check_regular()
+            continue
+        for index, inside in zip(view.indices, indices, strict=True):
+            np.testing.assert_array_equal(local[inside], whole[index])
+
+
+@settings(max_examples=300)
+@given(sharded_cases(mesh_shapes(max_devices=64)), st.integers(0, 3))
+def test_hosts_over_whole_axes_are_regular(case: Any, leading: int) -> None:
+    sizes = list(case.mesh.values())
+    process_of = np.arange(math.prod(sizes)) // math.prod(sizes[leading:])
+    grid = ShardGrid(case.global_shape, case.mesh, case.spec, process_of=process_of)
+    assert grid.num_processes == math.prod(sizes[:leading])
+    assert all(view.is_regular for view in views_of(grid))
+
+
+@settings(max_examples=500)
+@given(grids())
+def test_the_global_shape_is_inferred_from_any_local_shape(grid: ShardGrid) -> None:
+    assert grid.processes is not None
+    for view in views_of(grid):
+        arguments = dict(grid.mesh_shape), grid.spec, grid.processes, view.process
+        if view.is_regular:
+            assert infer_global_shape(view.local_shape, *arguments) == grid.global_shape
+        else:
+            with pytest.raises(ValueError, match="do not form a regular grid"):
+                infer_global_shape(grid.global_shape, *arguments)
+
+
+@settings(max_examples=300)
+@given(grids(), st.data())
+def test_what_is_inferred_has_the_local_shape_that_was_given(
+    grid: ShardGrid, data: st.DataObject
+) -> None:
+    assert grid.processes is not None
+    process = data.draw(st.sampled_from(grid.processes.numbers), label="process")
+    assume(grid.view(process).is_regular)
+    sides = [st.integers(1, 24) if size else st.just(0) for size in grid.global_shape]
+    local_shape = data.draw(st.tuples(*sides), label="local shape")
+    extents = map(len, grid.view(process).coordinates)
+    arguments = dict(grid.mesh_shape), grid.spec, grid.processes, process
+    if any(size % extent for size, extent in zip(local_shape, extents, strict=True)):
+        with pytest.raises(ValueError, match="is not divisible by"):
+            infer_global_shape(local_shape, *arguments)
+    else:
+        inferred = infer_global_shape(local_shape, *arguments)
+        again = ShardGrid(inferred, grid.mesh_shape, grid.spec, process_of=grid.processes)
+        assert again.view(process).local_shape == local_shape
+
+
+# What cannot be.
+
+NO_DEVICE = (
+    "process 5 has no device of the mesh {'x': 4, 'y': 2}, so it has no local shape; those that "
+    "have are processes 0, 1"
+)
+DIAGONAL = [0, 1, 1, 0, 0, 1, 1, 0]
+NOT_REGULAR = (
+    "process 0 holds the blocks (0, 0), (1, 1), (2, 0), (3, 1) of P('x', 'y') on the mesh {'x': 4, "
+    "'y': 2}, which do not form a regular grid, so it has no local shape; choose another order of "
+    "the devices or another spec, or use GlobalArray.from_callback, which reads any blocks"
+)
+GRID = ShardGrid((8, 2), XY, P("x", "y"), process_of=TWO_HOSTS)
+CROSSED = ShardGrid((8, 2), XY, P("x", "y"), process_of=DIAGONAL)
+# Process 0 holds rows 0 to 2 of column 0, and row 0 of column 1.
+SCATTERED = ShardGrid((8, 4), XY, P("x", "y"), process_of=[0, 0, 0, 1, 0, 1, 1, 1])
+# Process 0 holds two blocks of the diagonal.
+DIAGONAL_OF_THREE = ShardGrid(
+    (3, 3), {"x": 3, "y": 3}, P("x", "y"), process_of=[0, 1, 1, 1, 0, 1, 1, 1, 1]
+)
+NOT_REGULAR_OF_THREE = NOT_REGULAR.replace("(1, 1), (2, 0), (3, 1)", "(1, 1)").replace(
+    "{'x': 4, 'y': 2}", "{'x': 3, 'y': 3}"
+)
+ITEMSIZE = (
+    "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not 'float32'"
+)
+
+
+def infer(
+    local_shape: Any, spec: Any, process_of: Any = TWO_HOSTS, process: Any = 1
+) -> Callable[[], object]:
+    return lambda: infer_global_shape(local_shape, XY, spec, process_of, process)
+
+
+BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
+    (lambda: GRID.view(5).local_shape, ValueError, NO_DEVICE),
+    (lambda: GRID.view(5).local_indices, ValueError, NO_DEVICE),
+    (lambda: GRID.view(5).indices_within((0, 0)), ValueError, NO_DEVICE),
+    (lambda: CROSSED.view(0).check_regular(), ValueError, NOT_REGULAR),
+    (
+        lambda: GRID.view(1).indices_within((4,)),
+        ValueError,
+        "the local data has shape (4,), and global_shape is (8, 2); they must have the same number "
+        "of dimensions",
+    ),
+    (
+        lambda: GRID.view(1).indices_within((6, 2)),
+        ValueError,
+        "local data of shape (6, 2) does not go with global_shape (8, 2), cut by P('x', 'y') on "
+        "the mesh {'x': 4, 'y': 2}: dimension 0 has local size 6; expected there is 4, the 2 "
+        "blocks of process 1 put together, or 8, all of it",
+    ),
+    (lambda: DIAGONAL_OF_THREE.view(0).indices_within((2, 2)), ValueError, NOT_REGULAR_OF_THREE),
+    (
+        lambda: ShardGrid((4,), {"x": 4}, P("x"), process_of=[0, 2, 3, 4]).view(1).local_shape,
+        ValueError,
+        "process 1 has no device of the mesh {'x': 4}, so it has no local shape; those that have "
+        "are processes 0, 2-4",
+    ),
+    (infer((4, 2), P("x"), process=5), ValueError, NO_DEVICE),
+    (lambda: CROSSED.view(0).local_shape, ValueError, NOT_REGULAR),
+    (infer((8, 2), P("x", "y"), DIAGONAL, 0), ValueError, NOT_REGULAR),
+    (
+        lambda: (
+            ShardGrid((9, 2), {"x": 9, "y": 2}, P("x", "y"), process_of=[0] * 17 + [1])
+            .view(0)
+            .local_shape
+        ),
+        ValueError,
+        "process 0 holds the blocks (0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1) and 11 more of "
+        "P('x', 'y') on the mesh {'x': 9, 'y': 2}, which do not form a regular grid, so it has no "
+        "local shape; choose another order of the devices or another spec, or use "
+        "GlobalArray.from_callback, which reads any blocks",
+    ),
+    (lambda: GRID.view("1"), TypeError, "process must be the number of a process, not '1'"),
+    (lambda: GRID.view(-1), ValueError, "process is -1; processes are numbered from 0"),
+    (infer((4,), P("x"), process=-1), ValueError, "process is -1; processes are numbered from 0"),
+    (lambda: GRID.view(0).nbytes("float32"), TypeError, ITEMSIZE),
+    (lambda: GRID.view(0).nbytes_on_devices("float32"), TypeError, ITEMSIZE),
+    (
+        infer((5, 2), P("x")),
+        ValueError,
+        "local shape (5, 2) of process 1 cannot be cut by P('x') on the mesh {'x': 4, 'y': 2}: "
+        "dimension 0 of local size 5 is 2 of the 4 blocks that mesh axis 'x' cut it into, and 5 is "
+        "not divisible by 2; 4 and 6 are the nearest sizes that divide",
+    ),
+    (
+        infer((2, 3), P(None, ("x", "y"))),
+        ValueError,
+        "local shape (2, 3) of process 1 cannot be cut by P(None, ('x', 'y')) on the mesh {'x': 4, "
+        "'y': 2}: dimension 1 of local size 3 is 4 of the 8 blocks that mesh axes 'x' and 'y' cut "
+        "it into, and 3 is not divisible by 4; 4 is the nearest size that divides",
+    ),
+    (
+        infer((4,), P("x", "y")),
+        ValueError,
+        "spec P('x', 'y') has 2 entries, but local shape (4,) has 1 dimension, so there is nothing "
+        "for entry 1 to cut; give at most one entry per dimension",
+    ),
+    (
+        infer(4, P("x")),
+        TypeError,
+        "local_shape must be a sequence of integers such as (8, 2), not 4",
+    ),
+    (
+        infer((-4,), P("x")),
+        ValueError,
+        "local_shape (-4,) has a negative size; sizes are 0 or more",
+    ),
+    (
+        infer((4,), P("q")),
+        ValueError,
+        "spec P('q') cuts dimension 0 by mesh axis 'q', but the mesh has the axes {'x': 4, 'y': 2}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("ask", "error", "message"), BAD, ids=range(len(BAD)))
+def test_a_wrong_question_is_refused(
+    ask: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as info:
+        ask()
+    assert str(info.value) == message

@@ -1,0 +1,240 @@
+import copy
+import itertools
+import pickle
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gda.layout.numbering import Layout, layout_of
+from gda.layout.processes import Processes, check_process_of, writing_of
+
+XY = (("x", 4), ("y", 2))
+
+
+def layout(spec: tuple[Any, ...], mesh: tuple[tuple[str, int], ...] = XY) -> Layout:
+    """Return the layout of arrays without empty dimensions."""
+    return layout_of(mesh, spec, (False,) * len(spec))
+
+
+def writers(layout: Layout, process_of: Any, turn: int = 0) -> list[int]:
+    """Return the process that writes each block."""
+    writing = writing_of(layout, Processes(process_of))
+    return writing.writers(np.arange(layout.num_shards), turn).tolist()
+
+
+# What people meet.
+
+
+def test_a_process_has_its_devices_in_device_order() -> None:
+    processes = Processes([1, 0, 1, 7, 0])
+    assert processes.numbers == (0, 1, 7)
+    assert processes.positions(1).tolist() == [0, 2]
+    assert processes.positions(2).tolist() == []
+    assert processes.ranks.tolist() == [1, 0, 1, 2, 0]
+    assert repr(processes) == "Processes(3 processes of 5 devices)"
+
+
+def test_the_processes_of_a_mesh_come_flat_or_in_its_shape() -> None:
+    flat = check_process_of([0, 0, 0, 0, 1, 1, 1, 1], layout(("x",)))
+    assert check_process_of(np.array([[0, 0], [0, 0], [1, 1], [1, 1]]), layout(("x",))) == flat
+    assert check_process_of(np.uint8([0, 0, 0, 0, 1, 1, 1, 1]), layout(("x",))) == flat
+    assert check_process_of(flat, layout(("y",))) is flat
+    assert check_process_of(np.array(3), layout((), ())).numbers == (3,)
+
+
+def test_a_block_that_one_process_holds_is_written_by_it() -> None:
+    assert writers(layout(("x",)), [0, 0, 0, 0, 1, 1, 1, 1]) == [0, 0, 1, 1]
+
+
+def test_blocks_that_several_processes_hold_are_shared_out() -> None:
+    each_holds_all = [0, 0, 1, 1, 2, 2, 3, 3]
+    assert writers(layout(("y",)), each_holds_all) == [0, 1]
+    assert writers(layout(("y",)), each_holds_all, turn=1) == [1, 2]
+    assert writers(layout(("y",)), each_holds_all, turn=-1) == [3, 0]
+    assert [writers(layout(()), each_holds_all, leaf) for leaf in range(5)] == [
+        [0],
+        [1],
+        [2],
+        [3],
+        [0],
+    ]
+
+
+def test_who_has_blocks_of_its_own_writes_fewer_of_the_others() -> None:
+    # Blocks 0 and 1 are on process 0 alone; 2 and 3 also on process 1.
+    assert writers(layout(("x",)), [0, 0, 0, 0, 0, 1, 0, 1]) == [0, 0, 1, 1]
+
+
+# A value.
+
+
+def test_processes_do_not_follow_the_array_they_were_made_from() -> None:
+    given = np.zeros(4, np.int64)
+    processes = Processes(given)
+    given[:] = 5
+    assert processes.numbers == (0,)
+    for array in (processes.process_of, processes.positions(0), processes.ranks):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+    with pytest.raises(AttributeError):
+        processes.process_of = given  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_processes_are_equal_by_content() -> None:
+    processes = Processes([0, 0, 1])
+    assert {processes: 1}[Processes(np.array([0, 0, 1], np.int32))] == 1
+    assert processes != Processes([0, 1, 1])
+    assert processes != Processes([0, 0, 1, 1])
+    assert processes != [0, 0, 1]
+    for same in (pickle.loads(pickle.dumps(processes)), copy.deepcopy(processes)):
+        assert same == processes
+        assert hash(same) == hash(processes)
+        assert not same.process_of.flags.writeable
+
+
+# Properties: counting by hand is right.
+
+any_processes = st.lists(st.integers(0, 5), min_size=1, max_size=30)
+
+
+@settings(max_examples=300)
+@given(any_processes | any_processes.map(sorted))
+def test_each_process_has_its_devices_in_any_order(process_of: list[int]) -> None:
+    processes = Processes(process_of)
+    for process in (*range(7), -1, 2**70):
+        expected = [i for i, owner in enumerate(process_of) if owner == process]
+        positions = processes.positions(process)
+        assert positions.tolist() == expected
+        assert positions.dtype == np.int64
+        assert not positions.flags.writeable
+    assert processes.numbers == tuple(sorted(set(process_of)))
+    assert [processes.numbers[rank] for rank in processes.ranks] == process_of
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    sizes = draw(st.lists(st.integers(1, 4), max_size=3))
+    mesh = tuple(zip("abc", sizes, strict=False))
+    names = draw(st.permutations([name for name, _ in mesh]))
+    used = names[: draw(st.integers(0, len(names)))]
+    spec = tuple(used) if draw(st.booleans()) else (tuple(used) or None,)
+    empty = tuple(draw(st.integers(0, 9)) == 9 for _ in spec)
+    return layout_of(mesh, spec, empty)
+
+
+@st.composite
+def owned_layouts(draw: st.DrawFn) -> tuple[Layout, list[int]]:
+    layout, most = draw(layouts()), draw(st.integers(0, 6))
+    count = layout.num_devices
+    return layout, draw(st.lists(st.integers(0, most), min_size=count, max_size=count))
+
+
+def holders_of(layout: Layout, process_of: list[int]) -> list[list[int]]:
+    """Return for each block the processes that hold it, ascending."""
+    holders: list[set[int]] = [set() for _ in range(layout.num_shards)]
+    for block, process in zip(layout.block_list, process_of, strict=True):
+        holders[block].add(process)
+    return list(map(sorted, holders))
+
+
+@settings(max_examples=500)
+@given(owned_layouts(), st.integers(-3, 9))
+def test_each_block_goes_to_the_holder_with_least_so_far_and_on_by_the_turn(
+    owned: tuple[Layout, list[int]], turn: int
+) -> None:
+    layout, process_of = owned
+    holders = holders_of(layout, process_of)
+    written, chosen = Counter(), {}
+    for block in sorted(range(len(holders)), key=lambda block: len(holders[block])):
+        chosen[block] = min(holders[block], key=lambda process: written[process])
+        written[chosen[block]] += 1
+    assert writers(layout, process_of) == [chosen[block] for block in range(len(holders))]
+    assert writers(layout, process_of, turn) == [
+        held[(held.index(chosen[block]) + turn) % len(held)] for block, held in enumerate(holders)
+    ]
+
+
+@settings(max_examples=500)
+@given(owned_layouts())
+def test_shares_are_even(owned: tuple[Layout, list[int]]) -> None:
+    layout, process_of = owned
+    written = Counter(writers(layout, process_of))
+    holders = holders_of(layout, process_of)
+    held_by = {
+        process: tuple(block for block, held in enumerate(holders) if process in held)
+        for process in process_of
+    }
+    for one, other in itertools.combinations(held_by, 2):
+        if held_by[one] == held_by[other]:
+            assert abs(written[one] - written[other]) <= 1
+    if len(holders) > 1 and any(len(held) > 1 for held in holders):
+        assert max(written.values()) < len(holders)
+
+
+@settings(max_examples=300)
+@given(layouts(), st.integers(0, 3), st.integers(0, 9))
+def test_shares_of_hosts_in_a_row_are_even_at_every_turn(
+    layout: Layout, leading: int, turn: int
+) -> None:
+    hosts = int(np.prod(layout.sizes[:leading], dtype=int))
+    process_of = np.arange(layout.num_devices) // (layout.num_devices // hosts)
+    written = Counter(writers(layout, process_of, turn))
+    by_blocks: dict[frozenset[int], list[int]] = {}
+    for host in range(hosts):
+        held = frozenset(np.array(layout.block_list)[process_of == host].tolist())
+        by_blocks.setdefault(held, []).append(written[host])
+    for shares in by_blocks.values():
+        assert max(shares) - min(shares) <= 1
+
+
+# What cannot be.
+
+NOT_INTEGERS = (
+    "process_of must give the process of each device in device order, integers such as "
+    "[0, 0, 1, 1], not "
+)
+WRONG_SHAPE = (
+    "but the mesh {'x': 4, 'y': 2} has 8 devices; give the process of each device in device order, "
+    "of shape (8,) or (4, 2), the shape of the mesh"
+)
+NEGATIVE = "; processes are numbered from 0 to 2**63 - 1"
+
+BAD: list[tuple[Any, type[Exception], str]] = [
+    ([0] * 6, ValueError, f"process_of has the shape (6,), {WRONG_SHAPE}"),
+    ([], ValueError, f"process_of has the shape (0,), {WRONG_SHAPE}"),
+    (0, ValueError, f"process_of has the shape (), {WRONG_SHAPE}"),
+    # The mesh turned over has as many devices, in another order.
+    (np.zeros((2, 4), int), ValueError, f"process_of has the shape (2, 4), {WRONG_SHAPE}"),
+    (Processes([0, 1]), ValueError, f"process_of has the shape (2,), {WRONG_SHAPE}"),
+    ([0.0] * 8, TypeError, NOT_INTEGERS + "[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ...]"),
+    ([False] * 8, TypeError, NOT_INTEGERS + "[False, False, False, False, False, False, ...]"),
+    ([None] * 8, TypeError, NOT_INTEGERS + "[None, None, None, None, None, None, ...]"),
+    ([[0], [0, 1]], TypeError, NOT_INTEGERS + "[[0], [0, 1]]"),
+    ("01", TypeError, NOT_INTEGERS + "'01'"),
+    ({0: 1}, TypeError, NOT_INTEGERS + "{0: 1}"),
+    ([2**70] * 8, TypeError, NOT_INTEGERS + f"[{', '.join([str(2**70)] * 6)}, ...]"),
+    ([0, 1, -1, 0, 0, 0, 0, 0], ValueError, "process_of says -1 for device 2" + NEGATIVE),
+    (
+        np.array([0, 2**63] * 4, np.uint64),
+        ValueError,
+        f"process_of says {2**63} for device 1{NEGATIVE}",
+    ),
+]
+
+
+@pytest.mark.parametrize(("process_of", "error", "message"), BAD, ids=range(len(BAD)))
+def test_what_is_not_the_process_of_each_device_is_refused(
+    process_of: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as info:
+        check_process_of(process_of, layout(("x",)))
+    assert str(info.value) == message
+
+
+def test_a_mesh_of_one_axis_has_one_shape() -> None:
+    with pytest.raises(ValueError, match=r"device order, of shape \(2,\)$"):
+        check_process_of([0], layout(("x",), (("x", 2),)))

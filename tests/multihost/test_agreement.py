@@ -1,0 +1,427 @@
+"""Processes that mean different arrays hear of it, all of them, and at once."""
+
+import json
+import re
+import threading
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import gda
+from gda.multihost.agreement import _stable_text, compare_digests, describe, say_difference
+
+P = PartitionSpec
+ME = 1  # the process that is different in most of these tests
+
+
+def shaped(*shape: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def is_me() -> bool:
+    return jax.process_index() == ME
+
+
+def line(reverse: bool = False, kind: AxisType = AxisType.Auto) -> Mesh:
+    devices = jax.devices()[::-1] if reverse else jax.devices()
+    return Mesh(np.array(devices), ("x",), axis_types=(kind,))
+
+
+def zeros(*shape: int) -> Any:
+    return lambda index: np.zeros(
+        [len(range(n)[s]) for s, n in zip(index, shape, strict=True)], np.float32
+    )
+
+
+def refused(tree: Any, name: str = "tree") -> str:
+    with pytest.raises(gda.DisagreementError) as caught:
+        gda.check_processes_agree(tree, name=name, timeout=20)
+    return str(caught.value)
+
+
+# What people meet.
+
+
+@pytest.mark.processes(4, devices=2)
+def test_processes_that_agree_go_on() -> None:
+    mesh = line()
+    g = gda.GlobalArray.from_callback((8, 2), mesh, P("x"), lambda i: np.zeros((1, 2)))
+    tree = {"g": g, "array": g.array, "host": np.zeros(3), "loss": 0.5, "name": "x", "none": None}
+    for _ in range(3):
+        gda.check_processes_agree(tree, name="everything", timeout=20)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_another_shape_is_said_with_path_and_processes() -> None:
+    message = refused({"w": shaped(16 if is_me() else 8), "b": shaped(2)}, name="params")
+    assert "check 'params' (test_agreement.py:" in message
+    assert message.endswith("at ['w'], process 1: shape (16,), processes 0, 2, 3: (8,)")
+
+
+@pytest.mark.processes(4, devices=2)
+def test_arrays_that_would_add_up_to_a_wrong_sum_are_refused() -> None:
+    n = 16 if is_me() else 8
+    with gda.checking_agreement(False):
+        g = gda.GlobalArray.from_callback((n,), line(), P("x"), lambda i: np.ones(n // 8))
+    assert "process 1: shape (16,), processes 0, 2, 3: (8,)" in refused(g)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_dtypes_specs_and_meshes_are_compared() -> None:
+    assert "process 1: dtype int32, processes 0, 2, 3: float32" in refused(
+        [shaped(2, dtype=np.int32 if is_me() else np.float32)]
+    )
+    sharding = NamedSharding(line(), P() if is_me() else P("x"))
+    assert "process 1: spec P(), processes 0, 2, 3: P('x')" in refused([sharding])
+    message = refused(line(reverse=is_me()))
+    assert "process 1: device order" in message
+    mesh = Mesh(np.array(jax.devices()), ("y" if is_me() else "x",))
+    assert "process 1: mesh {'y': 8} of Auto axes, processes 0, 2, 3: {'x': 8} of" in refused(mesh)
+    mesh = line(kind=AxisType.Explicit if is_me() else AxisType.Auto)
+    assert "process 1: mesh {'x': 8} of Explicit axes" in refused(mesh)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_another_structure_is_said_by_path() -> None:
+    assert "at ['b'], process 1: shape (2,), processes 0, 2, 3: not there" in refused(
+        {"a": shaped(1), **({"b": shaped(2)} if is_me() else {})}
+    )
+    assert "process 1: structure (*, *), processes 0, 2, 3: [*, *]" in refused(
+        (0, 0) if is_me() else [0, 0]
+    )
+
+
+@pytest.mark.processes(4, devices=2)
+def test_another_check_is_another_name() -> None:
+    message = refused(0, name="optimizer" if is_me() else "params")
+    assert "process 1: check 'optimizer', processes 0, 2, 3: 'params'. They are at" in message
+    assert "process 1 at check 'optimizer' (test_agreement.py:" in message
+
+
+@pytest.mark.processes(4, devices=2)
+def test_all_differ() -> None:
+    message = refused(shaped(jax.process_index() + 1))
+    assert "process 0: shape (1,), process 1: (2,), process 2: (3,), process 3: (4,)" in message
+
+
+@pytest.mark.processes(4, devices=2)
+def test_a_process_that_does_not_come_is_named() -> None:
+    gda.check_processes_agree(0, name="before", timeout=20)
+    if is_me():
+        time.sleep(4)
+    with pytest.raises(gda.LateProcessError) as caught:
+        gda.check_processes_agree(0, name="params", timeout=1)
+    message = str(caught.value)
+    assert "process 1 did not come within 1 s" in message
+    assert "processes 0, 2, 3 waited at check 'params' (test_agreement.py:" in message
+    assert "process 1 was last at check 'before' (test_agreement.py:" in message
+    gda.check_processes_agree(0, name="after", timeout=20)
+
+
+# Inside constructors.
+
+
+@pytest.mark.processes(4, devices=2)
+def test_constructors_check_before_they_read() -> None:
+    reads = []
+
+    def read(index: Any) -> Any:
+        reads.append(index)
+        return np.zeros(2 if is_me() else 1, np.float32)
+
+    n = 16 if is_me() else 8
+    make = gda.GlobalArray
+    for build in (make.from_callback, make.from_batched_callback):
+        with (
+            gda.checking_agreement(timeout=20),
+            pytest.raises(gda.DisagreementError, match=r"process 1: shape \(16,\), processes"),
+        ):
+            build((n,), line(), P("x"), read)
+    assert reads == []
+
+
+def of_buffers(n: int) -> gda.GlobalArray:
+    mesh = line()
+    buffers = [jax.device_put(np.zeros(n // 8, np.float32), d) for d in mesh.local_devices]
+    return gda.GlobalArray((n,), mesh, P("x"), buffers)
+
+
+def from_callback(n: int) -> gda.GlobalArray:
+    return gda.GlobalArray.from_callback((n,), line(), P("x"), zeros(n))
+
+
+def from_batched_callback(n: int) -> gda.GlobalArray:
+    return gda.GlobalArray.from_batched_callback(
+        (n,), line(), P("x"), lambda indices: [zeros(n)(index) for index in indices]
+    )
+
+
+def from_batched_callback_with_devices(n: int) -> gda.GlobalArray:
+    return gda.GlobalArray.from_batched_callback_with_devices(
+        (n,),
+        line(),
+        P("x"),
+        lambda request: [jax.device_put(zeros(n)(i), d) for i, devices in request for d in devices],
+    )
+
+
+def from_process_local(n: int) -> gda.GlobalArray:
+    return gda.GlobalArray.from_process_local(np.zeros(n // 4, np.float32), line(), P("x"))
+
+
+CONSTRUCTORS = {
+    "GlobalArray": of_buffers,
+    "GlobalArray.from_callback": from_callback,
+    "GlobalArray.from_batched_callback": from_batched_callback,
+    "GlobalArray.from_batched_callback_with_devices": from_batched_callback_with_devices,
+    "GlobalArray.from_process_local": from_process_local,
+}
+
+
+@pytest.mark.processes(4, devices=2)
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_every_constructor_refuses_another_shape_in_every_process(name: str) -> None:
+    build = CONSTRUCTORS[name]
+    with gda.checking_agreement(timeout=20):
+        with pytest.raises(gda.DisagreementError) as caught:
+            build(16 if is_me() else 8)
+        message = str(caught.value)
+        assert re.match(rf"(end of )?{re.escape(name)} \(test_agreement.py:\d+\): ", message)
+        assert "process 1: shape (16,), processes 0, 2, 3: (8,)" in message
+        # All are in step afterwards.
+        assert build(8).shape == (8,)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_a_callback_that_raises_in_one_process_is_known_to_all() -> None:
+    def read(index: Any) -> Any:
+        if is_me():
+            raise OSError("the disk is gone")
+        return np.zeros(1, np.float32)
+
+    kind = OSError if is_me() else gda.DisagreementError
+    for _ in range(2):
+        with gda.checking_agreement(timeout=20), pytest.raises(kind) as caught:
+            gda.GlobalArray.from_callback((8,), line(), P("x"), read)
+        assert "the disk is gone" in str(caught.value)
+        if not is_me():
+            assert "process 1 failed: OSError" in str(caught.value)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_a_spec_that_one_process_got_wrong_is_known_to_all() -> None:
+    def build(spec: Any) -> None:
+        gda.GlobalArray.from_callback((8,), line(), spec, lambda i: np.zeros(1, np.float32))
+
+    with gda.checking_agreement(timeout=20):
+        with pytest.raises(gda.DisagreementError, match=r"process 1: spec P\('y'\)"):
+            build(P("y") if is_me() else P("x"))
+        with pytest.raises(TypeError if is_me() else gda.DisagreementError):
+            build(3 if is_me() else P("x"))
+
+
+@pytest.mark.processes(4, devices=2)
+def test_other_dtypes_are_found_after_reading() -> None:
+    kind = np.int32 if is_me() else np.float32
+    with (
+        gda.checking_agreement(timeout=20),
+        pytest.raises(gda.DisagreementError, match="process 1: dtype int32"),
+    ):
+        gda.GlobalArray.from_callback((8,), line(), P("x"), lambda i: np.zeros(1, kind))
+
+
+@pytest.mark.processes(4, devices=2)
+def test_only_the_processes_of_the_mesh_take_part() -> None:
+    mesh = Mesh(np.array([d for d in jax.devices() if d.process_index in (1, 2)]), ("x",))
+    with gda.checking_agreement(timeout=20):
+        if jax.process_index() in (1, 2):
+            gda.GlobalArray.from_callback((4,), mesh, P("x"), lambda i: np.zeros(1, np.float32))
+        if jax.process_index() == 3:
+            own = Mesh(np.array(jax.local_devices()), ("x",))
+            gda.GlobalArray.from_callback((4,), own, P("x"), lambda i: np.zeros(2, np.float32))
+
+
+@pytest.mark.processes(4, devices=2)
+def test_the_plugin_switches_the_check_on() -> None:
+    with pytest.raises(gda.DisagreementError):
+        gda.GlobalArray.from_callback(
+            (16 if is_me() else 8,), line(), P("x"), lambda i: np.zeros(2 if is_me() else 1)
+        )
+
+
+@pytest.mark.processes(4, devices=2)
+def test_switched_off_nothing_is_said() -> None:
+    n = 16 if is_me() else 8
+    with gda.checking_agreement(False):
+        g = gda.GlobalArray.from_callback((n,), line(), P("x"), lambda i: np.zeros(n // 8))
+    assert g.shape == (n,)
+
+
+# In one process.
+
+
+def test_one_process_agrees_with_itself() -> None:
+    gda.check_processes_agree({"w": shaped(3), "x": object()})
+    with gda.checking_agreement():
+        gda.GlobalArray.from_callback((8,), line(), P("x"), zeros(8))
+
+
+def test_a_timeout_is_a_time() -> None:
+    with pytest.raises(ValueError, match="timeout must be a number of seconds above 0, not 0"):
+        gda.checking_agreement(timeout=0).__enter__()
+
+
+def test_specs_that_mean_the_same_are_the_same() -> None:
+    mesh = line()
+    texts = [describe(NamedSharding(mesh, spec)) for spec in (P("x"), P("x", None), P(("x",)))]
+    assert texts[0] == texts[1] == texts[2]
+    assert describe(NamedSharding(mesh, P(None, "x"))) != texts[0]
+
+
+def test_a_container_is_described_by_its_own_path() -> None:
+    g = gda.GlobalArray.from_callback((8,), line(), P("x"), zeros(8))
+    assert describe({"w": g})["['w']", "shape"] == "(8,)"
+
+
+def test_arrays_of_one_device_have_no_mesh_to_compare() -> None:
+    assert {field for _, field in describe(jnp.zeros(3))} == {"shape", "dtype", "structure"}
+
+
+# The judges, for more processes than this machine could start.
+
+
+def judged(digests: dict[int, str], failed: dict[int, str] | None = None) -> dict[str, Any]:
+    failed = failed or {}
+    payloads = {i: json.dumps([d, failed.get(i), "here"]).encode() for i, d in digests.items()}
+    return json.loads(compare_digests(payloads))
+
+
+def test_equal_digests_are_agreement() -> None:
+    assert judged(dict.fromkeys(range(10_000), "same")) == {}
+
+
+def test_groups_come_smallest_first_with_a_spokesman_each() -> None:
+    digests = dict.fromkeys(range(1000), "many") | {7: "few", 900: "few", 3: "one"}
+    said = judged(digests)
+    assert said["groups"][:2] == [[3], [7, 900]]
+    assert said["spokesmen"] == [3, 7, 0]
+
+
+def test_of_many_groups_a_few_and_the_majority_are_heard() -> None:
+    digests = {i: str(i) for i in range(100)} | dict.fromkeys(range(100, 200), "rest")
+    said = judged(digests)
+    assert len(said["groups"]) == 8
+    assert said["groups"][-1] == list(range(100, 200))
+
+
+def test_failures_are_said_first() -> None:
+    said = judged({0: "a", 1: "b"}, {1: "OSError: no"})
+    assert said == {"failed": "process 1 failed: OSError: no"}
+
+
+def difference(*groups: tuple[list[int], dict[tuple[str, str], str]]) -> str:
+    payloads = {
+        processes[0]: json.dumps([[*key, value] for key, value in fields.items()]).encode()
+        for processes, fields in groups
+    }
+    return say_difference([processes for processes, _ in groups], payloads).decode()
+
+
+def test_many_differences_are_counted() -> None:
+    def leaves(size: int) -> dict[tuple[str, str], str]:
+        return {(f"[{i}]", "shape"): f"({size},)" for i in range(20)}
+
+    said = difference(([1], leaves(2)), ([0, *range(2, 5000)], leaves(3)))
+    assert said.count("process 1: shape (2,), processes 0, 2-4999: (3,)") == 8
+    assert said.endswith("and 12 more")
+
+
+# What is the same in every process.
+
+
+def structure(tree: Any) -> str:
+    return describe(tree)["", "structure"]
+
+
+def test_structures_are_told_apart_by_kind_and_keys() -> None:
+    trees = [{"a": 1}, {"b": 1}, [1], (1,), [1, None], [[1]], optax.sgd(0.1).init(1.0), {"a": None}]
+    assert len({structure(tree) for tree in trees}) == len(trees)
+    assert structure({"b": [1, None], "a": (2,)}) == "{'a': (*), 'b': [*, None]}"
+
+
+def test_addresses_and_orders_of_hashes_are_no_difference() -> None:
+    def function() -> None: ...
+
+    text = structure(jax.tree_util.Partial(function, 3))
+    assert "function" in text
+    assert "0x" not in text
+    assert _stable_text(frozenset("abc")) == "{'a', 'b', 'c'}"
+
+
+def test_axis_types_are_compared_axis_by_axis() -> None:
+    devices = np.array(jax.devices()).reshape(4, 2)
+    kinds = [(AxisType.Auto, AxisType.Explicit), (AxisType.Explicit, AxisType.Auto)]
+    meshes = [Mesh(devices, ("x", "y"), axis_types=kind) for kind in kinds]
+    assert describe(meshes[0]) != describe(meshes[1])
+
+
+# Beside the main thread, and with what can be used only once.
+
+
+@pytest.mark.processes(4, devices=2)
+def test_other_threads_check_only_what_they_are_told_to() -> None:
+    def prefetch() -> None:
+        for i in range(20):
+            gda.GlobalArray.from_callback((8 + 8 * i,), line(), P("x"), zeros(8 + 8 * i))
+            if i % 5 == 0:
+                gda.check_processes_agree(i, name="prefetch", timeout=20)
+
+    thread = threading.Thread(target=prefetch, name="prefetch")
+    with gda.checking_agreement(timeout=20):
+        thread.start()
+        for _ in range(20):
+            gda.GlobalArray.from_callback((8,), line(), P("x"), zeros(8))
+        thread.join()
+
+
+@pytest.mark.processes(4, devices=2)
+def test_arguments_that_can_be_read_once_are_read_once() -> None:
+    with gda.checking_agreement(timeout=20):
+        g = gda.GlobalArray.from_callback(iter([8]), line(), iter(["x"]), zeros(8))
+    assert (g.shape, g.grid.spec) == ((8,), ("x",))
+
+
+@pytest.mark.processes(4, devices=2)
+def test_bad_arguments_get_the_message_that_they_get_without_checks() -> None:
+    for arguments in [((8,), line(), None), (8, line(), P("x")), ((8,), line(), P("x", "x"))]:
+        messages = []
+        for is_on in (True, False):
+            with (
+                gda.checking_agreement(is_on, timeout=20),
+                pytest.raises((TypeError, ValueError)) as caught,
+            ):
+                gda.GlobalArray.from_callback(*arguments, zeros(8))
+            messages.append(str(caught.value))
+        assert messages[0] == messages[1]
+
+
+@pytest.mark.processes(4, devices=2)
+def test_options_of_gather_are_compared_by_value() -> None:
+    g = gda.GlobalArray.from_callback((8, 2), line(), P("x"), zeros(8, 2))
+    with gda.checking_agreement(timeout=20):
+        with pytest.raises(gda.DisagreementError, match="process 1: max_bytes 100, processes"):
+            g.gather(max_bytes=100 if is_me() else 4000)
+        with pytest.raises(gda.DisagreementError, match="process 1: process 0, processes"):
+            g.gather(process=0 if is_me() else 2)
+
+
+def test_a_timeout_of_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS", "soon")
+    with pytest.raises(ValueError, match="TIMEOUT_SECONDS must be a number of seconds above 0"):
+        gda.check_processes_agree(0)

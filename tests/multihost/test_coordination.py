@@ -1,0 +1,160 @@
+"""The key-value store and the barriers, in real processes and without any."""
+
+import logging
+import socket
+import threading
+
+import jax
+import pytest
+
+from gda.multihost import coordination
+
+
+def service() -> coordination.Service:
+    found = coordination.service()
+    assert found is not None
+    return found
+
+
+@pytest.mark.processes(2, devices=4)
+def test_what_one_process_puts_the_other_gets() -> None:
+    me, other = jax.process_index(), 1 - jax.process_index()
+    service().put(f"test/got/{me}", b"\0\xff" * (me + 1))
+    assert service().get(f"test/got/{other}", timeout=20) == b"\0\xff" * (other + 1)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_folder_is_listed_and_deleted() -> None:
+    me = jax.process_index()
+    service().put(f"test/folder/{me}", str(me).encode())
+    service().barrier("test folder", 20)
+    assert service().list("test/folder/") == {"test/folder/0": b"0", "test/folder/1": b"1"}
+    service().barrier("test folder", 20)
+    if me == 0:
+        service().delete("test/folder/")
+    service().barrier("test folder", 20)
+    assert service().list("test/folder/") == {}
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_key_that_is_there_is_kept_if_asked() -> None:
+    me = jax.process_index()
+    service().put(f"test/kept/{me}", b"old")
+    with pytest.raises(KeyError, match="test/kept"):
+        service().put(f"test/kept/{me}", b"new", overwrite=False)
+    assert service().get(f"test/kept/{me}", timeout=1) == b"old"
+    service().put(f"test/kept/{me}", b"new")
+    assert service().get(f"test/kept/{me}", timeout=1) == b"new"
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_key_that_nobody_puts_is_waited_for() -> None:
+    with pytest.raises(TimeoutError, match="test/never"):
+        service().get("test/never", timeout=0.2)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_get_waits_for_a_put() -> None:
+    key = f"test/soon/{jax.process_index()}"
+    timer = threading.Timer(0.3, lambda: service().put(key, b"now"))
+    timer.start()
+    assert service().get(key, timeout=20) == b"now"
+    timer.join()
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_barrier_gives_up() -> None:
+    if jax.process_index() == 0:
+        with pytest.raises(TimeoutError, match="test alone"):
+            service().barrier("test alone", timeout=0.3)
+    service().put(f"test/alone/{jax.process_index()}", b"")
+    service().get("test/alone/0", timeout=20)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_barrier_for_some_processes() -> None:
+    service().barrier(f"test own {jax.process_index()}", 20, [jax.process_index()])
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_barrier_for_differing_processes_is_refused() -> None:
+    # The first to come fixes who is meant; whoever means others is told at once.
+    me = jax.process_index()
+    kinds = []
+    try:
+        service().barrier("test differing", 3, [0] if me == 0 else [0, 1])
+    except (TimeoutError, ValueError) as error:
+        kinds.append(type(error))
+    if me == 1:
+        assert kinds
+    service().barrier("test differing is over", 20)
+
+
+def test_there_is_no_service_in_a_program_of_one_process() -> None:
+    assert coordination.service() is None
+
+
+def test_a_jax_that_moved_its_service_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from jax._src import distributed
+
+    monkeypatch.delattr(distributed, "global_state")
+    coordination._lost.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="gda"):
+        assert coordination.service() is None
+        assert coordination.service() is None
+    assert caplog.text.count("where gda does not find it") == 1
+
+
+def test_a_client_without_the_methods_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax._src import distributed
+
+    monkeypatch.setattr(distributed.global_state, "client", object())
+    coordination._lost.cache_clear()
+    assert coordination.service() is None
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        ("UNAVAILABLE: socket closed", ConnectionError),
+        ("DEADLINE_EXCEEDED: too late", TimeoutError),
+        ("INTERNAL: Barrier failed", TimeoutError),
+        ("ALREADY_EXISTS: key", KeyError),
+        ("SOMETHING_NEW: happened", RuntimeError),
+    ],
+)
+def test_errors_are_of_kinds_that_python_users_know(status: str, kind: type[Exception]) -> None:
+    class Client:
+        def key_value_set_bytes(self, *_: object) -> None:
+            raise jax.errors.JaxRuntimeError(status)
+
+    with pytest.raises(kind, match=status.partition(":")[0]):
+        coordination.Service(Client()).put("key", b"")
+
+
+def test_waits_are_at_least_a_millisecond() -> None:
+    class Client:
+        def wait_at_barrier(self, name: str, milliseconds: int, processes: object) -> None:
+            self.waited = milliseconds
+
+    client = Client()
+    coordination.Service(client).barrier("b", 1e-9)
+    assert client.waited == 1
+    coordination.Service(client).barrier("b", 2.5)
+    assert client.waited == 2500
+
+
+def test_a_jax_that_has_moved_the_way_to_choose_an_address_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr("jaxlib._jax.make_gloo_tcp_collectives")
+    with caplog.at_level(logging.WARNING, "gda"):
+        coordination.listen_on("127.0.0.1")
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"JAX {jax.__version__} does not let gda choose the address on which CPU collectives "
+        f"listen: they take that of this machine's name, {socket.gethostname()}, which must have "
+        "one, in /etc/hosts for example"
+    )

@@ -1,0 +1,137 @@
+"""All bring something, one judges, everybody hears; who does not come is named."""
+
+import json
+import logging
+import time
+
+import jax
+import pytest
+
+import gda
+from gda.layout.processes import format_processes
+from gda.multihost import coordination
+from gda.multihost.meeting import meet
+
+
+def join(payloads: dict[int, bytes]) -> bytes:
+    return json.dumps({i: payload.decode() for i, payload in sorted(payloads.items())}).encode()
+
+
+@pytest.mark.parametrize(
+    ("processes", "text"),
+    [
+        ([1], "process 1"),
+        ([0, 2, 3], "processes 0, 2, 3"),
+        ([5, 4, 3, 2], "processes 2-5"),
+        ([0, 1, 2, 9, 10, 20, 21, 22], "processes 0-2, 9, 10, 20-22"),
+    ],
+)
+def test_processes_are_written_short(processes: list[int], text: str) -> None:
+    assert format_processes(processes) == text
+
+
+def test_one_process_judges_for_itself() -> None:
+    assert meet(b"mine", join, kind="test", what="here", timeout=1) == b'{"0": "mine"}'
+
+
+@pytest.mark.processes(4, devices=2)
+def test_everybody_hears_what_one_judges() -> None:
+    for turn in range(3):
+        mine = f"{jax.process_index()} in {turn}".encode()
+        verdict = meet(mine, join, kind="test", what="test", timeout=20)
+        assert json.loads(verdict) == {str(i): f"{i} in {turn}" for i in range(4)}
+
+
+@pytest.mark.processes(4, devices=2)
+def test_some_meet_without_the_others() -> None:
+    pair = (1, 3) if jax.process_index() % 2 else (0, 2)
+    verdict = meet(
+        str(jax.process_index()).encode(),
+        join,
+        kind="test",
+        what="pair",
+        timeout=20,
+        processes=pair,
+    )
+    assert json.loads(verdict) == {str(i): str(i) for i in pair}
+
+
+@pytest.mark.processes(4, devices=2)
+def test_payloads_may_be_large_or_empty() -> None:
+    mine = b"x" * (5_000_000 if jax.process_index() == 3 else 0)
+    verdict = meet(
+        mine, lambda payloads: str(len(payloads[3])).encode(), kind="test", what="large", timeout=30
+    )
+    assert verdict == b"5000000"
+
+
+@pytest.mark.processes(4, devices=2)
+def test_a_late_process_is_named_to_everybody_and_to_itself() -> None:
+    meet(b"", join, kind="test", what="the first place", timeout=20)
+    if jax.process_index() == 2:
+        time.sleep(4)
+    with pytest.raises(gda.LateProcessError) as caught:
+        meet(b"", join, kind="test", what="the second place", timeout=1)
+    message = str(caught.value)
+    assert message.startswith("the second place: process 2 did not come within 1 s")
+    assert "processes 0, 1, 3 waited at the second place" in message
+    assert "process 2 was last at the first place" in message
+    assert caught.value.processes == (2,)
+    # What comes next is in step again.
+    meet(b"", join, kind="test", what="the third place", timeout=20)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_who_missed_a_meeting_hears_of_it_at_the_next_one() -> None:
+    three, message = (1, 2, 3), "of three: processes 1, 2 did not come within 1 s"
+    if jax.process_index() == 3:
+        with pytest.raises(gda.LateProcessError, match=message):
+            meet(b"", join, kind="test", what="of three", timeout=1, processes=three)
+    meet(b"", join, kind="test", what="of all", timeout=20)  # other processes, so another count
+    if jax.process_index() in (1, 2):
+        with pytest.raises(gda.LateProcessError, match=message):
+            meet(b"", join, kind="test", what="of three, later", timeout=20, processes=three)
+    if jax.process_index() in three:
+        meet(b"", join, kind="test", what="of three, in step again", timeout=20, processes=three)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_processes_at_different_places_are_told_so() -> None:
+    kind = "lunch" if jax.process_index() == 1 else "dinner"
+    with pytest.raises(gda.DisagreementError) as caught:
+        meet(b"", join, kind=kind, what=f"a place for {kind}", timeout=20)
+    assert str(caught.value).endswith(
+        "the processes are at different places: process 1 at a place for lunch; processes 0, 2, 3 "
+        "at a place for dinner"
+    )
+    meet(b"", join, kind="test", what="in step again", timeout=20)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_without_the_service_a_collective_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordination, "service", lambda: None)
+    mine = b"x" * (10 * jax.process_index())
+    verdict = meet(mine, join, kind="test", what="collective", timeout=30)
+    assert json.loads(verdict) == {str(i): "x" * (10 * i) for i in range(4)}
+    pair = (1, 3) if jax.process_index() % 2 else (0, 2)
+    verdict = meet(b"yes", join, kind="test", what="pair", timeout=30, processes=pair)
+    assert json.loads(verdict) == {str(i): "yes" for i in pair}
+
+
+@pytest.mark.processes(4, devices=2)
+def test_without_the_service_a_watchdog_says_where_it_waits(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(coordination, "service", lambda: None)
+    meet(
+        b"", join, kind="test", what="once", timeout=30
+    )  # compiled here, so that the next takes no time
+    with caplog.at_level(logging.ERROR, logger="gda"):
+        if jax.process_index() == 0:
+            time.sleep(3)
+        meet(b"", join, kind="test", what="slow", timeout=1)
+    if jax.process_index() != 0:
+        assert "slow: waiting for processes 0-3 for 1 s, in a collective" in caplog.text
+        assert "in all_gather" in capfd.readouterr().err

@@ -1,0 +1,570 @@
+import html
+import itertools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from xml.etree import ElementTree
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut
+
+import gda
+from gda import ShardGrid
+from gda.layout.processes import format_processes
+from gda.show.drawing import svg_of
+from gda.show.drawing.colors import INK, colors_of, which
+from gda.show.drawing.faces import folded
+from gda.show.page import html_of
+from gda.show.subject import Subject, subject_of
+from gda.testing.strategies import mesh_shapes, sharded_cases
+
+SVG = "{http://www.w3.org/2000/svg}"
+XY = {"x": 4, "y": 2}
+KILOBYTE = 1000
+
+
+def subject(
+    shape: tuple[int, ...],
+    mesh: dict[str, int],
+    spec: Any,
+    process_of: Any = None,
+    dtype: str | None = "float32",
+) -> Subject:
+    grid = ShardGrid(shape, mesh, spec, process_of=process_of)
+    return Subject(grid, dtype=None if dtype is None else np.dtype(dtype))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A drawn block: where it is, its colours and its hover text."""
+
+    face: int
+    box: tuple[float, float, float, float]
+    colors: list[str]
+    title: str
+
+    @property
+    def area(self) -> float:
+        return self.box[2] * self.box[3]
+
+
+def drawn_blocks(svg: str, kind: str = "blocks") -> list[Block]:
+    """Return what is drawn from the front, or on the sides of boxes."""
+    faces = [g for g in ElementTree.fromstring(svg).iter(f"{SVG}g") if g.get("class") == kind]
+    return [block for face, group in enumerate(faces) for block in _blocks(face, group)]
+
+
+def blocks_of(svg: str) -> list[Block]:
+    return drawn_blocks(svg, "gda-blocks")
+
+
+def _blocks(face: int, group: ElementTree.Element) -> Iterator[Block]:
+    for parent in group.iter():
+        title = parent.find(f"{SVG}title")
+        if title is None:
+            continue
+        rect = parent if parent.tag == f"{SVG}rect" else parent.find(f"{SVG}rect")
+        assert rect is not None
+        box = tuple(float(rect.attrib[key]) for key in ("x", "y", "width", "height"))
+        colors = [part.attrib["fill"] for part in parent.iter() if "fill" in part.attrib]
+        yield Block(face, box, colors, title.text or "")  # pyright: ignore[reportArgumentType]
+
+
+def texts_of(svg: str) -> list[str]:
+    return ["".join(e.itertext()) for e in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+def labels_of(svg: str) -> list[str]:
+    groups = ElementTree.fromstring(svg).iter(f"{SVG}g")
+    labels = next((g for g in groups if g.get("class") == "gda-labels"), ())
+    return [label.text or "" for label in labels]
+
+
+def facts_of(page: str) -> dict[str, str]:
+    return dict(re.findall(r"<th scope=\"row\">(.*?)</th><td>(.*?)</td>", page))
+
+
+def expected_titles(subject: Subject) -> list[str]:
+    """Return the hover text of every block, put together device by device."""
+    grid, process_of = subject.grid, subject.grid.process_of
+    holders: dict[str, list[int]] = defaultdict(list)
+    for device, index in enumerate(grid.indices()):
+        slices = [":" if s.start is None else f"{s.start}:{s.stop}" for s in index]
+        holders[f"[{', '.join(slices)}]"].append(device)
+    titles = []
+    for index, devices in holders.items():
+        lines = [index]
+        if len(devices) == 1:
+            lines.append(f"device {devices[0]}")
+        else:
+            lines.append(", ".join(f"device {d} (replica {r})" for r, d in enumerate(devices)))
+        if process_of is not None:
+            lines.append(format_processes({int(process_of[d]) for d in devices}))
+        if subject.dtype is not None:
+            nbytes = math.prod(grid.shard_shape) * subject.dtype.itemsize
+            lines.append(f"{nbytes} B on each device")
+        titles.append("\n".join(lines))
+    return titles
+
+
+# What people meet.
+
+
+def test_a_matrix_is_blocks_with_their_devices() -> None:
+    blocks = blocks_of(svg_of(subject((8, 2), XY, ("x", "y"), [0] * 4 + [1] * 4)))
+    assert [block.title for block in blocks] == expected_titles(
+        subject((8, 2), XY, ("x", "y"), [0] * 4 + [1] * 4)
+    )
+    assert blocks[3].title == "[2:4, 1:2]\ndevice 3\nprocess 0\n8 B on each device"
+    assert blocks[3].box == (38, 75, 38, 75)
+
+
+def test_colors_are_of_processes() -> None:
+    blocks = blocks_of(svg_of(subject((8, 2), XY, ("x", "y"), [0, 1] * 4)))
+    first, second = colors_of(2)
+    assert [block.colors for block in blocks] == [[first], [second]] * 4
+
+
+def test_without_processes_there_is_one_color_and_no_legend() -> None:
+    svg = svg_of(subject((8, 2), XY, ("x", "y")))
+    assert all(block.colors == [*colors_of(1)] for block in blocks_of(svg))
+    assert "process" not in svg
+
+
+def test_replicas_are_counted_and_named() -> None:
+    svg = svg_of(subject((8, 2), XY, ("x",)))
+    assert labels_of(svg)[:2] == ["0, 1", "\xd72"]
+    assert blocks_of(svg)[1].title.split("\n")[1] == "device 2 (replica 0), device 3 (replica 1)"
+    assert "4 blocks of (2, 2), each on 2 devices" in texts_of(svg)
+
+
+def test_a_block_in_several_processes_has_their_colors() -> None:
+    svg = svg_of(subject((64, 64), {"x": 4, "y": 2}, ("y",), [0, 0, 0, 0, 1, 1, 2, 2]))
+    assert [block.colors for block in blocks_of(svg)] == [[*colors_of(3)]] * 2
+    assert "several colours: held by several processes" in texts_of(svg)
+
+
+def test_a_cell_of_several_blocks_has_the_colors_of_their_processes() -> None:
+    strip = subject((8192,), {"x": 1024}, ("x",), np.arange(1024) % 8)
+    svg = svg_of(strip)
+    four = [colors_of(8)[color] for color in (0, 1, 2, 7)]
+    assert [block.colors for block in blocks_of(svg)] == [four] * 128
+    assert "several colours: held by several processes, at most 4 of them shown" in texts_of(svg)
+    pairs = svg_of(subject((8192,), {"x": 1024}, ("x",), np.arange(1024) // 4))
+    assert len({*blocks_of(pairs)[0].colors}) == 2
+    assert "several colours: held by several processes" in texts_of(pairs)
+    alone = svg_of(subject((8192,), {"x": 1024}, ("x",), np.arange(1024) // 8))
+    assert not [text for text in texts_of(alone) if "colour" in text]
+
+
+def test_cells_too_small_for_several_colors_have_one_and_say_so() -> None:
+    svg = svg_of(subject((256, 256), {"a": 256, "b": 256}, ("a", "b"), np.arange(65536) // 2))
+    assert "each in the colour of one of its processes" in texts_of(svg)
+
+
+def test_more_processes_than_are_shown_are_told_of() -> None:
+    svg = svg_of(subject((8,), {"x": 8}, (), np.arange(8)))
+    assert len(blocks_of(svg)[0].colors) == 4
+    assert "several colours: held by several processes, at most 4 of them shown" in texts_of(svg)
+
+
+def test_many_replicas_are_named_in_short() -> None:
+    svg = svg_of(subject((4,), {"x": 64}, (), [0] * 32 + [1] * 32))
+    assert labels_of(svg) == ["0-63", "\xd764"]
+    (block,) = blocks_of(svg)
+    assert block.title.split("\n")[1:3] == [
+        "64 devices: device 0 (replica 0), device 1 (replica 1), …, device 63 (replica 63)",
+        "processes 0, 1",
+    ]
+
+
+def test_devices_have_the_names_of_the_mesh(auto_mesh: Mesh) -> None:
+    g = cut(batch(8, 2), auto_mesh, P("x", "y"))
+    svg = svg_of(subject_of(g))
+    assert labels_of(svg) == [f"CPU {d.id}" for d in auto_mesh.devices.flat]
+    assert blocks_of(svg)[0].title.split("\n")[1] == f"CPU {auto_mesh.devices.flat[0].id}"
+
+
+def test_hover_texts_of_several_blocks_have_the_names_of_the_mesh() -> None:
+    grid = ShardGrid((8192,), {"x": 1024}, ("x",))
+    svg = svg_of(Subject(grid, device_kind="TPU", device_ids=1023 - np.arange(1024)))
+    assert blocks_of(svg)[0].title == "[0:64], 8 blocks\nTPU 1016-1023"
+    crowded = ShardGrid((65536, 8192), SQUARE, ("a", "b"))
+    svg = svg_of(Subject(crowded, device_kind="TPU", device_ids=4095 - np.arange(4096)))
+    assert blocks_of(svg)[0].title == "[0:1024, 0:2048], 16 blocks\nTPU 4080-4095"
+
+
+def test_sides_say_their_size_and_what_cuts_them() -> None:
+    texts = texts_of(svg_of(subject((24, 7, 10), XY, (("y", "x"), None, None))))
+    assert {"24y, x: 8 \xd7 3", "7", "10"} <= {*texts}
+
+
+def test_sides_out_of_proportion_are_said_to_be() -> None:
+    assert "sides not to scale" in texts_of(svg_of(subject((10**6, 8), XY, ("x", "y"))))
+    assert "sides not to scale" not in texts_of(svg_of(subject((8, 16), XY, ("x", "y"))))
+
+
+def test_a_box_shows_its_layers_beside_it() -> None:
+    cube = subject((4, 4, 4), {"x": 2, "y": 2, "z": 2}, ("x", "y", "z"))
+    svg = svg_of(cube)
+    assert [block.face for block in blocks_of(svg)] == [0] * 4 + [1] * 4
+    assert [block.title for block in blocks_of(svg)] == expected_titles(cube)
+    # Above, on the right and in front there are four blocks each.
+    assert [block.face for block in drawn_blocks(svg, "gda-side")] == [0] * 4 + [1] * 4 + [2] * 4
+    assert {"0:2", "2:4"} <= {*texts_of(svg)}
+
+
+def test_the_sides_of_a_box_show_the_blocks_that_lie_there() -> None:
+    svg = svg_of(subject((4, 4, 4), {"x": 2, "y": 2, "z": 2}, ("x", "y", "z")))
+    sides = [block.title.split("\n")[0] for block in drawn_blocks(svg, "gda-side")]
+    above, beside, front = sides[:4], sides[4:8], sides[8:]
+    assert above == ["[0:2, 0:2, 0:2]", "[0:2, 0:2, 2:4]", "[2:4, 0:2, 0:2]", "[2:4, 0:2, 2:4]"]
+    assert beside == ["[0:2, 0:2, 2:4]", "[2:4, 0:2, 2:4]", "[0:2, 2:4, 2:4]", "[2:4, 2:4, 2:4]"]
+    assert front == ["[0:2, 0:2, 0:2]", "[0:2, 0:2, 2:4]", "[0:2, 2:4, 0:2]", "[0:2, 2:4, 2:4]"]
+
+
+def test_outer_dimensions_are_boxes_of_their_own() -> None:
+    four = subject((4, 8, 16, 8), XY, ("x", None, "y"), dtype="int8")
+    svg = svg_of(four)
+    assert [block.face for block in blocks_of(svg)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [block.title for block in blocks_of(svg)] == expected_titles(four)
+    captions = ["[0:1, …]", "[1:2, …]", "[2:3, …]", "[3:4, …]"]
+    assert {"dimension 0: 4x: 4 \xd7 1", *captions} <= {*texts_of(svg)}
+
+
+def test_of_many_boxes_and_layers_some_are_left_out() -> None:
+    svg = svg_of(subject((64, 64, 8, 8), {"x": 64, "y": 32}, ("x", "y")))
+    texts = texts_of(svg)
+    assert texts.count("… 61 more") == 1
+    assert texts.count("… 25 more") == 3
+    assert "2,048 blocks of (1, 2, 8, 8)" in texts
+
+
+@pytest.mark.parametrize("spec", [(), ("x",), (None, "y")])
+def test_arrays_without_elements(spec: tuple[str | None, ...]) -> None:
+    svg = svg_of(subject((0, 8), XY, spec))
+    assert len(blocks_of(svg)) == subject((0, 8), XY, spec).grid.num_shards
+    assert "no elements" in texts_of(svg)
+
+
+def test_a_scalar() -> None:
+    svg = svg_of(subject((), XY, (), dtype="int8"))
+    assert [block.title.split("\n")[0] for block in blocks_of(svg)] == ["[]"]
+    assert "1 block, on each of 8 devices" in texts_of(svg)
+
+
+def test_one_device_and_axes_of_size_1() -> None:
+    (block,) = blocks_of(svg_of(subject((3, 5), {"x": 1, "y": 1}, ("x", "y"), [7])))
+    assert block.title == "[:, :]\ndevice 0\nprocess 7\n60 B on each device"
+
+
+def test_sizes_beyond_int64() -> None:
+    svg = svg_of(subject((2**70, 3), XY, ("x",)))
+    assert blocks_of(svg)[1].title.startswith(f"[{2**68}:{2**69}, :]\n")
+
+
+# The page.
+
+
+def test_the_table() -> None:
+    page = html_of(subject((8, 2), XY, ("x",), [0] * 4 + [3] * 4))
+    assert facts_of(page) == {
+        "shape": "(8, 2)",
+        "dtype": "float32",
+        "mesh": "x=4, y=2: 8 devices, 2 processes",
+        "spec": "P(&#x27;x&#x27;)",
+        "blocks": "4 of (2, 2), each on 2 devices",
+        "bytes": "16 B per device, 128 B in all, 64 B without replicas",
+    }
+
+
+def test_the_table_and_the_text_say_the_same() -> None:
+    shown = subject((8, 2), XY, ("x",), [0] * 4 + [3] * 4)
+    head = gda.show.text(shown).partition("\n\n")[0].split("\n")[1:]
+    said = {key: html.unescape(value) for key, value in facts_of(html_of(shown)).items()}
+    assert {line[:8].strip(): line[8:] for line in head}.items() <= said.items()
+
+
+def test_what_is_not_known_is_left_out_of_the_table() -> None:
+    facts = facts_of(html_of(subject((8, 2), XY, ("x",), dtype=None)))
+    assert {*facts} == {"shape", "mesh", "spec", "blocks"}
+
+
+def test_it_says_what_it_shows_to_those_who_cannot_see_it() -> None:
+    root = ElementTree.fromstring(svg_of(subject((8, 2), XY, ("x",))))
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == (
+        "float32 array of shape (8, 2), cut by P('x') over the mesh x=4, y=2 into 4 blocks of "
+        "shape (2, 2), each on 2 devices"
+    )
+
+
+@pytest.mark.parametrize("name", ["<b>&\"'", "</svg><script>alert(1)</script>", "\x00\x1b\ud800"])
+def test_names_are_escaped(name: str) -> None:
+    page = html_of(subject((8, 2), {name: 4}, (name,)))
+    assert name not in page
+    assert "<script" not in page
+    svg = page[page.index("<svg") : page.index("</svg>") + 6]
+    ElementTree.fromstring(svg)
+    page.encode()
+
+
+def test_it_needs_nothing_from_outside() -> None:
+    page = html_of(subject((8, 2), XY, ("x", "y"), [0] * 4 + [1] * 4))
+    assert re.findall(r"\w+://[^\"]*", page) == ["http://www.w3.org/2000/svg"]
+    assert not re.search(r"<script|@import|url\(|<link|<img|\bid=|\bon\w+=", page)
+
+
+# In a notebook.
+
+
+def test_the_last_expression_of_a_cell_is_a_picture(mesh: Mesh) -> None:
+    g = cut(batch(8, 2), mesh, P("x"))
+    assert g._repr_html_() == html_of(subject_of(g))
+    assert facts_of(g._repr_html_() or "")["bytes"].endswith("64 B without replicas")
+
+
+def test_no_data_is_read_for_a_picture(auto_mesh: Mesh) -> None:
+    g = cut(batch(8, 2), auto_mesh, P("x"))
+    with jax.transfer_guard("disallow"):
+        assert g._repr_html_() is not None
+    assert "_pieces" not in [slot for slot in g.__slots__ if hasattr(g, slot)]
+
+
+def test_prng_keys_have_a_picture(auto_mesh: Mesh) -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    g = gda.GlobalArray.from_array(jax.device_put(keys, NamedSharding(auto_mesh, P("x"))))
+    assert facts_of(g._repr_html_() or "")["dtype"] == "key&lt;fry&gt;"
+
+
+def test_where_there_is_no_picture_the_text_is_shown(auto_mesh: Mesh) -> None:
+    deleted = cut(batch(8, 2), auto_mesh, P("x"))
+    deleted.delete()
+    for array in (deleted, *(gda.GlobalArray(array=x) for x in (None, object(), "x"))):
+        assert array._repr_html_() is None
+        repr(array)
+
+
+def test_while_tracing_there_is_no_picture(mesh: Mesh) -> None:
+    pictures = []
+
+    @jax.jit
+    def double(g: gda.GlobalArray) -> jax.Array:
+        pictures.append(g._repr_html_())
+        return 2 * jnp.asarray(g.array)
+
+    double(cut(batch(8, 2), mesh, P("x")))
+    assert pictures == [None]
+
+
+# Large arrays. What they may take is in bytes of markup: it is kept in notebooks.
+
+SQUARE = {"a": 64, "b": 64}
+RNG = np.random.default_rng(0)
+PROCESSES = {
+    "unknown": None,
+    "one": np.zeros(4096, int),
+    "of_eight_devices": np.arange(4096) // 8,
+    "of_one_device": np.arange(4096),
+    "of_a_column": np.arange(4096) % 64,
+    "scattered": RNG.permutation(4096) // 8,
+}
+
+
+@pytest.mark.parametrize("kind", PROCESSES)
+def test_4096_blocks_are_all_drawn_in_few_bytes(kind: str) -> None:
+    grid = subject((65536, 8192), SQUARE, ("a", "b"), PROCESSES[kind])
+    svg = svg_of(grid)
+    assert len(svg.encode()) < 200 * KILOBYTE
+    assert "stands for" not in svg
+    # Every block is filled by a path, in rows joined where the colour stays.
+    paths = re.findall(r'<path fill="(#\w+)" d="(.*?)"', svg)
+    width, height = cell_size(svg)
+    colors: dict[tuple[int, int], str] = {}
+    for color, path in paths:
+        for x, y, w in re.findall(r"M(\S+) (\S+?)h(\S+?)v", path):
+            for step in range(round(float(w) / width)):
+                at = round(float(y) / height), round(float(x) / width) + step
+                assert at not in colors
+                colors[at] = color
+    assert len(colors) == 4096
+    owners = grid.owners.reshape(64, 64)
+    distinct = np.unique(owners)
+    palette = colors_of(len(distinct))
+    for (row, column), color in colors.items():
+        rank = np.searchsorted(distinct, owners[row, column])
+        assert color == palette[which(np.array(rank), len(distinct))]
+
+
+def cell_size(svg: str) -> tuple[float, float]:
+    outline = re.search(r'class="gda-outline" d="M0 0h(\S+?)v(\S+?)h', svg)
+    assert outline is not None
+    return float(outline[1]) / 64, float(outline[2]) / 64
+
+
+def test_4096_blocks_have_cut_lines_and_hover_texts_of_some_each() -> None:
+    svg = svg_of(subject((65536, 8192), SQUARE, ("a", "b"), PROCESSES["of_eight_devices"]))
+    blocks = blocks_of(svg)
+    assert sum(num_blocks(block) for block in blocks) == 4096
+    assert blocks[0].title == (
+        "[0:1024, 0:2048], 16 blocks\ndevices 0-15\nprocesses 0, 1\n512.0 KiB on each device"
+    )
+    (lines,) = re.findall(r'<path d="([^"]*)" stroke-opacity="0.3"', svg)
+    assert lines.count("v") == lines.count("h") == 63
+
+
+@pytest.mark.parametrize(
+    ("shape", "mesh", "spec"),
+    [
+        ((65536, 65536), {"a": 256, "b": 256}, ("a", "b")),
+        ((65536, 65536), {"a": 256, "b": 256}, ("b", "a")),
+        ((10**6, 10**6), {"a": 1000, "b": 1000}, ("a", "b")),
+        ((71, 73), {"a": 71, "b": 73}, ("a", "b")),
+        ((1 << 20, 4), {"a": 65536}, ("a",)),
+        ((4, 1 << 20), {"a": 65536}, (None, "a")),
+        ((1 << 20,), {"a": 4096}, ("a",)),
+        ((64, 64, 64), {"a": 64, "b": 64, "c": 4}, ("a", "b", "c")),
+        ((16, 16, 16), {"a": 16, "b": 16, "c": 16}, ("a", "b", "c")),
+        ((64, 64, 64, 64), {"a": 8, "b": 64, "c": 8, "d": 16}, ("a", "b", "c", "d")),
+        ((64, 64), {"a": 32, "b": 16, "c": 8}, ("a", "b")),
+        ((64, 64), {"a": 32, "b": 32, "c": 8}, ("a", "b")),
+    ],
+)
+def test_pictures_stay_small(shape: tuple[int, ...], mesh: dict[str, int], spec: Any) -> None:
+    num_devices = math.prod(mesh.values())
+    svg = svg_of(subject(shape, mesh, spec, np.arange(num_devices) // 8))
+    assert len(svg.encode()) < 200 * KILOBYTE
+    grid = ShardGrid(shape, mesh, spec)
+    assert any(text.startswith(f"{grid.num_shards:,} blocks of ") for text in texts_of(svg))
+
+
+def test_a_folded_picture_has_the_blocks_of_each_cell() -> None:
+    svg = svg_of(subject((256, 256), {"a": 256, "b": 256}, ("a", "b"), np.arange(65536) // 8))
+    blocks = blocks_of(svg)
+    assert sum(num_blocks(block) for block in blocks) == 65536
+    assert blocks[0].title.split("\n")[:3] == [
+        "[0:4, 0:64], 256 blocks",
+        "devices 0-63, 256-319, 512-575, 768-831",
+        "processes 0-7, 32-39, 64-71, 96-103",
+    ]
+    assert "each cell stands for 4 \xd7 4 of them" in texts_of(svg)
+
+
+def test_neighbouring_processes_keep_apart_and_far_ones_are_a_ramp() -> None:
+    ranks = np.arange(8192)
+    colors = np.array(colors_of(8192))[which(ranks, 8192)]
+    assert (colors[:-1] != colors[1:]).all()
+    assert len({*colors}) == 96
+
+
+def num_blocks(block: Block) -> int:
+    found = re.search(r"\], ([\d,]+) blocks\n", block.title)
+    return int(found[1].replace(",", "")) if found else 1
+
+
+def luminance(color: str) -> float:
+    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 8, 9, 24, 25, 100000])
+def test_labels_can_be_read_on_every_color(num_processes: int) -> None:
+    for color in colors_of(num_processes):
+        assert (luminance(color) + 0.05) / (luminance(INK) + 0.05) > 5
+
+
+def lab(color: str) -> list[float]:
+    """Return a colour in CIELAB, in which distances are about as people see them."""
+    channels = np.array([int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]]
+    x, y, z = np.cbrt(np.array(to_xyz) @ linear / [0.9505, 1, 1.0888])
+    return [116 * y - 16, 500 * (x - y), 200 * (y - z)]
+
+
+@pytest.mark.parametrize("num_processes", range(1, 25))
+def test_up_to_24_processes_have_colors_of_their_own(num_processes: int) -> None:
+    colors = colors_of(num_processes)
+    assert len({*colors}) == num_processes
+    distances = [math.dist(lab(a), lab(b)) for a, b in itertools.combinations(colors, 2)]
+    assert min(distances, default=20) >= 20
+
+
+# Properties.
+
+
+@st.composite
+def subjects(draw: st.DrawFn) -> Subject:
+    """Grids of up to five dimensions, with processes in any order or without."""
+    meshes = mesh_shapes(max_devices=64, axis_names=("x", "y", "z", "w"))
+    case = draw(sharded_cases(meshes, max_dims=5))
+    grid = case.grid
+    process_of = None
+    if draw(st.booleans()):
+        number = st.integers(0, draw(st.sampled_from([1, 3, 40])))
+        process_of = draw(st.lists(number, min_size=grid.num_devices, max_size=grid.num_devices))
+    dtype = draw(st.sampled_from([None, "int8", "float32"]))
+    return subject(case.global_shape, case.mesh_shape, case.spec, process_of, dtype)
+
+
+@settings(max_examples=100)
+@given(subjects())
+def test_every_block_is_drawn_once_and_says_what_it_is(subject: Subject) -> None:
+    svg = svg_of(subject)
+    blocks = blocks_of(svg)
+    titles = [block.title for block in blocks]
+    if any(text.startswith("… ") for text in texts_of(svg)):  # some boxes or layers are left out
+        assert len({*titles}) == len(titles) < subject.grid.num_shards
+    elif subject.grid.num_replicas <= 4:
+        assert sorted(titles) == sorted(expected_titles(subject))
+    else:
+        first_lines = [title.split("\n")[0] for title in expected_titles(subject)]
+        assert sorted(title.split("\n")[0] for title in titles) == sorted(first_lines)
+
+
+@settings(max_examples=100)
+@given(subjects())
+def test_blocks_tile_each_face_and_are_equally_large(subject: Subject) -> None:
+    svg = svg_of(subject)
+    blocks = blocks_of(svg)
+    areas = [block.area for block in blocks]
+    assert max(areas) - min(areas) <= 0.02 * max(areas)
+    for face in {block.face for block in blocks}:
+        boxes = [block.box for block in blocks if block.face == face]
+        right, bottom = max(x + w for x, _, w, _ in boxes), max(y + h for _, y, _, h in boxes)
+        assert sum(w * h for _, _, w, h in boxes) == pytest.approx(right * bottom, rel=1e-4)
+        # Equally large and together as large as the face: so none covers another if all begin at
+        # different places of one grid.
+        assert len({(x, y) for x, y, _, _ in boxes}) == len(boxes)
+
+
+@settings(max_examples=100)
+@given(subjects())
+def test_a_page_is_well_formed(subject: Subject) -> None:
+    page = html_of(subject)
+    style = page[page.index("<style>") : page.index("</style>") + 8]
+    root = ElementTree.fromstring(page.replace(style, "", 1))
+    assert root.tag == "div"
+    assert root.find(SVG + "svg") is not None
+
+
+@given(st.integers(1, 5000), st.integers(1, 100))
+def test_folding_leaves_nothing_out(parts: int, most: int) -> None:
+    edges = folded(parts, most)
+    assert edges[0] == 0
+    assert edges[-1] == parts
+    assert len(edges) - 1 <= most
+    sizes = np.diff(edges)
+    assert (sizes[:-1] == sizes[0]).all()
+    assert 0 < sizes[-1] <= sizes[0]

@@ -1,0 +1,121 @@
+"""Which chunks two writers would write into; the oracle looks at every element."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
+
+
+@pytest.mark.parametrize(
+    ("shard_shape", "parts", "chunk_shape", "origin", "expected"),
+    [
+        ((4,), (4,), (4,), (0,), True),
+        ((4,), (4,), (2,), (0,), True),
+        ((4,), (4,), (8,), (0,), False),
+        ((4,), (4,), (3,), (0,), False),
+        ((4,), (1,), (3,), (0,), True),  # one block, whatever the chunks
+        ((4,), (2,), (4,), (-2,), False),
+        ((4,), (2,), (4,), (-8,), True),
+        ((4,), (2,), (6,), (-2,), True),  # the only boundary is at 4, where a chunk begins
+        ((4, 3), (2, 2), (4, 6), (0, 0), False),
+        ((), (), (), (), True),
+    ],
+)
+def test_aligned_chunks(
+    shard_shape: Any, parts: Any, chunk_shape: Any, origin: Any, expected: bool
+) -> None:
+    assert are_aligned(shard_shape, parts, chunk_shape, origin) is expected
+
+
+def test_a_chunk_may_reach_over_blocks_of_one_writer() -> None:
+    rows = np.array([[0, 0], [1, 1]])
+    assert conflicts_between(rows, (4, 4), (4, 8), (0, 0)) == []
+    assert conflicts_between(rows, (4, 4), (8, 4), (0, 0)) == [Conflict(0, 4, (0, 1))]
+
+
+def test_the_first_conflict_of_each_dimension_is_told() -> None:
+    writers = np.array([[0, 0, 0], [0, 0, 5], [0, 7, 0]])
+    assert conflicts_between(writers, (2, 2), (3, 3), (0, 0)) == [
+        Conflict(0, 2, (0, 5)),
+        Conflict(1, 2, (0, 7)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "chunk", "expected"),
+    [(8, 8, 8), (8, 100, 8), (8, 3, 2), (8, 7, 4), (7, 5, 7), (1009, 1000, 1009), (12, 5, 4)],
+)
+def test_chunks_that_fit_are_no_larger_than_asked_for_and_not_tiny(
+    size: int, chunk: int, expected: int
+) -> None:
+    assert fitting_chunks((size, 3), (chunk, 2), [0]) == (expected, 2)
+
+
+def test_a_hundred_thousand_blocks() -> None:
+    writers = np.arange(512 * 256).reshape(512, 256)
+    assert conflicts_between(writers, (16, 64), (16, 64), (0, 0)) == []
+    assert conflicts_between(writers, (16, 64), (16, 128), (0, 0)) == [Conflict(1, 64, (0, 1))]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Any, ...]:
+    ndim = draw(st.integers(1, 3))
+    sides = [
+        tuple(draw(st.lists(st.integers(low, high), min_size=ndim, max_size=ndim)))
+        for low, high in [(1, 4), (1, 4), (1, 7), (-7, 7)]
+    ]
+    shard_shape, parts, chunk_shape, origin = sides
+    size = int(np.prod(parts))
+    numbers = st.integers(0, draw(st.integers(0, 2)))
+    writers = np.array(draw(st.lists(numbers, min_size=size, max_size=size))).reshape(parts)
+    return shard_shape, writers, chunk_shape, origin
+
+
+def writers_of_chunks(
+    shard_shape: Any, writers: Any, chunk_shape: Any, origin: Any
+) -> dict[tuple[int, ...], set[int]]:
+    found: dict[tuple[int, ...], set[int]] = {}
+    sizes = [step * ways for step, ways in zip(shard_shape, writers.shape, strict=True)]
+    for element in itertools.product(*map(range, sizes)):
+        place = zip(element, chunk_shape, origin, strict=True)
+        chunk = tuple((p - first) // size for p, size, first in place)
+        block = tuple(p // step for p, step in zip(element, shard_shape, strict=True))
+        found.setdefault(chunk, set()).add(int(writers[block]))
+    return found
+
+
+@given(cases())
+def test_there_is_a_conflict_where_a_chunk_has_two_writers(case: tuple[Any, ...]) -> None:
+    shard_shape, writers, chunk_shape, origin = case
+    conflicts = conflicts_between(writers, shard_shape, chunk_shape, origin)
+    found = writers_of_chunks(*case)
+    assert bool(conflicts) == any(len(of_chunk) > 1 for of_chunk in found.values())
+    for dimension, boundary, two in conflicts:
+        assert any(set(two) <= of_chunk for of_chunk in found.values())
+        step, chunk, first = shard_shape[dimension], chunk_shape[dimension], origin[dimension]
+        assert boundary % step == 0
+        assert (boundary - 1 - first) // chunk == (boundary - first) // chunk
+    distinct = np.arange(writers.size).reshape(writers.shape)
+    alone = all(
+        len(of_chunk) == 1
+        for of_chunk in writers_of_chunks(shard_shape, distinct, chunk_shape, origin).values()
+    )
+    assert are_aligned(shard_shape, writers.shape, chunk_shape, origin) == alone
+
+
+@given(cases())
+def test_chunks_that_fit_have_no_conflict(case: tuple[Any, ...]) -> None:
+    shard_shape, writers, chunk_shape, _ = case
+    begin = (0,) * writers.ndim
+    dimensions = [
+        each.dimension for each in conflicts_between(writers, shard_shape, chunk_shape, begin)
+    ]
+    fitting = fitting_chunks(shard_shape, chunk_shape, dimensions)
+    assert conflicts_between(writers, shard_shape, fitting, begin) == []
+    for dimension, (fits, size) in enumerate(zip(fitting, chunk_shape, strict=True)):
+        assert dimension in dimensions or fits == size

@@ -1,0 +1,495 @@
+"""Tensors of safetensors files, against those that the real package wrote and reads."""
+
+import json
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+from meshes import batch, mesh_of
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
+
+import gda
+from gda.storage import safetensors as storage
+from gda.storage.safetensors import open_safetensors
+
+DATA = batch(8, 6)
+DTYPES = [
+    *["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"],
+    *["float16", "float32", "float64", "complex64", "bfloat16"],
+    *["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"],
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_file_is_left_open() -> Iterator[None]:
+    before = _open_files()
+    yield
+    assert _open_files() == before
+
+
+def _open_files() -> list[str]:
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return sorted(name for link in links if (name := os.readlink(link)).endswith(".safetensors"))
+
+
+def write(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+    return path
+
+
+def entry(shape: Any, start: Any, stop: Any, dtype: Any = "U8") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_dtype_of_the_package(name: str, tmp_path: Path) -> None:
+    data = (DATA % 3).astype(np.dtype(getattr(ml_dtypes, name, name)))
+    scalar = np.array(data[1, 1], data.dtype)
+    save_file({"x": data, "scalar": scalar, "empty": data[:0]}, tmp_path / "a")
+    tensors = open_safetensors(tmp_path / "a")
+    assert tensors["x"].dtype == data.dtype
+    assert tensors["x"].nbytes == data.nbytes
+    assert tensors["x"].ndim == 2
+    assert tensors["x"][...].tobytes() == data.tobytes()
+    assert tensors["x"][2:4, 1:3].tobytes() == data[2:4, 1:3].tobytes()
+    assert tensors["scalar"][()] == data[1, 1]
+    assert tensors["empty"][...].shape == (0, 6)
+
+
+def test_dtypes_that_are_packed_are_refused_when_read(tmp_path: Path) -> None:
+    header = {"f4": entry([2, 3], 0, 3, "F4"), "f6": entry([4], 3, 6, "F6_E2M3")}
+    path = write(tmp_path / "a", header, bytes(6))
+    with safe_open(path, "numpy") as theirs:
+        assert set(theirs.keys()) == {"f4", "f6"}
+    tensors = open_safetensors(path)
+    assert tensors["f4"].shape == (2, 3)
+    for name in tensors:
+        with pytest.raises(TypeError, match=f"tensor '{name}' of .*a has dtype F., with|dtype F6_"):
+            gda.GlobalArray.from_source(tensors[name], mesh_of({"x": 2}), P())
+
+
+def test_a_mapping_that_reads_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"w": DATA, "b": DATA[0]}, path, metadata={"format": "np"})
+    with open_safetensors(str(path)) as tensors:
+        assert sorted(tensors) == ["b", "w"]
+        assert len(tensors) == 2
+        assert tensors.nbytes == DATA.nbytes + DATA[0].nbytes
+        assert repr(tensors) == "SafetensorsFiles(2 tensors, 216 bytes)"
+        assert repr(tensors["w"]) == (
+            f"SafetensorsTensor('w', shape=(8, 6), dtype=F32, path={str(path)!r})"
+        )
+        assert tensors["w"].path == path
+        with pytest.raises(KeyError, match=r"no tensor 'v' among the 2 of .*a\.safetensors\""):
+            tensors["v"]
+
+
+def test_a_name_that_is_not_there(model: Path, tmp_path_factory: Any) -> None:
+    tensors = open_safetensors(model)
+    with pytest.raises(KeyError) as caught:
+        tensors["l.1.w"]
+    (text,) = caught.value.args
+    assert text.startswith(f"there is no tensor 'l.1.w' among the {len(tensors)} of the 2 files of")
+    assert str(model) in text
+    other = tmp_path_factory.mktemp("other") / "b.safetensors"
+    names = ["l.0.w", "l.1.weight", "l.2.w", "l.3.w", "head"]
+    save_file(dict.fromkeys(names, DATA), other)
+    tensors = open_safetensors(other)
+    with pytest.raises(KeyError, match=r"the nearest names are ('l\.\d\.w'(, )?){3}\""):
+        tensors["l.1.w"]
+    with pytest.raises(KeyError, match=r"no tensor 3 among the 5 of .*b\.safetensors'$"):
+        tensors[3]  # pyright: ignore[reportArgumentType]
+    first = write(tmp_path_factory.mktemp("third") / "c.safetensors", {"c": entry([1], 0, 1)}, b"1")
+    with pytest.raises(KeyError, match=r"no tensor '\?' among the 6 of 2 files"):
+        open_safetensors([other, first])["?"]
+    with pytest.raises(KeyError, match=r"no tensor 'a' among the 0 of 0 files"):
+        open_safetensors(write(other.parent / "d.safetensors", {}))["a"]
+
+
+def test_whether_a_name_is_there_is_known_without_a_search(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("difflib.get_close_matches")
+    tensors = open_safetensors(model)
+    name = next(iter(tensors))
+    assert (name in tensors, "none" in tensors) == (True, False)
+    assert tensors.get(name) is tensors[name]
+    assert (tensors.get("none"), tensors.get("none", 3)) == (None, 3)
+
+
+INDICES = [(), ..., 3, -1, slice(2, 4), slice(-3, None), slice(5, 2), (..., 2), (slice(None), 1)]
+INDICES += [(slice(1, 7), slice(2, 5)), (np.int64(2), slice(0, 3)), (3, 4), (0, ..., slice(1, 2))]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_slices_are_those_of_numpy(index: Any, tmp_path: Path) -> None:
+    save_file({"w": DATA}, tmp_path / "a")
+    read = open_safetensors(tmp_path / "a")["w"][index]
+    assert np.array_equal(read, DATA[index])
+    assert read.shape == DATA[index].shape
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (slice(0, 4, 2), "sliced without a step, not by slice"),
+        ((1, 2, 3), "3 indices for a tensor of 2 dimensions"),
+        (8, "8 is no index for a dimension of size 8"),
+        ([1, 2], r"\[1, 2\] is no index"),
+        (None, "None is no index"),
+    ],
+)
+def test_indices_that_are_not_read(index: Any, message: str, tmp_path: Path) -> None:
+    save_file({"w": DATA}, tmp_path / "a")
+    with pytest.raises(IndexError, match=message):
+        open_safetensors(tmp_path / "a")["w"][index]
+
+
+@given(
+    data=st.data(),
+    shape=st.lists(st.integers(0, 7), max_size=4),
+    dtype=st.sampled_from(["u1", "i2", "f4", "c8"]),
+    gap_bytes=st.sampled_from([1, 8, 10**6]),
+    piece_bytes=st.sampled_from([1, 50, 10**6]),
+)
+def test_any_part_in_any_way(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    shape: list[int],
+    dtype: str,
+    gap_bytes: int,
+    piece_bytes: int,
+) -> None:
+    values = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    path = tmp_path_factory.mktemp("any") / "a"
+    save_file({"before": DATA, "w": values}, path)
+    ends = [sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
+    index = tuple(slice(*pair) for pair in ends)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "_GAP_BYTES", gap_bytes)
+        patch.setattr(storage, "_PIECE_BYTES", piece_bytes)
+        assert np.array_equal(open_safetensors(path)["w"][index], values[index])
+
+
+def test_only_the_bytes_of_the_rows_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_file({"w": np.zeros((64, 100), np.float32)}, tmp_path / "a")
+    tensor = open_safetensors(tmp_path / "a")["w"]
+    read = []
+    preadv = os.preadv
+
+    def counting(file: int, buffers: Any, offset: int) -> int:
+        read.append(count := preadv(file, buffers, offset))
+        return count
+
+    monkeypatch.setattr(os, "preadv", counting)
+    tensor[8:16]
+    assert read == [8 * 400]
+    read.clear()
+    tensor[8:16, 50:]  # short gaps are read with the rest, at once
+    assert read == [7 * 400 + 200]
+    read.clear()
+    monkeypatch.setattr(storage, "_GAP_BYTES", 200)
+    tensor[8:16, 50:]
+    assert read == [200] * 8
+
+
+def test_reads_into_given_memory(tmp_path: Path) -> None:
+    save_file({"w": DATA}, tmp_path / "a")
+    tensor = open_safetensors(tmp_path / "a")["w"]
+    out = np.zeros((2, 3), np.float32)
+    tensor.read_direct(out, (slice(2, 4), slice(3, 6)))
+    assert np.array_equal(out, DATA[2:4, 3:6])
+    for wrong in [out.T, out.astype(np.float64), np.zeros((2, 6), np.float32)[:, ::2]]:
+        with pytest.raises(ValueError, match=r"needs a C-contiguous array of shape \(2, 3\)"):
+            tensor.read_direct(wrong, (slice(2, 4), slice(3, 6)))
+
+
+def test_many_threads_read_one_file(tmp_path: Path) -> None:
+    values = {f"w{i}": batch(64, 64) + i for i in range(20)}
+    save_file(values, tmp_path / "a.safetensors")
+    mesh = mesh_of({"x": 4, "y": 2})
+    loaded = gda.load_tree(
+        open_safetensors(tmp_path), mesh, P("x", "y"), max_workers=8, max_bytes=20_000
+    )
+    assert loaded.keys() == values.keys()
+    for name, array in loaded.items():
+        assert np.array_equal(array, values[name])
+    assert not [t.name for t in threading.enumerate() if "reader" in t.name]
+
+
+# Several files.
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with two files and their index, as published models have it."""
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    save_file({"embed.weight": DATA, "norm.weight": DATA[0]}, tmp_path / names[0])
+    save_file({"lm_head.weight": -DATA}, tmp_path / names[1])
+    files = {"embed.weight": names[0], "norm.weight": names[0], "lm_head.weight": names[1]}
+    index = {"metadata": {"total_size": 408}, "weight_map": files}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return tmp_path
+
+
+def test_all_ways_to_name_the_files_of_a_model(model: Path) -> None:
+    index = model / "model.safetensors.index.json"
+    files = sorted(model.glob("*.safetensors"))
+    for given_path in [model, str(index), index, files, map(str, files)]:
+        tensors = open_safetensors(given_path)
+        assert sorted(tensors) == ["embed.weight", "lm_head.weight", "norm.weight"]
+        assert np.array_equal(tensors["lm_head.weight"][1:3], -DATA[1:3])
+    index.unlink()
+    assert len(open_safetensors(model)) == 3
+
+
+def test_files_that_are_links_elsewhere(model: Path, tmp_path_factory: Any) -> None:
+    # As they are in the cache of a hub.
+    blobs = tmp_path_factory.mktemp("blobs")
+    for number, path in enumerate(sorted(model.glob("*.safetensors"))):
+        path.rename(blobs / str(number))
+        path.symlink_to(blobs / str(number))
+    assert np.array_equal(open_safetensors(model)["embed.weight"][...], DATA)
+
+
+def rewrite_index(model: Path, change: Any) -> Path:
+    index = model / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    change(content)
+    index.write_text(json.dumps(content))
+    return index
+
+
+@pytest.mark.parametrize(
+    "file", ["../a.safetensors", "/etc/passwd", "a/../../b", "", ".", 3, None, "a\\b", "a\0b"]
+)
+def test_an_index_that_points_outside(model: Path, file: Any) -> None:
+    index = rewrite_index(model, lambda c: c["weight_map"].update({"norm.weight": file}))
+    with pytest.raises(ValueError, match="tensor 'norm.weight' is said to be in .*; expected is"):
+        open_safetensors(index)
+
+
+def test_an_index_that_is_wrong(model: Path) -> None:
+    index = rewrite_index(model, lambda c: c["weight_map"].update({"v": "missing.safetensors"}))
+    with pytest.raises(FileNotFoundError, match="there is no file .*missing.safetensors"):
+        open_safetensors(index)
+    name = "model-00001-of-00002.safetensors"
+    rewrite_index(model, lambda c: c["weight_map"].update({"v": name}))
+    with pytest.raises(ValueError, match=f"tensor 'v' is not in {name}, where it is said to be"):
+        open_safetensors(index)
+    rewrite_index(model, lambda c: c.pop("weight_map"))
+    with pytest.raises(ValueError, match="index.json has no weight_map"):
+        open_safetensors(model)
+    for text in ["", "[]", '{"weight_map": {"a": "b", "a": "c"}}', "[" * 100_000, "\xff"]:
+        index.write_bytes(text.encode("latin-1"))
+        with pytest.raises(ValueError, match="index.json has a broken header"):
+            open_safetensors(model)
+
+
+def test_a_tensor_in_two_files(model: Path) -> None:
+    files = sorted(model.glob("*.safetensors"))
+    save_file({"embed.weight": DATA}, files[1])
+    with pytest.raises(ValueError, match="tensor 'embed.weight' is in .*00001.* and in .*00002"):
+        open_safetensors(files)
+
+
+def test_where_nothing_is(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="has no .safetensors file and no index"):
+        open_safetensors(tmp_path)
+    for name in ["a.safetensors", "model.safetensors.index.json"]:
+        with pytest.raises(FileNotFoundError, match=f"there is no file .*{name}"):
+            open_safetensors(tmp_path / name)
+    with pytest.raises(ValueError, match="no paths were given"):
+        open_safetensors([])
+    for name in ["a", "b"]:
+        (tmp_path / f"{name}.safetensors.index.json").touch()
+    with pytest.raises(ValueError, match="has more than one index: a.safetensors.index.json, b"):
+        open_safetensors(tmp_path)
+
+
+# Files that are broken, or that somebody hostile made. The package refuses all of them, too, but
+# for a tensor that is there twice: it takes the last.
+
+
+BROKEN = {
+    "empty": (b"", b"", 2, "is cut off or no safetensors file"),
+    "header longer than the file": (
+        {},
+        b"",
+        2**63,
+        "its header is said to have 9223372036854775808",
+    ),
+    "no JSON": (b"{", b"", None, "has a broken header, which is no JSON"),
+    "nested": (b"[" * 100_000, b"", None, "has a broken header"),
+    "not an object": ([1], b"", None, "list is no JSON object"),
+    "not a number": (b'{"w": NaN}', b"", None, "NaN is no number of JSON's"),
+    "twice": (
+        b'{"w":%b,"w":%b}' % ((json.dumps(entry([1], 0, 1)).encode(),) * 2),
+        b"1",
+        None,
+        "'w' is there twice",
+    ),
+    "no entry": ({"w": 3}, b"", None, "tensor 'w' of .*: its entry in the header needs dtype"),
+    "no offsets": ({"w": {"dtype": "U8", "shape": [1]}}, b"1", None, "needs dtype, shape and data"),
+    "dtype": ({"w": entry([1], 0, 1, "U7")}, b"1", None, "dtype 'U7' is not known; known are BOOL"),
+    "dtype of lists": ({"w": entry([1], 0, 1, ["U8"])}, b"1", None, "is not known"),
+    "shape": ({"w": entry(3, 0, 3)}, b"123", None, "shape 3 is no list of at most 64 sizes"),
+    "negative size": ({"w": entry([-1, -1], 0, 1)}, b"1", None, r"shape \[-1, -1\] is no list"),
+    "size that is true": ({"w": entry([True], 0, 1)}, b"1", None, r"shape \[True\] is no list"),
+    "huge": (
+        {"w": entry([2**62, 2**62], 0, 1)},
+        b"1",
+        None,
+        "has 21267647932558653966460912964485513216 bytes, but data_offsets 0 to 1 have 1",
+    ),
+    "huge and consistent": (
+        {"w": entry([2**40], 0, 2**40)},
+        b"1",
+        None,
+        "tensor 'w' of .* ends at byte 1099511627776 of the data, of which the file has 1",
+    ),
+    "negative offset": ({"w": entry([2], -1, 1)}, b"12", None, r"data_offsets \[-1, 1\] are not"),
+    "backwards": ({"w": entry([1], 1, 0)}, b"1", None, r"data_offsets \[1, 0\] are not where"),
+    "cut off": ({"w": entry([3], 0, 3)}, b"12", None, "ends at byte 3 .*: it is cut off"),
+    "overlap": (
+        {"v": entry([2], 0, 2), "w": entry([2], 1, 3)},
+        b"123",
+        None,
+        "tensor 'w' of .* overlaps tensor 'v'",
+    ),
+    "gap": (
+        {"v": entry([1], 0, 1), "w": entry([1], 2, 3)},
+        b"123",
+        None,
+        "tensor 'w' of .* leaves a gap after tensor 'v'",
+    ),
+    "gap at the beginning": ({"w": entry([1], 1, 2)}, b"12", None, "leaves a gap after the header"),
+    "surplus": ({"w": entry([1], 0, 1)}, b"12", None, "has 1 bytes after its last tensor"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_files(case: str, tmp_path: Path) -> None:
+    header, data, length, message = BROKEN[case]
+    path = write(tmp_path / "a.safetensors", header, data, length)
+    with pytest.raises(ValueError, match=message) as caught:
+        open_safetensors(path)
+    assert "a.safetensors" in str(caught.value)
+    if case != "twice":
+        with pytest.raises(SafetensorError), safe_open(path, "numpy"):
+            pass
+
+
+def test_a_header_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_MOST_HEADER_BYTES", 10)
+    save_file({"w": DATA}, tmp_path / "a")
+    with pytest.raises(ValueError, match="bytes; at most 10 are read"):
+        open_safetensors(tmp_path / "a")
+
+
+def test_a_file_that_becomes_shorter(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    save_file({"w": DATA}, path)
+    tensors = open_safetensors(path)
+    os.truncate(path, path.stat().st_size - 4)
+    assert np.array_equal(tensors["w"][:4], DATA[:4])
+    with pytest.raises(ValueError, match="tensor 'w' of .*a is cut off"):
+        gda.load_tree(tensors, mesh_of({"x": 4}), P("x"))
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        tensors["w"][0]
+
+
+HEADERS = st.dictionaries(
+    st.text(max_size=3),
+    st.fixed_dictionaries(
+        {
+            "dtype": st.sampled_from(["U8", "F32", "X", 3]),
+            "shape": st.lists(st.integers(-1, 3) | st.none(), max_size=3),
+            "data_offsets": st.lists(st.integers(-1, 40), min_size=1, max_size=3),
+        }
+    ),
+    max_size=3,
+)
+
+
+def read_all(path: Path) -> dict[str, np.ndarray] | str:
+    try:
+        return {name: tensor[...] for name, tensor in open_safetensors(path).items()}
+    except ValueError as error:
+        return str(error)
+
+
+@given(header=HEADERS, size=st.integers(0, 40))
+def test_what_the_package_refuses_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, header: dict[str, Any], size: int
+) -> None:
+    path = write(tmp_path_factory.getbasetemp() / "fuzzed.safetensors", header, bytes(size))
+    ours = read_all(path)
+    try:
+        theirs = load_file(path)
+    except (SafetensorError, KeyError):
+        assert isinstance(ours, str)
+        assert "fuzzed.safetensors" in ours
+    else:
+        assert ours.keys() == theirs.keys()
+        for name, array in ours.items():
+            np.testing.assert_array_equal(array, theirs[name])
+
+
+@given(
+    header=HEADERS,
+    size=st.integers(0, 40),
+    damage=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=3),
+)
+def test_damaged_files_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory,
+    header: dict[str, Any],
+    size: int,
+    damage: list[tuple[int, int]],
+) -> None:
+    path = write(tmp_path_factory.getbasetemp() / "damaged.safetensors", header, bytes(size))
+    content = bytearray(path.read_bytes())
+    for place, value in damage:
+        content[place % len(content)] = value
+    path.write_bytes(content)
+    ours = read_all(path)
+    if isinstance(ours, str):
+        assert "damaged.safetensors" in ours
+    else:
+        assert sum(array.nbytes for array in ours.values()) <= size
+
+
+@pytest.mark.processes(2, devices=4)
+def test_each_process_reads_its_slices(shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "model.safetensors"
+    if jax.process_index() == 0:
+        save_file({"w": batch(8, 1024)}, path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
+    gda.check_processes_agree((), name="written")
+    read = []
+    with pytest.MonkeyPatch.context() as patch:
+        preadv = os.preadv
+
+        def counting(*args: Any) -> int:
+            read.append(preadv(*args))
+            return read[-1]
+
+        patch.setattr(os, "preadv", counting)
+        loaded = gda.load_tree(open_safetensors(path), mesh_of({"x": 8}), P("x"))
+    assert sum(read) == 4 * 1024 * 4
+    assert np.array_equal(loaded["w"].gather(), batch(8, 1024))

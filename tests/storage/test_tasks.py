@@ -1,0 +1,359 @@
+"""Many pieces of work at a time: order, budget, errors, retries and interrupts."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gda
+from gda.storage.tasks import AsyncTask, Options, Task, Transfer, run
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    left = set(threading.enumerate()) - before
+    assert not {t.name for t in left if "reader" in t.name}
+
+
+@pytest.mark.parametrize("max_workers", [None, 1, 2, 16])
+def test_every_task_is_worked_and_finished_once(max_workers: int | None) -> None:
+    worked, finished = [], []
+
+    def work(i: int) -> int:
+        worked.append(i)
+        return 10 * i
+
+    run((Task(1, lambda i=i: work(i), finished.append) for i in range(50)), max_workers=max_workers)
+    assert sorted(worked) == list(range(50))
+    assert sorted(finished) == [10 * i for i in range(50)]
+
+
+@pytest.mark.parametrize("max_workers", [None, 1])
+def test_one_worker_is_the_thread_of_the_caller(max_workers: int | None) -> None:
+    threads = []
+    tasks = [Task(1, threading.get_ident, threads.append)] * 3
+    run(tasks, max_workers=max_workers)
+    assert threads == [threading.get_ident()] * 3
+
+
+def test_work_overlaps_and_is_finished_by_the_caller() -> None:
+    together = threading.Barrier(4)
+    threads = []
+
+    def work() -> None:
+        together.wait(30)
+
+    run([Task(1, work, lambda _: threads.append(threading.get_ident()))] * 8, max_workers=4)
+    assert threads == [threading.get_ident()] * 8
+
+
+@given(
+    sizes=st.lists(st.integers(0, 12), max_size=12),
+    max_workers=st.integers(1, 4),
+    max_bytes=st.none() | st.integers(1, 20),
+    asynchronous=st.integers(0, 2**12 - 1),
+)
+def test_the_budget_and_the_workers_are_never_exceeded(
+    sizes: list[int], max_workers: int, max_bytes: int | None, asynchronous: int
+) -> None:
+    lock = threading.Lock()
+    held: list[int] = []
+    most: list[tuple[int, int, int]] = []
+    finished = []
+
+    def begin(i: int) -> int:
+        with lock:
+            held.append(i)
+            most.append((sum(sizes[k] for k in held), len(held), max(sizes[k] for k in held)))
+        return i
+
+    def finish(i: int) -> None:
+        with lock:
+            held.remove(i)
+        finished.append(i)
+
+    with ThreadPoolExecutor(2) as pool:
+
+        def task(i: int) -> Task | AsyncTask:
+            if asynchronous >> i & 1:
+                return AsyncTask(sizes[i], lambda: pool.submit(int, begin(i)), finish)
+            return Task(sizes[i], lambda: begin(i), finish)
+
+        run(map(task, range(len(sizes))), max_workers=max_workers, max_bytes=max_bytes)
+    assert sorted(finished) == list(range(len(sizes)))
+    for nbytes, count, largest in most:
+        assert count <= 2 * max_workers
+        assert max_bytes is None or nbytes <= max(max_bytes, largest)
+
+
+def test_tasks_are_taken_only_when_there_is_room() -> None:
+    taken, finished = [], []
+
+    def tasks() -> Iterator[Task]:
+        for i in range(5):
+            taken.append(i)
+            yield Task(10, lambda: None, lambda _: finished.append(len(taken) - len(finished)))
+
+    run(tasks(), max_workers=4, max_bytes=10)
+    assert max(finished) <= 2  # one that is read, and one that waits for room
+
+
+def test_memory_counts_until_its_transfer_is_done() -> None:
+    moving: list[int] = []
+
+    def finish(i: int) -> Transfer:
+        moving.append(i)
+        assert len(moving) <= 2
+        return Transfer(lambda: False, lambda: moving.remove(i))
+
+    for max_workers in [None, 3]:
+        tasks = [Task(10, lambda i=i: i, finish) for i in range(6)]
+        run(tasks, max_workers=max_workers, max_bytes=20)
+        assert len(moving) == 2, "the last ones may go on"
+        moving.clear()
+
+
+# Errors and interrupts.
+
+
+@pytest.mark.parametrize("max_workers", [None, 2, 8])
+@pytest.mark.parametrize("where", ["work", "finish"])
+def test_an_error_stops_the_rest(max_workers: int | None, where: str) -> None:
+    begun = []
+
+    def fail(_: object = None) -> None:
+        raise OSError("gone")
+
+    def tasks() -> Iterator[Task]:
+        for i in range(100):
+            begun.append(i)
+            is_bad = i == 3
+            yield Task(
+                1,
+                fail if is_bad and where == "work" else lambda: None,
+                fail if is_bad and where == "finish" else lambda _: None,
+            )
+
+    with pytest.raises(OSError, match="gone"):
+        run(tasks(), max_workers=max_workers)
+    assert len(begun) < 100
+
+
+def test_what_a_library_had_begun_is_cancelled() -> None:
+    future: Future[None] = Future()
+
+    def fail() -> None:
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        run([AsyncTask(1, lambda: future), Task(1, fail)], max_workers=None)
+    assert future.cancelled()
+
+
+def test_an_asynchronous_error_is_noted() -> None:
+    def begin() -> Future[None]:
+        future: Future[None] = Future()
+        future.set_exception(OSError("gone"))
+        return future
+
+    task = AsyncTask(1, begin, note=lambda error: error.add_note("the third"))
+    with pytest.raises(OSError, match="gone") as caught:
+        run([task])
+    assert caught.value.__notes__ == ["the third"]
+
+
+def test_a_library_that_cannot_begin_fails_alike() -> None:
+    def begin() -> Future[None]:
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        run([AsyncTask(1, begin)])
+
+
+_INTERRUPTED = """
+import os, threading, time
+from gda.storage.tasks import Retry, Task, run
+
+begun = []
+def work():
+    begun.append(0)
+    os.write(1, b"begun\\n")  # in one piece, unlike print
+    {what}
+
+try:
+    run([Task(1, work)] * 50, max_workers={workers}, retry={retry})
+except KeyboardInterrupt:
+    print("interrupted", len(begun) < 50, threading.active_count())
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "what", "retry"),
+    [
+        ("1", "time.sleep(60)", "None"),
+        ("4", "time.sleep(0.3)", "None"),
+        ("1", "raise OSError", "Retry(OSError, delay=60, max_delay=60)"),
+        ("4", "raise OSError", "Retry(OSError, delay=60, max_delay=60)"),
+    ],
+)
+def test_ctrl_c_ends_it_at_once(workers: str, what: str, retry: str) -> None:
+    program = _INTERRUPTED.format(what=what, workers=workers, retry=retry)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as process:
+        first = process.stdout.readline()
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+    assert first == "begun\n"
+    assert out.splitlines()[-1] == "interrupted True 1"
+
+
+# Trying again.
+
+
+class Flaky:
+    """Work that fails some times before it does not."""
+
+    def __init__(self, failures: int, error: type[Exception] = OSError) -> None:
+        self.failures, self.error, self.calls = failures, error, 0
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise self.error(f"failure {self.calls}")
+        return "fine"
+
+
+def _asynchronous(work: Callable[[], Any]) -> Future[Any]:
+    future: Future[Any] = Future()
+    try:
+        future.set_result(work())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+QUICK = gda.Retry((OSError, KeyError), attempts=3, delay=0.001)
+KINDS = {
+    "caller": (1, Task),
+    "threads": (2, Task),
+    "library": (1, lambda n, work, finish: AsyncTask(n, lambda: _asynchronous(work), finish)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_that_are_named_are_tried_again(kind: str) -> None:
+    max_workers, task = KINDS[kind]
+    finished = []
+    flaky = [Flaky(2), Flaky(0), Flaky(1, KeyError)]
+    run([task(1, f, finished.append) for f in flaky], max_workers=max_workers, retry=QUICK)
+    assert finished == ["fine"] * 3
+    assert [f.calls for f in flaky] == [3, 1, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_last_error_says_how_many_attempts_there_were(kind: str) -> None:
+    max_workers, task = KINDS[kind]
+    flaky = Flaky(9)
+    with pytest.raises(OSError, match="failure 3") as caught:
+        run([task(1, flaky, print)], max_workers=max_workers, retry=QUICK)
+    assert caught.value.__notes__ == ["gda: after attempt 3 of 3"]
+    assert flaky.calls == 3
+
+
+def test_errors_that_are_not_named_are_not_tried_again() -> None:
+    flaky = Flaky(9, ValueError)
+    with pytest.raises(ValueError, match="failure 1") as caught:
+        run([Task(1, flaky)], retry=QUICK)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_another_error_after_an_attempt_says_which_it_was_in() -> None:
+    errors = iter([OSError("slow"), ValueError("wrong")])
+
+    def work() -> None:
+        raise next(errors)
+
+    with pytest.raises(ValueError, match="wrong") as caught:
+        run([Task(1, work)], retry=QUICK)
+    assert caught.value.__notes__ == ["gda: in attempt 2, of an error that is not retried"]
+
+
+def test_waiting_ends_when_another_fails() -> None:
+    waits = threading.Event()
+
+    def slow() -> None:
+        waits.set()
+        raise OSError("tried again in a day")
+
+    def wrong() -> None:
+        waits.wait(30)
+        time.sleep(0.05)
+        raise ValueError("wrong")
+
+    retry = gda.Retry(OSError, delay=86400, max_delay=86400)
+    with pytest.raises(ValueError, match="wrong"):
+        run([Task(1, slow), Task(1, wrong)], max_workers=2, retry=retry)
+
+
+@given(
+    delay=st.floats(0, 100),
+    factor=st.floats(1, 10),
+    max_delay=st.floats(0, 100),
+    attempts=st.integers(1, 10**6),
+)
+def test_delays_grow_up_to_a_bound(
+    delay: float, factor: float, max_delay: float, attempts: int
+) -> None:
+    retry = gda.Retry(OSError, delay=delay, factor=factor, max_delay=max_delay)
+    least = min(delay, max_delay) / 2
+    assert least * 0.999 <= retry.seconds_after(attempts) <= max_delay
+    assert retry.seconds_after(1) <= delay
+
+
+# Options that are wrong.
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"errors": OSError("x")}, TypeError, "errors must be a class of exceptions"),
+        ({"errors": ()}, TypeError, "errors must be a class of exceptions"),
+        ({"errors": KeyboardInterrupt}, TypeError, "errors must be a class of exceptions"),
+        ({"errors": OSError, "attempts": 0}, ValueError, "attempts must be a whole number"),
+        ({"errors": OSError, "delay": -1}, ValueError, "delay must be from 0 to 86400, not -1"),
+        ({"errors": OSError, "delay": float("nan")}, ValueError, "delay must be from 0"),
+        ({"errors": OSError, "factor": 0.5}, ValueError, "factor must be from 1 to 10, not 0.5"),
+        ({"errors": OSError, "max_delay": -1}, ValueError, "max_delay must be from 0 to 86400"),
+    ],
+)
+def test_a_retry_that_makes_no_sense(kwargs: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        gda.Retry(**kwargs)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "message"),
+    [
+        ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),
+        ({"max_workers": True}, ValueError, "max_workers must be a whole number"),
+        ({"max_workers": 1.5}, ValueError, "max_workers must be a whole number"),
+        ({"max_bytes": 0}, ValueError, "max_bytes must be a whole number, at least 1, not 0"),
+        ({"progress": 1}, TypeError, "progress must be True, False or a function"),
+        ({"retry": OSError}, TypeError, r"retry must be a gda.Retry, such as gda.Retry\(OSError\)"),
+    ],
+)
+def test_options_that_make_no_sense(kwargs: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Options(**kwargs)

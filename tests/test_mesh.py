@@ -1,0 +1,355 @@
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
+from meshes import mesh_of
+
+import gda
+from gda.layout.spec import Index
+from gda.mesh import after_spec, devices_of, local_positions, mesh_and_spec, mesh_grid
+from gda.testing.strategies import ShardedCase, meshes, sharded_cases
+
+P = PartitionSpec
+WHOLE = slice(None)
+BOTH_KINDS = pytest.mark.parametrize(
+    "kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"]
+)
+
+
+def replica_ids(shape: Any, mesh: Mesh, spec: Any) -> list[int]:
+    shards = gda.get_shard_indices_replica_ids(shape, mesh, spec)
+    return [replica_id for _, replica_id in shards.values()]
+
+
+def shards_of_jax(
+    shape: tuple[int, ...], mesh: Mesh, spec: PartitionSpec
+) -> dict[Any, tuple[Index, int]]:
+    """Return index and replica id of every device, from an array that JAX made."""
+    # JAX refuses a spec that is longer than the shape where axes are Explicit.
+    sharding = NamedSharding(mesh, P(*tuple(spec)[: len(shape)]))
+    array = jax.make_array_from_callback(shape, sharding, np.zeros(shape, np.bool_).__getitem__)
+    return {shard.device: (shard.index, shard.replica_id) for shard in array.addressable_shards}
+
+
+# What people meet: facts about the mesh (4, 2) of axes x and y and the shape (8, 2).
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (P("x", "y"), [0, 0, 0, 0, 0, 0, 0, 0]),
+        (P("x"), [0, 1, 0, 1, 0, 1, 0, 1]),
+        (P("y"), [0, 0, 1, 1, 2, 2, 3, 3]),
+        (P(None, "y"), [0, 0, 1, 1, 2, 2, 3, 3]),
+        (P(("x", "y")), [0, 0, 0, 0, 0, 0, 0, 0]),
+        (P(), [0, 1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_facts_about_replica_ids(mesh: Mesh, spec: PartitionSpec, expected: list[int]) -> None:
+    assert replica_ids((8, 2), mesh, spec) == expected
+    assert gda.get_shard_indices_replica_ids((8, 2), mesh, spec) == shards_of_jax(
+        (8, 2), mesh, spec
+    )
+
+
+def test_facts_about_indices(mesh: Mesh) -> None:
+    indices = gda.get_shard_indices((8, 2), mesh, P("x", "y"))
+    assert list(indices.values())[:2] == [
+        (slice(0, 2), slice(0, 1)),
+        (slice(0, 2), slice(1, 2)),
+    ]
+    assert gda.get_shard_shape((8, 2), mesh, P("x", "y")) == (2, 1)
+
+
+@BOTH_KINDS
+def test_facts_about_a_mesh_of_three_axes(kind: AxisType) -> None:
+    mesh = mesh_of({"x": 2, "y": 2, "z": 2}, kind)
+    assert replica_ids((8, 4, 2), mesh, P("z")) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert gda.get_shard_shape((8, 4, 2), mesh, P("z")) == (4, 4, 2)
+
+
+def test_lists_are_taken_for_shape_and_spec(mesh: Mesh) -> None:
+    assert gda.get_shard_shape([8, 2], mesh, ["x", None]) == (2, 2)
+    assert gda.get_shard_indices([8, 2], mesh, [["y", "x"]]) == gda.get_shard_indices(
+        (8, 2), mesh, P(("y", "x"))
+    )
+    assert replica_ids([8, 2], mesh, ["x"]) == [0, 1] * 4
+
+
+def test_names_in_another_order_than_the_mesh(mesh: Mesh) -> None:
+    rows = [index[0].start for index in gda.get_shard_indices((8,), mesh, P(("y", "x"))).values()]
+    assert rows == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert gda.get_shard_indices_replica_ids((8,), mesh, P(("y", "x"))) == shards_of_jax(
+        (8,), mesh, P(("y", "x"))
+    )
+
+
+@BOTH_KINDS
+def test_axes_of_size_1(kind: AxisType) -> None:
+    mesh = mesh_of({"one": 1, "x": 4}, kind)
+    expected = shards_of_jax((8, 3), mesh, P(("x", "one"), None))
+    assert gda.get_shard_indices_replica_ids((8, 3), mesh, P(("x", "one"))) == expected
+    assert gda.get_shard_indices((8, 3), mesh, P(None, "one")) == dict.fromkeys(
+        mesh.devices.flat, (WHOLE, WHOLE)
+    )
+
+
+@pytest.mark.parametrize("spec", [P(), P(None), P(None, None)])
+def test_scalars(mesh: Mesh, spec: PartitionSpec) -> None:
+    expected = {device: ((), i) for i, device in enumerate(mesh.devices.flat)}
+    assert gda.get_shard_indices_replica_ids((), mesh, spec) == expected
+    assert shards_of_jax((), mesh, spec) == expected
+    # The ancestor's users wrote P(None) for a scalar, and JAX's map of indices takes it.
+    assert gda.get_shard_indices((), mesh, spec) == NamedSharding(mesh, spec).devices_indices_map(
+        ()
+    )
+
+
+@pytest.mark.parametrize("spec", [P("x", "y"), P("x"), P(None, "y"), P(("y", "x")), P()])
+@pytest.mark.parametrize("shape", [(0, 2), (8, 0), (0, 0)])
+def test_dimensions_of_size_0(mesh: Mesh, shape: tuple[int, ...], spec: PartitionSpec) -> None:
+    assert gda.get_shard_indices_replica_ids(shape, mesh, spec) == shards_of_jax(shape, mesh, spec)
+
+
+def test_devices_of_a_shuffled_subset_are_answered_for_in_the_order_of_the_mesh() -> None:
+    devices = [jax.devices()[i] for i in (6, 1, 4, 3)]
+    mesh = Mesh(np.array(devices).reshape(2, 2), ("x", "y"))
+    indices = gda.get_shard_indices((4, 2), mesh, P("x"))
+    assert list(indices) == devices
+    assert [index[0].start for index in indices.values()] == [0, 0, 2, 2]
+    assert replica_ids((4, 2), mesh, P("x")) == [0, 1, 0, 1]
+
+
+def test_a_mesh_without_axes_is_one_device() -> None:
+    mesh = Mesh(np.array(jax.devices()[3]), ())
+    assert gda.get_shard_indices_replica_ids((2,), mesh, P()) == {jax.devices()[3]: ((WHOLE,), 0)}
+
+
+def test_an_abstract_mesh_tells_the_shard_shape() -> None:
+    mesh: Any = AbstractMesh((4, 2), ("x", "y"))
+    assert gda.get_shard_shape((8, 2), mesh, P("x")) == (2, 2)
+
+
+def test_equal_indices_are_one_object(mesh: Mesh) -> None:
+    indices = list(gda.get_shard_indices((8, 2), mesh, P("x")).values())
+    assert indices[0] is indices[1]
+    assert indices[0] is not indices[2]
+
+
+def test_a_dictionary_that_was_given_out_may_be_changed(mesh: Mesh) -> None:
+    gda.get_shard_indices((8, 2), mesh, P("x")).clear()
+    gda.get_shard_indices_replica_ids((8, 2), mesh, P("x")).clear()
+    assert len(gda.get_shard_indices((8, 2), mesh, P("x"))) == 8
+    assert len(gda.get_shard_indices_replica_ids((8, 2), mesh, P("x"))) == 8
+
+
+def test_local_devices_are_found_by_their_position_in_the_mesh(mesh: Mesh) -> None:
+    assert devices_of(mesh) == tuple(mesh.devices.flat)
+    assert local_positions(mesh) == {d: i for i, d in enumerate(mesh.devices.flat)}
+
+
+# Properties: JAX is right.
+
+
+@settings(max_examples=1000)
+@given(sharded_cases())
+def test_shapes_and_indices_are_those_of_jax(case: ShardedCase[Mesh]) -> None:
+    shape, mesh, spec = case.global_shape, case.mesh, case.spec
+    sharding = NamedSharding(mesh, spec)
+    indices = gda.get_shard_indices(shape, mesh, spec)
+    assert gda.get_shard_shape(shape, mesh, spec) == sharding.shard_shape(shape)
+    assert indices == sharding.devices_indices_map(shape)
+    assert list(indices) == list(mesh.devices.flat)
+
+
+@settings(max_examples=1000)
+@given(sharded_cases())
+def test_indices_and_replica_ids_are_those_of_the_shards_of_a_jax_array(
+    case: ShardedCase[Mesh],
+) -> None:
+    shards = gda.get_shard_indices_replica_ids(case.global_shape, case.mesh, case.spec)
+    assert shards == shards_of_jax(case.global_shape, case.mesh, case.spec)
+    assert list(shards) == list(case.mesh.devices.flat)
+
+
+@settings(max_examples=300)
+@given(sharded_cases(), st.integers(1, 3))
+def test_surplus_nones_change_nothing(case: ShardedCase[Mesh], surplus: int) -> None:
+    missing = len(case.global_shape) - len(case.spec)
+    spec = P(*case.spec, *[None] * (missing + surplus))
+    shards = gda.get_shard_indices_replica_ids(case.global_shape, case.mesh, spec)
+    assert shards == shards_of_jax(case.global_shape, case.mesh, spec)
+
+
+@settings(max_examples=300)
+@given(sharded_cases(meshes(shuffle=False)), st.randoms(use_true_random=False))
+def test_devices_change_places_and_the_places_keep_what_they_hold(
+    case: ShardedCase[Mesh], random: Any
+) -> None:
+    devices = list(case.mesh.devices.flat)
+    random.shuffle(devices)
+    mesh = Mesh(
+        np.array(devices).reshape(case.mesh.devices.shape),
+        case.mesh.axis_names,
+        axis_types=case.mesh.axis_types,
+    )
+    before = gda.get_shard_indices_replica_ids(case.global_shape, case.mesh, case.spec)
+    after = gda.get_shard_indices_replica_ids(case.global_shape, mesh, case.spec)
+    assert list(after.values()) == list(before.values())
+    assert list(after) == devices
+
+
+@settings(max_examples=300)
+@given(sharded_cases())
+def test_the_blocks_of_the_first_replicas_make_up_the_array(case: ShardedCase[Mesh]) -> None:
+    shards = gda.get_shard_indices_replica_ids(case.global_shape, case.mesh, case.spec)
+    whole = np.arange(np.prod(case.global_shape, dtype=int)).reshape(case.global_shape)
+    rebuilt = np.full_like(whole, -1)
+    for index, replica_id in shards.values():
+        if replica_id == 0:
+            assert (rebuilt[index] == -1).all()
+            rebuilt[index] = whole[index]
+    np.testing.assert_array_equal(rebuilt, whole)
+
+
+@settings(max_examples=200)
+@given(sharded_cases())
+def test_the_grid_of_a_mesh_needs_its_shape_only(case: ShardedCase[Mesh]) -> None:
+    assert mesh_grid(case.global_shape, case.mesh, case.spec) == case.grid
+
+
+# What cannot be.
+
+FUNCTIONS = [gda.get_shard_shape, gda.get_shard_indices, gda.get_shard_indices_replica_ids]
+
+BAD: list[tuple[Any, Any, type[Exception], str]] = [
+    (
+        (6, 2),
+        P("x"),
+        ValueError,
+        "global shape (6, 2) cannot be cut by P('x') on the mesh {'x': 4, 'y': 2}: dimension 0 of "
+        "size 6 is cut 4 ways by mesh axis 'x', and 6 is not divisible by 4; 4 and 8 are the "
+        "nearest sizes that divide. Specs of this mesh that fit (6, 2) as it stands: P('y'), "
+        "P(None, 'y'), P()",
+    ),
+    (
+        (8,),
+        P("x", "y"),
+        ValueError,
+        "spec P('x', 'y') has 2 entries, but global shape (8,) has 1 dimension, so there is "
+        "nothing for entry 1 to cut; give at most one entry per dimension",
+    ),
+    (
+        (8, 2),
+        P("z"),
+        ValueError,
+        "spec P('z') cuts dimension 0 by mesh axis 'z', but the mesh has the axes {'x': 4, 'y': 2}",
+    ),
+    (
+        (8, 2),
+        P(P.UNCONSTRAINED),
+        ValueError,
+        "spec P(UNCONSTRAINED) leaves dimension 0 UNCONSTRAINED, so it has no fixed layout; write "
+        "None (not cut) or the axes that cut it",
+    ),
+    (
+        (8, 2),
+        P("x", ("y", P.UNCONSTRAINED)),
+        ValueError,
+        "leaves dimension 1 UNCONSTRAINED, so it has no fixed layout",
+    ),
+    ((8, 2), "x", TypeError, "spec 'x' is a string; write P('x') or ['x']"),
+    (8, P(), TypeError, "global_shape must be a sequence of integers such as (8, 2), not 8"),
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    ("shape", "spec", "error", "message"), BAD, ids=[row[3][:50] for row in BAD]
+)
+def test_a_wrong_argument_is_refused(
+    mesh: Mesh,
+    function: Callable[[Any, Any, Any], object],
+    shape: Any,
+    spec: Any,
+    error: type[Exception],
+    message: str,
+) -> None:
+    with pytest.raises(error) as info:
+        function(shape, mesh, spec)
+    assert message in str(info.value)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("mesh", [None, {"x": 4, "y": 2}, np.zeros((4, 2))])
+def test_what_is_no_mesh_is_refused(
+    function: Callable[[Any, Any, Any], object], mesh: object
+) -> None:
+    with pytest.raises(TypeError) as info:
+        function((8, 2), mesh, P("x"))
+    assert str(info.value) == (
+        "mesh must be a jax.sharding.Mesh, or a NamedSharding in place of mesh and spec, not "
+        f"{mesh!r}; without devices use gda.ShardGrid"
+    )
+
+
+def test_devices_of_an_abstract_mesh_are_not_there() -> None:
+    mesh = AbstractMesh((4, 2), ("x", "y"))
+    for function in (gda.get_shard_indices, gda.get_shard_indices_replica_ids):
+        with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh, .* not Abstract"):
+            function((8, 2), mesh, ["x"])
+    assert gda.get_shard_shape((8, 2), mesh, ["x"]) == (2, 2)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_a_sharding_stands_in_place_of_mesh_and_spec(
+    function: Callable[..., object], mesh: Mesh
+) -> None:
+    device = jax.devices()[3]
+    alone = Mesh(np.array([device]), ("device",))
+    assert function((8, 2), NamedSharding(mesh, P("x"))) == function((8, 2), mesh, P("x"))
+    assert function((8, 2), SingleDeviceSharding(device)) == function((8, 2), alone, P())
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_one_spec_is_needed_and_not_two(function: Callable[..., object], mesh: Mesh) -> None:
+    with pytest.raises(TypeError, match=r"^a mesh needs a spec beside it; write P\(\)"):
+        function((8, 2), mesh)
+    with pytest.raises(TypeError, match="stands beside NamedSharding.*give the sharding alone"):
+        function((8, 2), NamedSharding(mesh, P("x")), P("x"))
+
+
+def test_devices_of_a_sharding_over_an_abstract_mesh_are_not_there() -> None:
+    sharding = NamedSharding(AbstractMesh((4, 2), ("x", "y")), P("x"))
+    assert gda.get_shard_shape((8, 2), sharding) == (2, 2)
+    with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh, not Abstract"):
+        gda.get_shard_indices((8, 2), sharding)
+
+
+def test_the_memory_kind_of_a_sharding_is_kept(mesh: Mesh) -> None:
+    device = jax.devices()[3]
+    named = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    single = SingleDeviceSharding(device, memory_kind="pinned_host")
+    assert mesh_and_spec(named, None) == (mesh, P("x"), "pinned_host")
+    assert mesh_and_spec(single, None) == (Mesh([device], ("device",)), P(), "pinned_host")
+    assert mesh_and_spec(mesh, ["x"]) == (mesh, ["x"], None)
+
+
+def test_arguments_after_an_omitted_spec_move_up(mesh: Mesh) -> None:
+    sharding = NamedSharding(mesh, P("x"))
+    assert after_spec(sharding, len, None) == (None, len)
+    assert after_spec(sharding, None, len) == (None, len)
+    assert after_spec(mesh, P("x"), len) == (P("x"), len)
+    assert after_spec(sharding, P("x"), None) == (P("x"), None)  # an error of `mesh_and_spec`

@@ -1,0 +1,441 @@
+import doctest
+import importlib
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import find, given, settings
+from hypothesis import strategies as st
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from meshes import mesh_of
+
+import gda
+from gda.layout.spec import axes_by_dimension
+from gda.testing import strategies
+from gda.testing.strategies import (
+    ShardedCase,
+    global_arrays,
+    global_shapes,
+    mesh_shapes,
+    meshes,
+    partition_specs,
+    sharded_cases,
+)
+
+P = PartitionSpec
+
+# Shrinking is a search that may stop beside the smallest case; here it takes the same way always.
+SEARCH = settings(database=None, derandomize=True, max_examples=2000)
+
+
+@pytest.fixture
+def searches_take_the_same_way() -> Iterator[None]:
+    settings.register_profile("search", SEARCH)
+    settings.load_profile("search")
+    yield
+    settings.load_profile("gda")
+
+
+def device_ids(mesh: Mesh) -> list[int]:
+    return [device.id for device in mesh.devices.flat]
+
+
+# What people meet.
+
+
+@pytest.mark.usefixtures("searches_take_the_same_way")
+def test_the_examples_of_the_docstrings_run() -> None:
+    assert doctest.testmod(strategies).failed == 0
+
+
+def test_a_failing_property_prints_a_case_that_can_be_read() -> None:
+    @SEARCH
+    @given(sharded_cases())
+    def all_axes_are_auto(case: ShardedCase[Mesh]) -> None:
+        assert AxisType.Explicit not in case.mesh.axis_types
+
+    with pytest.raises(AssertionError) as info:
+        all_axes_are_auto()
+    printed = "\n".join(info.value.__notes__)
+    assert "case=ShardedCase((), Mesh({'x': 1}, axis_types=Explicit), P())," in printed
+
+
+def test_a_failing_global_array_is_printed_with_its_content() -> None:
+    @SEARCH
+    @given(global_arrays(dtype="int32"))
+    def nothing_is_above_four(g: gda.GlobalArray) -> None:
+        assert not (np.asarray(g) > 4).any()
+
+    with pytest.raises(AssertionError) as info:
+        nothing_is_above_four()
+    printed = "\n".join(info.value.__notes__)
+    assert (
+        "GlobalArray of ShardedCase((), Mesh({'x': 1}), P()) with array(5, dtype=int32)" in printed
+    )
+
+
+def test_a_case_says_how_its_array_is_cut() -> None:
+    case = ShardedCase((8, 2), mesh_of({"x": 4, "y": 2}), P("x", "y"))
+    assert case.mesh_shape == {"x": 4, "y": 2}
+    assert case.grid == gda.ShardGrid((8, 2), {"x": 4, "y": 2}, P("x", "y"))
+    assert case == ShardedCase((8, 2), mesh_of({"x": 4, "y": 2}), P("x", "y"))
+    assert hash(case) == hash(ShardedCase((8, 2), mesh_of({"x": 4, "y": 2}), P("x", "y")))
+
+
+def test_a_case_cannot_be_changed() -> None:
+    case = ShardedCase((8,), {"x": 4}, P("x"))
+    with pytest.raises(FrozenInstanceError):
+        case.spec = P()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_the_repr_of_a_case_shows_what_tells_it_apart() -> None:
+    devices = jax.devices()
+    assert repr(ShardedCase((8, 2), {"x": 4, "y": 2}, P(("y", "x"), None))) == (
+        "ShardedCase((8, 2), {'x': 4, 'y': 2}, P(('y', 'x'), None))"
+    )
+    shuffled = Mesh(np.array(devices[2:0:-1]), ("x",), axis_types=(AxisType.Explicit,))
+    assert repr(ShardedCase((2,), shuffled, P("x"))) == (
+        "ShardedCase((2,), Mesh({'x': 2}, devices=[2, 1], axis_types=Explicit), P('x'))"
+    )
+    mixed = Mesh(
+        np.array(devices[:2]).reshape(2, 1),
+        ("x", "y"),
+        axis_types=(AxisType.Explicit, AxisType.Auto),
+    )
+    assert repr(ShardedCase((), mixed, P())) == (
+        "ShardedCase((), Mesh({'x': 2, 'y': 1}, axis_types=Auto and Explicit), P())"
+    )
+
+
+# What comes up, and what it shrinks to.
+
+
+SHRUNK: list[tuple[str, Callable[[ShardedCase[Mesh]], object], str]] = [
+    ("anything", lambda c: True, "ShardedCase((), Mesh({'x': 1}), P())"),
+    ("shards", lambda c: c.grid.num_shards > 1, "ShardedCase((2,), Mesh({'x': 2}), P('x'))"),
+    ("replicas", lambda c: c.grid.num_replicas > 1, "ShardedCase((), Mesh({'x': 2}), P())"),
+    (
+        "an axis of size 1 that is used",
+        lambda c: c.spec and c.spec[0] and c.grid.num_devices == 1,
+        "ShardedCase((1,), Mesh({'x': 1}), P('x'))",
+    ),
+    (
+        "a tuple of names",
+        lambda c: any(isinstance(entry, tuple) for entry in c.spec),
+        "ShardedCase((1,), Mesh({'x': 1, 'y': 1}), P(('x', 'y')))",
+    ),
+    (
+        "a tuple in another order than the mesh",
+        lambda c: any(isinstance(entry, tuple) and entry[0] > entry[1] for entry in c.spec),
+        "ShardedCase((1,), Mesh({'x': 1, 'y': 1}), P(('y', 'x')))",
+    ),
+    (
+        "a trailing None",
+        lambda c: len(c.spec) and c.spec[-1] is None,
+        "ShardedCase((1,), Mesh({'x': 1}), P(None))",
+    ),
+    (
+        "a spec shorter than the shape",
+        lambda c: len(c.spec) < len(c.global_shape),
+        "ShardedCase((1,), Mesh({'x': 1}), P())",
+    ),
+    (
+        "an empty dimension",
+        lambda c: 0 in c.global_shape,
+        "ShardedCase((0,), Mesh({'x': 1}), P())",
+    ),
+    (
+        "a subset of the devices",
+        lambda c: device_ids(c.mesh) == [1],
+        "ShardedCase((), Mesh({'x': 1}, devices=[1]), P())",
+    ),
+    (
+        "Explicit axes",
+        lambda c: AxisType.Explicit in c.mesh.axis_types,
+        "ShardedCase((), Mesh({'x': 1}, axis_types=Explicit), P())",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("condition", "smallest"), [row[1:] for row in SHRUNK], ids=[row[0] for row in SHRUNK]
+)
+def test_cases_shrink_to_what_can_be_read(
+    condition: Callable[[ShardedCase[Mesh]], object], smallest: str
+) -> None:
+    found = find(sharded_cases(), lambda case: bool(condition(case)), settings=SEARCH)
+    # The smallest, or with one axis or entry too many: other versions of hypothesis search in
+    # another order.
+    assert repr(found) == smallest or len(repr(found)) <= len(smallest) + len(", 'y': 1, None")
+
+
+def test_shuffled_devices_come_up_and_shrink_to_a_few() -> None:
+    found = find(
+        sharded_cases(),
+        lambda case: device_ids(case.mesh) != sorted(device_ids(case.mesh)),
+        settings=SEARCH,
+    )
+    assert (found.global_shape, found.spec) == ((), P())
+    assert len(found.mesh_shape) == 1
+    assert found.mesh.size <= 3
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "int4"])
+def test_global_arrays_shrink_to_the_one_value_that_matters(dtype: str) -> None:
+    g = find(
+        global_arrays(dtype=jnp.dtype(dtype)),
+        lambda g: bool(np.asarray(g).astype(bool).any()),
+        settings=SEARCH,
+    )
+    assert (g.shape, g.dtype.name) == ((), dtype)
+    assert abs(int(g)) == 1
+
+
+def test_mesh_shapes_shrink_to_small_axes() -> None:
+    assert find(mesh_shapes(), lambda shape: True, settings=SEARCH) == {"x": 1}
+    assert find(mesh_shapes(min_axes=2, min_axis_size=2), lambda shape: True, settings=SEARCH) == {
+        "x": 2,
+        "y": 2,
+    }
+    found = find(mesh_shapes(), lambda shape: len(shape) == 3 and shape["z"] > 1, settings=SEARCH)
+    assert found == {"x": 1, "y": 1, "z": 2}
+
+
+# What may be asked for.
+
+
+@given(mesh_shapes())
+def test_mesh_shapes_have_one_to_three_axes_and_eight_devices_at_most(
+    shape: dict[str, int],
+) -> None:
+    assert tuple(shape) in (("x",), ("x", "y"), ("x", "y", "z"))
+    assert min(shape.values()) >= 1
+    assert math.prod(shape.values()) <= 8
+
+
+@given(
+    mesh_shapes(
+        axis_names=("data", "model", "expert"),
+        min_axes=2,
+        max_axes=3,
+        min_axis_size=2,
+        max_devices=1000,
+    )
+)
+def test_mesh_shapes_keep_what_was_asked_for(shape: dict[str, int]) -> None:
+    assert tuple(shape) in (("data", "model"), ("data", "model", "expert"))
+    assert min(shape.values()) >= 2
+    assert math.prod(shape.values()) <= 1000
+
+
+@given(meshes())
+def test_meshes_are_over_any_of_the_devices(mesh: Mesh) -> None:
+    assert set(mesh.devices.flat) <= set(jax.devices())
+    assert len(set(mesh.devices.flat)) == mesh.size
+    assert len(set(mesh.axis_types)) == 1
+
+
+@given(meshes({"data": 3, "model": 2}, axis_types=AxisType.Explicit, shuffle=False))
+def test_a_mesh_shape_may_be_given(mesh: Mesh) -> None:
+    assert dict(mesh.shape) == {"data": 3, "model": 2}
+    assert device_ids(mesh) == [0, 1, 2, 3, 4, 5]
+    assert set(mesh.axis_types) == {AxisType.Explicit}
+
+
+@given(st.data())
+def test_meshes_are_made_of_the_given_devices(data: st.DataObject) -> None:
+    devices = jax.devices()[3:6]
+    mesh = data.draw(meshes(mesh_shapes(max_devices=3), devices=devices))
+    assert set(mesh.devices.flat) <= set(devices)
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        {"x": 4, "y": 2},
+        mesh_of({"x": 4, "y": 2}),
+        AbstractMesh((4, 2), ("x", "y")),
+    ],
+    ids=["mapping", "mesh", "abstract mesh"],
+)
+def test_specs_and_shapes_take_any_kind_of_mesh(mesh: Any) -> None:
+    spec = find(
+        partition_specs(mesh), lambda spec: len(spec) == 2 and spec[1] == "x", settings=SEARCH
+    )
+    assert tuple(spec) == (None, "x")
+    assert find(global_shapes(mesh, spec), lambda shape: True, settings=SEARCH) == (1, 4)
+
+
+@given(st.data(), mesh_shapes(max_devices=100))
+def test_specs_use_every_axis_once_at_most(data: st.DataObject, mesh_shape: dict[str, int]) -> None:
+    spec = data.draw(partition_specs(mesh_shape, max_entries=2))
+    assert len(spec) <= 2
+    axes_by_dimension(tuple(spec), 2, mesh_shape)
+
+
+def test_a_mesh_without_axes_has_specs_that_cut_nothing() -> None:
+    spec = find(partition_specs({}), lambda spec: len(spec) == 2, settings=SEARCH)
+    assert tuple(spec) == (None, None)
+
+
+def test_no_entries_leave_only_the_empty_spec() -> None:
+    assert find(partition_specs({"x": 4}, max_entries=0), lambda spec: True) == P()
+
+
+@settings(max_examples=300)
+@given(sharded_cases())
+def test_every_case_is_one_that_jax_takes(case: ShardedCase[Mesh]) -> None:
+    block = NamedSharding(case.mesh, case.spec).shard_shape(case.global_shape)
+    assert all(side <= 3 for side in block)
+    assert len(case.spec) <= len(case.global_shape) <= 3
+
+
+@settings(max_examples=300)
+@given(
+    sharded_cases(
+        mesh_shapes(max_devices=4096), min_dims=1, max_dims=2, max_block_side=5, allow_empty=False
+    )
+)
+def test_cases_without_devices_keep_what_was_asked_for(case: ShardedCase[dict[str, int]]) -> None:
+    assert isinstance(case.mesh, dict)
+    assert 1 <= len(case.global_shape) <= 2
+    assert all(1 <= side <= 5 for side in case.grid.shard_shape)
+
+
+@given(sharded_cases({"x": 4, "y": 2}))
+def test_one_mesh_may_be_given(case: ShardedCase[dict[str, int]]) -> None:
+    assert case.mesh == {"x": 4, "y": 2}
+
+
+@given(st.data())
+def test_shapes_of_a_long_spec_are_as_long(data: st.DataObject) -> None:
+    shape = data.draw(global_shapes({"x": 2}, [None, None, None, None, "x"]))
+    assert len(shape) == 5
+    assert shape[4] % 2 == 0
+
+
+@settings(max_examples=200)
+@given(global_arrays())
+def test_global_arrays_hold_what_their_shards_hold(g: gda.GlobalArray) -> None:
+    whole = np.asarray(g)
+    assert g.dtype.name in ("float32", "int32", "bool", "complex64", "uint8", "bfloat16")
+    for shard in g.local_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), whole[shard.index])
+
+
+@settings(max_examples=50)
+@given(
+    global_arrays(
+        ShardedCase((4, 2), mesh_of({"x": 2}), P("x")),
+        dtype=st.sampled_from(["int64", "uint16"]),
+        elements=st.integers(0, 9),
+    )
+)
+def test_case_dtype_and_elements_may_be_given(g: gda.GlobalArray) -> None:
+    assert (g.shape, dict(g.mesh.shape), g.spec) == ((4, 2), {"x": 2}, P("x"))
+    assert g.dtype.name in ("int32", "uint16")  # JAX narrows 64 bits to 32
+    assert ((np.asarray(g) >= 0) & (np.asarray(g) <= 9)).all()
+
+
+@pytest.mark.parametrize(
+    "dtype", [jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int4, jnp.uint4, np.float16]
+)
+def test_dtypes_that_numpy_does_not_know_come_up_with_content(dtype: Any) -> None:
+    case = ShardedCase((2,), mesh_of({"x": 2}), P("x"))
+    g = find(
+        global_arrays(case, dtype=dtype),
+        lambda g: len(set(np.asarray(g).astype(float).flat)) == 2,
+        settings=SEARCH,
+    )
+    assert g.dtype == dtype
+
+
+@given(global_arrays(dtype=jnp.bfloat16, elements=st.just(0.5)))
+def test_elements_may_be_given_for_dtypes_that_numpy_does_not_know(g: gda.GlobalArray) -> None:
+    assert (np.asarray(g).astype(float) == 0.5).all()
+
+
+# What cannot be.
+
+
+BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
+    (
+        lambda: mesh_shapes(max_devices=3, min_axes=2, min_axis_size=2),
+        ValueError,
+        "no mesh has 2 to 3 axes, named ('x', 'y', 'z'), each of size 2 or more, and at most 3 "
+        "devices",
+    ),
+    (
+        lambda: mesh_shapes(min_axes=4),
+        ValueError,
+        "no mesh has 4 to 3 axes, named ('x', 'y', 'z'), each of size 1 or more, and at most 8 "
+        "devices",
+    ),
+    (lambda: mesh_shapes(max_devices=0), ValueError, "and at most 0 devices"),
+    (lambda: mesh_shapes(min_axis_size=0), ValueError, "each of size 0 or more"),
+    (lambda: meshes({"x": 0}), ValueError, "mesh {'x': 0} has an axis without devices"),
+    (
+        lambda: find(meshes({"x": 16}), lambda mesh: True),
+        ValueError,
+        "a mesh {'x': 16} needs 16 devices, but there are 8; give mesh_shapes a smaller "
+        "max_devices",
+    ),
+    (
+        lambda: partition_specs([("x", 4)]),  # pyright: ignore[reportArgumentType]
+        TypeError,
+        "mesh must be a jax.sharding.Mesh or map axis names to sizes, such as {'x': 4, 'y': 2}, "
+        "not [('x', 4)]",
+    ),
+    (
+        lambda: global_shapes({"x": 4}, "x"),
+        TypeError,
+        "spec 'x' is a string; write P('x') or ['x']",
+    ),
+    (
+        lambda: global_shapes({"x": 4}, P("y")),
+        ValueError,
+        "spec P('y') cuts dimension 0 by mesh axis 'y', but the mesh has the axes {'x': 4}",
+    ),
+    (
+        lambda: global_shapes({"x": 4}, P(P.UNCONSTRAINED)),
+        ValueError,
+        "leaves dimension 0 UNCONSTRAINED, so it has no fixed layout",
+    ),
+    (
+        lambda: global_shapes({"x": 4}, P(None, "x"), max_dims=1),
+        ValueError,
+        "max_dims=1 is too few: spec P(None, 'x') has 2 entries, and min_dims=0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD, ids=[row[2][:40] for row in BAD])
+def test_a_wrong_argument_is_refused(
+    call: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as info:
+        call()
+    assert message in str(info.value)
+
+
+def test_a_missing_hypothesis_asks_for_hypothesis_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "gda.testing.strategies")
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    with pytest.raises(ImportError, match="pip install hypothesis$") as info:
+        importlib.import_module("gda.testing.strategies")
+    assert info.value.name == "hypothesis"
+
+
+def test_the_package_itself_loads_neither_hypothesis_nor_jax() -> None:
+    code = "import sys, gda.testing; print(sys.modules.keys() & {'hypothesis', 'jax'})"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "set()\n"

@@ -1,0 +1,1017 @@
+"""Arrays from sources, one or a tree of them, and the options of everything that loads."""
+
+import io
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import tensorstore as ts
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut, mesh_of
+from safetensors.numpy import save_file
+
+import gda
+from gda.arrays import from_sources
+from gda.arrays import placing as placing_module
+from gda.arrays.blocks import BlockReader
+from gda.storage.progress import shown
+
+MESH = mesh_of({"x": 4, "y": 2})
+DATA = batch(8, 6)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    assert not [t.name for t in threading.enumerate() if "reader" in t.name]
+
+
+class Recording:
+    """A source that remembers what it was asked for."""
+
+    def __init__(self, data: Any, wait: Callable[[], object] = lambda: None) -> None:
+        self.data = np.asarray(data)
+        self.shape, self.dtype = self.data.shape, self.data.dtype
+        self.wait = wait
+        self.asked: list[Any] = []
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        self.asked.append(index)
+        self.wait()
+        return self.data[index]
+
+
+@pytest.fixture(params=["placed at the end", "placed early"])
+def placing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways in which blocks come to their devices; the early one is that of accelerators."""
+    monkeypatch.setattr(placing_module, "places_early", lambda _: request.param == "placed early")
+    return request.param
+
+
+def slow(data: np.ndarray) -> Callable[[Any], np.ndarray]:
+    def read(index: Any) -> np.ndarray:
+        time.sleep(0.002)
+        return data[index]
+
+    return read
+
+
+# Sources of all kinds.
+
+
+def memory_map(path: Path, data: np.ndarray) -> Any:
+    np.save(path / "data.npy", data)
+    return np.load(path / "data.npy", mmap_mode="r")
+
+
+def zarr_array(path: Path, data: np.ndarray) -> Any:
+    array = zarr.create_array(path / "data.zarr", shape=data.shape, dtype=data.dtype, chunks="auto")
+    array[...] = data
+    return array
+
+
+def tensorstore_of(path: Path, data: np.ndarray) -> Any:
+    zarr_array(path, data)
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(path / "data.zarr")}}
+    return ts.open(spec).result()
+
+
+def translated_tensorstore(path: Path, data: np.ndarray) -> Any:
+    store = tensorstore_of(path, data)
+    return store[ts.d[:].translate_by[3]] if data.ndim else store
+
+
+def hdf5(path: Path, data: np.ndarray) -> Any:
+    with h5py.File(path / "data.h5", "w") as file:
+        file["data"] = data
+    return h5py.File(path / "data.h5")["data"]
+
+
+def own_safetensors(path: Path, data: np.ndarray) -> Any:
+    save_file({"data": data}, path / "data.safetensors")
+    return gda.storage.open_safetensors(path)["data"]
+
+
+def their_safetensors(path: Path, data: np.ndarray) -> Any:
+    save_file({"data": data}, path / "data.safetensors")
+    return safetensors.safe_open(path / "data.safetensors", framework="numpy").get_slice("data")
+
+
+KINDS = {
+    make.__name__: make
+    for make in [
+        memory_map,
+        zarr_array,
+        tensorstore_of,
+        translated_tensorstore,
+        hdf5,
+        own_safetensors,
+        their_safetensors,
+    ]
+}
+
+
+@pytest.fixture(params=KINDS)
+def source_of(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    made: list[Any] = []
+
+    def make(data: np.ndarray) -> Any:
+        made.append(KINDS[request.param](tmp_path, data))
+        return made[-1]
+
+    yield make
+    for source in made:
+        if isinstance(source, h5py.Dataset):
+            source.file.close()
+
+
+CASES = {
+    "rows": (DATA, P("x")),
+    "columns": (DATA, P(None, "y")),
+    "blocks": (DATA, P("x", "y")),
+    "whole": (DATA, P()),
+    "scalar": (np.array(3, np.float32), P()),
+    "empty": (np.zeros((0, 4), np.float32), P("x")),
+    "bool": (DATA % 3 == 0, P("y")),
+    "int16": (DATA.astype(np.int16), P(("x", "y"))),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("max_workers", [None, 3])
+def test_any_source(source_of: Any, case: str, max_workers: int | None) -> None:
+    data, spec = CASES[case]
+    g = gda.GlobalArray.from_source(source_of(data), MESH, spec, max_workers=max_workers)
+    assert g.dtype == data.dtype
+    assert np.array_equal(np.asarray(g), data)
+    assert g.sharding == cut(data, MESH, spec).sharding
+
+
+@pytest.mark.parametrize("kind", ["memory_map", "zarr_array", "hdf5"])
+def test_the_other_byte_order(kind: str, tmp_path: Path) -> None:
+    data = DATA.astype(">i4")
+    source = KINDS[kind](tmp_path, data)
+    g = gda.GlobalArray.from_source(source, MESH, P("x"))
+    assert g.dtype == np.int32
+    assert np.array_equal(np.asarray(g), DATA)
+    if kind == "hdf5":
+        source.file.close()
+
+
+@pytest.mark.parametrize("kind", ["own_safetensors", "their_safetensors"])
+def test_bfloat16_of_files_that_know_it(kind: str, tmp_path: Path) -> None:
+    data = DATA.astype(ml_dtypes.bfloat16)
+    g = gda.GlobalArray.from_source(KINDS[kind](tmp_path, data), MESH, P("x", "y"))
+    assert g.dtype == jnp.bfloat16
+    assert np.array_equal(np.asarray(g), data)
+
+
+def test_bfloat16_of_files_that_do_not(tmp_path: Path) -> None:
+    data = DATA.astype(ml_dtypes.bfloat16)
+    source = memory_map(tmp_path, data)
+    assert source.dtype.type is np.void
+    g = gda.GlobalArray.from_source(source, MESH, P("x"), dtype=jnp.bfloat16)
+    assert np.array_equal(np.asarray(g), data)
+
+
+def test_what_zarr_fills_in(tmp_path: Path) -> None:
+    array = zarr.create_array(tmp_path / "a", shape=(8, 6), chunks=(2, 3), dtype="f4", fill_value=7)
+    array[0:2] = 1
+    expected = np.full((8, 6), 7, np.float32)
+    expected[0:2] = 1
+    assert np.array_equal(gda.GlobalArray.from_source(array, MESH, P("x", "y")), expected)
+
+
+def test_masked_arrays_without_a_mask() -> None:
+    class Variable(Recording):
+        def __getitem__(self, index: Any) -> np.ndarray:
+            return np.ma.MaskedArray(super().__getitem__(index))
+
+    assert np.array_equal(gda.GlobalArray.from_source(Variable(DATA), MESH, P("x")), DATA)
+
+
+def test_arrays_of_jax_and_of_numpy_are_sources() -> None:
+    for source in [jnp.asarray(DATA), cut(DATA, MESH, P("y")), DATA]:
+        for max_workers in [None, 4]:
+            g = gda.GlobalArray.from_source(source, MESH, P("x"), max_workers=max_workers)
+            assert np.array_equal(g, DATA)
+
+
+@pytest.mark.parametrize("max_workers", [None, 3])
+def test_each_block_is_read_once_with_start_and_stop(max_workers: int | None) -> None:
+    source = Recording(DATA)
+    gda.GlobalArray.from_source(source, MESH, P("x"), max_workers=max_workers)
+    expected = [(slice(i, i + 2), slice(0, 6)) for i in (0, 2, 4, 6)]
+    assert sorted(source.asked, key=lambda index: index[0].start) == expected
+
+
+def test_later_changes_of_the_source_change_nothing(placing: str) -> None:
+    data = gda.aligned_empty((8, 6), np.float32)
+    data[...] = DATA
+    for spec in [P("x"), P()]:
+        for options in [{}, {"max_workers": 3}]:
+            g = gda.GlobalArray.from_source(data, MESH, spec, **options)
+            data[...] = -1
+            assert np.array_equal(g, DATA)
+            data[...] = DATA
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_aligned_buffers_become_the_array(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = set()
+    empty = BlockReader.empty
+
+    def recorded(reader: BlockReader, dtype: Any) -> np.ndarray:
+        out = empty(reader, dtype)
+        places.add(out.ctypes.data)
+        return out
+
+    monkeypatch.setattr(BlockReader, "empty", recorded)
+    source = KINDS[kind](tmp_path, batch(63, 1024)[:, 1:])
+    g = gda.GlobalArray.from_source(source, mesh_of({"x": 7}), P("x"))
+    # What the source itself made is adopted, if it happens to be aligned.
+    is_filled = kind in ["memory_map", "tensorstore_of", "translated_tensorstore", "hdf5"]
+    is_filled |= kind == "own_safetensors"
+    held = {shard.data.unsafe_buffer_pointer() for shard in g.local_shards}
+    assert places <= held
+    assert len(places) == 7 or not is_filled
+    if kind == "hdf5":
+        source.file.close()
+
+
+@given(
+    data=st.data(),
+    rows=st.sampled_from([0, 8, 16]),
+    columns=st.sampled_from([0, 2, 6]),
+    spec=st.sampled_from([P(), P("x"), P("y"), P(None, "y"), P("x", "y"), P(("y", "x"))]),
+    dtype=st.sampled_from(["f4", "i2", "u1", "?", "f2", "c8", ">i4", "i8", "f8"]),
+    asked=st.sampled_from([None, np.float32, jnp.bfloat16]),
+    max_workers=st.sampled_from([None, 1, 4]),
+    max_bytes=st.sampled_from([None, 1, 100, 10**6]),
+)
+def test_from_source_is_from_callback(
+    data: st.DataObject,
+    rows: int,
+    columns: int,
+    spec: P,
+    dtype: str,
+    asked: Any,
+    max_workers: int | None,
+    max_bytes: int | None,
+) -> None:
+    kind = np.dtype(dtype)
+    values = np.random.default_rng(rows).integers(0, 100, (rows, columns)).astype(kind)
+    if kind.kind == "c" and asked is not None:
+        asked = np.complex64
+    expected = gda.GlobalArray.from_callback(
+        values.shape, MESH, spec, lambda index: values[index], dtype=asked
+    )
+    for source in [values, ts.array(np.ascontiguousarray(values, kind.newbyteorder("=")))]:
+        g = gda.GlobalArray.from_source(
+            source, MESH, spec, dtype=asked, max_workers=max_workers, max_bytes=max_bytes
+        )
+        assert g.dtype == expected.dtype
+        assert g.sharding == expected.sharding
+        assert np.array_equal(g, expected)
+
+
+# The options, by callbacks.
+
+
+@pytest.mark.parametrize("max_bytes", [None, 1, 30, 10**6])
+@pytest.mark.parametrize("max_workers", [None, 1, 4])
+@pytest.mark.parametrize("spec", [P("x"), P("x", "y"), P()])
+def test_all_options_build_the_same(
+    placing: str, max_bytes: int | None, max_workers: int | None, spec: P
+) -> None:
+    g = gda.GlobalArray.from_callback(
+        DATA.shape,
+        MESH,
+        spec,
+        slow(DATA),
+        max_workers=max_workers,
+        max_bytes=max_bytes,
+        retry=gda.Retry(OSError),
+    )
+    expected = cut(DATA, MESH, spec)
+    assert g.sharding == expected.sharding
+    assert np.array_equal(g, DATA)
+    for shard, other in zip(g.local_shards, expected.local_shards, strict=True):
+        assert shard.index == other.index
+        assert np.array_equal(shard.data, other.data)
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_reads_overlap_and_each_block_is_read_once(placing: str, workers: int) -> None:
+    together = threading.Barrier(workers)
+    asked = []
+
+    def read(index: Any) -> np.ndarray:
+        asked.append(index[0].start)
+        together.wait(30)
+        return DATA[index]
+
+    g = gda.GlobalArray.from_callback((8, 6), MESH, P(("x", "y")), read, max_workers=workers)
+    assert np.array_equal(g, DATA)
+    assert sorted(asked) == list(range(8))
+
+
+def test_a_buffer_of_a_thread_may_be_used_again(placing: str) -> None:
+    mine = threading.local()
+
+    def read(index: Any) -> np.ndarray:
+        if not hasattr(mine, "buffer"):
+            mine.buffer = gda.aligned_empty((1, 1024), np.float32)
+        mine.buffer[...] = index[0].start
+        time.sleep(0.001)
+        return mine.buffer
+
+    for workers in [1, 3]:
+        g = gda.GlobalArray.from_callback((8, 1024), MESH, P(("x", "y")), read, max_workers=workers)
+        assert np.asarray(g)[:, 0].tolist() == list(range(8))
+
+
+def test_blocks_that_the_callback_keeps_are_copied(placing: str) -> None:
+    kept = {}
+
+    def read(index: Any) -> np.ndarray:
+        block = gda.aligned_empty((1, 1024), np.float32)
+        block[...] = index[0].start
+        return kept.setdefault(index[0].start, block)
+
+    g = gda.GlobalArray.from_callback((8, 1024), MESH, P(("x", "y")), read, max_workers=4)
+    for block in kept.values():
+        block[...] = -1
+    assert np.asarray(g)[:, 0].tolist() == list(range(8))
+
+
+def test_threads_fill_aligned_buffers(placing: str) -> None:
+    starts = []
+
+    def fill(index: Any, out: np.ndarray) -> None:
+        starts.append(out.ctypes.data % 64)
+        out[...] = DATA[index]
+
+    g = gda.GlobalArray.from_callback(
+        (8, 6), MESH, P("x", "y"), fill, into=True, dtype=np.float32, max_workers=4
+    )
+    assert np.array_equal(g, DATA)
+    assert starts == [0] * 8
+
+
+def test_threads_return_whatever_the_caller_may(placing: str) -> None:
+    device = jax.devices()[5]
+    for convert in [
+        lambda block: block.tolist(),
+        jnp.asarray,
+        lambda block: jax.device_put(block, device),
+        lambda block: cut(block, mesh_of({"z": 2}), P("z")),
+    ]:
+        g = gda.GlobalArray.from_callback(
+            (8, 6),
+            MESH,
+            P("x"),
+            lambda index, convert=convert: convert(DATA[index]),
+            dtype=np.float32,
+            max_workers=3,
+        )
+        assert np.array_equal(g, DATA)
+
+
+def test_the_x64_mode_of_the_caller_holds_in_threads() -> None:
+    wide = DATA.astype(np.float64)
+    with jax.enable_x64(True):
+        g = gda.GlobalArray.from_callback((8, 6), MESH, P("x"), lambda i: wide[i], max_workers=3)
+        assert g.dtype == np.float64
+    g = gda.GlobalArray.from_callback((8, 6), MESH, P("x"), lambda i: wide[i], max_workers=3)
+    assert g.dtype == np.float32
+    big = np.full((8, 6), 2**40)
+    with pytest.raises(gda.DoesNotFitError, match="the value 1099511627776"):
+        gda.GlobalArray.from_callback((8, 6), MESH, P("x"), lambda i: big[i], max_workers=3)
+
+
+def test_keys_are_read_in_threads(placing: str) -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    g = gda.GlobalArray.from_callback((8,), MESH, P("x"), lambda i: keys[i], max_workers=3)
+    assert np.array_equal(jax.random.key_data(g.array), jax.random.key_data(keys))
+
+
+def test_only_so_many_bytes_are_read_at_a_time(placing: str) -> None:
+    lock = threading.Lock()
+    reading: list[int] = []
+    most = []
+
+    def read(index: Any) -> np.ndarray:
+        with lock:
+            reading.append(0)
+            most.append(len(reading))
+        time.sleep(0.002)
+        with lock:
+            reading.pop()
+        return DATA[index]
+
+    gda.GlobalArray.from_callback(
+        (8, 6), MESH, P(("x", "y")), read, dtype=np.float32, max_workers=8, max_bytes=3 * 24
+    )
+    assert max(most) <= 3
+    most.clear()
+    # Whose size nobody knows counts as of 8 bytes an element until one was read.
+    gda.GlobalArray.from_callback(
+        (8, 6), MESH, P(("x", "y")), read, max_workers=8, max_bytes=3 * 24
+    )
+    assert most[0] == 1
+    assert max(most) <= 3
+
+
+def test_the_bound_counts_blocks_until_they_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing_module, "places_early", lambda _: True)
+    moving: list[Any] = []
+    put, wait = jax.device_put, jax.block_until_ready
+
+    def device_put(*args: Any) -> Any:
+        moving.append(args)
+        assert len(moving) <= 2
+        return put(*args)
+
+    def block_until_ready(arrays: Any) -> Any:
+        moving.pop(0)
+        return wait(arrays)
+
+    monkeypatch.setattr(from_sources.jax, "device_put", device_put)
+    monkeypatch.setattr(from_sources.jax, "block_until_ready", block_until_ready)
+    monkeypatch.setattr(from_sources, "_are_sent", lambda _: False)
+    g = gda.GlobalArray.from_callback(
+        (8, 6), MESH, P(("x", "y")), lambda i: DATA[i], dtype=np.float32, max_bytes=2 * 24
+    )
+    assert len(moving) == 2
+    assert np.array_equal(g, DATA)
+
+
+# Progress.
+
+
+@pytest.mark.parametrize("max_workers", [None, 4])
+def test_a_function_hears_of_every_block(placing: str, max_workers: int | None) -> None:
+    heard = []
+    gda.GlobalArray.from_callback(
+        (8, 6),
+        MESH,
+        P("x"),
+        lambda i: DATA[i],
+        max_workers=max_workers,
+        progress=lambda done, total: heard.append((done, total)),
+    )
+    assert heard == [(48, 192), (96, 192), (144, 192), (192, 192)]
+
+
+def test_a_bar_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    gda.GlobalArray.from_source(DATA, MESH, P("x"), progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "from_source" in err
+    assert "192/192 bytes" in err
+
+
+def test_a_bar_has_one_kind_of_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    with shown(True, "some") as show:
+        for done in range(4, 33, 4):
+            show(done * 2**20, 32 * 2**20)
+    err = capsys.readouterr().err
+    assert "33.6/33.6 MB" in err
+    assert "iB" not in err
+
+
+def test_no_thread_of_a_bar_is_left_after_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    before = threading.enumerate()
+
+    def fail(index: Any) -> None:
+        assert threading.enumerate() == before
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        gda.GlobalArray.from_callback((8, 6), MESH, P("x"), fail, progress=True)
+    assert threading.enumerate() == before
+
+
+def test_a_bar_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    source = Recording(DATA)
+    with pytest.raises(ImportError, match=r"needs rich: pip install 'gda\[progress\]'"):
+        gda.GlobalArray.from_source(source, MESH, P("x"), progress=True)
+    assert source.asked == []
+
+
+def test_an_error_of_the_function_is_the_callers() -> None:
+    def fail(done: int, total: int) -> None:
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        gda.GlobalArray.from_source(DATA, MESH, P("x"), progress=fail, max_workers=3)
+
+
+# Trees.
+
+
+def test_a_tree_of_sources() -> None:
+    tree = {"layers": [{"w": DATA, "b": DATA[0]}, {"w": -DATA, "b": -DATA[0]}], "step": np.int32(7)}
+    specs = {"layers": [{"w": P("x"), "b": P("y")}, P()], "step": P()}
+    for options in [{}, {"max_workers": 4, "max_bytes": 100}]:
+        loaded = gda.load_tree(tree, MESH, specs, **options)
+        assert jax.tree.structure(loaded, is_leaf=_is_array) == jax.tree.structure(tree)
+        jax.tree.map(np.testing.assert_array_equal, loaded, tree, is_leaf=_is_array)
+        assert loaded["layers"][0]["b"].spec == P("y")
+        assert loaded["layers"][1]["b"].spec == P()
+
+
+@pytest.mark.parametrize("kind", ["device", "pinned_host"])
+def test_shardings_for_a_tree(kind: str) -> None:
+    tree = {"a": [DATA, -DATA], "b": DATA[0]}
+    rows = NamedSharding(MESH, P("x"), memory_kind=kind)
+    columns = NamedSharding(mesh_of({"z": 2}), P("z"))
+    for options in [{}, {"max_workers": 4}]:
+        loaded = gda.load_tree(tree, {"a": rows, "b": columns}, **options)
+        jax.tree.map(np.testing.assert_array_equal, loaded, tree, is_leaf=_is_array)
+        assert [g.sharding for g in (*loaded["a"], loaded["b"])] == [rows, rows, columns]
+        for g in gda.load_tree(tree["a"], rows, **options):
+            assert g.sharding == rows
+    device = jax.devices()[2]
+    assert gda.load_tree(DATA, SingleDeviceSharding(device)).array.devices() == {device}
+
+
+def _is_array(node: object) -> bool:
+    return isinstance(node, gda.GlobalArray)
+
+
+def test_a_mapping_that_is_no_tree_becomes_a_dict(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["a/w"], file["a/b"], file["c"] = DATA, DATA[0], DATA
+        loaded = gda.load_tree(file, MESH, P())
+    assert list(loaded) == ["a", "c"]
+    assert np.array_equal(loaded["a"]["b"], DATA[0])
+
+
+def test_groups_of_zarr_and_hdf5_are_trees(tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path / "data.zarr")
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        for name, data in {"a/w": DATA, "a/b/c": DATA[0], "d": DATA}.items():
+            group.create_array(name, data=data)
+            file[name] = data
+        group.create_group("empty")
+        file.create_group("empty")
+        for given in (group, file):
+            loaded = gda.load_tree(given, MESH, P())
+            assert np.array_equal(loaded["a"]["b"]["c"], DATA[0])
+            assert np.array_equal(loaded["d"], DATA)
+            assert loaded["empty"] == {}
+        loaded = gda.load_tree({"z": [group["a"]], "h": file["a"], "n": DATA}, MESH, P())
+    assert np.array_equal(loaded["z"][0]["w"], DATA)
+    assert np.array_equal(loaded["h"]["b"]["c"], DATA[0])
+
+
+def test_specs_by_path_and_leaf() -> None:
+    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+        assert (leaf.ndim, leaf.size, leaf.dtype) == (2, 48, np.float32)
+        asked.append((path, leaf.shape))
+        return P("x") if path.endswith("w") else P()
+
+    asked: list[Any] = []
+    loaded = gda.load_tree({"a": [{"w": DATA}], "b": cut(DATA, MESH, P())}, MESH, spec_of)
+    assert asked == [("a/0/w", (8, 6)), ("b", (8, 6))]
+    assert loaded["a"][0]["w"].spec == P("x")
+
+
+def test_dtypes_for_a_tree() -> None:
+    tree = {"a": DATA, "b": {"c": DATA, "d": DATA}}
+    loaded = gda.load_tree(tree, MESH, P("x"), dtype=jnp.bfloat16)
+    assert {leaf.dtype for leaf in jax.tree.leaves(loaded)} == {jnp.dtype(jnp.bfloat16)}
+    loaded = gda.load_tree(tree, MESH, P("x"), dtype={"a": None, "b": "int32"})
+    assert [str(leaf.dtype) for leaf in jax.tree.leaves(loaded)] == ["float32", "int32", "int32"]
+
+
+def test_small_arrays_overlap_within_one_budget(placing: str) -> None:
+    together = threading.Barrier(6)
+    tree = {i: Recording(DATA[:1], lambda: together.wait(30)) for i in range(12)}
+    heard = []
+    loaded = gda.load_tree(
+        tree, MESH, P(), max_workers=6, progress=lambda *state: heard.append(state)
+    )
+    assert all(np.array_equal(leaf, DATA[:1]) for leaf in loaded.values())
+    assert heard == [(24 * i, 24 * 12) for i in range(1, 13)]
+
+
+def test_asynchronous_and_other_sources_in_one_tree(placing: str) -> None:
+    tree = {"a": ts.array(DATA), "b": DATA, "c": ts.array(np.float32(3)), "d": ts.array(DATA[:0])}
+    for options in [{}, {"max_workers": 3}, {"max_bytes": 50}]:
+        loaded = gda.load_tree(tree, MESH, P(), **options)
+        assert np.array_equal(loaded["a"], DATA)
+        assert np.array_equal(loaded["b"], DATA)
+        assert float(loaded["c"].array) == 3
+        assert loaded["d"].shape == (0, 6)
+
+
+def test_an_empty_tree() -> None:
+    assert gda.load_tree({}, MESH, P()) == {}
+    assert gda.load_tree([None, ()], MESH, [None, P()]) == [None, ()]
+
+
+@pytest.mark.processes(2, devices=4)
+def test_every_process_reads_its_own_part() -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    tree = {name: Recording(DATA) for name in "abc"}
+    specs = {"a": P("x"), "b": P("y"), "c": P()}
+    loaded = gda.load_tree(tree, mesh, specs, max_workers=2)
+    mine = 4 * jax.process_index()
+    expected = [(slice(mine, mine + 2), slice(0, 6)), (slice(mine + 2, mine + 4), slice(0, 6))]
+    assert sorted(tree["a"].asked, key=lambda index: index[0].start) == expected
+    assert len(tree["b"].asked) == 2
+    assert len(tree["c"].asked) == 1
+    assert np.array_equal(loaded["a"].gather(), DATA)
+    assert np.array_equal(loaded["b"].gather(), DATA)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_processes_that_load_other_trees_hear_of_it() -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    mine = DATA[: 4 * (1 + jax.process_index())]
+    sources = {"w": Recording(mine)}
+    with (
+        gda.checking_agreement(timeout=30),
+        pytest.raises(gda.DisagreementError, match=r"at \['w'\], process 0: shape \(4, 6\)"),
+    ):
+        gda.load_tree(sources, mesh, P("x"))
+    assert sources["w"].asked == []
+    with gda.checking_agreement(timeout=30), pytest.raises(gda.DisagreementError, match="shape"):
+        gda.GlobalArray.from_source(mine, mesh, P("x"))
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_read_that_fails_in_one_process_is_heard_of_in_all() -> None:
+    def wait() -> None:
+        if jax.process_index() == 1:
+            raise OSError("gone")
+
+    expected = OSError if jax.process_index() == 1 else gda.DisagreementError
+    with gda.checking_agreement(timeout=30), pytest.raises(expected, match="gone"):
+        gda.load_tree([Recording(DATA, wait)], mesh_of({"x": 8}), P("x"), max_workers=2)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_process_without_devices_knows_the_dtype() -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+    g = gda.GlobalArray.from_source(Recording(DATA.astype(np.float16)), mesh, P("x"), max_workers=2)
+    assert g.dtype == np.float16
+    assert len(g.local_shards) == (0 if jax.process_index() else 4)
+
+
+# What goes wrong.
+
+
+@pytest.mark.parametrize("max_workers", [None, 4])
+def test_an_error_has_a_note_of_its_index_and_path(placing: str, max_workers: int | None) -> None:
+    class Bad(Recording):
+        def __getitem__(self, index: Any) -> np.ndarray:
+            if index[0].start == 4:
+                raise OSError("gone")
+            return super().__getitem__(index)
+
+    with pytest.raises(OSError, match="gone") as caught:
+        gda.load_tree({"a": DATA, "b": [Bad(DATA)]}, MESH, P("x"), max_workers=max_workers)
+    notes = "\n".join(caught.value.__notes__)
+    assert "while reading index [4:6, :] of ShardGrid((8, 6)" in notes
+    assert "at ['b'][0] of the tree" in notes
+
+
+def test_an_error_of_a_tensorstore_has_them_too(tmp_path: Path) -> None:
+    store = tensorstore_of(tmp_path, DATA)
+    (chunk,) = (tmp_path / "data.zarr").glob("c/*/*")
+    chunk.write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="zarr") as caught:
+        gda.load_tree({"w": store}, MESH, P("x"), retry=gda.Retry(ValueError, delay=0))
+    notes = "\n".join(caught.value.__notes__)
+    assert "while reading index [" in notes
+    assert "at ['w'] of the tree" in notes
+    assert "after attempt 3 of 3" in notes
+
+
+def test_a_number_of_a_tensorstore_that_does_not_fit_has_them_too() -> None:
+    source = ts.array(np.full((8, 6), 2**40, np.int64))
+    with pytest.raises(gda.DoesNotFitError) as caught:
+        gda.load_tree({"w": source}, MESH, P("x"))
+    notes = " ".join(caught.value.__notes__)
+    # None of the blocks fits, and the one that is there first is heard of.
+    assert re.search(r"while reading index \[[0246]:[2468], :\]", notes)
+    assert "at ['w'] of the tree" in notes
+
+
+@pytest.mark.parametrize("max_workers", [None, 2])
+def test_an_array_without_memory_is_named(max_workers: int | None) -> None:
+    tree = {"a": DATA, "b": [np.broadcast_to(np.int8(1), (2**60, 1))]}
+    with pytest.raises(MemoryError) as caught:
+        gda.load_tree(tree, MESH, P("x"), max_workers=max_workers)
+    memory, index, path = caught.value.__notes__
+    what = f"an array of shape {(2**58, 1)} and dtype int8, 256.0 PiB"
+    assert memory == f"gda: no memory for {what}"
+    assert index.startswith("gda: while reading index [")
+    assert path == "gda: at ['b'][0] of the tree"
+
+
+def test_a_source_that_fails_now_and_then(placing: str) -> None:
+    failures = iter([True, False] * 100)
+
+    def sometimes() -> None:
+        if next(failures):
+            raise TimeoutError("slow")
+
+    retry = gda.Retry(TimeoutError, attempts=20, delay=0.001, max_delay=0.001)
+    for max_workers in [None, 3]:
+        source = Recording(DATA, sometimes)
+        g = gda.GlobalArray.from_source(source, MESH, P("x"), retry=retry, max_workers=max_workers)
+        assert np.array_equal(g, DATA)
+    with pytest.raises(TimeoutError, match="slow") as caught:
+        gda.GlobalArray.from_callback(
+            (8, 6), MESH, P("x"), lambda i: Recording(DATA, _always)[i], retry=retry
+        )
+    assert "while reading index [0:2, :]" in caught.value.__notes__[0]
+    assert caught.value.__notes__[1] == "gda: after attempt 20 of 20"
+
+
+def _always() -> None:
+    raise TimeoutError("slow")
+
+
+def test_blocks_of_differing_dtypes_are_refused_in_threads(placing: str) -> None:
+    def read(index: Any) -> np.ndarray:
+        return DATA[index].astype(np.int32 if index[0].start else np.float32)
+
+    with pytest.raises(TypeError, match="return one dtype, or cast with dtype="):
+        gda.GlobalArray.from_callback((8, 6), MESH, P("x"), read, max_workers=4)
+
+
+_INTERRUPTED = """
+import os, threading, time
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+import jax, numpy as np, gda
+from jax.sharding import PartitionSpec as P
+
+class Slow:
+    shape, dtype = (800,), np.dtype(np.float32)
+    def __getitem__(self, index):
+        os.write(1, b"begun\\n")
+        time.sleep(0.2)
+        return np.zeros(100, np.float32)
+
+try:
+    gda.load_tree([Slow()] * 50, jax.make_mesh((8,), ("x",)), P("x"), max_workers=%s)
+except KeyboardInterrupt:
+    print("interrupted", [t.name for t in threading.enumerate() if "reader" in t.name])
+"""
+
+
+@pytest.mark.parametrize("max_workers", [1, 4])
+def test_ctrl_c_stops_the_reads(max_workers: int) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTED % max_workers], stdout=subprocess.PIPE, text=True
+    ) as process:
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert first == "begun\n"
+    lines = out.splitlines()
+    assert lines[-1] == "interrupted []"
+    assert len(lines) < 12, "no read is begun after it"
+
+
+class WithoutShape:
+    dtype = np.dtype(np.float32)
+
+    def __getitem__(self, index: Any) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("source", [3.0, [1.0, 2.0], None, WithoutShape(), "data.npy"])
+def test_what_is_no_source(source: Any) -> None:
+    with pytest.raises(TypeError, match=r"is no source; a source has shape, dtype and NumPy-style"):
+        gda.GlobalArray.from_source(source, MESH, P())
+
+
+def with_attributes(**attributes: Any) -> Any:
+    source = Recording(DATA)
+    vars(source).update(attributes)
+    return source
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (with_attributes(shape=3.5), TypeError, "a Recording of shape 3.5 is no source"),
+        (with_attributes(dtype="torch.float"), TypeError, "NumPy does not know that dtype"),
+        (
+            with_attributes(dtype=np.dtype("U3")),
+            TypeError,
+            "the Recording has dtype <U3, which JAX",
+        ),
+        (with_attributes(dtype=np.dtype("V2")), TypeError, "view it as what it is with dtype="),
+        (with_attributes(shape=(16, 6)), ValueError, r"has shape \(0, 6\); a shard of this array"),
+        (
+            with_attributes(dtype=np.dtype(np.int16)),
+            TypeError,
+            "the source says that its dtype is int16, but gave a block of float32",
+        ),
+    ],
+)
+def test_sources_that_lie(source: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        gda.GlobalArray.from_source(source, MESH, P("x"))
+
+
+def test_raw_bytes_that_are_not_what_was_asked_for() -> None:
+    source = with_attributes(dtype=np.dtype("V2"))
+    with pytest.raises(TypeError, match="of 2 bytes that NumPy has no type for .* of 4 bytes"):
+        gda.GlobalArray.from_source(source, MESH, P(), dtype=np.float32)
+
+
+def test_a_dtype_that_is_narrowed_is_said_where_the_user_is() -> None:
+    for load in [
+        lambda: gda.GlobalArray.from_source(DATA, MESH, P("x"), dtype=np.float64),
+        lambda: gda.load_tree([DATA], MESH, P("x"), dtype=np.float64),
+    ]:
+        with pytest.warns(UserWarning, match="float64 is not available") as caught:
+            load()
+        assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_all_is_checked_before_anything_is_read() -> None:
+    source = Recording(DATA)
+    for tree, specs, message in [
+        ({"a": source, "b": Recording(DATA[:3])}, P("x"), "dimension 0 of size 3 is cut 4 ways"),
+        ({"a": source, "b": 3}, P(), "a int is no source"),
+        ({"a": source, "b": source}, {"a": P()}, "specs must be a prefix of the tree"),
+        ({"a": source}, {"a": "x"}, r"specs\['a'\] is 'x', not a PartitionSpec"),
+        ({"a": source}, lambda path, _: None, r"specs\('a', leaf\) returned None"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=message):
+            gda.load_tree(tree, MESH, specs)
+    for mesh, specs, message in [
+        (NamedSharding(MESH, P()), P(), "stands beside NamedSharding"),
+        ({"a": NamedSharding(MESH, P())}, P(), "mesh must be a jax.sharding.Mesh, or a NamedSh"),
+        (MESH, None, "specs is None, which says nothing of how"),
+        (
+            {"a": MESH, "b": MESH},
+            None,
+            r"mesh\['a'\] is Mesh.*, not a NamedSharding; mesh is a Nam",
+        ),
+        ({"a": NamedSharding(MESH, P())}, None, "mesh must be a prefix of the tree"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=message):
+            gda.load_tree({"a": source, "b": source}, mesh, specs)
+    with pytest.raises(ValueError, match="dtype must be a prefix of the tree"):
+        gda.load_tree({"a": source}, MESH, P(), dtype={"b": "int32"})
+    assert source.asked == []
+
+
+def test_an_error_before_reading_names_the_path() -> None:
+    with pytest.raises(ValueError, match="of size 3") as caught:
+        gda.load_tree({"a": DATA, "b": [DATA[:3]]}, MESH, P("x"))
+    assert caught.value.__notes__ == ["gda: at ['b'][0] of the tree"]
+
+
+def test_an_error_of_the_function_for_specs_names_the_path() -> None:
+    source = Recording(DATA)
+    tree = {"a": DATA, "b": [source]}
+    rules = {"a": P("x")}
+
+    def fail(path: str, _: Any) -> P:
+        return rules[path]
+
+    def find(path: str, _: Any) -> P:
+        return next(spec for name, spec in rules.items() if name in path)
+
+    def wrong(path: str, _: Any) -> Any:
+        return rules.get(path)
+
+    for function, error, message in [
+        (fail, KeyError, "b/0"),
+        (find, ValueError, "specs gave nothing for 'b/0': it ended with StopIteration, as next"),
+        (wrong, TypeError, r"specs\('b/0', leaf\) returned None, not a PartitionSpec"),
+    ]:
+        with pytest.raises(error, match=message) as caught:
+            gda.load_tree(tree, MESH, function)
+        assert caught.value.__notes__ == ["gda: at ['b'][0] of the tree"]
+    assert source.asked == []
+
+
+def test_a_tensor_that_the_rules_of_the_example_do_not_foresee(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "examples" / "load_safetensors.py"
+    spec_of = runpy.run_path(str(path))["spec_of"]
+    save_file({"model.norm.weight": DATA[0], "model.rotary": DATA}, tmp_path / "a.safetensors")
+    tensors = gda.storage.open_safetensors(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"specs gave nothing for 'model\.rotary'.*add a rule"
+    ) as e:
+        gda.load_tree(tensors, MESH, spec_of)
+    assert e.value.__notes__ == ["gda: at ['model.rotary'] of the tree"]
+
+
+def test_keys_of_specs_that_differ_are_named_and_no_others() -> None:
+    tree = {"a": {f"layer{i}": DATA for i in range(320)}}
+    specs = {"a": {f"layer{i}": P() for i in range(12, 321)}}
+    with pytest.raises(ValueError, match="specs must be a prefix of the tree") as caught:
+        gda.load_tree(tree, MESH, specs)
+    text = str(caught.value)
+    assert "specs['a'] is a dict of 309 keys, and the tree has a dict of 320 keys there: " in text
+    assert "specs['a'] has nothing for 'layer0'; 'layer1'; " in text
+    assert text.endswith("; and 4 more, and the tree has no 'layer320'")
+    assert len(text) < 400
+    for other, message in [
+        (
+            {},
+            "with the keys [], and the tree has a dict with the keys ['w'] there: specs has nothi",
+        ),
+        ({"w": P(), "v": P()}, "['w'] there: the tree has no 'v'"),
+        ([P()], "specs is a list of 1, and the tree has a dict with the keys ['w'] there"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            gda.load_tree({"w": DATA}, MESH, other)
+
+
+def test_what_has_or_becomes_a_source_is_named(tmp_path: Path) -> None:
+    opening = ts.open({"driver": "array", "array": [1.0, 2.0], "dtype": "float32"})
+    message = r"a Future is no source; call \.result\(\) on it, and pass what that returns"
+    with pytest.raises(TypeError, match=message):
+        gda.GlobalArray.from_source(opening, MESH, P())
+    with pytest.raises(TypeError, match=message):
+        gda.load_tree([opening], MESH, P())
+    save_file({"w": DATA}, tmp_path / "a.safetensors")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        groups = [file, file.create_group("b"), zarr.create_group(tmp_path / "z")]
+        for group in [*groups, gda.storage.open_safetensors(tmp_path), {"w": DATA}]:
+            with pytest.raises(TypeError, match="pick one array of it by its name, or read all wi"):
+                gda.GlobalArray.from_source(group, MESH, P())
+
+
+def test_a_closed_file_is_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        data = file.create_dataset("w", data=DATA)
+    with pytest.raises(
+        ValueError, match=r"the file of this h5py\.Dataset is closed; open it again"
+    ):
+        gda.GlobalArray.from_source(data, MESH, P("x"))
+    with pytest.raises(ValueError, match=r"the file of this h5py\.Dataset is closed") as caught:
+        gda.load_tree({"w": data}, MESH, P("x"))
+    assert caught.value.__notes__ == ["gda: at ['w'] of the tree"]
+    with pytest.raises(ValueError, match=r"the file of this h5py\.File is closed"):
+        gda.load_tree(file, MESH, P("x"))
+
+
+def test_dtypes_have_the_short_names_of_the_command_line() -> None:
+    tree = gda.load_tree({"a": DATA, "b": DATA}, MESH, P("x"), dtype={"a": "bf16", "b": "F16"})
+    assert (tree["a"].dtype, tree["b"].dtype) == (jnp.bfloat16, jnp.float16)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        ("flaot32", "dtype='flaot32' is not a dtype; did you mean float32"),
+        ({"a": "int32", "b": ["flaot32"]}, r"dtype\['b'\]\[0\]='flaot32' is not a dtype"),
+        (3, "dtype=3 is not a dtype; a dtype is such as 'float32', np.int32 or"),
+        (Recording, "dtype=object, which JAX does not have"),
+        (str, "dtype=<U0, which JAX does not have; convert it to numbers first"),
+        ({"a": None, "b": "M8[s]"}, r"dtype\['b'\]=datetime64\[s\], which JAX does not have"),
+    ],
+)
+def test_dtypes_that_are_none(dtype: Any, message: str) -> None:
+    source = Recording(DATA)
+    with pytest.raises(TypeError, match=message):
+        gda.load_tree({"a": source, "b": [source]}, MESH, P("x"), dtype=dtype)
+    assert source.asked == []
+
+
+def test_float8_that_the_safetensors_package_cannot_slice(tmp_path: Path) -> None:
+    source = their_safetensors(tmp_path, DATA.astype(ml_dtypes.float8_e4m3fn))
+    with pytest.raises(TypeError, match="open the file with gda.storage.open_safetensors"):
+        gda.GlobalArray.from_source(source, MESH, P())
+
+
+def test_text_is_not_read_as_a_stream() -> None:
+    with pytest.raises(TypeError, match="is no source"):
+        gda.load_tree({"a": io.BytesIO(b"")}, MESH, P())

@@ -1,0 +1,771 @@
+"""Arrays out to storage, from one process and from several."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorstore as ts
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+
+import gda
+from gda.layout.spec import Index
+from gda.testing import Pool
+from gda.testing.strategies import ShardedCase, global_arrays, mesh_shapes, sharded_cases
+from gda.trees import store
+
+DATA = batch(16, 8)
+SPECS = [P(), P("x"), P("x", "y"), P(("y", "x")), P(None, "y")]
+DRIVERS = ["zarr3", "zarr", "n5"]
+
+
+class Counting:
+    """A target that counts how often each element is written, and where writing happens."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any = np.float32) -> None:
+        self.values = np.zeros(shape, dtype)
+        self.counts = np.zeros(shape, int)
+        self.indices: list[Index] = []
+        self.threads: set[str] = set()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.values.dtype
+
+    def __setitem__(self, index: Index, value: np.ndarray) -> None:
+        assert isinstance(value, np.ndarray)
+        assert (value.shape, value.dtype) == (self.values[index].shape, self.dtype)
+        self.indices.append(index)
+        self.threads.add(threading.current_thread().name)
+        self.values[index] = value
+        self.counts[index] += 1
+
+
+def open_tensorstore(path: Path, driver: str, shape: Any = (16, 8), chunks: Any = None, **o: Any):
+    layout = ts.ChunkLayout(chunk_shape=chunks) if chunks else None
+    options = {"create": True, "dtype": ts.float32, "shape": shape, "chunk_layout": layout} | o
+    return ts.open({"driver": driver, "kvstore": f"file://{path}/"}, **options).result()
+
+
+# One process.
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_each_block_is_written_once(mesh: Mesh, spec: P) -> None:
+    g = cut(DATA, mesh, spec)
+    target = Counting(g.shape)
+    gda.store(g, target)
+    np.testing.assert_array_equal(target.values, DATA)
+    assert (target.counts == 1).all()
+    assert len(target.indices) == g.grid.num_shards
+    assert target.threads == {threading.current_thread().name}
+
+
+def test_a_plain_array_of_jax_is_written_too(auto_mesh: Mesh) -> None:
+    for array in (jnp.asarray(DATA), jax.device_put(DATA, NamedSharding(auto_mesh, P("y")))):
+        target = np.zeros_like(DATA)
+        gda.store(array, target)
+        np.testing.assert_array_equal(target, DATA)
+
+
+def test_a_memory_map(auto_mesh: Mesh, tmp_path: Path) -> None:
+    target = np.lib.format.open_memmap(tmp_path / "a.npy", "w+", np.float32, (16, 8))
+    gda.store(cut(DATA, auto_mesh, P("x", "y")), target)
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), DATA)
+
+
+@pytest.mark.parametrize("chunks", [(4, 4), (16, 8), (3, 5)])
+@pytest.mark.parametrize("spec", SPECS)
+def test_zarr(auto_mesh: Mesh, tmp_path: Path, spec: P, chunks: tuple[int, int]) -> None:
+    target = zarr.create_array(store=tmp_path / "z", shape=(16, 8), chunks=chunks, dtype="f4")
+    gda.store(cut(DATA, auto_mesh, spec), target)
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "z", mode="r")[:], DATA)
+
+
+@pytest.mark.parametrize("chunks", [None, (4, 4), (3, 5)])
+@pytest.mark.parametrize("max_workers", [None, 4])
+def test_hdf5(auto_mesh: Mesh, tmp_path: Path, chunks: Any, max_workers: int | None) -> None:
+    for number, spec in enumerate(SPECS):
+        path = tmp_path / f"{number}.h5"
+        with h5py.File(path, "w") as file:
+            target = file.create_dataset("a", (16, 8), "f4", chunks=chunks)
+            gda.store(cut(DATA, auto_mesh, spec), target, max_workers=max_workers)
+        with h5py.File(path) as file:
+            np.testing.assert_array_equal(np.asarray(file["a"]), DATA)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("chunks", [[4, 4], [16, 8], [3, 5]])
+def test_tensorstore(auto_mesh: Mesh, tmp_path: Path, driver: str, chunks: list[int]) -> None:
+    for number, spec in enumerate(SPECS):
+        path = tmp_path / str(number)
+        gda.store(cut(DATA, auto_mesh, spec), open_tensorstore(path, driver, chunks=chunks))
+        again = ts.open({"driver": driver, "kvstore": f"file://{path}/"}).result()
+        np.testing.assert_array_equal(again.read().result(), DATA)
+
+
+def test_many_writes_into_one_chunk_of_a_tensorstore_do_not_lose_each_other(
+    tmp_path: Path,
+) -> None:
+    mesh = mesh_of({"x": 8})
+    target = open_tensorstore(tmp_path, "zarr3", (8, 4), [8, 4])
+    for number in range(30):
+        data = batch(8, 4) + number
+        gda.store(cut(data, mesh, P("x")), target, max_workers=8)
+        np.testing.assert_array_equal(target.read().result(), data)
+
+
+def test_a_part_of_a_tensorstore(auto_mesh: Mesh, tmp_path: Path) -> None:
+    whole = open_tensorstore(tmp_path, "zarr3", (32, 8), [5, 3])
+    gda.store(cut(DATA, auto_mesh, P("x", "y")), whole[7:23])
+    np.testing.assert_array_equal(whole.read().result()[7:23], DATA)
+    assert (whole.read().result()[:7] == 0).all()
+
+
+def test_in_a_transaction_nothing_is_in_the_store_before_it_is_committed(
+    auto_mesh: Mesh, tmp_path: Path
+) -> None:
+    target = open_tensorstore(tmp_path, "zarr3")
+    with ts.Transaction() as transaction:
+        gda.store(cut(DATA, auto_mesh, P("x")), target.with_transaction(transaction))
+        assert (target.read().result() == 0).all()
+    np.testing.assert_array_equal(target.read().result(), DATA)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (4, 0), (8, 0, 2)])
+def test_scalars_and_empty_arrays(auto_mesh: Mesh, tmp_path: Path, shape: tuple[int, ...]) -> None:
+    spec = P() if not shape else P("x")
+    data = np.full(shape, 7, np.float32)
+    g = cut(data, auto_mesh, spec)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        targets = [
+            np.zeros(shape, np.float32),
+            zarr.create_array(store=tmp_path / "z", shape=shape, dtype="f4"),
+            file.create_dataset("a", shape, "f4"),
+            open_tensorstore(tmp_path / "t", "zarr3", shape),
+        ]
+        for target in targets:
+            gda.store(g, target)
+            gda.store(g, target, max_workers=3)
+            np.testing.assert_array_equal(np.asarray(target[()]), data)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int4", "bool", "complex64", "uint8"])
+def test_dtypes(auto_mesh: Mesh, dtype: str) -> None:
+    data = np.arange(16).reshape(8, 2).astype(jnp.dtype(dtype))
+    g = cut(data, auto_mesh, P("x"))
+    target = np.zeros((8, 2), data.dtype)
+    gda.store(g, target)
+    np.testing.assert_array_equal(target, data)
+
+
+def test_a_dtype_that_holds_the_values_takes_them(auto_mesh: Mesh, tmp_path: Path) -> None:
+    g = cut(DATA.astype(jnp.bfloat16), auto_mesh, P("x"))
+    for target in (
+        np.zeros((16, 8), ">f8"),
+        open_tensorstore(tmp_path, "zarr3", dtype=ts.float32),
+        Counting((16, 8), np.float64),
+    ):
+        gda.store(g, target)
+        values = target.values if isinstance(target, Counting) else np.asarray(target)
+        np.testing.assert_array_equal(values, DATA)
+
+
+@pytest.mark.parametrize("kind", ["pinned_host", "device"])
+def test_memory_of_the_host(auto_mesh: Mesh, kind: str) -> None:
+    if kind not in {memory.kind for memory in jax.devices()[0].addressable_memories()}:
+        kind = jax.devices()[0].default_memory().kind
+    sharding = NamedSharding(auto_mesh, P("x"), memory_kind=kind)
+    target = np.zeros_like(DATA)
+    gda.store(jax.device_put(DATA, sharding), target)
+    np.testing.assert_array_equal(target, DATA)
+
+
+@given(global_arrays(), st.sampled_from([None, 1, 3]), st.sampled_from([None, 1, 100]))
+def test_any_array_arrives_as_it_is(
+    g: gda.GlobalArray, max_workers: int | None, max_bytes: int | None
+) -> None:
+    target = Counting(g.shape, g.dtype)
+    gda.store(g, target, max_workers=max_workers, max_bytes=max_bytes)
+    assert target.values.tobytes() == np.asarray(g).tobytes()
+    assert (target.counts == 1).all()
+
+
+# Workers, memory, progress.
+
+
+class Slow(Counting):
+    """A target whose writes all wait until so many are there."""
+
+    def __init__(self, shape: tuple[int, ...], at_a_time: int) -> None:
+        super().__init__(shape)
+        self.barrier = threading.Barrier(at_a_time, timeout=30)
+
+    def __setitem__(self, index: Index, value: np.ndarray) -> None:
+        self.barrier.wait()
+        super().__setitem__(index, value)
+
+
+def test_workers_write_at_a_time_and_are_gone_afterwards(auto_mesh: Mesh) -> None:
+    before = set(threading.enumerate())
+    target = Slow((16, 8), at_a_time=4)
+    gda.store(cut(DATA, auto_mesh, P("x", "y")), target, max_workers=4)
+    np.testing.assert_array_equal(target.values, DATA)
+    assert len(target.threads) == 4
+    assert set(threading.enumerate()) == before
+
+
+def test_workers_write_to_zarr(auto_mesh: Mesh, tmp_path: Path) -> None:
+    target = zarr.create_array(store=tmp_path / "z", shape=(16, 8), chunks=(2, 4), dtype="f4")
+    gda.store(cut(DATA, auto_mesh, P("x", "y")), target, max_workers=4)
+    np.testing.assert_array_equal(target[:], DATA)
+
+
+class FakeBlock:
+    """Stands for a block on an accelerator: tells when its copy to the host is begun."""
+
+    def __init__(self, number: int, begun: list[int]) -> None:
+        self.number = number
+        self.begun = begun
+
+    def copy_to_host_async(self) -> None:
+        self.begun.append(self.number)
+
+
+def pieces_of(sizes: list[int], begun: list[int]) -> Iterator[Any]:
+    target = store.Target(None, (), np.dtype("f4"))
+    for number, nbytes in enumerate(sizes):
+        block: Any = FakeBlock(number, begun)
+        yield store._Piece(block, nbytes, (), target, None, number)
+
+
+@given(st.lists(st.integers(1, 10), max_size=12), st.integers(1, 30), st.integers(1, 4), st.data())
+def test_copies_are_begun_ahead_and_never_hold_more_than_the_budget(
+    sizes: list[int], max_bytes: int, most_at_a_time: int, data: st.DataObject
+) -> None:
+    begun: list[int] = []
+    ahead = store._Ahead(pieces_of(sizes, begun), max_bytes)
+    done: set[int] = set()
+    under_way: list[Any] = []
+
+    def finish_one() -> None:
+        piece = under_way.pop(data.draw(st.integers(0, len(under_way) - 1)))
+        done.add(piece.number)
+        ahead.release(piece)
+
+    seen = []
+    for piece in ahead:
+        seen.append(piece.number)
+        while under_way and (
+            len(under_way) == most_at_a_time
+            or sum(each.nbytes for each in under_way) + piece.nbytes > max_bytes
+        ):
+            finish_one()
+        under_way.append(piece)
+        held = [number for number in {*begun, *seen} if number not in done]
+        assert len(held) == 1 or sum(sizes[number] for number in held) <= max_bytes
+    assert seen == list(range(len(sizes)))
+    assert begun == sorted(begun)
+
+
+def test_all_copies_are_begun_before_the_first_write_where_there_is_room() -> None:
+    begun: list[int] = []
+    next(iter(store._Ahead(pieces_of([4] * 8, begun), 16)))
+    assert begun == [0, 1, 2, 3]
+
+
+def test_what_was_stored_does_not_stay_on_the_host() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    # Of int4, JAX has to make a copy for NumPy also on CPU.
+    mesh = mesh_of({"x": 8})
+    array = jax.device_put(jnp.ones((8, 2**22), jnp.int4), NamedSharding(mesh, P("x")))
+    target = np.zeros(array.shape, jnp.int4)
+    target[...] = 2
+    gda.store(array, target, max_bytes=2**22)
+    before = resident()
+    for _ in range(4):
+        gda.store(array, target, max_bytes=2**22)
+    assert resident() - before < 2**25
+    assert (target[:, ::1000] == 1).all()
+
+
+def test_progress_counts_the_bytes_that_this_process_writes(
+    auto_mesh: Mesh, tmp_path: Path
+) -> None:
+    seen: list[tuple[int, int]] = []
+    gda.store(
+        cut(DATA, auto_mesh, P("x")),
+        np.zeros_like(DATA),
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == [(128, 512), (256, 512), (384, 512), (512, 512)]
+    seen.clear()
+    tree = {"a": cut(DATA, auto_mesh, P()), "b": cut(DATA, auto_mesh, P("x"))}
+    targets = {"a": np.zeros((16, 8)), "b": open_tensorstore(tmp_path, "zarr3")}
+    gda.store_tree(tree, targets, progress=lambda *both: seen.append(both))
+    assert seen[-1] == (1024 + 512, 1024 + 512)
+
+
+def test_a_bar(auto_mesh: Mesh, capsys: pytest.CaptureFixture[str]) -> None:
+    before = set(threading.enumerate())
+    gda.store(cut(DATA, auto_mesh, P("x")), np.zeros_like(DATA), progress=True)
+    assert "store" in capsys.readouterr().err
+    assert set(threading.enumerate()) == before
+
+
+# What goes wrong while writing.
+
+
+class Full(Counting):
+    def __setitem__(self, index: Index, value: np.ndarray) -> None:
+        if index[0].start == 8:
+            raise OSError(28, "No space left on device")
+        super().__setitem__(index, value)
+
+
+@pytest.mark.parametrize("max_workers", [None, 3])
+def test_an_error_names_the_index_and_ends_the_writing(
+    auto_mesh: Mesh, max_workers: int | None
+) -> None:
+    before = set(threading.enumerate())
+    target = Full((16, 8))
+    with pytest.raises(OSError, match="No space left") as raised:
+        gda.store(cut(DATA, auto_mesh, P("x")), target, max_workers=max_workers)
+    assert raised.value.__notes__ == ["gda: while writing index [8:12, :]"]
+    assert max_workers or [index[0].start for index in target.indices] == [0, 4]
+    assert set(threading.enumerate()) == before
+    tree = {"w": [cut(DATA, auto_mesh, P("x"))]}
+    with pytest.raises(OSError, match="No space left") as raised:
+        gda.store_tree(tree, {"w": [target]}, max_workers=max_workers)
+    assert raised.value.__notes__ == ["gda: while writing index [8:12, :] of ['w'][0]"]
+
+
+def test_an_error_of_a_tensorstore_names_the_index(auto_mesh: Mesh, tmp_path: Path) -> None:
+    target = open_tensorstore(tmp_path / "t", "zarr3", chunks=[4, 8])
+    # A folder where the file of a chunk is to be.
+    for row in range(4):
+        (tmp_path / "t" / "c" / str(row) / "0").mkdir(parents=True)
+    with pytest.raises(Exception, match="(?i)directory") as raised:
+        gda.store_tree({"w": cut(DATA, auto_mesh, P("x"))}, {"w": target})
+    assert raised.value.__notes__[0].startswith("gda: while writing index [")
+    assert raised.value.__notes__[0].endswith(" of ['w']")
+
+
+def test_the_next_attempt_after_an_error_does_not_meet_the_last(
+    auto_mesh: Mesh, tmp_path: Path
+) -> None:
+    target = open_tensorstore(tmp_path / "t", "zarr3", chunks=[4, 8])
+    (tmp_path / "t" / "c" / "1" / "0").mkdir(parents=True)
+    with pytest.raises(Exception, match="(?i)directory"):
+        gda.store(cut(DATA, auto_mesh, P("x")), target)
+    (tmp_path / "t" / "c" / "1" / "0").rmdir()
+    gda.store(cut(DATA + 1, auto_mesh, P("x")), target)
+    time.sleep(0.05)
+    np.testing.assert_array_equal(target.read().result(), DATA + 1)
+
+
+# Trees.
+
+
+def test_a_tree(auto_mesh: Mesh) -> None:
+    tree = {
+        "layers": [cut(DATA + i, auto_mesh, spec) for i, spec in enumerate(SPECS)],
+        "step": jnp.int32(7),
+        "nothing": None,
+    }
+    targets: Any = {
+        "layers": [Counting((16, 8)) for _ in SPECS],
+        "step": np.zeros((), np.int64),
+        "nothing": None,
+    }
+    gda.store_tree(tree, targets)
+    for i, target in enumerate(targets["layers"]):
+        np.testing.assert_array_equal(target.values, DATA + i)
+        assert (target.counts == 1).all()
+    assert targets["step"] == 7
+
+
+def test_targets_that_tree_map_made(auto_mesh: Mesh) -> None:
+    # It keeps the containers of the tree, around what is no array of JAX.
+    tree = {"w": cut(DATA, auto_mesh, P("x")), "step": jnp.int32(7)}
+    targets = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), tree)
+    gda.store_tree(tree, targets)
+    np.testing.assert_array_equal(targets["w"].array, DATA)
+    assert targets["step"] == 7
+
+
+def test_a_tree_into_a_group(auto_mesh: Mesh, tmp_path: Path) -> None:
+    tree = {"w": [cut(DATA, auto_mesh, P("x")), cut(DATA + 1, auto_mesh, P())]}
+    group = zarr.open_group(tmp_path / "z", mode="w")
+    for name in ("w/0", "w/1", "other"):
+        group.create_array(name, shape=(16, 8), chunks=(4, 8), dtype="f4")
+    gda.store_tree(tree, group)
+    np.testing.assert_array_equal(group["w/0"][:], DATA)
+    np.testing.assert_array_equal(group["w/1"][:], DATA + 1)
+    assert (group["other"][:] == 0).all()
+
+
+def test_nothing_is_written_before_all_is_checked(auto_mesh: Mesh) -> None:
+    good = cut(DATA, auto_mesh, P("x"))
+    first = Counting((16, 8))
+    for bad, target, error, message in [
+        (good, np.zeros((8, 16), np.float32), ValueError, r"\(16, 8\), and the target \(8, 16\)"),
+        (good, np.zeros((16, 8), np.float16), ValueError, "cannot hold all of its values"),
+        (good, [1, 2], TypeError, "a list is not a target"),
+        (DATA, np.zeros((16, 8)), TypeError, "expected a GlobalArray or a jax.Array"),
+    ]:
+        with pytest.raises(error, match=message) as raised:
+            gda.store_tree({"a": good, "b": {"c": bad}}, {"a": first, "b": {"c": target}})
+        assert raised.value.__notes__ == ["gda: at ['b']['c'] of the tree"]
+    with pytest.raises(ValueError, match=r"have nothing at \['b'\]"):
+        gda.store_tree({"a": good, "b": good}, {"a": first})
+    assert not first.indices
+
+
+# Bad input.
+
+
+def test_what_is_no_array(auto_mesh: Mesh) -> None:
+    target = Counting((16, 8))
+    message = r"not a \w+; for a tree of them there is gda\.store_tree"
+    for other in (DATA, {"a": cut(DATA, auto_mesh, P())}, None, [1.0]):
+        with pytest.raises(TypeError, match=message):
+            gda.store(other, target)
+    with pytest.raises(TypeError, match="is being traced, and has no values to store"):
+        jax.jit(lambda x: gda.store(x, target))(DATA)
+    with pytest.raises(TypeError, match="is being traced, and has no values to store"):
+        gda.jit(lambda x: gda.store(gda.GlobalArray.from_array(x), target))(DATA)
+    with pytest.raises(TypeError, match=r"no store has key<fry>.*jax\.random\.key_data"):
+        gda.store(jax.random.split(jax.random.key(0), 16), Counting((16,)))
+    g = cut(DATA, auto_mesh, P("x"))
+    g.delete()
+    with pytest.raises(RuntimeError, match=r"of shape \(16, 8\) was deleted"):
+        gda.store(g, target)
+    assert not target.indices
+
+
+def test_bad_targets(auto_mesh: Mesh, tmp_path: Path) -> None:
+    g = cut(DATA, auto_mesh, P("x"))
+    with pytest.raises(ValueError, match=r"shape \(16, 8\), and the target \(16, 9\)"):
+        gda.store(g, np.zeros((16, 9), np.float32))
+    with pytest.raises(ValueError, match=r"dtype float32, and the target bfloat16.*astype"):
+        gda.store(g, np.zeros((16, 8), jnp.bfloat16))
+    with pytest.raises(TypeError, match="a Group is not a target"):
+        gda.store(g, zarr.open_group(tmp_path / "z", mode="w"))
+    np.save(tmp_path / "a.npy", DATA)
+    with pytest.raises(ValueError, match="from which nothing gets into the file"):
+        gda.store(g, np.load(tmp_path / "a.npy", mmap_mode="c"))
+    with pytest.raises(TypeError, match="array of JAX"):
+        gda.store(g, g)
+
+
+def test_bad_options(auto_mesh: Mesh) -> None:
+    g, target = cut(DATA, auto_mesh, P("x")), Counting((16, 8))
+    for name in ("max_workers", "max_bytes"):
+        for value in (0, -1, 1.5, "2", True):
+            with pytest.raises(ValueError, match=f"{name} must be .*, not {value!r}"):
+                gda.store(g, target, **{name: value})
+    with pytest.raises(TypeError, match="progress must be"):
+        gda.store(g, target, progress="yes")
+    with pytest.raises(ValueError, match="timeout is how long wait_for_all=True waits"):
+        gda.store(g, target, timeout=3)
+    with pytest.raises(ValueError, match="timeout is how long wait_for_all=True waits"):
+        gda.store_tree([g], [target], timeout=3)
+    assert not target.indices
+
+
+def test_two_threads_are_not_let_into_one_chunk(auto_mesh: Mesh, tmp_path: Path) -> None:
+    g = cut(DATA, auto_mesh, P("x", "y"))
+    target = zarr.create_array(store=tmp_path / "z", shape=(16, 8), chunks=(3, 8), dtype="f4")
+    with pytest.raises(ValueError, match=r"which two threads would write at a time") as raised:
+        gda.store(g, target, max_workers=2)
+    assert "chunks of shape (3, 8), and the blocks have shape (4, 4)" in str(raised.value)
+    assert "the elements 3 and 4 of dimension 0 lie in one chunk" in str(raised.value)
+    assert str(raised.value).endswith("chunks of (2, 4) would work, and so would max_workers=1")
+    assert (target[:] == 0).all()
+    gda.store(g, target)
+    np.testing.assert_array_equal(target[:], DATA)
+    fitting = zarr.create_array(store=tmp_path / "y", shape=(16, 8), chunks=(2, 4), dtype="f4")
+    gda.store(g, fitting, max_workers=2)
+
+
+# Several processes.
+
+
+in_all_sizes = pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param((n, d), marks=pytest.mark.processes(n, devices=d), id=f"{n} x {d}")
+        for n, d in [(2, 4), (4, 2)]
+    ],
+)
+
+
+def created_by_process_0(create: Callable[[], Any], open_again: Callable[[], Any]) -> Any:
+    """Return the target that process 0 creates, as every process opens it."""
+    target = create() if jax.process_index() == 0 else None
+    gda.check_processes_agree({}, name="created")
+    return open_again() if target is None else target
+
+
+def check_stored(path: Path, read: Callable[[], Any], data: np.ndarray) -> None:
+    np.testing.assert_array_equal(read(), data, err_msg=str(path))
+    gda.check_processes_agree({}, name="read")
+
+
+@in_all_sizes
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_many_processes_write_one_memory_map(
+    size: tuple[int, int], order: list[int], shared_tmp_path: Path
+) -> None:
+    mesh = ordered_mesh(order, {"x": 4, "y": 2})
+    for number, spec in enumerate(SPECS):
+        path = shared_tmp_path / f"{number}.npy"
+        target = created_by_process_0(
+            lambda path=path: np.lib.format.open_memmap(path, "w+", np.float32, (16, 8)),
+            lambda path=path: np.load(path, mmap_mode="r+"),
+        )
+        gda.store(cut(DATA + number, mesh, spec), target, wait_for_all=True)
+        check_stored(path, lambda path=path: np.load(path), DATA + number)
+
+
+@in_all_sizes
+def test_many_processes_write_one_zarr_array(size: tuple[int, int], shared_tmp_path: Path) -> None:
+    mesh = ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2}, AxisType.Explicit)
+    for number, spec in enumerate(SPECS):
+        path = shared_tmp_path / f"{number}"
+        g = cut(DATA + number, mesh, spec)
+        target = created_by_process_0(
+            lambda path=path, g=g: zarr.create_array(
+                store=path, shape=(16, 8), chunks=g.grid.shard_shape, dtype="f4"
+            ),
+            lambda path=path: zarr.open_array(path, mode="r+"),
+        )
+        gda.store(g, target, wait_for_all=True, max_workers=2)
+        check_stored(path, lambda path=path: zarr.open_array(path, mode="r")[:], DATA + number)
+
+
+@in_all_sizes
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_many_processes_write_one_tensorstore(
+    size: tuple[int, int], driver: str, shared_tmp_path: Path
+) -> None:
+    mesh = ordered_mesh(ORDERS["shuffled"], {"x": 4, "y": 2})
+    for number, spec in enumerate(SPECS):
+        path = shared_tmp_path / f"{number}"
+        g = cut(DATA + number, mesh, spec)
+        # Each may create it; the first does.
+        target = open_tensorstore(path, driver, chunks=list(g.grid.shard_shape), open=True)
+        gda.store(g, target, wait_for_all=True)
+        check_stored(path, lambda target=target: target.read().result(), DATA + number)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_chunks_that_processes_would_share_are_refused(shared_tmp_path: Path) -> None:
+    mesh = ordered_mesh(range(8), {"x": 2, "y": 4})
+    g = cut(DATA, mesh, P("x", "y"))
+
+    def zarr_target(name: str, chunks: tuple[int, int]) -> Any:
+        return created_by_process_0(
+            lambda: zarr.create_array(
+                store=shared_tmp_path / name, shape=(16, 8), chunks=chunks, dtype="f4"
+            ),
+            lambda: zarr.open_array(shared_tmp_path / name, mode="r+"),
+        )
+
+    message = (
+        r"chunks of shape \(5, 3\), and the blocks have shape \(8, 2\): the elements 7 and 8 of "
+        r"dimension 0 lie in one chunk, which processes 0, 1 would write .* "
+        r"chunks of \(4, 3\) would work$"
+    )
+    with pytest.raises(ValueError, match=message):
+        gda.store(g, zarr_target("a", (5, 3)))
+    store = open_tensorstore(shared_tmp_path / "t", "zarr3", chunks=[5, 3], open=True)
+    with pytest.raises(ValueError, match=message):
+        gda.store(g, store)
+    whole = open_tensorstore(shared_tmp_path / "w", "zarr3", (32, 8), chunks=[4, 3], open=True)
+    with pytest.raises(ValueError, match=r"chunks of \(4, 3\) that begin where the target does"):
+        gda.store(g, whole[2:18])
+    # The columns of a process may share chunks, and what it writes alone may have any.
+    target = zarr_target("b", (4, 3))
+    gda.store(g, target, wait_for_all=True)
+    np.testing.assert_array_equal(target[:], DATA)
+    target = zarr_target("c", (5, 3))
+    gda.store(cut(DATA, mesh, P()), target, wait_for_all=True)
+    np.testing.assert_array_equal(target[:], DATA)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_an_hdf5_file_has_one_writer(tmp_path: Path) -> None:
+    mesh = ordered_mesh(range(8), {"x": 8})
+    with h5py.File(tmp_path / "a.h5", "w") as file:  # one for each process
+        target = file.create_dataset("a", (16, 8), "f4")
+        with pytest.raises(ValueError, match=r"an HDF5 file, .* and processes 0, 1 would; give it"):
+            gda.store(cut(DATA, mesh, P("x")), target)
+        gda.store(cut(DATA, mesh, P()), target)
+        written = target[:].any()
+        gda.store(jnp.asarray(DATA), target)
+        np.testing.assert_array_equal(target[:], DATA)
+    assert written == (jax.process_index() == 0)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_an_array_of_one_process_is_written_by_it_whole() -> None:
+    target = Counting((16, 8))
+    gda.store(jnp.asarray(DATA), target, wait_for_all=True)
+    assert (target.counts == 1).all()
+    mesh = Mesh(np.array(jax.devices())[4:], ("x",))
+    target = Counting((16, 8))
+    gda.store(cut(DATA, mesh, P("x")), target)
+    assert (target.counts == jax.process_index()).all()
+
+
+def counts_of(case: Any, order: list[int]) -> np.ndarray:
+    """Store in this process, and return how often it wrote each element."""
+    size = int(np.prod(list(case.mesh_shape.values())))
+    mesh = ordered_mesh(order[:size], dict(case.mesh_shape))
+    data = batch(*case.global_shape, dtype=np.int32) + 1
+    with gda.checking_agreement(False):
+        g = cut(data, mesh, case.spec)
+        targets = [Counting(g.shape, np.int32) for _ in range(3)]
+        gda.store_tree([g] * 3, targets, max_workers=2)
+    for target in targets:
+        np.testing.assert_array_equal(target.values, np.where(target.counts, data, 0))
+    return np.stack([target.counts for target in targets])
+
+
+@settings(max_examples=50)
+@given(sharded_cases(mesh_shapes(max_devices=8), max_dims=3), st.permutations(range(8)))
+def test_over_all_processes_every_element_is_written_once(
+    process_pool: Callable[..., Pool], case: ShardedCase, order: list[int]
+) -> None:
+    for n, devices in [(2, 4), (4, 2)]:
+        counts = process_pool(n, devices=devices).run(counts_of, case, order)
+        assert (np.sum(counts, axis=0) == 1).all()
+
+
+def bytes_written(sizes: list[int], spec: P) -> int:
+    mesh = ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2})
+    tree = [cut(batch(size, 8), mesh, spec) for size in sizes]
+    targets = [Counting((size, 8)) for size in sizes]
+    gda.store_tree(tree, targets)
+    return sum(int(target.counts.sum()) * 4 for target in targets)
+
+
+@pytest.mark.parametrize("spec", [P(), P(None, "y"), P("x"), P("x", "y")])
+@pytest.mark.parametrize(
+    "sizes",
+    [[64] * 16, [256, 8] * 8, [4, 8, 16, 32, 64, 128], [512, 8, 8, 8, 256, 8, 8, 8, 128]],
+    ids=["equal", "weights and biases", "growing", "few large"],
+)
+def test_what_all_processes_hold_is_shared_out_by_bytes(
+    process_pool: Callable[..., Pool], sizes: list[int], spec: P
+) -> None:
+    written = process_pool(4, devices=2).run(bytes_written, sizes, spec)
+    assert sum(written) == sum(sizes) * 8 * 4
+    largest_block = max(sizes) * 8 * 4 // {P(): 1, P(None, "y"): 2, P("x"): 4}.get(spec, 8)
+    assert max(written) - min(written) <= largest_block
+    if len(set(sizes)) == 1:
+        assert max(written) == min(written)
+
+
+# Waiting for the others.
+
+
+class Late(Counting):
+    """A target that is slow in process 1."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        super().__init__((16, 8))
+        self.path = path
+        self.seconds = seconds
+
+    def __setitem__(self, index: Index, value: np.ndarray) -> None:
+        if jax.process_index() == 1:
+            time.sleep(self.seconds)
+        (self.path / str(index[0].start)).write_bytes(value.tobytes())
+
+
+@pytest.mark.processes(2, devices=4)
+def test_with_wait_for_all_everything_is_there_on_return(shared_tmp_path: Path) -> None:
+    mesh = ordered_mesh(range(8), {"x": 8})
+    g = cut(DATA, mesh, P("x"))
+    gda.store_tree({"a": g}, {"a": Late(shared_tmp_path, 0.1)}, wait_for_all=True)
+    blocks = [(shared_tmp_path / str(row)).read_bytes() for row in range(0, 16, 2)]
+    assert b"".join(blocks) == DATA.tobytes()
+
+
+@pytest.mark.processes(2, devices=4)
+def test_without_it_nobody_waits_or_has_to_come(shared_tmp_path: Path) -> None:
+    mesh = ordered_mesh(range(8), {"x": 8})
+    g = cut(DATA, mesh, P("x"))
+    if jax.process_index() == 0:
+        gda.store(g, Late(shared_tmp_path, 0))
+        assert len(list(shared_tmp_path.iterdir())) == 4
+
+
+@pytest.mark.processes(2, devices=4)
+def test_an_error_in_one_process_reaches_the_others(shared_tmp_path: Path) -> None:
+    mesh = ordered_mesh(range(8), {"x": 8})
+    g = cut(DATA, mesh, P("x"))
+    if jax.process_index() == 1:
+        with pytest.raises(OSError, match="No space left"):
+            gda.store(g, Full((16, 8)), wait_for_all=True)
+    else:
+        with pytest.raises(gda.DisagreementError, match=r"process 1 failed: OSError: .*No space"):
+            gda.store(g, Full((16, 8)), wait_for_all=True)
+    target = Counting((16, 8) if jax.process_index() else (8, 16))
+    error = gda.DisagreementError if jax.process_index() else ValueError
+    with pytest.raises(error, match=r"\(16, 8\), and the target \(8, 16\)"):
+        gda.store(g, target, wait_for_all=True)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_processes_that_store_different_arrays_write_nothing() -> None:
+    mesh = ordered_mesh(range(8), {"x": 8})
+    with gda.checking_agreement(False):
+        dtype = [np.float32, np.int32][jax.process_index()]
+        g = cut(DATA.astype(dtype), mesh, P("x"))
+    target = Counting((16, 8), dtype)
+    with pytest.raises(gda.DisagreementError, match=r"process 0: dtype float32, process 1: int32"):
+        gda.store(g, target, wait_for_all=True)
+    assert not target.indices
+
+
+class Hung(Counting):
+    """A target that takes nothing in process 1 before process 0 gave up."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__((16, 8))
+        self.path = path
+
+    def __setitem__(self, index: Index, value: np.ndarray) -> None:
+        while jax.process_index() == 1 and not self.path.exists():
+            time.sleep(0.02)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_who_does_not_come_in_time_is_named(shared_tmp_path: Path) -> None:
+    mesh = ordered_mesh(range(8), {"x": 8})
+    g = cut(DATA, mesh, P("x"))
+    gave_up = shared_tmp_path / "gave-up"
+    with pytest.raises(gda.LateProcessError, match="process 1"):
+        gda.store(g, Hung(gave_up), wait_for_all=True, timeout=1.5)
+    gave_up.touch()
