@@ -5,7 +5,9 @@ of the whole it holds. It is built block by block from callbacks, computed on li
 read shard by shard. Everything below comes in the order in which one meets it.
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 # A table of contents that loads nothing: a name's module is imported when the name is first used,
@@ -16,7 +18,7 @@ _MODULE_OF = {
     "aligned_empty": "gda.arrays.buffers",
     "DoesNotFitError": "gda.arrays.blocks",
     "load_tree": "gda.trees.load",
-    "Retry": "gda.storage.tasks",
+    "Retry": "gda.storage.options",
     "to_numpy": "gda.trees.to_numpy",
     "jit": "gda.trees.jit",
     "constrain": "gda.trees.jit",
@@ -77,3 +79,28 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
+
+
+# Modules that pickles of before name, and where what they name is now.
+_FORMER = {
+    "gda.array": {"_unpickled": "gda.arrays.global_array"},
+    "gda.pickling": {"State": "gda.arrays.pickling"},
+    "gda.grid": {"ShardGrid": "gda.layout.grid"},
+    "gda.views": {"_view_of": "gda.layout.process_view"},
+    "gda.processes": {"Processes": "gda.layout.processes"},
+    "gda.reshard": {"ReshardPlan": "gda.layout.reshard.plan", "Move": "gda.layout.reshard.plan"},
+    "gda.reading": {"Retry": "gda.storage.options"},
+    "gda.hlo.listing": {"Collectives": "gda.compiled.hlo"},
+    "gda.hlo.program": {"Collective": "gda.compiled.hlo"},
+}
+
+
+class _FormerModule(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name not in _FORMER[self.__name__]:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_FORMER[self.__name__][name]), name)
+
+
+for _name in _FORMER:
+    sys.modules[_name] = _FormerModule(_name)

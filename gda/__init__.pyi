@@ -23,7 +23,7 @@ from gda.multihost.agreement import checking_agreement as checking_agreement
 from gda.multihost.meeting import DisagreementError as DisagreementError
 from gda.multihost.meeting import LateProcessError as LateProcessError
 from gda.show.visualize import visualize_sharding as visualize_sharding
-from gda.storage.tasks import Retry as Retry
+from gda.storage.options import Retry as Retry
 from gda.trees.batches import DataPartitionType as DataPartitionType
 from gda.trees.batches import global_to_host_array as global_to_host_array
 from gda.trees.batches import host_to_global_array as host_to_global_array

@@ -26,8 +26,7 @@ from gda.layout.boundary import is_of_caller
 from gda.layout.dtype_names import as_dtype
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape
-from gda.mesh import Device
-from gda.sharding import is_tracer
+from gda.mesh import Device, is_tracer
 
 Block = np.ndarray[Any, Any] | jax.Array
 

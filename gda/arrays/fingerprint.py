@@ -37,13 +37,12 @@ from gda.arrays.fingerprint_formula import (
     sums_of_numpy,
     width_of,
 )
-from gda.arrays.process_local import distinct_shards, grid_of
+from gda.arrays.process_local import distinct_shards
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape
-from gda.mesh import Device, processes_of
+from gda.mesh import Device, grid_of, is_tracer, processes_of, sharding_of
 from gda.multihost.agreement import check_moving
 from gda.multihost.allgather import all_gather
-from gda.sharding import is_tracer, sharding_of
 
 # At most so many elements are columns of a row, and so many rows go into one turn of the loop: the
 # keys and the sums of all columns then stay in the cache.

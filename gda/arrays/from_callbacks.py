@@ -16,7 +16,7 @@ from gda.arrays.placing import Plan, plan_of
 from gda.layout.spec import Index, SpecLike
 from gda.mesh import Device, MeshLike
 from gda.multihost.agreement import checked, describe, together
-from gda.storage.tasks import Options, ProgressLike, Retry
+from gda.storage.options import Options, ProgressLike, Retry
 
 
 @checked("GlobalArray.from_callback")

@@ -15,13 +15,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gda.arrays.blocks import KEPT_DTYPES, Block, BlockReader
 from gda.arrays.buffers import ALIGNMENT, Buffers, aligned_empty
 from gda.arrays.placing import hashable_over, plan_over
-from gda.arrays.process_local import local_sharding, view_of
+from gda.arrays.process_local import local_sharding
 from gda.layout.grid import ShardGrid
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape, SpecLike, check_shape
-from gda.mesh import MeshAndSpec, MeshLike, processes_of
+from gda.mesh import MeshAndSpec, MeshLike, is_tracer, processes_of, view_of
 from gda.multihost.agreement import checked
-from gda.sharding import is_tracer
 
 
 @checked("GlobalArray.from_process_local", reads=False)

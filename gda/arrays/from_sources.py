@@ -16,9 +16,10 @@ from gda.arrays.blocks import Block, BlockReader, narrowed_dtype
 from gda.arrays.placing import Plan, plan_of
 from gda.layout.spec import Index, SpecLike
 from gda.mesh import Device, MeshLike
+from gda.storage.options import Options
 from gda.storage.progress import shown
 from gda.storage.sources import AsyncSource, Source, source_of
-from gda.storage.tasks import AsyncTask, Future, Options, Task, Transfer, run
+from gda.storage.tasks import AsyncTask, Future, Task, Transfer, run
 
 
 class Build:

@@ -40,9 +40,19 @@ from gda.layout.boundary import hide_own_frames, public, unexpected_keyword
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape, SpecLike, format_spec
 from gda.layout.text import counted
-from gda.mesh import Device, MeshLike, after_spec, devices_of, local_positions, mesh_grid
-from gda.sharding import LayoutUnknownError, is_tracer, not_an_array_error, sharding_of
-from gda.storage.tasks import Options, ProgressLike, Retry
+from gda.mesh import (
+    Device,
+    LayoutUnknownError,
+    MeshLike,
+    after_spec,
+    devices_of,
+    is_tracer,
+    local_positions,
+    mesh_grid,
+    not_an_array_error,
+    sharding_of,
+)
+from gda.storage.options import Options, ProgressLike, Retry
 
 AnyNDArray = np.ndarray[Any, Any]
 DataT = TypeVar("DataT", jax.Array, jax.Array | None)

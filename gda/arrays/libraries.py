@@ -37,7 +37,7 @@ import numpy as np
 from gda.arrays.from_callbacks import array_from_callback
 from gda.arrays.moving import reshard
 from gda.layout.spec import format_spec
-from gda.sharding import is_tracer
+from gda.mesh import is_tracer
 
 if TYPE_CHECKING:
     from treescope.ndarray_adapters import NDArrayAdapter

@@ -13,12 +13,20 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from gda.arrays.buffers import aligned_empty
-from gda.arrays.process_local import distinct_shards, grid_of
+from gda.arrays.process_local import distinct_shards
 from gda.layout.spec import Index, SpecLike, check_spec
-from gda.mesh import MeshLike, local_positions, mesh_and_spec, mesh_grid, processes_of
+from gda.mesh import (
+    MeshLike,
+    grid_of,
+    local_positions,
+    mesh_and_spec,
+    mesh_grid,
+    named_sharding,
+    processes_of,
+    sharding_of,
+)
 from gda.multihost.agreement import check_moving
 from gda.multihost.allgather import all_gather
-from gda.sharding import named_sharding, sharding_of
 
 _MAX_BYTES = 256 * 1024 * 1024
 

@@ -22,11 +22,12 @@ from gda.mesh import (
     Device,
     MeshAndSpec,
     MeshLike,
+    is_tracer,
     local_positions,
     mesh_and_spec,
     mesh_grid,
+    named_sharding,
 )
-from gda.sharding import is_tracer, named_sharding
 
 
 def plan_of(global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None) -> Plan:

@@ -16,22 +16,16 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from gda.arrays.buffers import aligned_empty
 from gda.layout.grid import ShardGrid
-from gda.layout.process_view import ProcessView
 from gda.layout.spec import Shape, SpecLike
-from gda.mesh import Device, local_positions, processes_of
-from gda.sharding import named_sharding, sharding_of
-
-
-@lru_cache(maxsize=256)
-def grid_of(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> ShardGrid:
-    """Return the grid of an array, which knows what each process has of it."""
-    return ShardGrid(global_shape, mesh.shape, spec, process_of=processes_of(mesh))
-
-
-@lru_cache(maxsize=256)
-def view_of(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> ProcessView:
-    """Return what this process has of an array."""
-    return grid_of(global_shape, mesh, spec).view(jax.process_index())
+from gda.mesh import (
+    Device,
+    grid_of,
+    local_positions,
+    named_sharding,
+    processes_of,
+    sharding_of,
+    view_of,
+)
 
 
 def is_all_here(array: jax.Array) -> bool:

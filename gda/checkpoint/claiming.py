@@ -12,7 +12,7 @@ from gda.checkpoint.format import manifest as manifests
 from gda.checkpoint.format.errors import CorruptionError, SaveError
 from gda.checkpoint.found import load_manifest
 from gda.checkpoint.stores.protocol import LOCK, Store
-from gda.multihost.agreement import join_some
+from gda.layout.text import join_some
 
 NEW = f"{manifests.NAME}.new"  # of a save that is committing, in a directory
 

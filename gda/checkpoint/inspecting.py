@@ -17,9 +17,9 @@ from gda.checkpoint.proving import ChunkSums
 from gda.checkpoint.stores.opening import default_workers, open_store
 from gda.checkpoint.stores.protocol import Store
 from gda.layout.boundary import public
-from gda.layout.text import format_bytes, printable
-from gda.multihost.agreement import join_some
+from gda.layout.text import format_bytes, join_some, printable
 from gda.storage import tasks
+from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import shown
 
 MAX_BYTES = 128 * 2**20
@@ -126,7 +126,7 @@ def verify(
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
     timeout: float = 600,
-    progress: tasks.ProgressLike = False,
+    progress: ProgressLike = False,
 ) -> Contents:
     """Read all of a checkpoint, and return what it has if everything is what was saved.
 
@@ -161,14 +161,14 @@ def verify(
     """
     zarr_format.require_crc32c()
     store = open_store(path, timeout)
-    options = tasks.Options(max_workers, max_bytes, progress)
+    options = Options(max_workers, max_bytes, progress)
     return read_complete(
         store, lambda manifest: _verified(store, manifest, fingerprints, max_bytes, options)
     )
 
 
 def _verified(
-    store: Store, manifest: Manifest, fingerprints: bool, max_bytes: int, options: tasks.Options
+    store: Store, manifest: Manifest, fingerprints: bool, max_bytes: int, options: Options
 ) -> Contents:
     files = Files(store, manifest)
     sums = ChunkSums(store.url, manifest) if fingerprints else None

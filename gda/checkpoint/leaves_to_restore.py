@@ -20,8 +20,8 @@ from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, Path, ValueLeaf
 from gda.checkpoint.format.structure import format_path, noting_path, path_of_keys
 from gda.layout.spec import Shape, check_spec
+from gda.layout.text import join_some
 from gda.mesh import MeshAndSpec, mesh_and_spec, mesh_grid
-from gda.multihost.agreement import join_some
 from gda.trees.specs import SpecOf, is_container, is_partition_spec, spec_by
 
 

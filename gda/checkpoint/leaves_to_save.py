@@ -17,16 +17,16 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.global_array import GlobalArray
-from gda.arrays.process_local import apart, distinct_shards, grid_of, view_of
+from gda.arrays.process_local import apart, distinct_shards
 from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.manifest import Path, ValueLeaf, is_storable
 from gda.checkpoint.format.structure import format_path, noting_path
 from gda.checkpoint.format.zarr_format import crc32c
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, format_spec
-from gda.multihost.agreement import join_some
+from gda.layout.text import join_some
+from gda.mesh import grid_of, is_tracer, sharding_of, view_of
 from gda.multihost.meeting import DisagreementError
-from gda.sharding import is_tracer, sharding_of
 from gda.storage import tasks
 from gda.trees.specs import is_container
 

@@ -17,9 +17,8 @@ from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, Piece
 from gda.checkpoint.format.structure import format_path
 from gda.checkpoint.leaves_to_restore import Target, saved_type
 from gda.checkpoint.steps import together
-from gda.mesh import processes_of
-from gda.multihost.agreement import join_some
-from gda.sharding import sharding_of
+from gda.layout.text import join_some
+from gda.mesh import processes_of, sharding_of
 
 
 def check_provable(url: str, targets: Sequence[Target]) -> None:

@@ -26,8 +26,8 @@ from gda.checkpoint.stores.opening import default_workers
 from gda.checkpoint.stores.protocol import Store
 from gda.layout.spec import Index, Shape
 from gda.storage import tasks
+from gda.storage.options import Options
 from gda.storage.progress import shown
-from gda.storage.tasks import Options
 
 
 def read_arrays(

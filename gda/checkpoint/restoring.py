@@ -17,7 +17,7 @@ from gda.checkpoint.reader import read_arrays
 from gda.checkpoint.stores.opening import open_store
 from gda.layout.boundary import public
 from gda.mesh import MeshLike
-from gda.storage.tasks import Options, ProgressLike
+from gda.storage.options import Options, ProgressLike
 
 MAX_BYTES = 128 * 2**20
 

@@ -34,7 +34,7 @@ from gda.layout.boundary import public
 from gda.multihost import coordination
 from gda.multihost.agreement import check_processes_agree, timeout_of_checks
 from gda.multihost.meeting import LateProcessError
-from gda.storage.tasks import Options, ProgressLike
+from gda.storage.options import Options, ProgressLike
 
 MAX_BYTES = 64 * 2**20
 

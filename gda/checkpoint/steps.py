@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gda.checkpoint.format.errors import SaveError
-from gda.multihost.agreement import join_some
+from gda.layout.text import join_some
 from gda.multihost.meeting import DisagreementError, meet
 
 _SHARED: dict[str, type[Exception]] = {

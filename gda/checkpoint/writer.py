@@ -27,6 +27,7 @@ from gda.checkpoint.leaves_to_save import Block, Source, on_host
 from gda.checkpoint.packing import Pack, pack
 from gda.checkpoint.stores.protocol import Store
 from gda.storage import tasks
+from gda.storage.options import Options
 from gda.storage.progress import shown
 
 CHUNK_BYTES = 16 * 2**20
@@ -49,7 +50,7 @@ class Writer:
     sources: list[Source | ValueLeaf]
     codec: str
     fingerprints: bool
-    options: tasks.Options
+    options: Options
 
     def __post_init__(self) -> None:
         self._pending: dict[int, fingerprint.Pending] | None = None

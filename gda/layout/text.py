@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+MOST_NAMED = 8  # of many differences, a message names so many
+
 
 def format_bytes(nbytes: int) -> str:
     """Return a size as people read it.
@@ -32,3 +36,14 @@ def printable(text: str) -> str:
     \\x1b[2J
     """
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def join_some(parts: Sequence[str]) -> str:
+    """Return the first few of many parts of a message, and how many more there are.
+
+    >>> join_some(list("abcdefghij"))
+    'a; b; c; d; e; f; g; h; and 2 more'
+    """
+    more = len(parts) - MOST_NAMED
+    shown = [*parts[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
+    return "; ".join(shown)

@@ -15,7 +15,7 @@ import os
 import re
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
@@ -28,9 +28,9 @@ from gda.layout.boundary import is_of_caller, public
 from gda.layout.dtype_names import as_dtype
 from gda.layout.processes import format_processes
 from gda.layout.spec import check_shape, check_spec, format_spec
-from gda.mesh import mesh_and_spec, processes_of
+from gda.layout.text import MOST_NAMED, join_some
+from gda.mesh import is_tracer, mesh_and_spec, processes_of
 from gda.multihost.meeting import DisagreementError, LateProcessError, meet
-from gda.sharding import is_tracer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -39,7 +39,6 @@ T = TypeVar("T")
 # that gda does if these texts are.
 Description = dict[tuple[str, str], str]
 
-_MOST_DIFFERENCES = 8
 _DEFAULT_TIMEOUT = 60.0
 _TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 
@@ -333,9 +332,9 @@ def compare_digests(payloads: dict[int, bytes]) -> bytes:
     if len(groups) == 1:
         return b"{}"
     heard = sorted(groups.values(), key=len)
-    if len(heard) > _MOST_DIFFERENCES:
+    if len(heard) > MOST_NAMED:
         # Enough are that of the majority and those that are most on their own.
-        heard = [*heard[: _MOST_DIFFERENCES - 1], heard[-1]]
+        heard = [*heard[: MOST_NAMED - 1], heard[-1]]
     where = [f"{format_processes(group)} at {place}" for place, group in places.items()]
     return json.dumps(
         {
@@ -366,17 +365,6 @@ def say_difference(groups: list[list[int]], payloads: dict[int, bytes]) -> bytes
             others = [f"{format_processes(who)}: {value}" for value, who in rest]
             differences.append(", ".join([f"at {path}, {said}" if path else said, *others]))
     return f"the processes do not agree: {join_some(differences)}".encode()
-
-
-def join_some(parts: Sequence[str]) -> str:
-    """Return the first few of many parts of a message, and how many more there are.
-
-    >>> join_some(list("abcdefghij"))
-    'a; b; c; d; e; f; g; h; and 2 more'
-    """
-    more = len(parts) - _MOST_DIFFERENCES
-    shown = [*parts[:_MOST_DIFFERENCES], *([f"and {more} more"] if more > 0 else [])]
-    return "; ".join(shown)
 
 
 def _one_line(error: Exception) -> str:

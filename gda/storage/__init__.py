@@ -3,6 +3,15 @@
 To read in this order: ``options`` (how many reads, how many bytes), ``tasks`` (runs them),
 ``progress``, ``sources`` (anything that slices, to read), ``targets`` (anything that takes slices,
 to write), ``chunk_conflicts`` (blocks that share a chunk of a target), ``safetensors``.
+
+>>> import gda, jax, numpy as np, os, tempfile
+>>> from safetensors.numpy import save_file
+>>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+>>> with tempfile.TemporaryDirectory() as folder:
+...     save_file({'w': np.ones((8, 2), np.float32)}, os.path.join(folder, 'model.safetensors'))
+...     with gda.storage.open_safetensors(folder) as tensors:
+...         print(gda.load_tree(tensors, mesh, jax.sharding.PartitionSpec('x', 'y'))['w'])
+float32[8,2] P('x', 'y')
 """
 
 from importlib import import_module

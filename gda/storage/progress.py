@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gda.storage.tasks import ProgressLike
+from gda.storage.options import ProgressLike
 
 _SECONDS_BETWEEN = 0.1
 

@@ -1,14 +1,4 @@
-"""Files as sources, to be read by ``gda.load_tree``.
-
->>> import gda, jax, numpy as np, os, tempfile
->>> from safetensors.numpy import save_file
->>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
->>> with tempfile.TemporaryDirectory() as folder:
-...     save_file({'w': np.ones((8, 2), np.float32)}, os.path.join(folder, 'model.safetensors'))
-...     with gda.storage.open_safetensors(folder) as tensors:
-...         print(gda.load_tree(tensors, mesh, jax.sharding.PartitionSpec('x', 'y'))['w'])
-float32[8,2] P('x', 'y')
-"""
+"""Tensors of safetensors files by name, as sources: ``gda.storage.open_safetensors``."""
 
 from __future__ import annotations
 

@@ -7,15 +7,14 @@ the caller's thread. Nothing here knows of JAX or of files.
 from __future__ import annotations
 
 import contextlib
-import operator
 import queue
-import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, Protocol
+
+from gda.storage.options import Retry
 
 
 class Future(Protocol):
@@ -67,104 +66,6 @@ class Transfer(NamedTuple):
 
     is_done: Callable[[], bool]
     wait: Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Retry:
-    """Which errors of a read are tried again, how often, and after how long.
-
-    Args:
-      errors: an exception class or a tuple of them. What gda finds wrong with a block that was
-        read, such as its shape, counts as an error of reading it.
-      attempts: how often a block is read in all, at least once.
-      delay: seconds between the first attempt and the second.
-      factor: by which the delay grows from one attempt to the next, from 1 to 10.
-      max_delay: seconds that no delay exceeds. Of each delay a random share, from half to all, is
-        waited, so that many hosts do not come back at once.
-
-    The last error reaches the caller, with a note of how many attempts were made. Waiting ends at
-    once when another read has failed or the user interrupts.
-
-    Raises:
-      TypeError: ``errors`` are not classes of exceptions.
-      ValueError: a number is out of its range.
-
-    >>> import gda
-    >>> gda.Retry(OSError, attempts=5, delay=0.5)
-    Retry(errors=<class 'OSError'>, attempts=5, delay=0.5, factor=2.0, max_delay=10.0)
-    """
-
-    errors: type[Exception] | tuple[type[Exception], ...]
-    _: KW_ONLY
-    attempts: int = 3
-    delay: float = 0.1
-    factor: float = 2.0
-    max_delay: float = 10.0
-
-    def __post_init__(self) -> None:
-        given = self.errors if isinstance(self.errors, tuple) else (self.errors,)
-        if not given or not all(isinstance(e, type) and issubclass(e, Exception) for e in given):
-            raise TypeError(
-                f"errors must be a class of exceptions or a tuple of them, such as OSError, not "
-                f"{self.errors!r}"
-            )
-        _check_count(self.attempts, "attempts")
-        for name, low, high in [("delay", 0, 86400), ("factor", 1, 10), ("max_delay", 0, 86400)]:
-            if not low <= getattr(self, name) <= high:
-                raise ValueError(
-                    f"{name} must be from {low} to {high}, not {getattr(self, name)!r}"
-                )
-
-    def seconds_after(self, attempts: int) -> float:
-        """Return how long to wait after so many attempts."""
-        # 64 doublings are far beyond every bound, and no power of 10 overflows there.
-        delay = self.delay * self.factor ** min(attempts - 1, 64)
-        return min(delay, self.max_delay) * random.uniform(0.5, 1)
-
-
-ProgressLike = bool | Callable[[int, int], object]
-
-
-@dataclass(frozen=True)
-class Options:
-    """How blocks are read or written: the options of all functions that load or store.
-
-    Raises:
-      TypeError, ValueError: one of them is not what it must be.
-    """
-
-    max_workers: int | None = None
-    max_bytes: int | None = None
-    progress: ProgressLike = False
-    retry: Retry | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_workers", "max_bytes"):
-            if getattr(self, name) is not None:
-                _check_count(getattr(self, name), name)
-        if not isinstance(self.progress, bool) and not callable(self.progress):
-            raise TypeError(
-                "progress must be True, False or a function (bytes_done, bytes_total), not "
-                f"{self.progress!r}"
-            )
-        if self.retry is not None and not isinstance(self.retry, Retry):
-            raise TypeError(
-                f"retry must be a gda.Retry, such as gda.Retry(OSError), not {self.retry!r}"
-            )
-
-    @property
-    def are_for_threads(self) -> bool:
-        """Whether threads other than the caller's may read."""
-        return self.max_workers is not None and self.max_workers > 1
-
-
-def _check_count(value: Any, name: str) -> None:
-    try:
-        is_count = not isinstance(value, bool) and operator.index(value) >= 1
-    except TypeError:
-        is_count = False
-    if not is_count:
-        raise ValueError(f"{name} must be a whole number, at least 1, not {value!r}")
 
 
 # How many reads that a library does by itself are under way where nobody says. A store in the

@@ -17,13 +17,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.from_process_local import Batch, array_from_process_local
 from gda.arrays.global_array import GlobalArray
-from gda.arrays.process_local import process_local_of, view_of
+from gda.arrays.process_local import process_local_of
 from gda.layout.boundary import public
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape
-from gda.mesh import local_positions, processes_of
+from gda.mesh import is_tracer, local_positions, processes_of, sharding_of, view_of
 from gda.multihost.agreement import describe, together
-from gda.sharding import is_tracer, sharding_of
 from gda.trees.jit import constrain
 from gda.trees.specs import is_container, map_with_specs, path_of
 

@@ -23,10 +23,10 @@ from gda.arrays.process_local import distinct_shards, local_array_of
 from gda.layout.boundary import public
 from gda.layout.processes import format_processes
 from gda.layout.spec import Index
-from gda.mesh import check_mesh, processes_of
-from gda.multihost.agreement import describe, join_some, timeout_of_checks, together, user_location
+from gda.layout.text import join_some
+from gda.mesh import check_mesh, is_tracer, processes_of
+from gda.multihost.agreement import describe, timeout_of_checks, together, user_location
 from gda.multihost.meeting import DisagreementError, meet
-from gda.sharding import is_tracer
 from gda.trees.specs import is_container, map_with_specs, note_path, path_of, specs_for
 
 # By path in the tree and index of the block, the digest of its bytes.

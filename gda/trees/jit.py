@@ -23,8 +23,7 @@ from gda.arrays.operators import unwrapped
 from gda.layout.boundary import public
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of
-from gda.mesh import check_mesh, mesh_and_spec
-from gda.sharding import is_tracer, named_sharding, sharding_of
+from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
 from gda.trees.specs import map_with_specs
 
 _ArrayT = TypeVar("_ArrayT", jax.Array, GlobalArray)

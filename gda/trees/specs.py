@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
 from gda.arrays.global_array import GlobalArray
-from gda.multihost.agreement import join_some
+from gda.layout.text import join_some
 
 # A model has hundreds; those that differ are named in any case.
 _MOST_KEYS = 8

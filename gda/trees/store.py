@@ -21,19 +21,20 @@ from jax.sharding import Mesh
 
 from gda.arrays.blocks import format_index
 from gda.arrays.global_array import GlobalArray
-from gda.arrays.process_local import apart, distinct_shards, grid_of
+from gda.arrays.process_local import apart, distinct_shards
 from gda.layout.boundary import public
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, layout_of
 from gda.layout.processes import format_processes, writing_of
 from gda.layout.spec import Index, Shape
-from gda.mesh import mesh_of_all
+from gda.mesh import grid_of, is_tracer, mesh_of_all, sharding_of
 from gda.multihost.agreement import checking_agreement, describe, timeout_of_checks, together
-from gda.sharding import is_tracer, sharding_of
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
+from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import shown
-from gda.storage.targets import SliceTarget, Target, check_fit, target_of, targets_for
-from gda.storage.tasks import AsyncTask, Options, ProgressLike, Task, run
+from gda.storage.targets import SliceTarget, Target, check_fit, target_of
+from gda.storage.tasks import AsyncTask, Task, run
+from gda.trees.matching import targets_for
 from gda.trees.specs import is_container, note_path, path_of
 
 T = TypeVar("T")
@@ -231,7 +232,8 @@ def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], max_workers:
     grids = _with_paths(tree, _grid_of, arrays)
 
     def job(array: jax.Array, grid: ShardGrid, given: Any, turn: int) -> _Job:
-        target = target_of(given)
+        # A container, as jax.tree.map makes one of each array of a tree, holds the target.
+        target = target_of(given.array if is_container(given) else given)
         check_fit(target, array.shape, np.dtype(array.dtype))
         _check_chunks(grid, target, turn, max_workers)
         blocks = grid.view(jax.process_index()).written_blocks(turn) if array.size else ()

@@ -9,7 +9,7 @@ import numpy as np
 
 from gda.arrays.global_array import GlobalArray
 from gda.layout.boundary import public
-from gda.sharding import is_tracer
+from gda.mesh import is_tracer
 from gda.trees.specs import is_container, note_path
 
 

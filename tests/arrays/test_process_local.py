@@ -7,7 +7,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import gda
-from gda.arrays.process_local import distinct_shards, grid_of, view_of
+from gda.arrays.process_local import distinct_shards
+from gda.mesh import grid_of, view_of
 
 
 def test_shards_come_once_by_the_number_of_their_block() -> None:

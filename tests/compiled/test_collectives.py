@@ -668,7 +668,7 @@ def test_what_is_not_allowed_fails_with_the_table(step: Any, allow: Any, message
     text = str(caught.value)
     assert message in text
     assert "found: 2 collectives on the mesh {'data': 4, 'model': 2}; bytes" in text
-    assert "test_communication.py:" in text
+    assert "test_collectives.py:" in text
 
 
 def test_a_bound_on_bytes(step: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import h5py
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import mesh_of
 
 import gda
-from gda.storage.targets import check_fit, holds, target_of, targets_for
+from gda.storage.targets import check_fit, holds, target_of
 
 bfloat16 = np.dtype(jnp.bfloat16)
 
@@ -325,77 +325,3 @@ def test_wide_integers_are_held_by_floats_that_count_as_far() -> None:
     for (narrow, bits), (wide, exact) in itertools.product(limits.items(), digits.items()):
         # An integer of so many bits, without its sign, is exact in a float of as many digits.
         assert holds(np.dtype(wide), np.dtype(narrow)) == (bits <= exact)
-
-
-# Trees of targets.
-
-
-class Moments(NamedTuple):
-    mu: Any
-    nu: Any
-
-
-TREE = {"w": [np.zeros(2), np.zeros(3)], "moments": Moments({"w": np.ones(1)}, None)}
-
-
-PATHS = ["moments/mu/w", "w/0", "w/1"]
-
-
-def test_targets_in_a_tree_of_the_same_structure() -> None:
-    targets = {"w": ("w/0", "w/1"), "moments": Moments({"w": "moments/mu/w"}, None)}
-    assert targets_for(TREE, targets) == PATHS
-    assert targets_for(np.zeros(2), "alone") == ["alone"]
-    assert targets_for([], []) == targets_for({"a": None}, {"a": None}) == []
-    assert targets_for({"a": None}, {}) == []
-
-
-def test_groups_of_zarr_and_hdf5_are_trees(tmp_path: Path) -> None:
-    group = zarr.open_group(tmp_path / "z", mode="w")
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        for path in [*PATHS, "more/of/it"]:
-            group.create_array(path, shape=(1,), dtype="f8")
-            file.create_dataset(path, (1,), "f8")
-        for targets in (group, file, {"w": group["w"], "moments": file["moments"]}):
-            names = [target.name for target in targets_for(TREE, targets)]
-            assert names == [f"/{path}" for path in PATHS]
-        del file["w/1"]
-        with pytest.raises(ValueError, match=r"have nothing at \['w'\]\[1\]$"):
-            targets_for(TREE, file)
-
-
-@pytest.mark.parametrize(
-    ("targets", "message"),
-    [
-        ({}, r"have nothing at \['moments'\]\.mu\['w'\]; \['w'\]\[0\]; \['w'\]\[1\]$"),
-        ({"w": ["a", "b"], "moments": ["c", None]}, r"nothing at \['moments'\]\.mu\['w'\]$"),
-        ({"w": np.zeros((2, 2)), "moments": Moments({"w": "c"}, None)}, r"nothing at \['w'\]\[0\]"),
-        (
-            {"w": ["a", "b", "d"], "moments": Moments({"w": "c"}, None)},
-            r"has \['w'\]\[2\], and the tree has",
-        ),
-        (
-            {"w": ["a", "b"], "moments": Moments({"w": "c"}, ["d"])},
-            r"has \['moments'\]\.nu\[0\], and",
-        ),
-        (
-            {"w": ["a", "b"], "moments": Moments({"w": "c"}, "d")},
-            r"but targets has \['moments'\]\.nu, and the tree has not$",
-        ),
-    ],
-)
-def test_trees_of_targets_that_do_not_match(targets: Any, message: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"targets must have the structure of the tree.*" + message
-    ):
-        targets_for(TREE, targets)
-
-
-def test_a_target_for_a_tree_without_arrays() -> None:
-    with pytest.raises(ValueError, match="targets has a target at its root, and the tree has not"):
-        targets_for({}, np.zeros(2))
-
-
-def test_one_target_is_for_one_array() -> None:
-    one = np.zeros(2)
-    with pytest.raises(ValueError, match=r"at \['a'\] and \['b'\] have one target, in which"):
-        targets_for({"a": np.zeros(2), "b": np.zeros(2)}, {"a": one, "b": one})

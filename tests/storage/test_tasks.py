@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gda
-from gda.storage.tasks import AsyncTask, Options, Task, Transfer, run
+from gda.storage.options import Options
+from gda.storage.tasks import AsyncTask, Task, Transfer, run
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +183,8 @@ def test_a_library_that_cannot_begin_fails_alike() -> None:
 
 _INTERRUPTED = """
 import os, threading, time
-from gda.storage.tasks import Retry, Task, run
+from gda.storage.tasks import Task, run
+from gda.storage.options import Retry
 
 begun = []
 def work():

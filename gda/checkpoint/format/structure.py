@@ -20,7 +20,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, k
 
 from gda.checkpoint.format.errors import CorruptionError
 from gda.checkpoint.format.manifest import Path
-from gda.multihost.agreement import join_some
+from gda.layout.text import join_some
 from gda.trees.specs import is_container
 
 _DEEPEST = 200

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gda.layout.text import counted, printable
-from gda.storage.tasks import Retry
+from gda.storage.options import Retry
 
 # Of TensorStore's attempts: one more at once, because a server may have closed a connection that
 # was kept open. It would try for 15 minutes without a word, even where no server is.

@@ -1,0 +1,77 @@
+"""Pickles of before, when each class was pickled by the name of its module, still load."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import gda
+
+BEFORE = Path(__file__).parent / "pickles_before"
+PROCESS_OF = [0, 0, 0, 0, 1, 1, 1, 1]
+GRID = gda.ShardGrid((8, 2), {"x": 4, "y": 2}, P("x"))
+TARGET = gda.ShardGrid((8, 2), {"x": 4, "y": 2}, P(None, "y"))
+PLAN = gda.ReshardPlan(GRID, TARGET, itemsize=4)
+VIEW = gda.ShardGrid((8, 2), {"x": 4, "y": 2}, P("x"), process_of=PROCESS_OF).view(1)
+
+
+def load(name: str) -> Any:
+    return pickle.loads((BEFORE / f"{name}.pickle").read_bytes())
+
+
+def test_an_array(auto_mesh: Mesh) -> None:
+    restored = load("global_array")
+    assert isinstance(restored, gda.GlobalArray)
+    assert restored.spec == P("x")
+    assert dict(restored.mesh.shape) == dict(auto_mesh.shape)
+    np.testing.assert_array_equal(restored, np.arange(16.0).reshape(8, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("grid", GRID),
+        ("process_view", VIEW),
+        ("plan", PLAN),
+        ("move", next(iter(PLAN.moves()))),
+        ("retry", gda.Retry(OSError)),
+        ("partition", gda.DataPartitionType.FULL),
+    ],
+)
+def test_values(name: str, value: Any) -> None:
+    assert load(name) == value
+    assert type(load(name)) is type(value)
+
+
+def test_collectives() -> None:
+    listed = load("collectives")
+    assert isinstance(listed, gda.Collectives)
+    assert [type(each) for each in listed] == [gda.Collective]
+    assert listed[0].kind == "all-reduce"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("does_not_fit", gda.DoesNotFitError),
+        ("disagreement", gda.DisagreementError),
+        ("late", gda.LateProcessError),
+        ("corruption", gda.checkpoint.CorruptionError),
+        ("not_found", gda.checkpoint.CheckpointNotFoundError),
+        ("save_error", gda.checkpoint.SaveError),
+    ],
+)
+def test_errors(name: str, kind: type[Exception]) -> None:
+    assert type(load(name)) is kind
+
+
+def test_the_former_modules_have_nothing_else() -> None:
+    import gda.grid as former  # pyright: ignore[reportMissingImports]
+
+    assert former.ShardGrid is gda.ShardGrid
+    with pytest.raises(AttributeError, match="module 'gda.grid' has no attribute 'layout_of'"):
+        _ = former.layout_of
