@@ -1,6 +1,6 @@
 """``gda plan --tree FILE``: what every device holds of a whole model.
 
-What the file is like is in ``gda/cli/model_file.py``, the document of ``--json`` in
+The format of the file is in ``gda/cli/model_file.py``, the document of ``--json`` in
 ``gda/cli/model_numbers.py``.
 """
 

@@ -1,4 +1,4 @@
-"""What is read and written outside JAX: sources, targets, safetensors files, many reads at a time.
+"""Sources that are read, targets that are written, and the loop that runs many reads at a time.
 
 To read in this order: ``options`` (how many reads, how many bytes), ``tasks`` (runs them),
 ``progress``, ``sources`` (anything that slices, to read), ``targets`` (anything that takes slices,

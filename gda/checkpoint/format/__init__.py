@@ -1,4 +1,4 @@
-"""What is in the files of a checkpoint.
+"""The contents of the files of a checkpoint.
 
 To read in this order: ``errors``, ``zarr_format`` (one array as zarr v3), ``chunks`` (its chunks),
 ``manifest`` (every file by size and checksum, written last), ``structure`` (the tree as JSON).

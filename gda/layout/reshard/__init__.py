@@ -1,4 +1,4 @@
-"""What moves when an array changes its layout, and from which device.
+"""The blocks that move when an array changes its layout, and the devices that send them.
 
 To read in this order: ``pieces`` (the overlaps of two tilings), ``process_boxes`` (what processes
 share with boxes), ``shares`` (equal shares of what several devices could send), ``flow`` (from
