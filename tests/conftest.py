@@ -30,6 +30,8 @@ sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+collect_ignore = ["testing/suites"]
+
 settings.register_profile(
     "gda", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
