@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import Run, document_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gda import ReshardPlan, ShardGrid, cli
@@ -193,7 +193,6 @@ def held(mesh: dict[str, int], spec: str) -> list[set[int]]:
     return [set(whole[index].ravel().tolist()) for index in grid.indices()]
 
 
-@settings(max_examples=100)
 @given(
     st.sampled_from(MESHES),
     st.sampled_from(SPECS),
@@ -339,7 +338,6 @@ OPTIONS = ["--mesh", "--spec", "--to-mesh", "--to-spec", "--devices-per-process"
 OPTIONS += ["--to-devices-per-process"]
 
 
-@settings(max_examples=100)
 @given(
     st.dictionaries(st.sampled_from(OPTIONS), WORDS),
     st.sampled_from([["--json"], ["--no-picture"], []]),
