@@ -25,7 +25,7 @@ from gda.arrays.process_local import apart, distinct_shards
 from gda.layout.boundary import public
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, layout_of
-from gda.layout.processes import format_processes, writing_of
+from gda.layout.processes import format_processes, turns_of, writing_of
 from gda.layout.spec import Index, Shape
 from gda.mesh import grid_of, is_tracer, mesh_of_all, sharding_of
 from gda.multihost.agreement import checking_agreement, describe, timeout_of_checks, together
@@ -239,7 +239,9 @@ def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], max_workers:
         blocks = grid.view(jax.process_index()).written_blocks(turn) if array.size else ()
         return _Job(array, grid, target, blocks)
 
-    return _with_paths(tree, job, arrays, grids, targets, _turns(arrays, grids))
+    layouts = [(tuple(grid.mesh_shape.items()), grid.spec, grid.processes) for grid in grids]
+    turns = turns_of([array.nbytes for array in arrays], layouts)
+    return _with_paths(tree, job, arrays, grids, targets, turns)
 
 
 def _with_paths(tree: Any, function: Callable[..., T], *values: Sequence[Any]) -> list[T]:
@@ -283,23 +285,6 @@ def _grid_of(array: jax.Array) -> ShardGrid:
     sharding = sharding_of(array)
     mesh: Any = sharding.mesh
     return grid_of(array.shape, mesh, sharding.spec)
-
-
-def _turns(arrays: Sequence[jax.Array], grids: Sequence[ShardGrid]) -> list[int]:
-    """Return the turn of each array, so that processes write about the same number of bytes.
-
-    The largest first, arrays that are cut alike take turns, so that of these no process writes more
-    than another by more than their largest block. By number alone, weights and biases that come one
-    after the other would leave all weights to every second process.
-    """
-    turns = [0] * len(arrays)
-    following: dict[Any, int] = {}
-    for number in sorted(range(len(arrays)), key=lambda number: -arrays[number].nbytes):
-        grid = grids[number]
-        kind = (tuple(grid.mesh_shape.items()), grid.spec, grid.processes)
-        turns[number] = following.setdefault(kind, len(following))
-        following[kind] += 1
-    return turns
 
 
 def _writers(grid: ShardGrid, turn: int) -> IntArray:
