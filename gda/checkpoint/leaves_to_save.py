@@ -19,7 +19,8 @@ from gda.arrays.buffers import aligned_empty
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.process_local import apart, distinct_shards
 from gda.checkpoint.format.errors import said
-from gda.checkpoint.format.manifest import Path, ValueLeaf, is_storable
+from gda.checkpoint.format.manifest import Path, ValueLeaf
+from gda.checkpoint.format.manifest_json import is_storable
 from gda.checkpoint.format.structure import format_path, noting_path
 from gda.checkpoint.format.zarr_format import crc32c
 from gda.layout.grid import ShardGrid

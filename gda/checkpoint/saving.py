@@ -19,8 +19,7 @@ import jax
 
 from gda.checkpoint.claiming import Claim, claimed, remove
 from gda.checkpoint.files import Files
-from gda.checkpoint.format import manifest as manifests
-from gda.checkpoint.format import zarr_format
+from gda.checkpoint.format import manifest_json, zarr_format
 from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.format.structure import flatten
@@ -292,11 +291,11 @@ class _Saving:
 
     def _seal(self, manifest: Manifest) -> None:
         files, workers = Files(self.store, manifest), self.writer.options.max_workers
-        file = manifests.dump(manifest)
+        file = manifest_json.dump(manifest)
         self.may_be_committed = True
         try:
             self.store.replace(
-                manifests.NAME, file, self.claim.version, lambda: files.check_written(workers)
+                manifest_json.NAME, file, self.claim.version, lambda: files.check_written(workers)
             )
         except SaveError:
             self.may_be_committed = False
