@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from gda.arrays.blocks import format_index
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.process_local import apart, distinct_shards
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, layout_of
 from gda.layout.processes import format_processes, writing_of
@@ -42,6 +42,7 @@ T = TypeVar("T")
 _MAX_BYTES = 256 * 1024 * 1024
 
 
+@set_module("gda")
 @public
 def store(
     g: GlobalArray | jax.Array,
@@ -111,6 +112,7 @@ def store(
     _store("store", g, [g], lambda: [target], options, _Waiting(wait_for_all, timeout))
 
 
+@set_module("gda")
 @public
 def store_tree(
     tree: Any,

@@ -23,6 +23,7 @@ import numpy as np
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.chunks import ChunkGrid
 from gda.checkpoint.format.errors import CorruptionError
+from gda.layout.boundary import set_module
 from gda.layout.spec import Shape
 
 NAME = "manifest.json"
@@ -40,6 +41,7 @@ _FINGERPRINT_PATTERN = re.compile("[0-9a-f]{32}")
 Path = tuple[str | int, ...]
 
 
+@set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class StoredArray:
     """A zarr array of the checkpoint.
@@ -82,6 +84,7 @@ class StoredArray:
         return payload + zarr_format.CRC_BYTES
 
 
+@set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class Piece:
     """A box of a small array, laid into an array that many share, within one chunk of it.
@@ -103,6 +106,7 @@ class Piece:
         return data[begin : begin + math.prod(self.shape)].reshape(self.shape)
 
 
+@set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class ArrayLeaf:
     """A leaf of the tree that is an array.
@@ -133,6 +137,7 @@ class ArrayLeaf:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+@set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class ValueLeaf:
     """A leaf that is a number, a string or bytes of Python."""
