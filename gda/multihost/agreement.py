@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from gda.layout.boundary import is_of_caller, public
+from gda.layout.boundary import is_of_caller, public, set_module
 from gda.layout.dtype_names import as_dtype
 from gda.layout.processes import format_processes
 from gda.layout.spec import check_shape, check_spec, format_spec
@@ -43,6 +43,7 @@ _DEFAULT_TIMEOUT = 60.0
 _TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 
 
+@set_module("gda")
 @public
 def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | None = None) -> None:
     """Check that every process has the same tree: structure, shapes, dtypes, meshes and specs.
@@ -76,6 +77,7 @@ def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | Non
         _agree(lambda: describe(tree), _Place("check", repr(name)), seconds)
 
 
+@set_module("gda")
 @public
 def checking_agreement(
     enabled: bool = True, *, timeout: float | None = None
