@@ -15,6 +15,12 @@ from forks import Forks
 from hypothesis import HealthCheck, settings
 from jax.sharding import AxisType, Mesh
 from meshes import mesh_of
+from trials import (  # noqa: F401, hooks and a fixture
+    pytest_addoption,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+    trials,
+)
 
 from gda.launch.children import Children
 
@@ -24,8 +30,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile(
-    "gda", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "gda",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+    max_examples=25,
 )
+settings.register_profile("torture", settings.get_profile("gda"), max_examples=500)
 settings.load_profile("gda")
 
 
@@ -45,7 +56,7 @@ def explicit_mesh() -> Mesh:
     return mesh_of({"x": 4, "y": 2}, AxisType.Explicit)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     """A program that forks processes that save."""
     with Children() as children:

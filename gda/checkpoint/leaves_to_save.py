@@ -17,7 +17,8 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.global_array import GlobalArray
-from gda.arrays.process_local import apart, distinct_shards
+from gda.arrays.process_local import distinct_shards
+from gda.arrays.to_host import apart
 from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.manifest import Path, ValueLeaf
 from gda.checkpoint.format.manifest_json import is_storable
