@@ -22,7 +22,8 @@ from gda.layout.boundary import public, set_module
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape
 from gda.mesh import is_tracer, local_positions, processes_of, sharding_of, view_of
-from gda.multihost.agreement import describe, together
+from gda.multihost.agreement import together
+from gda.multihost.descriptions import describe
 from gda.trees.jit import constrain
 from gda.trees.specs import is_container, map_with_specs, path_of
 

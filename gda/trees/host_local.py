@@ -25,7 +25,8 @@ from gda.layout.processes import format_processes
 from gda.layout.spec import Index
 from gda.layout.text import join_some
 from gda.mesh import check_mesh, is_tracer, processes_of
-from gda.multihost.agreement import describe, timeout_of_checks, together, user_location
+from gda.multihost.agreement import timeout_of_checks, together, user_location
+from gda.multihost.descriptions import describe
 from gda.multihost.meeting import DisagreementError, meet
 from gda.trees.specs import is_container, map_with_specs, note_path, path_of, specs_for
 

@@ -27,7 +27,8 @@ from gda.layout.numbering import IntArray, layout_of
 from gda.layout.processes import format_processes, turns_of, writing_of
 from gda.layout.spec import Index, Shape
 from gda.mesh import grid_of, is_tracer, mesh_of_all, sharding_of
-from gda.multihost.agreement import checking_agreement, describe, timeout_of_checks, together
+from gda.multihost.agreement import checking_agreement, timeout_of_checks, together
+from gda.multihost.descriptions import describe
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
 from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import shown
