@@ -19,8 +19,7 @@ import jax
 
 from gda.checkpoint.claiming import Claim, claimed, remove
 from gda.checkpoint.files import Files
-from gda.checkpoint.format import manifest as manifests
-from gda.checkpoint.format import zarr_format
+from gda.checkpoint.format import manifest_json, zarr_format
 from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.format.structure import flatten
@@ -30,7 +29,7 @@ from gda.checkpoint.steps import together
 from gda.checkpoint.stores.opening import default_workers, open_store
 from gda.checkpoint.stores.protocol import Store
 from gda.checkpoint.writer import Writer
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.multihost import coordination
 from gda.multihost.agreement import check_processes_agree, timeout_of_checks
 from gda.multihost.meeting import LateProcessError
@@ -39,6 +38,7 @@ from gda.storage.options import Options, ProgressLike
 MAX_BYTES = 64 * 2**20
 
 
+@set_module("gda.checkpoint")
 @public
 def save(
     path: Any,
@@ -121,6 +121,7 @@ def _warn_of_unheard() -> None:
         logging.getLogger("gda").warning("%s", failure)
 
 
+@set_module("gda.checkpoint")
 class Pending:
     """A save that goes on in the background."""
 
@@ -174,6 +175,7 @@ class Pending:
         self._thread.start()
 
 
+@set_module("gda.checkpoint")
 @public
 def save_async(
     path: Any,
@@ -292,11 +294,11 @@ class _Saving:
 
     def _seal(self, manifest: Manifest) -> None:
         files, workers = Files(self.store, manifest), self.writer.options.max_workers
-        file = manifests.dump(manifest)
+        file = manifest_json.dump(manifest)
         self.may_be_committed = True
         try:
             self.store.replace(
-                manifests.NAME, file, self.claim.version, lambda: files.check_written(workers)
+                manifest_json.NAME, file, self.claim.version, lambda: files.check_written(workers)
             )
         except SaveError:
             self.may_be_committed = False

@@ -18,8 +18,7 @@ import numpy as np
 from gda.arrays import fingerprint
 from gda.arrays.fingerprint_formula import LANES, Words, add, digest_of, sums_of_numpy
 from gda.checkpoint.files import group_of
-from gda.checkpoint.format import manifest as manifests
-from gda.checkpoint.format import zarr_format
+from gda.checkpoint.format import manifest_json, zarr_format
 from gda.checkpoint.format.chunks import ChunkGrid, chunk_shape_of
 from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, Piece, StoredArray, ValueLeaf
@@ -318,7 +317,7 @@ def _stored_pack(part: dict[str, Any], codec: str) -> StoredArray:
         part["name"],
         tuple(part["shape"]),
         tuple(part["chunk_shape"]),
-        np.dtype(manifests.dtype_of(part["dtype"])),
+        np.dtype(manifest_json.dtype_of(part["dtype"])),
         codec,
         tuple(part["metadata"]),
         [crc for crc, _ in part["chunks"]],

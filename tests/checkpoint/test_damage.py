@@ -43,8 +43,8 @@ from trials import Trials, tried
 
 import gda
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError
-from gda.checkpoint.format import manifest as manifests
-from gda.checkpoint.format import zarr_format
+from gda.checkpoint.format import manifest_json, zarr_format
+from gda.checkpoint.format.manifest import ArrayLeaf, Manifest
 from gda.checkpoint.stores.directory import FileStore
 
 
@@ -134,7 +134,7 @@ def flips(damaged: Damaged, files: Iterable[Path], trials: Trials) -> Iterator[t
 def test_every_flipped_byte_of_a_manifest_is_found(plain: Damaged, trials: Trials) -> None:
     for number, (file, data) in enumerate(flips(plain, [plain.manifest], trials)):
         with pytest.raises(CorruptionError, match="manifest.json"):
-            manifests.load(data, "manifest.json")
+            manifest_json.load(data, "manifest.json")
         if number % 20 == 0:
             with plain.changed(file, data):
                 check_found(plain, file, restore, verify, gda.checkpoint.inspect)
@@ -740,12 +740,12 @@ def test_many_pieces_take_no_quadratic_time() -> None:
     pieces = [[0, i, [i], [1]] for i in range(count)]
     body = {"about": {}, "data": "data-0123456789abcdef", "structure": 0, "arrays": [array]}
 
-    def load(pieces: Any) -> manifests.Manifest:
+    def load(pieces: Any) -> Manifest:
         said = json.dumps({**body, "leaves": [{**leaf, "pieces": pieces}]}).encode()
-        return manifests.load(sealed(said), "m")
+        return manifest_json.load(sealed(said), "m")
 
     (found,) = load(pieces[::-1]).leaves
-    assert isinstance(found, manifests.ArrayLeaf)
+    assert isinstance(found, ArrayLeaf)
     assert len(found.pieces) == count
     pieces[5][1] = 6
     with pytest.raises(CorruptionError, match="two leaves have one part"):
@@ -764,7 +764,7 @@ def test_a_manifest_too_large_is_neither_read_nor_written(
             said = said_by(function, plain.path)
         assert f"has {2**40} bytes; at most {2**28} make sense" in said
     plain.mend()
-    monkeypatch.setattr(manifests, "MOST_BYTES", 1500)
+    monkeypatch.setattr(manifest_json, "MOST_BYTES", 1500)
     with pytest.raises(ValueError, match="and at most 1500 are read again"):
         save_tiny(plain.path, make_tree(1), overwrite=True)
     monkeypatch.undo()
@@ -894,7 +894,7 @@ def test_the_package_has_no_way_to_run_what_it_reads() -> None:
                     assert name not in calls, f"{file.name}:{node.lineno}"
                 case ast.Attribute(attr="load" | "loads", value=owner):
                     # Of NumPy and others it may unpickle.
-                    owners = {"json", "manifests", "files", "self"}
+                    owners = {"json", "manifest_json", "files", "self"}
                     assert isinstance(owner, ast.Name), f"{file.name}:{node.lineno}"
                     assert owner.id in owners, f"{file.name}:{node.lineno}"
 
@@ -962,7 +962,7 @@ def use(damaged: Damaged) -> None:
     with contextlib.suppress(ValueError, CheckpointNotFoundError):
         found = dict(flat(restore(damaged.path)))
         for leaf in contents.leaves:
-            if isinstance(leaf, manifests.ArrayLeaf):
+            if isinstance(leaf, ArrayLeaf):
                 array = numbers_of(found.pop(leaf.path))
                 assert (array.shape, array.dtype) == (leaf.shape, leaf.dtype)
             else:

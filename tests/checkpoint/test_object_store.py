@@ -409,7 +409,7 @@ def test_an_object_of_hostile_size_is_not_fetched(
     file: str,
 ) -> None:
     checkpoint.save(spec, {"a": WEIGHTS})
-    monkeypatch.setattr("gda.checkpoint.format.manifest.MOST_BYTES", 2**20)
+    monkeypatch.setattr("gda.checkpoint.format.manifest_json.MOST_BYTES", 2**20)
     chunk = next(name for name in names(spec) if name.endswith("c.0.0"))
     name = {"chunk": chunk, "zarr.json": chunk.replace("c.0.0", "zarr.json")}.get(file, file)
     open_kv(spec).write(name, bytes(16 * 2**20)).result()

@@ -1,7 +1,10 @@
 import copy
 import itertools
+import json
+import math
 import pickle
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gda.layout.numbering import Layout, layout_of
-from gda.layout.processes import Processes, check_process_of, writing_of
+from gda.layout.processes import Processes, check_process_of, turns_of, writing_of
 
 XY = (("x", 4), ("y", 2))
 
@@ -67,6 +70,36 @@ def test_blocks_that_several_processes_hold_are_shared_out() -> None:
 def test_who_has_blocks_of_its_own_writes_fewer_of_the_others() -> None:
     # Blocks 0 and 1 are on process 0 alone; 2 and 3 also on process 1.
     assert writers(layout(("x",)), [0, 0, 0, 0, 0, 1, 0, 1]) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("num_processes", "is_sharded_inside", "largest_over_mean"),
+    [
+        (2, True, 1.001),
+        (3, True, 1.004),
+        (8, True, 1.001),
+        (2, False, 1.001),
+        (3, False, 1.022),
+        (8, False, 1.117),
+    ],
+)
+def test_processes_that_all_hold_llama_2_7b_write_about_as_much_of_it(
+    num_processes: int, is_sharded_inside: bool, largest_over_mean: float
+) -> None:
+    file = Path(__file__).parents[2] / "examples" / "transformer_7b.json"
+    mesh = (("replica", num_processes), ("data", 4), ("model", 2))
+    process_of = Processes(np.repeat(np.arange(num_processes), 8))
+    arrays = json.loads(file.read_text())["parameters"].values()
+    sizes = [2 * math.prod(array["shape"]) for array in arrays]  # bfloat16
+    specs = [tuple(array["spec"]) if is_sharded_inside else () for array in arrays]
+    written = np.zeros(num_processes)
+    for size, spec, turn in zip(sizes, specs, turns_of(sizes, specs), strict=True):
+        writing = writing_of(layout(spec, mesh), process_of)
+        num_blocks = len(writing.counts)
+        writers = writing.writers(np.arange(num_blocks), turn)
+        written += np.bincount(writers, minlength=num_processes) * (size / num_blocks)
+    assert written.sum() == sum(sizes)
+    assert written.max() / written.mean() < largest_over_mean
 
 
 # A value.

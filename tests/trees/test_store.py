@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ import gda
 from gda.layout.spec import Index
 from gda.testing import Pool
 from gda.testing.strategies import ShardedCase, global_arrays, mesh_shapes, sharded_cases
-from gda.trees import store
 
 DATA = batch(16, 8)
 SPECS = [P(), P("x"), P("x", "y"), P(("y", "x")), P(None, "y")]
@@ -235,59 +234,6 @@ def test_workers_write_to_zarr(auto_mesh: Mesh, tmp_path: Path) -> None:
     target = zarr.create_array(store=tmp_path / "z", shape=(16, 8), chunks=(2, 4), dtype="f4")
     gda.store(cut(DATA, auto_mesh, P("x", "y")), target, max_workers=4)
     np.testing.assert_array_equal(target[:], DATA)
-
-
-class FakeBlock:
-    """Stands for a block on an accelerator: tells when its copy to the host is begun."""
-
-    def __init__(self, number: int, begun: list[int]) -> None:
-        self.number = number
-        self.begun = begun
-
-    def copy_to_host_async(self) -> None:
-        self.begun.append(self.number)
-
-
-def pieces_of(sizes: list[int], begun: list[int]) -> Iterator[Any]:
-    target = store.Target(None, (), np.dtype("f4"))
-    for number, nbytes in enumerate(sizes):
-        block: Any = FakeBlock(number, begun)
-        yield store._Piece(block, nbytes, (), target, None, number)
-
-
-@given(st.lists(st.integers(1, 10), max_size=12), st.integers(1, 30), st.integers(1, 4), st.data())
-def test_copies_are_begun_ahead_and_never_hold_more_than_the_budget(
-    sizes: list[int], max_bytes: int, most_at_a_time: int, data: st.DataObject
-) -> None:
-    begun: list[int] = []
-    ahead = store._Ahead(pieces_of(sizes, begun), max_bytes)
-    done: set[int] = set()
-    under_way: list[Any] = []
-
-    def finish_one() -> None:
-        piece = under_way.pop(data.draw(st.integers(0, len(under_way) - 1)))
-        done.add(piece.number)
-        ahead.release(piece)
-
-    seen = []
-    for piece in ahead:
-        seen.append(piece.number)
-        while under_way and (
-            len(under_way) == most_at_a_time
-            or sum(each.nbytes for each in under_way) + piece.nbytes > max_bytes
-        ):
-            finish_one()
-        under_way.append(piece)
-        held = [number for number in {*begun, *seen} if number not in done]
-        assert len(held) == 1 or sum(sizes[number] for number in held) <= max_bytes
-    assert seen == list(range(len(sizes)))
-    assert begun == sorted(begun)
-
-
-def test_all_copies_are_begun_before_the_first_write_where_there_is_room() -> None:
-    begun: list[int] = []
-    next(iter(store._Ahead(pieces_of([4] * 8, begun), 16)))
-    assert begun == [0, 1, 2, 3]
 
 
 def test_what_was_stored_does_not_stay_on_the_host() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.layout.reshard.pieces import Pieces, Segments
+from gda.layout.reshard.overlaps import Pieces, Segments
 
 
 @pytest.mark.parametrize(
