@@ -17,6 +17,8 @@ from gda import ReshardPlan, ShardGrid, cli
 from gda.cli import reshards
 from gda.cli.layouts import parse_spec
 
+pytestmark = pytest.mark.no_jax
+
 ARRAY = ("--shape", "64x64", "--dtype", "f32")
 
 

@@ -20,6 +20,8 @@ from trials import rarely
 from gda import ShardGrid, cli
 from gda.cli.name_ranges import with_ranges
 
+pytestmark = pytest.mark.no_jax
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LLAMA = EXAMPLES / "transformer_7b.json"
 

@@ -1,10 +1,13 @@
 import itertools
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gda.layout.tiling import Tiling, all_blocks
+
+pytestmark = pytest.mark.no_jax
 
 WHOLE = slice(None)
 
