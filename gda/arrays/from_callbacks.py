@@ -15,7 +15,8 @@ from gda.arrays.from_sources import Build, build_of_source, read_all
 from gda.arrays.placing import Plan, plan_of
 from gda.layout.spec import Index, SpecLike
 from gda.mesh import Device, MeshLike
-from gda.multihost.agreement import checked, describe, together
+from gda.multihost.agreement import checked, together
+from gda.multihost.descriptions import describe
 from gda.storage.options import Options
 
 

@@ -16,7 +16,7 @@ from gda.checkpoint.leaves_to_restore import check_keys
 from gda.checkpoint.proving import ChunkSums
 from gda.checkpoint.stores.opening import open_store, options_for
 from gda.checkpoint.stores.protocol import Store
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.text import format_bytes, join_some, printable
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
@@ -25,6 +25,7 @@ from gda.storage.progress import shown
 MAX_BYTES = 128 * 2**20
 
 
+@set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class Contents:
     """What a checkpoint has, by its manifest.
@@ -68,6 +69,7 @@ class Contents:
         return [total, f"zarr arrays: {self.data}"]
 
 
+@set_module("gda.checkpoint")
 @public
 def exists(path: Any, *, timeout: float = 600) -> bool:
     """Whether there is a complete checkpoint at a path, by its manifest; it may be damaged.
@@ -93,6 +95,7 @@ def exists(path: Any, *, timeout: float = 600) -> bool:
     return True
 
 
+@set_module("gda.checkpoint")
 @public
 def inspect(path: Any, *, timeout: float = 600) -> Contents:
     """Return what a checkpoint has. Reads the manifest only, and uses no device.
@@ -118,6 +121,7 @@ def inspect(path: Any, *, timeout: float = 600) -> Contents:
     return _contents(store, load_complete(store))
 
 
+@set_module("gda.checkpoint")
 @public
 def verify(
     path: Any,

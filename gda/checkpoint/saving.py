@@ -29,7 +29,7 @@ from gda.checkpoint.steps import together
 from gda.checkpoint.stores.opening import open_store, options_for
 from gda.checkpoint.stores.protocol import Store
 from gda.checkpoint.writer import Writer
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.multihost import coordination
 from gda.multihost.agreement import check_processes_agree, timeout_of_checks
 from gda.multihost.meeting import LateProcessError
@@ -38,6 +38,7 @@ from gda.storage.options import Options, ProgressLike
 MAX_BYTES = 64 * 2**20
 
 
+@set_module("gda.checkpoint")
 @public
 def save(
     path: Any,
@@ -120,6 +121,7 @@ def _warn_of_unheard() -> None:
         logging.getLogger("gda").warning("%s", failure)
 
 
+@set_module("gda.checkpoint")
 class Pending:
     """A save that goes on in the background."""
 
@@ -173,6 +175,7 @@ class Pending:
         self._thread.start()
 
 
+@set_module("gda.checkpoint")
 @public
 def save_async(
     path: Any,

@@ -18,15 +18,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gda.arrays.from_process_local import Batch, array_from_process_local
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.process_local import process_local_of
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape
 from gda.mesh import is_tracer, local_positions, processes_of, sharding_of, view_of
-from gda.multihost.agreement import describe, together
+from gda.multihost.agreement import together
+from gda.multihost.descriptions import describe
 from gda.trees.jit import constrain
 from gda.trees.specs import is_container, map_with_specs, path_of
 
 
+@set_module("gda")
 class DataPartitionType(enum.Enum):
     """The ways to shard the arrays of a batch over the current mesh.
 
@@ -41,8 +43,6 @@ class DataPartitionType(enum.Enum):
     <DataPartitionType.FULL: 'full'>
     """
 
-    __module__ = "gda"
-
     FULL = "full"
     REPLICATED = "replicated"
     BATCH = "batch"
@@ -54,6 +54,7 @@ _SEQUENCE_AXES = ("seq",)
 _BY_ROWS = (DataPartitionType.FULL, DataPartitionType.BATCH)
 
 
+@set_module("gda")
 @public
 def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType.FULL) -> Any:
     """Return a tree of ``GlobalArray``s over the current mesh, made of what each process has.
@@ -122,6 +123,7 @@ def _placed(host_arrays: Any, partition: Any, mesh: Mesh) -> Any:
         return map_with_specs(placed, host_arrays, partition, "partition", _is_partition)
 
 
+@set_module("gda")
 @public
 def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
     """Return a tree of new NumPy arrays: of each array what this process has, every block once.
@@ -163,6 +165,7 @@ def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
     return map_with_specs(taken, global_arrays, partition, "partition", _is_partition_or_none)
 
 
+@set_module("gda")
 @public
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """Return ``x`` cut as ``shardings`` says: inside ``jit`` a constraint, outside it a move.

@@ -21,13 +21,14 @@ from gda.arrays.blocks import format_index
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.process_local import distinct_shards
 from gda.arrays.to_host import MAX_BYTES, HostBlock, HostBlocks
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, layout_of
 from gda.layout.processes import format_processes, turns_of, writing_of
 from gda.layout.spec import Index, Shape
 from gda.mesh import grid_of, is_tracer, mesh_of_all, sharding_of
-from gda.multihost.agreement import checking_agreement, describe, timeout_of_checks, together
+from gda.multihost.agreement import checking_agreement, timeout_of_checks, together
+from gda.multihost.descriptions import describe
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
 from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import shown
@@ -39,6 +40,7 @@ from gda.trees.specs import is_container, note_path, path_of
 T = TypeVar("T")
 
 
+@set_module("gda")
 @public
 def store(
     g: GlobalArray | jax.Array,
@@ -108,6 +110,7 @@ def store(
     _store("store", g, [g], lambda: [target], options, _Waiting(wait_for_all, timeout))
 
 
+@set_module("gda")
 @public
 def store_tree(
     tree: Any,

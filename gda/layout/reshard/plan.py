@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, read_only
 from gda.layout.process_view import itemsize_error
@@ -40,6 +41,7 @@ from gda.layout.spec import Index, format_spec
 from gda.layout.text import format_bytes
 
 
+@set_module("gda")
 class Move(NamedTuple):
     """One piece of one block, from one device to another or within one.
 
@@ -64,6 +66,7 @@ class Move(NamedTuple):
     nbytes: int
 
 
+@set_module("gda")
 class Load(NamedTuple):
     """A device and what it sends or receives.
 
@@ -76,6 +79,7 @@ class Load(NamedTuple):
     nbytes: int
 
 
+@set_module("gda")
 class Link(NamedTuple):
     """The bytes that one process sends to another.
 
@@ -89,6 +93,7 @@ class Link(NamedTuple):
     nbytes: int
 
 
+@set_module("gda")
 @dataclass(frozen=True, eq=False, repr=False)
 class ReshardPlan:
     """The moves that turn one layout of an array into another; neither needs devices.
