@@ -28,7 +28,7 @@ from gda.layout.text import join_some
 from gda.mesh import grid_of, is_tracer, sharding_of, view_of
 from gda.multihost.meeting import DisagreementError
 from gda.storage import tasks
-from gda.trees.specs import is_container
+from gda.trees.leaves import is_container
 
 _VALUES = (bool, int, float, complex, str, bytes)
 

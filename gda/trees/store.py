@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,10 +34,8 @@ from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import shown
 from gda.storage.targets import SliceTarget, Target, check_fit, target_of
 from gda.storage.tasks import AsyncTask, Task, run
+from gda.trees.leaves import is_container, path_of, with_paths
 from gda.trees.matching import targets_for
-from gda.trees.specs import is_container, note_path, path_of
-
-T = TypeVar("T")
 
 _MAX_BYTES = 256 * 1024 * 1024
 
@@ -228,8 +226,8 @@ class _Job:
 
 def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], max_workers: int) -> list[_Job]:
     """Return what is to be written where, checked."""
-    arrays = _with_paths(tree, _array_of, leaves)
-    grids = _with_paths(tree, _grid_of, arrays)
+    arrays = with_paths(tree, _array_of, leaves)
+    grids = with_paths(tree, _grid_of, arrays)
 
     def job(array: jax.Array, grid: ShardGrid, given: Any, turn: int) -> _Job:
         # A container, as jax.tree.map makes one of each array of a tree, holds the target.
@@ -239,19 +237,7 @@ def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], max_workers:
         blocks = grid.view(jax.process_index()).written_blocks(turn) if array.size else ()
         return _Job(array, grid, target, blocks)
 
-    return _with_paths(tree, job, arrays, grids, targets, _turns(arrays, grids))
-
-
-def _with_paths(tree: Any, function: Callable[..., T], *values: Sequence[Any]) -> list[T]:
-    """Return what ``function`` makes of each leaf's values; its error gets the leaf's path."""
-    results: list[T] = []
-    for of_leaf in zip(*values, strict=True):
-        try:
-            results.append(function(*of_leaf))
-        except Exception as error:
-            note_path(error, tree, len(results))
-            raise
-    return results
+    return with_paths(tree, job, arrays, grids, targets, _turns(arrays, grids))
 
 
 def _array_of(leaf: Any) -> jax.Array:
