@@ -36,7 +36,7 @@ from gda.arrays import (
 )
 from gda.arrays.operators import ArrayOperators
 from gda.arrays.process_local import is_all_here
-from gda.layout.boundary import hide_own_frames, public, unexpected_keyword
+from gda.layout.boundary import hide_own_frames, public, set_module, unexpected_keyword
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape, SpecLike, format_spec
 from gda.layout.text import counted
@@ -94,6 +94,7 @@ class _Pieces:
         return self._by_device.get(device)
 
 
+@set_module("gda")
 class Shard(Generic[DataT]):
     """What one device holds of a ``GlobalArray``: device, index, replica id and data, read-only."""
 
@@ -168,6 +169,7 @@ jax.tree_util.register_pytree_node(
 )
 
 
+@set_module("gda")
 class GlobalArray(ArrayOperators):
     """A global array cut over a mesh, held by the devices of one or many processes.
 
@@ -436,6 +438,9 @@ class GlobalArray(ArrayOperators):
         True
         """
         spec, data_callback = after_spec(mesh, spec, data_callback)
+        options = None
+        if (max_workers, max_bytes, retry) != (None, None, None) or progress is not False:
+            options = Options(max_workers, max_bytes, progress, retry)
         return cls(
             array=from_callbacks.array_from_callback(
                 global_shape,
@@ -445,10 +450,7 @@ class GlobalArray(ArrayOperators):
                 dtype=dtype,
                 copy=copy,
                 into=into,
-                max_workers=max_workers,
-                max_bytes=max_bytes,
-                progress=progress,
-                retry=retry,
+                options=options,
             )
         )
 
@@ -1122,11 +1124,11 @@ class GlobalArray(ArrayOperators):
         Raises:
           TypeError: it is being traced, or this process does not hold every block of it.
         """
-        return _unpickled, (pickling.dump(self._on_devices(), self.sharding),)
+        return self._unpickled, (tuple(pickling.dump(self._on_devices(), self.sharding)),)
 
-
-def _unpickled(state: pickling.State) -> GlobalArray:
-    return GlobalArray(array=pickling.load(state))
+    @classmethod
+    def _unpickled(cls, state: tuple[Any, ...]) -> GlobalArray:
+        return cls(array=pickling.load(pickling.State(*state)))
 
 
 def _deleted_error(array: jax.Array) -> RuntimeError:

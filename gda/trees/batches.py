@@ -17,17 +17,19 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.process_local import process_local_of
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape
 from gda.mesh import is_tracer, local_positions, processes_of, sharding_of, view_of
-from gda.multihost.agreement import describe, together
+from gda.multihost.agreement import together
+from gda.multihost.descriptions import describe
 from gda.trees.host_local import place
 from gda.trees.jit import constrain
 from gda.trees.leaves import is_container, path_of
 from gda.trees.specs import SPECS, Kind, map_with_specs
 
 
+@set_module("gda")
 class DataPartitionType(enum.Enum):
     """The ways to shard the arrays of a batch over the current mesh.
 
@@ -41,8 +43,6 @@ class DataPartitionType(enum.Enum):
     >>> gda.DataPartitionType('full')
     <DataPartitionType.FULL: 'full'>
     """
-
-    __module__ = "gda"
 
     FULL = "full"
     REPLICATED = "replicated"
@@ -59,6 +59,7 @@ _PARTITIONS_OR_NONE = _PARTITIONS._replace(classes=(*_PARTITIONS.classes, NoneTy
 _CONSTRAINTS = SPECS._replace(classes=(PartitionSpec, NamedSharding, NoneType))
 
 
+@set_module("gda")
 @public
 def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType.FULL) -> Any:
     """Return a tree of ``GlobalArray``s over the current mesh, made of what each process has.
@@ -121,6 +122,7 @@ def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType
 host_to_global_device_array = host_to_global_array
 
 
+@set_module("gda")
 @public
 def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
     """Return a tree of new NumPy arrays: of each array what this process has, every block once.
@@ -162,6 +164,7 @@ def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
     return map_with_specs(taken, global_arrays, partition, "partition", _PARTITIONS_OR_NONE)
 
 
+@set_module("gda")
 @public
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """Return ``x`` cut as ``shardings`` says: inside ``jit`` a constraint, outside it a move.

@@ -20,12 +20,13 @@ from gda.arrays.from_process_local import Batch, array_from_process_local
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.moving import reshard
 from gda.arrays.process_local import distinct_shards, local_array_of
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.processes import format_processes
 from gda.layout.spec import Index, Shape
 from gda.layout.text import join_some
 from gda.mesh import check_mesh, is_tracer, processes_of
-from gda.multihost.agreement import describe, timeout_of_checks, together, user_location
+from gda.multihost.agreement import timeout_of_checks, together, user_location
+from gda.multihost.descriptions import describe
 from gda.multihost.meeting import DisagreementError, meet
 from gda.trees.leaves import is_container, path_of
 from gda.trees.specs import SPECS, Kind, map_with_specs
@@ -34,6 +35,7 @@ from gda.trees.specs import SPECS, Kind, map_with_specs
 Digests = dict[str, dict[str, str]]
 
 
+@set_module("gda")
 @public
 def host_local_array_to_global_array(
     local_inputs: Any, global_mesh: Mesh, pspecs: Any, *, check_replicas: bool = False
@@ -88,6 +90,7 @@ def host_local_array_to_global_array(
     return result
 
 
+@set_module("gda")
 @public
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Return a tree of ``jax.Array``s, each what this process has of a global array.

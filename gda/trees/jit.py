@@ -20,7 +20,7 @@ from jax.sharding import (
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.moving import reshard
 from gda.arrays.operators import unwrapped
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
@@ -56,6 +56,7 @@ def jit(
     out_specs: Any = None,
     **jit_options: Any,
 ) -> Callable[[Callable[..., Any]], Jitted]: ...
+@set_module("gda")
 @public
 def jit(
     fun: Callable[..., Any] | None = None,
@@ -169,6 +170,7 @@ def jit(
     return jax.jit(body, **jit_options)
 
 
+@set_module("gda")
 @public
 def constrain(
     x: _ArrayT, spec: SpecLike | NamedSharding | SingleDeviceSharding, *, mesh: Mesh | None = None

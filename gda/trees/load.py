@@ -15,10 +15,11 @@ from jax.tree_util import keystr
 from gda.arrays.blocks import narrowed_dtype
 from gda.arrays.from_sources import Build, build_of_source, read_all
 from gda.arrays.global_array import GlobalArray
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype
 from gda.mesh import MeshLike, mesh_of_all
-from gda.multihost.agreement import describe, together
+from gda.multihost.agreement import together
+from gda.multihost.descriptions import describe
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.sources import is_group, source_of
 from gda.trees.leaves import is_container, note_path, with_paths
@@ -27,6 +28,7 @@ from gda.trees.specs import SHARDINGS, Kind, SpecOf, layout, layouts_of, specs_f
 _DTYPES = Kind("dtype", (NoneType, str, type, np.dtype), "'float32'")
 
 
+@set_module("gda")
 @public
 def load_tree(
     sources: Any,

@@ -8,11 +8,12 @@ import jax
 import numpy as np
 
 from gda.arrays.global_array import GlobalArray
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.mesh import is_tracer
 from gda.trees.leaves import is_container, with_paths
 
 
+@set_module("gda")
 @public
 def to_numpy(tree: Any) -> Any:
     """Return the tree with a NumPy array for every array in it.
