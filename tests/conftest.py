@@ -14,11 +14,16 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from commands import Result, Run, exit_code
 from forks import Forks
 from hypothesis import HealthCheck, settings
 from jax.sharding import AxisType, Mesh
 from meshes import mesh_of
+from trials import (  # noqa: F401, hooks and a fixture
+    pytest_addoption,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+    trials,
+)
 
 from gda.launch.children import Children
 from gda.testing.marker import is_marked
@@ -33,8 +38,13 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 collect_ignore = ["testing/suites"]
 
 settings.register_profile(
-    "gda", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "gda",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+    max_examples=25,
 )
+settings.register_profile("torture", settings.get_profile("gda"), max_examples=500)
 settings.load_profile("gda")
 
 
@@ -72,22 +82,10 @@ def explicit_mesh() -> Mesh:
     return mesh_of({"x": 4, "y": 2}, AxisType.Explicit)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
     """A program that forks processes that save."""
     with Children() as children:
         forks = Forks(children, tmp_path_factory.mktemp("forks") / "log")
         yield forks
         forks.close()
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process; gives its exit code and what it printed."""
-
-    def in_process(*args: object) -> Result:
-        code = exit_code(*args)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return in_process

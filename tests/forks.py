@@ -3,7 +3,6 @@
 import json
 import os
 import queue
-import random
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from gda.checkpoint import CheckpointNotFoundError
 from gda.checkpoint.stores.protocol import LOCK
 from gda.launch.children import Children, Port
 
-SEED = int(os.environ.get("GDA_SEED", random.SystemRandom().randrange(2**32)))
 LIMIT = 60  # seconds
 
 
@@ -57,7 +55,7 @@ class Forks:
     """The program of kill_program.py, which forks processes that save."""
 
     def __init__(self, children: Children, log: Path) -> None:
-        self._children, self._log = children, log
+        self._children, self._log, self._said_before = children, log, 0
         self._running: list[int] = []
         variables = {**os.environ, "JAX_PLATFORMS": "cpu"}
         variables.pop("XLA_FLAGS", None)
@@ -82,6 +80,7 @@ class Forks:
     def start(self, do: str, processes: int, **arguments: Any) -> list[int]:
         """Fork processes that call a function; return their numbers."""
         self._port = Port()
+        self._said_before = len(self._log.read_text())
         self._send(
             {
                 "do": do,
@@ -105,7 +104,7 @@ class Forks:
         except queue.Empty:
             line = []
         if not line:
-            pytest.fail(f"the processes say nothing; their errors:\n{self._log.read_text()}")
+            pytest.fail(f"the processes say nothing; their errors:\n{self.errors()}")
         return [word.rstrip("\n") for word in line]
 
     def rest(self) -> list[list[str]]:
@@ -124,7 +123,8 @@ class Forks:
             self.rest()
 
     def errors(self) -> str:
-        return self._log.read_text()
+        """Return the errors since the last start."""
+        return self._log.read_text()[self._said_before :]
 
     def _send(self, command: Any) -> None:
         self._program.stdin.write(json.dumps(command) + "\n")

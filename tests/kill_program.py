@@ -1,4 +1,4 @@
-"""Processes that save until they are killed, and a disk that fails: for test_checkpoint_faults.py.
+"""Processes that save until they are killed, a disk that fails, and memory that is measured.
 
 As a program it reads commands, a line of JSON each, and forks for every one. So JAX, which takes
 seconds to import, is imported once; before a fork it must not have used a device.
@@ -23,6 +23,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from memory_program import memory_taken
 
 import gda
 import gda.launch
@@ -184,37 +185,49 @@ def save_and_fork(path: str) -> None:
     os.waitpid(forked[0], 0)
 
 
-def save_interrupted(path: str) -> None:
-    """Interrupt a save at every step, as Ctrl-C does, and say what is there."""
+def save_interrupted(path: str, most: int, seed: float) -> None:
+    """Interrupt saves at every step, or at as many as may be, and say what is there.
+
+    That is what Ctrl-C does.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    gda.checkpoint.save(path, values_of(1))
+    whole = Disk()
+    whole.install()
+    gda.checkpoint.save(path, values_of(2), overwrite=True, max_workers=1)
+    steps = range(len(whole.steps))
+    say("steps", len(steps))
+    for at in random.Random(seed).sample(steps, min(most, len(steps))):
+        say("interrupted", _interrupt(path, at))
+
+
+def _interrupt(path: str, at: int) -> str:
+    """Interrupt one save at a step; return which tree is there."""
 
     def interrupts(is_first: bool, name: str, arguments: Arguments) -> None:
         if is_first:
             signal.raise_signal(signal.SIGINT)
 
-    for at in itertools.count():
-        Disk().install()
-        gda.checkpoint.save(path, values_of(1), overwrite=True)
-        handles, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-        disk = Disk(interrupts, at)
-        disk.install()
-        notes = []
-        try:
-            gda.checkpoint.save(path, values_of(2), overwrite=True, max_workers=1 + at % 2)
-            assert at >= len(disk.steps), "not interrupted"
-        except KeyboardInterrupt as error:
-            notes = getattr(error, "__notes__", [])
-        is_over = at >= len(disk.steps)
-        Disk().install()  # what follows is not interrupted
-        found = gda.checkpoint.restore(path)["state"][1]["step"]
-        gda.checkpoint.verify(path)
-        is_new = is_over or "is complete all the same" in "".join(notes)
-        assert found == 1 + is_new
-        assert len(os.listdir("/proc/self/fd")) == handles
-        assert threading.active_count() == threads
-        say("interrupted", "new" if is_new else "old")
-        if is_over:
-            return
+    Disk().install()
+    gda.checkpoint.save(path, values_of(1), overwrite=True)
+    handles, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    disk = Disk(interrupts, at)
+    disk.install()
+    notes = []
+    try:
+        gda.checkpoint.save(path, values_of(2), overwrite=True, max_workers=1 + at % 2)
+        assert at >= len(disk.steps), "not interrupted"
+    except KeyboardInterrupt as error:
+        notes = getattr(error, "__notes__", [])
+    is_over = at >= len(disk.steps)
+    Disk().install()  # what follows is not interrupted
+    found = gda.checkpoint.restore(path)["state"][1]["step"]
+    gda.checkpoint.verify(path)
+    is_new = is_over or "is complete all the same" in "".join(notes)
+    assert found == 1 + is_new
+    assert len(os.listdir("/proc/self/fd")) == handles
+    assert threading.active_count() == threads
+    return "new" if is_new else "old"
 
 
 def save_and_die(path: str, first: int, victim: int, where: str) -> None:
@@ -236,7 +249,7 @@ def save_and_die(path: str, first: int, victim: int, where: str) -> None:
         Disk(dies_at_step).install()
         saving.together = dies_together
     try:
-        gda.checkpoint.save(path, tree_of(first + 1, mesh), overwrite=True, timeout=4)
+        gda.checkpoint.save(path, tree_of(first + 1, mesh), overwrite=True, timeout=2)
         say("returned")
     except Exception as error:
         text = " ".join([str(error), *getattr(error, "__notes__", [])])
@@ -292,6 +305,10 @@ def _found(path: str) -> tuple[object, object]:
     found = tree["state"][1]["step"]
     is_whole = jax.tree.all(jax.tree.map(np.array_equal, tree, values_of(found)))
     return found, "whole" if is_whole else "mixed"
+
+
+def measure_memory(what: str, path: str, most: int, options: dict[str, Any]) -> None:
+    say(json.dumps(memory_taken(what, path, most, options)))
 
 
 def _run(do: str, process: int, processes: int, port: int, arguments: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from gda.arrays.buffers import ALIGNMENT, Buffers, Memory
-from gda.layout.boundary import is_of_caller
+from gda.layout.boundary import is_of_caller, set_module
 from gda.layout.dtype_names import as_dtype
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape
@@ -31,10 +31,9 @@ from gda.mesh import Device, is_tracer
 Block = np.ndarray[Any, Any] | jax.Array
 
 
+@set_module("gda")
 class DoesNotFitError(ValueError, OverflowError):
     """A value of a block cannot be represented in the dtype that the array has in JAX."""
-
-    __module__ = "gda"
 
 
 class BlockReader:

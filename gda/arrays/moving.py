@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import operator
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.process_local import distinct_shards
+from gda.arrays.to_host import MAX_BYTES, one_by_one
 from gda.layout.spec import Index, SpecLike, check_spec
 from gda.mesh import (
     MeshLike,
@@ -27,8 +27,6 @@ from gda.mesh import (
 )
 from gda.multihost.agreement import check_moving
 from gda.multihost.allgather import all_gather
-
-_MAX_BYTES = 256 * 1024 * 1024
 
 
 def reshard(array: jax.Array, mesh: MeshLike, spec: SpecLike | None = None) -> jax.Array:
@@ -107,7 +105,7 @@ def gather(
             "GlobalArray.from_array(jax.random.key_data(g.array)).gather()"
         )
     is_wanted = _is_wanted(process)
-    max_bytes = _MAX_BYTES if max_bytes is None else operator.index(max_bytes)
+    max_bytes = MAX_BYTES if max_bytes is None else operator.index(max_bytes)
     if max_bytes < 1:
         raise ValueError(f"max_bytes must be 1 or more, not {max_bytes}")
     if array.is_fully_addressable:
@@ -160,38 +158,38 @@ class _Pieces:
         return all(len(view.block_ids) == self._grid.num_shards for view in self._views)
 
     def local(self) -> Iterator[tuple[Index, np.ndarray[Any, Any]]]:
-        """Yield the blocks of this process."""
-        for number, data in distinct_shards(self._array, self._grid).items():
-            yield self._grid.block_index(number), _on_host(data)
+        """Return the blocks of this process."""
+        shards = distinct_shards(self._array, self._grid)
+        indices = map(self._grid.block_index, shards)
+        return one_by_one(zip(indices, shards.values(), strict=True), self._max_bytes)
 
     def gathered(self) -> Iterator[tuple[Index, np.ndarray[Any, Any]]]:
         """Yield parts of all blocks. Communicates."""
         written = [view.written_blocks() for view in self._views]
         shards = distinct_shards(self._array, self._grid)
-        mine = [_on_host(shards[number]) for number in written[jax.process_index()]]
+        mine = ((number, shards[number]) for number in written[jax.process_index()])
+        on_host = one_by_one(mine, self._max_bytes)
         block_shape = self._grid.shard_shape or (1,)
         rows, row_shape = block_shape[0], block_shape[1:]
         row_bytes = math.prod(row_shape) * self._array.dtype.itemsize
         if not rows * row_bytes:
             return
         step = min(rows, max(1, self._max_bytes // (row_bytes * len(written))))
-        for turn, start in itertools.product(range(max(map(len, written))), range(0, rows, step)):
-            part = np.zeros((step, *row_shape), self._array.dtype)
-            if turn < len(mine):
-                some = mine[turn][start : start + step]
+        nothing = None, np.zeros((0, *row_shape), self._array.dtype)
+        for turn in range(max(map(len, written))):
+            block = np.atleast_1d(next(on_host, nothing)[1])
+            for start in range(0, rows, step):
+                part = np.zeros((step, *row_shape), self._array.dtype)
+                some = block[start : start + step]
                 part[: len(some)] = some
-            received = all_gather(part.view(np.uint8).ravel(), self._processes)
-            for numbers, data in zip(written, received, strict=True):
-                if turn < len(numbers):
-                    index = self._rows_of(numbers[turn], start, min(start + step, rows))
-                    piece = data.view(self._array.dtype).reshape(part.shape)
-                    yield index, piece[: min(step, rows - start)]
+                received = all_gather(part.view(np.uint8).ravel(), self._processes)
+                for numbers, data in zip(written, received, strict=True):
+                    if turn < len(numbers):
+                        index = self._rows_of(numbers[turn], start, min(start + step, rows))
+                        piece = data.view(self._array.dtype).reshape(part.shape)
+                        yield index, piece[: min(step, rows - start)]
 
     def _rows_of(self, block: int, start: int, stop: int) -> Index:
         first, *rest = self._grid.block_index(block) or (slice(None),)
         offset = first.start or 0
         return slice(offset + start, offset + stop), *rest
-
-
-def _on_host(block: jax.Array) -> np.ndarray[Any, Any]:
-    return np.atleast_1d(np.asarray(block))

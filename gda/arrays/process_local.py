@@ -54,15 +54,6 @@ def distinct_shards(array: jax.Array, grid: ShardGrid) -> dict[int, jax.Array]:
     return distinct
 
 
-def apart(data: jax.Array) -> jax.Array:
-    """Return the buffer of a single-device array as another array, which takes some microseconds.
-
-    JAX keeps what was copied to the host with the array that it was asked of, and a shard lives as
-    long as the whole: without this, all that was ever copied would stay on the host.
-    """
-    return jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
-
-
 def process_local_of(array: jax.Array) -> np.ndarray[Any, Any]:
     """Return the local array of this process: a new NumPy array, each block in it once.
 

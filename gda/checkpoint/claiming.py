@@ -8,13 +8,13 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gda.checkpoint.format import manifest as manifests
+from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.errors import CorruptionError, SaveError
 from gda.checkpoint.found import load_manifest
 from gda.checkpoint.stores.protocol import LOCK, Store
 from gda.layout.text import join_some
 
-NEW = f"{manifests.NAME}.new"  # of a save that is committing, in a directory
+NEW = f"{manifest_json.NAME}.new"  # of a save that is committing, in a directory
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
                 "of one, or one that is not there yet"
             ) from None
     with store.lock() as is_locked:
-        version = store.version(manifests.NAME)  # first: whatever comes later is noticed
+        version = store.version(manifest_json.NAME)  # first: whatever comes later is noticed
         entries = store.entries()
         _check_may_be_saved_into(store, entries, overwrite)
         if NEW in entries and not store.is_remote:
@@ -63,11 +63,11 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
                     "If none is running, remove that file"
                 )
             remove(store, NEW)
-        kept = (manifests.NAME, LOCK, NEW)
+        kept = (manifest_json.NAME, LOCK, NEW)
         committed = None
         before = [name for name in entries if _is_ours(name) and name not in kept]
         is_readable = True
-        if manifests.NAME in entries:
+        if manifest_json.NAME in entries:
             try:
                 committed = load_manifest(store).data
             except CorruptionError:
@@ -99,17 +99,17 @@ def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) 
             f"{store.url} is not empty and not a checkpoint: it has {join_some(foreign)}. "
             "Save into a directory of its own"
         )
-    if manifests.NAME in entries:
+    if manifest_json.NAME in entries:
         try:
-            store.size(manifests.NAME)
+            store.size(manifest_json.NAME)
         except ValueError as error:
-            raise FileExistsError(f"{store.join(manifests.NAME)} {error}; remove it") from None
-    if manifests.NAME in entries and not overwrite:
+            raise FileExistsError(f"{store.join(manifest_json.NAME)} {error}; remove it") from None
+    if manifest_json.NAME in entries and not overwrite:
         raise FileExistsError(
             f"there is a checkpoint at {store.url}; pass overwrite=True to replace it"
         )
 
 
 def _is_ours(name: str) -> bool:
-    known = (manifests.NAME, NEW, LOCK)
-    return name in known or manifests.DATA_PATTERN.fullmatch(name) is not None
+    known = (manifest_json.NAME, NEW, LOCK)
+    return name in known or manifest_json.DATA_PATTERN.fullmatch(name) is not None

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable
 from typing import TypeVar
 
-from gda.checkpoint.format import manifest as manifests
+from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.errors import CheckpointNotFoundError, CorruptionError
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.format.structure import check_structure
@@ -25,12 +25,12 @@ def load_manifest(store: Store) -> Manifest:
       CorruptionError: it is damaged.
       FileNotFoundError: it is not there.
     """
-    where = store.join(manifests.NAME)
+    where = store.join(manifest_json.NAME)
     try:
-        file = store.read(manifests.NAME, manifests.MOST_BYTES)
+        file = store.read(manifest_json.NAME, manifest_json.MOST_BYTES)
     except ValueError as error:
         raise CorruptionError(f"{where} {error}") from None
-    manifest = manifests.load(file, where)
+    manifest = manifest_json.load(file, where)
     try:
         check_structure(manifest.structure, [leaf.path for leaf in manifest.leaves])
     except CorruptionError as error:
@@ -99,8 +99,8 @@ def _what_is_there(store: Store) -> str:
     except FileNotFoundError:
         return f"there is no checkpoint at {store.url}: no such directory"
     except io.UnsupportedOperation:  # of a web server
-        return f"there is no checkpoint at {store.url}: it has no {manifests.NAME}"
-    unfinished = [name for name in entries if manifests.DATA_PATTERN.fullmatch(name)]
+        return f"there is no checkpoint at {store.url}: it has no {manifest_json.NAME}"
+    unfinished = [name for name in entries if manifest_json.DATA_PATTERN.fullmatch(name)]
     if unfinished:
         return (
             f"there is no complete checkpoint at {store.url}: a save was begun there "
@@ -110,4 +110,4 @@ def _what_is_there(store: Store) -> str:
     if not shown:
         return f"there is no checkpoint at {store.url}: it is empty"
     has = printable(", ".join(shown[:8])) + ("..." if len(shown) > 8 else "")
-    return f"there is no checkpoint at {store.url}: it has no {manifests.NAME}, but {has}"
+    return f"there is no checkpoint at {store.url}: it has no {manifest_json.NAME}, but {has}"

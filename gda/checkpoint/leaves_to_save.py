@@ -17,18 +17,22 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.global_array import GlobalArray
-from gda.arrays.process_local import apart, distinct_shards
+from gda.arrays.process_local import distinct_shards
+from gda.arrays.to_host import apart
 from gda.checkpoint.format.errors import said
-from gda.checkpoint.format.manifest import Path, ValueLeaf, is_storable
+from gda.checkpoint.format.manifest import Path, ValueLeaf
+from gda.checkpoint.format.manifest_json import is_storable
 from gda.checkpoint.format.structure import format_path, noting_path
 from gda.checkpoint.format.zarr_format import crc32c
 from gda.layout.grid import ShardGrid
+from gda.layout.processes import turns_of
 from gda.layout.spec import Shape, format_spec
 from gda.layout.text import join_some
 from gda.mesh import grid_of, is_tracer, sharding_of, view_of
 from gda.multihost.meeting import DisagreementError
 from gda.storage import tasks
-from gda.trees.specs import is_container
+from gda.storage.options import Options
+from gda.trees.leaves import is_container
 
 _VALUES = (bool, int, float, complex, str, bytes)
 
@@ -94,29 +98,20 @@ def sources_of(leaves: Iterable[tuple[Path, Any]]) -> list[Source | ValueLeaf]:
       RuntimeError: an array was deleted or donated.
     """
     leaves = list(leaves)
+    turns = _turns([leaf for _, leaf in leaves])
     sources = []
-    for number, ((path, leaf), turn) in enumerate(zip(leaves, _turns(leaves), strict=True)):
+    for number, ((path, leaf), turn) in enumerate(zip(leaves, turns, strict=True)):
         with noting_path(path):
             sources.append(_source(number, path, leaf, turn))
     return sources
 
 
-def _turns(leaves: Sequence[tuple[Path, Any]]) -> list[int]:
-    """Return the turn of each leaf, so that processes write about the same number of bytes.
-
-    The largest first, arrays that are cut alike take turns. By number alone, weights and biases
-    that come one after the other would leave all weights to every second process.
-    """
-    turns = [0] * len(leaves)
-    following: dict[Any, int] = {}
-    arrays = [leaf.array if is_container(leaf) else leaf for _, leaf in leaves]
-    sizes = [_nbytes(array) for array in arrays]
-    for number in sorted(range(len(arrays)), key=lambda number: -sizes[number]):
-        sharding = getattr(arrays[number], "sharding", None)
-        kind = sharding if isinstance(sharding, NamedSharding) else None
-        turns[number] = following.setdefault(kind, 0)
-        following[kind] += 1
-    return turns
+def _turns(leaves: Sequence[Any]) -> list[int]:
+    arrays = [leaf.array if is_container(leaf) else leaf for leaf in leaves]
+    shardings = [getattr(array, "sharding", None) for array in arrays]
+    # Of a mesh all processes mean the same one; what has none, each has by itself.
+    layouts = [each if isinstance(each, NamedSharding) else None for each in shardings]
+    return turns_of([_nbytes(array) for array in arrays], layouts)
 
 
 def _nbytes(array: Any) -> int:
@@ -124,7 +119,7 @@ def _nbytes(array: Any) -> int:
     return array.size * array.dtype.itemsize if is_array else 0
 
 
-def on_host(source: Source, max_workers: int, adopt: bool) -> Source:
+def on_host(source: Source, options: Options, adopt: bool) -> Source:
     """Return a source whose blocks are copies of this process's own, on the host.
 
     With ``adopt``, copies of what is on a CPU are on that device too, for fingerprints to be taken
@@ -140,7 +135,7 @@ def on_host(source: Source, max_workers: int, adopt: bool) -> Source:
 
     tasks.run(
         [tasks.Task(0, lambda block=block: copy(block), blocks.append) for block in source.blocks],
-        max_workers=max_workers,
+        options,
     )
     return replace(source, own=None, blocks=tuple(blocks))
 

@@ -18,8 +18,7 @@ import numpy as np
 from gda.arrays import fingerprint
 from gda.arrays.fingerprint_formula import LANES, Words, add, digest_of, sums_of_numpy
 from gda.checkpoint.files import group_of
-from gda.checkpoint.format import manifest as manifests
-from gda.checkpoint.format import zarr_format
+from gda.checkpoint.format import manifest_json, zarr_format
 from gda.checkpoint.format.chunks import ChunkGrid, chunk_shape_of
 from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, Piece, StoredArray, ValueLeaf
@@ -77,8 +76,8 @@ class Writer:
 
     def _on_host(self, source: Source) -> Source:
         if source.number in self._own:
-            return on_host(source, self.options.max_workers or 1, adopt=True)
-        return on_host(source, max_workers=1, adopt=False)
+            return on_host(source, self.options, adopt=True)
+        return on_host(source, Options(), adopt=False)
 
     def write(self) -> dict[str, Any]:
         """Write it; return what the manifest has to know of it, for JSON."""
@@ -91,8 +90,7 @@ class Writer:
                 itertools.chain(
                     self._tasks(report), *[self._pack_tasks(each, report) for each in packs]
                 ),
-                max_workers=self.options.max_workers,
-                max_bytes=self.options.max_bytes,
+                self.options,
             )
         self.store.flush()
         return {
@@ -318,7 +316,7 @@ def _stored_pack(part: dict[str, Any], codec: str) -> StoredArray:
         part["name"],
         tuple(part["shape"]),
         tuple(part["chunk_shape"]),
-        np.dtype(manifests.dtype_of(part["dtype"])),
+        np.dtype(manifest_json.dtype_of(part["dtype"])),
         codec,
         tuple(part["metadata"]),
         [crc for crc, _ in part["chunks"]],

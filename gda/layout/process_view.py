@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gda.layout.boundary import set_module
 from gda.layout.numbering import IntArray, Layout, layout_of
 from gda.layout.processes import (
     Processes,
@@ -39,6 +40,7 @@ from gda.layout.tiling import Tiling
 _SHOWN_IN_MESSAGES = 6
 
 
+@set_module("gda")
 @dataclass(frozen=True, eq=False, repr=False)
 class ProcessView:
     """What one process has of an array: what it reads, keeps and writes. Immutable, hashable.
@@ -374,18 +376,21 @@ class ProcessView:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _view_of, self._key()
+        shape, mesh, spec, processes, process = self._key()
+        return self._unpickled, (shape, mesh, spec, processes.process_of, process)
 
-
-def _view_of(
-    global_shape: Shape,
-    mesh_items: tuple[tuple[str, int], ...],
-    spec: tuple[SpecEntry, ...],
-    processes: Processes,
-    process: int,
-) -> ProcessView:
-    layout = layout_of(mesh_items, spec, tuple(not size for size in global_shape))
-    return ProcessView(layout, _tiling(global_shape, layout), processes, process)
+    @classmethod
+    def _unpickled(
+        cls,
+        global_shape: Shape,
+        mesh_items: tuple[tuple[str, int], ...],
+        spec: tuple[SpecEntry, ...],
+        process_of: ProcessOf | Processes,
+        process: int,
+    ) -> ProcessView:
+        layout = layout_of(mesh_items, spec, tuple(not size for size in global_shape))
+        processes = check_process_of(process_of, layout)
+        return cls(layout, _tiling(global_shape, layout), processes, process)
 
 
 def _tiling(global_shape: Shape, layout: Layout) -> Tiling:

@@ -12,7 +12,6 @@ import functools
 import inspect
 import json
 import os
-import re
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,27 +21,23 @@ from hashlib import sha256
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding
 
-from gda.layout.boundary import is_of_caller, public
-from gda.layout.dtype_names import as_dtype
+from gda.layout.boundary import is_of_caller, public, set_module
 from gda.layout.processes import format_processes
-from gda.layout.spec import check_shape, check_spec, format_spec
 from gda.layout.text import MOST_NAMED, join_some
-from gda.mesh import is_tracer, mesh_and_spec, processes_of
+from gda.mesh import processes_of
+from gda.multihost.descriptions import Description, describe, describe_wanted, leaf_fields
 from gda.multihost.meeting import DisagreementError, LateProcessError, meet
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# What is compared: (path in the tree, name of the field) -> text. Two arrays are the same to all
-# that gda does if these texts are.
-Description = dict[tuple[str, str], str]
-
 _DEFAULT_TIMEOUT = 60.0
 _TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 
 
+@set_module("gda")
 @public
 def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | None = None) -> None:
     """Check that every process has the same tree: structure, shapes, dtypes, meshes and specs.
@@ -76,6 +71,7 @@ def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | Non
         _agree(lambda: describe(tree), _Place("check", repr(name)), seconds)
 
 
+@set_module("gda")
 @public
 def checking_agreement(
     enabled: bool = True, *, timeout: float | None = None
@@ -131,8 +127,8 @@ def checked(
                 name,
                 given["mesh"],
                 lambda: call(*arguments.args, **arguments.kwargs),
-                lambda array: _leaf_fields("", array),
-                wanted=(lambda: _wanted(given)) if reads else None,
+                lambda array: leaf_fields("", array),
+                wanted=(lambda: describe_wanted(given)) if reads else None,
             )
 
         return constructor
@@ -369,127 +365,3 @@ def say_difference(groups: list[list[int]], payloads: dict[int, bytes]) -> bytes
 
 def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".replace("\n", " ")[:500]
-
-
-# Descriptions.
-
-
-def _wanted(given: dict[str, Any]) -> Description:
-    shape = check_shape(given["global_shape"])
-    mesh, spec, _ = mesh_and_spec(given["mesh"], given.get("spec"))
-    return {
-        ("", "shape"): str(shape),
-        ("", "spec"): _spec_text(check_spec(spec, shape, mesh.shape)),
-        ("", "dtype"): _dtype_text(given.get("dtype")),
-        **_mesh_fields("", mesh),
-    }
-
-
-def _dtype_text(dtype: Any) -> str:
-    if dtype is None:
-        return "as it comes"
-    # NumPy knows nothing of PRNG keys.
-    is_key = not isinstance(dtype, str) and jax.numpy.issubdtype(dtype, jax.dtypes.extended)
-    return str(dtype if is_key else as_dtype(dtype))
-
-
-def describe(tree: Any) -> Description:
-    description: Description = {}
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    for path, leaf in leaves:
-        text = jax.tree_util.keystr(path)
-        # `GlobalArray` shows its array as a leaf one step further down, which says nothing.
-        description.update(_leaf_fields(text.removesuffix(".array"), leaf))
-    description["", "structure"] = _structure_text(structure)
-    return description
-
-
-def _structure_text(structure: Any) -> str:
-    """Return what is the same text for the same structure, in every process."""
-    if (node := structure.node_data()) is None:
-        return "*"
-    kind, aux = node
-    children = [_structure_text(child) for child in structure.children()]
-    if kind is dict:
-        keys = map(_stable_text, aux)
-        return f"{{{', '.join(f'{key}: {of}' for key, of in zip(keys, children, strict=True))}}}"
-    if kind in (list, tuple):
-        opening, closing = "[]" if kind is list else "()"
-        return f"{opening}{', '.join(children)}{closing}"
-    if kind is type(None):
-        return "None"
-    beside = [] if aux is None else [_stable_text(aux)]
-    return f"{kind.__qualname__}({', '.join([*beside, *children])})"
-
-
-def _stable_text(value: Any) -> str:
-    """Return the repr, without what differs between processes: addresses and orders of hashes."""
-    if isinstance(value, set | frozenset):
-        return f"{{{', '.join(sorted(map(_stable_text, value)))}}}"
-    if type(value) in (list, tuple):
-        return f"({', '.join(map(_stable_text, value))})"
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
-
-
-def _leaf_fields(path: str, leaf: Any) -> Description:
-    if isinstance(leaf, Mesh):
-        return {(path, "kind"): "a mesh", **_mesh_fields(path, leaf)}
-    if isinstance(leaf, PartitionSpec):
-        return {(path, "spec"): _spec_text(leaf)}
-    if isinstance(leaf, AbstractMesh):
-        return {(path, "kind"): "an abstract mesh", **_mesh_fields(path, leaf)}
-    if isinstance(leaf, NamedSharding):
-        return {(path, "kind"): "a sharding", **_sharding_fields(path, leaf)}
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        return {(path, "type"): type(leaf).__name__}
-    fields = {(path, "shape"): str(tuple(leaf.shape)), (path, "dtype"): str(leaf.dtype)}
-    sharding = None if is_tracer(leaf) else getattr(leaf, "sharding", None)
-    return fields | _sharding_fields(path, sharding)
-
-
-def _sharding_fields(path: str, sharding: Any) -> Description:
-    if sharding is None or isinstance(sharding, SingleDeviceSharding):
-        return {}  # of this process alone, or not laid out yet
-    if isinstance(sharding, NamedSharding):
-        own = {
-            (path, "spec"): _spec_text(sharding.spec),
-            (path, "memory kind"): str(sharding.memory_kind),
-        }
-        return own | _mesh_fields(path, sharding.mesh)
-    return {(path, "sharding"): type(sharding).__name__}
-
-
-def _mesh_fields(path: str, mesh: Mesh | AbstractMesh) -> Description:
-    return {(path, field): value for field, value in _mesh_texts(mesh)}
-
-
-@functools.lru_cache(maxsize=64)
-def _mesh_texts(mesh: Mesh | AbstractMesh) -> list[tuple[str, str]]:
-    kinds = [kind.name for kind in mesh.axis_types]
-    said = kinds[:1] if len(set(kinds)) == 1 else kinds
-    axes = [("mesh", f"{dict(mesh.shape)} of {', '.join(said)} axes")]
-    if isinstance(mesh, AbstractMesh):
-        return axes
-    ids = [device.id for device in mesh.devices.flat]
-    return [*axes, ("device order", _shortened(ids))]
-
-
-def _shortened(ids: list[int]) -> str:
-    text = ", ".join(map(str, ids))
-    if len(text) <= 200:
-        return text
-    return f"{text[:90]} ... {text[-60:]} (sha256 {sha256(text.encode()).hexdigest()[:12]})"
-
-
-def _spec_text(spec: Any) -> str:
-    """Return a spec so that those that mean the same look the same."""
-    if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
-        return repr(spec)
-    entries = [entry[0] if _is_single(entry) else entry or None for entry in spec]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return format_spec(tuple(entry) if isinstance(entry, list) else entry for entry in entries)
-
-
-def _is_single(entry: Any) -> bool:
-    return isinstance(entry, tuple | list) and len(entry) == 1

@@ -16,13 +16,14 @@ from jax.custom_batching import custom_vmap
 from jax.sharding import AxisType
 
 from gda import show
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecLike
 from gda.show.subject import Subject, subject_of, subject_on
 
 Find = Callable[[], Subject | str | None]
 
 
+@set_module("gda")
 @public
 def visualize_sharding(
     x: Any,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape
 from gda.storage.sources import SAFETENSORS_DTYPES
 
@@ -31,6 +31,7 @@ _PathLike = str | os.PathLike[str]
 _Memory = np.ndarray[Any, Any]
 
 
+@set_module("gda.storage")
 @public
 def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> SafetensorsFiles:
     """Return the tensors of safetensors files by name, as sources that are read when sliced.

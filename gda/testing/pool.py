@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gda.launch.children import Children, Port, environment, is_stopped, signal_name
+from gda.layout.boundary import set_module
 from gda.testing.answer import GRACE, Answer, ProcessError, raise_first, trim_stacks
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ _BOOTSTRAP = (
 )
 
 
+@set_module("gda.testing")
 class Pool:
     """Processes that have found each other through JAX, for calling functions in all of them.
 

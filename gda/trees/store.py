@@ -7,13 +7,11 @@ What is known of one before anything is written is in ``gda.storage.targets``;
 
 from __future__ import annotations
 
-import gc
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -21,27 +19,26 @@ from jax.sharding import Mesh
 
 from gda.arrays.blocks import format_index
 from gda.arrays.global_array import GlobalArray
-from gda.arrays.process_local import apart, distinct_shards
-from gda.layout.boundary import public
+from gda.arrays.process_local import distinct_shards
+from gda.arrays.to_host import MAX_BYTES, HostBlock, HostBlocks
+from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, layout_of
-from gda.layout.processes import format_processes, writing_of
+from gda.layout.processes import format_processes, turns_of, writing_of
 from gda.layout.spec import Index, Shape
 from gda.mesh import grid_of, is_tracer, mesh_of_all, sharding_of
-from gda.multihost.agreement import checking_agreement, describe, timeout_of_checks, together
+from gda.multihost.agreement import checking_agreement, timeout_of_checks, together
+from gda.multihost.descriptions import describe
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
 from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import shown
 from gda.storage.targets import SliceTarget, Target, check_fit, target_of
 from gda.storage.tasks import AsyncTask, Task, run
+from gda.trees.leaves import is_container, path_of, with_paths
 from gda.trees.matching import targets_for
-from gda.trees.specs import is_container, note_path, path_of
-
-T = TypeVar("T")
-
-_MAX_BYTES = 256 * 1024 * 1024
 
 
+@set_module("gda")
 @public
 def store(
     g: GlobalArray | jax.Array,
@@ -111,6 +108,7 @@ def store(
     _store("store", g, [g], lambda: [target], options, _Waiting(wait_for_all, timeout))
 
 
+@set_module("gda")
 @public
 def store_tree(
     tree: Any,
@@ -181,7 +179,7 @@ def _store(
 ) -> None:
 
     def work() -> None:
-        jobs = _jobs(tree, leaves, find_targets(), options.max_workers or 1)
+        jobs = _jobs(tree, leaves, find_targets(), options)
         _write(name, tree, jobs, options)
 
     if not waiting.wait_for_all:
@@ -226,32 +224,22 @@ class _Job:
         return math.prod(self.grid.shard_shape) * itemsize
 
 
-def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], max_workers: int) -> list[_Job]:
+def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Options) -> list[_Job]:
     """Return what is to be written where, checked."""
-    arrays = _with_paths(tree, _array_of, leaves)
-    grids = _with_paths(tree, _grid_of, arrays)
+    arrays = with_paths(tree, _array_of, leaves)
+    grids = with_paths(tree, _grid_of, arrays)
 
     def job(array: jax.Array, grid: ShardGrid, given: Any, turn: int) -> _Job:
         # A container, as jax.tree.map makes one of each array of a tree, holds the target.
         target = target_of(given.array if is_container(given) else given)
         check_fit(target, array.shape, np.dtype(array.dtype))
-        _check_chunks(grid, target, turn, max_workers)
+        _check_chunks(grid, target, turn, options)
         blocks = grid.view(jax.process_index()).written_blocks(turn) if array.size else ()
         return _Job(array, grid, target, blocks)
 
-    return _with_paths(tree, job, arrays, grids, targets, _turns(arrays, grids))
-
-
-def _with_paths(tree: Any, function: Callable[..., T], *values: Sequence[Any]) -> list[T]:
-    """Return what ``function`` makes of each leaf's values; its error gets the leaf's path."""
-    results: list[T] = []
-    for of_leaf in zip(*values, strict=True):
-        try:
-            results.append(function(*of_leaf))
-        except Exception as error:
-            note_path(error, tree, len(results))
-            raise
-    return results
+    layouts = [(tuple(grid.mesh_shape.items()), grid.spec, grid.processes) for grid in grids]
+    turns = turns_of([array.nbytes for array in arrays], layouts)
+    return with_paths(tree, job, arrays, grids, targets, turns)
 
 
 def _array_of(leaf: Any) -> jax.Array:
@@ -285,23 +273,6 @@ def _grid_of(array: jax.Array) -> ShardGrid:
     return grid_of(array.shape, mesh, sharding.spec)
 
 
-def _turns(arrays: Sequence[jax.Array], grids: Sequence[ShardGrid]) -> list[int]:
-    """Return the turn of each array, so that processes write about the same number of bytes.
-
-    The largest first, arrays that are cut alike take turns, so that of these no process writes more
-    than another by more than their largest block. By number alone, weights and biases that come one
-    after the other would leave all weights to every second process.
-    """
-    turns = [0] * len(arrays)
-    following: dict[Any, int] = {}
-    for number in sorted(range(len(arrays)), key=lambda number: -arrays[number].nbytes):
-        grid = grids[number]
-        kind = (tuple(grid.mesh_shape.items()), grid.spec, grid.processes)
-        turns[number] = following.setdefault(kind, len(following))
-        following[kind] += 1
-    return turns
-
-
 def _writers(grid: ShardGrid, turn: int) -> IntArray:
     """Return the process that writes each block."""
     axes = tuple(grid.mesh_shape.items())
@@ -310,10 +281,10 @@ def _writers(grid: ShardGrid, turn: int) -> IntArray:
     return writing_of(layout, processes).writers(np.arange(grid.num_shards), turn)
 
 
-def _check_chunks(grid: ShardGrid, target: Target, turn: int, max_workers: int) -> None:
+def _check_chunks(grid: ShardGrid, target: Target, turn: int, options: Options) -> None:
     """Raise unless every chunk is written by one process, and where need be by one thread."""
     has_several_processes = grid.processes is not None and len(grid.processes.numbers) > 1
-    if 0 in grid.global_shape or not (has_several_processes or max_workers > 1):
+    if 0 in grid.global_shape or not (has_several_processes or options.are_for_threads):
         return
     if not target.allows_processes:
         _check_one_process(grid, turn)
@@ -323,7 +294,7 @@ def _check_chunks(grid: ShardGrid, target: Target, turn: int, max_workers: int) 
     parts = [size // step for size, step in sizes]
     if are_aligned(grid.shard_shape, parts, target.chunks, target.origin):
         return
-    by_threads = max_workers > 1 and not target.allows_threads
+    by_threads = options.are_for_threads and not target.allows_threads
     # Of several threads, any may write any block.
     writers = np.arange(grid.num_shards) if by_threads else _writers(grid, turn)
     conflicts = conflicts_between(
@@ -364,20 +335,14 @@ def _shared_chunk_text(
 # Writing.
 
 
-@dataclass(slots=True)
-class _Piece:
-    """A block that this process writes; ``data`` is let go when it is in the target."""
+@dataclass(frozen=True)
+class _Place:
+    """The place of a block: an index of the target of a leaf."""
 
-    data: jax.Array | None
-    nbytes: int
     index: Index
     target: Target
     tree: Any
     number: int
-
-    def values(self) -> np.ndarray[Any, Any]:
-        """Return it on the host, as the target takes it."""
-        return np.asarray(self.data).astype(self.target.dtype, copy=False)
 
     def note(self, error: Exception) -> None:
         """Add to an error which block of which leaf was being written."""
@@ -386,89 +351,62 @@ class _Piece:
         error.add_note(f"gda: while writing index {format_index(self.index)}{of_leaf}")
 
 
+_Block: TypeAlias = HostBlock[_Place]
+
+
 def _write(name: str, tree: Any, jobs: Sequence[_Job], options: Options) -> None:
-    max_bytes = options.max_bytes or _MAX_BYTES
+    max_bytes = options.max_bytes or MAX_BYTES
     total = sum(len(job.blocks) * job.nbytes_of_block for job in jobs)
     done = 0
 
-    def finish(piece: _Piece) -> None:
+    def finish(block: _Block) -> None:
         nonlocal done
-        done += piece.nbytes
-        ahead.release(piece)
+        done += block.nbytes
+        block.release()
         show(done, total)
 
     with shown(options.progress, name) as show:
-        ahead = _Ahead(_pieces(tree, jobs), max_bytes)
-        tasks = (_task(piece, finish) for piece in ahead)
-        run(tasks, max_workers=options.max_workers, max_bytes=max_bytes)
+        blocks = HostBlocks(_blocks(tree, jobs), max_bytes)
+        tasks = (_task(block, finish) for block in blocks)
+        run(tasks, replace(options, max_bytes=max_bytes))
 
 
-def _pieces(tree: Any, jobs: Sequence[_Job]) -> Iterator[_Piece]:
+def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Place, jax.Array, int]]:
     for number, job in enumerate(jobs):
         data_of = distinct_shards(job.array, job.grid) if job.blocks else {}
         for block in job.blocks:
-            index, data = job.grid.block_index(block), apart(data_of[block])
-            yield _Piece(data, job.nbytes_of_block, index, job.target, tree, number)
+            place = _Place(job.grid.block_index(block), job.target, tree, number)
+            yield place, data_of[block], job.nbytes_of_block
 
 
-class _Ahead:
-    """Pieces in order, with their copies to the host begun as far ahead as a budget allows."""
+def _task(block: _Block, finish: Callable[[_Block], None]) -> Task | AsyncTask:
+    place = block.key
 
-    def __init__(self, pieces: Iterator[_Piece], max_bytes: int) -> None:
-        self._pieces = pieces
-        self._max_bytes = max_bytes
-        self._held = 0
-        self._begun: deque[_Piece] = deque()
-        self._following = next(pieces, None)
-
-    def __iter__(self) -> Iterator[_Piece]:
-        while self._following is not None:
-            self._begin()
-            while self._begun:
-                yield self._begun.popleft()
-                self._begin()
-
-    def _begin(self) -> None:
-        while (piece := self._following) is not None:
-            fits = self._held + piece.nbytes <= self._max_bytes
-            if self._begun and not fits:
-                return
-            if fits and piece.data is not None:
-                piece.data.copy_to_host_async()
-            self._held += piece.nbytes
-            self._begun.append(piece)
-            self._following = next(self._pieces, None)
-
-    def release(self, piece: _Piece) -> None:
-        """Let go of a piece that is in its target."""
-        piece.data = None
-        # JAX frees some copies, such as those of int4, only when Python collects garbage. That of
-        # the youngest objects takes a microsecond.
-        gc.collect(0)
-        self._held -= piece.nbytes
-
-
-def _task(piece: _Piece, finish: Callable[[_Piece], None]) -> Task | AsyncTask:
     def work() -> None:
         try:
-            piece.target.handle[piece.index] = piece.values()
+            place.target.handle[place.index] = _values(block)
         except Exception as error:
-            piece.note(error)
+            place.note(error)
             raise
 
-    if piece.target.is_asynchronous:
-        return AsyncTask(piece.nbytes, lambda: _Commit(piece), lambda _: finish(piece))
-    return Task(piece.nbytes, work, lambda _: finish(piece))
+    if place.target.is_asynchronous:
+        return AsyncTask(block.nbytes, lambda: _Commit(block), lambda _: finish(block))
+    return Task(block.nbytes, work, lambda _: finish(block))
+
+
+def _values(block: _Block) -> np.ndarray[Any, Any]:
+    """Return a block on the host, as the target takes it."""
+    return block.values().astype(block.key.target.dtype, copy=False)
 
 
 class _Commit:
     """A block that TensorStore is writing; its ``Future``."""
 
-    def __init__(self, piece: _Piece) -> None:
-        self._piece = piece
+    def __init__(self, block: _Block) -> None:
+        self._place = block.key
         # An array of JAX does not change, nor does what was cast for this, so no copy is needed.
-        written = piece.target.handle[piece.index].write(
-            piece.values(), can_reference_source_data_indefinitely=True
+        written = block.key.target.handle[block.key.index].write(
+            _values(block), can_reference_source_data_indefinitely=True
         )
         self._future: Any = written.commit
 
@@ -479,7 +417,7 @@ class _Commit:
         try:
             self._future.result()
         except Exception as error:
-            self._piece.note(error)
+            self._place.note(error)
             raise
 
     def cancel(self) -> None:

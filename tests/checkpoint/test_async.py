@@ -19,7 +19,8 @@ from meshes import batch, cut, mesh_of
 
 import gda
 from gda.checkpoint import CorruptionError, SaveError, restore, save, save_async, saving
-from gda.checkpoint.format import manifest as manifests
+from gda.checkpoint.format import manifest_json
+from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.stores.directory import FileStore
 
 DATA = batch(16, 8)
@@ -206,8 +207,8 @@ def test_the_main_threads_compute_meanwhile(shared_tmp_path: Path, is_checking: 
 # Fingerprints.
 
 
-def manifest_of(path: Path) -> manifests.Manifest:
-    return manifests.load((path / "manifest.json").read_bytes(), "")
+def manifest_of(path: Path) -> Manifest:
+    return manifest_json.load((path / "manifest.json").read_bytes(), "")
 
 
 def test_fingerprints_are_those_of_the_arrays(mesh: Mesh, tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def forge(path: Path, element: int) -> None:
     file.write_bytes(data.tobytes() + crc.to_bytes(4, "little"))
     arrays = [replace(a, crcs=[crc, *a.crcs[1:]]) if a is array else a for a in manifest.arrays]
     forged = replace(manifest, arrays=tuple(arrays))
-    (path / "manifest.json").write_bytes(manifests.dump(forged))
+    (path / "manifest.json").write_bytes(manifest_json.dump(forged))
 
 
 def _crc(data: np.ndarray) -> int:

@@ -6,7 +6,6 @@ import copy
 import itertools
 import json
 import os
-import random
 import re
 import resource
 import shutil
@@ -14,7 +13,7 @@ import socket
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +35,16 @@ from damaged import (
     save_tiny,
     sealed,
 )
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from meshes import cut, mesh_of
+from trials import Trials, tried
 
 import gda
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError
-from gda.checkpoint.format import manifest as manifests
-from gda.checkpoint.format import zarr_format
+from gda.checkpoint.format import manifest_json, zarr_format
+from gda.checkpoint.format.manifest import ArrayLeaf, Manifest
 from gda.checkpoint.stores.directory import FileStore
 
 
@@ -120,46 +120,38 @@ def plain_arrays(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: getattr(leaf, "array", leaf), tree, is_leaf=is_array)
 
 
-def test_every_flipped_byte_of_a_manifest_is_found(plain: Damaged) -> None:
-    whole = plain.whole[plain.manifest]
-    for position in range(len(whole)):
-        flipped = bytearray(whole)
-        flipped[position] ^= 1 << position % 8
+def flips(damaged: Damaged, files: Iterable[Path], trials: Trials) -> Iterator[tuple[Path, bytes]]:
+    """Yield each file as it is with one bit flipped, a bit of every byte in turn."""
+    bytes_of = [(file, at) for file in sorted(files) for at in range(len(damaged.whole[file]))]
+    for file, at in trials.of(bytes_of):
+        flipped = bytearray(damaged.whole[file])
+        flipped[at] ^= 1 << at % 8
+        yield file, bytes(flipped)
+        trials.count("found")
+
+
+@tried("a bit of a manifest is flipped", sample=40)
+def test_every_flipped_byte_of_a_manifest_is_found(plain: Damaged, trials: Trials) -> None:
+    for number, (file, data) in enumerate(flips(plain, [plain.manifest], trials)):
         with pytest.raises(CorruptionError, match="manifest.json"):
-            manifests.load(bytes(flipped), "manifest.json")
-        if position % 50 == 0:
-            with plain.changed(plain.manifest, bytes(flipped)):
-                check_found(plain, plain.manifest, restore, verify, gda.checkpoint.inspect)
+            manifest_json.load(data, "manifest.json")
+        if number % 20 == 0:
+            with plain.changed(file, data):
+                check_found(plain, file, restore, verify, gda.checkpoint.inspect)
 
 
-def test_every_flipped_byte_of_a_chunk_is_found(damaged: Damaged) -> None:
-    for file in damaged.chunks:
-        for position in range(len(damaged.whole[file])):
-            flipped = bytearray(damaged.whole[file])
-            flipped[position] ^= 1 << position % 8
-            with damaged.changed(file, bytes(flipped)):
-                check_found(damaged, file, restore)
-                if position % 5 == 0:
-                    check_found(damaged, file, verify)
+@tried("a bit of a chunk is flipped", sample=40)
+def test_every_flipped_byte_of_a_chunk_is_found(damaged: Damaged, trials: Trials) -> None:
+    for file, data in flips(damaged, damaged.chunks, trials):
+        with damaged.changed(file, data):
+            check_found(damaged, file, restore, verify)
 
 
-def test_every_flipped_byte_of_metadata_is_found(plain: Damaged) -> None:
-    for file in plain.data.glob("*/zarr.json"):
-        # Metadata are all checked alike: of two arrays every byte, of the others some.
-        is_chosen = file.parent.name.endswith("w") or file.parent.name.startswith("packed.b")
-        for position in range(0, len(plain.whole[file]), 1 if is_chosen else 20):
-            flipped = bytearray(plain.whole[file])
-            flipped[position] ^= 1 << position % 8
-            with plain.changed(file, bytes(flipped)):
-                # Of the one array alone, which is quicker.
-                path = next(
-                    leaf["path"]
-                    for leaf in plain.body["leaves"]
-                    if "".join(f"[{key!r}]" for key in leaf["path"]) in plain.leaves_in(file)
-                )
-                check_found(plain, file, lambda root, at=path: restore(root, at=at))
-                if position % 50 == 0:
-                    check_found(plain, file, restore, verify)
+@tried("a bit of the metadata of an array is flipped", sample=40)
+def test_every_flipped_byte_of_metadata_is_found(plain: Damaged, trials: Trials) -> None:
+    for file, data in flips(plain, plain.data.glob("*/zarr.json"), trials):
+        with plain.changed(file, data):
+            check_found(plain, file, restore, verify)
 
 
 @pytest.mark.parametrize(
@@ -242,40 +234,45 @@ def test_the_group_is_for_other_tools_and_verified(plain: Damaged) -> None:
         check_equal(restore(plain.path), plain_arrays(make_tree()))
 
 
-def test_every_other_length_of_a_file_is_found(damaged: Damaged) -> None:
-    for file in [*damaged.chunks, *damaged.data.glob("*/zarr.json"), damaged.manifest]:
+@tried("a file has another length", sample=60)
+def test_every_other_length_of_a_file_is_found(damaged: Damaged, trials: Trials) -> None:
+    files = [*damaged.chunks, *damaged.data.glob("*/zarr.json"), damaged.manifest]
+    shorter = [(file, length) for file in files for length in range(len(damaged.whole[file]))]
+    for file, length in trials.of(shorter):
+        with damaged.changed(file, damaged.whole[file][:length]):
+            check_found(damaged, file, restore)
+        trials.count("found")
+    for file in files:
         whole = damaged.whole[file]
-        step = 1 if file in damaged.chunks and damaged.codec == "bytes" else 3
-        step = step if file in damaged.chunks else 100
-        shorter = [whole[:length] for length in range(0, len(whole), step)]
-        longer = [whole + b"\0", whole + whole, b"\0" + whole]
-        for data in [*shorter, *longer]:
+        for data in (whole[:-1], b"", whole + b"\0", whole + whole, b"\0" + whole):
             with damaged.changed(file, data):
-                check_found(damaged, file, restore)
-        for data in (whole[:-1], b"", longer[0], None):
-            with damaged.changed(file, data):
-                if file == damaged.manifest and data is None:
-                    with pytest.raises(CheckpointNotFoundError):
-                        restore(damaged.path)
-                else:
-                    check_found(damaged, file, restore, verify)
+                check_found(damaged, file, restore, verify)
+            trials.count("found")
+        if file != damaged.manifest:
+            with damaged.changed(file, None):
+                check_found(damaged, file, restore, verify)
+            trials.count("found")
+    with damaged.changed(damaged.manifest, None), pytest.raises(CheckpointNotFoundError):
+        restore(damaged.path)
 
 
-def test_random_bits_of_a_larger_checkpoint(tmp_path: Path) -> None:
+@tried("a bit of a larger checkpoint is flipped", sample=6, full=300)
+def test_random_bits_of_a_larger_checkpoint(tmp_path: Path, trials: Trials) -> None:
     mesh = mesh_of({"x": 8})
     g = cut(np.random.default_rng(0).random((2048, 256), np.float32), mesh, P("x"))
     tree = {"w": g, "v": np.arange(300_000, dtype=np.int32)}
     gda.checkpoint.save(tmp_path / "run", tree)
     damaged = Damaged(tmp_path / "run")
-    chance = random.Random(0)
+    chance = trials.chance
     assert len(damaged.chunks) == 9
-    for _ in range(30):
+    for _ in range(trials.most):
         file = chance.choice(damaged.chunks)
         flipped = bytearray(damaged.whole[file])
         flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
         with damaged.changed(file, bytes(flipped)):
             check_found(damaged, file, verify, lambda path: restore(path, mesh=mesh, specs=P()))
             check_found(damaged, file, lambda path: gda.checkpoint.restore(path, like=tree))
+        trials.count("found")
 
 
 def test_chunks_that_changed_places(damaged: Damaged) -> None:
@@ -743,12 +740,12 @@ def test_many_pieces_take_no_quadratic_time() -> None:
     pieces = [[0, i, [i], [1]] for i in range(count)]
     body = {"about": {}, "data": "data-0123456789abcdef", "structure": 0, "arrays": [array]}
 
-    def load(pieces: Any) -> manifests.Manifest:
+    def load(pieces: Any) -> Manifest:
         said = json.dumps({**body, "leaves": [{**leaf, "pieces": pieces}]}).encode()
-        return manifests.load(sealed(said), "m")
+        return manifest_json.load(sealed(said), "m")
 
     (found,) = load(pieces[::-1]).leaves
-    assert isinstance(found, manifests.ArrayLeaf)
+    assert isinstance(found, ArrayLeaf)
     assert len(found.pieces) == count
     pieces[5][1] = 6
     with pytest.raises(CorruptionError, match="two leaves have one part"):
@@ -767,7 +764,7 @@ def test_a_manifest_too_large_is_neither_read_nor_written(
             said = said_by(function, plain.path)
         assert f"has {2**40} bytes; at most {2**28} make sense" in said
     plain.mend()
-    monkeypatch.setattr(manifests, "MOST_BYTES", 1500)
+    monkeypatch.setattr(manifest_json, "MOST_BYTES", 1500)
     with pytest.raises(ValueError, match="and at most 1500 are read again"):
         save_tiny(plain.path, make_tree(1), overwrite=True)
     monkeypatch.undo()
@@ -897,7 +894,7 @@ def test_the_package_has_no_way_to_run_what_it_reads() -> None:
                     assert name not in calls, f"{file.name}:{node.lineno}"
                 case ast.Attribute(attr="load" | "loads", value=owner):
                     # Of NumPy and others it may unpickle.
-                    owners = {"json", "manifests", "files", "self"}
+                    owners = {"json", "manifest_json", "files", "self"}
                     assert isinstance(owner, ast.Name), f"{file.name}:{node.lineno}"
                     assert owner.id in owners, f"{file.name}:{node.lineno}"
 
@@ -965,7 +962,7 @@ def use(damaged: Damaged) -> None:
     with contextlib.suppress(ValueError, CheckpointNotFoundError):
         found = dict(flat(restore(damaged.path)))
         for leaf in contents.leaves:
-            if isinstance(leaf, manifests.ArrayLeaf):
+            if isinstance(leaf, ArrayLeaf):
                 array = numbers_of(found.pop(leaf.path))
                 assert (array.shape, array.dtype) == (leaf.shape, leaf.dtype)
             else:
@@ -986,7 +983,6 @@ def flat(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...
         yield path, tree
 
 
-@settings(max_examples=150)
 @given(st.data())
 def test_fuzzed_fields(shared: Damaged, data: st.DataObject) -> None:
     body = copy.deepcopy(shared.body)
@@ -1013,7 +1009,6 @@ def test_fuzzed_fields(shared: Damaged, data: st.DataObject) -> None:
     use(shared)
 
 
-@settings(max_examples=150)
 @given(
     st.integers(0, 10**6),
     st.integers(0, 8),
@@ -1036,7 +1031,6 @@ def test_fuzzed_bytes(
         use(shared)
 
 
-@settings(max_examples=100)
 @given(st.binary(max_size=200), st.booleans())
 def test_fuzzed_files(shared: Damaged, file: bytes, is_sealed: bool) -> None:
     shared.manifest.write_bytes(sealed(file) if is_sealed else file)

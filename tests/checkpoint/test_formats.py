@@ -17,7 +17,8 @@ from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
 
 import gda
 from gda.checkpoint import inspect, packing, restore, save, verify, writer
-from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, load
+from gda.checkpoint.format.manifest import ArrayLeaf, Manifest
+from gda.checkpoint.format.manifest_json import load
 
 KNOWN_TO_ZARR = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),

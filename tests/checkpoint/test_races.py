@@ -1,12 +1,5 @@
-"""Two programs that save into one path without locks, and data that is removed beneath a save.
+"""Two programs that save into one path without locks, and data that is removed beneath a save."""
 
-``GDA_TRIALS`` says how many trials those marked ``torture`` make; a failure shows the seed, and
-``GDA_SEED`` repeats it.
-"""
-
-import itertools
-import os
-import random
 import shutil
 import threading
 import time
@@ -14,50 +7,38 @@ from pathlib import Path
 
 import kill_program
 import pytest
-from forks import LIMIT, SEED, Forks, check_next_save, generation_at
+from forks import LIMIT, Forks, check_next_save, generation_at
 from kill_program import Arguments, Disk, small_files, tree_of, values_of
 from meshes import mesh_of
+from trials import Trials, tried
 
 import gda
 from gda.checkpoint import SaveError
 from gda.checkpoint.stores import directory
 
-TRIALS = int(os.environ.get("GDA_TRIALS", "700"))
 
-
-def check_side_by_side(forks: Forks, path: Path, rounds: int) -> dict[str, int]:
-    """Two programs without locks save at once, often; return how often both or one did."""
+@tried("two programs save into one path at once, without locks", sample=12, full=700)
+def test_two_programs_without_locks_commit_no_damage(
+    tmp_path: Path, forks: Forks, trials: Trials
+) -> None:
+    path = tmp_path / "run"
     gda.checkpoint.save(path, values_of(1))
-    counts: dict[str, int] = {}
-    for begin in range(0, rounds, 50):  # one set of processes has only so much time
-        count = min(50, rounds - begin)
-        forks.start("save_beside_another", 1, path=str(path), rounds=count, seed=SEED + begin)
+    for begin in range(0, trials.most, 50):  # one set of processes has only so much time
+        count = min(50, trials.most - begin)
+        seed = trials.chance.randrange(2**32)
+        forks.start("save_beside_another", 1, path=str(path), rounds=count, seed=seed)
         lines = [line for line in forks.rest() if line[0] == "round"]
         assert len(lines) == count, forks.errors()
         for line in lines:
             _, number, *ended, found, state = line
-            trial = f"GDA_SEED={SEED}, round {begin + int(number)}: {line}"
-            assert state == "whole", trial
-            assert "saved" in ended, trial
+            assert state == "whole", line
+            assert "saved" in ended, line
             both = [2 * int(number) + 2, 2 * int(number) + 3]
             saved = [g for g, end in zip(both, ended, strict=True) if end == "saved"]
-            assert int(found) in saved, trial
-            counts[" ".join(sorted(ended))] = counts.get(" ".join(sorted(ended)), 0) + 1
+            assert int(found) in saved, line
+            trials.count("both saved" if len(saved) == 2 else "one was refused")
     check_next_save(path, 1)
-    return counts
-
-
-def test_two_programs_without_locks_commit_no_damage(tmp_path: Path, forks: Forks) -> None:
-    assert sum(check_side_by_side(forks, tmp_path / "run", 20).values()) == 20
-
-
-@pytest.mark.torture
-def test_two_programs_without_locks_commit_no_damage_in_many_trials(
-    tmp_path: Path, forks: Forks
-) -> None:
-    counts = check_side_by_side(forks, tmp_path / "run", TRIALS)
-    print(counts)
-    assert len(counts) > 1  # some met
+    assert len(trials.outcomes) > 1 or trials.most < 100  # some met
 
 
 def without_locks_warned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -121,54 +102,59 @@ def lose_data(path: Path, kept: set[str]) -> None:
             shutil.rmtree(each, ignore_errors=True)
 
 
+@tried("the data of a save is removed at a step of it", sample=10)
 @pytest.mark.parametrize("is_over", [False, True], ids=["new", "overwrite"])
 def test_data_that_is_removed_at_any_step_before_the_commit_is_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_over: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_over: bool, trials: Trials
 ) -> None:
     small_files(monkeypatch.setattr)
     before = 1 if is_over else None
     tree = tree_of(2, mesh_of({"x": 2}))
-    lost = 0
-    for at in itertools.count():
-        path = tmp_path / str(at)
+
+    def save(path: Path, at: int | None) -> tuple[Disk, OSError | SaveError | None]:
         path.mkdir()
         if is_over:
             gda.checkpoint.save(path, values_of(1))
         kept = {each.name for each in path.glob("data-*")}
 
-        def loses(is_first: bool, name: str, args: Arguments, path=path, kept=kept) -> None:
-            if is_first:
+        def loses(is_first: bool, name: str, args: Arguments) -> None:
+            if is_first and at is not None:
                 lose_data(path, kept)
 
-        disk = Disk(loses, at)
+        disk = Disk(loses, at or 0)
         disk.install(monkeypatch.setattr)
-        error = None
         try:
             gda.checkpoint.save(path, tree, overwrite=True, max_workers=1)
-        except (OSError, SaveError) as caught:
-            error = caught
-        Disk().install(monkeypatch.setattr)
-        if disk.steps[at : at + 1] == [("replace", f"{path / 'manifest.json'}.new")]:
-            break  # from here on it is the data of a checkpoint that is removed
-        assert generation_at(path) == (2 if error is None else before), (disk.steps[at], error)
+        except (OSError, SaveError) as error:
+            return disk, error
+        finally:
+            Disk().install(monkeypatch.setattr)
+        return disk, None
+
+    whole = tmp_path / "whole"
+    # From the commit on it is the data of a checkpoint that is removed.
+    commit = save(whole, None)[0].steps.index(("replace", f"{whole / 'manifest.json'}.new"))
+    for at in trials.of(range(commit)):
+        path = tmp_path / str(at)
+        disk, error = save(path, at)
+        found = generation_at(path)
+        assert found == (2 if error is None else before), (disk.steps[at], error)
         if error is not None:
-            lost += 1
             assert "data-" in str(error)
             assert "nothing was committed" in "".join(error.__notes__)
+        trials.count("saved" if error is None else "refused")
         check_next_save(path, 3)
-    assert lost > 10
+    assert trials.outcomes["refused"] > (10 if trials.most > commit else 0)
 
 
-@pytest.mark.torture
-def test_data_that_is_removed_at_any_moment_is_missed_in_many_trials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@tried("the data of a save is removed at a random moment", sample=10, full=700)
+def test_data_that_is_removed_at_any_moment_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trials: Trials
 ) -> None:
     """A removal that goes on during the rename is counted: no save can know of it."""
     small_files(monkeypatch.setattr)
-    chance = random.Random(f"{SEED}")
     tree = tree_of(2, mesh_of({"x": 2}))
-    counts = {"refused": 0, "saved": 0, "removed later": 0, "in the same moment": 0}
-    for trial in range(TRIALS):
+    for trial in range(trials.most):
         path = tmp_path / str(trial)
         gda.checkpoint.save(path, values_of(1))
         kept = {each.name for each in path.glob("data-*")}
@@ -177,7 +163,7 @@ def test_data_that_is_removed_at_any_moment_is_missed_in_many_trials(
 
         def remove(comes=comes, path=path, kept=kept, times=times) -> None:
             assert comes.wait(LIMIT)
-            time.sleep(chance.uniform(0, 0.004))
+            time.sleep(trials.chance.uniform(0, 0.004))
             times["begun"] = time.monotonic()
             lose_data(path, kept)
             times["removed"] = time.monotonic()
@@ -204,14 +190,13 @@ def test_data_that_is_removed_at_any_moment_is_missed_in_many_trials(
         thread.join(LIMIT)
         Disk().install(monkeypatch.setattr)
         if error is not None:
-            counts["refused"] += 1
             assert generation_at(path) == 1
+            trials.count("refused")
         elif times["removed"] < times["renamed"]:
-            assert generation_at(path) == 2, f"GDA_SEED={SEED}, trial {trial}"
-            counts["saved"] += 1
+            assert generation_at(path) == 2, f"trial {trial}"
+            trials.count("saved")
         else:
             is_later = times["begun"] > times["renamed"]
-            counts["removed later" if is_later else "in the same moment"] += 1
+            trials.count("removed later" if is_later else "removed in the same moment")
         shutil.rmtree(path)
-    print(counts)
-    assert counts["refused"]
+    assert "refused" in trials.outcomes or trials.most < 100

@@ -7,14 +7,12 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gda
-from gda.multihost.agreement import _stable_text, compare_digests, describe, say_difference
+from gda.multihost.agreement import compare_digests, say_difference
 
 P = PartitionSpec
 ME = 1  # the process that is different in most of these tests
@@ -277,22 +275,6 @@ def test_a_timeout_is_a_time() -> None:
         gda.checking_agreement(timeout=0).__enter__()
 
 
-def test_specs_that_mean_the_same_are_the_same() -> None:
-    mesh = line()
-    texts = [describe(NamedSharding(mesh, spec)) for spec in (P("x"), P("x", None), P(("x",)))]
-    assert texts[0] == texts[1] == texts[2]
-    assert describe(NamedSharding(mesh, P(None, "x"))) != texts[0]
-
-
-def test_a_container_is_described_by_its_own_path() -> None:
-    g = gda.GlobalArray.from_callback((8,), line(), P("x"), zeros(8))
-    assert describe({"w": g})["['w']", "shape"] == "(8,)"
-
-
-def test_arrays_of_one_device_have_no_mesh_to_compare() -> None:
-    assert {field for _, field in describe(jnp.zeros(3))} == {"shape", "dtype", "structure"}
-
-
 # The judges, for more processes than this machine could start.
 
 
@@ -340,35 +322,6 @@ def test_many_differences_are_counted() -> None:
     said = difference(([1], leaves(2)), ([0, *range(2, 5000)], leaves(3)))
     assert said.count("process 1: shape (2,), processes 0, 2-4999: (3,)") == 8
     assert said.endswith("and 12 more")
-
-
-# What is the same in every process.
-
-
-def structure(tree: Any) -> str:
-    return describe(tree)["", "structure"]
-
-
-def test_structures_are_told_apart_by_kind_and_keys() -> None:
-    trees = [{"a": 1}, {"b": 1}, [1], (1,), [1, None], [[1]], optax.sgd(0.1).init(1.0), {"a": None}]
-    assert len({structure(tree) for tree in trees}) == len(trees)
-    assert structure({"b": [1, None], "a": (2,)}) == "{'a': (*), 'b': [*, None]}"
-
-
-def test_addresses_and_orders_of_hashes_are_no_difference() -> None:
-    def function() -> None: ...
-
-    text = structure(jax.tree_util.Partial(function, 3))
-    assert "function" in text
-    assert "0x" not in text
-    assert _stable_text(frozenset("abc")) == "{'a', 'b', 'c'}"
-
-
-def test_axis_types_are_compared_axis_by_axis() -> None:
-    devices = np.array(jax.devices()).reshape(4, 2)
-    kinds = [(AxisType.Auto, AxisType.Explicit), (AxisType.Explicit, AxisType.Auto)]
-    meshes = [Mesh(devices, ("x", "y"), axis_types=kind) for kind in kinds]
-    assert describe(meshes[0]) != describe(meshes[1])
 
 
 # Beside the main thread, and with what can be used only once.

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
 
 from gda.compiled.hlo.program import Collective
+from gda.layout.boundary import set_module
 from gda.layout.text import format_bytes
 
 Axes = tuple[str, ...]
 
 
+@set_module("gda")
 class Traffic(NamedTuple):
     """What is communicated over some axes in one call.
 
@@ -27,6 +29,7 @@ class Traffic(NamedTuple):
     nbytes: int | None
 
 
+@set_module("gda")
 @dataclass(frozen=True, repr=False)
 class Collectives(Sequence[Collective]):
     """The collectives of a compiled function, in the order in which it comes to them.

@@ -1,7 +1,8 @@
-"""From which device each target device gets the pieces of its block, and how much that is.
+"""The elements that each device gets from each other one, and that each sends.
 
-All amounts are elements. The rule, and why totals need no list of pieces, is told in
-``gda/layout/reshard/plan.py``.
+First the devices that hold each block, and the equal shares that they send of it; then the flow
+from all devices to all. ``gda/layout/reshard/plan.py`` has the rule, and says why totals need no
+list of pieces.
 """
 
 from __future__ import annotations
@@ -17,12 +18,124 @@ import numpy.typing as npt
 
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
-from gda.layout.reshard.pieces import Listed, Pieces, columns_of, parts_of
-from gda.layout.reshard.process_boxes import Boxes, Regular, regular_blocks
-from gda.layout.reshard.shares import Holding, Line, Shares, numbers_of, ranks_of, summed
+from gda.layout.reshard.overlaps import Listed, Pieces, boxes_of, regular_blocks
 
 # Pieces at a time, so that a list of any length takes about 100 MB.
-_AT_A_TIME = 2**20
+AT_A_TIME = 2**20
+
+
+class Holding:
+    """The devices that hold each block of a grid, those of one process together.
+
+    A *group* is the devices of one process that hold one block.
+
+    Attributes:
+      devices: positions, block after block and group after group: int64 ``[num_devices]``.
+      blocks, ranks: of each group, its block and its process, as a place in the process numbers.
+      counts: devices of each group.
+      num_blocks: distinct blocks of each process.
+    """
+
+    def __init__(self, grid: ShardGrid) -> None:
+        num_ranks = len(numbers_of(grid))
+        keys = grid.block_ids * num_ranks + ranks_of(grid)
+        self.devices = np.argsort(keys, kind="stable")
+        ordered = keys[self.devices]
+        firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
+        self._keys, self._num_ranks = ordered[firsts], num_ranks
+        self.counts = np.diff(firsts, append=len(ordered))
+        self.blocks, self.ranks = np.divmod(self._keys, num_ranks)
+        self.num_blocks = np.bincount(self.ranks, minlength=num_ranks)
+
+    def groups(self, blocks: IntArray, ranks: IntArray) -> IntArray:
+        """Return the group of each block and process, -1 where the process does not hold it."""
+        keys = blocks * self._num_ranks + ranks
+        places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return np.where((ranks >= 0) & (self._keys[places] == keys), places, -1)
+
+    def blocks_of(self, ranks: IntArray) -> IntArray:
+        """Return the blocks of some processes, one process after the other."""
+        order, firsts = self._by_rank
+        counts = self.num_blocks[ranks]
+        return self.blocks[order[np.repeat(firsts[ranks], counts) + _counted(counts)]]
+
+    @cached_property
+    def _by_rank(self) -> tuple[IntArray, IntArray]:
+        return np.argsort(self.ranks, kind="stable"), _begins(self.num_blocks)
+
+
+class Shares(NamedTuple):
+    """Equal shares of what is asked of some sets of devices, which lie set after set.
+
+    Attributes:
+      totals: what is asked of each set.
+      counts: devices of each set.
+      turns: which of its devices has the first share.
+    """
+
+    totals: IntArray
+    counts: IntArray
+    turns: IntArray
+
+    def senders(self, sets: IntArray, begins: IntArray) -> IntArray:
+        """Return the places of the devices that send some pieces.
+
+        Args:
+          sets: of which set each piece is asked.
+          begins: where it begins in all that is asked of that set.
+        """
+        totals, counts = self.totals[sets], self.counts[sets]
+        whole, rest = np.divmod(totals, counts)
+
+        def begin_of(share: IntArray) -> IntArray:
+            # ceil(share * total / count), which might not fit into int64 if it were multiplied.
+            return share * whole - (-share * rest) // counts
+
+        # Below 2**50 devices the rounding of floats is less than a share, so it is one off at most.
+        share = (begins / np.maximum(totals, 1) * counts).astype(np.int64)
+        share = np.clip(share, 0, counts - 1)
+        share -= begin_of(share) > begins
+        share += begin_of(share + 1) <= begins
+        return _begins(self.counts)[sets] + (share + self.turns[sets]) % counts
+
+    def equal(self, size: int) -> IntArray:
+        """Return what each device sends, where all pieces have one size."""
+        counts, pieces = (np.repeat(of, self.counts) for of in (self.counts, self.totals // size))
+        share = (_counted(self.counts) - np.repeat(self.turns, self.counts)) % counts
+        # The pieces that begin in a share are those from ceil(share * pieces / count) on.
+        return (-(share * pieces) // counts - -((share + 1) * pieces) // counts) * size
+
+    @property
+    def are_forced(self) -> bool:
+        """True if no set that is asked for something has a choice of devices."""
+        return bool((self.counts[self.totals > 0] == 1).all())
+
+    def forced(self) -> IntArray:
+        """Return what each device sends, where none has a choice."""
+        return np.repeat(self.totals, self.counts)
+
+
+class Line:
+    """The pieces that are asked of some sets, laid end to end as they come."""
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self._ends = np.zeros_like(shares.totals)
+
+    def senders(self, sets: IntArray, sizes: IntArray) -> IntArray:
+        """Lay on more pieces; return the places of the devices that send them."""
+        return self._shares.senders(sets, self._begins(sets, sizes))
+
+    def _begins(self, sets: IntArray, sizes: IntArray) -> IntArray:
+        order = np.argsort(sets, kind="stable")
+        ordered, ends = sets[order], np.cumsum(sizes[order])
+        firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
+        before = ends[firsts] - sizes[order][firsts]
+        counts = np.diff(firsts, append=len(ordered))
+        begins = np.empty_like(ends)
+        begins[order] = ends - sizes[order] - np.repeat(before, counts) + self._ends[ordered]
+        self._ends += summed(sets, sizes, len(self._ends))
+        return begins
 
 
 class Chunk(NamedTuple):
@@ -42,8 +155,8 @@ class Chunk(NamedTuple):
     is_far: npt.NDArray[np.bool_]
 
 
-class _Near(NamedTuple):
-    """What comes from another device of the same process.
+class Near(NamedTuple):
+    """The elements that come from another device of the same process.
 
     Attributes:
       received: by each target device.
@@ -56,7 +169,7 @@ class _Near(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """What flows from the devices of a source grid to those of a target grid.
+    """The elements that go from the devices of a source grid to those of a target grid.
 
     Args:
       source, target: grids of one global shape, of at least one element.
@@ -82,7 +195,7 @@ class Flow:
 
     @cached_property
     def kept(self) -> IntArray:
-        """What each target device has of its block."""
+        """Elements of its block that each target device has already."""
         kept = np.zeros(self.target.num_devices, np.int64)
         old = np.flatnonzero(self.homes >= 0)
         kept[old] = self.pieces.overlaps(self._home_blocks[old], self.target.block_ids[old])
@@ -90,31 +203,39 @@ class Flow:
 
     @property
     def received_near(self) -> IntArray:
-        """What each target device gets from others of its process."""
-        return self._near.received
+        """Elements that each target device gets from others of its process."""
+        return self.near.received
 
     @property
     def received(self) -> IntArray:
-        """What each target device gets from others."""
+        """Elements that each target device gets from others."""
         return math.prod(self.target.shard_shape) - self.kept
 
     @cached_property
-    def _near(self) -> _Near:
-        return self._near_of_regular() or self._near_one_by_one()
+    def near(self) -> Near:
+        """The elements that come from another device of the same process."""
+        regular = self.near_of_regular()
+        if regular is not None:
+            return regular
+        num_looks = int(self._holding.num_blocks[self._ranks[self._ranks >= 0]].sum())
+        return self.near_by_piece() if self.num_pieces <= num_looks else self.near_by_held_block()
 
-    def _near_of_regular(self) -> _Near | None:
+    def near_of_regular(self) -> Near | None:
         """Return what is near if all processes have regular blocks: O(devices); else None."""
         known = np.flatnonzero(self._ranks >= 0)
-        held = _regular(self.source, ranks_of(self.source), self.source.block_ids)
-        needed = _regular(self.target, self._ranks[known], self.target.block_ids[known])
+        source, target = (
+            (grid.global_shape, grid.shard_shape) for grid in (self.source, self.target)
+        )
+        asked = self.target.block_ids[known]
+        held = regular_blocks(ranks_of(self.source), self.source.block_ids, *source)
+        needed = regular_blocks(self._ranks[known], asked, *target)
         if held is None or needed is None:
             return None
-        near = _Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
-        boxes = _boxes(self.target, self.target.block_ids[known])
-        near.received[known] = held.shared(self._ranks[known], boxes)
+        near = Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
+        near.received[known] = held.shared(self._ranks[known], boxes_of(asked, *target))
         # A process of the source may have no device in the target, and so none that asks.
         asking = np.flatnonzero(self._holding.ranks <= self._ranks.max())
-        boxes = _boxes(self.source, self._holding.blocks[asking])
+        boxes = boxes_of(self._holding.blocks[asking], *source)
         near.asked[asking] = needed.shared_with_devices(self._holding.ranks[asking], boxes)
         # What is kept is among both, where the process holds it.
         groups = self._holding.groups(self._home_blocks, self._ranks)
@@ -123,12 +244,17 @@ class Flow:
         near.asked[:] -= summed(groups[old], self.kept[old], len(near.asked))
         return near
 
-    def _near_one_by_one(self) -> _Near:
-        """Return what is near from all pieces, or from all held blocks, whichever are fewer."""
-        near = _Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
-        num_looks = int(self._holding.num_blocks[self._ranks[self._ranks >= 0]].sum())
-        by_piece = self.num_pieces <= num_looks
-        for devices, blocks, sizes in self._by_piece() if by_piece else self._by_held_block():
+    def near_by_piece(self) -> Near:
+        """Return what is near by a look at every piece."""
+        return self._near_of(self._by_piece())
+
+    def near_by_held_block(self) -> Near:
+        """Return what is near by a look at the blocks of the process of every target device."""
+        return self._near_of(self._by_held_block())
+
+    def _near_of(self, looks: Iterator[tuple[IntArray, IntArray, IntArray]]) -> Near:
+        near = Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
+        for devices, blocks, sizes in looks:
             groups = self._holding.groups(blocks, self._ranks[devices])
             is_near = (groups >= 0) & (blocks != self._home_blocks[devices])
             near.received[:] += summed(devices[is_near], sizes[is_near], len(near.received))
@@ -154,17 +280,17 @@ class Flow:
 
     @property
     def sent_near(self) -> IntArray:
-        """What each source device sends to others of its process."""
+        """Elements that each source device sends to others of its process."""
         return self._sent[0]
 
     @property
     def sent_far(self) -> IntArray:
-        """What each source device sends to other processes."""
+        """Elements that each source device sends to other processes."""
         return self._sent[1]
 
     @property
     def is_listed(self) -> bool:
-        """Whether only the pieces, one by one, tell what each device sends.
+        """True if only the pieces, one by one, tell what each device sends.
 
         So it is where they have several sizes, and some of them a choice of senders.
         """
@@ -188,13 +314,13 @@ class Flow:
 
     @cached_property
     def _near_shares(self) -> Shares:
-        return Shares(self._near.asked, self._holding.counts, np.zeros_like(self._near.asked))
+        return Shares(self.near.asked, self._holding.counts, np.zeros_like(self.near.asked))
 
     @cached_property
     def _far_shares(self) -> Shares:
         blocks = np.arange(self.source.num_shards)
         replicas = self.source.num_replicas
-        near = summed(self._holding.blocks, self._near.asked, len(blocks))
+        near = summed(self._holding.blocks, self.near.asked, len(blocks))
         asked = self._asked - self._kept_of_blocks - near
         # The first share goes around the holders as the blocks go on.
         turns = blocks * replicas // len(blocks)
@@ -202,13 +328,13 @@ class Flow:
 
     @property
     def _asked(self) -> IntArray:
-        """What is asked of each source block, by all target devices together."""
+        """Elements asked of each source block, by all target devices together."""
         size = math.prod(self.source.shard_shape) * self.target.num_replicas
         return np.full(self.source.num_shards, size, np.int64)
 
     @cached_property
     def _kept_of_blocks(self) -> IntArray:
-        """What of each source block is kept."""
+        """Elements of each source block that are kept."""
         old = self.homes >= 0
         return summed(self._home_blocks[old], self.kept[old], self.source.num_shards)
 
@@ -250,15 +376,49 @@ class Flow:
         return np.where(known[places] == given, places, -1)[ranks_of(self.target)]
 
 
-def _regular(grid: ShardGrid, ranks: IntArray, blocks: IntArray) -> Regular | None:
-    parts = parts_of(grid.global_shape, grid.shard_shape)
-    return regular_blocks(ranks, columns_of(blocks, parts), grid.shard_shape, parts)
+def summed(keys: IntArray, values: IntArray, length: int) -> IntArray:
+    """Return the sum of the values of each key.
+
+    >>> summed(np.array([0, 2, 0]), np.array([5, 6, 7]), 3)
+    array([12,  0,  6])
+    """
+    # Not np.bincount with weights, which adds in float64.
+    totals = np.zeros(length, np.int64)
+    np.add.at(totals, keys, values)
+    return totals
 
 
-def _boxes(grid: ShardGrid, blocks: IntArray) -> Boxes:
-    parts = parts_of(grid.global_shape, grid.shard_shape)
-    sized = list(zip(columns_of(blocks, parts), grid.shard_shape, strict=True))
-    return Boxes([c * step for c, step in sized], [c * step + step for c, step in sized])
+def numbers_of(grid: ShardGrid) -> tuple[int, ...]:
+    """Return the numbers of the processes; where none are known, all devices are of one."""
+    return (0,) if grid.processes is None else grid.processes.numbers
+
+
+def ranks_of(grid: ShardGrid) -> IntArray:
+    """Return, for each device, where in these numbers its process is."""
+    if grid.processes is None:
+        return np.zeros(grid.num_devices, np.int64)
+    return grid.processes.ranks
+
+
+def homes_of(source_ids: IntArray, target_ids: IntArray) -> IntArray:
+    """Return the position in the source of each target device, -1 where it is a new one.
+
+    >>> homes_of(np.array([7, 5]), np.array([5, 6]))
+    array([ 1, -1])
+    """
+    order = np.argsort(source_ids)
+    places = np.searchsorted(source_ids, target_ids, sorter=order)
+    homes = order[np.minimum(places, len(order) - 1)]
+    return np.where(source_ids[homes] == target_ids, homes, -1)
+
+
+def _begins(counts: IntArray) -> IntArray:
+    return np.cumsum(counts) - counts
+
+
+def _counted(counts: IntArray) -> IntArray:
+    """Return 0, 1, and so on for each count, one after the other."""
+    return np.arange(counts.sum()) - np.repeat(_begins(counts), counts)
 
 
 def _runs(counts: IntArray) -> Iterator[IntArray]:
@@ -266,6 +426,6 @@ def _runs(counts: IntArray) -> Iterator[IntArray]:
     ends = np.cumsum(counts)
     first = done = 0
     while first < len(counts):
-        stop = max(first + 1, int(np.searchsorted(ends, done + _AT_A_TIME, side="right")))
+        stop = max(first + 1, int(np.searchsorted(ends, done + AT_A_TIME, side="right")))
         yield np.arange(first, stop)
         first, done = stop, int(ends[stop - 1])

@@ -1,4 +1,4 @@
-"""What moves where when an array changes its layout: the moves, and their bytes, without devices.
+"""The moves that change the layout of an array, and their bytes, without devices.
 
 Each target device needs its block, piece by piece; a piece is what one block of the source has of
 it. It comes from the nearest device that holds that source block:
@@ -32,15 +32,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, read_only
 from gda.layout.process_view import itemsize_error
-from gda.layout.reshard.flow import Flow
-from gda.layout.reshard.shares import numbers_of, ranks_of, summed
+from gda.layout.reshard.flow import Flow, homes_of, numbers_of, ranks_of, summed
 from gda.layout.spec import Index, format_spec
 from gda.layout.text import format_bytes
 
 
+@set_module("gda")
 class Move(NamedTuple):
     """One piece of one block, from one device to another or within one.
 
@@ -65,6 +66,7 @@ class Move(NamedTuple):
     nbytes: int
 
 
+@set_module("gda")
 class Load(NamedTuple):
     """A device and what it sends or receives.
 
@@ -77,8 +79,9 @@ class Load(NamedTuple):
     nbytes: int
 
 
+@set_module("gda")
 class Link(NamedTuple):
-    """What one process sends to another.
+    """The bytes that one process sends to another.
 
     Attributes:
       source_process, target_process: their numbers.
@@ -90,6 +93,7 @@ class Link(NamedTuple):
     nbytes: int
 
 
+@set_module("gda")
 @dataclass(frozen=True, eq=False, repr=False)
 class ReshardPlan:
     """The moves that turn one layout of an array into another; neither needs devices.
@@ -161,7 +165,7 @@ class ReshardPlan:
 
     @property
     def num_moves(self) -> int:
-        """How many moves there are, those within one device included."""
+        """The number of moves, those within one device included."""
         return 0 if self._flow is None else self._flow.num_pieces
 
     @property
@@ -242,7 +246,7 @@ class ReshardPlan:
 
     @property
     def lists_moves(self) -> bool:
-        """Whether what devices and processes send takes O(``num_moves``) to say.
+        """True if it takes O(``num_moves``) to say what devices and processes send.
 
         So it is where the moves of one block have several sizes *and* it has several senders.
         """
@@ -291,21 +295,14 @@ class ReshardPlan:
 
     @cached_property
     def _flow(self) -> Flow | None:
-        """What flows; None where the array has no elements."""
+        """The flow; None where the array has no elements."""
         if 0 in self.source.global_shape:
             return None
-        return Flow(self.source, self.target, self._homes())
-
-    def _homes(self) -> IntArray:
-        """Return the position in the source of each target device, -1 where it is a new one."""
         source_ids, target_ids = (
             np.arange(grid.num_devices) if ids is None else np.asarray(ids)
             for grid, ids in [(self.source, self.source_ids), (self.target, self.target_ids)]
         )
-        order = np.argsort(source_ids)
-        places = np.searchsorted(source_ids, target_ids, sorter=order)
-        homes = order[np.minimum(places, len(order) - 1)]
-        return np.where(source_ids[homes] == target_ids, homes, -1)
+        return Flow(self.source, self.target, homes_of(source_ids, target_ids))
 
     # A value: immutable, equal by content.
 

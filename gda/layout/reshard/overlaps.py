@@ -1,9 +1,15 @@
-"""Which pieces the blocks of one tiling are made of, if they are cut out of the blocks of another.
+"""The overlaps of the blocks of two tilings: one by one, and as a sum over what a process holds.
 
 A *piece* is where a target block and a source block overlap. Along one dimension the boundaries of
 both tilings cut it into *segments*; each lies in one part of either. A piece is one segment for
-each dimension, so the pieces of a block are all combinations of the segments of its parts. Nothing
-here is proportional to pairs of blocks.
+each dimension, so the pieces of a block are all combinations of the segments of its parts.
+
+The blocks of a process are *regular* if they are all combinations of some parts of each dimension,
+and as many devices have each of them. On a mesh whose devices are in the order of their processes
+they mostly are. The elements that a box shares with all of them are then a product of one number
+for each dimension, however many the blocks are.
+
+Nothing here is proportional to pairs of blocks.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,13 +52,13 @@ class Segments:
 
     @property
     def count(self) -> int:
-        """How many there are, without making them."""
+        """The number of segments, without making them."""
         sources, targets = self.size // self.source_step, self.size // self.target_step
         return sources + targets - math.gcd(sources, targets)
 
     @property
     def are_equal(self) -> bool:
-        """Whether all have one length: exactly where one tiling is a refinement of the other."""
+        """True if all have one length: exactly where one tiling is a refinement of the other."""
         small, large = sorted((self.source_step, self.target_step))
         return large % small == 0
 
@@ -67,12 +74,12 @@ class Segments:
 
     @cached_property
     def counts(self) -> IntArray:
-        """How many segments each part of the target has."""
+        """The number of segments of each part of the target."""
         return np.diff(self.firsts, append=len(self.starts))
 
     @cached_property
     def slices(self) -> tuple[list[slice], list[slice]]:
-        """Where each segment lies within its part of the source, and of the target."""
+        """The place of each segment within its part of the source, and of the target."""
         within = []
         for step in (self.source_step, self.target_step):
             starts = self.starts % step
@@ -190,3 +197,98 @@ def columns_of(blocks: IntArray, parts: Sequence[int]) -> list[IntArray]:
 def parts_of(global_shape: Shape, block_shape: Shape) -> Shape:
     """Return into how many parts each dimension is cut."""
     return tuple(size // step for size, step in zip(global_shape, block_shape, strict=True))
+
+
+class Boxes(NamedTuple):
+    """Boxes of an array: for each dimension where each starts and stops."""
+
+    starts: Sequence[IntArray]
+    stops: Sequence[IntArray]
+
+
+def boxes_of(blocks: IntArray, global_shape: Shape, block_shape: Shape) -> Boxes:
+    """Return the boxes that some blocks of a tiling are.
+
+    >>> boxes_of(np.array([1]), (6,), (3,))
+    Boxes(starts=[array([3])], stops=[array([6])])
+    """
+    columns = columns_of(blocks, parts_of(global_shape, block_shape))
+    starts = [column * step for column, step in zip(columns, block_shape, strict=True)]
+    return Boxes(starts, [start + step for start, step in zip(starts, block_shape, strict=True)])
+
+
+class Along(NamedTuple):
+    """The parts of one dimension that each process has.
+
+    Attributes:
+      step: elements of one part.
+      parts: how many parts the dimension has.
+      keys: ``process * parts + part`` of each that one has, ascending.
+    """
+
+    step: int
+    parts: int
+    keys: IntArray
+
+    def below(self, processes: IntArray, ends: IntArray) -> IntArray:
+        """Return how many elements of the parts of some processes lie below some elements."""
+        whole, rest = np.divmod(ends, self.step)
+        wanted = processes * self.parts + whole
+        places = np.searchsorted(self.keys, wanted)
+        before = places - np.searchsorted(self.keys, processes * self.parts)
+        last = np.minimum(places, len(self.keys) - 1)
+        is_in_part = (whole < self.parts) & (self.keys[last] == wanted)
+        return before * self.step + np.where(is_in_part, rest, 0)
+
+
+class Regular:
+    """The blocks of some processes, all of them regular; made by ``regular_blocks``."""
+
+    def __init__(self, along: Sequence[Along], replicas: IntArray) -> None:
+        self._along = along
+        self._replicas = replicas
+
+    def shared(self, processes: IntArray, boxes: Boxes) -> IntArray:
+        """Return the elements that each box shares with each block of the process beside it.
+
+        A block that several devices have counts once.
+        """
+        shared = np.ones(len(processes), np.int64)
+        for along, start, stop in zip(self._along, boxes.starts, boxes.stops, strict=True):
+            shared *= along.below(processes, stop) - along.below(processes, start)
+        return shared
+
+    def shared_with_devices(self, processes: IntArray, boxes: Boxes) -> IntArray:
+        """As ``shared``, but a block counts for each device that has it."""
+        return self.shared(processes, boxes) * self._replicas[processes]
+
+
+def regular_blocks(
+    processes: IntArray, blocks: IntArray, global_shape: Shape, block_shape: Shape
+) -> Regular | None:
+    """Return what the processes of some devices have; None if that of one of them is not regular.
+
+    Args:
+      processes: of each device, small numbers.
+      blocks: of each device, its block of a tiling.
+
+    >>> two = regular_blocks(np.array([0, 0, 1, 1]), np.arange(4), (40,), (10,))
+    >>> two.shared(np.array([0, 1]), Boxes([np.array([5, 5])], [np.array([25, 25])]))
+    array([15,  5])
+    """
+    if not len(processes):
+        return None
+    parts = parts_of(global_shape, block_shape)
+    count = int(processes.max()) + 1
+    along, regular = [], np.ones(count, np.int64)
+    for column, step, ways in zip(columns_of(blocks, parts), block_shape, parts, strict=True):
+        keys = np.unique(processes * ways + column)
+        along.append(Along(step, ways, keys))
+        regular *= np.bincount(keys // ways, minlength=count)
+    held, devices = np.unique(processes * math.prod(parts) + blocks, return_counts=True)
+    owners = held // math.prod(parts)
+    replicas = np.zeros(count, np.int64)
+    replicas[owners] = devices
+    has_blocks = np.bincount(owners, minlength=count)
+    is_regular = (has_blocks == np.where(has_blocks, regular, 0)).all()
+    return Regular(along, replicas) if is_regular and (replicas[owners] == devices).all() else None

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gda.layout.reshard.pieces import Pieces, Segments
+from gda.layout.reshard.overlaps import Pieces, Segments
+
+pytestmark = pytest.mark.no_jax
 
 
 @pytest.mark.parametrize(

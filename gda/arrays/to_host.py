@@ -1,0 +1,116 @@
+"""Blocks from devices to the host: copied ahead of use, within a budget of bytes, and let go."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+
+K = TypeVar("K")
+
+MAX_BYTES = 256 * 1024 * 1024
+
+
+class HostBlock(Generic[K]):
+    """A block of an array on its way to the host.
+
+    Attributes:
+      key: given by the caller, such as the index of the block.
+      nbytes: host memory that it counts for until it is released.
+    """
+
+    def __init__(
+        self, key: K, data: jax.Array, nbytes: int, on_release: Callable[[int], object]
+    ) -> None:
+        self.key = key
+        self.nbytes = nbytes
+        self._data: jax.Array | None = apart(data)
+        self._on_release = on_release
+
+    def begin(self) -> None:
+        """Begin to copy it."""
+        if self._data is not None:
+            self._data.copy_to_host_async()
+
+    def values(self) -> np.ndarray[Any, Any]:
+        """Return the block, read-only, when it is on the host. Any thread may ask.
+
+        On CPU it is the memory of the device itself where NumPy can have that.
+        """
+        return np.asarray(self._data)
+
+    def release(self) -> None:
+        """Let go of the copy; those who still have its ``values`` keep the memory."""
+        self._data = None
+        # JAX frees some copies, such as those of int4, only when Python collects garbage. That of
+        # the youngest objects takes a microsecond.
+        gc.collect(0)
+        self._on_release(self.nbytes)
+
+
+class HostBlocks(Generic[K]):
+    """Blocks in order, with their copies to the host begun as far ahead as a budget allows.
+
+    Iterating yields each block as a ``HostBlock``, whether its copy has arrived or not. A block
+    counts for the budget from the time when its copy is begun until the caller releases it, in any
+    order, but in the thread that iterates. One that does not fit is yielded all the same when none
+    before it is left; its copy begins when ``values`` is called, so a caller that must not exceed
+    the budget releases others before that.
+
+    Args:
+      blocks: key, single-device array and bytes of each; one is taken beyond those that are begun.
+      max_bytes: the budget.
+    """
+
+    def __init__(self, blocks: Iterable[tuple[K, jax.Array, int]], max_bytes: int) -> None:
+        self._blocks = (HostBlock(*block, self._let_go) for block in blocks)
+        self._max_bytes = max_bytes
+        self._held = 0
+        self._begun: deque[HostBlock[K]] = deque()
+        self._following = next(self._blocks, None)
+
+    def __iter__(self) -> Iterator[HostBlock[K]]:
+        while self._following is not None:
+            self._begin()
+            while self._begun:
+                yield self._begun.popleft()
+                self._begin()
+
+    def _begin(self) -> None:
+        while (block := self._following) is not None:
+            fits = self._held + block.nbytes <= self._max_bytes
+            if self._begun and not fits:
+                return
+            if fits:
+                block.begin()
+            self._held += block.nbytes
+            self._begun.append(block)
+            self._following = next(self._blocks, None)
+
+    def _let_go(self, nbytes: int) -> None:
+        self._held -= nbytes
+
+
+def one_by_one(
+    blocks: Iterable[tuple[K, jax.Array]], max_bytes: int
+) -> Iterator[tuple[K, np.ndarray[Any, Any]]]:
+    """Yield key and values of each block, in order; release it when the next is asked for.
+
+    As ``HostBlocks``, for a caller that is done with a block before it takes the next.
+    """
+    for block in HostBlocks(((key, data, data.nbytes) for key, data in blocks), max_bytes):
+        yield block.key, block.values()
+        block.release()
+
+
+def apart(data: jax.Array) -> jax.Array:
+    """Return the buffer of a single-device array as another array, which takes some microseconds.
+
+    JAX keeps what was copied to the host with the array that it was asked of, and a shard lives as
+    long as the whole: without this, all that was ever copied would stay on the host.
+    """
+    return jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])

@@ -1,0 +1,503 @@
+"""The manifest as a file: JSON, sealed by its first line, and checked when it is read.
+
+The first line has the size and the SHA-256 of the rest. The file is written last; what it does not
+name does not belong to the checkpoint. Whatever is read from it is looked at before it is used: a
+manifest may be damaged, or made by somebody hostile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from array import array
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from gda.checkpoint.format.chunks import ChunkGrid
+from gda.checkpoint.format.errors import CorruptionError
+from gda.checkpoint.format.manifest import (
+    ArrayLeaf,
+    Leaf,
+    Manifest,
+    Piece,
+    StoredArray,
+    ValueLeaf,
+)
+from gda.layout.spec import Shape
+
+NAME = "manifest.json"
+VERSION = 1
+MOST_BYTES = 2**28  # of a manifest; 25 million chunks have about 230 MB
+DATA_PATTERN = re.compile(r"data-[0-9a-f]{16}")
+_MOST_PARSED_BYTES = 2**30  # of Python's objects: the manifest of 300,000 small arrays
+_ARRAY_PATTERN = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,120}")
+_LARGEST = 2**62  # of sizes, in elements and in bytes
+_MOST_CHUNK_BYTES = 2**40
+_MOST_DIMENSIONS = 64  # as many as NumPy has
+_MOST_HEADER_BYTES = 1000
+_FINGERPRINT_PATTERN = re.compile("[0-9a-f]{32}")
+
+
+def dump(manifest: Manifest) -> bytes:
+    """Return the file.
+
+    Raises:
+      ValueError: it would be larger than what ``load`` takes.
+    """
+    body = json.dumps(
+        {
+            "about": manifest.about,
+            **({} if manifest.group is None else {"group": list(manifest.group)}),
+            "data": manifest.data,
+            "structure": manifest.structure,
+            "leaves": [_dump_leaf(leaf) for leaf in manifest.leaves],
+            "arrays": [_dump_array(array) for array in manifest.arrays],
+        },
+        separators=(",", ":"),
+        allow_nan=False,
+    ).encode()
+    if len(body) + _MOST_HEADER_BYTES > MOST_BYTES:
+        problem = f"would have {len(body)} bytes, and at most {MOST_BYTES} are read again"
+    elif (problem := _too_much_of(body)) is None:
+        return _header(body) + body
+    raise ValueError(
+        f"the manifest {problem}; save fewer and larger arrays, or several checkpoints"
+    )
+
+
+def _too_much_of(body: bytes) -> str | None:
+    """Return why a manifest is not to be parsed, if its values may take too much memory.
+
+    Three bytes of JSON are an empty list, which takes 80 bytes.
+    """
+    most = 80 * body.count(b"[") + 256 * body.count(b"{") + 64 * body.count(b",")
+    if most <= _MOST_PARSED_BYTES:
+        return None
+    return (
+        f"has so many values that they may take {most} bytes of memory, and at most "
+        f"{_MOST_PARSED_BYTES} make sense"
+    )
+
+
+def _header(body: bytes | memoryview) -> bytes:
+    seal = {"gda-checkpoint": VERSION, "nbytes": len(body), "sha256": sha256(body).hexdigest()}
+    return json.dumps(seal).encode() + b"\n"
+
+
+def load(file: bytes, where: str) -> Manifest:
+    """Return the manifest in a file.
+
+    Args:
+      where: the name of the file, for the messages.
+
+    Raises:
+      CorruptionError: it is damaged, of another version, or says what cannot be.
+    """
+    header = file[:_MOST_HEADER_BYTES].partition(b"\n")[0]
+    body = memoryview(file)[len(header) + 1 :]
+    try:
+        seal = json.loads(header)
+        version = seal["gda-checkpoint"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise CorruptionError(f"{where} does not begin as a manifest of gda does") from None
+    if version != VERSION:
+        raise CorruptionError(
+            f"{where} is of version {version!r:.40}; this gda reads version {VERSION}"
+        )
+    if header + b"\n" != _header(body):
+        raise CorruptionError(
+            f"{where} is damaged: its {len(body)} bytes are not those that its first line seals"
+        )
+    if (problem := _too_much_of(file)) is not None:
+        raise CorruptionError(f"{where} {problem}")
+    try:
+        return _manifest(_parsed(str(body, "utf-8")))
+    except _Invalid as invalid:
+        raise CorruptionError(f"{where} says what cannot be: {invalid}") from None
+    except (ValueError, RecursionError) as error:
+        raise CorruptionError(f"{where} is not a manifest: {error}") from None
+
+
+# To JSON. Floats that JSON lacks and complex numbers are written as strings.
+
+
+def _dump_leaf(leaf: Leaf) -> dict[str, Any]:
+    if isinstance(leaf, ValueLeaf):
+        kind = type(leaf.value).__name__
+        return {"path": list(leaf.path), "kind": kind, "value": _VALUES[kind][0](leaf.value)}
+    entry: dict[str, Any] = {
+        "path": list(leaf.path),
+        "kind": leaf.kind,
+        "shape": list(leaf.shape),
+        "dtype": leaf.dtype.name,
+    }
+    for name in ("key_impl", "spec", "mesh", "fingerprint", "array"):
+        if (value := getattr(leaf, name)) is not None:
+            entry[name] = value
+    if leaf.array is None:
+        entry["pieces"] = [
+            [piece.array, piece.offset, list(piece.start), list(piece.shape)]
+            for piece in leaf.pieces
+        ]
+    return entry
+
+
+def _dump_array(array: StoredArray) -> dict[str, Any]:
+    return {
+        "name": array.name,
+        "shape": list(array.shape),
+        "chunk_shape": list(array.chunk_shape),
+        "dtype": array.dtype.name,
+        "codec": array.codec,
+        "metadata": list(array.metadata),
+        "crc32c": np.asarray(array.crcs, ">u4").tobytes().hex(),
+        **({} if array.sizes is None else {"sizes": list(array.sizes)}),
+    }
+
+
+_VALUES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "bool": (bool, lambda text: _checked(text, bool)),
+    # Python has a limit to the decimal digits that it reads, and none to others.
+    "int": (
+        lambda value: str(value) if value.bit_length() < 1000 else hex(value),
+        lambda text: int(_text(text), 0),
+    ),
+    "float": (repr, lambda text: float(_text(text))),
+    "complex": (repr, lambda text: complex(_text(text))),
+    "str": (
+        lambda text: text.encode("utf-8", "surrogatepass").hex() if _is_odd(text) else [text],
+        lambda text: (
+            bytes.fromhex(text).decode("utf-8", "surrogatepass")
+            if isinstance(text, str)
+            else _text(_one(text))
+        ),
+    ),
+    "bytes": (bytes.hex, lambda text: bytes.fromhex(_text(text))),
+}
+
+
+def _is_odd(text: str) -> bool:
+    """Whether a string has halves of characters, which no encoding takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+# From JSON, believing nothing.
+
+
+class _Invalid(Exception):  # noqa: N818
+    pass
+
+
+def _parsed(text: str) -> Any:
+    """Return what JSON says; Python's reader takes more than JSON has."""
+
+    def constant(name: str) -> None:
+        raise _Invalid(f"{name} is not a number of JSON")
+
+    def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        entry = dict(pairs)
+        if len(entry) != len(pairs):
+            raise _Invalid("an object has a key twice")
+        return entry
+
+    return json.loads(text, parse_constant=constant, object_pairs_hook=unrepeated)
+
+
+def _manifest(body: Any) -> Manifest:
+    entry = _Entry("the manifest", body)
+    data = entry.get("data", str)
+    if not DATA_PATTERN.fullmatch(data):
+        raise _Invalid(f"data is {data!r:.80}, which is not a directory of a checkpoint")
+    arrays = tuple(
+        _array(_Entry(f"arrays[{i}]", each)) for i, each in enumerate(entry.get("arrays", list))
+    )
+    names = [array.name for array in arrays]
+    if len(set(names)) != len(names):
+        raise _Invalid("two arrays have one name")
+    leaves = tuple(
+        _leaf(_Entry(f"leaves[{i}]", each), arrays)
+        for i, each in enumerate(entry.get("leaves", list))
+    )
+    if len({leaf.path for leaf in leaves}) != len(leaves):
+        raise _Invalid("two leaves have one path")
+    _check_shared_out(leaves, arrays)
+    about = entry.get("about", dict)
+    if any(type(value) not in (str, int) for value in about.values()):
+        raise _Invalid("about has something else than numbers and words")
+    group = None if entry.get("group", list, None) is None else _size_and_crc(entry, "group", 2**30)
+    return Manifest(data, arrays, leaves, entry.get("structure", object), about, group)
+
+
+class _Entry:
+    """An object of JSON, and what it is called in messages."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        if not isinstance(value, dict):
+            raise _Invalid(f"{name} is not an object")
+        self.name = name
+        self._value = value
+
+    def get(self, key: str, kind: type, default: Any = ...) -> Any:
+        value = self._value.get(key, default)
+        if value is ...:
+            raise _Invalid(f"{self.name} has no {key!r}")
+        if value is not default and (not isinstance(value, kind) or _is_wrong_bool(value, kind)):
+            raise _Invalid(f"{self.name}.{key} is a {type(value).__name__}")
+        return value
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        return _numbers(f"{self.name}.{key}", self.get(key, list))
+
+    def shape(self, key: str) -> Shape:
+        return _shape(f"{self.name}.{key}", self.get(key, list))
+
+    def dtype(self) -> np.dtype[Any]:
+        return _dtype(f"{self.name}.dtype", self.get("dtype", str))
+
+
+def _is_wrong_bool(value: Any, kind: type) -> bool:
+    return isinstance(value, bool) and kind is int
+
+
+def _numbers(name: str, values: list[Any]) -> tuple[int, ...]:
+    for value in values:
+        if type(value) is not int or not 0 <= value <= _LARGEST:
+            raise _Invalid(f"{name} has {value!r:.40}, which is not a size")
+    return tuple(values)
+
+
+def _shape(name: str, values: list[Any]) -> Shape:
+    shape = _numbers(name, values)
+    if len(shape) > _MOST_DIMENSIONS or math.prod(size for size in shape if size) > _LARGEST:
+        raise _Invalid(f"{name} is {values!r:.200}, which no machine can hold")
+    return shape
+
+
+def _dtype(name: str, text: str) -> np.dtype[Any]:
+    import ml_dtypes  # which makes NumPy know the names of JAX's types
+
+    known = text if text in _NUMPY_DTYPES else getattr(ml_dtypes, text, None)
+    is_known = known is text or isinstance(known, type)
+    try:
+        dtype = np.dtype(known) if is_known else None
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype.hasobject or dtype.name != text:
+        raise _Invalid(f"{name} is {text!r:.40}, which is not the name of a dtype here")
+    return dtype
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Return the dtype of a name, those of JAX such as ``bfloat16`` included."""
+    return _dtype("dtype", name)
+
+
+def is_storable(dtype: np.dtype[Any]) -> bool:
+    """Whether a checkpoint can hold arrays of this dtype."""
+    try:
+        return _dtype("", dtype.name) == dtype
+    except _Invalid:
+        return False
+
+
+_NUMPY_DTYPES = {
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+}
+
+
+def _array(entry: _Entry) -> StoredArray:
+    name, codec = entry.get("name", str), entry.get("codec", str)
+    if not _ARRAY_PATTERN.fullmatch(name):
+        raise _Invalid(f"{entry.name}.name is {name!r:.140}, which is not a name of an array")
+    if codec not in ("bytes", "zstd"):
+        raise _Invalid(f"{entry.name}.codec is {codec!r:.40}, which this gda does not know")
+    shape, chunk_shape = entry.shape("shape"), entry.shape("chunk_shape")
+    dtype = entry.dtype()
+    fits = len(shape) == len(chunk_shape)
+    if not fits or any(not n or not c or n % c for n, c in zip(shape, chunk_shape, strict=True)):
+        raise _Invalid(f"{entry.name} has chunks of shape {chunk_shape}, its own is {shape}")
+    if math.prod(shape) * dtype.itemsize > _LARGEST:
+        raise _Invalid(f"{entry.name} of shape {shape} is larger than any machine can hold")
+    if math.prod(chunk_shape) * dtype.itemsize > _MOST_CHUNK_BYTES:
+        raise _Invalid(f"{entry.name} has chunks of shape {chunk_shape}, which is too large")
+    num_chunks = ChunkGrid(shape, chunk_shape).num_chunks
+    crcs = _crcs(entry, num_chunks)
+    sizes = None
+    if codec == "zstd":
+        sizes = entry.numbers("sizes")
+        if len(sizes) != num_chunks or max(sizes) > _MOST_CHUNK_BYTES:
+            raise _Invalid(f"{entry.name}.sizes are not those of {num_chunks} chunks")
+    metadata = _size_and_crc(entry, "metadata", 2**20)
+    return StoredArray(name, shape, chunk_shape, dtype, codec, metadata, crcs, sizes)
+
+
+def _size_and_crc(entry: _Entry, key: str, most_bytes: int) -> tuple[int, int]:
+    numbers = entry.numbers(key)
+    if len(numbers) != 2 or numbers[0] > most_bytes or numbers[1] >= 2**32:
+        raise _Invalid(f"{entry.name}.{key} is not a size and a checksum")
+    return numbers[0], numbers[1]
+
+
+def _crcs(entry: _Entry, num_chunks: int) -> array[int]:
+    text = entry.get("crc32c", str)
+    try:
+        data = bytes.fromhex(text)  # which takes blanks between the digits, too
+    except ValueError:
+        raise _Invalid(f"{entry.name}.crc32c is not hexadecimal") from None
+    if len(data) != 4 * num_chunks:
+        raise _Invalid(f"{entry.name}.crc32c is not one checksum for each of {num_chunks} chunks")
+    return array("I", np.frombuffer(data, ">u4").astype("=u4").tobytes())
+
+
+def _leaf(entry: _Entry, arrays: Sequence[StoredArray]) -> Leaf:
+    path = tuple(entry.get("path", list))
+    if any(type(key) not in (str, int) for key in path):
+        raise _Invalid(f"{entry.name}.path is {path!r:.200}")
+    kind = entry.get("kind", str)
+    if kind in _VALUES:
+        try:
+            return ValueLeaf(path, _VALUES[kind][1](entry.get("value", object)))
+        except (ValueError, TypeError, OverflowError):
+            raise _Invalid(f"{entry.name}.value is not a {kind}") from None
+    if kind not in ("GlobalArray", "jax.Array", "numpy"):
+        raise _Invalid(f"{entry.name}.kind is {kind!r:.40}, which this gda does not know")
+    number = entry.get("array", int, None)
+    leaf = ArrayLeaf(
+        path,
+        kind,
+        entry.shape("shape"),
+        entry.dtype(),
+        _key_impl(entry),
+        entry.get("spec", str, None),
+        _mesh(entry),
+        _fingerprint(entry),
+        number,
+        () if number is not None else _pieces(entry),
+    )
+    if math.prod(size for size in leaf.shape if size) * leaf.dtype.itemsize > _LARGEST:
+        raise _Invalid(f"{entry.name} of shape {leaf.shape} is larger than any machine can hold")
+    _check_stored(entry.name, leaf, arrays)
+    return leaf
+
+
+def _key_impl(entry: _Entry) -> str | None:
+    name = entry.get("key_impl", str, None)
+    if name is not None and not (name.isprintable() and 0 < len(name) <= 80):
+        raise _Invalid(f"{entry.name}.key_impl is {name!r:.80}, which is no kind of keys")
+    return name
+
+
+def _mesh(entry: _Entry) -> dict[str, int] | None:
+    mesh = entry.get("mesh", dict, None)
+    if mesh is not None:
+        _numbers(f"{entry.name}.mesh", list(mesh.values()))
+    return mesh
+
+
+def _fingerprint(entry: _Entry) -> str | None:
+    text = entry.get("fingerprint", str, None)
+    if text is not None and not _FINGERPRINT_PATTERN.fullmatch(text):
+        raise _Invalid(f"{entry.name}.fingerprint is {text!r:.40}, which is none")
+    return text
+
+
+def _pieces(entry: _Entry) -> tuple[Piece, ...]:
+    pieces = []
+    for i, each in enumerate(entry.get("pieces", list)):
+        name = f"{entry.name}.pieces[{i}]"
+        if not isinstance(each, list) or len(each) != 4:
+            raise _Invalid(f"{name} is not an array, an offset, a start and a shape")
+        array, offset = _numbers(name, each[:2])
+        start = _numbers(name, _checked(each[2], list))
+        shape = _shape(name, _checked(each[3], list))
+        pieces.append(Piece(array, offset, start, shape))
+    return tuple(pieces)
+
+
+def _check_stored(name: str, leaf: ArrayLeaf, arrays: Sequence[StoredArray]) -> None:
+    """Raise unless the stored arrays have exactly what the leaf needs, each element once."""
+    used = [piece.array for piece in leaf.pieces] if leaf.array is None else [leaf.array]
+    for number in used:
+        if not 0 <= number < len(arrays):
+            raise _Invalid(f"{name} is in array {number} of {len(arrays)}")
+        if arrays[number].dtype != leaf.dtype:
+            raise _Invalid(f"{name} is of {leaf.dtype}, and stored as {arrays[number].dtype}")
+    if leaf.array is not None:
+        if arrays[leaf.array].shape != leaf.shape:
+            raise _Invalid(f"{name} has shape {leaf.shape}, not {arrays[leaf.array].shape}")
+        return
+    boxes = []
+    for piece in leaf.pieces:
+        array = arrays[piece.array]
+        size = math.prod(piece.shape)
+        chunk_size = math.prod(array.chunk_shape)
+        lies_in_one = len(array.shape) == 1 and piece.offset % chunk_size + size <= chunk_size
+        if not size or not lies_in_one or piece.offset + size > array.shape[0]:
+            raise _Invalid(f"{name} has a piece that is not in one chunk of array {piece.array}")
+        if not len(piece.start) == len(piece.shape) == len(leaf.shape) or any(
+            first + extent > whole
+            for first, extent, whole in zip(piece.start, piece.shape, leaf.shape, strict=True)
+        ):
+            raise _Invalid(f"{name} has a piece outside of its shape {leaf.shape}")
+        boxes.append((piece.start, piece.shape))
+    size = sum(math.prod(shape) for _, shape in boxes)
+    if size != math.prod(leaf.shape) or not _are_tiles(boxes):
+        raise _Invalid(f"the pieces of {name} are not its shape {leaf.shape}, each element once")
+
+
+def _check_shared_out(leaves: Sequence[Leaf], arrays: Sequence[StoredArray]) -> None:
+    """Raise unless each array is of use, and no part of it belongs to two leaves.
+
+    So a tree takes no more memory than its files.
+    """
+    spans: list[list[tuple[int, int]]] = [[] for _ in arrays]
+    for leaf in leaves:
+        if not isinstance(leaf, ArrayLeaf):
+            continue
+        if leaf.array is not None:
+            spans[leaf.array].append((0, math.prod(leaf.shape)))
+        for piece in leaf.pieces:
+            spans[piece.array].append((piece.offset, math.prod(piece.shape)))
+    for number, of_array in enumerate(spans):
+        if not of_array:
+            raise _Invalid(f"arrays[{number}] belongs to no leaf")
+        of_array.sort()
+        if any(a + n > b for (a, n), (b, _) in itertools.pairwise(of_array)):
+            raise _Invalid(f"two leaves have one part of arrays[{number}]")
+
+
+def _are_tiles(boxes: list[tuple[Shape, Shape]]) -> bool:
+    """Whether boxes are different parts of one regular division, as blocks are."""
+    if len({shape for _, shape in boxes}) > 1 or len({start for start, _ in boxes}) < len(boxes):
+        return False
+    return all(
+        first % extent == 0
+        for start, shape in boxes
+        for first, extent in zip(start, shape, strict=True)
+    )
+
+
+def _checked(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise _Invalid(f"a {type(value).__name__} stands where a {kind.__name__} should")
+    return value
+
+
+def _text(value: Any) -> str:
+    return _checked(value, str)
+
+
+def _one(value: Any) -> Any:
+    (only,) = _checked(value, list)
+    return only

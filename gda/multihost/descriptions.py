@@ -1,0 +1,143 @@
+"""Descriptions of arrays and trees as text, by which processes see if they mean the same."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from gda.layout.dtype_names import as_dtype
+from gda.layout.spec import check_shape, check_spec, format_spec
+from gda.mesh import is_tracer, mesh_and_spec
+
+# (path in the tree, name of the field) -> text. Two arrays are the same to all that gda does if
+# these texts are.
+Description = dict[tuple[str, str], str]
+
+
+def describe(tree: Any) -> Description:
+    """Return the fields of every leaf of a tree, and its structure."""
+    description: Description = {}
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    for path, leaf in leaves:
+        text = jax.tree_util.keystr(path)
+        # `GlobalArray` shows its array as a leaf one step further down, which says nothing.
+        description.update(leaf_fields(text.removesuffix(".array"), leaf))
+    description["", "structure"] = _structure_text(structure)
+    return description
+
+
+def describe_wanted(given: dict[str, Any]) -> Description:
+    """Return the fields of the array that a constructor with these arguments is to build."""
+    shape = check_shape(given["global_shape"])
+    mesh, spec, _ = mesh_and_spec(given["mesh"], given.get("spec"))
+    return {
+        ("", "shape"): str(shape),
+        ("", "spec"): _spec_text(check_spec(spec, shape, mesh.shape)),
+        ("", "dtype"): _dtype_text(given.get("dtype")),
+        **_mesh_fields("", mesh),
+    }
+
+
+def _dtype_text(dtype: Any) -> str:
+    if dtype is None:
+        return "as it comes"
+    # NumPy knows nothing of PRNG keys.
+    is_key = not isinstance(dtype, str) and jax.numpy.issubdtype(dtype, jax.dtypes.extended)
+    return str(dtype if is_key else as_dtype(dtype))
+
+
+def _structure_text(structure: Any) -> str:
+    """Return what is the same text for the same structure, in every process."""
+    if (node := structure.node_data()) is None:
+        return "*"
+    kind, aux = node
+    children = [_structure_text(child) for child in structure.children()]
+    if kind is dict:
+        keys = map(_stable_text, aux)
+        return f"{{{', '.join(f'{key}: {of}' for key, of in zip(keys, children, strict=True))}}}"
+    if kind in (list, tuple):
+        opening, closing = "[]" if kind is list else "()"
+        return f"{opening}{', '.join(children)}{closing}"
+    if kind is type(None):
+        return "None"
+    beside = [] if aux is None else [_stable_text(aux)]
+    return f"{kind.__qualname__}({', '.join([*beside, *children])})"
+
+
+def _stable_text(value: Any) -> str:
+    """Return the repr, without what differs between processes: addresses and orders of hashes."""
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(_stable_text, value)))}}}"
+    if type(value) in (list, tuple):
+        return f"({', '.join(map(_stable_text, value))})"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def leaf_fields(path: str, leaf: Any) -> Description:
+    """Return the fields of one leaf of a tree."""
+    if isinstance(leaf, Mesh):
+        return {(path, "kind"): "a mesh", **_mesh_fields(path, leaf)}
+    if isinstance(leaf, PartitionSpec):
+        return {(path, "spec"): _spec_text(leaf)}
+    if isinstance(leaf, AbstractMesh):
+        return {(path, "kind"): "an abstract mesh", **_mesh_fields(path, leaf)}
+    if isinstance(leaf, NamedSharding):
+        return {(path, "kind"): "a sharding", **_sharding_fields(path, leaf)}
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        return {(path, "type"): type(leaf).__name__}
+    fields = {(path, "shape"): str(tuple(leaf.shape)), (path, "dtype"): str(leaf.dtype)}
+    sharding = None if is_tracer(leaf) else getattr(leaf, "sharding", None)
+    return fields | _sharding_fields(path, sharding)
+
+
+def _sharding_fields(path: str, sharding: Any) -> Description:
+    if sharding is None or isinstance(sharding, SingleDeviceSharding):
+        return {}  # of this process alone, or not laid out yet
+    if isinstance(sharding, NamedSharding):
+        own = {
+            (path, "spec"): _spec_text(sharding.spec),
+            (path, "memory kind"): str(sharding.memory_kind),
+        }
+        return own | _mesh_fields(path, sharding.mesh)
+    return {(path, "sharding"): type(sharding).__name__}
+
+
+def _mesh_fields(path: str, mesh: Mesh | AbstractMesh) -> Description:
+    return {(path, field): value for field, value in _mesh_texts(mesh)}
+
+
+@lru_cache(maxsize=64)
+def _mesh_texts(mesh: Mesh | AbstractMesh) -> list[tuple[str, str]]:
+    kinds = [kind.name for kind in mesh.axis_types]
+    said = kinds[:1] if len(set(kinds)) == 1 else kinds
+    axes = [("mesh", f"{dict(mesh.shape)} of {', '.join(said)} axes")]
+    if isinstance(mesh, AbstractMesh):
+        return axes
+    ids = [device.id for device in mesh.devices.flat]
+    return [*axes, ("device order", _shortened(ids))]
+
+
+def _shortened(ids: list[int]) -> str:
+    text = ", ".join(map(str, ids))
+    if len(text) <= 200:
+        return text
+    return f"{text[:90]} ... {text[-60:]} (sha256 {sha256(text.encode()).hexdigest()[:12]})"
+
+
+def _spec_text(spec: Any) -> str:
+    """Return a spec so that those that mean the same look the same."""
+    if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+        return repr(spec)
+    entries = [entry[0] if _is_single(entry) else entry or None for entry in spec]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return format_spec(tuple(entry) if isinstance(entry, list) else entry for entry in entries)
+
+
+def _is_single(entry: Any) -> bool:
+    return isinstance(entry, tuple | list) and len(entry) == 1
