@@ -3,7 +3,7 @@
 To read in this order: ``global_array`` (the container); ``from_callbacks``, ``from_sources`` and
 ``from_process_local`` (the constructors) over ``placing`` (which blocks go onto which devices) and
 ``blocks`` (whose memory, which dtype); ``moving`` (reshard, gather) over ``to_host`` (device blocks
-to the host, ahead of use), ``process_local`` (back to the host's part), ``fingerprint``
-over ``block_sums`` (of each block, on its device), ``pickling``, ``operators``, ``libraries`` (flax,
+to the host, ahead of use), ``process_local`` (back to the host's part), ``fingerprint`` over
+``block_sums`` (of each block, on its device), ``pickling``, ``operators``, ``libraries`` (flax,
 treescope, einops).
 """
