@@ -17,6 +17,8 @@ import gda
 from gda.storage.options import Options
 from gda.storage.tasks import AsyncTask, Task, Transfer, run
 
+pytestmark = pytest.mark.no_jax
+
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
