@@ -31,16 +31,16 @@ from gda.cli.planned_array import (
     ERRORS,
     PlannedArray,
     add_array_options,
-    format_mesh,
     format_shape,
     plan_array,
     print_json,
     read_array,
     with_note_on_spec,
 )
-from gda.cli.tables import facts, left_out, table
+from gda.cli.tables import facts, left_out, terminal_width
 from gda.layout.spec import format_spec
-from gda.layout.text import counted, format_bytes
+from gda.layout.tables import table
+from gda.layout.text import counted, format_bytes, format_mesh
 
 if TYPE_CHECKING:
     from gda.layout.reshard.plan import Load, ReshardPlan
@@ -190,7 +190,9 @@ def _loads(answer: _Answer) -> list[str]:
         for who, group in loads.items()
         for number, row in enumerate(group)
     ]
-    return table(["each", "", "on average", "at most", ""], rows, right={"at most", "on average"})
+    header = ["each", "", "on average", "at most", ""]
+    right = {"at most", "on average"}
+    return table([header, *rows], right=right, width=terminal_width())
 
 
 def _load_row(does: str, loads: Iterable[int], top: Load | None = None) -> list[str]:
@@ -215,7 +217,8 @@ def _link_lines(answer: _Answer) -> list[str]:
         for link in links[:_LINKS_SHOWN]
     ]
     more = left_out(len(rows), len(links), "link", _LINKS_LISTED)
-    return [*table(["busiest links", "bytes"], rows, right={"bytes"}), *more]
+    rows = [["busiest links", "bytes"], *rows]
+    return [*table(rows, right={"bytes"}, width=terminal_width()), *more]
 
 
 # For programs.
