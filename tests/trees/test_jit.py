@@ -582,28 +582,6 @@ def same_for_container_and_array(function: Callable[[Any], Any], g: gda.GlobalAr
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "GroupNorm", "BatchNorm"])
-def test_norms_of_flax_linen_take_containers(auto_mesh: Mesh, name: str) -> None:
-    linen = pytest.importorskip("flax.linen")
-    options = {"GroupNorm": {"num_groups": 4}, "BatchNorm": {"use_running_average": False}}
-    module, g = getattr(linen, name)(**options.get(name, {})), make(auto_mesh)
-    variables = module.init(jax.random.key(0), DATA)
-
-    def apply(x: Any) -> Any:
-        return module.apply(variables, x, mutable=["batch_stats"])
-
-    same_for_container_and_array(apply, g)
-    same_for_container_and_array(jax.jit(apply), g)
-
-
-def test_layers_of_equinox_take_containers(auto_mesh: Mesh) -> None:
-    nn = pytest.importorskip("equinox").nn
-    g = make(auto_mesh, P("x"), DATA.reshape(8, 16, 16))
-    for layer in (nn.GroupNorm(2, 8), nn.Conv2d(8, 2, 2, key=jax.random.key(0))):
-        same_for_container_and_array(layer, g)
-        same_for_container_and_array(jax.jit(lambda x, layer=layer: layer(x)), g)
-
-
 def test_methods_of_arrays_work_in_vmap_scan_and_cond(auto_mesh: Mesh) -> None:
     g = make(auto_mesh)
     same_for_container_and_array(jax.vmap(lambda row: row.reshape(4, 8).mean(axis=0)), g)
