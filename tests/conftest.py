@@ -10,7 +10,6 @@ os.environ["XLA_FLAGS"] = (
 from collections.abc import Iterator
 
 import pytest
-from commands import Result, Run, exit_code
 from forks import Forks
 from hypothesis import HealthCheck, settings
 from jax.sharding import AxisType, Mesh
@@ -63,15 +62,3 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
         forks = Forks(children, tmp_path_factory.mktemp("forks") / "log")
         yield forks
         forks.close()
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process; gives its exit code and what it printed."""
-
-    def in_process(*args: object) -> Result:
-        code = exit_code(*args)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return in_process

@@ -186,6 +186,9 @@ class ArrayConstructors:
         True
         """
         spec, data_callback = after_spec(mesh, spec, data_callback)
+        options = None
+        if (max_workers, max_bytes, retry) != (None, None, None) or progress is not False:
+            options = Options(max_workers, max_bytes, progress, retry)
         return cls(
             array=from_callbacks.array_from_callback(
                 global_shape,
@@ -195,10 +198,7 @@ class ArrayConstructors:
                 dtype=dtype,
                 copy=copy,
                 into=into,
-                max_workers=max_workers,
-                max_bytes=max_bytes,
-                progress=progress,
-                retry=retry,
+                options=options,
             )
         )
 

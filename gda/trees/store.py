@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import jax
@@ -181,7 +181,7 @@ def _store(
 ) -> None:
 
     def work() -> None:
-        jobs = _jobs(tree, leaves, find_targets(), options.max_workers or 1)
+        jobs = _jobs(tree, leaves, find_targets(), options)
         _write(name, tree, jobs, options)
 
     if not waiting.wait_for_all:
@@ -226,7 +226,7 @@ class _Job:
         return math.prod(self.grid.shard_shape) * itemsize
 
 
-def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], max_workers: int) -> list[_Job]:
+def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Options) -> list[_Job]:
     """Return what is to be written where, checked."""
     arrays = _with_paths(tree, _array_of, leaves)
     grids = _with_paths(tree, _grid_of, arrays)
@@ -235,7 +235,7 @@ def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], max_workers:
         # A container, as jax.tree.map makes one of each array of a tree, holds the target.
         target = target_of(given.array if is_container(given) else given)
         check_fit(target, array.shape, np.dtype(array.dtype))
-        _check_chunks(grid, target, turn, max_workers)
+        _check_chunks(grid, target, turn, options)
         blocks = grid.view(jax.process_index()).written_blocks(turn) if array.size else ()
         return _Job(array, grid, target, blocks)
 
@@ -295,10 +295,10 @@ def _writers(grid: ShardGrid, turn: int) -> IntArray:
     return writing_of(layout, processes).writers(np.arange(grid.num_shards), turn)
 
 
-def _check_chunks(grid: ShardGrid, target: Target, turn: int, max_workers: int) -> None:
+def _check_chunks(grid: ShardGrid, target: Target, turn: int, options: Options) -> None:
     """Raise unless every chunk is written by one process, and where need be by one thread."""
     has_several_processes = grid.processes is not None and len(grid.processes.numbers) > 1
-    if 0 in grid.global_shape or not (has_several_processes or max_workers > 1):
+    if 0 in grid.global_shape or not (has_several_processes or options.are_for_threads):
         return
     if not target.allows_processes:
         _check_one_process(grid, turn)
@@ -308,7 +308,7 @@ def _check_chunks(grid: ShardGrid, target: Target, turn: int, max_workers: int) 
     parts = [size // step for size, step in sizes]
     if are_aligned(grid.shard_shape, parts, target.chunks, target.origin):
         return
-    by_threads = max_workers > 1 and not target.allows_threads
+    by_threads = options.are_for_threads and not target.allows_threads
     # Of several threads, any may write any block.
     writers = np.arange(grid.num_shards) if by_threads else _writers(grid, turn)
     conflicts = conflicts_between(
@@ -382,7 +382,7 @@ def _write(name: str, tree: Any, jobs: Sequence[_Job], options: Options) -> None
     with shown(options.progress, name) as show:
         blocks = HostBlocks(_blocks(tree, jobs), max_bytes)
         tasks = (_task(block, finish) for block in blocks)
-        run(tasks, max_workers=options.max_workers, max_bytes=max_bytes)
+        run(tasks, replace(options, max_bytes=max_bytes))
 
 
 def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Place, jax.Array, int]]:

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+from trials import rarely
 
 import gda
 from gda.arrays import fingerprint as fp
@@ -252,7 +253,7 @@ def ways_of(mesh: Mesh, spec: P, dimension: int) -> int:
     return math.prod(mesh.shape[name] for name in names)
 
 
-@settings(max_examples=40)
+@rarely(2)
 @given(layouts_of_one_shape(), st.sampled_from(["float32", "int8", "bfloat16", "complex64"]))
 def test_any_resharding_keeps_it(drawn: Any, dtype: str) -> None:
     shape, layouts = drawn
@@ -261,7 +262,7 @@ def test_any_resharding_keeps_it(drawn: Any, dtype: str) -> None:
     assert one.fingerprint() == other.fingerprint() == fingerprint_of_numpy(data)
 
 
-@settings(max_examples=8)
+@rarely(5)
 @given(case=sharded_cases(), columns=st.sampled_from([2, 3, 8]))
 def test_any_block_is_taken_apart_as_numpy_does(case: Any, columns: int) -> None:
     data = np.random.default_rng(columns).standard_normal(case.global_shape).astype(np.float32)
@@ -272,7 +273,7 @@ def test_any_block_is_taken_apart_as_numpy_does(case: Any, columns: int) -> None
         assert g.fingerprint() == fingerprint_of_numpy(data)
 
 
-@settings(max_examples=40)
+@rarely(2)
 @given(g=global_arrays(), data=st.data())
 def test_any_change_of_one_element_is_seen(g: gda.GlobalArray, data: st.DataObject) -> None:
     value = np.array(g)
@@ -427,7 +428,7 @@ def fingerprint_everywhere(grid: ShardGrid, order: list[int], expected: str) -> 
         assert g.fingerprint() == expected
 
 
-@settings(max_examples=10)
+@rarely(5)
 @given(data=st.data())
 def test_any_layout_over_processes(process_pool: Any, data: st.DataObject) -> None:
     grid = data.draw(sharded_cases(mesh_shapes(max_devices=8))).grid

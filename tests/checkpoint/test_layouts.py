@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+from trials import rarely
 
 import gda
 from gda.checkpoint import packing, reader, restore, restoring, save, saving, writer
@@ -114,7 +115,7 @@ def parts_of(mesh: Any, spec: P, dimension: int) -> int:
     return math.prod(sizes[name] for name in names)
 
 
-@settings(max_examples=40)
+@rarely(2)
 @given(
     cases=st.lists(moves(meshes()), min_size=1, max_size=4),
     dtype=st.sampled_from(["float32", "int8", "bfloat16", "bool", "complex64", "int4"]),
@@ -302,7 +303,7 @@ def restored(
     return noted.reads
 
 
-@settings(max_examples=15)
+@rarely(5)
 @given(
     moves(mesh_shapes(max_devices=8)),
     st.permutations(range(8)),

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import Run, document_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from meshes import mesh_of
+from trials import rarely
 
 from gda import cli
 from gda.testing.strategies import ShardedCase, mesh_shapes, sharded_cases
@@ -236,7 +237,7 @@ def words_of(case: ShardedCase[Any]) -> list[str]:
     return ["--shape", shape, "--mesh", mesh, "--spec", ",".join(entries), "--dtype", "f32"]
 
 
-@settings(max_examples=60)
+@rarely(2)
 @given(sharded_cases(mesh_shapes()), st.data())
 def test_devices_hold_what_jax_says(case: ShardedCase[Any], data: st.DataObject) -> None:
     mesh = mesh_of(case.mesh_shape)
@@ -272,7 +273,7 @@ def test_devices_hold_what_jax_says(case: ShardedCase[Any], data: st.DataObject)
     assert document["nbytes_on_devices"] == sum(whole[i].size for i in by_position) * 4
 
 
-@settings(max_examples=60)
+@rarely(2)
 @given(sharded_cases(mesh_shapes()), st.data())
 def test_an_element_is_where_jax_says(case: ShardedCase[Any], data: st.DataObject) -> None:
     if 0 in case.global_shape:
@@ -471,7 +472,6 @@ OPTIONS = ["--shape", "--dtype", "--mesh", "--spec", "--devices-per-process", "-
 OPTIONS += ["--locate"]
 
 
-@settings(max_examples=150)
 @given(
     st.dictionaries(st.sampled_from(OPTIONS), WORDS),
     st.sampled_from([["--json"], ["--no-picture"], []]),

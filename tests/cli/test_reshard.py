@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import Run, document_of
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gda import ReshardPlan, ShardGrid, cli
 from gda.cli import reshards
 from gda.cli.layouts import parse_spec
+
+pytestmark = pytest.mark.no_jax
 
 ARRAY = ("--shape", "64x64", "--dtype", "f32")
 
@@ -193,7 +195,6 @@ def held(mesh: dict[str, int], spec: str) -> list[set[int]]:
     return [set(whole[index].ravel().tolist()) for index in grid.indices()]
 
 
-@settings(max_examples=100)
 @given(
     st.sampled_from(MESHES),
     st.sampled_from(SPECS),
@@ -339,7 +340,6 @@ OPTIONS = ["--mesh", "--spec", "--to-mesh", "--to-spec", "--devices-per-process"
 OPTIONS += ["--to-devices-per-process"]
 
 
-@settings(max_examples=100)
 @given(
     st.dictionaries(st.sampled_from(OPTIONS), WORDS),
     st.sampled_from([["--json"], ["--no-picture"], []]),

@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 from commands import Run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from trials import rarely
 
 from gda import ShardGrid, cli
 from gda.cli.name_ranges import with_ranges
+
+pytestmark = pytest.mark.no_jax
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LLAMA = EXAMPLES / "transformer_7b.json"
@@ -280,7 +283,7 @@ def test_no_jax_is_imported() -> None:
 SPECS = [[], ["x"], ["y"], [None, "x"], ["x", "y"], [["x", "y"]], [None, ["y", "x"]]]
 
 
-@settings(max_examples=60)
+@rarely(2)
 @given(
     st.dictionaries(
         st.from_regex(r"[ab]\.[0-9]{1,2}\.[uv]", fullmatch=True),
@@ -584,7 +587,6 @@ ENTRY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100)
 @given(
     st.fixed_dictionaries(
         {"mesh": st.just({"x": 4}) | JSON},

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -518,7 +518,6 @@ def subjects(draw: st.DrawFn) -> Subject:
     return subject(case.global_shape, case.mesh_shape, case.spec, process_of, dtype)
 
 
-@settings(max_examples=100)
 @given(subjects())
 def test_every_block_is_drawn_once_and_says_what_it_is(subject: Subject) -> None:
     svg = svg_of(subject)
@@ -533,7 +532,6 @@ def test_every_block_is_drawn_once_and_says_what_it_is(subject: Subject) -> None
         assert sorted(title.split("\n")[0] for title in titles) == sorted(first_lines)
 
 
-@settings(max_examples=100)
 @given(subjects())
 def test_blocks_tile_each_face_and_are_equally_large(subject: Subject) -> None:
     svg = svg_of(subject)
@@ -549,7 +547,6 @@ def test_blocks_tile_each_face_and_are_equally_large(subject: Subject) -> None:
         assert len({(x, y) for x, y, _, _ in boxes}) == len(boxes)
 
 
-@settings(max_examples=100)
 @given(subjects())
 def test_a_page_is_well_formed(subject: Subject) -> None:
     page = html_of(subject)

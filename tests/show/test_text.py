@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from trials import rarely
 
 import gda
 from gda.show.folding import Gap, fold
@@ -560,7 +561,7 @@ def test_every_block_is_there_once_with_all_its_devices(grid: gda.ShardGrid) -> 
     assert found == expected
 
 
-@settings(max_examples=60)
+@rarely(2)
 @given(grids(max_devices=20_000), st.integers(20, 140), st.booleans())
 def test_no_line_is_too_wide_and_no_index_wrong(
     grid: gda.ShardGrid, width: int, color: bool

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, mesh_of, ordered_mesh
+from trials import rarely
 
 import gda
 from gda import DataPartitionType as Partition
@@ -323,7 +324,7 @@ def check_full(order: list[int], mesh_shape: dict[str, int], kind: AxisType) -> 
     jax.tree.map(np.testing.assert_array_equal, get(g), tree)
 
 
-@settings(max_examples=30)
+@rarely(3)
 @given(
     order=st.permutations(range(8)),
     mesh_shape=mesh_shapes(max_devices=8),
@@ -358,7 +359,7 @@ def check_batch(order: list[int], mesh_shape: dict[str, int], kind: AxisType) ->
             np.testing.assert_array_equal(shard.data, data[shard.index])
 
 
-@settings(max_examples=25)
+@rarely(3)
 @given(
     order=st.permutations(range(8)),
     axes=st.permutations(["data", "fsdp", "seq", "model"]),
@@ -423,7 +424,7 @@ def check_local(order: list[int], mesh_shape: dict[str, int], specs: list[P]) ->
     jax.tree.map(np.testing.assert_array_equal, get(tree, partition=specs), wanted)
 
 
-@settings(max_examples=25)
+@rarely(3)
 @given(
     order=st.permutations(range(8)) | st.just(list(range(8))),
     mesh_shape=st.sampled_from([{"x": 4, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 2}]),

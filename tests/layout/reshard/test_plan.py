@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from trials import rarely
 
 import gda
 from gda import ReshardPlan, ShardGrid
@@ -294,7 +295,7 @@ def test_moves_give_the_target_from_the_nearest_devices(plan: ReshardPlan) -> No
 
 
 @given(plans(), st.integers(1, 7))
-@settings(max_examples=60)
+@rarely(2)
 def test_in_whatever_chunks_it_is_worked_out(plan: ReshardPlan, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flows, "AT_A_TIME", size)
