@@ -613,7 +613,7 @@ def test_what_may_come_back_is_waited_for_aloud(
 ) -> None:
     checkpoint.save(spec, {"a": WEIGHTS})
     monkeypatch.setattr(waiting, "SILENT", 0.1)
-    monkeypatch.setattr(waiting, "_PAUSES", gda.Retry(OSError, delay=0.05, max_delay=0.05))
+    monkeypatch.setattr(waiting, "PAUSES", gda.Retry(OSError, delay=0.05, max_delay=0.05))
     proxy.fault = lambda request: what if request.number < 10 or request.number % 3 else None
     np.testing.assert_array_equal(checkpoint.restore(patient, timeout=120)["a"], WEIGHTS)
     said = r"waiting for .*/run/manifest.json: .* \(for \d+ s, at most 120 s\)"
