@@ -148,12 +148,12 @@ class Build:
         arrays: list[jax.Array] = jax.device_put([block] * len(targets), targets)
         self._arrays.update(zip(self.plan.holders[number], arrays, strict=True))
         return Transfer(
-            lambda: _are_sent(arrays),
+            lambda: are_sent(arrays),
             lambda: jax.block_until_ready(arrays),
         )
 
 
-def _are_sent(arrays: list[Any]) -> bool:
+def are_sent(arrays: list[Any]) -> bool:
     return all(array.is_ready() for array in arrays)
 
 
