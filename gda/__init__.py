@@ -14,7 +14,7 @@ from typing import Any
 # so that the index math runs without importing JAX. Type checkers read __init__.pyi.
 _MODULE_OF = {
     "GlobalArray": "gda.arrays.global_array",
-    "Shard": "gda.arrays.global_array",
+    "Shard": "gda.arrays.shard",
     "aligned_empty": "gda.arrays.buffers",
     "DoesNotFitError": "gda.arrays.blocks",
     "load_tree": "gda.trees.load",

@@ -4,10 +4,12 @@ import inspect
 import sys
 import typing
 from operator import attrgetter
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from public_api import public_api
 
 import gda
 import gda.checkpoint
@@ -16,6 +18,7 @@ import gda.show
 import gda.storage
 import gda.testing
 
+RECORDED = Path(__file__).with_name("public_api.txt")
 PUBLIC = [
     (module.__name__, name)
     for module in (gda, gda.checkpoint, gda.launch, gda.show, gda.storage, gda.testing)
@@ -32,6 +35,11 @@ def test_what_is_public_is_known_by_its_public_module(module: str, name: str) ->
     assert typing.get_type_hints(public) is not None
     if inspect.isfunction(public):
         assert f"def {public.__name__}(" in inspect.getsource(public)
+
+
+def test_the_public_api_is_the_one_recorded() -> None:
+    recorded = RECORDED.read_text().splitlines()
+    assert list(public_api()) == recorded, f"python tests/public_api.py > tests/{RECORDED.name}"
 
 
 def test_modules_are_imported_by_their_public_names() -> None:

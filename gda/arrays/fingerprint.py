@@ -151,7 +151,7 @@ def _check_alive(array: jax.Array) -> None:
         raise TypeError(
             f"a fingerprint is of a jax.Array, not of {type(array).__name__}; of a GlobalArray "
             "take g.fingerprint(), of a NumPy array "
-            "gda.arrays.fingerprint_formula.fingerprint_of_numpy(array)"
+            "gda.GlobalArray.from_array(jax.numpy.asarray(array)).fingerprint()"
         )
     if array.is_deleted():
         raise RuntimeError(

@@ -224,9 +224,4 @@ def read_all(builds: Sequence[Build], options: Options, description: str) -> Non
             done += nbytes
             show(done, total)
 
-        run(
-            chain.from_iterable(build.tasks(report) for build in builds),
-            max_workers=options.max_workers,
-            max_bytes=options.max_bytes,
-            retry=options.retry,
-        )
+        run(chain.from_iterable(build.tasks(report) for build in builds), options)

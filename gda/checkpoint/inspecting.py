@@ -14,7 +14,7 @@ from gda.checkpoint.format.structure import format_path
 from gda.checkpoint.found import check_not_replaced, load_complete, read_complete
 from gda.checkpoint.leaves_to_restore import check_keys
 from gda.checkpoint.proving import ChunkSums
-from gda.checkpoint.stores.opening import default_workers, open_store
+from gda.checkpoint.stores.opening import open_store, options_for
 from gda.checkpoint.stores.protocol import Store
 from gda.layout.boundary import public, set_module
 from gda.layout.text import format_bytes, join_some, printable
@@ -165,23 +165,17 @@ def verify(
     """
     zarr_format.require_crc32c()
     store = open_store(path, timeout)
-    options = Options(max_workers, max_bytes, progress)
-    return read_complete(
-        store, lambda manifest: _verified(store, manifest, fingerprints, max_bytes, options)
-    )
+    options = options_for(store, Options(max_workers, max_bytes, progress))
+    return read_complete(store, lambda manifest: _verified(store, manifest, fingerprints, options))
 
 
-def _verified(
-    store: Store, manifest: Manifest, fingerprints: bool, max_bytes: int, options: Options
-) -> Contents:
+def _verified(store: Store, manifest: Manifest, fingerprints: bool, options: Options) -> Contents:
     files = Files(store, manifest)
     sums = ChunkSums(store.url, manifest) if fingerprints else None
-    workers = options.max_workers or default_workers(store)
-    _check_fits(files, sums, max_bytes)
+    _check_fits(files, sums, options)
     problems: list[str] = []
     with shown(options.progress, "verify") as update:
-        each = _tasks(files, sums, problems, update)
-        tasks.run(each, max_workers=workers, max_bytes=max_bytes)
+        tasks.run(_tasks(files, sums, problems, update), options)
     if sums is not None and not problems:
         problems = sums.problems()
     if problems:
@@ -203,18 +197,19 @@ def _contents(store: Store, manifest: Manifest) -> Contents:
     )
 
 
-def _check_fits(files: Files, sums: ChunkSums | None, max_bytes: int) -> None:
+def _check_fits(files: Files, sums: ChunkSums | None, options: Options) -> None:
     """Raise unless every compressed chunk can be looked at: a tiny one may be of any size."""
     for number, array in enumerate(files.manifest.arrays):
         if array.sizes is None:
             continue
         chunk = max(range(len(array.sizes)), key=array.sizes.__getitem__)
         needed = _checking_bytes(files, sums, (number, chunk))
-        if needed > max_bytes:
+        if options.max_bytes is not None and needed > options.max_bytes:
             raise ValueError(
                 f"{files.leaves_of(number, chunk)}, chunk {array.grid.key(chunk)}: to decompress "
-                f"it takes {format_bytes(needed)}, and max_bytes is {format_bytes(max_bytes)}; "
-                f"call verify with max_bytes={needed}, if you trust {files.store.url}"
+                f"it takes {format_bytes(needed)}, and max_bytes is "
+                f"{format_bytes(options.max_bytes)}; call verify with max_bytes={needed}, if you "
+                f"trust {files.store.url}"
             )
 
 

@@ -31,7 +31,8 @@ from gda.layout.text import join_some
 from gda.mesh import grid_of, is_tracer, sharding_of, view_of
 from gda.multihost.meeting import DisagreementError
 from gda.storage import tasks
-from gda.trees.specs import is_container
+from gda.storage.options import Options
+from gda.trees.leaves import is_container
 
 _VALUES = (bool, int, float, complex, str, bytes)
 
@@ -118,7 +119,7 @@ def _nbytes(array: Any) -> int:
     return array.size * array.dtype.itemsize if is_array else 0
 
 
-def on_host(source: Source, max_workers: int, adopt: bool) -> Source:
+def on_host(source: Source, options: Options, adopt: bool) -> Source:
     """Return a source whose blocks are copies of this process's own, on the host.
 
     With ``adopt``, copies of what is on a CPU are on that device too, for fingerprints to be taken
@@ -134,7 +135,7 @@ def on_host(source: Source, max_workers: int, adopt: bool) -> Source:
 
     tasks.run(
         [tasks.Task(0, lambda block=block: copy(block), blocks.append) for block in source.blocks],
-        max_workers=max_workers,
+        options,
     )
     return replace(source, own=None, blocks=tuple(blocks))
 

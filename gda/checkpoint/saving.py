@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ from gda.checkpoint.format.structure import flatten
 from gda.checkpoint.found import load_manifest
 from gda.checkpoint.leaves_to_save import check_same_values, sources_of, values_of
 from gda.checkpoint.steps import together
-from gda.checkpoint.stores.opening import default_workers, open_store
+from gda.checkpoint.stores.opening import open_store, options_for
 from gda.checkpoint.stores.protocol import Store
 from gda.checkpoint.writer import Writer
 from gda.layout.boundary import public, set_module
@@ -254,9 +254,6 @@ class _Options:
     def codec(self) -> str:
         return self.compression or "bytes"
 
-    def work_on(self, store: Store) -> Options:
-        return replace(self.work, max_workers=self.work.max_workers or default_workers(store))
-
 
 @dataclass
 class _Saving:
@@ -293,12 +290,12 @@ class _Saving:
                 remove(self.store, name)
 
     def _seal(self, manifest: Manifest) -> None:
-        files, workers = Files(self.store, manifest), self.writer.options.max_workers
+        files, options = Files(self.store, manifest), self.writer.options
         file = manifest_json.dump(manifest)
         self.may_be_committed = True
         try:
             self.store.replace(
-                manifest_json.NAME, file, self.claim.version, lambda: files.check_written(workers)
+                manifest_json.NAME, file, self.claim.version, lambda: files.check_written(options)
             )
         except SaveError:
             self.may_be_committed = False
@@ -373,7 +370,7 @@ def _begun(path: Any, tree: Any, options: _Options) -> Iterator[_Saving]:
         sources: list[Any] = []
         what = f"beginning the checkpoint {store.url}"
         data = together(claim, judge, what, options.timeout)
-        work = options.work_on(store)
+        work = options_for(store, options.work)
         writer = Writer(store, data, sources, options.codec, options.fingerprint, work)
         saving = _Saving(
             store, writer, structures[0], (claims or [Claim(data, ())])[0], options.timeout

@@ -76,8 +76,8 @@ class Writer:
 
     def _on_host(self, source: Source) -> Source:
         if source.number in self._own:
-            return on_host(source, self.options.max_workers or 1, adopt=True)
-        return on_host(source, max_workers=1, adopt=False)
+            return on_host(source, self.options, adopt=True)
+        return on_host(source, Options(), adopt=False)
 
     def write(self) -> dict[str, Any]:
         """Write it; return what the manifest has to know of it, for JSON."""
@@ -90,8 +90,7 @@ class Writer:
                 itertools.chain(
                     self._tasks(report), *[self._pack_tasks(each, report) for each in packs]
                 ),
-                max_workers=self.options.max_workers,
-                max_bytes=self.options.max_bytes,
+                self.options,
             )
         self.store.flush()
         return {

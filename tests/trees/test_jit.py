@@ -225,8 +225,8 @@ def test_where_jax_cannot_tell_a_layout_the_note_says_what_helps(explicit_mesh: 
         ({"out_specs": P("x", "y", "x")}, ValueError, "twice|has 3 entries"),
         ({"out_specs": P(("x", "y"), None, "y")}, ValueError, "3 entries"),
         ({"in_specs": (P("z"),)}, ValueError, "cuts dimension 0 by mesh axis 'z'"),
-        ({"out_specs": "x"}, TypeError, r"out_specs .* holds 'x'. Write P\('x'\)"),
-        ({"in_specs": ["x"]}, TypeError, r"in_specs .* holds 'x'"),
+        ({"out_specs": "x"}, TypeError, r"out_specs is 'x', not a .* such as PartitionSpec\('x'\)"),
+        ({"in_specs": ["x"]}, TypeError, r"in_specs\[0\] is 'x', not a PartitionSpec"),
     ],
 )
 def test_specs_that_do_not_fit_are_explained(
@@ -275,7 +275,7 @@ def test_specs_and_shardings_of_one_thing_are_refused(auto_mesh: Mesh) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"out_specs": {"b": P()}}, r"out_specs has nothing for 'a', and the tree has no 'b'"),
+        ({"out_specs": {"b": P()}}, r"for \['a'\]\[0\]; \['a'\]\[1\], and the tree has no \['b'\]"),
         ({"out_specs": (P(), P())}, "out_specs is a tuple of 2, and the tree has a dict with"),
         ({"in_specs": (P(), P())}, "in_specs is a tuple of 2, and the tree has a tuple of 1 there"),
         (
