@@ -2,11 +2,15 @@
 
 import os
 import signal
+import sys
 
+# Tests start hundreds of processes; without bytecode each would compile the same modules again.
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -22,11 +26,16 @@ from trials import (  # noqa: F401, hooks and a fixture
 )
 
 from gda.launch.children import Children
+from gda.testing.marker import is_marked
+
+sys.dont_write_bytecode = False
 
 # A shell that starts the suite in the background, and nohup, leave these ignored, and so would be
 # every program that a test starts and then interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+collect_ignore = ["testing/suites"]
 
 settings.register_profile(
     "gda",
@@ -37,6 +46,24 @@ settings.register_profile(
 )
 settings.register_profile("torture", settings.get_profile("gda"), max_examples=500)
 settings.load_profile("gda")
+
+
+# Files of fewer tests are not kept together: their tests fill the gaps at the end.
+MANY = 40
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say what `--dist loadgroup` keeps in one worker: pools of processes, and files of many tests.
+
+    The tests of a file share what is compiled, and fixtures that take long to make.
+    """
+    sizes = Counter(item.path for item in items)
+    for item in items:
+        if is_marked(item) or "process_pool" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("processes"))
+        elif item.get_closest_marker("xdist_group") is None and sizes[item.path] >= MANY:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])

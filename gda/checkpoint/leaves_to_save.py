@@ -32,7 +32,7 @@ from gda.mesh import grid_of, is_tracer, sharding_of, view_of
 from gda.multihost.meeting import DisagreementError
 from gda.storage import tasks
 from gda.storage.options import Options
-from gda.trees.specs import is_container
+from gda.trees.leaves import is_container
 
 _VALUES = (bool, int, float, complex, str, bytes)
 

@@ -105,7 +105,7 @@ def restore(
 
     def read(manifest: Manifest) -> Any:
         subtree(manifest.structure, where)
-        layout = layout_of(mesh, specs, manifest.leaves, where)
+        layout = layout_of(mesh, specs, manifest, where)
         if like is not None:
             targets, definition = targets_like(manifest, like, where, partial, cast, layout)
         else:

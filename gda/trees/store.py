@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -34,10 +34,8 @@ from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import shown
 from gda.storage.targets import SliceTarget, Target, check_fit, target_of
 from gda.storage.tasks import AsyncTask, Task, run
+from gda.trees.leaves import is_container, path_of, with_paths
 from gda.trees.matching import targets_for
-from gda.trees.specs import is_container, note_path, path_of
-
-T = TypeVar("T")
 
 
 @set_module("gda")
@@ -228,8 +226,8 @@ class _Job:
 
 def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Options) -> list[_Job]:
     """Return what is to be written where, checked."""
-    arrays = _with_paths(tree, _array_of, leaves)
-    grids = _with_paths(tree, _grid_of, arrays)
+    arrays = with_paths(tree, _array_of, leaves)
+    grids = with_paths(tree, _grid_of, arrays)
 
     def job(array: jax.Array, grid: ShardGrid, given: Any, turn: int) -> _Job:
         # A container, as jax.tree.map makes one of each array of a tree, holds the target.
@@ -241,19 +239,7 @@ def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Opt
 
     layouts = [(tuple(grid.mesh_shape.items()), grid.spec, grid.processes) for grid in grids]
     turns = turns_of([array.nbytes for array in arrays], layouts)
-    return _with_paths(tree, job, arrays, grids, targets, turns)
-
-
-def _with_paths(tree: Any, function: Callable[..., T], *values: Sequence[Any]) -> list[T]:
-    """Return what ``function`` makes of each leaf's values; its error gets the leaf's path."""
-    results: list[T] = []
-    for of_leaf in zip(*values, strict=True):
-        try:
-            results.append(function(*of_leaf))
-        except Exception as error:
-            note_path(error, tree, len(results))
-            raise
-    return results
+    return with_paths(tree, job, arrays, grids, targets, turns)
 
 
 def _array_of(leaf: Any) -> jax.Array:

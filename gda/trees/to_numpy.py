@@ -10,7 +10,7 @@ import numpy as np
 from gda.arrays.global_array import GlobalArray
 from gda.layout.boundary import public, set_module
 from gda.mesh import is_tracer
-from gda.trees.specs import is_container, note_path
+from gda.trees.leaves import is_container, with_paths
 
 
 @set_module("gda")
@@ -46,14 +46,7 @@ def to_numpy(tree: Any) -> Any:
         array = leaf.array if is_container(leaf) else leaf
         if isinstance(array, jax.Array) and not is_tracer(array) and not array.is_deleted():
             array.copy_to_host_async()
-    values = []
-    for leaf in leaves:
-        try:
-            values.append(_value_of(leaf))
-        except Exception as error:
-            note_path(error, tree, len(values))
-            raise
-    return jax.tree.unflatten(structure, values)
+    return jax.tree.unflatten(structure, with_paths(tree, _value_of, leaves))
 
 
 def _value_of(leaf: Any) -> Any:

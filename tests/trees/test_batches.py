@@ -160,6 +160,16 @@ def test_other_partitions_are_not_implemented(auto_mesh: Mesh, partition: object
             get({"a": jnp.zeros(8)}, partition=partition)
 
 
+def test_what_has_no_gradient_is_placed_as_of_the_host(auto_mesh: Mesh) -> None:
+    none = np.zeros((8, 2), jax.dtypes.float0)
+    with jax.set_mesh(auto_mesh):
+        for placed in (
+            put([none]),
+            gda.host_local_array_to_global_array([none], auto_mesh, P("x")),
+        ):
+            np.testing.assert_array_equal(placed[0], np.zeros((8, 2), bool))
+
+
 def test_what_does_not_fit_is_said_with_numbers_and_path(auto_mesh: Mesh) -> None:
     with jax.set_mesh(auto_mesh):
         with pytest.raises(

@@ -381,7 +381,7 @@ def test_nothing_is_written_before_all_is_checked(auto_mesh: Mesh) -> None:
         with pytest.raises(error, match=message) as raised:
             gda.store_tree({"a": good, "b": {"c": bad}}, {"a": first, "b": {"c": target}})
         assert raised.value.__notes__ == ["gda: at ['b']['c'] of the tree"]
-    with pytest.raises(ValueError, match=r"have nothing at \['b'\]"):
+    with pytest.raises(ValueError, match=r"targets has nothing for \['b'\]"):
         gda.store_tree({"a": good, "b": good}, {"a": first})
     assert not first.indices
 

@@ -22,7 +22,7 @@ SILENT = 5.0  # seconds that a request may take before that is logged
 _BETWEEN_LINES = 60.0  # seconds from one line to the next, over all requests to a store
 UNREACHED = 3.0  # seconds until a server that has never answered counts as not there
 TIMEOUT_AFTER_ONE = 10.0
-_PAUSES = Retry(OSError, delay=0.1, max_delay=8)
+PAUSES = Retry(OSError, delay=0.1, max_delay=8)
 
 # TensorStore's words for a failure that it would try again: 408, 429, 5xx, a broken connection.
 # Requests that it does not repeat, such as those for credentials, have the bare status.
@@ -75,7 +75,7 @@ class Waiting:
                 request.failure = _PASSING.sub("", printable(str(error)[:1000]))
                 if not self._repeats or not _PASSING.match(str(error)):
                     raise
-                pause = min(_PAUSES.seconds_after(request.attempts), request.left)
+                pause = min(PAUSES.seconds_after(request.attempts), request.left)
                 self._check_reached(request, pause)
             finally:
                 future.cancel()  # whatever the reason, nothing waits for it any more

@@ -1,0 +1,14 @@
+import os
+
+import jax
+import pytest
+
+
+def test_here(shared_tmp_path, tmp_path, process_pool):
+    assert shared_tmp_path == tmp_path
+    assert len(set(process_pool(2, devices=2).run(os.getpid))) == 2
+
+
+@pytest.mark.processes(2, devices=2)
+def test_there(once):
+    assert jax.process_count() == 2
