@@ -22,10 +22,11 @@ import jax
 import numpy as np
 
 from gda.arrays.buffers import ALIGNMENT, Buffers, Memory
-from gda.layout.boundary import is_of_caller, set_module
+from gda.layout.boundary import frame_of_caller, set_module
 from gda.layout.dtype_names import as_dtype
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape
+from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
 
 Block = np.ndarray[Any, Any] | jax.Array
@@ -278,14 +279,6 @@ class BlockReader:
             )
 
 
-def format_index(index: Index) -> str:
-    """Return an index as it is written between brackets: ``[0:2, :]``."""
-    parts = [
-        ":" if s.start is None and s.stop is None else f"{s.start or 0}:{s.stop}" for s in index
-    ]
-    return f"[{', '.join(parts)}]"
-
-
 def _as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
     if value is None:
         raise TypeError(
@@ -396,20 +389,9 @@ def _jax_dtype(dtype: Any, index: Index | None = None) -> Any:
     if final != dtype:
         warnings.warn(
             f"dtype={dtype} is not available without jax_enable_x64; the array will be {final}",
-            stacklevel=_depth_of_user(),
+            stacklevel=frame_of_caller()[1],
         )
     return final
-
-
-def _depth_of_user() -> int:
-    """Return how many calls above the caller the code of the user is, as ``stacklevel``."""
-    depth, frame = 0, sys._getframe(1)
-    while frame is not None:
-        depth += 1
-        if is_of_caller(frame):
-            break
-        frame = frame.f_back
-    return depth
 
 
 def _check_fits(wide: np.ndarray[Any, Any], narrow: np.ndarray[Any, Any], index: Index) -> None:

@@ -31,16 +31,15 @@ from gda.cli.planned_array import (
     ERRORS,
     PlannedArray,
     add_array_options,
-    format_mesh,
     format_shape,
     plan_array,
     print_json,
     read_array,
-    with_note_on_spec,
 )
-from gda.cli.tables import facts, left_out, table
+from gda.cli.tables import facts, left_out, terminal_width
 from gda.layout.spec import format_spec
-from gda.layout.text import counted, format_bytes
+from gda.layout.tables import table
+from gda.layout.text import counted, format_bytes, format_mesh
 
 if TYPE_CHECKING:
     from gda.layout.reshard.plan import Load, ReshardPlan
@@ -133,13 +132,10 @@ def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedAr
             "--to-devices-per-process", options.to_devices_per_process, parse_number
         )
     try:
-        target = plan_array(source.grid.global_shape, source.dtype, mesh, spec, devices)
+        return plan_array(source.grid.global_shape, source.dtype, mesh, spec, devices)
     except MistakesError as error:
         first, *more = error.lines
         raise MistakesError(f"after the reshard, {first}", *more) from None
-    if options.to_spec is None:
-        return target
-    return with_note_on_spec(target, "--to-spec", options.to_spec)
 
 
 # For people.
@@ -190,7 +186,9 @@ def _loads(answer: _Answer) -> list[str]:
         for who, group in loads.items()
         for number, row in enumerate(group)
     ]
-    return table(["each", "", "on average", "at most", ""], rows, right={"at most", "on average"})
+    header = ["each", "", "on average", "at most", ""]
+    right = {"at most", "on average"}
+    return table([header, *rows], right=right, width=terminal_width())
 
 
 def _load_row(does: str, loads: Iterable[int], top: Load | None = None) -> list[str]:
@@ -215,7 +213,8 @@ def _link_lines(answer: _Answer) -> list[str]:
         for link in links[:_LINKS_SHOWN]
     ]
     more = left_out(len(rows), len(links), "link", _LINKS_LISTED)
-    return [*table(["busiest links", "bytes"], rows, right={"bytes"}), *more]
+    rows = [["busiest links", "bytes"], *rows]
+    return [*table(rows, right={"bytes"}, width=terminal_width()), *more]
 
 
 # For programs.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +15,7 @@ import numpy as np
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape
 from gda.storage.sources import SAFETENSORS_DTYPES
+from gda.storage.strict_json import parse_json
 
 # The header of a published model of 100,000 tensors has some 15 MB; the safetensors package, too,
 # takes no longer one than this.
@@ -390,20 +390,9 @@ def _read_exactly(file: Any, count: int) -> bytes:
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in found if names.count(name) > 1)
-            raise ValueError(f"{twice!r} is there twice")
-        return found
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is no number of JSON's")
-
     try:
-        parsed = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
+        parsed = parse_json(text.decode())
+    except ValueError as error:
         raise ValueError(f"{path} has a broken header, which is no JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise ValueError(f"{path} has a broken header: {type(parsed).__name__} is no JSON object")
