@@ -16,7 +16,7 @@ _MODULE_OF = {
     "GlobalArray": "gda.arrays.global_array",
     "Shard": "gda.arrays.shard",
     "aligned_empty": "gda.arrays.buffers",
-    "DoesNotFitError": "gda.arrays.blocks",
+    "DoesNotFitError": "gda.arrays.narrowing",
     "load_tree": "gda.trees.load",
     "Retry": "gda.storage.options",
     "to_numpy": "gda.trees.to_numpy",
