@@ -279,13 +279,18 @@ def _spec_of(given: Any) -> tuple[SpecEntry, ...]:
     try:
         if isinstance(given, str):
             return parse_spec(given)
-        if isinstance(given, list):
-            given = [None if entry in NOT_CUT else entry for entry in given]
-        return check_spec(given, (0,) * len(given) if isinstance(given, list) else ())
+        entries = check_spec(given, (0,) * len(given) if isinstance(given, list) else ())
     except MisreadError as error:
         raise _WrongError(f'"spec" {error}') from None
     except (TypeError, ValueError) as error:
         raise _WrongError(str(error)) from None
+    for word in NOT_CUT:
+        if any(word in (entry if isinstance(entry, tuple) else (entry,)) for entry in entries):
+            raise _WrongError(
+                f'"spec" is {_short(given)}; in a list, a dimension that is not sharded is null, '
+                f'not "{word}"'
+            )
+    return entries
 
 
 # Words.

@@ -35,7 +35,6 @@ from gda.cli.planned_array import (
     plan_array,
     print_json,
     read_array,
-    with_note_on_spec,
 )
 from gda.cli.tables import facts, left_out, terminal_width
 from gda.layout.spec import format_spec
@@ -133,13 +132,10 @@ def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedAr
             "--to-devices-per-process", options.to_devices_per_process, parse_number
         )
     try:
-        target = plan_array(source.grid.global_shape, source.dtype, mesh, spec, devices)
+        return plan_array(source.grid.global_shape, source.dtype, mesh, spec, devices)
     except MistakesError as error:
         first, *more = error.lines
         raise MistakesError(f"after the reshard, {first}", *more) from None
-    if options.to_spec is None:
-        return target
-    return with_note_on_spec(target, "--to-spec", options.to_spec)
 
 
 # For people.

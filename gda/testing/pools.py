@@ -37,7 +37,7 @@ class Pools:
         self._numbers = itertools.count()
         self._temporary = _Temporary(session.config)
         self._next_of: dict[pytest.Item, pytest.Item] = {}
-        self._files: tuple[str, ...] | None = None
+        self._files_of: dict[_Size, dict[str, None]] | None = None
 
     def get(self, num_processes: int, devices: int = 1) -> Pool:
         """Return the pool of a size, and close others if there would be too many processes."""
@@ -105,21 +105,20 @@ class Pools:
         # A worker of xdist knows which test comes next, and no more.
         return nextitem if nextitem is not None and _size_of(nextitem) == size else None
 
-    def _look_ahead(self) -> tuple[str, ...]:
+    def _look_ahead(self) -> dict[_Size, dict[str, None]]:
         """Find the order of the tests of each size, and return the files that they are in."""
-        if self._files is None:
+        if self._files_of is None:
             last: dict[_Size, pytest.Item] = {}
-            files: dict[str, None] = {}
+            self._files_of = {}
             for item in self._session.items:
                 size = _size_of(item)
                 if size is None:
                     continue
-                files[str(item.path)] = None
+                self._files_of.setdefault(size, {})[str(item.path)] = None
                 if size in last:
                     self._next_of[last[size]] = item
                 last[size] = item
-            self._files = tuple(files)
-        return self._files
+        return self._files_of
 
     def _start_session(self, pool: Pool) -> None:
         config = self._config
@@ -127,7 +126,7 @@ class Pools:
             arguments=tuple(str(argument) for argument in config.invocation_params.args),
             directory=str(config.invocation_params.dir),
             script_arguments=tuple(sys.argv),
-            files=self._look_ahead(),
+            files=tuple(self._look_ahead().get((pool.num_processes, pool.devices), ())),
             temporary=self._temporary.directory / f"pool{next(self._numbers)}",
             options={
                 name: getattr(config.option, name)

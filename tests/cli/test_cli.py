@@ -234,7 +234,7 @@ def test_interrupted(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_a_server_that_does_not_answer(command: str) -> None:
     code = (
-        "import sys; from gda.checkpoint.stores import waiting; waiting._SILENT = 0.1;"
+        "import sys; from gda.checkpoint.stores import waiting; waiting.SILENT = 0.1;"
         "from gda.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     with socket.create_server(("127.0.0.1", 0)) as silent:

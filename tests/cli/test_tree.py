@@ -152,7 +152,7 @@ def test_where_mesh_dtype_and_spec_may_stand(write: Callable[[Any], Path]) -> No
         [],
         16,
     )
-    flat = {"w": {"shape": [8, 8], "dtype": "f32", "spec": ["_", "data"]}}
+    flat = {"w": {"shape": [8, 8], "dtype": "f32", "spec": [None, "data"]}}
     assert plan(write(flat), "--mesh", "data=4")["nbytes_per_device"] == 64
     # --mesh counts more than the file, which may write its own as a text.
     model = {**SMALL, "mesh": "data=1,model=1"}
@@ -460,10 +460,19 @@ def test_wrong_files(run: Run, write: Callable[[Any], Path], document: Any, said
         ({"dtype": None}, 'w: there is no "dtype", here or for all parameters'),
         ({"dtype": True}, 'w: "dtype" must be a name such as "bfloat16", not true'),
         ({"shape": None}, 'w: "shape" must be a list of integers, not null'),
-        ({"spec": ["none"]}, "; a dimension that is not cut is _, not none"),
-        ({"spec": ["_", "None"]}, None),
+        ({"spec": ["none"]}, "; a dimension that is not sharded is _, or null in a list, not none"),
+        ({"spec": ["_", "x"]}, 'in a list, a dimension that is not sharded is null, not "_"'),
+        ({"spec": [["x", "None"]]}, 'a dimension that is not sharded is null, not "None"'),
+        (
+            {"spec": "(x,y)"},
+            "; write x+y where all of these shard one dimension, or x,y where each",
+        ),
+        ({"spec": "(None, 'y')"}, None),
         ({"dtype": "i8"}, "i8 is int8 to JAX and int64 to NumPy"),
-        ({"spec": "x,"}, None),
+        (
+            {"spec": "x,"},
+            "w: \"spec\" 'x,' cannot be read: the name of a mesh axis was expected, or",
+        ),
         ({"spec": "x,,"}, "w: \"spec\" 'x,,' cannot be read at ',': the name of a mesh axis"),
         ({"spec": ["z"]}, "w: spec P('z') cuts dimension 0 by mesh axis 'z', but the mesh has"),
         ({"spec": ["x", "x"]}, "w: spec P('x', 'x') uses mesh axis 'x' twice"),
