@@ -946,10 +946,14 @@ def test_a_process_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(
         for step in range(1, 1 + trials.most):
             code, _ = save(step, trials.chance.random() * seconds)
             tree = checkpoint.restore(spec)
-            assert tree["step"] in (there, step)
+            # The server may work on the last request of a killed process after that has ended, and
+            # even after the look at what is there: then the commit is found a trial later.
+            assert there <= tree["step"] <= step
+            assert code != 0 or tree["step"] == step
             assert (tree["w"] == tree["step"]).all()
+            is_late = there < tree["step"] < step
+            trials.count("new, late" if is_late else "new" if tree["step"] == step else "old")
             there = tree["step"]
-            trials.count("after the save" if code == 0 else "new" if there == step else "old")
         assert "old" in trials.outcomes or trials.most < 20
         assert save(99, None)[0] == 0
     assert checkpoint.verify(spec)
