@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from gda.layout.reshard.plan import Load, ReshardPlan
 
 # Some answers take a look at every move, of which there are about 10 million in a second.
-_MOST_MOVES = 5_000_000
-_LINKS_LISTED = 16_384
+MOST_MOVES = 5_000_000
+LINKS_LISTED = 16_384
 _LINKS_SHOWN = 5
 _NEEDED = "give --shape, --dtype, --mesh and --spec, and where to: --to-mesh, --to-spec"
 
@@ -108,7 +108,7 @@ class _Answer:
     """
 
     def __init__(self, plan: ReshardPlan) -> None:
-        is_long = plan.num_moves > _MOST_MOVES
+        is_long = plan.num_moves > MOST_MOVES
         self.plan = plan
         self.links = None if is_long else plan.links()
         self.knows_senders = not (is_long and plan.lists_moves)
@@ -212,7 +212,7 @@ def _link_lines(answer: _Answer) -> list[str]:
         [f"process {link.source_process} to {link.target_process}", format_bytes(link.nbytes)]
         for link in links[:_LINKS_SHOWN]
     ]
-    more = left_out(len(rows), len(links), "link", _LINKS_LISTED)
+    more = left_out(len(rows), len(links), "link", LINKS_LISTED)
     rows = [["busiest links", "bytes"], *rows]
     return [*table(rows, right={"bytes"}, width=terminal_width()), *more]
 
@@ -239,7 +239,7 @@ def _document(source: PlannedArray, target: PlannedArray, answer: _Answer) -> di
         "largest_receiver": _device(plan.largest_receiver),
         "peak_extra_nbytes": plan.peak_extra_bytes,
         "num_links": None if links is None else len(links),
-        "links": None if links is None else [link._asdict() for link in links[:_LINKS_LISTED]],
+        "links": None if links is None else [link._asdict() for link in links[:LINKS_LISTED]],
     }
 
 

@@ -19,7 +19,7 @@ from gda.testing.session import SessionPlan, address_of
 
 _SESSION_TIMEOUT = 120.0
 # Pools that were used longest ago are closed when more processes than this would be alive.
-_MAX_PROCESSES = 16
+MAX_PROCESSES = 16
 # Drawn at random where they are not given: the seed of pytest-randomly.
 _CHOSEN_OPTIONS = ("randomly_seed",)
 
@@ -46,7 +46,7 @@ class Pools:
         self._pools[size] = pool  # which makes it the last one, the one that was used last
         others = [other for other in self._pools.values() if other is not pool]
         for other in others:
-            if sum(each.num_alive for each in others) + num_processes <= _MAX_PROCESSES:
+            if sum(each.num_alive for each in others) + num_processes <= MAX_PROCESSES:
                 break
             other.close()
         return pool

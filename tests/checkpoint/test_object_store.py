@@ -657,7 +657,7 @@ def test_what_does_not_come_back_is_given_up(
 def test_a_server_that_has_answered_may_come_back(
     server: Server, spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "_UNREACHED", 0.2)
+    monkeypatch.setattr(waiting, "UNREACHED", 0.2)
     checkpoint.save(spec, {"a": batch(3)})
     del spec["s3_request_retries"]
     with Proxy(server.port) as proxy:
