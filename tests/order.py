@@ -12,7 +12,7 @@ from gda.testing.marker import is_marked
 
 # Seconds after which a test fails, and one of many trials. Before that, at `faulthandler_timeout`,
 # pytest shows where its threads stand.
-LIMIT, LONG = 240, 1800
+LIMIT, LONG = 300, 1800
 
 # Files of fewer tests are not kept together: their tests fill the gaps at the end.
 MANY = 40

@@ -20,6 +20,9 @@ MARKDOWN, CODE = "# %% [markdown]\n", "# %%\n"
 
 Cell = dict[str, Any]
 
+# A group, because several tests look at one run of the notebook.
+pytestmark = pytest.mark.xdist_group("tour")
+
 
 def cells_of(program: str) -> list[tuple[str, str]]:
     """Return kind and text of each cell; what is above the first is for the program only."""

@@ -20,7 +20,7 @@ OPTIONS = ["-v", "-ra", "-Werror", "--strict-markers", "--basetemp=temporary"]
 OPTIONS += [f"-pno:{name}" for name in ("cacheprovider", "benchmark", "zarr", "jaxtyping")]
 CLEAN = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "XLA_FLAGS"))}
 
-# A group, because all tests but the last look at one run.
+# A group, because most tests look at one run.
 pytestmark = pytest.mark.xdist_group("plugin")
 
 
@@ -40,7 +40,7 @@ def run(suite: str, folder: Path, *options: str) -> pytest.LineMatcher:
     """Run a suite and return what pytest printed."""
     with start(suite, folder, *options) as process:
         try:
-            output, _ = process.communicate(timeout=200)
+            output, _ = process.communicate(timeout=280)
         finally:
             process.kill()
     print(output)
