@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gda.arrays.block_sums import device_of, started
 from gda.arrays.fingerprint_formula import LANES, Words, add, digest_of, sums_of_numpy
+from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape
@@ -132,7 +132,7 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Pending:
     some = next(iter(chosen.values()))
     # Whatever the user may have set: see gda/allgather.py.
     with jax.disable_jit(False), jax.transfer_guard("allow"):
-        if jnp.issubdtype(some.dtype, jax.dtypes.extended):
+        if is_extended(some.dtype):
             chosen = {number: jax.random.key_data(block) for number, block in chosen.items()}
         is_small = len(chosen) * math.prod(grid.shard_shape) <= SMALL
         if is_small and device_of(some).platform == "cpu":

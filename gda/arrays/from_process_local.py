@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.blocks import Block, BlockReader
 from gda.arrays.buffers import ALIGNMENT, Buffers, aligned_empty
-from gda.arrays.narrowing import KEPT_DTYPES
+from gda.arrays.narrowing import KEPT_DTYPES, is_extended
 from gda.arrays.placing import hashable_over, plan_over
 from gda.arrays.process_local import local_sharding
 from gda.layout.grid import ShardGrid
@@ -60,7 +60,7 @@ def array_from_process_local(
     if not whole.devices:
         return whole.place([], reader.dtype)
     if isinstance(local, jax.Array):
-        if plan.sharding is None and _is_keys(local):
+        if plan.sharding is None and is_extended(local.dtype):
             return _from_key_data(local, mesh, spec, global_shape)
         if plan.sharding is not None and _stays_on_devices(local, plan.sharding):
             return _from_pieces(local, plan, reader)
@@ -237,13 +237,9 @@ def _as_array(local_data: Any) -> Any:
     return local_data if isinstance(local_data, np.ndarray) else np.asarray(local_data)
 
 
-def _is_keys(local: jax.Array) -> bool:
-    return jax.numpy.issubdtype(local.dtype, jax.dtypes.extended)
-
-
 def _stays_on_devices(local: jax.Array, sharding: NamedSharding) -> bool:
     """Whether an array is moved from device to device, or is there; else it goes by the host."""
-    if _is_keys(local):
+    if is_extended(local.dtype):
         return True
     if jax.dtypes.canonicalize_dtype(local.dtype) != local.dtype:
         return False  # made with x64, which is off now: its values must be looked at

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from gda.arrays.buffers import aligned_empty
+from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards
 from gda.arrays.to_host import MAX_BYTES, one_by_one
 from gda.layout.spec import Index, SpecLike, check_spec
@@ -99,7 +100,7 @@ def gather(
 
     See ``GlobalArray.gather``.
     """
-    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
+    if is_extended(array.dtype):
         raise TypeError(
             f"NumPy has no {array.dtype}; gather the numbers of the keys: "
             "GlobalArray.from_array(jax.random.key_data(g.array)).gather()"

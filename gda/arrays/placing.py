@@ -16,6 +16,7 @@ import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.arrays.blocks import Block, BlockReader
+from gda.arrays.narrowing import is_extended
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape, SpecLike, check_shape, check_spec
 from gda.mesh import (
@@ -137,7 +138,7 @@ class Plan:
             return jax.make_array_from_single_device_arrays(
                 self.grid.global_shape, self.sharding, [], dtype=dtype
             )
-        if jax.numpy.issubdtype(dtype, jax.dtypes.extended):
+        if is_extended(dtype):
             return self._place_keys(blocks)
         block_of_id, block_at = self._block_of_id, self._block_at
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from gda.arrays.buffers import aligned_empty
+from gda.arrays.narrowing import is_extended
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecLike
 from gda.mesh import (
@@ -63,7 +64,7 @@ def process_local_of(array: jax.Array) -> np.ndarray[Any, Any]:
       ValueError: the blocks of this process do not form a regular grid, or it has none.
       TypeError: PRNG keys, of which NumPy knows nothing, or an array without mesh and spec.
     """
-    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
+    if is_extended(array.dtype):
         raise TypeError(
             f"NumPy has no {array.dtype}; take the numbers of the keys: jax.random.key_data(array)"
         )

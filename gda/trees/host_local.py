@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gda.arrays.from_process_local import Batch, array_from_process_local
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.moving import reshard
+from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards, local_array_of
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape
@@ -208,7 +209,7 @@ def _shared(built: GlobalArray, mesh: Mesh) -> Iterator[tuple[Index, jax.Array]]
 
 
 def _digest(block: Any) -> str:
-    if jax.numpy.issubdtype(block.dtype, jax.dtypes.extended):
+    if is_extended(block.dtype):
         block = jax.random.key_data(block)
     return blake2b(np.ascontiguousarray(block).tobytes(), digest_size=16).hexdigest()
 

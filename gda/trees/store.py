@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from gda.arrays.global_array import GlobalArray
+from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards
 from gda.arrays.to_host import MAX_BYTES, HostBlock, HostBlocks
 from gda.layout.boundary import public, set_module
@@ -248,7 +249,7 @@ def _array_of(leaf: Any) -> jax.Array:
         raise TypeError("the array is being traced, and has no values to store; store it outside")
     if not isinstance(array, jax.Array):
         raise _not_an_array_error(array)
-    if jax.numpy.issubdtype(array.dtype, jax.dtypes.extended):
+    if is_extended(array.dtype):
         raise TypeError(
             f"no store has {array.dtype}; store the numbers of the keys: jax.random.key_data(array)"
         )
