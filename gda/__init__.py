@@ -16,7 +16,7 @@ _MODULE_OF = {
     "GlobalArray": "gda.arrays.global_array",
     "Shard": "gda.arrays.shard",
     "aligned_empty": "gda.arrays.buffers",
-    "DoesNotFitError": "gda.arrays.blocks",
+    "DoesNotFitError": "gda.arrays.narrowing",
     "load_tree": "gda.trees.load",
     "Retry": "gda.storage.options",
     "to_numpy": "gda.trees.to_numpy",
@@ -50,8 +50,9 @@ _MODULE_OF = {
     "Index": "gda.layout.spec",
 }
 
-# The types of values that public methods return, by which pickles know them.
+# The types of what public functions return or raise besides, as messages and pickles name them.
 _MODULE_OF_VALUES = {
+    "LayoutUnknownError": "gda.mesh",
     "Link": "gda.layout.reshard.plan",
     "Load": "gda.layout.reshard.plan",
     "Traffic": "gda.compiled.hlo",
@@ -103,6 +104,7 @@ _FORMER = {
         "Link": "gda.Link",
     },
     "gda.reading": {"Retry": "gda.Retry"},
+    "gda.sharding": {"LayoutUnknownError": "gda.LayoutUnknownError"},
     "gda.hlo.listing": {"Collectives": "gda.Collectives", "Traffic": "gda.Traffic"},
     "gda.hlo.program": {"Collective": "gda.Collective"},
     "gda.checkpoint.chunks": {"ChunkGrid": "gda.checkpoint.ChunkGrid"},

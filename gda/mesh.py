@@ -257,6 +257,7 @@ def view_of(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> ProcessView:
 # The sharding of an array that is to be made, and of one that is there.
 
 
+@set_module("gda")
 class LayoutUnknownError(TypeError, AttributeError):
     """There is no mesh and spec to know, so an attribute that would tell them is not there.
 

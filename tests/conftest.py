@@ -10,7 +10,6 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -18,15 +17,15 @@ from forks import Forks
 from hypothesis import HealthCheck, settings
 from jax.sharding import AxisType, Mesh
 from meshes import mesh_of
+from order import add_shuffle, pytest_collection_modifyitems, pytest_runtest_protocol  # noqa: F401
 from trials import (  # noqa: F401, hooks and a fixture
-    pytest_addoption,
+    add_figures,
     pytest_runtest_makereport,
     pytest_terminal_summary,
     trials,
 )
 
 from gda.launch.children import Children
-from gda.testing.marker import is_marked
 
 sys.dont_write_bytecode = False
 
@@ -48,22 +47,9 @@ settings.register_profile("torture", settings.get_profile("gda"), max_examples=5
 settings.load_profile("gda")
 
 
-# Files of fewer tests are not kept together: their tests fill the gaps at the end.
-MANY = 40
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say what `--dist loadgroup` keeps in one worker: pools of processes, and files of many tests.
-
-    The tests of a file share what is compiled, and fixtures that take long to make.
-    """
-    sizes = Counter(item.path for item in items)
-    for item in items:
-        if is_marked(item) or "process_pool" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("processes"))
-        elif item.get_closest_marker("xdist_group") is None and sizes[item.path] >= MANY:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_figures(parser)
+    add_shuffle(parser)
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])

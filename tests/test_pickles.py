@@ -44,16 +44,16 @@ def test_an_array(auto_mesh: Mesh) -> None:
         ("process_view", GRID_WITH_PROCESSES.view(1)),
         ("plan", PLAN),
         ("move", next(iter(PLAN.moves()))),
-        ("load", (0, 24)),
-        ("link", (0, 1, 64)),
-        ("traffic", (1, 128)),
+        ("load", gda.Load(0, 24)),
+        ("link", gda.Link(0, 1, 64)),
+        ("traffic", gda.Traffic(1, 128)),
         ("retry", gda.Retry(OSError)),
         ("partition", gda.DataPartitionType.FULL),
     ],
 )
 def test_values(name: str, value: Any) -> None:
     assert load(name) == value
-    assert isinstance(load(name), type(value))
+    assert type(load(name)) is type(value)
 
 
 def test_collectives() -> None:
@@ -73,6 +73,7 @@ def test_contents_of_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
+        ("layout_unknown", gda.LayoutUnknownError),
         ("does_not_fit", gda.DoesNotFitError),
         ("disagreement", gda.DisagreementError),
         ("late", gda.LateProcessError),

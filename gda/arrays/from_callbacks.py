@@ -10,10 +10,11 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.blocks import Block, BlockReader, format_index
+from gda.arrays.blocks import Block, BlockReader
 from gda.arrays.from_sources import Build, build_of_source, read_all
 from gda.arrays.placing import Plan, plan_of
 from gda.layout.spec import Index, SpecLike
+from gda.layout.text import format_index
 from gda.mesh import Device, MeshLike
 from gda.multihost.agreement import checked, together
 from gda.multihost.descriptions import describe

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 
 K = TypeVar("K")
+BlockData: TypeAlias = jax.Array | np.ndarray[Any, Any]
 
 MAX_BYTES = 256 * 1024 * 1024
 
@@ -24,16 +26,17 @@ class HostBlock(Generic[K]):
     """
 
     def __init__(
-        self, key: K, data: jax.Array, nbytes: int, on_release: Callable[[int], object]
+        self, key: K, data: BlockData, nbytes: int, on_release: Callable[[int], object]
     ) -> None:
         self.key = key
         self.nbytes = nbytes
-        self._data: jax.Array | None = apart(data)
+        self._data = data if isinstance(data, np.ndarray) else apart(data)
         self._on_release = on_release
+        self._guard = threading.Lock()
 
     def begin(self) -> None:
         """Begin to copy it."""
-        if self._data is not None:
+        if not isinstance(self._data, np.ndarray | None):
             self._data.copy_to_host_async()
 
     def values(self) -> np.ndarray[Any, Any]:
@@ -41,7 +44,8 @@ class HostBlock(Generic[K]):
 
         On CPU it is the memory of the device itself where NumPy can have that.
         """
-        return np.asarray(self._data)
+        with self._guard:  # several at once would each copy what has to be copied
+            return np.asarray(self._data)
 
     def release(self) -> None:
         """Let go of the copy; those who still have its ``values`` keep the memory."""
@@ -62,11 +66,12 @@ class HostBlocks(Generic[K]):
     the budget releases others before that.
 
     Args:
-      blocks: key, single-device array and bytes of each; one is taken beyond those that are begun.
+      blocks: key, single-device array (or NumPy array, which is on the host already) and bytes of
+        each; one is taken beyond those that are begun.
       max_bytes: the budget.
     """
 
-    def __init__(self, blocks: Iterable[tuple[K, jax.Array, int]], max_bytes: int) -> None:
+    def __init__(self, blocks: Iterable[tuple[K, BlockData, int]], max_bytes: int) -> None:
         self._blocks = (HostBlock(*block, self._let_go) for block in blocks)
         self._max_bytes = max_bytes
         self._held = 0

@@ -17,6 +17,7 @@ from gda.checkpoint.proving import ChunkSums
 from gda.checkpoint.stores.opening import open_store, options_for
 from gda.checkpoint.stores.protocol import Store
 from gda.layout.boundary import public, set_module
+from gda.layout.tables import table
 from gda.layout.text import format_bytes, join_some, printable
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
@@ -47,13 +48,7 @@ class Contents:
     about: dict[str, Any]
 
     def __str__(self) -> str:
-        rows = self.rows
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join([*lines, *self.summary])
+        return "\n".join([*table(self.rows), *self.summary])
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:

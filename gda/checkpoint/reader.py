@@ -217,7 +217,7 @@ def _read_group(
     each = [
         tasks.Task(
             _buffered_bytes(files, chunk, uses[chunk]),
-            lambda chunk=chunk: _read_chunk(files, chunk, uses[chunk]),
+            lambda chunk=chunk: read_chunk(files, chunk, uses[chunk]),
             lambda _, chunk=chunk: report(chunk),
         )
         for chunk in sorted(uses)
@@ -246,7 +246,7 @@ def _buffered_bytes(files: Files, where: Chunk, uses: list[_Use]) -> int:
     return buffer + files.loading_bytes(where, has_out=True)
 
 
-def _read_chunk(files: Files, where: Chunk, uses: list[_Use]) -> None:
+def read_chunk(files: Files, where: Chunk, uses: list[_Use]) -> None:
     """Read a chunk, check it, and give every block its part."""
     destination = _direct(uses)
     if destination is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import numpy as np
 
 from gda.arrays import fingerprint
 from gda.arrays.fingerprint_formula import LANES, Words, add, digest_of, sums_of_numpy
+from gda.arrays.to_host import MAX_BYTES, HostBlock, HostBlocks
 from gda.checkpoint.files import group_of
 from gda.checkpoint.format import manifest_json, zarr_format
 from gda.checkpoint.format.chunks import ChunkGrid, chunk_shape_of
@@ -137,31 +137,44 @@ class Writer:
         return report
 
     def _tasks(self, report: Callable[[int], None]) -> Iterator[tasks.Task]:
-        is_first = jax.process_index() == 0
-        for own in self._own.values():
-            if is_first:
+        if jax.process_index() == 0:
+            for own in self._own.values():
                 yield self._document(f"{own.name}/zarr.json", own.metadata(self.codec))
-            for block in own.source.blocks:
-                yield from self._block_tasks(own, block, report)
+        blocks = (
+            ((own, block), block.data, block.data.nbytes)
+            for own in self._own.values()
+            for block in own.source.blocks
+        )
+        for block in HostBlocks(blocks, self.options.max_bytes or MAX_BYTES):
+            yield from self._block_tasks(block, report)
 
     def _document(self, name: str, document: bytes) -> tasks.Task:
         file = f"{self.data}/{name}"
         return tasks.Task(len(document), lambda: self.store.write(file, [document]))
 
     def _block_tasks(
-        self, own: _Own, block: Block, report: Callable[[int], None]
+        self, block: HostBlock[tuple[_Own, Block]], report: Callable[[int], None]
     ) -> Iterator[tasks.Task]:
-        block.begin_transfer()
-        host = _Once(block.on_host)
-        for overlap in own.grid.overlaps(block.start, own.source.block_shape):
+        own, where = block.key
+        overlaps = list(own.grid.overlaps(where.start, own.source.block_shape))
+        left = len(overlaps)
+
+        def finish(_: object) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                block.release()
+            report(own.chunk_bytes)
+
+        for overlap in overlaps:
 
             def write(overlap: Any = overlap) -> None:
-                data = np.asarray(host()[overlap.in_block], order="C")
+                data = np.asarray(block.values()[overlap.in_block], order="C")
                 chunk = overlap.chunk
                 own.chunks[chunk] = self._write_chunk(own.name, own.grid, chunk, data)
 
             held = max(own.chunk_bytes, self._compressing_bytes(own.chunk_bytes))
-            yield tasks.Task(held, write, lambda _: report(own.chunk_bytes))
+            yield tasks.Task(held, write, finish)
 
     def _pack_tasks(self, packed: Pack, report: Callable[[int], None]) -> Iterator[tasks.Task]:
         yield self._document(f"{packed.name}/zarr.json", packed.metadata)
@@ -322,18 +335,3 @@ def _stored_pack(part: dict[str, Any], codec: str) -> StoredArray:
         [crc for crc, _ in part["chunks"]],
         [size for _, size in part["chunks"]] if codec == "zstd" else None,
     )
-
-
-class _Once:
-    """What a function returns, which is called when first asked for; by any thread."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._guard = threading.Lock()
-        self._made: list[Any] = []
-
-    def __call__(self) -> Any:
-        with self._guard:
-            if not self._made:
-                self._made.append(self._make())
-            return self._made[0]

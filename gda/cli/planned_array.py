@@ -18,7 +18,7 @@ from gda.cli.mistakes import MistakesError, read_option
 from gda.cli.numbers import parse_number, parse_shape
 from gda.cli.tables import in_processes, listed
 from gda.layout.spec import axis_errors
-from gda.layout.text import counted
+from gda.layout.text import counted, format_mesh
 
 if TYPE_CHECKING:
     import numpy as np
@@ -283,15 +283,6 @@ def read_array(options: argparse.Namespace, says: str) -> PlannedArray:
 # As people and programs read them.
 
 
-def format_mesh(mesh: Mapping[str, int]) -> str:
-    """Return a mesh as it is written on the command line.
-
-    >>> format_mesh({'data': 64, 'model': 16})
-    'data=64,model=16'
-    """
-    return ",".join(f"{name}={size}" for name, size in mesh.items())
-
-
 def format_shape(sizes: Sequence[int]) -> str:
     """Return sizes as Python writes a tuple.
 
@@ -304,19 +295,6 @@ def format_shape(sizes: Sequence[int]) -> str:
 def index_for_json(index: Index, shape: Shape) -> list[list[int]]:
     """Return ``[start, stop]`` of each dimension, also of one that is not cut."""
     return [list(cut.indices(size)[:2]) for cut, size in zip(index, shape, strict=True)]
-
-
-def format_index(index: Iterable[Sequence[int]], shape: Shape) -> str:
-    """Return ``[start, stop]`` of each dimension as NumPy has it: ``[0:1024, :]``.
-
-    >>> format_index([[0, 2], [0, 8]], (8, 8)), format_index([], ())
-    ('[0:2, :]', '[...]')
-    """
-    cuts = [
-        ":" if (start, stop) == (0, size) else f"{start}:{stop}"
-        for (start, stop), size in zip(index, shape, strict=True)
-    ]
-    return f"[{', '.join(cuts) or '...'}]"
 
 
 def spec_for_json(spec: Iterable[SpecEntry]) -> list[Any]:

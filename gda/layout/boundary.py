@@ -119,9 +119,15 @@ def unexpected_keyword(function: str, keyword: str) -> TypeError:
     return error
 
 
-def is_of_caller(frame: FrameType) -> bool:
-    """Return whether a frame runs code that is neither gda's nor what runs code for gda."""
-    return _package_of(frame) not in _NOT_OF_CALLER
+def frame_of_caller() -> tuple[FrameType | None, int]:
+    """Return the first frame outside gda, and its ``stacklevel`` for a warning of who asks.
+
+    A frame of what runs code for gda, such as JAX, is none of the caller.
+    """
+    frame, level = sys._getframe(1), 1
+    while frame is not None and _package_of(frame) in _NOT_OF_CALLER:
+        frame, level = frame.f_back, level + 1
+    return frame, level
 
 
 def below(files: Collection[str], entry: TracebackType | None) -> TracebackType | None:

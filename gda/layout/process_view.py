@@ -17,13 +17,7 @@ import numpy as np
 
 from gda.layout.boundary import set_module
 from gda.layout.numbering import IntArray, Layout, layout_of
-from gda.layout.processes import (
-    Processes,
-    ProcessOf,
-    check_process_of,
-    format_processes,
-    writing_of,
-)
+from gda.layout.processes import Processes, ProcessOf, check_process_of, writing_of
 from gda.layout.spec import (
     Index,
     Shape,
@@ -35,6 +29,7 @@ from gda.layout.spec import (
     format_spec,
     nearest_sizes,
 )
+from gda.layout.text import format_processes, itemsize_error
 from gda.layout.tiling import Tiling
 
 _SHOWN_IN_MESSAGES = 6
@@ -403,14 +398,6 @@ def _bytes_of(itemsize: object) -> int:
     if not hasattr(itemsize, "__index__"):
         raise itemsize_error(itemsize)
     return operator.index(itemsize)  # pyright: ignore[reportArgumentType]
-
-
-def itemsize_error(itemsize: object) -> TypeError:
-    """Return what is raised where something else stands for the bytes of one element."""
-    return TypeError(
-        "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not "
-        f"{itemsize!r}"
-    )
 
 
 def infer_global_shape(

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from gda.layout.boundary import set_module
-from gda.layout.processes import format_processes
+from gda.layout.text import format_processes
 from gda.multihost import coordination
 from gda.multihost.allgather import all_gather
 

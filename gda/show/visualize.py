@@ -71,7 +71,7 @@ def visualize_sharding(
     >>> import gda
     >>> gda.visualize_sharding((8, 2), {'x': 2, 'y': 2}, ('x',), dtype='float32', width=80)
     plan (8, 2) float32
-    mesh    x=2, y=2: 4 devices
+    mesh    x=2,y=2: 4 devices
     spec    P('x')
     blocks  2 of (4, 2), each on 2 devices
     bytes   32 B per device, 128 B in all, 64 B without replicas

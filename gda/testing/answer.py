@@ -14,7 +14,7 @@ _FILES_ABOVE_USER = (
     "/_pytest/python.py",
     "/_pytest/main.py",
     "/_pytest/config/__init__.py",
-    "/gda/testing/worker.py",
+    "/gda/testing/channel.py",
 )
 
 

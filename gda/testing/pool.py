@@ -1,6 +1,6 @@
 """Real processes of this machine that run functions in step: ``Pool``.
 
-What a pool runs in its processes is in ``gda.testing.worker``. Its processes start when they are
+What a pool runs in its processes is in ``gda.testing.channel``. Its processes start when they are
 first needed and stay for the next call, so that many short calls cost little.
 """
 
@@ -114,7 +114,7 @@ class Pool:
         return [_unpickle(answer) for answer in answers]
 
     def ask(self, command: tuple[Any, ...], timeout: float) -> list[Answer]:
-        """Send a command of ``gda.testing.worker`` to all processes and return their answers."""
+        """Send a command of ``gda.testing.channel`` to all processes and return their answers."""
         self.start()
         return self._gather(command, timeout)
 

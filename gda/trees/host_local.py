@@ -15,16 +15,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gda.arrays.blocks import format_index
 from gda.arrays.from_process_local import Batch, array_from_process_local
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.liveness import live
 from gda.arrays.moving import reshard
 from gda.arrays.process_local import distinct_shards, local_array_of
 from gda.layout.boundary import public, set_module
-from gda.layout.processes import format_processes
 from gda.layout.spec import Index, Shape
-from gda.layout.text import join_some
+from gda.layout.text import format_index, format_processes, join_some
 from gda.mesh import check_mesh, is_tracer, processes_of
 from gda.multihost.agreement import timeout_of_checks, together, user_location
 from gda.multihost.descriptions import describe

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr
 
-from gda.arrays.blocks import narrowed_dtype
 from gda.arrays.from_sources import Build, build_of_source, read_all
 from gda.arrays.global_array import GlobalArray
+from gda.arrays.narrowing import narrowed_dtype
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype
 from gda.mesh import MeshLike, mesh_of_all

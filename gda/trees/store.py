@@ -17,7 +17,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from gda.arrays.blocks import format_index
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.liveness import kind_error, live
 from gda.arrays.process_local import distinct_shards
@@ -25,8 +24,9 @@ from gda.arrays.to_host import MAX_BYTES, HostBlock, HostBlocks
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, layout_of
-from gda.layout.processes import format_processes, turns_of, writing_of
+from gda.layout.processes import turns_of, writing_of
 from gda.layout.spec import Index, Shape
+from gda.layout.text import format_index, format_processes
 from gda.mesh import grid_of, is_tracer, mesh_of_all, sharding_of
 from gda.multihost.agreement import checking_agreement, timeout_of_checks, together
 from gda.multihost.descriptions import describe

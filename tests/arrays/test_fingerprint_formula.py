@@ -141,7 +141,7 @@ def test_any_parts_add_up(data: st.DataObject, shape: tuple[int, ...]) -> None:
     expected = sums_of_numpy(whole)
     assert np.array_equal(add(sums_of_numpy(*piece) for piece in pieces), expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(formula, "_PIECE", data.draw(st.integers(1, 50)))
+        patch.setattr(formula, "AT_A_TIME", data.draw(st.integers(1, 50)))
         assert np.array_equal(sums_of_numpy(whole), expected)
 
 
@@ -215,7 +215,7 @@ def test_no_two_positions_share_their_keys() -> None:
 
 
 def mixed(x: Any) -> np.ndarray:
-    return formula._mix(np.array(x, np.uint32))
+    return formula.mix(np.array(x, np.uint32))
 
 
 # What cannot be.

@@ -200,7 +200,7 @@ def test_memory_beyond_the_arrays_is_bounded(
         save(tmp_path, {"a": cut(data, mesh_of({"x": 8}), P("x"))}, overwrite=True)
         assert len(noted.written) == 16
         held, most, guard = 0, 0, threading.Lock()
-        load = reader._read_chunk
+        load = reader.read_chunk
 
         def counting(files: Any, where: Any, uses: Any) -> None:
             nonlocal held, most
@@ -211,7 +211,7 @@ def test_memory_beyond_the_arrays_is_bounded(
             with guard:
                 held -= 1024
 
-        monkeypatch.setattr(reader, "_read_chunk", counting)
+        monkeypatch.setattr(reader, "read_chunk", counting)
         # Cut the other way, so that each chunk goes through a buffer.
         restored = restore(
             tmp_path,

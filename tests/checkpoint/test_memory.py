@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from damaged import Damaged, leaf_at, save_tiny, sealed
 from forks import Forks
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import gda
 from gda.checkpoint import writer
@@ -141,6 +145,20 @@ def test_restore_takes_no_more_than_max_bytes_beside_the_arrays(
     nbytes, kind, said = taken("restore", compressed, max_workers=8, max_bytes=most)
     assert kind == "NoneType", said
     assert nbytes < 64 * MIB + most + SLACK
+
+
+def test_what_was_saved_does_not_stay_on_the_host(tmp_path: Path) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    # Of int4, JAX has to make a copy for NumPy also on CPU.
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:8]), ("x",)), P("x"))
+    make = jax.jit(lambda: jnp.ones((8, 2**22), jnp.int4), out_shardings=sharding)
+    arrays = jax.block_until_ready([make() for _ in range(4)])
+    gda.checkpoint.save(tmp_path / "first", arrays[0], fingerprint=False, max_bytes=2**23)
+    before = resident()
+    gda.checkpoint.save(tmp_path / "others", arrays[1:], fingerprint=False, max_bytes=2**23)
+    assert resident() - before < 2**26
 
 
 def test_save_takes_no_more_than_max_bytes(taken: Taken, tmp_path: Path) -> None:

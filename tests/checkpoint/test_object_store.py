@@ -543,7 +543,7 @@ def test_a_read_that_is_never_answered_ends(
 def test_after_one_answer_that_did_not_come_nobody_waits_as_long_again(
     through: dict[str, Any], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "_TIMEOUT_AFTER_ONE", 0.1)
+    monkeypatch.setattr(waiting, "TIMEOUT_AFTER_ONE", 0.1)
     proxy.fault = for_ever("never", lambda request: True)
     store = KvStore(through, timeout=0.5)
     for seconds in (0.5, 0.1):
@@ -576,7 +576,7 @@ def refused() -> Iterator[str]:
 def test_a_server_that_is_not_there_is_an_error_soon(
     server: Server, refused: str, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    monkeypatch.setattr(waiting, "_UNREACHED", 0.5)
+    monkeypatch.setattr(waiting, "UNREACHED", 0.5)
     spec = spec_of(0, "some-bucket") | {"endpoint": refused}
     del spec["s3_request_retries"]
     path = {
@@ -612,8 +612,8 @@ def test_what_may_come_back_is_waited_for_aloud(
     what: str,
 ) -> None:
     checkpoint.save(spec, {"a": WEIGHTS})
-    monkeypatch.setattr(waiting, "_SILENT", 0.1)
-    monkeypatch.setattr(waiting, "_PAUSES", gda.Retry(OSError, delay=0.05, max_delay=0.05))
+    monkeypatch.setattr(waiting, "SILENT", 0.1)
+    monkeypatch.setattr(waiting, "PAUSES", gda.Retry(OSError, delay=0.05, max_delay=0.05))
     proxy.fault = lambda request: what if request.number < 10 or request.number % 3 else None
     np.testing.assert_array_equal(checkpoint.restore(patient, timeout=120)["a"], WEIGHTS)
     said = r"waiting for .*/run/manifest.json: .* \(for \d+ s, at most 120 s\)"
@@ -638,7 +638,7 @@ def test_what_does_not_come_back_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(waiting, "_SILENT", 0.01)
+    monkeypatch.setattr(waiting, "SILENT", 0.01)
     proxy.fault = lambda request: "never"
     for look in LOOKS:
         with pytest.raises(TimeoutError, match="no answer within 0.2 s.*manifest.json"):
@@ -657,7 +657,7 @@ def test_what_does_not_come_back_is_given_up(
 def test_a_server_that_has_answered_may_come_back(
     server: Server, spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "_UNREACHED", 0.2)
+    monkeypatch.setattr(waiting, "UNREACHED", 0.2)
     checkpoint.save(spec, {"a": batch(3)})
     del spec["s3_request_retries"]
     with Proxy(server.port) as proxy:

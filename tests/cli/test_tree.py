@@ -381,16 +381,19 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ("", "is not JSON: Expecting value: line 1 column 1"),
-        ("{", "is not JSON: "),
-        ('{"a": NaN', "is not JSON: "),
-        ("[" * 100_000, "is nested too deeply to be a model"),
-        (f'{{"w": {{"shape": [{"9" * 5000}]}}}}', "is not JSON: "),
-        ('{"w": {}, "w": {}}', '"w" stands there twice\n'),
-        ('{"w": {}, "v": {}, "w": {}, "w": {}, "v": {}}', '"w", "v" stand there twice\n'),
+        ("", "cannot be read as JSON: Expecting value: line 1 column 1"),
+        ("{", "cannot be read as JSON: "),
+        ('{"a": NaN}', "cannot be read as JSON: NaN is not a number of JSON"),
+        ("[" * 100_000, "cannot be read as JSON: it is nested too deeply"),
+        (f'{{"w": {{"shape": [{"9" * 5000}]}}}}', "cannot be read as JSON: "),
+        ('{"w": {}, "w": {}}', "in one object these names stand twice: 'w'\n"),
+        (
+            '{"w": {}, "v": {}, "w": {}, "w": {}, "v": {}}',
+            "in one object these names stand twice: 'w'; 'v'\n",
+        ),
         (
             "{" + ", ".join(f'"{name:05}": {{}}' for name in [*range(50_000)] * 2) + "}",
-            '"00006", "00007" and 49,992 more stand there twice\n',
+            "'00006'; '00007'; and 49992 more\n",
         ),
         ([1], f"is a list; {EXPECTED}"),
         (3, f"is 3; {EXPECTED}"),

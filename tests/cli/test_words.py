@@ -15,7 +15,6 @@ from gda.cli.dtypes import parse_dtype
 from gda.cli.layouts import parse_mesh, parse_spec
 from gda.cli.mistakes import MisreadError, MistakesError, read_option
 from gda.cli.numbers import parse_number, parse_point, parse_shape
-from gda.cli.tables import wrapped
 from gda.layout.spec import format_spec
 from gda.storage.sources import SAFETENSORS_DTYPES
 
@@ -202,29 +201,7 @@ def test_the_dtypes_of_safetensors_are_known() -> None:
         assert parse_dtype(name) == dtype
 
 
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        ("a b", ["a b"]),
-        ("data=2,model=2: 4 devices", ["data=2,", "model=2: 4", "devices"]),
-        ("(65,536, 8)", ["(65,536, 8)"]),
-        ("f32[65536,8192]", ["f32[65536,", "8192]"]),
-        ("a" * 26, ["a" * 12, "a" * 12, "aa"]),
-        ("", [""]),
-    ],
-)
-def test_wrapped(text: str, lines: list[str]) -> None:
-    assert wrapped(text, 12) == lines
-
-
 # Properties.
-
-
-@given(st.text("ab,0 ", max_size=40), st.integers(1, 20))
-def test_wrapping_keeps_all_but_spaces(text: str, width: int) -> None:
-    lines = wrapped(text, width)
-    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-    assert max(map(len, lines)) <= width
 
 
 @given(st.lists(st.integers(0, 2**63 - 1), max_size=5))

@@ -459,7 +459,7 @@ def test_the_bound_counts_blocks_until_they_are_sent(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(from_sources.jax, "device_put", device_put)
     monkeypatch.setattr(from_sources.jax, "block_until_ready", block_until_ready)
-    monkeypatch.setattr(from_sources, "_are_sent", lambda _: False)
+    monkeypatch.setattr(from_sources, "are_sent", lambda _: False)
     g = gda.GlobalArray.from_callback(
         (8, 6), MESH, P(("x", "y")), lambda i: DATA[i], dtype=np.float32, max_bytes=2 * 24
     )

@@ -35,10 +35,9 @@ import numpy.typing as npt
 from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, read_only
-from gda.layout.process_view import itemsize_error
 from gda.layout.reshard.flow import Flow, homes_of, numbers_of, ranks_of, summed
 from gda.layout.spec import Index, format_spec
-from gda.layout.text import format_bytes
+from gda.layout.text import format_bytes, itemsize_error
 
 
 @set_module("gda")

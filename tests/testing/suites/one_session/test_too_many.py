@@ -4,7 +4,7 @@ from gda.testing import pools
 
 
 def test_few(process_pool, monkeypatch):
-    monkeypatch.setattr(pools, "_MAX_PROCESSES", 4)
+    monkeypatch.setattr(pools, "MAX_PROCESSES", 4)
     one, two = process_pool(1), process_pool(2)
     one.run(os.getpid)
     pids = two.run(os.getpid)
