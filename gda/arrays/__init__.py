@@ -5,5 +5,6 @@ To read in this order: ``global_array`` (the container), ``shard`` (its part on 
 over ``placing`` (which blocks go onto which devices), ``blocks`` (whose memory) and ``narrowing``
 (which dtype); ``moving`` (reshard, gather) over ``to_host`` (device blocks to the host, ahead of
 use), ``process_local`` (back to the host's part), ``fingerprint`` over ``block_sums`` (of each
-block, on its device), ``pickling``, ``libraries`` (flax, treescope, einops).
+block, on its device), ``liveness`` (what to say where there is no data), ``pickling``,
+``libraries`` (flax, treescope, einops).
 """

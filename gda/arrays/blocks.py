@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from gda.arrays.buffers import ALIGNMENT, Buffers, Memory
+from gda.arrays.liveness import deleted_error, traced_error
 from gda.arrays.narrowing import (
     WIDE_DTYPES,
     asked_dtype,
@@ -165,11 +166,10 @@ class BlockReader:
                 value = value.__jax_array__()  # pyright: ignore[reportAttributeAccessIssue]
                 is_sole = False
             if is_tracer(value):
-                raise TypeError(
-                    f"the block at index {format_index(index)} is being traced; build arrays "
-                    "outside jit and other transformations"
-                )
+                raise traced_error(f"the block at index {format_index(index)}")
             if isinstance(value, jax.Array):
+                if value.is_deleted():
+                    raise deleted_error(value, f"the block at {format_index(index)}, a jax.Array")
                 if not self._in_threads:
                     return self.settle_jax(index, value, is_sole)
                 return value if self.copy else self._own(value, is_sole)

@@ -19,17 +19,22 @@ import numpy as np
 
 from gda.arrays.block_sums import device_of, started
 from gda.arrays.fingerprint_formula import LANES, Words, add, digest_of, sums_of_numpy
+from gda.arrays.liveness import elsewhere_error, live
 from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape
-from gda.mesh import grid_of, is_tracer, processes_of, sharding_of
+from gda.mesh import grid_of, processes_of, sharding_of
 from gda.multihost.agreement import check_moving
 from gda.multihost.allgather import all_gather
 
 # What has no more elements in this process, NumPy sums up at once where the devices are CPUs: to
 # start a program there takes longer, and to compile it much longer.
 SMALL = 1 << 16
+
+_OTHERWISE = (
+    "of a NumPy array take gda.GlobalArray.from_array(jax.numpy.asarray(array)).fingerprint()"
+)
 
 
 def fingerprint(array: jax.Array) -> str:
@@ -41,16 +46,13 @@ def fingerprint(array: jax.Array) -> str:
     >>> fingerprint(jnp.arange(6)) == fingerprint(jnp.arange(6).reshape(2, 3))
     False
     """
-    _check_alive(array)
+    array = live(array, otherwise=_OTHERWISE)
     if array.is_fully_addressable:
         return digest_of(array.shape, array.dtype, sums_of(array))
     mesh: Any = sharding_of(array).mesh
     numbers = processes_of(mesh).numbers
     if len(numbers) == 1:
-        raise ValueError(
-            f"the array lies on devices of process {numbers[0]} alone, for which it is a local "
-            "array, and which does not send its sums when it calls fingerprint"
-        )
+        raise elsewhere_error("fingerprint()", numbers[0])
     check_moving(array, "GlobalArray.fingerprint")
     mine = sums_of(array)
     everybody = tuple(range(jax.process_count()))
@@ -105,7 +107,7 @@ def begin(array: jax.Array, blocks: Iterable[int] | None = None) -> Pending:
     >>> [digest_of((4,), 'float32', p.result())[:6] for p in pending]
     ['e39b15', '2e1cb9']
     """
-    _check_alive(array)
+    array = live(array, otherwise=_OTHERWISE)
     sharding = sharding_of(array)
     mesh: Any = sharding.mesh
     grid = grid_of(array.shape, mesh, sharding.spec)
@@ -140,24 +142,6 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Pending:
         parts = list(chosen.values())
         starts = [_starts(grid, number, parts[0].ndim) for number in chosen]
         return Pending(started(parts, starts))
-
-
-def _check_alive(array: jax.Array) -> None:
-    if is_tracer(array):
-        raise TypeError(
-            "a fingerprint needs the value, and there is none in a trace; take it outside jit"
-        )
-    if not isinstance(array, jax.Array):
-        raise TypeError(
-            f"a fingerprint is of a jax.Array, not of {type(array).__name__}; of a GlobalArray "
-            "take g.fingerprint(), of a NumPy array "
-            "gda.GlobalArray.from_array(jax.numpy.asarray(array)).fingerprint()"
-        )
-    if array.is_deleted():
-        raise RuntimeError(
-            f"the array of shape {array.shape} and dtype {array.dtype} was deleted, by delete() or "
-            "by donating it to a jitted function"
-        )
 
 
 def _checked_blocks(grid: ShardGrid, blocks: Iterable[int] | None) -> tuple[int, ...]:

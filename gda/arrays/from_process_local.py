@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.blocks import Block, BlockReader
 from gda.arrays.buffers import ALIGNMENT, Buffers, aligned_empty
+from gda.arrays.liveness import deleted_error, traced_error
 from gda.arrays.narrowing import KEPT_DTYPES, is_extended
 from gda.arrays.placing import hashable_over, plan_over
 from gda.arrays.process_local import local_sharding
@@ -220,13 +221,13 @@ def _as_array(local_data: Any) -> Any:
     """Return a ``jax.Array``, or a NumPy array that may be somebody's memory."""
     if type(local_data) is np.ndarray:
         return local_data
-    if is_tracer(local_data):
-        raise TypeError(
-            "local data is being traced; build global arrays outside jit and other transformations"
-        )
-    if hasattr(local_data, "__jax_array__"):
+    if not isinstance(local_data, jax.Array) and hasattr(local_data, "__jax_array__"):
         local_data = local_data.__jax_array__()
+    if is_tracer(local_data):
+        raise traced_error("local data")
     if isinstance(local_data, jax.Array):
+        if local_data.is_deleted():
+            raise deleted_error(local_data, "jax.Array")
         if not local_data.is_fully_addressable:
             raise ValueError(
                 f"local data of shape {local_data.shape} is a global array already: other "

@@ -30,9 +30,10 @@ from gda.arrays import (
     pickling,
 )
 from gda.arrays.constructors import ArrayConstructors
+from gda.arrays.liveness import deleted_error, describe, live, real
 from gda.arrays.operators import ArrayOperators
 from gda.arrays.process_local import is_all_here
-from gda.arrays.shard import DataByDevice, LocalShards, Shard, deleted_error, describe
+from gda.arrays.shard import DataByDevice, LocalShards, Shard
 from gda.layout.boundary import hide_own_frames, public, set_module, unexpected_keyword
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecLike, format_spec
@@ -320,18 +321,18 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
 
     def copy_to_host_async(self) -> None:
         """Start copying the data of this process to the host, for a later ``numpy.asarray``."""
-        self._on_devices().copy_to_host_async()
+        live(self).copy_to_host_async()
 
     def delete(self) -> None:
         """Free the device memory now. Every later access to data raises ``RuntimeError``.
 
         Of jitted functions, those of ``jnp`` included, the message is JAX's: they see the array.
         """
-        self.array.delete()
+        real(self).delete()
 
     def is_deleted(self) -> bool:
         """Whether the data was deleted or donated."""
-        return self.array.is_deleted()
+        return real(self).is_deleted()
 
     def _live(self) -> jax.Array:
         """Return the array, or say that it is gone."""
@@ -387,9 +388,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         >>> g.reshard(jax.sharding.Mesh(mesh.devices[:2, 0], ('z',)), ['z'])
         GlobalArray(shape=(8, 2), dtype=float32, mesh={'z': 2}, spec=P('z'))
         """
-        if is_tracer(self.array):
-            raise TypeError("reshard moves data, and there is none in a trace; use gda.constrain")
-        array = self._on_devices()
+        array = live(self, "inside jit use gda.constrain")
         if isinstance(mesh_or_spec, Sharding):
             return GlobalArray(array=moving.reshard(array, mesh_or_spec, spec))  # pyright: ignore
         is_mesh = isinstance(mesh_or_spec, Mesh)
@@ -434,9 +433,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         >>> g.gather()
         array([0, 1, 2, 3, 4, 5, 6, 7], dtype=int32)
         """
-        if is_tracer(self.array):
-            raise TypeError("gather needs the value, and there is none in a trace")
-        return moving.gather(self._on_devices(), process, max_bytes)
+        return moving.gather(live(self), process, max_bytes)
 
     @public
     def fingerprint(self) -> str:
@@ -465,7 +462,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         >>> g.reshard([('y', 'x')]).fingerprint() == g.fingerprint()
         True
         """
-        return fingerprint.fingerprint(self._on_devices())
+        return fingerprint.fingerprint(live(self))
 
     # As an array.
 
@@ -491,7 +488,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         array = self._live()
         if not isinstance(array, jax.Array | np.ndarray | np.generic):
             # NumPy would make an array of Python objects of it.
-            raise TypeError(f"a {type(array).__name__} has no data, and so it gives no NumPy array")
+            raise not_an_array_error(array)
         if isinstance(array, jax.Array) and not is_tracer(array) and not is_all_here(array):
             raise RuntimeError(
                 f"this process does not hold every block of {self!r}; g.gather() gives the whole "
@@ -572,7 +569,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         Raises:
           TypeError: it is being traced, or this process does not hold every block of it.
         """
-        return self._unpickled, (tuple(pickling.dump(self._on_devices(), self.sharding)),)
+        return self._unpickled, (tuple(pickling.dump(live(self), self.sharding)),)
 
     @classmethod
     def _unpickled(cls, state: tuple[Any, ...]) -> GlobalArray:

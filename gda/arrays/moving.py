@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from gda.arrays.buffers import aligned_empty
+from gda.arrays.liveness import elsewhere_error
 from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards
 from gda.arrays.to_host import MAX_BYTES, one_by_one
@@ -142,10 +143,7 @@ class _Pieces:
         mesh: Any = sharding.mesh
         processes = processes_of(mesh)
         if len(processes.numbers) == 1:
-            raise ValueError(
-                f"the array lies on devices of process {processes.numbers[0]} alone, for which it "
-                "is a local array, and which does not send it when it calls gather"
-            )
+            raise elsewhere_error("gather()", processes.numbers[0])
         self.shape = array.shape or (1,)
         self._grid = grid_of(array.shape, mesh, sharding.spec)
         self._processes = tuple(range(jax.process_count()))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.arrays.blocks import Block, BlockReader
+from gda.arrays.liveness import deleted_error, traced_error
 from gda.arrays.narrowing import is_extended
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape, SpecLike, check_shape, check_spec
@@ -220,14 +221,15 @@ class Plan:
 
 def _array_on(device: Device, buffer: object, name: str, order: str) -> jax.Array:
     """Return a buffer that is an array on ``device`` alone; raise if it is anything else."""
-    if not isinstance(buffer, jax.Array) or is_tracer(buffer):
-        kind = "traced array" if is_tracer(buffer) else type(buffer).__name__
+    if is_tracer(buffer):
+        raise traced_error(name)
+    if not isinstance(buffer, jax.Array):
         raise TypeError(
-            f"{name} is a {kind}, not a jax.Array on {device}; put it there with "
+            f"{name} is a {type(buffer).__name__}, not a jax.Array on {device}; put it there with "
             "jax.device_put, or use from_callback for host data"
         )
     if buffer.is_deleted():
-        raise RuntimeError(f"{name}, for {device}, was deleted or donated")
+        raise deleted_error(buffer, f"{name}, a jax.Array")
     if buffer.devices() != {device}:
         on = ", ".join(sorted(map(str, buffer.devices())))
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What one device holds of an array: ``Shard``, and the words for the array that it is of."""
+"""What one device holds of an array: ``Shard``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any, Generic, TypeVar, cast
 
 import jax
 
+from gda.arrays.liveness import deleted_error, describe, traced_error
 from gda.layout.boundary import set_module
-from gda.layout.spec import Index, format_spec
+from gda.layout.spec import Index
 from gda.layout.text import counted
-from gda.mesh import Device, is_tracer, sharding_of
+from gda.mesh import Device, is_tracer, not_an_array_error
 
 DataT = TypeVar("DataT", jax.Array, jax.Array | None)
 
@@ -31,12 +32,10 @@ class DataByDevice:
         """Return the data on a device; ``None`` for a device of another process."""
         array = self._array
         if is_tracer(array):
-            raise TypeError(
-                f"the shards of {describe(array)} have no data while it is being traced; compute "
-                "on .array, or see each block with jax.shard_map"
-            )
+            see = "compute on .array, or see each block with jax.shard_map"
+            raise traced_error(describe(array), see)
         if not isinstance(array, jax.Array):
-            raise TypeError(f"a {type(array).__name__} has no data, and so its shards have none")
+            raise not_an_array_error(array)
         if array.is_deleted():
             raise deleted_error(array)
         if self._by_device is None:
@@ -119,21 +118,3 @@ jax.tree_util.register_pytree_node(
     lambda shards: (tuple(shards), None),
     lambda _, shards: tuple(shards),  # pyright: ignore[reportArgumentType]
 )
-
-
-def describe(array: Any) -> str:
-    """Return the text of a ``GlobalArray`` around this array: its type and layout, not its data."""
-    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
-        return f"GlobalArray(array={array!r})"
-    try:
-        sharding = sharding_of(array)
-        layout = f"mesh={dict(sharding.mesh.shape)}, spec={format_spec(sharding.spec)}"
-    except TypeError:
-        layout = "traced" if is_tracer(array) else "no sharding"
-    return f"GlobalArray(shape={array.shape}, dtype={array.dtype}, {layout})"
-
-
-def deleted_error(array: jax.Array) -> RuntimeError:
-    return RuntimeError(
-        f"{describe(array)} was deleted, by delete() or by donating it to a jitted function"
-    )

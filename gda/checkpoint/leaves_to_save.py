@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.global_array import GlobalArray
+from gda.arrays.liveness import live
 from gda.arrays.process_local import distinct_shards
 from gda.arrays.to_host import apart
 from gda.checkpoint.format.errors import said
@@ -181,14 +182,13 @@ def check_same_values(values: list[dict[str, str]]) -> None:
         )
 
 
-def _source(number: int, path: Path, leaf: Any, turn: int) -> Source | ValueLeaf:
-    kind = "jax.Array"
-    if isinstance(leaf, GlobalArray):
-        kind, leaf = "GlobalArray", leaf.array
+def _source(number: int, path: Path, given: Any, turn: int) -> Source | ValueLeaf:
+    is_global = isinstance(given, GlobalArray)
+    kind, leaf = ("GlobalArray", given.array) if is_global else ("jax.Array", given)
     if isinstance(leaf, np.str_ | np.bytes_):
         leaf = leaf.item()
     if isinstance(leaf, jax.Array):
-        return _of_jax(number, path, kind, leaf, turn)
+        return _of_jax(number, path, kind, live(given), turn)
     if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array would lose its mask; save its data and its mask")
     if isinstance(leaf, np.ndarray | np.generic):
@@ -237,10 +237,6 @@ def _whole(
 
 
 def _of_jax(number: int, path: Path, kind: str, array: jax.Array, turn: int) -> Source:
-    if is_tracer(array):
-        raise TypeError("an array that is being traced has no data; save outside of jit")
-    if array.is_deleted():
-        raise RuntimeError("the array was deleted or donated")
     keys_or_data, key_impl = array, None
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         key_impl = str(jax.random.key_impl(array))

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from gda.arrays.liveness import live
 from gda.arrays.process_local import process_local_of
 from gda.layout.boundary import public, set_module
 from gda.layout.process_view import infer_global_shape
@@ -156,7 +157,7 @@ def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
     rows = _SameRows(global_arrays)
 
     def taken(leaf: Any, part: Any) -> np.ndarray[Any, Any]:
-        array = _live(leaf)
+        array = live(leaf)
         _check_layout(array, part)
         rows.check(array, part)
         return process_local_of(array)
@@ -344,14 +345,6 @@ def _scalar_error(partition: object) -> ValueError:
 
 
 # The part of an array that this process has.
-
-
-def _live(leaf: Any) -> jax.Array:
-    array = leaf.__jax_array__() if is_container(leaf) else leaf
-    if not isinstance(array, jax.Array) or is_tracer(array):
-        kind = "traced array" if is_tracer(array) else type(array).__name__
-        raise TypeError(f"expected a GlobalArray or a jax.Array, not a {kind}")
-    return array
 
 
 def _check_layout(array: jax.Array, partition: DataPartitionType | PartitionSpec | None) -> None:

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.from_process_local import Batch, array_from_process_local
 from gda.arrays.global_array import GlobalArray
+from gda.arrays.liveness import live
 from gda.arrays.moving import reshard
 from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards, local_array_of
@@ -160,20 +161,14 @@ def _layout_of(leaf: Any, spec: PartitionSpec) -> tuple[PartitionSpec, None] | N
     return None if _is_global(leaf) else (spec, None)
 
 
-def _is_global(leaf: object) -> bool:
+def _is_global(leaf: Any) -> bool:
     """Whether an array is over other processes too."""
-    return (
-        isinstance(leaf, GlobalArray | jax.Array)
-        and not is_tracer(leaf)
-        and not leaf.is_fully_addressable
-    )
+    array = leaf.array if is_container(leaf) else leaf
+    return isinstance(array, jax.Array) and not is_tracer(array) and not array.is_fully_addressable
 
 
 def _to_local(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
-    array = leaf.__jax_array__() if is_container(leaf) else leaf
-    if not isinstance(array, jax.Array) or is_tracer(array):
-        kind = "traced array" if is_tracer(array) else type(array).__name__
-        raise TypeError(f"expected a GlobalArray or a jax.Array, not a {kind}")
+    array = live(leaf)
     if array.is_fully_addressable:
         return array
     if not array.sharding.is_equivalent_to(NamedSharding(mesh, spec), array.ndim):

@@ -18,6 +18,7 @@ from jax.sharding import (
 )
 
 from gda.arrays.global_array import GlobalArray
+from gda.arrays.liveness import live
 from gda.arrays.moving import reshard
 from gda.arrays.operators import unwrapped
 from gda.layout.boundary import public, set_module
@@ -198,8 +199,8 @@ def constrain(
     """
     if isinstance(x, GlobalArray):
         return GlobalArray(array=constrain(x.__jax_array__(), spec, mesh=mesh))
-    if not isinstance(x, jax.Array):
-        raise TypeError(f"constrain takes a jax.Array or a GlobalArray, not {type(x).__name__}")
+    if not is_tracer(x):
+        live(x)
     if isinstance(spec, Sharding):
         if mesh is not None:
             raise TypeError("a sharding has a mesh of its own; omit mesh=")

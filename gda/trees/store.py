@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from gda.arrays.global_array import GlobalArray
+from gda.arrays.liveness import kind_error, live
 from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards
 from gda.arrays.to_host import MAX_BYTES, HostBlock, HostBlocks
@@ -37,6 +38,11 @@ from gda.storage.targets import SliceTarget, Target, check_fit, target_of
 from gda.storage.tasks import AsyncTask, Task, run
 from gda.trees.leaves import is_container, path_of, with_paths
 from gda.trees.matching import targets_for
+
+_OTHERWISE = (
+    "for a tree of them there is gda.store_tree, and what every process has may be assigned to the "
+    "target by one"
+)
 
 
 @set_module("gda")
@@ -105,7 +111,7 @@ def store(
     """
     options = Options(max_workers, max_bytes, progress)
     if not isinstance(g, GlobalArray | jax.Array):
-        raise _not_an_array_error(g)
+        raise kind_error(g, _OTHERWISE)
     _store("store", g, [g], lambda: [target], options, _Waiting(wait_for_all, timeout))
 
 
@@ -244,28 +250,12 @@ def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Opt
 
 
 def _array_of(leaf: Any) -> jax.Array:
-    array = leaf.array if is_container(leaf) else leaf
-    if is_tracer(array):
-        raise TypeError("the array is being traced, and has no values to store; store it outside")
-    if not isinstance(array, jax.Array):
-        raise _not_an_array_error(array)
+    array = live(leaf, otherwise=_OTHERWISE)
     if is_extended(array.dtype):
         raise TypeError(
             f"no store has {array.dtype}; store the numbers of the keys: jax.random.key_data(array)"
         )
-    if array.is_deleted():
-        raise RuntimeError(
-            f"the array of shape {array.shape} was deleted, by delete() or by donating it to a "
-            "jitted function"
-        )
     return array
-
-
-def _not_an_array_error(given: object) -> TypeError:
-    return TypeError(
-        f"expected a GlobalArray or a jax.Array, not a {type(given).__name__}; for a tree of them "
-        "there is gda.store_tree, and what every process has may be assigned to the target by one"
-    )
 
 
 def _grid_of(array: jax.Array) -> ShardGrid:

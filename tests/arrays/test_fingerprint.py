@@ -324,9 +324,9 @@ def test_what_was_begun_may_be_donated(way: str, dtype: str) -> None:
 
 def test_in_a_trace_there_is_no_value(auto_mesh: Mesh) -> None:
     g = cut(batch(8), auto_mesh, P("x"))
-    with pytest.raises(TypeError, match="a fingerprint needs the value, and there is none in a tr"):
+    with pytest.raises(TypeError, match="is being traced, so it has no data; call this outside"):
         jax.jit(lambda g: g.fingerprint())(g)
-    with pytest.raises(TypeError, match="take it outside jit"):
+    with pytest.raises(TypeError, match="call this outside jit"):
         jax.jit(lambda x: fp.begin(x))(g.array)
 
 
@@ -335,12 +335,12 @@ def test_what_was_deleted_has_none(auto_mesh: Mesh) -> None:
     g.delete()
     with pytest.raises(RuntimeError, match="was deleted, by delete"):
         g.fingerprint()
-    with pytest.raises(RuntimeError, match=r"shape \(8,\) and dtype float32 was deleted"):
+    with pytest.raises(RuntimeError, match=r"jax.Array\(shape=\(8,\), .* was deleted"):
         fp.begin(g.array)
 
 
 def test_other_things_are_refused(auto_mesh: Mesh) -> None:
-    with pytest.raises(TypeError, match=r"not of ndarray; .*from_array\(jax.numpy"):
+    with pytest.raises(TypeError, match=r"not a ndarray; .*from_array\(jax.numpy"):
         fingerprint(np.zeros(3))
     with pytest.raises(TypeError, match=r"not of GlobalArray; .*take g.fingerprint\(\)"):
         fingerprint(cut(batch(8), auto_mesh, P("x")))
@@ -385,7 +385,7 @@ def test_an_array_of_another_process_alone() -> None:
     if jax.process_index() == 2:
         assert g.fingerprint() == fingerprint_of_numpy(batch(8))
     else:
-        with pytest.raises(ValueError, match="on devices of process 2 alone"):
+        with pytest.raises(ValueError, match="only process 2 holds"):
             g.fingerprint()
 
 

@@ -896,7 +896,7 @@ def test_into_takes_a_view_of_what_it_filled_and_no_data(auto_mesh: Mesh) -> Non
 
 def test_a_traced_block_is_refused_with_words(auto_mesh: Mesh) -> None:
     def build(x: jax.Array) -> jax.Array:
-        with pytest.raises(TypeError, match=r"\[0:2, :\] is being traced; build arrays outside"):
+        with pytest.raises(TypeError, match=r"\[0:2, :\] is being traced, so it has no data"):
             gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), lambda i: x[i])
         return x
 

@@ -734,7 +734,7 @@ def test_what_the_array_inside_lacks_is_said_of_it(explicit_mesh: Mesh) -> None:
     abstract = jax.eval_shape(lambda g: g, make(explicit_mesh))
     with pytest.raises(AttributeError, match="'nbytes' here: 'ShapeDtypeStruct' object"):
         abstract.nbytes  # noqa: B018
-    with pytest.raises(TypeError, match="a ShapeDtypeStruct has no data"):
+    with pytest.raises(TypeError, match="holds a ShapeDtypeStruct and no jax.Array"):
         abstract.local_shards[0].data  # noqa: B018
     message = "'shape' here: this GlobalArray holds a NoneType and no"
     with pytest.raises(AttributeError, match=message):
@@ -798,7 +798,9 @@ def test_traced_over_explicit_axes_it_knows_its_layout(explicit_mesh: Mesh) -> N
 
     def look(g: gda.GlobalArray) -> jax.Array:
         seen.append((repr(g), dict(g.mesh.shape), g.spec, g.local_shards[1]))
-        with pytest.raises(TypeError, match="no data while it is being traced"):
+        with pytest.raises(
+            TypeError, match="is being traced, so it has no data; compute on .array"
+        ):
             g.local_shards[0].data  # noqa: B018
         return g + 1
 

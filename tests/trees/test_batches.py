@@ -306,7 +306,7 @@ def test_bad_constraints(auto_mesh: Mesh) -> None:
             constrain(jnp.zeros(8), "x")
         with pytest.raises(ValueError, match=r"shardings\['a'\] is a list of 1, and the tree has"):
             constrain({"a": jnp.zeros(8)}, {"a": [P()]})
-        with pytest.raises(TypeError, match="takes a jax.Array or a GlobalArray, not float"):
+        with pytest.raises(TypeError, match="expected a GlobalArray or a jax.Array, not a float"):
             constrain({"a": 1.0}, P("x"))
 
 

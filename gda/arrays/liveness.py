@@ -1,0 +1,77 @@
+"""Arrays that have their data here, and the errors of those that have not: one for each reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from gda.arrays.operators import ArrayOperators
+from gda.layout.spec import format_spec
+from gda.mesh import is_tracer, not_an_array_error, sharding_of
+
+_OUTSIDE = "call this outside jit and other transformations"
+
+
+def live(given: Any, outside: str = _OUTSIDE, otherwise: str = "") -> jax.Array:
+    """Return the array in a container, or the array that was given, with its data.
+
+    Args:
+      outside: what to do instead where the array is being traced.
+      otherwise: what to do with what is no array.
+
+    Raises:
+      TypeError: it is being traced, or is no ``jax.Array``.
+      RuntimeError: it was deleted or donated.
+    """
+    array = real(given, outside, otherwise)
+    if array.is_deleted():
+        raise deleted_error(array, "jax.Array" if array is given else "GlobalArray")
+    return array
+
+
+def real(given: Any, outside: str = _OUTSIDE, otherwise: str = "") -> jax.Array:
+    """Return the array as ``live`` does, also one that was deleted."""
+    is_container = isinstance(given, ArrayOperators)
+    array: Any = given.array if is_container else given  # pyright: ignore[reportAttributeAccessIssue]
+    if is_tracer(array):
+        raise traced_error("the array", outside)
+    if not isinstance(array, jax.Array):
+        raise not_an_array_error(array) if is_container else kind_error(given, otherwise)
+    return array
+
+
+def traced_error(name: str, outside: str = _OUTSIDE) -> TypeError:
+    return TypeError(f"{name} is being traced, so it has no data; {outside}")
+
+
+def kind_error(given: object, otherwise: str = "") -> TypeError:
+    hint = otherwise and f"; {otherwise}"
+    return TypeError(f"expected a GlobalArray or a jax.Array, not a {type(given).__name__}{hint}")
+
+
+def deleted_error(array: jax.Array, kind: str = "GlobalArray") -> RuntimeError:
+    return RuntimeError(
+        f"{describe(array, kind)} was deleted, by delete() or by donating it to a jitted function"
+    )
+
+
+def elsewhere_error(name: str, process: int) -> ValueError:
+    """Say that a function was called for an array that one other process has alone."""
+    return ValueError(
+        f"{name} was called in process {jax.process_index()} for an array that only process "
+        f"{process} holds. Call it in process {process} alone, or build the array over a mesh of "
+        "all processes"
+    )
+
+
+def describe(array: Any, kind: str = "GlobalArray") -> str:
+    """Return the text of an array, or of the container around it: its type and layout, no data."""
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        return f"{kind}(array={array!r})"
+    try:
+        sharding = sharding_of(array)
+        layout = f"mesh={dict(sharding.mesh.shape)}, spec={format_spec(sharding.spec)}"
+    except TypeError:
+        layout = "traced" if is_tracer(array) else "no sharding"
+    return f"{kind}(shape={array.shape}, dtype={array.dtype}, {layout})"

@@ -1,0 +1,125 @@
+"""Arrays without data: deleted, traced, or not arrays at all, wherever they are given."""
+
+import pickle
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut, mesh_of
+
+import gda
+
+MESH = mesh_of({"x": 4, "y": 2})
+DATA = batch(8, 2)
+
+# Of a container or an array.
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "store": lambda x: gda.store(x, np.empty((8, 2), np.float32)),
+    "store_tree": lambda x: gda.store_tree({"a": x}, {"a": np.empty((8, 2), np.float32)}),
+    "to_numpy": lambda x: gda.to_numpy([x]),
+    "to_host": lambda x: gda.global_to_host_array([x]),
+    "to_host_local": lambda x: gda.global_array_to_host_local_array([x], MESH, P("x")),
+    "to_global": lambda x: gda.host_local_array_to_global_array([x], MESH, P("x")),
+    "from_process_local": lambda x: gda.GlobalArray.from_process_local(x, MESH, P("x")),
+    "save": lambda x: gda.checkpoint.save(tempfile.mkdtemp(), [x], overwrite=True),
+    "constrain": lambda x: gda.constrain(x, P("y"), mesh=MESH),
+    "a block": lambda x: gda.GlobalArray.from_callback((8, 2), MESH, P(), lambda index: x),
+}
+# Of a container.
+METHODS: dict[str, Callable[[Any], Any]] = {
+    "reshard": lambda g: g.reshard(P("y")),
+    "gather": lambda g: g.gather(),
+    "fingerprint": lambda g: g.fingerprint(),
+    "copy_to_host_async": lambda g: g.copy_to_host_async(),
+    "pickle": pickle.dumps,
+    "local_data": lambda g: g.local_shards[0].data,
+}
+DELETED = r"\(shape=.*\) was deleted, by delete\(\) or by donating it to a jitted function"
+TRACED = "is being traced, so it has no data; "
+
+
+def given(kind: str) -> Any:
+    g = cut(DATA, MESH, P("x"))
+    return g if kind == "GlobalArray" else g.array
+
+
+@pytest.mark.parametrize("kind", ["GlobalArray", "jax.Array"])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_array_that_was_deleted(way: str, kind: str) -> None:
+    array = given(kind)
+    array.delete()
+    with pytest.raises(RuntimeError, match=DELETED):
+        WAYS[way](array)
+
+
+@pytest.mark.parametrize("way", METHODS)
+def test_a_container_that_was_deleted(way: str) -> None:
+    g = given("GlobalArray")
+    g.delete()
+    g.delete()
+    assert g.is_deleted()
+    with pytest.raises(RuntimeError, match=r"^GlobalArray.* spec=P\('x'\)\) was deleted, by"):
+        METHODS[way](g)
+
+
+def test_buffers_without_data() -> None:
+    buffers = [jax.device_put(DATA, device) for device in MESH.devices.flat]
+    buffers[1].delete()
+    with pytest.raises(RuntimeError, match=r"device_buffers\[1\], a jax.Array.*" + DELETED):
+        gda.GlobalArray((8, 2), MESH, P(), buffers)
+    with pytest.raises(TypeError, match=r"device_buffers\[0\] " + TRACED):
+        jax.jit(lambda x: gda.GlobalArray((8, 2), MESH, P(), [x] * 8).array)(DATA)
+
+
+@pytest.mark.parametrize("kind", ["GlobalArray", "jax.Array"])
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in ("constrain", "to_numpy")])
+def test_an_array_that_is_being_traced(way: str, kind: str) -> None:
+    def trace(x: jax.Array) -> jax.Array:
+        WAYS[way](gda.GlobalArray(array=x) if kind == "GlobalArray" else x)
+        return x
+
+    with pytest.raises(TypeError, match=TRACED):
+        jax.jit(trace)(given("jax.Array"))
+
+
+@pytest.mark.parametrize("way", [*(way for way in METHODS if way != "local_data"), "delete", "is"])
+def test_a_container_that_is_being_traced(way: str) -> None:
+    method = {"delete": lambda g: g.delete(), "is": lambda g: g.is_deleted(), **METHODS}[way]
+    with pytest.raises(TypeError, match=TRACED):
+        gda.jit(lambda x: method(gda.GlobalArray(array=x)))(given("GlobalArray"))
+
+
+@pytest.mark.parametrize("way", ["store", "store_tree", "to_host", "to_host_local"])
+def test_what_is_no_array(way: str) -> None:
+    with pytest.raises(TypeError, match="expected a GlobalArray or a jax.Array, not a ndarray"):
+        WAYS[way](DATA)
+    with pytest.raises(TypeError, match="this GlobalArray holds a ndarray and no jax.Array"):
+        WAYS[way](gda.GlobalArray(array=DATA))
+
+
+@pytest.mark.parametrize("content", [DATA, None, jax.ShapeDtypeStruct((8, 2), np.float32)])
+@pytest.mark.parametrize("way", [*METHODS, "delete", "is_deleted"])
+def test_a_container_of_something_else(way: str, content: Any) -> None:
+    method = METHODS.get(way, lambda g: getattr(g, way)())
+    said = r"this (GlobalArray holds a \w+ and no jax.Array|ShapeDtypeStruct has the sharding None)"
+    with pytest.raises(TypeError, match=said):
+        method(gda.GlobalArray(array=content))
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("name", ["gather", "fingerprint"])
+def test_an_array_of_one_other_process(name: str) -> None:
+    theirs = [device for device in jax.devices() if device.process_index == 1]
+    g = gda.GlobalArray.from_callback(
+        (4, 2), Mesh(np.array(theirs), ("x",)), P("x"), lambda index: DATA[index], dtype="float32"
+    )
+    if jax.process_index() == 1:
+        assert getattr(g, name)() is not None
+        return
+    with pytest.raises(ValueError, match="called in process 0 .* only process 1 holds. Call it in"):
+        getattr(g, name)()
