@@ -132,7 +132,7 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Pending:
         return Pending(add([]))
     chosen = dict(blocks)
     some = next(iter(chosen.values()))
-    # Whatever the user may have set: see gda/allgather.py.
+    # Whatever the user may have set: see gda/multihost/allgather.py.
     with jax.disable_jit(False), jax.transfer_guard("allow"):
         if is_extended(some.dtype):
             chosen = {number: jax.random.key_data(block) for number, block in chosen.items()}
