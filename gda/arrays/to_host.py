@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 
 K = TypeVar("K")
+Data: TypeAlias = jax.Array | np.ndarray[Any, Any]
 
 MAX_BYTES = 256 * 1024 * 1024
 
@@ -24,16 +25,16 @@ class HostBlock(Generic[K]):
     """
 
     def __init__(
-        self, key: K, data: jax.Array, nbytes: int, on_release: Callable[[int], object]
+        self, key: K, data: Data, nbytes: int, on_release: Callable[[int], object]
     ) -> None:
         self.key = key
         self.nbytes = nbytes
-        self._data: jax.Array | None = apart(data)
+        self._data: Data | None = apart(data) if isinstance(data, jax.Array) else data
         self._on_release = on_release
 
     def begin(self) -> None:
         """Begin to copy it."""
-        if self._data is not None:
+        if isinstance(self._data, jax.Array):
             self._data.copy_to_host_async()
 
     def values(self) -> np.ndarray[Any, Any]:
@@ -45,10 +46,12 @@ class HostBlock(Generic[K]):
 
     def release(self) -> None:
         """Let go of the copy; those who still have its ``values`` keep the memory."""
+        is_copied = isinstance(self._data, jax.Array)
         self._data = None
-        # JAX frees some copies, such as those of int4, only when Python collects garbage. That of
-        # the youngest objects takes a microsecond.
-        gc.collect(0)
+        if is_copied:
+            # JAX frees some copies, such as those of int4, only when Python collects garbage. That
+            # of the youngest objects takes a microsecond.
+            gc.collect(0)
         self._on_release(self.nbytes)
 
 
@@ -62,11 +65,12 @@ class HostBlocks(Generic[K]):
     the budget releases others before that.
 
     Args:
-      blocks: key, single-device array and bytes of each; one is taken beyond those that are begun.
+      blocks: key, data and bytes of each; one is taken beyond those that are begun. The data are a
+        single-device array, or a NumPy array, of which nothing is copied.
       max_bytes: the budget.
     """
 
-    def __init__(self, blocks: Iterable[tuple[K, jax.Array, int]], max_bytes: int) -> None:
+    def __init__(self, blocks: Iterable[tuple[K, Data, int]], max_bytes: int) -> None:
         self._blocks = (HostBlock(*block, self._let_go) for block in blocks)
         self._max_bytes = max_bytes
         self._held = 0
