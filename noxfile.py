@@ -36,6 +36,8 @@ def tests(session: nox.Session, jax: str) -> None:
 
 @nox.session(python="3.11")
 def torture(session: nox.Session) -> None:
-    """Run the trials by the hundred, of which the suite has a sample."""
+    """Make the trials by the hundred, of which the suite has a sample; record their figures."""
     session.install("-e", ".[test]")
-    session.run("python", "-m", "pytest", "-m", "torture", "-n", "2", *session.posargs)
+    trials = ["-m", "torture or hypothesis", "--hypothesis-profile", "torture"]
+    page = ["--figures", "docs/reliability.md"]
+    session.run("python", "-m", "pytest", "-n", "2", *trials, *page, *session.posargs)

@@ -14,9 +14,9 @@ from typing import Any
 # so that the index math runs without importing JAX. Type checkers read __init__.pyi.
 _MODULE_OF = {
     "GlobalArray": "gda.arrays.global_array",
-    "Shard": "gda.arrays.global_array",
+    "Shard": "gda.arrays.shard",
     "aligned_empty": "gda.arrays.buffers",
-    "DoesNotFitError": "gda.arrays.blocks",
+    "DoesNotFitError": "gda.arrays.narrowing",
     "load_tree": "gda.trees.load",
     "Retry": "gda.storage.options",
     "to_numpy": "gda.trees.to_numpy",
@@ -50,6 +50,14 @@ _MODULE_OF = {
     "Index": "gda.layout.spec",
 }
 
+# The types of what public functions return or raise besides, as messages and pickles name them.
+_MODULE_OF_VALUES = {
+    "LayoutUnknownError": "gda.mesh",
+    "Link": "gda.layout.reshard.plan",
+    "Load": "gda.layout.reshard.plan",
+    "Traffic": "gda.compiled.hlo",
+}
+
 _MODULES = {
     "checkpoint": "gda.checkpoint",
     "libraries": "gda.arrays.libraries",
@@ -69,10 +77,11 @@ def __getattr__(name: str) -> Any:
         return import_module("importlib.metadata").version("gda")
     if name in _MODULES:
         return import_module(_MODULES[name])
-    if name not in _MODULE_OF:
+    module = _MODULE_OF.get(name) or _MODULE_OF_VALUES.get(name)
+    if module is None:
         hint = f"; its successor is gda.{_SUCCESSOR_OF[name]}" if name in _SUCCESSOR_OF else ""
         raise AttributeError(f"module 'gda' has no attribute {name!r}{hint}")
-    value = getattr(import_module(_MODULE_OF[name]), name)
+    value = getattr(import_module(module), name)
     globals()[name] = value
     return value
 
@@ -81,17 +90,31 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
-# Modules that pickles of before name, and where what they name is now.
+# Modules of before: pickles name them, and programs may import gda.libraries.
 _FORMER = {
-    "gda.array": {"_unpickled": "gda.arrays.global_array"},
-    "gda.pickling": {"State": "gda.arrays.pickling"},
-    "gda.grid": {"ShardGrid": "gda.layout.grid"},
-    "gda.views": {"_view_of": "gda.layout.process_view"},
-    "gda.processes": {"Processes": "gda.layout.processes"},
-    "gda.reshard": {"ReshardPlan": "gda.layout.reshard.plan", "Move": "gda.layout.reshard.plan"},
-    "gda.reading": {"Retry": "gda.storage.options"},
-    "gda.hlo.listing": {"Collectives": "gda.compiled.hlo"},
-    "gda.hlo.program": {"Collective": "gda.compiled.hlo"},
+    "gda.array": {"_unpickled": "gda.GlobalArray._unpickled"},
+    "gda.pickling": {"State": "gda.arrays.pickling.State"},
+    "gda.grid": {"ShardGrid": "gda.ShardGrid"},
+    "gda.views": {"_view_of": "gda.ProcessView._unpickled"},
+    "gda.processes": {"Processes": "gda.layout.processes.Processes"},
+    "gda.reshard": {
+        "ReshardPlan": "gda.ReshardPlan",
+        "Move": "gda.Move",
+        "Load": "gda.Load",
+        "Link": "gda.Link",
+    },
+    "gda.reading": {"Retry": "gda.Retry"},
+    "gda.sharding": {"LayoutUnknownError": "gda.LayoutUnknownError"},
+    "gda.hlo.listing": {"Collectives": "gda.Collectives", "Traffic": "gda.Traffic"},
+    "gda.hlo.program": {"Collective": "gda.Collective"},
+    "gda.checkpoint.chunks": {"ChunkGrid": "gda.checkpoint.ChunkGrid"},
+    "gda.checkpoint.manifest": {
+        "ArrayLeaf": "gda.checkpoint.ArrayLeaf",
+        "Piece": "gda.checkpoint.Piece",
+        "StoredArray": "gda.checkpoint.StoredArray",
+        "ValueLeaf": "gda.checkpoint.ValueLeaf",
+    },
+    "gda.libraries": {"register": "gda.arrays.libraries.register"},
 }
 
 
@@ -99,7 +122,7 @@ class _FormerModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name not in _FORMER[self.__name__]:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return getattr(import_module(_FORMER[self.__name__][name]), name)
+        return import_module("pkgutil").resolve_name(_FORMER[self.__name__][name])
 
 
 for _name in _FORMER:

@@ -2,10 +2,10 @@ from gda import checkpoint as checkpoint
 from gda import show as show
 from gda import storage as storage
 from gda.arrays import libraries as libraries
-from gda.arrays.blocks import DoesNotFitError as DoesNotFitError
 from gda.arrays.buffers import aligned_empty as aligned_empty
 from gda.arrays.global_array import GlobalArray as GlobalArray
-from gda.arrays.global_array import Shard as Shard
+from gda.arrays.narrowing import DoesNotFitError as DoesNotFitError
+from gda.arrays.shard import Shard as Shard
 from gda.compiled.collectives import assert_collectives as assert_collectives
 from gda.compiled.collectives import collectives as collectives
 from gda.compiled.hlo import Collective as Collective

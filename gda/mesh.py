@@ -26,7 +26,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.process_view import ProcessView
 from gda.layout.processes import Processes
@@ -53,6 +53,7 @@ class Device(Protocol):
     def default_memory(self) -> Any: ...
 
 
+@set_module("gda")
 @public
 def get_shard_shape(
     global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None
@@ -75,6 +76,7 @@ def get_shard_shape(
     return mesh_grid(global_shape, mesh, spec).shard_shape
 
 
+@set_module("gda")
 @public
 def get_shard_indices(
     global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None
@@ -96,6 +98,7 @@ def get_shard_indices(
     return dict(zip(devices_of(over.mesh), grid.indices(), strict=True))
 
 
+@set_module("gda")
 @public
 def get_shard_indices_replica_ids(
     global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None
@@ -254,6 +257,7 @@ def view_of(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> ProcessView:
 # The sharding of an array that is to be made, and of one that is there.
 
 
+@set_module("gda")
 class LayoutUnknownError(TypeError, AttributeError):
     """There is no mesh and spec to know, so an attribute that would tell them is not there.
 

@@ -2,7 +2,10 @@
 
 import os
 import signal
+import sys
 
+# Tests start hundreds of processes; without bytecode each would compile the same modules again.
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
@@ -10,13 +13,13 @@ os.environ["XLA_FLAGS"] = (
 from collections.abc import Iterator
 
 import pytest
-from commands import Result, Run, exit_code
 from forks import Forks
 from hypothesis import HealthCheck, settings
 from jax.sharding import AxisType, Mesh
 from meshes import mesh_of
+from order import add_shuffle, pytest_collection_modifyitems, pytest_runtest_protocol  # noqa: F401
 from trials import (  # noqa: F401, hooks and a fixture
-    pytest_addoption,
+    add_figures,
     pytest_runtest_makereport,
     pytest_terminal_summary,
     trials,
@@ -24,10 +27,14 @@ from trials import (  # noqa: F401, hooks and a fixture
 
 from gda.launch.children import Children
 
+sys.dont_write_bytecode = False
+
 # A shell that starts the suite in the background, and nohup, leave these ignored, and so would be
 # every program that a test starts and then interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+collect_ignore = ["testing/suites"]
 
 settings.register_profile(
     "gda",
@@ -38,6 +45,11 @@ settings.register_profile(
 )
 settings.register_profile("torture", settings.get_profile("gda"), max_examples=500)
 settings.load_profile("gda")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_figures(parser)
+    add_shuffle(parser)
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
@@ -63,15 +75,3 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
         forks = Forks(children, tmp_path_factory.mktemp("forks") / "log")
         yield forks
         forks.close()
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process; gives its exit code and what it printed."""
-
-    def in_process(*args: object) -> Result:
-        code = exit_code(*args)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return in_process

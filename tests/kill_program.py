@@ -1,4 +1,4 @@
-"""Processes that save until they are killed, and a disk that fails: for test_checkpoint_faults.py.
+"""Processes that save until they are killed, a disk that fails, and memory that is measured.
 
 As a program it reads commands, a line of JSON each, and forks for every one. So JAX, which takes
 seconds to import, is imported once; before a fork it must not have used a device.
@@ -23,6 +23,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from memory_program import memory_taken
 
 import gda
 import gda.launch
@@ -304,6 +305,10 @@ def _found(path: str) -> tuple[object, object]:
     found = tree["state"][1]["step"]
     is_whole = jax.tree.all(jax.tree.map(np.array_equal, tree, values_of(found)))
     return found, "whole" if is_whole else "mixed"
+
+
+def measure_memory(what: str, path: str, most: int, options: dict[str, Any]) -> None:
+    say(json.dumps(memory_taken(what, path, most, options)))
 
 
 def _run(do: str, process: int, processes: int, port: int, arguments: dict[str, Any]) -> None:

@@ -1,12 +1,6 @@
-"""Does something with a checkpoint and says how much memory it took: for test_checkpoint_memory.py.
+"""Does something with a checkpoint and says how much memory it took."""
 
-As a program it gets what to do as JSON. It may not take much more than it is given, so that a test
-that fails does not fill the machine.
-"""
-
-import json
 import resource
-import sys
 import tempfile
 from typing import Any
 
@@ -30,7 +24,11 @@ def warm_up() -> None:
         gda.checkpoint.verify(folder, fingerprints=True)
 
 
-def main(do: str, path: str, most: int, options: dict[str, Any]) -> None:
+def memory_taken(do: str, path: str, most: int, options: dict[str, Any]) -> tuple[int, str, str]:
+    """Return the bytes that it took, and the kind and the text of the error that came of it.
+
+    From here on this process may not take much more, so that no test fills the machine.
+    """
     warm_up()
     if do == "save":
         options["tree"] = {"w": np.random.default_rng(0).integers(0, 256, 2**26, np.uint8)}
@@ -44,9 +42,4 @@ def main(do: str, path: str, most: int, options: dict[str, Any]) -> None:
         getattr(gda.checkpoint, do)(path, **options)
     except (Exception, MemoryError) as caught:
         error = caught
-    taken = status("VmHWM") - before
-    print(json.dumps([taken, type(error).__name__, str(error)]))
-
-
-if __name__ == "__main__":
-    main(*json.loads(sys.argv[1]))
+    return status("VmHWM") - before, type(error).__name__, str(error)

@@ -4,7 +4,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import (
     AbstractMesh,
@@ -163,7 +163,6 @@ def test_local_devices_are_found_by_their_position_in_the_mesh(mesh: Mesh) -> No
 # Properties: JAX is right.
 
 
-@settings(max_examples=1000)
 @given(sharded_cases())
 def test_shapes_and_indices_are_those_of_jax(case: ShardedCase[Mesh]) -> None:
     shape, mesh, spec = case.global_shape, case.mesh, case.spec
@@ -174,7 +173,6 @@ def test_shapes_and_indices_are_those_of_jax(case: ShardedCase[Mesh]) -> None:
     assert list(indices) == list(mesh.devices.flat)
 
 
-@settings(max_examples=1000)
 @given(sharded_cases())
 def test_indices_and_replica_ids_are_those_of_the_shards_of_a_jax_array(
     case: ShardedCase[Mesh],
@@ -184,7 +182,6 @@ def test_indices_and_replica_ids_are_those_of_the_shards_of_a_jax_array(
     assert list(shards) == list(case.mesh.devices.flat)
 
 
-@settings(max_examples=300)
 @given(sharded_cases(), st.integers(1, 3))
 def test_surplus_nones_change_nothing(case: ShardedCase[Mesh], surplus: int) -> None:
     missing = len(case.global_shape) - len(case.spec)
@@ -193,7 +190,6 @@ def test_surplus_nones_change_nothing(case: ShardedCase[Mesh], surplus: int) -> 
     assert shards == shards_of_jax(case.global_shape, case.mesh, spec)
 
 
-@settings(max_examples=300)
 @given(sharded_cases(meshes(shuffle=False)), st.randoms(use_true_random=False))
 def test_devices_change_places_and_the_places_keep_what_they_hold(
     case: ShardedCase[Mesh], random: Any
@@ -211,7 +207,6 @@ def test_devices_change_places_and_the_places_keep_what_they_hold(
     assert list(after) == devices
 
 
-@settings(max_examples=300)
 @given(sharded_cases())
 def test_the_blocks_of_the_first_replicas_make_up_the_array(case: ShardedCase[Mesh]) -> None:
     shards = gda.get_shard_indices_replica_ids(case.global_shape, case.mesh, case.spec)
@@ -224,7 +219,6 @@ def test_the_blocks_of_the_first_replicas_make_up_the_array(case: ShardedCase[Me
     np.testing.assert_array_equal(rebuilt, whole)
 
 
-@settings(max_examples=200)
 @given(sharded_cases())
 def test_the_grid_of_a_mesh_needs_its_shape_only(case: ShardedCase[Mesh]) -> None:
     assert mesh_grid(case.global_shape, case.mesh, case.spec) == case.grid

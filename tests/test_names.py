@@ -1,8 +1,52 @@
-"""The names of ``gda/__init__.py``."""
+"""The public names."""
+
+import inspect
+import sys
+import typing
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+from public_api import public_api
 
 import gda
+import gda.checkpoint
+import gda.launch
+import gda.show
+import gda.storage
+import gda.testing
+
+RECORDED = Path(__file__).with_name("public_api.txt")
+PUBLIC = [
+    (module.__name__, name)
+    for module in (gda, gda.checkpoint, gda.launch, gda.show, gda.storage, gda.testing)
+    for name in module.__all__
+    if not isinstance(getattr(module, name), ModuleType) and name != "Index"  # an alias of tuple
+]
+
+
+@pytest.mark.parametrize(("module", "name"), PUBLIC)
+def test_what_is_public_is_known_by_its_public_module(module: str, name: str) -> None:
+    public: Any = getattr(sys.modules[module], name)
+    assert public.__module__ == module
+    assert attrgetter(public.__qualname__)(sys.modules[module]) is public
+    assert typing.get_type_hints(public) is not None
+    if inspect.isfunction(public):
+        assert f"def {public.__name__}(" in inspect.getsource(public)
+
+
+def test_the_public_api_is_the_one_recorded() -> None:
+    recorded = RECORDED.read_text().splitlines()
+    assert list(public_api()) == recorded, f"python tests/public_api.py > tests/{RECORDED.name}"
+
+
+def test_modules_are_imported_by_their_public_names() -> None:
+    from gda.libraries import register  # pyright: ignore[reportMissingImports]
+
+    assert register is gda.libraries.register
+    assert register.__module__ == "gda.libraries"
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def rarely(times: int) -> settings:
 # The page.
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def add_figures(parser: pytest.Parser) -> None:
     parser.addoption("--figures", type=Path, help="the page that the figures of trials go into")
 
 

@@ -1,4 +1,4 @@
-"""From what a callback returned to a block that JAX may keep: ownership, alignment and types.
+"""From what a callback returned to a block that JAX may keep: ownership and alignment.
 
 JAX takes a NumPy array whose memory is 64-byte aligned as the device buffer itself on CPU, and some
 versions copy the others after the placing call has returned. So memory that anybody else can reach
@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterable
-from numbers import Number
 from typing import Any
 from weakref import getweakrefcount
 
@@ -22,19 +20,23 @@ import jax
 import numpy as np
 
 from gda.arrays.buffers import ALIGNMENT, Buffers, Memory
-from gda.layout.boundary import is_of_caller
-from gda.layout.dtype_names import as_dtype
+from gda.arrays.narrowing import (
+    WIDE_DTYPES,
+    asked_dtype,
+    check_fits,
+    is_extended,
+    is_raw,
+    jax_dtype,
+    narrowed_dtype,
+    native,
+    objects_error,
+)
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape
+from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
 
 Block = np.ndarray[Any, Any] | jax.Array
-
-
-class DoesNotFitError(ValueError, OverflowError):
-    """A value of a block cannot be represented in the dtype that the array has in JAX."""
-
-    __module__ = "gda"
 
 
 class BlockReader:
@@ -73,8 +75,8 @@ class BlockReader:
             raise TypeError(f"copy must be True, False or None, not {copy!r}")
         self.grid = grid
         self.shape = grid.shard_shape
-        self.asked = None if dtype is None else _asked_dtype(dtype)
-        self.dtype = None if self.asked is None else _jax_dtype(self.asked)
+        self.asked = None if dtype is None else asked_dtype(dtype)
+        self.dtype = None if self.asked is None else jax_dtype(self.asked)
         self.copy = copy
         self._device = device
         self._count = count
@@ -82,7 +84,7 @@ class BlockReader:
         self._buffers: dict[np.dtype[Any], Buffers] = {}
         self._in_threads = in_threads
         self._narrowed = (
-            {wide: narrowed_dtype(wide, "") for wide in _WIDE_DTYPES} if in_threads else {}
+            {wide: narrowed_dtype(wide, "") for wide in WIDE_DTYPES} if in_threads else {}
         )
 
     def read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
@@ -135,7 +137,7 @@ class BlockReader:
         self, callback: Callable[[Index, np.ndarray[Any, Any]], object], indices: Iterable[Index]
     ) -> list[Block]:
         """Return aligned buffers that ``callback(index, out)`` filled, with the same errors."""
-        if _is_extended(self.asked):
+        if is_extended(self.asked):
             raise TypeError(f"into=True hands out NumPy memory, and NumPy has no {self.asked}")
         dtype = np.dtype(self.asked)
         # Threads share what is kept and locked; alone there is a quicker way.
@@ -202,9 +204,9 @@ class BlockReader:
           is_sole: nobody else will delete or donate it.
         """
         self.check_shape(index, value.shape)
-        if _is_extended(value.dtype) != _is_extended(self.asked or value.dtype):
+        if is_extended(value.dtype) != is_extended(self.asked or value.dtype):
             raise self._keys_error(index, value.dtype)
-        if value.dtype != _jax_dtype(value.dtype, index):
+        if value.dtype != jax_dtype(value.dtype, index):
             # Made with x64, which is off now: JAX would narrow it without a look at its values.
             return self._from_numpy(index, np.asarray(value), sole=False)
         if len(value.devices()) > 1:
@@ -228,14 +230,14 @@ class BlockReader:
         )
 
     def _from_numpy(self, index: Index, value: np.ndarray[Any, Any], sole: bool) -> Block:
-        wanted = self.asked or _native(value.dtype)
+        wanted = self.asked or native(value.dtype)
         if self.asked is None and wanted.hasobject and wanted.names is None:
-            raise _objects_error(value, index)
-        if _is_extended(wanted):
+            raise objects_error(value, index)
+        if is_extended(wanted):
             raise self._keys_error(index, value.dtype)
-        if _is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
+        if is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
             value = value.view(wanted)
-        final = self._narrowed.get(wanted) or _jax_dtype(wanted, index)
+        final = self._narrowed.get(wanted) or jax_dtype(wanted, index)
         self.check_shape(index, value.shape)
         is_converted = value.dtype != wanted
         if is_converted:
@@ -244,7 +246,7 @@ class BlockReader:
         if value.dtype != final:
             with np.errstate(over="ignore"):
                 narrow = self._copied(value, final)
-            _check_fits(value, narrow, index)
+            check_fits(value, narrow, index)
             return narrow
         if is_converted or self.copy is False:
             return value
@@ -279,14 +281,6 @@ class BlockReader:
             )
 
 
-def format_index(index: Index) -> str:
-    """Return an index as it is written between brackets: ``[0:2, :]``."""
-    parts = [
-        ":" if s.start is None and s.stop is None else f"{s.start or 0}:{s.stop}" for s in index
-    ]
-    return f"[{', '.join(parts)}]"
-
-
 def _as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
     if value is None:
         raise TypeError(
@@ -312,125 +306,8 @@ def _owns_memory(value: np.ndarray[Any, Any]) -> bool:
     return value.flags.owndata if base is None else type(base) is Memory
 
 
-def _objects_error(value: np.ndarray[Any, Any], index: Index) -> Exception:
-    """Return the error for a block of which NumPy made no numbers."""
-    where = f"the block at index {format_index(index)}"
-    objects = value.ravel().tolist()
-    if all(isinstance(item, int) for item in objects):
-        for item in objects:
-            if not -(2**63) <= item < 2**64:
-                return DoesNotFitError(f"{where} has the integer {item}, which 64 bits cannot hold")
-    others = [type(item).__name__ for item in objects if not isinstance(item, Number | np.generic)]
-    if others and not value.ndim:
-        return TypeError(f"{where} is a {others[0]}; return an array, a number or a list of them")
-    holds = f", and holds a {others[0]}" if others else ""
-    numbers = np.asarray([] if others else objects).dtype
-    name = "float64" if numbers.hasobject else numbers.name
-    return TypeError(
-        f"{where} has dtype object, as a pandas column may have{holds}; convert it to numbers with "
-        f"block.astype({name!r}) or dtype="
-    )
-
-
-def _asked_dtype(dtype: Any) -> Any:
-    # The dtype of PRNG keys is not a NumPy dtype and must be left as it is.
-    is_key = not isinstance(dtype, str) and _is_extended(dtype)
-    return dtype if is_key else _native(as_dtype(dtype, "the argument dtype="))
-
-
-def _is_extended(dtype: Any) -> bool:
-    return jax.numpy.issubdtype(dtype, jax.dtypes.extended)
-
-
 def _is_part_of(returned: Any, out: np.ndarray[Any, Any]) -> bool:
     return isinstance(returned, np.ndarray) and np.may_share_memory(returned, out)
-
-
-def _is_raw(dtype: np.dtype[Any]) -> bool:
-    # What numpy.load makes of types that NumPy itself lacks, such as bfloat16.
-    return dtype.type is np.void and dtype.names is None
-
-
-def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return dtype if dtype.isnative else dtype.newbyteorder("=")
-
-
-# The usual dtypes are the same in JAX with and without x64; asking JAX takes a microsecond.
-KEPT_DTYPES = frozenset(map(np.dtype, ["?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8"]))
-
-
-_WIDE_DTYPES = tuple(map(np.dtype, ["i8", "u8", "f8", "c16"]))
-
-
-def narrowed_dtype(dtype: np.dtype[Any], given: str) -> np.dtype[Any]:
-    """Return the dtype that JAX has for data of ``dtype``: without x64, int32 for int64.
-
-    Args:
-      given: the words before the dtype in the message, such as ``"the source has dtype "``.
-
-    Raises:
-      TypeError: JAX has none, as for strings, dates, records and Python objects.
-    """
-    dtype = _native(dtype)
-    if dtype in KEPT_DTYPES or _is_extended(dtype):
-        return dtype
-    known = dtype.kind != "m" and (  # NumPy counts spans of time as integers
-        jax.numpy.issubdtype(dtype, jax.numpy.number) or dtype == np.bool_
-    )
-    if not known or dtype.itemsize > (16 if dtype.kind == "c" else 8):
-        hint = "convert it to numbers first"
-        if dtype.kind in "mM":
-            hint += ", such as with .astype('int64')"
-        if _is_raw(dtype):
-            hint = "view it as what it is with dtype=, such as dtype=jax.numpy.bfloat16"
-        raise TypeError(f"{given}{dtype}, which JAX does not have; {hint}")
-    return jax.dtypes.canonicalize_dtype(dtype)
-
-
-def _jax_dtype(dtype: Any, index: Index | None = None) -> Any:
-    """Return ``narrowed_dtype`` of a block; of the dtype that was asked for, with a warning."""
-    if dtype in KEPT_DTYPES or _is_extended(dtype):
-        return dtype
-    if index is not None:
-        return narrowed_dtype(dtype, f"the block at index {format_index(index)} has dtype ")
-    final = narrowed_dtype(dtype, "the argument is dtype=")
-    if final != dtype:
-        warnings.warn(
-            f"dtype={dtype} is not available without jax_enable_x64; the array will be {final}",
-            stacklevel=_depth_of_user(),
-        )
-    return final
-
-
-def _depth_of_user() -> int:
-    """Return how many calls above the caller the code of the user is, as ``stacklevel``."""
-    depth, frame = 0, sys._getframe(1)
-    while frame is not None:
-        depth += 1
-        if is_of_caller(frame):
-            break
-        frame = frame.f_back
-    return depth
-
-
-def _check_fits(wide: np.ndarray[Any, Any], narrow: np.ndarray[Any, Any], index: Index) -> None:
-    """Raise where an integer changed or a finite number became infinite."""
-    if wide.dtype.kind in "iu":
-        wrong = wide != narrow
-    else:
-        wrong = np.isinf(narrow) & np.isfinite(wide)
-        if wide.dtype.kind == "c":
-            for part in (np.real, np.imag):
-                wrong |= np.isinf(part(narrow)) & np.isfinite(part(wide))
-    if wrong.any():
-        place = tuple(map(int, np.argwhere(wrong)[0]))
-        element = tuple((s.start or 0) + p for s, p in zip(index, place, strict=True))
-        raise DoesNotFitError(
-            f"the block at index {format_index(index)} has dtype {wide.dtype}, which JAX narrows "
-            f"to {narrow.dtype} without jax_enable_x64, and the value {wide[place]} at {element} "
-            "of the array does not fit. Set jax_enable_x64, or ask for the cast, as NumPy makes "
-            f"it, with dtype={narrow.dtype}"
-        )
 
 
 class _Probe(BlockReader):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype
 from gda.layout.spec import Shape
 from gda.layout.text import format_bytes
@@ -22,6 +22,7 @@ _SLAB_BELOW = 64 * 1024
 _SLAB_BYTES = 1024 * 1024
 
 
+@set_module("gda")
 @public
 def aligned_empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> np.ndarray[Any, Any]:
     """Return an uninitialised, C-contiguous array whose memory starts at a multiple of 64 bytes.

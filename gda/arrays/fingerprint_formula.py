@@ -28,7 +28,7 @@ Words = npt.NDArray[np.uint32]
 AnyNDArray = np.ndarray[Any, Any]
 
 # Elements that are mixed at a time: they and their keys stay in the cache.
-_PIECE = 1 << 15
+AT_A_TIME = 1 << 15
 
 
 def fingerprint_of_numpy(array: AnyNDArray) -> str:
@@ -133,11 +133,11 @@ def sums_of_stack(parts: AnyNDArray, start: Sequence[int]) -> Words:
     np.True_
     """
     count, size = len(parts), math.prod(parts.shape[1:])
-    if size > _PIECE:
+    if size > AT_A_TIME:
         return np.stack([sums_of_numpy(part, start) for part in parts])
     mask, origin = _mask_of(parts.dtype), key_at(constants_of(ORIGIN), 1)
     dimensions = range(len(start))
-    at_a_time = max(1, _PIECE // max(size, 1))
+    at_a_time = max(1, AT_A_TIME // max(size, 1))
     sums = [
         _sums_of_words(
             _words_of_numpy(parts[first : first + at_a_time]) & mask, dimensions, start, origin
@@ -154,11 +154,11 @@ def _mask_of(dtype: np.dtype[Any]) -> np.uint32:
 
 def _pieces(array: AnyNDArray, start: Shape) -> Iterator[tuple[AnyNDArray, Shape]]:
     """Yield parts of a few elements each, with their starts."""
-    if array.size <= _PIECE:
+    if array.size <= AT_A_TIME:
         yield array, start
         return
     axis = next(axis for axis, size in enumerate(array.shape) if size > 1)
-    step = max(1, _PIECE * array.shape[axis] // array.size)
+    step = max(1, AT_A_TIME * array.shape[axis] // array.size)
     for begin in range(0, array.shape[axis], step):
         part = array[(slice(None),) * axis + (slice(begin, begin + step),)]
         yield from _pieces(part, (*start[:axis], start[axis] + begin, *start[axis + 1 :]))
@@ -192,7 +192,7 @@ def _sums_of_words(
     sums = np.empty((len(words), LANES), np.uint32)
     for lane, shared in enumerate(origin[:, 0]):
         key = sum((side[lane] for side in sides), start=shared)
-        mixed = _mix(words + key)
+        mixed = mix(words + key)
         sums[:, lane] = mixed.reshape(len(words), -1).sum(1, dtype=np.uint32)
     return sums
 
@@ -235,7 +235,7 @@ def keys_from(constants: Words, start: int, count: int) -> Words:
     """Return the keys of ``count`` coordinates from ``start`` on: uint32 ``[LANES, count]``."""
     width = max(count - 1, 0).bit_length()
     first = start >> width << width
-    all_sums = _all_sums if count <= _PIECE else _all_sums.__wrapped__
+    all_sums = _all_sums if count <= AT_A_TIME else _all_sums.__wrapped__
     low = all_sums(constants[:, :width].tobytes())
     keys = low + key_at(constants, first)
     if start > first:
@@ -266,7 +266,7 @@ ROUNDS = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB))
 LAST_SHIFT = 14
 
 
-def _mix(x: Words) -> Words:
+def mix(x: Words) -> Words:
     """Permute 32 bits so that each depends on all, in place: new arrays take twice as long."""
     shifted = np.empty_like(x)
     for shift, factor in ROUNDS:

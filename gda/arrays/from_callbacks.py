@@ -10,14 +10,15 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.blocks import Block, BlockReader, format_index
+from gda.arrays.blocks import Block, BlockReader
 from gda.arrays.from_sources import Build, build_of_source, read_all
 from gda.arrays.placing import Plan, plan_of
 from gda.layout.spec import Index, SpecLike
+from gda.layout.text import format_index
 from gda.mesh import Device, MeshLike
 from gda.multihost.agreement import checked, together
 from gda.multihost.descriptions import describe
-from gda.storage.options import Options, ProgressLike, Retry
+from gda.storage.options import Options
 
 
 @checked("GlobalArray.from_callback")
@@ -30,10 +31,7 @@ def array_from_callback(
     dtype: npt.DTypeLike | None = None,
     copy: bool | None = None,
     into: bool = False,
-    max_workers: int | None = None,
-    max_bytes: int | None = None,
-    progress: ProgressLike = False,
-    retry: Retry | None = None,
+    options: Options | None = None,
 ) -> jax.Array:
     """Build an array by one call of ``data_callback`` per distinct index of this process.
 
@@ -46,15 +44,12 @@ def array_from_callback(
         raise ValueError("into=True needs dtype=, the type of the buffer that the callback fills")
     if into and copy is not None:
         raise ValueError("copy= says what happens to memory of the callback; into=True has none")
-    has_options = not (
-        max_workers is None and max_bytes is None and retry is None and progress is False
-    )
-    if not has_options and not plan.places_early:
+    if options is None and not plan.places_early:
         # Nothing overlaps here, so all blocks are read in a row and placed at once.
         reader = plan.reader(dtype, copy)
         read = reader.fill if into else reader.read
         return plan.place(read(data_callback, plan.distinct), reader.dtype)
-    options = Options(max_workers, max_bytes, progress, retry)
+    options = options or Options()
     reader = plan.reader(dtype, copy, in_threads=options.are_for_threads)
     build = Build(plan, reader, partial(reader.fill if into else reader.read, data_callback))
     read_all([build], options, "from_callback")

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gda.arrays.blocks import KEPT_DTYPES, Block, BlockReader
+from gda.arrays.blocks import Block, BlockReader
 from gda.arrays.buffers import ALIGNMENT, Buffers, aligned_empty
+from gda.arrays.narrowing import KEPT_DTYPES
 from gda.arrays.placing import hashable_over, plan_over
 from gda.arrays.process_local import local_sharding
 from gda.layout.grid import ShardGrid

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from gda.arrays.blocks import Block, BlockReader, narrowed_dtype
+from gda.arrays.blocks import Block, BlockReader
+from gda.arrays.narrowing import is_raw, narrowed_dtype, native
 from gda.arrays.placing import Plan, plan_of
 from gda.layout.spec import Index, SpecLike
 from gda.mesh import Device, MeshLike
@@ -148,12 +149,12 @@ class Build:
         arrays: list[jax.Array] = jax.device_put([block] * len(targets), targets)
         self._arrays.update(zip(self.plan.holders[number], arrays, strict=True))
         return Transfer(
-            lambda: _are_sent(arrays),
+            lambda: are_sent(arrays),
             lambda: jax.block_until_ready(arrays),
         )
 
 
-def _are_sent(arrays: list[Any]) -> bool:
+def are_sent(arrays: list[Any]) -> bool:
     return all(array.is_ready() for array in arrays)
 
 
@@ -181,15 +182,15 @@ def build_of_source(
     # What has no elements is not asked for: some libraries refuse.
     has_elements = math.prod(reader.shape) > 0
     begin = found.begin if isinstance(found, AsyncSource) and has_elements else None
-    return Build(plan, reader, read, begin, _native(found.dtype), note)
+    return Build(plan, reader, read, begin, native(found.dtype), note)
 
 
 def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
     if not math.prod(reader.shape):
-        return reader.empty(_native(source.dtype))
+        return reader.empty(native(source.dtype))
     block = source.read(index, reader.empty)
     dtype = getattr(block, "dtype", None)
-    is_other = isinstance(dtype, np.dtype) and _native(dtype) != _native(source.dtype)
+    is_other = isinstance(dtype, np.dtype) and native(dtype) != native(source.dtype)
     if is_other and reader.asked is None:
         raise TypeError(
             f"the source says that its dtype is {source.dtype}, but gave a block of {dtype}, as "
@@ -198,13 +199,8 @@ def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
     return block
 
 
-def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return dtype.newbyteorder("=")
-
-
 def _check_raw(dtype: np.dtype[Any], asked: Any) -> None:
-    is_raw = dtype.type is np.void and dtype.names is None
-    if is_raw and asked is not None and asked.itemsize != dtype.itemsize:
+    if is_raw(dtype) and asked is not None and asked.itemsize != dtype.itemsize:
         raise TypeError(
             f"the source has elements of {dtype.itemsize} bytes that NumPy has no type for "
             f"({dtype}); they cannot be {asked}, of {asked.itemsize} bytes"
@@ -224,9 +220,4 @@ def read_all(builds: Sequence[Build], options: Options, description: str) -> Non
             done += nbytes
             show(done, total)
 
-        run(
-            chain.from_iterable(build.tasks(report) for build in builds),
-            max_workers=options.max_workers,
-            max_bytes=options.max_bytes,
-            retry=options.retry,
-        )
+        run(chain.from_iterable(build.tasks(report) for build in builds), options)

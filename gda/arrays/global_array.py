@@ -1,8 +1,8 @@
-"""The container: ``GlobalArray`` and its ``Shard`` records.
+"""The container: ``GlobalArray``.
 
-A ``GlobalArray`` holds one ``jax.Array`` and nothing else; all it says of mesh, spec and shards is
-derived from that array when asked for, and kept. What its methods do is written below it: grids in
-``gda.layout.grid``, construction in ``gda.arrays.from_callbacks``.
+It holds one ``jax.Array`` and nothing else; all it says of mesh, spec and shards is derived from
+that array when asked for, and kept. Its constructors are in ``gda.arrays.constructors``, its
+operators and the methods of ``jax.Array`` in ``gda.arrays.operators``; below these is what they do.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ from itertools import repeat
 from typing import (
     TYPE_CHECKING,
     Any,
-    Generic,
-    Literal,
     NoReturn,
-    TypeVar,
-    cast,
     overload,
 )
 
@@ -29,21 +25,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from gda.arrays import (
     fingerprint,
     from_callbacks,
-    from_process_local,
     libraries,
     moving,
     pickling,
 )
+from gda.arrays.constructors import ArrayConstructors
 from gda.arrays.operators import ArrayOperators
 from gda.arrays.process_local import is_all_here
-from gda.layout.boundary import hide_own_frames, public, unexpected_keyword
+from gda.arrays.shard import DataByDevice, LocalShards, Shard, deleted_error, describe
+from gda.layout.boundary import hide_own_frames, public, set_module, unexpected_keyword
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Index, Shape, SpecLike, format_spec
-from gda.layout.text import counted
+from gda.layout.spec import Shape, SpecLike, format_spec
 from gda.mesh import (
-    Device,
     LayoutUnknownError,
-    MeshLike,
     after_spec,
     devices_of,
     is_tracer,
@@ -52,123 +46,16 @@ from gda.mesh import (
     not_an_array_error,
     sharding_of,
 )
-from gda.storage.options import Options, ProgressLike, Retry
 
 AnyNDArray = np.ndarray[Any, Any]
-DataT = TypeVar("DataT", jax.Array, jax.Array | None)
 
 _NOTHING = object()
 _get = object.__getattribute__
 _set = object.__setattr__
 
 
-class _Pieces:
-    """The single-device arrays of an array, split off when first asked for.
-
-    Shards refer to this and not to the container: it keeps its shards, and device memory should be
-    freed with the last reference, not when the garbage collector finds a cycle.
-    """
-
-    __slots__ = ("_array", "_by_device")
-
-    def __init__(self, array: jax.Array) -> None:
-        self._array = array
-        self._by_device: dict[Device | None, jax.Array] | None = None
-
-    def on(self, device: Device | None) -> jax.Array | None:
-        """Return the piece on a device; ``None`` for a device of another process."""
-        array = self._array
-        if is_tracer(array):
-            raise TypeError(
-                f"the shards of {GlobalArray(array=array)!r} have no data while it is being "
-                "traced; compute on .array, or see each block with jax.shard_map"
-            )
-        if not isinstance(array, jax.Array):
-            raise TypeError(f"a {type(array).__name__} has no data, and so its shards have none")
-        if array.is_deleted():
-            raise _deleted_error(array)
-        if self._by_device is None:
-            # `array.addressable_data(i)` would be wrong here: of a fully replicated array it gives
-            # the first device's shard for every i.
-            self._by_device = {shard.device: shard.data for shard in array.addressable_shards}
-        return self._by_device.get(device)
-
-
-class Shard(Generic[DataT]):
-    """What one device holds of a ``GlobalArray``: device, index, replica id and data, read-only."""
-
-    __slots__ = ("_device", "_index", "_pieces", "_replica_id")
-
-    def __init__(
-        self, device: Device | None, index: Index, replica_id: int, pieces: _Pieces
-    ) -> None:
-        self._device = device
-        self._index = index
-        self._replica_id = replica_id
-        self._pieces = pieces
-
-    @property
-    def device(self) -> Device | None:
-        """The device; ``None`` while tracing, where a mesh has no devices."""
-        return self._device
-
-    @property
-    def index(self) -> Index:
-        """The global elements it holds: one slice per dimension."""
-        return self._index
-
-    @property
-    def replica_id(self) -> int:
-        """How many devices before it, in device order, hold the same index.
-
-        Writing the shards with replica id 0 writes every element once.
-        """
-        return self._replica_id
-
-    @property
-    def data(self) -> DataT:
-        """A single-device ``jax.Array`` of the shard shape; ``None`` for another process's device.
-
-        Fetched when first asked for: splitting the array costs some microseconds a device.
-
-        Raises:
-          RuntimeError: the array was deleted or donated.
-          TypeError: the array is being traced, or is not one that has data.
-        """
-        return cast("DataT", self._pieces.on(self._device))
-
-    def __repr__(self) -> str:
-        return f"Shard(device={self.device}, index={self.index}, replica_id={self.replica_id})"
-
-
-class _LocalShards(tuple[Shard[Any], ...]):
-    """The shards of this process; an index beyond them is answered with their number.
-
-    Attributes:
-      num_global: number of shards in all processes.
-    """
-
-    num_global: int
-
-    def __getitem__(self, i: Any) -> Any:
-        try:
-            return super().__getitem__(i)
-        except IndexError:
-            raise IndexError(
-                f"there is no local shard {i}: process {jax.process_index()} has {len(self)} of "
-                f"the {counted(self.num_global, 'shard')}; global_shards lists all"
-            ) from None
-
-
-# As a tuple is one.
-jax.tree_util.register_pytree_node(
-    _LocalShards,
-    lambda shards: (tuple(shards), None),
-    lambda _, shards: tuple(shards),  # pyright: ignore[reportArgumentType]
-)
-
-
-class GlobalArray(ArrayOperators):
+@set_module("gda")
+class GlobalArray(ArrayConstructors, ArrayOperators):
     """A global array cut over a mesh, held by the devices of one or many processes.
 
     A thin, immutable container over one committed ``jax.Array`` with a ``NamedSharding``, in
@@ -216,14 +103,14 @@ class GlobalArray(ArrayOperators):
     """
 
     # Slots that are not set are caches that were not asked for yet.
-    __slots__ = ("__weakref__", "_global_shards", "_local_shards", "_pieces", "array")
+    __slots__ = ("__weakref__", "_data_by_device", "_global_shards", "_local_shards", "array")
 
     array: jax.Array
     """The array itself, for everything that a container does not do."""
 
     _local_shards: tuple[Shard[Any], ...]
     _global_shards: tuple[Shard[Any], ...]
-    _pieces: _Pieces
+    _data_by_device: DataByDevice
 
     @overload
     def __init__(
@@ -275,435 +162,6 @@ class GlobalArray(ArrayOperators):
                 hide_own_frames(error)
                 raise
         _set(self, "array", array)
-
-    @classmethod
-    @public
-    def from_array(cls, array: jax.Array | GlobalArray) -> GlobalArray:
-        """Wrap a ``jax.Array`` that already has its sharding; nothing is copied or moved.
-
-        An array on a single device, which has no mesh, gets a mesh of that one device and the spec
-        ``P()``.
-
-        Raises:
-          TypeError: it is not a ``jax.Array``, or its sharding is neither a ``NamedSharding`` nor
-            on a single device.
-
-        >>> import gda, jax.numpy as jnp
-        >>> gda.GlobalArray.from_array(jnp.zeros((2, 3)))
-        GlobalArray(shape=(2, 3), dtype=float32, mesh={'device': 1}, spec=P())
-        """
-        if isinstance(array, GlobalArray):
-            return array
-        if not isinstance(array, jax.Array):
-            raise TypeError(
-                f"from_array takes a jax.Array that has its sharding, not {type(array).__name__}; "
-                "for an array on the host write GlobalArray.from_source(array, mesh, spec)"
-            )
-        if not is_tracer(array):
-            sharding_of(array)
-        return cls(array=array)
-
-    @overload
-    @classmethod
-    def from_callback(
-        cls,
-        global_shape: Iterable[int],
-        mesh: Mesh,
-        spec: SpecLike,
-        data_callback: Callable[[Index], Any],
-        *,
-        dtype: npt.DTypeLike | None = None,
-        copy: bool | None = None,
-        into: Literal[False] = False,
-        max_workers: int | None = None,
-        max_bytes: int | None = None,
-        progress: ProgressLike = False,
-        retry: Retry | None = None,
-    ) -> GlobalArray: ...
-    @overload
-    @classmethod
-    def from_callback(
-        cls,
-        global_shape: Iterable[int],
-        mesh: Mesh,
-        spec: SpecLike,
-        data_callback: Callable[[Index, np.ndarray[Any, Any]], object],
-        *,
-        dtype: npt.DTypeLike,
-        copy: None = None,
-        into: Literal[True],
-        max_workers: int | None = None,
-        max_bytes: int | None = None,
-        progress: ProgressLike = False,
-        retry: Retry | None = None,
-    ) -> GlobalArray: ...
-    @overload
-    @classmethod
-    def from_callback(
-        cls,
-        global_shape: Iterable[int],
-        mesh: NamedSharding | SingleDeviceSharding,
-        data_callback: Callable[..., Any],
-        *,
-        dtype: npt.DTypeLike | None = None,
-        copy: bool | None = None,
-        into: bool = False,
-        max_workers: int | None = None,
-        max_bytes: int | None = None,
-        progress: ProgressLike = False,
-        retry: Retry | None = None,
-    ) -> GlobalArray: ...
-    @classmethod
-    @public
-    def from_callback(  # pyright: ignore[reportInconsistentOverload]
-        cls,
-        global_shape: Iterable[int],
-        mesh: MeshLike,
-        spec: Any = None,
-        data_callback: Any = None,
-        *,
-        dtype: npt.DTypeLike | None = None,
-        copy: bool | None = None,
-        into: bool = False,
-        max_workers: int | None = None,
-        max_bytes: int | None = None,
-        progress: ProgressLike = False,
-        retry: Retry | None = None,
-    ) -> GlobalArray:
-        """Build an array block by block: one call per distinct index of this process.
-
-        Replicas of a block are read once. Communicates between processes only to check that they
-        agree, and only where ``gda.checking_agreement`` is on.
-
-        Args:
-          global_shape: sizes of the whole array.
-          mesh: ``jax.sharding.Mesh``.
-          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-          data_callback: ``data_callback(index)`` returns the block at ``index``, of the shard
-            shape: a NumPy array, a ``jax.Array`` on any device, a list, for a scalar a number, or
-            anything else that ``numpy.asarray`` takes. With ``into=True``,
-            ``data_callback(index, out)`` fills ``out``; what it leaves is left uninitialised.
-          dtype: cast every block to it, as its own ``astype`` does. Needed with ``into=True`` and
-            where this process has no device of the mesh.
-          copy: what happens to blocks. ``None``: a block that somebody else can reach, such
-            as a view, a memory map or a buffer used again, is copied at once; a fresh one is
-            adopted. After the call nothing that is done to the caller's memory changes the array.
-            ``True`` copies all. ``False`` copies none: the caller promises to leave them alone for
-            as long as the array lives. So with a ``jax.Array``, which the caller could delete or
-            donate: one that the callback still holds is copied on its device. An array of JAX's
-            that shares memory with another, as ``jax.device_put`` to the device where that is makes
-            it, or of an aligned NumPy array on CPU, needs ``copy=True`` to be protected.
-          into: hand out 64-byte-aligned buffers of the shard shape and ``dtype`` to be filled;
-            reading a file straight into them spares a copy.
-          max_workers: how many blocks are read at a time. With more than one the callback is called
-            in threads and must be safe there; contexts of JAX's such as ``jax.enable_x64`` do not
-            reach it. By default one, in the caller's thread.
-          max_bytes: bounds what blocks hold on the host beside the arrays: on CPU, where a block
-            becomes the array, while it is read; on an accelerator until it was sent there. One
-            block that is larger is read alone. What the callback itself allocates beside its
-            result is not counted. By default there is no bound.
-          progress: ``True`` shows bytes and rate on stderr, which needs rich; a function is called
-            with ``(bytes_done, bytes_total)`` of this process after each block.
-          retry: a ``gda.Retry`` with the errors after which a block is read again.
-
-        On accelerators blocks are sent to their devices while others are read; on CPU the array is
-        made when all are there. An error in one read, or Ctrl-C, stops the rest: those that run
-        are waited for, and no thread is left.
-
-        Without ``jax_enable_x64`` JAX narrows 64-bit types to 32 bits. Floats are rounded.
-
-        Raises:
-          TypeError: blocks of differing dtypes, or of one that JAX does not have.
-          ValueError: the spec does not fit the shape and the mesh; a block of another shape.
-          DoesNotFitError: narrowing changes an integer or makes a finite number infinite. It is a
-            ``ValueError`` and an ``OverflowError``.
-          ImportError: ``progress=True`` without rich.
-          Exception: what the callback raises, with a note of the index.
-
-        >>> import gda, jax, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
-        >>> data = np.arange(16).reshape(8, 2)
-        >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x'], lambda index: data[index])
-        >>> g.local_shards[2].data.tolist(), g.local_shards[3].replica_id
-        ([[4, 5], [6, 7]], 1)
-
-        With a sharding in place of mesh and spec:
-
-        >>> from jax.sharding import NamedSharding, PartitionSpec as P
-        >>> sharding = NamedSharding(mesh, P('x'), memory_kind='pinned_host')
-        >>> g = gda.GlobalArray.from_callback((8, 2), sharding, lambda index: data[index])
-        >>> g.sharding == sharding
-        True
-        """
-        spec, data_callback = after_spec(mesh, spec, data_callback)
-        return cls(
-            array=from_callbacks.array_from_callback(
-                global_shape,
-                mesh,
-                spec,
-                data_callback,
-                dtype=dtype,
-                copy=copy,
-                into=into,
-                max_workers=max_workers,
-                max_bytes=max_bytes,
-                progress=progress,
-                retry=retry,
-            )
-        )
-
-    @classmethod
-    @public
-    def from_source(
-        cls,
-        source: Any,
-        mesh: MeshLike,
-        spec: SpecLike | None = None,
-        *,
-        dtype: npt.DTypeLike | None = None,
-        max_workers: int | None = None,
-        max_bytes: int | None = None,
-        progress: ProgressLike = False,
-        retry: Retry | None = None,
-    ) -> GlobalArray:
-        """Build an array of anything that can be sliced, reading the blocks of this process only.
-
-        Each distinct block is read once, by one slice with start and stop for every dimension, and
-        copied at once where the source keeps it. Datasets of h5py and TensorStores read straight
-        into memory that JAX on CPU takes as it is. A TensorStore reads asynchronously, in threads
-        of its own: ``max_workers``, by default 32, is then how many reads are under way.
-        Communicates as ``from_callback`` does. ``gda.load_tree`` reads many at once.
-
-        Args:
-          source: has ``shape``, ``dtype`` and NumPy-style slicing: a memory map, ``zarr.Array``,
-            ``h5py.Dataset``, TensorStore, netCDF variable, a value of
-            ``gda.storage.open_safetensors`` or what ``get_slice`` of safetensors gives.
-          mesh: ``jax.sharding.Mesh``.
-          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-          dtype: cast to it. Bytes that NumPy has no type for, such as what ``numpy.load`` makes of
-            bfloat16, are taken as it.
-          max_workers, max_bytes, progress, retry: as in ``from_callback``. More than one worker
-            needs a library that several threads may use.
-
-        Raises:
-          TypeError: ``source`` is not a source, or has a dtype that JAX does not have.
-          ValueError: the spec does not fit; a block of another shape than was asked for.
-          DoesNotFitError, ImportError: as in ``from_callback``.
-          Exception: what the source raises, with a note of the index.
-
-        >>> import gda, jax, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
-        >>> gda.GlobalArray.from_source(np.arange(16).reshape(8, 2), mesh, ['x', 'y'])
-        GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
-        """
-        options = Options(max_workers, max_bytes, progress, retry)
-        return cls(array=from_callbacks.array_from_source(source, mesh, spec, dtype, options))
-
-    @overload
-    @classmethod
-    def from_batched_callback(
-        cls,
-        global_shape: Iterable[int],
-        mesh: Mesh,
-        spec: SpecLike,
-        data_callback: Callable[[list[Index]], Iterable[Any]],
-        *,
-        dtype: npt.DTypeLike | None = None,
-        copy: bool | None = None,
-    ) -> GlobalArray: ...
-    @overload
-    @classmethod
-    def from_batched_callback(
-        cls,
-        global_shape: Iterable[int],
-        mesh: NamedSharding | SingleDeviceSharding,
-        data_callback: Callable[[list[Index]], Iterable[Any]],
-        *,
-        dtype: npt.DTypeLike | None = None,
-        copy: bool | None = None,
-    ) -> GlobalArray: ...
-    @classmethod
-    @public
-    def from_batched_callback(  # pyright: ignore[reportInconsistentOverload]
-        cls,
-        global_shape: Iterable[int],
-        mesh: MeshLike,
-        spec: Any = None,
-        data_callback: Any = None,
-        *,
-        dtype: npt.DTypeLike | None = None,
-        copy: bool | None = None,
-    ) -> GlobalArray:
-        """Build an array by one call that returns all blocks of this process.
-
-        Args:
-          global_shape: sizes of the whole array.
-          mesh: ``jax.sharding.Mesh``.
-          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-          data_callback: ``data_callback(indices)`` gets one index per device of this process, in
-            device order, repeats included, and returns the blocks in that order. Of devices that
-            hold the same index the first one's block is taken for all.
-          dtype: as in ``from_callback``.
-          copy: as in ``from_callback``.
-
-        Communicates as ``from_callback`` does. Raises what that raises, and
-        ``ValueError`` where the number of blocks is not the number of indices.
-
-        >>> import gda, jax, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
-        >>> data = np.arange(16).reshape(8, 2)
-        >>> gda.GlobalArray.from_batched_callback(
-        ...     (8, 2), mesh, ['x', 'y'], lambda indices: [data[index] for index in indices])
-        GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
-        """
-        spec, data_callback = after_spec(mesh, spec, data_callback)
-        return cls(
-            array=from_callbacks.array_from_batched_callback(
-                global_shape, mesh, spec, data_callback, dtype=dtype, copy=copy
-            )
-        )
-
-    @overload
-    @classmethod
-    def from_batched_callback_with_devices(
-        cls,
-        global_shape: Iterable[int],
-        mesh: Mesh,
-        spec: SpecLike,
-        data_callback: Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[jax.Array]],
-        *,
-        dtype: npt.DTypeLike | None = None,
-    ) -> GlobalArray: ...
-    @overload
-    @classmethod
-    def from_batched_callback_with_devices(
-        cls,
-        global_shape: Iterable[int],
-        mesh: NamedSharding | SingleDeviceSharding,
-        data_callback: Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[jax.Array]],
-        *,
-        dtype: npt.DTypeLike | None = None,
-    ) -> GlobalArray: ...
-    @classmethod
-    @public
-    def from_batched_callback_with_devices(  # pyright: ignore[reportInconsistentOverload]
-        cls,
-        global_shape: Iterable[int],
-        mesh: MeshLike,
-        spec: Any = None,
-        data_callback: Any = None,
-        *,
-        dtype: npt.DTypeLike | None = None,
-    ) -> GlobalArray:
-        """Build an array by one call that places all blocks of this process itself.
-
-        Args:
-          global_shape: sizes of the whole array.
-          mesh: ``jax.sharding.Mesh``.
-          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-          data_callback: gets one ``(index, (device, ...))`` per distinct index and returns
-            single-device ``jax.Array``s, one per device, flat, in the order given. They become
-            the shards without a copy: deleting or donating one deletes the shard.
-          dtype: cast to it, on the devices.
-
-        Communicates as ``from_callback`` does.
-
-        Raises:
-          TypeError: something returned is not a ``jax.Array``, or dtypes differ.
-          ValueError: the spec does not fit, or an array is missing, on another device or of
-            another shape.
-
-        >>> import gda, jax, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
-        >>> data = np.arange(16).reshape(8, 2)
-        >>> def place(request):
-        ...     return [jax.device_put(data[index], device, may_alias=False)
-        ...             for index, devices in request for device in devices]
-        >>> gda.GlobalArray.from_batched_callback_with_devices((8, 2), mesh, ['x'], place)
-        GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x'))
-        """
-        spec, data_callback = after_spec(mesh, spec, data_callback)
-        return cls(
-            array=from_callbacks.array_from_batched_callback_with_devices(
-                global_shape, mesh, spec, data_callback, dtype=dtype
-            )
-        )
-
-    @overload
-    @classmethod
-    def from_process_local(
-        cls,
-        local_data: Any,
-        mesh: Mesh,
-        spec: SpecLike,
-        global_shape: Iterable[int] | None = None,
-        *,
-        dtype: npt.DTypeLike | None = None,
-        copy: bool | None = None,
-    ) -> GlobalArray: ...
-    @overload
-    @classmethod
-    def from_process_local(
-        cls,
-        local_data: Any,
-        mesh: NamedSharding | SingleDeviceSharding,
-        global_shape: Iterable[int] | None = None,
-        *,
-        dtype: npt.DTypeLike | None = None,
-        copy: bool | None = None,
-    ) -> GlobalArray: ...
-    @classmethod
-    @public
-    def from_process_local(  # pyright: ignore[reportInconsistentOverload]
-        cls,
-        local_data: Any,
-        mesh: MeshLike,
-        spec: Any = None,
-        global_shape: Any = None,
-        *,
-        dtype: npt.DTypeLike | None = None,
-        copy: bool | None = None,
-    ) -> GlobalArray:
-        """Build an array of what each process has of it, such as its rows of a batch.
-
-        The data of a process is its distinct blocks side by side, in the order of their coordinates
-        and gaps left out: ``ShardGrid.view(process).local_shape`` is its shape. That needs blocks
-        that form a regular grid; the devices may be in any order in the mesh. Blocks that several
-        processes hold must be equal in all of them (``host_local_array_to_global_array`` can check
-        that). Communicates as ``from_callback`` does.
-
-        Args:
-          local_data: a NumPy array, a ``jax.Array`` of this process, PRNG keys, or anything else
-            that ``numpy.asarray`` takes. A ``jax.Array`` whose shards are the blocks, on their
-            devices, is used without a copy, so deleting or donating it deletes them; another is
-            copied there.
-          mesh: ``jax.sharding.Mesh``.
-          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-          global_shape: sizes of the whole array, by default inferred. In a dimension in which the
-            local data has the whole global size, the blocks of this process are cut out of it.
-            Needed, with ``dtype``, in a process without a device of the mesh, which ignores the
-            local data.
-          dtype: as in ``from_callback``.
-          copy: as in ``from_callback``: NumPy data is copied once, unless it is ``False``, which
-            promises to leave the data alone for as long as the array lives.
-
-        Raises:
-          TypeError: a dtype that JAX does not have, or local data that is being traced.
-          ValueError: the spec or ``global_shape`` does not fit the data, or the blocks of this
-            process do not form a regular grid; it shows them.
-          DoesNotFitError: as in ``from_callback``.
-
-        >>> import gda, jax, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
-        >>> gda.GlobalArray.from_process_local(np.zeros((16, 3), np.float32), mesh, [('x', 'y')])
-        GlobalArray(shape=(16, 3), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(('x', 'y')))
-        """
-        spec, global_shape = after_spec(mesh, spec, global_shape)
-        return cls(
-            array=from_process_local.array_from_process_local(
-                local_data, mesh, spec, global_shape, dtype=dtype, copy=copy
-            )
-        )
 
     # What it is.
 
@@ -792,8 +250,8 @@ class GlobalArray(ArrayOperators):
         [0, 1, 0, 1, 0, 1, 0, 1]
         """
 
-        def make() -> _LocalShards:
-            shards = _LocalShards(self._shards(only_local=True))
+        def make() -> LocalShards:
+            shards = LocalShards(self._shards(only_local=True))
             shards.num_global = self.grid.num_devices
             return shards
 
@@ -827,16 +285,18 @@ class GlobalArray(ArrayOperators):
 
     def _shards(self, only_local: bool) -> tuple[Shard[Any], ...]:
         mesh, grid = self.mesh, self.grid
-        pieces = self._cached("_pieces", lambda: _Pieces(self.array))
+        data_by_device = self._cached("_data_by_device", lambda: DataByDevice(self.array))
         if not isinstance(mesh, Mesh):
             devices = repeat(None, grid.num_devices)
         elif only_local and len(local_positions(mesh)) < grid.num_devices:
             local = local_positions(mesh)
             shards = zip(local, grid.shards_at(local.values()), strict=True)
-            return tuple([Shard(device, *which, pieces) for device, which in shards])
+            return tuple([Shard(device, *which, data_by_device) for device, which in shards])
         else:
             devices = devices_of(mesh)
-        return tuple(map(Shard, devices, grid.indices(), grid.replica_ids.tolist(), repeat(pieces)))
+        return tuple(
+            map(Shard, devices, grid.indices(), grid.replica_ids.tolist(), repeat(data_by_device))
+        )
 
     def _cached(self, slot: str, make: Callable[[], Any]) -> Any:
         try:
@@ -881,7 +341,7 @@ class GlobalArray(ArrayOperators):
             return array
         if hasattr(array, "is_deleted"):
             if array.is_deleted():
-                raise _deleted_error(array)
+                raise deleted_error(array)
         elif not hasattr(array, "dtype"):
             raise not_an_array_error(array)
         return array
@@ -1063,10 +523,7 @@ class GlobalArray(ArrayOperators):
         raise AttributeError(f"a GlobalArray is immutable; {name} cannot be deleted")
 
     def __repr__(self) -> str:
-        array = self.array
-        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
-            return f"GlobalArray(array={array!r})"
-        return f"GlobalArray(shape={array.shape}, dtype={array.dtype}, {self._layout_text()})"
+        return describe(self.array)
 
     def _repr_html_(self) -> str | None:
         """Return the picture that a notebook shows; None where there is none, so it shows the text.
@@ -1082,13 +539,6 @@ class GlobalArray(ArrayOperators):
 
     def __treescope_ndarray_adapter__(self) -> Any:
         return libraries.treescope_adapter(self)
-
-    def _layout_text(self) -> str:
-        try:
-            sharding = self.sharding
-        except TypeError:
-            return "traced" if is_tracer(self.array) else "no sharding"
-        return f"mesh={dict(sharding.mesh.shape)}, spec={format_spec(sharding.spec)}"
 
     def __str__(self) -> str:
         """Return dtype, shape and spec; of a scalar the value, as of a loss that is printed."""
@@ -1122,18 +572,11 @@ class GlobalArray(ArrayOperators):
         Raises:
           TypeError: it is being traced, or this process does not hold every block of it.
         """
-        return _unpickled, (pickling.dump(self._on_devices(), self.sharding),)
+        return self._unpickled, (tuple(pickling.dump(self._on_devices(), self.sharding)),)
 
-
-def _unpickled(state: pickling.State) -> GlobalArray:
-    return GlobalArray(array=pickling.load(state))
-
-
-def _deleted_error(array: jax.Array) -> RuntimeError:
-    return RuntimeError(
-        f"{GlobalArray(array=array)!r} was deleted, by delete() or by donating it to a jitted "
-        "function"
-    )
+    @classmethod
+    def _unpickled(cls, state: tuple[Any, ...]) -> GlobalArray:
+        return cls(array=pickling.load(pickling.State(*state)))
 
 
 @lru_cache(maxsize=1024)

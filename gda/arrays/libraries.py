@@ -36,6 +36,7 @@ import numpy as np
 
 from gda.arrays.from_callbacks import array_from_callback
 from gda.arrays.moving import reshard
+from gda.layout.boundary import set_module
 from gda.layout.spec import format_spec
 from gda.mesh import is_tracer
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from treescope.ndarray_adapters import NDArrayAdapter
 
 
+@set_module("gda.libraries")
 def register(container: type) -> None:
     """Register a container with those libraries that are imported and have to be told.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 
 K = TypeVar("K")
-Data: TypeAlias = jax.Array | np.ndarray[Any, Any]
+BlockData: TypeAlias = jax.Array | np.ndarray[Any, Any]
 
 MAX_BYTES = 256 * 1024 * 1024
 
@@ -25,16 +26,17 @@ class HostBlock(Generic[K]):
     """
 
     def __init__(
-        self, key: K, data: Data, nbytes: int, on_release: Callable[[int], object]
+        self, key: K, data: BlockData, nbytes: int, on_release: Callable[[int], object]
     ) -> None:
         self.key = key
         self.nbytes = nbytes
-        self._data: Data | None = apart(data) if isinstance(data, jax.Array) else data
+        self._data = data if isinstance(data, np.ndarray) else apart(data)
         self._on_release = on_release
+        self._guard = threading.Lock()
 
     def begin(self) -> None:
         """Begin to copy it."""
-        if isinstance(self._data, jax.Array):
+        if not isinstance(self._data, np.ndarray | None):
             self._data.copy_to_host_async()
 
     def values(self) -> np.ndarray[Any, Any]:
@@ -42,7 +44,8 @@ class HostBlock(Generic[K]):
 
         On CPU it is the memory of the device itself where NumPy can have that.
         """
-        return np.asarray(self._data)
+        with self._guard:  # several at once would each copy what has to be copied
+            return np.asarray(self._data)
 
     def release(self) -> None:
         """Let go of the copy; those who still have its ``values`` keep the memory."""
@@ -65,12 +68,12 @@ class HostBlocks(Generic[K]):
     the budget releases others before that.
 
     Args:
-      blocks: key, data and bytes of each; one is taken beyond those that are begun. The data are a
-        single-device array, or a NumPy array, of which nothing is copied.
+      blocks: key, single-device array (or NumPy array, which is on the host already) and bytes of
+        each; one is taken beyond those that are begun.
       max_bytes: the budget.
     """
 
-    def __init__(self, blocks: Iterable[tuple[K, Data, int]], max_bytes: int) -> None:
+    def __init__(self, blocks: Iterable[tuple[K, BlockData, int]], max_bytes: int) -> None:
         self._blocks = (HostBlock(*block, self._let_go) for block in blocks)
         self._max_bytes = max_bytes
         self._held = 0

@@ -11,9 +11,12 @@ reads, and a manifest that is written last and knows every file by size and chec
 {'step': 1, 'w': array([0, 1, 2])}
 """
 
+# The types of what Contents has, by which pickles know them.
+from gda.checkpoint.format.chunks import ChunkGrid  # noqa: F401
 from gda.checkpoint.format.errors import CheckpointNotFoundError as CheckpointNotFoundError
 from gda.checkpoint.format.errors import CorruptionError as CorruptionError
 from gda.checkpoint.format.errors import SaveError as SaveError
+from gda.checkpoint.format.manifest import ArrayLeaf, Piece, StoredArray, ValueLeaf  # noqa: F401
 from gda.checkpoint.inspecting import Contents as Contents
 from gda.checkpoint.inspecting import exists as exists
 from gda.checkpoint.inspecting import inspect as inspect

@@ -17,6 +17,7 @@ from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, StoredArray
 from gda.checkpoint.format.structure import format_path
 from gda.checkpoint.stores.protocol import Bytes, Store
 from gda.storage import tasks
+from gda.storage.options import Options
 
 Chunk = tuple[int, int]  # numbers of a stored array and of a chunk in it
 
@@ -67,7 +68,7 @@ class Files:
             if size is not None:
                 _check_size(size, array.file_bytes(chunk))
 
-    def check_written(self, max_workers: int | None) -> None:
+    def check_written(self, options: Options) -> None:
         """Raise unless every file is there in its size, as far as the store tells that quickly.
 
         Raises:
@@ -79,7 +80,7 @@ class Files:
                 tasks.Task(0, lambda name=name, nbytes=nbytes: self._check_file(name, nbytes))
                 for name, nbytes in self._sizes()
             )
-            tasks.run(each, max_workers=max_workers)
+            tasks.run(each, options)
 
     def _sizes(self) -> Iterator[tuple[str, int | None]]:
         """Yield every file, and its size where the manifest says it."""

@@ -14,9 +14,10 @@ from gda.checkpoint.format.structure import format_path
 from gda.checkpoint.found import check_not_replaced, load_complete, read_complete
 from gda.checkpoint.leaves_to_restore import check_keys
 from gda.checkpoint.proving import ChunkSums
-from gda.checkpoint.stores.opening import default_workers, open_store
+from gda.checkpoint.stores.opening import open_store, options_for
 from gda.checkpoint.stores.protocol import Store
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
+from gda.layout.tables import table
 from gda.layout.text import format_bytes, join_some, printable
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
@@ -25,6 +26,7 @@ from gda.storage.progress import shown
 MAX_BYTES = 128 * 2**20
 
 
+@set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class Contents:
     """What a checkpoint has, by its manifest.
@@ -46,13 +48,7 @@ class Contents:
     about: dict[str, Any]
 
     def __str__(self) -> str:
-        rows = self.rows
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join([*lines, *self.summary])
+        return "\n".join([*table(self.rows), *self.summary])
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -68,6 +64,7 @@ class Contents:
         return [total, f"zarr arrays: {self.data}"]
 
 
+@set_module("gda.checkpoint")
 @public
 def exists(path: Any, *, timeout: float = 600) -> bool:
     """Whether there is a complete checkpoint at a path, by its manifest; it may be damaged.
@@ -93,6 +90,7 @@ def exists(path: Any, *, timeout: float = 600) -> bool:
     return True
 
 
+@set_module("gda.checkpoint")
 @public
 def inspect(path: Any, *, timeout: float = 600) -> Contents:
     """Return what a checkpoint has. Reads the manifest only, and uses no device.
@@ -118,6 +116,7 @@ def inspect(path: Any, *, timeout: float = 600) -> Contents:
     return _contents(store, load_complete(store))
 
 
+@set_module("gda.checkpoint")
 @public
 def verify(
     path: Any,
@@ -161,23 +160,17 @@ def verify(
     """
     zarr_format.require_crc32c()
     store = open_store(path, timeout)
-    options = Options(max_workers, max_bytes, progress)
-    return read_complete(
-        store, lambda manifest: _verified(store, manifest, fingerprints, max_bytes, options)
-    )
+    options = options_for(store, Options(max_workers, max_bytes, progress))
+    return read_complete(store, lambda manifest: _verified(store, manifest, fingerprints, options))
 
 
-def _verified(
-    store: Store, manifest: Manifest, fingerprints: bool, max_bytes: int, options: Options
-) -> Contents:
+def _verified(store: Store, manifest: Manifest, fingerprints: bool, options: Options) -> Contents:
     files = Files(store, manifest)
     sums = ChunkSums(store.url, manifest) if fingerprints else None
-    workers = options.max_workers or default_workers(store)
-    _check_fits(files, sums, max_bytes)
+    _check_fits(files, sums, options)
     problems: list[str] = []
     with shown(options.progress, "verify") as update:
-        each = _tasks(files, sums, problems, update)
-        tasks.run(each, max_workers=workers, max_bytes=max_bytes)
+        tasks.run(_tasks(files, sums, problems, update), options)
     if sums is not None and not problems:
         problems = sums.problems()
     if problems:
@@ -199,18 +192,19 @@ def _contents(store: Store, manifest: Manifest) -> Contents:
     )
 
 
-def _check_fits(files: Files, sums: ChunkSums | None, max_bytes: int) -> None:
+def _check_fits(files: Files, sums: ChunkSums | None, options: Options) -> None:
     """Raise unless every compressed chunk can be looked at: a tiny one may be of any size."""
     for number, array in enumerate(files.manifest.arrays):
         if array.sizes is None:
             continue
         chunk = max(range(len(array.sizes)), key=array.sizes.__getitem__)
         needed = _checking_bytes(files, sums, (number, chunk))
-        if needed > max_bytes:
+        if options.max_bytes is not None and needed > options.max_bytes:
             raise ValueError(
                 f"{files.leaves_of(number, chunk)}, chunk {array.grid.key(chunk)}: to decompress "
-                f"it takes {format_bytes(needed)}, and max_bytes is {format_bytes(max_bytes)}; "
-                f"call verify with max_bytes={needed}, if you trust {files.store.url}"
+                f"it takes {format_bytes(needed)}, and max_bytes is "
+                f"{format_bytes(options.max_bytes)}; call verify with max_bytes={needed}, if you "
+                f"trust {files.store.url}"
             )
 
 

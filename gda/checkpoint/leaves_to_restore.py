@@ -6,23 +6,26 @@ not fit the checkpoint is found here, before anything is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.tree_util import keystr
 
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.placing import Plan, plan_of
 from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, Path, ValueLeaf
-from gda.checkpoint.format.structure import format_path, noting_path, path_of_keys
+from gda.checkpoint.format.structure import format_path, path_of_keys, unflatten
 from gda.layout.spec import Shape, check_spec
 from gda.layout.text import join_some
 from gda.mesh import MeshAndSpec, mesh_and_spec, mesh_grid
-from gda.trees.specs import SpecOf, is_container, is_partition_spec, spec_by
+from gda.trees.leaves import is_container
+from gda.trees.matching import NOTHING
+from gda.trees.specs import layout, layouts_of
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,8 @@ def targets_like(
     saved = {leaf.path[len(at) :]: leaf for leaf in manifest.leaves if leaf.path[: len(at)] == at}
     paths = [path_of_keys(keys) for keys, _ in wanted]
     _check_same_leaves(paths, saved, partial, at)
-    if layout is not None and (surplus := layout.surplus(saved)):
-        raise ValueError(join_some(surplus))
+    if layout is not None and layout.surplus:
+        raise ValueError(join_some(layout.surplus))
     results: list[Target | Any] = []
     problems: list[tuple[Path, str]] = []
     are_dtypes = True
@@ -86,35 +89,27 @@ def targets_like(
 
 @dataclass(frozen=True)
 class Layout:
-    """Mesh and spec of each path; they hold for all below the path.
+    """The layout of each leaf of a checkpoint, by its path, where the arguments say one.
 
     Attributes:
-      name: the argument that says so for each path, for the messages.
+      name: the argument that says so, for the messages.
+      surplus: what is said of what the checkpoint has not, in words.
     """
 
     places: dict[Path, MeshAndSpec]
     name: str
+    surplus: list[str]
 
     def place_of(self, path: Path) -> MeshAndSpec | None:
-        """Return what is said for a path, if anything is.
+        """Return what is said of a leaf, if anything is.
 
         Raises:
           ValueError: the spec has axes that the mesh has not; also where the leaf is no array.
         """
-        for length in range(len(path), -1, -1):
-            if (place := self.places.get(path[:length])) is not None:
-                mesh_grid((0,) * len(tuple(place.spec)), place.mesh, place.spec)  # any size divides
-                return place
-        return None
-
-    def surplus(self, paths: Iterable[Path]) -> list[str]:
-        """Return what is said of paths that the checkpoint, with leaves at ``paths``, has not."""
-        there = {path[:length] for path in paths for length in range(len(path) + 1)} | {()}
-        return [
-            f"{self.name} has {format_path(path)}, and the checkpoint has not"
-            for path in self.places
-            if path not in there
-        ]
+        place = self.places.get(path)
+        if place is not None:
+            mesh_grid((0,) * len(tuple(place.spec)), place.mesh, place.spec)  # any size divides
+        return place
 
 
 def _listed(problems: Sequence[tuple[Path, str]]) -> str:
@@ -125,58 +120,34 @@ def _listed(problems: Sequence[tuple[Path, str]]) -> str:
     return join_some([f"at {join_some(places)}, {reason}" for reason, places in paths.items()])
 
 
-def layout_of(mesh: Any, specs: Any, leaves: Sequence[Leaf], at: Path) -> Layout | None:
-    """Return the layout that the arguments of a restore say, if they say one.
-
-    Args:
-      mesh: a mesh, or a sharding or a tree of them in place of mesh and specs.
-      specs: a spec, a tree of them, or a function of path and leaf, which is asked for each array
-        of ``leaves`` that is below ``at``.
+def layout_of(mesh: Any, specs: Any, manifest: Manifest, at: Path) -> Layout | None:
+    """Return the layout that the arguments of a restore say of what is at a path, if they say one.
 
     Raises:
-      TypeError: one of the two is missing, or something in them is no sharding or spec.
+      TypeError, ValueError, Exception: as ``layouts_of`` of trees.
     """
     if mesh is None and specs is None:
         return None
-    if mesh is None or (specs is None and isinstance(mesh, Mesh)):
-        raise TypeError(
-            "mesh and specs say together how arrays are laid out; give both, or a NamedSharding, "
-            "or a tree of them, as mesh"
-        )
-    if isinstance(mesh, Mesh):
-        by_path = _specs_by_path(specs, leaves, at)
-        return Layout({path: MeshAndSpec(mesh, by_path[path], None) for path in by_path}, "specs")
-    shardings = jax.tree_util.tree_flatten_with_path(mesh)[0]
-    return Layout({path_of_keys(k): mesh_and_spec(each, specs) for k, each in shardings}, "mesh")
+    if isinstance(specs, list | tuple) and all(
+        entry is None or isinstance(entry, str | tuple) for entry in specs
+    ):
+        specs = PartitionSpec(*specs)
+    leaves = unflatten(manifest.structure, manifest.leaves, at)
+    prefix = layouts_of(leaves, mesh, specs, _shaped)
+    surplus = [keystr(pair.keys) for pair in prefix.pairs if pair.leaf is NOTHING]
+    places = {
+        pair.leaf.path[len(at) :]: mesh_and_spec(*layout(mesh, pair.found))
+        for pair in prefix.pairs
+        if pair.leaf is not NOTHING and pair.found is not NOTHING
+    }
+    said = (
+        [f"the checkpoint has no {join_some(surplus)}, which {prefix.name} has"] if surplus else []
+    )
+    return Layout(places, prefix.name, said)
 
 
-def _specs_by_path(specs: Any, leaves: Sequence[Leaf], at: Path) -> dict[Path, PartitionSpec]:
-    if callable(specs):
-        function: Any = specs
-        return _specs_by(function, leaves, at)
-    if isinstance(specs, list | tuple) and not isinstance(specs, PartitionSpec):
-        is_one = all(entry is None or isinstance(entry, str | tuple) for entry in specs)
-        specs = PartitionSpec(*specs) if is_one else specs
-    by_path = {}
-    for keys, spec in jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_partition_spec)[0]:
-        path = path_of_keys(keys)
-        if not isinstance(spec, PartitionSpec):
-            where = f"specs{format_path(path)}" if path else "specs"
-            raise TypeError(f"{where} is {spec!r:.80}, not a PartitionSpec")
-        by_path[path] = spec
-    return by_path
-
-
-def _specs_by(function: SpecOf, leaves: Sequence[Leaf], at: Path) -> dict[Path, PartitionSpec]:
-    specs: dict[Path, PartitionSpec] = {}
-    for leaf in leaves:
-        if leaf.path[: len(at)] != at or not isinstance(leaf, ArrayLeaf):
-            continue
-        path = leaf.path[len(at) :]
-        with noting_path(leaf.path):
-            shaped = jax.ShapeDtypeStruct(*saved_type(leaf))
-            specs[path] = spec_by(function, "/".join(map(str, path)), shaped)
-    return specs
+def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
+    return jax.ShapeDtypeStruct(*saved_type(leaf)) if isinstance(leaf, ArrayLeaf) else None
 
 
 def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Target | Any]:
@@ -192,9 +163,8 @@ def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Targ
     problems: list[str] = []
     unfit: list[tuple[Path, str]] = []
     lacking = []
-    inside = [leaf for leaf in manifest.leaves if leaf.path[: len(at)] == at]
     if layout is not None:
-        problems += layout.surplus([leaf.path[len(at) :] for leaf in inside])
+        problems += layout.surplus
     for leaf in manifest.leaves:
         path = leaf.path[len(at) :]
         if leaf.path[: len(at)] != at:
@@ -213,7 +183,7 @@ def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Targ
     if unfit:
         problems.append(_listed(unfit))
     if lacking:
-        problems.append(f"{layout and layout.name} says nothing of {join_some(lacking)}")
+        problems.append(f"{layout and layout.name} has nothing for {join_some(lacking)}")
     if problems:
         what = f"{layout.name} does not fit the checkpoint" if layout else "it cannot be restored"
         raise ValueError(f"{what}: {join_some(problems)}")

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.process_local import distinct_shards
-from gda.arrays.to_host import HostBlock, HostBlocks
+from gda.arrays.to_host import MAX_BYTES, HostBlock, HostBlocks
 from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.manifest import ArrayLeaf, Path, ValueLeaf
 from gda.checkpoint.format.manifest_json import is_storable
@@ -32,7 +32,8 @@ from gda.layout.text import join_some
 from gda.mesh import grid_of, is_tracer, sharding_of, view_of
 from gda.multihost.meeting import DisagreementError
 from gda.storage import tasks
-from gda.trees.specs import is_container
+from gda.storage.options import Options
+from gda.trees.leaves import is_container
 
 K = TypeVar("K")
 
@@ -124,18 +125,16 @@ def _nbytes(array: Any) -> int:
     return array.size * array.dtype.itemsize if is_array else 0
 
 
-def to_host(blocks: Iterable[Keyed[K]], max_bytes: int) -> Iterable[HostBlock[Keyed[K]]]:
+def to_host(blocks: Iterable[Keyed[K]], options: Options) -> Iterable[HostBlock[Keyed[K]]]:
     """Return blocks on their way to the host, where they are not there already."""
     hosted = ((keyed, keyed[1].hosted) for keyed in blocks)
     sized = (
         (keyed, data, data.nbytes if isinstance(data, jax.Array) else 0) for keyed, data in hosted
     )
-    return HostBlocks(sized, max_bytes)
+    return HostBlocks(sized, options.max_bytes or MAX_BYTES)
 
 
-def on_host(
-    sources: Sequence[Source], max_workers: int | None, max_bytes: int, adopt: bool
-) -> list[Source]:
+def on_host(sources: Sequence[Source], options: Options, adopt: bool) -> list[Source]:
     """Return sources whose blocks are copies of this process's own, on the host.
 
     With ``adopt``, copies of what is on a CPU are on that device too, for fingerprints to be taken
@@ -157,9 +156,9 @@ def on_host(
     blocks = ((source.number, block) for source in sources for block in source.blocks)
     each = (
         tasks.Task(host.nbytes, functools.partial(copy, host), functools.partial(finish, host))
-        for host in to_host(blocks, max_bytes)
+        for host in to_host(blocks, options)
     )
-    tasks.run(each, max_workers=max_workers, max_bytes=max_bytes)
+    tasks.run(each, options)
     return [replace(each, own=None, blocks=tuple(copies[each.number])) for each in sources]
 
 

@@ -19,6 +19,7 @@ from gda.arrays.to_host import HostBlock
 from gda.checkpoint.format.manifest import Piece, StoredArray
 from gda.checkpoint.leaves_to_save import Block, Keyed, Source, to_host
 from gda.layout.spec import Shape
+from gda.storage.options import Options
 
 PACK_BYTES = 4 * 2**20  # of a chunk
 
@@ -49,12 +50,12 @@ class Pack:
     array: StoredArray
     pieces: tuple[Placed, ...]
 
-    def chunks(self, max_bytes: int) -> Iterator[tuple[int, list[PlacedBlock]]]:
+    def chunks(self, options: Options) -> Iterator[tuple[int, list[PlacedBlock]]]:
         """Yield every chunk, and the blocks in it, which are on their way to the host."""
         (size,) = self.array.chunk_shape
         blocks = ((placed, block) for placed in self.pieces for block in placed.blocks)
         for chunk, each in itertools.groupby(
-            to_host(blocks, max_bytes), lambda host: host.key[0].piece.offset // size
+            to_host(blocks, options), lambda host: host.key[0].piece.offset // size
         ):
             yield chunk, list(each)
 

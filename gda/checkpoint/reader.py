@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ from gda.checkpoint.format.manifest import Manifest, Piece, StoredArray
 from gda.checkpoint.format.structure import noting_path
 from gda.checkpoint.found import check_not_replaced
 from gda.checkpoint.leaves_to_restore import Target
-from gda.checkpoint.stores.opening import default_workers
+from gda.checkpoint.stores.opening import options_for
 from gda.checkpoint.stores.protocol import Store
 from gda.layout.spec import Index, Shape
 from gda.storage import tasks
@@ -40,7 +40,7 @@ def read_arrays(
       RuntimeError: another checkpoint took its place meanwhile.
       OSError: reading failed for another reason; the file is named.
     """
-    options = replace(options, max_workers=options.max_workers or default_workers(store))
+    options = options_for(store, options)
     files = Files(store, manifest)
     arrivals = [_Arrival(target) for target in targets]
     groups = [
@@ -56,8 +56,7 @@ def read_arrays(
                 tasks.Task(2**20, lambda array=array: files.check_metadata(array))
                 for array in sorted({array for array, _ in chunks})
             ],
-            max_workers=options.max_workers,
-            max_bytes=options.max_bytes,
+            options,
         )
         with shown(options.progress, "restore") as show:
             report = _report(manifest.arrays, chunks, show)
@@ -223,12 +222,12 @@ def _read_group(
     each = [
         tasks.Task(
             _buffered_bytes(files, chunk, uses[chunk]),
-            lambda chunk=chunk: _read_chunk(files, chunk, uses[chunk]),
+            lambda chunk=chunk: read_chunk(files, chunk, uses[chunk]),
             lambda _, chunk=chunk: report(chunk),
         )
         for chunk in sorted(uses)
     ]
-    tasks.run(each, max_workers=options.max_workers, max_bytes=options.max_bytes)
+    tasks.run(each, options)
     with jax.transfer_guard("allow"):  # whatever the user may have set
         for arrival in group:
             with noting_path(arrival.target.leaf.path):
@@ -252,7 +251,7 @@ def _buffered_bytes(files: Files, where: Chunk, uses: list[_Use]) -> int:
     return buffer + files.loading_bytes(where, has_out=True)
 
 
-def _read_chunk(files: Files, where: Chunk, uses: list[_Use]) -> None:
+def read_chunk(files: Files, where: Chunk, uses: list[_Use]) -> None:
     """Read a chunk, check it, and give every block its part."""
     destination = _direct(uses)
     if destination is not None:

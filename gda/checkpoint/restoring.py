@@ -15,13 +15,14 @@ from gda.checkpoint.leaves_to_restore import Target, layout_of, targets_like, ta
 from gda.checkpoint.proving import check_fingerprints, check_provable
 from gda.checkpoint.reader import read_arrays
 from gda.checkpoint.stores.opening import open_store
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike
 from gda.storage.options import Options, ProgressLike
 
 MAX_BYTES = 128 * 2**20
 
 
+@set_module("gda.checkpoint")
 @public
 def restore(
     path: Any,
@@ -106,7 +107,7 @@ def restore(
 
     def read(manifest: Manifest) -> Any:
         subtree(manifest.structure, where)
-        layout = layout_of(mesh, specs, manifest.leaves, where)
+        layout = layout_of(mesh, specs, manifest, where)
         if like is not None:
             targets, definition = targets_like(manifest, like, where, partial, cast, layout)
         else:

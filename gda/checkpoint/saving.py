@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -28,10 +28,10 @@ from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.format.structure import flatten
 from gda.checkpoint.found import load_manifest
 from gda.checkpoint.leaves_to_save import check_same_values, sources_of, values_of
-from gda.checkpoint.stores.opening import default_workers, open_store
+from gda.checkpoint.stores.opening import open_store, options_for
 from gda.checkpoint.stores.protocol import Store
 from gda.checkpoint.writer import Share, Writer
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.multihost import coordination
 from gda.multihost.agreement import check_processes_agree, timeout_of_checks
 from gda.multihost.meeting import DisagreementError, LateProcessError
@@ -43,6 +43,7 @@ T = TypeVar("T")
 MAX_BYTES = 64 * 2**20
 
 
+@set_module("gda.checkpoint")
 @public
 def save(
     path: Any,
@@ -132,6 +133,7 @@ def _warn_of_unheard() -> None:
         logging.getLogger("gda").warning("%s", failure)
 
 
+@set_module("gda.checkpoint")
 class Pending:
     """A save that goes on in the background."""
 
@@ -185,6 +187,7 @@ class Pending:
         self._thread.start()
 
 
+@set_module("gda.checkpoint")
 @public
 def save_async(
     path: Any,
@@ -269,9 +272,6 @@ class _Options:
     def codec(self) -> str:
         return self.compression or "bytes"
 
-    def work_on(self, store: Store) -> Options:
-        return replace(self.work, max_workers=self.work.max_workers or default_workers(store))
-
 
 # What a caller may want to catch is the same in all processes.
 save_step = functools.partial(all_do, failed=SaveError, shared=(FileExistsError, DisagreementError))
@@ -314,7 +314,7 @@ def _begin(
         data=data,
         codec=options.codec,
         fingerprints=options.fingerprint,
-        options=options.work_on(store),
+        options=options_for(store, options.work),
     )
     saving = _Saving(writer, structure, mine or Claim(data, ()), options.timeout)
     stack.push(saving.abandon_after)
@@ -371,12 +371,12 @@ class _Saving:
             about=_about(),
             group=zarr_format.size_and_crc(group),
         )
-        files, workers = Files(self.store, manifest), self.writer.options.max_workers
+        files, options = Files(self.store, manifest), self.writer.options
         file = manifest_json.dump(manifest)
         self.may_be_committed = True
         try:
             self.store.replace(
-                manifest_json.NAME, file, self.claim.version, lambda: files.check_written(workers)
+                manifest_json.NAME, file, self.claim.version, lambda: files.check_written(options)
             )
         except SaveError:
             self.may_be_committed = False

@@ -103,8 +103,8 @@ class Writer:
 
     def copy_to_host(self, share: Share) -> Share:
         """Return a share of copies, so that nothing of the caller's is needed any more."""
-        large = on_host(share.large, self.options.max_workers, self._max_bytes, adopt=True)
-        small = on_host(share.small, 1, self._max_bytes, adopt=False)
+        large = on_host(share.large, self.options, adopt=True)
+        small = on_host(share.small, Options(), adopt=False)
         copies = {source.number: source for source in [*large, *small]}
         return Share(
             [
@@ -182,11 +182,6 @@ class Writer:
         ]
         return tuple(arrays), tuple(leaves)
 
-    @property
-    def _max_bytes(self) -> int:
-        assert self.options.max_bytes is not None
-        return self.options.max_bytes
-
     def _array_of(self, source: Source) -> StoredArray:
         """Return the array on disk of a large leaf."""
         leaf = source.leaf
@@ -201,7 +196,7 @@ class Writer:
         self, sources: Iterable[Source], arrays: Mapping[int, StoredArray]
     ) -> Iterator[_Chunk]:
         blocks = ((source, block) for source in sources for block in source.blocks)
-        for host in to_host(blocks, self._max_bytes):
+        for host in to_host(blocks, self.options):
             source, block = host.key
             array = arrays[source.number]
             overlaps = list(array.grid.overlaps(block.start, source.block_shape))
@@ -215,7 +210,7 @@ class Writer:
 
     def _pack_chunks(self, packs: Iterable[Pack]) -> Iterator[_Chunk]:
         for pack in packs:
-            for number, blocks in pack.chunks(self._max_bytes):
+            for number, blocks in pack.chunks(self.options):
 
                 def make(pack: Pack = pack, blocks: Any = blocks) -> Any:
                     data = fill(pack.array, blocks)
@@ -254,11 +249,7 @@ class Writer:
             for chunk in chunks
         )
         with shown(self.options.progress, "save") as show:
-            tasks.run(
-                itertools.chain(of_documents, of_chunks),
-                max_workers=self.options.max_workers,
-                max_bytes=self.options.max_bytes,
-            )
+            tasks.run(itertools.chain(of_documents, of_chunks), self.options)
         self.store.flush()
         return written
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import os
 import sys
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.commands import OK, add_command
+from gda.cli.tables import terminal_width
+from gda.layout.tables import lines_of_rows
 
 if TYPE_CHECKING:
     from gda.checkpoint.format.manifest import Leaf
@@ -49,29 +53,20 @@ def inspect(options: argparse.Namespace) -> int:
     contents = checkpoint.inspect(options.path, timeout=options.timeout)
     if options.json:
         print(_json(contents))
-    elif not (sys.stdout.isatty() and _print_table(contents)):
+    elif sys.stdout.isatty():
+        print(*_for_terminal(contents), sep="\n")
+    else:
         print(contents)
     return OK
 
 
-def _print_table(contents: Contents) -> bool:
-    """Print what a checkpoint has to a terminal; return whether rich is there to do so."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:
-        return False
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("path", "type", "size", "layout"):
-        table.add_column(name, justify="right" if name == "size" else "left", overflow="fold")
-    for row in contents.rows:
-        table.add_row(*map(Text, row))  # a path such as ['bold'] is no markup
-    console = Console(highlight=False, markup=False, emoji=False)
-    console.print(table)
-    for line in contents.summary:
-        console.print(line, soft_wrap=True)
-    return True
+def _for_terminal(contents: Contents) -> list[str]:
+    """Return what a checkpoint has in lines as wide as the terminal, under a bold heading."""
+    rows = [("path", "type", "size", "layout"), *contents.rows]
+    heading, *lines = lines_of_rows(rows, right={"size"}, width=terminal_width())
+    if os.environ.get("TERM") != "dumb":
+        heading = [f"\x1b[1m{line}\x1b[0m" for line in heading]
+    return [*heading, *chain.from_iterable(lines), *contents.summary]
 
 
 def _json(contents: Contents) -> str:

@@ -6,8 +6,11 @@ asked here: ``ShardGrid`` says that, and says what would.
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from gda.cli.mistakes import MisreadError
 from gda.cli.numbers import number_in, parse_shape
@@ -15,10 +18,14 @@ from gda.cli.numbers import number_in, parse_shape
 if TYPE_CHECKING:
     from gda.layout.spec import SpecEntry
 
-# What stands for no axis in a spec, in quotes too, as in the lists of JSON.
+T = TypeVar("T")
+
+# What stands for no axis in a spec: here, in Python and in JSON. No axis has such a name.
 NOT_CUT = ("_", "None", "null")
 
 _CALLS = ("P", "PartitionSpec")
+_LONGEST = 72  # of what is proposed
+_CLOSING = {"(": ")", "[": "]"}
 _AXES = "xyzw"  # in proposals
 
 
@@ -41,7 +48,7 @@ def parse_mesh(text: str) -> dict[str, int]:
         if not name.is_name:
             scan.fail("an axis with its size was expected, such as data=64")
         if name.text in NOT_CUT:
-            scan.fail(f"no axis can have the name {name.text}: in a spec it says 'not cut'")
+            scan.fail(f"no axis can have the name {name.text}: in a spec it says 'not sharded'")
         if name.text in mesh:
             scan.fail(f"axis {name.text!r} is given twice; every axis has one size")
         scan.advance()
@@ -78,96 +85,150 @@ def _with_names(text: str) -> str:
 def parse_spec(text: str) -> tuple[SpecEntry, ...]:
     """Return a spec: one entry for each dimension, between commas.
 
-    An entry is an axis (``data``), several that cut one dimension (``(data,model)`` or, without the
-    need of quotes in a shell, ``data+model``), or not cut (``_`` or ``None``). Dimensions at the
-    end may be left out; an empty text cuts none. Around all entries may stand square brackets, as
-    in JSON, or ``P(...)``, as in Python; round brackets are around the axes of one entry.
+    An entry is an axis (``data``), several that shard one dimension (``data+model``), or ``_`` for
+    a dimension that is not sharded. Dimensions at the end may be omitted; an empty text shards
+    none. Literals of Python and JSON are read as well; in these, names are in quotes.
 
     Raises:
-      MisreadError: it is none of these.
+      MisreadError: it is none of these; the message shows how it is written.
 
-    >>> parse_spec('data,model'), parse_spec('(data,model),_'), parse_spec("P('data', None)")
-    (('data', 'model'), (('data', 'model'), None), ('data', None))
-    >>> parse_spec('_,data+model'), parse_spec('["data", "model"]'), parse_spec('')
-    ((None, ('data', 'model')), ('data', 'model'), ())
+    >>> parse_spec('data,model'), parse_spec('_,data+model'), parse_spec('')
+    (('data', 'model'), (None, ('data', 'model')), ())
+    >>> parse_spec("P('data', None)"), parse_spec('[["data", "model"], null]')
+    (('data', None), (('data', 'model'), None))
     """
     scan = _Scanner(text)
-    closing = ""
-    if scan.next.text.rpartition(".")[2] in _CALLS and scan.after_next.is_mark("("):
-        scan.advance()
-        closing = ")"
-    elif scan.is_in_square_brackets:
-        closing = "]"
-    if closing:
-        scan.advance()
-    entries: list[SpecEntry] = []
+    try:
+        return _literal(scan) if scan.is_call or scan.is_opening else _entries(scan)
+    except MisreadError as error:
+        message = f"{error.message}{_right_way(text)}"
+        raise MisreadError(message, text, error.position) from None
 
-    def is_at_end() -> bool:
-        return scan.next.is_mark(closing) if closing else scan.is_done
 
-    while not is_at_end():
-        entries.append(_parse_entry(scan))
-        if not scan.skip(",") and not is_at_end():
-            scan.fail(
-                f"a comma {f'or {closing}' if closing else 'and the next entry'} was expected"
-            )
-    if closing:
-        scan.advance()
-        if not scan.is_done:
-            scan.fail("this comes after the end of the spec")
+def _entries(scan: _Scanner) -> tuple[SpecEntry, ...]:
+    if scan.is_done:
+        return ()
+    entries = [_entry(scan)]
+    while scan.skip(","):
+        entries.append(_entry(scan))
+    if not scan.is_done:
+        scan.fail("a comma and the next entry was expected")
     return tuple(entries)
 
 
-def _parse_entry(scan: _Scanner) -> SpecEntry:
-    for brackets in ("()", "[]"):
-        if scan.skip(brackets[0]):
-            names = _parse_group(scan, brackets[1])
-            return names[0] if len(names) == 1 else tuple(names) or None
-    if scan.next.is_name and scan.next.text in NOT_CUT:
-        scan.advance()
+def _entry(scan: _Scanner) -> SpecEntry:
+    if scan.skip_word("_"):
         if scan.next.is_mark("+"):
-            scan.fail("what is not cut cannot be cut by an axis too")
+            scan.fail("a dimension that is not sharded has no axis")
         return None
-    names = [_parse_name(scan)]
+    names = [_name(scan)]
     while scan.skip("+"):
-        names.append(_parse_name(scan))
+        names.append(_name(scan))
     return names[0] if len(names) == 1 else tuple(names)
 
 
-def _parse_group(scan: _Scanner, closing: str) -> list[str]:
-    names = []
-    while not scan.skip(closing):
-        names.append(_parse_name(scan, is_in_group=True))
-        if not (scan.skip(",") or scan.skip("+") or scan.next.is_mark(closing)):
-            scan.fail(f"a comma or {closing} was expected")
-    return names
-
-
-def _parse_name(scan: _Scanner, *, is_in_group: bool = False) -> str:
+def _name(scan: _Scanner) -> str:
     name = scan.next
-    if name.is_name and name.text not in NOT_CUT:
+    if name.is_quoted:
+        scan.fail("quotes are around names in brackets, as in Python and JSON")
+    if name.kind != "word" or name.text in NOT_CUT:
+        scan.fail("the name of a mesh axis was expected, or _ for a dimension that is not sharded")
+    scan.advance()
+    return name.text
+
+
+def _literal(scan: _Scanner) -> tuple[SpecEntry, ...]:
+    start = scan.next
+    if scan.is_call:
         scan.advance()
-        return name.text
-    if is_in_group:
-        scan.fail(
-            "brackets are around axes that cut one dimension together, and a name was expected; "
-            "one entry per dimension is written without them, such as data,_"
-        )
-    return scan.fail("the name of a mesh axis was expected, or _ for a dimension that is not cut")
+    entries = _items(scan, _literal_entry)
+    if not scan.is_done:
+        scan.fail("this comes after the end of the spec")
+    if start.is_mark("(") and len(entries) == 1 and not scan.tokens[-2].is_mark(","):
+        raise MisreadError("in Python this is no tuple", scan.text, start.position)
+    return tuple(entries)
 
 
-def is_bare_group(text: str) -> bool:
-    """Whether a spec is one entry that looks like several: ``(data,model)``.
+def _items(scan: _Scanner, item: Callable[[_Scanner], T]) -> list[T]:
+    closing = _CLOSING[scan.next.text]
+    scan.advance()
+    items: list[T] = []
+    while not scan.skip(closing):
+        items.append(item(scan))
+        if not scan.skip(",") and not scan.next.is_mark(closing):
+            scan.fail(f"a comma or {closing} was expected")
+    return items
 
-    Raises:
-      MisreadError: it cannot be read.
 
-    >>> is_bare_group('(data,model)'), is_bare_group('(data,model),_'), is_bare_group('data+model')
-    (True, False, False)
+def _literal_entry(scan: _Scanner) -> SpecEntry:
+    if scan.is_opening:
+        names = _items(scan, _quoted_name)
+        return names[0] if len(names) == 1 else tuple(names) or None
+    if scan.skip_word("null" if _is_json(scan.text) else "None"):
+        return None
+    return _quoted_name(scan)
+
+
+def _quoted_name(scan: _Scanner) -> str:
+    name = scan.next
+    if not name.is_quoted or not name.text or name.text in NOT_CUT:
+        scan.fail("in brackets, the name of a mesh axis in quotes was expected, or None")
+    scan.advance()
+    return name.text
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _right_way(text: str) -> str:
+    """Say how a spec that cannot be read is to be written, if that can be told.
+
+    >>> _right_way('(data,model),None'), _right_way('data model')
+    ('; write data+model,_', '; write data,model')
     """
-    entries = parse_spec(text)
-    is_one = len(entries) == 1 and isinstance(entries[0], tuple)
-    return is_one and text.strip().startswith("(") and "+" not in text
+    scan = _Scanner(text)
+    tokens = scan.tokens[scan.is_call :]
+    steps = [(token.text in _CLOSING) - (token.text in _CLOSING.values()) for token in tokens]
+    depths = list(itertools.accumulate(steps))
+    is_around = bool(tokens) and depths[0] == 1 and 0 not in depths[:-1]
+    ways = [_in_notation(tokens, depths, outermost=int(is_around))]
+    if is_around and tokens[0].is_mark("(") and max(depths) == 1 and not scan.is_call:
+        ways.insert(0, _in_notation(tokens, depths, outermost=0))
+    ways = [way for way in dict.fromkeys(ways) if way and way != text.strip()]
+    uses = ("where all of these shard one dimension", "where each shards its own")
+    if len(ways) == 2:
+        ways = [f"{way} {use}" for way, use in zip(ways, uses, strict=True)]
+    return f"; write {', or '.join(ways)}" if ways else ""
+
+
+def _in_notation(tokens: Sequence[_Token], depths: Sequence[int], outermost: int) -> str:
+    """Return the entries between the commas that are in so many brackets; empty if it has none."""
+    entries: list[list[str]] = []
+    before = ","
+    for token, depth in zip(tokens, depths, strict=True):
+        if token.kind != "mark":
+            if before != "+" or not entries:  # also where a comma is missing
+                entries.append([])
+            entries[-1] += [token.text] if token.text not in NOT_CUT else []
+            before = "a name"
+        elif token.text in ",+":
+            separates = token.text == "," and depth <= outermost
+            if separates and before == ",":
+                entries.append([])  # between two commas
+            before = "," if separates else "+"
+        elif token.text in "{}=:":
+            return ""
+    text = ",".join("+".join(names) or "_" for names in entries)
+    try:
+        _entries(_Scanner(text))
+    except MisreadError:
+        return ""
+    return text if text.isprintable() and len(text) <= _LONGEST else ""
 
 
 class _Token(NamedTuple):
@@ -176,8 +237,12 @@ class _Token(NamedTuple):
     kind: str
 
     @property
+    def is_quoted(self) -> bool:
+        return self.kind in ("one", "two")
+
+    @property
     def is_name(self) -> bool:
-        return self.kind in ("one", "two", "word") and bool(self.text)
+        return (self.is_quoted or self.kind == "word") and bool(self.text)
 
     def is_mark(self, mark: str) -> bool:
         return self.kind == "mark" and self.text == mark
@@ -193,41 +258,36 @@ class _Scanner:
     """Marks, names and quoted names of a text, one after the other."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
-        self._tokens: list[_Token] = []
+        self.text = text
+        self.tokens: list[_Token] = []
         for match in _TOKEN.finditer(text):
             kind = match.lastgroup
             if kind == "stray":
                 raise MisreadError("this quote is not closed", text, match.start(kind))
             if kind:
                 at = match.start(kind) - (kind in ("one", "two"))  # where the quote is
-                self._tokens.append(_Token(match[kind], at, kind))
+                self.tokens.append(_Token(match[kind], at, kind))
         self._end = _Token("", len(text.rstrip()), "end")
         self._at = 0
 
     @property
     def next(self) -> _Token:
-        return self._tokens[self._at] if self._at < len(self._tokens) else self._end
-
-    @property
-    def after_next(self) -> _Token:
-        return self._tokens[self._at + 1] if self._at + 1 < len(self._tokens) else self._end
+        return self.tokens[self._at] if self._at < len(self.tokens) else self._end
 
     @property
     def is_done(self) -> bool:
         return self.next is self._end
 
     @property
-    def is_in_square_brackets(self) -> bool:
-        """Whether a pair of them is around all of the text, not around its first entry only."""
-        if not self._tokens or not self._tokens[0].is_mark("["):
-            return False
-        depth = 0
-        for number, token in enumerate(self._tokens, 1):
-            depth += token.is_mark("[") - token.is_mark("]")
-            if not depth:
-                return number == len(self._tokens)
-        return False
+    def is_opening(self) -> bool:
+        """Whether a bracket of a tuple or a list comes next."""
+        return self.next.kind == "mark" and self.next.text in _CLOSING
+
+    @property
+    def is_call(self) -> bool:
+        """Whether the text begins as ``P(`` does."""
+        name, bracket = [*self.tokens, self._end, self._end][:2]
+        return name.text.rpartition(".")[2] in _CALLS and bracket.is_mark("(")
 
     def advance(self) -> None:
         self._at += 1
@@ -238,5 +298,10 @@ class _Scanner:
         self._at += found
         return found
 
+    def skip_word(self, word: str) -> bool:
+        found = self.next.kind == "word" and self.next.text == word
+        self._at += found
+        return found
+
     def fail(self, message: str) -> NoReturn:
-        raise MisreadError(message, self._text, self.next.position)
+        raise MisreadError(message, self.text, self.next.position)

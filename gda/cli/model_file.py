@@ -18,7 +18,7 @@ from __future__ import annotations
 import difflib
 import json
 import reprlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,9 +29,10 @@ from gda.cli.dtypes import parse_dtype
 from gda.cli.layouts import NOT_CUT, parse_mesh, parse_spec
 from gda.cli.mistakes import MisreadError, MistakesError
 from gda.cli.name_ranges import with_ranges
-from gda.cli.planned_array import check_shape_and_mesh, format_mesh, mistakes_of_spec, plan_grid
+from gda.cli.planned_array import check_shape_and_mesh, mistakes_of_spec, plan_grid
 from gda.layout.spec import check_spec
-from gda.layout.text import counted
+from gda.layout.text import counted, format_mesh
+from gda.storage.strict_json import parse_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,11 +106,13 @@ def read_model(
     Raises:
       MistakesError: all mistakes of the file, with the names of the parameters that have them.
     """
-    mistakes = Mistakes(path)
-    document = _parse_json(text, path, mistakes)
+    try:
+        document = parse_json(text)
+    except ValueError as error:
+        raise MistakesError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(document, dict):
         raise MistakesError(f"{path} is {_kind(document)}; {_EXPECTED}")
-    mistakes.check()
+    mistakes = Mistakes(path)
     model = _model_of(document, mistakes)
     sizes = _mesh_of(model, mesh, mistakes)
     mistakes.check()
@@ -128,23 +131,6 @@ def read_model(
 
 class _WrongError(Exception):
     """What is wrong with a parameter, message by message."""
-
-
-def _parse_json(text: str, path: str, mistakes: Mistakes) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            counts = Counter(name for name, _ in pairs)
-            twice = [name for name, count in counts.items() if count > 1]
-            mistakes.add(f"{_named(twice)} {'stands' if len(twice) == 1 else 'stand'} there twice")
-        return found
-
-    try:
-        return json.loads(text, object_pairs_hook=unique)
-    except RecursionError:
-        raise MistakesError(f"{path} is nested too deeply to be a model") from None
-    except ValueError as error:
-        raise MistakesError(f"{path} is not JSON: {error}") from None
 
 
 def _model_of(document: dict[str, Any], mistakes: Mistakes) -> dict[str, Any]:
@@ -293,13 +279,18 @@ def _spec_of(given: Any) -> tuple[SpecEntry, ...]:
     try:
         if isinstance(given, str):
             return parse_spec(given)
-        if isinstance(given, list):
-            given = [None if entry in NOT_CUT else entry for entry in given]
-        return check_spec(given, (0,) * len(given) if isinstance(given, list) else ())
+        entries = check_spec(given, (0,) * len(given) if isinstance(given, list) else ())
     except MisreadError as error:
         raise _WrongError(f'"spec" {error}') from None
     except (TypeError, ValueError) as error:
         raise _WrongError(str(error)) from None
+    for word in NOT_CUT:
+        if any(word in (entry if isinstance(entry, tuple) else (entry,)) for entry in entries):
+            raise _WrongError(
+                f'"spec" is {_short(given)}; in a list, a dimension that is not sharded is null, '
+                f'not "{word}"'
+            )
+    return entries
 
 
 # Words.

@@ -16,9 +16,8 @@ from gda.cli.mistakes import MistakesError, read_option
 from gda.cli.model_file import read_model
 from gda.cli.model_numbers import ModelPlan, Row
 from gda.cli.numbers import parse_number
-from gda.cli.planned_array import check_devices_per_process, format_mesh, format_shape, print_json
+from gda.cli.planned_array import check_devices_per_process, format_shape, print_json
 from gda.cli.tables import (
-    counted,
     facts,
     held_and_distinct,
     in_processes,
@@ -27,7 +26,7 @@ from gda.cli.tables import (
     two_tables,
 )
 from gda.layout.spec import format_spec
-from gda.layout.text import format_bytes
+from gda.layout.text import counted, format_bytes, format_mesh
 
 _OF_ONE_ARRAY = ("shape", "dtype", "spec", "process", "locate")
 _SAVINGS_SHOWN = 10

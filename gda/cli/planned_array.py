@@ -9,16 +9,16 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.dtypes import parse_dtype
-from gda.cli.layouts import NOT_CUT, is_bare_group, parse_mesh, parse_spec
+from gda.cli.layouts import NOT_CUT, parse_mesh, parse_spec
 from gda.cli.mistakes import MistakesError, read_option
 from gda.cli.numbers import parse_number, parse_shape
 from gda.cli.tables import in_processes, listed
 from gda.layout.spec import axis_errors
-from gda.layout.text import counted
+from gda.layout.text import counted, format_mesh
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,7 +157,11 @@ def mistakes_of_spec(
 def _hint_of_not_cut(mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:
     entries = [entry for entry in spec if isinstance(entry, str) and entry not in mesh]
     words = [entry for entry in entries if entry.lower() in _SAYS_NOT_CUT]
-    return f"; a dimension that is not cut is _, not {words[0]}" if words else ""
+    return (
+        f"; a dimension that is not sharded is _, or null in a list, not {words[0]}"
+        if words
+        else ""
+    )
 
 
 def plan_array(
@@ -273,33 +277,10 @@ def read_array(options: argparse.Namespace, says: str) -> PlannedArray:
     devices_per_process = read("devices-per-process", parse_number)
     if mistakes:
         raise MistakesError(*mistakes)
-    array = plan_array(shape, dtype, mesh, spec, devices_per_process)
-    return with_note_on_spec(array, "--spec", options.spec)
-
-
-def with_note_on_spec(array: PlannedArray, option: str, text: str) -> PlannedArray:
-    """Return the array with a note of how its spec was read, where that may surprise."""
-    if len(array.grid.global_shape) < 2 or not is_bare_group(text):
-        return array
-    (names,) = parse_spec(text)
-    note = (
-        f"{option} {text.strip()} is read as one entry: dimension 0 is cut by "
-        f"{'both' if len(names or ()) == 2 else 'all'}; write {','.join(names or ())} for "
-        "one entry each"
-    )
-    return replace(array, notes=(*array.notes, note))
+    return plan_array(shape, dtype, mesh, spec, devices_per_process)
 
 
 # As people and programs read them.
-
-
-def format_mesh(mesh: Mapping[str, int]) -> str:
-    """Return a mesh as it is written on the command line.
-
-    >>> format_mesh({'data': 64, 'model': 16})
-    'data=64,model=16'
-    """
-    return ",".join(f"{name}={size}" for name, size in mesh.items())
 
 
 def format_shape(sizes: Sequence[int]) -> str:
@@ -314,19 +295,6 @@ def format_shape(sizes: Sequence[int]) -> str:
 def index_for_json(index: Index, shape: Shape) -> list[list[int]]:
     """Return ``[start, stop]`` of each dimension, also of one that is not cut."""
     return [list(cut.indices(size)[:2]) for cut, size in zip(index, shape, strict=True)]
-
-
-def format_index(index: Iterable[Sequence[int]], shape: Shape) -> str:
-    """Return ``[start, stop]`` of each dimension as NumPy has it: ``[0:1024, :]``.
-
-    >>> format_index([[0, 2], [0, 8]], (8, 8)), format_index([], ())
-    ('[0:2, :]', '[...]')
-    """
-    cuts = [
-        ":" if (start, stop) == (0, size) else f"{start}:{stop}"
-        for (start, stop), size in zip(index, shape, strict=True)
-    ]
-    return f"[{', '.join(cuts) or '...'}]"
 
 
 def spec_for_json(spec: Iterable[SpecEntry]) -> list[Any]:

@@ -17,15 +17,14 @@ from gda.cli.planned_array import (
     ERRORS,
     PlannedArray,
     add_array_options,
-    format_index,
-    format_mesh,
     format_shape,
     print_json,
     read_array,
 )
-from gda.cli.tables import facts, held_and_distinct, left_out, table
+from gda.cli.tables import facts, held_and_distinct, left_out, terminal_width
 from gda.layout.spec import format_spec
-from gda.layout.text import counted, format_bytes
+from gda.layout.tables import table
+from gda.layout.text import counted, format_bytes, format_index, format_mesh
 
 _ROWS = 16
 _AXES_AS_COLUMNS = 4
@@ -36,9 +35,9 @@ _NEEDED = (
 _EPILOG = """\
 what a spec is:
   One entry for each dimension, between commas: an axis of the mesh (data),
-  several that cut one dimension together (data+model, or in quotes
-  '(data,model)'), or _ for not cut. What is left out at the end is not cut.
-  P('data', None) and the list of entries that --json gives are read as well.
+  several that shard one dimension together (data+model), or _ for not sharded.
+  What is omitted at the end is not sharded. Literals of Python and JSON, such
+  as P('data', None) and the list that --json gives, are read as well.
 
 what a model is, for --tree:
   {"mesh": {"data": 16, "model": 4}, "dtype": "bfloat16", "parameters": {
@@ -192,7 +191,7 @@ def _process_lines(array: PlannedArray, process: int) -> list[str]:
     rows, unmarked = [], {block for block in blocks if blocks[block]["is_written"]}
     for device in about["devices"]:
         block = device["block"]
-        index = format_index(blocks[block]["index"], array.grid.global_shape)
+        index = format_index(array.grid.block_index(block))
         mark = "written" if block in unmarked else ""
         unmarked.discard(block)
         at = _at(device["coordinates"], mesh)
@@ -202,7 +201,7 @@ def _process_lines(array: PlannedArray, process: int) -> list[str]:
     return [
         *lines,
         "",
-        *table(header, rows, right=right),
+        *table([header, *rows], right=right, width=terminal_width()),
         *left_out(len(rows), count, "device", LISTED),
     ]
 
@@ -215,7 +214,7 @@ def _element_lines(array: PlannedArray, element: tuple[int, ...]) -> list[str]:
     lines = facts(
         [
             ("element", format_shape(element)),
-            ("block", format_index(about["index"], array.grid.global_shape)),
+            ("block", format_index(array.grid.block_index(about["block"]))),
             ("offset", f"{format_shape(about['offset'])} within the block"),
             ("held by", counted(count, "device")),
         ]
@@ -233,7 +232,7 @@ def _element_lines(array: PlannedArray, element: tuple[int, ...]) -> list[str]:
     return [
         *lines,
         "",
-        *table(header, rows, right={*header}),
+        *table([header, *rows], right={*header}, width=terminal_width()),
         *left_out(len(rows), count, "device", LISTED),
     ]
 

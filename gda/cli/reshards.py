@@ -31,23 +31,22 @@ from gda.cli.planned_array import (
     ERRORS,
     PlannedArray,
     add_array_options,
-    format_mesh,
     format_shape,
     plan_array,
     print_json,
     read_array,
-    with_note_on_spec,
 )
-from gda.cli.tables import facts, left_out, table
+from gda.cli.tables import facts, left_out, terminal_width
 from gda.layout.spec import format_spec
-from gda.layout.text import counted, format_bytes
+from gda.layout.tables import table
+from gda.layout.text import counted, format_bytes, format_mesh
 
 if TYPE_CHECKING:
     from gda.layout.reshard.plan import Load, ReshardPlan
 
 # Some answers take a look at every move, of which there are about 10 million in a second.
-_MOST_MOVES = 5_000_000
-_LINKS_LISTED = 16_384
+MOST_MOVES = 5_000_000
+LINKS_LISTED = 16_384
 _LINKS_SHOWN = 5
 _NEEDED = "give --shape, --dtype, --mesh and --spec, and where to: --to-mesh, --to-spec"
 
@@ -109,7 +108,7 @@ class _Answer:
     """
 
     def __init__(self, plan: ReshardPlan) -> None:
-        is_long = plan.num_moves > _MOST_MOVES
+        is_long = plan.num_moves > MOST_MOVES
         self.plan = plan
         self.links = None if is_long else plan.links()
         self.knows_senders = not (is_long and plan.lists_moves)
@@ -133,13 +132,10 @@ def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedAr
             "--to-devices-per-process", options.to_devices_per_process, parse_number
         )
     try:
-        target = plan_array(source.grid.global_shape, source.dtype, mesh, spec, devices)
+        return plan_array(source.grid.global_shape, source.dtype, mesh, spec, devices)
     except MistakesError as error:
         first, *more = error.lines
         raise MistakesError(f"after the reshard, {first}", *more) from None
-    if options.to_spec is None:
-        return target
-    return with_note_on_spec(target, "--to-spec", options.to_spec)
 
 
 # For people.
@@ -190,7 +186,9 @@ def _loads(answer: _Answer) -> list[str]:
         for who, group in loads.items()
         for number, row in enumerate(group)
     ]
-    return table(["each", "", "on average", "at most", ""], rows, right={"at most", "on average"})
+    header = ["each", "", "on average", "at most", ""]
+    right = {"at most", "on average"}
+    return table([header, *rows], right=right, width=terminal_width())
 
 
 def _load_row(does: str, loads: Iterable[int], top: Load | None = None) -> list[str]:
@@ -214,8 +212,9 @@ def _link_lines(answer: _Answer) -> list[str]:
         [f"process {link.source_process} to {link.target_process}", format_bytes(link.nbytes)]
         for link in links[:_LINKS_SHOWN]
     ]
-    more = left_out(len(rows), len(links), "link", _LINKS_LISTED)
-    return [*table(["busiest links", "bytes"], rows, right={"bytes"}), *more]
+    more = left_out(len(rows), len(links), "link", LINKS_LISTED)
+    rows = [["busiest links", "bytes"], *rows]
+    return [*table(rows, right={"bytes"}, width=terminal_width()), *more]
 
 
 # For programs.
@@ -240,7 +239,7 @@ def _document(source: PlannedArray, target: PlannedArray, answer: _Answer) -> di
         "largest_receiver": _device(plan.largest_receiver),
         "peak_extra_nbytes": plan.peak_extra_bytes,
         "num_links": None if links is None else len(links),
-        "links": None if links is None else [link._asdict() for link in links[:_LINKS_LISTED]],
+        "links": None if links is None else [link._asdict() for link in links[:LINKS_LISTED]],
     }
 
 

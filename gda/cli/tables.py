@@ -1,22 +1,16 @@
-"""Lines of plain text that fit the terminal, and words with numbers.
-
-Whatever is laid out here may come from a file, so what a terminal would obey is escaped.
-"""
+"""Facts and tables as wide as the terminal, and words with numbers."""
 
 from __future__ import annotations
 
-import itertools
-import re
 import shutil
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Sequence
 
+from gda.layout.tables import lines_of_rows, table, text_width, wrap
 from gda.layout.text import counted, format_bytes, printable
 
-_GAP = "  "
 _LABEL = 14  # wide enough for all labels, so that the answers below each other are aligned
 _INDENT = " " * 12
 _NARROWEST = 8
-_NO_LIMIT = 10**9
 
 
 def terminal_width() -> int:
@@ -34,32 +28,10 @@ def facts(rows: Iterable[tuple[str, str]]) -> list[str]:
     width = max(terminal_width() - _LABEL, _NARROWEST)
     lines = []
     for label, value in rows:
-        for part in wrapped(printable(value), width):
+        for part in wrap(printable(value), width):
             lines.append(f"{label:{_LABEL}}{part}".rstrip())
             label = ""
     return lines
-
-
-def table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Container[str] = ()
-) -> list[str]:
-    """Return the lines of a table; cells of the widest columns are wrapped where it is too wide.
-
-    Args:
-      header: the names of the columns.
-      rows: their cells.
-      right: the names of the columns that are aligned to the right.
-
-    >>> print(*table(['name', 'size'], [['a', '1'], ['bc', '16']], right={'size'}), sep='\\n')
-    name  size
-    a        1
-    bc      16
-    """
-    return [
-        line
-        for row in table_rows(header, rows, right=right, width=terminal_width())
-        for line in row
-    ]
 
 
 def two_tables(
@@ -75,84 +47,17 @@ def two_tables(
       header, rows, right: as for ``table``.
       first: of how many columns the first line is; the others stand below it, indented.
     """
-    width = terminal_width()
-    one = [line for row in table_rows(header, rows, right=right, width=_NO_LIMIT) for line in row]
-    if max(map(len, one)) <= width:
+    width, rows = terminal_width(), [header, *rows]
+    one = table(rows, right=right)
+    if max(map(text_width, one)) <= width:
         return one
-    above = table_rows(header[:first], [row[:first] for row in rows], right=right, width=width)
-    below = table_rows(
-        header[first:], [row[first:] for row in rows], right=right, width=width - len(_INDENT)
-    )
+    above = lines_of_rows([row[:first] for row in rows], right=right, width=width)
+    rest = [row[first:] for row in rows]
+    below = lines_of_rows(rest, right=right, width=width - len(_INDENT))
     lines: list[str] = []
     for upper, lower in zip(above, below, strict=True):
         lines += [*upper, *(f"{_INDENT}{line}" for line in lower)]
     return lines
-
-
-def table_rows(
-    header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Container[str], width: int
-) -> list[list[str]]:
-    """Return for the header and each row of a table its lines, of at most so many columns."""
-    cells = [[printable(cell) for cell in row] for row in (header, *rows)]
-    widths = _fitting(
-        [max(map(len, column)) for column in zip(*cells, strict=True)],
-        width - len(_GAP) * (len(header) - 1),
-    )
-    to_right = [name in right for name in header]
-    lines_of_rows = []
-    for row in cells:
-        parts = map(wrapped, row, widths)
-        lines_of_rows.append(
-            [
-                _GAP.join(
-                    part.rjust(room) if is_right else part.ljust(room)
-                    for part, room, is_right in zip(line, widths, to_right, strict=True)
-                ).rstrip()
-                for line in itertools.zip_longest(*parts, fillvalue="")
-            ]
-        )
-    return lines_of_rows
-
-
-def _fitting(widths: Sequence[int], room: int) -> list[int]:
-    """Return the widths, the largest of them reduced to one that lets all of them fit."""
-    if sum(widths) <= room:
-        return [*widths]
-    most = _NARROWEST
-    while sum(min(width, most + 1) for width in widths) <= room:
-        most += 1
-    return [min(width, most) for width in widths]
-
-
-# Where a line may end: after spaces and commas, but within numbers only if nothing else helps.
-_BREAKS = (r"(?:[^ ,]|,(?=[0-9]))+[ ,]*|[ ,]+", r"[^,]+,*|,+")
-
-
-def wrapped(text: str, width: int) -> list[str]:
-    """Return a text in lines of at most so many columns.
-
-    >>> wrapped('data=1024,model=16: 16,384 devices', 18)
-    ['data=1024,', 'model=16: 16,384', 'devices']
-    """
-    if len(text) <= width:
-        return [text]
-    lines = [""]
-    for piece in _pieces(text, width):
-        if len(lines[-1]) + len(piece.rstrip()) > width:
-            lines.append("")
-        lines[-1] += piece
-    return [line.rstrip() for line in lines]
-
-
-def _pieces(text: str, width: int, breaks: Sequence[str] = _BREAKS) -> Iterator[str]:
-    """Yield the parts between which a text may be broken, none of them too wide."""
-    if len(text.rstrip()) <= width:
-        yield text
-    elif breaks:
-        for piece in re.findall(breaks[0], text):
-            yield from _pieces(piece, width, breaks[1:])
-    else:
-        yield from (text[at : at + width] for at in range(0, len(text), width))
 
 
 def listed(words: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from jax.stages import Compiled, Lowered, Traced, Wrapped
 
 from gda.compiled.hlo import Collectives, num_devices, read_collectives
 from gda.compiled.rules import Allowed, check_axes, complaints_of, rules_of
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.mesh import check_mesh
 
 Program = Callable[..., Any] | Traced | Lowered | Compiled
@@ -28,6 +28,7 @@ Program = Callable[..., Any] | Traced | Lowered | Compiled
 _LIBRARIES = [os.path.dirname(jax.__file__), os.path.dirname(os.path.dirname(__file__))]
 
 
+@set_module("gda")
 @public
 def collectives(
     fun: Program,
@@ -87,6 +88,7 @@ def collectives(
     return Collectives(found, mesh_shape)
 
 
+@set_module("gda")
 @public
 def assert_collectives(
     fun: Program,

@@ -23,7 +23,7 @@ from typing import Any
 
 from gda.launch.children import Children, is_stopped, signal_name
 from gda.launch.output import Lines, PrefixedOutput, write
-from gda.layout.processes import format_processes
+from gda.layout.text import format_processes
 
 # The time between asking processes to end and killing them.
 _GRACE_SECONDS = 2.0

@@ -13,9 +13,10 @@ import re
 import sys
 from collections.abc import Callable, Collection
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+ObjectT = TypeVar("ObjectT")
 
 # gda, and what runs the caller's code for it.
 _NOT_OF_CALLER = frozenset({"gda", "jax", "contextlib", "functools", "concurrent", "threading"})
@@ -54,6 +55,28 @@ def public(function: FunctionT) -> FunctionT:
             raise  # keeps __cause__ and __context__, and adds no frame
 
     return call  # pyright: ignore[reportReturnType]
+
+
+def set_module(name: str) -> Callable[[ObjectT], ObjectT]:
+    """Make a class or function known by a public module: messages and pickles name no other.
+
+    The outermost decorator, because ``dataclass`` evaluates annotations in the module that the
+    class names. So does ``typing.get_type_hints``, for which they are evaluated here.
+    ``inspect.getsource`` finds the source of methods and functions, but not of the whole class.
+
+    >>> @set_module("gda")
+    ... class Shard: ...
+    >>> Shard
+    <class 'gda.Shard'>
+    """
+
+    def named(thing: ObjectT) -> ObjectT:
+        if isinstance(thing, type):
+            thing.__annotations__ = get_type_hints(thing, localns={thing.__name__: thing})
+        thing.__module__ = name
+        return thing
+
+    return named
 
 
 def hide_own_frames(error: BaseException, *, call_frames: int = 0) -> None:
@@ -96,9 +119,15 @@ def unexpected_keyword(function: str, keyword: str) -> TypeError:
     return error
 
 
-def is_of_caller(frame: FrameType) -> bool:
-    """Return whether a frame runs code that is neither gda's nor what runs code for gda."""
-    return _package_of(frame) not in _NOT_OF_CALLER
+def frame_of_caller() -> tuple[FrameType | None, int]:
+    """Return the first frame outside gda, and its ``stacklevel`` for a warning of who asks.
+
+    A frame of what runs code for gda, such as JAX, is none of the caller.
+    """
+    frame, level = sys._getframe(1), 1
+    while frame is not None and _package_of(frame) in _NOT_OF_CALLER:
+        frame, level = frame.f_back, level + 1
+    return frame, level
 
 
 def below(files: Collection[str], entry: TracebackType | None) -> TracebackType | None:

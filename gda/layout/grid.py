@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gda.layout.boundary import hide_own_frames
+from gda.layout.boundary import hide_own_frames, set_module
 from gda.layout.numbering import IntArray, Layout, layout_of, read_only
 from gda.layout.process_view import ProcessView
 from gda.layout.processes import Processes, ProcessOf, check_process_of
@@ -32,6 +32,7 @@ from gda.layout.spec import (
 from gda.layout.tiling import Tiling, all_blocks
 
 
+@set_module("gda")
 class ShardGrid:
     """How a global shape is cut over a mesh by a spec; immutable, hashable, comparable.
 
@@ -367,7 +368,7 @@ class ShardGrid:
         return f"ShardGrid({arguments}, process_of=<{self.num_processes} processes>)"
 
     def __reduce__(self) -> tuple[object, ...]:
-        with_processes = partial(ShardGrid, process_of=self.processes)
+        with_processes = partial(ShardGrid, process_of=self.process_of)
         make = ShardGrid if self.processes is None else with_processes
         return make, (self.global_shape, dict(self.mesh_shape), self.spec)
 

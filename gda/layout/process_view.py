@@ -15,14 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from gda.layout.boundary import set_module
 from gda.layout.numbering import IntArray, Layout, layout_of
-from gda.layout.processes import (
-    Processes,
-    ProcessOf,
-    check_process_of,
-    format_processes,
-    writing_of,
-)
+from gda.layout.processes import Processes, ProcessOf, check_process_of, writing_of
 from gda.layout.spec import (
     Index,
     Shape,
@@ -34,11 +29,13 @@ from gda.layout.spec import (
     format_spec,
     nearest_sizes,
 )
+from gda.layout.text import format_processes, itemsize_error
 from gda.layout.tiling import Tiling
 
 _SHOWN_IN_MESSAGES = 6
 
 
+@set_module("gda")
 @dataclass(frozen=True, eq=False, repr=False)
 class ProcessView:
     """What one process has of an array: what it reads, keeps and writes. Immutable, hashable.
@@ -374,18 +371,21 @@ class ProcessView:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _view_of, self._key()
+        shape, mesh, spec, processes, process = self._key()
+        return self._unpickled, (shape, mesh, spec, processes.process_of, process)
 
-
-def _view_of(
-    global_shape: Shape,
-    mesh_items: tuple[tuple[str, int], ...],
-    spec: tuple[SpecEntry, ...],
-    processes: Processes,
-    process: int,
-) -> ProcessView:
-    layout = layout_of(mesh_items, spec, tuple(not size for size in global_shape))
-    return ProcessView(layout, _tiling(global_shape, layout), processes, process)
+    @classmethod
+    def _unpickled(
+        cls,
+        global_shape: Shape,
+        mesh_items: tuple[tuple[str, int], ...],
+        spec: tuple[SpecEntry, ...],
+        process_of: ProcessOf | Processes,
+        process: int,
+    ) -> ProcessView:
+        layout = layout_of(mesh_items, spec, tuple(not size for size in global_shape))
+        processes = check_process_of(process_of, layout)
+        return cls(layout, _tiling(global_shape, layout), processes, process)
 
 
 def _tiling(global_shape: Shape, layout: Layout) -> Tiling:
@@ -398,14 +398,6 @@ def _bytes_of(itemsize: object) -> int:
     if not hasattr(itemsize, "__index__"):
         raise itemsize_error(itemsize)
     return operator.index(itemsize)  # pyright: ignore[reportArgumentType]
-
-
-def itemsize_error(itemsize: object) -> TypeError:
-    """Return what is raised where something else stands for the bytes of one element."""
-    return TypeError(
-        "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not "
-        f"{itemsize!r}"
-    )
 
 
 def infer_global_shape(

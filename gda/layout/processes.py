@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import reprlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -155,25 +155,6 @@ def _integers(process_of: object) -> npt.NDArray[Any]:
             f"[0, 0, 1, 1], not {reprlib.repr(process_of)}"
         )
     return values
-
-
-def format_processes(processes: Iterable[int]) -> str:
-    """Return ``process 1``, ``processes 0, 2, 3`` or ``processes 0-63, 65-127``.
-
-    >>> format_processes([0, 1, 2, 3, 7])
-    'processes 0-3, 7'
-    """
-    numbers = sorted(processes)
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = []
-    for run in runs:
-        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run)
-    return f"{'process' if len(numbers) == 1 else 'processes'} {', '.join(parts)}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,10 +1,16 @@
-"""Amounts and texts as people read them, on a terminal and in messages."""
+"""Amounts, indices, processes and meshes as people read them, in messages and pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 MOST_NAMED = 8  # of many differences, a message names so many
+
+# Runs of numbers that are all written; of more, the first ones and how many are left.
+_MOST_RUNS = 8
+_FIRST_RUNS = 6
+_FEWEST_STEPS = 4
 
 
 def format_bytes(nbytes: int) -> str:
@@ -47,3 +53,91 @@ def join_some(parts: Sequence[str]) -> str:
     more = len(parts) - MOST_NAMED
     shown = [*parts[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
     return "; ".join(shown)
+
+
+def itemsize_error(itemsize: object) -> TypeError:
+    """Return what is raised where something else stands for the bytes of one element."""
+    return TypeError(
+        "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not "
+        f"{itemsize!r}"
+    )
+
+
+# Parts of an array, and where they are.
+
+
+def format_index(first: Sequence[slice], last: Sequence[slice] | None = None) -> str:
+    """Return an index as NumPy takes it, or that of all from one to another.
+
+    >>> format_index((slice(0, 2), slice(None))), format_index((slice(0, 2),), (slice(4, 6),))
+    ('[0:2, :]', '[0:6]')
+    >>> format_index(())
+    '[()]'
+    """
+    slices = map(format_slice, first, first if last is None else last)
+    return f"[{', '.join(slices) or '()'}]"
+
+
+def format_slice(first: slice, last: slice) -> str:
+    """Return ``0:2``, or ``:`` for the whole of a dimension."""
+    return ":" if first.start is None and last.stop is None else f"{first.start or 0}:{last.stop}"
+
+
+def format_mesh(mesh_shape: Mapping[str, int]) -> str:
+    """Return the sizes of a mesh, as the command line takes them.
+
+    >>> format_mesh({'data': 64, 'model': 16})
+    'data=64,model=16'
+    """
+    return printable(",".join(f"{name}={size}" for name, size in mesh_shape.items())) or "no axes"
+
+
+def format_processes(processes: Iterable[int]) -> str:
+    """Return ``process 1`` or ``processes 0-3, 7``.
+
+    >>> format_processes([2, 3, 0, 1, 7])
+    'processes 0-3, 7'
+    """
+    numbers = sorted(processes)
+    return f"{'process' if len(numbers) == 1 else 'processes'} {format_numbers(numbers)}"
+
+
+def format_numbers(numbers: Iterable[int]) -> str:
+    """Return numbers in their order: runs as ``0-7``, equal steps as ``0, 8, … 56``.
+
+    More than eight runs without a rule end in how many numbers are left out.
+
+    >>> format_numbers([0, 1, 2, 3, 8]), format_numbers(range(0, 64, 8))
+    ('0-3, 8', '0, 8, … 56')
+    """
+    # Most blocks have a few devices, of which Python's lists are quicker than NumPy's arrays.
+    values: list[int] = numbers.tolist() if hasattr(numbers, "tolist") else list(numbers)  # pyright: ignore
+    if len(values) < 2:
+        return "".join(map(str, values))
+    starts = [i for i in range(len(values)) if not i or values[i] - values[i - 1] != 1]
+    stops = [*starts[1:], len(values)]
+    if len(starts) > _FEWEST_STEPS and _are_even(values, starts, stops):
+        first, second, last = (_run(values, starts[i], stops[i], "-") for i in (0, 1, -1))
+        return f"{first}, {second}, … {last}"
+    written = len(starts) if len(starts) <= _MOST_RUNS else _FIRST_RUNS
+    parts = [_run(values, starts[i], stops[i], ", ") for i in range(written)]
+    left = len(values) - stops[written - 1]
+    return ", ".join(parts) + (f", {format_more(left)}" if left else "")
+
+
+def _are_even(values: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> bool:
+    """Return whether runs are equally long and their starts equally far apart."""
+    lengths = {stop - start for start, stop in zip(starts, stops, strict=True)}
+    steps = {values[second] - values[first] for first, second in pairwise(starts)}
+    return len(lengths) == len(steps) == 1
+
+
+def _run(values: Sequence[int], start: int, stop: int, between_two: str) -> str:
+    first, last = values[start], values[stop - 1]
+    between = "-" if stop - start > 2 else between_two
+    return str(first) if stop - start == 1 else f"{first}{between}{last}"
+
+
+def format_more(count: int) -> str:
+    """Return what stands for things left out: ``… 4,090 more``."""
+    return f"… {count:,} more"

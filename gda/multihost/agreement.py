@@ -13,7 +13,6 @@ import inspect
 import json
 import os
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -23,9 +22,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from gda.layout.boundary import is_of_caller, public
-from gda.layout.processes import format_processes
-from gda.layout.text import MOST_NAMED, join_some
+from gda.layout.boundary import frame_of_caller, public, set_module
+from gda.layout.text import MOST_NAMED, format_processes, join_some
 from gda.mesh import processes_of
 from gda.multihost.descriptions import Description, describe, describe_wanted, leaf_fields
 from gda.multihost.meeting import DisagreementError, meet
@@ -38,6 +36,7 @@ _DEFAULT_TIMEOUT = 60.0
 _TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 
 
+@set_module("gda")
 @public
 def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | None = None) -> None:
     """Check that every process has the same tree: structure, shapes, dtypes, meshes and specs.
@@ -71,6 +70,7 @@ def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | Non
         _agree(lambda: tree, describe, _Place("check", repr(name)), seconds)
 
 
+@set_module("gda")
 @public
 def checking_agreement(
     enabled: bool = True, *, timeout: float | None = None
@@ -190,10 +190,10 @@ def check_moving(
 
 def user_location() -> str:
     """Return file and line outside gda from which it was called, such as ``train.py:31``."""
-    for frame, line in traceback.walk_stack(None):
-        if is_of_caller(frame):
-            return f"{os.path.basename(frame.f_code.co_filename)}:{line}"
-    return "an unknown place"
+    frame, _ = frame_of_caller()
+    if frame is None:
+        return "an unknown place"
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 # The switch, and how long to wait.

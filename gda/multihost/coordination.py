@@ -85,11 +85,11 @@ def service() -> Service | None:
 
         client = distributed.global_state.client
     except (ImportError, AttributeError):
-        return _lost()
+        return warn_of_moved_service()
     if client is None:
         return None
     if not all(hasattr(client, method) for method in _METHODS):
-        return _lost()
+        return warn_of_moved_service()
     return Service(client)
 
 
@@ -138,7 +138,7 @@ def listen_on(address: str) -> None:
 
 
 @cache  # said once
-def _lost() -> None:
+def warn_of_moved_service() -> None:
     logging.getLogger("gda").warning(
         "JAX %s keeps its coordination service where gda does not find it: processes agree through "
         "collectives instead, and one that does not come is waited for and cannot be named",

@@ -58,23 +58,23 @@ def _structure_text(structure: Any) -> str:
     kind, aux = node
     children = [_structure_text(child) for child in structure.children()]
     if kind is dict:
-        keys = map(_stable_text, aux)
+        keys = map(stable_text, aux)
         return f"{{{', '.join(f'{key}: {of}' for key, of in zip(keys, children, strict=True))}}}"
     if kind in (list, tuple):
         opening, closing = "[]" if kind is list else "()"
         return f"{opening}{', '.join(children)}{closing}"
     if kind is type(None):
         return "None"
-    beside = [] if aux is None else [_stable_text(aux)]
+    beside = [] if aux is None else [stable_text(aux)]
     return f"{kind.__qualname__}({', '.join([*beside, *children])})"
 
 
-def _stable_text(value: Any) -> str:
+def stable_text(value: Any) -> str:
     """Return the repr, without what differs between processes: addresses and orders of hashes."""
     if isinstance(value, set | frozenset):
-        return f"{{{', '.join(sorted(map(_stable_text, value)))}}}"
+        return f"{{{', '.join(sorted(map(stable_text, value)))}}}"
     if type(value) in (list, tuple):
-        return f"({', '.join(map(_stable_text, value))})"
+        return f"({', '.join(map(stable_text, value))})"
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 

@@ -19,7 +19,8 @@ from hashlib import sha256
 import jax
 import numpy as np
 
-from gda.layout.processes import format_processes
+from gda.layout.boundary import set_module
+from gda.layout.text import format_processes
 from gda.multihost import coordination
 from gda.multihost.allgather import all_gather
 
@@ -31,16 +32,14 @@ _FOLDER = "gda/multihost/meeting"
 _held: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 
+@set_module("gda")
 class DisagreementError(ValueError):
     """Processes were about to go on with arrays that are not the same, or from different places."""
 
-    __module__ = "gda"
 
-
+@set_module("gda")
 class LateProcessError(TimeoutError):
     """Some process did not come to where the others wait; ``processes`` has the numbers."""
-
-    __module__ = "gda"
 
     def __init__(self, message: str, processes: Iterable[int] = ()) -> None:
         super().__init__(message)

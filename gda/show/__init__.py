@@ -74,7 +74,7 @@ def text(
     >>> import gda
     >>> print(gda.show.text((8, 2), {'x': 2, 'y': 2}, ('x', 'y'), dtype='float32'))
     plan (8, 2) float32
-    mesh    x=2, y=2: 4 devices
+    mesh    x=2,y=2: 4 devices
     spec    P('x', 'y')
     blocks  4 of (4, 1), each on 1 device
     bytes   16 B per device, 64 B in all

@@ -20,7 +20,7 @@ from gda.layout.dtype_names import as_dtype
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, read_only
 from gda.layout.spec import Shape, SpecLike, axes_by_dimension, format_spec
-from gda.layout.text import printable
+from gda.layout.text import format_mesh, printable
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +61,8 @@ class Subject:
 
     @property
     def mesh(self) -> str:
-        """The sizes of its axes: ``x=4, y=2``."""
-        sizes = (f"{name}={size}" for name, size in self.grid.mesh_shape.items())
-        return printable(", ".join(sizes)) or "no axes"
+        """The sizes of its axes: ``x=4,y=2``."""
+        return format_mesh(self.grid.mesh_shape)
 
     @property
     def spec(self) -> str:

@@ -16,13 +16,14 @@ from jax.custom_batching import custom_vmap
 from jax.sharding import AxisType
 
 from gda import show
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecLike
 from gda.show.subject import Subject, subject_of, subject_on
 
 Find = Callable[[], Subject | str | None]
 
 
+@set_module("gda")
 @public
 def visualize_sharding(
     x: Any,
@@ -70,7 +71,7 @@ def visualize_sharding(
     >>> import gda
     >>> gda.visualize_sharding((8, 2), {'x': 2, 'y': 2}, ('x',), dtype='float32', width=80)
     plan (8, 2) float32
-    mesh    x=2, y=2: 4 devices
+    mesh    x=2,y=2: 4 devices
     spec    P('x')
     blocks  2 of (4, 2), each on 2 devices
     bytes   32 B per device, 128 B in all, 64 B without replicas

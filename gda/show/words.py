@@ -1,76 +1,12 @@
-"""How blocks, devices, processes and amounts are written, wherever a picture tells of them."""
+"""Devices, and the facts about an array, as a picture tells of them."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
 from gda.layout.numbering import IntArray
-from gda.layout.spec import Index
-from gda.layout.text import counted, format_bytes
+from gda.layout.text import counted, format_bytes, format_numbers
 from gda.show.subject import Subject
-
-# Runs of numbers that are all written; of more, the first ones and how many are left.
-_MOST_RUNS = 8
-_FIRST_RUNS = 6
-_FEWEST_STEPS = 4
-
-
-def format_index(first: Index, last: Index | None = None) -> str:
-    """Return an index as it stands between square brackets, or that of all from one to another.
-
-    >>> format_index((slice(0, 2), slice(None))), format_index((slice(0, 2),), (slice(4, 6),))
-    ('0:2, :', '0:6')
-    """
-    return ", ".join(map(format_slice, first, first if last is None else last))
-
-
-def format_slice(first: slice, last: slice) -> str:
-    """Return ``0:2``, or ``:`` for the whole of a dimension."""
-    return ":" if first.start is None else f"{first.start}:{last.stop}"
-
-
-def format_numbers(numbers: IntArray | Sequence[int]) -> str:
-    """Return numbers in their order: runs as ``0-7``, equal steps as ``0, 8, … 56``.
-
-    More than eight runs without a rule end in how many numbers are left out.
-
-    >>> format_numbers([0, 1, 2, 3, 8]), format_numbers(range(0, 64, 8))
-    ('0-3, 8', '0, 8, … 56')
-    """
-    if len(numbers) == 1:
-        return str(numbers[0])
-    # Most blocks have a few devices, of which Python's lists are quicker than NumPy's arrays.
-    values = numbers.tolist() if isinstance(numbers, np.ndarray) else list(numbers)
-    starts = [i for i in range(len(values)) if not i or values[i] - values[i - 1] != 1]
-    stops = [*starts[1:], len(values)]
-    if len(starts) > _FEWEST_STEPS and _are_even(values, starts, stops):
-        first, second, last = (_run(values, starts[i], stops[i], "-") for i in (0, 1, -1))
-        return f"{first}, {second}, … {last}"
-    written = len(starts) if len(starts) <= _MOST_RUNS else _FIRST_RUNS
-    parts = [_run(values, starts[i], stops[i], ", ") for i in range(written)]
-    left = len(values) - stops[written - 1]
-    return ", ".join(parts) + (f", {format_more(left)}" if left else "")
-
-
-def _are_even(values: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> bool:
-    """Return whether runs are equally long and their starts equally far apart."""
-    lengths = {stop - start for start, stop in zip(starts, stops, strict=True)}
-    steps = {values[second] - values[first] for first, second in pairwise(starts)}
-    return len(lengths) == len(steps) == 1
-
-
-def _run(values: Sequence[int], start: int, stop: int, between_two: str) -> str:
-    first, last = values[start], values[stop - 1]
-    between = "-" if stop - start > 2 else between_two
-    return str(first) if stop - start == 1 else f"{first}{between}{last}"
-
-
-def format_more(count: int) -> str:
-    """Return what stands for things left out: ``… 4,090 more``."""
-    return f"… {count:,} more"
 
 
 def format_devices(subject: Subject, positions: IntArray) -> str:
@@ -87,12 +23,6 @@ def processes_at(subject: Subject, positions: IntArray) -> IntArray:
         return np.zeros(0, np.int64)
     processes = process_of[positions]
     return processes if len(processes) == 1 else np.unique(processes)
-
-
-def format_processes(processes: IntArray) -> str:
-    """Return ``process 1`` or ``processes 0-3``."""
-    word = "process" if len(processes) == 1 else "processes"
-    return f"{word} {format_numbers(processes)}"
 
 
 def title(subject: Subject) -> str:

@@ -2,7 +2,8 @@
 
 To read in this order: ``options`` (how many reads, how many bytes), ``tasks`` (runs them),
 ``progress``, ``sources`` (anything that slices, to read), ``targets`` (anything that takes slices,
-to write), ``chunk_conflicts`` (blocks that share a chunk of a target), ``safetensors``.
+to write), ``chunk_conflicts`` (blocks that share a chunk of a target), ``strict_json``,
+``safetensors``.
 
 >>> import gda, jax, numpy as np, os, tempfile
 >>> from safetensors.numpy import save_file

@@ -8,7 +8,10 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from gda.layout.boundary import set_module
 
+
+@set_module("gda")
 @dataclass(frozen=True)
 class Retry:
     """Which errors of a read are tried again, how often, and after how long.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,24 +12,26 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape
 from gda.storage.sources import SAFETENSORS_DTYPES
+from gda.storage.strict_json import parse_json
 
 # The header of a published model of 100,000 tensors has some 15 MB; the safetensors package, too,
 # takes no longer one than this.
-_MOST_HEADER_BYTES = 100_000_000
+MOST_HEADER_BYTES = 100_000_000
 
 # Reads of columns: runs with gaps of at least so many bytes are read one by one, others with the
 # gaps between them, a piece at a time. A read costs as much as copying some ten thousand bytes:
 # 2 KiB of every 16 KiB took 3 times as long run by run.
-_GAP_BYTES = 32 * 1024
-_PIECE_BYTES = 4 * 1024 * 1024
+GAP_BYTES = 32 * 1024
+PIECE_BYTES = 4 * 1024 * 1024
 
 _PathLike = str | os.PathLike[str]
 _Memory = np.ndarray[Any, Any]
 
 
+@set_module("gda.storage")
 @public
 def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> SafetensorsFiles:
     """Return the tensors of safetensors files by name, as sources that are read when sliced.
@@ -213,11 +214,11 @@ class SafetensorsTensor:
     def _read_runs(self, file: int, runs: _Memory, start: int, stride: int) -> None:
         """Read runs of bytes that lie ``stride`` apart."""
         count, run_bytes = runs.shape
-        if stride - run_bytes >= _GAP_BYTES or stride > _PIECE_BYTES:
+        if stride - run_bytes >= GAP_BYTES or stride > PIECE_BYTES:
             for number in range(count):
                 self._read(file, runs[number], start + number * stride)
             return
-        at_once = min(count, _PIECE_BYTES // stride)
+        at_once = min(count, PIECE_BYTES // stride)
         piece = np.empty(at_once * stride, np.uint8)
         for number in range(0, count, at_once):
             some = min(at_once, count - number)
@@ -372,10 +373,10 @@ def _read_header(path: Path, file: Any, size: int) -> tuple[dict[str, Any], int]
             f"{path} is cut off or no safetensors file: it has {size} bytes, and its header "
             f"is said to have {length}"
         )
-    if length > _MOST_HEADER_BYTES:
+    if length > MOST_HEADER_BYTES:
         raise ValueError(
             f"{path}: the header is said to have {length} bytes; at most "
-            f"{_MOST_HEADER_BYTES} are read"
+            f"{MOST_HEADER_BYTES} are read"
         )
     return _parse(path, _read_exactly(file, length)), 8 + length
 
@@ -389,20 +390,9 @@ def _read_exactly(file: Any, count: int) -> bytes:
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in found if names.count(name) > 1)
-            raise ValueError(f"{twice!r} is there twice")
-        return found
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is no number of JSON's")
-
     try:
-        parsed = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
+        parsed = parse_json(text.decode())
+    except ValueError as error:
         raise ValueError(f"{path} has a broken header, which is no JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise ValueError(f"{path} has a broken header: {type(parsed).__name__} is no JSON object")

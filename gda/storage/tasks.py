@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-from gda.storage.options import Retry
+from gda.storage.options import Options
 
 
 class Future(Protocol):
@@ -73,13 +73,7 @@ class Transfer(NamedTuple):
 _MOST_PENDING = 32
 
 
-def run(
-    tasks: Iterable[Task | AsyncTask],
-    *,
-    max_workers: int | None = 1,
-    max_bytes: int | None = None,
-    retry: Retry | None = None,
-) -> None:
+def run(tasks: Iterable[Task | AsyncTask], options: Options) -> None:
     """Do all ``tasks``; return when the last is finished.
 
     Tasks are taken and begun in order, at most ``max_workers`` at a time, and none while those that
@@ -92,7 +86,7 @@ def run(
         No task is begun after it, and those that run are waited for: no thread is left. So with
         ``KeyboardInterrupt``. What an ``AsyncTask`` had begun is cancelled.
     """
-    _Crew(iter(tasks), max_workers, max_bytes, retry).run()
+    _Crew(iter(tasks), options).run()
 
 
 class _Attempt:
@@ -118,17 +112,11 @@ class _Attempt:
 class _Crew:
     """The tasks of one ``run``, those of them that are under way, and the threads that work."""
 
-    def __init__(
-        self,
-        tasks: Iterator[Task | AsyncTask],
-        max_workers: int | None,
-        max_bytes: int | None,
-        retry: Retry | None,
-    ) -> None:
+    def __init__(self, tasks: Iterator[Task | AsyncTask], options: Options) -> None:
         self._tasks = tasks
-        self._most = {Task: max_workers or 1, AsyncTask: max_workers or _MOST_PENDING}
-        self._max_bytes = max_bytes
-        self._retry = retry
+        most = options.max_workers
+        self._most = {Task: most or 1, AsyncTask: most or _MOST_PENDING}
+        self._max_bytes, self._retry = options.max_bytes, options.retry
         # Of the caller's thread alone.
         self._held = 0
         self._begun = {Task: 0, AsyncTask: 0}

@@ -5,6 +5,9 @@
 - ``Pool``, ``ProcessError``: such processes without pytest.
 - ``gda.testing.strategies``: hypothesis strategies for meshes, specs, shapes and ``GlobalArray``s.
 
+Read ``pool`` and ``worker`` first, which talk over a ``channel`` and get an ``answer``; then
+``plugin``, ``marker``, ``pools``, ``session`` (the pytest in a process) and ``merge``.
+
 Nothing is imported here until it is used: each module says what it needs, and which extra installs
 that.
 """

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gda.layout.boundary import set_module
+
 # Seconds that the others get after one process failed. They often wait for it in a collective.
 GRACE = 3.0
 _TAIL_LINES = 40
@@ -12,10 +14,11 @@ _FILES_ABOVE_USER = (
     "/_pytest/python.py",
     "/_pytest/main.py",
     "/_pytest/config/__init__.py",
-    "/gda/testing/worker.py",
+    "/gda/testing/channel.py",
 )
 
 
+@set_module("gda.testing")
 class ProcessError(RuntimeError):
     """Something went wrong in a process of a pool.
 

@@ -1,6 +1,6 @@
 """Real processes of this machine that run functions in step: ``Pool``.
 
-What a pool runs in its processes is in ``gda.testing.worker``. Its processes start when they are
+What a pool runs in its processes is in ``gda.testing.channel``. Its processes start when they are
 first needed and stay for the next call, so that many short calls cost little.
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gda.launch.children import Children, Port, environment, is_stopped, signal_name
+from gda.layout.boundary import set_module
 from gda.testing.answer import GRACE, Answer, ProcessError, raise_first, trim_stacks
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ _BOOTSTRAP = (
 )
 
 
+@set_module("gda.testing")
 class Pool:
     """Processes that have found each other through JAX, for calling functions in all of them.
 
@@ -112,7 +114,7 @@ class Pool:
         return [_unpickle(answer) for answer in answers]
 
     def ask(self, command: tuple[Any, ...], timeout: float) -> list[Answer]:
-        """Send a command of ``gda.testing.worker`` to all processes and return their answers."""
+        """Send a command of ``gda.testing.channel`` to all processes and return their answers."""
         self.start()
         return self._gather(command, timeout)
 

@@ -19,7 +19,7 @@ from gda.testing.session import SessionPlan, address_of
 
 _SESSION_TIMEOUT = 120.0
 # Pools that were used longest ago are closed when more processes than this would be alive.
-_MAX_PROCESSES = 16
+MAX_PROCESSES = 16
 # Drawn at random where they are not given: the seed of pytest-randomly.
 _CHOSEN_OPTIONS = ("randomly_seed",)
 
@@ -37,7 +37,7 @@ class Pools:
         self._numbers = itertools.count()
         self._temporary = _Temporary(session.config)
         self._next_of: dict[pytest.Item, pytest.Item] = {}
-        self._files: tuple[str, ...] | None = None
+        self._files_of: dict[_Size, dict[str, None]] | None = None
 
     def get(self, num_processes: int, devices: int = 1) -> Pool:
         """Return the pool of a size, and close others if there would be too many processes."""
@@ -46,7 +46,7 @@ class Pools:
         self._pools[size] = pool  # which makes it the last one, the one that was used last
         others = [other for other in self._pools.values() if other is not pool]
         for other in others:
-            if sum(each.num_alive for each in others) + num_processes <= _MAX_PROCESSES:
+            if sum(each.num_alive for each in others) + num_processes <= MAX_PROCESSES:
                 break
             other.close()
         return pool
@@ -105,21 +105,20 @@ class Pools:
         # A worker of xdist knows which test comes next, and no more.
         return nextitem if nextitem is not None and _size_of(nextitem) == size else None
 
-    def _look_ahead(self) -> tuple[str, ...]:
+    def _look_ahead(self) -> dict[_Size, dict[str, None]]:
         """Find the order of the tests of each size, and return the files that they are in."""
-        if self._files is None:
+        if self._files_of is None:
             last: dict[_Size, pytest.Item] = {}
-            files: dict[str, None] = {}
+            self._files_of = {}
             for item in self._session.items:
                 size = _size_of(item)
                 if size is None:
                     continue
-                files[str(item.path)] = None
+                self._files_of.setdefault(size, {})[str(item.path)] = None
                 if size in last:
                     self._next_of[last[size]] = item
                 last[size] = item
-            self._files = tuple(files)
-        return self._files
+        return self._files_of
 
     def _start_session(self, pool: Pool) -> None:
         config = self._config
@@ -127,7 +126,7 @@ class Pools:
             arguments=tuple(str(argument) for argument in config.invocation_params.args),
             directory=str(config.invocation_params.dir),
             script_arguments=tuple(sys.argv),
-            files=self._look_ahead(),
+            files=tuple(self._look_ahead().get((pool.num_processes, pool.devices), ())),
             temporary=self._temporary.directory / f"pool{next(self._numbers)}",
             options={
                 name: getattr(config.option, name)

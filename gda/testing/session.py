@@ -12,12 +12,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from gda.testing.worker import Channel
+from gda.testing.channel import Channel
 
 # Where a test is: its file, and the names from there on.
 Address = tuple[str, tuple[str, ...]]

@@ -9,25 +9,27 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Sequence
+from types import NoneType
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gda.arrays.from_process_local import Batch, array_from_process_local
-from gda.arrays.global_array import GlobalArray
 from gda.arrays.process_local import process_local_of
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape
 from gda.mesh import is_tracer, local_positions, processes_of, sharding_of, view_of
 from gda.multihost.agreement import together
 from gda.multihost.descriptions import describe
+from gda.trees.host_local import place
 from gda.trees.jit import constrain
-from gda.trees.specs import is_container, map_with_specs, path_of
+from gda.trees.leaves import is_container, path_of
+from gda.trees.specs import SPECS, Kind, map_with_specs
 
 
+@set_module("gda")
 class DataPartitionType(enum.Enum):
     """The ways to shard the arrays of a batch over the current mesh.
 
@@ -42,8 +44,6 @@ class DataPartitionType(enum.Enum):
     <DataPartitionType.FULL: 'full'>
     """
 
-    __module__ = "gda"
-
     FULL = "full"
     REPLICATED = "replicated"
     BATCH = "batch"
@@ -54,7 +54,12 @@ _BATCH_AXES = ("data", "fsdp")
 _SEQUENCE_AXES = ("seq",)
 _BY_ROWS = (DataPartitionType.FULL, DataPartitionType.BATCH)
 
+_PARTITIONS = Kind("partition", (DataPartitionType, PartitionSpec), "DataPartitionType.REPLICATED")
+_PARTITIONS_OR_NONE = _PARTITIONS._replace(classes=(*_PARTITIONS.classes, NoneType))
+_CONSTRAINTS = SPECS._replace(classes=(PartitionSpec, NamedSharding, NoneType))
 
+
+@set_module("gda")
 @public
 def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType.FULL) -> Any:
     """Return a tree of ``GlobalArray``s over the current mesh, made of what each process has.
@@ -104,25 +109,20 @@ def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType
             "partition is None; write DataPartitionType.REPLICATED, or PartitionSpec(), for arrays "
             "that every device holds whole"
         )
-    return together(
-        "host_to_global_array", mesh, lambda: _placed(host_arrays, partition, mesh), describe
-    )
+
+    def work() -> Any:
+        def layout_of(leaf: Any, part: Any) -> tuple[PartitionSpec, Shape | None]:
+            return _layout_of(part, np.shape(leaf), mesh)
+
+        return place(host_arrays, mesh, partition, "partition", _PARTITIONS, layout_of)
+
+    return together("host_to_global_array", mesh, work, describe)
 
 
 host_to_global_device_array = host_to_global_array
 
 
-def _placed(host_arrays: Any, partition: Any, mesh: Mesh) -> Any:
-    with Batch(len(jax.tree.leaves(host_arrays))) as batch:
-
-        def placed(leaf: Any, part: Any) -> GlobalArray:
-            spec, shape = _layout_of(part, np.shape(leaf), mesh)
-            array = array_from_process_local(leaf, mesh, spec, shape, batch=batch)
-            return GlobalArray(array=array)
-
-        return map_with_specs(placed, host_arrays, partition, "partition", _is_partition)
-
-
+@set_module("gda")
 @public
 def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
     """Return a tree of new NumPy arrays: of each array what this process has, every block once.
@@ -161,9 +161,10 @@ def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
         rows.check(array, part)
         return process_local_of(array)
 
-    return map_with_specs(taken, global_arrays, partition, "partition", _is_partition_or_none)
+    return map_with_specs(taken, global_arrays, partition, "partition", _PARTITIONS_OR_NONE)
 
 
+@set_module("gda")
 @public
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     """Return ``x`` cut as ``shardings`` says: inside ``jit`` a constraint, outside it a move.
@@ -195,7 +196,7 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
         x,
         shardings,
         "shardings",
-        _is_sharding,
+        _CONSTRAINTS,
     )
 
 
@@ -280,17 +281,9 @@ def _needed_mesh() -> Mesh:
 # Partitions.
 
 
-def _is_partition(node: object) -> bool:
-    return isinstance(node, DataPartitionType | PartitionSpec)
-
-
-def _is_partition_or_none(node: object) -> bool:
-    return node is None or _is_partition(node)
-
-
 def _check_partition(partition: Any) -> None:
-    for leaf in jax.tree.leaves(partition, is_leaf=_is_partition_or_none):
-        if not _is_partition_or_none(leaf):
+    for leaf in jax.tree.leaves(partition, is_leaf=_PARTITIONS_OR_NONE.has):
+        if not _PARTITIONS_OR_NONE.has(leaf):
             raise NotImplementedError(
                 f"partition has {leaf!r}; it is a DataPartitionType (FULL, REPLICATED or BATCH), a "
                 "PartitionSpec or a tree of these"
@@ -434,7 +427,3 @@ def _rows(array: jax.Array) -> Sequence[slice]:
 
 def _rows_text(rows: Sequence[slice]) -> str:
     return " and ".join(f"{r.start}:{r.stop}" for r in rows[:8]) + " ..." * (len(rows) > 8)
-
-
-def _is_sharding(leaf: object) -> bool:
-    return leaf is None or isinstance(leaf, PartitionSpec | NamedSharding)

@@ -7,7 +7,7 @@ the blocks of each process form a regular grid.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -15,25 +15,25 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gda.arrays.blocks import format_index
 from gda.arrays.from_process_local import Batch, array_from_process_local
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.moving import reshard
 from gda.arrays.process_local import distinct_shards, local_array_of
-from gda.layout.boundary import public
-from gda.layout.processes import format_processes
-from gda.layout.spec import Index
-from gda.layout.text import join_some
+from gda.layout.boundary import public, set_module
+from gda.layout.spec import Index, Shape
+from gda.layout.text import format_index, format_processes, join_some
 from gda.mesh import check_mesh, is_tracer, processes_of
 from gda.multihost.agreement import timeout_of_checks, together, user_location
 from gda.multihost.descriptions import describe
 from gda.multihost.meeting import DisagreementError, meet
-from gda.trees.specs import is_container, map_with_specs, note_path, path_of, specs_for
+from gda.trees.leaves import is_container, path_of
+from gda.trees.specs import SPECS, Kind, map_with_specs
 
 # By path in the tree and index of the block, the digest of its bytes.
 Digests = dict[str, dict[str, str]]
 
 
+@set_module("gda")
 @public
 def host_local_array_to_global_array(
     local_inputs: Any, global_mesh: Mesh, pspecs: Any, *, check_replicas: bool = False
@@ -76,7 +76,7 @@ def host_local_array_to_global_array(
     """
 
     def work() -> tuple[Any, Digests]:
-        result = _to_global(local_inputs, global_mesh, pspecs)
+        result = place(local_inputs, global_mesh, pspecs, "pspecs", SPECS, _layout_of)
         return result, _digests(result, local_inputs, global_mesh) if check_replicas else {}
 
     name = "host_local_array_to_global_array"
@@ -88,6 +88,7 @@ def host_local_array_to_global_array(
     return result
 
 
+@set_module("gda")
 @public
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
     """Return a tree of ``jax.Array``s, each what this process has of a global array.
@@ -125,26 +126,37 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
     )
 
 
-def _to_global(local_inputs: Any, mesh: Mesh, pspecs: Any) -> Any:
+def place(
+    local_inputs: Any,
+    mesh: Mesh,
+    specs: Any,
+    name: str,
+    kind: Kind,
+    layout_of: Callable[[Any, Any], tuple[PartitionSpec, Shape | None] | None],
+) -> Any:
+    """Return a tree of ``GlobalArray``s over ``mesh`` made of what this process has of them.
+
+    Args:
+      specs: a prefix of ``local_inputs`` with leaves of ``kind``, which the user calls ``name``.
+      layout_of: the spec and the global shape of a leaf with its entry of ``specs``; the shape is
+        ``None`` where it is to be inferred, and all of it where the leaf stays as it is.
+    """
+
+    def placed(leaf: Any, entry: Any) -> GlobalArray:
+        layout = layout_of(leaf, entry)
+        if layout is None:
+            return GlobalArray.from_array(leaf)
+        if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # what JAX has for no gradient
+            leaf = np.zeros(leaf.shape, np.bool_)
+        return GlobalArray(array=array_from_process_local(leaf, mesh, *layout, batch=batch))
+
     check_mesh(mesh)
-    pairs, structure = specs_for(local_inputs, pspecs, "pspecs")
-    leaves = []
-    with Batch(len(pairs)) as batch:
-        for leaf, spec in pairs:
-            try:
-                leaves.append(_leaf_to_global(leaf, mesh, spec, batch))
-            except Exception as error:
-                note_path(error, local_inputs, len(leaves))
-                raise
-    return jax.tree.unflatten(structure, leaves)
+    with Batch(len(jax.tree.leaves(local_inputs))) as batch:
+        return map_with_specs(placed, local_inputs, specs, name, kind)
 
 
-def _leaf_to_global(leaf: Any, mesh: Mesh, spec: PartitionSpec, batch: Batch) -> GlobalArray:
-    if _is_global(leaf):
-        return GlobalArray.from_array(leaf)
-    if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # what JAX has for no gradient
-        leaf = np.zeros(leaf.shape, np.bool_)
-    return GlobalArray(array=array_from_process_local(leaf, mesh, spec, batch=batch))
+def _layout_of(leaf: Any, spec: PartitionSpec) -> tuple[PartitionSpec, None] | None:
+    return None if _is_global(leaf) else (spec, None)
 
 
 def _is_global(leaf: object) -> bool:

@@ -20,11 +20,11 @@ from jax.sharding import (
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.moving import reshard
 from gda.arrays.operators import unwrapped
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
-from gda.trees.specs import map_with_specs
+from gda.trees.specs import SPECS_OR_NONE, check_kind, map_with_specs
 
 _ArrayT = TypeVar("_ArrayT", jax.Array, GlobalArray)
 
@@ -56,6 +56,7 @@ def jit(
     out_specs: Any = None,
     **jit_options: Any,
 ) -> Callable[[Callable[..., Any]], Jitted]: ...
+@set_module("gda")
 @public
 def jit(
     fun: Callable[..., Any] | None = None,
@@ -116,9 +117,9 @@ def jit(
         )
     if not callable(fun):
         raise TypeError(f"gda.jit takes a function, not {fun!r}")
-    _check_specs(in_specs, "in_specs")
-    _check_specs(out_specs, "out_specs")
-    if not _is_spec(in_specs) and type(in_specs) is not tuple:
+    check_kind(in_specs, "in_specs", SPECS_OR_NONE)
+    check_kind(out_specs, "out_specs", SPECS_OR_NONE)
+    if not SPECS_OR_NONE.has(in_specs) and type(in_specs) is not tuple:
         raise TypeError(
             "in_specs is one PartitionSpec for all arguments, or a tuple with one entry per "
             f"positional argument, not a {type(in_specs).__name__}"
@@ -169,6 +170,7 @@ def jit(
     return jax.jit(body, **jit_options)
 
 
+@set_module("gda")
 @public
 def constrain(
     x: _ArrayT, spec: SpecLike | NamedSharding | SingleDeviceSharding, *, mesh: Mesh | None = None
@@ -212,19 +214,6 @@ def constrain(
     return reshard(x, over, spec)
 
 
-def _is_spec(leaf: object) -> bool:
-    return leaf is None or isinstance(leaf, PartitionSpec)
-
-
-def _check_specs(specs: Any, name: str) -> None:
-    for leaf in jax.tree.leaves(specs, is_leaf=_is_spec):
-        if not _is_spec(leaf):
-            raise TypeError(
-                f"{name} is a PartitionSpec, None, or a tree of them; it holds {leaf!r}. "
-                f"Write P({leaf!r})"
-            )
-
-
 def _shardings(mesh: Mesh | AbstractMesh, specs: Any) -> Any:
     def sharding(spec: PartitionSpec | None) -> NamedSharding | None:
         if spec is None:
@@ -235,11 +224,11 @@ def _shardings(mesh: Mesh | AbstractMesh, specs: Any) -> Any:
         short = entries_of(axes_by_dimension(entries, rank, mesh.shape))
         return named_sharding((0,) * rank, mesh, short)
 
-    return jax.tree.map(sharding, specs, is_leaf=_is_spec)
+    return jax.tree.map(sharding, specs, is_leaf=SPECS_OR_NONE.has)
 
 
 def _names_every_result(out_specs: Any) -> bool:
-    return all(leaf is not None for leaf in jax.tree.leaves(out_specs, is_leaf=_is_spec))
+    return all(leaf is not None for leaf in jax.tree.leaves(out_specs, is_leaf=SPECS_OR_NONE.has))
 
 
 def _mesh_for(tree: Any, mesh: Mesh | None) -> Mesh | AbstractMesh:
@@ -285,7 +274,7 @@ def _map_specs(function: Callable[[Any, SpecLike], Any], specs: Any, tree: Any, 
         return leaf if spec is None else function(leaf, spec)
 
     try:
-        return map_with_specs(at_leaf, tree, specs, name, _is_spec)
+        return map_with_specs(at_leaf, tree, specs, name, SPECS_OR_NONE)
     except (TypeError, ValueError) as error:
         error.add_note(f"gda.jit: while applying {name}")
         raise

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from types import NoneType
 from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr
 
-from gda.arrays.blocks import narrowed_dtype
 from gda.arrays.from_sources import Build, build_of_source, read_all
 from gda.arrays.global_array import GlobalArray
-from gda.layout.boundary import public
+from gda.arrays.narrowing import narrowed_dtype
+from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype
 from gda.mesh import MeshLike, mesh_of_all
 from gda.multihost.agreement import together
 from gda.multihost.descriptions import describe
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.sources import is_group, source_of
-from gda.trees.specs import SpecOf, is_container, note_path, spec_by, specs_for
+from gda.trees.leaves import is_container, note_path, with_paths
+from gda.trees.specs import SHARDINGS, Kind, SpecOf, layout, layouts_of, specs_for
+
+_DTYPES = Kind("dtype", (NoneType, str, type, np.dtype), "'float32'")
 
 
+@set_module("gda")
 @public
 def load_tree(
     sources: Any,
@@ -101,35 +106,21 @@ def _builds_of(
     tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options
 ) -> tuple[list[Build], Any]:
     """Return how the array of each leaf is built, and the tree's structure; read nothing."""
-    if specs is None and not isinstance(mesh, Mesh):
-        found, structure = specs_for(tree, mesh, "mesh", _is_sharding, "NamedSharding")
-        layouts = [(leaf, sharding, None) for leaf, sharding in found]
-    else:
-        if callable(specs):
-            function: Any = specs
-            specs = _specs_by(function, tree)
-        found, structure = specs_for(tree, specs, "specs")
-        layouts = [(leaf, mesh, spec) for leaf, spec in found]
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
+    layouts = layouts_of(tree, mesh, specs, _shaped).of_each_leaf()
     _check_dtypes(dtype)
-    dtypes = specs_for(tree, dtype, "dtype", _is_dtype)[0]
-    builds = []
-    for number, (layout, (_, wanted)) in enumerate(zip(layouts, dtypes, strict=True)):
+    dtypes = specs_for(tree, dtype, "dtype", _DTYPES)
+
+    def build(number: int, source: Any, found: Any, dtype: Any) -> Build:
         note = partial(note_path, tree=tree, number=number)
-        try:
-            builds.append(build_of_source(*layout, wanted, options, note))
-        except Exception as error:
-            note(error)
-            raise
-    return builds, structure
+        return build_of_source(source, *layout(mesh, found), dtype, options, note)
 
-
-def _is_sharding(node: object) -> bool:
-    return isinstance(node, NamedSharding | SingleDeviceSharding)
+    return with_paths(tree, build, range(len(leaves)), leaves, layouts, dtypes), structure
 
 
 def _mesh_of(shardings: Any) -> Mesh | None:
     """Return a mesh of all devices that the arrays of several processes are to be on."""
-    leaves = jax.tree.leaves(shardings, is_leaf=_is_sharding)
+    leaves = jax.tree.leaves(shardings, is_leaf=SHARDINGS.has)
     meshes = [leaf.mesh for leaf in leaves if isinstance(leaf, NamedSharding)]
     return mesh_of_all(
         device for mesh in meshes if isinstance(mesh, Mesh) for device in mesh.devices.flat
@@ -145,28 +136,15 @@ def _as_dicts(tree: Any) -> Any:
     return jax.tree.map(opened, tree, is_leaf=is_container)
 
 
-def _specs_by(function: SpecOf, tree: Any) -> Any:
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)
-    specs = []
-    for path, source in leaves:
-        try:
-            known = source_of(source)
-            leaf = jax.ShapeDtypeStruct(known.shape, known.dtype.newbyteorder("="))
-            specs.append(spec_by(function, keystr(path, simple=True, separator="/"), leaf))
-        except Exception as error:
-            note_path(error, tree, len(specs))
-            raise
-    return jax.tree.unflatten(structure, specs)
+def _shaped(source: Any) -> jax.ShapeDtypeStruct:
+    known = source_of(source)
+    return jax.ShapeDtypeStruct(known.shape, known.dtype.newbyteorder("="))
 
 
 def _check_dtypes(dtypes: Any) -> None:
     """Raise ``TypeError`` unless all leaves are dtypes that JAX has, or ``None``."""
-    for path, dtype in jax.tree_util.tree_flatten_with_path(dtypes, is_leaf=_is_dtype)[0]:
+    for path, dtype in jax.tree_util.tree_flatten_with_path(dtypes, is_leaf=_DTYPES.has)[0]:
         if dtype is None:
             continue
         name = f"dtype{keystr(path)}="
         narrowed_dtype(as_dtype(dtype, name), f"the argument is {name}")
-
-
-def _is_dtype(node: object) -> bool:
-    return node is None or isinstance(node, str | type | np.dtype)

@@ -1,16 +1,94 @@
-"""The target of each leaf of a tree, from a tree or a group of targets."""
+"""Two trees side by side: what the one has for each leaf of the other.
+
+Keys count and classes do not, so that a dict goes with a dataclass of the same fields.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.tree_util import keystr
+from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, keystr
 
 from gda.layout.text import join_some
 from gda.storage.sources import is_group
-from gda.trees.specs import is_container, path_of
+from gda.trees.leaves import is_container, path_of
+
+# A model has hundreds; those that differ are named in any case.
+_MOST_KEYS = 8
+
+Keys = tuple[Any, ...]
+
+NOTHING: Any = object()
+
+
+class Pair(NamedTuple):
+    """A leaf of a tree and what the other tree has for it; one of them may be ``NOTHING``.
+
+    Attributes:
+      keys: the path of the leaf, in JAX's keys.
+      leaf: of the tree.
+      found: what is for it.
+      parting: of a leaf without partner, the nodes at which the trees part, and their keys.
+    """
+
+    keys: Keys
+    leaf: Any
+    found: Any
+    parting: tuple[Keys, Any, Any] | None = None
+
+
+def pairs_of(
+    tree: Any, other: Any, is_for_all: Callable[[Any, Any], bool], keys: Keys = ()
+) -> Iterator[Pair]:
+    """Yield a pair for every leaf of ``tree``, in order, and for everything that is surplus.
+
+    Args:
+      other: a pytree; may have mappings in it that JAX does not know, of which nothing is surplus.
+      is_for_all: tells of a node of each whether the second is for all leaves of the first.
+      keys: of both nodes.
+    """
+    if is_for_all(tree, other):
+        yield from (Pair(path, leaf, other) for path, leaf in _leaves(tree, keys))
+        return
+    children = _children(tree)
+    others = _of_group(other, children) if is_group(other) else _children(other)
+    parting = (keys, tree, other)
+    for name, (below, child) in children.items():
+        path = (*keys, *below)
+        if name in others:
+            yield from pairs_of(child, others[name][1], is_for_all, path)
+        else:
+            yield from (Pair(path, leaf, NOTHING, parting) for path, leaf in _leaves(child, path))
+    for name, (below, child) in others.items():
+        if name not in children:
+            path = (*keys, *below)
+            yield from (Pair(path, NOTHING, found, parting) for path, found in _leaves(child, path))
+
+
+def check_match(pairs: Sequence[Pair], name: str, must: str, hint: str = "") -> None:
+    """Raise ``ValueError`` that names all leaves without a partner, if there are any.
+
+    Args:
+      name: what the user calls the other tree.
+      must: what that was to be.
+      hint: what to do where it is ``None``.
+    """
+    partings = [pair.parting for pair in pairs if pair.parting is not None]
+    if not partings:
+        return
+    keys, tree, other = partings[0]
+    others = [pair for pair in pairs if pair.keys != keys]
+    missing = [keystr(pair.keys) for pair in others if pair.found is NOTHING]
+    surplus = [keystr(pair.keys) for pair in others if pair.leaf is NOTHING]
+    parts = [f"{name} has nothing for {join_some(missing)}"] if missing else []
+    parts += [f"the tree has no {join_some(surplus)}"] if surplus else []
+    raise ValueError(
+        f"{name} must {must}, but {name}{keystr(keys)} is {_node_text(other)}, and the tree has "
+        f"{_node_text(tree)} there{': ' if parts else ''}{', and '.join(parts)}"
+        f"{hint if other is None else ''}"
+    )
 
 
 def targets_for(tree: Any, targets: Any) -> list[Any]:
@@ -22,62 +100,67 @@ def targets_for(tree: Any, targets: Any) -> list[Any]:
     Raises:
       ValueError: some are missing or left over, or one is for two leaves.
     """
-    match = _Match([], [], [])
-    match.descend(tree, targets, ())
-    must = "targets must have the structure of the tree, but"
-    if match.missing:
-        raise ValueError(f"{must} have nothing at {join_some(match.missing)}")
-    if match.surplus:
-        raise ValueError(f"{must} targets has {join_some(match.surplus)}, and the tree has not")
+    pairs = list(pairs_of(tree, targets, lambda node, _: _is_leaf(node)))
+    check_match(pairs, "targets", "have the structure of the tree")
     first_with: dict[int, int] = {}
-    for number, target in enumerate(match.found):
-        first = first_with.setdefault(id(target), number)
+    for number, pair in enumerate(pairs):
+        first = first_with.setdefault(id(pair.found), number)
         if first != number:
             raise ValueError(
                 f"the arrays at {path_of(tree, first)} and {path_of(tree, number)} have one "
                 "target, in which the second would overwrite the first"
             )
-    return match.found
+    return [pair.found for pair in pairs]
 
 
-class _Match(NamedTuple):
-    """The targets for the leaves of a tree, and the paths of what has no partner."""
-
-    found: list[Any]
-    missing: list[str]
-    surplus: list[str]
-
-    def descend(self, tree: Any, targets: Any, path: tuple[Any, ...]) -> None:
-        children = {} if is_container(tree) else _children(tree)
-        if children is None or is_container(tree):
-            self.found.append(targets)
-            return
-        others = _of_group(targets, children) if is_group(targets) else _children(targets)
-        if others is None:
-            others = {} if children else {(): targets}
-        for key, child in children.items():
-            if key in others:
-                self.descend(child, others[key], (*path, key))
-            else:
-                self.missing.extend(_paths_below((*path, key), child))
-        for key, other in others.items():
-            if key not in children:
-                self.surplus.extend(_paths_below((*path, key) if key else path, other))
+def name_of(key: Any) -> Any:
+    """Return what a user calls a child, without what kind of node it is in."""
+    match key:
+        case DictKey(key=name) | FlattenedIndexKey(key=name):
+            return name
+        case SequenceKey(idx=number):
+            return number
+        case GetAttrKey(name=name):
+            return name
+        case _:
+            return str(key)
 
 
-def _children(node: Any) -> dict[Any, Any] | None:
-    """Return what is directly below a node, by the key that JAX has for it; None for a leaf."""
+def _is_leaf(node: Any) -> bool:
+    return is_container(node) or jax.tree_util.all_leaves([node])
+
+
+def _children(node: Any) -> dict[Any, tuple[Keys, Any]]:
+    """Return what is directly below a node, by name; a leaf alone, by a name like no other."""
+    if is_container(node):
+        return {object(): ((), node)}
     below = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda other: other is not node)[0]
-    if len(below) == 1 and not below[0][0]:
-        return None
-    return {key: child for (key,), child in below}
+    names = [name_of(*keys) if keys else object() for keys, _ in below]
+    if len(set(names)) < len(names):  # a class may call several alike
+        names = range(len(names))
+    return dict(zip(names, below, strict=True))
 
 
-def _of_group(group: Any, keys: Iterable[Any]) -> dict[Any, Any]:
-    names = {key: keystr((key,), simple=True) for key in keys}
-    return {key: group[name] for key, name in names.items() if name in group}
+def _of_group(group: Any, names: Iterable[Any]) -> dict[Any, tuple[Keys, Any]]:
+    return {name: ((), group[str(name)]) for name in names if str(name) in group}
 
 
-def _paths_below(path: tuple[Any, ...], node: Any) -> list[str]:
+def _leaves(node: Any, keys: Keys) -> list[tuple[Keys, Any]]:
     below = jax.tree_util.tree_flatten_with_path(node, is_leaf=is_container)[0]
-    return [keystr((*path, *rest)) or "a target at its root" for rest, _ in below]
+    return [((*keys, *rest), leaf) for rest, leaf in below]
+
+
+def _node_text(node: Any) -> str:
+    """Say what a node is, without what is below it."""
+    kind = type(node).__name__
+    if is_container(node):
+        return f"a {kind}"
+    if isinstance(node, dict):
+        if len(node) > _MOST_KEYS:
+            return f"a {kind} of {len(node)} keys"
+        return f"a {kind} with the keys {list(node)}"
+    if isinstance(node, list | tuple):
+        return f"a {kind} of {len(node)}"
+    if isinstance(node, jax.Array):
+        return "an array"
+    return "None" if node is None else f"a {kind}"

@@ -3,48 +3,158 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from types import NoneType
+from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax.tree_util import keystr
 
-from gda.arrays.global_array import GlobalArray
-from gda.layout.text import join_some
+from gda.mesh import mesh_and_spec
+from gda.trees.leaves import is_container, with_paths
+from gda.trees.matching import NOTHING, Pair, check_match, name_of, pairs_of
 
-# A model has hundreds; those that differ are named in any case.
-_MOST_KEYS = 8
-_EXAMPLES = {
-    "PartitionSpec": "PartitionSpec('x', None)",
-    "NamedSharding": "NamedSharding(mesh, PartitionSpec('x', None))",
-}
-
-
-def is_container(node: object) -> bool:
-    """Whether a node of a tree is an array, though it is a pytree."""
-    return isinstance(node, GlobalArray)
-
-
-def is_partition_spec(node: object) -> bool:
-    """Whether a node of a tree of specs is one."""
-    return isinstance(node, PartitionSpec)
-
-
+# A function of a leaf's path, such as 'layers/0/weight', and of its shape, dtype, ndim and size: of
+# PRNG keys those of the keys, not of the numbers that they consist of.
 SpecOf = Callable[[str, jax.ShapeDtypeStruct], PartitionSpec]
 
 
-def spec_by(function: SpecOf, path: str, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
-    """Return the spec that a function of the user gives for a leaf.
+class Kind(NamedTuple):
+    """What is a leaf of a tree of specs; nothing else may be.
+
+    Attributes:
+      name: of the class, for the messages.
+      classes: those of the leaves. Unless ``NoneType`` is one of them, ``None`` is for subtrees
+        without leaves alone.
+      written: how one is written, around the entries of a spec.
+    """
+
+    name: str
+    classes: tuple[type, ...]
+    written: str
+
+    def has(self, node: object) -> bool:
+        return isinstance(node, self.classes)
+
+
+SPECS = Kind("PartitionSpec", (PartitionSpec,), "PartitionSpec({})")
+SPECS_OR_NONE = SPECS._replace(classes=(PartitionSpec, NoneType))
+SHARDINGS = Kind(
+    "NamedSharding",
+    (NamedSharding, SingleDeviceSharding),
+    "NamedSharding(mesh, PartitionSpec({}))",
+)
+
+
+def check_kind(specs: Any, name: str, kind: Kind) -> None:
+    """Raise ``TypeError`` if a leaf of ``specs``, which the user calls so, is of another kind."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(specs, is_leaf=kind.has)[0]:
+        if not kind.has(leaf):
+            entries = repr(leaf) if isinstance(leaf, str) else "'x', None"
+            raise TypeError(
+                f"{name}{keystr(path)} is {leaf!r:.80}, not a {kind.name}; {name} is a {kind.name} "
+                f"or a tree of them, such as {kind.written.format(entries)}"
+            )
+
+
+class Prefix(NamedTuple):
+    """What a prefix of a tree says of each leaf.
+
+    Attributes:
+      name: what the user calls it, for the messages.
+      kind: what its leaves are.
+      pairs: what it says of each leaf, and what has no partner.
+    """
+
+    name: str
+    kind: Kind
+    pairs: list[Pair]
+
+    def of_each_leaf(self) -> list[Any]:
+        """Return what is for each leaf; ``ValueError`` if that is no prefix of the tree."""
+        hint = f"; write {self.kind.written.format('')} for what every device holds whole"
+        check_match(self.pairs, self.name, "be a prefix of the tree that it is for", hint)
+        return [pair.found for pair in self.pairs]
+
+
+def prefix_of(tree: Any, specs: Any, name: str, kind: Kind = SPECS) -> Prefix:
+    """Return what ``specs`` says of each leaf of ``tree``; ``TypeError`` as ``check_kind``."""
+    check_kind(specs, name, kind)
+    return Prefix(name, kind, list(pairs_of(tree, specs, lambda _, node: kind.has(node))))
+
+
+def specs_for(tree: Any, specs: Any, name: str, kind: Kind = SPECS) -> list[Any]:
+    """Return the spec of every leaf of ``tree``.
 
     Args:
-      path: of the leaf, such as ``'layers/0/weight'``.
-      leaf: its ``shape``, ``dtype``, ``ndim`` and ``size``; of PRNG keys those of the keys, not of
-        the numbers that they consist of.
+      tree: any pytree.
+      specs: a pytree that is a prefix of ``tree``: each of its leaves is for a whole subtree.
+      name: what the user calls ``specs``, for the messages.
+      kind: what is a leaf of ``specs``.
 
     Raises:
-      TypeError: the function returned something else.
-      ValueError: the function ended with ``StopIteration``.
+      ValueError: ``specs`` is no prefix of ``tree``, or is ``None`` for a leaf.
+      TypeError: a leaf of ``specs`` is not a spec.
     """
+    if kind.has(specs):  # of a batch it is, in every step
+        return [specs] * len(jax.tree.leaves(tree, is_leaf=is_container))
+    return prefix_of(tree, specs, name, kind).of_each_leaf()
+
+
+def map_with_specs(
+    function: Callable[[Any, Any], Any], tree: Any, specs: Any, name: str, kind: Kind = SPECS
+) -> Any:
+    """Return the tree of ``function(leaf, spec)``; an error of it gets a note of the leaf's path.
+
+    The other arguments and what is raised are those of ``specs_for``.
+    """
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
+    results = with_paths(tree, function, leaves, specs_for(tree, specs, name, kind))
+    return jax.tree.unflatten(structure, results)
+
+
+def layouts_of(
+    tree: Any, mesh: Any, specs: Any, shaped: Callable[[Any], jax.ShapeDtypeStruct | None]
+) -> Prefix:
+    """Return the spec of each leaf, or its sharding where these stand in place of mesh and specs.
+
+    Args:
+      tree: any pytree.
+      mesh: a mesh; or, without specs, a sharding or a tree of them that is a prefix of ``tree``.
+      specs: a prefix of ``tree``, or a function ``(path, leaf)``; a path is such as
+        ``'layers/0/weight'``.
+      shaped: what the function is told of a leaf; ``None`` of one that it is not asked for.
+
+    Raises:
+      TypeError: one of the two is missing, or something in them is no sharding or spec.
+      ValueError: the function ended with ``StopIteration``.
+      Exception: what the function raises, with a note of the leaf's path.
+    """
+    if isinstance(mesh, Mesh) == (specs is None):
+        mesh_and_spec(mesh, specs)  # says what is missing, or too much
+    if specs is None:
+        return prefix_of(tree, mesh, "mesh", SHARDINGS)
+    # A module that can be called may be a tree of the specs of its parameters.
+    if not callable(specs) or any(map(SPECS.has, jax.tree.leaves(specs, is_leaf=SPECS.has))):
+        return prefix_of(tree, specs, "specs")
+
+    function: Any = specs
+
+    def by_function(pair: Pair) -> Pair:
+        leaf = shaped(pair.leaf)
+        path = "/".join(str(name_of(key)) for key in pair.keys)
+        return pair._replace(found=NOTHING if leaf is None else _spec_by(function, path, leaf))
+
+    pairs = list(pairs_of(tree, None, lambda *_: True))
+    return Prefix("specs", SPECS, with_paths(tree, by_function, pairs))
+
+
+def layout(mesh: Any, found: PartitionSpec | Any) -> tuple[Any, PartitionSpec | None]:
+    """Return mesh and spec of what ``layouts_of`` found, or a sharding and ``None``."""
+    return (mesh, found) if isinstance(found, PartitionSpec) else (found, None)
+
+
+def _spec_by(function: SpecOf, path: str, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
     try:
         spec = function(path, leaf)
     except StopIteration as error:
@@ -55,141 +165,3 @@ def spec_by(function: SpecOf, path: str, leaf: jax.ShapeDtypeStruct) -> Partitio
     if not isinstance(spec, PartitionSpec):
         raise TypeError(f"specs({path!r}, leaf) returned {spec!r:.80}, not a PartitionSpec")
     return spec
-
-
-def specs_for(
-    tree: Any,
-    specs: Any,
-    name: str,
-    is_spec: Callable[[Any], bool] = is_partition_spec,
-    kind: str = "PartitionSpec",
-) -> tuple[list[tuple[Any, Any]], Any]:
-    """Return ``(leaf, spec)`` for every leaf of ``tree``, and the structure to put them back in.
-
-    Args:
-      tree: any pytree.
-      specs: a pytree that is a prefix of ``tree``: each of its leaves is for a whole subtree.
-      name: what the user calls ``specs``, for the messages.
-      is_spec: what is a leaf of ``specs``. Nothing else may be; ``None`` is for subtrees without
-        leaves alone, unless this says otherwise.
-      kind: the class of those leaves, for the messages.
-
-    Raises:
-      ValueError: ``specs`` is no prefix of ``tree``, or is ``None`` for a leaf.
-      TypeError: a leaf of ``specs`` is not a spec.
-    """
-    leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
-    if is_spec(specs):
-        return [(leaf, specs) for leaf in leaves], structure
-    for path, leaf in jax.tree_util.tree_flatten_with_path(specs, is_leaf=is_spec)[0]:
-        if not is_spec(leaf):
-            raise TypeError(
-                f"{name}{keystr(path)} is {leaf!r}, not a {kind}; {name} is a {kind} or a tree of "
-                f"them, such as {_EXAMPLES[kind]}"
-            )
-    pairs: list[tuple[Any, Any]] = []
-    _descend(pairs, tree, specs, name, (), is_spec)
-    return pairs, structure
-
-
-def map_with_specs(
-    function: Callable[[Any, Any], Any],
-    tree: Any,
-    specs: Any,
-    name: str,
-    is_spec: Callable[[Any], bool] = is_partition_spec,
-    kind: str = "PartitionSpec",
-) -> Any:
-    """Return the tree of ``function(leaf, spec)``; an error of it gets a note of the leaf's path.
-
-    The other arguments and what is raised are those of ``specs_for``.
-    """
-    pairs, structure = specs_for(tree, specs, name, is_spec, kind)
-    leaves = []
-    for leaf, spec in pairs:
-        try:
-            leaves.append(function(leaf, spec))
-        except Exception as error:
-            note_path(error, tree, len(leaves))
-            raise
-    return jax.tree.unflatten(structure, leaves)
-
-
-def path_of(tree: Any, number: int) -> str:
-    """Return the path of the leaf with a number as it is written in Python, such as ``['a'][0]``.
-
-    A function of its own, because paths are needed for messages only and take a while to make.
-    """
-    paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)[0]
-    return keystr(paths[number][0])
-
-
-def note_path(error: Exception, tree: Any, number: int) -> None:
-    """Add to an error at which leaf of the tree it happened."""
-    if path := path_of(tree, number):
-        note = f"gda: at {path} of the tree"
-        if note not in getattr(error, "__notes__", ()):  # one that is raised again has it
-            error.add_note(note)
-
-
-def _descend(
-    pairs: list[tuple[Any, Any]],
-    tree: Any,
-    specs: Any,
-    name: str,
-    path: Any,
-    is_spec: Callable[[Any], bool],
-) -> None:
-    if is_spec(specs):
-        pairs += [(leaf, specs) for leaf in jax.tree.leaves(tree, is_leaf=is_container)]
-        return
-    where = f"{name}{keystr(path)}"
-    if specs is None:
-        if jax.tree.leaves(tree, is_leaf=is_container):
-            raise ValueError(
-                f"{where} is None, which says nothing of how to cut an array; write "
-                "PartitionSpec() for one that every device holds whole"
-            )
-        return
-    children, structure = jax.tree_util.tree_flatten_with_path(
-        specs, is_leaf=lambda node: node is not specs
-    )
-    try:
-        if is_container(tree):
-            raise ValueError  # a pytree, but not here
-        subtrees = structure.flatten_up_to(tree)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"{name} must be a prefix of the tree that it is for, but {where} is "
-            f"{_node_text(specs)}, and the tree has {_node_text(tree)} there"
-            f"{_difference(specs, tree, where)}"
-        ) from None
-    for (key, below), subtree in zip(children, subtrees, strict=True):
-        _descend(pairs, subtree, below, name, (*path, *key), is_spec)
-
-
-def _difference(specs: Any, tree: Any, where: str) -> str:
-    """Say which keys only one of two dicts has."""
-    if not (isinstance(specs, dict) and isinstance(tree, dict)):
-        return ""
-    missing = [repr(key) for key in tree if key not in specs]
-    surplus = [repr(key) for key in specs if key not in tree]
-    parts = [f"{where} has nothing for {join_some(missing)}"] if missing else []
-    parts += [f"the tree has no {join_some(surplus)}"] if surplus else []
-    return f": {', and '.join(parts)}" if parts else ""
-
-
-def _node_text(node: Any) -> str:
-    """Say what a node is, without what is below it."""
-    kind = type(node).__name__
-    if is_container(node):
-        return f"a {kind}"
-    if isinstance(node, dict):
-        if len(node) > _MOST_KEYS:
-            return f"a {kind} of {len(node)} keys"
-        return f"a {kind} with the keys {list(node)}"
-    if isinstance(node, list | tuple):
-        return f"a {kind} of {len(node)}"
-    if isinstance(node, jax.Array):
-        return "an array"
-    return "None" if node is None else f"a {kind}"

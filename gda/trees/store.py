@@ -10,22 +10,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from gda.arrays.blocks import format_index
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.process_local import distinct_shards
 from gda.arrays.to_host import MAX_BYTES, HostBlock, HostBlocks
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, layout_of
-from gda.layout.processes import format_processes, turns_of, writing_of
+from gda.layout.processes import turns_of, writing_of
 from gda.layout.spec import Index, Shape
+from gda.layout.text import format_index, format_processes
 from gda.mesh import grid_of, is_tracer, mesh_of_all, sharding_of
 from gda.multihost.agreement import checking_agreement, timeout_of_checks, together
 from gda.multihost.descriptions import describe
@@ -34,12 +34,11 @@ from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import shown
 from gda.storage.targets import SliceTarget, Target, check_fit, target_of
 from gda.storage.tasks import AsyncTask, Task, run
+from gda.trees.leaves import is_container, path_of, with_paths
 from gda.trees.matching import targets_for
-from gda.trees.specs import is_container, note_path, path_of
-
-T = TypeVar("T")
 
 
+@set_module("gda")
 @public
 def store(
     g: GlobalArray | jax.Array,
@@ -109,6 +108,7 @@ def store(
     _store("store", g, [g], lambda: [target], options, _Waiting(wait_for_all, timeout))
 
 
+@set_module("gda")
 @public
 def store_tree(
     tree: Any,
@@ -179,7 +179,7 @@ def _store(
 ) -> None:
 
     def work() -> None:
-        jobs = _jobs(tree, leaves, find_targets(), options.max_workers or 1)
+        jobs = _jobs(tree, leaves, find_targets(), options)
         _write(name, tree, jobs, options)
 
     if not waiting.wait_for_all:
@@ -224,34 +224,22 @@ class _Job:
         return math.prod(self.grid.shard_shape) * itemsize
 
 
-def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], max_workers: int) -> list[_Job]:
+def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Options) -> list[_Job]:
     """Return what is to be written where, checked."""
-    arrays = _with_paths(tree, _array_of, leaves)
-    grids = _with_paths(tree, _grid_of, arrays)
+    arrays = with_paths(tree, _array_of, leaves)
+    grids = with_paths(tree, _grid_of, arrays)
 
     def job(array: jax.Array, grid: ShardGrid, given: Any, turn: int) -> _Job:
         # A container, as jax.tree.map makes one of each array of a tree, holds the target.
         target = target_of(given.array if is_container(given) else given)
         check_fit(target, array.shape, np.dtype(array.dtype))
-        _check_chunks(grid, target, turn, max_workers)
+        _check_chunks(grid, target, turn, options)
         blocks = grid.view(jax.process_index()).written_blocks(turn) if array.size else ()
         return _Job(array, grid, target, blocks)
 
     layouts = [(tuple(grid.mesh_shape.items()), grid.spec, grid.processes) for grid in grids]
     turns = turns_of([array.nbytes for array in arrays], layouts)
-    return _with_paths(tree, job, arrays, grids, targets, turns)
-
-
-def _with_paths(tree: Any, function: Callable[..., T], *values: Sequence[Any]) -> list[T]:
-    """Return what ``function`` makes of each leaf's values; its error gets the leaf's path."""
-    results: list[T] = []
-    for of_leaf in zip(*values, strict=True):
-        try:
-            results.append(function(*of_leaf))
-        except Exception as error:
-            note_path(error, tree, len(results))
-            raise
-    return results
+    return with_paths(tree, job, arrays, grids, targets, turns)
 
 
 def _array_of(leaf: Any) -> jax.Array:
@@ -293,10 +281,10 @@ def _writers(grid: ShardGrid, turn: int) -> IntArray:
     return writing_of(layout, processes).writers(np.arange(grid.num_shards), turn)
 
 
-def _check_chunks(grid: ShardGrid, target: Target, turn: int, max_workers: int) -> None:
+def _check_chunks(grid: ShardGrid, target: Target, turn: int, options: Options) -> None:
     """Raise unless every chunk is written by one process, and where need be by one thread."""
     has_several_processes = grid.processes is not None and len(grid.processes.numbers) > 1
-    if 0 in grid.global_shape or not (has_several_processes or max_workers > 1):
+    if 0 in grid.global_shape or not (has_several_processes or options.are_for_threads):
         return
     if not target.allows_processes:
         _check_one_process(grid, turn)
@@ -306,7 +294,7 @@ def _check_chunks(grid: ShardGrid, target: Target, turn: int, max_workers: int) 
     parts = [size // step for size, step in sizes]
     if are_aligned(grid.shard_shape, parts, target.chunks, target.origin):
         return
-    by_threads = max_workers > 1 and not target.allows_threads
+    by_threads = options.are_for_threads and not target.allows_threads
     # Of several threads, any may write any block.
     writers = np.arange(grid.num_shards) if by_threads else _writers(grid, turn)
     conflicts = conflicts_between(
@@ -380,7 +368,7 @@ def _write(name: str, tree: Any, jobs: Sequence[_Job], options: Options) -> None
     with shown(options.progress, name) as show:
         blocks = HostBlocks(_blocks(tree, jobs), max_bytes)
         tasks = (_task(block, finish) for block in blocks)
-        run(tasks, max_workers=options.max_workers, max_bytes=max_bytes)
+        run(tasks, replace(options, max_bytes=max_bytes))
 
 
 def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Place, jax.Array, int]]:

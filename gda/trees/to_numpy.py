@@ -8,11 +8,12 @@ import jax
 import numpy as np
 
 from gda.arrays.global_array import GlobalArray
-from gda.layout.boundary import public
+from gda.layout.boundary import public, set_module
 from gda.mesh import is_tracer
-from gda.trees.specs import is_container, note_path
+from gda.trees.leaves import is_container, with_paths
 
 
+@set_module("gda")
 @public
 def to_numpy(tree: Any) -> Any:
     """Return the tree with a NumPy array for every array in it.
@@ -45,14 +46,7 @@ def to_numpy(tree: Any) -> Any:
         array = leaf.array if is_container(leaf) else leaf
         if isinstance(array, jax.Array) and not is_tracer(array) and not array.is_deleted():
             array.copy_to_host_async()
-    values = []
-    for leaf in leaves:
-        try:
-            values.append(_value_of(leaf))
-        except Exception as error:
-            note_path(error, tree, len(values))
-            raise
-    return jax.tree.unflatten(structure, values)
+    return jax.tree.unflatten(structure, with_paths(tree, _value_of, leaves))
 
 
 def _value_of(leaf: Any) -> Any:

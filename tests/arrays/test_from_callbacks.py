@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from meshes import mesh_of
+from trials import rarely
 
 import gda
 from gda.arrays import placing
@@ -91,7 +92,6 @@ def test_from_batched_callback_with_devices_gets_every_distinct_index_once(
     assert all(len(devices) == g.grid.num_replicas for _, devices in request)
 
 
-@settings(max_examples=300)
 @given(sharded_cases())
 def test_all_constructors_agree_with_jax(case: ShardedCase) -> None:
     shape, mesh, spec = case.global_shape, case.mesh, case.spec
@@ -280,7 +280,7 @@ def unaligned(shape: tuple[int, ...]) -> np.ndarray:
     return memory[1:].reshape(shape)
 
 
-@settings(max_examples=60)
+@rarely(2)
 @given(
     spec=st.sampled_from([P("x"), P("x", "y"), P("y"), P()]),
     aligned=st.booleans(),
@@ -305,7 +305,7 @@ def test_writing_to_the_source_afterwards_changes_nothing(
     np.testing.assert_array_equal(g, before)
 
 
-@settings(max_examples=60)
+@rarely(2)
 @given(
     spec=st.sampled_from([P("x"), P("x", "y"), P(("y", "x"))]),
     aligned=st.booleans(),

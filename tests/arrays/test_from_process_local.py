@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, ordered_mesh
+from trials import rarely
 
 import gda
 from gda.arrays.buffers import aligned_empty
@@ -231,7 +232,7 @@ def check_round_trip(
             np.testing.assert_array_equal(local_array_of(array.array, mesh, spec), local)
 
 
-@settings(max_examples=60)
+@rarely(2)
 @given(sharded_cases(mesh_shapes(max_devices=8), max_dims=3), st.permutations(range(8)))
 def test_local_arrays_of_any_mesh(
     process_pool: Callable[..., Pool], case: ShardedCase, order: list[int]

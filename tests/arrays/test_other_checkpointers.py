@@ -17,7 +17,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from jax.experimental.array_serialization import (
     pytree_serialization,
     serialization,
@@ -26,6 +26,7 @@ from jax.experimental.array_serialization import (
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of, ordered_mesh
+from trials import rarely
 
 import gda
 from gda.testing.strategies import global_arrays
@@ -362,7 +363,7 @@ def test_jax_wants_leaves_and_no_containers_in_a_list(auto_mesh: Mesh, tmp_path:
 # Properties.
 
 
-@settings(max_examples=15)
+@rarely(5)
 @given(arrays=global_arrays())
 def test_every_array_goes_through_orbax(
     arrays: gda.GlobalArray, tmp_path_factory: pytest.TempPathFactory

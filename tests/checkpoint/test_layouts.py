@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+from trials import rarely
 
 import gda
 from gda.checkpoint import packing, reader, restore, restoring, save, saving, writer
@@ -114,7 +115,7 @@ def parts_of(mesh: Any, spec: P, dimension: int) -> int:
     return math.prod(sizes[name] for name in names)
 
 
-@settings(max_examples=40)
+@rarely(2)
 @given(
     cases=st.lists(moves(meshes()), min_size=1, max_size=4),
     dtype=st.sampled_from(["float32", "int8", "bfloat16", "bool", "complex64", "int4"]),
@@ -199,7 +200,7 @@ def test_memory_beyond_the_arrays_is_bounded(
         save(tmp_path, {"a": cut(data, mesh_of({"x": 8}), P("x"))}, overwrite=True)
         assert len(noted.written) == 16
         held, most, guard = 0, 0, threading.Lock()
-        load = reader._read_chunk
+        load = reader.read_chunk
 
         def counting(files: Any, where: Any, uses: Any) -> None:
             nonlocal held, most
@@ -210,7 +211,7 @@ def test_memory_beyond_the_arrays_is_bounded(
             with guard:
                 held -= 1024
 
-        monkeypatch.setattr(reader, "_read_chunk", counting)
+        monkeypatch.setattr(reader, "read_chunk", counting)
         # Cut the other way, so that each chunk goes through a buffer.
         restored = restore(
             tmp_path,
@@ -302,7 +303,7 @@ def restored(
     return noted.reads
 
 
-@settings(max_examples=15)
+@rarely(5)
 @given(
     moves(mesh_shapes(max_devices=8)),
     st.permutations(range(8)),

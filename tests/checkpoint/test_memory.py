@@ -1,33 +1,39 @@
 """The memory that small and hostile files take, measured in processes that may not take much."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
-import memory_program
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from damaged import Damaged, leaf_at, save_tiny, sealed
+from forks import Forks
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import gda
 from gda.checkpoint import writer
 from gda.checkpoint.format import zarr_format
 
 MIB = 2**20
-LIMIT = 120  # seconds
+Taken = Callable[..., tuple[int, str, str]]
 
 
-def taken(do: str, path: Path, most: int = 2**30, **options: Any) -> tuple[int, str, str]:
-    """Return the bytes that something with a checkpoint takes in a process, and its error."""
-    arguments = json.dumps([do, str(path), most, options])
-    command = [sys.executable, memory_program.__file__, arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return json.loads(ended.stdout)
+@pytest.fixture
+def taken(forks: Forks) -> Taken:
+    """Gives the bytes that something with a checkpoint takes in a process, and its error."""
+
+    def taken(do: str, path: Path, most: int = 2**30, **options: Any) -> tuple[int, str, str]:
+        forks.start("measure_memory", 1, what=do, path=str(path), most=most, options=options)
+        lines = forks.rest()
+        assert lines, forks.errors()
+        return json.loads(" ".join(lines[0]))
+
+    return taken
 
 
 def saved(path: Path, tree: Any, edit: Callable[[dict[str, Any]], object]) -> Damaged:
@@ -38,7 +44,7 @@ def saved(path: Path, tree: Any, edit: Callable[[dict[str, Any]], object]) -> Da
     return damaged
 
 
-def test_an_empty_array_of_a_huge_shape_has_a_fingerprint(tmp_path: Path) -> None:
+def test_an_empty_array_of_a_huge_shape_has_a_fingerprint(taken: Taken, tmp_path: Path) -> None:
     def grow(body: dict[str, Any]) -> None:
         leaf_at(body, "w")["shape"] = [0, 2**60]
 
@@ -48,7 +54,7 @@ def test_an_empty_array_of_a_huge_shape_has_a_fingerprint(tmp_path: Path) -> Non
     assert "its fingerprint differs" in said
 
 
-def test_many_nodes_of_a_deep_structure(tmp_path: Path) -> None:
+def test_many_nodes_of_a_deep_structure(taken: Taken, tmp_path: Path) -> None:
     def deepen(body: dict[str, Any]) -> None:
         node: Any = {"list": [None] * 10**6}
         for _ in range(197):
@@ -63,7 +69,7 @@ def test_many_nodes_of_a_deep_structure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["[]", "{}", '""', "1e9", '{"":""}', "[[]]"])
-def test_a_manifest_of_many_values_is_not_parsed(tmp_path: Path, value: str) -> None:
+def test_a_manifest_of_many_values_is_not_parsed(taken: Taken, tmp_path: Path, value: str) -> None:
     gda.checkpoint.save(tmp_path, {"w": np.zeros(3)})
     body = '{"structure":[' + ",".join([value] * (30 * MIB // (len(value) + 1))) + "]}"
     (tmp_path / "manifest.json").write_bytes(sealed(body.encode()))
@@ -99,7 +105,7 @@ def bomb(path: Path) -> Damaged:
     return damaged
 
 
-def test_a_tiny_chunk_of_zstd_takes_no_more_than_max_bytes(tmp_path: Path) -> None:
+def test_a_tiny_chunk_of_zstd_takes_no_more_than_max_bytes(taken: Taken, tmp_path: Path) -> None:
     bomb(tmp_path)
     assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 70_000
     for max_bytes in (2**20, 2**27):
@@ -123,21 +129,39 @@ SLACK = 20 * MIB  # threads, and what the allocator keeps: more on a loaded mach
 
 
 @pytest.mark.parametrize("options", [{}, {"fingerprints": True}])
-def test_verify_takes_no_more_than_max_bytes(compressed: Path, options: dict[str, Any]) -> None:
+def test_verify_takes_no_more_than_max_bytes(
+    taken: Taken, compressed: Path, options: dict[str, Any]
+) -> None:
     most = 16 * MIB
     nbytes, kind, said = taken("verify", compressed, max_workers=8, max_bytes=most, **options)
     assert kind == "NoneType", said
     assert nbytes < most + SLACK
 
 
-def test_restore_takes_no_more_than_max_bytes_beside_the_arrays(compressed: Path) -> None:
+def test_restore_takes_no_more_than_max_bytes_beside_the_arrays(
+    taken: Taken, compressed: Path
+) -> None:
     most = 16 * MIB
     nbytes, kind, said = taken("restore", compressed, max_workers=8, max_bytes=most)
     assert kind == "NoneType", said
     assert nbytes < 64 * MIB + most + SLACK
 
 
-def test_save_takes_no_more_than_max_bytes(tmp_path: Path) -> None:
+def test_what_was_saved_does_not_stay_on_the_host(tmp_path: Path) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    # Of int4, JAX has to make a copy for NumPy also on CPU.
+    sharding = NamedSharding(Mesh(np.array(jax.devices()[:8]), ("x",)), P("x"))
+    make = jax.jit(lambda: jnp.ones((8, 2**22), jnp.int4), out_shardings=sharding)
+    arrays = jax.block_until_ready([make() for _ in range(4)])
+    gda.checkpoint.save(tmp_path / "first", arrays[0], fingerprint=False, max_bytes=2**23)
+    before = resident()
+    gda.checkpoint.save(tmp_path / "others", arrays[1:], fingerprint=False, max_bytes=2**23)
+    assert resident() - before < 2**26
+
+
+def test_save_takes_no_more_than_max_bytes(taken: Taken, tmp_path: Path) -> None:
     most = 64 * MIB
     options = {"max_workers": 8, "max_bytes": most, "compression": "zstd"}
     nbytes, kind, said = taken("save", tmp_path / "run", **options)

@@ -161,13 +161,13 @@ def test_specs_that_do_not_fit_name_their_leaves(
     with pytest.raises(ValueError, match="specs does not fit the checkpoint") as caught:
         restore(tmp_path, mesh=auto_mesh, specs=specs)
     for said in [
-        "specs has ['d'], and the checkpoint has not",
+        "the checkpoint has no ['d'], which specs has",
         "at ['a'], global shape (6, 8) cannot be cut by P('x') on the mesh {'x': 4, 'y': 2}: dim",
         "at ['b']['c']",
         "at ['k']",
     ]:
         assert said in str(caught.value)
-    with pytest.raises(ValueError, match=re.escape("specs says nothing of ['b']['c']; ['k']")):
+    with pytest.raises(ValueError, match=re.escape("specs has nothing for ['b']['c']; ['k']")):
         restore(tmp_path, mesh=auto_mesh, specs={"a": P()})
     with pytest.raises(ValueError, match=re.escape("at ['a'], global shape (6, 8) cannot")):
         restore(tmp_path, tree, partial=True, mesh=auto_mesh, specs={"a": P("x")})
@@ -177,8 +177,12 @@ def test_specs_that_do_not_fit_name_their_leaves(
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"specs": P()}, TypeError, "give both"),
-        ({"mesh": ...}, TypeError, "give both"),
+        (
+            {"specs": P()},
+            TypeError,
+            "mesh must be a jax.sharding.Mesh, or a NamedSharding in place",
+        ),
+        ({"mesh": ...}, TypeError, "a mesh needs a spec beside it; write P()"),
         ({"mesh": ..., "specs": {"a": 3}}, TypeError, "specs['a'] is 3, not a PartitionSpec"),
         ({"cast": True}, TypeError, "cast and partial are about like="),
         ({"partial": True}, TypeError, "cast and partial are about like="),
@@ -464,7 +468,7 @@ def test_a_function_for_specs_sees_keys_and_not_their_numbers(
 def test_specs_are_checked_also_where_they_shard_nothing(auto_mesh: Mesh, tmp_path: Path) -> None:
     save(tmp_path, {"n": DATA, "step": 3})
     message = "at ['n'], spec P('nope') cuts dimension 0 by mesh axis 'nope', but the mesh has"
-    surplus = "specs has ['w'], and the checkpoint has not"
+    surplus = "the checkpoint has no ['w'], which specs has"
     for arguments in ({}, {"like": {"n": DATA, "step": 0}}):
         with pytest.raises(ValueError, match=re.escape(message)):
             restore(tmp_path, mesh=auto_mesh, specs={"n": P("nope"), "step": P()}, **arguments)
@@ -472,7 +476,7 @@ def test_specs_are_checked_also_where_they_shard_nothing(auto_mesh: Mesh, tmp_pa
             restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "step": P("nope")}, **arguments)
         with pytest.raises(ValueError, match=re.escape(surplus)):
             restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "w": P()}, **arguments)
-    with pytest.raises(ValueError, match=re.escape("specs says nothing of ['n']")):
+    with pytest.raises(ValueError, match=re.escape("specs has nothing for ['n']")):
         restore(tmp_path, mesh=auto_mesh, specs={"step": P()})
     wide = np.arange(3)
     save(tmp_path / "wide", {"n": wide})
@@ -487,17 +491,17 @@ def test_shardings_that_do_not_fit(auto_mesh: Mesh, explicit_mesh: Mesh, tmp_pat
     sharding = NamedSharding(auto_mesh, P("x"))
     with pytest.raises(ValueError, match=r"mesh does not fit .* at \['b'\], global shape \(3, "):
         restore(tmp_path, mesh=sharding)
-    with pytest.raises(ValueError, match=re.escape("mesh says nothing of ['b']")):
+    with pytest.raises(ValueError, match=re.escape("mesh has nothing for ['b']")):
         restore(tmp_path, mesh={"a": sharding})
-    with pytest.raises(ValueError, match=re.escape("mesh has ['c'], and the checkpoint has not")):
+    with pytest.raises(ValueError, match=re.escape("the checkpoint has no ['c'], which mesh has")):
         restore(tmp_path, mesh={"a": sharding, "b": sharding, "c": sharding})
     with pytest.raises(TypeError, match="stands beside NamedSharding"):
         restore(tmp_path, mesh=sharding, specs=P("x"))
-    with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh, or a NamedSharding"):
+    with pytest.raises(TypeError, match=re.escape("mesh['b'] is 3, not a NamedSharding")):
         restore(tmp_path, mesh={"a": sharding, "b": 3})
     with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh"):
         restore(tmp_path, mesh=explicit_mesh.abstract_mesh, specs=P())
-    with pytest.raises(TypeError, match="give both, or a NamedSharding"):
+    with pytest.raises(TypeError, match="a mesh needs a spec beside it"):
         restore(tmp_path, mesh=auto_mesh)
 
 

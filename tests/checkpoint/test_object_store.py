@@ -1,6 +1,5 @@
 """Checkpoints on an S3-compatible server, and on one that fails, is slow, lies or never answers."""
 
-import contextlib
 import itertools
 import json
 import os
@@ -32,6 +31,7 @@ from gda.checkpoint.stores import waiting
 from gda.checkpoint.stores.directory import FileStore
 from gda.checkpoint.stores.object_store import KvStore
 from gda.checkpoint.stores.opening import open_store
+from gda.testing import Pool
 
 P = PartitionSpec
 WEIGHTS = batch(512, 512)  # 1 MiB, which makes it an array of its own
@@ -172,34 +172,30 @@ def test_a_directory_as_an_object_store_keeps_nothing_that_was_replaced(tmp_path
     np.testing.assert_array_equal(checkpoint.restore(spec)["w"], np.arange(1000) + 3)
 
 
-@pytest.mark.processes(2, devices=4)
+def save_and_restore(spec: dict[str, Any]) -> None:
+    """Save a tree twice in this process and others, and restore it onto another layout."""
+    os.environ.update(ENVIRONMENT)
+    mesh = ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2})
+    for step in (1, 2):
+        g = cut(WEIGHTS + step, mesh, P("x", "y"))
+        small = cut(batch(8, 2) + step, mesh, P("x"))
+        checkpoint.save(spec, {"w": g, "small": small}, overwrite=True)
+    other = ordered_mesh(ORDERS["reversed"], {"x": 8})
+    specs = {"w": P(None, "x"), "small": P("x")}
+    back = checkpoint.restore(spec, mesh=other, specs=specs, check_fingerprint=True)
+    for shard in back["w"].local_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), (WEIGHTS + 2)[shard.index])
+    for shard in back["small"].local_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), (batch(8, 2) + 2)[shard.index])
+    with pytest.raises(FileExistsError, match="there is a checkpoint"):
+        checkpoint.save(spec, {"w": g})
+
+
 def test_two_processes_save_and_restore_one_tree(
-    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spec: dict[str, Any], process_pool: Callable[..., Pool]
 ) -> None:
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    with Server() if jax.process_index() == 0 else contextlib.nullcontext() as server:
-        if server is not None:
-            (shared_tmp_path / "made").write_text(f"{server.port} {server.bucket()}")
-        gda.check_processes_agree({}, name="the server")
-        port, bucket = (shared_tmp_path / "made").read_text().split()
-        spec = spec_of(int(port), bucket)
-        mesh = ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2})
-        for step in (1, 2):
-            g = cut(WEIGHTS + step, mesh, P("x", "y"))
-            small = cut(batch(8, 2) + step, mesh, P("x"))
-            checkpoint.save(spec, {"w": g, "small": small}, overwrite=True)
-        other = ordered_mesh(ORDERS["reversed"], {"x": 8})
-        specs = {"w": P(None, "x"), "small": P("x")}
-        back = checkpoint.restore(spec, mesh=other, specs=specs, check_fingerprint=True)
-        for shard in back["w"].local_shards:
-            np.testing.assert_array_equal(np.asarray(shard.data), (WEIGHTS + 2)[shard.index])
-        for shard in back["small"].local_shards:
-            np.testing.assert_array_equal(np.asarray(shard.data), (batch(8, 2) + 2)[shard.index])
-        assert len(directories(spec)) == 2
-        with pytest.raises(FileExistsError, match="there is a checkpoint"):
-            checkpoint.save(spec, {"w": g})
-        gda.check_processes_agree({}, name="the end")
+    process_pool(2, devices=4).run(save_and_restore, spec)
+    assert len(directories(spec)) == 2
 
 
 # What a path may be.
@@ -547,7 +543,7 @@ def test_a_read_that_is_never_answered_ends(
 def test_after_one_answer_that_did_not_come_nobody_waits_as_long_again(
     through: dict[str, Any], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiting, "_TIMEOUT_AFTER_ONE", 0.1)
+    monkeypatch.setattr(waiting, "TIMEOUT_AFTER_ONE", 0.1)
     proxy.fault = for_ever("never", lambda request: True)
     store = KvStore(through, timeout=0.5)
     for seconds in (0.5, 0.1):
@@ -580,7 +576,7 @@ def refused() -> Iterator[str]:
 def test_a_server_that_is_not_there_is_an_error_soon(
     server: Server, refused: str, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    monkeypatch.setattr(waiting, "_UNREACHED", 0.5)
+    monkeypatch.setattr(waiting, "UNREACHED", 0.5)
     spec = spec_of(0, "some-bucket") | {"endpoint": refused}
     del spec["s3_request_retries"]
     path = {
@@ -616,7 +612,8 @@ def test_what_may_come_back_is_waited_for_aloud(
     what: str,
 ) -> None:
     checkpoint.save(spec, {"a": WEIGHTS})
-    monkeypatch.setattr(waiting, "_SILENT", 0.5)
+    monkeypatch.setattr(waiting, "SILENT", 0.1)
+    monkeypatch.setattr(waiting, "PAUSES", gda.Retry(OSError, delay=0.05, max_delay=0.05))
     proxy.fault = lambda request: what if request.number < 10 or request.number % 3 else None
     np.testing.assert_array_equal(checkpoint.restore(patient, timeout=120)["a"], WEIGHTS)
     said = r"waiting for .*/run/manifest.json: .* \(for \d+ s, at most 120 s\)"
@@ -641,7 +638,7 @@ def test_what_does_not_come_back_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(waiting, "_SILENT", 0.01)
+    monkeypatch.setattr(waiting, "SILENT", 0.01)
     proxy.fault = lambda request: "never"
     for look in LOOKS:
         with pytest.raises(TimeoutError, match="no answer within 0.2 s.*manifest.json"):
@@ -657,14 +654,17 @@ def test_what_does_not_come_back_is_given_up(
         checkpoint.inspect(patient, timeout=120)
 
 
-def test_a_server_that_has_answered_may_come_back(server: Server, spec: dict[str, Any]) -> None:
+def test_a_server_that_has_answered_may_come_back(
+    server: Server, spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "UNREACHED", 0.2)
     checkpoint.save(spec, {"a": batch(3)})
     del spec["s3_request_retries"]
     with Proxy(server.port) as proxy:
-        store = open_store(spec | {"endpoint": f"http://127.0.0.1:{proxy.port}"}, 5)
+        store = open_store(spec | {"endpoint": f"http://127.0.0.1:{proxy.port}"}, 1)
         assert store.read("manifest.json", 2**20)
         proxy.fault = lambda request: "drop"  # also on the connection that is kept open
-    with pytest.raises(TimeoutError, match="no success within 5 s.*Could not connect to server"):
+    with pytest.raises(TimeoutError, match="no success within 1 s.*Could not connect to server"):
         store.read("manifest.json", 2**20)
 
 

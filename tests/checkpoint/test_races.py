@@ -51,7 +51,7 @@ def test_a_file_system_without_locks_is_told_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kill_program.without_locks(monkeypatch.setattr)
-    monkeypatch.setattr(directory, "_without_locks", set())
+    monkeypatch.setattr(directory, "without_locks", set())
     (message,) = without_locks_warned(tmp_path, caplog)
     assert message.startswith(f"the file system of {tmp_path}/0 has no locks")
 

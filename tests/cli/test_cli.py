@@ -234,7 +234,7 @@ def test_interrupted(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_a_server_that_does_not_answer(command: str) -> None:
     code = (
-        "import sys; from gda.checkpoint.stores import waiting; waiting._SILENT = 0.1;"
+        "import sys; from gda.checkpoint.stores import waiting; waiting.SILENT = 0.1;"
         "from gda.cli import main; sys.exit(main(sys.argv[1:]))"
     )
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -339,7 +339,10 @@ def test_in_a_terminal_without_rich(path: Path) -> None:
     code, shown = in_terminal("-c", f"import sys; sys.modules['rich'] = None{BOTH}", path)
     assert code == 0
     whole = f"{path} is whole: 8 leaves, 160 B"
-    assert shown.splitlines() == [*str(gda.checkpoint.inspect(path)).splitlines(), whole]
+    lines = shown.splitlines()
+    assert lines[0].split() == ["\x1b[1mpath", "type", "size", "layout\x1b[0m"]
+    said = [line.split() for line in str(gda.checkpoint.inspect(path)).splitlines()]
+    assert [line.split() for line in lines[1:]] == [*said, whole.split()]
 
 
 def test_the_command_is_installed() -> None:

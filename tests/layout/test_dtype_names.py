@@ -4,6 +4,8 @@ import pytest
 
 from gda.layout.dtype_names import as_dtype
 
+pytestmark = pytest.mark.no_jax
+
 
 @pytest.mark.parametrize(
     ("given", "dtype"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
@@ -319,7 +319,6 @@ def check_against_the_definition(case: ShardedCase[dict[str, int]]) -> None:
     assert grid.num_replicas == replica_ids.max() + 1
 
 
-@settings(max_examples=1000)
 @given(small_cases)
 def test_arrays_of_all_devices_are_what_they_are_said_to_mean(
     case: ShardedCase[dict[str, int]],
@@ -327,7 +326,6 @@ def test_arrays_of_all_devices_are_what_they_are_said_to_mean(
     check_against_the_definition(case)
 
 
-@settings(max_examples=150)
 @given(large_cases)
 def test_arrays_of_many_devices_are_what_they_are_said_to_mean(
     case: ShardedCase[dict[str, int]],
@@ -335,7 +333,6 @@ def test_arrays_of_many_devices_are_what_they_are_said_to_mean(
     check_against_the_definition(case)
 
 
-@settings(max_examples=500)
 @given(small_cases)
 def test_starts_and_stops_say_the_same_as_indices(case: ShardedCase[dict[str, int]]) -> None:
     grid = case.grid
@@ -349,7 +346,6 @@ def test_starts_and_stops_say_the_same_as_indices(case: ShardedCase[dict[str, in
             assert s == WHOLE or cut or s == slice(0, 0)
 
 
-@settings(max_examples=500)
 @given(small_cases)
 def test_one_device_and_all_devices_give_the_same_answers(
     case: ShardedCase[dict[str, int]],
@@ -371,7 +367,6 @@ def test_one_device_and_all_devices_give_the_same_answers(
         assert blocks[grid.block_ids[position]] == indices[position]
 
 
-@settings(max_examples=500)
 @given(small_cases)
 def test_every_element_is_held_by_as_many_devices_as_there_are_replicas(
     case: ShardedCase[dict[str, int]],
@@ -387,7 +382,6 @@ def test_every_element_is_held_by_as_many_devices_as_there_are_replicas(
     assert (owners == 1).all()
 
 
-@settings(max_examples=500)
 @given(sharded_cases(mesh_shapes(max_devices=64), allow_empty=False), st.data())
 def test_an_element_is_located_where_a_search_finds_it(
     case: ShardedCase[dict[str, int]], data: st.DataObject
@@ -403,7 +397,6 @@ def test_an_element_is_located_where_a_search_finds_it(
     assert grid.replica_ids[located].tolist() == list(range(grid.num_replicas))
 
 
-@settings(max_examples=300)
 @given(small_cases, st.data())
 def test_some_devices_are_answered_for_in_the_order_they_are_asked_about(
     case: ShardedCase[dict[str, int]], data: st.DataObject
@@ -414,7 +407,6 @@ def test_some_devices_are_answered_for_in_the_order_they_are_asked_about(
     assert grid.shards_at(positions) == [everything[position] for position in positions]
 
 
-@settings(max_examples=200)
 @given(small_cases, small_cases)
 def test_copies_are_equal_and_others_are_not(
     case: ShardedCase[dict[str, int]], other: ShardedCase[dict[str, int]]
@@ -428,7 +420,6 @@ def test_copies_are_equal_and_others_are_not(
     assert (grid == other.grid) == (repr(grid) == repr(other.grid))
 
 
-@settings(max_examples=200)
 @given(small_cases)
 def test_the_shortest_spec_makes_the_same_grid(case: ShardedCase[dict[str, int]]) -> None:
     assert ShardGrid(case.global_shape, case.mesh, case.grid.spec) == case.grid

@@ -3,9 +3,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
+from trials import rarely
 
 from gda.layout.numbering import SMALL, Layout, layout_of
 from gda.testing.strategies import ShardedCase, mesh_shapes, sharded_cases
@@ -102,7 +103,6 @@ def test_the_mesh_shape_of_a_layout_cannot_be_changed() -> None:
 # Properties.
 
 
-@settings(max_examples=500)
 @given(sharded_cases(mesh_shapes(max_devices=200)))
 def test_one_device_is_numbered_as_all_are(case: ShardedCase[dict[str, int]]) -> None:
     layout = layout_of_case(case)
@@ -113,7 +113,6 @@ def test_one_device_is_numbered_as_all_are(case: ShardedCase[dict[str, int]]) ->
     assert len(set(numbers)) == layout.num_devices
 
 
-@settings(max_examples=300)
 @given(sharded_cases(mesh_shapes(max_devices=200)), st.data())
 def test_the_holders_of_a_block_are_the_devices_numbered_so_in_order_of_replica(
     case: ShardedCase[dict[str, int]], data: st.DataObject
@@ -124,7 +123,7 @@ def test_the_holders_of_a_block_are_the_devices_numbered_so_in_order_of_replica(
     assert numbers == [(block, replica) for replica in range(layout.num_replicas)]
 
 
-@settings(max_examples=50)
+@rarely(2)
 @given(
     sharded_cases(
         mesh_shapes(max_devices=4 * SMALL, min_axes=2).filter(
@@ -147,7 +146,6 @@ def test_lists_and_arrays_agree_on_both_sides_of_where_one_is_made_of_the_other(
         np.testing.assert_array_equal(layout.spread(weights), expected)
 
 
-@settings(max_examples=200)
 @given(mesh_shapes(max_devices=10**9), st.data())
 def test_coordinates_and_positions_are_two_names_of_a_device(
     mesh_shape: dict[str, int], data: st.DataObject

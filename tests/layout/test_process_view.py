@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
@@ -209,7 +209,6 @@ def key(index: tuple[slice, ...]) -> tuple[tuple[int | None, int | None], ...]:
     return tuple((s.start, s.stop) for s in index)
 
 
-@settings(max_examples=500)
 @given(grids())
 def test_a_process_reads_what_its_devices_hold_each_block_once(grid: ShardGrid) -> None:
     whole = whole_array(grid.global_shape)
@@ -225,7 +224,6 @@ def test_a_process_reads_what_its_devices_hold_each_block_once(grid: ShardGrid) 
         assert view.nbytes_on_devices(8) == sum(whole[index].nbytes for index in held)
 
 
-@settings(max_examples=500)
 @given(grids())
 def test_rows_are_the_part_of_dimension_0_that_is_read(grid: ShardGrid) -> None:
     assume(grid.global_shape)
@@ -239,7 +237,6 @@ def test_rows_are_the_part_of_dimension_0_that_is_read(grid: ShardGrid) -> None:
         assert list(view.rows) == expected
 
 
-@settings(max_examples=500)
 @given(grids(), st.integers(0, 9))
 def test_each_block_is_written_once_by_a_process_that_holds_it(grid: ShardGrid, turn: int) -> None:
     times_written = np.zeros(grid.global_shape, int)
@@ -256,7 +253,6 @@ def test_each_block_is_written_once_by_a_process_that_holds_it(grid: ShardGrid, 
     assert sorted(written) == list(range(grid.num_shards))
 
 
-@settings(max_examples=500)
 @given(grids())
 def test_local_indices_put_the_blocks_together(grid: ShardGrid) -> None:
     whole = whole_array(grid.global_shape)
@@ -285,7 +281,6 @@ def test_local_indices_put_the_blocks_together(grid: ShardGrid) -> None:
         np.testing.assert_array_equal(local, whole[np.ix_(*kept)] if kept else whole)
 
 
-@settings(max_examples=500)
 @given(grids(), st.data())
 def test_indices_within_data_that_has_all_of_some_dimensions(
     grid: ShardGrid, data: st.DataObject
@@ -308,7 +303,6 @@ def test_indices_within_data_that_has_all_of_some_dimensions(
             np.testing.assert_array_equal(local[inside], whole[index])
 
 
-@settings(max_examples=300)
 @given(sharded_cases(mesh_shapes(max_devices=64)), st.integers(0, 3))
 def test_hosts_over_whole_axes_are_regular(case: Any, leading: int) -> None:
     sizes = list(case.mesh.values())
@@ -318,7 +312,6 @@ def test_hosts_over_whole_axes_are_regular(case: Any, leading: int) -> None:
     assert all(view.is_regular for view in views_of(grid))
 
 
-@settings(max_examples=500)
 @given(grids())
 def test_the_global_shape_is_inferred_from_any_local_shape(grid: ShardGrid) -> None:
     assert grid.processes is not None
@@ -331,7 +324,6 @@ def test_the_global_shape_is_inferred_from_any_local_shape(grid: ShardGrid) -> N
                 infer_global_shape(grid.global_shape, *arguments)
 
 
-@settings(max_examples=300)
 @given(grids(), st.data())
 def test_what_is_inferred_has_the_local_shape_that_was_given(
     grid: ShardGrid, data: st.DataObject

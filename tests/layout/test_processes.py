@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gda.layout.numbering import Layout, layout_of
 from gda.layout.processes import Processes, check_process_of, turns_of, writing_of
+
+pytestmark = pytest.mark.no_jax
 
 XY = (("x", 4), ("y", 2))
 
@@ -134,7 +136,6 @@ def test_processes_are_equal_by_content() -> None:
 any_processes = st.lists(st.integers(0, 5), min_size=1, max_size=30)
 
 
-@settings(max_examples=300)
 @given(any_processes | any_processes.map(sorted))
 def test_each_process_has_its_devices_in_any_order(process_of: list[int]) -> None:
     processes = Processes(process_of)
@@ -174,7 +175,6 @@ def holders_of(layout: Layout, process_of: list[int]) -> list[list[int]]:
     return list(map(sorted, holders))
 
 
-@settings(max_examples=500)
 @given(owned_layouts(), st.integers(-3, 9))
 def test_each_block_goes_to_the_holder_with_least_so_far_and_on_by_the_turn(
     owned: tuple[Layout, list[int]], turn: int
@@ -191,7 +191,6 @@ def test_each_block_goes_to_the_holder_with_least_so_far_and_on_by_the_turn(
     ]
 
 
-@settings(max_examples=500)
 @given(owned_layouts())
 def test_shares_are_even(owned: tuple[Layout, list[int]]) -> None:
     layout, process_of = owned
@@ -208,7 +207,6 @@ def test_shares_are_even(owned: tuple[Layout, list[int]]) -> None:
         assert max(written.values()) < len(holders)
 
 
-@settings(max_examples=300)
 @given(layouts(), st.integers(0, 3), st.integers(0, 9))
 def test_shares_of_hosts_in_a_row_are_even_at_every_turn(
     layout: Layout, leading: int, turn: int

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
@@ -125,7 +125,6 @@ def test_specs_that_fit_are_few_and_found_soon_on_a_mesh_of_many_axes() -> None:
 # Properties.
 
 
-@settings(max_examples=300)
 @given(sharded_cases(mesh_shapes(max_devices=1000)))
 def test_the_shortest_form_means_the_same(case: ShardedCase[dict[str, int]]) -> None:
     rank = len(case.global_shape)
@@ -135,7 +134,6 @@ def test_the_shortest_form_means_the_same(case: ShardedCase[dict[str, int]]) -> 
     assert not short or short[-1] is not None
 
 
-@settings(max_examples=300)
 @given(sharded_cases(mesh_shapes(max_devices=100)), st.data())
 def test_every_spec_that_is_suggested_fits_and_is_suggested_once(
     case: ShardedCase[dict[str, int]], data: st.DataObject
@@ -151,7 +149,6 @@ def test_every_spec_that_is_suggested_fits_and_is_suggested_once(
             assert size % math.prod(case.mesh[name] for name in names) == 0
 
 
-@settings(max_examples=200)
 @given(st.integers(1, 200), st.integers(2, 64))
 def test_the_sizes_that_are_suggested_are_the_nearest_that_divide(size: int, ways: int) -> None:
     if size % ways == 0:

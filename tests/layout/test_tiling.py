@@ -1,10 +1,13 @@
 import itertools
 import math
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gda.layout.tiling import Tiling, all_blocks
+
+pytestmark = pytest.mark.no_jax
 
 WHOLE = slice(None)
 
@@ -42,7 +45,6 @@ def test_blocks_need_not_fit_in_64_bits() -> None:
 dimensions = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), max_size=3)
 
 
-@settings(max_examples=300)
 @given(dimensions)
 def test_all_blocks_in_order_are_all_combinations_of_parts(
     dimensions: list[tuple[int, int]],

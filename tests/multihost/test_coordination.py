@@ -100,7 +100,7 @@ def test_a_jax_that_moved_its_service_is_said_once(
     from jax._src import distributed
 
     monkeypatch.delattr(distributed, "global_state")
-    coordination._lost.cache_clear()
+    coordination.warn_of_moved_service.cache_clear()
     with caplog.at_level(logging.WARNING, logger="gda"):
         assert coordination.service() is None
         assert coordination.service() is None
@@ -111,7 +111,7 @@ def test_a_client_without_the_methods_is_not_taken(monkeypatch: pytest.MonkeyPat
     from jax._src import distributed
 
     monkeypatch.setattr(distributed.global_state, "client", object())
-    coordination._lost.cache_clear()
+    coordination.warn_of_moved_service.cache_clear()
     assert coordination.service() is None
 
 

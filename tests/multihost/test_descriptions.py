@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import gda
-from gda.multihost.descriptions import _stable_text, describe
+from gda.multihost.descriptions import describe, stable_text
 
 
 def line() -> Mesh:
@@ -52,7 +52,7 @@ def test_addresses_and_orders_of_hashes_are_no_difference() -> None:
     text = structure(jax.tree_util.Partial(function, 3))
     assert "function" in text
     assert "0x" not in text
-    assert _stable_text(frozenset("abc")) == "{'a', 'b', 'c'}"
+    assert stable_text(frozenset("abc")) == "{'a', 'b', 'c'}"
 
 
 def test_axis_types_are_compared_axis_by_axis() -> None:

@@ -8,26 +8,12 @@ import jax
 import pytest
 
 import gda
-from gda.layout.processes import format_processes
 from gda.multihost import coordination
 from gda.multihost.meeting import meet
 
 
 def join(payloads: dict[int, bytes]) -> bytes:
     return json.dumps({i: payload.decode() for i, payload in sorted(payloads.items())}).encode()
-
-
-@pytest.mark.parametrize(
-    ("processes", "text"),
-    [
-        ([1], "process 1"),
-        ([0, 2, 3], "processes 0, 2, 3"),
-        ([5, 4, 3, 2], "processes 2-5"),
-        ([0, 1, 2, 9, 10, 20, 21, 22], "processes 0-2, 9, 10, 20-22"),
-    ],
-)
-def test_processes_are_written_short(processes: list[int], text: str) -> None:
-    assert format_processes(processes) == text
 
 
 def test_one_process_judges_for_itself() -> None:

@@ -15,6 +15,8 @@ from gda.show.drawing import svg_of
 from gda.show.page import html_of
 from gda.show.subject import Subject
 
+pytestmark = pytest.mark.no_jax
+
 Rect = dict[str, float]
 
 

@@ -79,7 +79,7 @@ def test_a_deleted_array_still_has_its_layout() -> None:
 
 def test_a_sharding_is_a_mesh_and_a_spec() -> None:
     subject = subject_of((8, 2), NamedSharding(mesh_of(XY), P("x")))
-    assert (subject.spec, subject.mesh) == ("P('x')", "x=4, y=2")
+    assert (subject.spec, subject.mesh) == ("P('x')", "x=4,y=2")
 
 
 def test_a_shape_may_be_an_array_of_numpy() -> None:

@@ -97,7 +97,7 @@ def test_any_process_alone_shows_the_blocks_of_all() -> None:
 
 def test_over_explicit_axes_a_layout_is_known_while_tracing(explicit_mesh: Mesh) -> None:
     x = on(explicit_mesh, P("x", "y"))
-    assert while_tracing(x).startswith("traced jax.Array (8, 8) float32\nmesh    x=4, y=2: 8 dev")
+    assert while_tracing(x).startswith("traced jax.Array (8, 8) float32\nmesh    x=4,y=2: 8 dev")
     # Nothing is compiled here.
     assert while_tracing(x, lambda f: lambda x: jax.eval_shape(f, x)) == while_tracing(x)
     assert "2:4, 4:8" in while_tracing(x)
@@ -205,7 +205,7 @@ def test_keys_of_random_numbers_while_tracing(mesh: Mesh) -> None:
         return keys
 
     look(keys)
-    assert file.getvalue().startswith("traced jax.Array (8,) key<fry>\nmesh    x=4, y=2: 8 dev")
+    assert file.getvalue().startswith("traced jax.Array (8,) key<fry>\nmesh    x=4,y=2: 8 dev")
 
 
 # What is drawn stops no program.

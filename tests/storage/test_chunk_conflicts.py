@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
 
+pytestmark = pytest.mark.no_jax
+
 
 @pytest.mark.parametrize(
     ("shard_shape", "parts", "chunk_shape", "origin", "expected"),

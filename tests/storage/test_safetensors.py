@@ -178,8 +178,8 @@ def test_any_part_in_any_way(
     ends = [sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
     index = tuple(slice(*pair) for pair in ends)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "_GAP_BYTES", gap_bytes)
-        patch.setattr(storage, "_PIECE_BYTES", piece_bytes)
+        patch.setattr(storage, "GAP_BYTES", gap_bytes)
+        patch.setattr(storage, "PIECE_BYTES", piece_bytes)
         assert np.array_equal(open_safetensors(path)["w"][index], values[index])
 
 
@@ -202,7 +202,7 @@ def test_only_the_bytes_of_the_rows_are_read(
     tensor[8:16, 50:]  # short gaps are read with the rest, at once
     assert read == [7 * 400 + 200]
     read.clear()
-    monkeypatch.setattr(storage, "_GAP_BYTES", 200)
+    monkeypatch.setattr(storage, "GAP_BYTES", 200)
     tensor[8:16, 50:]
     assert read == [200] * 8
 
@@ -336,12 +336,12 @@ BROKEN = {
     "no JSON": (b"{", b"", None, "has a broken header, which is no JSON"),
     "nested": (b"[" * 100_000, b"", None, "has a broken header"),
     "not an object": ([1], b"", None, "list is no JSON object"),
-    "not a number": (b'{"w": NaN}', b"", None, "NaN is no number of JSON's"),
+    "not a number": (b'{"w": NaN}', b"", None, "NaN is not a number of JSON"),
     "twice": (
         b'{"w":%b,"w":%b}' % ((json.dumps(entry([1], 0, 1)).encode(),) * 2),
         b"1",
         None,
-        "'w' is there twice",
+        "these names stand twice: 'w'",
     ),
     "no entry": ({"w": 3}, b"", None, "tensor 'w' of .*: its entry in the header needs dtype"),
     "no offsets": ({"w": {"dtype": "U8", "shape": [1]}}, b"1", None, "needs dtype, shape and data"),
@@ -395,7 +395,7 @@ def test_broken_files(case: str, tmp_path: Path) -> None:
 
 
 def test_a_header_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "_MOST_HEADER_BYTES", 10)
+    monkeypatch.setattr(storage, "MOST_HEADER_BYTES", 10)
     save_file({"w": DATA}, tmp_path / "a")
     with pytest.raises(ValueError, match="bytes; at most 10 are read"):
         open_safetensors(tmp_path / "a")

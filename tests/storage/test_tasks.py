@@ -17,6 +17,8 @@ import gda
 from gda.storage.options import Options
 from gda.storage.tasks import AsyncTask, Task, Transfer, run
 
+pytestmark = pytest.mark.no_jax
+
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
@@ -34,7 +36,7 @@ def test_every_task_is_worked_and_finished_once(max_workers: int | None) -> None
         worked.append(i)
         return 10 * i
 
-    run((Task(1, lambda i=i: work(i), finished.append) for i in range(50)), max_workers=max_workers)
+    run((Task(1, lambda i=i: work(i), finished.append) for i in range(50)), Options(max_workers))
     assert sorted(worked) == list(range(50))
     assert sorted(finished) == [10 * i for i in range(50)]
 
@@ -43,7 +45,7 @@ def test_every_task_is_worked_and_finished_once(max_workers: int | None) -> None
 def test_one_worker_is_the_thread_of_the_caller(max_workers: int | None) -> None:
     threads = []
     tasks = [Task(1, threading.get_ident, threads.append)] * 3
-    run(tasks, max_workers=max_workers)
+    run(tasks, Options(max_workers))
     assert threads == [threading.get_ident()] * 3
 
 
@@ -54,7 +56,7 @@ def test_work_overlaps_and_is_finished_by_the_caller() -> None:
     def work() -> None:
         together.wait(30)
 
-    run([Task(1, work, lambda _: threads.append(threading.get_ident()))] * 8, max_workers=4)
+    run([Task(1, work, lambda _: threads.append(threading.get_ident()))] * 8, Options(4))
     assert threads == [threading.get_ident()] * 8
 
 
@@ -90,7 +92,7 @@ def test_the_budget_and_the_workers_are_never_exceeded(
                 return AsyncTask(sizes[i], lambda: pool.submit(int, begin(i)), finish)
             return Task(sizes[i], lambda: begin(i), finish)
 
-        run(map(task, range(len(sizes))), max_workers=max_workers, max_bytes=max_bytes)
+        run(map(task, range(len(sizes))), Options(max_workers, max_bytes))
     assert sorted(finished) == list(range(len(sizes)))
     for nbytes, count, largest in most:
         assert count <= 2 * max_workers
@@ -105,7 +107,7 @@ def test_tasks_are_taken_only_when_there_is_room() -> None:
             taken.append(i)
             yield Task(10, lambda: None, lambda _: finished.append(len(taken) - len(finished)))
 
-    run(tasks(), max_workers=4, max_bytes=10)
+    run(tasks(), Options(4, 10))
     assert max(finished) <= 2  # one that is read, and one that waits for room
 
 
@@ -119,7 +121,7 @@ def test_memory_counts_until_its_transfer_is_done() -> None:
 
     for max_workers in [None, 3]:
         tasks = [Task(10, lambda i=i: i, finish) for i in range(6)]
-        run(tasks, max_workers=max_workers, max_bytes=20)
+        run(tasks, Options(max_workers, 20))
         assert len(moving) == 2, "the last ones may go on"
         moving.clear()
 
@@ -146,7 +148,7 @@ def test_an_error_stops_the_rest(max_workers: int | None, where: str) -> None:
             )
 
     with pytest.raises(OSError, match="gone"):
-        run(tasks(), max_workers=max_workers)
+        run(tasks(), Options(max_workers))
     assert len(begun) < 100
 
 
@@ -157,7 +159,7 @@ def test_what_a_library_had_begun_is_cancelled() -> None:
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        run([AsyncTask(1, lambda: future), Task(1, fail)], max_workers=None)
+        run([AsyncTask(1, lambda: future), Task(1, fail)], Options())
     assert future.cancelled()
 
 
@@ -169,7 +171,7 @@ def test_an_asynchronous_error_is_noted() -> None:
 
     task = AsyncTask(1, begin, note=lambda error: error.add_note("the third"))
     with pytest.raises(OSError, match="gone") as caught:
-        run([task])
+        run([task], Options())
     assert caught.value.__notes__ == ["the third"]
 
 
@@ -178,13 +180,13 @@ def test_a_library_that_cannot_begin_fails_alike() -> None:
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        run([AsyncTask(1, begin)])
+        run([AsyncTask(1, begin)], Options())
 
 
 _INTERRUPTED = """
 import os, threading, time
 from gda.storage.tasks import Task, run
-from gda.storage.options import Retry
+from gda.storage.options import Options, Retry
 
 begun = []
 def work():
@@ -193,7 +195,7 @@ def work():
     {what}
 
 try:
-    run([Task(1, work)] * 50, max_workers={workers}, retry={retry})
+    run([Task(1, work)] * 50, Options({workers}, retry={retry}))
 except KeyboardInterrupt:
     print("interrupted", len(begun) < 50, threading.active_count())
 """
@@ -259,7 +261,7 @@ def test_errors_that_are_named_are_tried_again(kind: str) -> None:
     max_workers, task = KINDS[kind]
     finished = []
     flaky = [Flaky(2), Flaky(0), Flaky(1, KeyError)]
-    run([task(1, f, finished.append) for f in flaky], max_workers=max_workers, retry=QUICK)
+    run([task(1, f, finished.append) for f in flaky], Options(max_workers, retry=QUICK))
     assert finished == ["fine"] * 3
     assert [f.calls for f in flaky] == [3, 1, 2]
 
@@ -269,7 +271,7 @@ def test_the_last_error_says_how_many_attempts_there_were(kind: str) -> None:
     max_workers, task = KINDS[kind]
     flaky = Flaky(9)
     with pytest.raises(OSError, match="failure 3") as caught:
-        run([task(1, flaky, print)], max_workers=max_workers, retry=QUICK)
+        run([task(1, flaky, print)], Options(max_workers, retry=QUICK))
     assert caught.value.__notes__ == ["gda: after attempt 3 of 3"]
     assert flaky.calls == 3
 
@@ -277,7 +279,7 @@ def test_the_last_error_says_how_many_attempts_there_were(kind: str) -> None:
 def test_errors_that_are_not_named_are_not_tried_again() -> None:
     flaky = Flaky(9, ValueError)
     with pytest.raises(ValueError, match="failure 1") as caught:
-        run([Task(1, flaky)], retry=QUICK)
+        run([Task(1, flaky)], Options(retry=QUICK))
     assert not hasattr(caught.value, "__notes__")
 
 
@@ -288,7 +290,7 @@ def test_another_error_after_an_attempt_says_which_it_was_in() -> None:
         raise next(errors)
 
     with pytest.raises(ValueError, match="wrong") as caught:
-        run([Task(1, work)], retry=QUICK)
+        run([Task(1, work)], Options(retry=QUICK))
     assert caught.value.__notes__ == ["gda: in attempt 2, of an error that is not retried"]
 
 
@@ -306,7 +308,7 @@ def test_waiting_ends_when_another_fails() -> None:
 
     retry = gda.Retry(OSError, delay=86400, max_delay=86400)
     with pytest.raises(ValueError, match="wrong"):
-        run([Task(1, slow), Task(1, wrong)], max_workers=2, retry=retry)
+        run([Task(1, slow), Task(1, wrong)], Options(2, retry=retry))
 
 
 @given(

@@ -1,11 +1,11 @@
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
-from running import ignoring, without_address
+from running import ignoring, is_running, wait_until_gone, without_address
 
 from gda.testing import Pool, ProcessError
+
+SCRIPT = Path(__file__).with_name("pool_program.py")
+
+# A group, because all tests use one pool.
+pytestmark = pytest.mark.xdist_group("pool")
 
 
 @pytest.fixture(scope="module")
 def pool():
-    with Pool(2) as pool:
+    with Pool(2, devices=3) as pool:
         yield pool
 
 
@@ -53,7 +58,7 @@ def test_results_come_in_the_order_of_the_processes(pool):
 
 
 def test_processes_can_talk_to_each_other(pool):
-    assert pool.run(total, [1, 2, 3, 4]) == [10, 10]
+    assert pool.run(total, [1, 2, 3, 4, 5, 6]) == [21, 21]
 
 
 def test_functions_of_libraries_and_of_classes_can_be_called(pool):
@@ -67,11 +72,9 @@ def test_processes_are_kept_for_the_next_call(pool):
     assert pool.run(os.getpid) == pids
 
 
-def test_devices_are_those_asked_for_whatever_the_environment_says():
+def test_devices_are_those_asked_for_whatever_the_environment_says(pool):
     assert "device_count=8" in os.environ["XLA_FLAGS"]
-    with Pool(2, devices=3) as pool:
-        assert pool.run(jax.local_device_count) == [3, 3]
-        assert pool.run(total, np.ones(6)) == [6, 6]
+    assert pool.run(jax.local_device_count) == [3, 3]
 
 
 def must_be_short(values):
@@ -123,7 +126,7 @@ def end_in(process, how):
     print("last words")
     if jax.process_index() == process:
         how()
-    return total([1.0, 2.0])
+    return total([1.0] * 6)
 
 
 def kill_me():
@@ -162,10 +165,10 @@ def test_a_process_that_hangs_is_named_and_its_stack_shown(pool):
     pool.run(nothing)
     started = time.monotonic()
     with pytest.raises(ProcessError) as caught:
-        pool.run(sleep_in, 1, 600, timeout=3)
-    assert 3 <= time.monotonic() - started < 60
+        pool.run(sleep_in, 1, 600, timeout=2)
+    assert 2 <= time.monotonic() - started < 60
     message = str(caught.value)
-    assert message.startswith("process 1 of 2 gave no answer in time (sleep_in with timeout=3)\n")
+    assert message.startswith("process 1 of 2 gave no answer in time (sleep_in with timeout=2)\n")
     assert re.search(r'Where it stood:\n.*\n  File ".*test_pool.py", line \d+ in sleep_in', message)
     assert "gda/testing" not in message
     assert "process 0 of 2 ended well." in message
@@ -182,7 +185,7 @@ def stop_me():
 def test_a_process_that_is_stopped_is_named_and_not_who_waits_for_it(pool):
     pool.run(nothing)
     with pytest.raises(ProcessError) as caught:
-        pool.run(end_in, 1, stop_me, timeout=5)
+        pool.run(end_in, 1, stop_me, timeout=3)
     message = str(caught.value)
     assert message.startswith("process 1 of 2 is stopped, by SIGSTOP, Ctrl-Z or a debugger\n")
     assert "in total" in message  # where the other one stood
@@ -196,7 +199,7 @@ def ignore_signals():
 def test_a_process_that_shows_no_stack_is_told_of(pool):
     pool.run(nothing)
     with pytest.raises(ProcessError, match="unknown: the process did not react to a signal"):
-        pool.run(ignore_signals, timeout=3)
+        pool.run(ignore_signals, timeout=2)
 
 
 def a_lambda():
@@ -253,17 +256,6 @@ def test_sizes_are_positive_integers(wrong):
         Pool(1, wrong)
 
 
-def is_running(pid):
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    try:
-        return not select.select([process], [], [], 0)[0]
-    finally:
-        os.close(process)
-
-
 def test_an_interrupt_ends_the_processes(pool):
     def interrupt(number, frame):
         raise KeyboardInterrupt
@@ -271,7 +263,7 @@ def test_an_interrupt_ends_the_processes(pool):
     pids = pool.run(os.getpid)
     pool.run(nothing)
     handler = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 2)
+    signal.setitimer(signal.ITIMER_REAL, 1)
     try:
         with pytest.raises(KeyboardInterrupt) as caught:
             pool.run(sleep_in, 0, 600)
@@ -284,8 +276,7 @@ def test_an_interrupt_ends_the_processes(pool):
 def test_processes_that_died_between_calls_are_replaced(pool):
     pids = pool.run(os.getpid)
     os.kill(pids[1], signal.SIGKILL)
-    while is_running(pids[1]):
-        time.sleep(0.01)
+    wait_until_gone([pids[1]])
     assert set(pool.run(os.getpid)).isdisjoint(pids)
 
 
@@ -297,30 +288,16 @@ def test_a_closed_pool_starts_again(pool):
     assert pool.run(jax.process_index) == [0, 1]
 
 
-SCRIPT = """
-import signal
-import jax
-from gda.testing import Pool
-
-if __name__ == "__main__":
-    with Pool(2, devices=2) as pool:
-        print(pool.run(jax.device_count), pool.run(signal.getsignal, signal.SIGINT))
-"""
-
-
-def run_script(tmp_path, wrapped):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = wrapped([sys.executable, str(script)])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+def run_script(wrapped):
+    command = wrapped([sys.executable, str(SCRIPT)])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_nothing_depends_on_the_name_of_the_machine(tmp_path):
-    assert run_script(tmp_path, without_address).startswith("[4, 4] ")
+def test_nothing_depends_on_the_name_of_the_machine():
+    assert run_script(without_address).startswith("[4, 4] ")
 
 
-def test_an_interrupt_that_is_ignored_on_entry_is_not_ignored_in_the_processes(tmp_path):
-    output = run_script(tmp_path, ignoring)
-    assert output.count("default_int_handler") == 2
+def test_an_interrupt_that_is_ignored_on_entry_is_not_ignored_in_the_processes():
+    assert run_script(ignoring).count("default_int_handler") == 2

@@ -15,6 +15,7 @@ from hypothesis import find, given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from meshes import mesh_of
+from trials import rarely
 
 import gda
 from gda.layout.spec import axes_by_dimension
@@ -37,10 +38,11 @@ SEARCH = settings(database=None, derandomize=True, max_examples=2000)
 
 @pytest.fixture
 def searches_take_the_same_way() -> Iterator[None]:
+    settings.register_profile("before", settings())
     settings.register_profile("search", SEARCH)
     settings.load_profile("search")
     yield
-    settings.load_profile("gda")
+    settings.load_profile("before")
 
 
 def device_ids(mesh: Mesh) -> list[int]:
@@ -289,7 +291,6 @@ def test_no_entries_leave_only_the_empty_spec() -> None:
     assert find(partition_specs({"x": 4}, max_entries=0), lambda spec: True) == P()
 
 
-@settings(max_examples=300)
 @given(sharded_cases())
 def test_every_case_is_one_that_jax_takes(case: ShardedCase[Mesh]) -> None:
     block = NamedSharding(case.mesh, case.spec).shard_shape(case.global_shape)
@@ -297,7 +298,6 @@ def test_every_case_is_one_that_jax_takes(case: ShardedCase[Mesh]) -> None:
     assert len(case.spec) <= len(case.global_shape) <= 3
 
 
-@settings(max_examples=300)
 @given(
     sharded_cases(
         mesh_shapes(max_devices=4096), min_dims=1, max_dims=2, max_block_side=5, allow_empty=False
@@ -321,7 +321,6 @@ def test_shapes_of_a_long_spec_are_as_long(data: st.DataObject) -> None:
     assert shape[4] % 2 == 0
 
 
-@settings(max_examples=200)
 @given(global_arrays())
 def test_global_arrays_hold_what_their_shards_hold(g: gda.GlobalArray) -> None:
     whole = np.asarray(g)
@@ -330,7 +329,7 @@ def test_global_arrays_hold_what_their_shards_hold(g: gda.GlobalArray) -> None:
         np.testing.assert_array_equal(np.asarray(shard.data), whole[shard.index])
 
 
-@settings(max_examples=50)
+@rarely(2)
 @given(
     global_arrays(
         ShardedCase((4, 2), mesh_of({"x": 2}), P("x")),

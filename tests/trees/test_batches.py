@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, mesh_of, ordered_mesh
+from trials import rarely
 
 import gda
 from gda import DataPartitionType as Partition
@@ -157,6 +158,16 @@ def test_other_partitions_are_not_implemented(auto_mesh: Mesh, partition: object
     if partition is not None:
         with pytest.raises(NotImplementedError, match=r"PartitionSpec"):
             get({"a": jnp.zeros(8)}, partition=partition)
+
+
+def test_what_has_no_gradient_is_placed_as_of_the_host(auto_mesh: Mesh) -> None:
+    none = np.zeros((8, 2), jax.dtypes.float0)
+    with jax.set_mesh(auto_mesh):
+        for placed in (
+            put([none]),
+            gda.host_local_array_to_global_array([none], auto_mesh, P("x")),
+        ):
+            np.testing.assert_array_equal(placed[0], np.zeros((8, 2), bool))
 
 
 def test_what_does_not_fit_is_said_with_numbers_and_path(auto_mesh: Mesh) -> None:
@@ -323,7 +334,7 @@ def check_full(order: list[int], mesh_shape: dict[str, int], kind: AxisType) -> 
     jax.tree.map(np.testing.assert_array_equal, get(g), tree)
 
 
-@settings(max_examples=30)
+@rarely(3)
 @given(
     order=st.permutations(range(8)),
     mesh_shape=mesh_shapes(max_devices=8),
@@ -358,7 +369,7 @@ def check_batch(order: list[int], mesh_shape: dict[str, int], kind: AxisType) ->
             np.testing.assert_array_equal(shard.data, data[shard.index])
 
 
-@settings(max_examples=25)
+@rarely(3)
 @given(
     order=st.permutations(range(8)),
     axes=st.permutations(["data", "fsdp", "seq", "model"]),
@@ -423,7 +434,7 @@ def check_local(order: list[int], mesh_shape: dict[str, int], specs: list[P]) ->
     jax.tree.map(np.testing.assert_array_equal, get(tree, partition=specs), wanted)
 
 
-@settings(max_examples=25)
+@rarely(3)
 @given(
     order=st.permutations(range(8)) | st.just(list(range(8))),
     mesh_shape=st.sampled_from([{"x": 4, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 2}]),

@@ -269,7 +269,7 @@ def test_replicas_that_differ_are_found() -> None:
         to_global(bad, mesh, specs, check_replicas=True)
     text = str(raised.value)
     assert "at ['table'], block [4:6]: process 0, and other bytes in process 1" in text
-    assert "at ['key'], block []" in text
+    assert "at ['key'], block [()]" in text
     assert "['rows']" not in text
     assert "['step']" not in text
     # All processes are in step afterwards.

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import mesh_of
+from trials import rarely
 
 import gda
 from gda.testing.strategies import ShardedCase, sharded_cases
@@ -224,8 +225,8 @@ def test_where_jax_cannot_tell_a_layout_the_note_says_what_helps(explicit_mesh: 
         ({"out_specs": P("x", "y", "x")}, ValueError, "twice|has 3 entries"),
         ({"out_specs": P(("x", "y"), None, "y")}, ValueError, "3 entries"),
         ({"in_specs": (P("z"),)}, ValueError, "cuts dimension 0 by mesh axis 'z'"),
-        ({"out_specs": "x"}, TypeError, r"out_specs .* holds 'x'. Write P\('x'\)"),
-        ({"in_specs": ["x"]}, TypeError, r"in_specs .* holds 'x'"),
+        ({"out_specs": "x"}, TypeError, r"out_specs is 'x', not a .* such as PartitionSpec\('x'\)"),
+        ({"in_specs": ["x"]}, TypeError, r"in_specs\[0\] is 'x', not a PartitionSpec"),
     ],
 )
 def test_specs_that_do_not_fit_are_explained(
@@ -274,7 +275,7 @@ def test_specs_and_shardings_of_one_thing_are_refused(auto_mesh: Mesh) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"out_specs": {"b": P()}}, r"out_specs has nothing for 'a', and the tree has no 'b'"),
+        ({"out_specs": {"b": P()}}, r"for \['a'\]\[0\]; \['a'\]\[1\], and the tree has no \['b'\]"),
         ({"out_specs": (P(), P())}, "out_specs is a tuple of 2, and the tree has a dict with"),
         ({"in_specs": (P(), P())}, "in_specs is a tuple of 2, and the tree has a tuple of 1 there"),
         (
@@ -305,7 +306,7 @@ def test_what_is_not_a_function_is_refused() -> None:
         gda.jit(3)
 
 
-@settings(max_examples=50)
+@rarely(2)
 @given(sharded_cases())
 def test_out_specs_are_what_comes_out(case: ShardedCase) -> None:
     shape, mesh = case.global_shape, case.mesh
@@ -579,28 +580,6 @@ def same_for_container_and_array(function: Callable[[Any], Any], g: gda.GlobalAr
     ours, theirs = jax.tree.leaves(function(g)), jax.tree.leaves(function(g.array))
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "GroupNorm", "BatchNorm"])
-def test_norms_of_flax_linen_take_containers(auto_mesh: Mesh, name: str) -> None:
-    linen = pytest.importorskip("flax.linen")
-    options = {"GroupNorm": {"num_groups": 4}, "BatchNorm": {"use_running_average": False}}
-    module, g = getattr(linen, name)(**options.get(name, {})), make(auto_mesh)
-    variables = module.init(jax.random.key(0), DATA)
-
-    def apply(x: Any) -> Any:
-        return module.apply(variables, x, mutable=["batch_stats"])
-
-    same_for_container_and_array(apply, g)
-    same_for_container_and_array(jax.jit(apply), g)
-
-
-def test_layers_of_equinox_take_containers(auto_mesh: Mesh) -> None:
-    nn = pytest.importorskip("equinox").nn
-    g = make(auto_mesh, P("x"), DATA.reshape(8, 16, 16))
-    for layer in (nn.GroupNorm(2, 8), nn.Conv2d(8, 2, 2, key=jax.random.key(0))):
-        same_for_container_and_array(layer, g)
-        same_for_container_and_array(jax.jit(lambda x, layer=layer: layer(x)), g)
 
 
 def test_methods_of_arrays_work_in_vmap_scan_and_cond(auto_mesh: Mesh) -> None:

@@ -459,7 +459,7 @@ def test_the_bound_counts_blocks_until_they_are_sent(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(from_sources.jax, "device_put", device_put)
     monkeypatch.setattr(from_sources.jax, "block_until_ready", block_until_ready)
-    monkeypatch.setattr(from_sources, "_are_sent", lambda _: False)
+    monkeypatch.setattr(from_sources, "are_sent", lambda _: False)
     g = gda.GlobalArray.from_callback(
         (8, 6), MESH, P(("x", "y")), lambda i: DATA[i], dtype=np.float32, max_bytes=2 * 24
     )
@@ -874,7 +874,7 @@ def test_all_is_checked_before_anything_is_read() -> None:
     for mesh, specs, message in [
         (NamedSharding(MESH, P()), P(), "stands beside NamedSharding"),
         ({"a": NamedSharding(MESH, P())}, P(), "mesh must be a jax.sharding.Mesh, or a NamedSh"),
-        (MESH, None, "specs is None, which says nothing of how"),
+        (MESH, None, "a mesh needs a spec beside it; write P"),
         (
             {"a": MESH, "b": MESH},
             None,
@@ -939,15 +939,15 @@ def test_keys_of_specs_that_differ_are_named_and_no_others() -> None:
         gda.load_tree(tree, MESH, specs)
     text = str(caught.value)
     assert "specs['a'] is a dict of 309 keys, and the tree has a dict of 320 keys there: " in text
-    assert "specs['a'] has nothing for 'layer0'; 'layer1'; " in text
-    assert text.endswith("; and 4 more, and the tree has no 'layer320'")
+    assert "specs has nothing for ['a']['layer0']; ['a']['layer1']; " in text
+    assert text.endswith("; and 4 more, and the tree has no ['a']['layer320']")
     assert len(text) < 400
     for other, message in [
         (
             {},
             "with the keys [], and the tree has a dict with the keys ['w'] there: specs has nothi",
         ),
-        ({"w": P(), "v": P()}, "['w'] there: the tree has no 'v'"),
+        ({"w": P(), "v": P()}, "['w'] there: the tree has no ['v']"),
         ([P()], "specs is a list of 1, and the tree has a dict with the keys ['w'] there"),
     ]:
         with pytest.raises(ValueError, match=re.escape(message)):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from gda.layout.boundary import set_module
 from gda.layout.spec import Index, Shape
 
 
@@ -63,6 +64,7 @@ class Overlap(NamedTuple):
     is_whole: bool
 
 
+@set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class ChunkGrid:
     """A shape divided into equal chunks, numbered row-major. Sizes are multiples of the chunk's."""

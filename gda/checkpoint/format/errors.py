@@ -4,27 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gda.layout.boundary import set_module
 
+
+@set_module("gda.checkpoint")
 class CorruptionError(ValueError):
     """A checkpoint is not what was saved; ``problems`` has one line for each thing found."""
-
-    __module__ = "gda.checkpoint"
 
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.problems = tuple(problems) or (message,)
 
 
+@set_module("gda.checkpoint")
 class CheckpointNotFoundError(FileNotFoundError):
     """There is no complete checkpoint at a path."""
 
-    __module__ = "gda.checkpoint"
 
-
+@set_module("gda.checkpoint")
 class SaveError(RuntimeError):
     """Nothing was committed: another process failed, or another save is at work on the path."""
-
-    __module__ = "gda.checkpoint"
 
 
 def said(value: object) -> str:

@@ -12,11 +12,13 @@ import numpy as np
 
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.chunks import ChunkGrid
+from gda.layout.boundary import set_module
 from gda.layout.spec import Shape
 
 Path = tuple[str | int, ...]
 
 
+@set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class StoredArray:
     """A zarr array of the checkpoint.
@@ -75,6 +77,7 @@ class StoredArray:
         return payload + zarr_format.CRC_BYTES
 
 
+@set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class Piece:
     """A box of a small array, laid into an array that many share, within one chunk of it.
@@ -96,6 +99,7 @@ class Piece:
         return data[begin : begin + math.prod(self.shape)].reshape(self.shape)
 
 
+@set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class ArrayLeaf:
     """A leaf of the tree that is an array.
@@ -126,6 +130,7 @@ class ArrayLeaf:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
+@set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class ValueLeaf:
     """A leaf that is a number, a string or bytes of Python."""

@@ -29,6 +29,7 @@ from gda.checkpoint.format.manifest import (
     ValueLeaf,
 )
 from gda.layout.spec import Shape
+from gda.storage.strict_json import parse_json
 
 NAME = "manifest.json"
 VERSION = 1
@@ -116,7 +117,7 @@ def load(file: bytes, where: str) -> Manifest:
     if (problem := _too_much_of(file)) is not None:
         raise CorruptionError(f"{where} {problem}")
     try:
-        return _manifest(_parsed(str(body, "utf-8")))
+        return _manifest(parse_json(str(body, "utf-8")))
     except _Invalid as invalid:
         raise CorruptionError(f"{where} says what cannot be: {invalid}") from None
     except (ValueError, RecursionError) as error:
@@ -198,21 +199,6 @@ def _is_odd(text: str) -> bool:
 
 class _Invalid(Exception):  # noqa: N818
     pass
-
-
-def _parsed(text: str) -> Any:
-    """Return what JSON says; Python's reader takes more than JSON has."""
-
-    def constant(name: str) -> None:
-        raise _Invalid(f"{name} is not a number of JSON")
-
-    def unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        entry = dict(pairs)
-        if len(entry) != len(pairs):
-            raise _Invalid("an object has a key twice")
-        return entry
-
-    return json.loads(text, parse_constant=constant, object_pairs_hook=unrepeated)
 
 
 def _manifest(body: Any) -> Manifest:

@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, keystr
+from jax.tree_util import DictKey, keystr
 
 from gda.checkpoint.format.errors import CorruptionError
 from gda.checkpoint.format.manifest import Path
 from gda.layout.text import join_some
-from gda.trees.specs import is_container
+from gda.trees.leaves import is_container
+from gda.trees.matching import name_of
 
 _DEEPEST = 200
 
@@ -42,7 +43,7 @@ def flatten(tree: Any) -> tuple[Any, list[tuple[Path, Any]]]:
             "JAX cannot sort the keys of a dict in the tree; they must be all strings or all "
             "integers"
         ) from error
-    found = [(_path(keys), leaf) for keys, leaf in leaves]
+    found = [(path_of_keys(keys), leaf) for keys, leaf in leaves]
     if len(dict(found)) != len(found):
         seen: set[Path] = set()
         twice = next(path for path, _ in found if path in seen or seen.add(path))
@@ -131,28 +132,14 @@ def noting_path(path: Path) -> Iterator[None]:
 
 def path_of_keys(keys: Sequence[Any]) -> Path:
     """Return the path of JAX's keys; attributes and keys of a dict are written alike."""
-    return _path(keys)
-
-
-def _path(keys: Sequence[Any]) -> Path:
-    path: list[str | int] = []
-    for key in keys:
-        match key:
-            case DictKey(key=name) | FlattenedIndexKey(key=name):
-                part = name
-            case SequenceKey(idx=number):
-                part = number
-            case GetAttrKey(name=name):
-                part = name
-            case _:
-                part = str(key)
+    path = tuple(map(name_of, keys))
+    for part in path:
         if type(part) not in (str, int):
             raise TypeError(
                 f"the key {part!r} in {keystr(tuple(keys))} is a {type(part).__name__}; the keys "
                 "of a tree that is saved are strings and integers"
             )
-        path.append(part)
-    return tuple(path)
+    return path
 
 
 class _Writer:
@@ -183,12 +170,12 @@ class _Writer:
 
 def _keys_and_children(kind: Any, aux: Any, node: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     if kind is dict:
-        return [_path([DictKey(key)])[0] for key in aux], [node[key] for key in aux]
+        return [path_of_keys([DictKey(key)])[0] for key in aux], [node[key] for key in aux]
     if kind is list or kind is tuple:
         return range(len(node)), node
     # JAX tells the keys of leaves only, so for once all children are leaves.
     pairs = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda below: below is not node)[0]
-    return [_path(keys)[0] for keys, _ in pairs], [child for _, child in pairs]
+    return [path_of_keys(keys)[0] for keys, _ in pairs], [child for _, child in pairs]
 
 
 def _children(structure: Any) -> Iterable[Any]:

@@ -223,8 +223,8 @@ def _try_lock(lock: Callable[[], object], url: str) -> bool:
 
 def _warn_of_no_locks(device: int, url: str) -> None:
     """Say once of each file system that it has no locks."""
-    if device not in _without_locks:
-        _without_locks.add(device)
+    if device not in without_locks:
+        without_locks.add(device)
         logging.getLogger("gda").warning(
             "the file system of %s has no locks: of two programs that save into one path at the "
             "same time, one fails only when it commits, after it has written everything",
@@ -232,7 +232,7 @@ def _warn_of_no_locks(device: int, url: str) -> None:
         )
 
 
-_without_locks: set[int] = set()
+without_locks: set[int] = set()
 
 
 @contextlib.contextmanager

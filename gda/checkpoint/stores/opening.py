@@ -6,11 +6,13 @@ import os
 import re
 import sys
 import urllib.parse
+from dataclasses import replace
 from typing import Any
 
 from gda.checkpoint.stores.directory import FileStore
 from gda.checkpoint.stores.object_store import KvStore
 from gda.checkpoint.stores.protocol import Store
+from gda.storage.options import Options
 
 
 def open_store(path: Any, timeout: float) -> Store:
@@ -55,9 +57,10 @@ def _of_text(path: str, timeout: float) -> Store:
     return KvStore(f"{scheme}://{rest}/", timeout)
 
 
-def default_workers(store: Store) -> int:
-    """Return how many files are read or written at a time, if nobody says."""
-    return 32 if store.is_remote else min(max(os.cpu_count() or 1, 2), 32)
+def options_for(store: Store, options: Options) -> Options:
+    """Return the options, with as many workers as suit the store where the user gave no number."""
+    workers = 32 if store.is_remote else min(max(os.cpu_count() or 1, 2), 32)
+    return replace(options, max_workers=options.max_workers or workers)
 
 
 def _is_of_tensorstore(path: Any) -> bool:

@@ -18,11 +18,11 @@ from gda.storage.options import Retry
 # was kept open. It would try for 15 minutes without a word, even where no server is.
 FEW_ATTEMPTS = {"max_retries": 1, "initial_delay": "10ms", "max_delay": "10ms"}
 
-_SILENT = 5.0  # seconds that a request may take before that is logged
+SILENT = 5.0  # seconds that a request may take before that is logged
 _BETWEEN_LINES = 60.0  # seconds from one line to the next, over all requests to a store
-_UNREACHED = 3.0  # seconds until a server that has never answered counts as not there
-_TIMEOUT_AFTER_ONE = 10.0
-_PAUSES = Retry(OSError, delay=0.1, max_delay=8)
+UNREACHED = 3.0  # seconds until a server that has never answered counts as not there
+TIMEOUT_AFTER_ONE = 10.0
+PAUSES = Retry(OSError, delay=0.1, max_delay=8)
 
 # TensorStore's words for a failure that it would try again: 408, 429, 5xx, a broken connection.
 # Requests that it does not repeat, such as those for credentials, have the bare status.
@@ -43,7 +43,7 @@ class Waiting:
         self._timeout = timeout
         self._repeats = repeats
         self._has_answered = False
-        self._unreached = _UNREACHED
+        self._unreached = UNREACHED
         self._guard = threading.Lock()
         self._next_line = 0.0
 
@@ -75,7 +75,7 @@ class Waiting:
                 request.failure = _PASSING.sub("", printable(str(error)[:1000]))
                 if not self._repeats or not _PASSING.match(str(error)):
                     raise
-                pause = min(_PAUSES.seconds_after(request.attempts), request.left)
+                pause = min(PAUSES.seconds_after(request.attempts), request.left)
                 self._check_reached(request, pause)
             finally:
                 future.cancel()  # whatever the reason, nothing waits for it any more
@@ -83,7 +83,7 @@ class Waiting:
             for seconds in self._parts(request, pause):
                 time.sleep(seconds)
         # Nothing waits as long again to clean up after a store that does not answer.
-        self._timeout = min(self._timeout, _TIMEOUT_AFTER_ONE)
+        self._timeout = min(self._timeout, TIMEOUT_AFTER_ONE)
         raise TimeoutError(errno.ETIMEDOUT, request.given_up, url)
 
     def _check_reached(self, request: _Request, pause: float) -> None:
@@ -101,7 +101,7 @@ class Waiting:
         """Yield the parts of a wait; between them a line is logged when it is time."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            due = max(request.begun + _SILENT, self._next_line)
+            due = max(request.begun + SILENT, self._next_line)
             yield min(left, max(due - time.monotonic(), 0))
             with self._guard:
                 now = time.monotonic()

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
 
 from gda.compiled.hlo.program import Collective
+from gda.layout.boundary import set_module
+from gda.layout.tables import table
 from gda.layout.text import format_bytes
 
 Axes = tuple[str, ...]
 
 
+@set_module("gda")
 class Traffic(NamedTuple):
     """What is communicated over some axes in one call.
 
@@ -27,6 +30,7 @@ class Traffic(NamedTuple):
     nbytes: int | None
 
 
+@set_module("gda")
 @dataclass(frozen=True, repr=False)
 class Collectives(Sequence[Collective]):
     """The collectives of a compiled function, in the order in which it comes to them.
@@ -99,9 +103,9 @@ class Collectives(Sequence[Collective]):
             ["total", format_axes(axes), "", _format_count(executions), _format_size(nbytes), ""]
             for axes, (executions, nbytes) in self.by_axis().items()
         ]
-        return f"{some} on {mesh}; bytes are of the operands on one device\n" + _table(
-            [header, *map(_row, self), *totals]
-        )
+        first = f"{some} on {mesh}; bytes are of the operands on one device"
+        lines = table([header, *map(_row, self), *totals])
+        return "\n".join([first, *(f"  {line}" for line in lines)])
 
 
 def summed(numbers: Iterable[int | None]) -> int | None:
@@ -186,8 +190,3 @@ def format_times(count: int) -> str:
 
 def _format_size(nbytes: int | None) -> str:
     return "?" if nbytes is None else format_bytes(nbytes)
-
-
-def _table(rows: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

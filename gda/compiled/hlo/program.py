@@ -30,6 +30,7 @@ from gda.compiled.hlo.instructions import (
 )
 from gda.compiled.hlo.loops import trip_count
 from gda.compiled.hlo.source_lines import Sources, metadata_of
+from gda.layout.boundary import set_module
 
 KINDS = (
     "all-reduce",
@@ -43,6 +44,7 @@ KINDS = (
 )
 
 
+@set_module("gda")
 @dataclass(frozen=True)
 class Collective:
     """One communication of a compiled program, as ``gda.collectives`` lists them.

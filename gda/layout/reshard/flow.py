@@ -21,7 +21,7 @@ from gda.layout.numbering import IntArray
 from gda.layout.reshard.overlaps import Listed, Pieces, boxes_of, regular_blocks
 
 # Pieces at a time, so that a list of any length takes about 100 MB.
-_AT_A_TIME = 2**20
+AT_A_TIME = 2**20
 
 
 class Holding:
@@ -155,7 +155,7 @@ class Chunk(NamedTuple):
     is_far: npt.NDArray[np.bool_]
 
 
-class _Near(NamedTuple):
+class Near(NamedTuple):
     """The elements that come from another device of the same process.
 
     Attributes:
@@ -204,7 +204,7 @@ class Flow:
     @property
     def received_near(self) -> IntArray:
         """Elements that each target device gets from others of its process."""
-        return self._near.received
+        return self.near.received
 
     @property
     def received(self) -> IntArray:
@@ -212,10 +212,15 @@ class Flow:
         return math.prod(self.target.shard_shape) - self.kept
 
     @cached_property
-    def _near(self) -> _Near:
-        return self._near_of_regular() or self._near_one_by_one()
+    def near(self) -> Near:
+        """The elements that come from another device of the same process."""
+        regular = self.near_of_regular()
+        if regular is not None:
+            return regular
+        num_looks = int(self._holding.num_blocks[self._ranks[self._ranks >= 0]].sum())
+        return self.near_by_piece() if self.num_pieces <= num_looks else self.near_by_held_block()
 
-    def _near_of_regular(self) -> _Near | None:
+    def near_of_regular(self) -> Near | None:
         """Return what is near if all processes have regular blocks: O(devices); else None."""
         known = np.flatnonzero(self._ranks >= 0)
         source, target = (
@@ -226,7 +231,7 @@ class Flow:
         needed = regular_blocks(self._ranks[known], asked, *target)
         if held is None or needed is None:
             return None
-        near = _Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
+        near = Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
         near.received[known] = held.shared(self._ranks[known], boxes_of(asked, *target))
         # A process of the source may have no device in the target, and so none that asks.
         asking = np.flatnonzero(self._holding.ranks <= self._ranks.max())
@@ -239,12 +244,17 @@ class Flow:
         near.asked[:] -= summed(groups[old], self.kept[old], len(near.asked))
         return near
 
-    def _near_one_by_one(self) -> _Near:
-        """Return what is near from all pieces, or from all held blocks, whichever are fewer."""
-        near = _Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
-        num_looks = int(self._holding.num_blocks[self._ranks[self._ranks >= 0]].sum())
-        by_piece = self.num_pieces <= num_looks
-        for devices, blocks, sizes in self._by_piece() if by_piece else self._by_held_block():
+    def near_by_piece(self) -> Near:
+        """Return what is near by a look at every piece."""
+        return self._near_of(self._by_piece())
+
+    def near_by_held_block(self) -> Near:
+        """Return what is near by a look at the blocks of the process of every target device."""
+        return self._near_of(self._by_held_block())
+
+    def _near_of(self, looks: Iterator[tuple[IntArray, IntArray, IntArray]]) -> Near:
+        near = Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
+        for devices, blocks, sizes in looks:
             groups = self._holding.groups(blocks, self._ranks[devices])
             is_near = (groups >= 0) & (blocks != self._home_blocks[devices])
             near.received[:] += summed(devices[is_near], sizes[is_near], len(near.received))
@@ -304,13 +314,13 @@ class Flow:
 
     @cached_property
     def _near_shares(self) -> Shares:
-        return Shares(self._near.asked, self._holding.counts, np.zeros_like(self._near.asked))
+        return Shares(self.near.asked, self._holding.counts, np.zeros_like(self.near.asked))
 
     @cached_property
     def _far_shares(self) -> Shares:
         blocks = np.arange(self.source.num_shards)
         replicas = self.source.num_replicas
-        near = summed(self._holding.blocks, self._near.asked, len(blocks))
+        near = summed(self._holding.blocks, self.near.asked, len(blocks))
         asked = self._asked - self._kept_of_blocks - near
         # The first share goes around the holders as the blocks go on.
         turns = blocks * replicas // len(blocks)
@@ -390,6 +400,18 @@ def ranks_of(grid: ShardGrid) -> IntArray:
     return grid.processes.ranks
 
 
+def homes_of(source_ids: IntArray, target_ids: IntArray) -> IntArray:
+    """Return the position in the source of each target device, -1 where it is a new one.
+
+    >>> homes_of(np.array([7, 5]), np.array([5, 6]))
+    array([ 1, -1])
+    """
+    order = np.argsort(source_ids)
+    places = np.searchsorted(source_ids, target_ids, sorter=order)
+    homes = order[np.minimum(places, len(order) - 1)]
+    return np.where(source_ids[homes] == target_ids, homes, -1)
+
+
 def _begins(counts: IntArray) -> IntArray:
     return np.cumsum(counts) - counts
 
@@ -404,6 +426,6 @@ def _runs(counts: IntArray) -> Iterator[IntArray]:
     ends = np.cumsum(counts)
     first = done = 0
     while first < len(counts):
-        stop = max(first + 1, int(np.searchsorted(ends, done + _AT_A_TIME, side="right")))
+        stop = max(first + 1, int(np.searchsorted(ends, done + AT_A_TIME, side="right")))
         yield np.arange(first, stop)
         first, done = stop, int(ends[stop - 1])

@@ -32,14 +32,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gda.layout.boundary import set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, read_only
-from gda.layout.process_view import itemsize_error
-from gda.layout.reshard.flow import Flow, numbers_of, ranks_of, summed
+from gda.layout.reshard.flow import Flow, homes_of, numbers_of, ranks_of, summed
 from gda.layout.spec import Index, format_spec
-from gda.layout.text import format_bytes
+from gda.layout.text import format_bytes, itemsize_error
 
 
+@set_module("gda")
 class Move(NamedTuple):
     """One piece of one block, from one device to another or within one.
 
@@ -64,6 +65,7 @@ class Move(NamedTuple):
     nbytes: int
 
 
+@set_module("gda")
 class Load(NamedTuple):
     """A device and what it sends or receives.
 
@@ -76,6 +78,7 @@ class Load(NamedTuple):
     nbytes: int
 
 
+@set_module("gda")
 class Link(NamedTuple):
     """The bytes that one process sends to another.
 
@@ -89,6 +92,7 @@ class Link(NamedTuple):
     nbytes: int
 
 
+@set_module("gda")
 @dataclass(frozen=True, eq=False, repr=False)
 class ReshardPlan:
     """The moves that turn one layout of an array into another; neither needs devices.
@@ -293,18 +297,11 @@ class ReshardPlan:
         """The flow; None where the array has no elements."""
         if 0 in self.source.global_shape:
             return None
-        return Flow(self.source, self.target, self._homes())
-
-    def _homes(self) -> IntArray:
-        """Return the position in the source of each target device, -1 where it is a new one."""
         source_ids, target_ids = (
             np.arange(grid.num_devices) if ids is None else np.asarray(ids)
             for grid, ids in [(self.source, self.source_ids), (self.target, self.target_ids)]
         )
-        order = np.argsort(source_ids)
-        places = np.searchsorted(source_ids, target_ids, sorter=order)
-        homes = order[np.minimum(places, len(order) - 1)]
-        return np.where(source_ids[homes] == target_ids, homes, -1)
+        return Flow(self.source, self.target, homes_of(source_ids, target_ids))
 
     # A value: immutable, equal by content.
 

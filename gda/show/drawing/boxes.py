@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gda.layout.numbering import IntArray
+from gda.layout.text import format_index, format_more, format_slice
 from gda.show.drawing.faces import MOST_CELLS, MOST_TITLES, Face
 from gda.show.drawing.picture import Picture
 from gda.show.drawing.sheet import number, text_width
 from gda.show.drawing.sides import Side, cut_of, sharp, sides_of
 from gda.show.folding import Gap, fold
-from gda.show.words import format_index, format_more, format_slice
 
 _WIDEST = 600  # of rows of boxes and layers
 _LONGEST_ALONE = 220
@@ -222,7 +222,7 @@ class _Boxes:
         """Return the index of a box in the outer dimensions."""
         block = int(self._blocks_of(chosen)[0, 0, 0])
         index = self.picture.subject.grid.block_index(block)[:-3]
-        return f"[{format_index(index)}, …]"
+        return f"{format_index(index)[:-1]}, …]"
 
     def _caption_of_layer(self, blocks: IntArray) -> str:
         """Return the slice of a layer in the dimension of depth."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gda.layout.text import counted
+from gda.layout.text import counted, format_numbers
 from gda.show.drawing.boxes import draw_boxes
 from gda.show.drawing.colors import INK, MOST_NAMED
 from gda.show.drawing.faces import MOST_BANDS, Face
@@ -15,7 +15,7 @@ from gda.show.drawing.picture import Picture
 from gda.show.drawing.sheet import FONT, TIMES, escape, number, text_width
 from gda.show.drawing.sides import sides_of
 from gda.show.subject import Subject
-from gda.show.words import format_numbers, where_held
+from gda.show.words import where_held
 
 _MARGIN = 6
 _SCALAR = 64

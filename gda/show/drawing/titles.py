@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from gda.layout.numbering import IntArray
-from gda.layout.text import format_bytes
+from gda.layout.text import format_bytes, format_index, format_processes
 from gda.show.subject import Subject
-from gda.show.words import format_devices, format_index, format_processes, processes_at
+from gda.show.words import format_devices, processes_at
 
 _REPLICAS_NAMED = 8
 
@@ -24,7 +24,7 @@ def describe(subject: Subject, blocks: IntArray) -> str:
     """
     first, last = int(blocks[0, 0]), int(blocks[-1, -1])
     grid = subject.grid
-    index = f"[{format_index(grid.block_index(first), grid.block_index(last))}]"
+    index = format_index(grid.block_index(first), grid.block_index(last))
     holders = subject.holders[blocks].ravel()
     if blocks.size > 1:
         in_order = holders[np.argsort(subject.numbers(holders))]

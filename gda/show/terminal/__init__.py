@@ -18,6 +18,7 @@ import rich.color
 import rich.style
 from rich.box import ASCII2, SQUARE, Box
 
+from gda.layout.tables import wrap
 from gda.show.subject import Subject
 from gda.show.terminal.cells import Cells
 from gda.show.terminal.matrix import Drawing, Matrix
@@ -29,7 +30,6 @@ from gda.show.terminal.rules import (
     Style,
     draw_box,
     fit,
-    wrap,
 )
 from gda.show.terminal.strips import rows_along
 from gda.show.words import facts, title

@@ -9,18 +9,17 @@ from enum import Enum
 
 from gda.layout.numbering import IntArray
 from gda.layout.spec import Index
-from gda.show.folding import Gap
-from gda.show.subject import Subject
-from gda.show.terminal.rules import FAINT, PLAIN, PROCESS, Cell, Style
-from gda.show.words import (
-    format_devices,
+from gda.layout.text import (
     format_index,
     format_more,
     format_numbers,
     format_processes,
     format_slice,
-    processes_at,
 )
+from gda.show.folding import Gap
+from gda.show.subject import Subject
+from gda.show.terminal.rules import FAINT, PLAIN, PROCESS, Cell, Style
+from gda.show.words import format_devices, processes_at
 
 _FEW_DEVICES = 1024
 
@@ -63,7 +62,7 @@ class Cells:
             lines = [format_devices(self.subject, block.positions)]
             lines += [format_processes(block.processes)] if has_processes else []
         if manner is Manner.INDEX:
-            lines.insert(0, format_index(block.index) or "()")
+            lines.insert(0, format_index(block.index)[1:-1])
         return Cell(list(map(self.say, lines)), self._style(block))
 
     def index(self, part_of: Mapping[int, int]) -> Index:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from rich.box import Box
 
+from gda.layout.tables import wrap
+from gda.layout.text import format_index
 from gda.show.folding import Gap, fold
 from gda.show.terminal.cells import Cells, Manner
 from gda.show.terminal.rules import (
@@ -24,9 +26,7 @@ from gda.show.terminal.rules import (
     box_width,
     draw_box,
     heads,
-    wrap,
 )
-from gda.show.words import format_index
 
 Parts = Sequence[int | Gap]
 
@@ -236,7 +236,7 @@ class Matrix(NamedTuple):
         if not self.outer:
             return []
         index = self.cells.index(self._parts_of(layer))[: self.outer[-1] + 1]
-        text = self.cells.say(f"[{format_index(index)}, …]")
+        text = self.cells.say(f"{format_index(index)[:-1]}, …]")
         return [[(" " * margin + part, PLAIN)] for part in wrap(text, self.width - margin)]
 
     def _parts_of(self, layer: int) -> Mapping[int, int]:

@@ -6,12 +6,12 @@ A line is a list of pieces, each a text and the name of its style; what a style 
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from rich.box import Box
-from rich.cells import cell_len, chop_cells, set_cell_size
+
+from gda.layout.tables import beginning, text_width, wrap
 
 Style = str
 Line = list[tuple[str, Style]]
@@ -49,11 +49,6 @@ class Row(NamedTuple):
     cells: Sequence[Cell]
     widths: Sequence[int]
     label: Sequence[str] = ()
-
-
-def text_width(text: str) -> int:
-    """Return the columns that ``text`` takes: two for a wide character."""
-    return len(text) if text.isascii() else cell_len(text)
 
 
 def line_width(line: Line) -> int:
@@ -116,15 +111,10 @@ def fit(text: str, width: int) -> str:
     size = text_width(text)
     if size <= width:
         return text + " " * (width - size)
-    return set_cell_size(text, width - 1) + "…" if width > 0 else ""
-
-
-def wrap(text: str, width: int, *, cuts_words: bool = True) -> list[str]:
-    """Return ``text`` in lines broken at spaces, of at most so many columns if words are cut."""
-    if text_width(text) <= width:
-        return [text]
-    lines = textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=cuts_words)
-    return [part for line in lines for part in chop_cells(line, width)] if cuts_words else lines
+    if width < 1:
+        return ""
+    start = beginning(text, width - 1)
+    return f"{start}…{' ' * (width - 1 - text_width(start))}"
 
 
 def _side_by_side(pictures: Sequence[list[Line]], widths: Sequence[int], space: int) -> list[Line]:

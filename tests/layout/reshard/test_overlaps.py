@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from gda.layout.reshard.overlaps import Pieces, Segments
 
+pytestmark = pytest.mark.no_jax
+
 
 @pytest.mark.parametrize(
     ("source", "target", "starts", "equal"),

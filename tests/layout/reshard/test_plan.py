@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from trials import rarely
 
 import gda
 from gda import ReshardPlan, ShardGrid
@@ -294,25 +295,22 @@ def test_moves_give_the_target_from_the_nearest_devices(plan: ReshardPlan) -> No
 
 
 @given(plans(), st.integers(1, 7))
-@settings(max_examples=60)
+@rarely(2)
 def test_in_whatever_chunks_it_is_worked_out(plan: ReshardPlan, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flows, "_AT_A_TIME", size)
+        patch.setattr(flows, "AT_A_TIME", size)
         check_plan(plan)
 
 
 @given(plans())
 def test_all_ways_to_find_what_is_near_agree(plan: ReshardPlan) -> None:
-    flow = flows.Flow(plan.source, plan.target, plan._homes())  # pyright: ignore
-    for ways in [(flow._by_piece, flow._by_held_block), (flow._by_held_block, flow._by_piece)]:  # pyright: ignore
-        with pytest.MonkeyPatch.context() as patch:
-            for name, way in zip(("_by_piece", "_by_held_block"), ways, strict=True):
-                patch.setattr(flows.Flow, name, lambda _, way=way: way())
-            one_by_one = flow._near_one_by_one()  # pyright: ignore
-        regular = flow._near_of_regular()  # pyright: ignore
-        for near in (one_by_one, regular or one_by_one):
-            assert near.received.tolist() == flow._near.received.tolist()  # pyright: ignore
-            assert near.asked.tolist() == flow._near.asked.tolist()  # pyright: ignore
+    source_ids = np.array(ids_of(plan.source, plan.source_ids))
+    target_ids = np.array(ids_of(plan.target, plan.target_ids))
+    flow = flows.Flow(plan.source, plan.target, flows.homes_of(source_ids, target_ids))
+    for near in (flow.near_by_piece(), flow.near_by_held_block(), flow.near_of_regular()):
+        if near is not None:
+            assert near.received.tolist() == flow.near.received.tolist()
+            assert near.asked.tolist() == flow.near.asked.tolist()
 
 
 def test_few_processes_of_many_devices_are_quick_to_add_up() -> None:

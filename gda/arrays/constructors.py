@@ -1,0 +1,456 @@
+"""The constructors of ``GlobalArray``: what each takes, and whose memory it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+
+from gda.arrays import from_callbacks, from_process_local
+from gda.layout.boundary import public
+from gda.layout.spec import Index, SpecLike
+from gda.mesh import Device, MeshLike, after_spec, is_tracer, sharding_of
+from gda.storage.options import Options, ProgressLike, Retry
+
+
+class ArrayConstructors:
+    """The constructors of a container that is made of one array."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, array: Any) -> None: ...
+
+    @classmethod
+    @public
+    def from_array(cls, array: jax.Array | Self) -> Self:
+        """Wrap a ``jax.Array`` that already has its sharding; nothing is copied or moved.
+
+        An array on a single device, which has no mesh, gets a mesh of that one device and the spec
+        ``P()``.
+
+        Raises:
+          TypeError: it is not a ``jax.Array``, or its sharding is neither a ``NamedSharding`` nor
+            on a single device.
+
+        >>> import gda, jax.numpy as jnp
+        >>> gda.GlobalArray.from_array(jnp.zeros((2, 3)))
+        GlobalArray(shape=(2, 3), dtype=float32, mesh={'device': 1}, spec=P())
+        """
+        if isinstance(array, ArrayConstructors):
+            return array
+        if not isinstance(array, jax.Array):
+            raise TypeError(
+                f"from_array takes a jax.Array that has its sharding, not {type(array).__name__}; "
+                "for an array on the host write GlobalArray.from_source(array, mesh, spec)"
+            )
+        if not is_tracer(array):
+            sharding_of(array)
+        return cls(array=array)
+
+    @overload
+    @classmethod
+    def from_callback(
+        cls,
+        global_shape: Iterable[int],
+        mesh: Mesh,
+        spec: SpecLike,
+        data_callback: Callable[[Index], Any],
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+        into: Literal[False] = False,
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike = False,
+        retry: Retry | None = None,
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def from_callback(
+        cls,
+        global_shape: Iterable[int],
+        mesh: Mesh,
+        spec: SpecLike,
+        data_callback: Callable[[Index, np.ndarray[Any, Any]], object],
+        *,
+        dtype: npt.DTypeLike,
+        copy: None = None,
+        into: Literal[True],
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike = False,
+        retry: Retry | None = None,
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def from_callback(
+        cls,
+        global_shape: Iterable[int],
+        mesh: NamedSharding | SingleDeviceSharding,
+        data_callback: Callable[..., Any],
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+        into: bool = False,
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike = False,
+        retry: Retry | None = None,
+    ) -> Self: ...
+    @classmethod
+    @public
+    def from_callback(  # pyright: ignore[reportInconsistentOverload]
+        cls,
+        global_shape: Iterable[int],
+        mesh: MeshLike,
+        spec: Any = None,
+        data_callback: Any = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+        into: bool = False,
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike = False,
+        retry: Retry | None = None,
+    ) -> Self:
+        """Build an array block by block: one call per distinct index of this process.
+
+        Replicas of a block are read once. Communicates between processes only to check that they
+        agree, and only where ``gda.checking_agreement`` is on.
+
+        Args:
+          global_shape: sizes of the whole array.
+          mesh: ``jax.sharding.Mesh``.
+          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+          data_callback: ``data_callback(index)`` returns the block at ``index``, of the shard
+            shape: a NumPy array, a ``jax.Array`` on any device, a list, for a scalar a number, or
+            anything else that ``numpy.asarray`` takes. With ``into=True``,
+            ``data_callback(index, out)`` fills ``out``; what it leaves is left uninitialised.
+          dtype: cast every block to it, as its own ``astype`` does. Needed with ``into=True`` and
+            where this process has no device of the mesh.
+          copy: what happens to blocks. ``None``: a block that somebody else can reach, such
+            as a view, a memory map or a buffer used again, is copied at once; a fresh one is
+            adopted. After the call nothing that is done to the caller's memory changes the array.
+            ``True`` copies all. ``False`` copies none: the caller promises to leave them alone for
+            as long as the array lives. So with a ``jax.Array``, which the caller could delete or
+            donate: one that the callback still holds is copied on its device. An array of JAX's
+            that shares memory with another, as ``jax.device_put`` to the device where that is makes
+            it, or of an aligned NumPy array on CPU, needs ``copy=True`` to be protected.
+          into: hand out 64-byte-aligned buffers of the shard shape and ``dtype`` to be filled;
+            reading a file straight into them spares a copy.
+          max_workers: how many blocks are read at a time. With more than one the callback is called
+            in threads and must be safe there; contexts of JAX's such as ``jax.enable_x64`` do not
+            reach it. By default one, in the caller's thread.
+          max_bytes: bounds what blocks hold on the host beside the arrays: on CPU, where a block
+            becomes the array, while it is read; on an accelerator until it was sent there. One
+            block that is larger is read alone. What the callback itself allocates beside its
+            result is not counted. By default there is no bound.
+          progress: ``True`` shows bytes and rate on stderr, which needs rich; a function is called
+            with ``(bytes_done, bytes_total)`` of this process after each block.
+          retry: a ``gda.Retry`` with the errors after which a block is read again.
+
+        On accelerators blocks are sent to their devices while others are read; on CPU the array is
+        made when all are there. An error in one read, or Ctrl-C, stops the rest: those that run
+        are waited for, and no thread is left.
+
+        Without ``jax_enable_x64`` JAX narrows 64-bit types to 32 bits. Floats are rounded.
+
+        Raises:
+          TypeError: blocks of differing dtypes, or of one that JAX does not have.
+          ValueError: the spec does not fit the shape and the mesh; a block of another shape.
+          DoesNotFitError: narrowing changes an integer or makes a finite number infinite. It is a
+            ``ValueError`` and an ``OverflowError``.
+          ImportError: ``progress=True`` without rich.
+          Exception: what the callback raises, with a note of the index.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> data = np.arange(16).reshape(8, 2)
+        >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x'], lambda index: data[index])
+        >>> g.local_shards[2].data.tolist(), g.local_shards[3].replica_id
+        ([[4, 5], [6, 7]], 1)
+
+        With a sharding in place of mesh and spec:
+
+        >>> from jax.sharding import NamedSharding, PartitionSpec as P
+        >>> sharding = NamedSharding(mesh, P('x'), memory_kind='pinned_host')
+        >>> g = gda.GlobalArray.from_callback((8, 2), sharding, lambda index: data[index])
+        >>> g.sharding == sharding
+        True
+        """
+        spec, data_callback = after_spec(mesh, spec, data_callback)
+        options = None
+        if (max_workers, max_bytes, retry) != (None, None, None) or progress is not False:
+            options = Options(max_workers, max_bytes, progress, retry)
+        return cls(
+            array=from_callbacks.array_from_callback(
+                global_shape,
+                mesh,
+                spec,
+                data_callback,
+                dtype=dtype,
+                copy=copy,
+                into=into,
+                options=options,
+            )
+        )
+
+    @classmethod
+    @public
+    def from_source(
+        cls,
+        source: Any,
+        mesh: MeshLike,
+        spec: SpecLike | None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike = False,
+        retry: Retry | None = None,
+    ) -> Self:
+        """Build an array of anything that can be sliced, reading the blocks of this process only.
+
+        Each distinct block is read once, by one slice with start and stop for every dimension, and
+        copied at once where the source keeps it. Datasets of h5py and TensorStores read straight
+        into memory that JAX on CPU takes as it is. A TensorStore reads asynchronously, in threads
+        of its own: ``max_workers``, by default 32, is then how many reads are under way.
+        Communicates as ``from_callback`` does. ``gda.load_tree`` reads many at once.
+
+        Args:
+          source: has ``shape``, ``dtype`` and NumPy-style slicing: a memory map, ``zarr.Array``,
+            ``h5py.Dataset``, TensorStore, netCDF variable, a value of
+            ``gda.storage.open_safetensors`` or what ``get_slice`` of safetensors gives.
+          mesh: ``jax.sharding.Mesh``.
+          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+          dtype: cast to it. Bytes that NumPy has no type for, such as what ``numpy.load`` makes of
+            bfloat16, are taken as it.
+          max_workers, max_bytes, progress, retry: as in ``from_callback``. More than one worker
+            needs a library that several threads may use.
+
+        Raises:
+          TypeError: ``source`` is not a source, or has a dtype that JAX does not have.
+          ValueError: the spec does not fit; a block of another shape than was asked for.
+          DoesNotFitError, ImportError: as in ``from_callback``.
+          Exception: what the source raises, with a note of the index.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> gda.GlobalArray.from_source(np.arange(16).reshape(8, 2), mesh, ['x', 'y'])
+        GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
+        """
+        options = Options(max_workers, max_bytes, progress, retry)
+        return cls(array=from_callbacks.array_from_source(source, mesh, spec, dtype, options))
+
+    @overload
+    @classmethod
+    def from_batched_callback(
+        cls,
+        global_shape: Iterable[int],
+        mesh: Mesh,
+        spec: SpecLike,
+        data_callback: Callable[[list[Index]], Iterable[Any]],
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def from_batched_callback(
+        cls,
+        global_shape: Iterable[int],
+        mesh: NamedSharding | SingleDeviceSharding,
+        data_callback: Callable[[list[Index]], Iterable[Any]],
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> Self: ...
+    @classmethod
+    @public
+    def from_batched_callback(  # pyright: ignore[reportInconsistentOverload]
+        cls,
+        global_shape: Iterable[int],
+        mesh: MeshLike,
+        spec: Any = None,
+        data_callback: Any = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> Self:
+        """Build an array by one call that returns all blocks of this process.
+
+        Args:
+          global_shape: sizes of the whole array.
+          mesh: ``jax.sharding.Mesh``.
+          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+          data_callback: ``data_callback(indices)`` gets one index per device of this process, in
+            device order, repeats included, and returns the blocks in that order. Of devices that
+            hold the same index the first one's block is taken for all.
+          dtype: as in ``from_callback``.
+          copy: as in ``from_callback``.
+
+        Communicates as ``from_callback`` does. Raises what that raises, and
+        ``ValueError`` where the number of blocks is not the number of indices.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> data = np.arange(16).reshape(8, 2)
+        >>> gda.GlobalArray.from_batched_callback(
+        ...     (8, 2), mesh, ['x', 'y'], lambda indices: [data[index] for index in indices])
+        GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
+        """
+        spec, data_callback = after_spec(mesh, spec, data_callback)
+        return cls(
+            array=from_callbacks.array_from_batched_callback(
+                global_shape, mesh, spec, data_callback, dtype=dtype, copy=copy
+            )
+        )
+
+    @overload
+    @classmethod
+    def from_batched_callback_with_devices(
+        cls,
+        global_shape: Iterable[int],
+        mesh: Mesh,
+        spec: SpecLike,
+        data_callback: Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[jax.Array]],
+        *,
+        dtype: npt.DTypeLike | None = None,
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def from_batched_callback_with_devices(
+        cls,
+        global_shape: Iterable[int],
+        mesh: NamedSharding | SingleDeviceSharding,
+        data_callback: Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[jax.Array]],
+        *,
+        dtype: npt.DTypeLike | None = None,
+    ) -> Self: ...
+    @classmethod
+    @public
+    def from_batched_callback_with_devices(  # pyright: ignore[reportInconsistentOverload]
+        cls,
+        global_shape: Iterable[int],
+        mesh: MeshLike,
+        spec: Any = None,
+        data_callback: Any = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+    ) -> Self:
+        """Build an array by one call that places all blocks of this process itself.
+
+        Args:
+          global_shape: sizes of the whole array.
+          mesh: ``jax.sharding.Mesh``.
+          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+          data_callback: gets one ``(index, (device, ...))`` per distinct index and returns
+            single-device ``jax.Array``s, one per device, flat, in the order given. They become
+            the shards without a copy: deleting or donating one deletes the shard.
+          dtype: cast to it, on the devices.
+
+        Communicates as ``from_callback`` does.
+
+        Raises:
+          TypeError: something returned is not a ``jax.Array``, or dtypes differ.
+          ValueError: the spec does not fit, or an array is missing, on another device or of
+            another shape.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> data = np.arange(16).reshape(8, 2)
+        >>> def place(request):
+        ...     return [jax.device_put(data[index], device, may_alias=False)
+        ...             for index, devices in request for device in devices]
+        >>> gda.GlobalArray.from_batched_callback_with_devices((8, 2), mesh, ['x'], place)
+        GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x'))
+        """
+        spec, data_callback = after_spec(mesh, spec, data_callback)
+        return cls(
+            array=from_callbacks.array_from_batched_callback_with_devices(
+                global_shape, mesh, spec, data_callback, dtype=dtype
+            )
+        )
+
+    @overload
+    @classmethod
+    def from_process_local(
+        cls,
+        local_data: Any,
+        mesh: Mesh,
+        spec: SpecLike,
+        global_shape: Iterable[int] | None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> Self: ...
+    @overload
+    @classmethod
+    def from_process_local(
+        cls,
+        local_data: Any,
+        mesh: NamedSharding | SingleDeviceSharding,
+        global_shape: Iterable[int] | None = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> Self: ...
+    @classmethod
+    @public
+    def from_process_local(  # pyright: ignore[reportInconsistentOverload]
+        cls,
+        local_data: Any,
+        mesh: MeshLike,
+        spec: Any = None,
+        global_shape: Any = None,
+        *,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+    ) -> Self:
+        """Build an array of what each process has of it, such as its rows of a batch.
+
+        The data of a process is its distinct blocks side by side, in the order of their coordinates
+        and gaps left out: ``ShardGrid.view(process).local_shape`` is its shape. That needs blocks
+        that form a regular grid; the devices may be in any order in the mesh. Blocks that several
+        processes hold must be equal in all of them (``host_local_array_to_global_array`` can check
+        that). Communicates as ``from_callback`` does.
+
+        Args:
+          local_data: a NumPy array, a ``jax.Array`` of this process, PRNG keys, or anything else
+            that ``numpy.asarray`` takes. A ``jax.Array`` whose shards are the blocks, on their
+            devices, is used without a copy, so deleting or donating it deletes them; another is
+            copied there.
+          mesh: ``jax.sharding.Mesh``.
+          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+          global_shape: sizes of the whole array, by default inferred. In a dimension in which the
+            local data has the whole global size, the blocks of this process are cut out of it.
+            Needed, with ``dtype``, in a process without a device of the mesh, which ignores the
+            local data.
+          dtype: as in ``from_callback``.
+          copy: as in ``from_callback``: NumPy data is copied once, unless it is ``False``, which
+            promises to leave the data alone for as long as the array lives.
+
+        Raises:
+          TypeError: a dtype that JAX does not have, or local data that is being traced.
+          ValueError: the spec or ``global_shape`` does not fit the data, or the blocks of this
+            process do not form a regular grid; it shows them.
+          DoesNotFitError: as in ``from_callback``.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> gda.GlobalArray.from_process_local(np.zeros((16, 3), np.float32), mesh, [('x', 'y')])
+        GlobalArray(shape=(16, 3), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(('x', 'y')))
+        """
+        spec, global_shape = after_spec(mesh, spec, global_shape)
+        return cls(
+            array=from_process_local.array_from_process_local(
+                local_data, mesh, spec, global_shape, dtype=dtype, copy=copy
+            )
+        )

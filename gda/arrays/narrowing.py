@@ -1,0 +1,126 @@
+"""The dtypes that JAX has, and what becomes of data of others: it is narrowed, or refused."""
+
+from __future__ import annotations
+
+import warnings
+from numbers import Number
+from typing import Any
+
+import jax
+import numpy as np
+
+from gda.layout.boundary import frame_of_caller, set_module
+from gda.layout.dtype_names import as_dtype
+from gda.layout.spec import Index
+from gda.layout.text import format_index
+
+# The usual dtypes are the same in JAX with and without x64; asking JAX takes a microsecond.
+KEPT_DTYPES = frozenset(map(np.dtype, ["?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8"]))
+WIDE_DTYPES = tuple(map(np.dtype, ["i8", "u8", "f8", "c16"]))
+
+
+@set_module("gda")
+class DoesNotFitError(ValueError, OverflowError):
+    """A value of a block cannot be represented in the dtype that the array has in JAX."""
+
+
+def narrowed_dtype(dtype: np.dtype[Any], given: str) -> np.dtype[Any]:
+    """Return the dtype that JAX has for data of ``dtype``: without x64, int32 for int64.
+
+    Args:
+      given: the words before the dtype in the message, such as ``"the source has dtype "``.
+
+    Raises:
+      TypeError: JAX has none, as for strings, dates, records and Python objects.
+    """
+    dtype = native(dtype)
+    if dtype in KEPT_DTYPES or is_extended(dtype):
+        return dtype
+    known = dtype.kind != "m" and (  # NumPy counts spans of time as integers
+        jax.numpy.issubdtype(dtype, jax.numpy.number) or dtype == np.bool_
+    )
+    if not known or dtype.itemsize > (16 if dtype.kind == "c" else 8):
+        hint = "convert it to numbers first"
+        if dtype.kind in "mM":
+            hint += ", such as with .astype('int64')"
+        if is_raw(dtype):
+            hint = "view it as what it is with dtype=, such as dtype=jax.numpy.bfloat16"
+        raise TypeError(f"{given}{dtype}, which JAX does not have; {hint}")
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def jax_dtype(dtype: Any, index: Index | None = None) -> Any:
+    """Return ``narrowed_dtype`` of a block; of the dtype that was asked for, with a warning."""
+    if dtype in KEPT_DTYPES or is_extended(dtype):
+        return dtype
+    if index is not None:
+        return narrowed_dtype(dtype, f"the block at index {format_index(index)} has dtype ")
+    final = narrowed_dtype(dtype, "the argument is dtype=")
+    if final != dtype:
+        warnings.warn(
+            f"dtype={dtype} is not available without jax_enable_x64; the array will be {final}",
+            stacklevel=frame_of_caller()[1],
+        )
+    return final
+
+
+def check_fits(wide: np.ndarray[Any, Any], narrow: np.ndarray[Any, Any], index: Index) -> None:
+    """Raise where an integer changed or a finite number became infinite."""
+    if wide.dtype.kind in "iu":
+        wrong = wide != narrow
+    else:
+        wrong = np.isinf(narrow) & np.isfinite(wide)
+        if wide.dtype.kind == "c":
+            for part in (np.real, np.imag):
+                wrong |= np.isinf(part(narrow)) & np.isfinite(part(wide))
+    if wrong.any():
+        place = tuple(map(int, np.argwhere(wrong)[0]))
+        element = tuple((s.start or 0) + p for s, p in zip(index, place, strict=True))
+        raise DoesNotFitError(
+            f"the block at index {format_index(index)} has dtype {wide.dtype}, which JAX narrows "
+            f"to {narrow.dtype} without jax_enable_x64, and the value {wide[place]} at {element} "
+            "of the array does not fit. Set jax_enable_x64, or ask for the cast, as NumPy makes "
+            f"it, with dtype={narrow.dtype}"
+        )
+
+
+def objects_error(value: np.ndarray[Any, Any], index: Index) -> Exception:
+    """Return the error for a block of which NumPy made no numbers."""
+    where = f"the block at index {format_index(index)}"
+    objects = value.ravel().tolist()
+    if all(isinstance(item, int) for item in objects):
+        for item in objects:
+            if not -(2**63) <= item < 2**64:
+                return DoesNotFitError(f"{where} has the integer {item}, which 64 bits cannot hold")
+    others = [type(item).__name__ for item in objects if not isinstance(item, Number | np.generic)]
+    if others and not value.ndim:
+        return TypeError(f"{where} is a {others[0]}; return an array, a number or a list of them")
+    holds = f", and holds a {others[0]}" if others else ""
+    numbers = np.asarray([] if others else objects).dtype
+    name = "float64" if numbers.hasobject else numbers.name
+    return TypeError(
+        f"{where} has dtype object, as a pandas column may have{holds}; convert it to numbers with "
+        f"block.astype({name!r}) or dtype="
+    )
+
+
+def asked_dtype(dtype: Any) -> Any:
+    """Return what ``dtype=`` stands for: a NumPy dtype, or that of PRNG keys."""
+    # The dtype of PRNG keys is not a NumPy dtype and must be left as it is.
+    is_key = not isinstance(dtype, str) and is_extended(dtype)
+    return dtype if is_key else native(as_dtype(dtype, "the argument dtype="))
+
+
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the same dtype in the byte order of this machine."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def is_extended(dtype: Any) -> bool:
+    """Return whether JAX alone has a dtype, as that of PRNG keys."""
+    return jax.numpy.issubdtype(dtype, jax.dtypes.extended)
+
+
+def is_raw(dtype: np.dtype[Any]) -> bool:
+    """Return whether it is what ``numpy.load`` makes of types that NumPy lacks, as bfloat16."""
+    return dtype.type is np.void and dtype.names is None

@@ -1,0 +1,139 @@
+"""What one device holds of an array: ``Shard``, and the words for the array that it is of."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar, cast
+
+import jax
+
+from gda.layout.boundary import set_module
+from gda.layout.spec import Index, format_spec
+from gda.layout.text import counted
+from gda.mesh import Device, is_tracer, sharding_of
+
+DataT = TypeVar("DataT", jax.Array, jax.Array | None)
+
+
+class DataByDevice:
+    """The single-device arrays of an array, split off when first asked for.
+
+    Shards refer to this and not to the container: it keeps its shards, and device memory should be
+    freed with the last reference, not when the garbage collector finds a cycle.
+    """
+
+    __slots__ = ("_array", "_by_device")
+
+    def __init__(self, array: jax.Array) -> None:
+        self._array = array
+        self._by_device: dict[Device | None, jax.Array] | None = None
+
+    def on(self, device: Device | None) -> jax.Array | None:
+        """Return the data on a device; ``None`` for a device of another process."""
+        array = self._array
+        if is_tracer(array):
+            raise TypeError(
+                f"the shards of {describe(array)} have no data while it is being traced; compute "
+                "on .array, or see each block with jax.shard_map"
+            )
+        if not isinstance(array, jax.Array):
+            raise TypeError(f"a {type(array).__name__} has no data, and so its shards have none")
+        if array.is_deleted():
+            raise deleted_error(array)
+        if self._by_device is None:
+            # `array.addressable_data(i)` would be wrong here: of a fully replicated array it gives
+            # the first device's shard for every i.
+            self._by_device = {shard.device: shard.data for shard in array.addressable_shards}
+        return self._by_device.get(device)
+
+
+@set_module("gda")
+class Shard(Generic[DataT]):
+    """What one device holds of a ``GlobalArray``: device, index, replica id and data, read-only."""
+
+    __slots__ = ("_data_by_device", "_device", "_index", "_replica_id")
+
+    def __init__(
+        self, device: Device | None, index: Index, replica_id: int, data_by_device: DataByDevice
+    ) -> None:
+        self._device = device
+        self._index = index
+        self._replica_id = replica_id
+        self._data_by_device = data_by_device
+
+    @property
+    def device(self) -> Device | None:
+        """The device; ``None`` while tracing, where a mesh has no devices."""
+        return self._device
+
+    @property
+    def index(self) -> Index:
+        """The global elements it holds: one slice per dimension."""
+        return self._index
+
+    @property
+    def replica_id(self) -> int:
+        """How many devices before it, in device order, hold the same index.
+
+        Writing the shards with replica id 0 writes every element once.
+        """
+        return self._replica_id
+
+    @property
+    def data(self) -> DataT:
+        """A single-device ``jax.Array`` of the shard shape; ``None`` for another process's device.
+
+        Fetched when first asked for: splitting the array costs some microseconds a device.
+
+        Raises:
+          RuntimeError: the array was deleted or donated.
+          TypeError: the array is being traced, or is not one that has data.
+        """
+        return cast("DataT", self._data_by_device.on(self._device))
+
+    def __repr__(self) -> str:
+        return f"Shard(device={self.device}, index={self.index}, replica_id={self.replica_id})"
+
+
+class LocalShards(tuple[Shard[Any], ...]):
+    """The shards of this process; an index beyond them is answered with their number.
+
+    Attributes:
+      num_global: number of shards in all processes.
+    """
+
+    num_global: int
+
+    def __getitem__(self, i: Any) -> Any:
+        try:
+            return super().__getitem__(i)
+        except IndexError:
+            raise IndexError(
+                f"there is no local shard {i}: process {jax.process_index()} has {len(self)} of "
+                f"the {counted(self.num_global, 'shard')}; global_shards lists all"
+            ) from None
+
+
+# As a tuple is one.
+jax.tree_util.register_pytree_node(
+    LocalShards,
+    lambda shards: (tuple(shards), None),
+    lambda _, shards: tuple(shards),  # pyright: ignore[reportArgumentType]
+)
+
+
+def describe(array: Any) -> str:
+    """Return the text of a ``GlobalArray`` around this array: its type and layout, not its data."""
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        return f"GlobalArray(array={array!r})"
+    try:
+        sharding = sharding_of(array)
+        layout = f"mesh={dict(sharding.mesh.shape)}, spec={format_spec(sharding.spec)}"
+    except TypeError:
+        layout = "traced" if is_tracer(array) else "no sharding"
+    return f"GlobalArray(shape={array.shape}, dtype={array.dtype}, {layout})"
+
+
+def deleted_error(array: jax.Array) -> RuntimeError:
+    return RuntimeError(
+        f"{describe(array)} was deleted, by delete() or by donating it to a jitted function"
+    )

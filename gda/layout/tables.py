@@ -1,0 +1,135 @@
+"""Plain text that fits a terminal: tables, and texts broken into lines.
+
+Widths are in columns of a terminal, of which a wide character, as of Chinese, takes two. Texts in a
+table may come from a file, so what a terminal would obey is escaped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+from collections.abc import Container, Iterable, Iterator, Sequence
+
+from gda.layout.text import printable
+
+_GAP = "  "
+_NARROWEST = 8  # columns of a cell that is wrapped
+_NO_LIMIT = 10**9
+
+
+def table(
+    rows: Iterable[Sequence[str]], *, right: Container[str] = (), width: int | None = None
+) -> list[str]:
+    """Return the lines of a table; cells of the widest columns are wrapped where it is too wide.
+
+    Args:
+      rows: the cells of each row, the first of which may be the names of the columns.
+      right: the names of the columns that are aligned to the right.
+      width: columns that there are; None for as many as it takes.
+
+    >>> print(*table([['name', 'size'], ['a', '1'], ['bc', '16']], right={'size'}), sep='\\n')
+    name  size
+    a        1
+    bc      16
+    """
+    return [*itertools.chain.from_iterable(lines_of_rows(rows, right=right, width=width))]
+
+
+def lines_of_rows(
+    rows: Iterable[Sequence[str]], *, right: Container[str] = (), width: int | None = None
+) -> list[list[str]]:
+    """Return for each row of a ``table`` its lines."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    if not cells:
+        return []
+    room = _NO_LIMIT if width is None else width - len(_GAP) * (len(cells[0]) - 1)
+    widths = _fitting([max(map(text_width, column)) for column in zip(*cells, strict=True)], room)
+    to_right = [name in right for name in cells[0]]
+    lines = []
+    for row in cells:
+        parts = itertools.zip_longest(*map(wrap, row, widths), fillvalue="")
+        lines.append([_GAP.join(map(_padded, line, widths, to_right)).rstrip() for line in parts])
+    return lines
+
+
+def _padded(text: str, width: int, is_right: bool) -> str:
+    space = " " * (width - text_width(text))
+    return space + text if is_right else text + space
+
+
+def _fitting(widths: Sequence[int], room: int) -> list[int]:
+    """Return the widths, the largest of them reduced to one that lets all of them fit."""
+    if sum(widths) <= room:
+        return [*widths]
+    most = _NARROWEST
+    while sum(min(width, most + 1) for width in widths) <= room:
+        most += 1
+    return [min(width, most) for width in widths]
+
+
+def text_width(text: str) -> int:
+    """Return the columns that a text takes: two for a wide character, none for a combining one.
+
+    >>> text_width('axis'), text_width('軸'), text_width('e' + chr(0x301))
+    (4, 2, 1)
+    """
+    return len(text) if text.isascii() else sum(map(_width, text))
+
+
+def _width(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+# Where a line may end: after spaces and commas, but within numbers only if nothing else helps.
+_BREAKS = (r"(?:[^ ,]|,(?=[0-9]))+[ ,]*|[ ,]+", r"[^,]+,*|,+")
+
+
+def wrap(text: str, width: int, *, cuts_words: bool = True) -> list[str]:
+    """Return a text in lines of at most so many columns; without ``cuts_words`` words stay whole.
+
+    >>> wrap('data=1024,model=16: 16,384 devices', 18)
+    ['data=1024,', 'model=16: 16,384', 'devices']
+    """
+    if text_width(text) <= width:
+        return [text]
+    lines, taken = [""], 0
+    for piece in _pieces(text, width, _BREAKS if cuts_words else _BREAKS[:1], cuts_words):
+        if taken and taken + text_width(piece.rstrip()) > width:
+            lines.append("")
+            taken = 0
+        lines[-1] += piece
+        taken += text_width(piece)
+    return [line.rstrip() for line in lines]
+
+
+def _pieces(text: str, width: int, breaks: Sequence[str], cuts_words: bool) -> Iterator[str]:
+    """Yield the parts between which a text may be broken."""
+    if text_width(text.rstrip()) <= width:
+        yield text
+    elif breaks:
+        for piece in re.findall(breaks[0], text):
+            yield from _pieces(piece, width, breaks[1:], cuts_words)
+    elif cuts_words:
+        yield from _chopped(text, width)
+    else:
+        yield text
+
+
+def beginning(text: str, width: int) -> str:
+    """Return as much of a text as fits into so many columns."""
+    first = next(_chopped(text, width))
+    return first if text_width(first) <= width else ""
+
+
+def _chopped(text: str, width: int) -> Iterator[str]:
+    """Yield parts of so many columns; a wide character counts as one where only one fits."""
+    start, taken = 0, 0
+    for at, columns in enumerate(map(_width, text)):
+        if taken + columns > width and at > start:
+            yield text[start:at]
+            start, taken = at, 0
+        taken += columns
+    yield text[start:]

@@ -1,0 +1,47 @@
+"""The leaves of a tree of arrays, and their paths, for what goes wrong at one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+from jax.tree_util import keystr
+
+from gda.arrays.global_array import GlobalArray
+
+T = TypeVar("T")
+
+
+def is_container(node: object) -> bool:
+    """Whether a node of a tree is an array, though it is a pytree."""
+    return isinstance(node, GlobalArray)
+
+
+def path_of(tree: Any, number: int) -> str:
+    """Return the path of the leaf with a number as it is written in Python, such as ``['a'][0]``.
+
+    A function of its own, because paths are needed for messages only and take a while to make.
+    """
+    paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)[0]
+    return keystr(paths[number][0])
+
+
+def note_path(error: Exception, tree: Any, number: int) -> None:
+    """Add to an error at which leaf of the tree it happened."""
+    if path := path_of(tree, number):
+        note = f"gda: at {path} of the tree"
+        if note not in getattr(error, "__notes__", ()):  # one that is raised again has it
+            error.add_note(note)
+
+
+def with_paths(tree: Any, function: Callable[..., T], *values: Sequence[Any]) -> list[T]:
+    """Return what ``function`` makes of each leaf's values; its error gets the leaf's path."""
+    results: list[T] = []
+    for of_leaf in zip(*values, strict=True):
+        try:
+            results.append(function(*of_leaf))
+        except Exception as error:
+            note_path(error, tree, len(results))
+            raise
+    return results

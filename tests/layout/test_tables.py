@@ -1,0 +1,65 @@
+"""Tables and lines fit the terminal, in columns as it counts them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from gda.layout.tables import beginning, table, text_width, wrap
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("a b", ["a b"]),
+        ("data=2,model=2: 4 devices", ["data=2,", "model=2: 4", "devices"]),
+        ("(65,536, 8)", ["(65,536, 8)"]),
+        ("f32[65536,8192]", ["f32[65536,", "8192]"]),
+        ("a" * 26, ["a" * 12, "a" * 12, "aa"]),
+        ("", [""]),
+    ],
+)
+def test_wrapped(text: str, lines: list[str]) -> None:
+    assert wrap(text, 12) == lines
+
+
+def test_words_that_are_not_cut_stay_whole() -> None:
+    assert wrap("ab " + "c" * 20, 12, cuts_words=False) == ["ab", "c" * 20]
+
+
+def test_columns_of_wide_characters_are_aligned() -> None:
+    rows = [["軸", "size"], ["data", "4"], ["モデル", "16"]]
+    assert table(rows, right={"size"}) == ["軸      size", "data       4", "モデル    16"]
+
+
+def test_a_table_that_is_too_wide_is_wrapped_in_its_widest_column() -> None:
+    rows = [["name", "spec"], ["w", "P('data', 'model')"]]
+    assert table(rows, width=16) == ["name  spec", "w     P('data',", "      'model')"]
+
+
+def test_a_table_does_nothing_to_a_terminal() -> None:
+    assert table([["a\x1b[2J", "b"], ["c", "d"]]) == ["a\\x1b[2J  b", "c         d"]
+    assert table([]) == []
+
+
+# Properties.
+
+
+@given(st.text("aé軸モ한→…\u0301"))
+def test_the_width_is_that_which_rich_counts(text: str) -> None:
+    assert text_width(text) == cell_len(text)
+
+
+@given(st.text("ab軸\u0301", max_size=20), st.integers(0, 20))
+def test_the_beginning_is_as_much_as_fits(text: str, width: int) -> None:
+    start = beginning(text, width)
+    assert text.startswith(start)
+    assert text_width(start) <= width
+    assert start == text or text_width(text[: len(start) + 1]) > width
+
+
+@given(st.text("ab,0 軸\u0301", max_size=40), st.integers(1, 20))
+def test_wrapping_keeps_all_but_spaces(text: str, width: int) -> None:
+    lines = wrap(text, width)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+    assert max(map(text_width, lines)) <= max(width, 2)

@@ -1,0 +1,60 @@
+"""The order of the tests, the workers that run them, and the time that each may take."""
+
+import random
+import signal
+from collections import Counter
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from gda.testing.marker import is_marked
+
+# Seconds after which a test fails, and one of many trials. Before that, at `faulthandler_timeout`,
+# pytest shows where its threads stand.
+LIMIT, LONG = 240, 1800
+
+# Files of fewer tests are not kept together: their tests fill the gaps at the end.
+MANY = 40
+
+
+def add_shuffle(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", metavar="SEED", help="run files, and tests of each, in any order")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle, and say what one worker runs: tests in processes, and those of a file of many.
+
+    Those of a file share what is compiled, and fixtures that take long to make.
+    """
+    if seed := config.getoption("--shuffle"):
+        items.sort(key=lambda item: [random_of(seed, str(item.path)), random_of(seed, item.nodeid)])
+    sizes = Counter(item.path for item in items)
+    for item in items:
+        if is_marked(item) or "process_pool" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("processes"))
+        elif item.get_closest_marker("xdist_group") is None and sizes[item.path] >= MANY:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def random_of(*parts: str) -> float:
+    return random.Random(" ".join(parts)).random()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail a test that hangs, wherever Python code waits."""
+
+    limit = LONG if item.get_closest_marker("torture") else LIMIT
+
+    def fail(*_: object) -> None:
+        pytest.fail(f"{item.nodeid} took more than {limit} s")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(limit)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

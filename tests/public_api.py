@@ -1,0 +1,137 @@
+"""The public API as text: a line for each name, and below it what belongs to that name.
+
+``python tests/public_api.py > tests/public_api.txt`` records it, and ``tests/test_names.py``
+compares, so that every change of the API is seen in a diff.
+Types are as they are written, less the modules they come from, so that the text is the same under
+all versions of Python and JAX, and wherever a name is imported from.
+"""
+
+import importlib
+import inspect
+import re
+import typing
+from collections.abc import Iterator
+from enum import Enum
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+MODULES = [
+    "gda",
+    "gda.checkpoint",
+    "gda.launch",
+    "gda.libraries",
+    "gda.show",
+    "gda.storage",
+    "gda.testing",
+    "gda.testing.strategies",
+]
+# Of modules without __all__.
+NAMES = {
+    "gda.libraries": ["register"],
+    "gda.storage": ["open_safetensors"],
+    "gda.testing.strategies": [
+        "ShardedCase",
+        "global_arrays",
+        "global_shapes",
+        "mesh_shapes",
+        "meshes",
+        "partition_specs",
+        "sharded_cases",
+    ],
+}
+
+
+def public_api() -> Iterator[str]:
+    """Yield the lines."""
+    for module_name in MODULES:
+        module = importlib.import_module(module_name)
+        for name in sorted(NAMES.get(module_name) or module.__all__):
+            value = getattr(module, name)
+            if isinstance(value, ModuleType):
+                yield f"module {module_name}.{name}"
+            elif inspect.isclass(value):
+                # That of an enumeration is Python's, and another in each version of it.
+                signature = "" if issubclass(value, Enum) else _signature(value)
+                yield f"class {module_name}.{name}{_bases(value)}{signature}"
+                yield from (f"    {line}" for line in _members(value))
+            elif callable(value) and not isinstance(value, type(tuple[int])):
+                yield from _function(f"{module_name}.{name}", value)
+            else:
+                yield f"value {module_name}.{name} = {value}"
+
+
+def _bases(kind: type) -> str:
+    names = [base.__name__ for base in kind.__mro__[1:-1] if not _is_of_gda(base)]
+    return f" < {', '.join(names)}" if names else ""
+
+
+def _is_of_gda(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "gda"
+
+
+def _members(kind: type) -> Iterator[str]:
+    """Yield the public members that gda gives a class, its constructor's overloads first."""
+    if "__init__" in vars(kind):
+        yield from (f"overload {_signature(one)}" for one in typing.get_overloads(kind.__init__))
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        # What a container has of jax.Array, its operators, depends on the version of JAX.
+        if _is_of_gda(base) and base.__name__ != "ArrayOperators":
+            found |= dict.fromkeys(base.__annotations__)
+            found |= vars(base)
+    for name in sorted(name for name in found if not name.startswith("_")):
+        member = found[name]
+        if isinstance(member, property | cached_property):
+            get = member.fget if isinstance(member, property) else member.func
+            yield f"property {name}: {_text(inspect.signature(get).return_annotation, kind)}"
+        elif callable(getattr(kind, name, None)):
+            method = getattr(kind, name)
+            static = f"{type(member).__name__} " * isinstance(member, classmethod | staticmethod)
+            yield from _function(static + name, method, kind)
+        else:
+            yield f"attribute {name}"
+
+
+def _function(name: str, function: Any, kind: type | None = None) -> Iterator[str]:
+    yield f"def {name}{_signature(function, kind)}"
+    # `typing.overload` knows the function by the module where it is written.
+    for one in typing.get_overloads(inspect.unwrap(getattr(function, "__func__", function))):
+        bound = one.__get__(None, kind) if isinstance(one, classmethod) else one
+        yield f"    overload {_signature(bound, kind)}"
+
+
+def _signature(function: Any, kind: type | None = None) -> str:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # an exception as Python has it
+        return ""
+    parameters = [
+        each.replace(annotation=_text(each.annotation, kind))
+        for each in signature.parameters.values()
+    ]
+    returned = _text(signature.return_annotation, kind)
+    shown = str(signature.replace(parameters=parameters, return_annotation=returned))
+    return re.sub(r" at 0x\w+", "", shown)
+
+
+class _Text(str):
+    __slots__ = ()
+    __repr__ = str.__str__  # a signature shows a string in quotes
+
+
+def _text(annotation: Any, kind: type | None) -> Any:
+    """Return an annotation as it is written, without the modules of its names."""
+    if annotation is inspect.Signature.empty:
+        return annotation
+    if isinstance(annotation, typing.ForwardRef):
+        annotation = annotation.__forward_arg__
+    if not isinstance(annotation, str):
+        annotation = inspect.formatannotation(annotation)
+    if kind is not None:
+        annotation = re.sub(r"\bSelf\b", kind.__name__, annotation)
+    return _Text(re.sub(r"\b([a-z]\w*\.)+", "", annotation))
+
+
+if __name__ == "__main__":
+    print(*public_api(), sep="\n")

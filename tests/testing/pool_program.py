@@ -1,0 +1,16 @@
+"""A program whose functions run in a pool that it starts itself."""
+
+import signal
+
+from gda.testing import Pool
+
+
+def num_devices() -> int:
+    import jax
+
+    return jax.device_count()
+
+
+if __name__ == "__main__":
+    with Pool(2, devices=2) as pool:
+        print(pool.run(num_devices), pool.run(signal.getsignal, signal.SIGINT))

@@ -1,0 +1,7 @@
+import sys
+
+
+def test_light():
+    assert "gda.testing.plugin" in sys.modules
+    loaded = {"jax", "numpy", "hypothesis.strategies", "gda.testing.pool", "gda.launch"}
+    assert not loaded & set(sys.modules)

@@ -1,0 +1,16 @@
+import os
+import sys
+
+import jax
+import pytest
+
+
+def test_here(shared_tmp_path, tmp_path, process_pool):
+    assert shared_tmp_path == tmp_path
+    assert len(set(process_pool(2, devices=2).run(os.getpid))) == 2
+
+
+@pytest.mark.processes(2, devices=2)
+def test_there(once):
+    assert jax.process_count() == 2
+    assert "test_deaths" not in sys.modules  # as no test of this size is in that file
