@@ -234,20 +234,20 @@ def save_and_die(path: str, first: int, victim: int, where: str) -> None:
     """Save twice; in the second save one process is killed, at a step of all or of its disk."""
     mesh = Mesh(np.array(jax.devices()), ("x",))
     gda.checkpoint.save(path, tree_of(first, mesh), overwrite=True, timeout=30)
-    together = saving.together
+    save_step: Any = saving.save_step
 
     def dies_at_step(is_first: bool, name: str, arguments: Arguments) -> None:
         if name == where:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def dies_together(work: Any, judge: Any, what: str, timeout: float) -> Any:
+    def dies_together(work: Any, *, what: str, **arguments: Any) -> Any:
         if what.startswith(where):
             os.kill(os.getpid(), signal.SIGKILL)
-        return together(work, judge, what, timeout)
+        return save_step(work, what=what, **arguments)
 
     if jax.process_index() == victim:
         Disk(dies_at_step).install()
-        saving.together = dies_together
+        saving.save_step = dies_together  # pyright: ignore[reportAttributeAccessIssue]
     try:
         gda.checkpoint.save(path, tree_of(first + 1, mesh), overwrite=True, timeout=2)
         say("returned")

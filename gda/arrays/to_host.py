@@ -49,10 +49,12 @@ class HostBlock(Generic[K]):
 
     def release(self) -> None:
         """Let go of the copy; those who still have its ``values`` keep the memory."""
+        is_copied = isinstance(self._data, jax.Array)
         self._data = None
-        # JAX frees some copies, such as those of int4, only when Python collects garbage. That of
-        # the youngest objects takes a microsecond.
-        gc.collect(0)
+        if is_copied:
+            # JAX frees some copies, such as those of int4, only when Python collects garbage. That
+            # of the youngest objects takes a microsecond.
+            gc.collect(0)
         self._on_release(self.nbytes)
 
 

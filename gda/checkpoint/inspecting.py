@@ -183,12 +183,12 @@ def _verified(store: Store, manifest: Manifest, fingerprints: bool, options: Opt
 def _contents(store: Store, manifest: Manifest) -> Contents:
     nbytes = sum(leaf.nbytes for leaf in manifest.leaves if isinstance(leaf, ArrayLeaf))
     return Contents(
-        store.url,
-        store.join(manifest.data),
-        manifest.leaves,
-        manifest.arrays,
-        nbytes,
-        manifest.about,
+        path=store.url,
+        data=store.join(manifest.data),
+        leaves=manifest.leaves,
+        arrays=manifest.arrays,
+        nbytes=nbytes,
+        about=manifest.about,
     )
 
 

@@ -6,10 +6,11 @@ after leaf, so that replicated parameters are not all written by process 0.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -19,9 +20,9 @@ from gda.arrays.buffers import aligned_empty
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.liveness import live
 from gda.arrays.process_local import distinct_shards
-from gda.arrays.to_host import apart
+from gda.arrays.to_host import MAX_BYTES, HostBlock, HostBlocks
 from gda.checkpoint.format.errors import said
-from gda.checkpoint.format.manifest import Path, ValueLeaf
+from gda.checkpoint.format.manifest import ArrayLeaf, Path, ValueLeaf
 from gda.checkpoint.format.manifest_json import is_storable
 from gda.checkpoint.format.structure import format_path, noting_path
 from gda.checkpoint.format.zarr_format import crc32c
@@ -35,6 +36,8 @@ from gda.storage import tasks
 from gda.storage.options import Options
 from gda.trees.leaves import is_container
 
+K = TypeVar("K")
+
 _VALUES = (bool, int, float, complex, str, bytes)
 
 
@@ -46,14 +49,16 @@ class Block:
     start: Shape
     data: jax.Array | np.ndarray[Any, Any]
 
-    def begin_transfer(self) -> None:
-        """Begin to copy it to the host, for a later ``on_host``."""
+    @property
+    def hosted(self) -> jax.Array | np.ndarray[Any, Any]:
+        """The data, as NumPy has them where they are in the memory of the host already."""
         if isinstance(self.data, jax.Array):
-            self.data.copy_to_host_async()
+            (device,) = self.data.devices()
+            return np.asarray(self.data) if device.platform == "cpu" else self.data
+        return self.data
 
-    def on_host(self) -> np.ndarray[Any, Any]:
-        """Return the data; in place where they are in the memory of the host already."""
-        return np.asarray(self.data, order="C")
+
+Keyed: TypeAlias = tuple[K, Block]  # a block, and what it is a part of
 
 
 @dataclass(frozen=True)
@@ -61,34 +66,35 @@ class Source:
     """An array of the tree, and what this process writes of it.
 
     Attributes:
-      number: which leaf of the tree it is.
-      grid: how it is cut; ``None`` where every process has all of it by itself, as NumPy.
-      block_shape: every block has it.
-      blocks: those that this process writes.
-      is_mine: whether these are all that there are.
+      number: of the leaf.
+      leaf: its record, to which a save adds fingerprint and place.
       saved_type: shape and dtype as the user sees them, of keys those of keys.
+      grid: how it is cut; ``None`` where every process has all of it by itself, as NumPy.
+      blocks: those that this process writes.
       own: the data, where every process has all of it by itself.
     """
 
     number: int
-    path: Path
-    kind: str
-    shape: Shape
-    dtype: np.dtype[Any]
-    key_impl: str | None
-    spec: str | None
-    mesh: dict[str, int] | None
-    grid: ShardGrid | None
-    block_shape: Shape
-    blocks: tuple[Block, ...]
-    is_mine: bool
+    leaf: ArrayLeaf
     saved_type: tuple[Shape, Any]
+    grid: ShardGrid | None
+    blocks: tuple[Block, ...]
     own: Any = None
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the whole array."""
-        return math.prod(self.shape) * self.dtype.itemsize
+    def block_shape(self) -> Shape:
+        """Every block has it."""
+        return self.leaf.shape if self.grid is None else self.grid.shard_shape
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes that this process writes."""
+        return len(self.blocks) * math.prod(self.block_shape) * self.leaf.dtype.itemsize
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process writes all of it."""
+        return len(self.blocks) == (1 if self.grid is None else self.grid.num_shards)
 
 
 def sources_of(leaves: Iterable[tuple[Path, Any]]) -> list[Source | ValueLeaf]:
@@ -120,25 +126,41 @@ def _nbytes(array: Any) -> int:
     return array.size * array.dtype.itemsize if is_array else 0
 
 
-def on_host(source: Source, options: Options, adopt: bool) -> Source:
-    """Return a source whose blocks are copies of this process's own, on the host.
+def to_host(blocks: Iterable[Keyed[K]], options: Options) -> Iterable[HostBlock[Keyed[K]]]:
+    """Return blocks on their way to the host, where they are not there already."""
+    hosted = ((keyed, keyed[1].hosted) for keyed in blocks)
+    sized = (
+        (keyed, data, data.nbytes if isinstance(data, jax.Array) else 0) for keyed, data in hosted
+    )
+    return HostBlocks(sized, options.max_bytes or MAX_BYTES)
+
+
+def on_host(sources: Sequence[Source], options: Options, adopt: bool) -> list[Source]:
+    """Return sources whose blocks are copies of this process's own, on the host.
 
     With ``adopt``, copies of what is on a CPU are on that device too, for fingerprints to be taken
     there, which is quicker than by NumPy.
     """
-    blocks: list[Block] = []
+    copies: dict[int, list[Block]] = {source.number: [] for source in sources}
 
-    def copy(block: Block) -> Block:
-        data = np.asarray(block.data)
+    def copy(host: HostBlock[Keyed[int]]) -> Block:
+        _, block = host.key
+        data = host.values()
         out = aligned_empty(data.shape, data.dtype)
         np.copyto(out, data)
         return replace(block, data=_adopted(out, block.data) if adopt else out)
 
-    tasks.run(
-        [tasks.Task(0, lambda block=block: copy(block), blocks.append) for block in source.blocks],
-        options,
+    def finish(host: HostBlock[Keyed[int]], block: Block) -> None:
+        copies[host.key[0]].append(block)
+        host.release()
+
+    blocks = ((source.number, block) for source in sources for block in source.blocks)
+    each = (
+        tasks.Task(host.nbytes, functools.partial(copy, host), functools.partial(finish, host))
+        for host in to_host(blocks, options)
     )
-    return replace(source, own=None, blocks=tuple(blocks))
+    tasks.run(each, options)
+    return [replace(each, own=None, blocks=tuple(copies[each.number])) for each in sources]
 
 
 def _adopted(copy: np.ndarray[Any, Any], like: Any) -> Any:
@@ -163,7 +185,7 @@ def values_of(sources: Iterable[Source | ValueLeaf]) -> dict[str, str]:
             values[format_path(source.path)] = f"{said(source.value):.200}"
         elif source.own is not None:
             crc = crc32c(np.asarray(source.own, order="C"))
-            values[format_path(source.path)] = f"an array with CRC-32C {crc:08x}"
+            values[format_path(source.leaf.path)] = f"an array with CRC-32C {crc:08x}"
     return values
 
 
@@ -216,24 +238,15 @@ def _whole(
     number: int, path: Path, kind: str, data: Any, key_impl: str | None, turn: int
 ) -> Source:
     """Return the source of what every process has by itself: one of them writes it."""
-    is_mine = turn % jax.process_count() == jax.process_index()
-    blocks = (Block(0, (0,) * data.ndim, data),) if is_mine else ()
-    return Source(
-        number,
-        path,
-        kind,
-        data.shape,
-        data.dtype,
-        key_impl,
-        None,
-        None,
-        None,
-        data.shape,
-        blocks,
-        is_mine,
-        (data.shape, data.dtype),
-        data,
-    )
+    leaf = ArrayLeaf(path=path, kind=kind, shape=data.shape, dtype=data.dtype, key_impl=key_impl)
+    blocks = (Block(0, (0,) * data.ndim, data),) if _has_turn(turn) else ()
+    saved_type = (data.shape, data.dtype)
+    return Source(number, leaf, saved_type, grid=None, blocks=blocks, own=data)
+
+
+def _has_turn(turn: int) -> bool:
+    """Whether this process writes what all have."""
+    return turn % jax.process_count() == jax.process_index()
 
 
 def _of_jax(number: int, path: Path, kind: str, array: jax.Array, turn: int) -> Source:
@@ -259,28 +272,27 @@ def _of_jax(number: int, path: Path, kind: str, array: jax.Array, turn: int) -> 
     is_shared = is_named or jax.process_count() == 1
     grid = grid_of(array.shape, mesh, sharding.spec)
     blocks = distinct_shards(array, grid)
-    if blocks and mesh.devices.flat[0].platform != "cpu":
-        blocks = {number: apart(block) for number, block in blocks.items()}
     if is_shared:
         written = view_of(array.shape, mesh, sharding.spec).written_blocks(turn)
     else:
-        written = tuple(blocks) if turn % jax.process_count() == jax.process_index() else ()
+        written = tuple(blocks) if _has_turn(turn) else ()
+    leaf = ArrayLeaf(
+        path=path,
+        kind=kind,
+        shape=array.shape,
+        dtype=np.dtype(array.dtype),
+        key_impl=key_impl,
+        spec=format_spec(sharding.spec) if is_named else None,
+        mesh=dict(mesh.shape) if is_named and isinstance(mesh, Mesh) else None,
+    )
     return Source(
         number,
-        path,
-        kind,
-        array.shape,
-        np.dtype(array.dtype),
-        key_impl,
-        format_spec(sharding.spec) if is_named else None,
-        dict(mesh.shape) if is_named and isinstance(mesh, Mesh) else None,
-        grid,
-        grid.shard_shape,
-        tuple(
+        leaf,
+        saved_type=(keys_or_data.shape, keys_or_data.dtype),
+        grid=grid,
+        blocks=tuple(
             Block(block, tuple([s.start or 0 for s in grid.block_index(block)]), blocks[block])
             for block in written
         ),
-        len(written) == grid.num_shards,
-        (keys_or_data.shape, keys_or_data.dtype),
-        None if is_shared else array,
+        own=None if is_shared else array,
     )

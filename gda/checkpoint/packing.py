@@ -5,134 +5,121 @@ Every process has packs of its own, one for each dtype. A piece lies within one 
 
 from __future__ import annotations
 
+import itertools
 import math
-from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
-from gda.arrays.fingerprint_formula import Words, sums_of_stack
-from gda.checkpoint.format import zarr_format
-from gda.checkpoint.format.chunks import ChunkGrid
-from gda.checkpoint.leaves_to_save import Block, Source
+from gda.arrays.fingerprint_formula import Words, add, sums_of_stack
+from gda.arrays.to_host import HostBlock
+from gda.checkpoint.format.manifest import Piece, StoredArray
+from gda.checkpoint.leaves_to_save import Block, Keyed, Source, to_host
 from gda.layout.spec import Shape
+from gda.storage.options import Options
 
 PACK_BYTES = 4 * 2**20  # of a chunk
 
 
-@dataclass
-class _Placed:
-    """A piece of a leaf: where it lies in the pack, and the blocks that it consists of."""
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A piece of a leaf in a pack, and the blocks that it consists of.
+
+    Attributes:
+      number: of the leaf.
+      piece: its place, by the number of the pack among those of this process.
+    """
 
     number: int
-    offset: int
-    start: Shape
-    shape: Shape
+    piece: Piece
     blocks: tuple[Block, ...]
-    sums: Words | None = None  # of its elements, for the fingerprint
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pack:
     """The small arrays of one dtype that this process writes.
 
     Attributes:
-      chunks: checksum and size of the chunks that were written.
+      array: what is stored.
+      pieces: in the order of their places.
     """
 
-    name: str
-    dtype: np.dtype[Any]
-    codec: str
-    fingerprints: bool
-    pieces: list[_Placed] = field(default_factory=list)
-    end: int = 0
-    chunks: dict[int, tuple[int, int]] = field(default_factory=dict)
+    array: StoredArray
+    pieces: tuple[Placed, ...]
 
-    @property
-    def _most(self) -> int:
-        return PACK_BYTES // self.dtype.itemsize
-
-    def add(self, source: Source) -> None:
-        """Lay a source behind those that are there; what does not fit begins the next chunk."""
-        if source.is_mine:
-            self._place(source.number, (0,) * len(source.shape), source.shape, source.blocks)
-        else:
-            for block in source.blocks:
-                self._place(source.number, block.start, source.block_shape, (block,))
-
-    def _place(self, number: int, start: Shape, shape: Shape, blocks: tuple[Block, ...]) -> None:
-        size = math.prod(shape)
-        if self.end % self._most + size > self._most:
-            self.end += -self.end % self._most
-        self.pieces.append(_Placed(number, self.end, start, shape, blocks))
-        self.end += size
-
-    @property
-    def grid(self) -> ChunkGrid:
-        chunk = min(self.end, self._most)
-        return ChunkGrid((-(-self.end // chunk) * chunk,), (chunk,))
-
-    @property
-    def chunk_bytes(self) -> int:
-        return self.grid.chunk_shape[0] * self.dtype.itemsize
-
-    @property
-    def metadata(self) -> bytes:
-        return zarr_format.metadata(self.grid.shape, self.grid.chunk_shape, self.dtype, self.codec)
-
-    def fill(self, chunk: int) -> np.ndarray[Any, Any]:
-        """Return the data of a chunk; sum up the pieces in it, if that is wanted."""
-        (size,) = self.grid.chunk_shape
-        out = np.zeros(size, self.dtype)
-        first, last = (
-            bisect_left(self.pieces, end, key=lambda piece: piece.offset)
-            for end in (chunk * size, chunk * size + size)
-        )
-        alike: dict[Any, list[tuple[_Placed, np.ndarray[Any, Any]]]] = {}
-        for piece in self.pieces[first:last]:
-            begin = piece.offset % size
-            whole = out[begin : begin + math.prod(piece.shape)].reshape(piece.shape)
-            for block in piece.blocks:
-                data = block.on_host()
-                whole[_box(block.start, piece.start, data.shape)] = data
-            alike.setdefault((piece.start, piece.shape), []).append((piece, whole))
-        if self.fingerprints:
-            for (start, _), pieces in alike.items():
-                sums = sums_of_stack(np.stack([whole for _, whole in pieces]), start)
-                for (piece, _), of_piece in zip(pieces, sums, strict=True):
-                    piece.sums = of_piece
-        return out
-
-    def written(self) -> dict[str, Any]:
-        """Return what the manifest needs to know of it, for JSON."""
-        document = self.metadata
-        return {
-            "name": self.name,
-            "shape": self.grid.shape,
-            "chunk_shape": self.grid.chunk_shape,
-            "dtype": self.dtype.name,
-            "metadata": [len(document), zarr_format.crc32c(np.frombuffer(document, np.uint8))],
-            "chunks": [self.chunks[chunk] for chunk in range(self.grid.num_chunks)],
-            "pieces": [
-                [piece.number, piece.offset, piece.start, piece.shape] for piece in self.pieces
-            ],
-        }
+    def chunks(self, options: Options) -> Iterator[tuple[int, list[PlacedBlock]]]:
+        """Yield every chunk, and the blocks in it, which are on their way to the host."""
+        (size,) = self.array.chunk_shape
+        blocks = ((placed, block) for placed in self.pieces for block in placed.blocks)
+        for chunk, each in itertools.groupby(
+            to_host(blocks, options), lambda host: host.key[0].piece.offset // size
+        ):
+            yield chunk, list(each)
 
 
-def pack(sources: Iterable[Source], codec: str, fingerprints: bool) -> list[Pack]:
+PlacedBlock: TypeAlias = HostBlock[Keyed[Placed]]
+
+
+def packs_of(sources: Iterable[Source], codec: str) -> list[Pack]:
     """Return the packs of this process, of all that it writes of some small arrays."""
-    packs: dict[np.dtype[Any], Pack] = {}
+    by_dtype: dict[np.dtype[Any], list[Source]] = {}
     for source in sources:
-        if not source.blocks or not source.nbytes:
-            continue
-        for block in source.blocks:
-            block.begin_transfer()
-        name = f"packed.{source.dtype.name}.{jax.process_index()}"
-        packs.setdefault(source.dtype, Pack(name, source.dtype, codec, fingerprints)).add(source)
-    return list(packs.values())
+        if source.blocks and source.leaf.nbytes:
+            by_dtype.setdefault(source.leaf.dtype, []).append(source)
+    return [_pack(number, dtype, by_dtype[dtype], codec) for number, dtype in enumerate(by_dtype)]
+
+
+def _pack(number: int, dtype: np.dtype[Any], sources: Iterable[Source], codec: str) -> Pack:
+    """Lay sources end to end; what does not fit into a chunk begins the next."""
+    most = PACK_BYTES // dtype.itemsize
+    pieces: list[Placed] = []
+    end = 0
+    for source in sources:
+        for start, shape, blocks in _boxes(source):
+            size = math.prod(shape)
+            if end % most + size > most:
+                end += -end % most
+            piece = Piece(array=number, offset=end, start=start, shape=shape)
+            pieces.append(Placed(source.number, piece, blocks))
+            end += size
+    chunk = min(end, most)
+    name = f"packed.{dtype.name}.{jax.process_index()}"
+    array = StoredArray.planned(name, (-(-end // chunk) * chunk,), (chunk,), dtype, codec)
+    return Pack(array, tuple(pieces))
+
+
+def _boxes(source: Source) -> Iterable[tuple[Shape, Shape, tuple[Block, ...]]]:
+    """Return start, shape and blocks of the parts of an array that become a piece each."""
+    if source.is_mine:
+        return [((0,) * len(source.leaf.shape), source.leaf.shape, source.blocks)]
+    return [(block.start, source.block_shape, (block,)) for block in source.blocks]
+
+
+def fill(array: StoredArray, blocks: Iterable[PlacedBlock]) -> np.ndarray[Any, Any]:
+    """Return the data of a chunk of a pack."""
+    (size,) = array.chunk_shape
+    out = np.zeros(size, array.dtype)
+    for each in blocks:
+        (placed, block), data = each.key, each.values()
+        box = _box(block.start, placed.piece.start, data.shape)
+        placed.piece.of_chunk(out)[box] = data
+    return out
+
+
+def sums_of(data: np.ndarray[Any, Any], blocks: Sequence[PlacedBlock]) -> dict[int, Words]:
+    """Return the share of a chunk in the fingerprint of each leaf that it has pieces of."""
+    alike: dict[Any, list[Placed]] = {}
+    for placed in dict.fromkeys(each.key[0] for each in blocks):
+        alike.setdefault((placed.piece.start, placed.piece.shape), []).append(placed)
+    sums: dict[int, Words] = {}
+    for (start, _), pieces in alike.items():
+        stack = np.stack([placed.piece.of_chunk(data) for placed in pieces])
+        for placed, of_piece in zip(pieces, sums_of_stack(stack, start), strict=True):
+            sums[placed.number] = add([sums.get(placed.number, add([])), of_piece])
+    return sums
 
 
 def _box(start: Shape, origin: Shape, shape: Shape) -> tuple[slice, ...]:

@@ -16,9 +16,9 @@ from gda.checkpoint.format.errors import CorruptionError
 from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, Piece
 from gda.checkpoint.format.structure import format_path
 from gda.checkpoint.leaves_to_restore import Target, saved_type
-from gda.checkpoint.steps import together
 from gda.layout.text import join_some
 from gda.mesh import processes_of, sharding_of
+from gda.multihost.steps import all_do
 
 
 def check_provable(url: str, targets: Sequence[Target]) -> None:
@@ -49,16 +49,16 @@ def check_fingerprints(url: str, targets: Sequence[Target], values: Sequence[Any
     """
     shares = [_Share(target, value) for target, value in zip(targets, values, strict=True)]
 
-    def judge(parts: list[list[Any]]) -> list[str]:
+    def judge(parts: dict[int, list[Any]]) -> list[str]:
         return [
             format_path(share.target.leaf.path)
-            for share, *of_all in zip(shares, *parts, strict=True)
+            for share, *of_all in zip(shares, *parts.values(), strict=True)
             if share.digests(of_all) != {share.target.leaf.fingerprint}
         ]
 
     what = f"comparing fingerprints with the checkpoint {url}"
-    wrong = together(lambda: [share.part() for share in shares], judge, what, timeout=600)
-    if wrong:
+    done = all_do(lambda: [share.part() for share in shares], judge=judge, what=what, timeout=600)
+    if wrong := done.verdict:
         problems = [_differing(path) for path in wrong]
         raise CorruptionError(f"{url}: {join_some(problems)}", problems)
 

@@ -96,8 +96,8 @@ class _Use(NamedTuple):
     block: int
     in_block: Index
     in_chunk: Index
-    is_whole: bool
-    piece: Piece | None
+    is_whole: bool = False
+    piece: Piece | None = None
 
 
 @dataclass(eq=False)
@@ -159,14 +159,19 @@ def _uses(arrivals: Iterable[_Arrival], arrays: Sequence[StoredArray]) -> dict[C
             if leaf.array is not None:
                 for overlap in arrays[leaf.array].grid.overlaps(start, shape):
                     use = _Use(
-                        arrival, block, overlap.in_block, overlap.in_chunk, overlap.is_whole, None
+                        arrival,
+                        block,
+                        in_block=overlap.in_block,
+                        in_chunk=overlap.in_chunk,
+                        is_whole=overlap.is_whole,
                     )
                     uses.setdefault((leaf.array, overlap.chunk), []).append(use)
                 continue
             for piece in leaf.pieces:
                 if (common := _common(start, shape, piece)) is not None:
                     chunk = piece.offset // arrays[piece.array].chunk_shape[0]
-                    use = _Use(arrival, block, *common, False, piece)
+                    in_block, in_chunk = common
+                    use = _Use(arrival, block, in_block=in_block, in_chunk=in_chunk, piece=piece)
                     uses.setdefault((piece.array, chunk), []).append(use)
     return uses
 

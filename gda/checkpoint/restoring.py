@@ -82,6 +82,8 @@ def restore(
       RuntimeError: other checkpoints took the place of this one time and again while it was read;
         in a program of several processes once is enough, because they would not all have the same.
       OSError: reading failed for another reason; the file is named.
+      DisagreementError, LateProcessError: with ``check_fingerprint``, another process failed, or
+        did not come.
 
     >>> import gda, jax, numpy as np, tempfile
     >>> from jax.sharding import PartitionSpec as P

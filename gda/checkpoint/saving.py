@@ -9,31 +9,36 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar
 
 import jax
 
 from gda.checkpoint.claiming import Claim, claimed, remove
-from gda.checkpoint.files import Files
+from gda.checkpoint.files import Files, group_of
 from gda.checkpoint.format import manifest_json, zarr_format
 from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.format.structure import flatten
 from gda.checkpoint.found import load_manifest
 from gda.checkpoint.leaves_to_save import check_same_values, sources_of, values_of
-from gda.checkpoint.steps import together
 from gda.checkpoint.stores.opening import open_store, options_for
 from gda.checkpoint.stores.protocol import Store
-from gda.checkpoint.writer import Writer
+from gda.checkpoint.writer import Share, Writer
 from gda.layout.boundary import public, set_module
 from gda.multihost import coordination
 from gda.multihost.agreement import check_processes_agree, timeout_of_checks
-from gda.multihost.meeting import LateProcessError
+from gda.multihost.meeting import DisagreementError, LateProcessError
+from gda.multihost.steps import Done, all_do
 from gda.storage.options import Options, ProgressLike
+
+T = TypeVar("T")
 
 MAX_BYTES = 64 * 2**20
 
@@ -100,10 +105,17 @@ def save(
     >>> folder.cleanup()
     """
     work = Options(max_workers, max_bytes, progress)
-    options = _Options(overwrite, compression, fingerprint, timeout, work)
-    with _begun(path, tree, options) as saving:
-        saving.write()
-        saving.commit()
+    options = _Options(
+        overwrite=overwrite,
+        compression=compression,
+        fingerprint=fingerprint,
+        timeout=timeout,
+        work=work,
+    )
+    with contextlib.ExitStack() as stack:
+        saving, share = _begin(path, tree, options, stack)
+        parts = saving.write(share)
+        saving.commit(share, parts)
 
 
 # Of saves that failed in the background and whose result was not asked for.
@@ -210,25 +222,31 @@ def save_async(
     >>> folder.cleanup()
     """
     work = Options(max_workers, max_bytes)
-    options = _Options(overwrite, compression, fingerprint, timeout, work)
+    options = _Options(
+        overwrite=overwrite,
+        compression=compression,
+        fingerprint=fingerprint,
+        timeout=timeout,
+        work=work,
+    )
     if jax.process_count() > 1 and coordination.service() is None:
         raise RuntimeError(
             "save_async needs JAX's coordination service to meet the other processes in the "
             "background, and this version of JAX keeps it where gda does not find it; use save"
         )
     with contextlib.ExitStack() as stack:
-        saving = stack.enter_context(_begun(path, tree, options))
-        saving.copy_to_host()
+        saving, share = _begin(path, tree, options, stack)
+        copies = saving.copy_to_host(share)
         rest = stack.pop_all()
 
     def finish() -> None:
         with rest:
-            saving.write()
-            saving.commit()
+            parts = saving.write(copies)
+            saving.commit(copies, parts)
 
     pending = Pending(saving.store.url)
     try:
-        pending._start(finish, f"gda-save-{saving.writer.data}")  # threads of one name meet
+        pending._start(finish, f"gda-save-{saving.claim.data}")  # threads of one name meet
     except BaseException:
         with rest:
             raise
@@ -255,41 +273,104 @@ class _Options:
         return self.compression or "bytes"
 
 
+# What a caller may want to catch is the same in all processes.
+save_step = functools.partial(all_do, failed=SaveError, shared=(FileExistsError, DisagreementError))
+
+
+def _begin(
+    path: Any, tree: Any, options: _Options, stack: contextlib.ExitStack
+) -> tuple[_Saving, Share]:
+    """Agree on what is saved and where; keep other saves out until ``stack`` ends."""
+    store = open_store(path, options.timeout)
+    # All begin with this, so nothing that takes long keeps them from it.
+    seconds = min(options.timeout, timeout_of_checks())
+    try:
+        check_processes_agree(tree, name=f"the tree saved to {store.url}", timeout=seconds)
+    except LateProcessError as error:
+        error.add_note("gda: every process of the program must call save, not process 0 alone")
+        raise
+
+    def claim() -> tuple[Any, Share, Claim | None]:
+        structure, leaves = flatten(tree)
+        share = Share(sources_of(leaves))
+        if jax.process_index() != 0:
+            return structure, share, None
+        return structure, share, stack.enter_context(claimed(store, options.overwrite))
+
+    def tell(begun: tuple[Any, Share, Claim | None]) -> dict[str, Any]:
+        _, share, claim = begun
+        values = values_of(share.sources) if jax.process_count() > 1 else {}
+        return {"values": values, "data": claim and claim.data}
+
+    def judge(parts: dict[int, Any]) -> str:
+        check_same_values([part["values"] for part in parts.values()])
+        return parts[0]["data"]
+
+    what = f"beginning the checkpoint {store.url}"
+    begun = save_step(claim, what=what, timeout=options.timeout, tell=tell, judge=judge)
+    (structure, share, mine), data = begun.mine, begun.verdict
+    writer = Writer(
+        store=store,
+        data=data,
+        codec=options.codec,
+        fingerprints=options.fingerprint,
+        options=options_for(store, options.work),
+    )
+    saving = _Saving(writer, structure, mine or Claim(data, ()), options.timeout)
+    stack.push(saving.abandon_after)
+    return saving, share
+
+
 @dataclass
 class _Saving:
-    """One save, as this process sees it."""
+    """One save, as this process sees it.
 
-    store: Store
+    Attributes:
+      structure: how the tree is put together.
+      may_be_committed: whether the new manifest may be there; all else here stays as it is.
+    """
+
     writer: Writer
     structure: Any
     claim: Claim
     timeout: float
     may_be_committed: bool = False
 
-    def copy_to_host(self) -> None:
-        """Copy what falls to this process, and wait until all processes have."""
-        self._together(self.writer.copy_to_host, lambda _: None, "copying to the host for")
+    @property
+    def store(self) -> Store:
+        return self.writer.store
 
-    def write(self) -> None:
-        """Write what falls to this process, and wait until all processes have."""
-        self.parts = []
-        self._together(self.writer.write, self.parts.extend, "writing")
+    def copy_to_host(self, share: Share) -> Share:
+        """Return the share in copies on the host, when all processes have copied theirs."""
+        copied = self._step(
+            lambda: self.writer.copy_to_host(share), "copying to the host for", lambda _: None
+        )
+        return copied.mine
 
-    def commit(self) -> None:
+    def write(self, share: Share) -> list[Any]:
+        """Write a share; return, when all processes have, the parts of all, in process 0."""
+        return self._step(lambda: self.writer.write(share), "writing").parts
+
+    def commit(self, share: Share, parts: list[Any]) -> None:
         """Write the manifest, and return when every process knows; then remove what it replaces."""
+        is_first = jax.process_index() == 0
+        self.may_be_committed = not is_first
+        self._step(lambda: self._seal(share, parts) if is_first else None, "committing")
+        for name in self.claim.replaced:
+            remove(self.store, name)
 
-        def seal() -> None:
-            if jax.process_index() == 0:
-                manifest = self.writer.manifest(self.structure, self.parts)
-                self._seal(self.writer.write_group(manifest))
-
-        self.may_be_committed = jax.process_index() != 0
-        self._together(seal, lambda _: None, "committing")
-        if jax.process_index() == 0:
-            for name in self.claim.replaced:
-                remove(self.store, name)
-
-    def _seal(self, manifest: Manifest) -> None:
+    def _seal(self, share: Share, parts: list[Any]) -> None:
+        arrays, leaves = self.writer.records(share, parts)
+        group = group_of(arrays)
+        self.writer.write_group(group)
+        manifest = Manifest(
+            data=self.claim.data,
+            arrays=arrays,
+            leaves=leaves,
+            structure=self.structure,
+            about=_about(),
+            group=zarr_format.size_and_crc(group),
+        )
         files, options = Files(self.store, manifest), self.writer.options
         file = manifest_json.dump(manifest)
         self.may_be_committed = True
@@ -301,11 +382,16 @@ class _Saving:
             self.may_be_committed = False
             raise
 
-    def _together(self, work: Callable[[], Any], judge: Callable[[Any], Any], what: str) -> Any:
-        return together(work, judge, f"{what} the checkpoint {self.store.url}", self.timeout)
+    def _step(
+        self, work: Callable[[], T], what: str, tell: Callable[[T], Any] = lambda done: done
+    ) -> Done[T]:
+        what = f"{what} the checkpoint {self.store.url}"
+        return save_step(work, what=what, timeout=self.timeout, tell=tell)
 
-    def abandon(self, error: BaseException) -> None:
-        """Remove what was written, as far as possible, and note in an error what is there."""
+    def abandon_after(self, _: object, error: BaseException | None, __: object) -> None:
+        """After an error, remove what was written, as far as possible; note in it what is there."""
+        if error is None:
+            return
         is_committed = self._is_committed(error)
         if is_committed:
             error.add_note(f"gda: the checkpoint {self.store.url} is complete all the same")
@@ -340,43 +426,14 @@ class _Saving:
         return is_there or (None if self.may_be_committed and not is_decided else False)
 
 
-@contextlib.contextmanager
-def _begun(path: Any, tree: Any, options: _Options) -> Iterator[_Saving]:
-    """Agree on what is saved and where, and keep other saves out until this one has ended."""
-    store = open_store(path, options.timeout)
-    # All begin with this, so nothing that takes long keeps them from it.
-    seconds = min(options.timeout, timeout_of_checks())
+def _about() -> dict[str, Any]:
     try:
-        check_processes_agree(tree, name=f"the tree saved to {store.url}", timeout=seconds)
-    except LateProcessError as error:
-        error.add_note("gda: every process of the program must call save, not process 0 alone")
-        raise
-    with contextlib.ExitStack() as stack:
-        claims: list[Claim] = []
-
-        def claim() -> Any:
-            structure, leaves = flatten(tree)
-            structures.append(structure)
-            sources.extend(sources_of(leaves))
-            if jax.process_index() == 0:
-                claims.append(stack.enter_context(claimed(store, options.overwrite)))
-            return values_of(sources) if jax.process_count() > 1 else {}
-
-        def judge(values: list[Any]) -> str:
-            check_same_values(values)
-            return claims[0].data
-
-        structures: list[Any] = []
-        sources: list[Any] = []
-        what = f"beginning the checkpoint {store.url}"
-        data = together(claim, judge, what, options.timeout)
-        work = options_for(store, options.work)
-        writer = Writer(store, data, sources, options.codec, options.fingerprint, work)
-        saving = _Saving(
-            store, writer, structures[0], (claims or [Claim(data, ())])[0], options.timeout
-        )
-        try:
-            yield saving
-        except BaseException as error:
-            saving.abandon(error)
-            raise
+        gda_version = version("gda")
+    except PackageNotFoundError:  # run from its sources, or these cannot be read any more
+        gda_version = "unknown"
+    return {
+        "gda": gda_version,
+        "jax": jax.__version__,
+        "processes": jax.process_count(),
+        "saved": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }

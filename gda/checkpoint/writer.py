@@ -1,29 +1,25 @@
-"""Writing: the chunks that fall to this process, and the manifest over those of all."""
+"""Writing: the chunks that fall to this process, and the records over those of all."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-import math
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from gda.arrays import fingerprint
 from gda.arrays.fingerprint_formula import LANES, Words, add, digest_of, sums_of_numpy
-from gda.arrays.to_host import MAX_BYTES, HostBlock, HostBlocks
-from gda.checkpoint.files import group_of
 from gda.checkpoint.format import manifest_json, zarr_format
-from gda.checkpoint.format.chunks import ChunkGrid, chunk_shape_of
+from gda.checkpoint.format.chunks import chunk_shape_of
 from gda.checkpoint.format.errors import SaveError
-from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, Piece, StoredArray, ValueLeaf
-from gda.checkpoint.leaves_to_save import Block, Source, on_host
-from gda.checkpoint.packing import Pack, pack
+from gda.checkpoint.format.manifest import Leaf, Piece, StoredArray, ValueLeaf
+from gda.checkpoint.leaves_to_save import Source, on_host, to_host
+from gda.checkpoint.packing import Pack, fill, packs_of, sums_of
 from gda.checkpoint.stores.protocol import Store
 from gda.storage import tasks
 from gda.storage.options import Options
@@ -32,212 +28,277 @@ from gda.storage.progress import shown
 CHUNK_BYTES = 16 * 2**20
 PACKED_BELOW = 2**20  # bytes of a whole array; an array each costs some files, and these some ms
 
+Sums = Mapping[int, fingerprint.Pending]
 
-@dataclass
+
+@dataclass(frozen=True)
+class Share:
+    """The part of this process in the saving of a tree.
+
+    Attributes:
+      sources: every leaf of the tree.
+      sums: of leaves, over the blocks that this process writes, if they are begun.
+    """
+
+    sources: Sequence[Source | ValueLeaf]
+    sums: Sums | None = None
+
+    @property
+    def small(self) -> list[Source]:
+        """The arrays that are packed."""
+        return [each for each in self._arrays if each.leaf.nbytes < PACKED_BELOW]
+
+    @property
+    def large(self) -> list[Source]:
+        """The arrays that are arrays on disk, too."""
+        return [each for each in self._arrays if each.leaf.nbytes >= PACKED_BELOW]
+
+    @property
+    def _arrays(self) -> list[Source]:
+        return [each for each in self.sources if isinstance(each, Source)]
+
+
+class _Chunk(NamedTuple):
+    """A chunk that this process writes.
+
+    Attributes:
+      array, number: of which array it is which chunk.
+      made_bytes: memory that ``make`` takes.
+      make: returns the data, and sums over leaves that have not been begun; by any thread.
+      release: called when it is written.
+    """
+
+    array: StoredArray
+    number: int
+    made_bytes: int
+    make: Callable[[], tuple[np.ndarray[Any, Any], dict[int, Words]]]
+    release: Callable[[], object]
+
+
+class _Written(NamedTuple):
+    """A chunk in the store: its array, its number, checksum and size, and sums over leaves."""
+
+    array: str
+    number: int
+    crc: int
+    nbytes: int
+    sums: dict[int, Words]
+
+
+@dataclass(frozen=True)
 class Writer:
-    """Writes what this process has to write of a tree into one directory of a store.
+    """Writes shares into one directory of a store.
 
     Attributes:
       data: the directory.
-      sources: every leaf of the tree.
       codec: ``"bytes"`` or ``"zstd"``.
       fingerprints: whether to record those of the arrays.
     """
 
     store: Store
     data: str
-    sources: list[Source | ValueLeaf]
     codec: str
     fingerprints: bool
     options: Options
 
-    def __post_init__(self) -> None:
-        self._pending: dict[int, fingerprint.Pending] | None = None
-        self._sort()
+    def copy_to_host(self, share: Share) -> Share:
+        """Return a share of copies, so that nothing of the caller's is needed any more."""
+        large = on_host(share.large, self.options, adopt=True)
+        small = on_host(share.small, Options(), adopt=False)
+        copies = {source.number: source for source in [*large, *small]}
+        return Share(
+            [
+                copies[source.number] if isinstance(source, Source) else source
+                for source in share.sources
+            ],
+            # On accelerators they are quicker than of the copies.
+            None if jax.default_backend() == "cpu" else self._begin_sums(share.large),
+        )
 
-    def _sort(self) -> None:
-        arrays = [source for source in self.sources if isinstance(source, Source)]
-        self._own = {s.number: _Own(s) for s in arrays if s.nbytes >= PACKED_BELOW}
-        self._small = [source for source in arrays if source.number not in self._own]
-
-    def copy_to_host(self) -> None:
-        """Copy what this process writes, so that nothing of the caller's is needed any more."""
-        for own in self._own.values():
-            for block in own.source.blocks:
-                block.begin_transfer()
-        copies = [
-            source if isinstance(source, ValueLeaf) else self._on_host(source)
-            for source in self.sources
-        ]
-        if jax.default_backend() != "cpu":
-            self._begin_fingerprints()  # of what the copies on the host are no longer
-        self.sources = copies
-        self._sort()
-
-    def _on_host(self, source: Source) -> Source:
-        if source.number in self._own:
-            return on_host(source, self.options, adopt=True)
-        return on_host(source, Options(), adopt=False)
-
-    def write(self) -> dict[str, Any]:
-        """Write it; return what the manifest has to know of it, for JSON."""
-        if self._pending is None:
-            self._begin_fingerprints()
-        packs = pack(self._small, self.codec, self.fingerprints)
-        with shown(self.options.progress, "save") as show:
-            report = self._report(packs, show)
-            tasks.run(
-                itertools.chain(
-                    self._tasks(report), *[self._pack_tasks(each, report) for each in packs]
-                ),
-                self.options,
-            )
-        self.store.flush()
+    def write(self, share: Share) -> dict[str, Any]:
+        """Write a share; return what ``records`` has to know of it, for JSON."""
+        sums = self._begin_sums(share.large) if share.sums is None else share.sums
+        arrays = {source.number: self._array_of(source) for source in share.large}
+        packs = packs_of(share.small, self.codec)
+        documents = [*arrays.values()] if jax.process_index() == 0 else []
+        documents += [pack.array for pack in packs]
+        chunks = itertools.chain(self._large_chunks(share.large, arrays), self._pack_chunks(packs))
+        total = sum(source.written_bytes for source in share.large)
+        total += sum(pack.array.grid.num_chunks * pack.array.chunk_bytes for pack in packs)
+        written = self._written(documents, chunks, total)
+        of_array: dict[str, list[tuple[int, int, int]]] = {}
+        for each in written:
+            of_array.setdefault(each.array, []).append((each.number, each.crc, each.nbytes))
         return {
-            "arrays": {number: own.written() for number, own in self._own.items() if own.chunks},
-            "packs": [each.written() for each in packs],
-            "sums": self._sums(packs) if self.fingerprints else {},
+            "arrays": {number: of_array.get(arrays[number].name, []) for number in arrays},
+            "packs": [
+                manifest_json.dump_array(_with_chunks(pack.array, of_array[pack.array.name]))
+                for pack in packs
+            ],
+            "pieces": [
+                [placed.number, manifest_json.dump_piece(placed.piece)]
+                for pack in packs
+                for placed in pack.pieces
+            ],
+            "sums": self._sums(share.large, sums, written) if self.fingerprints else {},
         }
 
-    def _begin_fingerprints(self) -> None:
-        """Begin to sum up what this process writes of large arrays, where it is on devices."""
-        self._pending = {}
-        for number, own in self._own.items():
-            if self.fingerprints and own.source.grid is not None:
-                blocks: dict[int, Any] = {block.number: block.data for block in own.source.blocks}
-                self._pending[number] = fingerprint.begin_blocks(blocks, own.source.grid)
-
-    def _sums(self, packs: Iterable[Pack]) -> dict[int, list[int]]:
-        """Return the share of this process in the fingerprint of each leaf."""
-        sums: dict[int, Words] = {}
-        for number, own in self._own.items():
-            if self._pending and number in self._pending:
-                sums[number] = self._pending[number].result()
-            elif own.source.blocks:
-                (block,) = own.source.blocks
-                sums[number] = sums_of_numpy(block.on_host())
-        for piece in itertools.chain(*[each.pieces for each in packs]):
-            assert piece.sums is not None
-            sums[piece.number] = add([sums.get(piece.number, add([])), piece.sums])
-        return {number: of_leaf.tolist() for number, of_leaf in sums.items()}
-
-    def _report(
-        self, packs: Sequence[Pack], show: Callable[[int, int], object]
-    ) -> Callable[[int], None]:
-        """Return the function that is told the bytes of every chunk that was written."""
-        total = sum(own.written_bytes for own in self._own.values())
-        total += sum(each.grid.num_chunks * each.chunk_bytes for each in packs)
-        done = 0
-
-        def report(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            show(done, total)
-
-        return report
-
-    def _tasks(self, report: Callable[[int], None]) -> Iterator[tasks.Task]:
-        if jax.process_index() == 0:
-            for own in self._own.values():
-                yield self._document(f"{own.name}/zarr.json", own.metadata(self.codec))
-        blocks = (
-            ((own, block), block.data, block.data.nbytes)
-            for own in self._own.values()
-            for block in own.source.blocks
-        )
-        for block in HostBlocks(blocks, self.options.max_bytes or MAX_BYTES):
-            yield from self._block_tasks(block, report)
-
-    def _document(self, name: str, document: bytes) -> tasks.Task:
-        file = f"{self.data}/{name}"
-        return tasks.Task(len(document), lambda: self.store.write(file, [document]))
-
-    def _block_tasks(
-        self, block: HostBlock[tuple[_Own, Block]], report: Callable[[int], None]
-    ) -> Iterator[tasks.Task]:
-        own, where = block.key
-        overlaps = list(own.grid.overlaps(where.start, own.source.block_shape))
-        left = len(overlaps)
-
-        def finish(_: object) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                block.release()
-            report(own.chunk_bytes)
-
-        for overlap in overlaps:
-
-            def write(overlap: Any = overlap) -> None:
-                data = np.asarray(block.values()[overlap.in_block], order="C")
-                chunk = overlap.chunk
-                own.chunks[chunk] = self._write_chunk(own.name, own.grid, chunk, data)
-
-            held = max(own.chunk_bytes, self._compressing_bytes(own.chunk_bytes))
-            yield tasks.Task(held, write, finish)
-
-    def _pack_tasks(self, packed: Pack, report: Callable[[int], None]) -> Iterator[tasks.Task]:
-        yield self._document(f"{packed.name}/zarr.json", packed.metadata)
-        for chunk in range(packed.grid.num_chunks):
-
-            def write(chunk: int = chunk) -> None:
-                data = packed.fill(chunk)
-                packed.chunks[chunk] = self._write_chunk(packed.name, packed.grid, chunk, data)
-
-            held = packed.chunk_bytes + self._compressing_bytes(packed.chunk_bytes)
-            yield tasks.Task(held, write, lambda _: report(packed.chunk_bytes))
-
-    def _write_chunk(
-        self, array: str, grid: ChunkGrid, chunk: int, data: np.ndarray[Any, Any]
-    ) -> tuple[int, int]:
-        """Write a chunk; return its checksum and size, without the checksum at its end."""
-        if self.codec == "zstd":
-            data = zarr_format.compress(data)
-        payload = data.reshape(-1).view(np.uint8)
-        crc = zarr_format.crc32c(payload)
-        name = f"{self.data}/{array}/{grid.key(chunk)}"
-        self.store.write(name, [payload, crc.to_bytes(zarr_format.CRC_BYTES, "little")])
-        return crc, payload.nbytes
-
-    def _compressing_bytes(self, chunk_bytes: int) -> int:
-        """Return how much memory beside a chunk it takes to compress it."""
-        return 2 * chunk_bytes if self.codec == "zstd" else 0
-
-    def write_group(self, manifest: Manifest) -> Manifest:
-        """Write what makes the arrays of all processes one group of zarr; return what knows it."""
-        document = group_of(manifest.arrays)
+    def write_group(self, document: bytes) -> None:
+        """Write what makes the arrays of all processes one group of zarr."""
         self.store.write(f"{self.data}/zarr.json", [document])
         self.store.flush()
-        return replace(manifest, group=zarr_format.size_and_crc(document))
 
-    def manifest(self, structure: Any, parts: Sequence[dict[str, Any]]) -> Manifest:
-        """Return the manifest over what all processes have written.
+    def records(
+        self, share: Share, parts: Sequence[dict[str, Any]]
+    ) -> tuple[tuple[StoredArray, ...], tuple[Leaf, ...]]:
+        """Return the arrays that all processes have written, and the leaves, for the manifest.
 
         Args:
-          structure: how the tree is put together.
           parts: what ``write`` returned in each process.
         """
         arrays: list[StoredArray] = []
         place: dict[int, int] = {}
-        for number, own in self._own.items():
-            place[number] = len(arrays)
-            chunks = [part["arrays"].get(str(number), []) for part in parts]
-            arrays.append(own.stored(itertools.chain(*chunks), self.codec))
+        for source in share.large:
+            place[source.number] = len(arrays)
+            chunks = [part["arrays"][str(source.number)] for part in parts]
+            arrays.append(_with_chunks(self._array_of(source), itertools.chain(*chunks)))
         pieces: dict[int, list[Piece]] = {}
         for part in parts:
-            for each in part["packs"]:
-                for number, offset, start, shape in each["pieces"]:
-                    piece = Piece(len(arrays), offset, tuple(start), tuple(shape))
-                    pieces.setdefault(number, []).append(piece)
-                arrays.append(_stored_pack(each, self.codec))
-        leaves: list[Leaf] = []
-        for number, source in enumerate(self.sources):
-            if isinstance(source, Source):
-                stored = (place.get(number), tuple(pieces.get(number, ())))
-                leaves.append(_leaf(source, self._digest(source, parts), *stored))
-            else:
-                leaves.append(source)
-        return Manifest(self.data, tuple(arrays), tuple(leaves), structure, _about())
+            for number, value in part["pieces"]:
+                piece = manifest_json.load_piece(value, "a piece")
+                piece = replace(piece, array=len(arrays) + piece.array)
+                pieces.setdefault(number, []).append(piece)
+            arrays += [manifest_json.load_array(value, "a pack") for value in part["packs"]]
+        leaves = [
+            replace(
+                source.leaf,
+                fingerprint=self._digest(source, parts),
+                array=place.get(source.number),
+                pieces=tuple(pieces.get(source.number, ())),
+            )
+            if isinstance(source, Source)
+            else source
+            for source in share.sources
+        ]
+        return tuple(arrays), tuple(leaves)
+
+    def _array_of(self, source: Source) -> StoredArray:
+        """Return the array on disk of a large leaf."""
+        leaf = source.leaf
+        words = re.sub(r"[^0-9A-Za-z_-]+", ".", ".".join(map(str, leaf.path))).strip(".")
+        name = f"{source.number:05}.{words[:80]}".rstrip(".")
+        chunk_shape = chunk_shape_of(source.block_shape, leaf.dtype.itemsize, CHUNK_BYTES)
+        return StoredArray.planned(name, leaf.shape, chunk_shape, leaf.dtype, self.codec)
+
+    # The chunks.
+
+    def _large_chunks(
+        self, sources: Iterable[Source], arrays: Mapping[int, StoredArray]
+    ) -> Iterator[_Chunk]:
+        blocks = ((source, block) for source in sources for block in source.blocks)
+        for host in to_host(blocks, self.options):
+            source, block = host.key
+            array = arrays[source.number]
+            overlaps = list(array.grid.overlaps(block.start, source.block_shape))
+            release = _AfterLast(host.release, len(overlaps))
+            for overlap in overlaps:
+
+                def make(host: Any = host, overlap: Any = overlap) -> Any:
+                    return np.asarray(host.values()[overlap.in_block], order="C"), {}
+
+                yield _Chunk(array, overlap.chunk, 0, make, release)
+
+    def _pack_chunks(self, packs: Iterable[Pack]) -> Iterator[_Chunk]:
+        for pack in packs:
+            for number, blocks in pack.chunks(self.options):
+
+                def make(pack: Pack = pack, blocks: Any = blocks) -> Any:
+                    data = fill(pack.array, blocks)
+                    return data, sums_of(data, blocks) if self.fingerprints else {}
+
+                def release(blocks: Any = blocks) -> None:
+                    for block in blocks:
+                        block.release()
+
+                yield _Chunk(pack.array, number, pack.array.chunk_bytes, make, release)
+
+    def _written(
+        self, documents: Iterable[StoredArray], chunks: Iterable[_Chunk], total: int
+    ) -> list[_Written]:
+        """Write the ``zarr.json`` of some arrays, and chunks; return those when all are written."""
+        written: list[_Written] = []
+        done = 0
+
+        def finish(chunk: _Chunk, one: _Written) -> None:
+            nonlocal done
+            chunk.release()
+            written.append(one)
+            done += chunk.array.chunk_bytes
+            show(done, total)
+
+        of_documents = (
+            tasks.Task(array.metadata[0], functools.partial(self._write_document, array))
+            for array in documents
+        )
+        of_chunks = (
+            tasks.Task(
+                self._held_bytes(chunk),
+                functools.partial(self._write_chunk, chunk),
+                functools.partial(finish, chunk),
+            )
+            for chunk in chunks
+        )
+        with shown(self.options.progress, "save") as show:
+            tasks.run(itertools.chain(of_documents, of_chunks), self.options)
+        self.store.flush()
+        return written
+
+    def _write_document(self, array: StoredArray) -> None:
+        self.store.write(f"{self.data}/{array.name}/zarr.json", [array.document])
+
+    def _held_bytes(self, chunk: _Chunk) -> int:
+        """Return how much memory a chunk takes, from the block in it to what compresses it."""
+        compressing = 2 * chunk.array.chunk_bytes if self.codec == "zstd" else 0
+        return max(chunk.array.chunk_bytes, chunk.made_bytes + compressing)
+
+    def _write_chunk(self, chunk: _Chunk) -> _Written:
+        data, sums = chunk.make()
+        if self.codec == "zstd":
+            data = zarr_format.compress(data)
+        payload = data.reshape(-1).view(np.uint8)
+        crc = zarr_format.crc32c(payload)
+        name = f"{self.data}/{chunk.array.name}/{chunk.array.grid.key(chunk.number)}"
+        self.store.write(name, [payload, crc.to_bytes(zarr_format.CRC_BYTES, "little")])
+        return _Written(chunk.array.name, chunk.number, crc, payload.nbytes, sums)
+
+    # The fingerprints.
+
+    def _begin_sums(self, sources: Iterable[Source]) -> Sums:
+        """Begin to sum up what this process writes of large arrays, where it is on devices."""
+        if not self.fingerprints:
+            return {}
+        sums = {}
+        for source in sources:
+            if source.grid is not None:
+                blocks: dict[int, Any] = {block.number: block.data for block in source.blocks}
+                sums[source.number] = fingerprint.begin_blocks(blocks, source.grid)
+        return sums
+
+    def _sums(
+        self, large: Iterable[Source], begun: Sums, written: Iterable[_Written]
+    ) -> dict[int, list[int]]:
+        """Return the share of this process in the fingerprint of each leaf."""
+        sums: dict[int, Words] = {}
+        for source in large:
+            if source.grid is not None:
+                sums[source.number] = begun[source.number].result()
+            elif source.blocks:
+                (block,) = source.blocks
+                sums[source.number] = sums_of_numpy(np.asarray(block.data))
+        for each in written:
+            for number, words in each.sums.items():
+                sums[number] = add([sums.get(number, add([])), words])
+        return {number: words.tolist() for number, words in sums.items()}
 
     def _digest(self, source: Source, parts: Sequence[dict[str, Any]]) -> str | None:
         if not self.fingerprints:
@@ -246,92 +307,24 @@ class Writer:
         return digest_of(*source.saved_type, add(np.array(sums, np.uint32)))
 
 
-def _leaf(
-    source: Source, digest: str | None, array: int | None, pieces: tuple[Piece, ...]
-) -> ArrayLeaf:
-    return ArrayLeaf(
-        source.path,
-        source.kind,
-        source.shape,
-        source.dtype,
-        source.key_impl,
-        source.spec,
-        source.mesh,
-        digest,
-        array,
-        pieces,
-    )
+class _AfterLast:
+    """A function that is called when it has been called for the last of several times."""
+
+    def __init__(self, function: Callable[[], object], times: int) -> None:
+        self._function = function
+        self._times = times
+
+    def __call__(self) -> None:
+        self._times -= 1
+        if not self._times:
+            self._function()
 
 
-def _about() -> dict[str, Any]:
-    try:
-        gda_version = version("gda")
-    except PackageNotFoundError:  # run from its sources, or these cannot be read any more
-        gda_version = "unknown"
-    return {
-        "gda": gda_version,
-        "jax": jax.__version__,
-        "processes": jax.process_count(),
-        "saved": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
-
-
-class _Own:
-    """A leaf that is an array of its own on disk."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        chunk_shape = chunk_shape_of(source.block_shape, source.dtype.itemsize, CHUNK_BYTES)
-        self.grid = ChunkGrid(source.shape, chunk_shape)
-        self.chunk_bytes = math.prod(chunk_shape) * source.dtype.itemsize
-        words = re.sub(r"[^0-9A-Za-z_-]+", ".", ".".join(map(str, source.path))).strip(".")
-        self.name = f"{source.number:05}.{words[:80]}".rstrip(".")
-        self.chunks: dict[int, tuple[int, int]] = {}
-
-    @property
-    def written_bytes(self) -> int:
-        """Bytes that this process writes."""
-        block_bytes = math.prod(self.source.block_shape) * self.source.dtype.itemsize
-        return len(self.source.blocks) * block_bytes
-
-    def metadata(self, codec: str) -> bytes:
-        return zarr_format.metadata(
-            self.source.shape, self.grid.chunk_shape, self.source.dtype, codec
-        )
-
-    def written(self) -> list[list[int]]:
-        """Return number, checksum and size of the chunks that this process wrote."""
-        return [[number, *each] for number, each in sorted(self.chunks.items())]
-
-    def stored(self, written: Iterable[list[int]], codec: str) -> StoredArray:
-        """Return what the manifest says of it, given what ``written`` returned everywhere."""
-        crcs, sizes = [-1] * self.grid.num_chunks, [0] * self.grid.num_chunks
-        for number, crc, size in written:
-            crcs[number], sizes[number] = crc, size
-        missing = crcs.count(-1)
-        if missing:
-            raise SaveError(f"{missing} chunks of {self.name} were written by no process")
-        document = self.metadata(codec)
-        return StoredArray(
-            self.name,
-            self.source.shape,
-            self.grid.chunk_shape,
-            self.source.dtype,
-            codec,
-            (len(document), zarr_format.crc32c(np.frombuffer(document, np.uint8))),
-            crcs,
-            sizes if codec == "zstd" else None,
-        )
-
-
-def _stored_pack(part: dict[str, Any], codec: str) -> StoredArray:
-    return StoredArray(
-        part["name"],
-        tuple(part["shape"]),
-        tuple(part["chunk_shape"]),
-        np.dtype(manifest_json.dtype_of(part["dtype"])),
-        codec,
-        tuple(part["metadata"]),
-        [crc for crc, _ in part["chunks"]],
-        [size for _, size in part["chunks"]] if codec == "zstd" else None,
-    )
+def _with_chunks(array: StoredArray, chunks: Iterable[tuple[int, int, int]]) -> StoredArray:
+    """Return an array with number, checksum and size of all of its chunks."""
+    by_number = {number: (crc, size) for number, crc, size in chunks}
+    missing = array.grid.num_chunks - len(by_number)
+    if missing:
+        raise SaveError(f"{missing} chunks of {array.name} were written by no process")
+    crcs, sizes = zip(*[by_number[chunk] for chunk in range(len(by_number))], strict=True)
+    return replace(array, crcs=crcs, sizes=sizes if array.codec == "zstd" else None)

@@ -26,7 +26,8 @@ from gda.layout.boundary import frame_of_caller, public, set_module
 from gda.layout.text import MOST_NAMED, format_processes, join_some
 from gda.mesh import processes_of
 from gda.multihost.descriptions import Description, describe, describe_wanted, leaf_fields
-from gda.multihost.meeting import DisagreementError, LateProcessError, meet
+from gda.multihost.meeting import DisagreementError, meet
+from gda.multihost.steps import all_do
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,7 +67,7 @@ def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | Non
     seconds = timeout_of_checks() if timeout is None else _seconds(timeout, "timeout")
     _check_joined()
     if jax.process_count() > 1:
-        _agree(lambda: describe(tree), _Place("check", repr(name)), seconds)
+        _agree(lambda: tree, describe, _Place("check", repr(name)), seconds)
 
 
 @set_module("gda")
@@ -167,16 +168,13 @@ def together(
         return work()
     seconds = timeout_of_checks()
     if wanted is not None:
-        _agree(wanted, _Place(name), seconds, processes)
-    done: list[T] = []
+        _agree(wanted, dict, _Place(name), seconds, processes)
 
-    def result() -> Description:
+    def unchecked() -> T:
         with _switched(_Switch(False, seconds)):
-            done.append(work())
-        return outcome(done[0])
+            return work()
 
-    _agree(result, _Place(f"end of {name}"), seconds, processes)
-    return done[0]
+    return _agree(unchecked, outcome, _Place(f"end of {name}"), seconds, processes)
 
 
 def check_moving(
@@ -187,7 +185,7 @@ def check_moving(
     if _is_on() and jax.process_count() > 1 and takes_part:
         described = {("", option): repr(value) for option, value in options.items()}
         place = _Place(name)
-        _agree(lambda: describe(tree) | described, place, timeout_of_checks(), processes)
+        _agree(lambda: describe(tree) | described, dict, place, timeout_of_checks(), processes)
 
 
 def user_location() -> str:
@@ -266,77 +264,68 @@ class _Place(NamedTuple):
 
 
 def _agree(
-    description_of: Callable[[], Description],
+    work: Callable[[], T],
+    describe_outcome: Callable[[T], Description],
     place: _Place,
     timeout: float,
     processes: tuple[int, ...] | None = None,
-) -> None:
-    """Raise ``DisagreementError`` in all processes unless all describe the same.
+) -> T:
+    """Return what ``work`` returns, in all processes if all describe the same of it.
 
-    Where ``description_of`` raises in one process, that one raises it, and the others hear of it.
+    Raises:
+      DisagreementError: they do not, in all processes; or the work of another process failed.
     """
     what = f"{place} ({user_location()})"
-    failure, description = None, {}
-    try:
-        description = {("", place.function if place.name else "call"): place.name or str(place)}
-        description |= description_of()
-    except Exception as error:  # the others must hear of it before this process goes
-        failure = error
-    text = json.dumps([[*key, value] for key, value in description.items()]).encode()
-    digest = sha256(text).hexdigest()
-    payload = json.dumps([digest, failure and _one_line(failure), what]).encode()
-    try:
-        said = meet(
-            payload,
-            compare_digests,
-            kind="digests",
-            what=what,
-            timeout=timeout,
-            processes=processes,
-        )
-    except (DisagreementError, LateProcessError, ConnectionError):
-        if failure is None:
-            raise
-        raise failure from None  # what this process did wrong is what it has to hear
-    if failure is not None:
-        raise failure
-    verdict = json.loads(said)
-    if "failed" in verdict:
-        raise DisagreementError(f"{what}: {verdict['failed']}")
-    if "groups" in verdict:
-        mine = text if jax.process_index() in verdict["spokesmen"] else b""
-        judge = functools.partial(say_difference, verdict["groups"])
+    here = {("", place.function if place.name else "call"): place.name or str(place)}
+
+    def described() -> tuple[T, bytes]:
+        result = work()
+        fields = here | describe_outcome(result)
+        return result, json.dumps([[*key, value] for key, value in fields.items()]).encode()
+
+    done = all_do(
+        described,
+        tell=lambda mine: [sha256(mine[1]).hexdigest(), what],
+        judge=compare_digests,
+        kind="digests",
+        what=what,
+        timeout=timeout,
+        processes=processes,
+    )
+    result, text = done.mine
+    if difference := done.verdict:
+        mine = text if jax.process_index() in difference["spokesmen"] else b""
+        judge = functools.partial(say_difference, difference["groups"])
         said = meet(
             mine, judge, kind="descriptions", what=what, timeout=timeout, processes=processes
         )
-        raise DisagreementError(f"{what}: {said.decode()}{verdict['places']}")
+        raise DisagreementError(f"{what}: {said.decode()}{difference['places']}")
+    return result
 
 
-def compare_digests(payloads: dict[int, bytes]) -> bytes:
-    """Judge digests: who failed, or which groups of processes there are, the smallest first."""
-    digests = {process: json.loads(payload) for process, payload in payloads.items()}
-    failed = [f"process {i} failed: {error}" for i, (_, error, _) in digests.items() if error]
-    if failed:
-        return json.dumps({"failed": join_some(failed)}).encode()
+def compare_digests(parts: dict[int, tuple[str, str]]) -> dict[str, Any]:
+    """Judge digests: nothing if they are equal, else the groups of processes, smallest first.
+
+    Args:
+      parts: digest and place of each process.
+    """
     groups: dict[str, list[int]] = {}
     places: dict[str, list[int]] = {}
-    for process, (digest, _, place) in sorted(digests.items()):
+    for process, (digest, place) in sorted(parts.items()):
         groups.setdefault(digest, []).append(process)
         places.setdefault(place, []).append(process)
     if len(groups) == 1:
-        return b"{}"
+        return {}
     heard = sorted(groups.values(), key=len)
     if len(heard) > MOST_NAMED:
         # Enough are that of the majority and those that are most on their own.
         heard = [*heard[: MOST_NAMED - 1], heard[-1]]
     where = [f"{format_processes(group)} at {place}" for place, group in places.items()]
-    return json.dumps(
-        {
-            "groups": heard,
-            "spokesmen": [group[0] for group in heard],
-            "places": f". They are at different places: {join_some(where)}" if where[1:] else "",
-        }
-    ).encode()
+    return {
+        "groups": heard,
+        "spokesmen": [group[0] for group in heard],
+        "places": f". They are at different places: {join_some(where)}" if where[1:] else "",
+    }
 
 
 def say_difference(groups: list[list[int]], payloads: dict[int, bytes]) -> bytes:
@@ -359,7 +348,3 @@ def say_difference(groups: list[list[int]], payloads: dict[int, bytes]) -> bytes
             others = [f"{format_processes(who)}: {value}" for value, who in rest]
             differences.append(", ".join([f"at {path}, {said}" if path else said, *others]))
     return f"the processes do not agree: {join_some(differences)}".encode()
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".replace("\n", " ")[:500]

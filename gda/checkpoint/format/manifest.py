@@ -28,7 +28,8 @@ class StoredArray:
       shape, chunk_shape, dtype: as it is stored, ``dtype`` being the real one.
       codec: ``"bytes"`` or ``"zstd"``.
       metadata: size and CRC-32C of its ``zarr.json``.
-      crcs: the CRC-32C of every chunk as it is stored, without the four bytes that say so.
+      crcs: the CRC-32C of every chunk as it is stored, without the four bytes that say so; empty
+        before it is written.
       sizes: of every chunk in bytes, without these four; ``None`` where chunks are not compressed.
     """
 
@@ -38,8 +39,23 @@ class StoredArray:
     dtype: np.dtype[Any]
     codec: str
     metadata: tuple[int, int]
-    crcs: Sequence[int]
+    crcs: Sequence[int] = ()
     sizes: Sequence[int] | None = None
+
+    @classmethod
+    def planned(
+        cls, name: str, shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str
+    ) -> StoredArray:
+        """Return one that is to be written."""
+        document = zarr_format.metadata(shape, chunk_shape, dtype, codec)
+        return cls(
+            name=name,
+            shape=shape,
+            chunk_shape=chunk_shape,
+            dtype=dtype,
+            codec=codec,
+            metadata=zarr_format.size_and_crc(document),
+        )
 
     @cached_property
     def grid(self) -> ChunkGrid:
@@ -102,11 +118,11 @@ class ArrayLeaf:
     kind: str
     shape: Shape
     dtype: np.dtype[Any]
-    key_impl: str | None
-    spec: str | None
-    mesh: dict[str, int] | None
-    fingerprint: str | None
-    array: int | None
+    key_impl: str | None = None
+    spec: str | None = None
+    mesh: dict[str, int] | None = None
+    fingerprint: str | None = None
+    array: int | None = None
     pieces: tuple[Piece, ...] = ()
 
     @property

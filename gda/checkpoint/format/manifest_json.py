@@ -57,7 +57,7 @@ def dump(manifest: Manifest) -> bytes:
             "data": manifest.data,
             "structure": manifest.structure,
             "leaves": [_dump_leaf(leaf) for leaf in manifest.leaves],
-            "arrays": [_dump_array(array) for array in manifest.arrays],
+            "arrays": [dump_array(array) for array in manifest.arrays],
         },
         separators=(",", ":"),
         allow_nan=False,
@@ -141,14 +141,17 @@ def _dump_leaf(leaf: Leaf) -> dict[str, Any]:
         if (value := getattr(leaf, name)) is not None:
             entry[name] = value
     if leaf.array is None:
-        entry["pieces"] = [
-            [piece.array, piece.offset, list(piece.start), list(piece.shape)]
-            for piece in leaf.pieces
-        ]
+        entry["pieces"] = [dump_piece(piece) for piece in leaf.pieces]
     return entry
 
 
-def _dump_array(array: StoredArray) -> dict[str, Any]:
+def dump_piece(piece: Piece) -> list[Any]:
+    """Return a piece as ``load_piece`` reads it."""
+    return [piece.array, piece.offset, list(piece.start), list(piece.shape)]
+
+
+def dump_array(array: StoredArray) -> dict[str, Any]:
+    """Return an array as ``load_array`` reads it."""
     return {
         "name": array.name,
         "shape": list(array.shape),
@@ -204,7 +207,7 @@ def _manifest(body: Any) -> Manifest:
     if not DATA_PATTERN.fullmatch(data):
         raise _Invalid(f"data is {data!r:.80}, which is not a directory of a checkpoint")
     arrays = tuple(
-        _array(_Entry(f"arrays[{i}]", each)) for i, each in enumerate(entry.get("arrays", list))
+        load_array(each, f"arrays[{i}]") for i, each in enumerate(entry.get("arrays", list))
     )
     names = [array.name for array in arrays]
     if len(set(names)) != len(names):
@@ -220,7 +223,10 @@ def _manifest(body: Any) -> Manifest:
     if any(type(value) not in (str, int) for value in about.values()):
         raise _Invalid("about has something else than numbers and words")
     group = None if entry.get("group", list, None) is None else _size_and_crc(entry, "group", 2**30)
-    return Manifest(data, arrays, leaves, entry.get("structure", object), about, group)
+    structure = entry.get("structure", object)
+    return Manifest(
+        data=data, arrays=arrays, leaves=leaves, structure=structure, about=about, group=group
+    )
 
 
 class _Entry:
@@ -282,11 +288,6 @@ def _dtype(name: str, text: str) -> np.dtype[Any]:
     return dtype
 
 
-def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the dtype of a name, those of JAX such as ``bfloat16`` included."""
-    return _dtype("dtype", name)
-
-
 def is_storable(dtype: np.dtype[Any]) -> bool:
     """Whether a checkpoint can hold arrays of this dtype."""
     try:
@@ -302,7 +303,9 @@ _NUMPY_DTYPES = {
 }
 
 
-def _array(entry: _Entry) -> StoredArray:
+def load_array(value: Any, name: str) -> StoredArray:
+    """Return the array that ``dump_array`` wrote; ``name`` is for the messages."""
+    entry = _Entry(name, value)
     name, codec = entry.get("name", str), entry.get("codec", str)
     if not _ARRAY_PATTERN.fullmatch(name):
         raise _Invalid(f"{entry.name}.name is {name!r:.140}, which is not a name of an array")
@@ -324,8 +327,16 @@ def _array(entry: _Entry) -> StoredArray:
         sizes = entry.numbers("sizes")
         if len(sizes) != num_chunks or max(sizes) > _MOST_CHUNK_BYTES:
             raise _Invalid(f"{entry.name}.sizes are not those of {num_chunks} chunks")
-    metadata = _size_and_crc(entry, "metadata", 2**20)
-    return StoredArray(name, shape, chunk_shape, dtype, codec, metadata, crcs, sizes)
+    return StoredArray(
+        name=name,
+        shape=shape,
+        chunk_shape=chunk_shape,
+        dtype=dtype,
+        codec=codec,
+        metadata=_size_and_crc(entry, "metadata", 2**20),
+        crcs=crcs,
+        sizes=sizes,
+    )
 
 
 def _size_and_crc(entry: _Entry, key: str, most_bytes: int) -> tuple[int, int]:
@@ -360,16 +371,16 @@ def _leaf(entry: _Entry, arrays: Sequence[StoredArray]) -> Leaf:
         raise _Invalid(f"{entry.name}.kind is {kind!r:.40}, which this gda does not know")
     number = entry.get("array", int, None)
     leaf = ArrayLeaf(
-        path,
-        kind,
-        entry.shape("shape"),
-        entry.dtype(),
-        _key_impl(entry),
-        entry.get("spec", str, None),
-        _mesh(entry),
-        _fingerprint(entry),
-        number,
-        () if number is not None else _pieces(entry),
+        path=path,
+        kind=kind,
+        shape=entry.shape("shape"),
+        dtype=entry.dtype(),
+        key_impl=_key_impl(entry),
+        spec=entry.get("spec", str, None),
+        mesh=_mesh(entry),
+        fingerprint=_fingerprint(entry),
+        array=number,
+        pieces=() if number is not None else _pieces(entry),
     )
     if math.prod(size for size in leaf.shape if size) * leaf.dtype.itemsize > _LARGEST:
         raise _Invalid(f"{entry.name} of shape {leaf.shape} is larger than any machine can hold")
@@ -399,16 +410,19 @@ def _fingerprint(entry: _Entry) -> str | None:
 
 
 def _pieces(entry: _Entry) -> tuple[Piece, ...]:
-    pieces = []
-    for i, each in enumerate(entry.get("pieces", list)):
-        name = f"{entry.name}.pieces[{i}]"
-        if not isinstance(each, list) or len(each) != 4:
-            raise _Invalid(f"{name} is not an array, an offset, a start and a shape")
-        array, offset = _numbers(name, each[:2])
-        start = _numbers(name, _checked(each[2], list))
-        shape = _shape(name, _checked(each[3], list))
-        pieces.append(Piece(array, offset, start, shape))
-    return tuple(pieces)
+    values = enumerate(entry.get("pieces", list))
+    return tuple(load_piece(each, f"{entry.name}.pieces[{i}]") for i, each in values)
+
+
+def load_piece(value: Any, name: str) -> Piece:
+    """Return the piece that ``dump_piece`` wrote; ``name`` is for the messages."""
+    if not isinstance(value, list) or len(value) != 4:
+        raise _Invalid(f"{name} is not an array, an offset, a start and a shape")
+    array, offset = _numbers(name, value[:2])
+    start = _numbers(name, _checked(value[2], list))
+    return Piece(
+        array=array, offset=offset, start=start, shape=_shape(name, _checked(value[3], list))
+    )
 
 
 def _check_stored(name: str, leaf: ArrayLeaf, arrays: Sequence[StoredArray]) -> None:

@@ -1,0 +1,78 @@
+"""Steps that all processes do: what one process fails at, all hear of."""
+
+from typing import Any
+
+import jax
+import pytest
+
+import gda
+from gda.multihost.steps import Done, all_do
+
+
+def is_me() -> bool:
+    return jax.process_index() == 1
+
+
+def refuse(parts: dict[int, Any]) -> None:
+    raise FileExistsError(f"{sorted(parts.values())} are there")
+
+
+def done(**arguments: Any) -> Done[int]:
+    step = {"work": jax.process_index, "what": "a step", "timeout": 20}
+    return all_do(**step | arguments)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_all_hear_the_verdict_and_one_has_the_parts() -> None:
+    said = done(tell=lambda mine: {"mine": mine}, judge=lambda parts: list(parts))
+    assert said.mine == jax.process_index()
+    assert said.verdict == [0, 1]
+    assert said.parts == ([] if is_me() else [{"mine": 0}, {"mine": 1}])
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
+def test_a_failure_is_raised_as_it_is_and_the_others_hear_of_it(kind: type[BaseException]) -> None:
+    def work() -> None:
+        if is_me():
+            raise kind("no\nspace")
+
+    with pytest.raises(kind if is_me() else RuntimeError) as caught:
+        done(work=work, failed=RuntimeError)
+    said = "no\nspace" if is_me() else f"a step: process 1 failed: {kind.__name__}: no space"
+    assert str(caught.value) == said
+    assert done().verdict is None  # and all are there for the next
+
+
+@pytest.mark.processes(2, devices=4)
+def test_who_cannot_tell_its_part_has_failed() -> None:
+    with pytest.raises(TypeError if is_me() else gda.DisagreementError, match="JSON serializable"):
+        done(tell=lambda _: object() if is_me() else 0)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_what_the_judge_raises_fails_the_step() -> None:
+    expected = gda.DisagreementError if is_me() else FileExistsError
+    with pytest.raises(expected, match=r"\[0, 1\] are there"):
+        done(judge=refuse)
+    with pytest.raises(FileExistsError, match=r"\[0, 1\] are there"):
+        done(judge=refuse, shared=(FileExistsError,))
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_failure_is_not_hidden_by_others_that_are_elsewhere() -> None:
+    def fail() -> None:
+        raise OSError("no space")
+
+    if is_me():
+        with pytest.raises(OSError, match="no space"):
+            done(work=fail)
+    else:
+        with pytest.raises(gda.DisagreementError, match="at different places"):
+            done(what="another step")
+
+
+def test_alone_there_is_no_other_to_wait_for() -> None:
+    assert done(judge=lambda parts: parts[0]) == Done(0, 0, [0])
+    with pytest.raises(FileExistsError):
+        done(judge=refuse)
