@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(
     for item in items:
         # xdist puts the group into an attribute that pytest 9.2 does not read (pytest-xdist 1386).
         with_group = getattr(item, "_nodeid", item.nodeid)
-        if with_group != item.nodeid:
+        if with_group != item.nodeid and hasattr(item, "_id"):
             setattr(item, "_id", type(getattr(item, "_id")).parse(with_group))  # noqa: B009, B010
     return None
 
