@@ -47,7 +47,7 @@ def traced_error(name: str, outside: str = _OUTSIDE) -> TypeError:
 
 def kind_error(given: object, otherwise: str = "") -> TypeError:
     hint = otherwise and f"; {otherwise}"
-    return TypeError(f"expected a GlobalArray or a jax.Array, not a {type(given).__name__}{hint}")
+    return TypeError(f"expected a GlobalArray or a jax.Array, not {type(given).__name__}{hint}")
 
 
 def deleted_error(array: jax.Array, kind: str = "GlobalArray") -> RuntimeError:

@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_said_with_numbers_and_path(auto_mesh: Mesh) -> Non
     assert raised.value.__notes__[-1] == "gda: at ['a'] of the tree"
     with pytest.raises(ValueError, match="the array is a scalar"):
         get(jnp.zeros(()), partition=Partition.FULL)
-    with pytest.raises(TypeError, match="expected a GlobalArray or a jax.Array, not a ndarray"):
+    with pytest.raises(TypeError, match="expected a GlobalArray or a jax.Array, not ndarray"):
         get({"a": batch(8)})
     with pytest.raises(TypeError, match="NumPy has no key"):
         get(jax.random.split(jax.random.key(0), 8))
@@ -306,7 +306,7 @@ def test_bad_constraints(auto_mesh: Mesh) -> None:
             constrain(jnp.zeros(8), "x")
         with pytest.raises(ValueError, match=r"shardings\['a'\] is a list of 1, and the tree has"):
             constrain({"a": jnp.zeros(8)}, {"a": [P()]})
-        with pytest.raises(TypeError, match="expected a GlobalArray or a jax.Array, not a float"):
+        with pytest.raises(TypeError, match="expected a GlobalArray or a jax.Array, not float"):
             constrain({"a": 1.0}, P("x"))
 
 
