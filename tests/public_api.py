@@ -76,7 +76,7 @@ def _members(kind: type) -> Iterator[str]:
         yield from (f"overload {_signature(one)}" for one in typing.get_overloads(kind.__init__))
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        # What a container has of jax.Array, its operators, depends on the version of JAX.
+        # The operators that a container has of jax.Array depend on the version of JAX.
         if _is_of_gda(base) and base.__name__ != "ArrayOperators":
             found |= dict.fromkeys(base.__annotations__)
             found |= vars(base)

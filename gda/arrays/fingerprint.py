@@ -28,8 +28,8 @@ from gda.mesh import grid_of, processes_of, sharding_of
 from gda.multihost.agreement import check_moving
 from gda.multihost.allgather import all_gather
 
-# What has no more elements in this process, NumPy sums up at once where the devices are CPUs: to
-# start a program there takes longer, and to compile it much longer.
+# NumPy sums up arrays of at most so many elements in this process, at once, where the devices are
+# CPUs: to start a program there takes longer, and to compile it much longer.
 SMALL = 1 << 16
 
 _OTHERWISE = (

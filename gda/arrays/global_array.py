@@ -164,7 +164,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
                 raise
         _set(self, "array", array)
 
-    # What it is.
+    # Its layout and its values.
 
     @property
     def shape(self) -> Shape:

@@ -1,4 +1,4 @@
-"""What one device holds of an array: ``Shard``."""
+"""``Shard``: the block of an array on one device."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DataByDevice:
 
 @set_module("gda")
 class Shard(Generic[DataT]):
-    """What one device holds of a ``GlobalArray``: device, index, replica id and data, read-only."""
+    """The block of a ``GlobalArray`` on one device, its index and replica id; read-only."""
 
     __slots__ = ("_data_by_device", "_device", "_index", "_replica_id")
 

@@ -273,7 +273,7 @@ class _Options:
         return self.compression or "bytes"
 
 
-# What a caller may want to catch is the same in all processes.
+# Errors that a caller may want to catch are the same in all processes.
 save_step = functools.partial(all_do, failed=SaveError, shared=(FileExistsError, DisagreementError))
 
 

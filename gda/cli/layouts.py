@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What stands for no axis in a spec: here, in Python and in JSON. No axis has such a name.
+# They stand for no axis in a spec: here, in Python and in JSON. No axis has such a name.
 NOT_CUT = ("_", "None", "null")
 
 _CALLS = ("P", "PartitionSpec")

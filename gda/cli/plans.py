@@ -36,8 +36,8 @@ _EPILOG = """\
 what a spec is:
   One entry for each dimension, between commas: an axis of the mesh (data),
   several that shard one dimension together (data+model), or _ for not sharded.
-  What is omitted at the end is not sharded. Literals of Python and JSON, such
-  as P('data', None) and the list that --json gives, are read as well.
+  Dimensions that are omitted at the end are not sharded. Literals of Python
+  and JSON, such as P('data', None) and the list of --json, are read as well.
 
 what a model is, for --tree:
   {"mesh": {"data": 16, "model": 4}, "dtype": "bfloat16", "parameters": {

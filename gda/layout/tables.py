@@ -83,7 +83,7 @@ def _width(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
-# Where a line may end: after spaces and commas, but within numbers only if nothing else helps.
+# A line may end after spaces and commas, but within numbers only if nothing else helps.
 _BREAKS = (r"(?:[^ ,]|,(?=[0-9]))+[ ,]*|[ ,]+", r"[^,]+,*|,+")
 
 

@@ -1,7 +1,7 @@
 """Real processes of this machine that run functions in step: ``Pool``.
 
-What a pool runs in its processes is in ``gda.testing.channel``. Its processes start when they are
-first needed and stay for the next call, so that many short calls cost little.
+``gda.testing.worker`` is the program of each, ``gda.testing.channel`` the connection to it. They
+start when they are first needed and stay for the next call, so that many short calls cost little.
 """
 
 from __future__ import annotations

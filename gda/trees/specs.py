@@ -20,7 +20,7 @@ SpecOf = Callable[[str, jax.ShapeDtypeStruct], PartitionSpec]
 
 
 class Kind(NamedTuple):
-    """What is a leaf of a tree of specs; nothing else may be.
+    """The leaves that a tree of specs may have.
 
     Attributes:
       name: of the class, for the messages.
@@ -58,7 +58,7 @@ def check_kind(specs: Any, name: str, kind: Kind) -> None:
 
 
 class Prefix(NamedTuple):
-    """What a prefix of a tree says of each leaf.
+    """The value that a prefix of a tree gives to each leaf.
 
     Attributes:
       name: what the user calls it, for the messages.

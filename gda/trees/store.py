@@ -1,7 +1,7 @@
 """Arrays out to storage: every distinct block written once, by one of the processes that hold it.
 
 A target is anything that takes slices: a memory map, a Zarr array, an HDF5 data set, a TensorStore.
-What is known of one before anything is written is in ``gda.storage.targets``;
+``gda.storage.targets`` has all that is known of one before anything is written;
 ``gda.storage.chunk_conflicts`` says whether its chunks go with the blocks.
 """
 

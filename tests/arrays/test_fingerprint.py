@@ -63,7 +63,7 @@ two_ways = pytest.mark.parametrize("way", ["on devices", "by NumPy"], indirect=T
 
 
 def test_it_never_changes(way: str) -> None:
-    # What is recorded in checkpoints, of more dtypes in test_fingerprint_formula.py.
+    # As recorded in checkpoints; of more dtypes in test_fingerprint_formula.py.
     data = (np.arange(64) % 5 - 2).reshape(8, 8).astype(np.float32)
     g = cut(data, mesh_of({"x": 2, "y": 2}), P("y", "x"))
     assert g.fingerprint() == "fbe80e12002d50a4c047432ad140736f"

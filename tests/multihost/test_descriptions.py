@@ -33,7 +33,7 @@ def test_arrays_of_one_device_have_no_mesh_to_compare() -> None:
     assert {field for _, field in describe(jnp.zeros(3))} == {"shape", "dtype", "structure"}
 
 
-# What is the same in every process.
+# The same in every process.
 
 
 def structure(tree: Any) -> str:

@@ -107,9 +107,7 @@ def test_errors_have_the_path_of_the_leaf(auto_mesh: Mesh) -> None:
     with pytest.raises(ValueError, match="not divisible by 4") as raised:
         to_global({"a": batch(8), "b": [batch(8), batch(6)]}, auto_mesh, P("x"))
     assert raised.value.__notes__[-1] == "gda: at ['b'][1] of the tree"
-    with pytest.raises(
-        TypeError, match="expected a GlobalArray or a jax.Array, not ndarray"
-    ) as e:
+    with pytest.raises(TypeError, match="expected a GlobalArray or a jax.Array, not ndarray") as e:
         to_local({"a": batch(8)}, auto_mesh, P())
     assert e.value.__notes__ == ["gda: at ['a'] of the tree"]
     with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh"):

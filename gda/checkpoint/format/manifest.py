@@ -144,7 +144,7 @@ Leaf = ArrayLeaf | ValueLeaf
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint consists of.
+    """The contents of a checkpoint.
 
     Attributes:
       data: the directory with its arrays.

@@ -191,7 +191,7 @@ class Flow:
         """The pieces that all target devices need together."""
         return self.pieces.count * self.target.num_replicas
 
-    # What each device gets.
+    # The bytes that each device gets.
 
     @cached_property
     def kept(self) -> IntArray:
@@ -237,7 +237,7 @@ class Flow:
         asking = np.flatnonzero(self._holding.ranks <= self._ranks.max())
         boxes = boxes_of(self._holding.blocks[asking], *source)
         near.asked[asking] = needed.shared_with_devices(self._holding.ranks[asking], boxes)
-        # What is kept is among both, where the process holds it.
+        # Blocks that are kept are among both, where the process holds them.
         groups = self._holding.groups(self._home_blocks, self._ranks)
         old = np.flatnonzero((self.homes >= 0) & (groups >= 0))
         near.received[old] -= self.kept[old]
@@ -276,7 +276,7 @@ class Flow:
             blocks = self._holding.blocks_of(self._ranks[known[run]])
             yield devices, blocks, self.pieces.overlaps(blocks, self.target.block_ids[devices])
 
-    # What each device sends.
+    # The bytes that each device sends.
 
     @property
     def sent_near(self) -> IntArray:
@@ -357,7 +357,7 @@ class Flow:
             sources = np.where(is_kept, self.homes[targets], self._holding.devices[places])
             yield Chunk(pieces, targets, sources, is_kept, is_far)
 
-    # Who holds what.
+    # The holders of each block.
 
     @cached_property
     def _holding(self) -> Holding:
