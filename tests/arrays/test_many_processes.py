@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, PartitionSpec
 from meshes import ORDERS, batch, cut, ordered_mesh
+from trials import rarely
 
 import gda
 from gda.layout.grid import ShardGrid
@@ -274,7 +275,7 @@ def first_replicas(grid: ShardGrid, order: list[int]) -> list[tuple[list[tuple],
     ]
 
 
-@settings(max_examples=20)
+@rarely(2)
 @given(data=st.data())
 @pytest.mark.parametrize(("processes", "devices"), SIZES)
 def test_shards_with_replica_id_0_cover_every_element_once(
@@ -297,7 +298,7 @@ def shares(grid: ShardGrid, process_of: list[int]) -> list[int]:
     return list(same.view(jax.process_index()).written_blocks())
 
 
-@settings(max_examples=20)
+@rarely(2)
 @given(data=st.data())
 def test_processes_share_out_writing_without_a_word(process_pool: Any, data: st.DataObject) -> None:
     grid = data.draw(sharded_cases(mesh_shapes(max_devices=8))).grid
