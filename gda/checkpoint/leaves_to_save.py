@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from gda.arrays.buffers import aligned_empty
+from gda.arrays.fingerprint_formula import width_of
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.liveness import live
 from gda.arrays.process_local import distinct_shards
@@ -51,8 +52,11 @@ class Block:
 
     @property
     def hosted(self) -> jax.Array | np.ndarray[Any, Any]:
-        """The data, as NumPy has them where they are in the memory of the host already."""
-        if isinstance(self.data, jax.Array):
+        """The data, as NumPy has them where they are in the memory of the host already.
+
+        Of elements of less than a byte NumPy needs a copy, and JAX keeps that with the array.
+        """
+        if isinstance(self.data, jax.Array) and width_of(self.data.dtype)[0] >= 8:
             (device,) = self.data.devices()
             return np.asarray(self.data) if device.platform == "cpu" else self.data
         return self.data

@@ -391,7 +391,7 @@ def test_nothing_is_written_before_all_is_checked(auto_mesh: Mesh) -> None:
 
 def test_what_is_no_array(auto_mesh: Mesh) -> None:
     target = Counting((16, 8))
-    message = r"not a \w+; for a tree of them there is gda\.store_tree"
+    message = r"not \w+; for a tree of them there is gda\.store_tree"
     for other in (DATA, {"a": cut(DATA, auto_mesh, P())}, None, [1.0]):
         with pytest.raises(TypeError, match=message):
             gda.store(other, target)
