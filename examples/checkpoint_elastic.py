@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-STEPS, SAVE_EVERY, BATCH = 60, 5, 256
+STEPS, SAVE_EVERY, BATCH = 30, 5, 256
 PIXELS, HIDDEN, CLASSES = 64, 128, 10
 
 

@@ -154,9 +154,9 @@ def test_processes_that_die_or_hang_are_named(printed: pytest.LineMatcher) -> No
 
 def test_what_a_process_cannot_collect_is_told(printed: pytest.LineMatcher) -> None:
     assert outcomes(printed, "test_not_in_processes") == {"ERROR": 1}
-    printed.re_match_lines(
+    printed.re_match_lines_random(
         [
-            r"process 0 of 2: this process did not find test_it in /.*\.py",
+            r"process . of 2: this process did not find test_it in /.*\.py",
             r"E   OSError: no such volume",
         ]
     )
