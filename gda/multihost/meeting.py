@@ -14,6 +14,8 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 
 import jax
@@ -84,8 +86,9 @@ def meet(
         return _open(_judged(entries, judge), what)
     thread = threading.current_thread().name
     _held[thread, processes] += 1
-    meeting = _Meeting(service, thread, processes, _held[thread, processes], what, timeout)
-    return _open(meeting.hold(_entry(meeting.number, kind, what, payload), judge), what)
+    number = _held[thread, processes]
+    meeting = _Meeting(service, thread, processes, number, what, timeout)
+    return _open(meeting.hold(_entry(number, kind, what, payload), judge), what)
 
 
 # An entry is a payload with who brings what, and a verdict says in its first byte which it is.
@@ -118,41 +121,34 @@ def _open(verdict: bytes, what: str) -> bytes:
     return verdict[1:]
 
 
+@dataclass(frozen=True)
 class _Meeting:
-    def __init__(
-        self,
-        service: coordination.Service,
-        thread: str,
-        processes: tuple[int, ...],
-        number: int,
-        what: str,
-        timeout: float,
-    ) -> None:
-        self._service = service
-        self._processes = processes
-        self.number = number
-        self._what = what
-        self._timeout = timeout
-        self._me = jax.process_index()
+    service: coordination.Service
+    thread: str
+    processes: tuple[int, ...]
+    number: int
+    what: str
+    timeout: float
+
+    @cached_property
+    def _folder(self) -> str:
         # Not the list itself, which may be long; not its hash(), which may differ.
-        group = sha256(repr((thread, processes)).encode()).hexdigest()[:16]
-        self._folder = f"{_FOLDER}/{group}"
+        group = sha256(repr((self.thread, self.processes)).encode()).hexdigest()[:16]
+        return f"{_FOLDER}/{group}"
 
     def hold(self, entry: bytes, judge: Judge) -> bytes:
-        service, number = self._service, self.number
-        service.put(f"{_FOLDER}/at/{self._me}", self._what.encode())
-        service.put(f"{self._folder}/entry/{self._me}", entry)
-        everybody = len(self._processes) == jax.process_count()
+        service, number, me = self.service, self.number, jax.process_index()
+        service.put(f"{_FOLDER}/at/{me}", self.what.encode())
+        service.put(f"{self._folder}/entry/{me}", entry)
+        some = None if len(self.processes) == jax.process_count() else self.processes
         try:
-            service.barrier(
-                f"{self._folder}/{number}", self._timeout, None if everybody else self._processes
-            )
+            service.barrier(f"{self._folder}/{number}", self.timeout, some)
         except (TimeoutError, ValueError) as error:
             raise self._late(error) from None
         verdict_key = f"{self._folder}/verdict/{number}"
-        if self._me != self._processes[0]:
+        if me != self.processes[0]:
             try:
-                return service.get(verdict_key, self._timeout)
+                return service.get(verdict_key, self.timeout)
             except TimeoutError as error:
                 raise self._late(error) from None
         verdict = _judged(self._entries(), judge)
@@ -163,21 +159,21 @@ class _Meeting:
         return verdict
 
     def _entries(self) -> dict[int, bytes]:
-        entries = self._service.list(f"{self._folder}/entry/")
+        entries = self.service.list(f"{self._folder}/entry/")
         return {int(key.rpartition("/")[2]): entry for key, entry in entries.items()}
 
     def _late(self, reason: Exception) -> LateProcessError:
         """Return the error that everybody raises; the first process that gives up writes it."""
-        service, key = self._service, f"{self._folder}/late/{self.number}"
+        service, key = self.service, f"{self._folder}/late/{self.number}"
         try:
             service.put(f"{key}/by", b"", overwrite=False)
         except KeyError:
             with contextlib.suppress(TimeoutError):
                 said = json.loads(service.get(f"{key}/said", timeout=10))
                 return LateProcessError(*said)
-            return LateProcessError(f"{self._what}: {reason}")
+            return LateProcessError(f"{self.what}: {reason}")
         waiting: dict[str, list[int]] = {}
-        late = set(self._processes)
+        late = set(self.processes)
         for process, entry in self._entries().items():
             number, _, what = json.loads(entry.partition(b"\n")[0])
             if number == self.number:
@@ -187,7 +183,7 @@ class _Meeting:
         lines += [f"process {process} {self._last_seen(process)}" for process in sorted(late)[:8]]
         who = format_processes(late) if late else "a process"
         message = (
-            f"{self._what}: {who} did not come within {self._timeout:g} s. "
+            f"{self.what}: {who} did not come within {self.timeout:g} s. "
             f"{'; '.join(lines)}. Look at the output of {who} for what happened there"
             f"{_because(reason)}"
         )
@@ -196,7 +192,7 @@ class _Meeting:
 
     def _last_seen(self, process: int) -> str:
         try:
-            what = self._service.get(f"{_FOLDER}/at/{process}", timeout=0.1).decode()
+            what = self.service.get(f"{_FOLDER}/at/{process}", timeout=0.1).decode()
         except TimeoutError:
             return "was never at one"
         return f"was last at {what}"
