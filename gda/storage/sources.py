@@ -75,7 +75,7 @@ def source_of(value: Any) -> Source:
       ValueError: its file is closed.
     """
     _check_open(value)
-    if _is_tensorstore(value):
+    if is_a(value, "tensorstore", "TensorStore"):
         return AsyncSource(value)
     if hasattr(value, "get_shape") and hasattr(value, "get_dtype"):
         return _SafetensorsSlice(value)
@@ -118,17 +118,22 @@ def _instead_of(value: object) -> str:
 
 def _check_open(value: Any) -> None:
     """Raise ``ValueError`` for an object of h5py whose file is closed."""
-    h5py: Any = sys.modules.get("h5py")
-    if h5py is not None and isinstance(value, h5py.HLObject) and not value:
+    if is_a(value, "h5py", "HLObject") and not value:
         raise ValueError(
             f"the file of this h5py.{type(value).__name__} is closed; open it again, and keep it "
             "open until the call returns"
         )
 
 
-def _is_tensorstore(value: Any) -> bool:
-    tensorstore = sys.modules.get("tensorstore")  # who has a store has imported it
-    return tensorstore is not None and isinstance(value, tensorstore.TensorStore)
+def is_a(value: object, module: str, name: str) -> bool:
+    """Whether a value is of a class of a library, which is not imported for it.
+
+    A program that has such a value has imported the library.
+
+    >>> is_a(np.zeros(2), "numpy", "ndarray"), is_a(np.zeros(2), "nowhere", "ndarray")
+    (True, False)
+    """
+    return isinstance(value, getattr(sys.modules.get(module), name, ()))
 
 
 class _Slicing:

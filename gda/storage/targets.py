@@ -6,14 +6,13 @@ library is imported here but those that the target is of.
 
 from __future__ import annotations
 
-import sys
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from gda.layout.spec import Shape
-from gda.storage.sources import is_future, is_group
+from gda.storage.sources import is_a, is_future, is_group
 
 
 class SliceTarget(Protocol):
@@ -56,10 +55,9 @@ def target_of(target: Any) -> Target:
       TypeError: it is none.
       ValueError: it is read-only.
     """
-    # Nobody has one of these without having imported the library, so nothing is imported for it.
-    if _is_a(target, "tensorstore", "TensorStore"):
+    if is_a(target, "tensorstore", "TensorStore"):
         return _of_tensorstore(target)
-    if _is_a(target, "h5py", "Dataset"):
+    if is_a(target, "h5py", "Dataset"):
         return _of_h5py(target)
     if isinstance(target, jax.Array):
         raise TypeError("the target is an array of JAX, which nothing can be assigned to")
@@ -72,10 +70,6 @@ def target_of(target: Any) -> Target:
             "can be written to, such as 'r+'"
         )
     return _of_anything(target)
-
-
-def _is_a(target: object, module: str, name: str) -> bool:
-    return isinstance(target, getattr(sys.modules.get(module), name, ()))
 
 
 def _of_anything(target: Any) -> Target:
@@ -183,7 +177,7 @@ def check_fit(target: Target, shape: Shape, dtype: np.dtype[Any]) -> None:
 def _fitting_target(target: Target, dtype: np.dtype[Any]) -> str:
     """Say what target would hold the values of an array."""
     formats = {"HDF5": ("h5py", "Dataset"), "Zarr": ("zarr", "Array")}
-    lacking = [name for name, kind in formats.items() if _is_a(target.handle, *kind)]
+    lacking = [name for name, kind in formats.items() if is_a(target.handle, *kind)]
     if not lacking or dtype.isbuiltin == 1:
         return f"make a target of dtype {dtype}"
     # Numbers that NumPy has from elsewhere: h5py makes raw bytes of them, and zarr-python refuses.
