@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -111,12 +110,7 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
     def __enter__(self) -> SafetensorsFiles:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
     @property
