@@ -140,10 +140,8 @@ def layout_of(mesh: Any, specs: Any, manifest: Manifest, at: Path) -> Layout | N
         for pair in prefix.pairs
         if pair.leaf is not NOTHING and pair.found is not NOTHING
     }
-    said = (
-        [f"the checkpoint has no {join_some(surplus)}, which {prefix.name} has"] if surplus else []
-    )
-    return Layout(places, prefix.name, said)
+    said = f"the checkpoint has no {join_some(surplus)}, which {prefix.name} has"
+    return Layout(places, prefix.name, [said] if surplus else [])
 
 
 def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
@@ -286,9 +284,12 @@ def _said(like: Any) -> str:
 
 def _key_ndim(leaf: ArrayLeaf) -> int:
     """Return how many of the last dimensions are those of one key."""
-    if leaf.key_impl is None:
-        return 0
-    return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=leaf.key_impl))).ndim
+    return 0 if leaf.key_impl is None else _key_data(leaf.key_impl).ndim
+
+
+def _key_data(impl: str) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype of the numbers of one key."""
+    return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))
 
 
 def _key_dtype(impl: str) -> Any:
@@ -296,7 +297,7 @@ def _key_dtype(impl: str) -> Any:
 
 
 def _numpy_target(leaf: ArrayLeaf, dtype: np.dtype[Any]) -> Target:
-    return Target(leaf, dtype, None, _same)
+    return Target(leaf, dtype, None, lambda array: array)
 
 
 def _uncommitted_target(
@@ -355,7 +356,7 @@ def check_keys(leaf: ArrayLeaf) -> None:
     """Raise ``ValueError`` if PRNG keys are of a kind that JAX has not, or have other numbers."""
     if leaf.key_impl is None:
         return
-    key = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=leaf.key_impl)))
+    key = _key_data(leaf.key_impl)
     if leaf.dtype != key.dtype or leaf.shape[len(leaf.shape) - key.ndim :] != key.shape:
         raise ValueError(
             f"it has keys of {leaf.key_impl!r}, each of which is {key.dtype}{list(key.shape)}, and "
@@ -371,7 +372,3 @@ def _check_kept(dtype: np.dtype[Any]) -> None:
             "ask for a cast with like=... of another dtype and cast=True, or give a NumPy array in "
             "like=... to get one"
         )
-
-
-def _same(array: Any) -> Any:
-    return array
