@@ -63,9 +63,8 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
                     "If none is running, remove that file"
                 )
             remove(store, NEW)
-        kept = (manifest_json.NAME, LOCK, NEW)
         committed = None
-        before = [name for name in entries if _is_ours(name) and name not in kept]
+        before = [name for name in entries if manifest_json.DATA_PATTERN.fullmatch(name)]
         is_readable = True
         if manifest_json.NAME in entries:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -63,7 +64,7 @@ class Files:
         """Raise ``CorruptionError`` unless the file of a chunk has the size it should."""
         number, chunk = where
         array = self.manifest.arrays[number]
-        with _About(self, number, chunk):
+        with self._about(number, chunk):
             size = self.store.size(self.name(array, array.grid.key(chunk)))
             if size is not None:
                 _check_size(size, array.file_bytes(chunk))
@@ -102,7 +103,7 @@ class Files:
         """
         array = self.manifest.arrays[number]
         nbytes, crc = array.metadata
-        with _About(self, number, None):
+        with self._about(number, None):
             document, nothing = np.empty(nbytes, np.uint8), np.empty(0, np.uint8)
             found = self.store.read_into(self.name(array, "zarr.json"), document, nothing)
             _check_size(found, nbytes)
@@ -134,7 +135,7 @@ class Files:
         """
         number, chunk = where
         array = self.manifest.arrays[number]
-        with _About(self, number, chunk):
+        with self._about(number, chunk):
             if array.codec == "zstd":
                 # No name keeps the frame, so that it goes when TensorStore has it.
                 zarr_format.decompress(self._frame(where), array.chunk_bytes, out)
@@ -155,6 +156,20 @@ class Files:
         if array.codec == "zstd":
             return zarr_format.decompressing_bytes(nbytes, array.chunk_bytes)
         return nbytes * (self.store.is_remote + (not has_out))
+
+    @contextmanager
+    def _about(self, number: int, chunk: int | None) -> Iterator[None]:
+        """Turn what goes wrong with a file into an error that names array, chunk and file."""
+        try:
+            yield
+        except (*_GONE, ValueError) as error:
+            what = "is missing" if isinstance(error, _GONE) else str(error)
+            array = self.manifest.arrays[number]
+            key = "zarr.json" if chunk is None else array.grid.key(chunk)
+            part = "its metadata" if chunk is None else f"chunk {key}"
+            file = self.store.join(self.name(array, key))
+            leaves = self.leaves_of(number, chunk)
+            raise CorruptionError(f"{leaves}, {part}: {file} {what}") from None
 
     def _frame(self, where: Chunk) -> bytes:
         size = self.manifest.arrays[where[0]].file_bytes(where[1]) - zarr_format.CRC_BYTES
@@ -189,27 +204,6 @@ def group_of(arrays: Iterable[StoredArray]) -> bytes:
             if zarr_format.opens_in_zarr_python(array.dtype)
         }
     )
-
-
-class _About:
-    """Turns what goes wrong with a file into an error that names array, chunk and file."""
-
-    def __init__(self, files: Files, number: int, chunk: int | None) -> None:
-        self._files, self._number, self._chunk = files, number, chunk
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, (*_GONE, ValueError)):
-            return
-        what = "is missing" if isinstance(error, _GONE) else str(error)
-        files, array = self._files, self._files.manifest.arrays[self._number]
-        key = "zarr.json" if self._chunk is None else array.grid.key(self._chunk)
-        chunk = "its metadata" if self._chunk is None else f"chunk {key}"
-        file = files.store.join(files.name(array, key))
-        leaves = files.leaves_of(self._number, self._chunk)
-        raise CorruptionError(f"{leaves}, {chunk}: {file} {what}") from None
 
 
 def _check_size(found: int, expected: int) -> None:

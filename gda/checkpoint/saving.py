@@ -104,13 +104,12 @@ def save(
     3
     >>> folder.cleanup()
     """
-    work = Options(max_workers, max_bytes, progress)
     options = _Options(
         overwrite=overwrite,
         compression=compression,
         fingerprint=fingerprint,
         timeout=timeout,
-        work=work,
+        work=Options(max_workers, max_bytes, progress),
     )
     with contextlib.ExitStack() as stack:
         saving, share = _begin(path, tree, options, stack)
@@ -221,13 +220,12 @@ def save_async(
     {'w': array([0., 0., 0.])}
     >>> folder.cleanup()
     """
-    work = Options(max_workers, max_bytes)
     options = _Options(
         overwrite=overwrite,
         compression=compression,
         fingerprint=fingerprint,
         timeout=timeout,
-        work=work,
+        work=Options(max_workers, max_bytes),
     )
     if jax.process_count() > 1 and coordination.service() is None:
         raise RuntimeError(

@@ -11,6 +11,7 @@ The JSON of a leaf is its number; of ``None`` it is ``null``; of a node ``{"dict
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -48,7 +49,7 @@ def flatten(tree: Any) -> tuple[Any, list[tuple[Path, Any]]]:
         seen: set[Path] = set()
         twice = next(path for path, _ in found if path in seen or seen.add(path))
         raise ValueError(f"two leaves of the tree have the path {format_path(twice)}")
-    return _Writer().node(tree, definition, 0), found
+    return _written(tree, definition, itertools.count(), 0), found
 
 
 def unflatten(structure: Any, values: Sequence[Any], at: Path = ()) -> Any:
@@ -142,30 +143,25 @@ def path_of_keys(keys: Sequence[Any]) -> Path:
     return path
 
 
-class _Writer:
-    def __init__(self) -> None:
-        self._next = 0
-
-    def node(self, node: Any, definition: Any, depth: int) -> Any:
-        """Return the JSON of a node, whose leaves are the next ones."""
-        if (data := definition.node_data()) is None:
-            self._next += 1
-            return self._next - 1
-        kind, aux = data
-        if kind is type(None):
-            return None
-        if depth >= _DEEPEST:
-            raise ValueError(f"the tree is nested deeper than {_DEEPEST} levels; flatten it")
-        keys, nodes = _keys_and_children(kind, aux, node)
-        children = [
-            [key, self.node(child, below, depth + 1)]
-            for key, child, below in zip(keys, nodes, definition.children(), strict=True)
-        ]
-        if kind is dict:
-            return {"dict": children}
-        if kind is list or kind is tuple:
-            return {kind.__name__: [below for _, below in children]}
-        return {"node": children, "class": f"{kind.__module__}.{kind.__qualname__}"}
+def _written(node: Any, definition: Any, numbers: Iterator[int], depth: int) -> Any:
+    """Return the JSON of a node, whose leaves have the next numbers."""
+    if (data := definition.node_data()) is None:
+        return next(numbers)
+    kind, aux = data
+    if kind is type(None):
+        return None
+    if depth >= _DEEPEST:
+        raise ValueError(f"the tree is nested deeper than {_DEEPEST} levels; flatten it")
+    keys, nodes = _keys_and_children(kind, aux, node)
+    children = [
+        [key, _written(child, below, numbers, depth + 1)]
+        for key, child, below in zip(keys, nodes, definition.children(), strict=True)
+    ]
+    if kind is dict:
+        return {"dict": children}
+    if kind is list or kind is tuple:
+        return {kind.__name__: [below for _, below in children]}
+    return {"node": children, "class": f"{kind.__module__}.{kind.__qualname__}"}
 
 
 def _keys_and_children(kind: Any, aux: Any, node: Any) -> tuple[Sequence[Any], Sequence[Any]]:
