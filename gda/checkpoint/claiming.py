@@ -1,4 +1,4 @@
-"""Claiming a path for a save: what is there, what may be removed, and who else is saving."""
+"""Claiming a path for a save, which keeps other saves out and finds what may be removed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEW = f"{manifest_json.NAME}.new"  # of a save that is committing, in a director
 
 @dataclass(frozen=True)
 class Claim:
-    """Where a save writes, and what will no longer count once it is committed.
+    """The directory of a save, and what will no longer count once it is committed.
 
     Attributes:
       data: a directory that is not there yet.
@@ -41,7 +41,7 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
       SaveError: another save is at work.
     """
     if not store.is_remote:
-        # Before there is so much as a lock in a directory that is somebody else's.
+        # Before there is so much as a lock in a directory of another program.
         try:
             _check_may_be_saved_into(store, store.entries(), overwrite)
         except FileNotFoundError:
@@ -70,7 +70,7 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
             try:
                 committed = load_manifest(store).data
             except CorruptionError:
-                is_readable = False  # nobody knows what of the rest is still of use
+                is_readable = False  # and it is not known what of the rest is of use
         if is_locked and is_readable:
             # Of saves that died. Without a lock they might be of one that goes on.
             for name in before:

@@ -27,7 +27,7 @@ _GONE = (FileNotFoundError, NotADirectoryError)
 
 @dataclass
 class Files:
-    """What a manifest names, in the store where it is."""
+    """The files that a manifest names, in their store."""
 
     store: Store
     manifest: Manifest

@@ -1,4 +1,4 @@
-"""What is at a path: a checkpoint, the beginnings of one, or something else."""
+"""The contents of a path: a checkpoint, the beginnings of one, or something else."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MAX_BYTES = 128 * 2**20
 @set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint has, by its manifest.
+    """The contents of a checkpoint, by its manifest.
 
     Attributes:
       path: where it is.
@@ -57,7 +57,7 @@ class Contents:
 
     @property
     def summary(self) -> list[str]:
-        """What there is in all, and where from, for people: two lines."""
+        """The total and the origin, for people: two lines."""
         about = printable(", ".join(f"{key} {value}" for key, value in self.about.items()))
         leaves = "1 leaf" if len(self.leaves) == 1 else f"{len(self.leaves)} leaves"
         total = f"{leaves}, {format_bytes(self.nbytes)}; {about:.200}"
@@ -67,7 +67,7 @@ class Contents:
 @set_module("gda.checkpoint")
 @public
 def exists(path: Any, *, timeout: float = 600) -> bool:
-    """Whether there is a complete checkpoint at a path, by its manifest; it may be damaged.
+    """Return whether a path has a complete checkpoint, by its manifest; it may be damaged.
 
     Args:
       path: as for ``save``.

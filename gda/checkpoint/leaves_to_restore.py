@@ -1,4 +1,4 @@
-"""What a restore is to give: of every leaf, the type and the layout.
+"""The leaves that a restore is to give, each with its type and layout.
 
 They come from ``like``, a tree of what is wanted, or from a mesh and specs. Everything that does
 not fit the checkpoint is found here, before anything is read.
@@ -30,7 +30,7 @@ from gda.trees.specs import layout, layouts_of
 
 @dataclass(frozen=True)
 class Target:
-    """What becomes of one array of the checkpoint.
+    """One array of the checkpoint, and the value that becomes of it.
 
     Attributes:
       leaf: the array.

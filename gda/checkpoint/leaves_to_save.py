@@ -1,7 +1,7 @@
-"""What a tree that is to be saved consists of: of every leaf, the blocks that this process writes.
+"""The leaves of a tree that is saved, and of each the blocks that this process writes.
 
-Over all processes every block is written once. What several hold is shared out between them, leaf
-after leaf, so that replicated parameters are not all written by process 0.
+Over all processes every block is written once. Replicated blocks are shared out between their
+processes, leaf after leaf, so that process 0 does not write all of them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Source:
 
     @property
     def block_shape(self) -> Shape:
-        """Every block has it."""
+        """The shape of every block."""
         return self.leaf.shape if self.grid is None else self.grid.shard_shape
 
     @property
@@ -97,7 +97,7 @@ class Source:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this process writes all of it."""
+        """True if this process writes all of it."""
         return len(self.blocks) == (1 if self.grid is None else self.grid.num_shards)
 
 
@@ -249,7 +249,7 @@ def _whole(
 
 
 def _has_turn(turn: int) -> bool:
-    """Whether this process writes what all have."""
+    """Return whether this process writes an array that all processes have."""
     return turn % jax.process_count() == jax.process_index()
 
 

@@ -1,7 +1,7 @@
 """Reading arrays: each chunk that this process needs once, checked, into the memory that stays.
 
 A chunk that is one contiguous part of a block goes straight into the memory that becomes the array;
-others go through a buffer. What is read is first worked out from numbers, and compared with the
+others go through a buffer. The chunks are first worked out from numbers, and compared with the
 sizes of the files, before memory is taken.
 """
 
@@ -115,7 +115,7 @@ class _Arrival:
 
     @property
     def starts(self) -> list[Shape]:
-        """Where its blocks begin."""
+        """The first elements of its blocks."""
         plan = self.target.plan
         if plan is None:
             return [(0,) * len(self.target.leaf.shape)]

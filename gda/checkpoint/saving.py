@@ -143,7 +143,7 @@ class Pending:
         self._failure = ""
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether it has ended, well or not."""
         return self._thread is not None and not self._thread.is_alive()
 
     @public
@@ -408,7 +408,7 @@ class _Saving:
                 self.store.remove(self.claim.data)
 
     def _is_committed(self, error: BaseException) -> bool | None:
-        """Whether the manifest is there; ``None`` if that cannot be said, or may change yet."""
+        """Return if the manifest is there; ``None`` if that is not known, or may change yet."""
         if jax.process_index() == 0 and not self.may_be_committed:
             return False
         try:

@@ -1,4 +1,4 @@
-"""Whether all processes mean the same arrays: what is compared, and what is said if they do not.
+"""Checks that all processes mean the same arrays, and the errors if they do not.
 
 Two processes that build "the same" array of different shapes get wrong sums without a word, and
 other disagreements hang. A check compares descriptions before that. It goes through
@@ -81,7 +81,7 @@ def checking_agreement(
     processes of the mesh before it reads. After building, all constructors, those of trees too,
     compare what came out and whether all of them succeeded, so that one that failed is known to
     all at once. ``reshard`` and ``gather`` check before they move; ``from_array``, which only
-    wraps, does not. Only the main thread checks: nobody knows in which order others run in which
+    wraps, does not. Only the main thread checks: other threads may run in another order in each
     process. They raise what ``check_processes_agree`` raises, and the process that failed
     its own exception. The environment variable
     ``GDA_CHECK_AGREEMENT=1`` switches it on for the whole program; the launcher and the pytest
@@ -218,7 +218,7 @@ def _switched(switch: _Switch) -> Iterator[None]:
 
 
 def _is_on() -> bool:
-    # Of other threads nobody knows in which order they run in which process.
+    # Other threads may run in another order in each process.
     return _switch.get().is_on and threading.current_thread() is threading.main_thread()
 
 
@@ -250,11 +250,11 @@ def _seconds(value: float | str, name: str) -> float:
     return seconds
 
 
-# What a check is.
+# The check.
 
 
 class _Place(NamedTuple):
-    """Where a process is: in which function, and which use of it by the name the user gave."""
+    """The place of a process: a function, and the name that the user gave to this use of it."""
 
     function: str
     name: str = ""

@@ -2,7 +2,7 @@
 
 That is above all JAX's coordination service: a key-value store and barriers with a timeout. The
 service starts with ``jax.distributed.initialize`` and runs in process 0. It needs no devices, so
-processes that disagree over arrays can still talk through it. Where a version of JAX has moved
+processes that disagree over arrays can still talk through it. If a version of JAX has moved
 something, each function says in the log, once, what is lost.
 """
 
@@ -51,7 +51,7 @@ class Service:
         """Return the value of ``key``, waiting for it up to ``timeout`` seconds.
 
         Raises:
-          TimeoutError: nobody stored it in that time.
+          TimeoutError: it was not stored in that time.
         """
         with _errors(key):
             return self._client.blocking_key_value_get_bytes(key, _milliseconds(timeout))

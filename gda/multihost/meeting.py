@@ -1,8 +1,8 @@
-"""Where processes meet: each brings a payload, one judges, and all hear the same verdict.
+"""A meeting of processes: each brings a payload, one judges, and all hear the same verdict.
 
-Through JAX's coordination service a meeting never hangs: who does not come in time is named to
-everybody. A meeting costs each process three small messages, whatever their number; only process 0
-of a meeting reads all payloads. Without the service there is a collective and a watchdog.
+Through JAX's coordination service a meeting never hangs: a process that does not come in time is
+named to all. A meeting costs each process three small messages, whatever their number; only
+process 0 of a meeting reads all payloads. Without the service there is a collective and a watchdog.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def meet(
 
     Raises:
       DisagreementError: some processes brought another kind, because they are somewhere else.
-      LateProcessError: somebody did not come. Every process that did raises it, the late one when
+      LateProcessError: a process did not come. Every process that did raises it, the late one when
         it comes after all.
       ConnectionError: the service, that is process 0, is gone.
     """
@@ -163,7 +163,7 @@ class _Meeting:
         return {int(key.rpartition("/")[2]): entry for key, entry in entries.items()}
 
     def _late(self, reason: Exception) -> LateProcessError:
-        """Return the error that everybody raises; the first process that gives up writes it."""
+        """Return the error that all raise; the first process that gives up writes it."""
         service, key = self.service, f"{self._folder}/late/{self.number}"
         try:
             service.put(f"{key}/by", b"", overwrite=False)
@@ -225,7 +225,7 @@ def _by_collective(
     watchdog.daemon = True
     watchdog.start()
     try:
-        # Two sizes that all processes know beforehand, so that a disagreement hangs nobody.
+        # Two sizes that all processes know beforehand, so that no disagreement hangs.
         size = np.frombuffer(np.int64(len(payload)).tobytes(), np.uint8)
         sizes = all_gather(size, processes).view(np.int64).ravel()
         padded = np.zeros(max(int(sizes.max()), 1), np.uint8)

@@ -1,4 +1,4 @@
-"""Where the chunks of a store reach over the blocks of an array, and who would write into one.
+"""Chunks of a store that reach over several blocks of an array, and the writers of these blocks.
 
 Pure integers: no devices, no files. A store reads, changes and writes whole chunks, so two writers
 in one chunk can lose what the other wrote.

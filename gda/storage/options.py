@@ -17,7 +17,7 @@ class Retry:
     """Which errors of a read are tried again, how often, and after how long.
 
     Args:
-      errors: an exception class or a tuple of them. What gda finds wrong with a block that was
+      errors: an exception class or a tuple of them. A fault that gda finds in a block that was
         read, such as its shape, counts as an error of reading it.
       attempts: how often a block is read in all, at least once.
       delay: seconds between the first attempt and the second.
@@ -70,7 +70,7 @@ ProgressLike = bool | Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class Options:
-    """How blocks are read or written: the options of all functions that load or store.
+    """The options of all functions that load or store.
 
     Raises:
       TypeError, ValueError: one of them is not what it must be.
@@ -97,7 +97,7 @@ class Options:
 
     @property
     def are_for_threads(self) -> bool:
-        """Whether threads other than the caller's may read."""
+        """True if threads other than the caller's may read."""
         return self.max_workers is not None and self.max_workers > 1
 
 

@@ -1,4 +1,4 @@
-"""What has a shape, a dtype and slices: reading one block of it.
+"""Reading one block of anything that has a shape, a dtype and slices.
 
 Every library has its own way of reading into memory that is there already, and its own gaps: some
 refuse ``slice(None)``, some have no dtype that NumPy knows. Nothing here knows what becomes of a
@@ -85,7 +85,7 @@ def source_of(value: Any) -> Source:
 
 
 def is_group(value: object) -> bool:
-    """Whether a value is a mapping that JAX takes for a leaf, as those of Zarr and h5py are.
+    """Return whether a value is a mapping that JAX takes for a leaf, as Zarr and h5py have.
 
     Raises:
       ValueError: its file is closed.
@@ -100,7 +100,7 @@ def is_group(value: object) -> bool:
 
 
 def is_future(value: object) -> bool:
-    """Whether a value is one that comes later, such as what ``tensorstore.open`` returns."""
+    """Return whether a value comes later, as the one that ``tensorstore.open`` returns does."""
     return callable(getattr(value, "result", None))
 
 
@@ -126,7 +126,7 @@ def _check_open(value: Any) -> None:
 
 
 def is_a(value: object, module: str, name: str) -> bool:
-    """Whether a value is of a class of a library, which is not imported for it.
+    """Return whether a value is of a class of a library, which is not imported for it.
 
     A program that has such a value has imported the library.
 
@@ -162,7 +162,7 @@ class _Filling(_Slicing):
 
 
 class _SafetensorsSlice:
-    """What ``get_slice`` of the safetensors package gives."""
+    """A slice that ``get_slice`` of the safetensors package gives."""
 
     def __init__(self, value: Any) -> None:
         self._value = value

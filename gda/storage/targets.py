@@ -1,4 +1,4 @@
-"""What is known of the target of a store before anything is written to it.
+"""The target of a store: its properties, found before anything is written to it.
 
 A target is anything with ``shape``, ``dtype`` and NumPy's slice assignment, or a TensorStore. No
 library is imported here but those that the target is of.
@@ -16,7 +16,7 @@ from gda.storage.sources import is_a, is_future, is_group
 
 
 class SliceTarget(Protocol):
-    """What ``store`` writes to: ``numpy.memmap``, ``zarr.Array``, ``h5py.Dataset`` and the like."""
+    """A target of ``store``: ``numpy.memmap``, ``zarr.Array``, ``h5py.Dataset`` and the like."""
 
     @property
     def shape(self) -> Any: ...
@@ -25,7 +25,7 @@ class SliceTarget(Protocol):
 
 
 class Target(NamedTuple):
-    """What is known of a target.
+    """The properties of a target.
 
     Attributes:
       handle: what is written to; its indices count from 0.

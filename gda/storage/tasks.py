@@ -18,7 +18,7 @@ from gda.storage.options import Options
 
 
 class Future(Protocol):
-    """What the futures of TensorStore and of ``concurrent.futures`` have in common."""
+    """The common part of the futures of TensorStore and of ``concurrent.futures``."""
 
     def add_done_callback(self, callback: Callable[[Any], Any], /) -> Any: ...
     def result(self) -> Any: ...
@@ -57,7 +57,7 @@ class AsyncTask(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """What goes on with the memory of a task that is finished.
+    """A transfer that still needs the memory of a task that is finished.
 
     Attributes:
       is_done: whether the memory is free by now.
@@ -68,8 +68,8 @@ class Transfer(NamedTuple):
     wait: Callable[[], object]
 
 
-# How many reads that a library does by itself are under way where nobody says. A store in the
-# network takes this many requests; each may need memory of its own for a chunk.
+# Reads under way that a library does by itself, by default. A store in the network takes this many
+# requests; each may need memory of its own for a chunk.
 _MOST_PENDING = 32
 
 
@@ -84,7 +84,7 @@ def run(tasks: Iterable[Task | AsyncTask], options: Options) -> None:
     Raises:
       Exception: the first that a task raised, in ``work`` or ``finish``, and that is not retried.
         No task is begun after it, and those that run are waited for: no thread is left. So with
-        ``KeyboardInterrupt``. What an ``AsyncTask`` had begun is cancelled.
+        ``KeyboardInterrupt``. A read that an ``AsyncTask`` had begun is cancelled.
     """
     _Crew(iter(tasks), options).run()
 
@@ -231,7 +231,7 @@ class _Crew:
         return self._all_done()
 
     def _all_done(self) -> list[_Attempt]:
-        """Return what was done since somebody asked."""
+        """Return what was done since the last call."""
         done = []
         with contextlib.suppress(queue.Empty):
             while True:

@@ -1,4 +1,4 @@
-"""Into which chunks an array is divided on disk, and which of them a block overlaps. Integers only.
+"""The chunks of an array on disk, and those that a block overlaps. Integers only.
 
 A chunk is a part of one block of the array as it was saved, contiguous in the memory of the block:
 it is written from there and read into there without a copy.
@@ -74,7 +74,7 @@ class ChunkGrid:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """How many chunks there are along each dimension."""
+        """The number of chunks along each dimension."""
         return tuple([n // c for n, c in zip(self.shape, self.chunk_shape, strict=True)])
 
     @property

@@ -1,8 +1,8 @@
 """The manifest as a file: JSON, sealed by its first line, and checked when it is read.
 
 The first line has the size and the SHA-256 of the rest. The file is written last; what it does not
-name does not belong to the checkpoint. Whatever is read from it is looked at before it is used: a
-manifest may be damaged, or made by somebody hostile.
+name does not belong to the checkpoint. Every value is checked before it is used: a manifest may be
+damaged, or hostile.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ _VALUES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 def _is_odd(text: str) -> bool:
-    """Whether a string has halves of characters, which no encoding takes."""
+    """Return whether a string has halves of characters, which no encoding takes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -289,7 +289,7 @@ def _dtype(name: str, text: str) -> np.dtype[Any]:
 
 
 def is_storable(dtype: np.dtype[Any]) -> bool:
-    """Whether a checkpoint can hold arrays of this dtype."""
+    """Return whether a checkpoint can hold arrays of this dtype."""
     try:
         return _dtype("", dtype.name) == dtype
     except _Invalid:
@@ -478,7 +478,7 @@ def _check_shared_out(leaves: Sequence[Leaf], arrays: Sequence[StoredArray]) -> 
 
 
 def _are_tiles(boxes: list[tuple[Shape, Shape]]) -> bool:
-    """Whether boxes are different parts of one regular division, as blocks are."""
+    """Return whether boxes are different parts of one regular division, as blocks are."""
     if len({shape for _, shape in boxes}) > 1 or len({start for start, _ in boxes}) < len(boxes):
         return False
     return all(

@@ -17,7 +17,7 @@ from gda.layout.spec import Shape
 
 CRC_BYTES = 4
 
-# What TensorStore's zarr v3 driver refuses goes to disk as plain integers of that size.
+# Types that TensorStore's zarr v3 driver refuses go to disk as plain integers of that size.
 _AS_INTEGERS = {
     *("int1", "uint1", "uint2", "uint4"),
     *("float8_e4m3", "float6_e2m3fn", "float6_e3m2fn"),

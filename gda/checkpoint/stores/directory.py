@@ -69,7 +69,7 @@ class FileStore:
     ) -> None:
         path = self._inside(name)
         beside = f"{path}.new"
-        # Not with write(), which would make a directory anew that somebody has removed meanwhile.
+        # Not with write(), which would make a directory anew that was removed meanwhile.
         # It is made exclusively: of two saves that no lock keeps apart, one at a time gets here.
         try:
             _write_new(beside, [data])
@@ -132,7 +132,7 @@ class FileStore:
         import fcntl
 
         self._make_directory(self._root)
-        # Where a save that died has made it, the entry may not be durable yet.
+        # A save that died may have made it, and its entry may not be durable yet.
         self._to_sync.add(os.path.dirname(self._root))
         path = os.path.join(self._root, LOCK)
         with _about(path):
@@ -190,8 +190,8 @@ class FileStore:
             while not os.path.isdir(parent):
                 missing.append(parent)
                 parent = os.path.dirname(parent)
-            # What was there, and the root, which is made when it is locked, somebody has removed.
-            # Made again, it would not have the files that were written before.
+            # A known directory, or the root, which is made when it is locked, was removed. Made
+            # again, it would not have the files that were written before.
             is_gone = self._known | ({self._root} - {directory})
             for each in missing:
                 if each in is_gone:

@@ -181,7 +181,7 @@ class KvStore:
 
 
 def _text(key: bytes) -> str:
-    return key.decode(errors="backslashreplace")  # whoever shares the bucket may call things so
+    return key.decode(errors="backslashreplace")  # other users of the bucket may choose such names
 
 
 class _OutOfRangeError(Exception):

@@ -1,4 +1,4 @@
-"""From what a user calls a path to the store behind it."""
+"""The store behind a path, a URL or a spec."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def options_for(store: Store, options: Options) -> Options:
 
 
 def _is_of_tensorstore(path: Any) -> bool:
-    tensorstore = sys.modules.get("tensorstore")  # whoever has such an object has imported it
+    tensorstore = sys.modules.get("tensorstore")  # imported, if such an object exists
     return tensorstore is not None and isinstance(
         path, tensorstore.KvStore | tensorstore.KvStore.Spec
     )

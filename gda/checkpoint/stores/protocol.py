@@ -1,6 +1,6 @@
-"""Where the files of a checkpoint are: a directory, or an object store through TensorStore.
+"""The store of the files of a checkpoint: a directory, or an object store through TensorStore.
 
-Names are relative, their parts separated by ``/``. What a write returns from is durable after the
+Names are relative, their parts separated by ``/``. A file that was written is durable after the
 next ``flush``. Errors say which file, and keep their class.
 """
 
@@ -14,16 +14,16 @@ import numpy as np
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-LOCK = ".lock"  # at the top level of a directory; whoever saves holds it
+LOCK = ".lock"  # at the top level of a directory; held while a save runs
 
 
 class Store(Protocol):
     """Files by name."""
 
     url: str
-    """What a user calls it."""
+    """The name that the user knows."""
     is_remote: bool
-    """Whether a request takes long, and what is read comes in memory of its own."""
+    """True if a request takes long, and its answer comes in memory of its own."""
 
     def write(self, name: str, parts: Sequence[Any]) -> None:
         """Write a file that consists of some buffers; it must not be there yet."""
