@@ -203,8 +203,8 @@ def check_same_values(values: list[dict[str, str]]) -> None:
             differences.append(f"at {path}, process 0 has {first}, {join_some(others)}")
     if differences:
         raise DisagreementError(
-            f"what is not spread over the processes differs: {join_some(differences)}. Make it the "
-            "same, or leave it out"
+            "values and arrays that each process has by itself differ: "
+            f"{join_some(differences)}. Make them the same, or omit them"
         )
 
 

@@ -31,7 +31,10 @@ def check_provable(url: str, targets: Sequence[Target]) -> None:
     cast = [target for target in targets if target.dtype != target.leaf.dtype]
     if cast:
         paths = join_some([format_path(target.leaf.path) for target in cast])
-        raise ValueError(f"what is cast has no fingerprint that was recorded: {paths}")
+        raise ValueError(
+            f"no fingerprint was recorded of an array that is cast: {paths}; restore without "
+            "check_fingerprint, or without cast"
+        )
     _check_recorded(url, [target.leaf for target in targets])
 
 
