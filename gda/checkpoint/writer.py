@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -43,12 +44,12 @@ class Share:
     sources: Sequence[Source | ValueLeaf]
     sums: Sums | None = None
 
-    @property
+    @cached_property
     def small(self) -> list[Source]:
         """The arrays that are packed."""
         return [each for each in self._arrays if each.leaf.nbytes < PACKED_BELOW]
 
-    @property
+    @cached_property
     def large(self) -> list[Source]:
         """The arrays that are arrays on disk, too."""
         return [each for each in self._arrays if each.leaf.nbytes >= PACKED_BELOW]
@@ -164,9 +165,8 @@ class Writer:
             arrays.append(_with_chunks(self._array_of(source), itertools.chain(*chunks)))
         pieces: dict[int, list[Piece]] = {}
         for part in parts:
-            for number, value in part["pieces"]:
-                piece = manifest_json.load_piece(value, "a piece")
-                piece = replace(piece, array=len(arrays) + piece.array)
+            for number, (pack, *where) in part["pieces"]:
+                piece = manifest_json.load_piece([len(arrays) + pack, *where], "a piece")
                 pieces.setdefault(number, []).append(piece)
             arrays += [manifest_json.load_array(value, "a pack") for value in part["packs"]]
         leaves = [
