@@ -139,8 +139,8 @@ def axes_by_dimension(
         such a spec has no fixed layout.
     """
     axes = tuple([_names_of(entry, dimension, entries) for dimension, entry in enumerate(entries)])
-    for error in axis_errors(axes, entries, mesh_shape):
-        raise error
+    if errors := list(axis_errors(axes, entries, mesh_shape)):
+        raise errors.pop(0)  # a frame that has its own error lives on, with the caller's arrays
     return axes + ((),) * (rank - len(axes))
 
 
