@@ -148,10 +148,7 @@ class Build:
         # A list at once: the transfers of one block do not wait for each other.
         arrays: list[jax.Array] = jax.device_put([block] * len(targets), targets)
         self._arrays.update(zip(self.plan.holders[number], arrays, strict=True))
-        return Transfer(
-            lambda: are_sent(arrays),
-            lambda: jax.block_until_ready(arrays),
-        )
+        return Transfer(lambda: are_sent(arrays), lambda: jax.block_until_ready(arrays))
 
 
 def are_sent(arrays: list[Any]) -> bool:

@@ -10,25 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import repeat
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    NoReturn,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import jax
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from gda.arrays import (
-    fingerprint,
-    from_callbacks,
-    libraries,
-    moving,
-    pickling,
-)
+from gda.arrays import fingerprint, from_callbacks, libraries, moving, pickling
 from gda.arrays.constructors import ArrayConstructors
 from gda.arrays.liveness import deleted_error, describe, live, real
 from gda.arrays.operators import ArrayOperators

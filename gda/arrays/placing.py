@@ -149,11 +149,7 @@ class Plan:
             except KeyError:
                 return blocks[block_at[_start(index)]]
 
-        return jax.make_array_from_callback(
-            self.grid.global_shape,
-            self.sharding,
-            block_for,
-        )
+        return jax.make_array_from_callback(self.grid.global_shape, self.sharding, block_for)
 
     def _place_keys(self, blocks: Sequence[Block]) -> jax.Array:
         """Build an array of PRNG keys, for which JAX's callback does not know kinds of memory."""
