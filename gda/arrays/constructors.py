@@ -454,3 +454,10 @@ class ArrayConstructors:
                 local_data, mesh, spec, global_shape, dtype=dtype, copy=copy
             )
         )
+
+
+# Errors of Python's name the class of a method, and users know of no other.
+for _name, _method in vars(ArrayConstructors).items():
+    if isinstance(_method, classmethod):
+        _function: Any = _method.__func__
+        _function.__qualname__ = _function.__wrapped__.__qualname__ = f"GlobalArray.{_name}"
