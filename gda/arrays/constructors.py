@@ -456,8 +456,8 @@ class ArrayConstructors:
         )
 
 
-# Errors of Python's name the class of a method, and users know of no other.
+# Python's errors about arguments have this name, and users know of no other class. The functions
+# around these, of ``public``, keep theirs, by which typing.get_overloads finds the overloads.
 for _name, _method in vars(ArrayConstructors).items():
     if isinstance(_method, classmethod):
-        _function: Any = _method.__func__
-        _function.__qualname__ = _function.__wrapped__.__qualname__ = f"GlobalArray.{_name}"
+        _method.__func__.__wrapped__.__qualname__ = f"GlobalArray.{_name}"
