@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
@@ -460,4 +461,4 @@ class ArrayConstructors:
 # around these, of ``public``, keep theirs, by which typing.get_overloads finds the overloads.
 for _name, _method in vars(ArrayConstructors).items():
     if isinstance(_method, classmethod):
-        _method.__func__.__wrapped__.__qualname__ = f"GlobalArray.{_name}"
+        inspect.unwrap(_method.__func__).__qualname__ = f"GlobalArray.{_name}"
