@@ -23,7 +23,7 @@ from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape
-from gda.mesh import grid_of, processes_of, sharding_of
+from gda.mesh import grid_of_array, processes_of, sharding_of
 from gda.multihost.agreement import check_moving
 from gda.multihost.allgather import all_gather
 
@@ -106,9 +106,7 @@ def begin(array: jax.Array) -> Pending:
     ['e39b15', '2e1cb9']
     """
     array = live(array, otherwise=_OTHERWISE)
-    sharding = sharding_of(array)
-    mesh: Any = sharding.mesh
-    grid = grid_of(array.shape, mesh, sharding.spec)
+    grid = grid_of_array(array)
     shards = distinct_shards(array, grid)
     written = grid.view(jax.process_index()).written_blocks()
     return begin_blocks({number: shards[number] for number in written}, grid)

@@ -19,7 +19,7 @@ from gda.arrays.to_host import MAX_BYTES, one_by_one
 from gda.layout.spec import Index, SpecLike, check_spec
 from gda.mesh import (
     MeshLike,
-    grid_of,
+    grid_of_array,
     local_positions,
     mesh_and_spec,
     mesh_grid,
@@ -139,13 +139,12 @@ class _Pieces:
     """
 
     def __init__(self, array: jax.Array, max_bytes: int) -> None:
-        sharding = sharding_of(array)
-        mesh: Any = sharding.mesh
-        processes = processes_of(mesh)
-        if len(processes.numbers) == 1:
-            raise elsewhere_error("gather()", processes.numbers[0])
+        self._grid = grid_of_array(array)
+        mesh: Any = sharding_of(array).mesh
+        numbers = processes_of(mesh).numbers
+        if len(numbers) == 1:
+            raise elsewhere_error("gather()", numbers[0])
         self.shape = array.shape or (1,)
-        self._grid = grid_of(array.shape, mesh, sharding.spec)
         self._processes = tuple(range(jax.process_count()))
         self._views = [self._grid.view(process) for process in self._processes]
         self._array = array
