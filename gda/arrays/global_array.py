@@ -216,12 +216,12 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
 
     @property
     def is_fully_replicated(self) -> bool:
-        """Whether every device holds the whole array."""
+        """True if every device holds the whole array."""
         return self.sharding.is_fully_replicated
 
     @property
     def is_fully_addressable(self) -> bool:
-        """Whether all devices belong to this process."""
+        """True if all devices belong to this process."""
         return self.array.is_fully_addressable
 
     # Shards.
@@ -320,7 +320,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         real(self).delete()
 
     def is_deleted(self) -> bool:
-        """Whether the data was deleted or donated."""
+        """Return True if the data was deleted or donated."""
         return real(self).is_deleted()
 
     def _live(self) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What moves the data of an array: to another layout, and whole to the host of every process."""
+"""Moves of the data of an array: to another layout, and whole to the host of every process."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class _Pieces:
 
     @property
     def are_everywhere(self) -> bool:
-        """Whether every process has every block."""
+        """True if every process has every block."""
         return all(len(view.block_ids) == self._grid.num_shards for view in self._views)
 
     def local(self) -> Iterator[tuple[Index, np.ndarray[Any, Any]]]:

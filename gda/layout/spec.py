@@ -1,4 +1,4 @@
-"""What a partition spec says about a shape on a mesh, and what to tell the user when it cannot.
+"""The meaning of a partition spec for a shape on a mesh, and the errors where it has none.
 
 Pure functions on tuples and names: no JAX, no devices. A *spec* is a sequence of at most one entry
 per dimension: ``None`` (not cut), an axis name, or a tuple of axis names, the first one slowest.

@@ -164,7 +164,7 @@ def store_tree(
 
 @dataclass(frozen=True)
 class _Waiting:
-    """Whether to wait for the other processes, and how many seconds."""
+    """The wait for the other processes, if it was asked for, and its limit in seconds."""
 
     wait_for_all: bool
     timeout: float | None
