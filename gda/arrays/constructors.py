@@ -136,7 +136,7 @@ class ArrayConstructors:
             ``data_callback(index, out)`` fills ``out``; what it leaves is left uninitialised.
           dtype: cast every block to it, as its own ``astype`` does. Needed with ``into=True`` and
             where this process has no device of the mesh.
-          copy: what happens to blocks. ``None``: a block that somebody else can reach, such
+          copy: what happens to blocks. ``None``: a block that other code can reach, such
             as a view, a memory map or a buffer used again, is copied at once; a fresh one is
             adopted. After the call nothing that is done to the caller's memory changes the array.
             ``True`` copies all. ``False`` copies none: the caller promises to leave them alone for

@@ -54,7 +54,7 @@ class Build:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block as it is read; as if of 8 bytes an element where nobody knows yet."""
+        """Bytes of one block as it is read; as if of 8 bytes an element until that is known."""
         dtype = self._dtype or self._reader.dtype
         return math.prod(self._reader.shape) * (8 if dtype is None else dtype.itemsize)
 

@@ -431,8 +431,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         128 bits as 32 hex digits, for two processes or runs to compare arrays without moving them.
         It does not depend on mesh, spec, order of devices or number of processes, and is the same
         from one version of JAX to the next. It sees bits: 0.0 and -0.0 differ, and so do NaNs of
-        other bits. Against somebody who makes another array of the same digest on purpose it is no
-        protection.
+        other bits. It is no protection against another array that is made to have the same digest.
 
         Every device sums up the blocks that it holds, each block once, and between processes go 16
         bytes. All processes of the program must call it, also those without devices of the mesh.
@@ -571,7 +570,7 @@ def _cached_grid(shape: Shape, mesh: Mesh, spec: PartitionSpec) -> ShardGrid:
 
 
 # The quickest registration there is: design.md has the figures. JAX makes containers by calling
-# `GlobalArray(array=leaf)`, and the name of the field is the leaf's key in everybody's checkpoints.
+# `GlobalArray(array=leaf)`, and the name of the field is the leaf's key in all checkpoints.
 jax.tree_util.register_dataclass(GlobalArray, data_fields=["array"], meta_fields=[])
 jax.export.register_pytree_node_serialization(
     GlobalArray,

@@ -36,7 +36,7 @@ def check_shape(sizes: Iterable[int], kind: str = "global") -> Shape:
       ValueError: a size is negative.
     """
     try:
-        if type(sizes) in (set, dict):  # without the order that somebody meant
+        if type(sizes) in (set, dict):  # without the order that was meant
             raise TypeError
         shape = tuple(map(operator.index, sizes))
     except TypeError:
