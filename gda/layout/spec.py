@@ -14,6 +14,8 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from gda.layout.text import counted
+
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
 SpecEntry = str | tuple[str, ...] | None
@@ -109,12 +111,10 @@ def check_spec(
     sizes = mesh_shape or {}
     for surplus in entries[rank:]:
         if any(sizes.get(name, 2) > 1 for name in _names_of(surplus, rank, entries)):
-            count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
-            dimensions = "1 dimension" if rank == 1 else f"{rank} dimensions"
             raise ValueError(
-                f"spec {format_spec(entries)} has {count}, but {kind} shape {shape} has "
-                f"{dimensions}, so there is nothing for entry {rank} to cut; give at most one "
-                "entry per dimension"
+                f"spec {format_spec(entries)} has {counted(len(entries), 'entry', 'entries')}, but "
+                f"{kind} shape {shape} has {counted(rank, 'dimension')}, so there is nothing for "
+                f"entry {rank} to cut; give at most one entry per dimension"
             )
     return entries[:rank]
 
