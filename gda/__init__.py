@@ -92,7 +92,10 @@ def __dir__() -> list[str]:
 
 # Modules of before: pickles name them, and programs may import gda.libraries.
 _FORMER = {
-    "gda.array": {"_unpickled": "gda.GlobalArray._unpickled"},
+    "gda.array": {
+        "GlobalArray": "gda.GlobalArray",  # the structure of a tree has the class
+        "_unpickled": "gda.GlobalArray._unpickled",
+    },
     "gda.pickling": {"State": "gda.arrays.pickling.State"},
     "gda.grid": {"ShardGrid": "gda.ShardGrid"},
     "gda.views": {"_view_of": "gda.ProcessView._unpickled"},

@@ -311,6 +311,18 @@ def sharding_of(array: Any) -> NamedSharding:
     )
 
 
+def grid_of_array(array: jax.Array) -> ShardGrid:
+    """Return ``grid_of`` an array that is there; ``LayoutUnknownError`` as ``sharding_of``."""
+    sharding: Any = sharding_of(array)
+    return grid_of(array.shape, sharding.mesh, sharding.spec)
+
+
+def view_of_array(array: jax.Array) -> ProcessView:
+    """Return ``view_of`` an array that is there; ``LayoutUnknownError`` as ``sharding_of``."""
+    sharding: Any = sharding_of(array)
+    return view_of(array.shape, sharding.mesh, sharding.spec)
+
+
 def _sharding_in_trace(array: Any) -> NamedSharding:
     sharding: Any = jax.typeof(array).sharding
     mesh = sharding.mesh

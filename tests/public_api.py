@@ -96,7 +96,7 @@ def _members(kind: type) -> Iterator[str]:
 def _function(name: str, function: Any, kind: type | None = None) -> Iterator[str]:
     yield f"def {name}{_signature(function, kind)}"
     # `typing.overload` knows the function by the module where it is written.
-    for one in typing.get_overloads(inspect.unwrap(getattr(function, "__func__", function))):
+    for one in typing.get_overloads(function) or typing.get_overloads(inspect.unwrap(function)):
         bound = one.__get__(None, kind) if isinstance(one, classmethod) else one
         yield f"    overload {_signature(bound, kind)}"
 

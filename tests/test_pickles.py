@@ -36,6 +36,10 @@ def test_an_array(auto_mesh: Mesh) -> None:
     np.testing.assert_array_equal(restored, np.arange(16.0).reshape(8, 2))
 
 
+def test_the_class_of_an_array_as_in_the_structure_of_a_tree() -> None:
+    assert pickle.loads(b"cgda.array\nGlobalArray\n.") is gda.GlobalArray
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -40,7 +40,7 @@ _ROWS_PER_TURN = 4
 _MAX_KEPT = 1 << 20
 
 
-# How a block is taken apart.
+# The rows and columns of a block.
 
 
 class _Rows(NamedTuple):
@@ -55,7 +55,7 @@ class _Rows(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a block becomes rows and columns, the same way for every block of a shape.
+    """The rows and columns of a block, the same for every block of a shape.
 
     ``axis`` is taken in chunks of a power of two, and a chunk with all that comes after it is a
     row. What is left of ``axis`` after the last chunk makes a shorter row of each lead.

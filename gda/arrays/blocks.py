@@ -1,11 +1,11 @@
 """From what a callback returned to a block that JAX may keep: ownership and alignment.
 
 JAX takes a NumPy array whose memory is 64-byte aligned as the device buffer itself on CPU, and some
-versions copy the others after the placing call has returned. So memory that anybody else can reach
+versions copy the others after the placing call has returned. So memory that other code can reach
 must not be handed over. A block is *adopted*, that is handed over without a copy, when it owns its
 memory and gda holds the only reference to it; anything else is copied at once into an aligned
 buffer of gda's, which JAX then adopts: one copy, where JAX would make one too. A ``jax.Array`` that
-anybody else refers to is copied on its device: deleting or donating it would delete the shard.
+other code refers to is copied on its device: deleting or donating it would delete the shard.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class BlockReader:
       grid: the grid of the array; every block must have its ``shard_shape``.
       dtype: the dtype that the user asked for, or ``None`` to take that of the first block.
       copy: ``True`` copies every block, ``False`` adopts every block, ``None`` copies those that
-        somebody else can reach.
+        other code can reach.
       device: where a ``jax.Array`` goes that is spread over several devices.
       count: how many blocks will be read.
       align: copy unaligned blocks into aligned memory also where they could be adopted.
@@ -186,7 +186,7 @@ class BlockReader:
         return block
 
     def settle_own(self, index: Index, buffer: np.ndarray[Any, Any]) -> Block:
-        """Return a buffer of ``empty`` that was filled and that nobody will write to any more."""
+        """Return a buffer of ``empty`` that was filled and will not be written to any more."""
         return self._from_numpy(index, buffer, sole=True)
 
     def empty(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -201,7 +201,7 @@ class BlockReader:
         """Return an array of one device, of the dtype asked for.
 
         Args:
-          is_sole: nobody else will delete or donate it.
+          is_sole: no other code will delete or donate it.
         """
         self.check_shape(index, value.shape)
         if is_extended(value.dtype) != is_extended(self.asked or value.dtype):
@@ -324,7 +324,7 @@ def _count_one_reference() -> int:
     return probe.references
 
 
-# What `sys.getrefcount` says in `BlockReader.read` of a value that nobody else refers to. It
+# The answer of `sys.getrefcount` in `BlockReader.read` for a value without other references. It
 # differs between versions of Python, so that very code is asked; a debugger that looks on may hold
 # one more, and two are never exceeded without one.
 _ONE_REFERENCE = -1

@@ -55,7 +55,7 @@ class Memory(np.ndarray[Any, Any]):
     """Memory that gda allocated; only aligned buffers refer to it.
 
     A class of its own makes NumPy let a view of a buffer refer to the buffer and not to the memory
-    behind it, so that the buffer's reference count tells whether anybody else can write to it.
+    behind it, so that the buffer's reference count tells whether other code can write to it.
     """
 
 

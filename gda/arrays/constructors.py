@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
@@ -135,7 +136,7 @@ class ArrayConstructors:
             ``data_callback(index, out)`` fills ``out``; what it leaves is left uninitialised.
           dtype: cast every block to it, as its own ``astype`` does. Needed with ``into=True`` and
             where this process has no device of the mesh.
-          copy: what happens to blocks. ``None``: a block that somebody else can reach, such
+          copy: what happens to blocks. ``None``: a block that other code can reach, such
             as a view, a memory map or a buffer used again, is copied at once; a fresh one is
             adopted. After the call nothing that is done to the caller's memory changes the array.
             ``True`` copies all. ``False`` copies none: the caller promises to leave them alone for
@@ -454,3 +455,10 @@ class ArrayConstructors:
                 local_data, mesh, spec, global_shape, dtype=dtype, copy=copy
             )
         )
+
+
+# Python's errors about arguments have this name, and users know of no other class. The functions
+# around these, of ``public``, keep theirs, by which typing.get_overloads finds the overloads.
+for _name, _method in vars(ArrayConstructors).items():
+    if isinstance(_method, classmethod):
+        inspect.unwrap(_method.__func__).__qualname__ = f"GlobalArray.{_name}"

@@ -3,15 +3,14 @@
 Each block is summed up on the device where it lies, by ``gda/arrays/block_sums.py``, and only the
 sums are put together; ``gda/arrays/fingerprint_formula.py`` says what a sum is.
 
-Three steps, apart so that others can go between: ``begin`` starts the sums of some blocks on their
-devices, ``digest.add`` puts those of all processes together, ``digest.digest_of`` makes the text.
+Three steps, apart so that others can go between: ``begin`` starts the sums of blocks on their
+devices, ``add`` puts those of all processes together, ``digest_of`` makes the text.
 """
 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,7 +23,7 @@ from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape
-from gda.mesh import grid_of, processes_of, sharding_of
+from gda.mesh import grid_of_array, processes_of, sharding_of
 from gda.multihost.agreement import check_moving
 from gda.multihost.allgather import all_gather
 
@@ -60,9 +59,9 @@ def fingerprint(array: jax.Array) -> str:
     return digest_of(array.shape, array.dtype, add(received.view("<u4")))
 
 
-def sums_of(array: jax.Array, blocks: Iterable[int] | None = None) -> Words:
-    """Return the sums over some blocks of this process: what ``begin`` starts, waited for."""
-    return begin(array, blocks).result()
+def sums_of(array: jax.Array) -> Words:
+    """Return what ``begin`` starts, waited for."""
+    return begin(array).result()
 
 
 class Pending:
@@ -83,8 +82,10 @@ class Pending:
             return add(np.asarray(self._parts).reshape(-1, LANES))
 
 
-def begin(array: jax.Array, blocks: Iterable[int] | None = None) -> Pending:
-    """Start the sums over some blocks of this process, each on the first device that holds it.
+def begin(array: jax.Array) -> Pending:
+    """Start the sums over the blocks that this process writes, on the first device of each.
+
+    So over all processes each block counts once; see ``ProcessView.written_blocks``.
 
     Never communicates. Does not wait, not even for the array to be computed; but on CPU it waits
     for arrays that are small, of which it makes the sums at once, and of floats below 32 bits, and
@@ -94,13 +95,10 @@ def begin(array: jax.Array, blocks: Iterable[int] | None = None) -> Pending:
 
     Args:
       array: any ``jax.Array`` with a mesh and spec, or on one device.
-      blocks: numbers of distinct blocks, as ``ShardGrid`` numbers them, each once. By default those
-        that ``ProcessView.written_blocks`` gives, so that over all processes each counts once.
 
     Raises:
       TypeError: it is being traced, is no ``jax.Array``, or has no mesh and spec.
       RuntimeError: it was deleted or donated.
-      ValueError: this process does not hold a block, or one is given twice.
 
     >>> import jax.numpy as jnp
     >>> pending = [begin(x) for x in (jnp.ones(4), jnp.zeros(4))]
@@ -108,14 +106,10 @@ def begin(array: jax.Array, blocks: Iterable[int] | None = None) -> Pending:
     ['e39b15', '2e1cb9']
     """
     array = live(array, otherwise=_OTHERWISE)
-    sharding = sharding_of(array)
-    mesh: Any = sharding.mesh
-    grid = grid_of(array.shape, mesh, sharding.spec)
-    numbers = _checked_blocks(grid, blocks)
-    if not numbers or not math.prod(grid.shard_shape):
-        return Pending(add([]))
+    grid = grid_of_array(array)
     shards = distinct_shards(array, grid)
-    return begin_blocks({number: shards[number] for number in numbers}, grid)
+    written = grid.view(jax.process_index()).written_blocks()
+    return begin_blocks({number: shards[number] for number in written}, grid)
 
 
 def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Pending:
@@ -142,21 +136,6 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Pending:
         parts = list(chosen.values())
         starts = [_starts(grid, number, parts[0].ndim) for number in chosen]
         return Pending(started(parts, starts))
-
-
-def _checked_blocks(grid: ShardGrid, blocks: Iterable[int] | None) -> tuple[int, ...]:
-    view = grid.view(jax.process_index())
-    if blocks is None:
-        return view.written_blocks()
-    numbers = tuple(map(operator.index, blocks))
-    if unknown := sorted(set(numbers) - set(view.block_ids)):
-        raise ValueError(
-            f"process {view.process} does not hold block {unknown[0]} of {grid!r}; it holds "
-            f"{len(view.block_ids)} of them, see grid.view(process).block_ids"
-        )
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"a block is given twice, and would count twice: {numbers}")
-    return numbers
 
 
 def _starts(grid: ShardGrid, number: int, rank: int) -> Shape:

@@ -4,7 +4,7 @@ Every element is mixed with the position it has in the whole array, in four *lan
 is summed up modulo 2**32. A sum has no order and no cuts: each part is summed up by itself, and the
 sums of the parts are added. The formula and why it is so are in ``docs/design/fingerprint.md``.
 
-Here it is for NumPy, without JAX. ``gda/arrays/fingerprint.py`` does the same on devices.
+Here it is for NumPy, without JAX. ``gda/arrays/block_sums.py`` does the same on devices.
 """
 
 from __future__ import annotations

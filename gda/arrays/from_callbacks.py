@@ -154,11 +154,11 @@ def _check_callable(callback: object) -> None:
 
 
 class _Batch:
-    """What a batched callback returned, taken block by block.
+    """The blocks that a batched callback returned, taken one by one.
 
     A result that is not a list or a tuple may make its blocks as it is walked through, all in one
     buffer, so each is settled before the next is asked for. Of a list each block is let go of as it
-    is taken, which leaves the reader as the only holder of one that nobody else keeps.
+    is taken, which leaves the reader as the only holder of one that is not kept elsewhere.
     """
 
     def __init__(self, returned: Any, plan: Plan, reader: BlockReader) -> None:

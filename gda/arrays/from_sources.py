@@ -54,7 +54,7 @@ class Build:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block as it is read; as if of 8 bytes an element where nobody knows yet."""
+        """Bytes of one block as it is read; as if of 8 bytes an element until that is known."""
         dtype = self._dtype or self._reader.dtype
         return math.prod(self._reader.shape) * (8 if dtype is None else dtype.itemsize)
 
@@ -148,10 +148,7 @@ class Build:
         # A list at once: the transfers of one block do not wait for each other.
         arrays: list[jax.Array] = jax.device_put([block] * len(targets), targets)
         self._arrays.update(zip(self.plan.holders[number], arrays, strict=True))
-        return Transfer(
-            lambda: are_sent(arrays),
-            lambda: jax.block_until_ready(arrays),
-        )
+        return Transfer(lambda: are_sent(arrays), lambda: jax.block_until_ready(arrays))
 
 
 def are_sent(arrays: list[Any]) -> bool:

@@ -10,25 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import repeat
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    NoReturn,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import jax
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from gda.arrays import (
-    fingerprint,
-    from_callbacks,
-    libraries,
-    moving,
-    pickling,
-)
+from gda.arrays import fingerprint, from_callbacks, libraries, moving, pickling
 from gda.arrays.constructors import ArrayConstructors
 from gda.arrays.liveness import deleted_error, describe, live, real
 from gda.arrays.operators import ArrayOperators
@@ -227,12 +216,12 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
 
     @property
     def is_fully_replicated(self) -> bool:
-        """Whether every device holds the whole array."""
+        """True if every device holds the whole array."""
         return self.sharding.is_fully_replicated
 
     @property
     def is_fully_addressable(self) -> bool:
-        """Whether all devices belong to this process."""
+        """True if all devices belong to this process."""
         return self.array.is_fully_addressable
 
     # Shards.
@@ -331,7 +320,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         real(self).delete()
 
     def is_deleted(self) -> bool:
-        """Whether the data was deleted or donated."""
+        """Return True if the data was deleted or donated."""
         return real(self).is_deleted()
 
     def _live(self) -> jax.Array:
@@ -442,8 +431,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         128 bits as 32 hex digits, for two processes or runs to compare arrays without moving them.
         It does not depend on mesh, spec, order of devices or number of processes, and is the same
         from one version of JAX to the next. It sees bits: 0.0 and -0.0 differ, and so do NaNs of
-        other bits. Against somebody who makes another array of the same digest on purpose it is no
-        protection.
+        other bits. It is no protection against another array that is made to have the same digest.
 
         Every device sums up the blocks that it holds, each block once, and between processes go 16
         bytes. All processes of the program must call it, also those without devices of the mesh.
@@ -582,7 +570,7 @@ def _cached_grid(shape: Shape, mesh: Mesh, spec: PartitionSpec) -> ShardGrid:
 
 
 # The quickest registration there is: design.md has the figures. JAX makes containers by calling
-# `GlobalArray(array=leaf)`, and the name of the field is the leaf's key in everybody's checkpoints.
+# `GlobalArray(array=leaf)`, and the name of the field is the leaf's key in all checkpoints.
 jax.tree_util.register_dataclass(GlobalArray, data_fields=["array"], meta_fields=[])
 jax.export.register_pytree_node_serialization(
     GlobalArray,

@@ -1,4 +1,4 @@
-"""What moves the data of an array: to another layout, and whole to the host of every process."""
+"""Moves of the data of an array: to another layout, and whole to the host of every process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gda.arrays.to_host import MAX_BYTES, one_by_one
 from gda.layout.spec import Index, SpecLike, check_spec
 from gda.mesh import (
     MeshLike,
-    grid_of,
+    grid_of_array,
     local_positions,
     mesh_and_spec,
     mesh_grid,
@@ -132,20 +132,19 @@ def _is_wanted(process: int | None) -> bool:
 
 
 class _Pieces:
-    """The blocks of an array as they come to the hosts: all that are here, or those of everybody.
+    """The blocks of an array as they come to the hosts: all that are here, or those of all.
 
     Each block is sent once, by a process that holds it, some of its rows in each round, so that no
     device has more than ``max_bytes`` of others at a time. A scalar counts as one row.
     """
 
     def __init__(self, array: jax.Array, max_bytes: int) -> None:
-        sharding = sharding_of(array)
-        mesh: Any = sharding.mesh
-        processes = processes_of(mesh)
-        if len(processes.numbers) == 1:
-            raise elsewhere_error("gather()", processes.numbers[0])
+        self._grid = grid_of_array(array)
+        mesh: Any = sharding_of(array).mesh
+        numbers = processes_of(mesh).numbers
+        if len(numbers) == 1:
+            raise elsewhere_error("gather()", numbers[0])
         self.shape = array.shape or (1,)
-        self._grid = grid_of(array.shape, mesh, sharding.spec)
         self._processes = tuple(range(jax.process_count()))
         self._views = [self._grid.view(process) for process in self._processes]
         self._array = array
@@ -153,7 +152,7 @@ class _Pieces:
 
     @property
     def are_everywhere(self) -> bool:
-        """Whether every process has every block."""
+        """True if every process has every block."""
         return all(len(view.block_ids) == self._grid.num_shards for view in self._views)
 
     def local(self) -> Iterator[tuple[Index, np.ndarray[Any, Any]]]:

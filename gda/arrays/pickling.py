@@ -15,7 +15,7 @@ from gda.multihost.agreement import checking_agreement
 
 
 class State(NamedTuple):
-    """What a pickled ``GlobalArray`` consists of; devices are known by platform and id."""
+    """The parts of a pickled ``GlobalArray``; devices are known by platform and id."""
 
     data: np.ndarray[Any, Any]
     key_impl: str | None  # of PRNG keys, whose data are plain integers

@@ -1,4 +1,4 @@
-"""Which blocks of an array this process needs, and how they are placed on its devices.
+"""The blocks of an array that this process needs, and their way onto its devices.
 
 ``jax.make_array_from_callback``, fed with blocks that were read before, is the fastest public way
 to place blocks: lists through ``device_put`` take 4 to 5 times as long, a loop of ``device_put`` 6
@@ -53,7 +53,7 @@ def plan_over(shape: Shape, over: MeshAndSpec) -> Plan:
 
 
 class Plan:
-    """What this process reads for one shape, mesh and spec, and where it goes.
+    """The blocks that this process reads for one shape, mesh and spec, and their devices.
 
     Attributes:
       grid, sharding: of the whole array.
@@ -113,7 +113,7 @@ class Plan:
 
     @property
     def places_early(self) -> bool:
-        """Whether blocks go to their devices while others are read: on all but CPU."""
+        """True if blocks go to their devices while others are read: on all but CPU."""
         return self._platform != "" and places_early(self._platform)
 
     def reader(
@@ -149,11 +149,7 @@ class Plan:
             except KeyError:
                 return blocks[block_at[_start(index)]]
 
-        return jax.make_array_from_callback(
-            self.grid.global_shape,
-            self.sharding,
-            block_for,
-        )
+        return jax.make_array_from_callback(self.grid.global_shape, self.sharding, block_for)
 
     def _place_keys(self, blocks: Sequence[Block]) -> jax.Array:
         """Build an array of PRNG keys, for which JAX's callback does not know kinds of memory."""

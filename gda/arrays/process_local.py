@@ -21,11 +21,13 @@ from gda.layout.spec import Shape, SpecLike
 from gda.mesh import (
     Device,
     grid_of,
+    grid_of_array,
     local_positions,
     named_sharding,
     processes_of,
     sharding_of,
     view_of,
+    view_of_array,
 )
 
 
@@ -33,10 +35,7 @@ def is_all_here(array: jax.Array) -> bool:
     """Return whether this process has every block of an array, and so knows the whole value."""
     if array.is_fully_addressable:
         return True
-    sharding = sharding_of(array)
-    mesh: Any = sharding.mesh
-    view = view_of(array.shape, mesh, sharding.spec)
-    return len(view.block_ids) == grid_of(array.shape, mesh, sharding.spec).num_shards
+    return len(view_of_array(array).block_ids) == grid_of_array(array).num_shards
 
 
 def distinct_shards(array: jax.Array, grid: ShardGrid) -> dict[int, jax.Array]:
@@ -70,11 +69,9 @@ def process_local_of(array: jax.Array) -> np.ndarray[Any, Any]:
         )
     if array.is_fully_addressable:
         return np.array(array)
-    sharding = sharding_of(array)
-    mesh: Any = sharding.mesh
-    view = view_of(array.shape, mesh, sharding.spec)
+    view = view_of_array(array)
     value = aligned_empty(view.local_shape, array.dtype)
-    blocks = distinct_shards(array, grid_of(array.shape, mesh, sharding.spec)).values()
+    blocks = distinct_shards(array, grid_of_array(array)).values()
     for block in blocks:
         block.copy_to_host_async()
     for index, block in zip(view.local_indices, blocks, strict=True):

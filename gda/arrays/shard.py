@@ -71,7 +71,7 @@ class Shard(Generic[DataT]):
 
     @property
     def replica_id(self) -> int:
-        """How many devices before it, in device order, hold the same index.
+        """The number of devices before it, in device order, that hold the same index.
 
         Writing the shards with replica id 0 writes every element once.
         """

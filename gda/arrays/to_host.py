@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import jax
@@ -17,6 +17,14 @@ BlockData: TypeAlias = jax.Array | np.ndarray[Any, Any]
 MAX_BYTES = 256 * 1024 * 1024
 
 
+class _Budget:
+    """The bytes that are held."""
+
+    # Not of ``HostBlocks``: blocks that referred to it would live on after an error, with all
+    # arrays to come, until Python collects garbage.
+    held = 0
+
+
 class HostBlock(Generic[K]):
     """A block of an array on its way to the host.
 
@@ -25,13 +33,11 @@ class HostBlock(Generic[K]):
       nbytes: host memory that it counts for until it is released.
     """
 
-    def __init__(
-        self, key: K, data: BlockData, nbytes: int, on_release: Callable[[int], object]
-    ) -> None:
+    def __init__(self, key: K, data: BlockData, nbytes: int, budget: _Budget) -> None:
         self.key = key
         self.nbytes = nbytes
         self._data = data if isinstance(data, np.ndarray) else apart(data)
-        self._on_release = on_release
+        self._budget = budget
         self._guard = threading.Lock()
 
     def begin(self) -> None:
@@ -55,7 +61,7 @@ class HostBlock(Generic[K]):
             # JAX frees some copies, such as those of int4, only when Python collects garbage. That
             # of the youngest objects takes a microsecond.
             gc.collect(0)
-        self._on_release(self.nbytes)
+        self._budget.held -= self.nbytes
 
 
 class HostBlocks(Generic[K]):
@@ -74,9 +80,9 @@ class HostBlocks(Generic[K]):
     """
 
     def __init__(self, blocks: Iterable[tuple[K, BlockData, int]], max_bytes: int) -> None:
-        self._blocks = (HostBlock(*block, self._let_go) for block in blocks)
+        budget = self._budget = _Budget()
+        self._blocks = (HostBlock(*block, budget) for block in blocks)
         self._max_bytes = max_bytes
-        self._held = 0
         self._begun: deque[HostBlock[K]] = deque()
         self._following = next(self._blocks, None)
 
@@ -89,17 +95,14 @@ class HostBlocks(Generic[K]):
 
     def _begin(self) -> None:
         while (block := self._following) is not None:
-            fits = self._held + block.nbytes <= self._max_bytes
+            fits = self._budget.held + block.nbytes <= self._max_bytes
             if self._begun and not fits:
                 return
             if fits:
                 block.begin()
-            self._held += block.nbytes
+            self._budget.held += block.nbytes
             self._begun.append(block)
             self._following = next(self._blocks, None)
-
-    def _let_go(self, nbytes: int) -> None:
-        self._held -= nbytes
 
 
 def one_by_one(

@@ -34,7 +34,7 @@ from gda.layout.tiling import Tiling, all_blocks
 
 @set_module("gda")
 class ShardGrid:
-    """How a global shape is cut over a mesh by a spec; immutable, hashable, comparable.
+    """A global shape, sharded over a mesh by a spec; immutable, hashable, comparable.
 
     Args:
       global_shape: sizes of the array, non-negative integers.

@@ -1,4 +1,4 @@
-"""How a spec numbers the devices of a mesh: which block each holds, which replica of it it is.
+"""The block that each device of a mesh holds under a spec, and which replica of it.
 
 A ``Layout`` knows the mesh and the spec but no sizes of an array, so the hundreds of parameters of
 a model share the few layouts that their specs make.

@@ -1,4 +1,4 @@
-"""What one process has of an array: what it reads, keeps, and writes.
+"""The blocks of an array that one process reads, keeps and writes.
 
 A ``ProcessView`` comes from ``ShardGrid.view``. It answers for one process of a mesh without asking
 any other, and neither that process nor its devices have to exist.
@@ -38,7 +38,7 @@ _SHOWN_IN_MESSAGES = 6
 @set_module("gda")
 @dataclass(frozen=True, eq=False, repr=False)
 class ProcessView:
-    """What one process has of an array: what it reads, keeps and writes. Immutable, hashable.
+    """The blocks of an array that one process reads, keeps and writes. Immutable, hashable.
 
     Made by ``ShardGrid.view``. A process without devices in the mesh has a view too, an empty one.
     Nothing here communicates, and what is asked costs no more than the process has devices. Only
@@ -72,7 +72,7 @@ class ProcessView:
         if self.process < 0:
             raise ValueError(f"process is {self.process}; processes are numbered from 0")
 
-    # What it reads.
+    # The blocks that it reads.
 
     @cached_property
     def positions(self) -> IntArray:
@@ -119,7 +119,7 @@ class ProcessView:
 
     @cached_property
     def rows(self) -> tuple[slice, ...]:
-        """Which of dimension 0 it reads: ascending slices, merged where they touch.
+        """The rows of dimension 0 that it reads: ascending slices, merged where they touch.
 
         A dimension that is not cut is one ``slice(0, size)``. A scalar has no rows, ``()``.
 
@@ -167,7 +167,7 @@ class ProcessView:
         held = len(self.positions) * math.prod(self._tiling.shard_shape)
         return held * _bytes_of(itemsize)
 
-    # What it writes.
+    # Those that it writes.
 
     def written_blocks(self, turn: int = 0) -> tuple[int, ...]:
         """Return the numbers of the blocks it writes, in the order of ``block_ids``.
@@ -201,7 +201,7 @@ class ProcessView:
         """
         return [self._tiling.index(block) for block in self.written_blocks(turn)]
 
-    # What it keeps as one local array.
+    # Those that it keeps as one local array.
 
     @cached_property
     def coordinates(self) -> tuple[tuple[int, ...], ...]:
@@ -216,7 +216,7 @@ class ProcessView:
 
     @cached_property
     def is_regular(self) -> bool:
-        """Whether its blocks are all combinations of ``coordinates``, at least one.
+        """True if its blocks are all combinations of ``coordinates``, at least one.
 
         >>> import gda
         >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 1, 1, 0])
@@ -243,7 +243,7 @@ class ProcessView:
 
     @property
     def local_indices(self) -> list[Index]:
-        """Where each of ``indices`` lies within the local array, start and stop always given.
+        """The place of each of ``indices`` within the local array, start and stop always given.
 
         Raises:
           ValueError: its blocks do not form a regular grid, or it has no device.

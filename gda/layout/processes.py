@@ -1,4 +1,4 @@
-"""Which process has which devices of a mesh, and which of them writes which block.
+"""The process of each device of a mesh, and the process that writes each block.
 
 NumPy only: neither the processes nor their devices have to exist. What one process has of an array
 is in ``gda/layout/process_view.py``.
@@ -98,7 +98,7 @@ class Processes:
 
     @cached_property
     def _runs(self) -> tuple[IntArray, IntArray]:
-        """Where each process begins in ``_by_process``, and how many devices it has."""
+        """The start of each process in ``_by_process``, and the number of its devices."""
         firsts = np.flatnonzero(np.diff(self._by_process[1], prepend=-1))
         return firsts, np.diff(firsts, append=self.num_devices)
 
@@ -159,7 +159,7 @@ def _integers(process_of: object) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Writing:
-    """Which process writes each block: the one, of those that hold it, with least so far.
+    """The process that writes each block: of those that hold it, the one with least so far.
 
     The blocks that fewest processes hold come first; of equal processes, the lowest number writes.
     So what several hold is shared out, and every process knows the shares of all without a word.

@@ -1,4 +1,4 @@
-"""What a partition spec says about a shape on a mesh, and what to tell the user when it cannot.
+"""The meaning of a partition spec for a shape on a mesh, and the errors where it has none.
 
 Pure functions on tuples and names: no JAX, no devices. A *spec* is a sequence of at most one entry
 per dimension: ``None`` (not cut), an axis name, or a tuple of axis names, the first one slowest.
@@ -13,6 +13,8 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from gda.layout.text import counted
 
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
@@ -36,7 +38,7 @@ def check_shape(sizes: Iterable[int], kind: str = "global") -> Shape:
       ValueError: a size is negative.
     """
     try:
-        if type(sizes) in (set, dict):  # without the order that somebody meant
+        if type(sizes) in (set, dict):  # without the order that was meant
             raise TypeError
         shape = tuple(map(operator.index, sizes))
     except TypeError:
@@ -109,12 +111,10 @@ def check_spec(
     sizes = mesh_shape or {}
     for surplus in entries[rank:]:
         if any(sizes.get(name, 2) > 1 for name in _names_of(surplus, rank, entries)):
-            count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
-            dimensions = "1 dimension" if rank == 1 else f"{rank} dimensions"
             raise ValueError(
-                f"spec {format_spec(entries)} has {count}, but {kind} shape {shape} has "
-                f"{dimensions}, so there is nothing for entry {rank} to cut; give at most one "
-                "entry per dimension"
+                f"spec {format_spec(entries)} has {counted(len(entries), 'entry', 'entries')}, but "
+                f"{kind} shape {shape} has {counted(rank, 'dimension')}, so there is nothing for "
+                f"entry {rank} to cut; give at most one entry per dimension"
             )
     return entries[:rank]
 
@@ -139,8 +139,8 @@ def axes_by_dimension(
         such a spec has no fixed layout.
     """
     axes = tuple([_names_of(entry, dimension, entries) for dimension, entry in enumerate(entries)])
-    for error in axis_errors(axes, entries, mesh_shape):
-        raise error
+    if errors := list(axis_errors(axes, entries, mesh_shape)):
+        raise errors.pop(0)  # a frame that has its own error lives on, with the caller's arrays
     return axes + ((),) * (rank - len(axes))
 
 

@@ -1,4 +1,4 @@
-"""Where the blocks of a shape lie: block numbers, block coordinates and indices.
+"""The places of the blocks of a shape: block numbers, block coordinates and indices.
 
 Pure integers: no mesh, no devices. Which device holds which block is in ``numbering``.
 """

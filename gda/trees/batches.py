@@ -21,7 +21,7 @@ from gda.arrays.process_local import process_local_of
 from gda.layout.boundary import public, set_module
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape
-from gda.mesh import is_tracer, local_positions, processes_of, sharding_of, view_of
+from gda.mesh import is_tracer, local_positions, processes_of, sharding_of, view_of_array
 from gda.multihost.agreement import together
 from gda.multihost.descriptions import describe
 from gda.trees.host_local import place
@@ -355,14 +355,14 @@ def _check_layout(array: jax.Array, partition: DataPartitionType | PartitionSpec
         return
     sharding: Any = sharding_of(array)
     if partition is DataPartitionType.FULL:
-        if (local := _local_shape(array))[1:] != array.shape[1:]:
+        if (local := view_of_array(array).local_shape)[1:] != array.shape[1:]:
             raise ValueError(
                 f"the array has the shape {array.shape}, and this process has only parts of its "
                 f"rows, {local} in all; leave partition= out for those parts, or shard the array "
                 "along dimension 0 with GlobalArray.reshard"
             )
     elif partition is DataPartitionType.REPLICATED:
-        if (local := _local_shape(array)) != array.shape:
+        if (local := view_of_array(array).local_shape) != array.shape:
             raise ValueError(
                 f"the array has the shape {array.shape}, and of that this process has {local}; "
                 "with DataPartitionType.REPLICATED it must have all. Leave partition= out for what "
@@ -406,16 +406,10 @@ class _SameRows:
             )
 
 
-def _local_shape(array: jax.Array) -> Shape:
-    sharding: Any = sharding_of(array)
-    return view_of(array.shape, sharding.mesh, sharding.spec).local_shape
-
-
 def _rows(array: jax.Array) -> Sequence[slice]:
     if array.is_fully_addressable:
         return (slice(0, array.shape[0]),)
-    sharding: Any = sharding_of(array)
-    return view_of(array.shape, sharding.mesh, sharding.spec).rows
+    return view_of_array(array).rows
 
 
 def _rows_text(rows: Sequence[slice]) -> str:

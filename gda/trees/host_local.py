@@ -162,7 +162,7 @@ def _layout_of(leaf: Any, spec: PartitionSpec) -> tuple[PartitionSpec, None] | N
 
 
 def _is_global(leaf: Any) -> bool:
-    """Whether an array is over other processes too."""
+    """Return True if an array is over other processes too."""
     array = leaf.array if is_container(leaf) else leaf
     return isinstance(array, jax.Array) and not is_tracer(array) and not array.is_fully_addressable
 

@@ -31,7 +31,7 @@ _ArrayT = TypeVar("_ArrayT", jax.Array, GlobalArray)
 
 
 class Jitted(Protocol):
-    """What ``jax.jit`` returns, as far as it is the same in all versions of JAX."""
+    """The result of ``jax.jit``, as far as it is the same in all versions of JAX."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered: ...

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def is_container(node: object) -> bool:
-    """Whether a node of a tree is an array, though it is a pytree."""
+    """Return True if a node of a tree is a container, which is a pytree too."""
     return isinstance(node, GlobalArray)
 
 

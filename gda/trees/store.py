@@ -28,7 +28,7 @@ from gda.layout.numbering import IntArray, layout_of
 from gda.layout.processes import turns_of, writing_of
 from gda.layout.spec import Index, Shape
 from gda.layout.text import format_index, format_processes
-from gda.mesh import grid_of, is_tracer, mesh_of_all, sharding_of
+from gda.mesh import grid_of_array, is_tracer, mesh_of_all
 from gda.multihost.agreement import checking_agreement, timeout_of_checks, together
 from gda.multihost.descriptions import describe
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
@@ -164,7 +164,7 @@ def store_tree(
 
 @dataclass(frozen=True)
 class _Waiting:
-    """Whether to wait for the other processes, and how many seconds."""
+    """The wait for the other processes, if it was asked for, and its limit in seconds."""
 
     wait_for_all: bool
     timeout: float | None
@@ -234,7 +234,7 @@ class _Job:
 def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Options) -> list[_Job]:
     """Return what is to be written where, checked."""
     arrays = with_paths(tree, _array_of, leaves)
-    grids = with_paths(tree, _grid_of, arrays)
+    grids = with_paths(tree, grid_of_array, arrays)
 
     def job(array: jax.Array, grid: ShardGrid, given: Any, turn: int) -> _Job:
         # A container, as jax.tree.map makes one of each array of a tree, holds the target.
@@ -256,12 +256,6 @@ def _array_of(leaf: Any) -> jax.Array:
             f"no store has {array.dtype}; store the numbers of the keys: jax.random.key_data(array)"
         )
     return array
-
-
-def _grid_of(array: jax.Array) -> ShardGrid:
-    sharding = sharding_of(array)
-    mesh: Any = sharding.mesh
-    return grid_of(array.shape, mesh, sharding.spec)
 
 
 def _writers(grid: ShardGrid, turn: int) -> IntArray:

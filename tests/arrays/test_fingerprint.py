@@ -287,8 +287,9 @@ def test_any_change_of_one_element_is_seen(g: gda.GlobalArray, data: st.DataObje
 def test_sums_of_blocks_add_up(way: str) -> None:
     data = batch(8, 8)
     g = cut(data, mesh_of({"x": 2}), P("x"))
-    parts = [fp.sums_of(g.array, [block]) for block in range(2)]
-    together = [fp.begin(g.array, [1, 0]), fp.begin(g.array, [])]
+    shards = gda.arrays.process_local.distinct_shards(g.array, g.grid)
+    parts = [fp.begin_blocks({block: shards[block]}, g.grid).result() for block in range(2)]
+    together = [fp.begin_blocks(some, g.grid) for some in ({1: shards[1], 0: shards[0]}, {})]
     whole = sums_of_numpy(data)
     assert np.array_equal(add(parts), whole)
     assert np.array_equal(add(pending.result() for pending in together), whole)
@@ -344,14 +345,6 @@ def test_other_things_are_refused(auto_mesh: Mesh) -> None:
         fingerprint(np.zeros(3))
 
 
-def test_blocks_that_are_not_here_or_come_twice(auto_mesh: Mesh) -> None:
-    g = cut(batch(8), auto_mesh, P("x"))
-    with pytest.raises(ValueError, match="process 0 does not hold block 4 of .*; it holds 4"):
-        fp.begin(g.array, [0, 4])
-    with pytest.raises(ValueError, match=r"given twice, and would count twice: \(1, 2, 1\)"):
-        fp.begin(g.array, [1, 2, 1])
-
-
 # Many processes.
 
 
@@ -397,8 +390,6 @@ def test_each_process_sums_up_what_it_writes() -> None:
     written = gda.arrays.process_local.grid_of((8, 8), g.mesh, g.spec).view(jax.process_index())
     expected = add(others[block] for block in written.written_blocks())
     assert np.array_equal(mine, expected)
-    with pytest.raises(ValueError, match="does not hold block 9"):
-        fp.begin(g.array, [9])
 
 
 @pytest.mark.processes(4, devices=2)

@@ -1,5 +1,6 @@
 """Copies to the host are begun ahead of use, within a budget."""
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,6 +88,15 @@ def test_one_by_one_each_block_is_let_go_before_the_next() -> None:
         seen.append((number, values.tolist(), list(begun)))
     assert [(number, values) for number, values, _ in seen] == [(n, [n] * 3) for n in range(4)]
     assert [ahead for _, _, ahead in seen] == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3]]
+
+
+@pytest.mark.usefixtures("fakes")
+def test_blocks_that_are_left_need_no_garbage_collection() -> None:
+    blocks = HostBlocks(blocks_of([4] * 8, []), 16)
+    next(iter(blocks))
+    left = weakref.ref(blocks)
+    del blocks
+    assert left() is None
 
 
 def test_values_are_the_memory_of_a_cpu_device() -> None:
