@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from gda.testing.marker import is_marked
-
 # Seconds after which a test fails, and one of many trials. Before that, at `faulthandler_timeout`,
 # pytest shows where its threads stand.
 LIMIT, LONG = 300, 1800
@@ -24,15 +22,16 @@ def add_shuffle(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shuffle, and say what one worker runs: tests in processes, and those of a file of many.
+    """Shuffle, and keep in one worker the tests of pools, and those of a file of many.
 
-    Those of a file share what is compiled, and fixtures that take long to make.
+    Those of a file share what is compiled, and fixtures that take long to make. The plugin of
+    gda.testing keeps together the tests that run in processes of one size.
     """
     if seed := config.getoption("--shuffle"):
         items.sort(key=lambda item: [random_of(seed, str(item.path)), random_of(seed, item.nodeid)])
     sizes = Counter(item.path for item in items)
     for item in items:
-        if is_marked(item) or "process_pool" in getattr(item, "fixturenames", ()):
+        if "process_pool" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("processes"))
         elif item.get_closest_marker("xdist_group") is None and sizes[item.path] >= MANY:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
@@ -45,7 +44,6 @@ def random_of(*parts: str) -> float:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fail a test that hangs, wherever Python code waits."""
-
     limit = LONG if item.get_closest_marker("torture") else LIMIT
 
     def fail(*_: object) -> None:
