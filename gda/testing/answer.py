@@ -15,6 +15,7 @@ _FILES_ABOVE_USER = (
     "/_pytest/main.py",
     "/_pytest/config/__init__.py",
     "/gda/testing/channel.py",
+    "/gda/testing/worker.py",
 )
 
 
