@@ -21,8 +21,7 @@ from rich.box import ASCII2, SQUARE, Box
 from gda.layout.tables import wrap
 from gda.show.subject import Subject
 from gda.show.terminal.cells import Cells
-from gda.show.terminal.matrix import Drawing, Matrix
-from gda.show.terminal.rules import (
+from gda.show.terminal.frames import (
     FAINT,
     PLAIN,
     PROCESS,
@@ -31,6 +30,7 @@ from gda.show.terminal.rules import (
     draw_box,
     fit,
 )
+from gda.show.terminal.matrix import Drawing, Matrix
 from gda.show.terminal.strips import rows_along
 from gda.show.words import facts, title
 

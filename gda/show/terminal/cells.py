@@ -18,7 +18,7 @@ from gda.layout.text import (
 )
 from gda.show.folding import Gap
 from gda.show.subject import Subject
-from gda.show.terminal.rules import FAINT, PLAIN, PROCESS, Cell, Style
+from gda.show.terminal.frames import FAINT, PLAIN, PROCESS, Cell, Style
 from gda.show.words import format_devices, processes_at
 
 _FEW_DEVICES = 1024

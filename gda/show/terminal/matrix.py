@@ -16,7 +16,7 @@ from gda.layout.tables import wrap
 from gda.layout.text import format_index
 from gda.show.folding import Gap, fold
 from gda.show.terminal.cells import Cells, Manner
-from gda.show.terminal.rules import (
+from gda.show.terminal.frames import (
     FAINT,
     PLAIN,
     Cell,
