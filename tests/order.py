@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     gda.testing keeps together the tests that run in processes of one size.
     """
     if seed := config.getoption("--shuffle"):
-        items.sort(key=lambda item: [random_of(seed, str(item.path)), random_of(seed, item.nodeid)])
+        items.sort(key=lambda item: place_of(item, seed))
     sizes = Counter(item.path for item in items)
     for item in items:
         if "process_pool" in getattr(item, "fixturenames", ()):
@@ -37,8 +37,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
-def random_of(*parts: str) -> float:
-    return random.Random(" ".join(parts)).random()
+def place_of(item: pytest.Item, seed: str) -> list[float]:
+    parts = item.nodeid.split("::")[0], item.nodeid
+    return [random.Random(f"{seed} {part}").random() for part in parts]
 
 
 @pytest.hookimpl(wrapper=True)
