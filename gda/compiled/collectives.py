@@ -1,8 +1,4 @@
-"""What a jitted function will communicate: it is compiled and read, never run.
-
-Not called ``collectives``, because a submodule of that name would take the place of the function
-``gda.collectives``.
-"""
+"""The communication of a jitted function, which is compiled and read, never run."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, overload
 from gda.compiled.hlo.program import Collective
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
-from gda.layout.text import format_bytes
+from gda.layout.text import counted, format_bytes
 
 Axes = tuple[str, ...]
 
@@ -97,14 +97,13 @@ class Collectives(Sequence[Collective]):
         mesh = f"the mesh {self.mesh_shape}" if self.mesh_shape else "a mesh that is not known"
         if not self:
             return f"no collectives on {mesh}"
-        some = "1 collective" if len(self) == 1 else f"{len(self)} collectives"
         header = ["collective", "over", "operands", "times", "bytes", "from"]
         totals = [
             ["total", format_axes(axes), "", _format_count(executions), _format_size(nbytes), ""]
             for axes, (executions, nbytes) in self.by_axis().items()
         ]
+        some, lines = counted(len(self), "collective"), table([header, *map(_row, self), *totals])
         first = f"{some} on {mesh}; bytes are of the operands on one device"
-        lines = table([header, *map(_row, self), *totals])
         return "\n".join([first, *(f"  {line}" for line in lines)])
 
 
