@@ -131,8 +131,4 @@ def mesh_coordinates(position: int, mesh: Mapping[str, int]) -> list[int]:
     >>> mesh_coordinates(5, {'x': 4, 'y': 2})
     [2, 1]
     """
-    coordinates = []
-    for size in reversed([*mesh.values()]):
-        position, coordinate = divmod(position, size)
-        coordinates.append(coordinate)
-    return coordinates[::-1]
+    return [*map(int, np.unravel_index(position, tuple(mesh.values())))]

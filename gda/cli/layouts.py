@@ -112,7 +112,7 @@ def _entries(scan: _Scanner) -> tuple[SpecEntry, ...]:
     while scan.skip(","):
         entries.append(_entry(scan))
     if not scan.is_done:
-        scan.fail("a comma and the next entry was expected")
+        scan.fail("a comma and the next entry were expected")
     return tuple(entries)
 
 
