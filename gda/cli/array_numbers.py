@@ -1,4 +1,4 @@
-"""What ``gda plan`` says of one array, as numbers: the document of ``--json``, which has
+"""The numbers that ``gda plan`` gives of one array: the document of ``--json``, which has
 
 - ``shape``, ``dtype``, ``itemsize`` (bytes of one element), ``nbytes`` (of the array once),
   ``mesh`` (axis sizes by name), ``spec`` (for each dimension null, an axis or a list of axes; none

@@ -33,7 +33,7 @@ MAX_DEVICES = 2**22
 _MAX_DIMENSIONS = 64  # of an array in NumPy, and so of a mesh
 _SUGGESTED = 4
 
-# What people write for it beside what is read so.
+# Other words that people write for it.
 _SAYS_NOT_CUT = {*(word.lower() for word in NOT_CUT), "replicated", "replicate", "-", "*"}
 
 BELOW_A_BYTE = "an element counts as one byte, as in NumPy; devices may pack several in one"
@@ -102,7 +102,7 @@ class PlannedArray:
 
 
 def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
-    """Whether a type has less than eight bits, such as int4."""
+    """Return whether a type has less than eight bits, as int4 does."""
     return dtype.name.strip("uint") in ("1", "2", "4") or dtype.name.startswith(
         ("float4", "float6")
     )

@@ -1,4 +1,4 @@
-"""What a program may communicate: rules, and what a list of collectives has against them."""
+"""The rules of what a program may communicate, and what a list of collectives has against them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Allowed = (
 
 _FORMS = "a name, a tuple of names for these axes at once, or a list of these for one or the other"
 
-# What those may have meant who write what JAX calls them. Not accepted: XLA chooses the kinds, and
-# an allowed ``pmax`` would allow a sum.
+# JAX's names, for a hint. They are not accepted: XLA chooses the kinds, and an allowed ``pmax``
+# would allow a sum.
 _MEANT_BY = {
     "psum": "all-reduce",
     "pmean": "all-reduce",
@@ -147,7 +147,7 @@ def complaints_of(found: Collectives, rules: list[Rule], max_bytes: int | None) 
 
     complaints = []
     for each in found:
-        # Where every device is alone in its group nothing is communicated.
+        # A collective communicates nothing if every device is alone in its group.
         is_allowed = any(rule.allows(each, found.mesh_shape) for rule in rules)
         if each.axes != () and not is_allowed:
             complaints.append(f"not allowed: {sentence(each)}")

@@ -41,8 +41,7 @@ def initialize(
     under way.
 
     Args:
-      coordinator_address: ``host:port`` where process 0 serves. What is given here wins over the
-        variables.
+      coordinator_address: ``host:port`` where process 0 serves. Arguments win over the variables.
       num_processes: how many there are.
       process_id: which of them this is, from 0.
       options: others of ``jax.distributed.initialize``.

@@ -18,7 +18,7 @@ from typing import Any
 
 LOOPBACK = "127.0.0.1"
 
-# Which argument of jax.distributed.initialize each variable of an environment gives.
+# The argument of jax.distributed.initialize that each variable of an environment gives.
 ARGUMENT_OF = {
     "JAX_COORDINATOR_ADDRESS": "coordinator_address",
     "JAX_NUM_PROCESSES": "num_processes",
@@ -42,7 +42,7 @@ os.killpg(0, signal.SIGKILL)
 class Children:
     """A group of processes that ends when it is closed, and at the latest with its parent.
 
-    What the children start themselves is in the group too, unless it leaves on purpose.
+    Processes that the children start are in the group too, unless they leave on purpose.
     """
 
     def __init__(self) -> None:

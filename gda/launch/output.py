@@ -1,4 +1,4 @@
-"""What many processes write, line by line on the stdout and stderr of this one, with who wrote it.
+"""The output of many processes, line by line on the stdout and stderr of this one, with prefixes.
 
 Bytes go through as they are: nothing is decoded, so nothing can fail to decode.
 """

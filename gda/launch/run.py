@@ -2,7 +2,7 @@
 
 The first event ends the run: a report of a process that failed (``gda/launch/child.py``), the death
 of a process, a signal, the time limit, and processes that do not exit after the program ended well
-in all. What fails after that is taken for a consequence.
+in all. A failure after that is taken for a consequence.
 """
 
 from __future__ import annotations

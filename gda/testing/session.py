@@ -18,7 +18,7 @@ import pytest
 
 from gda.testing.channel import Channel
 
-# Where a test is: its file, and the names from there on.
+# The place of a test: its file, and the names from there on.
 Address = tuple[str, tuple[str, ...]]
 
 PLUGIN_NAME = "gda-process"
@@ -55,7 +55,7 @@ _OVERRIDES = (
 
 @dataclass(frozen=True)
 class SessionPlan:
-    """What the processes need to know to be part of a pytest session.
+    """The facts that a process needs to be part of a pytest session.
 
     Attributes:
       arguments: those that pytest was called with.
@@ -82,7 +82,7 @@ class SessionPlan:
 
 @dataclass(frozen=True)
 class PhaseReport:
-    """What a process has to say about the setup, the call or the teardown of a test.
+    """The report of a process about the setup, the call or the teardown of a test.
 
     Attributes:
       when, outcome, sections, duration, start, stop: as in ``pytest.TestReport``.

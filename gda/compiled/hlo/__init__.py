@@ -1,4 +1,4 @@
-"""What a compiled program communicates, read from its text: no JAX, no devices.
+"""The communication of a compiled program, read from its text: no JAX, no devices.
 
 XLA prints an optimised program (an *HLO module*) as computations, each a list of instructions, one
 a line. A collective is an instruction. It stands in the entry or in a computation that is called:

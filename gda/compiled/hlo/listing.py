@@ -19,7 +19,7 @@ Axes = tuple[str, ...]
 
 @set_module("gda")
 class Traffic(NamedTuple):
-    """What is communicated over some axes in one call.
+    """The communication over some axes in one call.
 
     Attributes:
       executions: how many collectives are executed; None where a loop's length is not known.
@@ -66,7 +66,7 @@ class Collectives(Sequence[Collective]):
     def total_bytes(self) -> int | None:
         """Bytes of all operands on one device in one call; None where a loop's length is unknown.
 
-        What is in branches counts as if it were executed.
+        Collectives in branches count as if they were executed.
         """
         return summed(collective.total_bytes for collective in self)
 
@@ -74,7 +74,7 @@ class Collectives(Sequence[Collective]):
         """Return the total for each set of mesh axes that is communicated over.
 
         A collective over two axes counts for the pair of them alone. The key None is for groups
-        that no axes give. What is in branches counts as if it were executed.
+        that no axes give. Collectives in branches count as if they were executed.
         """
         totals: dict[Axes | None, Traffic] = {}
         for collective in self:

@@ -113,12 +113,12 @@ class Face:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether cells share hover texts, and have the colour of one device only."""
+        """Cells share hover texts, and have the colour of one device only."""
         return self.num_cells > self.most_titles
 
     @cached_property
     def most_owners(self) -> int:
-        """How many processes hold the blocks of a cell, at most."""
+        """The most processes that hold the blocks of a cell."""
         numbers = np.array(self.paint.numbers)
         if len(numbers) == 1:
             return 1

@@ -2,8 +2,8 @@
 
 An array is a box cut into its blocks. The last two dimensions that are cut run down and across
 (``matrix.py``); with one, its blocks stand below each other, or side by side if it is the last
-dimension (``strips.py``). What does not fit is folded, so that the cost does not grow with the
-number of blocks.
+dimension (``strips.py``). Blocks that do not fit are folded, so the cost does not grow with their
+number.
 """
 
 from __future__ import annotations
