@@ -226,8 +226,8 @@ def _mesh_shape(
     if devices == 1:
         which = "a mesh" if mesh is None else f"the mesh {dict(mesh.shape)}"
         raise ValueError(
-            f"no argument is placed on {which}, so the program is for one device and has nobody to "
-            "communicate with; pass arrays over a mesh, or jax.ShapeDtypeStruct(shape, dtype, "
+            f"no argument is placed on {which}, so the program is for one device and does not "
+            "communicate; pass arrays over a mesh, or jax.ShapeDtypeStruct(shape, dtype, "
             "sharding=NamedSharding(mesh, spec))"
         )
     if mesh is not None:

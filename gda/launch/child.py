@@ -25,7 +25,7 @@ from gda.layout.boundary import below
 
 _OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 
-# As much as fits in a pipe that nobody reads yet, so that reporting never waits.
+# As much as fits in a pipe that is not read yet, so that reporting never waits.
 _MAX_TRACEBACK = 50_000
 
 

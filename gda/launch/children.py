@@ -66,7 +66,7 @@ class Children:
     def close(self) -> None:
         """Kill whatever is left of the group, and wait until it is gone. May be called twice."""
         if self._guard.returncode is None:
-            # Not reaped yet, so its number, which is that of the group, belongs to nobody else.
+            # Not reaped yet, so its number, which is that of the group, belongs to no other.
             os.killpg(self._guard.pid, signal.SIGKILL)
             self._guard.communicate()
         for process in self._processes:
@@ -203,7 +203,7 @@ def signal_name(number: int) -> str:
 
 
 def _decimal(seconds: float) -> str:
-    # Never 1e+06, which is no integer to whoever reads it.
+    # Never 1e+06, which its readers do not take for an integer.
     return f"{seconds:.15g}"
 
 

@@ -43,7 +43,7 @@ _STOPPED = "stopped by SIGSTOP, Ctrl-Z or a debugger"
 
 _STDOUT, _STDERR = 1, 2
 
-# A SIGPIPE says that nobody reads the output any more, see gda/launch/output.py.
+# A SIGPIPE says that the output has no reader any more, see gda/launch/output.py.
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 

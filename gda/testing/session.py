@@ -24,7 +24,7 @@ Address = tuple[str, tuple[str, ...]]
 PLUGIN_NAME = "gda-process"
 shared_directory_key = pytest.StashKey[Path]()
 
-# Options that would choose among the tests, stop the session, ask somebody at a terminal, or write
+# Options that would choose among the tests, stop the session, ask for input at a terminal, or write
 # over the report of the controlling session.
 _NEUTRAL_OPTIONS = {
     "allure_report_dir": None,

@@ -173,7 +173,7 @@ def _format_source(collective: Collective) -> str:
 
 def _format_file(file: str) -> str:
     if re.search(r"[\\/]ipykernel_\d+[\\/]\d+\.py$", file):
-        return "cell"  # the number in its name is a hash of the cell, which nobody knows
+        return "cell"  # the number in its name is a hash of the cell
     is_elsewhere = os.path.splitdrive(file)[0] != os.path.splitdrive(os.getcwd())[0]
     return file if is_elsewhere else min(file, os.path.relpath(file), key=len)
 
