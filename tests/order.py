@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from gda.testing.marker import is_marked
+
 # Seconds after which a test fails, and one of many trials. Before that, at `faulthandler_timeout`,
 # pytest shows where its threads stand.
 LIMIT, LONG = 300, 1800
@@ -31,9 +33,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: place_of(item, seed))
     sizes = Counter(item.path for item in items)
     for item in items:
+        if is_marked(item) or item.get_closest_marker("xdist_group") is not None:
+            continue
         if "process_pool" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("processes"))
-        elif item.get_closest_marker("xdist_group") is None and sizes[item.path] >= MANY:
+        elif sizes[item.path] >= MANY:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
