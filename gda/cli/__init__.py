@@ -5,6 +5,11 @@ device. ``inspect`` and ``verify`` look at a checkpoint.
 
 A subcommand is a function that adds its arguments to a parser, and one that does it and returns the
 exit code. Its imports come when it runs, so that ``gda --help`` is quick.
+
+To read in this order: ``commands`` and ``mistakes``; ``layouts``, ``numbers`` and ``dtypes`` (texts
+to values), ``planned_array`` (of all options); ``plans`` with ``array_numbers``, ``reshards``;
+``model_report`` with ``model_file``, ``model_numbers`` and ``name_ranges``; ``checkpoints``;
+``tables`` and ``pictures`` (what is printed).
 """
 
 from __future__ import annotations

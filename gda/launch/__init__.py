@@ -9,7 +9,8 @@ cluster. All processes end within seconds when one of them fails or when the lau
 interrupted, and none outlives the launcher, however that ends.
 
 To read in this order: ``__main__`` (the command line), ``run`` (until all are done or one fails),
-``child`` (the first code in each process), ``ending`` (its last), ``output`` (whose line is whose).
+``child`` (the first code in each process), ``ending`` (its last), ``output`` (whose line is whose),
+``children`` (processes that end with their parent), ``arguments`` (command lines and mistakes).
 """
 
 from __future__ import annotations
