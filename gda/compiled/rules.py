@@ -13,10 +13,10 @@ from gda.compiled.hlo import (
     Collective,
     Collectives,
     format_axes,
-    format_times,
     sentence,
     summed,
 )
+from gda.layout.text import counted
 
 AxesRule = str | Axes | list[str | Axes]
 Allowed = (
@@ -60,7 +60,7 @@ class Rule:
 
     def __str__(self) -> str:
         over = "any axes" if self.over is None else " or ".join(map(format_axes, self.over))
-        times = "" if self.times is None else f", exactly {format_times(self.times)}"
+        times = "" if self.times is None else f", exactly {counted(self.times, 'time')}"
         return f"{self.kind} over {over or 'no axes'}{times}"
 
 
@@ -154,8 +154,8 @@ def complaints_of(found: Collectives, rules: list[Rule], max_bytes: int | None) 
     for rule in rules:
         times = summed(each.count for each in allowed_by(rule))
         if rule.times is not None and times != rule.times:
-            counted = "not known how often" if times is None else format_times(times)
-            complaints.append(f"expected {rule}; found: {counted}")
+            often = "not known how often" if times is None else counted(times, "time")
+            complaints.append(f"expected {rule}; found: {often}")
     total = found.total_bytes
     if max_bytes is not None and (total is None or total > max_bytes):
         size = "a number that is not known" if total is None else f"{total}"

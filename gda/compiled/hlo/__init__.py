@@ -15,7 +15,6 @@ from gda.compiled.hlo.listing import (
     Collectives,
     Traffic,
     format_axes,
-    format_times,
     sentence,
     summed,
 )
@@ -28,7 +27,6 @@ __all__ = [
     "Collectives",
     "Traffic",
     "format_axes",
-    "format_times",
     "num_devices",
     "read_collectives",
     "sentence",

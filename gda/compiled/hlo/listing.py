@@ -120,7 +120,7 @@ def summed(numbers: Iterable[int | None]) -> int | None:
 def sentence(collective: Collective) -> str:
     """Return all that is to say of a collective, for a message."""
     count = collective.count
-    times = "in a loop of unknown length" if count is None else format_times(count)
+    times = "in a loop of unknown length" if count is None else counted(count, "time")
     branch = ", in a branch" if collective.is_conditional else ""
     return (
         f"{_format_kind(collective)} over {format_axes(collective.axes)} of "
@@ -180,11 +180,6 @@ def _format_file(file: str) -> str:
 
 def _format_count(count: int | None) -> str:
     return "?" if count is None else str(count)
-
-
-def format_times(count: int) -> str:
-    """Return how often that is."""
-    return "1 time" if count == 1 else f"{count} times"
 
 
 def _format_size(nbytes: int | None) -> str:

@@ -145,7 +145,7 @@ class Face:
 
     def markup(self, kind: str) -> str:
         """Return the cells in a group of the class ``gda-`` and ``kind``, and the cuts over it."""
-        cells = self._crowded() if self.is_crowded else self._cells()
+        cells = [*self._fills(), *self._titles()] if self.is_crowded else self._cells()
         return f'<g class="gda-{kind}">{"".join(cells)}</g>{self._cuts()}'
 
     def _cells(self) -> list[str]:
@@ -158,9 +158,6 @@ class Face:
                 title = f"<title>{escape(describe(self.subject, blocks))}</title>"
                 parts.append(_cell(box, self.paint.of_blocks(blocks), title))
         return parts
-
-    def _crowded(self) -> list[str]:
-        return [*self._fills(), *self._titles()]
 
     def _fills(self) -> list[str]:
         """One path for all cells of a colour, neighbours in a row joined."""
