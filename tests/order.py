@@ -10,8 +10,8 @@ import pytest
 
 from gda.testing.marker import is_marked
 
-# Seconds after which a test fails, and one of many trials. Before that, at `faulthandler_timeout`,
-# pytest shows where its threads stand.
+# Seconds after which a test fails, and one of many trials or examples. Before that, at
+# `faulthandler_timeout`, pytest shows where its threads stand.
 LIMIT, LONG = 300, 1800
 
 # Files of fewer tests are not kept together: their tests fill the gaps at the end.
@@ -49,7 +49,8 @@ def place_of(item: pytest.Item, seed: str) -> list[float]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fail a test that hangs, wherever Python code waits."""
-    limit = LONG if item.get_closest_marker("torture") else LIMIT
+    is_long = item.get_closest_marker("torture") or item.config.getoption("--figures")
+    limit = LONG if is_long else LIMIT
 
     def fail(*_: object) -> None:
         pytest.fail(f"{item.nodeid} took more than {limit} s")
