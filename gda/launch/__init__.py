@@ -16,7 +16,6 @@ To read in this order: ``__main__`` (the command line), ``run`` (until all are d
 from __future__ import annotations
 
 import atexit
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,11 +82,9 @@ def initialize(
         ) from error
 
 
-def _with_variables(
-    given: Mapping[str, Any], variables: Mapping[str, str] = os.environ
-) -> dict[str, Any]:
+def _with_variables(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given arguments, and for those not given what the variables say."""
-    arguments = {**given, **arguments_of(variables, without=given)}
+    arguments = {**given, **arguments_of(without=given)}
     # The address alone is fine: JAX's own variable, for clusters that it detects.
     if not arguments.keys() - given.keys() & {"num_processes", "process_id"}:
         return arguments
