@@ -19,9 +19,6 @@ import atexit
 from collections.abc import Mapping
 from typing import Any
 
-from gda.launch.children import ARGUMENT_OF, arguments_of
-from gda.launch.ending import finish_pending
-
 __all__ = ["initialize"]
 
 
@@ -65,7 +62,9 @@ def initialize(
         **options,
     }
     arguments = _with_variables({name: value for name, value in given.items() if value is not None})
-    import jax  # here, so that the command line does not wait for it
+    import jax  # here, so that the command lines do not wait for it
+
+    from gda.launch.ending import finish_pending
 
     atexit.register(finish_pending)
     try:
@@ -84,6 +83,8 @@ def initialize(
 
 def _with_variables(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given arguments, and for those not given what the variables say."""
+    from gda.launch.children import ARGUMENT_OF, arguments_of  # imports what takes long
+
     arguments = {**given, **arguments_of(without=given)}
     # The address alone is fine: JAX's own variable, for clusters that it detects.
     if not arguments.keys() - given.keys() & {"num_processes", "process_id"}:
