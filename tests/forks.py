@@ -78,7 +78,8 @@ class Forks:
         self._lines.put([])
 
     def start(self, do: str, processes: int, **arguments: Any) -> list[int]:
-        """Fork processes that call a function; return their numbers."""
+        """Fork processes that call a function, once there are no others; return their numbers."""
+        self.kill()
         self._port = Port()
         self._said_before = len(self._log.read_text())
         self._send(

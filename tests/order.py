@@ -10,8 +10,8 @@ import pytest
 
 from gda.testing.marker import is_marked
 
-# Seconds after which a test fails, and one of many trials. Before that, at `faulthandler_timeout`,
-# pytest shows where its threads stand.
+# Seconds after which a test fails, and one of many trials or examples. Before that, at
+# `faulthandler_timeout`, pytest shows where its threads stand.
 LIMIT, LONG = 300, 1800
 
 # Files of fewer tests are not kept together: their tests fill the gaps at the end.
@@ -24,29 +24,33 @@ def add_shuffle(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Shuffle, and say what one worker runs: tests in processes, and those of a file of many.
+    """Shuffle, and keep in one worker the tests of pools, and those of a file of many.
 
-    Those of a file share what is compiled, and fixtures that take long to make.
+    Those of a file share what is compiled, and fixtures that take long to make. The plugin of
+    gda.testing keeps together the tests that run in processes of one size.
     """
     if seed := config.getoption("--shuffle"):
-        items.sort(key=lambda item: [random_of(seed, str(item.path)), random_of(seed, item.nodeid)])
+        items.sort(key=lambda item: place_of(item, seed))
     sizes = Counter(item.path for item in items)
     for item in items:
-        if is_marked(item) or "process_pool" in getattr(item, "fixturenames", ()):
+        if is_marked(item) or item.get_closest_marker("xdist_group") is not None:
+            continue
+        if "process_pool" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("processes"))
-        elif item.get_closest_marker("xdist_group") is None and sizes[item.path] >= MANY:
+        elif sizes[item.path] >= MANY:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
-def random_of(*parts: str) -> float:
-    return random.Random(" ".join(parts)).random()
+def place_of(item: pytest.Item, seed: str) -> list[float]:
+    parts = item.nodeid.split("::")[0], item.nodeid
+    return [random.Random(f"{seed} {part}").random() for part in parts]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Fail a test that hangs, wherever Python code waits."""
-
-    limit = LONG if item.get_closest_marker("torture") else LIMIT
+    is_long = item.get_closest_marker("torture") or item.config.getoption("--figures")
+    limit = LONG if is_long else LIMIT
 
     def fail(*_: object) -> None:
         pytest.fail(f"{item.nodeid} took more than {limit} s")

@@ -92,7 +92,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if (page := config.getoption("--figures")) is None:
+    page = config.getoption("--figures")
+    if page is None or config.pluginmanager.hasplugin("gda-process"):  # which ends beside others
         return
     outcomes: dict[str, Counter[str]] = {}
     failed: Counter[str] = Counter()

@@ -4,7 +4,12 @@
 device. ``inspect`` and ``verify`` look at a checkpoint.
 
 A subcommand is a function that adds its arguments to a parser, and one that does it and returns the
-exit code. What it needs is imported when it runs, so that ``gda --help`` is quick.
+exit code. Its imports come when it runs, so that ``gda --help`` is quick.
+
+To read in this order: ``commands`` and ``mistakes``; ``layouts``, ``numbers`` and ``dtypes`` (texts
+to values), ``planned_array`` (of all options); ``plans`` with ``array_numbers``, ``reshards``;
+``model_report`` with ``model_file``, ``model_numbers`` and ``name_ranges``; ``checkpoints``;
+``tables`` and ``pictures`` (what is printed).
 """
 
 from __future__ import annotations
@@ -55,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Of `gda inspect PATH | head`. What is still buffered has nowhere to go either.
+        # Of `gda inspect PATH | head`. Output that is still buffered has nowhere to go either.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK

@@ -1,4 +1,4 @@
-"""What ``gda plan`` says of one array, as numbers: the document of ``--json``, which has
+"""The numbers that ``gda plan`` gives of one array: the document of ``--json``, which has
 
 - ``shape``, ``dtype``, ``itemsize`` (bytes of one element), ``nbytes`` (of the array once),
   ``mesh`` (axis sizes by name), ``spec`` (for each dimension null, an axis or a list of axes; none
@@ -131,8 +131,4 @@ def mesh_coordinates(position: int, mesh: Mapping[str, int]) -> list[int]:
     >>> mesh_coordinates(5, {'x': 4, 'y': 2})
     [2, 1]
     """
-    coordinates = []
-    for size in reversed([*mesh.values()]):
-        position, coordinate = divmod(position, size)
-        coordinates.append(coordinate)
-    return coordinates[::-1]
+    return [*map(int, np.unravel_index(position, tuple(mesh.values())))]

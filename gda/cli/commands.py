@@ -1,4 +1,4 @@
-"""What the commands have in common: how one is added to the parser, and the exit codes."""
+"""The common parts of the commands: how one is added to the parser, and the exit codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gda.launch.arguments import Parser
 
 OK, DAMAGED, INTERRUPTED = 0, 1, 130
 
-# What is said in a line. Anything else is a mistake in gda, and its traceback is wanted.
+# These are said in a line. Anything else is a mistake in gda, and its traceback is wanted.
 ERRORS = (OSError, ValueError, RuntimeError, ImportError, MemoryError)
 
 

@@ -1,7 +1,7 @@
 """Meshes and specs as people write them on a command line.
 
-What cannot be read raises ``MisreadError``. Whether a spec goes with a shape and a mesh is not
-asked here: ``ShardGrid`` says that, and says what would.
+A text that cannot be read raises ``MisreadError``. ``ShardGrid`` says whether a spec goes with a
+shape and a mesh, and which one would.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _entries(scan: _Scanner) -> tuple[SpecEntry, ...]:
     while scan.skip(","):
         entries.append(_entry(scan))
     if not scan.is_done:
-        scan.fail("a comma and the next entry was expected")
+        scan.fail("a comma and the next entry were expected")
     return tuple(entries)
 
 
@@ -280,12 +280,12 @@ class _Scanner:
 
     @property
     def is_opening(self) -> bool:
-        """Whether a bracket of a tuple or a list comes next."""
+        """A bracket of a tuple or a list comes next."""
         return self.next.kind == "mark" and self.next.text in _CLOSING
 
     @property
     def is_call(self) -> bool:
-        """Whether the text begins as ``P(`` does."""
+        """The text begins as ``P(`` does."""
         name, bracket = [*self.tokens, self._end, self._end][:2]
         return name.text.rpartition(".")[2] in _CALLS and bracket.is_mark("(")
 
@@ -293,7 +293,7 @@ class _Scanner:
         self._at += 1
 
     def skip(self, mark: str) -> bool:
-        """Whether this mark comes next; it is passed over."""
+        """Pass over a mark if it comes next; return whether it did."""
         found = self.next.is_mark(mark)
         self._at += found
         return found

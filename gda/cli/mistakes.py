@@ -1,4 +1,4 @@
-"""What is wrong with a command, and where in what was written."""
+"""The mistakes in a command, and their places in the text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MisreadError(ValueError):
 
 
 class MistakesError(ValueError):
-    """What is wrong with a command, in ``lines`` for a terminal."""
+    """The mistakes in a command, in ``lines`` for a terminal."""
 
     def __init__(self, *lines: str) -> None:
         super().__init__("\n".join(lines))

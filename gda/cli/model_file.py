@@ -4,8 +4,8 @@ The file is one JSON object, with
 
 - ``parameters``: for each name ``{"shape": [...], "dtype": ..., "spec": ...}``;
 - ``mesh``: sizes of the axes by name, in mesh order, unless ``--mesh`` says them;
-- ``dtype`` and ``spec``: of the parameters that have none of their own. Where there is no spec at
-  all, or it is null, a parameter is not cut;
+- ``dtype`` and ``spec``: of the parameters that have none of their own. Without a spec, or with
+  null, a parameter is not sharded;
 - ``about``: whatever a reader should know.
 
 A shape is a list of integers, a dtype a name as ``--dtype`` takes it; a spec is a list of null,
@@ -130,7 +130,7 @@ def read_model(
 
 
 class _WrongError(Exception):
-    """What is wrong with a parameter, message by message."""
+    """The mistakes of a parameter, message by message."""
 
 
 def _model_of(document: dict[str, Any], mistakes: Mistakes) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _default(model: Mapping[str, Any], key: str, read: Any, mistakes: Mistakes) 
 
 
 class _Array(NamedTuple):
-    """What the file says of a parameter, before it is known whether that goes with the mesh."""
+    """A parameter as the file has it, before it is known whether that goes with the mesh."""
 
     name: str
     shape: Shape

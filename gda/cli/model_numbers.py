@@ -1,4 +1,4 @@
-"""What every device holds of a model, as numbers: the document of ``--tree --json``, which has
+"""The parts of a model on every device, as numbers: the document of ``--tree --json``, which has
 
 - ``mesh``, ``num_devices``, ``num_processes``, ``devices_per_process``; ``notes``: what a reader
   might not expect, in words;
@@ -74,7 +74,7 @@ class Row:
 
     @cached_property
     def bytes_saved_per_device(self) -> int:
-        """What ``better_spec`` would save, of all of them."""
+        """The bytes that ``better_spec`` would save, of all of them."""
         grid, itemsize = self.parameter.grid, self.parameter.dtype.itemsize
         better = ShardGrid(grid.global_shape, grid.mesh_shape, self.better_spec)
         return self.bytes_per_device - self.count * _block_bytes(better, itemsize)
@@ -134,7 +134,7 @@ class ModelPlan:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader might not expect."""
+        """The surprises, in words."""
         return [BELOW_A_BYTE] if any(is_below_a_byte(p.dtype) for p in self.parameters) else []
 
     @cached_property

@@ -16,8 +16,8 @@ Numbers = tuple[str, ...]
 def with_ranges(names: Iterable[str]) -> list[tuple[str, list[str]]]:
     """Return names with ranges in them, each with the names that it stands for.
 
-    Where several numbers differ, as of layers and experts, one name stands for all combinations of
-    its ranges; what is no such product is several names.
+    If several numbers differ, as of layers and experts, one name stands for all combinations of
+    its ranges; names that are no such product stay several.
 
     >>> [name for name, _ in with_ranges(['a.0.w', 'a.1.w', 'a.3.w', 'b'])]
     ['a.0-1,3.w', 'b']

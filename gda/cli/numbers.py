@@ -1,6 +1,6 @@
 """Numbers as people write them on a command line: shapes, elements, and single ones.
 
-What cannot be read raises ``MisreadError``.
+A text that cannot be read raises ``MisreadError``.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 def picture_lines(array: PlannedArray, width: int | None = None) -> list[str]:
     """Return the lines of a picture of an array, or one line that says why there is none.
 
-    What stands above a picture otherwise, the command has said.
+    The command has said already what stands above a picture otherwise.
     """
     from gda import show
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gda.layout.grid import ShardGrid
-    from gda.layout.numbering import IntArray
     from gda.layout.spec import Index, Shape, SpecEntry
 
 # Of commands that only calculate: a ValueError from the depths is no mistake of the user's.
@@ -34,7 +33,7 @@ MAX_DEVICES = 2**22
 _MAX_DIMENSIONS = 64  # of an array in NumPy, and so of a mesh
 _SUGGESTED = 4
 
-# What people write for it beside what is read so.
+# Other words that people write for it.
 _SAYS_NOT_CUT = {*(word.lower() for word in NOT_CUT), "replicated", "replicate", "-", "*"}
 
 BELOW_A_BYTE = "an element counts as one byte, as in NumPy; devices may pack several in one"
@@ -103,7 +102,7 @@ class PlannedArray:
 
 
 def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
-    """Whether a type has less than eight bits, such as int4."""
+    """Return whether a type has less than eight bits, as int4 does."""
     return dtype.name.strip("uint") in ("1", "2", "4") or dtype.name.startswith(
         ("float4", "float6")
     )
@@ -129,7 +128,7 @@ def plan_grid(
     nbytes = math.prod(grid.shard_shape) * dtype.itemsize * grid.num_devices
     if nbytes >= 2**63:
         raise MistakesError(
-            f"shape {_short(shape)} of {dtype.name} takes {_power(nbytes)} bytes on "
+            f"shape {_clipped(str(shape))} of {dtype.name} takes {_power(nbytes)} bytes on "
             f"{counted(grid.num_devices, 'device')}; a plan counts to 2**63, which is "
             f"{2**63:.1e}; check the sizes"
         )
@@ -176,20 +175,16 @@ def plan_array(
     Raises:
       MistakesError: as ``plan_grid``, and where the devices of a process do not divide the mesh.
     """
+    import numpy as np
+
     from gda.layout.grid import ShardGrid
     from gda.layout.processes import Processes
 
     grid = plan_grid(shape, dtype, mesh, spec)
     devices = check_devices_per_process(devices_per_process, mesh)
-    processes = Processes(_processes_of(grid.num_devices, devices))
+    processes = Processes(np.arange(grid.num_devices) // devices)
     notes = (BELOW_A_BYTE,) if is_below_a_byte(dtype) else ()
     return PlannedArray(ShardGrid(shape, mesh, spec, process_of=processes), dtype, devices, notes)
-
-
-def _processes_of(num_devices: int, devices_per_process: int) -> IntArray:
-    import numpy as np
-
-    return np.arange(num_devices) // devices_per_process
 
 
 def check_shape_and_mesh(shape: Shape, mesh: Mapping[str, int]) -> None:
@@ -300,10 +295,6 @@ def index_for_json(index: Index, shape: Shape) -> list[list[int]]:
 def spec_for_json(spec: Iterable[SpecEntry]) -> list[Any]:
     """Return a spec as ``--tree`` reads it: null, names and lists of names."""
     return [list(entry) if isinstance(entry, tuple) else entry for entry in spec]
-
-
-def _short(shape: Shape) -> str:
-    return _clipped(format_shape(shape))
 
 
 def _clipped(text: str) -> str:

@@ -9,8 +9,8 @@ With ``--json`` it gives one document:
   process; ``nbytes_moved`` is the last two, ``num_moves`` counts pieces, those kept included;
 - ``received_by_device``, ``sent_by_device``: ``{"largest", "mean"}`` bytes to and from other
   devices; ``received_by_process``, ``sent_by_process``: the same between processes;
-- ``largest_sender``, ``largest_receiver``: ``{"device", "nbytes"}``, the first of several. What is
-  sent is null where it takes a look at too many moves;
+- ``largest_sender``, ``largest_receiver``: ``{"device", "nbytes"}``, the first of several. Bytes
+  sent are null where it takes a look at too many moves;
 - ``peak_extra_nbytes``: the most that a device needs beside its source block;
 - ``num_links``: of how many processes to others; ``links``: ``{"source_process",
   "target_process", "nbytes"}`` of each, busiest first, at most 16,384 of them. Both are null where
@@ -55,7 +55,7 @@ _PIECES = "A piece is what an old block has of a new one, and one device sends o
 _EPILOG = """\
 Devices are the same where their positions are: device 3 of one mesh is device 3
 of the other. Each piece comes from the nearest device that has it: the same,
-one of the same process, or any. How a spec is written is in `gda plan --help`.
+one of the same process, or any. `gda plan --help` says how a spec is written.
 
 examples:
   gda reshard --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 \\

@@ -1,8 +1,4 @@
-"""What a jitted function will communicate: it is compiled and read, never run.
-
-Not called ``collectives``, because a submodule of that name would take the place of the function
-``gda.collectives``.
-"""
+"""The communication of a jitted function, which is compiled and read, never run."""
 
 from __future__ import annotations
 
@@ -230,8 +226,8 @@ def _mesh_shape(
     if devices == 1:
         which = "a mesh" if mesh is None else f"the mesh {dict(mesh.shape)}"
         raise ValueError(
-            f"no argument is placed on {which}, so the program is for one device and has nobody to "
-            "communicate with; pass arrays over a mesh, or jax.ShapeDtypeStruct(shape, dtype, "
+            f"no argument is placed on {which}, so the program is for one device and does not "
+            "communicate; pass arrays over a mesh, or jax.ShapeDtypeStruct(shape, dtype, "
             "sharding=NamedSharding(mesh, spec))"
         )
     if mesh is not None:

@@ -1,4 +1,4 @@
-"""What a program may communicate: rules, and what a list of collectives has against them."""
+"""The rules of what a program may communicate, and what a list of collectives has against them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gda.compiled.hlo import (
     Collective,
     Collectives,
     format_axes,
-    format_times,
     sentence,
     summed,
 )
+from gda.layout.text import counted
 
 AxesRule = str | Axes | list[str | Axes]
 Allowed = (
@@ -28,8 +28,8 @@ Allowed = (
 
 _FORMS = "a name, a tuple of names for these axes at once, or a list of these for one or the other"
 
-# What those may have meant who write what JAX calls them. Not accepted: XLA chooses the kinds, and
-# an allowed ``pmax`` would allow a sum.
+# JAX's names, for a hint. They are not accepted: XLA chooses the kinds, and an allowed ``pmax``
+# would allow a sum.
 _MEANT_BY = {
     "psum": "all-reduce",
     "pmean": "all-reduce",
@@ -60,7 +60,7 @@ class Rule:
 
     def __str__(self) -> str:
         over = "any axes" if self.over is None else " or ".join(map(format_axes, self.over))
-        times = "" if self.times is None else f", exactly {format_times(self.times)}"
+        times = "" if self.times is None else f", exactly {counted(self.times, 'time')}"
         return f"{self.kind} over {over or 'no axes'}{times}"
 
 
@@ -147,15 +147,15 @@ def complaints_of(found: Collectives, rules: list[Rule], max_bytes: int | None) 
 
     complaints = []
     for each in found:
-        # Where every device is alone in its group nothing is communicated.
+        # A collective communicates nothing if every device is alone in its group.
         is_allowed = any(rule.allows(each, found.mesh_shape) for rule in rules)
         if each.axes != () and not is_allowed:
             complaints.append(f"not allowed: {sentence(each)}")
     for rule in rules:
         times = summed(each.count for each in allowed_by(rule))
         if rule.times is not None and times != rule.times:
-            counted = "not known how often" if times is None else format_times(times)
-            complaints.append(f"expected {rule}; found: {counted}")
+            often = "not known how often" if times is None else counted(times, "time")
+            complaints.append(f"expected {rule}; found: {often}")
     total = found.total_bytes
     if max_bytes is not None and (total is None or total > max_bytes):
         size = "a number that is not known" if total is None else f"{total}"

@@ -9,18 +9,15 @@ cluster. All processes end within seconds when one of them fails or when the lau
 interrupted, and none outlives the launcher, however that ends.
 
 To read in this order: ``__main__`` (the command line), ``run`` (until all are done or one fails),
-``child`` (the first code in each process), ``ending`` (its last), ``output`` (whose line is whose).
+``child`` (the first code in each process), ``ending`` (its last), ``output`` (whose line is whose),
+``children`` (processes that end with their parent), ``arguments`` (command lines and mistakes).
 """
 
 from __future__ import annotations
 
 import atexit
-import os
 from collections.abc import Mapping
 from typing import Any
-
-from gda.launch.children import ARGUMENT_OF, arguments_of
-from gda.launch.ending import finish_pending
 
 __all__ = ["initialize"]
 
@@ -41,8 +38,7 @@ def initialize(
     under way.
 
     Args:
-      coordinator_address: ``host:port`` where process 0 serves. What is given here wins over the
-        variables.
+      coordinator_address: ``host:port`` where process 0 serves. Arguments win over the variables.
       num_processes: how many there are.
       process_id: which of them this is, from 0.
       options: others of ``jax.distributed.initialize``.
@@ -66,7 +62,9 @@ def initialize(
         **options,
     }
     arguments = _with_variables({name: value for name, value in given.items() if value is not None})
-    import jax  # here, so that the command line does not wait for it
+    import jax  # here, so that the command lines do not wait for it
+
+    from gda.launch.ending import finish_pending
 
     atexit.register(finish_pending)
     try:
@@ -83,11 +81,11 @@ def initialize(
         ) from error
 
 
-def _with_variables(
-    given: Mapping[str, Any], variables: Mapping[str, str] = os.environ
-) -> dict[str, Any]:
+def _with_variables(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given arguments, and for those not given what the variables say."""
-    arguments = {**given, **arguments_of(variables, without=given)}
+    from gda.launch.children import ARGUMENT_OF, arguments_of  # imports what takes long
+
+    arguments = {**given, **arguments_of(without=given)}
     # The address alone is fine: JAX's own variable, for clusters that it detects.
     if not arguments.keys() - given.keys() & {"num_processes", "process_id"}:
         return arguments

@@ -1,7 +1,7 @@
 """The first code that runs in a process of ``gda.launch``: runs the program, reports how it ended.
 
-The report goes through a pipe *before* the interpreter shuts down. What JAX registered to run at
-exit waits up to five minutes for the other processes, and those wait in a collective for this one:
+The report goes through a pipe *before* the interpreter shuts down. The hooks of JAX that run at
+exit wait up to five minutes for the other processes, and those wait in a collective for this one:
 who waits for the process's end learns of the failure too late. A good end is reported when the
 program's threads have ended too.
 """
@@ -25,7 +25,7 @@ from gda.layout.boundary import below
 
 _OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 
-# As much as fits in a pipe that nobody reads yet, so that reporting never waits.
+# As much as fits in a pipe that is not read yet, so that reporting never waits.
 _MAX_TRACEBACK = 50_000
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 LOOPBACK = "127.0.0.1"
 
-# Which argument of jax.distributed.initialize each variable of an environment gives.
+# The argument of jax.distributed.initialize that each variable of an environment gives.
 ARGUMENT_OF = {
     "JAX_COORDINATOR_ADDRESS": "coordinator_address",
     "JAX_NUM_PROCESSES": "num_processes",
@@ -42,7 +42,7 @@ os.killpg(0, signal.SIGKILL)
 class Children:
     """A group of processes that ends when it is closed, and at the latest with its parent.
 
-    What the children start themselves is in the group too, unless it leaves on purpose.
+    Processes that the children start are in the group too, unless they leave on purpose.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Children:
     def close(self) -> None:
         """Kill whatever is left of the group, and wait until it is gone. May be called twice."""
         if self._guard.returncode is None:
-            # Not reaped yet, so its number, which is that of the group, belongs to nobody else.
+            # Not reaped yet, so its number, which is that of the group, belongs to no other.
             os.killpg(self._guard.pid, signal.SIGKILL)
             self._guard.communicate()
         for process in self._processes:
@@ -203,7 +203,7 @@ def signal_name(number: int) -> str:
 
 
 def _decimal(seconds: float) -> str:
-    # Never 1e+06, which is no integer to whoever reads it.
+    # Never 1e+06, which its readers do not take for an integer.
     return f"{seconds:.15g}"
 
 

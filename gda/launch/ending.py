@@ -24,8 +24,8 @@ def finish_pending() -> None:
     """Wait until the CPU devices of this process have done what the program gave them to do.
 
     Public JAX cannot ask for that. But XLA starts what runs on several CPU devices one after the
-    other, so one more computation on all of them is done after all of these. What runs on one
-    device is waited for where the program still has the result. The limit is 30 s.
+    other, so one more computation on all of them is done after all of these. A computation on one
+    device is waited for if the program still has the result. The limit is 30 s.
     """
     import jax
     import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What many processes write, line by line on the stdout and stderr of this one, with who wrote it.
+"""The output of many processes, line by line on the stdout and stderr of this one, with prefixes.
 
 Bytes go through as they are: nothing is decoded, so nothing can fail to decode.
 """
@@ -84,7 +84,7 @@ class Lines:
 class PrefixedOutput:
     """Copies the lines of pipes as they come, in a thread, until it is finished.
 
-    A target that nobody reads any more, or that is full, is given up: this process gets a SIGPIPE,
+    A target that has no reader any more, or that is full, is given up: this process gets a SIGPIPE,
     and the pipes are emptied all the same, so that who writes to them does not wait.
     """
 
@@ -96,7 +96,7 @@ class PrefixedOutput:
         self._thread.start()
 
     def finish(self) -> None:
-        """Write what is left in the pipes, also in those whose other end somebody still holds."""
+        """Write what is left in the pipes, also in those whose other end is still open."""
         os.close(self._end)
         self._thread.join()
         os.close(self._ending)

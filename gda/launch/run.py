@@ -2,7 +2,7 @@
 
 The first event ends the run: a report of a process that failed (``gda/launch/child.py``), the death
 of a process, a signal, the time limit, and processes that do not exit after the program ended well
-in all. What fails after that is taken for a consequence.
+in all. A failure after that is taken for a consequence.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STOPPED = "stopped by SIGSTOP, Ctrl-Z or a debugger"
 
 _STDOUT, _STDERR = 1, 2
 
-# A SIGPIPE says that nobody reads the output any more, see gda/launch/output.py.
+# A SIGPIPE says that the output has no reader any more, see gda/launch/output.py.
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 

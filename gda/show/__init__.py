@@ -3,6 +3,9 @@
 No picture moves, reads or shows data, and none needs devices. ``gda.visualize_sharding`` brings
 them to where one looks at them.
 
+To read in this order: ``subject`` (what there is to show), ``words`` and ``folding``, ``terminal``
+(text), ``drawing`` (SVG), ``page`` (HTML), ``visualize`` (also inside of jit; the one with JAX).
+
 >>> import gda
 >>> print(gda.show.text((4,), {'x': 2}, ('x',)))
 plan (4,)

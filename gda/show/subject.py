@@ -1,4 +1,4 @@
-"""What a picture shows: a grid, and what is known of the array and the devices.
+"""The subject of a picture: a grid, and what is known of the array and the devices.
 
 Nothing here imports JAX: arrays, shardings and meshes are known by their attributes, so that a plan
 is drawn where JAX is not wanted.

@@ -82,8 +82,8 @@ def visualize_sharding(
     │ 4:8, :   devices 2, 3 │
     └───────────────────────┘
     """
-    # By its name, because the pictures know nothing of the container.
-    array = x.array if type(x).__name__ == "GlobalArray" else x
+    # Pictures know nothing of the container but this.
+    array = x.array if isinstance(getattr(x, "array", None), Tracer) else x
     if not isinstance(array, Tracer):
         _say(subject_of(x, mesh, spec, dtype=dtype), file, width, color)
         return

@@ -1,4 +1,4 @@
-"""What helps to test code that works on sharded arrays.
+"""Help with tests of code that works on sharded arrays.
 
 - ``@pytest.mark.processes(4, devices=2)`` runs a test in that many real processes; the fixture
   ``process_pool`` calls functions in them: ``gda.testing.plugin``, which pytest finds by itself.

@@ -1,4 +1,4 @@
-"""What became of a command in the processes of a pool, and how failures are told."""
+"""The outcome of a command in the processes of a pool, and how failures are told."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _FILES_ABOVE_USER = (
     "/_pytest/main.py",
     "/_pytest/config/__init__.py",
     "/gda/testing/channel.py",
+    "/gda/testing/worker.py",
 )
 
 
@@ -36,7 +37,7 @@ class ProcessError(RuntimeError):
 
 @dataclass
 class Answer:
-    """What became of one command in one process.
+    """The outcome of one command in one process.
 
     Attributes:
       process, num_processes: its index, and how many there are.

@@ -1,4 +1,4 @@
-"""What ``@pytest.mark.processes(4, devices=2, timeout=60)`` asks for."""
+"""The meaning of ``@pytest.mark.processes(4, devices=2, timeout=60)``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELP = (
 
 @dataclass(frozen=True)
 class Processes:
-    """How many processes, virtual devices of each, and seconds for the test."""
+    """The number of processes, virtual devices of each, and seconds for the test."""
 
     num_processes: int
     devices: int = 1
@@ -24,7 +24,7 @@ class Processes:
 
     @property
     def size(self) -> tuple[int, int]:
-        """What the pool of such a test must have."""
+        """The size of the pool for such a test."""
         return self.num_processes, self.devices
 
 

@@ -1,4 +1,4 @@
-"""What the processes say about one test, put into one report for each phase of it."""
+"""The reports of all processes about one test, merged into one for each phase of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
 
 @dataclass(frozen=True)
 class _Crash:
-    """What pytest prints in its summary, and with --tb=line."""
+    """The place and message that pytest prints in its summary, and with --tb=line."""
 
     path: str
     lineno: int
@@ -52,7 +52,7 @@ class ProcessesRepr:
 
 @dataclass(frozen=True)
 class _Failure:
-    """How one process failed in one phase."""
+    """The failure of one process in one phase."""
 
     answer: Answer
     text: str

@@ -50,23 +50,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[_session_key] = session
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> Generator[None, None, None]:
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.pluginmanager.hasplugin("xdist"):
-        return (yield)
-    _group_by_size(items)
-    yield
-    for item in items:
-        # xdist puts the group into an attribute that pytest 9.2 does not read (pytest-xdist 1386).
-        with_group = getattr(item, "_nodeid", item.nodeid)
-        if with_group != item.nodeid and hasattr(item, "_id"):
-            setattr(item, "_id", type(getattr(item, "_id")).parse(with_group))  # noqa: B009, B010
-    return None
-
-
-def _group_by_size(items: list[pytest.Item]) -> None:
+        return
     for item in items:
         if marker.is_marked(item) and item.get_closest_marker("xdist_group") is None:
             try:
@@ -74,6 +61,16 @@ def _group_by_size(items: list[pytest.Item]) -> None:
             except ValueError:  # which is said when the test runs
                 continue
             item.add_marker(pytest.mark.xdist_group(f"processes-{num_processes}x{devices}"))
+
+
+@pytest.hookimpl(wrapper=True, specname="pytest_collection_modifyitems")
+def pytest_collection_modifyitems_ids(items: list[pytest.Item]) -> Generator[None, None, None]:
+    yield
+    for item in items:
+        # xdist puts the group into an attribute that pytest 9.2 does not read (pytest-xdist 1386).
+        with_group = getattr(item, "_nodeid", item.nodeid)
+        if with_group != item.nodeid and hasattr(item, "_id"):
+            setattr(item, "_id", type(getattr(item, "_id")).parse(with_group))  # noqa: B009, B010
 
 
 @pytest.hookimpl(tryfirst=True)

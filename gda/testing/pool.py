@@ -152,7 +152,7 @@ class Pool:
 
     @property
     def num_alive(self) -> int:
-        """How many processes run at the moment: all or none."""
+        """The number of processes that run at the moment: all or none."""
         return 0 if self._group is None else self.num_processes
 
     def __enter__(self) -> Pool:

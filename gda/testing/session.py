@@ -18,13 +18,13 @@ import pytest
 
 from gda.testing.channel import Channel
 
-# Where a test is: its file, and the names from there on.
+# The place of a test: its file, and the names from there on.
 Address = tuple[str, tuple[str, ...]]
 
 PLUGIN_NAME = "gda-process"
 shared_directory_key = pytest.StashKey[Path]()
 
-# Options that would choose among the tests, stop the session, ask somebody at a terminal, or write
+# Options that would choose among the tests, stop the session, ask for input at a terminal, or write
 # over the report of the controlling session.
 _NEUTRAL_OPTIONS = {
     "allure_report_dir": None,
@@ -55,7 +55,7 @@ _OVERRIDES = (
 
 @dataclass(frozen=True)
 class SessionPlan:
-    """What the processes need to know to be part of a pytest session.
+    """The facts that a process needs to be part of a pytest session.
 
     Attributes:
       arguments: those that pytest was called with.
@@ -82,7 +82,7 @@ class SessionPlan:
 
 @dataclass(frozen=True)
 class PhaseReport:
-    """What a process has to say about the setup, the call or the teardown of a test.
+    """The report of a process about the setup, the call or the teardown of a test.
 
     Attributes:
       when, outcome, sections, duration, start, stop: as in ``pytest.TestReport``.

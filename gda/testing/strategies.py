@@ -94,7 +94,7 @@ class ShardedCase(Generic[MeshT]):
 
     @property
     def grid(self) -> ShardGrid:
-        """Which elements every device holds."""
+        """The elements that every device holds."""
         return ShardGrid(self.global_shape, self.mesh_shape, self.spec)
 
     def __repr__(self) -> str:

@@ -46,9 +46,9 @@ def unwrapped(tree: Any) -> Any:
     )
 
 
-def wrapped(tree: Any, mesh: Mesh, spec: P = P()) -> Any:
+def wrapped(tree: Any, mesh: Mesh) -> Any:
     """Return the tree with a container for every array."""
-    return jax.tree.map(lambda leaf: cut(np.asarray(leaf), mesh, spec), tree)
+    return jax.tree.map(lambda leaf: cut(np.asarray(leaf), mesh, P()), tree)
 
 
 def assert_same(tree: Any, wanted: Any) -> None:

@@ -61,7 +61,6 @@ class Killing:
         """Kill once; return the generation of the save that followed."""
         chance = trials.chance
         first = (before or 0) + 1
-        self._forks.kill()
         pids = self._forks.start(
             "save_until_killed",
             self._processes,

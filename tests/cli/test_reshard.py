@@ -287,7 +287,7 @@ def test_without_rich() -> None:
         (("--to-spec", "z"), "after the reshard, spec P('z') cuts dimension 0 by mesh axis 'z'"),
         (("--to-spec", "x,x"), "after the reshard, spec P('x', 'x') uses mesh axis 'x' twice"),
         (("--to-spec", "q,zz"), "\nspec P('q', 'zz') cuts dimension 1 by mesh axis 'zz', but the "),
-        (("--to-spec", "x y"), "--to-spec: a comma and the next entry was expected; write x,y"),
+        (("--to-spec", "x y"), "--to-spec: a comma and the next entry were expected; write x,y"),
         (("--to-spec", "(x)"), "was expected, or None; write x\n  (x)\n   ^"),
         (("--to-mesh", "x=3"), "after the reshard, global shape (8, 64) cannot be cut by P('x')"),
         (("--to-mesh", "y=2"), "after the reshard, spec P('x') cuts dimension 0 by mesh axis 'x'"),

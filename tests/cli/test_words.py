@@ -136,7 +136,7 @@ A_NAME = "the name of a mesh axis was expected, or _ for a dimension that is not
             "quotes are around names in brackets, as in Python and JSON; write da",
             0,
         ),
-        ("data model", "a comma and the next entry was expected; write data,model", 5),
+        ("data model", "a comma and the next entry were expected; write data,model", 5),
         ("{data}", A_NAME, 0),
         ("['data' 'model']", "a comma or ] was expected; write data,model", 8),
         ("['data'", "a comma or ] was expected; write data", 7),

@@ -42,7 +42,7 @@ def total(g):
 
 
 def launch(
-    tmp_path: Path, program: str, *options: str, processes: int = 3, timeout: float = LIMIT
+    tmp_path: Path, program: str, *options: str, processes: int = 3
 ) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "program.py"
     script.write_text(START + program)
@@ -50,7 +50,7 @@ def launch(
         [sys.executable, "-m", "gda.launch", "-n", str(processes), *options, str(script)],
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=LIMIT,
     )
 
 

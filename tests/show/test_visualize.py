@@ -133,6 +133,15 @@ def test_a_global_array_inside_jit(mesh: Mesh) -> None:
     assert "0:4, :" in picture
 
 
+def test_a_subclass_of_global_array_inside_jit(mesh: Mesh) -> None:
+    class Mine(gda.GlobalArray): ...
+
+    file = io.StringIO()
+    look = jax.jit(lambda x: gda.visualize_sharding(Mine.from_array(x), file=file))
+    look(on(mesh, P("y")))
+    assert file.getvalue().startswith("traced Mine (8, 8) float32\n")
+
+
 @pytest.mark.parametrize(
     "transform",
     [

@@ -1,4 +1,4 @@
-"""What a compiled program communicates, read from its text: no JAX, no devices.
+"""The communication of a compiled program, read from its text: no JAX, no devices.
 
 XLA prints an optimised program (an *HLO module*) as computations, each a list of instructions, one
 a line. A collective is an instruction. It stands in the entry or in a computation that is called:
@@ -15,7 +15,6 @@ from gda.compiled.hlo.listing import (
     Collectives,
     Traffic,
     format_axes,
-    format_times,
     sentence,
     summed,
 )
@@ -28,7 +27,6 @@ __all__ = [
     "Collectives",
     "Traffic",
     "format_axes",
-    "format_times",
     "num_devices",
     "read_collectives",
     "sentence",

@@ -80,7 +80,7 @@ class Instruction(NamedTuple):
         kind = self.opcode.removesuffix("-start")
         if not re.fullmatch(COLLECTIVE, kind) or kind.endswith(("-done", "-update")):
             return None
-        # What begins another computation is read there, and a send may be to the host.
+        # Those that begin another computation are read there, and a send may be to the host.
         is_elsewhere = "calls" in self.attributes or "is_host_transfer" in self.attributes
         return None if is_elsewhere else kind
 

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, overload
 from gda.compiled.hlo.program import Collective
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
-from gda.layout.text import format_bytes
+from gda.layout.text import counted, format_bytes
 
 Axes = tuple[str, ...]
 
 
 @set_module("gda")
 class Traffic(NamedTuple):
-    """What is communicated over some axes in one call.
+    """The communication over some axes in one call.
 
     Attributes:
       executions: how many collectives are executed; None where a loop's length is not known.
@@ -66,7 +66,7 @@ class Collectives(Sequence[Collective]):
     def total_bytes(self) -> int | None:
         """Bytes of all operands on one device in one call; None where a loop's length is unknown.
 
-        What is in branches counts as if it were executed.
+        Collectives in branches count as if they were executed.
         """
         return summed(collective.total_bytes for collective in self)
 
@@ -74,7 +74,7 @@ class Collectives(Sequence[Collective]):
         """Return the total for each set of mesh axes that is communicated over.
 
         A collective over two axes counts for the pair of them alone. The key None is for groups
-        that no axes give. What is in branches counts as if it were executed.
+        that no axes give. Collectives in branches count as if they were executed.
         """
         totals: dict[Axes | None, Traffic] = {}
         for collective in self:
@@ -97,14 +97,13 @@ class Collectives(Sequence[Collective]):
         mesh = f"the mesh {self.mesh_shape}" if self.mesh_shape else "a mesh that is not known"
         if not self:
             return f"no collectives on {mesh}"
-        some = "1 collective" if len(self) == 1 else f"{len(self)} collectives"
         header = ["collective", "over", "operands", "times", "bytes", "from"]
         totals = [
             ["total", format_axes(axes), "", _format_count(executions), _format_size(nbytes), ""]
             for axes, (executions, nbytes) in self.by_axis().items()
         ]
+        some, lines = counted(len(self), "collective"), table([header, *map(_row, self), *totals])
         first = f"{some} on {mesh}; bytes are of the operands on one device"
-        lines = table([header, *map(_row, self), *totals])
         return "\n".join([first, *(f"  {line}" for line in lines)])
 
 
@@ -121,7 +120,7 @@ def summed(numbers: Iterable[int | None]) -> int | None:
 def sentence(collective: Collective) -> str:
     """Return all that is to say of a collective, for a message."""
     count = collective.count
-    times = "in a loop of unknown length" if count is None else format_times(count)
+    times = "in a loop of unknown length" if count is None else counted(count, "time")
     branch = ", in a branch" if collective.is_conditional else ""
     return (
         f"{_format_kind(collective)} over {format_axes(collective.axes)} of "
@@ -174,18 +173,13 @@ def _format_source(collective: Collective) -> str:
 
 def _format_file(file: str) -> str:
     if re.search(r"[\\/]ipykernel_\d+[\\/]\d+\.py$", file):
-        return "cell"  # the number in its name is a hash of the cell, which nobody knows
+        return "cell"  # the number in its name is a hash of the cell
     is_elsewhere = os.path.splitdrive(file)[0] != os.path.splitdrive(os.getcwd())[0]
     return file if is_elsewhere else min(file, os.path.relpath(file), key=len)
 
 
 def _format_count(count: int | None) -> str:
     return "?" if count is None else str(count)
-
-
-def format_times(count: int) -> str:
-    """Return how often that is."""
-    return "1 time" if count == 1 else f"{count} times"
 
 
 def _format_size(nbytes: int | None) -> str:

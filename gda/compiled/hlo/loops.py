@@ -1,4 +1,4 @@
-"""How often a loop runs."""
+"""The number of times that a loop runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Element:
 
 @dataclass(frozen=True)
 class _Test:
-    """Whether an element is below a number."""
+    """The test whether an element is below a number."""
 
     element: _Element
     stop: int

@@ -118,7 +118,7 @@ def read_collectives(
 ) -> tuple[Collective, ...]:
     """Return the collectives of a program in the order in which it comes to them.
 
-    What is in a computation that is called several times comes where it is called first.
+    Those in a computation that is called several times come where it is called first.
 
     Args:
       text: of an optimised program, one module or several, as ``compiled.as_text()`` gives it.
@@ -165,7 +165,7 @@ def _sizes(text: str) -> tuple[int, int]:
     return int(partitions[1]) if partitions else 1, int(replicas[1]) if replicas else 1
 
 
-# Which computation is called how often, and what it communicates.
+# Computations: how often each is called, and what it communicates.
 
 
 class _Call(NamedTuple):
@@ -175,7 +175,7 @@ class _Call(NamedTuple):
 
 
 class _Runs(NamedTuple):
-    """How often a computation runs in one run of the program."""
+    """The executions of a computation in one run of the program."""
 
     times: int | None
     is_conditional: bool
@@ -294,7 +294,7 @@ class _Module:
     ) -> tuple[list[Leaf], list[Leaf]]:
         kind, operands = instruction.kind, []
         names = instruction.operand_names
-        # What follows the first operand says where its parts go, or orders the operation.
+        # Later operands say where the parts of the first go, or order the operation.
         if kind in ("ragged-all-to-all", "send") or "slice_sizes" in instruction.attributes:
             names = names[:1]
         for name in names:

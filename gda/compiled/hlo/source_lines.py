@@ -52,7 +52,7 @@ class Sources:
     def line(self, metadata: Mapping[str, str]) -> tuple[str | None, int | None]:
         """Return the innermost line of the user's; None where there is none.
 
-        What is installed is the user's only if nothing else is: a layer of a model library calls
+        Installed code is the user's only if nothing else is: a layer of a model library calls
         the einsum, but the model that has the layer is what the user can change.
         """
         places = [place for place in self._places(metadata) if self._is_users(place[0])]

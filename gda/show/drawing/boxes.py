@@ -28,7 +28,7 @@ _MOST_BOXES = 8
 _MOST_BOXES_WITH_LAYERS = 4
 _MOST_LAYERS = 16
 
-# Where a pixel of depth goes, right and up.
+# A pixel of depth goes so far right and up.
 _RIGHT, _UP = 0.5, 0.36
 
 _BETWEEN_BOXES = 30
@@ -36,7 +36,7 @@ _BETWEEN_LAYERS = 20
 _BELOW_BOX = 44
 _CAPTION, _CAPTION_SIZE = 18, 11
 
-# How much darker the upper and the right face are than the front.
+# The upper and the right face are so much darker than the front.
 _SHADE_ABOVE, _SHADE_BESIDE = 0.1, 0.24
 
 

@@ -1,4 +1,4 @@
-"""Which colour each process has in a drawing.
+"""The colour of each process in a drawing.
 
 The colours are light, for dark text on them, so that one choice is right on white pages and on dark
 ones. The first have the hues of Paul Tol's "light" scheme, made for labelled cells and for people

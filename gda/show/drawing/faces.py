@@ -113,12 +113,12 @@ class Face:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether cells share hover texts, and have the colour of one device only."""
+        """Cells share hover texts, and have the colour of one device only."""
         return self.num_cells > self.most_titles
 
     @cached_property
     def most_owners(self) -> int:
-        """How many processes hold the blocks of a cell, at most."""
+        """The most processes that hold the blocks of a cell."""
         numbers = np.array(self.paint.numbers)
         if len(numbers) == 1:
             return 1
@@ -145,7 +145,7 @@ class Face:
 
     def markup(self, kind: str) -> str:
         """Return the cells in a group of the class ``gda-`` and ``kind``, and the cuts over it."""
-        cells = self._crowded() if self.is_crowded else self._cells()
+        cells = [*self._fills(), *self._titles()] if self.is_crowded else self._cells()
         return f'<g class="gda-{kind}">{"".join(cells)}</g>{self._cuts()}'
 
     def _cells(self) -> list[str]:
@@ -158,9 +158,6 @@ class Face:
                 title = f"<title>{escape(describe(self.subject, blocks))}</title>"
                 parts.append(_cell(box, self.paint.of_blocks(blocks), title))
         return parts
-
-    def _crowded(self) -> list[str]:
-        return [*self._fills(), *self._titles()]
 
     def _fills(self) -> list[str]:
         """One path for all cells of a colour, neighbours in a row joined."""

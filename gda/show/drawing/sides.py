@@ -1,4 +1,4 @@
-"""How long the sides of a drawn array are."""
+"""The lengths of the sides of a drawn array."""
 
 from __future__ import annotations
 

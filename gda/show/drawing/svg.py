@@ -214,8 +214,8 @@ def _document(picture: Picture) -> str:
     left, top = sheet.left - _MARGIN, sheet.top - _MARGIN
     width, height = sheet.right + _MARGIN - left, sheet.bottom + _MARGIN - top
     label = escape(summary_of(picture.subject))
-    # Where it is a page or an image of its own, its text follows the reader's scheme of colours;
-    # in a page that of the page, which may be another.
+    # As a page or an image of its own, its text follows the reader's scheme of colours; in a page
+    # that of the page, which may be another.
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="gda-svg" role="img" aria-label="{label}" '
         f'width="{number(width)}" height="{number(height)}" '

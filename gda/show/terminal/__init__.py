@@ -2,8 +2,8 @@
 
 An array is a box cut into its blocks. The last two dimensions that are cut run down and across
 (``matrix.py``); with one, its blocks stand below each other, or side by side if it is the last
-dimension (``strips.py``). What does not fit is folded, so that the cost does not grow with the
-number of blocks.
+dimension (``strips.py``). Blocks that do not fit are folded, so the cost does not grow with their
+number.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from rich.box import ASCII2, SQUARE, Box
 from gda.layout.tables import wrap
 from gda.show.subject import Subject
 from gda.show.terminal.cells import Cells
-from gda.show.terminal.matrix import Drawing, Matrix
-from gda.show.terminal.rules import (
+from gda.show.terminal.frames import (
     FAINT,
     PLAIN,
     PROCESS,
@@ -31,6 +30,7 @@ from gda.show.terminal.rules import (
     draw_box,
     fit,
 )
+from gda.show.terminal.matrix import Drawing, Matrix
 from gda.show.terminal.strips import rows_along
 from gda.show.words import facts, title
 

@@ -1,4 +1,4 @@
-"""What is written in the cells of a picture as text: of a block, and of what is left out."""
+"""The texts in the cells of a picture: of a block, and of what is left out."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gda.layout.text import (
 )
 from gda.show.folding import Gap
 from gda.show.subject import Subject
-from gda.show.terminal.rules import FAINT, PLAIN, PROCESS, Cell, Style
+from gda.show.terminal.frames import FAINT, PLAIN, PROCESS, Cell, Style
 from gda.show.words import format_devices, processes_at
 
 _FEW_DEVICES = 1024
 
 
 class Manner(Enum):
-    """How a block is written."""
+    """The ways to write a block."""
 
     INDEX = "its index, devices and processes"
     WORDS = "its devices and processes; the index stands beside the box"
@@ -86,7 +86,7 @@ class Cells:
 
     @property
     def key_to_numbers(self) -> str:
-        """What the numbers in cells of the manner ``NUMBERS`` mean."""
+        """The meaning of the numbers in cells of the manner ``NUMBERS``."""
         kind, has_ids = self.subject.device_kind, self.subject.device_ids is not None
         what = f"numbers of devices ({kind})" if has_ids else f"numbers of {kind}s"
         processes = ", p0 for process 0" if len(self._process_numbers) > 1 else ""

@@ -16,7 +16,7 @@ from gda.layout.tables import wrap
 from gda.layout.text import format_index
 from gda.show.folding import Gap, fold
 from gda.show.terminal.cells import Cells, Manner
-from gda.show.terminal.rules import (
+from gda.show.terminal.frames import (
     FAINT,
     PLAIN,
     Cell,
@@ -36,7 +36,7 @@ MOST_LINES = 66
 _MOST_BLOCKS = 512
 _MOST_LAYERS = 8
 
-# How many places, a gap among them, are left of what is folded.
+# The number of places, a gap among them, that folding leaves.
 _LAYERS_LEFT = 4
 _ROWS_LEFT = (12, 8, 4)
 _FEWEST_COLUMNS = 3
@@ -47,7 +47,7 @@ _BETWEEN_LAYERS = 3
 
 
 class Way(NamedTuple):
-    """Which layers, rows and columns are drawn, and how their blocks are written."""
+    """The layers, rows and columns to draw, and how their blocks are written."""
 
     layers: Parts
     rows: Parts
@@ -56,7 +56,7 @@ class Way(NamedTuple):
 
 
 class Table(NamedTuple):
-    """What is written where.
+    """The texts and their places.
 
     Attributes:
       layers: for each layer its rows of cells; none for a gap.

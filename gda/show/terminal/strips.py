@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from gda.layout.tables import text_width
 from gda.show.folding import Gap, fold
 from gda.show.terminal.cells import Cells, Manner
+from gda.show.terminal.frames import Cell, Row, fit
 from gda.show.terminal.matrix import MOST_LINES, NARROWEST_COLUMN
-from gda.show.terminal.rules import Cell, Row, fit
 
 _BETWEEN_FIELDS = "   "
 _LIST_LEFT = 16

@@ -25,7 +25,7 @@ _WIDEST_TEXT = 28  # of several blocks side by side, if it can be broken
 
 
 class Cell(NamedTuple):
-    """What is written in a cell, of a block or in place of several."""
+    """The texts in a cell, of a block or in place of several."""
 
     lines: Sequence[str]
     style: Style = PLAIN
