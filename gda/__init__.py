@@ -98,7 +98,7 @@ _FORMER = {
     },
     "gda.pickling": {"State": "gda.arrays.pickling.State"},
     "gda.grid": {"ShardGrid": "gda.ShardGrid"},
-    "gda.views": {"_view_of": "gda.ProcessView._unpickled"},
+    "gda.views": {"ProcessView": "gda.ProcessView", "_view_of": "gda.ProcessView._unpickled"},
     "gda.processes": {"Processes": "gda.layout.processes.Processes"},
     "gda.reshard": {
         "ReshardPlan": "gda.ReshardPlan",
