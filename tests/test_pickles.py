@@ -38,6 +38,7 @@ def test_an_array(auto_mesh: Mesh) -> None:
 
 def test_the_class_of_an_array_as_in_the_structure_of_a_tree() -> None:
     assert pickle.loads(b"cgda.array\nGlobalArray\n.") is gda.GlobalArray
+    assert pickle.loads(b"cgda.views\nProcessView\n.") is gda.ProcessView
 
 
 @pytest.mark.parametrize(
