@@ -39,5 +39,6 @@ def torture(session: nox.Session) -> None:
     """Make the trials by the hundred, of which the suite has a sample; record their figures."""
     session.install("-e", ".[test]")
     trials = ["-m", "torture or hypothesis", "--hypothesis-profile", "torture"]
+    trials += ["-o", "faulthandler_timeout=600"]  # hundreds of trials take minutes
     page = "--figures=docs/reliability.md"
     session.run("python", "-m", "pytest", "-n", "2", *trials, page, *session.posargs)
