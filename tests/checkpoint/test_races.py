@@ -14,7 +14,9 @@ from trials import Trials, tried
 
 import gda
 from gda.checkpoint import SaveError
+from gda.checkpoint.files import Files
 from gda.checkpoint.stores import directory
+from gda.storage.options import Options
 
 
 @tried("two programs save into one path at once, without locks", sample=12, full=700)
@@ -151,17 +153,25 @@ def test_data_that_is_removed_at_any_step_before_the_commit_is_missed(
 def test_data_that_is_removed_at_any_moment_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trials: Trials
 ) -> None:
-    """A removal that goes on during the rename is counted: no save can know of it."""
+    """A removal that ends after the last look at the files is counted: no save can know of it."""
     small_files(monkeypatch.setattr)
     tree = tree_of(2, mesh_of({"x": 2}))
+    times: dict[str, float] = {}
+    look = Files.check_written
+
+    def noted_look(self: Files, options: Options) -> None:
+        times["looked"] = time.monotonic()
+        look(self, options)
+
+    monkeypatch.setattr(Files, "check_written", noted_look)
     for trial in range(trials.most):
         path = tmp_path / str(trial)
         gda.checkpoint.save(path, values_of(1))
         kept = {each.name for each in path.glob("data-*")}
-        comes, times = threading.Event(), dict.fromkeys(("begun", "removed", "renamed"), 0.0)
-        is_late = trial % 2 == 1
+        comes, is_late = threading.Event(), trial % 2 == 1
+        times.clear()
 
-        def remove(comes=comes, path=path, kept=kept, times=times) -> None:
+        def remove(comes=comes, path=path, kept=kept) -> None:
             assert comes.wait(LIMIT)
             time.sleep(trials.chance.uniform(0, 0.004))
             times["begun"] = time.monotonic()
@@ -169,7 +179,7 @@ def test_data_that_is_removed_at_any_moment_is_missed(
             times["removed"] = time.monotonic()
 
         def notes(
-            is_first: bool, name: str, arguments: Arguments, comes=comes, times=times, late=is_late
+            is_first: bool, name: str, arguments: Arguments, comes=comes, late=is_late
         ) -> None:
             if name == "fsync" and not late:
                 comes.set()  # the first file is there
@@ -192,7 +202,7 @@ def test_data_that_is_removed_at_any_moment_is_missed(
         if error is not None:
             assert generation_at(path) == 1
             trials.count("refused")
-        elif times["removed"] < times["renamed"]:
+        elif times["removed"] < times["looked"]:
             assert generation_at(path) == 2, f"trial {trial}"
             trials.count("saved")
         else:
