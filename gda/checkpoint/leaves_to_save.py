@@ -31,7 +31,7 @@ from gda.layout.grid import ShardGrid
 from gda.layout.processes import turns_of
 from gda.layout.spec import Shape, format_spec
 from gda.layout.text import join_some
-from gda.mesh import grid_of, is_tracer, sharding_of, view_of
+from gda.mesh import grid_of_array, is_tracer, sharding_of, view_of_array
 from gda.multihost.meeting import DisagreementError
 from gda.storage import tasks
 from gda.storage.options import Options
@@ -270,14 +270,13 @@ def _of_jax(number: int, path: Path, kind: str, array: jax.Array, turn: int) -> 
             return _of_jax(number, path, kind, keys, turn)
         return _whole(number, path, kind, np.asarray(array), key_impl, turn)
     sharding = sharding_of(array)
-    mesh: Any = sharding.mesh
     is_named = isinstance(array.sharding, NamedSharding)
     # Of a mesh all processes mean the same one: that was checked. A device each has by itself.
     is_shared = is_named or jax.process_count() == 1
-    grid = grid_of(array.shape, mesh, sharding.spec)
+    grid = grid_of_array(array)
     blocks = distinct_shards(array, grid)
     if is_shared:
-        written = view_of(array.shape, mesh, sharding.spec).written_blocks(turn)
+        written = view_of_array(array).written_blocks(turn)
     else:
         written = tuple(blocks) if _has_turn(turn) else ()
     leaf = ArrayLeaf(
@@ -287,7 +286,7 @@ def _of_jax(number: int, path: Path, kind: str, array: jax.Array, turn: int) -> 
         dtype=np.dtype(array.dtype),
         key_impl=key_impl,
         spec=format_spec(sharding.spec) if is_named else None,
-        mesh=dict(mesh.shape) if is_named and isinstance(mesh, Mesh) else None,
+        mesh=dict(sharding.mesh.shape) if is_named and isinstance(sharding.mesh, Mesh) else None,
     )
     return Source(
         number,
