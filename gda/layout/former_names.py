@@ -18,6 +18,7 @@ class FormerName:
     ...     nbytes_kept = 8
     ...     bytes_kept = FormerName("nbytes_kept")
     >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
     ...     print(Plan().bytes_kept, caught[0].message)
     8 Plan.bytes_kept is deprecated, and gda 0.2 removes it; use Plan.nbytes_kept
     """
