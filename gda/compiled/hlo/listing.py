@@ -20,11 +20,17 @@ Axes = tuple[str, ...]
 
 @set_module("gda")
 class Traffic(NamedTuple):
-    """The communication over some axes in one call.
+    """The communication over some mesh axes in one call; ``Collectives.by_axis`` returns them.
 
     Attributes:
-      executions: how many collectives are executed; None where a loop's length is not known.
-      nbytes: bytes of their operands on one device; None likewise.
+      executions: number of collectives executed; None where the length of a loop is not known.
+      nbytes: bytes of their operands on one device; None in the same case.
+
+    >>> import gda
+    >>> reduction = gda.Collective('all-reduce', ('x',), ((4,),), ('int32',), ((4,),), ('int32',),
+    ...                            nbytes=16, nbytes_output=16, count=3)
+    >>> gda.Collectives((reduction,), {'x': 2}).by_axis()
+    {('x',): Traffic(executions=3, nbytes=48)}
     """
 
     executions: int | None

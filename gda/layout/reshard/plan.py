@@ -68,11 +68,18 @@ class Move(NamedTuple):
 
 @set_module("gda")
 class Load(NamedTuple):
-    """A device and what it sends or receives.
+    """The bytes that one device sends to other devices, or gets from them.
+
+    ``ReshardPlan.largest_sender`` and ``ReshardPlan.largest_receiver`` are such.
 
     Attributes:
-      position: of the device, in its grid.
-      nbytes: without what it keeps.
+      position: position of the device in its grid.
+      nbytes: bytes sent or received; the bytes that the device keeps do not count.
+
+    >>> from gda import ReshardPlan, ShardGrid
+    >>> halves, whole = ShardGrid((4,), {'x': 2}, ('x',)), ShardGrid((4,), {'x': 1}, ())
+    >>> ReshardPlan(halves, whole, itemsize=4).largest_sender
+    Load(position=1, nbytes=8)
     """
 
     position: int
@@ -81,11 +88,17 @@ class Load(NamedTuple):
 
 @set_module("gda")
 class Link(NamedTuple):
-    """The bytes that one process sends to another.
+    """The bytes that one process sends to another; ``ReshardPlan.links`` returns them.
 
     Attributes:
-      source_process, target_process: their numbers.
-      nbytes: of all moves from the one to the other.
+      source_process, target_process: numbers of the sending and of the receiving process.
+      nbytes: bytes of all moves from the one to the other.
+
+    >>> from gda import ReshardPlan, ShardGrid
+    >>> rows = ShardGrid((4, 4), {'x': 2}, ('x',), process_of=[0, 1])
+    >>> columns = ShardGrid((4, 4), {'x': 2}, (None, 'x'), process_of=[0, 1])
+    >>> ReshardPlan(rows, columns, itemsize=4).links()[0]
+    Link(source_process=0, target_process=1, nbytes=16)
     """
 
     source_process: int
