@@ -125,7 +125,7 @@ class Writer:
         documents += [pack.array for pack in packs]
         chunks = itertools.chain(self._large_chunks(share.large, arrays), self._pack_chunks(packs))
         total = sum(source.written_bytes for source in share.large)
-        total += sum(pack.array.grid.num_chunks * pack.array.chunk_bytes for pack in packs)
+        total += sum(pack.array.grid.num_chunks * pack.array.nbytes_per_chunk for pack in packs)
         written = self._written(documents, chunks, total)
         of_array: dict[str, list[tuple[int, int, int]]] = {}
         for each in written:
@@ -220,7 +220,7 @@ class Writer:
                     for block in blocks:
                         block.release()
 
-                yield _Chunk(pack.array, number, pack.array.chunk_bytes, make, release)
+                yield _Chunk(pack.array, number, pack.array.nbytes_per_chunk, make, release)
 
     def _written(
         self, documents: Iterable[StoredArray], chunks: Iterable[_Chunk], total: int
@@ -233,7 +233,7 @@ class Writer:
             nonlocal done
             chunk.release()
             written.append(one)
-            done += chunk.array.chunk_bytes
+            done += chunk.array.nbytes_per_chunk
             show(done, total)
 
         of_documents = (
@@ -258,8 +258,8 @@ class Writer:
 
     def _held_bytes(self, chunk: _Chunk) -> int:
         """Return how much memory a chunk takes, from the block in it to what compresses it."""
-        compressing = 2 * chunk.array.chunk_bytes if self.codec == "zstd" else 0
-        return max(chunk.array.chunk_bytes, chunk.made_bytes + compressing)
+        compressing = 2 * chunk.array.nbytes_per_chunk if self.codec == "zstd" else 0
+        return max(chunk.array.nbytes_per_chunk, chunk.made_bytes + compressing)
 
     def _write_chunk(self, chunk: _Chunk) -> _Written:
         data, sums = chunk.make()
