@@ -281,6 +281,23 @@ def test_two_leaves_with_one_path(tmp_path: Path) -> None:
         save(tmp_path, Twins())
 
 
+def test_fields_that_are_strings_and_integers(auto_mesh: Mesh, tmp_path: Path) -> None:
+    class Both:
+        pass
+
+    keys = [jax.tree_util.GetAttrKey("a"), jax.tree_util.SequenceKey(0)]
+    jax.tree_util.register_pytree_with_keys(
+        Both, lambda _: (list(zip(keys, [DATA, DATA], strict=True)), None), lambda *_: Both()
+    )
+    save(tmp_path, {"both": Both()})
+    restored = restore(tmp_path, mesh=auto_mesh, specs=P("x"))
+    assert [g.spec for g in restored["both"].values()] == [P("x")] * 2
+    assert list(restored["both"]) == list(restore(tmp_path)["both"]) == ["a", 0]
+    paths: list[str] = []
+    restore(tmp_path, mesh=auto_mesh, specs=lambda path, _: paths.append(path) or P())
+    assert paths == ["both/a", "both/0"]
+
+
 def test_a_tree_nested_too_deep(tmp_path: Path) -> None:
     tree: Any = 1
     for _ in range(250):
