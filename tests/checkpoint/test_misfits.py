@@ -162,7 +162,8 @@ def test_specs_that_do_not_fit_name_their_leaves(
         restore(tmp_path, mesh=auto_mesh, specs=specs)
     for said in [
         "the checkpoint has no ['d'], which specs has",
-        "at ['a'], global shape (6, 8) cannot be cut by P('x') on the mesh {'x': 4, 'y': 2}: dim",
+        "at ['a'], global shape (6, 8) cannot be sharded by P('x') on the mesh {'x': 4, 'y': 2}: "
+        "dim",
         "at ['b']['c']",
         "at ['k']",
     ]:
@@ -478,18 +479,18 @@ def test_a_function_for_specs_sees_keys_and_not_their_numbers(
     assert restored["many"].sharding.spec == P("x")
     with pytest.raises(ValueError, match=r"but global shape \(8,\) has 1 dimension"):
         restore(tmp_path, mesh=auto_mesh, specs={"one": P(), "many": P(None, "y")})
-    with pytest.raises(ValueError, match=r"global shape \(8,\) cannot be cut"):
+    with pytest.raises(ValueError, match=r"global shape \(8,\) cannot be sharded"):
         restore(tmp_path, mesh=mesh_of({"z": 3}), specs={"one": P(), "many": P("z")})
 
 
 def test_specs_are_checked_also_where_they_shard_nothing(auto_mesh: Mesh, tmp_path: Path) -> None:
     save(tmp_path, {"n": DATA, "step": 3})
-    message = "at ['n'], spec P('nope') cuts dimension 0 by mesh axis 'nope', but the mesh has"
+    message = "at ['n'], spec P('nope') shards dimension 0 by mesh axis 'nope', but the mesh has"
     surplus = "the checkpoint has no ['w'], which specs has"
     for arguments in ({}, {"like": {"n": DATA, "step": 0}}):
         with pytest.raises(ValueError, match=re.escape(message)):
             restore(tmp_path, mesh=auto_mesh, specs={"n": P("nope"), "step": P()}, **arguments)
-        with pytest.raises(ValueError, match=re.escape("at ['step'], spec P('nope') cuts")):
+        with pytest.raises(ValueError, match=re.escape("at ['step'], spec P('nope') shards")):
             restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "step": P("nope")}, **arguments)
         with pytest.raises(ValueError, match=re.escape(surplus)):
             restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "w": P()}, **arguments)
