@@ -1,8 +1,11 @@
 """The public names."""
 
+import ast
 import inspect
+import subprocess
 import sys
 import typing
+from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -37,9 +40,87 @@ def test_what_is_public_is_known_by_its_public_module(module: str, name: str) ->
         assert f"def {public.__name__}(" in inspect.getsource(public)
 
 
+def test_what_public_functions_take_and_return_is_public() -> None:
+    public = {getattr(sys.modules[module], name) for module, name in PUBLIC}
+    hidden = {
+        kind
+        for value in public
+        for function in _functions_of(value)
+        for name, hint in typing.get_type_hints(function).items()
+        if not name.startswith("_")
+        for kind in _classes_in(hint)
+        if kind.__module__.startswith("gda") and kind not in public
+    }
+    # `Answer` is for the plugin, `Overlap` for the checkpoints; `Device` stands for jax.Device, and
+    # `_At` for JAX's own.
+    known = {"Answer", "ArrayOperators", "Device", "Overlap", "_At"}
+    assert {kind.__name__ for kind in hidden} == known
+
+
+def _functions_of(value: Any) -> Iterator[Any]:
+    yield value
+    for kind in value.__mro__ if isinstance(value, type) else ():
+        if kind.__module__.startswith("gda"):
+            members = [each for name, each in vars(kind).items() if not name.startswith("_")]
+            for each in members:
+                inner = [getattr(each, name, None) for name in ("fget", "func", "__func__")]
+                yield from (f for f in (each, *inner) if inspect.isfunction(f))
+
+
+def _classes_in(hint: Any) -> Iterator[type]:
+    if inspect.isclass(hint):
+        yield hint
+    for argument in typing.get_args(hint):
+        yield from _classes_in(argument)
+
+
 def test_the_public_api_is_the_one_recorded() -> None:
     recorded = RECORDED.read_text().splitlines()
     assert list(public_api()) == recorded, f"python tests/public_api.py > tests/{RECORDED.name}"
+
+
+def test_the_stub_has_the_same_names_in_the_same_order() -> None:
+    stub = ast.parse(Path(gda.__file__).with_suffix(".pyi").read_text())
+    imported = [node.names[0].asname for node in stub.body if isinstance(node, ast.ImportFrom)]
+    (listed,) = [node.value for node in stub.body if isinstance(node, ast.Assign)]
+    assert ast.literal_eval(listed) == imported == gda.__all__
+
+
+def test_the_names_of_other_libraries_come_last() -> None:
+    assert gda.__all__[-10:] == [
+        "get_shard_shape",
+        "get_shard_indices",
+        "get_shard_indices_replica_ids",
+        "host_local_array_to_global_array",
+        "global_array_to_host_local_array",
+        "host_to_global_array",
+        "host_to_global_device_array",
+        "global_to_host_array",
+        "with_sharding_constraint",
+        "DataPartitionType",
+    ]
+
+
+MODULES_OF_GDA = ["checkpoint", "launch", "libraries", "show", "storage", "testing"]
+
+
+@pytest.mark.parametrize("name", [*MODULES_OF_GDA, "testing.strategies"])
+def test_a_public_module_lists_its_public_names_only(name: str) -> None:
+    module = attrgetter(name)(gda)
+    assert dir(module) == sorted(module.__all__)
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_public_modules_are_there_without_an_import_of_their_own() -> None:
+    program = f"""
+import gda
+before = dir(gda)
+for name in {MODULES_OF_GDA}:
+    getattr(gda, name)
+gda.launch.initialize, gda.testing.Pool, gda.testing.strategies.meshes
+assert dir(gda) == before
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_modules_are_imported_by_their_public_names() -> None:

@@ -1,4 +1,4 @@
-"""The leaves of a tree of arrays, and their paths, for what goes wrong at one of them."""
+"""The leaves of a tree of arrays, and their paths for error messages."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def is_container(node: object) -> bool:
     return isinstance(node, GlobalArray)
 
 
+def is_leaf(node: object) -> bool:
+    """Return True if a node of a tree is an array, a container or another leaf."""
+    return is_container(node) or jax.tree_util.all_leaves([node])
+
+
 def path_of(tree: Any, number: int) -> str:
     """Return the path of the leaf with a number as it is written in Python, such as ``['a'][0]``.
 
@@ -28,7 +33,7 @@ def path_of(tree: Any, number: int) -> str:
 
 
 def note_path(error: Exception, tree: Any, number: int) -> None:
-    """Add to an error at which leaf of the tree it happened."""
+    """Add the path of the leaf to its error."""
     if path := path_of(tree, number):
         note = f"gda: at {path} of the tree"
         if note not in getattr(error, "__notes__", ()):  # one that is raised again has it
@@ -36,7 +41,7 @@ def note_path(error: Exception, tree: Any, number: int) -> None:
 
 
 def with_paths(tree: Any, function: Callable[..., T], *values: Sequence[Any]) -> list[T]:
-    """Return what ``function`` makes of each leaf's values; its error gets the leaf's path."""
+    """Return the result of ``function`` for each leaf; its error gets the leaf's path."""
     results: list[T] = []
     for of_leaf in zip(*values, strict=True):
         try:

@@ -162,7 +162,8 @@ def test_specs_that_do_not_fit_name_their_leaves(
         restore(tmp_path, mesh=auto_mesh, specs=specs)
     for said in [
         "the checkpoint has no ['d'], which specs has",
-        "at ['a'], global shape (6, 8) cannot be cut by P('x') on the mesh {'x': 4, 'y': 2}: dim",
+        "at ['a'], global shape (6, 8) cannot be sharded by P('x') on the mesh {'x': 4, 'y': 2}: "
+        "dim",
         "at ['b']['c']",
         "at ['k']",
     ]:
@@ -182,7 +183,7 @@ def test_specs_that_do_not_fit_name_their_leaves(
             TypeError,
             "mesh must be a jax.sharding.Mesh, or a NamedSharding in place",
         ),
-        ({"mesh": ...}, TypeError, "a mesh needs a spec beside it; write P()"),
+        ({"mesh": ...}, TypeError, "a mesh was given without a spec; write P()"),
         ({"mesh": ..., "specs": {"a": 3}}, TypeError, "specs['a'] is 3, not a PartitionSpec"),
         ({"cast": True}, TypeError, "cast and partial are about like="),
         ({"partial": True}, TypeError, "cast and partial are about like="),
@@ -279,6 +280,23 @@ def test_two_leaves_with_one_path(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=re.escape("two leaves of the tree have the path ['a']")):
         save(tmp_path, Twins())
+
+
+def test_fields_that_are_strings_and_integers(auto_mesh: Mesh, tmp_path: Path) -> None:
+    class Both:
+        pass
+
+    keys = [jax.tree_util.GetAttrKey("a"), jax.tree_util.SequenceKey(0)]
+    jax.tree_util.register_pytree_with_keys(
+        Both, lambda _: (list(zip(keys, [DATA, DATA], strict=True)), None), lambda *_: Both()
+    )
+    save(tmp_path, {"both": Both()})
+    restored = restore(tmp_path, mesh=auto_mesh, specs=P("x"))
+    assert [g.spec for g in restored["both"].values()] == [P("x")] * 2
+    assert list(restored["both"]) == list(restore(tmp_path)["both"]) == ["a", 0]
+    paths: list[str] = []
+    restore(tmp_path, mesh=auto_mesh, specs=lambda path, _: paths.append(path) or P())
+    assert paths == ["both/a", "both/0"]
 
 
 def test_a_tree_nested_too_deep(tmp_path: Path) -> None:
@@ -441,7 +459,7 @@ def test_specs_by_a_function(auto_mesh: Mesh, tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="b") as caught:
         restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: {}[path])
     assert caught.value.__notes__ == ["gda: at ['b'] of the tree"]
-    with pytest.raises(ValueError, match="specs gave nothing for 'b': it ended with StopIteration"):
+    with pytest.raises(ValueError, match="raised StopIteration"):
         restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: next(iter(())))
 
 
@@ -461,18 +479,18 @@ def test_a_function_for_specs_sees_keys_and_not_their_numbers(
     assert restored["many"].sharding.spec == P("x")
     with pytest.raises(ValueError, match=r"but global shape \(8,\) has 1 dimension"):
         restore(tmp_path, mesh=auto_mesh, specs={"one": P(), "many": P(None, "y")})
-    with pytest.raises(ValueError, match=r"global shape \(8,\) cannot be cut"):
+    with pytest.raises(ValueError, match=r"global shape \(8,\) cannot be sharded"):
         restore(tmp_path, mesh=mesh_of({"z": 3}), specs={"one": P(), "many": P("z")})
 
 
 def test_specs_are_checked_also_where_they_shard_nothing(auto_mesh: Mesh, tmp_path: Path) -> None:
     save(tmp_path, {"n": DATA, "step": 3})
-    message = "at ['n'], spec P('nope') cuts dimension 0 by mesh axis 'nope', but the mesh has"
+    message = "at ['n'], spec P('nope') shards dimension 0 by mesh axis 'nope', but the mesh has"
     surplus = "the checkpoint has no ['w'], which specs has"
     for arguments in ({}, {"like": {"n": DATA, "step": 0}}):
         with pytest.raises(ValueError, match=re.escape(message)):
             restore(tmp_path, mesh=auto_mesh, specs={"n": P("nope"), "step": P()}, **arguments)
-        with pytest.raises(ValueError, match=re.escape("at ['step'], spec P('nope') cuts")):
+        with pytest.raises(ValueError, match=re.escape("at ['step'], spec P('nope') shards")):
             restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "step": P("nope")}, **arguments)
         with pytest.raises(ValueError, match=re.escape(surplus)):
             restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "w": P()}, **arguments)
@@ -495,13 +513,13 @@ def test_shardings_that_do_not_fit(auto_mesh: Mesh, explicit_mesh: Mesh, tmp_pat
         restore(tmp_path, mesh={"a": sharding})
     with pytest.raises(ValueError, match=re.escape("the checkpoint has no ['c'], which mesh has")):
         restore(tmp_path, mesh={"a": sharding, "b": sharding, "c": sharding})
-    with pytest.raises(TypeError, match="stands beside NamedSharding"):
+    with pytest.raises(TypeError, match="was given with NamedSharding"):
         restore(tmp_path, mesh=sharding, specs=P("x"))
     with pytest.raises(TypeError, match=re.escape("mesh['b'] is 3, not a NamedSharding")):
         restore(tmp_path, mesh={"a": sharding, "b": 3})
     with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh"):
         restore(tmp_path, mesh=explicit_mesh.abstract_mesh, specs=P())
-    with pytest.raises(TypeError, match="a mesh needs a spec beside it"):
+    with pytest.raises(TypeError, match="a mesh was given without a spec"):
         restore(tmp_path, mesh=auto_mesh)
 
 

@@ -130,6 +130,7 @@ def test_for_programs() -> None:
         "nbytes_per_process": 32,
         "nbytes_on_devices": 128,
         "notes": [],
+        "nbytes_distinct_per_process": [16, 16],
         "distinct_nbytes_per_process": [16, 16],
     }
     assert [process["process"] for process in processes] == [1, 3]
@@ -266,7 +267,7 @@ def test_devices_hold_what_jax_says(case: ShardedCase[Any], data: st.DataObject)
             seen += 1
         read = {whole[by_position[d["device"]]].tobytes() for d in process["devices"]}
         assert process["nbytes_read"] == sum(map(len, read)) * 4 // whole.itemsize
-        least, most = document["distinct_nbytes_per_process"]
+        least, most = document["nbytes_distinct_per_process"]
         assert least <= process["nbytes_read"] <= most
         for block in process["blocks"]:
             written[tuple(slice(*cut) for cut in block["index"])] += block["is_written"]
@@ -353,12 +354,15 @@ def test_without_rich() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ({"--spec": "dat"}, "spec P('dat') cuts dimension 0 by mesh axis 'dat', but the mesh has "),
+        (
+            {"--spec": "dat"},
+            "spec P('dat') shards dimension 0 by mesh axis 'dat', but the mesh has ",
+        ),
         ({"--spec": "dat"}, "; did you mean 'data'?"),
         ({"--spec": "dta,y"}, "by mesh axis 'y', but the mesh has the axes"),
         ({"--spec": "data,data"}, "uses mesh axis 'data' twice"),
         ({"--spec": "_,_,data"}, "has 3 entries, but global shape (8, 6) has 2 dimensions"),
-        ({"--spec": "model,data"}, "dimension 1 of size 6 is cut 4 ways by mesh axis 'data'"),
+        ({"--spec": "model,data"}, "dimension 1 of size 6 is sharded 4 ways by mesh axis 'data'"),
         ({"--spec": "model,data"}, "4 and 8 are the nearest sizes that divide"),
         ({"--spec": "data,,"}, "gda: --spec: the name of a mesh axis was expected"),
         ({"--shape": "8x6x"}, "gda: --shape: a size was expected"),

@@ -1,14 +1,14 @@
 """The moves that change the layout of an array, and their bytes, without devices.
 
-Each target device needs its block, piece by piece; a piece is what one block of the source has of
-it. It comes from the nearest device that holds that source block:
+Each target device needs its block, piece by piece; a piece is the part of it that one source block
+has. It comes from the nearest device that holds that source block:
 
 1. the target device itself, if it is one of them: such bytes are *kept*;
 2. else a device of the same process;
 3. else any of them.
 
 Where several devices are equally near, what is asked of them is laid end to end, in the order of
-the target devices, and cut into equal shares, one for each: a piece is sent by the one in whose
+the target devices, and divided into equal shares, one for each: a piece is sent by the one in whose
 share it begins. So none sends more than its equal share and one piece. Between processes the first
 share belongs to another holder for each block, or the first holders, which are often in one
 process, would send the little that is asked of many blocks.
@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gda.layout.boundary import set_module
+from gda.layout.former_names import FormerName
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, read_only
 from gda.layout.reshard.flow import Flow, homes_of, numbers_of, ranks_of, summed
@@ -47,9 +48,9 @@ class Move(NamedTuple):
     Attributes:
       source: position of the sending device in the source grid.
       target: position of the receiving device in the target grid.
-      source_index: where the piece lies in the block of the sender.
-      target_index: where it lies in the block of the receiver.
-      nbytes: its size.
+      source_index: place of the piece in the block of the sender.
+      target_index: place of the piece in the block of the receiver.
+      nbytes: bytes of the piece.
 
     >>> from gda import ReshardPlan, ShardGrid
     >>> halves, whole = ShardGrid((4,), {'x': 2}, ('x',)), ShardGrid((4,), {'x': 1}, ())
@@ -67,11 +68,18 @@ class Move(NamedTuple):
 
 @set_module("gda")
 class Load(NamedTuple):
-    """A device and what it sends or receives.
+    """The bytes that one device sends to other devices, or gets from them.
+
+    ``ReshardPlan.largest_sender`` and ``ReshardPlan.largest_receiver`` are such.
 
     Attributes:
-      position: of the device, in its grid.
-      nbytes: without what it keeps.
+      position: position of the device in its grid.
+      nbytes: bytes sent or received; the bytes that the device keeps do not count.
+
+    >>> from gda import ReshardPlan, ShardGrid
+    >>> halves, whole = ShardGrid((4,), {'x': 2}, ('x',)), ShardGrid((4,), {'x': 1}, ())
+    >>> ReshardPlan(halves, whole, itemsize=4).largest_sender
+    Load(position=1, nbytes=8)
     """
 
     position: int
@@ -80,11 +88,17 @@ class Load(NamedTuple):
 
 @set_module("gda")
 class Link(NamedTuple):
-    """The bytes that one process sends to another.
+    """The bytes that one process sends to another; ``ReshardPlan.links`` returns them.
 
     Attributes:
-      source_process, target_process: their numbers.
-      nbytes: of all moves from the one to the other.
+      source_process, target_process: numbers of the sending and of the receiving process.
+      nbytes: bytes of all moves from the one to the other.
+
+    >>> from gda import ReshardPlan, ShardGrid
+    >>> rows = ShardGrid((4, 4), {'x': 2}, ('x',), process_of=[0, 1])
+    >>> columns = ShardGrid((4, 4), {'x': 2}, (None, 'x'), process_of=[0, 1])
+    >>> ReshardPlan(rows, columns, itemsize=4).links()[0]
+    Link(source_process=0, target_process=1, nbytes=16)
     """
 
     source_process: int
@@ -98,9 +112,9 @@ class ReshardPlan:
     """The moves that turn one layout of an array into another; neither needs devices.
 
     Args:
-      source: how the array is cut now.
-      target: how it is to be cut; of the same global shape. Its devices may be others, more or
-        fewer. Where the grids know no processes, all devices count as of one.
+      source: the layout of the array now.
+      target: the new layout, of the same global shape, over the same or other devices, more or
+        fewer. If the grids have no process numbers, all devices count as devices of one process.
       itemsize: bytes of one element, such as ``np.dtype('float32').itemsize``.
       source_ids, target_ids: a number for each device of either grid, in device order; devices with
         equal numbers are the same. By default the positions: device 3 of one is device 3 of the
@@ -112,14 +126,14 @@ class ReshardPlan:
         not one for each device, each different.
       OverflowError: the target blocks together have 2**63 bytes or more.
 
-    The totals do not list the moves, so that 65,536 devices take a tenth of a second, even where
-    each sends to each: ``docs/design/reshard.md``.
+    The totals do not list the moves, so that 65,536 devices take a tenth of a second, even if each
+    sends to each: ``docs/design/reshard.md``.
 
     >>> from gda import ReshardPlan, ShardGrid
     >>> rows = ShardGrid((4, 4), {'x': 2}, ('x', None))
     >>> columns = ShardGrid((4, 4), {'x': 2}, (None, 'x'))
     >>> plan = ReshardPlan(rows, columns, itemsize=4)
-    >>> plan.bytes_kept, plan.bytes_moved
+    >>> plan.nbytes_kept, plan.nbytes_moved
     (32, 32)
     >>> list(plan.moves())[1]  # doctest: +NORMALIZE_WHITESPACE
     Move(source=1, target=0, source_index=(slice(0, 2, None), slice(0, 2, None)),
@@ -149,8 +163,8 @@ class ReshardPlan:
         if (source.processes is None) != (target.processes is None):
             known, unknown = ("source", "target") if source.processes else ("target", "source")
             raise ValueError(
-                f"the {known} knows the process of each device and the {unknown} does not; make "
-                "both grids with process_of=, or neither"
+                f"the {known} has process numbers and the {unknown} has none; make both grids with "
+                "process_of=, or neither"
             )
         self.__dict__["itemsize"] = _check_itemsize(self.itemsize)
         if target.num_devices * math.prod(target.shard_shape) * self.itemsize >= 2**63:
@@ -168,39 +182,39 @@ class ReshardPlan:
         return 0 if self._flow is None else self._flow.num_pieces
 
     @property
-    def bytes_total(self) -> int:
+    def nbytes_total(self) -> int:
         """Bytes of all target blocks; those kept, within and between processes add up to it."""
         return self._block_bytes * self.target.num_devices
 
     @property
-    def bytes_kept(self) -> int:
+    def nbytes_kept(self) -> int:
         """Bytes that are on their target device already."""
-        return self.bytes_total - self.bytes_moved
+        return self.nbytes_total - self.nbytes_moved
 
     @property
-    def bytes_moved(self) -> int:
+    def nbytes_moved(self) -> int:
         """Bytes that go from one device to another."""
         return int(self.received_by_device.sum())
 
     @property
-    def bytes_within_processes(self) -> int:
+    def nbytes_within_processes(self) -> int:
         """Bytes that go to another device of the same process."""
         return 0 if self._flow is None else int(self._flow.received_near.sum()) * self.itemsize
 
     @property
-    def bytes_between_processes(self) -> int:
+    def nbytes_between_processes(self) -> int:
         """Bytes that go from one process to another."""
-        return self.bytes_moved - self.bytes_within_processes
+        return self.nbytes_moved - self.nbytes_within_processes
 
     @property
-    def peak_extra_bytes(self) -> int:
-        """The most that any device needs beside its source block.
+    def nbytes_peak_extra(self) -> int:
+        """The most bytes that any device needs beside its source block.
 
-        That is its target block, which is filled while the source block is still there; nothing
-        where every device keeps the block that it has. Buffers of the transport are not counted.
+        These are the bytes of its target block, which is filled while the source block is still
+        there, or 0 if every device keeps its block. Buffers of the transport are not counted.
         """
         is_equal = self.source.shard_shape == self.target.shard_shape
-        return 0 if is_equal and not self.bytes_moved else self._block_bytes
+        return 0 if is_equal and not self.nbytes_moved else self._block_bytes
 
     # By device and by process.
 
@@ -245,9 +259,9 @@ class ReshardPlan:
 
     @property
     def lists_moves(self) -> bool:
-        """True if it takes O(``num_moves``) to say what devices and processes send.
+        """True if the bytes that devices and processes send cost O(``num_moves``).
 
-        So it is where the moves of one block have several sizes *and* it has several senders.
+        This is the case if moves of one block have several sizes *and* the block several senders.
         """
         return self._flow is not None and self._flow.is_listed
 
@@ -256,8 +270,8 @@ class ReshardPlan:
     def moves(self) -> Iterator[Move]:
         """Yield every move once, target device after target device; O(``num_moves``) in all.
 
-        Together they fill every target block, each element once. Those within one device are among
-        them: what is kept may lie elsewhere in the new block.
+        Together they fill every target block, each element once. Moves within one device are among
+        them: bytes that are kept may have another place in the new block.
         """
         if self._flow is None:
             return
@@ -273,7 +287,7 @@ class ReshardPlan:
             yield from map(Move, sources, targets, of_source, of_target, nbytes)
 
     def links(self) -> list[Link]:
-        """Return what each process sends to each other one, most first; O(``num_moves``)."""
+        """Return the bytes that each process sends to each other, most first; O(``num_moves``)."""
         senders, receivers = numbers_of(self.source), numbers_of(self.target)
         totals: Counter[int] = Counter()
         for chunk in () if self._flow is None else self._flow.chunks():
@@ -302,6 +316,13 @@ class ReshardPlan:
             for grid, ids in [(self.source, self.source_ids), (self.target, self.target_ids)]
         )
         return Flow(self.source, self.target, homes_of(source_ids, target_ids))
+
+    bytes_total = FormerName("nbytes_total")
+    bytes_kept = FormerName("nbytes_kept")
+    bytes_moved = FormerName("nbytes_moved")
+    bytes_within_processes = FormerName("nbytes_within_processes")
+    bytes_between_processes = FormerName("nbytes_between_processes")
+    peak_extra_bytes = FormerName("nbytes_peak_extra")
 
     # A value: immutable, equal by content.
 
@@ -332,9 +353,9 @@ class ReshardPlan:
         shape = self.source.global_shape
         return (
             f"ReshardPlan({shape}: {source} -> {target}, {self.num_moves} moves; "
-            f"{format_bytes(self.bytes_kept)} kept, "
-            f"{format_bytes(self.bytes_within_processes)} within processes, "
-            f"{format_bytes(self.bytes_between_processes)} between processes)"
+            f"{format_bytes(self.nbytes_kept)} kept, "
+            f"{format_bytes(self.nbytes_within_processes)} within processes, "
+            f"{format_bytes(self.nbytes_between_processes)} between processes)"
         )
 
 
