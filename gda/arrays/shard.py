@@ -47,7 +47,16 @@ class DataByDevice:
 
 @set_module("gda")
 class Shard(Generic[DataT]):
-    """The block of a ``GlobalArray`` on one device, its index and replica id; read-only."""
+    """The block of a ``GlobalArray`` on one device, its index and replica id; read-only.
+
+    >>> import gda, jax, numpy as np
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> data = np.arange(8, dtype=np.float32)
+    >>> g = gda.GlobalArray.from_source(data, mesh, jax.sharding.PartitionSpec('x'))
+    >>> shard = g.local_shards[3]
+    >>> shard.index, shard.replica_id, np.asarray(shard.data)
+    ((slice(2, 4, None),), 1, array([2., 3.], dtype=float32))
+    """
 
     __slots__ = ("_data_by_device", "_device", "_index", "_replica_id")
 
