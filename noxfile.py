@@ -41,3 +41,10 @@ def torture(session: nox.Session) -> None:
     trials = ["-m", "torture or hypothesis", "--hypothesis-profile", "torture"]
     page = "--figures=docs/reliability.md"
     session.run("python", "-m", "pytest", "-n", "2", *trials, page, *session.posargs)
+
+
+@nox.session(python="3.11")
+def docs(session: nox.Session) -> None:
+    """Build the documentation into build/site; any warning is an error."""
+    session.install("-e", ".[docs]")
+    session.run("mkdocs", "build", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
