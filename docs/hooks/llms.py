@@ -58,7 +58,7 @@ def _signature(function: Any, name: str) -> str:
         signature = re.sub(r"^\((self|cls)(, |(?=\)))", "(", str(inspect.signature(function)))
     except (TypeError, ValueError):  # a type alias, or an exception as Python has it
         return name
-    return name + re.sub(r"(?<=: )'([^']*)'|(?<=-> )'([^']*)'", r"\1\2", signature)
+XX
 
 
 def _docstring(value: Any) -> str:
