@@ -281,11 +281,11 @@ print(gda.collectives(to_everyone, g))
 assert not gda.collectives(lambda x: 2 * jnp.sin(x) + 1, g)
 assert not gda.collectives(within_rows, g)
 (sums,) = gda.collectives(over_rows, g)
-assert (sums.kind, sums.axes, sums.total_bytes) == ("all-reduce", ("x",), 8 * 4)
+assert (sums.kind, sums.axes, sums.nbytes_total) == ("all-reduce", ("x",), 8 * 4)
 (sums,) = gda.collectives(add_all, numbers)
-assert (sums.kind, sums.axes, sums.total_bytes) == ("all-reduce", ("x",), 4)
+assert (sums.kind, sums.axes, sums.nbytes_total) == ("all-reduce", ("x",), 4)
 (sums,) = gda.collectives(to_everyone, g)
-assert (sums.kind, sums.axes, sums.total_bytes) == ("all-gather", ("x",), 4)
+assert (sums.kind, sums.axes, sums.nbytes_total) == ("all-gather", ("x",), 4)
 
 # %% [markdown]
 # In a test of your own, one line keeps it so.

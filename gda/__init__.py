@@ -1,8 +1,9 @@
 """gda: sharded arrays outside ``jit``.
 
-A ``GlobalArray`` is a thin container over one ``jax.Array`` and knows, for every device, which part
-of the whole it holds. It is built block by block from callbacks, computed on like any array, and
-read shard by shard. Everything below comes in the order in which one meets it.
+A ``GlobalArray`` is a thin container over one ``jax.Array`` and knows the part of the whole that
+every device holds. Build it from an array, a file or a callback, compute on it like on any array,
+and read it shard by shard. The names come in the order in which a user meets them; those of other
+libraries for the same things come last.
 """
 
 import sys
@@ -13,75 +14,79 @@ from typing import Any
 # A table of contents that loads nothing: a name's module is imported when the name is first used,
 # so that the index math runs without importing JAX. Type checkers read __init__.pyi.
 _MODULE_OF = {
+    # Build an array and look at it.
     "GlobalArray": "gda.arrays.global_array",
+    "load_tree": "gda.trees.load",
     "Shard": "gda.arrays.shard",
+    "Index": "gda.layout.spec",
+    "to_numpy": "gda.trees.to_numpy",
+    "fingerprint": "gda.arrays.fingerprint",
+    "visualize_sharding": "gda.show.visualize",
+    "show": "gda.show",
+    "storage": "gda.storage",
+    "Retry": "gda.storage.options",
     "aligned_empty": "gda.arrays.buffers",
     "DoesNotFitError": "gda.arrays.narrowing",
-    "load_tree": "gda.trees.load",
-    "Retry": "gda.storage.options",
-    "to_numpy": "gda.trees.to_numpy",
+    "LayoutUnknownError": "gda.mesh",
+    # Compute.
     "jit": "gda.trees.jit",
     "constrain": "gda.trees.jit",
+    "collectives": "gda.compiled.collectives",
+    "assert_collectives": "gda.compiled.collectives",
+    "Collectives": "gda.compiled.hlo",
+    "Collective": "gda.compiled.hlo",
+    "Traffic": "gda.compiled.hlo",
+    # Save.
+    "checkpoint": "gda.checkpoint",
+    "store": "gda.trees.store",
+    "store_tree": "gda.trees.store",
+    # Many processes.
+    "launch": "gda.launch",
+    "check_processes_agree": "gda.multihost.agreement",
+    "checking_agreement": "gda.multihost.agreement",
+    "DisagreementError": "gda.multihost.meeting",
+    "LateProcessError": "gda.multihost.meeting",
+    # Plan without devices.
+    "ShardGrid": "gda.layout.grid",
+    "ProcessView": "gda.layout.process_view",
+    "Processes": "gda.layout.processes",
+    "ReshardPlan": "gda.layout.reshard.plan",
+    "Move": "gda.layout.reshard.plan",
+    "Load": "gda.layout.reshard.plan",
+    "Link": "gda.layout.reshard.plan",
+    # Test, and use other libraries.
+    "testing": "gda.testing",
+    "libraries": "gda.arrays.libraries",
+    # The names of GlobalDeviceArray, of jax.experimental.multihost_utils and of axlearn.
+    "get_shard_shape": "gda.mesh",
+    "get_shard_indices": "gda.mesh",
+    "get_shard_indices_replica_ids": "gda.mesh",
+    "host_local_array_to_global_array": "gda.trees.host_local",
+    "global_array_to_host_local_array": "gda.trees.host_local",
     "host_to_global_array": "gda.trees.batches",
     "host_to_global_device_array": "gda.trees.batches",
     "global_to_host_array": "gda.trees.batches",
     "with_sharding_constraint": "gda.trees.batches",
     "DataPartitionType": "gda.trees.batches",
-    "host_local_array_to_global_array": "gda.trees.host_local",
-    "global_array_to_host_local_array": "gda.trees.host_local",
-    "store": "gda.trees.store",
-    "store_tree": "gda.trees.store",
-    "get_shard_shape": "gda.mesh",
-    "get_shard_indices": "gda.mesh",
-    "get_shard_indices_replica_ids": "gda.mesh",
-    "check_processes_agree": "gda.multihost.agreement",
-    "checking_agreement": "gda.multihost.agreement",
-    "DisagreementError": "gda.multihost.meeting",
-    "LateProcessError": "gda.multihost.meeting",
-    "visualize_sharding": "gda.show.visualize",
-    "collectives": "gda.compiled.collectives",
-    "assert_collectives": "gda.compiled.collectives",
-    "Collectives": "gda.compiled.hlo",
-    "Collective": "gda.compiled.hlo",
-    "ReshardPlan": "gda.layout.reshard.plan",
-    "Move": "gda.layout.reshard.plan",
-    "ShardGrid": "gda.layout.grid",
-    "ProcessView": "gda.layout.process_view",
-    "Index": "gda.layout.spec",
 }
 
-# The types of what public functions return or raise besides, as messages and pickles name them.
-_MODULE_OF_VALUES = {
-    "LayoutUnknownError": "gda.mesh",
-    "Link": "gda.layout.reshard.plan",
-    "Load": "gda.layout.reshard.plan",
-    "Traffic": "gda.compiled.hlo",
-}
-
-_MODULES = {
-    "checkpoint": "gda.checkpoint",
-    "libraries": "gda.arrays.libraries",
-    "show": "gda.show",
-    "storage": "gda.storage",
-}
+_MODULES = {"checkpoint", "launch", "libraries", "show", "storage", "testing"}
 
 # Names that JAX had for the same in 2022.
 _SUCCESSOR_OF = {"GlobalDeviceArray": "GlobalArray", "pjit": "jit"}
 
-__all__ = [*_MODULE_OF, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*_MODULE_OF]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         # Here, because importlib.metadata takes longer to import than all of the above.
         return import_module("importlib.metadata").version("gda")
-    if name in _MODULES:
-        return import_module(_MODULES[name])
-    module = _MODULE_OF.get(name) or _MODULE_OF_VALUES.get(name)
-    if module is None:
+    if name not in _MODULE_OF:
         hint = f"; its successor is gda.{_SUCCESSOR_OF[name]}" if name in _SUCCESSOR_OF else ""
         raise AttributeError(f"module 'gda' has no attribute {name!r}{hint}")
-    value = getattr(import_module(module), name)
+    module = import_module(_MODULE_OF[name])
+    value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
 
@@ -99,7 +104,7 @@ _FORMER = {
     "gda.pickling": {"State": "gda.arrays.pickling.State"},
     "gda.grid": {"ShardGrid": "gda.ShardGrid"},
     "gda.views": {"ProcessView": "gda.ProcessView", "_view_of": "gda.ProcessView._unpickled"},
-    "gda.processes": {"Processes": "gda.layout.processes.Processes"},
+    "gda.processes": {"Processes": "gda.Processes"},
     "gda.reshard": {
         "ReshardPlan": "gda.ReshardPlan",
         "Move": "gda.Move",

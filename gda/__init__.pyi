@@ -1,86 +1,125 @@
-from gda import checkpoint as checkpoint
+# In the order of __init__.py.
+# ruff: noqa: I001
+
+# Build an array and look at it.
+from gda.arrays.global_array import GlobalArray as GlobalArray
+from gda.trees.load import load_tree as load_tree
+from gda.arrays.shard import Shard as Shard
+from gda.layout.spec import Index as Index
+from gda.trees.to_numpy import to_numpy as to_numpy
+from gda.arrays.fingerprint import fingerprint as fingerprint
+from gda.show.visualize import visualize_sharding as visualize_sharding
 from gda import show as show
 from gda import storage as storage
-from gda.arrays import libraries as libraries
+from gda.storage.options import Retry as Retry
 from gda.arrays.buffers import aligned_empty as aligned_empty
-from gda.arrays.global_array import GlobalArray as GlobalArray
 from gda.arrays.narrowing import DoesNotFitError as DoesNotFitError
-from gda.arrays.shard import Shard as Shard
-from gda.compiled.collectives import assert_collectives as assert_collectives
+from gda.mesh import LayoutUnknownError as LayoutUnknownError
+
+# Compute.
+from gda.trees.jit import jit as jit
+from gda.trees.jit import constrain as constrain
 from gda.compiled.collectives import collectives as collectives
-from gda.compiled.hlo import Collective as Collective
+from gda.compiled.collectives import assert_collectives as assert_collectives
 from gda.compiled.hlo import Collectives as Collectives
-from gda.layout.grid import ShardGrid as ShardGrid
-from gda.layout.process_view import ProcessView as ProcessView
-from gda.layout.reshard.plan import Move as Move
-from gda.layout.reshard.plan import ReshardPlan as ReshardPlan
-from gda.layout.spec import Index as Index
-from gda.mesh import get_shard_indices as get_shard_indices
-from gda.mesh import get_shard_indices_replica_ids as get_shard_indices_replica_ids
-from gda.mesh import get_shard_shape as get_shard_shape
+from gda.compiled.hlo import Collective as Collective
+from gda.compiled.hlo import Traffic as Traffic
+
+# Save.
+from gda import checkpoint as checkpoint
+from gda.trees.store import store as store
+from gda.trees.store import store_tree as store_tree
+
+# Many processes.
+from gda import launch as launch
 from gda.multihost.agreement import check_processes_agree as check_processes_agree
 from gda.multihost.agreement import checking_agreement as checking_agreement
 from gda.multihost.meeting import DisagreementError as DisagreementError
 from gda.multihost.meeting import LateProcessError as LateProcessError
-from gda.show.visualize import visualize_sharding as visualize_sharding
-from gda.storage.options import Retry as Retry
-from gda.trees.batches import DataPartitionType as DataPartitionType
-from gda.trees.batches import global_to_host_array as global_to_host_array
-from gda.trees.batches import host_to_global_array as host_to_global_array
-from gda.trees.batches import host_to_global_device_array as host_to_global_device_array
-from gda.trees.batches import with_sharding_constraint as with_sharding_constraint
-from gda.trees.host_local import (
-    global_array_to_host_local_array as global_array_to_host_local_array,
-)
+
+# Plan without devices.
+from gda.layout.grid import ShardGrid as ShardGrid
+from gda.layout.process_view import ProcessView as ProcessView
+from gda.layout.processes import Processes as Processes
+from gda.layout.reshard.plan import ReshardPlan as ReshardPlan
+from gda.layout.reshard.plan import Move as Move
+from gda.layout.reshard.plan import Load as Load
+from gda.layout.reshard.plan import Link as Link
+
+# Test, and use other libraries.
+from gda import testing as testing
+from gda.arrays import libraries as libraries
+
+# The names of GlobalDeviceArray, of jax.experimental.multihost_utils and of axlearn.
+from gda.mesh import get_shard_shape as get_shard_shape
+from gda.mesh import get_shard_indices as get_shard_indices
+from gda.mesh import get_shard_indices_replica_ids as get_shard_indices_replica_ids
 from gda.trees.host_local import (
     host_local_array_to_global_array as host_local_array_to_global_array,
 )
-from gda.trees.jit import constrain as constrain
-from gda.trees.jit import jit as jit
-from gda.trees.load import load_tree as load_tree
-from gda.trees.store import store as store
-from gda.trees.store import store_tree as store_tree
-from gda.trees.to_numpy import to_numpy as to_numpy
+from gda.trees.host_local import (
+    global_array_to_host_local_array as global_array_to_host_local_array,
+)
+from gda.trees.batches import host_to_global_array as host_to_global_array
+from gda.trees.batches import host_to_global_device_array as host_to_global_device_array
+from gda.trees.batches import global_to_host_array as global_to_host_array
+from gda.trees.batches import with_sharding_constraint as with_sharding_constraint
+from gda.trees.batches import DataPartitionType as DataPartitionType
 
-__all__ = [
-    "Collective",
-    "Collectives",
-    "DataPartitionType",
-    "DisagreementError",
-    "DoesNotFitError",
+__all__ = [  # noqa: RUF022
+    # Build an array and look at it.
     "GlobalArray",
-    "Index",
-    "LateProcessError",
-    "Move",
-    "ProcessView",
-    "ReshardPlan",
-    "Retry",
-    "Shard",
-    "ShardGrid",
-    "aligned_empty",
-    "assert_collectives",
-    "check_processes_agree",
-    "checking_agreement",
-    "checkpoint",
-    "collectives",
-    "constrain",
-    "get_shard_indices",
-    "get_shard_indices_replica_ids",
-    "get_shard_shape",
-    "global_array_to_host_local_array",
-    "global_to_host_array",
-    "host_local_array_to_global_array",
-    "host_to_global_array",
-    "host_to_global_device_array",
-    "jit",
-    "libraries",
     "load_tree",
+    "Shard",
+    "Index",
+    "to_numpy",
+    "fingerprint",
+    "visualize_sharding",
     "show",
     "storage",
+    "Retry",
+    "aligned_empty",
+    "DoesNotFitError",
+    "LayoutUnknownError",
+    # Compute.
+    "jit",
+    "constrain",
+    "collectives",
+    "assert_collectives",
+    "Collectives",
+    "Collective",
+    "Traffic",
+    # Save.
+    "checkpoint",
     "store",
     "store_tree",
-    "to_numpy",
-    "visualize_sharding",
+    # Many processes.
+    "launch",
+    "check_processes_agree",
+    "checking_agreement",
+    "DisagreementError",
+    "LateProcessError",
+    # Plan without devices.
+    "ShardGrid",
+    "ProcessView",
+    "Processes",
+    "ReshardPlan",
+    "Move",
+    "Load",
+    "Link",
+    # Test, and use other libraries.
+    "testing",
+    "libraries",
+    # The names of GlobalDeviceArray, of jax.experimental.multihost_utils and of axlearn.
+    "get_shard_shape",
+    "get_shard_indices",
+    "get_shard_indices_replica_ids",
+    "host_local_array_to_global_array",
+    "global_array_to_host_local_array",
+    "host_to_global_array",
+    "host_to_global_device_array",
+    "global_to_host_array",
     "with_sharding_constraint",
+    "DataPartitionType",
 ]
 __version__: str

@@ -1,4 +1,4 @@
-"""The public API as text: a line for each name, and below it what belongs to that name.
+"""The public API as text: a line for each name, in order, and below it the members of a class.
 
 ``python tests/public_api.py > tests/public_api.txt`` records it, and ``tests/test_names.py``
 compares, so that every change of the API is seen in a diff.
@@ -6,15 +6,18 @@ Types are as they are written, less the modules they come from, so that the text
 all versions of Python and JAX, and wherever a name is imported from.
 """
 
-import importlib
 import inspect
 import re
 import typing
 from collections.abc import Iterator
 from enum import Enum
 from functools import cached_property
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
+
+import gda
+from gda.layout.former_names import FormerName
 
 MODULES = [
     "gda",
@@ -26,27 +29,13 @@ MODULES = [
     "gda.testing",
     "gda.testing.strategies",
 ]
-# Of modules without __all__.
-NAMES = {
-    "gda.libraries": ["register"],
-    "gda.storage": ["open_safetensors"],
-    "gda.testing.strategies": [
-        "ShardedCase",
-        "global_arrays",
-        "global_shapes",
-        "mesh_shapes",
-        "meshes",
-        "partition_specs",
-        "sharded_cases",
-    ],
-}
 
 
 def public_api() -> Iterator[str]:
     """Yield the lines."""
     for module_name in MODULES:
-        module = importlib.import_module(module_name)
-        for name in sorted(NAMES.get(module_name) or module.__all__):
+        module = gda if module_name == "gda" else attrgetter(module_name[4:])(gda)
+        for name in module.__all__:
             value = getattr(module, name)
             if isinstance(value, ModuleType):
                 yield f"module {module_name}.{name}"
@@ -82,7 +71,9 @@ def _members(kind: type) -> Iterator[str]:
             found |= vars(base)
     for name in sorted(name for name in found if not name.startswith("_")):
         member = found[name]
-        if isinstance(member, property | cached_property):
+        if isinstance(member, FormerName):
+            yield f"former {name}: {member.name}"
+        elif isinstance(member, property | cached_property):
             get = member.fget if isinstance(member, property) else member.func
             yield f"property {name}: {_text(inspect.signature(get).return_annotation, kind)}"
         elif callable(getattr(kind, name, None)):

@@ -1,6 +1,8 @@
 """The public names."""
 
+import ast
 import inspect
+import subprocess
 import sys
 import typing
 from operator import attrgetter
@@ -40,6 +42,50 @@ def test_what_is_public_is_known_by_its_public_module(module: str, name: str) ->
 def test_the_public_api_is_the_one_recorded() -> None:
     recorded = RECORDED.read_text().splitlines()
     assert list(public_api()) == recorded, f"python tests/public_api.py > tests/{RECORDED.name}"
+
+
+def test_the_stub_has_the_same_names_in_the_same_order() -> None:
+    stub = ast.parse(Path(gda.__file__).with_suffix(".pyi").read_text())
+    imported = [node.names[0].asname for node in stub.body if isinstance(node, ast.ImportFrom)]
+    (listed,) = [node.value for node in stub.body if isinstance(node, ast.Assign)]
+    assert ast.literal_eval(listed) == imported == gda.__all__
+
+
+def test_the_names_of_other_libraries_come_last() -> None:
+    assert gda.__all__[-10:] == [
+        "get_shard_shape",
+        "get_shard_indices",
+        "get_shard_indices_replica_ids",
+        "host_local_array_to_global_array",
+        "global_array_to_host_local_array",
+        "host_to_global_array",
+        "host_to_global_device_array",
+        "global_to_host_array",
+        "with_sharding_constraint",
+        "DataPartitionType",
+    ]
+
+
+MODULES_OF_GDA = ["checkpoint", "launch", "libraries", "show", "storage", "testing"]
+
+
+@pytest.mark.parametrize("name", [*MODULES_OF_GDA, "testing.strategies"])
+def test_a_public_module_lists_its_public_names_only(name: str) -> None:
+    module = attrgetter(name)(gda)
+    assert dir(module) == sorted(module.__all__)
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_public_modules_are_there_without_an_import_of_their_own() -> None:
+    program = f"""
+import gda
+before = dir(gda)
+for name in {MODULES_OF_GDA}:
+    getattr(gda, name)
+gda.launch.initialize, gda.testing.Pool, gda.testing.strategies.meshes
+assert dir(gda) == before
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_modules_are_imported_by_their_public_names() -> None:

@@ -66,6 +66,7 @@ def test_collectives() -> None:
     assert isinstance(listed, gda.Collectives)
     assert [type(each) for each in listed] == [gda.Collective]
     assert listed[0].kind == "all-reduce"
+    assert listed[0].nbytes_output == 4
 
 
 def test_contents_of_a_checkpoint() -> None:

@@ -51,8 +51,8 @@ def plan_of(devices: int, specs: Specs) -> gda.ReshardPlan:
 def summary_of(plan: gda.ReshardPlan) -> tuple[Any, ...]:
     """Ask for all totals, by device and by process."""
     return (
-        (plan.num_moves, plan.bytes_kept, plan.bytes_moved, plan.peak_extra_bytes),
-        (plan.bytes_within_processes, plan.bytes_between_processes),
+        (plan.num_moves, plan.nbytes_kept, plan.nbytes_moved, plan.nbytes_peak_extra),
+        (plan.nbytes_within_processes, plan.nbytes_between_processes),
         (plan.sent_by_device, plan.received_by_device),
         (plan.sent_by_process, plan.received_by_process),
         (plan.largest_sender, plan.largest_receiver),
@@ -70,13 +70,13 @@ def _planning(ask: Callable[[gda.ReshardPlan], object], devices: int, specs: Spe
         moves = list(plan.moves())
         assert len(moves) == plan.num_moves == devices
         assert sum(move.nbytes for move in moves) == block * devices
-        assert plan.bytes_kept == block * isqrt(devices)
+        assert plan.nbytes_kept == block * isqrt(devices)
         assert all(move.source == _across(move.target, isqrt(devices)) for move in moves)
     else:
         assert plan.num_moves == devices**2
-        assert plan.bytes_kept == 4 * 4 * 4 * devices
+        assert plan.nbytes_kept == 4 * 4 * 4 * devices
         assert plan.largest_receiver.nbytes == plan.largest_sender.nbytes == block - 4 * 4 * 4
-    assert plan.bytes_kept + plan.bytes_moved == block * devices
+    assert plan.nbytes_kept + plan.nbytes_moved == block * devices
 
     def forget_layouts() -> tuple[()]:
         # As in a process that asks once.

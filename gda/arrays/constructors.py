@@ -154,7 +154,7 @@ class ArrayConstructors:
             block that is larger is read alone. What the callback itself allocates beside its
             result is not counted. By default there is no bound.
           progress: ``True`` shows bytes and rate on stderr, which needs rich; a function is called
-            with ``(bytes_done, bytes_total)`` of this process after each block.
+            with ``(nbytes_done, nbytes_total)`` of this process after each block.
           retry: a ``gda.Retry`` with the errors after which a block is read again.
 
         On accelerators blocks are sent to their devices while others are read; on CPU the array is

@@ -1,4 +1,4 @@
-"""A digest of shape, dtype and content that says whether two arrays are the same, however cut.
+"""A digest of shape, dtype and content: equal for equal arrays, however they are sharded.
 
 Each block is summed up on the device where it lies, by ``gda/arrays/block_sums.py``, and only the
 sums are put together; ``gda/arrays/fingerprint_formula.py`` says what a sum is.
@@ -17,10 +17,18 @@ import jax
 import numpy as np
 
 from gda.arrays.block_sums import device_of, started
-from gda.arrays.fingerprint_formula import LANES, Words, add, digest_of, sums_of_numpy
+from gda.arrays.fingerprint_formula import (
+    LANES,
+    Words,
+    add,
+    digest_of,
+    fingerprint_of_numpy,
+    sums_of_numpy,
+)
 from gda.arrays.liveness import elsewhere_error, live
 from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards
+from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape
 from gda.mesh import grid_of_array, processes_of, sharding_of
@@ -31,21 +39,36 @@ from gda.multihost.allgather import all_gather
 # CPUs: to start a program there takes longer, and to compile it much longer.
 SMALL = 1 << 16
 
-_OTHERWISE = (
-    "of a NumPy array take gda.GlobalArray.from_array(jax.numpy.asarray(array)).fingerprint()"
-)
+_OTHERWISE = "of anything else take gda.fingerprint(numpy.asarray(x))"
 
 
-def fingerprint(array: jax.Array) -> str:
-    """Return 32 hex digits that are the same for arrays of the same shape, dtype and content.
+@set_module("gda")
+@public
+def fingerprint(x: Any) -> str:
+    """Return the fingerprint of an array: a digest of shape, dtype and content, 32 hex digits.
 
-    See ``GlobalArray.fingerprint``, which says what is raised and who must call it.
+    A NumPy array, a ``jax.Array`` and a ``GlobalArray`` of the same shape, dtype and content have
+    the same fingerprint, and a checkpoint records it. Of a NumPy array it needs no device, makes no
+    copy, reads a memory map in pieces and never communicates. ``GlobalArray.fingerprint`` says what
+    the digest sees, and when several processes must call this together.
 
-    >>> import jax.numpy as jnp
-    >>> fingerprint(jnp.arange(6)) == fingerprint(jnp.arange(6).reshape(2, 3))
+    Args:
+      x: a ``GlobalArray``, a ``jax.Array`` or a NumPy array, of any byte order and memory layout.
+        The dtype counts: JAX makes a float64 array float32 unless ``jax_enable_x64`` is set.
+
+    Raises:
+      TypeError: ``x`` is something else, holds no numbers, or is being traced.
+      ValueError, RuntimeError: as ``GlobalArray.fingerprint``.
+
+    >>> import gda, jax.numpy as jnp, numpy as np
+    >>> gda.fingerprint(np.arange(6, dtype=np.int32)) == gda.fingerprint(jnp.arange(6))
+    True
+    >>> gda.fingerprint(np.arange(6)) == gda.fingerprint(np.arange(6).reshape(2, 3))
     False
     """
-    array = live(array, otherwise=_OTHERWISE)
+    if isinstance(x, np.ndarray | np.generic):
+        return fingerprint_of_numpy(np.asarray(x))
+    array = live(x, otherwise=_OTHERWISE)
     if array.is_fully_addressable:
         return digest_of(array.shape, array.dtype, sums_of(array))
     mesh: Any = sharding_of(array).mesh

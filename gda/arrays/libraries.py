@@ -44,6 +44,13 @@ if TYPE_CHECKING:
     from treescope.ndarray_adapters import NDArrayAdapter
 
 
+__all__ = ["register"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 @set_module("gda.libraries")
 def register(container: type) -> None:
     """Register a container with those libraries that are imported and have to be told.

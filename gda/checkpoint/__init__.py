@@ -31,16 +31,20 @@ from gda.checkpoint.saving import Pending as Pending
 from gda.checkpoint.saving import save as save
 from gda.checkpoint.saving import save_async as save_async
 
-__all__ = [
-    "CheckpointNotFoundError",
-    "Contents",
-    "CorruptionError",
-    "Pending",
-    "SaveError",
-    "exists",
-    "inspect",
-    "restore",
+__all__ = [  # noqa: RUF022
     "save",
     "save_async",
+    "Pending",
+    "restore",
+    "exists",
+    "inspect",
     "verify",
+    "Contents",
+    "CheckpointNotFoundError",
+    "CorruptionError",
+    "SaveError",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -148,7 +148,7 @@ def verify(
         is as large as its file.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
       progress: ``True`` shows bytes and rate (extra ``progress``); a function is called with
-        ``(bytes_done, bytes_total)``.
+        ``(nbytes_done, nbytes_total)``.
 
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.

@@ -67,7 +67,7 @@ def restore(
       max_bytes: how much host memory may be held beyond the arrays themselves; at least a chunk.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
       progress: ``True`` shows bytes and rate on stderr, of what this process reads, which needs
-        ``pip install 'gda[progress]'``; or a function ``(bytes_done, bytes_total)``.
+        ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
 
     Returns:
       the tree.

@@ -81,7 +81,7 @@ def save(
         store, whose requests are repeated until then. To begin, the processes wait for each other
         only as long as ``gda.check_processes_agree`` does, by default 60 s.
       progress: ``True`` shows bytes and rate on stderr, of what this process writes, which needs
-        ``pip install 'gda[progress]'``; or a function ``(bytes_done, bytes_total)``.
+        ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
 
     Raises:
       FileExistsError: there is a checkpoint, and not ``overwrite``; or something else is there.

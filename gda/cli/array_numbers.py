@@ -6,7 +6,7 @@
 - ``shard_shape``, ``num_devices``, ``num_shards`` (distinct blocks), ``num_replicas`` (devices that
   hold each), ``num_processes``, ``devices_per_process``;
 - ``nbytes_per_device``, ``nbytes_per_process`` and ``nbytes_on_devices``: what devices hold, all
-  replicas counted; ``distinct_nbytes_per_process``: ``[least, most]`` over the processes, each
+  replicas counted; ``nbytes_distinct_per_process``: ``[least, most]`` over the processes, each
   block of a process once, which is what it reads;
 - ``notes``: what a reader might not expect, in words;
 - ``processes``: for each ``--process`` its number as ``process``; ``nbytes_on_devices``,
@@ -19,7 +19,8 @@
   ``replica_id``.
 
 ``num_devices`` and ``num_blocks`` count all; of a process or an element the first 16,384 of each
-are listed.
+are listed. ``distinct_nbytes_per_process`` is the former key of ``nbytes_distinct_per_process``;
+gda 0.2 removes it.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from typing import Any
 import numpy as np
 
 from gda.cli.planned_array import PlannedArray, index_for_json
+from gda.layout.former_names import with_former_keys
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
 
 LISTED = 16_384
+FORMER_KEYS = {"nbytes_distinct_per_process": "distinct_nbytes_per_process"}
 
 
 def document_of(
@@ -41,12 +44,13 @@ def document_of(
 ) -> dict[str, Any]:
     """Return all that there is to say, ready for JSON."""
     least, most = distinct_blocks(array)
-    return {
+    document = {
         **array.describe(),
-        "distinct_nbytes_per_process": [least * array.block_bytes, most * array.block_bytes],
+        "nbytes_distinct_per_process": [least * array.block_bytes, most * array.block_bytes],
         "processes": [about_process(array, process) for process in processes],
         "elements": [about_element(array, element) for element in elements],
     }
+    return with_former_keys(document, FORMER_KEYS)
 
 
 def distinct_blocks(array: PlannedArray) -> tuple[int, int]:

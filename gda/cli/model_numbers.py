@@ -4,7 +4,8 @@
   might not expect, in words;
 - ``num_parameters``, ``num_elements`` and ``nbytes``: of the model once;
 - ``nbytes_per_device``, ``nbytes_per_process``, ``nbytes_on_devices``: all replicas counted;
-  ``distinct_nbytes_per_process``: ``[least, most]`` over the processes, what they read;
+  ``nbytes_distinct_per_process``: ``[least, most]`` over the processes, what they read (also
+  under its former key ``distinct_nbytes_per_process``, which gda 0.2 removes);
 - ``parameters``: rows, most bytes per device first. A row is one parameter, or several that differ
   only in numbers in their names: ``name`` (with ranges such as ``0-31``), ``names``, ``count``,
   ``nbytes_per_device`` of all of them, and what is the same for each: ``shape``, ``dtype``,
@@ -22,10 +23,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gda.cli.array_numbers import blocks_by_process
+from gda.cli.array_numbers import FORMER_KEYS, blocks_by_process
 from gda.cli.model_file import Parameter
 from gda.cli.name_ranges import with_ranges
 from gda.cli.planned_array import BELOW_A_BYTE, is_below_a_byte, spec_for_json
+from gda.layout.former_names import with_former_keys
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
 
@@ -174,7 +176,7 @@ class ModelPlan:
 
     def describe(self) -> dict[str, Any]:
         """Return what a JSON document says."""
-        return {
+        document = {
             "mesh": dict(self.mesh),
             "num_devices": self.num_devices,
             "num_processes": self.num_processes,
@@ -186,10 +188,11 @@ class ModelPlan:
             "nbytes_per_device": self.bytes_per_device,
             "nbytes_per_process": self.bytes_per_device * self.devices_per_process,
             "nbytes_on_devices": self.bytes_per_device * self.num_devices,
-            "distinct_nbytes_per_process": list(self.distinct_bytes),
+            "nbytes_distinct_per_process": list(self.distinct_bytes),
             "parameters": [row.describe() for row in self.rows],
             "savings": [row.describe_saving() for row in self.savings],
         }
+        return with_former_keys(document, FORMER_KEYS)
 
 
 def axes_of(grid: ShardGrid) -> AxesByDimension:

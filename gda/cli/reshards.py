@@ -11,7 +11,8 @@ With ``--json`` it gives one document:
   devices; ``received_by_process``, ``sent_by_process``: the same between processes;
 - ``largest_sender``, ``largest_receiver``: ``{"device", "nbytes"}``, the first of several. Bytes
   sent are null where it takes a look at too many moves;
-- ``peak_extra_nbytes``: the most that a device needs beside its source block;
+- ``nbytes_peak_extra``: the most that a device needs beside its source block (also under its
+  former key ``peak_extra_nbytes``, which gda 0.2 removes);
 - ``num_links``: of how many processes to others; ``links``: ``{"source_process",
   "target_process", "nbytes"}`` of each, busiest first, at most 16,384 of them. Both are null where
   there are too many moves to look at.
@@ -37,6 +38,7 @@ from gda.cli.planned_array import (
     read_array,
 )
 from gda.cli.tables import facts, left_out, terminal_width
+from gda.layout.former_names import with_former_keys
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh
@@ -142,7 +144,7 @@ def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedAr
 
 
 def _summary(source: PlannedArray, target: PlannedArray, plan: ReshardPlan) -> list[str]:
-    total = plan.bytes_total
+    total = plan.nbytes_total
 
     def share(nbytes: int) -> str:
         return f"{format_bytes(nbytes):>10}  {100 * nbytes / total if total else 0:5.1f} %"
@@ -157,11 +159,11 @@ def _summary(source: PlannedArray, target: PlannedArray, plan: ReshardPlan) -> l
             *_layout("to", target),
             *(("note", note) for note in dict.fromkeys([*source.notes, *target.notes])),
             ("", ""),
-            ("kept", f"{share(plan.bytes_kept)}  on its device already"),
-            ("moved", f"{share(plan.bytes_within_processes)}  within processes"),
-            ("", f"{share(plan.bytes_between_processes)}  between processes"),
+            ("kept", f"{share(plan.nbytes_kept)}  on its device already"),
+            ("moved", f"{share(plan.nbytes_within_processes)}  within processes"),
+            ("", f"{share(plan.nbytes_between_processes)}  between processes"),
             ("all blocks", f"{share(total)}  in {pieces}"),
-            ("extra memory", f"{format_bytes(plan.peak_extra_bytes):>10}  at most on a device"),
+            ("extra memory", f"{format_bytes(plan.nbytes_peak_extra):>10}  at most on a device"),
         ]
     )
 
@@ -222,14 +224,14 @@ def _link_lines(answer: _Answer) -> list[str]:
 
 def _document(source: PlannedArray, target: PlannedArray, answer: _Answer) -> dict[str, Any]:
     plan, links, is_known = answer.plan, answer.links, answer.knows_senders
-    return {
+    document = {
         "source": source.describe(),
         "target": target.describe(),
         "notes": answer.notes,
-        "nbytes_kept": plan.bytes_kept,
-        "nbytes_within_processes": plan.bytes_within_processes,
-        "nbytes_between_processes": plan.bytes_between_processes,
-        "nbytes_moved": plan.bytes_moved,
+        "nbytes_kept": plan.nbytes_kept,
+        "nbytes_within_processes": plan.nbytes_within_processes,
+        "nbytes_between_processes": plan.nbytes_between_processes,
+        "nbytes_moved": plan.nbytes_moved,
         "num_moves": plan.num_moves,
         "received_by_device": _load(plan.received_by_device),
         "sent_by_device": _load(plan.sent_by_device) if is_known else None,
@@ -237,10 +239,11 @@ def _document(source: PlannedArray, target: PlannedArray, answer: _Answer) -> di
         "sent_by_process": _load(plan.sent_by_process.values()) if is_known else None,
         "largest_sender": _device(plan.largest_sender) if is_known else None,
         "largest_receiver": _device(plan.largest_receiver),
-        "peak_extra_nbytes": plan.peak_extra_bytes,
+        "nbytes_peak_extra": plan.nbytes_peak_extra,
         "num_links": None if links is None else len(links),
         "links": None if links is None else [link._asdict() for link in links[:LINKS_LISTED]],
     }
+    return with_former_keys(document, {"nbytes_peak_extra": "peak_extra_nbytes"})
 
 
 def _device(load: Load) -> dict[str, int]:

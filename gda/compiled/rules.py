@@ -156,7 +156,7 @@ def complaints_of(found: Collectives, rules: list[Rule], max_bytes: int | None) 
         if rule.times is not None and times != rule.times:
             often = "not known how often" if times is None else counted(times, "time")
             complaints.append(f"expected {rule}; found: {often}")
-    total = found.total_bytes
+    total = found.nbytes_total
     if max_bytes is not None and (total is None or total > max_bytes):
         size = "a number that is not known" if total is None else f"{total}"
         complaints.append(f"expected at most {max_bytes} bytes on one device; found: {size}")

@@ -22,6 +22,10 @@ from typing import Any
 __all__ = ["initialize"]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 def initialize(
     coordinator_address: str | None = None,
     num_processes: int | None = None,

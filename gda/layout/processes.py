@@ -16,14 +16,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gda.layout.boundary import set_module
 from gda.layout.numbering import IntArray, Layout, read_only
 
 ProcessOf = Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
+@set_module("gda")
 @dataclass(frozen=True, eq=False, repr=False)
 class Processes:
     """The process of every device of a mesh; immutable, hashable, comparable by content.
+
+    ``ShardGrid.processes`` is one. Several grids may share one: pass it as ``process_of``.
 
     Args:
       process_of: non-negative integers in device order.
@@ -35,9 +39,12 @@ class Processes:
       TypeError: ``process_of`` is not a sequence of integers.
       ValueError: a number is negative, or not below 2**63.
 
+    >>> from gda import Processes, ShardGrid
     >>> processes = Processes([4, 4, 0, 0])
     >>> processes
     Processes(2 processes of 4 devices)
+    >>> ShardGrid((8,), {'x': 4}, ('x',), process_of=processes).num_processes
+    2
     >>> processes.numbers, processes.positions(4)
     ((0, 4), array([0, 1]))
     """

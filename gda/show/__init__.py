@@ -32,7 +32,11 @@ from gda.layout.boundary import public
 from gda.layout.spec import SpecLike
 from gda.show.subject import subject_of
 
-__all__ = ["html", "svg", "text"]
+__all__ = ["text", "svg", "html"]  # noqa: RUF022
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
 
 
 @public

@@ -87,7 +87,7 @@ class Options:
                 check_count(getattr(self, name), name)
         if not isinstance(self.progress, bool) and not callable(self.progress):
             raise TypeError(
-                "progress must be True, False or a function (bytes_done, bytes_total), not "
+                "progress must be True, False or a function (nbytes_done, nbytes_total), not "
                 f"{self.progress!r}"
             )
         if self.retry is not None and not isinstance(self.retry, Retry):

@@ -13,7 +13,7 @@ _SECONDS_BETWEEN = 0.1
 
 @contextmanager
 def shown(progress: ProgressLike, description: str) -> Iterator[Callable[[int, int], object]]:
-    """Give the function ``(bytes_done, bytes_total)`` that shows it, for as long as it is needed.
+    """Give the function ``(nbytes_done, nbytes_total)`` that shows it, for as long as it is needed.
 
     Raises:
       ImportError: a bar is asked for and rich is not there.
@@ -42,7 +42,7 @@ def _bar(description: str) -> Iterator[Callable[[int, int], object]]:
     except ImportError as error:
         raise ImportError(
             "progress=True needs rich: pip install 'gda[progress]', or pass a function "
-            "(bytes_done, bytes_total)"
+            "(nbytes_done, nbytes_total)"
         ) from error
     columns = (
         TextColumn("{task.description}"),

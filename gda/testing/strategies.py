@@ -57,6 +57,16 @@ from gda.layout.spec import (
 )
 from gda.mesh import Device
 
+__all__ = [  # noqa: RUF022
+    "global_arrays",
+    "sharded_cases",
+    "ShardedCase",
+    "meshes",
+    "mesh_shapes",
+    "partition_specs",
+    "global_shapes",
+]
+
 MeshShape = Mapping[str, int]
 MeshT = TypeVar("MeshT", bound=Mesh | MeshShape)
 
@@ -65,6 +75,10 @@ _AXIS_TYPES = (AxisType.Auto, AxisType.Explicit)
 _DTYPES = ("float32", "int32", "bool", "complex64", "uint8", "bfloat16")
 _MAX_DIMS = 3
 _MAX_BLOCK_SIDE = 3
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
 
 
 @dataclass(frozen=True, repr=False)

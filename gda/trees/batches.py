@@ -168,11 +168,11 @@ def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
 @set_module("gda")
 @public
 def with_sharding_constraint(x: Any, shardings: Any) -> Any:
-    """Return ``x`` cut as ``shardings`` says: inside ``jit`` a constraint, outside it a move.
+    """Shard ``x`` as ``shardings`` says: inside ``jit`` a constraint, outside it a move.
 
-    ``gda.constrain`` for trees, over the current mesh. Where there is none, or it has one device,
-    a spec leaves ``x`` as it is, so that a model runs unchanged on a laptop. Outside ``jit`` JAX
-    moves the data, between processes if need be, and then all of them must call this.
+    ``gda.constrain`` over the current mesh. If there is no current mesh, or it has one device, a
+    spec leaves ``x`` as it is, so that a model runs unchanged on a laptop. Outside ``jit`` JAX
+    moves the data. If processes hold parts of an array, all of them must call this.
 
     Args:
       x: a pytree of ``jax.Array``s and ``GlobalArray``s, which come back as such.

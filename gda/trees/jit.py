@@ -25,9 +25,14 @@ from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
+from gda.trees.leaves import is_leaf
 from gda.trees.specs import SPECS_OR_NONE, check_kind, map_with_specs
 
-_ArrayT = TypeVar("_ArrayT", jax.Array, GlobalArray)
+_TreeT = TypeVar("_TreeT")
+
+_CONSTRAINTS = SPECS_OR_NONE._replace(
+    classes=(*SPECS_OR_NONE.classes, NamedSharding, SingleDeviceSharding)
+)
 
 
 class Jitted(Protocol):
@@ -174,37 +179,58 @@ def jit(
 @set_module("gda")
 @public
 def constrain(
-    x: _ArrayT, spec: SpecLike | NamedSharding | SingleDeviceSharding, *, mesh: Mesh | None = None
-) -> _ArrayT:
-    """Return ``x`` cut by ``spec``: in a trace a constraint, outside it a move.
+    x: _TreeT,
+    spec: SpecLike | NamedSharding | SingleDeviceSharding | Any,
+    *,
+    mesh: Mesh | None = None,
+) -> _TreeT:
+    """Shard an array, or every array of a tree, by ``spec``.
 
-    Works over Auto axes (where JAX has ``with_sharding_constraint``), over Explicit axes (where it
-    has ``reshard``) and outside ``jit``, where JAX moves the data, between processes if need be.
+    In a trace this is a constraint: ``with_sharding_constraint`` of JAX over Auto axes, ``reshard``
+    over Explicit axes. Outside ``jit`` JAX moves the data. If processes hold parts of an array, the
+    move communicates, and all of them must call this.
 
     Args:
-      x: a ``jax.Array`` or a ``GlobalArray``; the result is of the same kind.
-      spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names; or a
-        sharding, which moves ``x`` to its memory kind too.
-      mesh: by default that of ``x``; none beside a sharding.
+      x: a ``jax.Array`` or a ``GlobalArray``, or a pytree of them. The result is of the same kind.
+      spec: a ``PartitionSpec``, or a sharding, which moves ``x`` to its memory kind too. For one
+        array also a sequence of ``None``, axis names and tuples of axis names. For a tree also a
+        tree of specs and shardings that is a prefix of ``x``. ``None`` leaves arrays as they are.
+      mesh: the mesh of the specs, by default that of each array. Omit it for shardings.
 
     Raises:
-      TypeError: there is a mesh beside a sharding.
-      ValueError: the spec does not fit, or ``x`` has no mesh and none is given.
+      TypeError: a mesh is given for a sharding, a leaf of ``x`` is not an array, or a leaf of
+        ``spec`` is not a spec.
+      ValueError: a spec does not fit its array; an array has no mesh, and none is given; ``spec``
+        is no prefix of ``x``. An error of a tree has a note with the path of the leaf.
 
     >>> import gda, jax, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
     >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x'], lambda i: np.zeros((2, 2)))
     >>> gda.constrain(g, [None, 'y'])
     GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P(None, 'y'))
+    >>> from jax.sharding import PartitionSpec as P
+    >>> gda.constrain({'w': g, 'b': g}, {'w': P('y'), 'b': None})['w'].spec == P('y')
+    True
     """
+    if is_leaf(x):
+        return _constrained_leaf(x, spec, mesh)
+    return map_with_specs(
+        lambda leaf, one: _constrained_leaf(leaf, one, mesh), x, spec, "spec", _CONSTRAINTS
+    )
+
+
+def _constrained_leaf(x: Any, spec: Any, mesh: Mesh | None) -> Any:
+    if spec is None:
+        return x
     if isinstance(x, GlobalArray):
-        return GlobalArray(array=constrain(x.__jax_array__(), spec, mesh=mesh))
+        return GlobalArray(array=_constrained_leaf(x.__jax_array__(), spec, mesh))
     if not is_tracer(x):
         live(x)
     if isinstance(spec, Sharding):
+        sharding: Any = spec
         if mesh is not None:
             raise TypeError("a sharding has a mesh of its own; omit mesh=")
-        return _constrained_in_memory(x, spec) if is_tracer(x) else reshard(x, spec)
+        return _constrained_in_memory(x, sharding) if is_tracer(x) else reshard(x, sharding)
     if mesh is not None:
         check_mesh(mesh)
     if is_tracer(x):
@@ -245,8 +271,8 @@ def _mesh_for(tree: Any, mesh: Mesh | None) -> Mesh | AbstractMesh:
     if not ambient.empty:
         return ambient
     raise ValueError(
-        "there is no mesh for the specs: no argument is cut over one. Pass mesh=, or call under "
-        "jax.set_mesh(mesh)"
+        "there is no mesh for the specs: no argument is sharded over one. Pass mesh=, or call "
+        "under jax.set_mesh(mesh)"
     )
 
 

@@ -18,6 +18,11 @@ def is_container(node: object) -> bool:
     return isinstance(node, GlobalArray)
 
 
+def is_leaf(node: object) -> bool:
+    """Return True if a node of a tree is an array, a container or another leaf."""
+    return is_container(node) or jax.tree_util.all_leaves([node])
+
+
 def path_of(tree: Any, number: int) -> str:
     """Return the path of the leaf with a number as it is written in Python, such as ``['a'][0]``.
 

@@ -13,7 +13,7 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, k
 
 from gda.layout.text import join_some
 from gda.storage.sources import is_group
-from gda.trees.leaves import is_container, path_of
+from gda.trees.leaves import is_container, is_leaf, path_of
 
 # A model has hundreds; those that differ are named in any case.
 _MOST_KEYS = 8
@@ -100,7 +100,7 @@ def targets_for(tree: Any, targets: Any) -> list[Any]:
     Raises:
       ValueError: some are missing or left over, or one is for two leaves.
     """
-    pairs = list(pairs_of(tree, targets, lambda node, _: _is_leaf(node)))
+    pairs = list(pairs_of(tree, targets, lambda node, _: is_leaf(node)))
     check_match(pairs, "targets", "have the structure of the tree")
     first_with: dict[int, int] = {}
     for number, pair in enumerate(pairs):
@@ -124,10 +124,6 @@ def name_of(key: Any) -> Any:
             return name
         case _:
             return str(key)
-
-
-def _is_leaf(node: Any) -> bool:
-    return is_container(node) or jax.tree_util.all_leaves([node])
 
 
 def _children(node: Any) -> dict[Any, tuple[Keys, Any]]:

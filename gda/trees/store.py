@@ -79,7 +79,7 @@ def store(
       max_bytes: host memory for copies of blocks at any time, 256 MiB by default; a block that is
         larger is copied alone. Within it, copies are begun ahead of the writing.
       progress: show bytes and rate on stderr, of what this process writes, which needs
-        ``pip install 'gda[progress]'``; or a function ``(bytes_done, bytes_total)``.
+        ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
       wait_for_all: communicates: return, in every process that holds a part, when all have written.
         If one fails, all raise; if they hold different arrays, before anything is written.
       timeout: seconds to wait for the other processes, which may have more to write, with

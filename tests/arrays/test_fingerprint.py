@@ -341,8 +341,19 @@ def test_what_was_deleted_has_none(auto_mesh: Mesh) -> None:
 
 
 def test_other_things_are_refused(auto_mesh: Mesh) -> None:
-    with pytest.raises(TypeError, match=r"not ndarray; .*from_array\(jax.numpy"):
-        fingerprint(np.zeros(3))
+    message = r"expected a GlobalArray or a jax.Array, not list; .* gda.fingerprint\(numpy.asarray"
+    with pytest.raises(TypeError, match=message):
+        fingerprint([1, 2])
+    with pytest.raises(TypeError, match="a fingerprint is of numbers, not of object"):
+        gda.fingerprint(np.array([None]))
+
+
+def test_a_numpy_array_has_the_fingerprint_of_the_sharded_one(auto_mesh: Mesh) -> None:
+    data = batch(8, 8)
+    g = cut(data, auto_mesh, P("x", "y"))
+    assert g.fingerprint() == gda.fingerprint(g) == gda.fingerprint(g.array)
+    assert g.fingerprint() == gda.fingerprint(data) == gda.fingerprint(np.asfortranarray(data))
+    assert gda.fingerprint(data[0, 0]) == gda.fingerprint(data[:1, 0].reshape(()))
 
 
 # Many processes.

@@ -130,6 +130,7 @@ def test_for_programs() -> None:
         "nbytes_per_process": 32,
         "nbytes_on_devices": 128,
         "notes": [],
+        "nbytes_distinct_per_process": [16, 16],
         "distinct_nbytes_per_process": [16, 16],
     }
     assert [process["process"] for process in processes] == [1, 3]
@@ -266,7 +267,7 @@ def test_devices_hold_what_jax_says(case: ShardedCase[Any], data: st.DataObject)
             seen += 1
         read = {whole[by_position[d["device"]]].tobytes() for d in process["devices"]}
         assert process["nbytes_read"] == sum(map(len, read)) * 4 // whole.itemsize
-        least, most = document["distinct_nbytes_per_process"]
+        least, most = document["nbytes_distinct_per_process"]
         assert least <= process["nbytes_read"] <= most
         for block in process["blocks"]:
             written[tuple(slice(*cut) for cut in block["index"])] += block["is_written"]

@@ -103,6 +103,7 @@ def test_for_programs() -> None:
         "sent_by_process": {"largest": 0, "mean": 0.0},
         "largest_sender": {"device": 0, "nbytes": 2048},
         "largest_receiver": {"device": 0, "nbytes": 2048},
+        "nbytes_peak_extra": 4096,
         "peak_extra_nbytes": 4096,
         "num_links": 0,
         "links": [],

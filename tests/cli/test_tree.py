@@ -113,6 +113,7 @@ def test_for_programs(write: Callable[[Any], Path]) -> None:
         "nbytes_per_device": 176,
         "nbytes_per_process": 704,
         "nbytes_on_devices": 1408,
+        "nbytes_distinct_per_process": [656, 656],
         "distinct_nbytes_per_process": [656, 656],
     }
     assert rows[0] == {
@@ -240,7 +241,7 @@ def test_the_example_is_llama_2_7b() -> None:
     assert document["nbytes_per_device"] == per_device
     assert document["nbytes_per_process"] == 8 * per_device
     assert (
-        document["distinct_nbytes_per_process"] == [2 * (8 * (per_device // 2 - norms) + norms)] * 2
+        document["nbytes_distinct_per_process"] == [2 * (8 * (per_device // 2 - norms) + norms)] * 2
     )
     rows = {row["name"]: row["count"] for row in document["parameters"]}
     assert rows["model.layers.0-31.mlp.up_proj.weight"] == 32
@@ -317,7 +318,7 @@ def test_a_model_is_the_sum_of_its_parameters(
                 for name, grid in grids.items()
             )
         )
-    assert document["distinct_nbytes_per_process"] == [min(distinct), max(distinct)]
+    assert document["nbytes_distinct_per_process"] == [min(distinct), max(distinct)]
 
     # Every parameter is in one row, which says what is true of it.
     rows = document["parameters"]

@@ -73,7 +73,7 @@ def test_a_matmul_cut_on_the_contracting_dimension_is_one_all_reduce(auto_mesh: 
     )
     assert (found.kind, found.axes, found.reduction) == ("all-reduce", ("x",), "add")
     assert (found.operand_shapes, found.operand_dtypes) == (((16, 8),), ("float32",))
-    assert (found.nbytes, found.output_nbytes, found.count) == (16 * 8 * 4, 16 * 8 * 4, 1)
+    assert (found.nbytes, found.nbytes_output, found.count) == (16 * 8 * 4, 16 * 8 * 4, 1)
     assert found.source_file == HERE
     assert found.source_line == matmul.__code__.co_firstlineno + 1
     assert "dot_general" in found.op_name
@@ -110,20 +110,20 @@ def test_weights_that_are_cut_are_gathered_where_they_are_used(mesh: Mesh) -> No
     found = gda.collectives(layer, abstract((64, 32), mesh, both), abstract((32, 8), mesh, both))
     assert [each.kind for each in found] == ["all-gather"]
     assert found.by_axis() == {both: Traffic(1, 32 * 8 * 4 // 8)}
-    assert found[0].output_nbytes == 32 * 8 * 4
+    assert found[0].nbytes_output == 32 * 8 * 4
 
 
 def test_a_reshard_is_an_all_to_all(mesh: Mesh) -> None:
     after = NamedSharding(mesh, P(None, "x"))
     found = only(jax.jit(lambda x: x, out_shardings=after), abstract((16, 32), mesh, "x"))
     assert (found.kind, found.axes) == ("all-to-all", ("x",))
-    assert found.nbytes == found.output_nbytes == 16 * 32 * 4 // 4
+    assert found.nbytes == found.nbytes_output == 16 * 32 * 4 // 4
 
 
 def test_elementwise_is_nothing(mesh: Mesh) -> None:
     found = gda.collectives(lambda x: 2 * jnp.sin(x) + 1, abstract((16, 32), mesh, "x", "y"))
     assert len(found) == 0
-    assert (found.total_bytes, found.by_axis()) == (0, {})
+    assert (found.nbytes_total, found.by_axis()) == (0, {})
     assert str(found) == "no collectives on the mesh {'x': 4, 'y': 2}"
 
 
@@ -166,14 +166,14 @@ def test_several_arrays_in_one_psum(mesh: Mesh) -> None:
     found = gda.collectives(f, a, b)
     # One collective, or one for each array: that is up to XLA.
     assert {(each.kind, each.axes) for each in found} == {("all-reduce", ("x",))}
-    assert found.total_bytes == (4 * 32 + 2) * 4
+    assert found.nbytes_total == (4 * 32 + 2) * 4
 
 
 def test_all_gather(mesh: Mesh) -> None:
     f = mapped(lambda a: jax.lax.all_gather(a, "y", tiled=True), mesh, P("x", "y"), P("x", "y"))
     found = only(f, abstract((16, 32), mesh, "x", "y"))
     assert (found.kind, found.axes) == ("all-gather", ("y",))
-    assert (found.nbytes, found.output_nbytes) == (4 * 16 * 4, 2 * 4 * 16 * 4)
+    assert (found.nbytes, found.nbytes_output) == (4 * 16 * 4, 2 * 4 * 16 * 4)
 
 
 def test_psum_scatter(mesh: Mesh) -> None:
@@ -190,7 +190,7 @@ def test_all_to_all(mesh: Mesh) -> None:
     )
     found = only(f, abstract((64, 32), mesh, "x", "y"))
     assert (found.kind, found.axes) == ("all-to-all", ("x",))
-    assert found.nbytes == found.output_nbytes == 16 * 16 * 4
+    assert found.nbytes == found.nbytes_output == 16 * 16 * 4
 
 
 def test_ppermute(mesh: Mesh) -> None:
@@ -253,7 +253,7 @@ def test_a_scan_of_seven_steps_reduces_seven_times(auto_mesh: Mesh) -> None:
     # An all-reduce, or a reduce-scatter, which has the same operands.
     assert found.by_axis() == {("x",): Traffic(7, 7 * 8 * 32 * 4)}
     assert {each.count for each in found} == {7}
-    assert found.total_bytes == 7 * 8 * 32 * 4
+    assert found.nbytes_total == 7 * 8 * 32 * 4
 
 
 def test_loops_in_loops_multiply(mesh: Mesh) -> None:
@@ -267,7 +267,7 @@ def test_loops_in_loops_multiply(mesh: Mesh) -> None:
         return jax.lax.scan(outer, a, None, length=5)[0]
 
     found = only(mapped(both, mesh, P("x", "y"), P("x", "y")), abstract((16, 32), mesh, "x", "y"))
-    assert (found.count, found.total_bytes) == (15, 15 * found.nbytes)
+    assert (found.count, found.nbytes_total) == (15, 15 * found.nbytes)
     assert found.source_line == inner.__code__.co_firstlineno + 1
 
 
@@ -279,8 +279,8 @@ def test_a_loop_of_unknown_length(mesh: Mesh) -> None:
 
     f = mapped(until_small, mesh, P("x", "y"), P("x", "y"))
     found = gda.collectives(f, abstract((16, 32), mesh, "x", "y"))
-    assert [(each.axes, each.count, each.total_bytes) for each in found] == [(("x",), None, None)]
-    assert found.total_bytes is None
+    assert [(each.axes, each.count, each.nbytes_total) for each in found] == [(("x",), None, None)]
+    assert found.nbytes_total is None
     assert found.by_axis() == {("x",): Traffic(None, None)}
     assert re.search(r"all-reduce \(add\) .* \? ", str(found))
 
@@ -445,10 +445,11 @@ def test_it_goes_through_json(mesh: Mesh) -> None:
     found = gda.collectives(lambda x: x.sum(axis=0), abstract((16, 32), mesh, "x"))
     data = json.loads(json.dumps(found.to_dict()))
     assert data["mesh"] == {"x": 4, "y": 2}
-    assert data["total_bytes"] == 32 * 4
+    assert data["nbytes_total"] == data["total_bytes"] == 32 * 4
     (collective,) = data["collectives"]
     assert (collective["kind"], collective["axes"]) == ("all-reduce", ["x"])
     assert collective["operand_shapes"] == [[32]]
+    assert collective["nbytes_output"] == collective["output_nbytes"] == 32 * 4
 
 
 def test_operands_of_several_kinds_are_summed_up() -> None:

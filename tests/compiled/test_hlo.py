@@ -66,7 +66,7 @@ def test_an_all_reduce_says_all_there_is_to_know() -> None:
         output_shapes=((16, 8),),
         output_dtypes=("bfloat16",),
         nbytes=256,
-        output_nbytes=256,
+        nbytes_output=256,
         count=1,
         is_conditional=False,
         reduction="add",
@@ -76,14 +76,14 @@ def test_an_all_reduce_says_all_there_is_to_know() -> None:
         groups=((0, 1, 2, 3), (4, 5, 6, 7)),
         pairs=(),
     )
-    assert found.total_bytes == 256
+    assert found.nbytes_total == 256
 
 
 Y_GROUPS = "replica_groups={{0,1,2,3},{4,5,6,7}}"
 
 
 @pytest.mark.parametrize(
-    ("kind", "output", "more", "output_nbytes"),
+    ("kind", "output", "more", "nbytes_output"),
     [
         ("all-gather", "f32[32,8]", f"{Y_GROUPS}, dimensions={{0}}", 1024),
         ("reduce-scatter", "f32[2,8]", f"{Y_GROUPS}, dimensions={{0}}, to_apply=%add", 64),
@@ -92,7 +92,7 @@ Y_GROUPS = "replica_groups={{0,1,2,3},{4,5,6,7}}"
         ("collective-permute", "f32[8,8]", "source_target_pairs={{0,1},{1,0},{4,5}}", 256),
     ],
 )
-def test_each_kind_with_its_bytes(kind: str, output: str, more: str, output_nbytes: int) -> None:
+def test_each_kind_with_its_bytes(kind: str, output: str, more: str, nbytes_output: int) -> None:
     found = only(
         f"""
         %p = f32[8,8]{{1,0}} parameter(0)
@@ -100,7 +100,7 @@ def test_each_kind_with_its_bytes(kind: str, output: str, more: str, output_nbyt
         """
     )
     assert (found.kind, found.axes, found.count) == (kind, ("y",), 1)
-    assert (found.nbytes, found.output_nbytes) == (256, output_nbytes)
+    assert (found.nbytes, found.nbytes_output) == (256, nbytes_output)
 
 
 def test_several_operands_of_one_collective() -> None:
@@ -114,7 +114,7 @@ def test_several_operands_of_one_collective() -> None:
     )
     assert found.operand_shapes == found.output_shapes == ((8, 8), (4,))
     assert found.operand_dtypes == found.output_dtypes == ("float32", "int32")
-    assert found.nbytes == found.output_nbytes == 256 + 16
+    assert found.nbytes == found.nbytes_output == 256 + 16
     assert found.axes == ("x", "y")
 
 
@@ -126,7 +126,7 @@ def test_one_piece_for_each_peer_is_one_all_to_all() -> None:
         %r = ({pieces}) all-to-all(%p, %p, %p, %p), channel_id=1, replica_groups=[2,4]<=[8]
         """
     )
-    assert (found.nbytes, found.output_nbytes) == (512, 512)
+    assert (found.nbytes, found.nbytes_output) == (512, 512)
     assert len(found.operand_shapes) == 4
 
 
@@ -141,7 +141,7 @@ def test_a_ragged_all_to_all_counts_its_data_and_not_its_offsets() -> None:
         """
     )
     assert (found.kind, found.axes) == ("ragged-all-to-all", ("y",))
-    assert (found.operand_shapes, found.nbytes, found.output_nbytes) == (((128, 16),), 4096, 8192)
+    assert (found.operand_shapes, found.nbytes, found.nbytes_output) == (((128, 16),), 4096, 8192)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_beginning_and_an_end_are_one() -> None:
         ROOT %d = f32[4,8]{1,0} all-reduce-done(%s)
         """
     )
-    assert (found.kind, found.axes, found.nbytes, found.output_nbytes) == (
+    assert (found.kind, found.axes, found.nbytes, found.nbytes_output) == (
         "all-reduce",
         ("y",),
         128,
@@ -217,7 +217,7 @@ def test_the_type_of_a_beginning_has_operands_outputs_and_contexts(
     )
     assert (found.kind, found.axes) == (opcode, ("y",))
     assert (found.operand_shapes, found.output_shapes) == (((4, 8),), ((16, 8),))
-    assert (found.nbytes, found.output_nbytes) == (128, 512)
+    assert (found.nbytes, found.nbytes_output) == (128, 512)
 
 
 def test_combined_all_gathers_that_begin_together() -> None:
@@ -229,7 +229,7 @@ def test_combined_all_gathers_that_begin_together() -> None:
           channel_id=1, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}
         """
     )
-    assert (found.axes, found.nbytes, found.output_nbytes) == (("x",), 20, 40)
+    assert (found.axes, found.nbytes, found.nbytes_output) == (("x",), 20, 40)
 
 
 def test_a_wrapped_collective_counts_once() -> None:
@@ -248,7 +248,7 @@ def test_a_wrapped_collective_counts_once() -> None:
         """,
         before=wrapped,
     )
-    assert (found.kind, found.nbytes, found.output_nbytes, found.count) == (
+    assert (found.kind, found.nbytes, found.nbytes_output, found.count) == (
         "reduce-scatter",
         32,
         8,
@@ -619,7 +619,7 @@ def test_loops_in_loops_multiply_and_tests_run_once_more() -> None:
         key=lambda found: found.kind,
         reverse=True,
     )
-    assert (reduced.kind, reduced.count, reduced.total_bytes) == ("all-reduce", 15, 15 * 32)
+    assert (reduced.kind, reduced.count, reduced.nbytes_total) == ("all-reduce", 15, 15 * 32)
     assert (tested.kind, tested.count) == ("all-gather", 5 * (3 + 1) + (5 + 1))
 
 

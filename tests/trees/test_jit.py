@@ -368,6 +368,47 @@ def test_constrain_explains_what_does_not_fit(mesh: Mesh) -> None:
         gda.constrain(DATA, P("x"))
 
 
+def test_constrain_shards_every_array_of_a_tree(mesh: Mesh) -> None:
+    g = make(mesh)
+    tree = {"w": g, "layers": [g.array, (g, None)], "b": g}
+    specs = {"w": P("y"), "layers": P(None, "x"), "b": None}
+
+    def check(result: Any) -> None:
+        assert jax.tree.structure(result) == jax.tree.structure(tree)
+        first, (second, _) = result["layers"]
+        arrays = [result["w"].array, result["b"].array, first, second.array]
+        wanted = [P("y"), P("x", "y"), P(None, "x"), P(None, "x")]
+        for array, spec in zip(arrays, wanted, strict=True):
+            assert array.sharding.is_equivalent_to(NamedSharding(mesh, spec), 2)
+
+    moved = gda.constrain(tree, specs)
+    check(moved)
+    assert moved["b"] is g
+    check(jax.jit(lambda tree: gda.constrain(tree, specs))(tree))
+    check(gda.constrain(tree, {**specs, "w": NamedSharding(mesh, P("y"))}))
+    spread = gda.constrain(jax.tree.map(jnp.asarray, [DATA, DATA]), P("x"), mesh=mesh)
+    assert [array.sharding.spec for array in spread] == [P("x")] * 2
+    assert gda.constrain(g, None) is g
+    assert gda.constrain((), P("x")) == ()
+
+
+def test_constrain_says_where_in_a_tree_something_does_not_fit(mesh: Mesh) -> None:
+    tree = {"w": make(mesh), "b": jnp.zeros(8)}
+    with pytest.raises(ValueError, match="over no mesh; pass mesh=") as caught:
+        gda.constrain(tree, P("x"))
+    assert caught.value.__notes__ == ["gda: at ['b'] of the tree"]
+    with pytest.raises(TypeError, match="not ndarray") as caught:
+        gda.constrain({"w": DATA}, P("x"))
+    assert caught.value.__notes__ == ["gda: at ['w'] of the tree"]
+    with pytest.raises(ValueError, match="spec must be a prefix of the tree"):
+        gda.constrain(tree, {"w": P("x")})
+    with pytest.raises(TypeError, match=r"spec\[0\] is 'x', not a PartitionSpec"):
+        gda.constrain(tree, ["x"])
+    with pytest.raises(TypeError, match="a sharding has a mesh of its own") as caught:
+        gda.constrain({"w": tree["w"]}, NamedSharding(mesh, P("x")), mesh=mesh)
+    assert caught.value.__notes__ == ["gda: at ['w'] of the tree"]
+
+
 # JAX's own transformations.
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, overload
 
 from gda.compiled.hlo.program import Collective
 from gda.layout.boundary import set_module
+from gda.layout.former_names import FormerName, with_former_keys
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes
 
@@ -19,11 +20,17 @@ Axes = tuple[str, ...]
 
 @set_module("gda")
 class Traffic(NamedTuple):
-    """The communication over some axes in one call.
+    """The communication over some mesh axes in one call; ``Collectives.by_axis`` returns them.
 
     Attributes:
-      executions: how many collectives are executed; None where a loop's length is not known.
-      nbytes: bytes of their operands on one device; None likewise.
+      executions: number of collectives executed; None where the length of a loop is not known.
+      nbytes: bytes of their operands on one device; None in the same case.
+
+    >>> import gda
+    >>> reduction = gda.Collective('all-reduce', ('x',), ((4,),), ('int32',), ((4,),), ('int32',),
+    ...                            nbytes=16, nbytes_output=16, count=3)
+    >>> gda.Collectives((reduction,), {'x': 2}).by_axis()
+    {('x',): Traffic(executions=3, nbytes=48)}
     """
 
     executions: int | None
@@ -63,12 +70,12 @@ class Collectives(Sequence[Collective]):
         return self.found[index]
 
     @property
-    def total_bytes(self) -> int | None:
+    def nbytes_total(self) -> int | None:
         """Bytes of all operands on one device in one call; None where a loop's length is unknown.
 
         Collectives in branches count as if they were executed.
         """
-        return summed(collective.total_bytes for collective in self)
+        return summed(collective.nbytes_total for collective in self)
 
     def by_axis(self) -> dict[Axes | None, Traffic]:
         """Return the total for each set of mesh axes that is communicated over.
@@ -81,17 +88,27 @@ class Collectives(Sequence[Collective]):
             so_far = totals.get(collective.axes, Traffic(0, 0))
             totals[collective.axes] = Traffic(
                 summed((so_far.executions, collective.count)),
-                summed((so_far.nbytes, collective.total_bytes)),
+                summed((so_far.nbytes, collective.nbytes_total)),
             )
         return totals
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as dicts, lists, strings and numbers, ready for JSON."""
-        return {
+        """Return all of it as dicts, lists, strings and numbers, ready for JSON.
+
+        ``nbytes_total`` and ``nbytes_output`` are there under the former keys ``total_bytes`` and
+        ``output_nbytes`` too, until gda 0.2.
+        """
+        document = {
             "mesh": dict(self.mesh_shape),
-            "collectives": [dataclasses.asdict(collective) for collective in self],
-            "total_bytes": self.total_bytes,
+            "collectives": [
+                with_former_keys(dataclasses.asdict(each), {"nbytes_output": "output_nbytes"})
+                for each in self
+            ],
+            "nbytes_total": self.nbytes_total,
         }
+        return with_former_keys(document, {"nbytes_total": "total_bytes"})
+
+    total_bytes = FormerName("nbytes_total")
 
     def __repr__(self) -> str:
         mesh = f"the mesh {self.mesh_shape}" if self.mesh_shape else "a mesh that is not known"
@@ -136,7 +153,7 @@ def _row(collective: Collective) -> list[str]:
         format_axes(collective.axes),
         _format_operands(collective),
         f"<={count}" if collective.is_conditional else count,
-        _format_size(collective.total_bytes),
+        _format_size(collective.nbytes_total),
         _format_source(collective),
     ]
 

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gda.compiled.hlo.groups import (
     Groups,
@@ -31,6 +31,7 @@ from gda.compiled.hlo.instructions import (
 from gda.compiled.hlo.loops import trip_count
 from gda.compiled.hlo.source_lines import Sources, metadata_of
 from gda.layout.boundary import set_module
+from gda.layout.former_names import FormerName
 
 KINDS = (
     "all-reduce",
@@ -64,7 +65,7 @@ class Collective:
         of device sends them: CPUs send bfloat16 as float32, so there it is twice as many. What
         travels over the wires follows from the kind and the algorithm: a ring sends nearly twice
         this for an all-reduce.
-      output_nbytes: bytes of the outputs on one device, in one execution.
+      nbytes_output: bytes of the outputs on one device, in one execution.
       count: how often one call of the program executes it: more than once in loops, None where it
         is in a loop whose length is not known.
       is_conditional: it is in a branch that may not be taken; ``count`` is as if it were.
@@ -93,7 +94,7 @@ class Collective:
     output_shapes: tuple[Shape, ...]
     output_dtypes: tuple[str, ...]
     nbytes: int
-    output_nbytes: int
+    nbytes_output: int
     count: int | None = 1
     is_conditional: bool = False
     reduction: str | None = None
@@ -104,9 +105,17 @@ class Collective:
     pairs: Pairs = field(default=(), repr=False)
 
     @property
-    def total_bytes(self) -> int | None:
+    def nbytes_total(self) -> int | None:
         """``nbytes`` of all executions; None where it is not known how many there are."""
         return None if self.count is None else self.nbytes * self.count
+
+    output_nbytes = FormerName("nbytes_output")
+    total_bytes = FormerName("nbytes_total")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A pickle of before has the former name of a field.
+        self.__dict__.update(state)
+        self.__dict__.setdefault("nbytes_output", self.__dict__.pop("output_nbytes", None))
 
 
 def read_collectives(
@@ -278,7 +287,7 @@ class _Module:
             output_shapes=tuple(leaf.shape for leaf in outputs),
             output_dtypes=tuple(leaf.dtype for leaf in outputs),
             nbytes=sum(leaf.nbytes for leaf in operands),
-            output_nbytes=sum(leaf.nbytes for leaf in outputs),
+            nbytes_output=sum(leaf.nbytes for leaf in outputs),
             count=runs.times,
             is_conditional=runs.is_conditional,
             reduction=self._reduction(instruction),

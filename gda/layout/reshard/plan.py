@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gda.layout.boundary import set_module
+from gda.layout.former_names import FormerName
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, read_only
 from gda.layout.reshard.flow import Flow, homes_of, numbers_of, ranks_of, summed
@@ -67,11 +68,18 @@ class Move(NamedTuple):
 
 @set_module("gda")
 class Load(NamedTuple):
-    """A device and what it sends or receives.
+    """The bytes that one device sends to other devices, or gets from them.
+
+    ``ReshardPlan.largest_sender`` and ``ReshardPlan.largest_receiver`` are such.
 
     Attributes:
-      position: of the device, in its grid.
-      nbytes: without what it keeps.
+      position: position of the device in its grid.
+      nbytes: bytes sent or received; the bytes that the device keeps do not count.
+
+    >>> from gda import ReshardPlan, ShardGrid
+    >>> halves, whole = ShardGrid((4,), {'x': 2}, ('x',)), ShardGrid((4,), {'x': 1}, ())
+    >>> ReshardPlan(halves, whole, itemsize=4).largest_sender
+    Load(position=1, nbytes=8)
     """
 
     position: int
@@ -80,11 +88,17 @@ class Load(NamedTuple):
 
 @set_module("gda")
 class Link(NamedTuple):
-    """The bytes that one process sends to another.
+    """The bytes that one process sends to another; ``ReshardPlan.links`` returns them.
 
     Attributes:
-      source_process, target_process: their numbers.
-      nbytes: of all moves from the one to the other.
+      source_process, target_process: numbers of the sending and of the receiving process.
+      nbytes: bytes of all moves from the one to the other.
+
+    >>> from gda import ReshardPlan, ShardGrid
+    >>> rows = ShardGrid((4, 4), {'x': 2}, ('x',), process_of=[0, 1])
+    >>> columns = ShardGrid((4, 4), {'x': 2}, (None, 'x'), process_of=[0, 1])
+    >>> ReshardPlan(rows, columns, itemsize=4).links()[0]
+    Link(source_process=0, target_process=1, nbytes=16)
     """
 
     source_process: int
@@ -119,7 +133,7 @@ class ReshardPlan:
     >>> rows = ShardGrid((4, 4), {'x': 2}, ('x', None))
     >>> columns = ShardGrid((4, 4), {'x': 2}, (None, 'x'))
     >>> plan = ReshardPlan(rows, columns, itemsize=4)
-    >>> plan.bytes_kept, plan.bytes_moved
+    >>> plan.nbytes_kept, plan.nbytes_moved
     (32, 32)
     >>> list(plan.moves())[1]  # doctest: +NORMALIZE_WHITESPACE
     Move(source=1, target=0, source_index=(slice(0, 2, None), slice(0, 2, None)),
@@ -168,39 +182,39 @@ class ReshardPlan:
         return 0 if self._flow is None else self._flow.num_pieces
 
     @property
-    def bytes_total(self) -> int:
+    def nbytes_total(self) -> int:
         """Bytes of all target blocks; those kept, within and between processes add up to it."""
         return self._block_bytes * self.target.num_devices
 
     @property
-    def bytes_kept(self) -> int:
+    def nbytes_kept(self) -> int:
         """Bytes that are on their target device already."""
-        return self.bytes_total - self.bytes_moved
+        return self.nbytes_total - self.nbytes_moved
 
     @property
-    def bytes_moved(self) -> int:
+    def nbytes_moved(self) -> int:
         """Bytes that go from one device to another."""
         return int(self.received_by_device.sum())
 
     @property
-    def bytes_within_processes(self) -> int:
+    def nbytes_within_processes(self) -> int:
         """Bytes that go to another device of the same process."""
         return 0 if self._flow is None else int(self._flow.received_near.sum()) * self.itemsize
 
     @property
-    def bytes_between_processes(self) -> int:
+    def nbytes_between_processes(self) -> int:
         """Bytes that go from one process to another."""
-        return self.bytes_moved - self.bytes_within_processes
+        return self.nbytes_moved - self.nbytes_within_processes
 
     @property
-    def peak_extra_bytes(self) -> int:
+    def nbytes_peak_extra(self) -> int:
         """The most that any device needs beside its source block.
 
         That is its target block, which is filled while the source block is still there; nothing
         where every device keeps the block that it has. Buffers of the transport are not counted.
         """
         is_equal = self.source.shard_shape == self.target.shard_shape
-        return 0 if is_equal and not self.bytes_moved else self._block_bytes
+        return 0 if is_equal and not self.nbytes_moved else self._block_bytes
 
     # By device and by process.
 
@@ -303,6 +317,13 @@ class ReshardPlan:
         )
         return Flow(self.source, self.target, homes_of(source_ids, target_ids))
 
+    bytes_total = FormerName("nbytes_total")
+    bytes_kept = FormerName("nbytes_kept")
+    bytes_moved = FormerName("nbytes_moved")
+    bytes_within_processes = FormerName("nbytes_within_processes")
+    bytes_between_processes = FormerName("nbytes_between_processes")
+    peak_extra_bytes = FormerName("nbytes_peak_extra")
+
     # A value: immutable, equal by content.
 
     def _key(self) -> tuple[Any, ...]:
@@ -332,9 +353,9 @@ class ReshardPlan:
         shape = self.source.global_shape
         return (
             f"ReshardPlan({shape}: {source} -> {target}, {self.num_moves} moves; "
-            f"{format_bytes(self.bytes_kept)} kept, "
-            f"{format_bytes(self.bytes_within_processes)} within processes, "
-            f"{format_bytes(self.bytes_between_processes)} between processes)"
+            f"{format_bytes(self.nbytes_kept)} kept, "
+            f"{format_bytes(self.nbytes_within_processes)} within processes, "
+            f"{format_bytes(self.nbytes_between_processes)} between processes)"
         )
 
 

@@ -33,12 +33,12 @@ def test_rows_become_columns() -> None:
         Move(0, 1, indices((0, 2), (2, 4)), indices((0, 2), (0, 2)), 16),
         Move(1, 1, indices((0, 2), (2, 4)), indices((2, 4), (0, 2)), 16),
     ]
-    assert (plan.num_moves, plan.bytes_total) == (4, 64)
-    assert (plan.bytes_kept, plan.bytes_moved, plan.bytes_within_processes) == (32, 32, 32)
-    assert plan.bytes_between_processes == 0
+    assert (plan.num_moves, plan.nbytes_total) == (4, 64)
+    assert (plan.nbytes_kept, plan.nbytes_moved, plan.nbytes_within_processes) == (32, 32, 32)
+    assert plan.nbytes_between_processes == 0
     assert plan.sent_by_device.tolist() == plan.received_by_device.tolist() == [16, 16]
     assert plan.largest_sender == plan.largest_receiver == Load(0, 16)
-    assert plan.peak_extra_bytes == 32
+    assert plan.nbytes_peak_extra == 32
     assert plan.links() == []
 
 
@@ -46,7 +46,11 @@ def test_between_two_processes() -> None:
     rows = ShardGrid((4, 4), {"x": 4}, ("x", None), process_of=[7, 7, 3, 3])
     columns = ShardGrid((4, 4), {"x": 4}, (None, "x"), process_of=[7, 7, 3, 3])
     plan = ReshardPlan(rows, columns, itemsize=1)
-    assert (plan.bytes_kept, plan.bytes_within_processes, plan.bytes_between_processes) == (4, 4, 8)
+    assert (plan.nbytes_kept, plan.nbytes_within_processes, plan.nbytes_between_processes) == (
+        4,
+        4,
+        8,
+    )
     assert plan.sent_by_process == plan.received_by_process == {3: 4, 7: 4}
     assert plan.links() == [Link(3, 7, 4), Link(7, 3, 4)]
     assert plan.sent_by_device.tolist() == [3, 3, 3, 3]
@@ -54,15 +58,15 @@ def test_between_two_processes() -> None:
 
 def test_nothing_moves_where_nothing_changes() -> None:
     plan = ReshardPlan(ROWS, ShardGrid((4, 4), {"a": 2}, ("a",)), itemsize=4)
-    assert (plan.bytes_kept, plan.bytes_moved, plan.num_moves) == (64, 0, 2)
-    assert plan.peak_extra_bytes == 0
+    assert (plan.nbytes_kept, plan.nbytes_moved, plan.num_moves) == (64, 0, 2)
+    assert plan.nbytes_peak_extra == 0
     assert plan.largest_sender == Load(0, 0)
 
 
 def test_the_same_blocks_on_other_devices_move() -> None:
     plan = ReshardPlan(ROWS, ROWS, itemsize=4, source_ids=[5, 9], target_ids=[9, 5])
     assert [(move.source, move.target) for move in plan.moves()] == [(0, 0), (1, 1)]
-    assert (plan.bytes_kept, plan.bytes_moved, plan.peak_extra_bytes) == (0, 64, 32)
+    assert (plan.nbytes_kept, plan.nbytes_moved, plan.nbytes_peak_extra) == (0, 64, 32)
 
 
 def test_eight_devices_become_six() -> None:
@@ -74,7 +78,7 @@ def test_eight_devices_become_six() -> None:
         *[(0, 0, 3), (1, 0, 1), (1, 1, 2), (2, 1, 2), (2, 2, 1), (3, 2, 3)],
         *[(4, 3, 3), (5, 3, 1), (5, 4, 2), (6, 4, 2), (6, 5, 1), (7, 5, 3)],
     ]
-    assert (plan.bytes_kept, plan.bytes_between_processes) == (3 + 2 + 1 + 3 + 2 + 1, 0)
+    assert (plan.nbytes_kept, plan.nbytes_between_processes) == (3 + 2 + 1 + 3 + 2 + 1, 0)
 
 
 def test_new_devices_share_the_senders() -> None:
@@ -101,10 +105,10 @@ def test_the_transposed_mesh_of_65_536_devices() -> None:
     plan = ReshardPlan(source, target, itemsize=2)
     # Those on the diagonal stay.
     assert plan.num_moves == 65536
-    assert plan.bytes_kept == 256 * 512
-    assert plan.bytes_moved == (65536 - 256) * 512
-    assert sum(move.nbytes for move in plan.moves()) == plan.bytes_total
-    assert sum(link.nbytes for link in plan.links()) == plan.bytes_between_processes
+    assert plan.nbytes_kept == 256 * 512
+    assert plan.nbytes_moved == (65536 - 256) * 512
+    assert sum(move.nbytes for move in plan.moves()) == plan.nbytes_total
+    assert sum(link.nbytes for link in plan.links()) == plan.nbytes_between_processes
 
 
 def test_totals_need_no_list_where_each_of_65_536_sends_to_each() -> None:
@@ -113,8 +117,8 @@ def test_totals_need_no_list_where_each_of_65_536_sends_to_each() -> None:
     target = ShardGrid((65536, 65536), mesh, (None, "x"), process_of=processes)
     plan = ReshardPlan(source, target, itemsize=1)
     assert plan.num_moves == 2**32
-    assert plan.bytes_kept == 65536
-    assert plan.bytes_within_processes == 65536 * 7
+    assert plan.nbytes_kept == 65536
+    assert plan.nbytes_within_processes == 65536 * 7
     assert set(plan.sent_by_device.tolist()) == {65535}
     assert set(plan.sent_by_process.values()) == {8 * 65528}
     one = ReshardPlan(
@@ -122,7 +126,7 @@ def test_totals_need_no_list_where_each_of_65_536_sends_to_each() -> None:
         ShardGrid((65536, 65536), mesh, (None, "x")),
         itemsize=1,
     )
-    assert one.bytes_within_processes == one.bytes_moved == 65536 * 65535
+    assert one.nbytes_within_processes == one.nbytes_moved == 65536 * 65535
 
 
 def test_more_bytes_than_a_float_can_count() -> None:
@@ -130,7 +134,7 @@ def test_more_bytes_than_a_float_can_count() -> None:
     source = ShardGrid((size,), {"x": 2}, (), process_of=[0, 0])
     target = ShardGrid((size,), {"x": 3}, (), process_of=[1, 1, 1])
     plan = ReshardPlan(source, target, itemsize=1, target_ids=[7, 8, 9])
-    assert plan.bytes_between_processes == 3 * size
+    assert plan.nbytes_between_processes == 3 * size
     assert plan.sent_by_device.sum() == 3 * size
     assert [move.source for move in plan.moves()] == [0, 0, 1]
 
@@ -141,13 +145,13 @@ def test_an_array_without_elements(shape: tuple[int, int]) -> None:
     target = ShardGrid(shape, {"x": 4}, (None, "x"), process_of=[0, 1, 2, 2])
     plan = ReshardPlan(source, target, itemsize=4)
     assert list(plan.moves()) == plan.links() == []
-    assert (plan.num_moves, plan.bytes_total, plan.bytes_kept, plan.bytes_moved) == (0, 0, 0, 0)
-    assert (plan.bytes_within_processes, plan.bytes_between_processes) == (0, 0)
+    assert (plan.num_moves, plan.nbytes_total, plan.nbytes_kept, plan.nbytes_moved) == (0, 0, 0, 0)
+    assert (plan.nbytes_within_processes, plan.nbytes_between_processes) == (0, 0)
     assert plan.sent_by_process == {0: 0, 1: 0}
     assert plan.received_by_process == {0: 0, 1: 0, 2: 0}
     assert plan.sent_by_device.tolist() == [0, 0]
     assert plan.received_by_device.tolist() == [0] * 4
-    assert plan.peak_extra_bytes == 0
+    assert plan.nbytes_peak_extra == 0
 
 
 def test_a_scalar_reaches_a_new_device() -> None:
@@ -174,7 +178,7 @@ def test_the_grids_of_arrays(auto_mesh: Any) -> None:
         (8, 8), auto_mesh, ("x",), lambda index: np.ones((8, 8))[index]
     )
     plan = ReshardPlan(g.grid, g.reshard((None, "y")).grid, itemsize=g.dtype.itemsize)
-    assert plan.bytes_total == 8 * 4 * 8 * g.dtype.itemsize
+    assert plan.nbytes_total == 8 * 4 * 8 * g.dtype.itemsize
 
 
 # Whatever the two layouts.
@@ -264,10 +268,10 @@ def check_plan(plan: ReshardPlan) -> None:
         most = max(amount for (_, of), amount in (near + far).items() if of == group)
         assert most < sum(asked) / count + max(asked)
     assert plan.num_moves == len(moves)
-    assert plan.bytes_kept == kept
-    assert plan.bytes_moved == sum(sent.values())
-    assert plan.bytes_within_processes == within
-    assert plan.bytes_between_processes == sum(links.values())
+    assert plan.nbytes_kept == kept
+    assert plan.nbytes_moved == sum(sent.values())
+    assert plan.nbytes_within_processes == within
+    assert plan.nbytes_between_processes == sum(links.values())
     assert plan.sent_by_device.tolist() == [sent[i] for i in range(source.num_devices)]
     assert plan.received_by_device.tolist() == [received[i] for i in range(target.num_devices)]
     assert {(a, b): size for a, b, size in plan.links()} == links
@@ -286,7 +290,7 @@ def check_plan(plan: ReshardPlan) -> None:
         )
     ]
     expected = math.prod(target.shard_shape) * plan.itemsize if changes else 0
-    assert plan.peak_extra_bytes == expected
+    assert plan.nbytes_peak_extra == expected
 
 
 @given(plans())
@@ -319,7 +323,7 @@ def test_few_processes_of_many_devices_are_quick_to_add_up() -> None:
     target = ShardGrid((65536, 65536), mesh, (None, "x"), process_of=processes)
     plan = ReshardPlan(source, target, itemsize=1)
     # One by one this would be 2**30 pairs of blocks.
-    assert plan.bytes_within_processes == 65536 * 16383
+    assert plan.nbytes_within_processes == 65536 * 16383
     assert set(plan.sent_by_process.values()) == {16384 * 49152}
 
 
