@@ -262,6 +262,20 @@ class LayoutUnknownError(TypeError, AttributeError):
     """There is no mesh and spec to know, so an attribute that would tell them is not there.
 
     An ``AttributeError`` too, as of JAX's tracers: JAX and other libraries ask ``hasattr``.
+
+    >>> import gda, jax, numpy as np
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+    >>> g = gda.GlobalArray.from_source(np.arange(8.0), mesh, ('x',), dtype='float32')
+    >>> @jax.jit
+    ... def double(g):
+    ...     try:
+    ...         print(g.spec)
+    ...     except gda.LayoutUnknownError:
+    ...         print('the layout is not known yet')
+    ...     return g * 2
+    >>> double(g).shape
+    the layout is not known yet
+    (8,)
     """
 
 

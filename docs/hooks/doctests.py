@@ -5,6 +5,9 @@ from typing import Any
 
 import griffe  # pyright: ignore[reportMissingImports]
 
+# Code, or the start of a __name__ outside code, which Markdown would show in bold.
+_BARE = re.compile(r"(```.*?```|``.*?``)|__(?=\w+__)", re.DOTALL)
+
 
 def markdown_of(docstring: str) -> str:
     """Return a docstring with its examples and literal blocks as Markdown has them.
@@ -35,4 +38,5 @@ class Doctests(griffe.Extension):
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = markdown_of(obj.docstring.value)
+            markdown = markdown_of(obj.docstring.value)
+            obj.docstring.value = _BARE.sub(lambda bare: bare[1] or r"\_\_", markdown)

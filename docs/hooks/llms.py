@@ -8,14 +8,16 @@ import re
 import typing
 from collections.abc import Iterator
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
-from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any
 
 from doctests import markdown_of
 from gallery import as_text, with_pictures
 from mkdocs.structure.files import File  # pyright: ignore[reportMissingImports]
+
+import gda
 
 _DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
@@ -31,7 +33,7 @@ def reference(name: str) -> str:
     >>> print(reference("gda.Move").partition("\\n\\n")[0])
     ## gda.Move
     """
-    found = resolve_name(name)
+    found = attrgetter(name.partition(".")[2])(gda)
     parts = [f"## {name}", *_of(found, name)]
     if inspect.isclass(found):
         for base in reversed(found.__mro__):
@@ -58,7 +60,8 @@ def _signature(function: Any, name: str) -> str:
         signature = re.sub(r"^\((self|cls)(, |(?=\)))", "(", str(inspect.signature(function)))
     except (TypeError, ValueError):  # a type alias, or an exception as Python has it
         return name
-XX
+    quoted = r"ForwardRef\('([^']*)'\)|(?<=: )'([^']*)'|(?<=-> )'([^']*)'"
+    return name + re.sub(quoted, r"\1\2\3", signature)
 
 
 def _docstring(value: Any) -> str:
