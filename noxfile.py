@@ -1,6 +1,8 @@
 """The test suite on the versions of JAX and Python that gda supports: `nox`."""
 
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import nox
@@ -46,5 +48,25 @@ def torture(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def docs(session: nox.Session) -> None:
     """Build the documentation into build/site; any warning is an error."""
-    session.install("-e", ".[docs]")
+    session.install("-e", ".[docs]", "pytest")
+    session.run("python", "-m", "pytest", "-q", "tests/test_site.py")
     session.run("mkdocs", "build", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+_EXTRAS = ["", *nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]]
+_DIST = Path("dist")
+
+
+@nox.session(python="3.11")
+@nox.parametrize("extra", _EXTRAS, ids=[extra or "none" for extra in _EXTRAS])
+def package(session: nox.Session, extra: str) -> None:
+    """Build wheel and sdist into dist/; install them with each extra, and try what that brings."""
+    if not extra or not _DIST.exists():
+        shutil.rmtree(_DIST, ignore_errors=True)
+        build = [sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", str(_DIST)]
+        session.run(*build, external=True)
+    # The sdist alone, and the wheel, which is built from it, with each extra.
+    (built,) = _DIST.glob("*.whl" if extra else "*.tar.gz")
+    what = f"gda[{extra}] @ {built.resolve().as_uri()}" if extra else str(built)
+    session.install(what, env={"UV_COMPILE_BYTECODE": "0"})  # few processes start here
+    session.run("python", "-I", "tests/smoke.py", extra)
