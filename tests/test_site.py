@@ -131,3 +131,8 @@ def test_a_page_that_loads_something_is_found(page: str) -> None:
 )
 def test_a_page_that_loads_nothing_is_not(page: str) -> None:
     assert hook("offline").fetched_by_html(page) == []
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = (DOCS.parent / "CITATION.cff").read_text()
+    assert f"\nversion: {gda.__version__}\n" in citation
