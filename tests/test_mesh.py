@@ -233,30 +233,31 @@ BAD: list[tuple[Any, Any, type[Exception], str]] = [
         (6, 2),
         P("x"),
         ValueError,
-        "global shape (6, 2) cannot be cut by P('x') on the mesh {'x': 4, 'y': 2}: dimension 0 of "
-        "size 6 is cut 4 ways by mesh axis 'x', and 6 is not divisible by 4; 4 and 8 are the "
-        "nearest sizes that divide. Specs of this mesh that fit (6, 2) as it stands: P('y'), "
+        "global shape (6, 2) cannot be sharded by P('x') on the mesh {'x': 4, 'y': 2}: dimension "
+        "0 of size 6 is sharded 4 ways by mesh axis 'x', and 6 is not divisible by 4; 4 and 8 are "
+        "the nearest sizes that divide. Specs of this mesh that fit (6, 2) as it stands: P('y'), "
         "P(None, 'y'), P()",
     ),
     (
         (8,),
         P("x", "y"),
         ValueError,
-        "spec P('x', 'y') has 2 entries, but global shape (8,) has 1 dimension, so there is "
-        "nothing for entry 1 to cut; give at most one entry per dimension",
+        "spec P('x', 'y') has 2 entries, but global shape (8,) has 1 dimension; give at most "
+        "one entry per dimension",
     ),
     (
         (8, 2),
         P("z"),
         ValueError,
-        "spec P('z') cuts dimension 0 by mesh axis 'z', but the mesh has the axes {'x': 4, 'y': 2}",
+        "spec P('z') shards dimension 0 by mesh axis 'z', but the mesh has the axes "
+        "{'x': 4, 'y': 2}",
     ),
     (
         (8, 2),
         P(P.UNCONSTRAINED),
         ValueError,
         "spec P(UNCONSTRAINED) leaves dimension 0 UNCONSTRAINED, so it has no fixed layout; write "
-        "None (not cut) or the axes that cut it",
+        "None (not sharded) or the axes that shard it",
     ),
     (
         (8, 2),

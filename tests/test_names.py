@@ -5,6 +5,7 @@ import inspect
 import subprocess
 import sys
 import typing
+from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +38,40 @@ def test_what_is_public_is_known_by_its_public_module(module: str, name: str) ->
     assert typing.get_type_hints(public) is not None
     if inspect.isfunction(public):
         assert f"def {public.__name__}(" in inspect.getsource(public)
+
+
+def test_what_public_functions_take_and_return_is_public() -> None:
+    public = {getattr(sys.modules[module], name) for module, name in PUBLIC}
+    hidden = {
+        kind
+        for value in public
+        for function in _functions_of(value)
+        for name, hint in typing.get_type_hints(function).items()
+        if not name.startswith("_")
+        for kind in _classes_in(hint)
+        if kind.__module__.startswith("gda") and kind not in public
+    }
+    # `Answer` is for the plugin, `Overlap` for the checkpoints; `Device` stands for jax.Device, and
+    # `_At` for JAX's own.
+    known = {"Answer", "ArrayOperators", "Device", "Overlap", "_At"}
+    assert {kind.__name__ for kind in hidden} == known
+
+
+def _functions_of(value: Any) -> Iterator[Any]:
+    yield value
+    for kind in value.__mro__ if isinstance(value, type) else ():
+        if kind.__module__.startswith("gda"):
+            members = [each for name, each in vars(kind).items() if not name.startswith("_")]
+            for each in members:
+                inner = [getattr(each, name, None) for name in ("fget", "func", "__func__")]
+                yield from (f for f in (each, *inner) if inspect.isfunction(f))
+
+
+def _classes_in(hint: Any) -> Iterator[type]:
+    if inspect.isclass(hint):
+        yield hint
+    for argument in typing.get_args(hint):
+        yield from _classes_in(argument)
 
 
 def test_the_public_api_is_the_one_recorded() -> None:

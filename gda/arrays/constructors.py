@@ -175,7 +175,7 @@ class ArrayConstructors:
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
         >>> data = np.arange(16).reshape(8, 2)
         >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x'], lambda index: data[index])
-        >>> g.local_shards[2].data.tolist(), g.local_shards[3].replica_id
+        >>> g.addressable_shards[2].data.tolist(), g.addressable_shards[3].replica_id
         ([[4, 5], [6, 7]], 1)
 
         With a sharding in place of mesh and spec:

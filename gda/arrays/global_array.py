@@ -204,11 +204,6 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         return self.sharding.spec
 
     @property
-    def mesh_axes(self) -> PartitionSpec:
-        """The partition spec, by the name that GlobalDeviceArray had for it."""
-        return self.spec
-
-    @property
     def grid(self) -> ShardGrid:
         """The index math of this array."""
         sharding = self.sharding
@@ -227,7 +222,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
     # Shards.
 
     @property
-    def local_shards(self) -> Sequence[Shard[jax.Array]]:
+    def addressable_shards(self) -> Sequence[Shard[jax.Array]]:
         """The shards on devices of this process, in device order.
 
         While tracing over Explicit axes no device is known: there is a shard for every position of
@@ -236,7 +231,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
         >>> g = gda.GlobalArray.from_callback((8, 2), mesh, ['x'], lambda i: np.zeros((2, 2)))
-        >>> [shard.replica_id for shard in g.local_shards]
+        >>> [shard.replica_id for shard in g.addressable_shards]
         [0, 1, 0, 1, 0, 1, 0, 1]
         """
 
@@ -248,11 +243,6 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         return self._cached("_local_shards", make)
 
     @property
-    def addressable_shards(self) -> Sequence[Shard[jax.Array]]:
-        """``local_shards`` by JAX's name."""
-        return self.local_shards
-
-    @property
     def global_shards(self) -> Sequence[Shard[jax.Array | None]]:
         """The shards on all devices of the mesh, in device order.
 
@@ -260,18 +250,14 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         """
         return self._cached("_global_shards", lambda: self._shards(only_local=False))
 
-    def local_data(self, i: int) -> jax.Array:
-        """Return the data of ``local_shards[i]``.
+    def addressable_data(self, i: int) -> jax.Array:
+        """Return the data of ``addressable_shards[i]``.
 
         Raises:
           IndexError: there is no such shard.
           RuntimeError: the array was deleted or donated.
         """
-        return self.local_shards[i].data
-
-    def addressable_data(self, i: int) -> jax.Array:
-        """``local_data`` by JAX's name."""
-        return self.local_data(i)
+        return self.addressable_shards[i].data
 
     def _shards(self, only_local: bool) -> tuple[Shard[Any], ...]:
         mesh, grid = self.mesh, self.grid
@@ -562,6 +548,22 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
     @classmethod
     def _unpickled(cls, state: tuple[Any, ...]) -> GlobalArray:
         return cls(array=pickling.load(pickling.State(*state)))
+
+    # The names of GlobalDeviceArray.
+
+    @property
+    def mesh_axes(self) -> PartitionSpec:
+        """``spec`` by its name in GlobalDeviceArray."""
+        return self.spec
+
+    @property
+    def local_shards(self) -> Sequence[Shard[jax.Array]]:
+        """``addressable_shards`` by their name in GlobalDeviceArray."""
+        return self.addressable_shards
+
+    def local_data(self, i: int) -> jax.Array:
+        """Return ``addressable_data(i)``, by its name in GlobalDeviceArray."""
+        return self.addressable_data(i)
 
 
 @lru_cache(maxsize=1024)

@@ -16,12 +16,14 @@ restore, ``restoring``, ``found`` (the manifest), ``leaves_to_restore``, ``files
 {'step': 1, 'w': array([0, 1, 2])}
 """
 
-# The types of what Contents has, by which pickles know them.
-from gda.checkpoint.format.chunks import ChunkGrid  # noqa: F401
+from gda.checkpoint.format.chunks import ChunkGrid as ChunkGrid
 from gda.checkpoint.format.errors import CheckpointNotFoundError as CheckpointNotFoundError
 from gda.checkpoint.format.errors import CorruptionError as CorruptionError
 from gda.checkpoint.format.errors import SaveError as SaveError
-from gda.checkpoint.format.manifest import ArrayLeaf, Piece, StoredArray, ValueLeaf  # noqa: F401
+from gda.checkpoint.format.manifest import ArrayLeaf as ArrayLeaf
+from gda.checkpoint.format.manifest import Piece as Piece
+from gda.checkpoint.format.manifest import StoredArray as StoredArray
+from gda.checkpoint.format.manifest import ValueLeaf as ValueLeaf
 from gda.checkpoint.inspecting import Contents as Contents
 from gda.checkpoint.inspecting import exists as exists
 from gda.checkpoint.inspecting import inspect as inspect
@@ -40,6 +42,11 @@ __all__ = [  # noqa: RUF022
     "inspect",
     "verify",
     "Contents",
+    "ArrayLeaf",
+    "ValueLeaf",
+    "StoredArray",
+    "Piece",
+    "ChunkGrid",
     "CheckpointNotFoundError",
     "CorruptionError",
     "SaveError",

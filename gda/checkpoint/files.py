@@ -67,7 +67,7 @@ class Files:
         with self._about(number, chunk):
             size = self.store.size(self.name(array, array.grid.key(chunk)))
             if size is not None:
-                _check_size(size, array.file_bytes(chunk))
+                _check_size(size, array.nbytes_of_file(chunk))
 
     def check_written(self, options: Options) -> None:
         """Raise unless every file is there in its size, as far as the store tells that quickly.
@@ -89,7 +89,7 @@ class Files:
         for array in self.manifest.arrays:
             yield self.name(array, "zarr.json"), array.metadata[0]
             for chunk in range(array.grid.num_chunks):
-                yield self.name(array, array.grid.key(chunk)), array.file_bytes(chunk)
+                yield self.name(array, array.grid.key(chunk)), array.nbytes_of_file(chunk)
 
     def _check_file(self, name: str, nbytes: int | None) -> None:
         size = self.store.size(name)
@@ -138,9 +138,11 @@ class Files:
         with self._about(number, chunk):
             if array.codec == "zstd":
                 # No name keeps the frame, so that it goes when TensorStore has it.
-                zarr_format.decompress(self._frame(where), array.chunk_bytes, out)
+                zarr_format.decompress(self._frame(where), array.nbytes_per_chunk, out)
             else:
-                self._read(where, np.empty(array.chunk_bytes, np.uint8) if out is None else out)
+                self._read(
+                    where, np.empty(array.nbytes_per_chunk, np.uint8) if out is None else out
+                )
 
     def loaded(self, where: Chunk) -> np.ndarray[Any, Any]:
         """Return a chunk, all checked as ``load`` does."""
@@ -152,9 +154,9 @@ class Files:
     def loading_bytes(self, where: Chunk, has_out: bool) -> int:
         """Return how much memory ``load`` takes beside ``out``."""
         array = self.manifest.arrays[where[0]]
-        nbytes = array.file_bytes(where[1])
+        nbytes = array.nbytes_of_file(where[1])
         if array.codec == "zstd":
-            return zarr_format.decompressing_bytes(nbytes, array.chunk_bytes)
+            return zarr_format.decompressing_bytes(nbytes, array.nbytes_per_chunk)
         return nbytes * (self.store.is_remote + (not has_out))
 
     @contextmanager
@@ -172,7 +174,7 @@ class Files:
             raise CorruptionError(f"{leaves}, {part}: {file} {what}") from None
 
     def _frame(self, where: Chunk) -> bytes:
-        size = self.manifest.arrays[where[0]].file_bytes(where[1]) - zarr_format.CRC_BYTES
+        size = self.manifest.arrays[where[0]].nbytes_of_file(where[1]) - zarr_format.CRC_BYTES
         frame = np.empty(size, np.uint8)
         self._read(where, frame)
         return frame.tobytes()
@@ -186,7 +188,7 @@ class Files:
         array = self.manifest.arrays[number]
         tail = np.empty(zarr_format.CRC_BYTES, np.uint8)
         name = self.name(array, array.grid.key(chunk))
-        _check_size(self.store.read_into(name, payload, tail), array.file_bytes(chunk))
+        _check_size(self.store.read_into(name, payload, tail), array.nbytes_of_file(chunk))
         said = int.from_bytes(tail.tobytes(), "little")
         _check_crc(zarr_format.crc32c(payload), said, array.crcs[chunk])
 

@@ -219,7 +219,7 @@ def _checking_bytes(files: Files, sums: ChunkSums | None, where: Chunk) -> int:
     """Return how much memory it takes to look at a chunk."""
     if sums is None:
         return files.loading_bytes(where, has_out=False)
-    out = files.manifest.arrays[where[0]].chunk_bytes
+    out = files.manifest.arrays[where[0]].nbytes_per_chunk
     return out + files.loading_bytes(where, has_out=True)
 
 
@@ -231,7 +231,7 @@ def _tasks(
 ) -> Iterator[tasks.Task]:
     """Yield all checks; what they find goes to ``problems``."""
     arrays = files.manifest.arrays
-    total = sum(sum(map(array.file_bytes, range(array.grid.num_chunks))) for array in arrays)
+    total = sum(sum(map(array.nbytes_of_file, range(array.grid.num_chunks))) for array in arrays)
     done = 0
 
     def finish(found: list[str], nbytes: int) -> None:
@@ -261,7 +261,11 @@ def _checks(
         for chunk in range(array.grid.num_chunks):
             where = (number, chunk)
             memory = _checking_bytes(files, sums, where)
-            yield lambda where=where: _check(files, sums, where), array.file_bytes(chunk), memory
+            yield (
+                lambda where=where: _check(files, sums, where),
+                array.nbytes_of_file(chunk),
+                memory,
+            )
 
 
 def _check_leaf(leaf: ArrayLeaf) -> None:

@@ -57,9 +57,13 @@ class Block:
         Of elements of less than a byte NumPy needs a copy, and JAX keeps that with the array.
         """
         if isinstance(self.data, jax.Array) and width_of(self.data.dtype)[0] >= 8:
-            (device,) = self.data.devices()
-            return np.asarray(self.data) if device.platform == "cpu" else self.data
+            return self.data if is_on_accelerator(self.data) else np.asarray(self.data)
         return self.data
+
+
+def is_on_accelerator(data: Any) -> bool:
+    """Return True if a block is on a device that is not a CPU."""
+    return isinstance(data, jax.Array) and any(d.platform != "cpu" for d in data.devices())
 
 
 Keyed: TypeAlias = tuple[K, Block]  # a block, and what it is a part of
@@ -169,13 +173,10 @@ def on_host(sources: Sequence[Source], options: Options, adopt: bool) -> list[So
 
 def _adopted(copy: np.ndarray[Any, Any], like: Any) -> Any:
     """Return aligned memory as an array on the device where another is, if that is a CPU."""
-    if not isinstance(like, jax.Array):
-        return copy
-    (device,) = like.devices()
-    if device.platform != "cpu":
+    if not isinstance(like, jax.Array) or is_on_accelerator(like):
         return copy
     with jax.transfer_guard("allow"):
-        return jax.device_put(copy, device)
+        return jax.device_put(copy, *like.devices())
 
 
 def values_of(sources: Iterable[Source | ValueLeaf]) -> dict[str, str]:

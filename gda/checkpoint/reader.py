@@ -72,12 +72,12 @@ def _report(
     arrays: Sequence[StoredArray], chunks: Iterable[Chunk], show: Callable[[int, int], object]
 ) -> Callable[[Chunk], None]:
     """Return the function that is told of every chunk that was read."""
-    total = sum(arrays[array].chunk_bytes for array, _ in chunks)
+    total = sum(arrays[array].nbytes_per_chunk for array, _ in chunks)
     done = 0
 
     def report(chunk: Chunk) -> None:
         nonlocal done
-        done += arrays[chunk[0]].chunk_bytes
+        done += arrays[chunk[0]].nbytes_per_chunk
         show(done, total)
 
     return report
@@ -247,7 +247,7 @@ def _direct(uses: list[_Use]) -> np.ndarray[Any, Any] | None:
 
 def _buffered_bytes(files: Files, where: Chunk, uses: list[_Use]) -> int:
     """Return how much memory beside the blocks reading a chunk takes."""
-    buffer = 0 if _direct(uses) is not None else files.manifest.arrays[where[0]].chunk_bytes
+    buffer = 0 if _direct(uses) is not None else files.manifest.arrays[where[0]].nbytes_per_chunk
     return buffer + files.loading_bytes(where, has_out=True)
 
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from gda.checkpoint.format import manifest_json, zarr_format
 from gda.checkpoint.format.chunks import chunk_shape_of
 from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.format.manifest import Leaf, Piece, StoredArray, ValueLeaf
-from gda.checkpoint.leaves_to_save import Source, on_host, to_host
+from gda.checkpoint.leaves_to_save import Source, is_on_accelerator, on_host, to_host
 from gda.checkpoint.packing import Pack, fill, packs_of, sums_of
 from gda.checkpoint.stores.protocol import Store
 from gda.storage import tasks
@@ -38,11 +38,11 @@ class Share:
 
     Attributes:
       sources: every leaf of the tree.
-      sums: of leaves, over the blocks that this process writes, if they are begun.
+      sums: by leaf, those over the blocks that this process writes, if they are begun.
     """
 
     sources: Sequence[Source | ValueLeaf]
-    sums: Sums | None = None
+    sums: Sums = field(default_factory=dict)
 
     @cached_property
     def small(self) -> list[Source]:
@@ -107,25 +107,32 @@ class Writer:
         large = on_host(share.large, self.options, adopt=True)
         small = on_host(share.small, Options(), adopt=False)
         copies = {source.number: source for source in [*large, *small]}
+        # Accelerators sum up their own blocks more quickly than this process sums up the copies,
+        # which are NumPy arrays.
+        on_accelerators = [
+            source
+            for source in share.large
+            if any(is_on_accelerator(block.data) for block in source.blocks)
+        ]
         return Share(
             [
                 copies[source.number] if isinstance(source, Source) else source
                 for source in share.sources
             ],
-            # On accelerators they are quicker than of the copies.
-            None if jax.default_backend() == "cpu" else self._begin_sums(share.large),
+            self._begin_sums(on_accelerators),
         )
 
     def write(self, share: Share) -> dict[str, Any]:
         """Write a share; return what ``records`` has to know of it, for JSON."""
-        sums = self._begin_sums(share.large) if share.sums is None else share.sums
+        left = [source for source in share.large if source.number not in share.sums]
+        sums = {**share.sums, **self._begin_sums(left)}
         arrays = {source.number: self._array_of(source) for source in share.large}
         packs = packs_of(share.small, self.codec)
         documents = [*arrays.values()] if jax.process_index() == 0 else []
         documents += [pack.array for pack in packs]
         chunks = itertools.chain(self._large_chunks(share.large, arrays), self._pack_chunks(packs))
         total = sum(source.written_bytes for source in share.large)
-        total += sum(pack.array.grid.num_chunks * pack.array.chunk_bytes for pack in packs)
+        total += sum(pack.array.grid.num_chunks * pack.array.nbytes_per_chunk for pack in packs)
         written = self._written(documents, chunks, total)
         of_array: dict[str, list[tuple[int, int, int]]] = {}
         for each in written:
@@ -220,7 +227,7 @@ class Writer:
                     for block in blocks:
                         block.release()
 
-                yield _Chunk(pack.array, number, pack.array.chunk_bytes, make, release)
+                yield _Chunk(pack.array, number, pack.array.nbytes_per_chunk, make, release)
 
     def _written(
         self, documents: Iterable[StoredArray], chunks: Iterable[_Chunk], total: int
@@ -233,7 +240,7 @@ class Writer:
             nonlocal done
             chunk.release()
             written.append(one)
-            done += chunk.array.chunk_bytes
+            done += chunk.array.nbytes_per_chunk
             show(done, total)
 
         of_documents = (
@@ -258,8 +265,8 @@ class Writer:
 
     def _held_bytes(self, chunk: _Chunk) -> int:
         """Return how much memory a chunk takes, from the block in it to what compresses it."""
-        compressing = 2 * chunk.array.chunk_bytes if self.codec == "zstd" else 0
-        return max(chunk.array.chunk_bytes, chunk.made_bytes + compressing)
+        compressing = 2 * chunk.array.nbytes_per_chunk if self.codec == "zstd" else 0
+        return max(chunk.array.nbytes_per_chunk, chunk.made_bytes + compressing)
 
     def _write_chunk(self, chunk: _Chunk) -> _Written:
         data, sums = chunk.make()

@@ -1,8 +1,8 @@
-"""The index math: which elements of an array each device of a mesh holds, in closed form.
+"""The index math: the elements of an array that each device of a mesh holds, in closed form.
 
 A ``ShardGrid`` is a global shape, a mesh shape and a spec with answers as methods. It needs no JAX
-and no devices, so it also answers for a million devices that do not exist yet. How blocks and
-replicas are numbered, and why, is in ``gda/layout/numbering.py``.
+and no devices, so it also answers for a million devices that do not exist yet.
+``gda/layout/numbering.py`` says how blocks and replicas are numbered, and why.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class ShardGrid:
       spec: ``PartitionSpec`` or any sequence of ``None``, axis names and tuples of axis names, at
         most as long as the shape.
       process_of: the process of each device, non-negative integers in device order or in the shape
-        of the mesh; of a ``jax.Device`` it is ``process_index``. A grid that has it can answer for
-        each process, see ``view``. Grids may share one, as ``other.processes``.
+        of the mesh; of a ``jax.Device`` it is ``process_index``. ``view`` needs it. Grids may
+        share it: pass ``other.processes``.
 
     Raises:
       TypeError: an argument is not of the kind above.
-      ValueError: the spec does not fit the shape and the mesh, or ``process_of`` not the mesh; the
-        message says what would.
+      ValueError: the spec does not fit the shape and the mesh, or ``process_of`` does not fit the
+        mesh. The message names specs and sizes that fit.
 
     Devices are numbered by *flat position*: row-major over the mesh, the order of
     ``mesh.devices.flat``. Blocks are numbered row-major over the blocks of each dimension.
@@ -110,7 +110,7 @@ class ShardGrid:
 
     @property
     def num_shards(self) -> int:
-        """Distinct blocks that the array is cut into."""
+        """Distinct blocks of the array."""
         return self._layout.num_shards
 
     @property
@@ -135,9 +135,9 @@ class ShardGrid:
     # One device: O(axes of the mesh), whatever its size.
 
     def index(self, i: int | Sequence[int]) -> Index:
-        """Return what the device at ``i`` holds: one slice per dimension, as JAX writes it.
+        """Return the elements that the device at ``i`` holds: one slice per dimension, as in JAX.
 
-        ``slice(None)`` for a dimension that is not cut, ``slice(start, stop)`` for one that is.
+        ``slice(None)`` for a dimension that is not sharded, else ``slice(start, stop)``.
         ``i`` is a flat position or mesh coordinates.
 
         Raises:
@@ -149,7 +149,7 @@ class ShardGrid:
         return self.block_index(self.block_id(i))
 
     def replica_id(self, i: int | Sequence[int]) -> int:
-        """Return how many devices before ``i``, in device order, hold the same block.
+        """Return the number of devices before ``i``, in device order, that hold the same block.
 
         Raises:
           IndexError: ``i`` is outside the mesh.
@@ -186,9 +186,9 @@ class ShardGrid:
         return self._tiling.index(block)
 
     def coordinates(self, i: int | Sequence[int]) -> tuple[int, ...]:
-        """Return which part of each dimension the device at ``i`` holds, counted from 0.
+        """Return the coordinates of the block of the device at ``i``, one for each dimension.
 
-        0 for a dimension that is not cut, and for one of size 0, whose parts are all equal.
+        0 for a dimension that is not sharded, and for one of size 0, whose parts are all equal.
 
         Raises:
           IndexError: ``i`` is outside the mesh.
@@ -259,7 +259,7 @@ class ShardGrid:
     # All devices: O(devices), vectorised, cached.
 
     def indices(self) -> list[Index]:
-        """Return what every device holds, in device order; equal slices and indices are shared.
+        """Return the index of every device, in device order; equal indices are one object.
 
         >>> ShardGrid((4,), {'x': 2, 'y': 2}, ('x',)).indices()[1:3]
         [(slice(0, 2, None),), (slice(2, 4, None),)]
@@ -287,7 +287,7 @@ class ShardGrid:
     def starts(self) -> IntArray:
         """First element of every device's block: int64 ``[num_devices, ndim]``, read-only.
 
-        Also for a dimension that is not cut, where the start is 0.
+        It is 0 for a dimension that is not sharded.
 
         Raises:
           OverflowError: a size is 2**63 or more.
@@ -331,7 +331,7 @@ class ShardGrid:
     # One process.
 
     def view(self, process: int) -> ProcessView:
-        """Return what one process reads, keeps and writes; it need not exist.
+        """Return the blocks that one process reads, keeps and writes; it need not exist.
 
         Raises:
           TypeError: ``process`` is not an integer.
@@ -345,8 +345,8 @@ class ShardGrid:
     def _known_processes(self) -> Processes:
         if self.processes is None:
             raise ValueError(
-                f"{self!r} does not know which process has which device; make it with process_of=, "
-                "the process of each device in device order"
+                f"{self!r} has no process numbers; make it with process_of=, the process of each "
+                "device in device order"
             )
         return self.processes
 

@@ -1,11 +1,11 @@
-"""The block that each device of a mesh holds under a spec, and which replica of it.
+"""The block that each device of a mesh holds under a spec, and the number of its replica.
 
 A ``Layout`` knows the mesh and the spec but no sizes of an array, so the hundreds of parameters of
 a model share the few layouts that their specs make.
 
-The one confusing rule, by example: the spec ``P(('x', 'y'))`` on a mesh ``{'x': 2, 'y': 3}`` cuts
-dimension 0 into six blocks, and the device at coordinates (x, y) holds block ``x * 3 + y``: the
-first name of an entry is the slowest, whatever the order of the axes in the mesh. So
+The one confusing rule, by example: the spec ``P(('x', 'y'))`` on a mesh ``{'x': 2, 'y': 3}``
+divides dimension 0 into six blocks, and the device at coordinates (x, y) holds block
+``x * 3 + y``: the first name of an entry is the slowest, whatever the order of the mesh axes. So
 ``P(('y', 'x'))`` puts block ``y * 2 + x`` there.
 
 Every number here is a mixed radix number: the sum, over the axes of the mesh, of the device's
@@ -46,12 +46,12 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Layout:
-    """A mesh cut by a spec. Made by ``layout_of``; immutable, shared, compared by identity.
+    """A spec on a mesh. Made by ``layout_of``; immutable, shared, compared by identity.
 
     Attributes:
       mesh_shape: axis sizes by name, in mesh order; ``sizes`` are its values.
-      axes: for each dimension the names of the axes that cut it.
-      parts: into how many parts each dimension is cut.
+      axes: for each dimension the names of the axes that shard it.
+      parts: the number of parts along each dimension.
       num_devices, num_shards, num_replicas: devices, distinct blocks, devices per block.
       block_weights, replica_weights: per mesh axis; 0 where the axis does not count.
     """
@@ -184,7 +184,7 @@ def layout_of(
     """Return the layout of a spec on a mesh for an array whose dimensions are ``empty`` or not.
 
     Raises:
-      TypeError, ValueError: the spec does not go with the mesh or the rank; see ``spec``.
+      TypeError, ValueError: the spec does not fit the mesh or the rank; see ``spec``.
     """
     mesh_shape = check_mesh_shape(dict(mesh_items))
     entries = check_spec(spec, (0,) * len(empty), mesh_shape)

@@ -41,12 +41,12 @@ class ProcessView:
     """The blocks of an array that one process reads, keeps and writes. Immutable, hashable.
 
     Made by ``ShardGrid.view``. A process without devices in the mesh has a view too, an empty one.
-    Nothing here communicates, and what is asked costs no more than the process has devices. Only
-    the first process of a mesh that is asked about costs more, O(devices of the mesh), or a sort of
-    them where the numbers of their processes do not ascend; and so does the first that writes.
+    Nothing here communicates. An answer costs O(devices of the process). The first view of a mesh
+    costs O(devices of the mesh), or a sort of them if their process numbers do not ascend; so does
+    the first call of ``written_blocks``.
 
     Attributes:
-      process: its number.
+      process: the number of the process.
 
     >>> import gda
     >>> grid = gda.ShardGrid((8, 2), {'x': 4, 'y': 2}, ('x',), process_of=[0] * 4 + [1] * 4)
@@ -121,7 +121,7 @@ class ProcessView:
     def rows(self) -> tuple[slice, ...]:
         """The rows of dimension 0 that it reads: ascending slices, merged where they touch.
 
-        A dimension that is not cut is one ``slice(0, size)``. A scalar has no rows, ``()``.
+        A dimension that is not sharded is one ``slice(0, size)``. A scalar has no rows, ``()``.
 
         >>> import gda
         >>> gda.ShardGrid((8,), {'x': 4}, ('x',), process_of=[0, 1, 0, 0]).view(0).rows
@@ -149,7 +149,7 @@ class ProcessView:
         return len(self.block_ids) * math.prod(self._tiling.shard_shape)
 
     def nbytes(self, itemsize: int) -> int:
-        """Return how many bytes it reads, of elements of ``itemsize`` bytes: each block once.
+        """Return the bytes that it reads, of elements of ``itemsize`` bytes: each block once.
 
         >>> import gda
         >>> gda.ShardGrid((8,), {'x': 4}, (), process_of=[0, 0, 1, 1]).view(0).nbytes(4)
@@ -158,7 +158,7 @@ class ProcessView:
         return self.size * _bytes_of(itemsize)
 
     def nbytes_on_devices(self, itemsize: int) -> int:
-        """Return how many bytes its devices hold together: every replica counts.
+        """Return the bytes that its devices hold together: every replica counts.
 
         >>> import gda
         >>> gda.ShardGrid((8,), {'x': 4}, (), process_of=[0, 0, 1, 1]).view(0).nbytes_on_devices(4)
@@ -172,13 +172,13 @@ class ProcessView:
     def written_blocks(self, turn: int = 0) -> tuple[int, ...]:
         """Return the numbers of the blocks it writes, in the order of ``block_ids``.
 
-        Over all processes each block is written once, by a process that holds it, and what several
-        hold is shared out between them: no two processes that hold the same blocks differ by more
-        than one block.
+        Over all processes each block is written once, by a process that holds it. Processes share
+        replicated blocks out: if two hold the same blocks, one writes at most one more than the
+        other.
 
         Args:
           turn: moves each block on by so many of the processes that hold it. For the leaves of a
-            tree, pass the number of the leaf: else process 0 writes every replicated one.
+            tree, pass the number of the leaf. Otherwise process 0 writes every replicated leaf.
 
         >>> import gda
         >>> grid = gda.ShardGrid((8,), {'x': 2, 'y': 4}, ('y',), process_of=[0] * 4 + [1] * 4)
@@ -261,14 +261,14 @@ class ProcessView:
         return self._indices_by(slices)
 
     def indices_within(self, local_shape: Shape) -> list[Index]:
-        """Return where each of ``indices`` lies within local data, start and stop always given.
+        """Return the place of each of ``indices`` within local data, start and stop always given.
 
-        As ``local_indices``, but the data may have all of a dimension: where its size is the global
-        one, blocks lie in that dimension where they lie in the whole. Only in the others need the
-        blocks form a regular grid.
+        As ``local_indices``, but the data may have the whole of a dimension. If its size is the
+        global size, blocks have the same place in that dimension as in the whole array. In the
+        other dimensions the blocks must form a regular grid.
 
         Raises:
-          ValueError: data of this shape does not have the blocks, these do not form a regular grid,
+          ValueError: data of this shape does not have the blocks, they do not form a regular grid,
             or the process has no device.
 
         >>> import gda
@@ -328,8 +328,9 @@ class ProcessView:
         mesh = f"the mesh {dict(self._layout.mesh_shape)}"
         if not self.block_ids:
             raise ValueError(
-                f"process {self.process} has no device of {mesh}, so it has no local shape; those "
-                f"that have are {format_processes(self._processes.numbers)}"
+                f"process {self.process} has no device of {mesh}, so it has no local shape; the "
+                f"mesh "
+                f"has devices of {format_processes(self._processes.numbers)}"
             )
         blocks = list(zip(*self._columns, strict=True))
         raise ValueError(
@@ -343,11 +344,11 @@ class ProcessView:
         global_shape = self._tiling.global_shape
         count = len(self.coordinates[dimension])
         return ValueError(
-            f"local data of shape {local_shape} does not go with global_shape {global_shape}, cut "
+            f"local data of shape {local_shape} does not fit global_shape {global_shape}, sharded "
             f"by {format_spec(self._layout.spec)} on the mesh {dict(self._layout.mesh_shape)}: "
-            f"dimension {dimension} has local size {local_shape[dimension]}; expected there is "
+            f"dimension {dimension} has local size {local_shape[dimension]}; expected is "
             f"{self._tiling.shard_shape[dimension] * count}, the {count} blocks of process "
-            f"{self.process} put together, or {global_shape[dimension]}, all of it"
+            f"{self.process} side by side, or {global_shape[dimension]}, the whole dimension"
         )
 
     # A value: immutable, equal by content.
@@ -419,7 +420,7 @@ def infer_global_shape(
 
     Raises:
       TypeError: an argument is not of the kind above.
-      ValueError: the spec does not go with the shape and the mesh, the blocks of the process do not
+      ValueError: the spec does not fit the shape and the mesh, the blocks of the process do not
         form a regular grid or do not divide ``local_shape``, or it has no device of the mesh.
 
     >>> infer_global_shape((4, 2), {'x': 4, 'y': 2}, ('x',), [0] * 4 + [1] * 4, process=1)
@@ -451,10 +452,10 @@ def _indivisible_local_error(
     names = layout.axes[dimension]
     plural = "axis" if len(names) == 1 else "axes"
     return ValueError(
-        f"local shape {local_shape} of process {process} cannot be cut by "
+        f"local shape {local_shape} of process {process} cannot be sharded by "
         f"{format_spec(layout.spec)} on the mesh {dict(layout.mesh_shape)}: dimension {dimension} "
-        f"of local size {size} is {extent} of the {layout.parts[dimension]} blocks that mesh "
-        f"{plural} {' and '.join(map(repr, names))} cut it into, and {size} is not divisible by "
+        f"of local size {size} holds {extent} of the {layout.parts[dimension]} blocks over mesh "
+        f"{plural} {' and '.join(map(repr, names))}, and {size} is not divisible by "
         f"{extent}; {nearest_sizes(size, extent)}"
     )
 

@@ -1,7 +1,7 @@
-"""The meaning of a partition spec for a shape on a mesh, and the errors where it has none.
+"""Partition specs: the mesh axes of each dimension of a shape, and the errors of specs.
 
 Pure functions on tuples and names: no JAX, no devices. A *spec* is a sequence of at most one entry
-per dimension: ``None`` (not cut), an axis name, or a tuple of axis names, the first one slowest.
+per dimension: ``None`` (not sharded), an axis name, or a tuple of axis names, slowest first.
 ``jax.sharding.PartitionSpec`` is such a sequence.
 """
 
@@ -113,8 +113,8 @@ def check_spec(
         if any(sizes.get(name, 2) > 1 for name in _names_of(surplus, rank, entries)):
             raise ValueError(
                 f"spec {format_spec(entries)} has {counted(len(entries), 'entry', 'entries')}, but "
-                f"{kind} shape {shape} has {counted(rank, 'dimension')}, so there is nothing for "
-                f"entry {rank} to cut; give at most one entry per dimension"
+                f"{kind} shape {shape} has {counted(rank, 'dimension')}; give at most one entry "
+                "per dimension"
             )
     return entries[:rank]
 
@@ -131,7 +131,7 @@ def _not_a_spec_error(spec: object) -> TypeError:
 def axes_by_dimension(
     entries: Sequence[SpecEntry], rank: int, mesh_shape: Mapping[str, int]
 ) -> AxesByDimension:
-    """Return, for each of ``rank`` dimensions, the mesh axes that cut it, slowest first.
+    """Return, for each of ``rank`` dimensions, the mesh axes that shard it, slowest first.
 
     Raises:
       TypeError: an entry is not ``None``, a name or a tuple of names.
@@ -156,7 +156,7 @@ def axis_errors(
             elif name in seen:
                 yield ValueError(
                     f"spec {format_spec(entries)} uses mesh axis {name!r} twice; "
-                    "an axis can cut one dimension, once"
+                    "use each axis for one dimension"
                 )
             seen.add(name)
 
@@ -171,7 +171,7 @@ def _names_of(entry: object, dimension: int, entries: Sequence[object]) -> tuple
     if "UNCONSTRAINED" in repr(entry):
         raise ValueError(
             f"spec {format_spec(entries)} leaves dimension {dimension} UNCONSTRAINED, so it has no "
-            "fixed layout; write None (not cut) or the axes that cut it"
+            "fixed layout; write None (not sharded) or the axes that shard it"
         )
     raise TypeError(
         f"entry {dimension} of the spec is {entry!r}; an entry is None, the name of a mesh axis or "
@@ -187,7 +187,7 @@ def _unknown_axis_error(
     near = difflib.get_close_matches(name.lower(), names, n=1)
     hint = f"; did you mean {names[near[0]]!r}?" if near else ""
     return ValueError(
-        f"spec {format_spec(entries)} cuts dimension {dimension} by mesh axis {name!r}, but the "
+        f"spec {format_spec(entries)} shards dimension {dimension} by mesh axis {name!r}, but the "
         f"mesh has the axes {dict(mesh_shape)}{hint}"
     )
 
@@ -208,7 +208,7 @@ def format_spec(entries: Iterable[object]) -> str:
 def indivisible_error(
     axes: AxesByDimension, shape: Shape, mesh_shape: Mapping[str, int]
 ) -> ValueError:
-    """Say which dimensions the mesh axes do not divide, and which sizes and specs would work."""
+    """Return the error of dimensions that the mesh axes do not divide, with specs that fit."""
     complaints = []
     for dimension, (size, names) in enumerate(zip(shape, axes, strict=True)):
         ways = math.prod(mesh_shape[name] for name in names)
@@ -216,20 +216,20 @@ def indivisible_error(
             by = " and ".join(f"{name!r}" for name in names)
             plural = "axis" if len(names) == 1 else "axes"
             complaints.append(
-                f"dimension {dimension} of size {size} is cut {ways} ways by mesh {plural} {by}, "
-                f"and {size} is not divisible by {ways}; {nearest_sizes(size, ways)}"
+                f"dimension {dimension} of size {size} is sharded {ways} ways by mesh {plural} "
+                f"{by}, and {size} is not divisible by {ways}; {nearest_sizes(size, ways)}"
             )
     fitting = fitting_specs(axes, shape, mesh_shape)
     some = ", for instance" if len(fitting) == _SUGGESTIONS else ""
     return ValueError(
-        f"global shape {shape} cannot be cut by {format_spec(entries_of(axes))} on the mesh "
+        f"global shape {shape} cannot be sharded by {format_spec(entries_of(axes))} on the mesh "
         f"{dict(mesh_shape)}: {'. Also, '.join(complaints)}. Specs of this mesh that fit {shape} "
         f"as it stands{some}: {', '.join(format_spec(entries_of(other)) for other in fitting)}"
     )
 
 
 def nearest_sizes(size: int, ways: int) -> str:
-    """Say which sizes near ``size`` can be cut into so many parts.
+    """Return the sizes near ``size`` that are divisible by ``ways``, for a message.
 
     >>> nearest_sizes(6, 4)
     '4 and 8 are the nearest sizes that divide'

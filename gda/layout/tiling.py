@@ -1,6 +1,6 @@
 """The places of the blocks of a shape: block numbers, block coordinates and indices.
 
-Pure integers: no mesh, no devices. Which device holds which block is in ``numbering``.
+Pure integers: no mesh, no devices. ``numbering`` has the block of each device.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from gda.layout.spec import Index, Shape
 
-# The slices of a dimension that is not cut, and of one of size 0 that is.
-_NOT_CUT = (slice(None),)
+# The slices of a dimension that is not sharded, and of one of size 0 that is.
+_NOT_SHARDED = (slice(None),)
 _EMPTY = (slice(0, 0),)
 
 
 class Tiling:
-    """A shape cut into equal parts along each dimension; immutable.
+    """A shape divided into equal parts along each dimension; immutable.
 
     Blocks are numbered row-major over their *coordinates*, one part per dimension. All parts of a
     dimension of size 0 are equal, so its coordinate is 0, and it does not count for the number.
@@ -24,19 +24,19 @@ class Tiling:
     Args:
       global_shape: sizes of the whole.
       shard_shape: sizes of one block.
-      parts: into how many parts each dimension is cut: ``global_shape / shard_shape``, but known
-        also where the size is 0.
+      parts: the number of parts along each dimension: ``global_shape / shard_shape``, known also
+        for a dimension of size 0.
     """
 
     def __init__(self, global_shape: Shape, shard_shape: Shape, parts: Sequence[int]) -> None:
         self.global_shape = global_shape
         self.shard_shape = shard_shape
         # For each dimension, the last first: parts, size of one, and the slice if all have one.
-        cuts = []
+        dims = []
         for ways, step in zip(parts, shard_shape):  # noqa: B905
-            cuts.append((ways, step, _NOT_CUT[0] if ways == 1 else None if step else _EMPTY[0]))
-        cuts.reverse()
-        self._cuts: list[tuple[int, int, slice | None]] = cuts
+            dims.append((ways, step, _NOT_SHARDED[0] if ways == 1 else None if step else _EMPTY[0]))
+        dims.reverse()
+        self._dims: list[tuple[int, int, slice | None]] = dims
 
     def index(self, block: int) -> Index:
         """Return the elements of a block as one slice per dimension.
@@ -45,7 +45,7 @@ class Tiling:
         (slice(2, 4, None), slice(None, None, None), slice(3, 6, None))
         """
         slices = []
-        for parts, step, same in self._cuts:
+        for parts, step, same in self._dims:
             if same is None:
                 block, part = divmod(block, parts)
                 start = part * step
@@ -56,7 +56,7 @@ class Tiling:
         return tuple(slices)
 
     def coordinates(self, block: int) -> tuple[int, ...]:
-        """Return which part of each dimension a block is.
+        """Return the coordinates of a block: the number of its part along each dimension.
 
         >>> Tiling((8, 2, 6), (2, 2, 3), (4, 1, 2)).coordinates(3)
         (1, 0, 1)
@@ -70,7 +70,7 @@ class Tiling:
         [[1, 0], [0, 0], [1, 0]]
         """
         columns = []
-        for parts, _, same in self._cuts:
+        for parts, _, same in self._dims:
             if same is None:
                 columns.append([block % parts for block in blocks])
                 blocks = [block // parts for block in blocks]
@@ -85,7 +85,7 @@ class Tiling:
         >>> Tiling((8, 2, 6), (2, 2, 3), (4, 1, 2)).slice_at(0, 3)
         slice(6, 8, None)
         """
-        _, step, same = self._cuts[~dimension]
+        _, step, same = self._dims[~dimension]
         return slice(coordinate * step, coordinate * step + step) if same is None else same
 
 
@@ -100,7 +100,7 @@ def all_blocks(global_shape: Shape, shard_shape: Shape, parts: Sequence[int]) ->
     slices = []
     for size, step, ways in zip(global_shape, shard_shape, parts):  # noqa: B905
         if ways == 1:
-            slices.append(_NOT_CUT)
+            slices.append(_NOT_SHARDED)
         elif step:
             slices.append([slice(start, start + step) for start in range(0, size, step)])
         else:

@@ -19,15 +19,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gda.storage.safetensors import SafetensorsFiles as SafetensorsFiles
+    from gda.storage.safetensors import SafetensorsTensor as SafetensorsTensor
     from gda.storage.safetensors import open_safetensors as open_safetensors
+    from gda.storage.targets import SliceTarget as SliceTarget
 
-__all__ = ["open_safetensors"]
+_MODULE_OF = {
+    "open_safetensors": "gda.storage.safetensors",
+    "SafetensorsFiles": "gda.storage.safetensors",
+    "SafetensorsTensor": "gda.storage.safetensors",
+    "SliceTarget": "gda.storage.targets",
+}
+
+__all__ = [*_MODULE_OF]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
     # Lazy, so that gda.Retry does not import JAX.
-    if name in __all__:
-        return getattr(import_module("gda.storage.safetensors"), name)
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

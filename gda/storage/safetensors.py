@@ -69,8 +69,21 @@ def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> Safetens
     return SafetensorsFiles(_tensors_of_files([path]))
 
 
+@set_module("gda.storage")
 class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
-    """Tensors by name. As a context manager it does nothing: no file is open between reads."""
+    """The tensors of safetensors files by name; ``open_safetensors`` returns it.
+
+    As a context manager it does nothing: no file is open between reads.
+
+    >>> import gda, numpy as np, os, tempfile
+    >>> from safetensors.numpy import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, 'model.safetensors')
+    ...     save_file({'w': np.ones((8, 2), np.float32)}, path)
+    ...     tensors = gda.storage.open_safetensors(path)
+    ...     list(tensors), tensors.nbytes, tensors['w'][:1]
+    (['w'], 64, array([[1., 1.]], dtype=float32))
+    """
 
     def __init__(self, tensors: dict[str, SafetensorsTensor]) -> None:
         self._tensors = tensors
@@ -125,14 +138,24 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
 # Not by the safetensors package, which is no help here: for NumPy it has no 8-bit floats, it copies
 # what was read once more, and it keeps files mapped, where a file that is cut off later ends the
 # process instead of raising. The format is open and small: a length, JSON, data.
+@set_module("gda.storage")
 class SafetensorsTensor:
-    """A tensor in a file, read when it is sliced.
+    """A tensor in a file, read when it is sliced; a source of ``load_tree`` and ``from_source``.
 
     Attributes:
       path: the file.
-      name: of the tensor in it.
+      name: the name of the tensor in the file.
       shape: its sizes.
-      nbytes: of the whole tensor.
+      nbytes: bytes of the whole tensor.
+
+    >>> import gda, numpy as np, os, tempfile
+    >>> from safetensors.numpy import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, 'model.safetensors')
+    ...     save_file({'w': np.arange(4)}, path)
+    ...     tensor = gda.storage.open_safetensors(path)['w']
+    ...     tensor.shape, tensor.dtype, tensor[2:]
+    ((4,), dtype('int64'), array([2, 3]))
     """
 
     def __init__(

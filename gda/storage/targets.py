@@ -11,12 +11,20 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from gda.layout.boundary import set_module
 from gda.layout.spec import Shape
 from gda.storage.sources import is_a, is_future, is_group
 
 
+@set_module("gda.storage")
 class SliceTarget(Protocol):
-    """A target of ``store``: ``numpy.memmap``, ``zarr.Array``, ``h5py.Dataset`` and the like."""
+    """A target of ``gda.store``: it has a shape and a dtype, and slices of it can be assigned.
+
+    ``numpy.memmap``, ``zarr.Array``, ``h5py.Dataset`` and arrays of TensorStore are targets.
+
+    >>> import gda, numpy as np
+    >>> target: gda.storage.SliceTarget = np.empty((8, 2))
+    """
 
     @property
     def shape(self) -> Any: ...

@@ -9,7 +9,7 @@ small case that can be read: few axes, few devices in order, short specs, blocks
 >>> @settings(max_examples=20, deadline=None)
 ... @given(global_arrays())
 ... def test_every_shard_is_a_part_of_the_whole(g):
-...     for shard in g.local_shards:
+...     for shard in g.addressable_shards:
 ...         np.testing.assert_array_equal(shard.data, np.asarray(g)[shard.index])
 >>> test_every_shard_is_a_part_of_the_whole()
 

@@ -840,9 +840,9 @@ def test_options_are_checked_before_anything_is_read(
 @pytest.mark.parametrize(
     ("shape", "spec", "error", "message"),
     [
-        ((6, 2), P("x"), ValueError, "dimension 0 of size 6 is cut 4 ways by mesh axis 'x'"),
+        ((6, 2), P("x"), ValueError, "dimension 0 of size 6 is sharded 4 ways by mesh axis 'x'"),
         ((8,), P("x", "y"), ValueError, r"P\('x', 'y'\) has 2 entries, but global shape \(8,\)"),
-        ((8,), P("z"), ValueError, "cuts dimension 0 by mesh axis 'z'"),
+        ((8,), P("z"), ValueError, "shards dimension 0 by mesh axis 'z'"),
         ((8,), "x", TypeError, r"is a string; write P\('x'\)"),
         ((8.5,), P("x"), TypeError, "global_shape must be a sequence of integers"),
         ((-8,), P("x"), ValueError, "negative size"),

@@ -127,7 +127,7 @@ def test_bad_local_data(auto_mesh: Mesh) -> None:
         build(np.zeros(4), auto_mesh.abstract_mesh, P("x"))
     with pytest.raises(ValueError, match=r"local shape \(6,\) of process 0 .* not divisible by 4"):
         build(np.zeros(6), auto_mesh, P("x"))
-    with pytest.raises(ValueError, match=r"has local size 4; expected there is 8, the 4 blocks"):
+    with pytest.raises(ValueError, match=r"has local size 4; expected is 8, the 4 blocks"):
         build(np.zeros(4), auto_mesh, P("x"), (8,))
     with pytest.raises(ValueError, match="the same number of dimensions"):
         build(np.zeros(4), auto_mesh, P("x"), (4, 1))

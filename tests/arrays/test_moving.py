@@ -73,7 +73,7 @@ def test_keys_are_moved(mesh: Mesh) -> None:
 
 def test_a_spec_that_does_not_fit_is_refused(mesh: Mesh) -> None:
     g = cut(DATA, mesh, P("x"))
-    with pytest.raises(ValueError, match="global shape .* cannot be cut by P\\(None, 'x'\\)"):
+    with pytest.raises(ValueError, match="global shape .* cannot be sharded by P\\(None, 'x'\\)"):
         g.reshard(P(None, "x"))
     with pytest.raises(TypeError, match=r"write g.reshard\(spec\), g.reshard\(mesh, spec\) or"):
         g.reshard("x", P("x"))

@@ -18,7 +18,16 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
 import gda
-from gda.checkpoint import CorruptionError, SaveError, restore, save, save_async, saving
+from gda.checkpoint import (
+    CorruptionError,
+    SaveError,
+    leaves_to_save,
+    restore,
+    save,
+    save_async,
+    saving,
+    writer,
+)
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.stores.directory import FileStore
@@ -54,6 +63,25 @@ def no_thread_is_left() -> Any:
     before = set(threading.enumerate())
     yield
     assert {t for t in threading.enumerate() if t.name.startswith("gda")} <= before
+
+
+def test_each_block_is_summed_up_where_it_is(
+    auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks on an accelerator beside blocks on CPUs, whichever of them is JAX's default."""
+    g = cut(batch(512, 1024), auto_mesh, P("x"))
+    h = cut(batch(512, 1024) + 1, auto_mesh, P(None, "y"))
+    copied = {id(shard.data) for shard in h.addressable_shards}
+
+    def is_on_accelerator(data: Any) -> bool:
+        return id(data) in copied
+
+    monkeypatch.setattr(leaves_to_save, "is_on_accelerator", is_on_accelerator)
+    monkeypatch.setattr(writer, "is_on_accelerator", is_on_accelerator)
+    save_async(tmp_path, {"cpu": g, "accelerator": h}).result()
+    on_accelerator, on_cpu = gda.checkpoint.verify(tmp_path, fingerprints=True).leaves
+    assert on_cpu.fingerprint == g.fingerprint()  # pyright: ignore
+    assert on_accelerator.fingerprint == h.fingerprint()  # pyright: ignore
 
 
 def test_arrays_may_be_changed_when_it_returns(

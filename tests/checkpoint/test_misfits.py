@@ -162,7 +162,8 @@ def test_specs_that_do_not_fit_name_their_leaves(
         restore(tmp_path, mesh=auto_mesh, specs=specs)
     for said in [
         "the checkpoint has no ['d'], which specs has",
-        "at ['a'], global shape (6, 8) cannot be cut by P('x') on the mesh {'x': 4, 'y': 2}: dim",
+        "at ['a'], global shape (6, 8) cannot be sharded by P('x') on the mesh {'x': 4, 'y': 2}: "
+        "dim",
         "at ['b']['c']",
         "at ['k']",
     ]:
@@ -279,6 +280,23 @@ def test_two_leaves_with_one_path(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=re.escape("two leaves of the tree have the path ['a']")):
         save(tmp_path, Twins())
+
+
+def test_fields_that_are_strings_and_integers(auto_mesh: Mesh, tmp_path: Path) -> None:
+    class Both:
+        pass
+
+    keys = [jax.tree_util.GetAttrKey("a"), jax.tree_util.SequenceKey(0)]
+    jax.tree_util.register_pytree_with_keys(
+        Both, lambda _: (list(zip(keys, [DATA, DATA], strict=True)), None), lambda *_: Both()
+    )
+    save(tmp_path, {"both": Both()})
+    restored = restore(tmp_path, mesh=auto_mesh, specs=P("x"))
+    assert [g.spec for g in restored["both"].values()] == [P("x")] * 2
+    assert list(restored["both"]) == list(restore(tmp_path)["both"]) == ["a", 0]
+    paths: list[str] = []
+    restore(tmp_path, mesh=auto_mesh, specs=lambda path, _: paths.append(path) or P())
+    assert paths == ["both/a", "both/0"]
 
 
 def test_a_tree_nested_too_deep(tmp_path: Path) -> None:
@@ -461,18 +479,18 @@ def test_a_function_for_specs_sees_keys_and_not_their_numbers(
     assert restored["many"].sharding.spec == P("x")
     with pytest.raises(ValueError, match=r"but global shape \(8,\) has 1 dimension"):
         restore(tmp_path, mesh=auto_mesh, specs={"one": P(), "many": P(None, "y")})
-    with pytest.raises(ValueError, match=r"global shape \(8,\) cannot be cut"):
+    with pytest.raises(ValueError, match=r"global shape \(8,\) cannot be sharded"):
         restore(tmp_path, mesh=mesh_of({"z": 3}), specs={"one": P(), "many": P("z")})
 
 
 def test_specs_are_checked_also_where_they_shard_nothing(auto_mesh: Mesh, tmp_path: Path) -> None:
     save(tmp_path, {"n": DATA, "step": 3})
-    message = "at ['n'], spec P('nope') cuts dimension 0 by mesh axis 'nope', but the mesh has"
+    message = "at ['n'], spec P('nope') shards dimension 0 by mesh axis 'nope', but the mesh has"
     surplus = "the checkpoint has no ['w'], which specs has"
     for arguments in ({}, {"like": {"n": DATA, "step": 0}}):
         with pytest.raises(ValueError, match=re.escape(message)):
             restore(tmp_path, mesh=auto_mesh, specs={"n": P("nope"), "step": P()}, **arguments)
-        with pytest.raises(ValueError, match=re.escape("at ['step'], spec P('nope') cuts")):
+        with pytest.raises(ValueError, match=re.escape("at ['step'], spec P('nope') shards")):
             restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "step": P("nope")}, **arguments)
         with pytest.raises(ValueError, match=re.escape(surplus)):
             restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "w": P()}, **arguments)

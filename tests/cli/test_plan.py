@@ -354,12 +354,15 @@ def test_without_rich() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ({"--spec": "dat"}, "spec P('dat') cuts dimension 0 by mesh axis 'dat', but the mesh has "),
+        (
+            {"--spec": "dat"},
+            "spec P('dat') shards dimension 0 by mesh axis 'dat', but the mesh has ",
+        ),
         ({"--spec": "dat"}, "; did you mean 'data'?"),
         ({"--spec": "dta,y"}, "by mesh axis 'y', but the mesh has the axes"),
         ({"--spec": "data,data"}, "uses mesh axis 'data' twice"),
         ({"--spec": "_,_,data"}, "has 3 entries, but global shape (8, 6) has 2 dimensions"),
-        ({"--spec": "model,data"}, "dimension 1 of size 6 is cut 4 ways by mesh axis 'data'"),
+        ({"--spec": "model,data"}, "dimension 1 of size 6 is sharded 4 ways by mesh axis 'data'"),
         ({"--spec": "model,data"}, "4 and 8 are the nearest sizes that divide"),
         ({"--spec": "data,,"}, "gda: --spec: the name of a mesh axis was expected"),
         ({"--shape": "8x6x"}, "gda: --shape: a size was expected"),

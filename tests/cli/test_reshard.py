@@ -285,19 +285,28 @@ def test_without_rich() -> None:
     ("args", "said"),
     [
         ((), "--to-mesh and --to-spec are missing: say where to with one or both"),
-        (("--to-spec", "z"), "after the reshard, spec P('z') cuts dimension 0 by mesh axis 'z'"),
+        (("--to-spec", "z"), "after the reshard, spec P('z') shards dimension 0 by mesh axis 'z'"),
         (("--to-spec", "x,x"), "after the reshard, spec P('x', 'x') uses mesh axis 'x' twice"),
-        (("--to-spec", "q,zz"), "\nspec P('q', 'zz') cuts dimension 1 by mesh axis 'zz', but the "),
+        (
+            ("--to-spec", "q,zz"),
+            "\nspec P('q', 'zz') shards dimension 1 by mesh axis 'zz', but the ",
+        ),
         (("--to-spec", "x y"), "--to-spec: a comma and the next entry were expected; write x,y"),
         (("--to-spec", "(x)"), "was expected, or None; write x\n  (x)\n   ^"),
-        (("--to-mesh", "x=3"), "after the reshard, global shape (8, 64) cannot be cut by P('x')"),
-        (("--to-mesh", "y=2"), "after the reshard, spec P('x') cuts dimension 0 by mesh axis 'x'"),
+        (
+            ("--to-mesh", "x=3"),
+            "after the reshard, global shape (8, 64) cannot be sharded by P('x')",
+        ),
+        (
+            ("--to-mesh", "y=2"),
+            "after the reshard, spec P('x') shards dimension 0 by mesh axis 'x'",
+        ),
         (("--to-mesh", "x=4", "--devices-per-process", "8"), "after the reshard, 8 devices per "),
         (("--to-mesh", "x=0"), "--to-mesh: this size must be 1 or more"),
         (("--to-mesh", f"x={2**40}"), "after the reshard, the mesh x=1099511627776 has"),
         (("--to-spec", "x", "--to-devices-per-process", "3"), "do not divide the 8 devices"),
         (("--to-spec", "x", "--to-devices-per-process", "-1"), "this number must be 0 or more"),
-        (("--to-spec", "x", "--spec", "z"), "gda: spec P('z') cuts dimension 0"),
+        (("--to-spec", "x", "--spec", "z"), "gda: spec P('z') shards dimension 0"),
     ],
 )
 def test_bad_input(run: Run, args: tuple[str, ...], said: str) -> None:

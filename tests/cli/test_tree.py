@@ -475,10 +475,10 @@ def test_wrong_files(run: Run, write: Callable[[Any], Path], document: Any, said
             "w: \"spec\" 'x,' cannot be read: the name of a mesh axis was expected, or",
         ),
         ({"spec": "x,,"}, "w: \"spec\" 'x,,' cannot be read at ',': the name of a mesh axis"),
-        ({"spec": ["z"]}, "w: spec P('z') cuts dimension 0 by mesh axis 'z', but the mesh has"),
+        ({"spec": ["z"]}, "w: spec P('z') shards dimension 0 by mesh axis 'z', but the mesh has"),
         ({"spec": ["x", "x"]}, "w: spec P('x', 'x') uses mesh axis 'x' twice"),
         ({"spec": ["x", None, "y"]}, "has 3 entries, but global shape (8, 6) has 2 dimensions"),
-        ({"spec": [None, "x"]}, "dimension 1 of size 6 is cut 4 ways by mesh axis 'x'"),
+        ({"spec": [None, "x"]}, "dimension 1 of size 6 is sharded 4 ways by mesh axis 'x'"),
         ({"spec": [3]}, "w: entry 0 of the spec is 3; an entry is None, the name of a mesh axis"),
         ({"spec": {"x": 1}}, "w: spec must be a PartitionSpec or a sequence of None, axis names"),
         ({"spec": 3}, "w: spec must be a PartitionSpec or a sequence"),
@@ -531,8 +531,8 @@ def test_all_mistakes_of_a_parameter_are_said(run: Run, write: Callable[[Any], P
         mistakes.setdefault(name, []).append(said)
     expected = {
         "long": ["has 4 entries", "by mesh axis 'z', but the mesh", "uses mesh axis 'x' twice"],
-        "cut": ["by mesh axis 'q', but the mesh", "cannot be cut by P('x') on the mesh"],
-        "half": ["\"dtype\" 'f33' cannot", "by mesh axis 'z'", "cannot be cut by P(None, 'y')"],
+        "cut": ["by mesh axis 'q', but the mesh", "cannot be sharded by P('x') on the mesh"],
+        "half": ["\"dtype\" 'f33' cannot", "by mesh axis 'z'", "cannot be sharded by P(None, 'y')"],
         "bare": ['"shape" must be a list', "by mesh axis 'zz', but", "uses mesh axis 'y' twice"],
     }
     assert mistakes.keys() == expected.keys()

@@ -432,51 +432,54 @@ BAD: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
     (
         ((6, 2), XY, P("x")),
         ValueError,
-        "global shape (6, 2) cannot be cut by P('x') on the mesh {'x': 4, 'y': 2}: dimension 0 of "
-        "size 6 is cut 4 ways by mesh axis 'x', and 6 is not divisible by 4; 4 and 8 are the "
-        "nearest sizes that divide. Specs of this mesh that fit (6, 2) as it stands: P('y'), "
+        "global shape (6, 2) cannot be sharded by P('x') on the mesh {'x': 4, 'y': 2}: dimension "
+        "0 of size 6 is sharded 4 ways by mesh axis 'x', and 6 is not divisible by 4; 4 and 8 are "
+        "the nearest sizes that divide. Specs of this mesh that fit (6, 2) as it stands: P('y'), "
         "P(None, 'y'), P()",
     ),
     (
         ((3,), XY, P(("x", "y"))),
         ValueError,
-        "global shape (3,) cannot be cut by P(('x', 'y')) on the mesh {'x': 4, 'y': 2}: dimension "
-        "0 of size 3 is cut 8 ways by mesh axes 'x' and 'y', and 3 is not divisible by 8; 8 is the "
-        "nearest size that divides. Specs of this mesh that fit (3,) as it stands: P()",
+        "global shape (3,) cannot be sharded by P(('x', 'y')) on the mesh {'x': 4, 'y': 2}: "
+        "dimension 0 of size 3 is sharded 8 ways by mesh axes 'x' and 'y', and 3 is not divisible "
+        "by 8; 8 is the nearest size that divides. Specs of this mesh that fit (3,) as it stands: "
+        "P()",
     ),
     (
         ((8,), XY, P("x", "y")),
         ValueError,
-        "spec P('x', 'y') has 2 entries, but global shape (8,) has 1 dimension, so there is "
-        "nothing for entry 1 to cut; give at most one entry per dimension",
+        "spec P('x', 'y') has 2 entries, but global shape (8,) has 1 dimension; give at most "
+        "one entry per dimension",
     ),
     (
         ((), XY, P("x")),
         ValueError,
-        "spec P('x') has 1 entry, but global shape () has 0 dimensions, so there is nothing for "
-        "entry 0 to cut; give at most one entry per dimension",
+        "spec P('x') has 1 entry, but global shape () has 0 dimensions; give at most one entry "
+        "per dimension",
     ),
     (
         ((8, 2), XY, P("x", P.UNCONSTRAINED)),
         ValueError,
         "spec P('x', UNCONSTRAINED) leaves dimension 1 UNCONSTRAINED, so it has no fixed layout; "
-        "write None (not cut) or the axes that cut it",
+        "write None (not sharded) or the axes that shard it",
     ),
     (
         ((8, 2), XY, P("q")),
         ValueError,
-        "spec P('q') cuts dimension 0 by mesh axis 'q', but the mesh has the axes {'x': 4, 'y': 2}",
+        "spec P('q') shards dimension 0 by mesh axis 'q', but the mesh has the axes "
+        "{'x': 4, 'y': 2}",
     ),
     # An iterator can be read only once: the second look at it, for the message, sees nothing.
     (
         ((8, 2), XY, iter(["q"])),
         ValueError,
-        "spec P('q') cuts dimension 0 by mesh axis 'q', but the mesh has the axes {'x': 4, 'y': 2}",
+        "spec P('q') shards dimension 0 by mesh axis 'q', but the mesh has the axes "
+        "{'x': 4, 'y': 2}",
     ),
     (
         ((8, 2), XY, P("x", "x")),
         ValueError,
-        "spec P('x', 'x') uses mesh axis 'x' twice; an axis can cut one dimension, once",
+        "spec P('x', 'x') uses mesh axis 'x' twice; use each axis for one dimension",
     ),
     (
         ((8, 2), XY, [{"x"}]),
@@ -578,7 +581,7 @@ BAD_QUESTIONS: list[tuple[Callable[[Any], object], Any, type[Exception], str]] =
         GRID.view,
         0,
         ValueError,
-        "ShardGrid((8, 2), {'x': 4, 'y': 2}, P('x')) does not know which process has which device; "
+        "ShardGrid((8, 2), {'x': 4, 'y': 2}, P('x')) has no process numbers; "
         "make it with process_of=, the process of each device in device order",
     ),
     (GRID.index, None, TypeError, NOT_A_DEVICE + "None"),

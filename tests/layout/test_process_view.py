@@ -347,8 +347,8 @@ def test_what_is_inferred_has_the_local_shape_that_was_given(
 # What cannot be.
 
 NO_DEVICE = (
-    "process 5 has no device of the mesh {'x': 4, 'y': 2}, so it has no local shape; those that "
-    "have are processes 0, 1"
+    "process 5 has no device of the mesh {'x': 4, 'y': 2}, so it has no local shape; the mesh has "
+    "devices of processes 0, 1"
 )
 DIAGONAL = [0, 1, 1, 0, 0, 1, 1, 0]
 NOT_REGULAR = (
@@ -392,16 +392,16 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: GRID.view(1).indices_within((6, 2)),
         ValueError,
-        "local data of shape (6, 2) does not go with global_shape (8, 2), cut by P('x', 'y') on "
-        "the mesh {'x': 4, 'y': 2}: dimension 0 has local size 6; expected there is 4, the 2 "
-        "blocks of process 1 put together, or 8, all of it",
+        "local data of shape (6, 2) does not fit global_shape (8, 2), sharded by P('x', 'y') on "
+        "the mesh {'x': 4, 'y': 2}: dimension 0 has local size 6; expected is 4, the 2 blocks of "
+        "process 1 side by side, or 8, the whole dimension",
     ),
     (lambda: DIAGONAL_OF_THREE.view(0).indices_within((2, 2)), ValueError, NOT_REGULAR_OF_THREE),
     (
         lambda: ShardGrid((4,), {"x": 4}, P("x"), process_of=[0, 2, 3, 4]).view(1).local_shape,
         ValueError,
-        "process 1 has no device of the mesh {'x': 4}, so it has no local shape; those that have "
-        "are processes 0, 2-4",
+        "process 1 has no device of the mesh {'x': 4}, so it has no local shape; the mesh "
+        "has devices of processes 0, 2-4",
     ),
     (infer((4, 2), P("x"), process=5), ValueError, NO_DEVICE),
     (lambda: CROSSED.view(0).local_shape, ValueError, NOT_REGULAR),
@@ -426,22 +426,22 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         infer((5, 2), P("x")),
         ValueError,
-        "local shape (5, 2) of process 1 cannot be cut by P('x') on the mesh {'x': 4, 'y': 2}: "
-        "dimension 0 of local size 5 is 2 of the 4 blocks that mesh axis 'x' cut it into, and 5 is "
-        "not divisible by 2; 4 and 6 are the nearest sizes that divide",
+        "local shape (5, 2) of process 1 cannot be sharded by P('x') on the mesh {'x': 4, 'y': 2}: "
+        "dimension 0 of local size 5 holds 2 of the 4 blocks over mesh axis 'x', and 5 is not "
+        "divisible by 2; 4 and 6 are the nearest sizes that divide",
     ),
     (
         infer((2, 3), P(None, ("x", "y"))),
         ValueError,
-        "local shape (2, 3) of process 1 cannot be cut by P(None, ('x', 'y')) on the mesh {'x': 4, "
-        "'y': 2}: dimension 1 of local size 3 is 4 of the 8 blocks that mesh axes 'x' and 'y' cut "
-        "it into, and 3 is not divisible by 4; 4 is the nearest size that divides",
+        "local shape (2, 3) of process 1 cannot be sharded by P(None, ('x', 'y')) on the mesh "
+        "{'x': 4, 'y': 2}: dimension 1 of local size 3 holds 4 of the 8 blocks over mesh axes 'x' "
+        "and 'y', and 3 is not divisible by 4; 4 is the nearest size that divides",
     ),
     (
         infer((4,), P("x", "y")),
         ValueError,
-        "spec P('x', 'y') has 2 entries, but local shape (4,) has 1 dimension, so there is nothing "
-        "for entry 1 to cut; give at most one entry per dimension",
+        "spec P('x', 'y') has 2 entries, but local shape (4,) has 1 dimension; give at most one "
+        "entry per dimension",
     ),
     (
         infer(4, P("x")),
@@ -456,7 +456,8 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         infer((4,), P("q")),
         ValueError,
-        "spec P('q') cuts dimension 0 by mesh axis 'q', but the mesh has the axes {'x': 4, 'y': 2}",
+        "spec P('q') shards dimension 0 by mesh axis 'q', but the mesh has the axes "
+        "{'x': 4, 'y': 2}",
     ),
 ]
 

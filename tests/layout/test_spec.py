@@ -59,9 +59,9 @@ def test_a_mesh_shape_keeps_the_order_of_its_axes() -> None:
 )
 def test_surplus_axes_of_size_1_are_dropped(spec: Any, shape: Any, entries: Any) -> None:
     assert check_spec(spec, shape, {"a": 1, "x": 4, "b": 1}) == entries
-    with pytest.raises(ValueError, match="so there is nothing for entry"):
+    with pytest.raises(ValueError, match="give at most one entry per dimension"):
         check_spec(spec, shape, {"a": 2, "x": 4, "b": 2})
-    with pytest.raises(ValueError, match="so there is nothing for entry"):
+    with pytest.raises(ValueError, match="give at most one entry per dimension"):
         check_spec(spec, shape)
 
 
@@ -217,47 +217,48 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: check_spec(P("x", "y"), (8,)),
         ValueError,
-        "spec P('x', 'y') has 2 entries, but global shape (8,) has 1 dimension, so there is "
-        "nothing for entry 1 to cut; give at most one entry per dimension",
+        "spec P('x', 'y') has 2 entries, but global shape (8,) has 1 dimension; give at most "
+        "one entry per dimension",
     ),
     (
         lambda: check_spec(["x"], ()),
         ValueError,
-        "spec P('x') has 1 entry, but global shape () has 0 dimensions, so there is nothing for "
-        "entry 0 to cut; give at most one entry per dimension",
+        "spec P('x') has 1 entry, but global shape () has 0 dimensions; give at most one entry "
+        "per dimension",
     ),
     (
         lambda: axes_by_dimension(("z",), 1, MESH),
         ValueError,
-        "spec P('z') cuts dimension 0 by mesh axis 'z', but the mesh has the axes {'x': 4, 'y': 2}",
+        "spec P('z') shards dimension 0 by mesh axis 'z', but the mesh has the axes "
+        "{'x': 4, 'y': 2}",
     ),
     (
         lambda: axes_by_dimension((None, "modle"), 2, {"data": 4, "model": 2}),
         ValueError,
-        "spec P(None, 'modle') cuts dimension 1 by mesh axis 'modle', but the mesh has the axes "
+        "spec P(None, 'modle') shards dimension 1 by mesh axis 'modle', but the mesh has the axes "
         "{'data': 4, 'model': 2}; did you mean 'model'?",
     ),
     (
         lambda: axes_by_dimension(("X",), 1, {"x": 4}),
         ValueError,
-        "spec P('X') cuts dimension 0 by mesh axis 'X', but the mesh has the axes {'x': 4}; "
+        "spec P('X') shards dimension 0 by mesh axis 'X', but the mesh has the axes {'x': 4}; "
         "did you mean 'x'?",
     ),
     (
         lambda: axes_by_dimension(("x",), 1, {0: 4}),  # pyright: ignore[reportArgumentType]
         ValueError,
-        "spec P('x') cuts dimension 0 by mesh axis 'x', but the mesh has the axes {0: 4}",
+        "spec P('x') shards dimension 0 by mesh axis 'x', but the mesh has the axes {0: 4}",
     ),
     (
         lambda: axes_by_dimension(("x", ("y", "x")), 2, MESH),
         ValueError,
-        "spec P('x', ('y', 'x')) uses mesh axis 'x' twice; an axis can cut one dimension, once",
+        "spec P('x', ('y', 'x')) uses mesh axis 'x' twice; use each axis for one dimension",
     ),
     (
         lambda: axes_by_dimension(("x", P.UNCONSTRAINED), 2, MESH),  # pyright: ignore
         ValueError,
         "spec P('x', UNCONSTRAINED) leaves dimension 1 UNCONSTRAINED, so it has no fixed layout; "
-        "write None (not cut) or the axes that cut it",
+        "write None (not sharded) or the axes that shard it",
     ),
     (
         lambda: axes_by_dimension((0,), 1, MESH),  # pyright: ignore[reportArgumentType]
@@ -293,20 +294,19 @@ def test_a_spec_with_unreduced_axes_has_no_layout() -> None:
 
 def test_a_shape_that_cannot_be_cut_is_answered_with_what_would_work() -> None:
     assert str(indivisible_error((("x",), ()), (6, 2), MESH)) == (
-        "global shape (6, 2) cannot be cut by P('x') on the mesh {'x': 4, 'y': 2}: dimension 0 of "
-        "size 6 is cut 4 ways by mesh axis 'x', and 6 is not divisible by 4; 4 and 8 are the "
-        "nearest sizes that divide. Specs of this mesh that fit (6, 2) as it stands: P('y'), "
+        "global shape (6, 2) cannot be sharded by P('x') on the mesh {'x': 4, 'y': 2}: dimension "
+        "0 of size 6 is sharded 4 ways by mesh axis 'x', and 6 is not divisible by 4; 4 and 8 are "
+        "the nearest sizes that divide. Specs of this mesh that fit (6, 2) as it stands: P('y'), "
         "P(None, 'y'), P()"
     )
 
 
 def test_every_dimension_that_cannot_be_cut_is_named() -> None:
     assert str(indivisible_error((("x", "y"), (), ("z",)), (6, 5, 7), {**MESH, "z": 3})) == (
-        "global shape (6, 5, 7) cannot be cut by P(('x', 'y'), None, 'z') on the mesh "
-        "{'x': 4, 'y': 2, 'z': 3}: dimension 0 of size 6 is cut 8 ways by mesh axes 'x' and 'y', "
+        "global shape (6, 5, 7) cannot be sharded by P(('x', 'y'), None, 'z') on the mesh {'x': "
+        "4, 'y': 2, 'z': 3}: dimension 0 of size 6 is sharded 8 ways by mesh axes 'x' and 'y', "
         "and 6 is not divisible by 8; 8 is the nearest size that divides. Also, dimension 2 of "
-        "size 7 is cut 3 ways by mesh axis 'z', and 7 is not divisible by 3; 6 and 9 are the "
+        "size 7 is sharded 3 ways by mesh axis 'z', and 7 is not divisible by 3; 6 and 9 are the "
         "nearest sizes that divide. Specs of this mesh that fit (6, 5, 7) as it stands, for "
-        "instance: "
-        "P(('y', 'z')), P('y'), P('z'), P()"
+        "instance: P(('y', 'z')), P('y'), P('z'), P()"
     )

@@ -195,7 +195,7 @@ def test_a_sharding_without_mesh_and_spec() -> None:
 
 
 def test_a_spec_that_does_not_fit() -> None:
-    with pytest.raises(ValueError, match="dimension 0 of size 6 is cut 4 ways"):
+    with pytest.raises(ValueError, match="dimension 0 of size 6 is sharded 4 ways"):
         subject_of((6,), XY, ("x",))
 
 

@@ -646,7 +646,9 @@ def test_a_width_that_is_no_integer() -> None:
 
 
 def test_what_the_grid_refuses_is_refused_in_its_words() -> None:
-    with pytest.raises(ValueError, match="dimension 0 of size 6 is cut 4 ways by mesh axis 'x'"):
+    with pytest.raises(
+        ValueError, match="dimension 0 of size 6 is sharded 4 ways by mesh axis 'x'"
+    ):
         gda.show.text((6,), {"x": 4}, ("x",))
 
 

@@ -400,7 +400,7 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: global_shapes({"x": 4}, P("y")),
         ValueError,
-        "spec P('y') cuts dimension 0 by mesh axis 'y', but the mesh has the axes {'x': 4}",
+        "spec P('y') shards dimension 0 by mesh axis 'y', but the mesh has the axes {'x': 4}",
     ),
     (
         lambda: global_shapes({"x": 4}, P(P.UNCONSTRAINED)),

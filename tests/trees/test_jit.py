@@ -180,7 +180,7 @@ def test_axes_of_both_kinds_in_one_mesh_are_refused_and_not_mixed_up() -> None:
 def test_a_mesh_that_is_none_is_pointed_out(auto_mesh: Mesh) -> None:
     with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh, not 5"):
         gda.jit(lambda x: x, mesh=5, out_specs=P())
-    with pytest.raises(ValueError, match="cuts dimension 0 by mesh axis 'z'"):
+    with pytest.raises(ValueError, match="shards dimension 0 by mesh axis 'z'"):
         gda.jit(lambda x: x, mesh=auto_mesh, out_specs=P("z"))
 
 
@@ -221,10 +221,10 @@ def test_where_jax_cannot_tell_a_layout_the_note_says_what_helps(explicit_mesh: 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"out_specs": P("z")}, ValueError, "cuts dimension 0 by mesh axis 'z'"),
+        ({"out_specs": P("z")}, ValueError, "shards dimension 0 by mesh axis 'z'"),
         ({"out_specs": P("x", "y", "x")}, ValueError, "twice|has 3 entries"),
         ({"out_specs": P(("x", "y"), None, "y")}, ValueError, "3 entries"),
-        ({"in_specs": (P("z"),)}, ValueError, "cuts dimension 0 by mesh axis 'z'"),
+        ({"in_specs": (P("z"),)}, ValueError, "shards dimension 0 by mesh axis 'z'"),
         ({"out_specs": "x"}, TypeError, r"out_specs is 'x', not a .* such as PartitionSpec\('x'\)"),
         ({"in_specs": ["x"]}, TypeError, r"in_specs\[0\] is 'x', not a PartitionSpec"),
     ],
@@ -238,7 +238,7 @@ def test_specs_that_do_not_fit_are_explained(
 
 def test_a_spec_that_does_not_fit_names_the_result(auto_mesh: Mesh) -> None:
     f = gda.jit(lambda x: {"loss": x[:3], "rest": x}, out_specs={"loss": P("x"), "rest": None})
-    with pytest.raises(ValueError, match="dimension 0 of size 3 is cut 4 ways") as caught:
+    with pytest.raises(ValueError, match="dimension 0 of size 3 is sharded 4 ways") as caught:
         f(make(auto_mesh))
     assert "gda: at ['loss'] of the tree" in caught.value.__notes__
     assert "gda.jit: while applying out_specs" in caught.value.__notes__
@@ -254,7 +254,7 @@ def test_over_explicit_axes_specs_are_explained_before_jax_sees_them(explicit_me
             f(make(explicit_mesh))
         # Nothing of JAX's first try is printed above it.
         assert caught.value.__suppress_context__ or caught.value.__context__ is None
-    with pytest.raises(ValueError, match="dimension 0 of size 3 is cut 4 ways"):
+    with pytest.raises(ValueError, match="dimension 0 of size 3 is sharded 4 ways"):
         gda.jit(lambda x: (x @ x.T)[:3], out_specs=P("x"))(make(explicit_mesh))
 
 
@@ -354,7 +354,7 @@ def test_constrain_moves_outside_a_trace_and_constrains_inside(mesh: Mesh) -> No
 
 
 def test_constrain_explains_what_does_not_fit(mesh: Mesh) -> None:
-    with pytest.raises(ValueError, match="global shape \\(64, 32\\) cannot be cut|'z'"):
+    with pytest.raises(ValueError, match="global shape \\(64, 32\\) cannot be sharded|'z'"):
         gda.constrain(make(mesh), P("z"))
     with pytest.raises(ValueError, match="over no mesh; pass mesh="):
         gda.constrain(jnp.zeros(8), P("x"))

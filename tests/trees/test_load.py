@@ -863,7 +863,11 @@ def test_a_dtype_that_is_narrowed_is_said_where_the_user_is() -> None:
 def test_all_is_checked_before_anything_is_read() -> None:
     source = Recording(DATA)
     for tree, specs, message in [
-        ({"a": source, "b": Recording(DATA[:3])}, P("x"), "dimension 0 of size 3 is cut 4 ways"),
+        (
+            {"a": source, "b": Recording(DATA[:3])},
+            P("x"),
+            "dimension 0 of size 3 is sharded 4 ways",
+        ),
         ({"a": source, "b": 3}, P(), "a int is no source"),
         ({"a": source, "b": source}, {"a": P()}, "specs must be a prefix of the tree"),
         ({"a": source}, {"a": "x"}, r"specs\['a'\] is 'x', not a PartitionSpec"),

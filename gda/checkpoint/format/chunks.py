@@ -67,7 +67,17 @@ class Overlap(NamedTuple):
 @set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class ChunkGrid:
-    """A shape divided into equal chunks, numbered row-major. Sizes are multiples of the chunk's."""
+    """A shape divided into equal chunks, numbered row-major; ``StoredArray.grid`` is one.
+
+    Attributes:
+      shape: sizes of the whole, each a multiple of the size of a chunk.
+      chunk_shape: sizes of a chunk.
+
+    >>> import gda
+    >>> grid = gda.checkpoint.ChunkGrid((4, 6), (2, 2))
+    >>> grid.num_chunks, grid.start(4), grid.key(4)
+    (6, (2, 2), 'c.1.1')
+    """
 
     shape: Shape
     chunk_shape: Shape
@@ -79,6 +89,7 @@ class ChunkGrid:
 
     @property
     def num_chunks(self) -> int:
+        """The number of chunks."""
         return math.prod(self.counts)
 
     def coordinates(self, chunk: int) -> tuple[int, ...]:

@@ -21,16 +21,24 @@ Path = tuple[str | int, ...]
 @set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class StoredArray:
-    """A zarr array of the checkpoint.
+    """A zarr array of a checkpoint; ``Contents.arrays`` has them.
 
     Attributes:
-      name: its directory, below that of the data.
-      shape, chunk_shape, dtype: as it is stored, ``dtype`` being the real one.
+      name: its directory, below the directory of the data.
+      shape, chunk_shape, dtype: those of the stored array.
       codec: ``"bytes"`` or ``"zstd"``.
       metadata: size and CRC-32C of its ``zarr.json``.
-      crcs: the CRC-32C of every chunk as it is stored, without the four bytes that say so; empty
-        before it is written.
-      sizes: of every chunk in bytes, without these four; ``None`` where chunks are not compressed.
+      crcs: the CRC-32C of every stored chunk, without its last four bytes, which repeat it. Empty
+        before the array is written.
+      sizes: the bytes of every stored chunk, without these four. ``None`` if the chunks are not
+        compressed.
+
+    >>> import gda, numpy as np, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gda.checkpoint.save(folder, {'w': np.zeros((512, 1024))})
+    ...     (stored,) = gda.checkpoint.inspect(folder).arrays
+    >>> stored.name, stored.shape, stored.grid.num_chunks
+    ('00000.w', (512, 1024), 1)
     """
 
     name: str
@@ -46,7 +54,7 @@ class StoredArray:
     def planned(
         cls, name: str, shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str
     ) -> StoredArray:
-        """Return one that is to be written."""
+        """Return the array before it is written."""
         document = zarr_format.metadata(shape, chunk_shape, dtype, codec)
         return cls(
             name=name,
@@ -59,10 +67,11 @@ class StoredArray:
 
     @cached_property
     def grid(self) -> ChunkGrid:
+        """The shape of the array, divided into chunks."""
         return ChunkGrid(self.shape, self.chunk_shape)
 
     @property
-    def chunk_bytes(self) -> int:
+    def nbytes_per_chunk(self) -> int:
         """Bytes of one chunk in memory."""
         return math.prod(self.chunk_shape) * self.dtype.itemsize
 
@@ -71,21 +80,26 @@ class StoredArray:
         """The ``zarr.json`` that describes it."""
         return zarr_format.metadata(self.shape, self.chunk_shape, self.dtype, self.codec)
 
-    def file_bytes(self, chunk: int) -> int:
+    def nbytes_of_file(self, chunk: int) -> int:
         """Return the size of the file of a chunk."""
-        payload = self.chunk_bytes if self.sizes is None else self.sizes[chunk]
+        payload = self.nbytes_per_chunk if self.sizes is None else self.sizes[chunk]
         return payload + zarr_format.CRC_BYTES
 
 
 @set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class Piece:
-    """A box of a small array, laid into an array that many share, within one chunk of it.
+    """A block of a small array within a chunk of a stored array that many small arrays share.
 
     Attributes:
-      array: the number of the stored array.
-      offset: where it begins there, in elements.
-      start, shape: which part of the small array it is.
+      array: the number of the stored array in ``Contents.arrays``.
+      offset: the first element of the block in the stored array.
+      start, shape: first element and sizes of the block in the small array.
+
+    >>> import gda, numpy as np
+    >>> piece = gda.checkpoint.Piece(array=0, offset=4, start=(0, 0), shape=(1, 2))
+    >>> piece.of_chunk(np.arange(8))
+    array([[4, 5]])
     """
 
     array: int
@@ -94,7 +108,7 @@ class Piece:
     shape: Shape
 
     def of_chunk(self, data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Return the part of a chunk, which has one dimension, that the piece is."""
+        """Return the block out of its chunk, which has one dimension."""
         begin = self.offset % len(data)
         return data[begin : begin + math.prod(self.shape)].reshape(self.shape)
 
@@ -102,16 +116,24 @@ class Piece:
 @set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class ArrayLeaf:
-    """A leaf of the tree that is an array.
+    """An array of the saved tree; ``Contents.leaves`` has them.
 
     Attributes:
-      path: the keys and indices on the way to it.
+      path: the keys and indices that lead to it.
       kind: ``"GlobalArray"``, ``"jax.Array"`` or ``"numpy"``.
-      shape, dtype: of its data; of PRNG keys, of the numbers that they consist of.
-      key_impl: of PRNG keys, which they are.
-      spec, mesh: how it was cut when it was saved, for people.
-      fingerprint: ``g.fingerprint()``; ``None`` if none was asked for.
-      array: the number of the stored array that has it, or ``None`` where ``pieces`` do.
+      shape, dtype: those of its data; of PRNG keys, those of the numbers that they consist of.
+      key_impl: the implementation of PRNG keys; ``None`` for other arrays.
+      spec, mesh: its layout when it was saved, for people.
+      fingerprint: its ``gda.fingerprint``; ``None`` if it was saved with ``fingerprint=False``.
+      array: the number of its stored array in ``Contents.arrays``; ``None`` if ``pieces`` hold it.
+      pieces: its blocks in stored arrays that many small arrays share.
+
+    >>> import gda, numpy as np, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gda.checkpoint.save(folder, {'w': np.zeros((2, 3))})
+    ...     (leaf,) = gda.checkpoint.inspect(folder).leaves
+    >>> leaf.path, leaf.kind, leaf.shape, leaf.nbytes
+    (('w',), 'numpy', (2, 3), 48)
     """
 
     path: Path
@@ -127,13 +149,25 @@ class ArrayLeaf:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the whole array."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @set_module("gda.checkpoint")
 @dataclass(frozen=True)
 class ValueLeaf:
-    """A leaf that is a number, a string or bytes of Python."""
+    """A number, a string or bytes of Python in the saved tree; ``Contents.leaves`` has them.
+
+    Attributes:
+      path: the keys and indices that lead to it.
+      value: the value.
+
+    >>> import gda, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gda.checkpoint.save(folder, {'step': 7})
+    ...     gda.checkpoint.inspect(folder).leaves
+    (ValueLeaf(path=('step',), value=7),)
+    """
 
     path: Path
     value: bool | int | float | complex | str | bytes

@@ -1,9 +1,9 @@
 """A tree as JSON and back: which containers hold which leaves.
 
 Dicts, lists, tuples and ``None`` come back as they are. Of other nodes, such as named tuples and
-registered dataclasses, the name and the fields are written, and they come back as dicts by field:
-nothing that a file says makes Python look for a class. With ``like`` a restore gives the tree the
-classes it had.
+registered dataclasses, the name and the fields are written, and they come back as dicts by field,
+or as an ``OrderedDict`` where the fields are strings and integers. Nothing that a file says makes
+Python look for a class. With ``like`` a restore gives the tree the classes it had.
 
 The JSON of a leaf is its number; of ``None`` it is ``null``; of a node ``{"dict": [[key, node],
 ...]}``, and so ``"list"``, ``"tuple"`` and ``"node"``, the last with ``"class"`` beside it.
@@ -12,6 +12,7 @@ The JSON of a leaf is its number; of ``None`` it is ``null``; of a node ``{"dict
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -199,7 +200,9 @@ def _read(structure: Any, values: Sequence[Any], used: list[int], depth: int) ->
         raise CorruptionError("the structure of the tree is not one, or too deep")
     children = _children(structure)
     if "dict" in structure or "node" in structure:
-        return {key: _read(below, values, used, depth + 1) for key, below in children}
+        items = {key: _read(below, values, used, depth + 1) for key, below in children}
+        # JAX cannot sort the keys of a dict that has both; those of an OrderedDict it leaves alone.
+        return items if len({*map(type, items)}) < 2 else OrderedDict(items)
     items = [_read(below, values, used, depth + 1) for _, below in children]
     return items if "list" in structure else tuple(items)
 

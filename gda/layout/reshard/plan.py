@@ -1,14 +1,14 @@
 """The moves that change the layout of an array, and their bytes, without devices.
 
-Each target device needs its block, piece by piece; a piece is what one block of the source has of
-it. It comes from the nearest device that holds that source block:
+Each target device needs its block, piece by piece; a piece is the part of it that one source block
+has. It comes from the nearest device that holds that source block:
 
 1. the target device itself, if it is one of them: such bytes are *kept*;
 2. else a device of the same process;
 3. else any of them.
 
 Where several devices are equally near, what is asked of them is laid end to end, in the order of
-the target devices, and cut into equal shares, one for each: a piece is sent by the one in whose
+the target devices, and divided into equal shares, one for each: a piece is sent by the one in whose
 share it begins. So none sends more than its equal share and one piece. Between processes the first
 share belongs to another holder for each block, or the first holders, which are often in one
 process, would send the little that is asked of many blocks.
@@ -48,9 +48,9 @@ class Move(NamedTuple):
     Attributes:
       source: position of the sending device in the source grid.
       target: position of the receiving device in the target grid.
-      source_index: where the piece lies in the block of the sender.
-      target_index: where it lies in the block of the receiver.
-      nbytes: its size.
+      source_index: place of the piece in the block of the sender.
+      target_index: place of the piece in the block of the receiver.
+      nbytes: bytes of the piece.
 
     >>> from gda import ReshardPlan, ShardGrid
     >>> halves, whole = ShardGrid((4,), {'x': 2}, ('x',)), ShardGrid((4,), {'x': 1}, ())
@@ -112,9 +112,9 @@ class ReshardPlan:
     """The moves that turn one layout of an array into another; neither needs devices.
 
     Args:
-      source: how the array is cut now.
-      target: how it is to be cut; of the same global shape. Its devices may be others, more or
-        fewer. Where the grids know no processes, all devices count as of one.
+      source: the layout of the array now.
+      target: the new layout, of the same global shape, over the same or other devices, more or
+        fewer. If the grids have no process numbers, all devices count as devices of one process.
       itemsize: bytes of one element, such as ``np.dtype('float32').itemsize``.
       source_ids, target_ids: a number for each device of either grid, in device order; devices with
         equal numbers are the same. By default the positions: device 3 of one is device 3 of the
@@ -126,8 +126,8 @@ class ReshardPlan:
         not one for each device, each different.
       OverflowError: the target blocks together have 2**63 bytes or more.
 
-    The totals do not list the moves, so that 65,536 devices take a tenth of a second, even where
-    each sends to each: ``docs/design/reshard.md``.
+    The totals do not list the moves, so that 65,536 devices take a tenth of a second, even if each
+    sends to each: ``docs/design/reshard.md``.
 
     >>> from gda import ReshardPlan, ShardGrid
     >>> rows = ShardGrid((4, 4), {'x': 2}, ('x', None))
@@ -163,8 +163,8 @@ class ReshardPlan:
         if (source.processes is None) != (target.processes is None):
             known, unknown = ("source", "target") if source.processes else ("target", "source")
             raise ValueError(
-                f"the {known} knows the process of each device and the {unknown} does not; make "
-                "both grids with process_of=, or neither"
+                f"the {known} has process numbers and the {unknown} has none; make both grids with "
+                "process_of=, or neither"
             )
         self.__dict__["itemsize"] = _check_itemsize(self.itemsize)
         if target.num_devices * math.prod(target.shard_shape) * self.itemsize >= 2**63:
@@ -208,10 +208,10 @@ class ReshardPlan:
 
     @property
     def nbytes_peak_extra(self) -> int:
-        """The most that any device needs beside its source block.
+        """The most bytes that any device needs beside its source block.
 
-        That is its target block, which is filled while the source block is still there; nothing
-        where every device keeps the block that it has. Buffers of the transport are not counted.
+        These are the bytes of its target block, which is filled while the source block is still
+        there, or 0 if every device keeps its block. Buffers of the transport are not counted.
         """
         is_equal = self.source.shard_shape == self.target.shard_shape
         return 0 if is_equal and not self.nbytes_moved else self._block_bytes
@@ -259,9 +259,9 @@ class ReshardPlan:
 
     @property
     def lists_moves(self) -> bool:
-        """True if it takes O(``num_moves``) to say what devices and processes send.
+        """True if the bytes that devices and processes send cost O(``num_moves``).
 
-        So it is where the moves of one block have several sizes *and* it has several senders.
+        This is the case if moves of one block have several sizes *and* the block several senders.
         """
         return self._flow is not None and self._flow.is_listed
 
@@ -270,8 +270,8 @@ class ReshardPlan:
     def moves(self) -> Iterator[Move]:
         """Yield every move once, target device after target device; O(``num_moves``) in all.
 
-        Together they fill every target block, each element once. Those within one device are among
-        them: what is kept may lie elsewhere in the new block.
+        Together they fill every target block, each element once. Moves within one device are among
+        them: bytes that are kept may have another place in the new block.
         """
         if self._flow is None:
             return
@@ -287,7 +287,7 @@ class ReshardPlan:
             yield from map(Move, sources, targets, of_source, of_target, nbytes)
 
     def links(self) -> list[Link]:
-        """Return what each process sends to each other one, most first; O(``num_moves``)."""
+        """Return the bytes that each process sends to each other, most first; O(``num_moves``)."""
         senders, receivers = numbers_of(self.source), numbers_of(self.target)
         totals: Counter[int] = Counter()
         for chunk in () if self._flow is None else self._flow.chunks():

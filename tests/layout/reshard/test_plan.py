@@ -372,12 +372,12 @@ def test_it_says_where_only_the_list_tells_who_sends() -> None:
         (
             {"target": ShardGrid((4, 4), {"x": 2}, ("x",), process_of=[0, 1])},
             ValueError,
-            "the target knows the process of each device and the source does not; make both grids",
+            "the target has process numbers and the source has none; make both grids",
         ),
         (
             {"source": ShardGrid((4, 4), {"x": 2}, ("x",), process_of=[0, 1])},
             ValueError,
-            "the source knows the process of each device and the target does not",
+            "the source has process numbers and the target has none",
         ),
         ({"itemsize": "float32"}, TypeError, "itemsize must be the bytes of one element, such as"),
         ({"itemsize": 4.0}, TypeError, "itemsize must be the bytes of one element"),
