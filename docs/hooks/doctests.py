@@ -5,6 +5,8 @@ from typing import Any
 
 import griffe  # pyright: ignore[reportMissingImports]
 
+# The paragraph of a package that guides through its modules.
+_GUIDE = re.compile(r"^(?:To read in this order:|Read ``).*?(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
 # Code, or the start of a __name__ outside code, which Markdown would show in bold.
 _BARE = re.compile(r"(```.*?```|``.*?``)|__(?=\w+__)", re.DOTALL)
 
@@ -16,6 +18,7 @@ def markdown_of(docstring: str) -> str:
     ['In a shell:', '', '    gda', '', '```pycon', '>>> 1 + 1', '2', '```']
     """
     lines: list[str] = []
+    docstring = _GUIDE.sub("", docstring)
     margin: str | None = None  # of the example that the line belongs to
     for line in docstring.splitlines():
         if margin is None and (prompt := re.match(r"( *)>>> ", line)):

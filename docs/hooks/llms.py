@@ -19,7 +19,7 @@ from mkdocs.structure.files import File  # pyright: ignore[reportMissingImports]
 
 import gda
 
-_DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^::: (\S+)$(?:\n    .*)*", re.MULTILINE)
 
 
 def plain(markdown: str) -> str:
