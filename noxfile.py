@@ -13,6 +13,7 @@ nox.options.sessions = ["tests"]
 
 # Tests start hundreds of processes; without bytecode each would compile all of JAX again.
 os.environ.setdefault("UV_COMPILE_BYTECODE", "1")
+_FEW_PROCESSES = {"UV_COMPILE_BYTECODE": "0"}
 
 # pyenv's stand-ins on the PATH refuse versions that are installed but not switched on.
 _PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
@@ -48,7 +49,8 @@ def torture(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def docs(session: nox.Session) -> None:
     """Build the documentation into build/site; any warning is an error."""
-    session.install("-e", ".[docs]", "pytest")
+    # The configuration of pytest names pytest-xdist.
+    session.install("-e", ".[docs]", "pytest-xdist", env=_FEW_PROCESSES)
     session.run("python", "-m", "pytest", "-q", "tests/test_site.py")
     session.run("mkdocs", "build", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
 
@@ -68,5 +70,5 @@ def package(session: nox.Session, extra: str) -> None:
     # The sdist alone, and the wheel, which is built from it, with each extra.
     (built,) = _DIST.glob("*.whl" if extra else "*.tar.gz")
     what = f"gda[{extra}] @ {built.resolve().as_uri()}" if extra else str(built)
-    session.install(what, env={"UV_COMPILE_BYTECODE": "0"})  # few processes start here
+    session.install(what, env=_FEW_PROCESSES)
     session.run("python", "-I", "tests/smoke.py", extra)
