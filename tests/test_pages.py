@@ -6,6 +6,7 @@ folder with those files, and a block of text below it is what it prints.
 """
 
 import doctest
+import importlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import warnings
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -76,6 +78,10 @@ def test_examples_do_what_they_show(page: str, folder: Path) -> None:
     session = "\n".join(lines) + "\n"
     assert "doctest:" not in text, "an example must not be skipped or be compared loosely"
     assert text.count(">>> ") == session.count(">>> "), "an example outside of a block of Python"
+    if "from flax import nnx" in text:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of flax on the oldest JAX, when it is imported
+            importlib.import_module("flax.nnx")
     # Whitespace is normalised because messages of one line are wrapped on the pages.
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     runner.run(doctest.DocTestParser().get_doctest(session, {}, page, page, 0))
