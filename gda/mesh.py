@@ -81,7 +81,7 @@ def get_shard_shape(
 def get_shard_indices(
     global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None
 ) -> dict[Device, Index]:
-    """Return what every device of the mesh holds, also those of other processes.
+    """Return the index of every device of the mesh, also of devices of other processes.
 
     The keys are in device order; equal indices are one object.
 
@@ -103,7 +103,7 @@ def get_shard_indices(
 def get_shard_indices_replica_ids(
     global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None
 ) -> dict[Device, tuple[Index, int]]:
-    """Return index and replica id of every device of the mesh, also those of other processes.
+    """Return index and replica id of every device, also of devices of other processes.
 
     Replica ids count, in device order, the devices that hold an equal index.
 
@@ -123,7 +123,7 @@ def get_shard_indices_replica_ids(
 def mesh_grid(
     global_shape: Iterable[int], mesh: MeshLike | AbstractMesh, spec: SpecLike | None = None
 ) -> ShardGrid:
-    """Return the grid of a shape over a mesh; says so when ``mesh`` is not one."""
+    """Return the grid of a shape over a mesh; ``TypeError`` if ``mesh`` is not one."""
     over = mesh_and_spec(mesh, spec, _MESHES)
     return ShardGrid(global_shape, over.mesh.shape, over.spec)
 
@@ -131,8 +131,7 @@ def mesh_grid(
 class MeshAndSpec(NamedTuple):
     """The mesh and spec of an array, and the kind of memory that holds it.
 
-    ``memory_kind`` is that of a sharding; ``None`` where a mesh and a spec were given, which say
-    nothing of it.
+    ``memory_kind`` is that of a sharding; ``None`` if a mesh and a spec were given.
     """
 
     mesh: Any  # a Mesh, or an AbstractMesh where those are allowed
@@ -143,7 +142,7 @@ class MeshAndSpec(NamedTuple):
 def mesh_and_spec(
     mesh: MeshLike | AbstractMesh, spec: SpecLike | None, kinds: tuple[type, ...] = (Mesh,)
 ) -> MeshAndSpec:
-    """Return what the user says with a mesh and a spec, or with a sharding in place of both.
+    """Return the mesh and spec that the user gave, or those of a sharding in place of both.
 
     The spec is not checked; ``check_spec`` and ``ShardGrid`` do that, which know the shape. A
     sharding of a single device becomes a mesh of that device, with the axis ``'device'``.
@@ -175,14 +174,14 @@ def mesh_and_spec(
         )
     elif spec is None:
         raise TypeError(
-            "a mesh needs a spec beside it; write P() for an array that every device holds whole, "
-            "or give a NamedSharding in place of both"
+            "a mesh was given without a spec; write P() for a replicated array, or give a "
+            "NamedSharding in place of both"
         )
     else:
         return MeshAndSpec(mesh, spec, None)
     if spec is not None:
         raise TypeError(
-            f"the spec {spec!r} stands beside {mesh!r}, which has its own; give the sharding "
+            f"the spec {spec!r} was given with {mesh!r}, which has its own; give the sharding "
             "alone, or a mesh and a spec"
         )
     check_mesh(found.mesh, kinds)
@@ -214,7 +213,7 @@ def mesh_on(device: Device) -> Mesh:
 
 
 def mesh_of_all(devices: Iterable[Device]) -> Mesh | None:
-    """Return a mesh of some devices, for what asks which processes have them; ``None`` of none."""
+    """Return a mesh of some devices, in the order of their ids; ``None`` of none."""
     in_order = sorted(set(devices), key=lambda device: device.id)
     return Mesh(np.array(in_order), ("device",)) if in_order else None
 
@@ -238,19 +237,19 @@ def local_positions(mesh: Mesh) -> dict[Device, int]:
 
 @lru_cache(maxsize=64)
 def processes_of(mesh: Mesh) -> Processes:
-    """Return which process has which device of the mesh."""
+    """Return the process of each device of the mesh."""
     return Processes([device.process_index for device in devices_of(mesh)])
 
 
 @lru_cache(maxsize=256)
 def grid_of(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> ShardGrid:
-    """Return the grid of an array, which knows what each process has of it."""
+    """Return the grid of an array, with the processes of its devices."""
     return ShardGrid(global_shape, mesh.shape, spec, process_of=processes_of(mesh))
 
 
 @lru_cache(maxsize=256)
 def view_of(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> ProcessView:
-    """Return what this process has of an array."""
+    """Return the blocks of an array in this process."""
     return grid_of(global_shape, mesh, spec).view(jax.process_index())
 
 
@@ -259,9 +258,11 @@ def view_of(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> ProcessView:
 
 @set_module("gda")
 class LayoutUnknownError(TypeError, AttributeError):
-    """There is no mesh and spec to know, so an attribute that would tell them is not there.
+    """The array has no mesh and spec, so the attributes for them are missing.
 
-    An ``AttributeError`` too, as of JAX's tracers: JAX and other libraries ask ``hasattr``.
+    Its causes are a trace over Auto axes, ``jax.shard_map``, a sharding without mesh and spec, and
+    a container around something that is no ``jax.Array``. It is an ``AttributeError`` too, as with
+    JAX's tracers, because JAX and other libraries call ``hasattr``.
 
     >>> import gda, jax, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
@@ -280,7 +281,7 @@ class LayoutUnknownError(TypeError, AttributeError):
 
 
 def not_an_array_error(content: object) -> LayoutUnknownError:
-    """Say how a container came to hold what is no ``jax.Array``, and what to use instead."""
+    """Return the error of a container that holds no ``jax.Array``, with the cause."""
     return LayoutUnknownError(
         f"this GlobalArray holds a {type(content).__name__} and no jax.Array, because a tree "
         "function such as jax.device_get or jax.tree.map put its result into the container. For "
@@ -295,7 +296,7 @@ def named_sharding(
     spec: SpecLike,
     memory_kind: str | None = None,
 ) -> NamedSharding:
-    """Return the sharding, its spec cut to the rank: JAX refuses surplus entries in places."""
+    """Return the sharding, its spec reduced to the rank: in places JAX refuses surplus entries."""
     entries = check_spec(spec, global_shape, mesh.shape)
     return NamedSharding(mesh, PartitionSpec(*entries), memory_kind=memory_kind)  # pyright: ignore
 
@@ -305,7 +306,7 @@ def is_tracer(array: object) -> bool:
 
 
 def sharding_of(array: Any) -> NamedSharding:
-    """Return the sharding of what a container holds.
+    """Return the sharding of the array in a container.
 
     Raises:
       LayoutUnknownError: there is none to know.
@@ -343,14 +344,14 @@ def _sharding_in_trace(array: Any) -> NamedSharding:
     if AxisType.Manual in mesh.axis_types:
         raise LayoutUnknownError(
             "inside jax.shard_map an array is the block of one device, without a mesh or spec; "
-            "look at them outside"
+            "read them outside"
         )
     if mesh.empty or any(kind != AxisType.Explicit for kind in mesh.axis_types):
         kinds = sorted({kind.name for kind in mesh.axis_types}) or ["no mesh"]
         raise LayoutUnknownError(
             "mesh, spec and shards of this GlobalArray are not known while it is being traced over "
-            f"{' and '.join(kinds)} axes: JAX lays it out when it compiles. Look at them outside "
-            "jit and pass them in, make the mesh with Explicit axes, or ask for a layout with "
+            f"{' and '.join(kinds)} axes: JAX chooses the layout when it compiles. Read them "
+            "outside jit and pass them in, make the mesh with Explicit axes, or set a layout with "
             "gda.constrain"
         )
     return sharding

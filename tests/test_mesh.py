@@ -320,9 +320,9 @@ def test_a_sharding_stands_in_place_of_mesh_and_spec(
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_one_spec_is_needed_and_not_two(function: Callable[..., object], mesh: Mesh) -> None:
-    with pytest.raises(TypeError, match=r"^a mesh needs a spec beside it; write P\(\)"):
+    with pytest.raises(TypeError, match=r"^a mesh was given without a spec; write P\(\)"):
         function((8, 2), mesh)
-    with pytest.raises(TypeError, match="stands beside NamedSharding.*give the sharding alone"):
+    with pytest.raises(TypeError, match="was given with NamedSharding.*give the sharding alone"):
         function((8, 2), NamedSharding(mesh, P("x")), P("x"))
 
 

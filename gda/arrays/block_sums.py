@@ -1,4 +1,4 @@
-"""The sums of blocks, made on the devices where they lie.
+"""The sums of blocks, made on the devices that hold them.
 
 A block is taken apart into rows of the same length (``Plan``). Every element has a key, which its
 place in the whole array determines; ``gda/arrays/fingerprint_formula.py`` says what a sum is.
@@ -191,7 +191,7 @@ def _placed_keys(mesh: Mesh, plan: Plan, starts: tuple[Shape, ...]) -> list[_Key
 @lru_cache(maxsize=1024)
 def program(mesh: Mesh, plan: Plan, is_scalar: bool) -> Any:
     """Return what takes all blocks and their keys: the sums of each, ``[LANES * blocks]``."""
-    cut = PartitionSpec("block")
+    by_block = PartitionSpec("block")
     # XLA reduces on CPU one element at a time: 5 times slower than a loop over vectors of sums. On
     # other devices a loop would run one row at a time.
     sums_of_rows = by_loop if mesh.devices.flat[0].platform == "cpu" else by_reduction
@@ -199,8 +199,8 @@ def program(mesh: Mesh, plan: Plan, is_scalar: bool) -> Any:
         jax.shard_map(
             partial(_sums_of_block, plan, sums_of_rows),
             mesh=mesh,
-            in_specs=(PartitionSpec() if is_scalar else cut, cut),
-            out_specs=cut,
+            in_specs=(PartitionSpec() if is_scalar else by_block, by_block),
+            out_specs=by_block,
             check_vma=False,
         )
     )
@@ -257,7 +257,7 @@ def _row_getter(elements: jax.Array, rows: _Rows) -> Any:
 
 def by_reduction(elements: jax.Array, rows: _Rows, keys: _Keys) -> jax.Array:
     """Return the sums of some rows, all at once."""
-    # Before anything is cut out, for which XLA might take floats of 8 bits through 32.
+    # Before any slicing, for which XLA might take floats of 8 bits through 32.
     taken = _as_unsigned(elements)[:, rows.first : rows.first + rows.chunks * rows.columns]
     words = _words(taken).reshape(elements.shape[0], rows.chunks, -1)
     stays = jnp.arange(words.shape[2], dtype=jnp.uint32) < keys.carry[0]

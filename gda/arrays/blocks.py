@@ -1,4 +1,4 @@
-"""From what a callback returned to a block that JAX may keep: ownership and alignment.
+"""The step from the result of a callback to a block that JAX may keep: ownership and alignment.
 
 JAX takes a NumPy array whose memory is 64-byte aligned as the device buffer itself on CPU, and some
 versions copy the others after the placing call has returned. So memory that other code can reach
@@ -89,7 +89,7 @@ class BlockReader:
         )
 
     def read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
-        """Return what ``callback`` says is at each index, safe to hand over.
+        """Return the block of ``callback`` at each index, safe to hand over.
 
         A block is settled before the callback is called again.
 
@@ -151,8 +151,8 @@ class BlockReader:
             if is_data and not _is_part_of(returned, out):
                 raise TypeError(
                     "with into=True the callback fills its second argument, but it returned data "
-                    f"of its own, a {type(returned).__name__}; write `out[...] = value`, or leave "
-                    "into=True away"
+                    f"of its own, a {type(returned).__name__}; write `out[...] = value`, or omit "
+                    "into=True"
                 )
             return out
 

@@ -133,43 +133,44 @@ class ArrayConstructors:
           data_callback: ``data_callback(index)`` returns the block at ``index``, of the shard
             shape: a NumPy array, a ``jax.Array`` on any device, a list, for a scalar a number, or
             anything else that ``numpy.asarray`` takes. With ``into=True``,
-            ``data_callback(index, out)`` fills ``out``; what it leaves is left uninitialised.
-          dtype: cast every block to it, as its own ``astype`` does. Needed with ``into=True`` and
-            where this process has no device of the mesh.
-          copy: what happens to blocks. ``None``: a block that other code can reach, such
-            as a view, a memory map or a buffer used again, is copied at once; a fresh one is
-            adopted. After the call nothing that is done to the caller's memory changes the array.
-            ``True`` copies all. ``False`` copies none: the caller promises to leave them alone for
-            as long as the array lives. So with a ``jax.Array``, which the caller could delete or
-            donate: one that the callback still holds is copied on its device. An array of JAX's
-            that shares memory with another, as ``jax.device_put`` to the device where that is makes
-            it, or of an aligned NumPy array on CPU, needs ``copy=True`` to be protected.
-          into: hand out 64-byte-aligned buffers of the shard shape and ``dtype`` to be filled;
-            reading a file straight into them spares a copy.
-          max_workers: how many blocks are read at a time. With more than one the callback is called
-            in threads and must be safe there; contexts of JAX's such as ``jax.enable_x64`` do not
+            ``data_callback(index, out)`` fills ``out``. Elements that it does not write are
+            uninitialised.
+          dtype: cast every block to it, as its own ``astype`` does. Required with ``into=True``,
+            and in a process without a device of the mesh.
+          copy: which blocks are copied. ``None``: a block that other code can reach, such as a
+            view, a memory map or a buffer used again, is copied at once; a fresh one is adopted.
+            After the call no change of the caller's memory changes the array. ``True``: all.
+            ``False``: none; do not change the blocks while the array lives. A ``jax.Array`` that
+            the callback still holds is copied on its device, because the caller could delete or
+            donate it. Pass ``copy=True`` for a ``jax.Array`` that shares memory with another, as
+            ``jax.device_put`` returns it for an array on the same device, or on CPU for an aligned
+            NumPy array.
+          into: hand out 64-byte-aligned buffers of the shard shape and ``dtype``, for the callback
+            to fill. Reading a file straight into them saves a copy.
+          max_workers: number of blocks read at a time. With more than one, threads call the
+            callback, which must be thread-safe; contexts of JAX such as ``jax.enable_x64`` do not
             reach it. By default one, in the caller's thread.
-          max_bytes: bounds what blocks hold on the host beside the arrays: on CPU, where a block
-            becomes the array, while it is read; on an accelerator until it was sent there. One
-            block that is larger is read alone. What the callback itself allocates beside its
-            result is not counted. By default there is no bound.
-          progress: ``True`` shows bytes and rate on stderr, which needs rich; a function is called
+          max_bytes: bound on the bytes of blocks on the host beside the arrays: on CPU, where a
+            block becomes the array, while it is read; on an accelerator until it is sent there. A
+            block larger than the bound is read alone. Other memory that the callback allocates
+            does not count. By default there is no bound.
+          progress: ``True`` shows bytes and rate on stderr, which needs rich. A function is called
             with ``(nbytes_done, nbytes_total)`` of this process after each block.
           retry: a ``gda.Retry`` with the errors after which a block is read again.
 
-        On accelerators blocks are sent to their devices while others are read; on CPU the array is
-        made when all are there. An error in one read, or Ctrl-C, stops the rest: those that run
-        are waited for, and no thread is left.
+        On accelerators blocks are sent to their devices while others are read. On CPU the array is
+        made when all blocks are there. After an error in one read, or Ctrl-C, no new read starts,
+        the reads that run are waited for, and no thread is left.
 
         Without ``jax_enable_x64`` JAX narrows 64-bit types to 32 bits. Floats are rounded.
 
         Raises:
-          TypeError: blocks of differing dtypes, or of one that JAX does not have.
-          ValueError: the spec does not fit the shape and the mesh; a block of another shape.
+          TypeError: blocks have different dtypes, or one that JAX does not have.
+          ValueError: the spec does not fit the shape and the mesh, or a block has another shape.
           DoesNotFitError: narrowing changes an integer or makes a finite number infinite. It is a
             ``ValueError`` and an ``OverflowError``.
           ImportError: ``progress=True`` without rich.
-          Exception: what the callback raises, with a note of the index.
+          Exception: any error of the callback, with a note of the index.
 
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
@@ -217,13 +218,13 @@ class ArrayConstructors:
         progress: ProgressLike = False,
         retry: Retry | None = None,
     ) -> Self:
-        """Build an array of anything that can be sliced, reading the blocks of this process only.
+        """Build an array from anything that can be sliced; read the blocks of this process only.
 
-        Each distinct block is read once, by one slice with start and stop for every dimension, and
-        copied at once where the source keeps it. Datasets of h5py and TensorStores read straight
-        into memory that JAX on CPU takes as it is. A TensorStore reads asynchronously, in threads
-        of its own: ``max_workers``, by default 32, is then how many reads are under way.
-        Communicates as ``from_callback`` does. ``gda.load_tree`` reads many at once.
+        Each distinct block is read once, by one slice with start and stop for every dimension. It
+        is copied at once if the source keeps it. Datasets of h5py and TensorStores read straight
+        into memory that JAX on CPU adopts. A TensorStore reads asynchronously, in threads of its
+        own: ``max_workers``, by default 32, is then the number of reads under way. Communicates as
+        ``from_callback`` does. ``gda.load_tree`` reads many sources at once.
 
         Args:
           source: has ``shape``, ``dtype`` and NumPy-style slicing: a memory map, ``zarr.Array``,
@@ -231,16 +232,16 @@ class ArrayConstructors:
             ``gda.storage.open_safetensors`` or what ``get_slice`` of safetensors gives.
           mesh: ``jax.sharding.Mesh``.
           spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-          dtype: cast to it. Bytes that NumPy has no type for, such as what ``numpy.load`` makes of
-            bfloat16, are taken as it.
+          dtype: cast to it. Bytes without a NumPy type, as ``numpy.load`` returns for bfloat16, are
+            viewed as it.
           max_workers, max_bytes, progress, retry: as in ``from_callback``. More than one worker
-            needs a library that several threads may use.
+            needs a thread-safe library.
 
         Raises:
           TypeError: ``source`` is not a source, or has a dtype that JAX does not have.
-          ValueError: the spec does not fit; a block of another shape than was asked for.
+          ValueError: the spec does not fit, or a block has another shape than was asked for.
           DoesNotFitError, ImportError: as in ``from_callback``.
-          Exception: what the source raises, with a note of the index.
+          Exception: any error of the source, with a note of the index.
 
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
@@ -292,13 +293,13 @@ class ArrayConstructors:
           mesh: ``jax.sharding.Mesh``.
           spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
           data_callback: ``data_callback(indices)`` gets one index per device of this process, in
-            device order, repeats included, and returns the blocks in that order. Of devices that
-            hold the same index the first one's block is taken for all.
+            device order, repeats included, and returns the blocks in that order. If devices hold
+            the same index, all get the block of the first.
           dtype: as in ``from_callback``.
           copy: as in ``from_callback``.
 
-        Communicates as ``from_callback`` does. Raises what that raises, and
-        ``ValueError`` where the number of blocks is not the number of indices.
+        Communicates as ``from_callback`` does, and raises the same errors. Raises ``ValueError``
+        if the number of blocks is not the number of indices.
 
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
@@ -360,7 +361,7 @@ class ArrayConstructors:
         Communicates as ``from_callback`` does.
 
         Raises:
-          TypeError: something returned is not a ``jax.Array``, or dtypes differ.
+          TypeError: a returned value is not a ``jax.Array``, or dtypes differ.
           ValueError: the spec does not fit, or an array is missing, on another device or of
             another shape.
 
@@ -415,33 +416,33 @@ class ArrayConstructors:
         dtype: npt.DTypeLike | None = None,
         copy: bool | None = None,
     ) -> Self:
-        """Build an array of what each process has of it, such as its rows of a batch.
+        """Build an array from the part that each process has, such as its rows of a batch.
 
-        The data of a process is its distinct blocks side by side, in the order of their coordinates
-        and gaps left out: ``ShardGrid.view(process).local_shape`` is its shape. That needs blocks
-        that form a regular grid; the devices may be in any order in the mesh. Blocks that several
-        processes hold must be equal in all of them (``host_local_array_to_global_array`` can check
-        that). Communicates as ``from_callback`` does.
+        The data of a process is its distinct blocks side by side, in the order of their
+        coordinates, without gaps: ``ShardGrid.view(process).local_shape`` is its shape. The blocks
+        must form a regular grid; the devices may be in any order in the mesh. Replicated blocks
+        must be equal in all processes (``host_local_array_to_global_array`` can check that).
+        Communicates as ``from_callback`` does.
 
         Args:
           local_data: a NumPy array, a ``jax.Array`` of this process, PRNG keys, or anything else
             that ``numpy.asarray`` takes. A ``jax.Array`` whose shards are the blocks, on their
-            devices, is used without a copy, so deleting or donating it deletes them; another is
-            copied there.
+            devices, is used without a copy, so deleting or donating it deletes them. Any other
+            ``jax.Array`` is copied there.
           mesh: ``jax.sharding.Mesh``.
           spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-          global_shape: sizes of the whole array, by default inferred. In a dimension in which the
-            local data has the whole global size, the blocks of this process are cut out of it.
-            Needed, with ``dtype``, in a process without a device of the mesh, which ignores the
+          global_shape: sizes of the whole array, by default inferred. If the local data has the
+            whole global size in a dimension, the blocks of this process are taken from it.
+            Required, with ``dtype``, in a process without a device of the mesh, which ignores its
             local data.
           dtype: as in ``from_callback``.
-          copy: as in ``from_callback``: NumPy data is copied once, unless it is ``False``, which
-            promises to leave the data alone for as long as the array lives.
+          copy: as in ``from_callback``. NumPy data is copied once, and with ``False`` never: do not
+            change it while the array lives.
 
         Raises:
-          TypeError: a dtype that JAX does not have, or local data that is being traced.
+          TypeError: the local data has a dtype that JAX does not have, or is being traced.
           ValueError: the spec or ``global_shape`` does not fit the data, or the blocks of this
-            process do not form a regular grid; it shows them.
+            process do not form a regular grid. The message shows the blocks.
           DoesNotFitError: as in ``from_callback``.
 
         >>> import gda, jax, numpy as np

@@ -1,4 +1,4 @@
-"""The formula of a fingerprint: what says whether two arrays are the same, however they are cut.
+"""The formula of a fingerprint: equal for equal arrays, however they are sharded.
 
 Every element is mixed with the position it has in the whole array, in four *lanes*, and each lane
 is summed up modulo 2**32. A sum has no order and no cuts: each part is summed up by itself, and the

@@ -35,7 +35,7 @@ def array_from_callback(
 ) -> jax.Array:
     """Build an array by one call of ``data_callback`` per distinct index of this process.
 
-    See ``GlobalArray.from_callback``, which says what the arguments mean and what is raised.
+    ``GlobalArray.from_callback`` documents the arguments and the errors.
     """
     plan = plan_of(global_shape, mesh, spec)
     plan.check_dtype_is_known(dtype)
@@ -43,7 +43,7 @@ def array_from_callback(
     if into and dtype is None:
         raise ValueError("into=True needs dtype=, the type of the buffer that the callback fills")
     if into and copy is not None:
-        raise ValueError("copy= says what happens to memory of the callback; into=True has none")
+        raise ValueError("copy= is for blocks that the callback returns; omit it with into=True")
     if options is None and not plan.places_early:
         # Nothing overlaps here, so all blocks are read in a row and placed at once.
         reader = plan.reader(dtype, copy)
@@ -225,8 +225,8 @@ def _check_one_each(arrays: list[Any], plan: Plan) -> None:
             )
             raise ValueError(
                 f"the callback returned one array for the indices {first} and {second}; a buffer "
-                "that is filled again and again holds the last block alone. Return array.copy(), "
-                "or yield the blocks one by one, each of which is copied before the next"
+                "that is filled again and again holds only the last block. Return array.copy(), or "
+                "yield the blocks one by one: each is copied before the next"
             )
 
 

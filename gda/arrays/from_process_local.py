@@ -1,4 +1,4 @@
-"""From what each process has to one global array; ``process_local`` is the way back."""
+"""One global array from the part that each process has; ``process_local`` is the way back."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def array_from_process_local(
     copy: bool | None = None,
     batch: Batch | None = None,
 ) -> jax.Array:
-    """Build an array of what each process has of it.
+    """Build an array from the part that each process has.
 
-    See ``GlobalArray.from_process_local``, which says what the arguments mean and what is raised.
+    ``GlobalArray.from_process_local`` documents the arguments and the errors.
     ``batch`` is for the leaves of a tree.
     """
     local = _as_array(local_data)
@@ -79,7 +79,7 @@ def array_from_process_local(
 
 
 class Batch:
-    """What the leaves of a tree share while they are built; at the end of the block all are done.
+    """The state that the leaves of a tree share while they are built; at the end all are done.
 
     Attributes:
       buffers: of bytes, for what is copied: small leaves share their memory.
@@ -99,7 +99,7 @@ class Batch:
 
 
 class _LocalPlan:
-    """Where the blocks of this process are in its local data.
+    """The places of the blocks of this process in its local data.
 
     Attributes:
       whole: what this process reads of the global array.
@@ -140,7 +140,7 @@ class _LocalPlan:
                 self.sharding = sharding
 
     def is_copied_by_jax(self, local: np.ndarray[Any, Any]) -> bool:
-        """Whether JAX copies every block of ``local``, and keeps none of its memory.
+        """Return True if JAX copies every block of ``local``, and keeps none of its memory.
 
         It does so by several threads, which is quicker than a copy made here.
         """
@@ -218,7 +218,7 @@ def _blocks_at_once(
 
 
 def _as_array(local_data: Any) -> Any:
-    """Return a ``jax.Array``, or a NumPy array that may be somebody's memory."""
+    """Return a ``jax.Array``, or a NumPy array whose memory other code may use."""
     if type(local_data) is np.ndarray:
         return local_data
     if not isinstance(local_data, jax.Array) and hasattr(local_data, "__jax_array__"):
@@ -231,7 +231,7 @@ def _as_array(local_data: Any) -> Any:
         if not local_data.is_fully_addressable:
             raise ValueError(
                 f"local data of shape {local_data.shape} is a global array already: other "
-                "processes hold parts of it. Use it as it is, or wrap it with "
+                "processes hold parts of it. Use it unchanged, or wrap it with "
                 "GlobalArray.from_array"
             )
         return local_data
@@ -239,7 +239,7 @@ def _as_array(local_data: Any) -> Any:
 
 
 def _stays_on_devices(local: jax.Array, sharding: NamedSharding) -> bool:
-    """Whether an array is moved from device to device, or is there; else it goes by the host."""
+    """Return True if an array is moved from device to device, and not through the host."""
     if is_extended(local.dtype):
         return True
     if jax.dtypes.canonicalize_dtype(local.dtype) != local.dtype:

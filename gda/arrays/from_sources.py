@@ -1,4 +1,4 @@
-"""Many blocks at a time: arrays while their blocks are read, and how a source becomes one."""
+"""Arrays while their blocks are read, many at a time; the step from a source to such an array."""
 
 from __future__ import annotations
 
@@ -190,8 +190,8 @@ def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
     is_other = isinstance(dtype, np.dtype) and native(dtype) != native(source.dtype)
     if is_other and reader.asked is None:
         raise TypeError(
-            f"the source says that its dtype is {source.dtype}, but gave a block of {dtype}, as "
-            f"libraries do that scale what they read; pass dtype={dtype} to have that"
+            f"the source has dtype {source.dtype}, but its block has dtype {dtype}, as in "
+            f"libraries that scale their data; pass dtype={dtype}"
         )
     return block
 
@@ -199,8 +199,8 @@ def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
 def _check_raw(dtype: np.dtype[Any], asked: Any) -> None:
     if is_raw(dtype) and asked is not None and asked.itemsize != dtype.itemsize:
         raise TypeError(
-            f"the source has elements of {dtype.itemsize} bytes that NumPy has no type for "
-            f"({dtype}); they cannot be {asked}, of {asked.itemsize} bytes"
+            f"the source has elements of {dtype.itemsize} bytes without a NumPy type ({dtype}); "
+            f"they cannot be {asked}, of {asked.itemsize} bytes. Pass the dtype that was saved"
         )
 
 

@@ -1,8 +1,8 @@
 """The container: ``GlobalArray``.
 
-It holds one ``jax.Array`` and nothing else; all it says of mesh, spec and shards is derived from
-that array when asked for, and kept. Its constructors are in ``gda.arrays.constructors``, its
-operators and the methods of ``jax.Array`` in ``gda.arrays.operators``; below these is what they do.
+It holds one ``jax.Array`` and nothing else. Mesh, spec and shards are derived from that array on
+first use, and kept. ``gda.arrays.constructors`` has its constructors, ``gda.arrays.operators`` its
+operators and the methods of ``jax.Array``.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ _set = object.__setattr__
 
 @set_module("gda")
 class GlobalArray(ArrayConstructors, ArrayOperators):
-    """A global array cut over a mesh, held by the devices of one or many processes.
+    """A global array sharded over a mesh, held by the devices of one or many processes.
 
     A thin, immutable container over one committed ``jax.Array`` with a ``NamedSharding``, in
     ``.array``. Computing on it gives ordinary ``jax.Array``s: operators, indexing, ``jnp``
     functions and all methods and properties of ``jax.Array`` work on ``.array``. Functions of
-    ``jax.lax`` need ``.array`` written out; JAX says "Triggering __jax_array__() during
-    abstractification" of them, and docs/works.md names the functions concerned. It is a pytree
-    whose only leaf is that array, so ``jax.jit``, ``jax.grad``, ``jax.tree.map``,
-    ``jax.device_put`` and optimisers take it and give it back.
+    ``jax.lax`` need ``.array`` written out; their error is "Triggering __jax_array__() during
+    abstractification", and docs/works.md lists them. It is a pytree whose only leaf is that array,
+    so ``jax.jit``, ``jax.grad``, ``jax.tree.map``, ``jax.device_put`` and optimisers take it and
+    give it back.
 
-    A tree function puts its results back into the container, also those that are no arrays:
+    A tree function puts its results back into the container, also results that are not arrays:
     ``jax.device_get(tree)`` and ``jax.tree.map(np.asarray, tree)`` give a ``GlobalArray`` around a
-    NumPy array, and ``jax.tree.map(lambda x: x.shape, tree)`` one around a tuple. For NumPy arrays
-    use ``gda.to_numpy(tree)``; for other results pass ``is_leaf=lambda x: isinstance(x,
-    gda.GlobalArray)``, and the function gets the container and its results stay as they are.
+    NumPy array, and ``jax.tree.map(lambda x: x.shape, tree)`` gives one around a tuple. For NumPy
+    arrays use ``gda.to_numpy(tree)``. For other results pass ``is_leaf=lambda x: isinstance(x,
+    gda.GlobalArray)``: then the function gets the container, and its results stay as they are.
 
     Args:
       global_shape: sizes of the whole array.
@@ -185,7 +185,8 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         """Mesh and spec as JAX's ``NamedSharding``.
 
         Raises:
-          TypeError: the array has none: it is being traced over Auto axes, or is not an array.
+          TypeError: there is none, because the array is being traced over Auto axes or the
+            container holds something else.
         """
         return sharding_of(self.array)
 
@@ -301,7 +302,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
     def delete(self) -> None:
         """Free the device memory now. Every later access to data raises ``RuntimeError``.
 
-        Of jitted functions, those of ``jnp`` included, the message is JAX's: they see the array.
+        Jitted functions, also those of ``jnp``, see the array and raise JAX's own message.
         """
         real(self).delete()
 
@@ -341,18 +342,17 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
     def reshard(self, mesh_or_spec: Any, spec: Any = None, /) -> GlobalArray:
         """Move the data to another layout; communicates between processes where they hold parts.
 
-        ``g.reshard(spec)`` cuts it by another spec over its own mesh, ``g.reshard(mesh, spec)``
-        over another mesh, both in the same memory kind; ``g.reshard(sharding)`` moves it to the
-        memory kind of the sharding too. Within one process any mesh will do. Between processes JAX
-        moves data within one set of devices, in any order of them and over any axes; all processes
-        with devices of the mesh must call it. Inside ``jit`` use ``gda.constrain``.
+        ``g.reshard(spec)`` shards it by another spec over its own mesh, ``g.reshard(mesh, spec)``
+        over another mesh, both in the same memory kind. ``g.reshard(sharding)`` moves it to the
+        memory kind of the sharding too. Within one process any mesh works. Between processes JAX
+        moves data within one set of devices, in any order and over any axes; all processes with
+        devices of the mesh must call it. Inside ``jit`` use ``gda.constrain``.
 
         Returns:
-          a new ``GlobalArray``; it may share memory with this one where nothing has to move.
+          a new ``GlobalArray``. It may share memory with this one if no data has to move.
 
         Raises:
-          ValueError: the spec does not fit, or the devices are others and belong to several
-            processes.
+          ValueError: the spec does not fit, or the mesh has other devices and several processes.
           TypeError: the array is being traced.
 
         >>> import gda, jax, numpy as np
@@ -383,23 +383,23 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         """Return the whole value as NumPy on every process; communicates between processes.
 
         All processes of the program must call it, also those without devices of the mesh. The
-        blocks go round a few at a time through one device of each process, so no device has to
-        hold the whole array. Where every process has all blocks already, no data is sent. An array
-        of this process alone is just copied, and the others need not call it.
+        blocks go through one device of each process, a few at a time, so no device has to hold the
+        whole array. If every process has all blocks already, no data is sent. An array of this
+        process alone is only copied, and the other processes need not call it.
 
         Args:
-          process: the one that needs it; the others get ``None`` and need no memory for it. The
-            network carries as much either way.
-          max_bytes: how much of it a device may hold at a time, by default 256 MiB; at least one
-            row of a block for each process.
+          process: the process that needs the value. The others get ``None`` and need no memory for
+            it. The network traffic is the same.
+          max_bytes: the most bytes that a device may hold at a time, by default 256 MiB, and at
+            least one row of a block for each process.
 
         Returns:
           a new array that the caller may write to.
 
         Raises:
-          ValueError: there is no such process, ``max_bytes`` is below 1, or the array lies on
-            devices of one other process alone, for which it is a local array.
-          TypeError: PRNG keys, of which NumPy knows nothing, or the array is being traced.
+          ValueError: there is no such process, ``max_bytes`` is below 1, or only one other process
+            holds the array.
+          TypeError: the array has PRNG keys, which NumPy does not have, or is being traced.
           RuntimeError: the array was deleted or donated.
 
         >>> import gda, jax, numpy as np
@@ -414,18 +414,19 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
     def fingerprint(self) -> str:
         """Return a digest of shape, dtype and content; communicates where others hold a part.
 
-        128 bits as 32 hex digits, for two processes or runs to compare arrays without moving them.
-        It does not depend on mesh, spec, order of devices or number of processes, and is the same
-        from one version of JAX to the next. It sees bits: 0.0 and -0.0 differ, and so do NaNs of
-        other bits. It is no protection against another array that is made to have the same digest.
+        128 bits as 32 hex digits, to compare arrays of two processes or runs without moving them.
+        It does not depend on mesh, spec, order of devices, number of processes or version of JAX.
+        It sees bits: 0.0 and -0.0 differ, and so do NaNs of other bits. It does not protect from an
+        array that was constructed to have the same digest. ``gda.fingerprint`` takes NumPy arrays
+        too.
 
-        Every device sums up the blocks that it holds, each block once, and between processes go 16
+        Every device sums up the blocks that it holds, each block once, and processes exchange 16
         bytes. All processes of the program must call it, also those without devices of the mesh.
-        The fingerprint of an array of this process alone the others need not ask for.
+        For an array of this process alone the other processes need not call it.
 
         Raises:
           TypeError: the array is being traced, or has no mesh and spec.
-          ValueError: the array lies on devices of one other process alone.
+          ValueError: only one other process holds the array.
           RuntimeError: the array was deleted or donated.
 
         >>> import gda, jax, numpy as np

@@ -1,4 +1,4 @@
-"""Arrays that have their data here, and the errors of those that have not: one for each reason."""
+"""Arrays with data in this process, and the errors of arrays without, one for each reason."""
 
 from __future__ import annotations
 

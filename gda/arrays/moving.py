@@ -1,4 +1,4 @@
-"""Moves of the data of an array: to another layout, and whole to the host of every process."""
+"""Moves of the data of an array: to another layout, or the whole to the host of every process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from gda.multihost.allgather import all_gather
 
 
 def reshard(array: jax.Array, mesh: MeshLike, spec: SpecLike | None = None) -> jax.Array:
-    """Return the array cut by ``spec`` over ``mesh``, in the same kind of memory.
+    """Return the array sharded by ``spec`` over ``mesh``, in the same kind of memory.
 
     Or as a sharding says, which tells the kind of memory too. See ``GlobalArray.reshard``, which
     says what is raised.
@@ -81,16 +81,17 @@ def _check_same_devices(array: jax.Array, mesh: Mesh) -> None:
         return
     if array.is_fully_addressable:
         raise ValueError(
-            "the array belongs to this process alone, and the mesh to several. If every process "
-            "has the same value, cut it up with GlobalArray.from_callback(shape, mesh, spec, "
-            "lambda index: g[index]); if each has its part, use GlobalArray.from_process_local"
+            "only this process holds the array, and several processes have devices of the mesh. If "
+            "every process has the same value, shard it with GlobalArray.from_callback(shape, "
+            "mesh, spec, lambda index: g[index]). If each has its part, use "
+            "GlobalArray.from_process_local"
         )
     raise ValueError(
         "JAX's public API moves an array between processes only within one set of devices, in any "
-        f"order; here {len(before - after)} devices would be left and {len(after - before)} added. "
-        f"Use a mesh of the {len(before)} devices that the array is on, or go through the hosts: "
-        "value = g.gather() and then GlobalArray.from_callback(..., lambda index: value[index]), "
-        "or through storage where the value is too large for a host"
+        f"order; this mesh lacks {len(before - after)} of the array's devices and adds "
+        f"{len(after - before)}. Use a mesh of the {len(before)} devices of the array, or go "
+        "through the hosts: value = g.gather() and then GlobalArray.from_callback(..., lambda "
+        "index: value[index]). If the value is too large for a host, go through storage"
     )
 
 

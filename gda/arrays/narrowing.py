@@ -1,4 +1,4 @@
-"""The dtypes that JAX has, and what becomes of data of others: it is narrowed, or refused."""
+"""The dtypes that JAX has; data of other dtypes is narrowed or refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WIDE_DTYPES = tuple(map(np.dtype, ["i8", "u8", "f8", "c16"]))
 
 @set_module("gda")
 class DoesNotFitError(ValueError, OverflowError):
-    """A value of a block cannot be represented in the dtype that the array has in JAX.
+    """A value of a block does not fit the dtype that the array has in JAX.
 
     >>> import gda, jax, numpy as np
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ('x',))
@@ -53,7 +53,7 @@ def narrowed_dtype(dtype: np.dtype[Any], given: str) -> np.dtype[Any]:
         if dtype.kind in "mM":
             hint += ", such as with .astype('int64')"
         if is_raw(dtype):
-            hint = "view it as what it is with dtype=, such as dtype=jax.numpy.bfloat16"
+            hint = "name the dtype of its elements with dtype=, such as dtype=jax.numpy.bfloat16"
         raise TypeError(f"{given}{dtype}, which JAX does not have; {hint}")
     return jax.dtypes.canonicalize_dtype(dtype)
 
@@ -88,8 +88,8 @@ def check_fits(wide: np.ndarray[Any, Any], narrow: np.ndarray[Any, Any], index: 
         raise DoesNotFitError(
             f"the block at index {format_index(index)} has dtype {wide.dtype}, which JAX narrows "
             f"to {narrow.dtype} without jax_enable_x64, and the value {wide[place]} at {element} "
-            "of the array does not fit. Set jax_enable_x64, or ask for the cast, as NumPy makes "
-            f"it, with dtype={narrow.dtype}"
+            "of the array does not fit. Set jax_enable_x64, or pass "
+            f"dtype={narrow.dtype} for the cast that NumPy makes"
         )
 
 
@@ -108,7 +108,7 @@ def objects_error(value: np.ndarray[Any, Any], index: Index) -> Exception:
     numbers = np.asarray([] if others else objects).dtype
     name = "float64" if numbers.hasobject else numbers.name
     return TypeError(
-        f"{where} has dtype object, as a pandas column may have{holds}; convert it to numbers with "
+        f"{where} has dtype object, like some pandas columns{holds}; convert it to numbers with "
         f"block.astype({name!r}) or dtype="
     )
 

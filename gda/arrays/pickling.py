@@ -40,7 +40,7 @@ def dump(array: jax.Array, sharding: NamedSharding) -> State:
     if not (array.is_fully_addressable if is_key else is_all_here(array)):
         raise TypeError(
             "a GlobalArray cannot be pickled by a process that does not hold every block of it; "
-            "let every process write its local_shards with replica_id 0"
+            "let every process write its addressable_shards with replica_id 0"
         )
     devices = list(mesh.devices.flat)
     return State(

@@ -185,8 +185,8 @@ class Plan:
             dtype = array.dtype if dtype is None else dtype
             if reader.asked is None and array.dtype != dtype:
                 raise TypeError(
-                    f"{what}[{i}] has dtype {array.dtype}, those before it {dtype}; make all of "
-                    "one dtype with .astype"
+                    f"{what}[{i}] has dtype {array.dtype}, those before it {dtype}; give all one "
+                    "dtype with .astype"
                 )
             on_device[device] = array
         arrays: dict[Device, Any] = {
@@ -229,7 +229,7 @@ def _array_on(device: Device, buffer: object, name: str, order: str) -> jax.Arra
     if buffer.devices() != {device}:
         on = ", ".join(sorted(map(str, buffer.devices())))
         raise ValueError(
-            f"{name} is on {on}; expected there is {device}. Put one array on each device, in the "
+            f"{name} is on {on}; expected is {device}. Put one array on each device, in the "
             f"order of {order}"
         )
     return buffer

@@ -83,7 +83,7 @@ def local_array_of(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
     """Return the local array of this process, over its devices; nothing is copied or moved.
 
     Args:
-      array: one that is cut as ``spec`` says over ``mesh``.
+      array: one that is sharded by ``spec`` over ``mesh``.
 
     Raises:
       ValueError: the blocks of this process do not form a regular grid, or it has none.
@@ -103,7 +103,7 @@ def local_sharding(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> NamedShar
 
     Where this process's devices form a subcube of the mesh, it is that spec over
     ``mesh.local_mesh``. Elsewhere it is over a mesh of those devices with an axis ``'dim0'`` for
-    dimension 0 if that is cut, and so on, and an axis ``'replica'``. Where some of the blocks are
+    dimension 0 if it is sharded, and so on, and an axis ``'replica'``. Where some of the blocks are
     held by more of them than others, those devices are left out.
 
     Raises:
@@ -116,18 +116,18 @@ def local_sharding(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> NamedShar
     holders: dict[int, list[Device]] = {}
     for device, position in local_positions(mesh).items():
         holders.setdefault(grid.block_id(position), []).append(device)
-    cut = [dimension for dimension, entry in enumerate(grid.spec) if entry is not None]
-    extents = [len(view.coordinates[dimension]) for dimension in cut]
+    sharded = [dimension for dimension, entry in enumerate(grid.spec) if entry is not None]
+    extents = [len(view.coordinates[dimension]) for dimension in sharded]
     replicas = min(map(len, holders.values()))
     # By number, blocks are in row-major order of their coordinates.
     devices = [device for block in sorted(holders) for device in holders[block][:replicas]]
     is_explicit = set(mesh.axis_types) == {AxisType.Explicit}
     local_mesh = Mesh(
         np.array(devices).reshape(*extents, replicas),
-        (*(f"dim{dimension}" for dimension in cut), "replica"),
-        axis_types=(AxisType.Explicit if is_explicit else AxisType.Auto,) * (len(cut) + 1),
+        (*(f"dim{dimension}" for dimension in sharded), "replica"),
+        axis_types=(AxisType.Explicit if is_explicit else AxisType.Auto,) * (len(sharded) + 1),
     )
-    entries = [f"dim{d}" if d in cut else None for d in range(len(grid.spec))]
+    entries = [f"dim{d}" if d in sharded else None for d in range(len(grid.spec))]
     return named_sharding(global_shape, local_mesh, entries)
 
 

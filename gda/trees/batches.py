@@ -36,8 +36,8 @@ class DataPartitionType(enum.Enum):
 
     ``FULL``: dimension 0 over all axes of the mesh, so that each process has some of the rows.
     ``REPLICATED``: not at all, so that every device has the whole array.
-    ``BATCH``: dimension 0 over the axes ``'data'`` and ``'fsdp'``, and dimension 1, where an array
-    has one, over the axis ``'seq'``. Axes that the mesh does not have are left out; it must have
+    ``BATCH``: dimension 0 over the axes ``'data'`` and ``'fsdp'``, and dimension 1, if there is
+    one, over the axis ``'seq'``. Axes that the mesh does not have are omitted; it must have
     ``'data'`` or ``'fsdp'``.
 
     >>> import gda
@@ -63,18 +63,20 @@ _CONSTRAINTS = SPECS._replace(classes=(PartitionSpec, NamedSharding, NoneType))
 @set_module("gda")
 @public
 def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType.FULL) -> Any:
-    """Return a tree of ``GlobalArray``s over the current mesh, made of what each process has.
+    """Return a tree of ``GlobalArray``s over the current mesh, built from the part of each process.
 
-    Under ``FULL`` and ``BATCH`` each process brings the rows of its own devices. ``FULL``: the
-    global batch is the local batch divided by the devices of this process and multiplied by all
-    devices, that is, where every process has as many, the local batch times the number of
-    processes. ``BATCH``: it is the local batch divided by the blocks of rows that this process has
-    and multiplied by all blocks; dimension 1 every process brings whole. The rows of a process are
-    on its own devices, in their order in the mesh, whatever that order is. Under ``REPLICATED``
-    every process brings the whole array. Under a spec it brings what
-    ``GlobalArray.from_process_local`` says. NumPy data is copied once. Communicates between
-    processes only to check that they agree, where ``gda.checking_agreement`` is on.
-    ``host_to_global_device_array`` is the former name of this function.
+    - ``FULL``: each process passes the rows of its own devices. The global batch is the local batch
+      divided by the devices of this process and multiplied by all devices. If every process has as
+      many devices, this is the local batch times the number of processes.
+    - ``BATCH``: each process passes its rows, with the whole of dimension 1. The global batch is
+      the local batch divided by the blocks of rows of this process and multiplied by all blocks.
+    - ``REPLICATED``: every process passes the whole array.
+    - A spec: every process passes its part, as for ``GlobalArray.from_process_local``.
+
+    The rows of a process are on its own devices, in their order in the mesh, whatever that order
+    is. NumPy data is copied once. Communicates between processes only to check that they agree, if
+    ``gda.checking_agreement`` is on. ``host_to_global_device_array`` is the former name of this
+    function.
 
     Args:
       host_arrays: a pytree of arrays of shape ``[local batch, ...]``; under ``REPLICATED`` and
@@ -107,8 +109,8 @@ def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType
     _check_partition(partition)
     if partition is None:
         raise NotImplementedError(
-            "partition is None; write DataPartitionType.REPLICATED, or PartitionSpec(), for arrays "
-            "that every device holds whole"
+            "partition is None; write DataPartitionType.REPLICATED, or PartitionSpec(), for "
+            "replicated arrays"
         )
 
     def work() -> Any:
@@ -126,24 +128,24 @@ host_to_global_device_array = host_to_global_array
 @set_module("gda")
 @public
 def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
-    """Return a tree of new NumPy arrays: of each array what this process has, every block once.
+    """Return a tree of new NumPy arrays: the blocks of each array in this process, each once.
 
-    The blocks stand side by side in the order of their indices, gaps left out, however the array is
-    sharded: the inverse of ``host_to_global_array``, where each process brought its own blocks and
-    no others. Needs no current mesh, and never communicates between processes.
+    The blocks are side by side in the order of their indices, without gaps, however the array is
+    sharded. This is the inverse of ``host_to_global_array`` if each process passed its own blocks
+    only. Needs no current mesh, and never communicates between processes.
 
     Args:
       global_arrays: a pytree of ``GlobalArray``s and ``jax.Array``s.
-      partition: what the arrays must be, for those who want it checked: ``FULL``, this process has
-        whole rows; ``REPLICATED``, it has the whole array; ``BATCH`` or a ``PartitionSpec``, the
-        array is sharded so; or a tree of these that is a prefix of ``global_arrays``, with ``None``
-        for no check. Under ``FULL`` and ``BATCH`` arrays of one batch size must also have the same
-        rows in this process. It never changes what is returned.
+      partition: a check of the arrays. ``FULL``: this process has whole rows. ``REPLICATED``: it
+        has the whole array. ``BATCH`` or a ``PartitionSpec``: the array has this layout. Or a tree
+        of these that is a prefix of ``global_arrays``, with ``None`` for no check. Under ``FULL``
+        and ``BATCH`` arrays of one batch size must also have the same rows in this process. It
+        never changes the result.
 
     Raises:
       ValueError: the blocks of this process do not form a regular grid, or it has none of them; an
-        array is not as ``partition`` says. With a note of the leaf's path.
-      TypeError: a leaf is not such an array, or is one of PRNG keys, of which NumPy knows nothing.
+        array does not pass the check of ``partition``. With a note of the leaf's path.
+      TypeError: a leaf is not such an array, or has PRNG keys, which NumPy does not have.
       NotImplementedError: ``partition`` is something else.
 
     >>> import gda, jax, numpy as np
@@ -286,8 +288,8 @@ def _check_partition(partition: Any) -> None:
     for leaf in jax.tree.leaves(partition, is_leaf=_PARTITIONS_OR_NONE.has):
         if not _PARTITIONS_OR_NONE.has(leaf):
             raise NotImplementedError(
-                f"partition has {leaf!r}; it is a DataPartitionType (FULL, REPLICATED or BATCH), a "
-                "PartitionSpec or a tree of these"
+                f"partition has {leaf!r}; expected is a DataPartitionType (FULL, REPLICATED or "
+                "BATCH), a PartitionSpec or a tree of these"
             )
 
 
@@ -319,7 +321,7 @@ def _batch_spec(mesh: Any, ndim: int) -> PartitionSpec:
     if not rows:
         raise ValueError(
             "DataPartitionType.BATCH shards dimension 0 over the mesh axes 'data' and 'fsdp', and "
-            f"the mesh {dict(mesh.shape)} has neither; name one of its axes so, or pass a "
+            f"the mesh {dict(mesh.shape)} has neither; rename one of its axes, or pass a "
             "PartitionSpec as partition"
         )
     return PartitionSpec(rows, sequence) if sequence and ndim > 1 else PartitionSpec(rows)
@@ -358,15 +360,15 @@ def _check_layout(array: jax.Array, partition: DataPartitionType | PartitionSpec
         if (local := view_of_array(array).local_shape)[1:] != array.shape[1:]:
             raise ValueError(
                 f"the array has the shape {array.shape}, and this process has only parts of its "
-                f"rows, {local} in all; leave partition= out for those parts, or shard the array "
+                f"rows, {local} in all; omit partition= for those parts, or shard the array "
                 "along dimension 0 with GlobalArray.reshard"
             )
     elif partition is DataPartitionType.REPLICATED:
         if (local := view_of_array(array).local_shape) != array.shape:
             raise ValueError(
-                f"the array has the shape {array.shape}, and of that this process has {local}; "
-                "with DataPartitionType.REPLICATED it must have all. Leave partition= out for what "
-                "it has, or use GlobalArray.gather for the whole"
+                f"the array has the shape {array.shape}, and this process has {local} of it; with "
+                "DataPartitionType.REPLICATED it must have the whole. Omit partition= for the part "
+                "of this process, or use GlobalArray.gather for the whole"
             )
     else:
         spec: Any = partition
@@ -399,10 +401,10 @@ class _SameRows:
         first, first_rows = self._first.setdefault(array.shape[0], (number, rows))
         if rows != first_rows:
             raise ValueError(
-                f"of the array at {path_of(self._tree, first)} this process has the rows "
-                f"{_rows_text(first_rows)}, and of this one the rows {_rows_text(rows)}; shard "
+                f"this process has the rows {_rows_text(first_rows)} of the array at "
+                f"{path_of(self._tree, first)}, and the rows {_rows_text(rows)} of this one; shard "
                 "dimension 0 of both over the same mesh axes, for instance with "
-                "GlobalArray.reshard, or leave partition= out"
+                "GlobalArray.reshard, or omit partition="
             )
 
 

@@ -40,12 +40,12 @@ Digests = dict[str, dict[str, str]]
 def host_local_array_to_global_array(
     local_inputs: Any, global_mesh: Mesh, pspecs: Any, *, check_replicas: bool = False
 ) -> Any:
-    """Return a tree of ``GlobalArray``s made of what each process has of them.
+    """Return a tree of ``GlobalArray``s, built from the part that each process has.
 
     Each leaf is built by ``GlobalArray.from_process_local``: the data of a process is its distinct
-    blocks side by side, NumPy data is copied once, and shards of a ``jax.Array`` that are where
-    they are needed are not. A leaf that is global already, of which other processes hold parts, is
-    passed through as it is, whatever its mesh and spec.
+    blocks side by side. NumPy data is copied once; shards of a ``jax.Array`` on the right devices
+    are not copied. An array that is global already, with parts in other processes, is returned
+    unchanged, whatever its mesh and spec.
 
     Communicates between processes only to check that they agree, with ``check_replicas`` or where
     ``gda.checking_agreement`` is on: then all processes of the mesh must call it. Call it outside
@@ -55,8 +55,8 @@ def host_local_array_to_global_array(
       local_inputs: a pytree of arrays, PRNG keys and scalars.
       global_mesh: ``jax.sharding.Mesh`` over any devices in any order.
       pspecs: a ``PartitionSpec``, or a tree of them that is a prefix of ``local_inputs``.
-      check_replicas: compare the blocks that several processes hold, of which each uses its own.
-        Costs a digest of those blocks and a few small messages.
+      check_replicas: compare the blocks that several processes hold. Costs a digest of those
+        blocks and a few small messages.
 
     Raises:
       ValueError: ``pspecs`` is no prefix, or has ``None`` for an array; a spec does not fit; the
@@ -93,16 +93,16 @@ def host_local_array_to_global_array(
 @set_module("gda")
 @public
 def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspecs: Any) -> Any:
-    """Return a tree of ``jax.Array``s, each what this process has of a global array.
+    """Return a tree of ``jax.Array``s, each the part of a global array in this process.
 
-    Each is the distinct blocks of this process side by side, where they are, over
-    ``global_mesh.local_mesh``; nothing is copied. Where the devices of this process do not form a
-    subcube of the mesh, it is over a mesh of them with an axis ``'dim0'`` for dimension 0 if that
-    is cut, and so on, and an axis ``'replica'``. An array that only this process has is returned as
-    it is.
+    Each is the distinct blocks of this process side by side, on their devices, over
+    ``global_mesh.local_mesh``; nothing is copied. If the devices of this process do not form a
+    subcube of the mesh, it is over a mesh of them with an axis ``'dim0'`` for dimension 0 if it is
+    sharded, and so on, and an axis ``'replica'``. An array that only this process holds is returned
+    unchanged.
 
-    An array that is cut otherwise than ``pspecs`` says is first moved by ``GlobalArray.reshard``,
-    and that communicates: all processes of the mesh must call this. Else it does not.
+    An array with another layout than ``pspecs`` is first moved by ``GlobalArray.reshard``, which
+    communicates: then all processes of the mesh must call this.
 
     Args:
       global_inputs: a pytree of ``GlobalArray``s and ``jax.Array``s, PRNG keys too.
@@ -252,5 +252,5 @@ def judge_replicas(payloads: dict[int, bytes]) -> bytes:
         return b""
     return (
         f"blocks that several processes hold differ: {join_some(differences)}. Give every process "
-        "the same data there, or cut the array over the processes"
+        "the same data there, or shard the array over the processes"
     ).encode()

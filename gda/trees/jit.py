@@ -1,4 +1,4 @@
-"""Into ``jax.jit`` and out of it: containers at the border, plain arrays inside."""
+"""``jit`` and ``constrain``: containers outside a jitted function, plain arrays inside."""
 
 from __future__ import annotations
 
@@ -81,28 +81,29 @@ def jit(
 
     Args:
       fun: the function.
-      mesh: over what the specs are; by default the mesh of the arguments, or that of
-        ``jax.set_mesh``. With it ``out_specs`` come back as they were written, so they have no more
-        entries than a result has dimensions; without it JAX may drop axes that cut nothing, such as
-        those of size 1.
+      mesh: the mesh of the specs; by default the mesh of the arguments, or that of
+        ``jax.set_mesh``. With it results have ``out_specs`` exactly as written, so a spec must not
+        have more entries than its result has dimensions. Without it JAX may drop axes that shard
+        nothing, such as axes of size 1.
       in_specs: one ``PartitionSpec`` for all arguments, or a tuple with one tree of them per
-        positional argument, each tree a prefix of the argument; ``None`` leaves an argument as it
-        comes, and a tuple leaves keyword arguments so. What is cut otherwise is moved first.
-      out_specs: a ``PartitionSpec``, or a tree of them that is a prefix of the result; ``None``
+        positional argument, each tree a prefix of the argument. ``None`` leaves an argument as it
+        is, and a tuple leaves keyword arguments as they are. An argument with another layout is
+        moved first.
+      out_specs: a ``PartitionSpec``, or a tree of them that is a prefix of the result. ``None``
         leaves the layout to JAX.
       jit_options: options of ``jax.jit``, such as ``donate_argnums`` and ``static_argnums``.
 
-    Over Explicit axes JAX refuses operations of which it cannot tell the layout. Where
-    ``out_specs`` names every result, such a body is traced again with the axes as Auto, and the
-    compiler chooses the layouts inside. And where no argument is on the mesh, JAX learns the
-    devices from ``mesh`` and ``out_specs`` together.
+    Over Explicit axes JAX refuses an operation if its layout is ambiguous. If ``out_specs`` names
+    every result, gda then traces the body again with Auto axes, and the compiler chooses the
+    layouts inside. If no argument is on the mesh, JAX learns the devices from ``mesh`` and
+    ``out_specs`` together.
 
     All results are containers, also a loss: write ``gda.jit(jax.grad(loss))``. JAX refuses
     ``jax.grad(gda.jit(loss))``: "Triggering __jax_array__() during abstractification".
 
-    Lower with containers what is to be called with containers: ``f.lower(g)``, or before there is
-    data ``f.lower(jax.tree.map(lambda s: gda.GlobalArray(array=s), shapes))`` with
-    ``jax.ShapeDtypeStruct``s that have a sharding. Lowered with these themselves, it takes arrays.
+    To call the lowered function with containers, lower it with containers: ``f.lower(g)``, or
+    without data ``f.lower(jax.tree.map(lambda s: gda.GlobalArray(array=s), shapes))`` with
+    ``jax.ShapeDtypeStruct``s that have a sharding. Lowered with plain shapes, it takes arrays.
 
     Raises (when first called with new shapes):
       ValueError: a spec does not fit an array and the mesh, or there is no mesh.
@@ -320,7 +321,7 @@ def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:
     kinds = set(mesh.axis_types)
     if AxisType.Manual in kinds:
         raise TypeError(
-            "inside jax.shard_map, over Manual axes, an array is a block; constrain it outside"
+            "inside jax.shard_map, over Manual axes, an array is one block; constrain it outside"
         )
     sharding = _layout(x, spec, mesh)
     if kinds == {AxisType.Explicit}:

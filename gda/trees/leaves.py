@@ -1,4 +1,4 @@
-"""The leaves of a tree of arrays, and their paths, for what goes wrong at one of them."""
+"""The leaves of a tree of arrays, and their paths for error messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def path_of(tree: Any, number: int) -> str:
 
 
 def note_path(error: Exception, tree: Any, number: int) -> None:
-    """Add to an error at which leaf of the tree it happened."""
+    """Add the path of the leaf to its error."""
     if path := path_of(tree, number):
         note = f"gda: at {path} of the tree"
         if note not in getattr(error, "__notes__", ()):  # one that is raised again has it
@@ -41,7 +41,7 @@ def note_path(error: Exception, tree: Any, number: int) -> None:
 
 
 def with_paths(tree: Any, function: Callable[..., T], *values: Sequence[Any]) -> list[T]:
-    """Return what ``function`` makes of each leaf's values; its error gets the leaf's path."""
+    """Return the result of ``function`` for each leaf; its error gets the leaf's path."""
     results: list[T] = []
     for of_leaf in zip(*values, strict=True):
         try:

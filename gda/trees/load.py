@@ -1,4 +1,4 @@
-"""Trees of sources to trees of arrays, whose blocks are all read in one go."""
+"""Trees of sources to trees of arrays; all blocks are read in one go."""
 
 from __future__ import annotations
 
@@ -41,36 +41,36 @@ def load_tree(
     progress: ProgressLike = False,
     retry: Retry | None = None,
 ) -> Any:
-    """Build a ``GlobalArray`` of every source in a tree.
+    """Build a ``GlobalArray`` from every source in a tree.
 
-    All blocks of all arrays that this process needs are read in one go, each once, with one set of
-    workers and one budget, so that the reads of small arrays overlap too. Nothing is read before
-    the specs and shapes of all have been checked. Communicates between processes only to check that
-    they agree, once for the whole tree, and only where ``gda.checking_agreement`` is on.
+    The blocks that this process needs are read in one go, each once, with one set of workers and
+    one budget, so that the reads of small arrays overlap too. Nothing is read before all specs and
+    shapes are checked. Communicates between processes only to check that they agree, once for the
+    whole tree, and only where ``gda.checking_agreement`` is on.
 
     Args:
-      sources: a pytree of what ``GlobalArray.from_source`` takes; also a mapping that JAX does not
-        know, such as ``zarr.Group``, ``h5py.Group`` or what ``gda.storage.open_safetensors``
-        returns, or a tree with some in it.
+      sources: a pytree of sources of ``GlobalArray.from_source``. A mapping that JAX does not know,
+        such as ``zarr.Group``, ``h5py.Group`` or the result of ``gda.storage.open_safetensors``, is
+        taken too, also inside a tree.
       mesh: ``jax.sharding.Mesh``, of all arrays. Or, in place of mesh and specs, a
         ``NamedSharding`` or a tree of them that is a prefix of ``sources``.
       specs: one ``PartitionSpec``, a tree of them that is a prefix of ``sources``, or a function
-        ``(path, leaf)`` that returns one; a path is such as ``'layers/0/weight'``, and a leaf is a
-        ``jax.ShapeDtypeStruct``, which has ``shape``, ``dtype``, ``ndim`` and ``size``.
-      dtype: cast to it; one for all or a tree of them that is a prefix of ``sources``, with
-        ``None`` for what is not cast.
+        ``(path, leaf)`` that returns one. A path is such as ``'layers/0/weight'``. A leaf is a
+        ``jax.ShapeDtypeStruct``, with ``shape``, ``dtype``, ``ndim`` and ``size``.
+      dtype: cast to it. One dtype for all, or a tree of them that is a prefix of ``sources``, with
+        ``None`` for no cast.
       max_workers, max_bytes, progress, retry: as in ``GlobalArray.from_callback``, for the whole
         tree.
 
     Returns:
-      the same tree of ``GlobalArray``s; of a mapping a dict.
+      the same tree of ``GlobalArray``s, with dicts for mappings that JAX does not know.
 
     Raises:
-      TypeError, ValueError, DoesNotFitError, ImportError: as ``GlobalArray.from_source`` does, with
-        a note of the path; ``specs``, ``dtype`` or the tree of shardings is no prefix of
-        ``sources``, or the function ``specs`` ends with ``StopIteration``.
-      Exception: what a source raises, with a note of the index and the path, or the function
-        ``specs``, with one of the path.
+      TypeError, ValueError, DoesNotFitError, ImportError: as ``GlobalArray.from_source``, with a
+        note of the path; also if ``specs``, ``dtype`` or the tree of shardings is no prefix of
+        ``sources``, or the function ``specs`` raises ``StopIteration``.
+      Exception: any other error of a source, with a note of index and path, or of the function
+        ``specs``, with a note of the path.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P

@@ -1,6 +1,6 @@
-"""Two trees side by side: what the one has for each leaf of the other.
+"""Two trees side by side: the value in one for each leaf of the other.
 
-Keys count and classes do not, so that a dict goes with a dataclass of the same fields.
+They match by key, not by class, so that a dict matches a dataclass of the same fields.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOTHING: Any = object()
 
 
 class Pair(NamedTuple):
-    """A leaf of a tree and what the other tree has for it; one of them may be ``NOTHING``.
+    """A leaf of a tree and its partner in the other tree; one of them may be ``NOTHING``.
 
     Attributes:
       keys: the path of the leaf, in JAX's keys.
@@ -98,7 +98,7 @@ def targets_for(tree: Any, targets: Any) -> list[Any]:
       targets: a pytree of the same structure, or with mappings in it that JAX does not know.
 
     Raises:
-      ValueError: some are missing or left over, or one is for two leaves.
+      ValueError: targets are missing or surplus, or one is for two leaves.
     """
     pairs = list(pairs_of(tree, targets, lambda node, _: is_leaf(node)))
     check_match(pairs, "targets", "have the structure of the tree")
@@ -107,14 +107,14 @@ def targets_for(tree: Any, targets: Any) -> list[Any]:
         first = first_with.setdefault(id(pair.found), number)
         if first != number:
             raise ValueError(
-                f"the arrays at {path_of(tree, first)} and {path_of(tree, number)} have one "
-                "target, in which the second would overwrite the first"
+                f"the arrays at {path_of(tree, first)} and {path_of(tree, number)} have the same "
+                "target, so the second would overwrite the first; give each a target of its own"
             )
     return [pair.found for pair in pairs]
 
 
 def name_of(key: Any) -> Any:
-    """Return what a user calls a child, without what kind of node it is in."""
+    """Return the name of a child, without the kind of its node."""
     match key:
         case DictKey(key=name) | FlattenedIndexKey(key=name):
             return name
@@ -147,7 +147,7 @@ def _leaves(node: Any, keys: Keys) -> list[tuple[Keys, Any]]:
 
 
 def _node_text(node: Any) -> str:
-    """Say what a node is, without what is below it."""
+    """Return a text for a node, without its children."""
     kind = type(node).__name__
     if is_container(node):
         return f"a {kind}"

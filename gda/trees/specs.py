@@ -1,4 +1,4 @@
-"""Specs for a tree: which leaf gets which, and what to say where the two trees do not match."""
+"""Specs for a tree: the spec of each leaf, and the errors of trees that do not match."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class Prefix(NamedTuple):
     pairs: list[Pair]
 
     def of_each_leaf(self) -> list[Any]:
-        """Return what is for each leaf; ``ValueError`` if that is no prefix of the tree."""
-        hint = f"; write {self.kind.written.format('')} for what every device holds whole"
+        """Return the entry of each leaf; ``ValueError`` if they are no prefix of the tree."""
+        hint = f"; write {self.kind.written.format('')} for replicated arrays"
         check_match(self.pairs, self.name, "be a prefix of the tree that it is for", hint)
         return [pair.found for pair in self.pairs]
 
 
 def prefix_of(tree: Any, specs: Any, name: str, kind: Kind = SPECS) -> Prefix:
-    """Return what ``specs`` says of each leaf of ``tree``; ``TypeError`` as ``check_kind``."""
+    """Return the entry of ``specs`` for each leaf of ``tree``; ``TypeError`` as ``check_kind``."""
     check_kind(specs, name, kind)
     return Prefix(name, kind, list(pairs_of(tree, specs, lambda _, node: kind.has(node))))
 
@@ -159,8 +159,8 @@ def _spec_by(function: SpecOf, path: str, leaf: jax.ShapeDtypeStruct) -> Partiti
         spec = function(path, leaf)
     except StopIteration as error:
         raise ValueError(
-            f"specs gave nothing for {path!r}: it ended with StopIteration, as next(...) does "
-            "where no rule matches; add a rule, or a default, as in next(..., PartitionSpec())"
+            f"specs({path!r}, leaf) raised StopIteration, as next(...) does if no rule matches; "
+            "add a rule, or a default, as in next(..., PartitionSpec())"
         ) from error
     if not isinstance(spec, PartitionSpec):
         raise TypeError(f"specs({path!r}, leaf) returned {spec!r:.80}, not a PartitionSpec")

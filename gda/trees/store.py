@@ -1,8 +1,8 @@
 """Arrays out to storage: every distinct block written once, by one of the processes that hold it.
 
 A target is anything that takes slices: a memory map, a Zarr array, an HDF5 data set, a TensorStore.
-``gda.storage.targets`` has all that is known of one before anything is written;
-``gda.storage.chunk_conflicts`` says whether its chunks go with the blocks.
+``gda.storage.targets`` finds its properties before anything is written, and
+``gda.storage.chunk_conflicts`` the chunks that two blocks share.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from gda.trees.leaves import is_container, path_of, with_paths
 from gda.trees.matching import targets_for
 
 _OTHERWISE = (
-    "for a tree of them there is gda.store_tree, and what every process has may be assigned to the "
-    "target by one"
+    "for a tree use gda.store_tree; for a NumPy array that every process has, let one process "
+    "assign it to the target"
 )
 
 
@@ -59,42 +59,44 @@ def store(
 ) -> None:
     """Write an array to ``target``: over all processes each distinct block once, by one process.
 
-    Blocks that several processes hold are shared out evenly between them, and only those that this
-    process writes are copied to its host. All processes that hold a part of the array must call
-    this; an array that only this process has is written by it whole. Returns when what this process
-    writes is in the target: durable in a TensorStore, or in its transaction if it has one; in
-    anything else as after an assignment, and ``target.flush()`` is yours.
+    Processes share replicated blocks out evenly, and only the blocks that this process writes are
+    copied to its host. All processes that hold a part of the array must call this. An array that
+    only this process holds is written by this process. Returns when the blocks of this process are
+    in the target: durable in a TensorStore, or in its transaction if it has one. In other targets
+    they are as after an assignment; call ``target.flush()`` yourself.
 
-    Does not communicate, so other processes may still be writing when it returns. To read what was
-    written, in process 0 for instance, pass ``wait_for_all=True``.
+    Does not communicate, so other processes may still be writing when it returns. To read the
+    target afterwards, in process 0 for instance, pass ``wait_for_all=True``.
 
     Args:
       g: the array, with a mesh and a spec or on one device.
-      target: of the shape of ``g``, and of its dtype or one that holds each of its values exactly.
-        Anything with ``shape``, ``dtype`` and NumPy's slice assignment, such as ``numpy.memmap``,
-        ``zarr.Array`` or ``h5py.Dataset``; or a TensorStore. Each process opens its own.
-      max_workers: threads that write at a time. By default the caller's alone, one block after the
-        other, because not every library can be used by several. A TensorStore writes concurrently
-        by itself.
-      max_bytes: host memory for copies of blocks at any time, 256 MiB by default; a block that is
-        larger is copied alone. Within it, copies are begun ahead of the writing.
-      progress: show bytes and rate on stderr, of what this process writes, which needs
-        ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
-      wait_for_all: communicates: return, in every process that holds a part, when all have written.
-        If one fails, all raise; if they hold different arrays, before anything is written.
-      timeout: seconds to wait for the other processes, which may have more to write, with
-        ``wait_for_all``; by default as ``gda.check_processes_agree``.
+      target: a target of the shape of ``g``, and of its dtype or one that holds each of its values
+        exactly. Anything with ``shape``, ``dtype`` and NumPy's slice assignment, such as
+        ``numpy.memmap``, ``zarr.Array`` or ``h5py.Dataset``; or a TensorStore. Each process opens
+        its own.
+      max_workers: number of threads that write. By default the caller's thread alone writes block
+        after block, because not every library is thread-safe. A TensorStore writes concurrently by
+        itself.
+      max_bytes: the most host memory for copies of blocks, 256 MiB by default. A larger block is
+        copied alone. Within the bound, copies are begun ahead of the writing.
+      progress: ``True`` shows bytes and rate of this process on stderr, which needs
+        ``pip install 'gda[progress]'``; a function is called with ``(nbytes_done, nbytes_total)``.
+      wait_for_all: communicate, and return, in every process that holds a part, when all have
+        written. If one process fails, all raise. If they hold different arrays, all raise before
+        anything is written.
+      timeout: with ``wait_for_all``, seconds to wait for the other processes, which may have more
+        to write; by default as ``gda.check_processes_agree``.
 
     Raises, before anything is written:
       TypeError: ``g`` is not an array, is traced or has PRNG keys, or ``target`` is not a target.
       RuntimeError: the array was deleted or donated.
       ImportError: ``progress=True`` without rich.
-      ValueError: shapes differ, the target's dtype cannot hold the values, it is read-only, or
-        several processes, or threads, would write into one of its chunks: the message has the shape
-        of chunks that would work.
+      ValueError: shapes differ, the dtype of the target cannot hold the values, the target is
+        read-only, or several processes, or threads, would write into one of its chunks. The message
+        has a shape of chunks that fits.
 
     Raises, afterwards:
-      Exception: what the target raises, with a note of the index. No block is begun after it, and
+      Exception: any error of the target, with a note of the index. No block is begun after it, and
         no thread is left.
       DisagreementError, LateProcessError, ConnectionError: with ``wait_for_all``, as
         ``gda.check_processes_agree``.
@@ -129,21 +131,21 @@ def store_tree(
 ) -> None:
     """Write every array of a tree to the target at the same place in ``targets``; see ``store``.
 
-    All leaves are checked before the first is written. Replicated leaves are shared out over the
-    processes by their bytes, the largest first, so that no process writes much more than another.
+    All leaves are checked before the first is written. Processes share replicated leaves out by
+    their bytes, the largest first, so that no process writes much more than another.
 
     Args:
       tree: a pytree of ``GlobalArray``s and ``jax.Array``s, the same in every process.
-      targets: a tree of the same structure, or a mapping such as ``zarr.Group`` or ``h5py.Group``;
-        in one that is not a pytree a leaf is looked up by the text of its key, also where the tree
-        has a list or a dataclass, and what else is in it is left alone.
+      targets: a tree of the same structure, or a mapping such as ``zarr.Group`` or ``h5py.Group``.
+        In a mapping that is not a pytree a leaf is found by the text of its key, also if the tree
+        has a list or a dataclass there; other entries of the mapping are ignored.
       max_workers, max_bytes, progress, wait_for_all, timeout: as for ``store``; ``max_bytes`` is
         for the whole tree.
 
     Raises:
-      ValueError: targets are missing, are left over, or one is there for two leaves; all missing
-        ones are named.
-      Exception: what ``store`` raises, with a note of the leaf's path.
+      ValueError: targets are missing or surplus, or one is for two leaves. The message names all
+        missing targets.
+      Exception: any error of ``store``, with a note of the leaf's path.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
@@ -171,9 +173,7 @@ class _Waiting:
 
     def __post_init__(self) -> None:
         if self.timeout is not None and not self.wait_for_all:
-            raise ValueError(
-                "timeout is how long wait_for_all=True waits for other processes; pass both"
-            )
+            raise ValueError("timeout= limits the wait of wait_for_all=True; pass both or neither")
 
 
 def _store(
@@ -253,7 +253,8 @@ def _array_of(leaf: Any) -> jax.Array:
     array = live(leaf, otherwise=_OTHERWISE)
     if is_extended(array.dtype):
         raise TypeError(
-            f"no store has {array.dtype}; store the numbers of the keys: jax.random.key_data(array)"
+            f"no target holds {array.dtype}; store the numbers of the keys: "
+            "jax.random.key_data(array)"
         )
     return array
 
@@ -288,7 +289,7 @@ def _check_chunks(grid: ShardGrid, target: Target, turn: int, options: Options) 
     if conflicts:
         who = "two threads" if by_threads else format_processes(conflicts[0].writers)
         text = _shared_chunk_text(grid, target.chunks, target.origin, conflicts, who)
-        alone = ", and so would max_workers=1" if by_threads and not has_several_processes else ""
+        alone = ", or max_workers=1" if by_threads and not has_several_processes else ""
         raise ValueError(text + alone)
 
 
@@ -297,9 +298,9 @@ def _check_one_process(grid: ShardGrid, turn: int) -> None:
     writers = set(_writers(grid, turn).tolist())
     if len(writers) > 1:
         raise ValueError(
-            "the target is in an HDF5 file, which one process at a time may have open to write, "
-            f"and {format_processes(writers)} would; give it to one process with "
-            "g.gather(process=0), write a file for each, or use a Zarr array"
+            "the target is in an HDF5 file, which only one process at a time may write, but "
+            f"{format_processes(writers)} have blocks to write; gather the array with "
+            "g.gather(process=0), write a file for each process, or use a Zarr array"
         )
 
 
@@ -311,9 +312,9 @@ def _shared_chunk_text(
     must_move = any(first % size for first, size in zip(origin, fitting, strict=True))
     return (
         f"the target has chunks of shape {chunks}, and the blocks have shape {grid.shard_shape}: "
-        f"the elements {boundary - 1} and {boundary} of dimension {dimension} lie in one chunk, "
-        f"which {who} would write at a time, and one could lose what the other wrote; chunks of "
-        f"{fitting}{' that begin where the target does' if must_move else ''} would work"
+        f"the elements {boundary - 1} and {boundary} of dimension {dimension} are in one chunk, "
+        f"which {who} would write at the same time, so that data could be lost; use chunks of "
+        f"{fitting}{' that begin at the first element of the target' if must_move else ''}"
     )
 
 

@@ -18,22 +18,20 @@ from gda.trees.leaves import is_container, with_paths
 def to_numpy(tree: Any) -> Any:
     """Return the tree with a NumPy array for every array in it.
 
-    Unlike ``jax.device_get``, which leaves a ``GlobalArray`` around each NumPy array. All copies to
-    the host are started before the first is waited for. Never communicates between processes.
+    ``jax.device_get`` would leave a ``GlobalArray`` around each NumPy array. All copies to the host
+    start before the first is awaited. Never communicates between processes.
 
     Args:
-      tree: a pytree of ``GlobalArray``s and ``jax.Array``s of which this process holds every block;
-        other leaves stay as they are.
+      tree: a pytree of ``GlobalArray``s and ``jax.Array``s. This process must hold every block of
+        each. Other leaves stay as they are.
 
     Returns:
-      a tree of NumPy arrays as ``numpy.asarray`` gives them: read-only, and on CPU perhaps the
+      a tree of NumPy arrays as ``numpy.asarray`` returns them: read-only, and on CPU possibly the
       memory of the array itself.
 
-    Raises:
+    Raises, with a note of the leaf's path:
       RuntimeError: this process does not hold every block of an array, or it was deleted.
-      TypeError: PRNG keys, a traced array, or a ``GlobalArray`` that holds no data.
-
-    All with a note of the path of the leaf.
+      TypeError: an array has PRNG keys or is traced, or a ``GlobalArray`` holds no data.
 
     >>> import gda, jax, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))

@@ -816,7 +816,7 @@ def test_a_lazy_batch_that_fails_is_noted_with_its_own_index(
     ("options", "error", "message"),
     [
         ({"into": True}, ValueError, "into=True needs dtype="),
-        ({"into": True, "dtype": "f4", "copy": True}, ValueError, "into=True has none"),
+        ({"into": True, "dtype": "f4", "copy": True}, ValueError, "omit it with into=True"),
         ({"copy": 0}, TypeError, "copy must be True, False or None, not 0"),
         ({"copy": "maybe"}, TypeError, "copy must be True, False or None, not 'maybe'"),
         ({"dtype": "nonsense"}, TypeError, "the argument dtype='nonsense' is not a dtype; a dtype"),
@@ -961,7 +961,7 @@ def test_what_a_batched_callback_returns_is_checked(
         (
             lambda arrays: arrays[::-1],
             ValueError,
-            r"array\[0\] is on .*7; expected there is .*0\. ",
+            r"array\[0\] is on .*7; expected is .*0\. ",
         ),
         (
             lambda arrays: arrays[::-1],
@@ -971,7 +971,7 @@ def test_what_a_batched_callback_returns_is_checked(
         (
             lambda arrays: [*arrays[:7], arrays[7].astype("int8")],
             TypeError,
-            r"array\[7\] has dtype int8, those before it float32; make all of one dtype",
+            r"array\[7\] has dtype int8, those before it float32; give all one dtype",
         ),
     ],
 )
@@ -1118,15 +1118,15 @@ def test_a_single_device_has_its_sharding_too() -> None:
     [
         (
             lambda sharding: gda.GlobalArray.from_callback((8, 2), sharding, P("x"), np.zeros),
-            "the spec .* stands beside NamedSharding.*, which has its own; give the sharding alone",
+            "the spec .* was given with NamedSharding.*, which has its own; give the sharding",
         ),
         (
             lambda sharding: gda.GlobalArray.from_callback((8, 2), sharding, P("x")),
-            "the spec .* stands beside",
+            "the spec .* was given with",
         ),
         (
             lambda sharding: gda.GlobalArray.from_process_local(DATA, sharding, P("x")),
-            "the spec .* stands beside",
+            "the spec .* was given with",
         ),
         (
             lambda sharding: gda.GlobalArray.from_callback((8, 2), sharding),
@@ -1134,7 +1134,7 @@ def test_a_single_device_has_its_sharding_too() -> None:
         ),
         (
             lambda sharding: gda.GlobalArray.from_source(DATA, sharding.mesh),
-            r"a mesh needs a spec beside it; write P\(\) for .* or give a NamedSharding",
+            r"a mesh was given without a spec; write P\(\) for .* or give a NamedSharding",
         ),
         (
             lambda _: gda.GlobalArray.from_source(DATA, jax.devices()[0]),

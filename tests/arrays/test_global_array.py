@@ -204,7 +204,7 @@ def test_device_buffers_become_the_shards_without_a_copy(mesh: Mesh) -> None:
         (
             lambda b: [b[1], b[0], *b[2:]],
             ValueError,
-            rf"device_buffers\[0\] is on {jax.devices()[1]}; expected there is {jax.devices()[0]}"
+            rf"device_buffers\[0\] is on {jax.devices()[1]}; expected is {jax.devices()[0]}"
             r"\. Put one array on each device, in the order of mesh\.local_devices",
         ),
         (
@@ -220,7 +220,7 @@ def test_device_buffers_become_the_shards_without_a_copy(mesh: Mesh) -> None:
         (
             lambda b: [*b[:7], jax.device_put(np.zeros((2, 2), np.int32), jax.devices()[7])],
             TypeError,
-            r"device_buffers\[7\] has dtype int32, those before it float32; make all of one dtype",
+            r"device_buffers\[7\] has dtype int32, those before it float32; give all one dtype",
         ),
         (lambda b: b[0], TypeError, "expected a sequence of 8 arrays"),
     ],

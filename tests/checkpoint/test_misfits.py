@@ -183,7 +183,7 @@ def test_specs_that_do_not_fit_name_their_leaves(
             TypeError,
             "mesh must be a jax.sharding.Mesh, or a NamedSharding in place",
         ),
-        ({"mesh": ...}, TypeError, "a mesh needs a spec beside it; write P()"),
+        ({"mesh": ...}, TypeError, "a mesh was given without a spec; write P()"),
         ({"mesh": ..., "specs": {"a": 3}}, TypeError, "specs['a'] is 3, not a PartitionSpec"),
         ({"cast": True}, TypeError, "cast and partial are about like="),
         ({"partial": True}, TypeError, "cast and partial are about like="),
@@ -459,7 +459,7 @@ def test_specs_by_a_function(auto_mesh: Mesh, tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="b") as caught:
         restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: {}[path])
     assert caught.value.__notes__ == ["gda: at ['b'] of the tree"]
-    with pytest.raises(ValueError, match="specs gave nothing for 'b': it ended with StopIteration"):
+    with pytest.raises(ValueError, match="raised StopIteration"):
         restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: next(iter(())))
 
 
@@ -513,13 +513,13 @@ def test_shardings_that_do_not_fit(auto_mesh: Mesh, explicit_mesh: Mesh, tmp_pat
         restore(tmp_path, mesh={"a": sharding})
     with pytest.raises(ValueError, match=re.escape("the checkpoint has no ['c'], which mesh has")):
         restore(tmp_path, mesh={"a": sharding, "b": sharding, "c": sharding})
-    with pytest.raises(TypeError, match="stands beside NamedSharding"):
+    with pytest.raises(TypeError, match="was given with NamedSharding"):
         restore(tmp_path, mesh=sharding, specs=P("x"))
     with pytest.raises(TypeError, match=re.escape("mesh['b'] is 3, not a NamedSharding")):
         restore(tmp_path, mesh={"a": sharding, "b": 3})
     with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh"):
         restore(tmp_path, mesh=explicit_mesh.abstract_mesh, specs=P())
-    with pytest.raises(TypeError, match="a mesh needs a spec beside it"):
+    with pytest.raises(TypeError, match="a mesh was given without a spec"):
         restore(tmp_path, mesh=auto_mesh)
 
 

@@ -542,17 +542,17 @@ def test_what_cannot_be_taken_apart_into_rows() -> None:
     rows = "0:4" if me == 0 else "4:8"
     with pytest.raises(
         ValueError,
-        match=rf"of the array at \['a'\] this process has the rows {rows}, and of this one the "
-        r"rows 0:8(.|\n)*gda: at \['b'\] of the tree$",
+        match=rf"this process has the rows {rows} of the array at \['a'\], and the rows 0:8 of "
+        r"this one(.|\n)*gda: at \['b'\] of the tree$",
     ):
         get({"a": array(P("x")), "b": array(P("y"))}, partition=Partition.FULL)
     with pytest.raises(ValueError, match=r"only parts of its rows, \(8, 4\) in all"):
         get({"a": array(P(None, "x"))}, partition=Partition.FULL)
-    with pytest.raises(ValueError, match=r"has the shape \(8, 8\), and of that this process has"):
+    with pytest.raises(ValueError, match=r"has the shape \(8, 8\), and this process has"):
         get({"a": array(P("x"))}, partition=Partition.REPLICATED)
     with pytest.raises(ValueError, match="is sharded by .*'x'.*, and partition says .*'y'"):
         get({"a": array(P("x"))}, partition=P("y"))
-    with pytest.raises(ValueError, match=r"DataPartitionType\.BATCH .* has neither; name one of"):
+    with pytest.raises(ValueError, match=r"DataPartitionType\.BATCH .* has neither; rename one of"):
         get({"a": array(P("x"))}, partition=Partition.BATCH)
     get({"a": array(P("x")), "b": array(P("y"))}, partition={"a": P("x"), "b": P("y")})
     get({"a": array(P("x")), "table": array(P())}, partition={"a": P("x"), "table": P()})

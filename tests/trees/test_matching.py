@@ -86,5 +86,5 @@ def test_a_target_for_a_tree_without_arrays() -> None:
 
 def test_one_target_is_for_one_array() -> None:
     one = np.zeros(2)
-    with pytest.raises(ValueError, match=r"at \['a'\] and \['b'\] have one target, in which"):
+    with pytest.raises(ValueError, match=r"at \['a'\] and \['b'\] have the same target, so"):
         targets_for({"a": np.zeros(2), "b": np.zeros(2)}, {"a": one, "b": one})
