@@ -17,7 +17,7 @@ from gda.layout.text import format_bytes
 
 ALIGNMENT = 64  # bytes; what JAX's CPU backend wants of memory that it adopts
 
-# Small buffers are cut from a common slab: an allocation each costs more than filling it.
+# Small buffers share a slab: an allocation each costs more than filling it.
 _SLAB_BELOW = 64 * 1024
 _SLAB_BYTES = 1024 * 1024
 

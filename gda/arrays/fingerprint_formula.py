@@ -1,8 +1,8 @@
 """The formula of a fingerprint: equal for equal arrays, however they are sharded.
 
 Every element is mixed with the position it has in the whole array, in four *lanes*, and each lane
-is summed up modulo 2**32. A sum has no order and no cuts: each part is summed up by itself, and the
-sums of the parts are added. The formula and why it is so are in ``docs/design/fingerprint.md``.
+is summed up modulo 2**32. A sum has no order: each part is summed up by itself, and the sums of the
+parts are added. The formula and its reasons are in ``docs/design/fingerprint.md``.
 
 Here it is for NumPy, without JAX. ``gda/arrays/block_sums.py`` does the same on devices.
 """
@@ -203,8 +203,8 @@ def _name_of(dtype: Any) -> str:
 
 
 # The keys of positions. Each bit of each coordinate has a constant for each lane, and the key of a
-# position is the sum of the constants of the bits that are set. So wherever a dimension is cut, the
-# key is a sum of one part for the row and one for the column.
+# position is the sum of the constants of the bits that are set. So wherever a dimension is
+# split, the key is a sum of one part for the row and one for the column.
 
 ORIGIN = -1  # the constants of what every position has
 WORD = -2  # those of the number of a word in its element

@@ -1,20 +1,19 @@
 """Support of ``GlobalArray`` in other libraries, through their public hooks.
 
-None of them is imported here: a program that does not use them pays nothing.
+This module imports none of them: a program that does not use them pays nothing.
 
 **treescope** shows containers in trees and in ``treescope.render_array``. It never waits for other
-processes: where they hold a part of an array, a tree shows the layout alone, and ``render_array``
-raises what ``numpy.asarray`` raises.
+processes. If they hold a part of an array, a tree shows only the layout, and ``render_array``
+raises the error of ``numpy.asarray``.
 
-**flax.serialization** has the ``jax.Array`` as the state of a container, as of any array in a tree.
-``from_bytes`` and ``from_state_dict`` give a container over the mesh and spec of the target.
-``to_bytes`` needs the whole value in this process and raises ``RuntimeError`` where others hold a
-part of it. The container is registered when ``gda.GlobalArray`` is first used, if flax was imported
-by then. A program that imports flax later calls ``gda.libraries.register(gda.GlobalArray)`` after
-that import.
+**flax.serialization** takes the ``jax.Array`` as the state of a container. ``from_bytes`` and
+``from_state_dict`` return a container over the mesh and spec of the target. ``to_bytes`` needs the
+whole value in this process, and raises ``RuntimeError`` if other processes hold a part of it. The
+container is registered when ``gda.GlobalArray`` is first used, if flax is imported by then. A
+program that imports flax later calls ``gda.libraries.register(gda.GlobalArray)`` after that import.
 
-**einops** has functions for arrays that it does not know, ``einops.array_api``. Its other functions
-need ``g.array``, or a step under ``gda.jit``.
+**einops** has ``einops.array_api`` for arrays of other libraries. Its other functions need
+``g.array``, or a step under ``gda.jit``.
 
 >>> import einops.array_api, gda, jax.numpy as jnp
 >>> g = gda.GlobalArray.from_array(jnp.zeros((2, 3)))
@@ -53,9 +52,9 @@ def __dir__() -> list[str]:
 
 @set_module("gda.libraries")
 def register(container: type) -> None:
-    """Register a container with those libraries that are imported and have to be told.
+    """Register a container with ``flax.serialization``, if flax is imported.
 
-    To be called again does nothing.
+    A second call does nothing.
 
     >>> import gda
     >>> gda.libraries.register(gda.GlobalArray)

@@ -1,7 +1,7 @@
 """From a global array to what this process has of it: its blocks, and these put together as one.
 
 The *local array* of a process is its distinct blocks side by side, in the order of their
-coordinates, gaps left out. It exists where these blocks form a regular grid: all combinations of
+coordinates, without gaps. It exists where these blocks form a regular grid: all combinations of
 some coordinates in each dimension.
 """
 
@@ -104,7 +104,7 @@ def local_sharding(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> NamedShar
     Where this process's devices form a subcube of the mesh, it is that spec over
     ``mesh.local_mesh``. Elsewhere it is over a mesh of those devices with an axis ``'dim0'`` for
     dimension 0 if it is sharded, and so on, and an axis ``'replica'``. Where some of the blocks are
-    held by more of them than others, those devices are left out.
+    held by more of them than others, those devices are omitted.
 
     Raises:
       ValueError: the blocks of this process do not form a regular grid, or it has none.

@@ -51,11 +51,10 @@ class Shard(Generic[DataT]):
 
     >>> import gda, jax, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
-    >>> data = np.arange(8, dtype=np.float32)
-    >>> g = gda.GlobalArray.from_source(data, mesh, jax.sharding.PartitionSpec('x'))
-    >>> shard = g.local_shards[3]
-    >>> shard.index, shard.replica_id, np.asarray(shard.data)
-    ((slice(2, 4, None),), 1, array([2., 3.], dtype=float32))
+    >>> g = gda.GlobalArray.from_source(np.arange(16).reshape(8, 2), mesh, ['x'])
+    >>> shard = g.addressable_shards[3]
+    >>> shard.index, shard.replica_id, shard.data.tolist()
+    ((slice(2, 4, None), slice(None, None, None)), 1, [[4, 5], [6, 7]])
     """
 
     __slots__ = ("_data_by_device", "_device", "_index", "_replica_id")
@@ -75,7 +74,7 @@ class Shard(Generic[DataT]):
 
     @property
     def index(self) -> Index:
-        """The global elements it holds: one slice per dimension."""
+        """The elements of the whole array that it holds: one slice per dimension."""
         return self._index
 
     @property
@@ -94,7 +93,7 @@ class Shard(Generic[DataT]):
 
         Raises:
           RuntimeError: the array was deleted or donated.
-          TypeError: the array is being traced, or is not one that has data.
+          TypeError: the array is being traced, or has no data.
         """
         return cast("DataT", self._data_by_device.on(self._device))
 

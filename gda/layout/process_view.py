@@ -227,7 +227,7 @@ class ProcessView:
 
     @property
     def local_shape(self) -> Shape:
-        """Shape of its blocks put together, in the order of their coordinates, gaps left out.
+        """Shape of its blocks put together, in the order of their coordinates, without gaps.
 
         Raises:
           ValueError: its blocks do not form a regular grid, or it has no device.

@@ -1,10 +1,11 @@
-"""Pictures of how arrays are cut: text for a terminal, SVG and HTML for a page.
+"""Pictures of the layout of arrays: text for a terminal, SVG and HTML for a page.
 
-No picture moves, reads or shows data, and none needs devices. ``gda.visualize_sharding`` brings
-them to where one looks at them.
+No picture moves, reads or shows data, and none needs devices. ``gda.visualize_sharding`` prints or
+displays them.
 
-To read in this order: ``subject`` (what there is to show), ``words`` and ``folding``, ``terminal``
-(text), ``drawing`` (SVG), ``page`` (HTML), ``visualize`` (also inside of jit; the one with JAX).
+To read in this order: ``subject`` (the array or plan to show), ``words`` and ``folding``,
+``terminal`` (text), ``drawing`` (SVG), ``page`` (HTML), ``visualize`` (also inside ``jit``; the
+only module with JAX).
 
 >>> import gda
 >>> print(gda.show.text((4,), {'x': 2}, ('x',)))
@@ -50,13 +51,13 @@ def text(
     color: bool | None = None,
     header: bool = True,
 ) -> str:
-    """Return a picture of how an array is cut, as text; it neither communicates nor reads data.
+    """Return a picture of the layout of an array as text; neither communicates nor reads data.
 
-    The array is a box cut into its distinct blocks, each with its index, its devices and their
-    processes. With two dimensions that are cut, the blocks are in rows and columns; with more, the
-    last two are, and there is a box for each part of the others. Where it is too large, the middle
-    is left out, and how much that is stands in its place; the cost does not grow with it. What has
-    no room in a cell stands beside the box.
+    The array is a box of its distinct blocks, each with its index, its devices and their processes.
+    Two sharded dimensions are the rows and columns of the box. With more, these are the last two,
+    and there is a box for each part of the others. If the picture is too large, its middle is
+    replaced by the number of omitted blocks, so that the cost is bounded. Texts that do not fit a
+    cell stand beside the box.
 
     Args:
       x: a ``GlobalArray``, a ``jax.Array``, a ``jax.ShapeDtypeStruct`` with a sharding, a
@@ -65,9 +66,10 @@ def text(
         both mesh and spec; for a shape only.
       spec: as for ``ShardGrid``; for a shape only.
       dtype: of the elements, for a shape or a grid; without it no bytes are shown.
-      width: columns that no line exceeds, at least 20; 80 if not given.
-      color: whether to colour the blocks by process, with the codes that terminals know.
-      header: whether what the array is stands above it; how to read the cells does in any case.
+      width: the most columns of a line, at least 20; 80 by default.
+      color: ``True`` colours the blocks by process, with the escape codes of terminals.
+      header: ``True`` puts shape, mesh, spec and bytes above the picture. A legend of the cells is
+        there in any case.
 
     Returns:
       The picture, without a line break at the end.
@@ -76,7 +78,7 @@ def text(
       ImportError: rich is not installed.
       TypeError: ``x`` is none of these, its sharding names no mesh and spec, or ``width`` is no
         integer.
-      ValueError: the spec does not go with the shape and the mesh, or ``width`` is below 20.
+      ValueError: the spec does not fit the shape and the mesh, or ``width`` is below 20.
 
     >>> import gda
     >>> print(gda.show.text((8, 2), {'x': 2, 'y': 2}, ('x', 'y'), dtype='float32'))
@@ -107,7 +109,7 @@ def svg(
     *,
     dtype: npt.DTypeLike | None = None,
 ) -> str:
-    """Return a drawing of how an array is cut, as an SVG element; it needs no network or script.
+    """Return a drawing of the layout of an array as an SVG element, without network or script.
 
     Hovering over a block shows its index, devices, replica ids and bytes. It neither communicates
     nor reads data.
@@ -117,7 +119,7 @@ def svg(
 
     Raises:
       TypeError: ``x`` is none of these, or its sharding names no mesh and spec.
-      ValueError: the spec does not go with the shape and the mesh.
+      ValueError: the spec does not fit the shape and the mesh.
 
     >>> import gda
     >>> gda.show.svg((8, 2), {'x': 4, 'y': 2}, ('x', 'y'))[:4]
@@ -136,9 +138,9 @@ def html(
     *,
     dtype: npt.DTypeLike | None = None,
 ) -> str:
-    """Return the drawing of ``svg`` beside a table of what is known of the array, as HTML.
+    """Return the drawing of ``svg`` beside a table of the array's properties, as HTML.
 
-    For a part of a page, light or dark; it needs no network or script. It neither communicates nor
+    It is a part of a page, light or dark, without network or script. It neither communicates nor
     reads data.
 
     Args:
@@ -146,7 +148,7 @@ def html(
 
     Raises:
       TypeError: ``x`` is none of these, or its sharding names no mesh and spec.
-      ValueError: the spec does not go with the shape and the mesh.
+      ValueError: the spec does not fit the shape and the mesh.
 
     >>> import gda
     >>> '<svg' in gda.show.html((8, 2), {'x': 4, 'y': 2}, ('x', 'y'))

@@ -1,7 +1,7 @@
 """Hypothesis strategies for meshes, specs, shapes that fit them, and ``GlobalArray``s.
 
-To be taken into any test suite, as one takes ``hypothesis.extra.numpy``. Everything shrinks to a
-small case that can be read: few axes, few devices in order, short specs, blocks of one element.
+For any test suite, as ``hypothesis.extra.numpy`` is. Everything shrinks to a small, readable case:
+few axes, few devices in order, short specs, blocks of one element.
 
 >>> import numpy as np
 >>> from hypothesis import given, settings
@@ -83,7 +83,7 @@ def __dir__() -> list[str]:
 
 @dataclass(frozen=True, repr=False)
 class ShardedCase(Generic[MeshT]):
-    """A global shape, a mesh, and a spec that cuts the shape over it.
+    """A global shape, a mesh, and a spec that shards the shape over it.
 
     Attributes:
       global_shape: sizes of the whole array; every dimension is divided by its mesh axes.
@@ -134,7 +134,7 @@ def mesh_shapes(
     Args:
       max_devices: the product of the sizes is at most this.
       min_axes, max_axes: how many axes; by default up to as many as there are names.
-      min_axis_size: 1 lets axes of size 1 come up, which cut nothing; 2 leaves them out.
+      min_axis_size: 1 allows axes of size 1, which shard nothing; 2 omits them.
       axis_names: names of the axes; a mesh of two axes has the first two.
 
     Shrinks to fewer and smaller axes, down to ``{'x': min_axis_size}``.
@@ -192,8 +192,8 @@ def meshes(
         devices as there are.
       devices: the devices to take; by default ``jax.devices()``.
       axis_types: Auto or Explicit, or both to try both; all axes of one mesh are of one kind.
-      shuffle: let meshes come up over any of the devices in any order. Without it a mesh is over
-        the first devices, in order.
+      shuffle: allow meshes over any of the devices in any order. Without it a mesh is over the
+        first devices, in order.
 
     Shrinks to small meshes of Auto axes over the first devices, in order.
 
@@ -241,8 +241,8 @@ def partition_specs(
 ) -> st.SearchStrategy[PartitionSpec]:
     """Return a strategy for the specs of a mesh.
 
-    Entries are ``None``, an axis name, or a tuple of names in any order; trailing ``None``s come
-    up, and axes that no entry uses.
+    Entries are ``None``, an axis name, or a tuple of names in any order. There are specs with
+    trailing ``None``s, and axes that no entry uses.
 
     Args:
       mesh: a mesh, or a mapping from axis name to size, in mesh order.
@@ -292,7 +292,7 @@ def global_shapes(
     max_block_side: int = _MAX_BLOCK_SIDE,
     allow_empty: bool = True,
 ) -> st.SearchStrategy[Shape]:
-    """Return a strategy for the global shapes that a spec cuts evenly over a mesh.
+    """Return a strategy for the global shapes that a spec shards evenly over a mesh.
 
     Args:
       mesh: a mesh, or a mapping from axis name to size.
@@ -300,13 +300,12 @@ def global_shapes(
       min_dims, max_dims: how many dimensions; never fewer than the spec has entries. By default
         up to 3, or the length of the spec where that is more.
       max_block_side: largest size of a dimension of a block.
-      allow_empty: let dimensions of size 0 come up now and then, cut or not.
+      allow_empty: allow dimensions of size 0 now and then, sharded or not.
 
     Shrinks to as few dimensions as the spec allows and blocks of a single element.
 
     Raises:
-      TypeError, ValueError: the spec does not go with the mesh, or has more than ``max_dims``
-        entries.
+      TypeError, ValueError: the spec does not fit the mesh, or has more than ``max_dims`` entries.
 
     >>> from hypothesis import find
     >>> find(global_shapes({'x': 4, 'y': 2}, ('x', None)), lambda shape: 0 not in shape)
@@ -371,14 +370,14 @@ def sharded_cases(
     max_block_side: int = _MAX_BLOCK_SIDE,
     allow_empty: bool = True,
 ) -> st.SearchStrategy[ShardedCase[Any]]:
-    """Return a strategy for a mesh, a spec of it and a global shape that the spec cuts evenly.
+    """Return a strategy for a mesh, a spec of it and a global shape that it shards evenly.
 
     Args:
       mesh: a mesh, a mesh shape, or a strategy for either; by default ``meshes()``. With
         ``mesh_shapes()`` the cases need no devices.
       min_dims, max_dims: how many dimensions the shapes have.
       max_block_side: largest size of a dimension of a block.
-      allow_empty: let dimensions of size 0 come up now and then.
+      allow_empty: allow dimensions of size 0 now and then.
 
     Shrinks to few devices in order, a short spec and blocks of a single element.
 

@@ -1,7 +1,7 @@
-"""The overlaps of the blocks of two tilings: one by one, and as a sum over what a process holds.
+"""The overlaps of the blocks of two tilings: one by one, and summed over the blocks of a process.
 
-A *piece* is where a target block and a source block overlap. Along one dimension the boundaries of
-both tilings cut it into *segments*; each lies in one part of either. A piece is one segment for
+A *piece* is the overlap of a target block and a source block. Along one dimension the boundaries of
+both tilings divide it into *segments*; each is in one part of either. A piece is one segment for
 each dimension, so the pieces of a block are all combinations of the segments of its parts.
 
 The blocks of a process are *regular* if they are all combinations of some parts of each dimension,
@@ -28,7 +28,7 @@ from gda.layout.spec import Shape
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """One dimension, cut by two tilings.
+    """One dimension, divided by two tilings.
 
     Args:
       size: of the dimension, at least 1.
@@ -64,7 +64,7 @@ class Segments:
 
     @cached_property
     def source_parts(self) -> IntArray:
-        """The part of the source that each segment lies in."""
+        """The part of the source that has each segment."""
         return self.starts // self.source_step
 
     @cached_property
@@ -94,7 +94,7 @@ class Listed:
 
     Attributes:
       rows: which of the blocks that were asked for each is a piece of, ascending.
-      source_blocks: the block of the source that it is cut out of.
+      source_blocks: the block of the source that has it.
       sizes: its elements.
       segments: for each dimension, its segment.
     """
@@ -195,7 +195,7 @@ def columns_of(blocks: IntArray, parts: Sequence[int]) -> list[IntArray]:
 
 
 def parts_of(global_shape: Shape, block_shape: Shape) -> Shape:
-    """Return into how many parts each dimension is cut."""
+    """Return the number of parts along each dimension."""
     return tuple(size // step for size, step in zip(global_shape, block_shape, strict=True))
 
 
