@@ -1,6 +1,8 @@
 """The test suite on the versions of JAX and Python that gda supports: `nox`."""
 
 import os
+import shutil
+import sys
 from pathlib import Path
 
 import nox
@@ -11,6 +13,7 @@ nox.options.sessions = ["tests"]
 
 # Tests start hundreds of processes; without bytecode each would compile all of JAX again.
 os.environ.setdefault("UV_COMPILE_BYTECODE", "1")
+_FEW_PROCESSES = {"UV_COMPILE_BYTECODE": "0"}
 
 # pyenv's stand-ins on the PATH refuse versions that are installed but not switched on.
 _PYENV = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
@@ -42,3 +45,31 @@ def torture(session: nox.Session) -> None:
     trials += ["-o", "faulthandler_timeout=600"]  # hundreds of trials take minutes
     page = "--figures=docs/reliability.md"
     session.run("python", "-m", "pytest", "-n", "2", *trials, page, *session.posargs)
+
+
+@nox.session(python="3.11")
+def docs(session: nox.Session) -> None:
+    """Build the documentation into build/site; any warning is an error."""
+    # The configuration of pytest names pytest-xdist.
+    session.install("-e", ".[docs]", "pytest-xdist", env=_FEW_PROCESSES)
+    session.run("python", "-m", "pytest", "-q", "tests/test_site.py")
+    session.run("mkdocs", "build", *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+_EXTRAS = ["", *nox.project.load_toml("pyproject.toml")["project"]["optional-dependencies"]]
+_DIST = Path("dist")
+
+
+@nox.session(python="3.11")
+@nox.parametrize("extra", _EXTRAS, ids=[extra or "none" for extra in _EXTRAS])
+def package(session: nox.Session, extra: str) -> None:
+    """Build wheel and sdist into dist/; install them with each extra, and try what that brings."""
+    if not extra or not _DIST.exists():
+        shutil.rmtree(_DIST, ignore_errors=True)
+        build = [sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", str(_DIST)]
+        session.run(*build, external=True)
+    # The sdist alone, and the wheel, which is built from it, with each extra.
+    (built,) = _DIST.glob("*.whl" if extra else "*.tar.gz")
+    what = f"gda[{extra}] @ {built.resolve().as_uri()}" if extra else str(built)
+    session.install(what, env=_FEW_PROCESSES)
+    session.run("python", "-I", "tests/smoke.py", extra)

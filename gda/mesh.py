@@ -263,6 +263,20 @@ class LayoutUnknownError(TypeError, AttributeError):
     Its causes are a trace over Auto axes, ``jax.shard_map``, a sharding without mesh and spec, and
     a container around something that is no ``jax.Array``. It is an ``AttributeError`` too, as with
     JAX's tracers, because JAX and other libraries call ``hasattr``.
+
+    >>> import gda, jax, numpy as np
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+    >>> g = gda.GlobalArray.from_source(np.arange(8.0), mesh, ('x',), dtype='float32')
+    >>> @jax.jit
+    ... def double(g):
+    ...     try:
+    ...         print(g.spec)
+    ...     except gda.LayoutUnknownError:
+    ...         print('the layout is not known yet')
+    ...     return g * 2
+    >>> double(g).shape
+    the layout is not known yet
+    (8,)
     """
 
 

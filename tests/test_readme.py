@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from markdown_blocks import blocks_of
 
 import gda
 
@@ -37,21 +38,6 @@ UNITS = ["times", "ns", "µs", "us", "ms", "s", "seconds", "minutes", "bytes", "
 UNITS += ["KB", "MB", "GB", "GiB/s", "GB/s", "MiB/s", "MB/s", "%", "x", "\u00d7"]
 NUMBER = r"(?<![\w.,])\d(?:[\d.,]*\d)?"
 UNIT = rf"[ \u00a0]?({'|'.join(map(re.escape, sorted(UNITS, key=len, reverse=True)))})(?!\w)"
-
-
-def blocks_of(text: str) -> list[tuple[str, str, int]]:
-    """Return language, text and number of the first line of every fenced block."""
-    blocks, language, lines, first = [], None, [], 0
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.startswith("```") and language is None:
-            language, lines, first = line.removeprefix("```"), [], number + 1
-        elif line == "```":
-            blocks.append((language, "\n".join(lines) + "\n", first))
-            language = None
-        elif language is not None:
-            lines.append(line)
-    assert language is None, f"the block that begins in line {first} has no end"
-    return blocks
 
 
 def run_in_a_fresh_process(*args: str) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,16 @@ WIDE_DTYPES = tuple(map(np.dtype, ["i8", "u8", "f8", "c16"]))
 
 @set_module("gda")
 class DoesNotFitError(ValueError, OverflowError):
-    """A value of a block does not fit the dtype that the array has in JAX."""
+    """A value of a block does not fit the dtype that the array has in JAX.
+
+    >>> import gda, jax, numpy as np
+    >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ('x',))
+    >>> try:
+    ...     gda.GlobalArray.from_source(np.array([2**40]), mesh, ())
+    ... except gda.DoesNotFitError as error:
+    ...     'narrows to int32' in str(error)
+    True
+    """
 
 
 def narrowed_dtype(dtype: np.dtype[Any], given: str) -> np.dtype[Any]:

@@ -38,6 +38,13 @@ class Contents:
       arrays: the zarr arrays, by name below ``data``. A leaf of 1 MiB or more has one of its own.
       nbytes: of all arrays together.
       about: when, by what and by how many processes it was saved.
+
+    >>> import gda, numpy as np, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gda.checkpoint.save(folder, {'w': np.arange(4, dtype=np.int32), 'step': 1})
+    ...     contents = gda.checkpoint.inspect(folder)
+    >>> [leaf.path for leaf in contents.leaves], contents.nbytes
+    ([('step',), ('w',)], 16)
     """
 
     path: str

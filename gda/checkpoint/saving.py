@@ -134,7 +134,15 @@ def _warn_of_unheard() -> None:
 
 @set_module("gda.checkpoint")
 class Pending:
-    """A save that goes on in the background."""
+    """A save that goes on in the background.
+
+    >>> import gda, numpy as np, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pending = gda.checkpoint.save_async(folder, {'w': np.arange(4)})
+    ...     pending.result()
+    ...     pending.done(), gda.checkpoint.exists(folder)
+    (True, True)
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -36,12 +36,33 @@ _held: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 @set_module("gda")
 class DisagreementError(ValueError):
-    """Processes were about to go on with arrays that are not the same, or from different places."""
+    """Processes were about to go on with arrays that are not the same, or from different places.
+
+    Every process raises it, with the same message.
+
+    >>> import gda
+    >>> def may_go_on(params):
+    ...     try:
+    ...         gda.check_processes_agree(params, name='params')
+    ...     except gda.DisagreementError as error:
+    ...         print(error)  # such as: at ['w'], process 1: shape (16,), process 0: (8,)
+    ...         return False
+    ...     return True
+    >>> may_go_on({'w': 1.0})
+    True
+    """
 
 
 @set_module("gda")
 class LateProcessError(TimeoutError):
-    """Some process did not come to where the others wait; ``processes`` has the numbers."""
+    """Some process did not come to where the others wait; ``processes`` has the numbers.
+
+    >>> import gda
+    >>> try:
+    ...     gda.check_processes_agree({'w': 1.0}, name='params', timeout=60)
+    ... except gda.LateProcessError as error:
+    ...     print('waited for', error.processes)
+    """
 
     def __init__(self, message: str, processes: Iterable[int] = ()) -> None:
         super().__init__(message)

@@ -25,6 +25,14 @@ class ProcessError(RuntimeError):
 
     Attributes:
       process: index of the process that failed first.
+
+    >>> import gda.testing, os
+    >>> with gda.testing.Pool(2) as pool:
+    ...     try:
+    ...         pool.run(os.rmdir, '/no/such/folder')
+    ...     except gda.testing.ProcessError as error:
+    ...         'FileNotFoundError' in str(error)
+    True
     """
 
     def __init__(self, process: int, message: str) -> None:

@@ -9,7 +9,19 @@ from gda.layout.boundary import set_module
 
 @set_module("gda.checkpoint")
 class CorruptionError(ValueError):
-    """A checkpoint is not what was saved; ``problems`` has one line for each thing found."""
+    """A checkpoint is not what was saved; ``problems`` has one line for each thing found.
+
+    >>> import gda, numpy as np, pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gda.checkpoint.save(folder, {'w': np.arange(4)})
+    ...     chunk = next(pathlib.Path(folder).glob('data-*/*/c.*'))
+    ...     _ = chunk.write_bytes(bytes(32))
+    ...     try:
+    ...         gda.checkpoint.verify(folder)
+    ...     except gda.checkpoint.CorruptionError as error:
+    ...         len(error.problems)
+    1
+    """
 
     def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -18,12 +30,29 @@ class CorruptionError(ValueError):
 
 @set_module("gda.checkpoint")
 class CheckpointNotFoundError(FileNotFoundError):
-    """There is no complete checkpoint at a path."""
+    """There is no complete checkpoint at a path.
+
+    >>> import gda, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     try:
+    ...         gda.checkpoint.restore(folder)
+    ...     except gda.checkpoint.CheckpointNotFoundError:
+    ...         print('start from the beginning')
+    start from the beginning
+    """
 
 
 @set_module("gda.checkpoint")
 class SaveError(RuntimeError):
-    """Nothing was committed: another process failed, or another save is at work on the path."""
+    """Nothing was committed: another process failed, or another save is at work on the path.
+
+    >>> import gda, numpy as np, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     try:
+    ...         gda.checkpoint.save(folder, {'w': np.arange(4)})
+    ...     except gda.checkpoint.SaveError:
+    ...         print('train on, and save at the next step')
+    """
 
 
 def said(value: object) -> str:

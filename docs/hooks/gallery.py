@@ -1,0 +1,56 @@
+"""Pictures of layouts on a page, drawn when the site is built.
+
+A line ``<!-- picture: NAME -->`` or ``<!-- picture: NAME DTYPE -->`` stands below a block of Python
+that gives the name a layout; the picture takes its place.
+"""
+
+import contextlib
+import doctest
+import html
+import re
+from collections.abc import Callable
+from typing import Any
+
+import gda
+
+_PICTURE = re.compile(r"^<!-- picture: (\w+)(?: (\w+))? -->$", re.MULTILINE)
+_WIDTH = 92
+
+Drawing = Callable[[Any, str | None], str]
+
+
+def as_text(layout: Any, dtype: str | None) -> str:
+    """Return the picture of a layout for a page that is read as text."""
+    return f"```text\n{gda.show.text(layout, dtype=dtype, width=_WIDTH)}\n```"
+
+
+def as_html(layout: Any, dtype: str | None) -> str:
+    """Return the drawing of a layout on white and on dark, and its picture as text below."""
+    drawing = gda.show.svg(layout, dtype=dtype)
+    text = html.escape(gda.show.text(layout, dtype=dtype, width=_WIDTH))
+    pages = "".join(f'<div class="gda-{page}">{drawing}</div>' for page in ("light", "dark"))
+    return f'<div class="gda-pictures">{pages}</div>\n\n<pre class="gda-text">{text}</pre>'
+
+
+def with_pictures(markdown: str, drawing: Drawing = as_html) -> str:
+    """Return a page with its pictures drawn.
+
+    >>> page = ">>> import gda\\n>>> rows = gda.ShardGrid((4,), {'x': 2}, ('x',))\\n"
+    >>> page += "<!-- picture: rows -->"
+    >>> with_pictures(page, lambda grid, dtype: str(grid.shard_shape)).splitlines()[-1]
+    '(2,)'
+    """
+    names: dict[str, Any] = {}
+    drawn, done = [], 0
+    for picture in _PICTURE.finditer(markdown):
+        before = markdown[done : picture.start()]
+        for example in doctest.DocTestParser().get_examples(before):
+            with contextlib.redirect_stdout(None):
+                exec(example.source, names)
+        drawn += [before, drawing(names[picture[1]], picture[2])]
+        done = picture.end()
+    return "".join([*drawn, markdown[done:]])
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    return with_pictures(markdown)

@@ -1,0 +1,21 @@
+// A page that is opened as a file may start no workers. There the search runs in a hidden frame.
+if (location.protocol === "file:") {
+  window.Worker = class extends EventTarget {
+    constructor(url) {
+      super();
+      const frame = document.createElement("iframe");
+      frame.hidden = true;
+      document.body.append(frame);
+      this.inside = frame.contentWindow;
+      this.inside.postMessage = (data) =>
+        this.dispatchEvent(new MessageEvent("message", { data }));
+      const script = frame.contentDocument.createElement("script");
+      script.src = url;
+      this.loaded = new Promise((resolve) => script.addEventListener("load", resolve));
+      frame.contentDocument.body.append(script);
+    }
+    postMessage(data) {
+      this.loaded.then(() => this.inside.dispatchEvent(new MessageEvent("message", { data })));
+    }
+  };
+}

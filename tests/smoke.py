@@ -1,0 +1,135 @@
+"""Try gda as it is installed, with one of its extras: ``python -I tests/smoke.py [EXTRA]``.
+
+Run by ``nox -s package`` in an environment where nothing but gda and that extra is installed.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import gda
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+MESH = Mesh(np.array(jax.devices("cpu")).reshape(4, 2), ("x", "y"))
+DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
+
+
+def core() -> None:
+    package = Path(gda.__file__).parent
+    assert not package.is_relative_to(ROOT) or ".nox" in package.parts, package
+    assert gda.__version__ == version("gda")
+    assert (package / "py.typed").is_file()
+    assert (package / "__init__.pyi").is_file()
+    g = gda.GlobalArray.from_source(DATA, MESH, P("x", "y"))
+    np.testing.assert_array_equal(gda.to_numpy(g.reshard(P("y"))), DATA)
+    assert gda.show.svg(g).startswith("<svg")
+    plan = "plan --shape 64x64 --dtype f32 --mesh x=8 --spec x --no-picture"
+    assert b"8 distinct" in output(BIN / "gda", *plan.split())
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "program.py")
+        program.write_text("import gda, jax; gda.launch.initialize(); print(jax.process_count())")
+        assert b"[1] 2" in output(sys.executable, "-m", "gda.launch", "-n", "2", program)
+
+
+def nothing() -> None:
+    g = gda.GlobalArray.from_source(DATA, MESH, P("x", "y"))
+    for extra, use in {
+        "show": lambda: gda.visualize_sharding(g),
+        "progress": lambda: gda.GlobalArray.from_source(DATA, MESH, P("x"), progress=True),
+        "checkpoint": lambda: gda.checkpoint.save("unused", {"g": g}),
+    }.items():
+        message = ""
+        try:
+            use()
+        except ImportError as error:
+            message = str(error)
+        assert f"gda[{extra}]" in message, message or f"the extra {extra} is installed"
+
+
+def checkpoint() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        gda.checkpoint.save(folder, {"g": gda.GlobalArray.from_source(DATA, MESH, P("x"))})
+        restored = gda.checkpoint.restore(folder, mesh=MESH, specs=P("y"), check_fingerprint=True)
+        np.testing.assert_array_equal(gda.to_numpy(restored)["g"], DATA)
+
+
+def progress() -> None:
+    gda.GlobalArray.from_source(DATA, MESH, P("x"), progress=True)
+
+
+def show() -> None:
+    gda.visualize_sharding((8, 2), {"x": 4}, ("x",))
+
+
+def examples() -> None:
+    checkpoint()
+    output(sys.executable, "-I", ROOT / "examples" / "train_digits.py")
+
+
+def test() -> None:
+    checkpoint()
+    progress()
+    show()
+    some = [ROOT / "tests" / name for name in ("layout/test_spec.py", "arrays/test_libraries.py")]
+    output(sys.executable, "-I", "-m", "pytest", "-q", "-p", "no:cacheprovider", *some)
+
+
+def bench() -> None:
+    installed("pytest_benchmark", "rich")
+
+
+def dev() -> None:
+    installed("importlinter", "nox", "pyright")
+    output(BIN / "ruff", "check", ROOT / "gda")
+
+
+def docs() -> None:
+    installed("material", "mkdocs", "mkdocstrings_handlers")
+    show()
+
+
+def all_of_them() -> None:
+    for each in (checkpoint, progress, show, bench, dev, docs):
+        each()
+
+
+def installed(*modules: str) -> None:
+    assert [name for name in modules if importlib.util.find_spec(name) is None] == []
+
+
+def output(*command: str | Path) -> bytes:
+    folder = tempfile.gettempdir()
+    return subprocess.run([*command], check=True, cwd=folder, stdout=subprocess.PIPE).stdout
+
+
+TRIALS = {
+    "": nothing,
+    "checkpoint": checkpoint,
+    "progress": progress,
+    "show": show,
+    "test": test,
+    "examples": examples,
+    "bench": bench,
+    "dev": dev,
+    "docs": docs,
+    "all": all_of_them,
+}
+
+if __name__ == "__main__":
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(TRIALS) == {"", *project["optional-dependencies"]}
+    core()
+    TRIALS["".join(sys.argv[1:])]()

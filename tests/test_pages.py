@@ -1,0 +1,154 @@
+"""The pages of the documentation show what happens.
+
+A block of Python is one of two things: examples, which run from the top of the page to its end as
+if a reader typed them, or a file of which the first line is the name. A block of commands runs in a
+folder with those files, and a block of text below it is what it prints.
+"""
+
+import doctest
+import importlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+import warnings
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from markdown_blocks import blocks_of
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+PROGRAMS = {
+    "python": [sys.executable],
+    "gda": [sys.executable, "-m", "gda"],
+    "pytest": [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
+}
+READERS = {"json": json.loads, "toml": tomllib.loads}
+_FILE = re.compile(r"# ([\w./-]+\.py)\n")
+
+
+def blocks(page: str) -> list[tuple[str, str, int]]:
+    return blocks_of((DOCS / page).read_text(encoding="utf-8"))
+
+
+def files(page: str) -> dict[str, str]:
+    """Return the blocks that are files, by name."""
+    python = [text for language, text, _ in blocks(page) if language == "python"]
+    return {named[1]: text for text in python if (named := _FILE.match(text))}
+
+
+def commands(page: str) -> Iterator[tuple[list[str], str | None]]:
+    """Yield each command with the text that is shown as its output."""
+    for (language, text, _), following in pairwise([*blocks(page), ("", "", 0)]):
+        if language == "bash":
+            lines = text.replace("\\\n", "").splitlines()
+            for line in lines:
+                is_last = line is lines[-1]
+                shown = following[1] if is_last and following[0] == "text" else None
+                yield shlex.split(line.removeprefix(".venv/bin/")), shown
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory of the test, whose changes of the environment are undone."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    with mock.patch.dict(os.environ):
+        yield tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_do_what_they_show(page: str, folder: Path) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    lines = [""] * len(text.splitlines())
+    for language, block, first in blocks(page):
+        if language == "python" and not _FILE.match(block):
+            assert block.startswith(">>> "), f"line {first} is not an example with its output"
+            assert "\n\n" not in block, f"after the empty line in the block at {first} nothing runs"
+            lines[first - 1 : first - 1 + block.count("\n")] = block.splitlines()
+    session = "\n".join(lines) + "\n"
+    assert "doctest:" not in text, "an example must not be skipped or be compared loosely"
+    assert text.count(">>> ") == session.count(">>> "), "an example outside of a block of Python"
+    if "from flax import nnx" in text:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of flax on the oldest JAX, when it is imported
+            importlib.import_module("flax.nnx")
+    # Whitespace is normalised because messages of one line are wrapped on the pages.
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+    runner.run(doctest.DocTestParser().get_doctest(session, {}, page, page, 0))
+    assert runner.summarize().failed == 0
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if files(page) or list(commands(page))])
+def test_commands_print_what_is_shown(page: str, folder: Path) -> None:
+    for name, text in files(page).items():
+        (folder / name).write_text(text)
+    left = set(files(page)) - {"conftest.py"}
+    for command, shown in commands(page):
+        if command[0] not in PROGRAMS:
+            continue
+        left -= set(command)
+        output = run(command)
+        if shown is not None:
+            compare(shown, output, is_all=command[0] == "gda")
+    tests = {name for name in left if name.startswith("test_")}
+    assert left == tests, "no command runs these programs"
+    if tests:
+        run(["pytest", *sorted(tests)])
+
+
+def run(command: list[str]) -> str:
+    """Return all that a command prints."""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "COLUMNS")
+    }
+    done = subprocess.run(
+        [*PROGRAMS[command[0]], *command[1:]],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def compare(shown: str, output: str, *, is_all: bool) -> None:
+    """Compare: lines of many processes come in any order, and ``...`` stands for anything."""
+    assert shown.strip()
+    for part in re.split(r"\n(?=\[\d+\] )", shown):
+        pattern = ".*?".join(re.escape(" ".join(piece.split())) for piece in part.split("..."))
+        find = re.fullmatch if is_all else re.search
+        assert find(pattern, " ".join(output.split())), output
+
+
+def test_commands_that_are_not_run_here_install_extras_that_are() -> None:
+    # The session `package` of nox installs each extra and tries it.
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for page in PAGES:
+        for command, _ in commands(page):
+            if command[0] not in PROGRAMS:
+                assert command[:2] == ["pip", "install"], f"{page}: run {shlex.join(command)}"
+                for named in re.findall(r"\[([\w,]+)\]", shlex.join(command)):
+                    assert set(named.split(",")) <= set(extras["optional-dependencies"])
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("design/")])
+def test_every_block_is_one_that_a_test_looks_at(page: str) -> None:
+    previous = ""
+    for language, block, first in blocks(page):
+        if language in READERS:
+            READERS[language](block)
+        else:
+            assert language in {"python", "bash", "text"}, f"line {first} begins a {language} block"
+        assert language != "text" or previous == "bash", f"line {first} shows no command's output"
+        previous = language

@@ -1,0 +1,138 @@
+"""The documentation site: every public name with an example, pictures, and nothing fetched."""
+
+import doctest
+import importlib
+import inspect
+import re
+import sys
+from operator import attrgetter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from public_api import MODULES
+
+import gda
+
+DOCS = Path(__file__).parents[1] / "docs"
+CONFIGURATION = (DOCS.parent / "mkdocs.yml").read_text()
+NAVIGATION = re.findall(r": ([\w/-]+\.md)$", CONFIGURATION, re.MULTILINE)
+API = "\n".join((DOCS / page).read_text() for page in NAVIGATION if page.startswith("api/"))
+_NAME = re.compile(r"^::: (\S+)$", re.MULTILINE)
+
+
+def named(name: str) -> Any:
+    """Return what a name of gda stands for."""
+    return attrgetter(name.partition(".")[2])(gda) if "." in name else gda
+
+
+PUBLIC = {
+    f"{module}.{name}": getattr(named(module), name)
+    for module in MODULES
+    for name in named(module).__all__
+}
+
+
+def hook(name: str) -> ModuleType:
+    """Import a module of docs/hooks as mkdocs does."""
+    sys.path.insert(0, str(DOCS / "hooks"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
+
+
+# The API reference.
+
+
+def test_every_public_name_is_there_once() -> None:
+    names = _NAME.findall(API)
+    assert len(names) == len(set(names))
+    assert set(PUBLIC) - set(names) == set(), "these are missing in docs/api"
+    assert set(names) - set(PUBLIC) == set(), "these are not public"
+
+
+def test_names_come_in_the_order_in_which_one_meets_them() -> None:
+    for module in MODULES:
+        names = [name.rpartition(".") for name in _NAME.findall(API)]
+        assert [name for of, _, name in names if of == module] == list(named(module).__all__)
+
+
+def test_every_public_name_has_an_example() -> None:
+    without = set()
+    parts = _NAME.split(API)
+    for name, below in zip(parts[1::2], parts[2::2], strict=True):
+        # An alias has no docstring of its own, and a program of many processes cannot run in one.
+        text = below if name == "gda.Index" else inspect.getdoc(PUBLIC[name]) or ""
+        if not isinstance(PUBLIC[name], ModuleType) and not re.search(r">>> |::\n", text):
+            without.add(name)
+    assert without == set(), "these have no example"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert pages <= set(NAVIGATION)
+
+
+# The pages as they are built.
+
+
+@pytest.mark.parametrize("name", ["doctests", "gallery", "llms", "offline"])
+def test_examples_of_the_hooks_hold(name: str) -> None:
+    if name in {"doctests", "llms"}:
+        pytest.importorskip("griffe", reason="the extra docs is not installed")
+    results = doctest.testmod(hook(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert results.failed == 0
+    assert results.attempted > 0
+
+
+def test_the_gallery_has_pictures_as_text_and_as_drawings_on_light_and_on_dark() -> None:
+    page = (DOCS / "pictures.md").read_text(encoding="utf-8")
+    gallery = hook("gallery")
+    layouts = page.count("<!-- picture: ")
+    assert layouts >= 12
+    drawn = gallery.with_pictures(page)
+    assert "<!-- picture" not in drawn
+    assert drawn.count('<div class="gda-light"><svg') == layouts
+    assert drawn.count('<div class="gda-dark"><svg') == layouts
+    assert drawn.count('<pre class="gda-text">') == layouts
+    as_text = gallery.with_pictures(page, gallery.as_text)
+    assert "<svg" not in as_text.replace('"<svg"', "")
+    assert as_text.count("```text\n") == layouts
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        '<script src="https://x.org/a.js"></script>',
+        '<link rel="stylesheet" href="//x.org/a.css">',
+        '<link rel="preconnect" href="https://x.org">',
+        '<img srcset="https://x.org/a.png 2x">',
+        '<svg><image href="http://x.org/a.png"/></svg>',
+        '<p style="background: url(https://x.org/a.png)">',
+        '<style>@import "https://x.org/a.css";</style>',
+        '<pre class="mermaid">graph</pre>',
+    ],
+)
+def test_a_page_that_loads_something_is_found(page: str) -> None:
+    assert len(hook("offline").fetched_by_html(page)) == 1
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        '<a href="https://x.org">x</a>',
+        '<link rel="canonical" href="https://x.org">',
+        '<script src="assets/a.js"></script>',
+        '<svg xmlns="http://www.w3.org/2000/svg"></svg>',
+        '<img src="data:image/png;base64,xyz//a">',
+    ],
+)
+def test_a_page_that_loads_nothing_is_not(page: str) -> None:
+    assert hook("offline").fetched_by_html(page) == []
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = (DOCS.parent / "CITATION.cff").read_text()
+    assert f"\nversion: {gda.__version__}\n" in citation
