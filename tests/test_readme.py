@@ -90,7 +90,8 @@ def test_the_plan_is_one_that_the_command_makes() -> None:
     assert program == ".venv/bin/gda"
     done = run_in_a_fresh_process("-m", "gda", *args)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "shard shape   (1024, 512)" in done.stdout
+    assert "1,024 devices" in done.stdout
+    assert "per device    1.0 MiB" in done.stdout
 
 
 def test_the_picture_is_the_one_of_the_quickstart() -> None:
