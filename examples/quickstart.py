@@ -1,10 +1,11 @@
-"""A tour of the constructors, on 8 virtual CPU devices: the quickstart of the README as a program.
+"""The quickstart of the README as a program, on 8 virtual CPU devices.
 
 python examples/quickstart.py
 """
 
 import os
 
+# The CPU plays 8 devices; with accelerators, leave this line away.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import jax
@@ -15,39 +16,21 @@ from jax.sharding import PartitionSpec as P
 import gda
 
 mesh = Mesh(np.array(jax.devices("cpu")).reshape(4, 2), ("x", "y"))
-data = np.arange(16, dtype=np.float32).reshape(8, 2)
+data = np.arange(128, dtype=np.float32).reshape(8, 16)
 
-# One read for each distinct block. Here two devices hold each block.
-reads = []
-
-
-def read(index):
-    reads.append(index)
-    return data[index]
-
-
-g = gda.GlobalArray.from_callback((8, 2), mesh, P("x"), read)
+# An array in memory: dimension 0 is sharded over 'x', and 'y' holds replicas.
+g = gda.GlobalArray.from_source(data, mesh, P("x"))
 print(repr(g))
-print(len(g.local_shards), "shards from", len(reads), "reads")
 
-# A sharding stands for mesh and spec.
-sharding = jax.sharding.NamedSharding(mesh, P("x"))
-print(repr(gda.GlobalArray.from_callback((8, 2), sharding, read)))
+# A tree of arrays, and a tree of NumPy arrays of it.
+params = {"w": data, "b": np.zeros(3, np.float32)}
+tree = gda.load_tree(params, mesh, {"w": P("x", "y"), "b": P()})
+print(repr(tree["w"]))
+print(repr(gda.to_numpy(tree)["b"]))
 
-# One call for all blocks, with the index of every device.
-h = gda.GlobalArray.from_batched_callback(
-    (8, 2), mesh, P("x", "y"), lambda indices: [data[i] for i in indices]
-)
-print(repr(h))
+# One call of the callback for each distinct block.
+h = gda.GlobalArray.from_callback((8, 16), mesh, P(None, "y"), lambda index: data[index])
+print((len(h.local_shards), h.local_shards[1].index))
 
-
-# One call that also places the blocks on the devices.
-def place(request):
-    return [jax.device_put(data[i], device) for i, devices in request for device in devices]
-
-
-print(repr(gda.GlobalArray.from_batched_callback_with_devices((8, 2), mesh, P(None, "y"), place)))
-
-# Around arrays that are on the devices already, and around one jax.Array.
-print(repr(gda.GlobalArray((8, 2), mesh, P("x"), [g.local_data(i) for i in range(8)])))
-print(repr(gda.GlobalArray.from_array(g + h)))
+# Computing gives ordinary arrays of JAX.
+print(repr((g + h).sum()))

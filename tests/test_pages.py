@@ -66,6 +66,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path
 
 
+# JAX 0.8 warns of a name that flax uses.
+@pytest.mark.filterwarnings("ignore:jax.(array_ref|ArrayRef):DeprecationWarning")
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_do_what_they_show(page: str, folder: Path) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
