@@ -29,7 +29,7 @@ from gda.layout.spec import (
     format_spec,
     indivisible_error,
 )
-from gda.layout.tiling import Tiling, all_blocks
+from gda.layout.tiling import Tiling, all_blocks, shard_shape_of
 
 
 @set_module("gda")
@@ -42,6 +42,9 @@ class ShardGrid:
         Of a ``jax.sharding.Mesh`` it is ``mesh.shape``.
       spec: ``PartitionSpec`` or any sequence of ``None``, axis names and tuples of axis names, at
         most as long as the shape.
+      pad: takes sizes that the mesh does not divide. Blocks of such a dimension have
+        ``ceil(size / ways)`` elements, and the last ones fewer or none. Every answer has the
+        elements of the array only; ``shard_shape`` and ``padded_shape`` have the padding too.
       process_of: the process of each device, non-negative integers in device order or in the shape
         of the mesh; of a ``jax.Device`` it is ``process_index``. ``view`` needs it. Grids may
         share it: pass ``other.processes``.
@@ -61,6 +64,9 @@ class ShardGrid:
     (slice(2, 4, None), slice(1, 2, None))
     >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, (None, 'y')).replica_ids
     array([0, 0, 1, 1, 2, 2, 3, 3])
+    >>> padded = ShardGrid((5,), {'x': 4}, ('x',), pad=True)
+    >>> padded.padded_shape, padded.indices()
+    ((8,), [(slice(0, 2, None),), (slice(2, 4, None),), (slice(4, 5, None),), (slice(5, 5, None),)])
     """
 
     global_shape: Shape
@@ -74,6 +80,7 @@ class ShardGrid:
         mesh_shape: Mapping[str, int],
         spec: SpecLike,
         *,
+        pad: bool = False,
         process_of: ProcessOf | Processes | None = None,
     ) -> None:
         try:
@@ -81,7 +88,9 @@ class ShardGrid:
             layout = _layout_of(shape, mesh_shape, spec)
             shard_shape = tuple(map(operator.floordiv, shape, layout.parts))
             if tuple(map(operator.mul, shard_shape, layout.parts)) != shape:
-                raise indivisible_error(layout.axes, shape, layout.mesh_shape)
+                if not pad:
+                    raise indivisible_error(layout.axes, shape, layout.mesh_shape)
+                shard_shape = shard_shape_of(shape, layout.parts)
             # Not by attribute: those are closed, see __setattr__.
             this = self.__dict__
             this["global_shape"] = shape
@@ -102,6 +111,29 @@ class ShardGrid:
     def spec(self) -> tuple[SpecEntry, ...]:
         """The spec in its shortest form: no trailing ``None``, no tuples of one name."""
         return self._layout.spec
+
+    @property
+    def parts(self) -> Shape:
+        """The parts that each dimension has; 1 for one of size 0, whose parts are all equal.
+
+        >>> ShardGrid((8, 2, 6), {'x': 4, 'y': 2}, ('x', None, 'y')).parts
+        (4, 1, 2)
+        """
+        if 0 not in self.global_shape:
+            return self._layout.parts
+        return tuple(
+            ways if size else 1
+            for ways, size in zip(self._layout.parts, self.global_shape, strict=True)
+        )
+
+    @property
+    def padded_shape(self) -> Shape:
+        """The shape of the array with its padding: the global shape if the mesh divides it.
+
+        >>> ShardGrid((50257, 768), {'x': 8}, ('x',), pad=True).padded_shape
+        (50264, 768)
+        """
+        return tuple(map(operator.mul, self.shard_shape, self._layout.parts))
 
     @property
     def num_devices(self) -> int:
@@ -306,12 +338,19 @@ class ShardGrid:
                 start = start + np.arange(size).reshape(shape) * step
                 step *= size
             starts[..., dimension] = start
-        return read_only(starts.reshape(self.num_devices, len(self.global_shape)))
+        return read_only(self._clipped(starts.reshape(self.num_devices, len(self.global_shape))))
 
     @cached_property
     def stops(self) -> IntArray:
         """One past the last element of every device's block: int64 ``[num_devices, ndim]``."""
-        return read_only(self.starts + np.array(self.shard_shape, np.int64))
+        return read_only(self._clipped(self.starts + np.array(self.shard_shape, np.int64)))
+
+    @property
+    def _is_padded(self) -> bool:
+        return self.padded_shape != self.global_shape
+
+    def _clipped(self, ends: IntArray) -> IntArray:
+        return np.minimum(ends, self.global_shape) if self._is_padded else ends
 
     @property
     def replica_ids(self) -> IntArray:
@@ -363,13 +402,16 @@ class ShardGrid:
 
     def __repr__(self) -> str:
         arguments = f"{self.global_shape}, {dict(self.mesh_shape)}, {format_spec(self.spec)}"
-        if self.processes is None:
-            return f"ShardGrid({arguments})"
-        return f"ShardGrid({arguments}, process_of=<{self.num_processes} processes>)"
+        arguments += ", pad=True" * self._is_padded
+        if self.processes is not None:
+            arguments += f", process_of=<{self.num_processes} processes>"
+        return f"ShardGrid({arguments})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        with_processes = partial(ShardGrid, process_of=self.process_of)
-        make = ShardGrid if self.processes is None else with_processes
+        options: dict[str, Any] = {"pad": True} if self._is_padded else {}
+        if self.processes is not None:
+            options["process_of"] = self.process_of
+        make = partial(ShardGrid, **options) if options else ShardGrid
         return make, (self.global_shape, dict(self.mesh_shape), self.spec)
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -53,11 +53,9 @@ class Subject:
     def shape(self) -> Shape:
         return self.grid.global_shape
 
-    @cached_property
+    @property
     def parts(self) -> Shape:
-        """Into how many parts each dimension is cut; one of size 0, all parts equal, into one."""
-        sizes = zip(self.grid.global_shape, self.grid.shard_shape, strict=True)
-        return tuple(size // step if step else 1 for size, step in sizes)
+        return self.grid.parts
 
     @property
     def mesh(self) -> str:

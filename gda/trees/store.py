@@ -276,15 +276,13 @@ def _check_chunks(grid: ShardGrid, target: Target, turn: int, options: Options) 
         _check_one_process(grid, turn)
     if target.chunks is None:
         return
-    sizes = zip(grid.global_shape, grid.shard_shape, strict=True)
-    parts = [size // step for size, step in sizes]
-    if are_aligned(grid.shard_shape, parts, target.chunks, target.origin):
+    if are_aligned(grid.shard_shape, grid.parts, target.chunks, target.origin):
         return
     by_threads = options.are_for_threads and not target.allows_threads
     # Of several threads, any may write any block.
     writers = np.arange(grid.num_shards) if by_threads else _writers(grid, turn)
     conflicts = conflicts_between(
-        writers.reshape(parts), grid.shard_shape, target.chunks, target.origin
+        writers.reshape(grid.parts), grid.shard_shape, target.chunks, target.origin
     )
     if conflicts:
         who = "two threads" if by_threads else format_processes(conflicts[0].writers)
