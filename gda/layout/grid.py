@@ -72,7 +72,9 @@ class ShardGrid:
     global_shape: Shape
     shard_shape: Shape
     _layout: Layout
-    processes: Processes | None = None  # on the class, so that most grids need not be given it
+    # On the class, so that most grids need not be given them.
+    processes: Processes | None = None
+    is_padded: bool = False
 
     def __init__(
         self,
@@ -91,6 +93,7 @@ class ShardGrid:
                 if not pad:
                     raise indivisible_error(layout.axes, shape, layout.mesh_shape)
                 shard_shape = shard_shape_of(shape, layout.parts)
+                self.__dict__["is_padded"] = True
             # Not by attribute: those are closed, see __setattr__.
             this = self.__dict__
             this["global_shape"] = shape
@@ -345,12 +348,8 @@ class ShardGrid:
         """One past the last element of every device's block: int64 ``[num_devices, ndim]``."""
         return read_only(self._clipped(self.starts + np.array(self.shard_shape, np.int64)))
 
-    @property
-    def _is_padded(self) -> bool:
-        return self.padded_shape != self.global_shape
-
     def _clipped(self, ends: IntArray) -> IntArray:
-        return np.minimum(ends, self.global_shape) if self._is_padded else ends
+        return np.minimum(ends, self.global_shape) if self.is_padded else ends
 
     @property
     def replica_ids(self) -> IntArray:
@@ -402,13 +401,13 @@ class ShardGrid:
 
     def __repr__(self) -> str:
         arguments = f"{self.global_shape}, {dict(self.mesh_shape)}, {format_spec(self.spec)}"
-        arguments += ", pad=True" * self._is_padded
+        arguments += ", pad=True" * self.is_padded
         if self.processes is not None:
             arguments += f", process_of=<{self.num_processes} processes>"
         return f"ShardGrid({arguments})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        options: dict[str, Any] = {"pad": True} if self._is_padded else {}
+        options: dict[str, Any] = {"pad": True} if self.is_padded else {}
         if self.processes is not None:
             options["process_of"] = self.process_of
         make = partial(ShardGrid, **options) if options else ShardGrid
