@@ -16,7 +16,7 @@ from gda.arrays.liveness import elsewhere_error
 from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards
 from gda.arrays.to_host import MAX_BYTES, one_by_one
-from gda.layout.spec import Index, SpecLike, check_spec
+from gda.layout.spec import Index, Shape, SpecLike, check_spec
 from gda.mesh import (
     MeshLike,
     grid_of_array,
@@ -96,11 +96,17 @@ def _check_same_devices(array: jax.Array, mesh: Mesh) -> None:
 
 
 def gather(
-    array: jax.Array, process: int | None = None, max_bytes: int | None = None
+    array: jax.Array,
+    process: int | None = None,
+    max_bytes: int | None = None,
+    shape: Shape | None = None,
 ) -> np.ndarray[Any, Any] | None:
     """Return the whole value on the host of every process, or of one.
 
     See ``GlobalArray.gather``.
+
+    Args:
+      shape: the first elements of each dimension that are wanted, where it is not all of them.
     """
     if is_extended(array.dtype):
         raise TypeError(
@@ -111,16 +117,18 @@ def gather(
     max_bytes = MAX_BYTES if max_bytes is None else operator.index(max_bytes)
     if max_bytes < 1:
         raise ValueError(f"max_bytes must be 1 or more, not {max_bytes}")
+    shape = array.shape if shape is None else shape
     if array.is_fully_addressable:
-        return np.array(array) if is_wanted else None
+        return np.array(np.asarray(array)[tuple(map(slice, shape))]) if is_wanted else None
     pieces = _Pieces(array, max_bytes)
     # If this fails, the others wait in the check, which names a process that does not come.
-    value = aligned_empty(pieces.shape, array.dtype) if is_wanted else None
+    value = aligned_empty(shape or (1,), array.dtype) if is_wanted else None
     check_moving(array, "GlobalArray.gather", process=process, max_bytes=max_bytes)
     for index, piece in pieces.local() if pieces.are_everywhere else pieces.gathered():
         if value is not None:
-            value[index] = piece
-    return None if value is None else value.reshape(array.shape)
+            place = value[index]
+            place[...] = piece[tuple(map(slice, place.shape))]
+    return None if value is None else value.reshape(shape)
 
 
 def _is_wanted(process: int | None) -> bool:
@@ -145,7 +153,6 @@ class _Pieces:
         numbers = processes_of(mesh).numbers
         if len(numbers) == 1:
             raise elsewhere_error("gather()", numbers[0])
-        self.shape = array.shape or (1,)
         self._processes = tuple(range(jax.process_count()))
         self._views = [self._grid.view(process) for process in self._processes]
         self._array = array

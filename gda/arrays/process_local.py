@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.narrowing import is_extended
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Shape, SpecLike
+from gda.layout.spec import Index, Shape, SpecLike
 from gda.mesh import (
     Device,
     grid_of,
@@ -44,14 +44,25 @@ def distinct_shards(array: jax.Array, grid: ShardGrid) -> dict[int, jax.Array]:
     By number, in the order of ``block_ids`` of its view. Nothing is copied or moved.
 
     Args:
-      grid: that of ``array``.
+      grid: that of ``array``, or the padded one of the array without its padding.
     """
     mesh: Any = sharding_of(array).mesh
     data_on = _data_by_device(array)
     distinct: dict[int, jax.Array] = {}
     for device, position in local_positions(mesh).items():
-        distinct.setdefault(grid.block_id(position), data_on[device])
+        block = grid.block_id(position)
+        if block not in distinct:
+            data = data_on[device]
+            index = grid.block_index(block) if grid.is_padded else ()
+            distinct[block] = without_padding(data, index)
     return distinct
+
+
+def without_padding(data: jax.Array, index: Index) -> jax.Array:
+    """Return the elements of the block at an index, which come first in each dimension."""
+    wanted = tuple([slice(None if s.stop is None else s.stop - s.start) for s in index])
+    is_whole = all(s.stop in (None, size) for s, size in zip(wanted, data.shape, strict=False))
+    return data if is_whole else data[wanted]
 
 
 def process_local_of(array: jax.Array) -> np.ndarray[Any, Any]:

@@ -1,0 +1,476 @@
+"""The container for shapes that the mesh does not divide: ``PaddedArray``.
+
+It holds a ``jax.Array`` of the padded shape, for computing, and the shape without padding, which is
+the only one that its blocks, files and results have. The shape is a static part of the pytree: a
+jitted call costs more than with a ``GlobalArray``, which has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache, partial
+from typing import Any, NoReturn, Self
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from gda.arrays import fingerprint, from_callbacks, moving
+from gda.arrays.liveness import deleted_error, live
+from gda.arrays.process_local import is_all_here, without_padding
+from gda.arrays.shard import DataByDevice, LocalShards, Shard
+from gda.layout.boundary import public, set_module
+from gda.layout.grid import ShardGrid
+from gda.layout.spec import Index, Shape, SpecLike, check_shape, format_spec
+from gda.mesh import (
+    Device,
+    MeshLike,
+    after_spec,
+    devices_of,
+    is_tracer,
+    local_positions,
+    named_sharding,
+    not_an_array_error,
+    processes_of,
+    sharding_of,
+)
+from gda.storage.options import Options, ProgressLike, Retry
+
+
+@set_module("gda")
+class PaddedArray:
+    """An array of any shape, sharded over a mesh; where the shape does not divide, it is padded.
+
+    Blocks of a dimension that does not divide have ``ceil(size / ways)`` elements, the last ones
+    fewer or none. The callback never sees padding, and no shard, file, fingerprint or NumPy value
+    has any. To compute, take ``array``, which has the padded shape, and keep padding out of results
+    with ``mask()`` or ``filled(value)``. A pytree whose only leaf is ``array``; ``jax.jit``,
+    ``jax.grad`` and optimisers take it and give it back.
+
+    Args:
+      array: a ``jax.Array`` of the padded shape, ``ShardGrid(shape, ..., pad=True).padded_shape``,
+        such as the result of a computation. The constructors below pad.
+      shape: sizes without padding.
+
+    >>> import gda, jax, jax.numpy as jnp, numpy as np
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+    >>> p = gda.PaddedArray.from_array(np.arange(10, dtype=np.float32), mesh, ['x'])
+    >>> p.shape, p.padded_shape, p.local_shards[7].data.shape
+    ((10,), (16,), (0,))
+    >>> @jax.jit
+    ... def mean(p):
+    ...     return p.filled(0).sum() / p.size
+    >>> float(mean(p))
+    4.5
+    """
+
+    __slots__ = ("__weakref__", "array", "shape")
+
+    array: jax.Array
+    """The array with its padding, for computing."""
+
+    shape: Shape
+    """Sizes of the whole array without padding."""
+
+    def __init__(self, array: Any, shape: Any) -> None:
+        # JAX's tree functions pass anything for the array, so nothing is checked here.
+        object.__setattr__(self, "array", array)
+        object.__setattr__(self, "shape", tuple(shape))
+
+    # From data without padding.
+
+    @classmethod
+    @public
+    def from_callback(
+        cls,
+        global_shape: Iterable[int],
+        mesh: MeshLike,
+        spec: Any = None,
+        data_callback: Callable[..., Any] | None = None,
+        *,
+        fill: object = 0,
+        dtype: npt.DTypeLike | None = None,
+        copy: bool | None = None,
+        into: bool = False,
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike = False,
+        retry: Retry | None = None,
+    ) -> Self:
+        """Build an array block by block, as ``GlobalArray.from_callback`` does.
+
+        The callback gets indices of the array without padding, and is not called for a device that
+        holds padding alone. A block that is smaller than the others is copied into a padded one.
+
+        Args:
+          global_shape: sizes without padding.
+          fill: value of the padding, for those who compute with ``array`` as it is.
+          dtype: required also in a process whose devices hold padding alone.
+          mesh, spec, data_callback, copy, into, max_workers, max_bytes, progress, retry: as in
+            ``GlobalArray.from_callback``.
+
+        Raises:
+          ValueError: ``fill`` is not a value of the dtype, or as ``GlobalArray.from_callback``.
+          TypeError: ``fill`` is not a number, or as ``GlobalArray.from_callback``.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+        >>> data = np.arange(15).reshape(5, 3)
+        >>> p = gda.PaddedArray.from_callback((5, 3), mesh, ['x', 'y'], lambda index: data[index])
+        >>> p
+        PaddedArray(shape=(5, 3), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
+        >>> p.local_shards[5].index, p.local_shards[5].data.tolist()
+        ((slice(4, 5, None), slice(2, 3, None)), [[14]])
+        """
+        spec, data_callback = after_spec(mesh, spec, data_callback)
+        shape = check_shape(global_shape)
+        options = None
+        if (max_workers, max_bytes, retry) != (None, None, None) or progress is not False:
+            options = Options(max_workers, max_bytes, progress, retry)
+        array = from_callbacks.array_from_callback(
+            shape,
+            mesh,
+            spec,
+            data_callback,  # pyright: ignore[reportArgumentType]
+            dtype=dtype,
+            copy=copy,
+            into=into,
+            options=options,
+            pad=True,
+            fill=fill,
+        )
+        return cls(array, shape)
+
+    @classmethod
+    @public
+    def from_source(
+        cls,
+        source: Any,
+        mesh: MeshLike,
+        spec: SpecLike | None = None,
+        *,
+        fill: object = 0,
+        dtype: npt.DTypeLike | None = None,
+        max_workers: int | None = None,
+        max_bytes: int | None = None,
+        progress: ProgressLike = False,
+        retry: Retry | None = None,
+    ) -> Self:
+        """Build an array from anything that can be sliced, as ``GlobalArray.from_source`` does.
+
+        Args:
+          fill: value of the padding.
+          source, mesh, spec, dtype, max_workers, max_bytes, progress, retry: as in
+            ``GlobalArray.from_source``. The source has the shape without padding.
+
+        Raises:
+          TypeError, ValueError: as ``from_callback`` and ``GlobalArray.from_source``.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+        >>> gda.PaddedArray.from_source(np.arange(10), mesh, ['x']).padded_shape
+        (16,)
+        """
+        options = Options(max_workers, max_bytes, progress, retry)
+        array = from_callbacks.array_from_source(
+            source, mesh, spec, dtype, options, pad=True, fill=fill
+        )
+        return cls(array, tuple(map(int, source.shape)))
+
+    @classmethod
+    @public
+    def from_array(
+        cls, array: Any, mesh: MeshLike, spec: SpecLike | None = None, *, fill: object = 0
+    ) -> Self:
+        """Pad an array that is in memory: NumPy's, or a ``jax.Array`` of this process.
+
+        Raises:
+          TypeError, ValueError: as ``from_source``; or other processes hold parts of the array.
+
+        >>> import gda, jax, jax.numpy as jnp, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+        >>> gda.PaddedArray.from_array(jnp.ones((3, 2)), mesh, ['x']).array.shape
+        (8, 2)
+        """
+        if isinstance(array, PaddedArray):
+            raise TypeError("the array is a PaddedArray already; move it with reshard(mesh, spec)")
+        if not isinstance(array, np.ndarray):
+            array = live(array)
+            if not array.is_fully_addressable:
+                raise ValueError(
+                    "other processes hold parts of the array; build it with "
+                    "PaddedArray.from_callback in every process"
+                )
+        return cls.from_source(np.asarray(array), mesh, spec, fill=fill)
+
+    # Its layout.
+
+    @property
+    def padded_shape(self) -> Shape:
+        """Sizes of ``array``."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements."""
+        return self.array.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements without padding: the divisor of a mean."""
+        return int(np.prod(self.shape, dtype=object))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array, without padding and replicas."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Mesh and spec as JAX's ``NamedSharding``; as ``GlobalArray.sharding``."""
+        return sharding_of(self.array)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh. While tracing over Explicit axes it is an ``AbstractMesh``, without devices."""
+        return self.sharding.mesh  # pyright: ignore[reportReturnType]
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """The partition spec, as JAX holds it."""
+        return self.sharding.spec
+
+    @property
+    def grid(self) -> ShardGrid:
+        """The index math of this array, ``pad=True``.
+
+        Raises:
+          ValueError: ``array`` is not of the padded shape of this grid.
+        """
+        sharding = self.sharding
+        mesh: Any = sharding.mesh
+        grid = _grid_of(tuple(self.shape), mesh, sharding.spec)
+        if grid.padded_shape != self.array.shape:
+            raise ValueError(
+                f"the array of this PaddedArray has shape {self.array.shape}; {self.shape} sharded "
+                f"by {format_spec(grid.spec)} over {dict(grid.mesh_shape)} has the padded shape "
+                f"{grid.padded_shape}"
+            )
+        return grid
+
+    # Computing.
+
+    def mask(self) -> jax.Array:
+        """Return True for elements and False for padding: a bool array that fits ``array``.
+
+        Its size is 1 in dimensions without padding, so that it broadcasts; it is sharded as
+        ``array`` is. Inside ``jit`` it is computed where it is used, and takes no memory.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('x',))
+        >>> p = gda.PaddedArray.from_array(np.ones((3, 2)), mesh, ['x'])
+        >>> p.mask().tolist()
+        [[True], [True], [True], [False]]
+        """
+        sides = zip(self.shape, self.array.shape, strict=True)
+        sizes = tuple(padded if size != padded else 1 for size, padded in sides)
+        try:
+            sharding = self.sharding
+        except TypeError:  # over Auto axes inside jit, where XLA decides
+            return _mask(self.shape, sizes, None)
+        mesh, spec = sharding.mesh, tuple(sharding.spec)
+        entries = [entry if size > 1 else None for entry, size in zip(spec, sizes, strict=False)]
+        sharding = named_sharding(sizes, mesh, entries)
+        is_explicit = AxisType.Explicit in mesh.axis_types
+        if is_tracer(self.array):
+            return _mask(self.shape, sizes, sharding if is_explicit else None)
+        return _mask_maker(self.shape, sizes, sharding, is_explicit)()
+
+    def filled(self, value: jax.typing.ArrayLike) -> jax.Array:
+        """Return ``array`` with its padding set to ``value``: 0 before a sum, -inf before a max.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('x',))
+        >>> gda.PaddedArray.from_array(np.arange(3.0), mesh, ['x']).filled(-1).tolist()
+        [0.0, 1.0, 2.0, -1.0]
+        """
+        return jax.numpy.where(self.mask(), self.array, value)
+
+    # Shards.
+
+    @property
+    def local_shards(self) -> tuple[Shard[jax.Array], ...]:
+        """The shards on devices of this process, in device order, without padding.
+
+        The data of a device that holds padding alone has a size of 0. Replica ids are those of the
+        padded array.
+        """
+        shards = LocalShards(self._shards(local_positions(self.mesh)))
+        shards.num_global = self.grid.num_devices
+        return shards
+
+    @property
+    def addressable_shards(self) -> tuple[Shard[jax.Array], ...]:
+        """``local_shards`` by their name in ``jax.Array``."""
+        return self.local_shards
+
+    @property
+    def global_shards(self) -> tuple[Shard[jax.Array | None], ...]:
+        """The shards on all devices of the mesh; ``data`` is ``None`` in other processes."""
+        devices = devices_of(self.mesh)
+        return self._shards(dict(zip(devices, range(len(devices)), strict=True)))
+
+    def _shards(self, positions: Mapping[Device, int]) -> tuple[Shard[Any], ...]:
+        which = self.grid.shards_at(positions.values())
+        indices = {device: index for device, (index, _) in zip(positions, which, strict=True)}
+        data = _WithoutPadding(self.array, indices)
+        return tuple(Shard(device, *of, data) for device, of in zip(positions, which, strict=True))
+
+    # Its values, without padding.
+
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> np.ndarray[Any, Any]:
+        """Return the whole array without padding on the host.
+
+        Raises:
+          RuntimeError: this process does not hold every block of it, or it was deleted.
+          TypeError: it is being traced, or holds no data.
+        """
+        array = self._live()
+        if not is_all_here(array):
+            raise RuntimeError(
+                f"this process does not hold every block of {self!r}; p.gather() gives the whole "
+                "value to every process"
+            )
+        value = np.asarray(array)[self._whole]
+        return np.array(value, dtype=dtype, copy=copy)
+
+    @public
+    def gather(
+        self, process: int | None = None, *, max_bytes: int | None = None
+    ) -> np.ndarray[Any, Any] | None:
+        """Return the whole value without padding on every process, or on one; communicates.
+
+        As ``GlobalArray.gather``, with the same arguments and errors.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+        >>> gda.PaddedArray.from_array(np.arange(3), mesh, ['x']).gather()
+        array([0, 1, 2], dtype=int32)
+        """
+        return moving.gather(self._live(), process, max_bytes, self.shape)
+
+    @public
+    def fingerprint(self) -> str:
+        """Return the digest of the value without padding; communicates as ``GlobalArray`` does.
+
+        It is the fingerprint of the NumPy array, whatever the padding.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+        >>> data = np.arange(3, dtype=np.int32)
+        >>> p = gda.PaddedArray.from_array(data, mesh, ['x'], fill=9)
+        >>> p.fingerprint() == gda.fingerprint(data)
+        True
+        """
+        return fingerprint.fingerprint_of(self._live(), self._grid_with_processes())
+
+    # Its life on the devices.
+
+    def block_until_ready(self) -> Self:
+        """Wait until the data is there, and return the container."""
+        self._live().block_until_ready()
+        return self
+
+    def delete(self) -> None:
+        """Free the device memory now."""
+        self._real().delete()
+
+    def is_deleted(self) -> bool:
+        """Return True if the data was deleted or donated."""
+        return self._real().is_deleted()
+
+    def _real(self) -> jax.Array:
+        if not isinstance(self.array, jax.Array):
+            raise not_an_array_error(self.array)
+        return self.array
+
+    def _live(self) -> jax.Array:
+        array = live(self._real(), "inside jit use .array, mask() and filled(value)")
+        if array.is_deleted():
+            raise deleted_error(array, "PaddedArray")
+        return array
+
+    @property
+    def _whole(self) -> tuple[slice, ...]:
+        return tuple(map(slice, self.shape))
+
+    def _grid_with_processes(self) -> ShardGrid:
+        sharding = self.sharding
+        mesh: Any = sharding.mesh
+        return ShardGrid(
+            self.shape, mesh.shape, sharding.spec, pad=True, process_of=processes_of(mesh)
+        )
+
+    # As a Python object.
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a PaddedArray is immutable; {name} cannot be set")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a PaddedArray is immutable; {name} cannot be deleted")
+
+    def __repr__(self) -> str:
+        if not hasattr(self.array, "dtype"):
+            return f"PaddedArray(array={self.array!r}, shape={self.shape})"
+        try:
+            layout = f"mesh={dict(self.mesh.shape)}, spec={format_spec(self.spec)}"
+        except TypeError:
+            layout = "traced" if is_tracer(self.array) else "no sharding"
+        return f"PaddedArray(shape={self.shape}, dtype={self.dtype}, {layout})"
+
+
+class _WithoutPadding(DataByDevice):
+    """The data of each device without padding."""
+
+    __slots__ = ("_index_on",)
+
+    def __init__(self, array: jax.Array, index_on: Mapping[Device, Index]) -> None:
+        super().__init__(array)
+        self._index_on = index_on
+
+    def on(self, device: Device | None) -> jax.Array | None:
+        data = super().on(device)
+        return data if data is None else without_padding(data, self._index_on[device])  # pyright: ignore
+
+
+@lru_cache(maxsize=256)
+def _grid_of(shape: Shape, mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> ShardGrid:
+    return ShardGrid(shape, mesh.shape, spec, pad=True)
+
+
+def _mask(shape: Shape, sizes: Shape, sharding: NamedSharding | None) -> jax.Array:
+    mask = jax.numpy.ones((1,) * len(shape), bool)
+    for dimension, (size, padded) in enumerate(zip(shape, sizes, strict=True)):
+        if padded > 1:
+            place = jax.lax.broadcasted_iota(np.int32, sizes, dimension, out_sharding=sharding)
+            mask = mask & (place < size)
+    return mask
+
+
+@lru_cache(maxsize=256)
+def _mask_maker(
+    shape: Shape, sizes: Shape, sharding: NamedSharding, is_explicit: bool
+) -> Callable[[], jax.Array]:
+    make = partial(_mask, shape, sizes, sharding if is_explicit else None)
+    return jax.jit(make, out_shardings=sharding)
+
+
+jax.tree_util.register_dataclass(PaddedArray, data_fields=["array"], meta_fields=["shape"])
