@@ -1,0 +1,231 @@
+"""Arrays whose sizes the mesh does not divide; the oracle is NumPy on the whole array."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from meshes import batch, mesh_of
+
+import gda
+from gda import ShardGrid
+from gda.arrays.padded_array import PaddedArray
+from gda.testing.strategies import meshes, partition_specs
+
+
+def padded(data: np.ndarray, mesh: Mesh, spec: Any, **options: Any) -> PaddedArray:
+    def read(index: gda.Index) -> np.ndarray:
+        block = data[index]
+        assert block.size or not data.size, "the callback was called for padding alone"
+        return block
+
+    return PaddedArray.from_callback(data.shape, mesh, spec, read, dtype=data.dtype, **options)
+
+
+def test_facts_about_padding(mesh: Mesh) -> None:
+    data = batch(5, 3)
+    p = padded(data, mesh, P("x", "y"), fill=9)
+    assert (p.shape, p.padded_shape, p.size, p.nbytes) == ((5, 3), (8, 4), 15, 60)
+    whole = np.full((8, 4), 9, np.float32)
+    whole[:5, :3] = data
+    np.testing.assert_array_equal(p.array, whole)
+    np.testing.assert_array_equal(p, data)
+    assert p.grid == ShardGrid((5, 3), {"x": 4, "y": 2}, P("x", "y"), pad=True)
+    assert repr(p) == (
+        "PaddedArray(shape=(5, 3), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))"
+    )
+
+
+def test_shards_have_no_padding(mesh: Mesh) -> None:
+    data = batch(5, 3)
+    p = padded(data, mesh, P("x"))
+    for shard in p.local_shards:
+        np.testing.assert_array_equal(shard.data, data[shard.index])
+        assert shard.data.devices() == {shard.device}
+    assert [shard.replica_id for shard in p.local_shards] == [0, 1] * 4
+    assert [shard.index for shard in p.global_shards] == p.grid.indices()
+    with pytest.raises(IndexError, match="process 0 has 8 of the 8 shards"):
+        p.local_shards[8]
+
+
+def test_a_shape_that_divides_has_no_padding(mesh: Mesh) -> None:
+    p = padded(batch(8, 2), mesh, P("x", "y"))
+    assert p.shape == p.padded_shape
+    assert p.mask().shape == (1, 1)
+    assert p.mask().all()
+
+
+# Options of the constructors.
+
+
+@pytest.mark.parametrize("options", [{}, {"max_workers": 3}, {"max_bytes": 1}, {"copy": True}])
+def test_blocks_are_read_in_every_way(mesh: Mesh, options: dict[str, Any]) -> None:
+    data = batch(5, 3)
+    np.testing.assert_array_equal(padded(data, mesh, P("x", "y"), **options), data)
+
+
+@pytest.mark.parametrize("max_workers", [None, 2])
+def test_buffers_to_fill_have_no_padding(mesh: Mesh, max_workers: int | None) -> None:
+    data = batch(5, 3)
+
+    def fill(index: gda.Index, out: np.ndarray) -> None:
+        assert out.shape == data[index].shape
+        np.copyto(out, data[index])
+
+    p = PaddedArray.from_callback(
+        (5, 3), mesh, P("x", "y"), fill, into=True, dtype=np.float32, max_workers=max_workers
+    )
+    np.testing.assert_array_equal(p, data)
+
+
+def test_blocks_of_jax_are_padded_on_their_device(mesh: Mesh) -> None:
+    data = jnp.arange(15.0).reshape(5, 3)
+    p = PaddedArray.from_callback((5, 3), mesh, P("x", "y"), lambda index: data[index], fill=2)
+    np.testing.assert_array_equal(p, data)
+    assert set(np.asarray(p.array)[5:].ravel()) == {2}
+
+
+def test_keys(mesh: Mesh) -> None:
+    keys = jax.random.split(jax.random.key(0), 5)
+    p = PaddedArray.from_callback((5,), mesh, P("x"), lambda index: keys[index])
+    assert p.padded_shape == (8,)
+    assert p.fingerprint() == gda.fingerprint(keys)
+    (last,) = jax.random.key_data(p.local_shards[5].data)
+    np.testing.assert_array_equal(last, jax.random.key_data(keys)[4])
+
+
+def test_blocks_are_cast(mesh: Mesh) -> None:
+    p = PaddedArray.from_callback((5,), mesh, P("x"), lambda i: batch(5)[i], dtype=jnp.bfloat16)
+    assert p.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(p).astype(np.float32), batch(5))
+
+
+def test_sources_and_arrays(mesh: Mesh) -> None:
+    data = batch(5, 3)
+    for p in (
+        PaddedArray.from_source(data, mesh, P("x", "y")),
+        PaddedArray.from_array(data, mesh, P("x", "y")),
+        PaddedArray.from_array(jnp.asarray(data), mesh, P("x", "y")),
+    ):
+        np.testing.assert_array_equal(p, data)
+
+
+def test_a_process_with_padding_alone_needs_a_dtype() -> None:
+    plan_mesh = mesh_of({"x": 8})
+    p = PaddedArray.from_callback((0,), plan_mesh, P("x"), lambda index: np.zeros(0, np.int8))
+    assert (p.dtype, p.padded_shape) == (np.int8, (0,))
+
+
+# Computing.
+
+
+def test_padding_stays_out_of_results(mesh: Mesh) -> None:
+    data = batch(5, 3) + 1
+    p = padded(data, mesh, P("x", "y"), fill=np.nan)
+
+    @jax.jit
+    def statistics(p: PaddedArray) -> tuple[jax.Array, ...]:
+        return (
+            p.filled(0).sum() / p.size,
+            p.filled(-jnp.inf).max(),
+            jnp.where(p.mask(), p.array, 0).sum(),
+        )
+
+    mean, most, total = statistics(p)
+    np.testing.assert_allclose(mean, data.mean(), rtol=1e-6)
+    assert (most, total) == (data.max(), data.sum())
+
+
+def test_a_mask_is_sharded_as_the_array(mesh: Mesh) -> None:
+    p = padded(batch(5, 4), mesh, P("x", "y"))
+    assert p.mask().shape == (8, 1)
+    assert p.mask().sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh, P("x")), 2)
+    assert padded(batch(5, 3), mesh, P("x", "y")).mask().sharding.spec == P("x", "y")
+
+
+def test_tree_functions_keep_it(mesh: Mesh) -> None:
+    p = padded(batch(5, 3), mesh, P("x"))
+    doubled = jax.tree.map(lambda x: x * 2, {"p": p})["p"]
+    assert isinstance(doubled, PaddedArray)
+    np.testing.assert_array_equal(doubled, batch(5, 3) * 2)
+    with jax.set_mesh(mesh):  # over Explicit axes JAX needs it for any gradient
+        gradient = jax.grad(lambda p: (p.filled(0) ** 2).sum())(p)
+    np.testing.assert_array_equal(gradient, batch(5, 3) * 2)
+    assert not np.asarray(gradient.array)[5:].any()
+
+
+# Mistakes.
+
+
+def test_what_is_no_fill(mesh: Mesh) -> None:
+    with pytest.raises(ValueError, match=r"fill=0.5 is not a value of int32"):
+        padded(batch(5, dtype=np.int32), mesh, P("x"), fill=0.5)
+    with pytest.raises(TypeError, match="fill must be a number, not 'zero'"):
+        padded(batch(5), mesh, P("x"), fill="zero")
+
+
+def test_a_block_of_the_padded_shape_is_refused(mesh: Mesh) -> None:
+    with pytest.raises(
+        ValueError, match=r"has shape \(2,\); a shard of this array has shape \(1,\)"
+    ):
+        PaddedArray.from_callback((5,), mesh, P("x"), lambda index: np.zeros(2))
+
+
+def test_functions_of_numpy_and_jax_do_not_see_padding_by_accident(mesh: Mesh) -> None:
+    p = padded(batch(5), mesh, P("x"))
+    with pytest.raises(TypeError):
+        jnp.sum(p)  # pyright: ignore[reportArgumentType]
+    assert np.sum(p) == batch(5).sum()  # pyright: ignore
+
+
+def test_what_does_not_fit_its_shape(mesh: Mesh) -> None:
+    p = PaddedArray(padded(batch(5), mesh, P("x")).array, (3,))
+    with pytest.raises(ValueError, match=r"has shape \(8,\); \(3,\) sharded by P\('x'\)"):
+        p.grid  # noqa: B018
+
+
+def test_it_cannot_be_changed(mesh: Mesh) -> None:
+    p = padded(batch(5), mesh, P("x"))
+    with pytest.raises(AttributeError, match="a PaddedArray is immutable"):
+        p.shape = (3,)
+    p.delete()
+    assert p.is_deleted()
+    with pytest.raises(RuntimeError, match="was deleted"):
+        p.gather()
+
+
+# Whatever shape and layout.
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[np.ndarray, Mesh, P]:
+    mesh = draw(meshes())
+    rank = draw(st.integers(0, 2))
+    spec = draw(partition_specs(mesh, max_entries=rank))
+    shape = draw(st.tuples(*[st.integers(0, 64)] * rank))
+    dtype = draw(st.sampled_from([np.float32, np.int8, jnp.bfloat16, bool]))
+    return np.arange(math.prod(shape)).reshape(shape).astype(dtype), mesh, spec
+
+
+@given(cases())
+def test_the_value_is_that_of_numpy(case: tuple[np.ndarray, Mesh, P]) -> None:
+    data, mesh, spec = case
+    p = padded(data, mesh, spec, fill=1)
+    assert p.shape == data.shape
+    assert p.padded_shape == p.grid.padded_shape
+    np.testing.assert_array_equal(p, data)
+    np.testing.assert_array_equal(p.gather(), data)
+    assert p.fingerprint() == gda.fingerprint(data)
+    mask = np.broadcast_to(p.mask(), p.padded_shape)
+    expected = np.zeros(p.padded_shape, bool)
+    expected[tuple(map(slice, data.shape))] = True
+    assert (mask == expected).all()
+    assert (np.asarray(p.array)[~mask] == 1).all()
+    for shard in p.local_shards:
+        np.testing.assert_array_equal(shard.data, data[(..., *shard.index)])
