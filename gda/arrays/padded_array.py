@@ -17,6 +17,7 @@ import numpy.typing as npt
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays import fingerprint, from_callbacks, moving
+from gda.arrays.blocks import BlockReader
 from gda.arrays.liveness import deleted_error, live
 from gda.arrays.process_local import is_all_here, without_padding
 from gda.arrays.shard import DataByDevice, LocalShards, Shard
@@ -30,6 +31,7 @@ from gda.mesh import (
     devices_of,
     is_tracer,
     local_positions,
+    mesh_and_spec,
     named_sharding,
     not_an_array_error,
     processes_of,
@@ -177,6 +179,65 @@ class PaddedArray:
             source, mesh, spec, dtype, options, pad=True, fill=fill
         )
         return cls(array, tuple(map(int, source.shape)))
+
+    @classmethod
+    @public
+    def from_process_local(
+        cls,
+        local_data: Any,
+        mesh: MeshLike,
+        spec: Any = None,
+        global_shape: Iterable[int] | None = None,
+        *,
+        fill: object = 0,
+        dtype: npt.DTypeLike | None = None,
+    ) -> Self:
+        """Build an array from the part that each process has, such as its rows of a last batch.
+
+        The data of a process is its blocks without padding, side by side:
+        ``ShardGrid(..., pad=True).view(process).local_shape`` is its shape. If it has the whole
+        global size in a dimension, the blocks of this process are taken from it.
+
+        Args:
+          local_data: a NumPy array, or anything that ``numpy.asarray`` takes.
+          global_shape: sizes without padding; required, because the parts of the processes differ.
+          fill: value of the padding.
+          mesh, spec, dtype: as in ``from_callback``.
+
+        Raises:
+          ValueError: the local data does not have the shape above, or as ``from_callback``.
+          TypeError: as ``from_callback``.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+        >>> gda.PaddedArray.from_process_local(np.arange(10), mesh, ['x'], (10,))
+        PaddedArray(shape=(10,), dtype=int32, mesh={'x': 8}, spec=P('x'))
+        """
+        spec, global_shape = after_spec(mesh, spec, global_shape)
+        if global_shape is None:
+            raise TypeError("from_process_local needs global_shape, the sizes without padding")
+        shape, given = check_shape(global_shape), np.asarray(local_data)
+        # All at once, because no block tells the dtype where a process has padding alone.
+        as_one = ShardGrid(given.shape, {}, ())
+        reader = BlockReader(as_one, dtype, copy=False)
+        (block,) = reader.read(lambda _: given, as_one.indices())
+        local = np.asarray(block)
+        over = mesh_and_spec(mesh, spec)
+        processes = processes_of(over.mesh)
+        grid = ShardGrid(shape, over.mesh.shape, over.spec, pad=True, process_of=processes)
+        view = grid.view(jax.process_index())
+        places = view.indices_within(local.shape) if view.block_ids else []
+        place_of = {
+            _starts(index): place for index, place in zip(view.indices, places, strict=True)
+        }
+        return cls.from_callback(
+            shape,
+            over.mesh if over.memory_kind is None else mesh,
+            over.spec if over.memory_kind is None else None,
+            lambda index: local[place_of[_starts(index)]],
+            fill=fill,
+            dtype=local.dtype,
+        )
 
     @classmethod
     @public
@@ -449,6 +510,10 @@ class _WithoutPadding(DataByDevice):
     def on(self, device: Device | None) -> jax.Array | None:
         data = super().on(device)
         return data if data is None else without_padding(data, self._index_on[device])  # pyright: ignore
+
+
+def _starts(index: Index) -> tuple[int | None, ...]:
+    return tuple([part.start for part in index])
 
 
 @lru_cache(maxsize=256)

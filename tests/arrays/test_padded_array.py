@@ -122,6 +122,32 @@ def test_a_process_with_padding_alone_needs_a_dtype() -> None:
     assert (p.dtype, p.padded_shape) == (np.int8, (0,))
 
 
+def test_rows_of_a_last_batch(mesh: Mesh) -> None:
+    data = batch(10, 3)
+    p = PaddedArray.from_process_local(data, mesh, P(("x", "y")), (10, 3), fill=-1)
+    np.testing.assert_array_equal(p, data)
+    sharding = jax.sharding.NamedSharding(mesh, P(("x", "y")))
+    np.testing.assert_array_equal(PaddedArray.from_process_local(data, sharding, (10, 3)), data)
+    with pytest.raises(ValueError, match="dimension 0 has local size 9; expected is 10"):
+        PaddedArray.from_process_local(data[:9], mesh, P(("x", "y")), (10, 3))
+    with pytest.raises(TypeError, match="needs global_shape"):
+        PaddedArray.from_process_local(data, mesh, P("x"))
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("size", [3, 6, 10])
+def test_processes_bring_their_rows(size: int) -> None:
+    mesh = mesh_of({"x": 8})
+    data = batch(size, 2)
+    rows = ShardGrid((size, 2), {"x": 8}, ("x",), pad=True, process_of=[0] * 4 + [1] * 4)
+    (mine,) = rows.view(jax.process_index()).rows
+    p = PaddedArray.from_process_local(data[mine], mesh, P("x"), (size, 2))
+    np.testing.assert_array_equal(p.gather(), data)
+    assert p.fingerprint() == gda.fingerprint(data)
+    with pytest.raises(RuntimeError, match=r"p.gather\(\) gives the whole"):
+        np.asarray(p)
+
+
 # Computing.
 
 
