@@ -344,9 +344,9 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
 
         ``g.reshard(spec)`` shards it by another spec over its own mesh, ``g.reshard(mesh, spec)``
         over another mesh, both in the same memory kind. ``g.reshard(sharding)`` moves it to the
-        memory kind of the sharding too. In a program of one process, any mesh works. With several
-        processes, the new mesh must have the same devices, in any order and over any axes, and all
-        processes with these devices must call it. Inside ``jit`` use ``gda.constrain``.
+        memory kind of the sharding too. If one process has all devices of both meshes, any mesh
+        works. If not, the new mesh must have the same devices, in any order and over any axes, and
+        all processes with these devices must call it. Inside ``jit`` use ``gda.constrain``.
 
         Returns:
           a new ``GlobalArray``. It may share memory with this one if no data has to move.
