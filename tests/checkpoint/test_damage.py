@@ -360,7 +360,7 @@ def test_an_older_manifest_over_newer_data(tmp_path: Path) -> None:
         (sealed(b'{"a":' * 10**6), "is not a manifest"),
         (sealed(b"[1" + b"0" * 10**5 + b"]"), "is not a manifest"),
         (sealed(b"null"), "the manifest is not an object"),
-        (sealed(b'{"data": 1, "data": 2}'), "these names stand twice: 'data'"),
+        (sealed(b'{"data": 1, "data": 2}'), "one object has these names twice: 'data'"),
         (sealed(b'{"data": NaN}'), "NaN is not a number of JSON"),
         (sealed(b'{"data": -Infinity}'), "-Infinity is not a number"),
     ],

@@ -824,7 +824,7 @@ def with_attributes(**attributes: Any) -> Any:
     ("source", "error", "message"),
     [
         (with_attributes(shape=3.5), TypeError, "a Recording of shape 3.5 is no source"),
-        (with_attributes(dtype="torch.float"), TypeError, "NumPy does not know that dtype"),
+        (with_attributes(dtype="torch.float"), TypeError, "NumPy does not have that dtype"),
         (
             with_attributes(dtype=np.dtype("U3")),
             TypeError,
@@ -960,7 +960,7 @@ def test_keys_of_specs_that_differ_are_named_and_no_others() -> None:
 
 def test_what_has_or_becomes_a_source_is_named(tmp_path: Path) -> None:
     opening = ts.open({"driver": "array", "array": [1.0, 2.0], "dtype": "float32"})
-    message = r"a Future is no source; call \.result\(\) on it, and pass what that returns"
+    message = r"a Future is no source; call \.result\(\) on it, and pass the result"
     with pytest.raises(TypeError, match=message):
         gda.GlobalArray.from_source(opening, MESH, P())
     with pytest.raises(TypeError, match=message):
