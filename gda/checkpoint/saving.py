@@ -151,7 +151,7 @@ class Pending:
         self._failure = ""
 
     def done(self) -> bool:
-        """Return whether it has ended, well or not."""
+        """Return True if it has ended, well or not."""
         return self._thread is not None and not self._thread.is_alive()
 
     @public

@@ -307,7 +307,7 @@ def test_chunks_of_an_older_save_say_so(tmp_path: Path, compression: str | None)
         with new.changed(file, other):
             check_found(new, file, restore, verify)
             if len(other) == len(new.whole[file]):
-                assert "comes from another save" in said_by(verify, new.path)
+                assert "is intact, but from another save" in said_by(verify, new.path)
     assert mixed > 8
     shutil.rmtree(new.data)
     shutil.copytree(old.data, new.data)
@@ -328,7 +328,7 @@ def test_an_older_manifest_over_newer_data(tmp_path: Path) -> None:
         assert "is missing" in said_by(function, path)
     new.seal({**old.body, "data": new.body["data"]})
     for function in (restore, verify):
-        assert "comes from another save" in said_by(function, path)
+        assert "is intact, but from another save" in said_by(function, path)
     save_tiny(path, make_tree(2), overwrite=True)  # which is how one gets out of it
     check_equal(restore(path), plain_arrays(make_tree(2)))
 
@@ -508,8 +508,8 @@ def test_no_checkpoint(tmp_path: Path) -> None:
     assert "no such directory" in said(tmp_path / "missing")
     assert "it is empty" in said(tmp_path)
     (tmp_path / "file").write_text("")
-    assert "it is a file, or in one" in said(tmp_path / "file")
-    assert "it is a file, or in one" in said(tmp_path / "file" / "below")
+    assert "it is a file, or below one" in said(tmp_path / "file")
+    assert "it is a file, or below one" in said(tmp_path / "file" / "below")
     assert "it has no manifest.json, but file" in said(tmp_path)
     (tmp_path / "link").symlink_to("nowhere")
     assert "no such directory" in said(tmp_path / "link")

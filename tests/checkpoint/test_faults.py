@@ -465,7 +465,7 @@ def test_what_cannot_be_removed_is_no_reason_not_to_save(
     assert generation_at(tmp_path) == 2
     messages = [record.message for record in caplog.records]
     assert len(messages) == 2
-    assert all("is of no use any more, and was not removed" in message for message in messages)
+    assert all("is no longer used and could not be removed" in message for message in messages)
     Disk().install(monkeypatch.setattr)
     check_next_save(tmp_path, 3)
 

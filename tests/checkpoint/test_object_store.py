@@ -691,7 +691,7 @@ def test_what_was_replaced_and_cannot_be_removed_goes_with_the_next_save(
     checkpoint.save(spec, tree_of(auto_mesh))
     proxy.fault = for_ever("403", lambda request: request.method == "DELETE")
     checkpoint.save(few_retries(through), tree_of(auto_mesh, 8), overwrite=True)
-    assert "is of no use any more, and was not removed" in caplog.text
+    assert "is no longer used and could not be removed" in caplog.text
     check_restored(spec, 8)
     assert len(directories(spec)) == 3
     check_next_save(spec, auto_mesh)

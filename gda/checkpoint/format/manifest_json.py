@@ -186,7 +186,7 @@ _VALUES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 def _is_odd(text: str) -> bool:
-    """Return whether a string has halves of characters, which no encoding takes."""
+    """Return True if a string has halves of characters, which no encoding takes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -289,7 +289,7 @@ def _dtype(name: str, text: str) -> np.dtype[Any]:
 
 
 def is_storable(dtype: np.dtype[Any]) -> bool:
-    """Return whether a checkpoint can hold arrays of this dtype."""
+    """Return True if a checkpoint can hold arrays of this dtype."""
     try:
         return _dtype("", dtype.name) == dtype
     except _Invalid:
@@ -478,7 +478,7 @@ def _check_shared_out(leaves: Sequence[Leaf], arrays: Sequence[StoredArray]) -> 
 
 
 def _are_tiles(boxes: list[tuple[Shape, Shape]]) -> bool:
-    """Return whether boxes are different parts of one regular division, as blocks are."""
+    """Return True if boxes are different parts of one regular division, as blocks are."""
     if len({shape for _, shape in boxes}) > 1 or len({start for start, _ in boxes}) < len(boxes):
         return False
     return all(

@@ -66,7 +66,7 @@ def check_metadata(document: bytes, expected: bytes) -> None:
 
 
 def opens_in_zarr_python(dtype: np.dtype[Any]) -> bool:
-    """Return whether zarr-python has the data type in which elements of ``dtype`` are stored."""
+    """Return True if zarr-python has the data type in which elements of ``dtype`` are stored."""
     return dtype.isbuiltin == 1 or dtype.name in _AS_INTEGERS
 
 
