@@ -738,7 +738,9 @@ def test_a_commit_that_arrives_after_it_was_given_up(
     proxy.fault = for_ever("late", is_commit)
     with pytest.raises(TimeoutError, match="run/manifest.json") as caught:
         checkpoint.save(through, tree_of(auto_mesh, 8), overwrite=True, timeout=2)
-    assert "is not known; it is one of them, whole" in "".join(caught.value.__notes__)
+    assert "has the old or the new checkpoint; it has one of them, complete" in "".join(
+        caught.value.__notes__
+    )
     check_restored(spec)
     if not comes_first:
         checkpoint.save(spec, tree_of(auto_mesh, 9), overwrite=True)
