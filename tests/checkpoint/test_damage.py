@@ -767,7 +767,7 @@ def test_a_manifest_too_large_is_neither_read_nor_written(
     for function in (restore, verify, gda.checkpoint.inspect):
         with little_memory(2**20):
             said = said_by(function, plain.path)
-        assert f"has {2**40} bytes; at most {2**28} make sense" in said
+        assert f"has {2**40} bytes; expected are at most {2**28}" in said
     plain.mend()
     monkeypatch.setattr(manifest_json, "MOST_BYTES", 1500)
     with pytest.raises(ValueError, match="and at most 1500 are read again"):

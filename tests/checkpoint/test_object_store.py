@@ -255,7 +255,7 @@ def test_an_array_in_a_store_is_no_path() -> None:
 
 def test_a_store_in_a_transaction_is_refused() -> None:
     kv = ts.KvStore.open("memory://").result().with_transaction(ts.Transaction())
-    with pytest.raises(ValueError, match="open in a transaction, in which nothing is durable"):
+    with pytest.raises(ValueError, match="open in a transaction, so nothing would be durable"):
         checkpoint.save(kv, {})
 
 
@@ -585,7 +585,7 @@ def test_a_server_that_is_not_there_is_an_error_soon(
         "unknown": "http://no-such-host.invalid/ck",
     }[where]
     what = "Could not resolve host" if where == "unknown" else "Could not connect to server"
-    said = rf"/manifest.json cannot be reached: .*{what}.*\. Check the address, and whether the"
+    said = rf"/manifest.json cannot be reached: .*{what}.*\. Check the address and the"
     for look in LOOKS:
         with pytest.raises(ConnectionError, match=said):
             look(path, timeout=120)
