@@ -238,7 +238,7 @@ def test_arguments_of_save(
 @pytest.mark.parametrize(
     ("tree", "error", "message"),
     [
-        ({True: 1}, TypeError, "the key True in [True] is a bool; the keys of a tree that is"),
+        ({True: 1}, TypeError, "the key True in [True] is a bool; use only strings and integers"),
         ({"a": {1.5: 1}}, TypeError, "the key 1.5 in ['a'][1.5] is a float"),
         ({("a", 1): 1}, TypeError, "the key ('a', 1) in [('a', 1)] is a tuple"),
         ({1: 1, "a": 2}, TypeError, "they must be all strings or all integers"),
