@@ -81,7 +81,7 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
 
 
 def remove(store: Store, name: str) -> None:
-    """Remove data that is no longer used; a failure is logged, because the save is complete."""
+    """Remove data that is no longer used; a failure is only logged."""
     try:
         store.remove(name)
     except OSError as error:

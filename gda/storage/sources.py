@@ -80,7 +80,7 @@ def source_of(value: Any) -> Source:
     if hasattr(value, "get_shape") and hasattr(value, "get_dtype"):
         return _SafetensorsSlice(value)
     if not all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__")):
-        raise TypeError(f"a {type(value).__name__} is no source; {_instead_of(value)}")
+        raise TypeError(f"a {type(value).__name__} is not a source; {_instead_of(value)}")
     return _Filling(value) if hasattr(value, "read_direct") else _Slicing(value)
 
 
@@ -208,7 +208,7 @@ def _shape_of(value: Any, shape: Any) -> Shape:
         return tuple(int(size) for size in shape)
     except (TypeError, ValueError):
         raise TypeError(
-            f"a {type(value).__name__} of shape {shape!r} is no source; {WHAT_IT_IS}"
+            f"a {type(value).__name__} of shape {shape!r} is not a source; {WHAT_IT_IS}"
         ) from None
 
 
@@ -217,8 +217,8 @@ def _dtype_of(value: Any, dtype: Any) -> np.dtype[Any]:
         return np.dtype(dtype)
     except TypeError:
         raise TypeError(
-            f"a {type(value).__name__} of dtype {dtype} is no source, because NumPy does not have "
-            "that dtype; convert it to numbers first"
+            f"a {type(value).__name__} of dtype {dtype} is not a source: NumPy does not have that "
+            "dtype; convert it to numbers first"
         ) from None
 
 

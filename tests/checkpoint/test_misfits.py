@@ -283,7 +283,7 @@ def test_two_leaves_with_one_path(tmp_path: Path) -> None:
     jax.tree_util.register_pytree_with_keys(
         Twins, lambda _: ([(key, 1), (key, 2)], None), lambda _, children: Twins()
     )
-    with pytest.raises(ValueError, match=re.escape("two leaves of the tree have the path ['a']")):
+    with pytest.raises(ValueError, match=re.escape("two leaves have the path ['a']; rename")):
         save(tmp_path, Twins())
 
 
