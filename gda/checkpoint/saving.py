@@ -168,9 +168,7 @@ class Pending:
         assert self._thread is not None
         self._thread.join(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
         if self._thread.is_alive():
-            raise TimeoutError(
-                f"saving to {self._path} is not done after {timeout:g} s; it goes on"
-            )
+            raise TimeoutError(f"saving to {self._path} goes on after {timeout:g} s; wait longer")
         if self._error is not None:
             with contextlib.suppress(ValueError):
                 _unheard.remove(self._failure)
@@ -402,9 +400,7 @@ class _Saving:
             return
         is_committed = self._is_committed(error)
         if is_committed:
-            error.add_note(
-                f"gda: the new checkpoint {self.store.url} is complete despite the error"
-            )
+            error.add_note(f"gda: the checkpoint {self.store.url} is complete despite the error")
             return
         if is_committed is None:
             error.add_note(

@@ -105,7 +105,7 @@ def test_arrays_may_be_changed_when_it_returns(
         tree[name].delete()
     assert not pending.done()
     assert repr(pending) == f"<save to {tmp_path / 'run'}: running>"
-    message = re.escape(f"saving to {tmp_path / 'run'} is not done after 0 s")
+    message = re.escape(f"saving to {tmp_path / 'run'} goes on after 0 s; wait longer")
     with pytest.raises(TimeoutError, match=message):
         pending.result(timeout=0)
     gate.set()

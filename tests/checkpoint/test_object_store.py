@@ -852,7 +852,7 @@ def check_order(path: Any, order: tuple[str, ...], turns: Turns) -> None:
             assert saver.error is None
         else:
             assert isinstance(saver.error, checkpoint.SaveError)
-            said = "another save into .* was committed while this one was running"
+            said = "another save into .* committed before this one; save again"
             assert re.search(said, str(saver.error))
             assert "nothing was committed" in "".join(saver.error.__notes__)
     checkpoint.save(path, {}, overwrite=True)

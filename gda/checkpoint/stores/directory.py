@@ -94,9 +94,7 @@ class FileStore:
         if not now:
             path = self._inside(name)
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        raise SaveError(
-            f"another save into {self.url} was committed while this one was running; save again"
-        )
+        raise SaveError(f"another save into {self.url} committed before this one; save again")
 
     def read(self, name: str, most_bytes: int) -> bytes:
         with self._opened(name) as (handle, size):

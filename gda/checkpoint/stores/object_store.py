@@ -93,9 +93,7 @@ class KvStore:
         # Without a generation nothing was written; but an earlier attempt may have written it, if
         # its answer was lost.
         if not written.generation and not self._holds(name, data):
-            raise SaveError(
-                f"another save into {self.url} was committed while this one was running; save again"
-            )
+            raise SaveError(f"another save into {self.url} committed before this one; save again")
 
     def _holds(self, name: str, data: bytes) -> bool:
         try:
