@@ -413,5 +413,5 @@ def test_what_differs_between_processes_is_not_saved(shared_tmp_path: Path) -> N
         gda.DisagreementError, match=r"at \['own'\], process 0 has an array with"
     ) as e:
         save(shared_tmp_path, tree)
-    assert "at ['step'], process 0 has 0, process 1 1" in str(e.value)
+    assert "at ['step'], process 0 has 0, process 1 has 1" in str(e.value)
     assert not (shared_tmp_path / "manifest.json").exists()

@@ -122,7 +122,7 @@ def test_verify(run: Run, path: Path) -> None:
     for command in ("verify", "inspect"):
         code, out, err = run(command, path)
         assert (code, out) == (1, "")
-        assert err == f"{path}/manifest.json does not begin as a manifest of gda does\n"
+        assert err == f"{path}/manifest.json does not begin like a manifest of gda\n"
 
 
 def test_no_checkpoint(run: Run, tmp_path: Path) -> None:

@@ -387,10 +387,10 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
         ('{"a": NaN}', "cannot be read as JSON: NaN is not a number of JSON"),
         ("[" * 100_000, "cannot be read as JSON: it is nested too deeply"),
         (f'{{"w": {{"shape": [{"9" * 5000}]}}}}', "cannot be read as JSON: "),
-        ('{"w": {}, "w": {}}', "in one object these names stand twice: 'w'\n"),
+        ('{"w": {}, "w": {}}', "one object has these names twice: 'w'\n"),
         (
             '{"w": {}, "v": {}, "w": {}, "w": {}, "v": {}}',
-            "in one object these names stand twice: 'w'; 'v'\n",
+            "one object has these names twice: 'w'; 'v'\n",
         ),
         (
             "{" + ", ".join(f'"{name:05}": {{}}' for name in [*range(50_000)] * 2) + "}",
