@@ -74,7 +74,7 @@ def save(
       fingerprint: record ``g.fingerprint()`` of every array, for ``restore`` to compare. The first
         save compiles a program for each shape of a large array, which may take a second.
       max_workers: how many files are written at a time; by default as many as there are cores,
-        2 to 32, and 32 on an object store.
+        4 to 32, and 32 on an object store.
       max_bytes: how much host memory may be held beyond the arrays themselves; at least a chunk, or
         on accelerators a block.
       timeout: seconds to wait for the other processes to finish, and for each answer of an object
@@ -320,7 +320,8 @@ def _begin(
         data=data,
         codec=options.codec,
         fingerprints=options.fingerprint,
-        options=options_for(store, options.work),
+        # Some wait for the disk while others compute checksums: 4 on 2 cores save a sixth.
+        options=options_for(store, options.work, least=4),
     )
     saving = _Saving(writer, structure, mine or Claim(data, ()), options.timeout)
     stack.push(saving.abandon_after)

@@ -113,7 +113,9 @@ class KvStore:
             return self._found(name)
         raise ValueError(f"has more than {most_bytes} bytes, which makes no sense")
 
-    def read_into(self, name: str, payload: Bytes, tail: Bytes) -> int:
+    def read_into(
+        self, name: str, payload: Bytes, tail: Bytes, note: Callable[[Bytes], object]
+    ) -> int:
         size = payload.nbytes + tail.nbytes
         if not size:
             return len(self.read(name, 0))
@@ -123,6 +125,7 @@ class KvStore:
         except _OutOfRangeError:
             return len(self.read(name, size))
         payload[...] = data[: payload.nbytes]
+        note(payload)
         tail[...] = data[payload.nbytes :]
         return size
 
