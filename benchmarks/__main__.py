@@ -90,10 +90,12 @@ def _pytest(count: int, only: str, quick: bool, saved: Path) -> Iterator[str]:
         *(f"--virtual-devices={count}", f"--only={only}", *(["--quick"] if quick else [])),
         *(f"--benchmark-json={saved}", "-n", "0", "-p", "no:cacheprovider"),
     ]
+    # A run of pytest around this one is another.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     with subprocess.Popen(
         command,
         cwd=FOLDER.parent,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**environment, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

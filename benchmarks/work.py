@@ -119,7 +119,7 @@ class Work:
     devices: int = 8
     floor: Floor | None = None
     table_of: str = ""
-    seconds: float = 2
+    seconds: float = 1.5
     unit: str = "s"
 
     @property

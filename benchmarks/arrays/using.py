@@ -146,13 +146,13 @@ WORKS = [
         "a jitted call with one GlobalArray as input, one device",
         partial(_jitted, 1),
         {"the raw array": AtMost(1.06)},
-        seconds=4,
+        seconds=3,
     ),
     Work(
         "a jitted call with 100 GlobalArrays as input, one device",
         partial(_jitted, 100),
         {"the raw arrays": AtMost(1.25)},
-        seconds=4,
+        seconds=3,
     ),
     Work(
         "device, index and replica id of all local shards, cold, 64 devices",
@@ -160,7 +160,7 @@ WORKS = [
         {"addressable_shards": Faster(15), _OBJECTS: None},
         devices=64,
         floor=Floor(_OBJECTS, "The answer is 64 objects."),
-        seconds=4,
+        seconds=3,
     ),
     Work(
         "the same with data",
@@ -168,7 +168,7 @@ WORKS = [
         {"addressable_shards": Faster(1.5), _SPLITTING: None},
         devices=64,
         floor=Floor(_SPLITTING, "JAX splits the array into shards, and gda waits for it."),
-        seconds=4,
+        seconds=3,
     ),
     Work(
         "import gda, after import jax",

@@ -285,6 +285,7 @@ class Way:
 
 GDA, RAW = "gda", "numpy.fromfile of raw files, and placement"
 ORBAX, ORBAX_V1 = "Orbax's StandardCheckpointer", "Orbax v1"
+UNCOMPRESSED = f"{ORBAX_V1}, no OCDBT, no compression"
 JAX, TORCH = "JAX's pytree_serialization", "PyTorch DCP"
 _NO_OCDBT = {"use_ocdbt": False}
 _PLAIN = {"use_ocdbt": False, "use_compression": False}
@@ -298,9 +299,7 @@ WAYS = {
     f"{ORBAX_V1}, no OCDBT": Way(
         partial(orbax_v1_save, **_NO_OCDBT), partial(orbax_v1_restore, **_NO_OCDBT)
     ),
-    f"{ORBAX_V1}, no OCDBT, no compression": Way(
-        partial(orbax_v1_save, **_PLAIN), partial(orbax_v1_restore, **_PLAIN)
-    ),
+    UNCOMPRESSED: Way(partial(orbax_v1_save, **_PLAIN), partial(orbax_v1_restore, **_PLAIN)),
     JAX: Way(jax_save, jax_restore),
     "TensorStore, zarr v3 with CRC-32C": Way(tensorstore_save, tensorstore_restore),
     RAW: Way(raw_save, raw_restore),

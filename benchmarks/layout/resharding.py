@@ -94,6 +94,7 @@ def _work(
         f"{does} a plan, {_NAMES[specs]}, {devices:,} devices",
         partial(_planning, ask, devices, specs),
         limit=limit,
+        seconds=0.5,
     )
 
 

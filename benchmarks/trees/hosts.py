@@ -188,7 +188,7 @@ WORKS = [
             partial(_batches, processes, gda_each, jax_each, multihost_tree, public_each),
             {_MAPL: AtMost(1.05), _MULTIHOST: AtMost(1.05), _PUBLIC: None},
             floor=_FLOOR,
-            seconds=4,
+            seconds=3,
         )
         for processes in (1, 2, 4)
     ],
@@ -198,7 +198,7 @@ WORKS = [
             partial(_batches, processes, gda_tree, multihost_tree, public_each),
             {_MULTIHOST: AtMost(1.05), _PUBLIC: None},
             floor=_FLOOR,
-            seconds=4,
+            seconds=3,
         )
         for processes in (1, 2, 4)
     ],
@@ -209,7 +209,7 @@ WORKS = [
                 _batches, processes, gda_each, multihost_tree, gda_each_copied, is_aligned=True
             ),
             {_MULTIHOST: AtMost(1.05), "from_process_local, which copies": None},
-            seconds=4,
+            seconds=3,
         )
         for processes in (1, 2, 4)
     ],
