@@ -286,6 +286,7 @@ class Way:
 GDA, RAW = "gda", "numpy.fromfile of raw files, and placement"
 ORBAX, ORBAX_V1 = "Orbax's StandardCheckpointer", "Orbax v1"
 UNCOMPRESSED = f"{ORBAX_V1}, no OCDBT, no compression"
+TENSORSTORE = "TensorStore, zarr v3 with CRC-32C"
 JAX, TORCH = "JAX's pytree_serialization", "PyTorch DCP"
 _NO_OCDBT = {"use_ocdbt": False}
 _PLAIN = {"use_ocdbt": False, "use_compression": False}
@@ -301,7 +302,7 @@ WAYS = {
     ),
     UNCOMPRESSED: Way(partial(orbax_v1_save, **_PLAIN), partial(orbax_v1_restore, **_PLAIN)),
     JAX: Way(jax_save, jax_restore),
-    "TensorStore, zarr v3 with CRC-32C": Way(tensorstore_save, tensorstore_restore),
+    TENSORSTORE: Way(tensorstore_save, tensorstore_restore),
     RAW: Way(raw_save, raw_restore),
 }
 if find_spec("torch"):

@@ -38,6 +38,7 @@ from benchmarks.checkpoint.checkpointers import (
     ORBAX,
     ORBAX_V1,
     RAW,
+    TENSORSTORE,
     UNCOMPRESSED,
     WAYS,
     Block,
@@ -203,11 +204,15 @@ def _restoring(scale: Scale, spec: PartitionSpec, ways: Sequence[str]) -> list[S
         def run() -> Any:
             return jax.block_until_ready(WAYS[way].restore(path, like))
 
-        restored = run()
-        assert _is_right(restored, scale, like), way
-        _delete(restored)
-        return Side(run, scratch.keep, done=_delete)
+        def done(restored: Any) -> None:
+            if way not in checked:
+                assert _is_right(restored, scale, like), way
+                checked.add(way)
+            _delete(restored)
 
+        return Side(run, scratch.keep, done=done)
+
+    checked: set[str] = set()
     sides = [side(way) for way in ways]
     _delete(tree)
     write(raw, blocks)
@@ -359,7 +364,7 @@ def works(quick: bool = False) -> list[Work]:
     same, other = "onto the layout it had", "onto another layout"
     few = (ORBAX, ORBAX_V1)
     to_save = [way for way in WAYS if way not in (GDA, RAW)]
-    to_restore = [way for way in WAYS if way not in (GDA, UNCOMPRESSED)]
+    to_restore = [way for way in WAYS if way not in (GDA, UNCOMPRESSED, TENSORSTORE)]
 
     def saving(scale: Scale, rivals: Sequence[str], targets: Mapping[str, Target]) -> Work:
         return Work(
