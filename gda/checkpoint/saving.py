@@ -73,7 +73,7 @@ def save(
       compression: ``"zstd"``, or ``None``: weights hardly get smaller, and saving takes longer.
       fingerprint: record ``g.fingerprint()`` of every array, for ``restore`` to compare. The first
         save compiles a program for each shape of a large array, which may take a second.
-      max_workers: number of files written at a time; by default the number of cores, from 2 to 32,
+      max_workers: number of files written at a time; by default the number of cores, from 4 to 32,
         and 32 on an object store.
       max_bytes: bound on host memory beyond the arrays themselves; one chunk, or on accelerators
         one block, is always allowed.
@@ -320,7 +320,8 @@ def _begin(
         data=data,
         codec=options.codec,
         fingerprints=options.fingerprint,
-        options=options_for(store, options.work),
+        # Some wait for the disk while others compute checksums: 4 on 2 cores save a sixth.
+        options=options_for(store, options.work, least=4),
     )
     saving = _Saving(writer, structure, mine or Claim(data, ()), options.timeout)
     stack.push(saving.abandon_after)

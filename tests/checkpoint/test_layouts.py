@@ -41,9 +41,9 @@ class Noting(FileStore):
         self.written[name.partition("/")[2]] += sum(memoryview(part).nbytes for part in parts)
         super().write(name, parts)
 
-    def read_into(self, name: str, payload: Any, tail: Any) -> int:
+    def read_into(self, name: str, payload: Any, tail: Any, note: Any) -> int:
         self.times_read[name] += 1
-        return super().read_into(name, payload, tail)
+        return super().read_into(name, payload, tail, note)
 
 
 class Noted:

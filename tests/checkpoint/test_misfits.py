@@ -39,9 +39,9 @@ class Counting(FileStore):
         super().__init__(root)
         self.reads: list[str] = []
 
-    def read_into(self, name: str, payload: Any, tail: Any) -> int:
+    def read_into(self, name: str, payload: Any, tail: Any, note: Any) -> int:
         self.reads.append(name)
-        return super().read_into(name, payload, tail)
+        return super().read_into(name, payload, tail, note)
 
 
 @pytest.fixture

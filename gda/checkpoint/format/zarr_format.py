@@ -104,12 +104,16 @@ def _fill_value(stored: str) -> Any:
     return 0 if stored.startswith(("int", "uint")) else 0.0
 
 
-def crc32c(data: np.ndarray[Any, Any]) -> int:
-    """Return the CRC-32C of contiguous memory, without a copy."""
+def crc32c(data: np.ndarray[Any, Any], before: int = 0) -> int:
+    """Return the CRC-32C of contiguous memory, without a copy.
+
+    Args:
+      before: that of what precedes it.
+    """
     google_crc32c = require_crc32c()
     view = data.reshape(-1).view(np.uint8)  # a new view, which becomes read-only
     view.flags.writeable = False  # as the function requires
-    return google_crc32c.value(view)
+    return google_crc32c.extend(before, view)
 
 
 def size_and_crc(document: bytes) -> tuple[int, int]:

@@ -109,7 +109,9 @@ class KvStore:
             return self._found(name)
         raise ValueError(f"has more than the allowed {most_bytes} bytes")
 
-    def read_into(self, name: str, payload: Bytes, tail: Bytes) -> int:
+    def read_into(
+        self, name: str, payload: Bytes, tail: Bytes, note: Callable[[Bytes], object]
+    ) -> int:
         size = payload.nbytes + tail.nbytes
         if not size:
             return len(self.read(name, 0))
@@ -119,6 +121,7 @@ class KvStore:
         except _OutOfRangeError:
             return len(self.read(name, size))
         payload[...] = data[: payload.nbytes]
+        note(payload)
         tail[...] = data[payload.nbytes :]
         return size
 

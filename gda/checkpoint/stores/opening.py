@@ -57,9 +57,9 @@ def _of_text(path: str, timeout: float) -> Store:
     return KvStore(f"{scheme}://{rest}/", timeout)
 
 
-def options_for(store: Store, options: Options) -> Options:
+def options_for(store: Store, options: Options, least: int = 2) -> Options:
     """Return the options, with the number of workers for this store if the user gave none."""
-    workers = 32 if store.is_remote else min(max(os.cpu_count() or 1, 2), 32)
+    workers = 32 if store.is_remote else min(max(os.cpu_count() or 1, least), 32)
     return replace(options, max_workers=options.max_workers or workers)
 
 

@@ -56,8 +56,13 @@ class Store(Protocol):
         """
         ...
 
-    def read_into(self, name: str, payload: Bytes, tail: Bytes) -> int:
-        """Read a file that fills both buffers; return its size, also if it differs."""
+    def read_into(
+        self, name: str, payload: Bytes, tail: Bytes, note: Callable[[Bytes], object]
+    ) -> int:
+        """Read a file that fills both buffers; return its size, also if it differs.
+
+        Calls ``note`` with each part of the payload, in order, when it has been read.
+        """
         ...
 
     def size(self, name: str) -> int | None:
