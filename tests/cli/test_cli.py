@@ -190,7 +190,10 @@ def test_a_mistake_in_gda_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) 
         (["--nothing"], "gda: unrecognized arguments: --nothing (--help"),
         (["--versoin"], "gda: unrecognized arguments: --versoin; did you mean --version? (--help"),
         (["verify", "a", "--timeout", "0"], "--timeout: '0' is not a number of seconds above 0"),
-        (["inspect", "a", "--timeout", "soon"], "'soon' is not a number of seconds above 0, such"),
+        (
+            ["inspect", "a", "--timeout", "soon"],
+            "'soon' is not a number of seconds above 0; write 30, say",
+        ),
     ],
 )
 def test_wrong_commands(run: Run, args: list[str], message: str) -> None:
