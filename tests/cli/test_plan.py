@@ -449,7 +449,7 @@ def test_what_is_missing(run: Run) -> None:
     code, _, err = run("plan", "--shape", "8", "--mesh", "x=4", "--spec")
     assert (code, err) == (
         2,
-        "gda plan: argument --spec: expected one argument (--help says more)\n",
+        "gda plan: argument --spec: expected one argument (see --help)\n",
     )
 
 
