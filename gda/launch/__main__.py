@@ -17,30 +17,10 @@ _USAGE = "python -m gda.launch -n N [option ...] (script.py | -m module) [argume
 
 _OPTIONS = (
     ("--devices-per-process", 1, "N", "CPU devices of each process; default 1"),
-    (
-        "--timeout",
-        None,
-        "SECONDS",
-        "end the run with the stacks of all processes after this time; default: never",
-    ),
-    (
-        "--heartbeat-timeout",
-        10,
-        "SECONDS",
-        "a process without a heartbeat for this long is dead; default 10",
-    ),
-    (
-        "--collective-timeout",
-        30,
-        "SECONDS",
-        "a collective on CPU waits this long for late processes; default 30",
-    ),
-    (
-        "--agreement-timeout",
-        60,
-        "SECONDS",
-        "a check of agreement waits this long for late processes; default 60",
-    ),
+    ("--timeout", None, "SECONDS", "print all stacks and end the run after this; default: never"),
+    ("--heartbeat-timeout", 10, "SECONDS", "a process silent for this long is dead; default 10"),
+    ("--collective-timeout", 30, "SECONDS", "a collective on CPU waits this long; default 30"),
+    ("--agreement-timeout", 60, "SECONDS", "a check of agreement waits this long; default 60"),
 )
 
 _EPILOG = """\
@@ -96,9 +76,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "-n", "--num-processes", type=_positive, metavar="N", help="number of processes"
-    )
+    parser.add_argument("-n", "--num-processes", type=_positive, metavar="N", help="processes")
     for name, default, unit, says in _OPTIONS:
         parser.add_argument(name, type=_positive, default=default, metavar=unit, help=says)
     parser.add_argument("-m", action="store_true", help="run a module, as python -m does")
