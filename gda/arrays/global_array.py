@@ -476,9 +476,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         def __getattr__(self, name: str) -> NoReturn:
             problem = f"GlobalArray has no attribute {name!r}"
             theirs = getattr(type(self), name, None)
-            if isinstance(
-                theirs, property
-            ):  # it raised AttributeError, and Python drops the message
+            if isinstance(theirs, property):  # its AttributeError has lost its message
                 try:
                     theirs.__get__(self)
                 except LayoutUnknownError:
