@@ -1,4 +1,4 @@
-"""``gda plan --tree``: what every device holds of a whole model."""
+"""``gda plan --tree``: the part of a whole model on each device."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Shapes, meshes, specs and dtypes as people write them, and lines as they read them."""
+"""Parsers of shapes, meshes, specs and dtypes, and the format of lines."""
 
 import json
 import re

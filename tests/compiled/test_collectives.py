@@ -1,7 +1,7 @@
 """Programs whose collectives are known, over Auto and over Explicit axes.
 
-XLA is free to choose; where another version or device may do it in another way, a test says what
-has to hold: the axes, the bytes, that nothing else is communicated.
+XLA is free to choose. If another version or device may choose otherwise, a test asserts only the
+axes, the bytes, and that nothing else is communicated.
 """
 
 import dataclasses

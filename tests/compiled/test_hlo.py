@@ -1,4 +1,4 @@
-"""Texts of compiled programs in the forms of CPUs, GPUs and TPUs, and what is read there."""
+"""Texts of compiled programs from CPUs, GPUs and TPUs, and the collectives read from them."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Processes of this machine that cannot outlive the one that started them."""
+"""Processes of this machine that cannot outlive their parent."""
 
 import os
 import signal

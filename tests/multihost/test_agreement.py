@@ -1,4 +1,4 @@
-"""Processes that mean different arrays hear of it, all of them, and at once."""
+"""Errors of processes with different arrays, in all of them and at once."""
 
 import json
 import re
