@@ -72,7 +72,7 @@ def launch(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 
 def after_the_last_reason(stderr: str) -> str:
-    """What the launcher says of the end: all that follows its last word."""
+    """The words of the launcher about the end, after its last prefix."""
     return stderr[stderr.rindex("gda.launch: ") :]
 
 

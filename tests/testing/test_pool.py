@@ -175,7 +175,7 @@ def test_a_process_that_hangs_is_named_and_its_stack_shown(pool):
 
 
 def nothing():
-    """What loads this module in the processes, so that the next call takes no time before it."""
+    """A call that loads this module in the processes, so that the next call starts at once."""
 
 
 def stop_me():
