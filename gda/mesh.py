@@ -189,7 +189,7 @@ def mesh_and_spec(
 
 
 def after_spec(mesh: object, spec: Any, following: _T | None) -> tuple[Any, _T | None]:
-    """Return the spec and the argument that follows it, as they are where a sharding has no spec.
+    """Return the spec and the argument after it, unchanged unless a sharding replaces both.
 
     With a sharding in place of the mesh and no spec, the positional arguments after it move up.
     """

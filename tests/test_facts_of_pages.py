@@ -1,4 +1,4 @@
-"""Pages that list something list all of it, and their figures were measured."""
+"""Checks of pages: their lists are complete, and their figures were measured."""
 
 import re
 from pathlib import Path

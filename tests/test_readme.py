@@ -1,4 +1,4 @@
-"""What the README says is what happens."""
+"""The snippets of the README, run and compared with their output."""
 
 import doctest
 import os

@@ -1,6 +1,6 @@
-"""The functions of a table, applied to a container in six ways: docs/works.md says what works.
+"""The functions of the table in docs/works.md, applied to a container in six ways.
 
-After a change of the table, or of what works, this writes it again: python tests/test_works.py
+After a change of the table or of the results, run ``python tests/test_works.py`` to write it again.
 """
 
 import os

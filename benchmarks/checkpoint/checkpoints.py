@@ -63,7 +63,7 @@ ROWS, COLUMNS, WHOLE = P("x"), P(None, "x"), P()
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is saved: so many square arrays of float32."""
+    """The size of a save: a number of square arrays of float32."""
 
     name: str
     arrays: int

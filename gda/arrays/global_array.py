@@ -92,7 +92,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
     True
     """
 
-    # Slots that are not set are caches that were not asked for yet.
+    # Unset slots are caches that are not filled yet.
     __slots__ = ("__weakref__", "_data_by_device", "_global_shards", "_local_shards", "array")
 
     array: jax.Array
@@ -279,7 +279,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         try:
             return _get(self, slot)
         except AttributeError:
-            pass  # not in the handler: what `make` raises has nothing to do with this
+            pass  # not in the handler: an error of `make` has another cause
         value = make()
         _set(self, slot, value)
         return value
@@ -291,7 +291,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         try:
             self.array.block_until_ready()
         except (AttributeError, RuntimeError):
-            self._on_devices()  # if that was why, says it with the layout
+            self._on_devices()  # raises with the layout if that is the reason
             raise
         return self
 
@@ -475,7 +475,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         def __getattr__(self, name: str) -> NoReturn:
             problem = f"GlobalArray has no attribute {name!r}"
             theirs = getattr(type(self), name, None)
-            if isinstance(theirs, property):  # it raised AttributeError, and Python forgets why
+            if isinstance(theirs, property):  # its AttributeError has lost its message
                 try:
                     theirs.__get__(self)
                 except LayoutUnknownError:
@@ -497,7 +497,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         return describe(self.array)
 
     def _repr_html_(self) -> str | None:
-        """Return the picture that a notebook shows; None where there is none, so it shows the text.
+        """Return the picture for a notebook; None if there is none, so that it shows the text.
 
         Neither reads nor moves data, and raises nothing.
         """

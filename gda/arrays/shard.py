@@ -120,7 +120,7 @@ class LocalShards(tuple[Shard[Any], ...]):
             ) from None
 
 
-# As a tuple is one.
+# A pytree, as a tuple is.
 jax.tree_util.register_pytree_node(
     LocalShards,
     lambda shards: (tuple(shards), None),

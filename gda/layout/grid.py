@@ -387,6 +387,6 @@ def _layout_of(shape: Shape, mesh_shape: Mapping[str, int], spec: SpecLike) -> L
         if type(sum(mesh_shape.values())) is int and not hasattr(spec, "__next__"):
             return layout_of(tuple(mesh_shape.items()), spec, empty)
     except (AttributeError, TypeError, ValueError):
-        pass  # said below, better
+        pass  # reported below, in detail
     sizes = check_mesh_shape(mesh_shape)
     return layout_of(tuple(sizes.items()), check_spec(spec, shape, sizes), empty)

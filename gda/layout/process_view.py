@@ -408,7 +408,7 @@ def infer_global_shape(
     process_of: ProcessOf | Processes,
     process: int,
 ) -> Shape:
-    """Return the shape of the whole, where only the local shape of one process is known.
+    """Return the global shape for the local shape of one process.
 
     ``ShardGrid(result, mesh_shape, spec, process_of=process_of).view(process).local_shape`` is
     ``local_shape``. Nothing is compared with what other processes have.
@@ -430,7 +430,7 @@ def infer_global_shape(
     shape = check_shape(local_shape, "local")
     entries = check_spec(spec, shape, sizes, "local")
     layout = layout_of(tuple(sizes.items()), entries, tuple(not size for size in shape))
-    # Which blocks a process has does not hang on their size, so let each be of one element.
+    # The blocks of a process do not depend on their size, so each gets one element.
     ones = tuple(parts if size else 0 for size, parts in zip(shape, layout.parts, strict=True))
     processes = check_process_of(process_of, layout)
     view = ProcessView(layout, _tiling(ones, layout), processes, process)

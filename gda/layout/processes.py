@@ -128,7 +128,7 @@ class Processes:
         return f"Processes({len(self.numbers)} processes of {self.num_devices} devices)"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # What is kept stays behind: the hash holds only in this Python process.
+        # Cached results are not pickled: the hash is valid in this Python process only.
         return Processes, (self.process_of,)
 
 
@@ -166,15 +166,15 @@ def _integers(process_of: object) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Writing:
-    """The process that writes each block: of those that hold it, the one with least so far.
+    """The process that writes each block: the holder with the fewest blocks so far.
 
-    The blocks that fewest processes hold come first; of equal processes, the lowest number writes.
-    So what several hold is shared out, and every process knows the shares of all without a word.
+    The blocks with the fewest holders come first; of equal processes, the lowest number writes. So
+    replicated blocks are shared out, and every process computes the same shares.
 
     Attributes:
       holders: the processes that hold a block, ascending, block after block.
-      firsts, counts: for each block, where its holders begin and how many they are.
-      chosen: for each block, which of its holders writes it.
+      firsts, counts: the first and the number of the holders of each block.
+      chosen: the holder that writes each block.
     """
 
     holders: IntArray

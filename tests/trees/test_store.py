@@ -1,4 +1,4 @@
-"""Arrays out to storage, from one process and from several."""
+"""Arrays written to storage, from one process and from several."""
 
 import threading
 import time

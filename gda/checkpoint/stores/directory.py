@@ -22,9 +22,8 @@ from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.stores.protocol import LOCK, Bytes
 
 _VERSION_BYTES = 200  # the first line of a manifest, with the checksum of the rest
-# Small enough for a part that was read to be still in the processor's cache when its checksum is
-# computed, so that a restore takes a third less; large enough for google-crc32c to let other threads
-# run.
+# Small enough for a part to be still in the processor's cache when its checksum is computed: a
+# restore takes a third less. Large enough for google-crc32c to let other threads run.
 _PART_BYTES = 2**20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 # A handle that can open files, also in a directory that may not be listed.

@@ -340,7 +340,7 @@ class ReshardPlan:
         return hash(self._key())
 
     def __reduce__(self) -> tuple[object, ...]:
-        # What was worked out stays behind.
+        # Cached results are not pickled.
         source, target, itemsize, source_ids, target_ids = self._key()
         make = partial(ReshardPlan, itemsize=itemsize, source_ids=source_ids, target_ids=target_ids)
         return make, (source, target)
