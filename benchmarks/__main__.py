@@ -74,6 +74,7 @@ def _measure(only: str, quick: bool, console: Console) -> list[dict[str, Any]]:
                 # Only verbose lines of single tests have a percentage.
                 if line.startswith("benchmarks/") and line.endswith("%]"):
                     progress.update(task, advance=1, now=next(remaining, ""))
+            progress.update(task, completed=sum(len(names[c]) for c in counts if c <= count))
             run: dict[str, Any] = {"benchmarks": []}
             if saved.exists() and saved.stat().st_size:  # empty where pytest died
                 run = json.loads(saved.read_text())
