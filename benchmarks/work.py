@@ -119,7 +119,7 @@ class Work:
     devices: int = 8
     floor: Floor | None = None
     table_of: str = ""
-    seconds: float = 1.5
+    seconds: float = 1
     unit: str = "s"
 
     @property

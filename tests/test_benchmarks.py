@@ -14,12 +14,12 @@ from benchmarks.work import Faster, Floor, OfFloor, Within, Work
 ROOT = Path(__file__).parents[1]
 
 
-def rows_of(work: Work, seconds: dict[str, float]) -> list[list[str]]:
-    """Return the cells of the table of targets."""
+def rows_of(work: Work, seconds: dict[str, float], spread: float = 0) -> list[list[str]]:
+    """Return the cells of the table of targets; ``spread`` is that of the quartiles."""
     benchmarks = [
         {
             "extra_info": {"work": work.name, "way": way},
-            "stats": {"median": value, "q1": value, "q3": value, "rounds": 5},
+            "stats": {"median": value, "q1": value - spread, "q3": value + spread, "rounds": 5},
         }
         for way, value in seconds.items()
     ]
@@ -83,6 +83,12 @@ def test_a_floor_replaces_a_target_that_it_misses(
     work = Work("sum", list, {"JAX": Faster(2), "loop": None}, floor=Floor("loop", "All is read."))
     (row,) = rows_of(work, {"gda": ours, "JAX": 3, "loop": floor})
     assert (row[4], row[7]) == (is_, reached)
+
+
+def test_a_floor_does_not_replace_a_target_that_its_fast_rounds_reach() -> None:
+    work = Work("sum", list, {"JAX": Faster(2), "loop": None}, floor=Floor("loop", "All is read."))
+    (row,) = rows_of(work, {"gda": 2.4, "JAX": 3, "loop": 2.2}, spread=0.8)
+    assert (row[4], row[7]) == ("1.25 times faster", "**no**")
 
 
 def test_a_share_of_the_speed_of_a_floor() -> None:

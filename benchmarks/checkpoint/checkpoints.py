@@ -78,7 +78,8 @@ class Scale:
 
 
 MEDIUM = Scale("256 MiB, 4 arrays", 4, 4096)
-LARGE = Scale("1 GiB, 4 arrays", 4, 8192)
+# Larger, and the page cache would not hold what all ways saved.
+LARGE = Scale("512 MiB, 2 arrays", 2, 8192)
 SMALL = Scale("1,000 arrays of 64 x 64", 1000, 64)
 REPLICATED = Scale("64 MiB, 16 replicated arrays", 16, 1024)
 
