@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from test_readme import figures_of, is_in
+from measured import figures_of, is_in
 
 import gda.launch.__main__
 
