@@ -1,6 +1,7 @@
 """Options of the benchmarks. The number of virtual devices is fixed before JAX starts."""
 
 import os
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--virtual-devices",
         type=int,
         default=8,
-        choices=[8, 64, 1024],
+        choices=[8, 64, 1024],  # more abort in XLA
         help="run the works for so many virtual CPU devices (default: 8)",
     )
-    group.addoption("--smoke", action="store_true", help="few rounds: only to see that it runs")
+    group.addoption("--only", default="", help="the works that have this in section or name")
+    group.addoption("--quick", action="store_true", help="few rounds: only to see that it runs")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,15 +28,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "work" in metafunc.fixturenames:
-        from benchmarks.works import WORKS
+        from benchmarks.works import sections
 
-        count = metafunc.config.getoption("--virtual-devices")
+        option: Any = metafunc.config.getoption
         metafunc.parametrize(
             ("work", "side"),
             [
-                pytest.param(work, side, id=f"{label}: {work.key}")
-                for work in WORKS
-                if work.devices == count
-                for side, label in enumerate(["gda", "rival"] if work.rival else ["gda"])
+                pytest.param(work, side, id=f"{work.name}: {way}")
+                for works in sections(option("--only"), option("--quick")).values()
+                for work in works
+                if work.devices == option("--virtual-devices")
+                for side, way in enumerate(work.ways)
             ],
         )

@@ -1,16 +1,21 @@
-"""Times two ways of doing the same work in turns, so that the noise of a machine hits both.
+"""Times several ways of doing the same work in turns, so that the noise of a machine hits all.
 
-Round by round each side runs once, and the side that goes first alternates: what the first leaves
-in the processor's caches is then no one's luck. The figure to look at is the ratio of medians.
+Round by round each side runs once, and the order alternates: what the first leaves in the
+processor's caches is then an advantage of no side. The figure to look at is the ratio of medians.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
+
+LEAST_ROUNDS, MOST_ROUNDS = 3, 300
+SETTLED = 0.02  # of the ratio of two medians
 
 
 def _forget(result: object) -> None:
@@ -36,26 +41,47 @@ class Side:
     times_itself: bool = False
 
 
-def measure(sides: Sequence[Side], rounds: int) -> list[list[float]]:
+def measure(
+    sides: Sequence[Side], seconds: float, least: int = LEAST_ROUNDS, most: int = MOST_ROUNDS
+) -> list[list[float]]:
     """Return for every side its seconds per call, one for every round.
+
+    There are at least ``least`` rounds, and no more than needed to settle the ratio of each median
+    to the first, or than ``most``, or than fit into ``seconds``.
 
     A round before the first compiles and fills what is meant to be warm. The garbage collector
     rests throughout: it would fall on the side that happens to make the next object.
     """
-    seconds: list[list[float]] = [[] for _ in sides]
+    samples: list[list[float]] = [[] for _ in sides]
     order = list(range(len(sides)))
     gc.collect()
     gc.disable()
     try:
         for side in sides:
             _time_once(side)
-        for _ in range(rounds):
+        end = time.perf_counter() + seconds
+        for rounds in range(1, most + 1):
             for i in order:
-                seconds[i].append(_time_once(sides[i]))
+                samples[i].append(_time_once(sides[i]))
             order.reverse()
+            is_over = time.perf_counter() > end or (rounds % 10 == 0 and _is_settled(samples))
+            if rounds >= least and is_over:
+                break
     finally:
         gc.enable()
-    return seconds
+    return samples
+
+
+def _is_settled(samples: Sequence[Sequence[float]]) -> bool:
+    first, *others = map(_uncertainty, samples)
+    return first + max(others, default=0) <= SETTLED
+
+
+def _uncertainty(samples: Sequence[float]) -> float:
+    """Return half of the 95 % confidence interval of the median, as a share of the median."""
+    ordered = sorted(samples)
+    outside = int(len(ordered) / 2 - 0.98 * math.sqrt(len(ordered)))
+    return (ordered[-1 - outside] - ordered[outside]) / 2 / median(ordered)
 
 
 def _time_once(side: Side) -> float:

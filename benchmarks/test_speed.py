@@ -5,14 +5,12 @@ hits only one. The sides are therefore timed in turns, by ``benchmarks.pairs``, 
 gets the samples: by a clock that stands still but for each sample.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache
-from statistics import median
+from functools import lru_cache
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.pairs import Side, measure
+from benchmarks.pairs import measure
 from benchmarks.work import Work
 
 _now = 0.0
@@ -22,32 +20,25 @@ def replayed_time() -> float:
     return _now
 
 
-@cache
-def measured(prepare: Callable[[], Sequence[Side]], rounds: int) -> list[list[float]]:
-    return measure(prepare(), rounds)
+@lru_cache(maxsize=1)
+def measured(work: Work, quick: bool) -> list[list[float]]:
+    sides = work.prepare()
+    assert len(sides) == len(work.ways)
+    return measure(sides, 0, least=2) if quick else measure(sides, work.seconds)
 
 
+@pytest.mark.filterwarnings("ignore")  # of rivals
 @pytest.mark.benchmark(timer=replayed_time)
 def test_speed(
     benchmark: BenchmarkFixture, work: Work, side: int, pytestconfig: pytest.Config
 ) -> None:
-    rounds = min(work.rounds, 3) if pytestconfig.getoption("--smoke") else work.rounds
-    everyone = measured(work.prepare, rounds)
-    seconds = [everyone[0], everyone[work.against]] if work.rival else everyone[:1]
-    medians = [median(samples) for samples in seconds]
-    benchmark.group = work.key
-    benchmark.extra_info.update(
-        work=work.key,
-        side=side,
-        medians=medians,
-        ratio=medians[1] / medians[0] if work.rival else None,
-        target=str(work.target or ""),
-        reached=work.target.is_reached(medians[0], medians[-1]) if work.target else None,
-    )
-    samples = iter(seconds[side])
+    seconds = measured(work, pytestconfig.getoption("--quick"))[side]
+    benchmark.group = work.name
+    benchmark.extra_info.update(work=work.name, way=work.ways[side])
+    samples = iter(seconds)
 
     def replay() -> None:
         global _now
         _now += next(samples)
 
-    benchmark.pedantic(replay, rounds=rounds)
+    benchmark.pedantic(replay, rounds=len(seconds))

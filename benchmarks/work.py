@@ -1,9 +1,9 @@
-"""A line of the table: a work, who does it, and what gda must reach."""
+"""A line of the table: a work, the ways of doing it, and what gda must reach."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from benchmarks.pairs import Side
 
@@ -35,6 +35,19 @@ class AtMost:
 
 
 @dataclass(frozen=True)
+class OfFloor:
+    """gda must reach this share of the speed of a floor, which no program goes below."""
+
+    share: float
+
+    def is_reached(self, ours: float, rival: float) -> bool:
+        return rival >= ours * self.share
+
+    def __str__(self) -> str:
+        return f"{self.share:g} of its speed"
+
+
+@dataclass(frozen=True)
 class Within:
     """gda may take at most so long here, whatever others take."""
 
@@ -60,32 +73,55 @@ class WithinMiB:
         return f"{self.mebibytes:g} MiB at most"
 
 
+Target = Faster | AtMost | OfFloor
+
+
 @dataclass(frozen=True)
-class Work:
-    """Something to do, by gda and by a rival.
+class Floor:
+    """The least that any program could take, measured in the same rounds.
+
+    A target that the floor itself misses is replaced by a share of the floor's speed.
 
     Attributes:
-      name: what is done; together with ``rival`` unique.
-      prepare: makes the sides, gda's first, and checks that they agree. Called in a process that
-        has ``devices`` virtual devices. Works with one ``prepare`` are measured together.
-      rival: how the second side does it; empty where there is none.
-      target: what gda must reach; ``None`` for a figure that informs.
+      way: the side that is the floor.
+      reason: a sentence that says why nothing is faster.
+      share: of its speed, which gda must reach.
+    """
+
+    way: str
+    reason: str
+    share: float = 0.8
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Something to do, by gda and by rivals.
+
+    Attributes:
+      name: of the work; unique.
+      prepare: makes the sides, gda's first and then one for each rival, and checks that they agree.
+        Called in a process that has ``devices`` virtual devices.
+      rivals: the name of each other side, and what gda must reach in comparison; ``None`` for a
+        figure that informs.
+      limit: what gda must keep to, whatever the rivals take.
       ours: how the first side does it, where that is not simply gda.
-      rounds: how often each side is timed.
-      against: which of the sides the rival is.
+      floor: what may replace targets.
+      table_of: the rival of whose speed a table of the work shows each side as a share.
+      seconds: how long to measure at most, after the least number of rounds.
       unit: of what is measured, "s" or "MiB".
     """
 
     name: str
     prepare: Callable[[], Sequence[Side]]
-    rival: str = ""
-    target: Faster | AtMost | Within | WithinMiB | None = None
+    rivals: Mapping[str, Target | None] = field(default_factory=dict)
+    limit: Within | WithinMiB | None = None
     ours: str = "gda"
     devices: int = 8
-    rounds: int = 100
-    against: int = 1
+    floor: Floor | None = None
+    table_of: str = ""
+    seconds: float = 1
     unit: str = "s"
 
     @property
-    def key(self) -> str:
-        return f"{self.name}; against {self.rival}" if self.rival else self.name
+    def ways(self) -> list[str]:
+        return [self.ours, *self.rivals]

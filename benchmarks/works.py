@@ -5,15 +5,28 @@ from benchmarks.checkpoint import checkpoints
 from benchmarks.layout import index_math, resharding
 from benchmarks.show import pictures
 from benchmarks.trees import hosts, loading
+from benchmarks.work import Work
 
-WORKS = [
-    *index_math.WORKS,
-    *building.WORKS,
-    *loading.WORKS,
-    *using.WORKS,
-    *hosts.WORKS,
-    *checkpoints.WORKS,
-    *pictures.WORKS,
-    *resharding.WORKS,
-]
-DEVICE_COUNTS = sorted({work.devices for work in WORKS})  # more than 1,024 abort in XLA
+
+def sections(only: str = "", quick: bool = False) -> dict[str, list[Work]]:
+    """Return the works of each section.
+
+    Args:
+      only: a part of the name of a section, or of the names of the works to choose.
+      quick: with small arrays, to see that everything runs.
+    """
+    works = {
+        "Index math": index_math.WORKS,
+        "Building arrays": building.WORKS,
+        "Loading": loading.WORKS,
+        "Using arrays": using.WORKS,
+        "Many hosts": hosts.WORKS,
+        "Checkpoints": checkpoints.works(quick),
+        "Pictures": pictures.WORKS,
+        "Resharding": resharding.WORKS,
+    }
+    chosen = {
+        section: [work for work in each if only.lower() in f"{section}: {work.name}".lower()]
+        for section, each in works.items()
+    }
+    return {section: each for section, each in chosen.items() if each}

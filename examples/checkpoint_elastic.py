@@ -1,12 +1,12 @@
-"""Train on 8 devices, be killed at a random step, resume on 4: the loss ends where it would have.
+"""Train on 8 devices until a kill at a random step, and resume on 4 with the same final loss.
 
     python examples/checkpoint_elastic.py
 
-Three programs run one after another, each a process with devices of its own: one trains without a
-pause on 8 devices; one does the same, saving in the background every few steps, and is killed with
-SIGKILL; one restores the last complete checkpoint onto 4 devices and goes on to the end. Nothing
-about the number of devices is in the checkpoint, and a kill in the middle of a save leaves the one
-before whole.
+Three programs run one after another, each a process with its own devices. One trains without a
+pause on 8 devices. One does the same, saves in the background every few steps, and is killed with
+SIGKILL. One restores the last complete checkpoint onto 4 devices and trains to the end. The
+checkpoint does not depend on the number of devices, and a kill during a save leaves the previous
+one intact.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def run(checkpoint: Path, devices: int, kill_at: int | None = None) -> float:
-    """Train in a process of its own, and return the last loss; kill the process at a step."""
+    """Train in a new process, and return the last loss; kill the process at a step."""
     flag = f"--xla_force_host_platform_device_count={devices}"
     command = [sys.executable, __file__, "--train", str(checkpoint), "--devices", str(devices)]
     loss = math.nan
@@ -89,7 +89,7 @@ def train(checkpoint: Path, devices: int) -> None:
     mesh = Mesh(np.array(jax.devices("cpu")[:devices]), ("data",))
     pixels, labels = load_digits(return_X_y=True)
     optimizer = optax.adam(3e-3)
-    # Cut over the devices, as FSDP does: each holds a part of every parameter.
+    # Sharded over the devices, as in FSDP: each holds a part of every parameter.
     specs = {"w1": P("data"), "w2": P("data")}
 
     def fresh() -> dict[str, Any]:

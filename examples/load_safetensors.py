@@ -1,4 +1,4 @@
-"""Loads a small transformer from sharded safetensors files, each process reading only its part.
+"""Load a small transformer from sharded safetensors files; each process reads only its part.
 
 On a laptop: python examples/load_safetensors.py
 In many processes, with a new folder that all of them see:
@@ -25,8 +25,8 @@ import gda.launch
 
 LAYERS, HEADS, WIDTH, HIDDEN, VOCABULARY = 2, 4, 64, 256, 512
 
-# How each weight is cut, by its name: what makes heads and hidden units by its rows, what takes
-# them in by its columns. A weight is stored as [out, in].
+# The spec of each weight, by its name. Weights whose outputs are heads or hidden units are sharded
+# by rows, weights with such inputs by columns. A weight is stored as [out, in].
 SPECS = {
     r"embed_tokens|lm_head": P("model", None),
     r"[qkv]_proj|gate_proj|up_proj": P("model", "data"),
@@ -59,7 +59,7 @@ def make_weights() -> dict[str, np.ndarray[Any, Any]]:
 
 
 def write_model(folder: Path, weights: dict[str, np.ndarray[Any, Any]], files: int) -> None:
-    """Write the weights as published models have them: some files and their index."""
+    """Write the weights like a published model: some files and their index."""
     file_of = {
         name: f"model-{1 + i * files // len(weights):05}-of-{files:05}.safetensors"
         for i, name in enumerate(weights)
@@ -139,14 +139,16 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Load a transformer from files.")
-    parser.add_argument("--folder", type=Path, help="where the model goes; all processes see it")
+    parser.add_argument(
+        "--folder", type=Path, help="folder for the model; all processes must see it"
+    )
     options = parser.parse_args()
     if options.folder is not None:
         gda.launch.initialize()
         options.folder.mkdir(parents=True, exist_ok=True)
         main(options.folder)
     else:
-        # The CPU plays 8 devices; with accelerators, leave this line away.
+        # The CPU plays 8 devices; with accelerators, omit this line.
         os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
         with tempfile.TemporaryDirectory() as temporary:
             main(Path(temporary))

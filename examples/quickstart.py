@@ -5,7 +5,7 @@ python examples/quickstart.py
 
 import os
 
-# The CPU plays 8 devices; with accelerators, leave this line away.
+# The CPU plays 8 devices; with accelerators, omit this line.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import jax
@@ -22,7 +22,7 @@ data = np.arange(128, dtype=np.float32).reshape(8, 16)
 g = gda.GlobalArray.from_source(data, mesh, P("x"))
 print(repr(g))
 
-# A tree of arrays, and a tree of NumPy arrays of it.
+# A tree of arrays, and the same as NumPy arrays.
 params = {"w": data, "b": np.zeros(3, np.float32)}
 tree = gda.load_tree(params, mesh, {"w": P("x", "y"), "b": P()})
 print(repr(tree["w"]))
@@ -32,5 +32,5 @@ print(repr(gda.to_numpy(tree)["b"]))
 h = gda.GlobalArray.from_callback((8, 16), mesh, P(None, "y"), lambda index: data[index])
 print((len(h.local_shards), h.local_shards[1].index))
 
-# Computing gives ordinary arrays of JAX.
+# Computing gives an ordinary jax.Array.
 print(repr((g + h).sum()))

@@ -2,24 +2,23 @@
 
     python examples/spmd_tour.py
 
-``spmd_tour.ipynb`` has the same cells. What the text says is asserted in the cell below it.
+``spmd_tour.ipynb`` has the same cells. Each cell asserts the facts of the text above it.
 """
 
 # In a notebook, the last expression of a cell is drawn.
 # ruff: noqa: B018
 # pyright: reportUnusedExpression=false
-# JAX takes whatever has __jax_array__, but its types do not say so.
+# JAX takes any object with __jax_array__, but its types do not declare that.
 # pyright: reportArgumentType=false
 
 # %% [markdown]
 # # One program, many devices
 #
 # JAX runs one program over many devices, and each device works on its own part of the data. This is
-# called SPMD: single program, multiple data. The tour goes through the ways to write such a program
-# and looks after each step at which device holds what.
+# called SPMD: single program, multiple data. The tour shows the ways to write such a program, and
+# after each step a picture of the block on each device.
 #
-# Three devices are enough for that. JAX can make them out of one CPU, if it is told before it
-# starts.
+# Three devices are enough. JAX makes them out of one CPU, if a flag is set before it starts.
 
 # %%
 import os
@@ -43,8 +42,8 @@ jax.devices()
 # %% [markdown]
 # ## An array on one device
 #
-# Where the elements of an array are is its sharding. An array that nobody placed is on the first
-# device, whole. `visualize_sharding` draws it.
+# The sharding of an array is the place of its elements. By default, the whole array is on the first
+# device. `visualize_sharding` draws it.
 
 # %%
 data = np.arange(24, dtype=np.float32).reshape(3, 8)
@@ -56,14 +55,14 @@ assert whole.sharding.shard_shape(whole.shape) == (3, 8)
 gda.visualize_sharding(whole)
 
 # %% [markdown]
-# ## An array that is cut
+# ## A sharded array
 #
-# A mesh gives the devices names to cut by: here one axis, `'x'`, of 3 devices. A `PartitionSpec`
-# says which axis of the mesh cuts which dimension: `P('x')` cuts the rows, and leaves the columns
-# together.
+# A mesh arranges the devices along named axes: here one axis, `'x'`, of 3 devices. A
+# `PartitionSpec` maps dimensions to axes of the mesh: `P('x')` shards the rows over `'x'` and does
+# not shard the columns.
 #
-# `from_callback` asks for one block after the other, and each device gets no more than its own. The
-# whole array need not be anywhere.
+# `from_callback` asks for one block after the other, and each device gets its own block only. The
+# whole array is never in one place.
 
 # %%
 mesh = jax.make_mesh((3,), ("x",))
@@ -92,19 +91,19 @@ gda.visualize_sharding(g)
 g
 
 # %% [markdown]
-# An array that JAX has cut already is wrapped as it is: nothing is copied or moved.
+# `from_array` wraps an array that JAX has sharded: nothing is copied or moved.
 
 # %%
-cut = jax.device_put(whole, NamedSharding(mesh, P("x")))
-wrapped = gda.GlobalArray.from_array(cut)
+sharded = jax.device_put(whole, NamedSharding(mesh, P("x")))
+wrapped = gda.GlobalArray.from_array(sharded)
 
-assert wrapped.array is cut
+assert wrapped.array is sharded
 assert wrapped.grid.indices() == g.grid.indices()
 
 gda.visualize_sharding(wrapped)
 
 # %% [markdown]
-# A picture can be had before there is an array, or a device: shape, mesh and spec decide it.
+# A picture needs no array and no device: shape, mesh and spec are enough.
 
 # %%
 gda.visualize_sharding((3, 8), {"x": 3}, P("x"), dtype=np.float32)
@@ -112,8 +111,8 @@ gda.visualize_sharding((3, 8), {"x": 3}, P("x"), dtype=np.float32)
 # %% [markdown]
 # ## Computing: the layout follows the data
 #
-# Computing on a `GlobalArray` gives an ordinary `jax.Array`. What is done element by element needs
-# no element of another device, so the result is cut as the input was.
+# Computing on a `GlobalArray` gives an ordinary `jax.Array`. An elementwise function needs no
+# data of other devices, so the result is sharded like the input.
 
 # %%
 y = 2 * jnp.sin(g) + 1
@@ -125,9 +124,8 @@ assert np.allclose(y, 2 * np.sin(data) + 1, atol=1e-6)
 gda.visualize_sharding(y)
 
 # %% [markdown]
-# `sum(axis=0)` adds up rows, which are on different devices: they have to talk to each other, and
-# then every device has the whole result. It is replicated. `gda.jit` is `jax.jit` that gives
-# `GlobalArray`s back.
+# `sum(axis=0)` adds up rows, which are on different devices: these must communicate, and then every
+# device has the whole result. It is replicated. `gda.jit` is `jax.jit` that returns `GlobalArray`s.
 
 # %%
 over_rows = gda.jit(lambda x: x.sum(axis=0))
@@ -142,8 +140,8 @@ for shard in column_sums.local_shards:
 gda.visualize_sharding(column_sums)
 
 # %% [markdown]
-# `sum(axis=1)` adds up each row, which is on one device. Nobody has to talk, and the 3 sums stay
-# where they were made: the result is cut over `'x'`.
+# `sum(axis=1)` adds up each row, which is on one device. No device communicates, and each sum stays
+# on its device: the result is sharded over `'x'`.
 
 # %%
 within_rows = gda.jit(lambda x: x.sum(axis=1))
@@ -156,10 +154,10 @@ assert [shard.data.tolist() for shard in row_sums.local_shards] == [[28], [92], 
 gda.visualize_sharding(row_sums)
 
 # %% [markdown]
-# ## Inside `jit`: saying where a result goes
+# ## Inside `jit`: the layout of a result
 #
-# So far JAX chose the layout of results. A constraint inside `jit` decides it instead. How it is
-# written depends on the axes of the mesh. Over Auto axes the compiler chooses layouts, and
+# So far JAX chose the layout of results. A constraint inside `jit` sets it instead. Its form
+# depends on the axes of the mesh. Over Auto axes the compiler chooses layouts, and
 # `with_sharding_constraint` binds it. Here the 3 sums go to every device.
 
 # %%
@@ -179,8 +177,8 @@ assert [shard.data.tolist() for shard in everywhere.addressable_shards] == [[28,
 gda.visualize_sharding(everywhere)
 
 # %% [markdown]
-# Over Explicit axes the layout is part of an array's type, which JAX works out while it traces, and
-# `reshard` changes it. So there is a picture before the function has run, and another one after it.
+# Over Explicit axes the layout is part of an array's type, which JAX finds while it traces, and
+# `reshard` changes it. So there is a picture before the function runs, and another one after it.
 # `jax.make_mesh` gives Explicit axes by default in newer versions of JAX, and Auto axes in older
 # ones.
 
@@ -207,7 +205,7 @@ assert everywhere.tolist() == [28, 92, 156]
 gda.visualize_sharding(everywhere)
 
 # %% [markdown]
-# `gda.constrain` is the same over both kinds of axes. Outside `jit` it moves the data.
+# `gda.constrain` works over both kinds of axes. Outside `jit` it moves the data.
 
 # %%
 to_everyone = gda.jit(lambda x: gda.constrain(x.sum(axis=1), P()))
@@ -222,8 +220,8 @@ gda.visualize_sharding(everywhere)
 # %% [markdown]
 # ## `shard_map`: the program of one device
 #
-# Until here the function saw the whole array. Inside `jax.shard_map` it sees what one device holds:
-# of 24 numbers, cut over 3 devices, an array of shape (8,).
+# So far the function saw the whole array. Inside `jax.shard_map` it sees the block of one device:
+# for 24 numbers, sharded over 3 devices, an array of shape (8,).
 
 # %%
 numbers = gda.GlobalArray.from_callback((24,), mesh, P("x"), lambda index: np.arange(24)[index])
@@ -245,8 +243,8 @@ assert np.allclose(z, 2 * np.sin(np.arange(24)) + 1, atol=1e-6)
 gda.visualize_sharding(z)
 
 # %% [markdown]
-# Here a device knows its own numbers only, so `sum` adds up 8 of them: 28, 92 and 156. `psum` adds
-# up what all devices of an axis have, and gives each of them the total, 276.
+# Here a device has its own numbers only, so `sum` adds up 8 of them: 28, 92 and 156. `psum` adds up
+# the values of all devices of an axis, and gives each of them the total, 276.
 
 # %%
 partial_sums = gda.jit(
@@ -265,12 +263,12 @@ gda.visualize_sharding(partial_sums)
 gda.visualize_sharding(total)
 
 # %% [markdown]
-# ## What is communicated
+# ## Communication
 #
-# Who had to talk, and how much? `gda.collectives` compiles a function, does not run it, and lists
-# what the devices will send each other. Sums of each row need nothing. Sums over rows need an
-# all-reduce of the 8 numbers that each device has. `psum` is an all-reduce too, of one number, and
-# the sums that went to everyone needed an all-gather.
+# `gda.collectives` compiles a function, does not run it, and lists the communication between the
+# devices. Sums within rows need none. Sums over rows need an all-reduce of the 8 numbers of each
+# device. `psum` is an all-reduce too, of one number. Sums that every device gets need an
+# all-gather.
 
 # %%
 print(gda.collectives(within_rows, g))
@@ -288,7 +286,7 @@ assert (sums.kind, sums.axes, sums.nbytes_total) == ("all-reduce", ("x",), 4)
 assert (sums.kind, sums.axes, sums.nbytes_total) == ("all-gather", ("x",), 4)
 
 # %% [markdown]
-# In a test of your own, one line keeps it so.
+# In your own tests, one line asserts this.
 
 # %%
 gda.assert_collectives(over_rows, g, allow={("all-reduce", "x"): 1})

@@ -1,8 +1,8 @@
-"""Train a classifier on handwritten digits over 8 devices; save it; load it onto another mesh.
+"""Train a classifier of handwritten digits on 8 devices, save it, and load it onto another mesh.
 
     python examples/train_digits.py
 
-The whole way of an array through gda: a file on disk, blocks read from a memory map, a sharded
+The example uses gda from end to end: a file on disk, blocks read from a memory map, a sharded
 ``GlobalArray``, training through ``gda.jit``, a checkpoint, and the same parameters restored onto a
 mesh of another shape. With fewer than 8 accelerators it runs on 8 virtual CPU devices.
 """
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-# JAX reads this once, when it is first used. It counts for the CPU only: accelerators stay as many.
+# JAX reads this once, at its first use. It applies to the CPU only, not to accelerators.
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = (
         os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -40,7 +40,7 @@ Params = dict[str, gda.GlobalArray]
 PIXELS, HIDDEN, CLASSES = 64, 128, 10
 TRAINING, HELD_OUT = 1437, 360  # rows of the shuffled file; the held-out ones come last
 
-# The hidden units are cut over 'model'; every device of 'data' holds the same parameters.
+# The hidden units are sharded over 'model'; every device of 'data' holds the same parameters.
 SHAPES = {"w1": (PIXELS, HIDDEN), "b1": (HIDDEN,), "w2": (HIDDEN, CLASSES), "b2": (CLASSES,)}
 SPECS = {"w1": P(None, "model"), "b1": P("model"), "w2": P("model"), "b2": P()}
 
@@ -78,18 +78,20 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=128, help="digits per step")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--data-dir", type=Path, help="where files go; default: a temporary one")
+    parser.add_argument(
+        "--data-dir", type=Path, help="folder for the files; default: a temporary one"
+    )
     args = parser.parse_args()
     if not 1 <= args.batch <= TRAINING:
-        parser.error(f"--batch must be from 1 to {TRAINING}, the digits there are to train on")
+        parser.error(f"--batch must be from 1 to {TRAINING}, the number of training digits")
     return args
 
 
 def mesh_of(*, data: int, model: int) -> Mesh:
-    """Return a mesh of 8 devices: accelerators if there are so many, else virtual CPU devices."""
+    """Return a mesh of 8 devices: accelerators if there are 8, else virtual CPU devices."""
     devices = jax.devices() if len(jax.devices()) >= 8 else jax.devices("cpu")
     if len(devices) < 8:
-        sys.exit(f"8 devices are needed and there are {len(devices)}; see XLA_FLAGS")
+        sys.exit(f"8 devices are needed, but there are {len(devices)}; set XLA_FLAGS")
     return Mesh(np.array(devices[:8]).reshape(data, model), ("data", "model"))
 
 
@@ -105,10 +107,10 @@ def write_digits(directory: Path, seed: int) -> None:
 
 
 def batch_of(rows: np.ndarray, mesh: Mesh) -> tuple[gda.GlobalArray, gda.GlobalArray]:
-    """Return pixels and labels of some rows of the file, cut over 'data'.
+    """Return pixels and labels of some rows of the file, sharded over 'data'.
 
-    ``rows`` is a view of the memory map, so the callback reads from the file just the block that it
-    is asked for. Each block is read once, though every device of 'model' holds it.
+    ``rows`` is a view of the memory map, so the callback reads only the requested block from the
+    file. Each block is read once, although every device of 'model' holds it.
     """
     pixels, labels = rows[:, :PIXELS], rows[:, PIXELS]
     return (
@@ -121,7 +123,7 @@ def batch_of(rows: np.ndarray, mesh: Mesh) -> tuple[gda.GlobalArray, gda.GlobalA
     )
 
 
-# The model. These functions see plain arrays: gda.jit unwraps what goes in.
+# The model. These functions see plain arrays: gda.jit unwraps their arguments.
 
 
 def logits_of(params: Any, pixels: jax.Array) -> jax.Array:
@@ -134,7 +136,7 @@ def loss_of(params: Any, pixels: jax.Array, labels: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-# What comes out is cut as out_specs says; for the optimizer's state that is left to JAX.
+# out_specs shards the results; JAX chooses the layout of the optimizer's state.
 @functools.partial(gda.jit, out_specs=(SPECS, None, P()), donate_argnums=(0, 1))
 def train_step(params: Any, state: Any, pixels: jax.Array, labels: jax.Array) -> Any:
     loss, gradients = jax.value_and_grad(loss_of)(params, pixels, labels)
@@ -157,7 +159,7 @@ def new_params(mesh: Mesh, seed: int) -> Params:
 
 
 def train(params: Params, rows: np.ndarray, mesh: Mesh, args: argparse.Namespace) -> Params:
-    state = OPTIMIZER.init(params)  # a tree of GlobalArrays, cut like the parameters
+    state = OPTIMIZER.init(params)  # a tree of GlobalArrays, sharded like the parameters
     batches = len(rows) // args.batch
     loss_column = TextColumn("{task.fields[loss]}")
     with Progress(TextColumn("training"), BarColumn(), MofNCompleteColumn(), loss_column) as bar:

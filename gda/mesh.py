@@ -1,10 +1,10 @@
 """A real mesh or sharding: its devices, positions, processes and grid.
 
-The ancestor's functions (shard shapes, indices and replica ids by device) come first: they answer
-from a ``ShardGrid`` and only add the devices. ``mesh`` is a ``jax.sharding.Mesh`` with Auto or
-Explicit axes over any devices in any order, or a sharding in place of mesh and spec. An array on
-one device has no mesh; it gets one of that device. In a trace JAX knows the sharding of an array
-over Explicit axes, and not over Auto axes.
+The functions of GlobalDeviceArray (shard shapes, indices and replica ids by device) come first:
+they compute with a ``ShardGrid`` and only add the devices. ``mesh`` is a ``jax.sharding.Mesh`` with
+Auto or Explicit axes over any devices in any order, or a sharding instead of mesh and spec. An
+array on one device has no mesh; it gets one of that device. In a trace, JAX knows the sharding of
+an array over Explicit axes, and not over Auto axes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def get_shard_shape(
 ) -> Shape:
     """Return the shape of the block that each device holds.
 
-    A ``NamedSharding`` may stand in place of mesh and spec, here and in the functions below.
+    A ``NamedSharding`` may replace mesh and spec, here and in the functions below.
 
     Raises:
       TypeError, ValueError: the spec does not fit the shape and the mesh; see ``ShardGrid``.
@@ -105,7 +105,7 @@ def get_shard_indices_replica_ids(
 ) -> dict[Device, tuple[Index, int]]:
     """Return index and replica id of every device, also of devices of other processes.
 
-    Replica ids count, in device order, the devices that hold an equal index.
+    Replica ids number the devices that hold the same block, from 0, in device order.
 
     Raises:
       TypeError, ValueError: the spec does not fit the shape and the mesh; see ``ShardGrid``.
@@ -192,7 +192,7 @@ def mesh_and_spec(
 
 
 def after_spec(mesh: object, spec: Any, following: _T | None) -> tuple[Any, _T | None]:
-    """Return the spec and the argument that follows it, as they are where a sharding has no spec.
+    """Return the spec and the argument after it, unchanged unless a sharding replaces both.
 
     With a sharding in place of the mesh and no spec, the positional arguments after it move up.
     """

@@ -1,4 +1,4 @@
-"""Eight virtual CPU devices, default signal handlers, and the mesh that most tests are about."""
+"""Eight virtual CPU devices, default signal handlers, and the mesh of most tests."""
 
 import os
 import signal

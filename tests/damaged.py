@@ -1,4 +1,4 @@
-"""Checkpoints that are changed, file by file or consistently, as somebody hostile would."""
+"""Checkpoints with damage, in one file or consistently, as an attacker would make it."""
 
 import contextlib
 import copy

@@ -1,4 +1,4 @@
-"""Processes that are forked to save, and what is at a path afterwards."""
+"""Processes that are forked to save, and the files at a path afterwards."""
 
 import json
 import os

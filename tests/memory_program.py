@@ -1,4 +1,4 @@
-"""Does something with a checkpoint and says how much memory it took."""
+"""Run an operation on a checkpoint and print the memory that it took."""
 
 import resource
 import tempfile

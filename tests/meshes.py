@@ -1,4 +1,4 @@
-"""Meshes over virtual devices, and the arrays over them that most tests build."""
+"""Meshes over virtual devices, and common arrays over them."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The order of the tests, the workers that run them, and the time that each may take."""
+"""The order of the tests, their workers, and their time limits."""
 
 import random
 import signal

@@ -1,9 +1,9 @@
-"""The public API as text: a line for each name, in order, and below it the members of a class.
+"""The public API as text: a line for each name, in order, with the members of a class below it.
 
 ``python tests/public_api.py > tests/public_api.txt`` records it, and ``tests/test_names.py``
 compares, so that every change of the API is seen in a diff.
-Types are as they are written, less the modules they come from, so that the text is the same under
-all versions of Python and JAX, and wherever a name is imported from.
+Types are written without their modules, so that the text is the same under all versions of Python
+and JAX, and for every import of a name.
 """
 
 import inspect

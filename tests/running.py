@@ -1,4 +1,4 @@
-"""Programs in processes: are they still there, and how to start one on a nameless machine."""
+"""Programs in processes: checks that they run, and a start on a machine without a name."""
 
 import os
 import select

@@ -1,4 +1,4 @@
-"""An S3-compatible server on 127.0.0.1, and a proxy before it that spoils requests."""
+"""An S3-compatible server on 127.0.0.1, and a proxy in front of it that spoils requests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Try gda as it is installed, with one of its extras: ``python -I tests/smoke.py [EXTRA]``.
 
-Run by ``nox -s package`` in an environment where nothing but gda and that extra is installed.
+``nox -s package`` runs it in an environment with gda and that extra only.
 """
 
 import importlib.util

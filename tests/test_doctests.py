@@ -1,4 +1,4 @@
-"""The examples in the docstrings run."""
+"""A run of the examples in docstrings."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""The examples run as a user runs them: as programs, in a process of their own."""
+"""A run of the examples as programs, each in its own process."""
 
 import math
 import os

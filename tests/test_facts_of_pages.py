@@ -1,10 +1,10 @@
-"""Pages that list something list all of it, and their figures were measured."""
+"""Checks of pages: their lists are complete, and their figures were measured."""
 
 import re
 from pathlib import Path
 
 import pytest
-from test_readme import figures_of, is_in
+from measured import figures_of, is_in
 
 import gda.launch.__main__
 

@@ -1,4 +1,4 @@
-"""Tests marked ``no_jax`` pass where JAX cannot be imported."""
+"""A run of the tests marked ``no_jax`` without JAX."""
 
 import os
 import re

@@ -1,8 +1,8 @@
-"""The pages of the documentation show what happens.
+"""The blocks of the pages of the documentation, run and compared with their output.
 
-A block of Python is one of two things: examples, which run from the top of the page to its end as
-if a reader typed them, or a file of which the first line is the name. A block of commands runs in a
-folder with those files, and a block of text below it is what it prints.
+A block of Python is either examples, which run from the top of the page to its end, or a file whose
+first line is its name. A block of commands runs in a folder with those files, and the block of text
+below it is its output.
 """
 
 import doctest

@@ -1,6 +1,6 @@
-"""Pickles of before, when each class was pickled by the name of its module, still load.
+"""Old pickles, which name the module of each class, still load.
 
-Those of now name public modules only, so that they load wherever a class is written.
+New pickles name public modules only, so that they load after a class has moved.
 """
 
 import pickle

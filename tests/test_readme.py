@@ -1,4 +1,4 @@
-"""What the README says is what happens."""
+"""The snippets of the README, run and compared with their output."""
 
 import doctest
 import os
@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from markdown_blocks import blocks_of
+from measured import figures_of, is_in
 
 import gda
 
@@ -37,10 +38,6 @@ PLAN = (
 )
 
 SPEED_BEGIN, SPEED_END = "<!-- speed:begin -->", "<!-- speed:end -->"
-UNITS = ["times", "ns", "µs", "us", "ms", "s", "seconds", "minutes", "bytes", "KiB", "MiB", "GiB"]
-UNITS += ["KB", "MB", "GB", "GiB/s", "GB/s", "MiB/s", "MB/s", "%", "x", "\u00d7"]
-NUMBER = r"(?<![\w.,])\d(?:[\d.,]*\d)?"
-UNIT = rf"[ \u00a0]?({'|'.join(map(re.escape, sorted(UNITS, key=len, reverse=True)))})(?!\w)"
 
 
 def run_in_a_fresh_process(*args: str) -> subprocess.CompletedProcess[str]:
@@ -225,23 +222,3 @@ def test_a_figure_counts_as_measured_with_its_unit_or_alone_in_a_cell() -> None:
     assert not is_in(("14.1", "ms"), results)
     assert not is_in(("14", "times"), results)
     assert not is_in(("14", ""), results)
-
-
-def figures_of(text: str) -> list[tuple[str, str]]:
-    """Return numbers with the unit that follows, and without one those alone in a table's cell."""
-    figures = []
-    for first, second, unit, alone in re.findall(
-        rf"({NUMBER})(?: ?(?:-|\u2013|to|and|or) ?({NUMBER}))?{UNIT}|\| *\**({NUMBER})\** *(?=\|)",
-        text,
-    ):
-        figures += [(number, unit) for number in (first, second, alone) if number]
-    return figures
-
-
-def is_in(figure: tuple[str, str], results: str) -> bool:
-    number, unit = figure
-    alone = rf"\| *\**{re.escape(number)}\** *\|"
-    found = re.findall(rf"({NUMBER})(?:{UNIT})?", results)
-    if unit and not re.search(alone, results):
-        return (number, unit) in found
-    return number in [other for other, _ in found]

@@ -1,6 +1,6 @@
-"""The tour runs as a program and as a notebook, which are the same cells.
+"""The tour as a program and as a notebook with the same cells.
 
-After a change of the program, this writes the notebook again: python tests/test_tour.py
+After a change of the program, run ``python tests/test_tour.py`` to write the notebook again.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""The functions of a table, applied to a container in six ways: docs/works.md says what works.
+"""The functions of the table in docs/works.md, applied to a container in six ways.
 
-After a change of the table, or of what works, this writes it again: python tests/test_works.py
+After a change of the table or of the results, run ``python tests/test_works.py`` to write it again.
 """
 
 import os
@@ -81,28 +81,26 @@ WAYS: dict[str, Callable[[Function, Any], Any]] = {
 
 HEAD = r"""# Functions that work on a `GlobalArray`
 
-For code that was written for `jax.Array` and is given a `GlobalArray`: {count} functions, each
-applied in six ways. They give what they give for arrays. Under `gda.jit` the code sees arrays, so
-everything works there that works on arrays.
+This page is for code that was written for `jax.Array` and now gets a `GlobalArray`. It lists
+{count} functions, each called in six ways. Those that work return the same values as for a
+`jax.Array`. Under `gda.jit`, everything that works for arrays works.
 
-- `yes`: write it as it stands, with `x` a `GlobalArray`.
-- `x.array`: JAX refuses the container. Write `x.array` in place of `x`.
-- `no`: JAX refuses the array too, as for the gradient of an integer.
+- `yes`: pass the `GlobalArray` `x`.
+- `x.array`: JAX does not take the container. Write `x.array` instead of `x`.
+- `no`: JAX does not take the array either, for example for the gradient of an integer.
 
-JAX refuses with the words "Triggering `__jax_array__()` during abstractification is no longer
-supported". There are three such cases:
+In three cases JAX raises "Triggering `__jax_array__()` during abstractification is no longer
+supported":
 
-- Operations of `jax.lax`, and functions that are one by another name, such as `jax.nn.sigmoid`. By
-  JAX's design they take arrays and numbers, and nothing that could be turned into an array.
-- The gradients of `jax.nn.relu` and `jax.nn.relu6`, whose rules hand the container to `jax.lax`.
-  Other functions with a gradient of their own work, those of `jax.custom_jvp` and
-  `jax.custom_vjp` included, unless their rules call `jax.lax` themselves.
-- `jax.grad(gda.jit(loss))`, because the loss comes out as a container. Write
-  `gda.jit(jax.grad(loss))`, or `jax.grad(lambda x: gda.jit(loss)(x).array)`.
+- Most functions of `jax.lax`, also under other names, such as `jax.nn.sigmoid`. They take only
+  arrays and numbers.
+- The gradients of `jax.nn.relu` and `jax.nn.relu6`, which call `jax.lax` with the container. Other
+  functions with `jax.custom_jvp` or `jax.custom_vjp` work, unless their rules call `jax.lax`.
+- `jax.grad(gda.jit(loss))`, because the loss is a container. Write `gda.jit(jax.grad(loss))`, or
+  `jax.grad(lambda x: gda.jit(loss)(x).array)`.
 
-`python tests/test_works.py` writes this page, from a mesh with Auto axes. The first way is run and
-compared with what the array gives; the others are traced, which is where JAX refuses. A test
-compares the page on every supported version of JAX.
+`python tests/test_works.py` writes this page, for a mesh with Auto axes. A test compares it with
+every supported version of JAX.
 """
 
 

@@ -1,7 +1,7 @@
 """Trials of a fault: a sample in the usual suite, all of them in tests marked ``torture``.
 
 A test that fails shows the seed of its sample, and the variable ``GDA_SEED`` repeats it. With
-``--figures PAGE`` the run writes into that page what came of all trials.
+``--figures PAGE`` the run writes the results of all trials into that page.
 """
 
 import datetime

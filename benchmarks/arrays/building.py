@@ -25,10 +25,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import gda
 from benchmarks.layout.index_math import mesh_of
 from benchmarks.pairs import Side
-from benchmarks.work import AtMost, Faster, Work
+from benchmarks.work import AtMost, Faster, Floor, Work
 
 P = PartitionSpec
 Block = np.ndarray[Any, Any]
+Recipe = Callable[..., jax.Array]
 
 KIB, MIB = 1024, 1024 * 1024
 _MESH_SIZES = {8: (4, 2), 64: (8, 8)}
@@ -84,7 +85,7 @@ def _built(
     mesh: Mesh,
     spec: PartitionSpec,
     our_callback: Callable[..., Any],
-    rival_callback: Callable[..., Any],
+    *rival_callbacks: Callable[..., Any],
     fresh: Callable[[], tuple[Any, ...]] = tuple,
     **options: Any,
 ) -> list[Side]:
@@ -97,13 +98,15 @@ def _built(
         built = gda.GlobalArray.from_callback(shape, mesh, spec, callback, **options)
         return built.block_until_ready()
 
-    def rival(*arguments: Any) -> jax.Array:
+    def rival(rival_callback: Callable[..., Any], *arguments: Any) -> jax.Array:
         callback = partial(rival_callback, *arguments) if arguments else rival_callback
         built = jax.make_array_from_callback(shape, sharding, callback)
         return built.block_until_ready()
 
-    assert np.array_equal(np.asarray(ours(*fresh())), np.asarray(rival(*fresh())))
-    return [Side(ours, fresh, done=_delete), Side(rival, fresh, done=_delete)]
+    rivals = [partial(rival, callback) for callback in rival_callbacks]
+    expected = np.asarray(ours(*fresh()))
+    assert all(np.array_equal(np.asarray(each(*fresh())), expected) for each in rivals)
+    return [Side(each, fresh, done=_delete) for each in (ours, *rivals)]
 
 
 def _delete(array: jax.Array | gda.GlobalArray) -> None:
@@ -136,25 +139,36 @@ def _own_blocks(devices: int, nbytes: int, aligned: bool, filled_before: bool) -
         return block
 
     callback = pop if filled_before else pop_and_fill
-    return _built(shape, mesh_of(sizes), P("x", "y"), callback, callback, fresh)
+    return _built(shape, mesh_of(sizes), P("x", "y"), callback, callback, fresh=fresh)
 
 
 def _replicas_from_files(blocks: int, aligned: bool) -> list[Side]:
     paths = _files(blocks, MIB)
     shape = (blocks, MIB // 4)
 
-    def callback(index: Any) -> Block:
+    def read(number: int, aligned: bool) -> Block:
         block = _empty((1, shape[1]), aligned)
-        _read_into(paths[index[0].start], block)
+        _read_into(paths[number], block)
         return block
 
+    def callback(index: Any) -> Block:
+        return read(index[0].start, aligned)
+
     mesh = mesh_of((blocks, 4), ("data", "model"))
-    return _built(shape, mesh, P("data"), callback, callback)
+    sharding = NamedSharding(mesh, P("data"))
+
+    def floor() -> jax.Array:
+        known = [read(i, aligned=True) for i in range(blocks)]
+
+        def block(index: Any) -> Block:
+            return known[index[0].start]
+
+        return jax.make_array_from_callback(shape, sharding, block).block_until_ready()
+
+    return [*_built(shape, mesh, P("data"), callback, callback), Side(floor, done=_delete)]
 
 
-def _into(
-    sizes: tuple[int, int], rival_reads: Callable[[Path, tuple[int, ...]], Block]
-) -> list[Side]:
+def _into(sizes: tuple[int, int]) -> list[Side]:
     nbytes, rows = 8 * MIB, 2048
     paths = _files(sizes[0], nbytes)
     shard_shape = (rows, nbytes // 4 // rows)
@@ -166,20 +180,16 @@ def _into(
     def fill(index: Any, out: Block) -> None:
         _read_into(path_of(index), out)
 
+    def read_not_aligned(index: Any) -> Block:
+        block = _empty(shard_shape, aligned=False)
+        _read_into(path_of(index), block)
+        return block
+
     def read(index: Any) -> Block:
-        return rival_reads(path_of(index), shard_shape)
+        return np.fromfile(path_of(index), np.float32).reshape(shard_shape)
 
-    return _built(shape, mesh_of(sizes), P("x"), fill, read, into=True, dtype=np.float32)
-
-
-def _from_file(path: Path, shape: tuple[int, ...]) -> Block:
-    return np.fromfile(path, np.float32).reshape(shape)
-
-
-def _from_file_not_aligned(path: Path, shape: tuple[int, ...]) -> Block:
-    block = _empty(shape, aligned=False)
-    _read_into(path, block)
-    return block
+    mesh = mesh_of(sizes)
+    return _built(shape, mesh, P("x"), fill, read_not_aligned, read, into=True, dtype=np.float32)
 
 
 # JAX's recipes for placing blocks that were read before, from aligned memory.
@@ -217,9 +227,7 @@ def _by_nested_callback(shape: Any, sharding: Any, blocks: list[Block], devices:
     return jax.make_array_from_callback(shape, sharding, lambda index: callback(index))
 
 
-def _recipes(
-    devices: int, nbytes: int, spec: PartitionSpec, rival: Callable[..., Any]
-) -> list[Side]:
+def _recipes(devices: int, nbytes: int, spec: PartitionSpec, recipes: list[Recipe]) -> list[Side]:
     mesh = mesh_of((devices,), ("x",))
     sharding = NamedSharding(mesh, spec)
     shard_shape = (1, nbytes // 4)
@@ -233,15 +241,16 @@ def _recipes(
             blocks.append(gda.aligned_empty(shard_shape, np.float32))
             blocks[-1][...] = block
 
-    def side(recipe: Callable[..., jax.Array]) -> Side:
+    def side(recipe: Recipe) -> Side:
         def run() -> jax.Array:
             placed = recipe(shape, sharding, blocks, list(mesh.devices.flat))
             return placed.block_until_ready()
 
         return Side(run, done=_delete)
 
-    sides = [side(_by_callback), side(rival)]
-    assert np.array_equal(np.asarray(sides[0].run()), np.asarray(sides[1].run()))
+    sides = [side(recipe) for recipe in (_by_callback, *recipes)]
+    first, *others = [np.asarray(each.run()) for each in sides]
+    assert all(np.array_equal(first, other) for other in others)
     return sides
 
 
@@ -250,6 +259,17 @@ def _size(nbytes: int) -> str:
 
 
 _CALLBACK = "make_array_from_callback"
+_READ_ONCE = "each block read once into aligned memory, make_array_from_callback"
+_RECIPES: dict[str, Recipe] = {
+    "device_put of lists": _by_lists,
+    "device_put in a loop": _by_loop,
+    # The floor under any function that looks at blocks on their way to JAX.
+    f"{_CALLBACK}, one call more around the callback": _by_nested_callback,
+}
+_REPLICATING: dict[str, Recipe] = {
+    "device_put with the sharding": _by_sharding,
+    "device_put on one device, then with the sharding": _by_replicating,
+}
 
 WORKS = [
     *[
@@ -257,26 +277,29 @@ WORKS = [
             f"from_callback, a fresh {_size(nbytes)} block per device, {_MEMORY[aligned]}, "
             f"{devices} devices{', all filled before' if filled_before else ''}",
             partial(_own_blocks, devices, nbytes, aligned, filled_before),
-            f"{_CALLBACK}, same callback, sharding made before",
-            # A callback that does nothing shows what gda's looking at blocks costs.
-            None if filled_before else AtMost(1.05),
+            {
+                f"{_CALLBACK}, same callback, sharding made before": (
+                    # A callback that does nothing shows what gda's looking at blocks costs.
+                    None if filled_before else AtMost(1.05)
+                )
+            },
             devices=devices,
-            rounds=40 if devices * nbytes >= 64 * MIB else 150,
+            seconds=3,
         )
         for filled_before in [False, True]
         for devices in _MESH_SIZES
-        for nbytes in [64 * KIB, MIB]
-        for aligned in [True, False]
+        for nbytes in ([64 * KIB] if filled_before else [64 * KIB, MIB])
+        for aligned in ([True] if filled_before else [True, False])
     ],
     *[
         Work(
             f"from_callback, 4 replicas of each of {blocks} blocks, callback reads 1 MiB from a "
             f"file into memory that is {_MEMORY[aligned]}",
             partial(_replicas_from_files, blocks, aligned),
-            f"{_CALLBACK}, same callback",
-            Faster(3),
+            {f"{_CALLBACK}, same callback": Faster(3), _READ_ONCE: None},
             devices=4 * blocks,
-            rounds=150 if blocks == 2 else 40,
+            floor=Floor(_READ_ONCE, "The blocks must be read, and JAX must place each replica."),
+            seconds=3,
         )
         for blocks in [2, 16]
         for aligned in [True, False]
@@ -284,16 +307,14 @@ WORKS = [
     *[
         Work(
             f"into=True, 8 MiB blocks from files, {name}",
-            partial(_into, sizes, reads),
-            f"{_CALLBACK}, callback reads with {rival}",
-            target if reads is _from_file_not_aligned else None,
+            partial(_into, sizes),
+            {
+                f"{_CALLBACK}, callback reads with readinto memory that is not aligned": target,
+                f"{_CALLBACK}, callback reads with numpy.fromfile, aligned by chance": None,
+            },
             devices=8 if prod(sizes) == 8 else 64,
-            rounds=30,
+            seconds=3,
         )
-        for reads, rival in [
-            (_from_file_not_aligned, "readinto memory that is not aligned"),
-            (_from_file, "numpy.fromfile, aligned by chance"),
-        ]
         for name, sizes, target in [
             ("8 own blocks", (8, 1), Faster(1.5)),
             ("2 blocks with 8 replicas each", (2, 8), Faster(10)),
@@ -304,31 +325,18 @@ WORKS = [
     # For information: why gda.arrays.placing places blocks as it does.
     *[
         Work(
-            f"place {devices} aligned blocks of {_size(nbytes)} on {devices} devices",
-            partial(_recipes, devices, nbytes, P("x"), recipe),
-            name,
+            f"place {devices} aligned blocks of {_size(4 * KIB)} on {devices} devices",
+            partial(_recipes, devices, 4 * KIB, P("x"), list(_RECIPES.values())),
+            dict.fromkeys(_RECIPES),
             ours=_CALLBACK,
             devices=devices,
         )
         for devices in [8, 64]
-        for nbytes in [4 * KIB, 64 * KIB]
-        for recipe, name in [
-            (_by_lists, "device_put of lists"),
-            (_by_loop, "device_put in a loop"),
-            # The floor under any function that looks at blocks on their way to JAX.
-            (_by_nested_callback, f"{_CALLBACK}, one call more around the callback"),
-        ]
     ],
-    *[
-        Work(
-            "replicate an aligned block of 1 MiB over 8 devices",
-            partial(_recipes, 8, MIB, P(), recipe),
-            name,
-            ours=_CALLBACK,
-        )
-        for recipe, name in [
-            (_by_sharding, "device_put with the sharding"),
-            (_by_replicating, "device_put on one device, then with the sharding"),
-        ]
-    ],
+    Work(
+        "replicate an aligned block of 1 MiB over 8 devices",
+        partial(_recipes, 8, MIB, P(), list(_REPLICATING.values())),
+        dict.fromkeys(_REPLICATING),
+        ours=_CALLBACK,
+    ),
 ]

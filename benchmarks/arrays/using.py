@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import gda
 from benchmarks.layout.index_math import CUT, mesh_of, unseen_shape
 from benchmarks.pairs import Side
-from benchmarks.work import AtMost, Faster, Within, Work
+from benchmarks.work import AtMost, Faster, Floor, Within, Work
 
 CALLS = 200  # of a jitted function, in one sample
 
@@ -59,7 +59,28 @@ def only_data(array: Any) -> list[Any]:
     return [s.data for s in array.addressable_shards]
 
 
-def _shards(read_ours: Read, read_rival: Read) -> list[Side]:
+class _Record:
+    """A plain object for a shard."""
+
+    __slots__ = ("device", "index", "replica_id")
+
+    def __init__(self, device: Any, index: Any, replica_id: int) -> None:
+        self.device, self.index, self.replica_id = device, index, replica_id
+
+
+def _only_objects(array: Any) -> list[Any]:
+    """Make an object for each shard of a mesh of (8, 8) in plain Python, and read it."""
+    high, wide = array.shape[0] // 8, array.shape[1] // 8
+    records = []
+    for position, device in enumerate(array.sharding.mesh.devices.flat):
+        i, j = divmod(position, 8)
+        index = (slice(i * high, (i + 1) * high), slice(j * wide, (j + 1) * wide))
+        records.append(_Record(device, index, 0))
+    return [(s.device, s.index, s.replica_id) for s in records]
+
+
+def _shards(read: Read, floor: Read) -> list[Side]:
+    """Return the sides that read what ``read`` reads of all shards, and the floor under them."""
     sizes = (8, 8)
     mesh = mesh_of(sizes)
     sharding = NamedSharding(mesh, CUT)
@@ -85,7 +106,9 @@ def _shards(read_ours: Read, read_rival: Read) -> list[Side]:
 
     array = cold_array()
     assert described(gda.GlobalArray.from_array(array)) == described(array)
-    return [side(read_ours, gda.GlobalArray.from_array), side(read_rival, lambda array: array)]
+    assert _only_objects(array) == described(array)
+    rivals = [side(each, lambda array: array) for each in (read, floor)]
+    return [side(read, gda.GlobalArray.from_array), *rivals]
 
 
 _IMPORT = """
@@ -115,63 +138,54 @@ def _imported(use: str) -> list[Side]:
     ]
 
 
+_OBJECTS = "64 objects with slices made in a loop of plain Python"
+_SPLITTING = "s.data of addressable_shards, no index, no replica id"
+
 WORKS = [
     Work(
         "a jitted call with one GlobalArray as input, one device",
         partial(_jitted, 1),
-        "the raw array",
-        AtMost(1.06),
-        rounds=150,
+        {"the raw array": AtMost(1.06)},
+        seconds=3,
     ),
     Work(
         "a jitted call with 100 GlobalArrays as input, one device",
         partial(_jitted, 100),
-        "the raw arrays",
-        AtMost(1.25),
-        rounds=120,
+        {"the raw arrays": AtMost(1.25)},
+        seconds=3,
     ),
     Work(
         "device, index and replica id of all local shards, cold, 64 devices",
-        partial(_shards, described, described),
-        "addressable_shards",
-        Faster(15),
+        partial(_shards, described, _only_objects),
+        {"addressable_shards": Faster(15), _OBJECTS: None},
         devices=64,
-        rounds=150,
+        floor=Floor(_OBJECTS, "The answer is 64 objects."),
+        seconds=3,
     ),
     Work(
         "the same with data",
-        partial(_shards, described_with_data, described_with_data),
-        "addressable_shards",
-        Faster(1.5),
+        partial(_shards, described_with_data, only_data),
+        {"addressable_shards": Faster(1.5), _SPLITTING: None},
         devices=64,
-        rounds=150,
+        floor=Floor(_SPLITTING, "JAX splits the array into shards, and gda waits for it."),
+        seconds=3,
     ),
     Work(
         "import gda, after import jax",
         partial(_imported, ""),
-        "import jax",
+        {"import jax": None},
         Within(20),
-        rounds=7,
     ),
     Work(
         "import gda and the first use of gda.GlobalArray and gda.jit, after import jax",
         partial(_imported, "gda.GlobalArray; gda.jit"),
-        "import jax",
+        {"import jax": None},
         Within(20),
-        rounds=7,
     ),
     # For information.
     Work(
-        "the floor under reading shards with data: JAX's splitting of the array",
-        partial(_shards, described_with_data, only_data),
-        "s.data of addressable_shards; no index, no replica id",
-        devices=64,
-        rounds=150,
-    ),
-    Work(
         "gda.jit: GlobalArray in and out, one device",
         partial(_jitted, 1, gda.jit),
-        "jax.jit of the raw array",
-        rounds=150,
+        {"jax.jit of the raw array": None},
     ),
 ]

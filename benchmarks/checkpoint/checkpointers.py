@@ -1,4 +1,4 @@
-"""The ways to save a tree of arrays: gda, Orbax, JAX's own, TensorStore, and plain files.
+"""The ways to save a tree of arrays: gda, Orbax, JAX's own, TensorStore, PyTorch, plain files.
 
 Each saves a tree into a folder that is not there yet, returns when that is durable, and restores it
 as shapes, types and shardings say. What can be set up once, such as a checkpointer, is set up once.
@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from gda import checkpoint
 
@@ -35,47 +37,61 @@ def gda_restore(path: Path, like: Like) -> Any:
 
 
 @cache
-def _orbax() -> Any:
+def _orbax(**options: bool) -> Any:
     import orbax.checkpoint as ocp
 
-    checkpointer = ocp.StandardCheckpointer()
+    # What ``StandardCheckpointer()`` is, but for the options, which it does not pass on.
+    handler: Any = ocp.StandardCheckpointHandler
+    checkpointer = ocp.AsyncCheckpointer(handler(**options))
     atexit.register(checkpointer.close)
     return checkpointer
 
 
-def orbax_save(path: Path, tree: Tree) -> None:
-    _orbax().save(path, tree)
-    _orbax().wait_until_finished()
-
-
-def orbax_restore(path: Path, like: Like) -> Any:
-    return _orbax().restore(path, like)
-
-
-@cache
-def _orbax_uncompressed() -> Any:
+def orbax_begin(path: Path, tree: Tree, **options: bool) -> Callable[[], object]:
     import orbax.checkpoint as ocp
 
-    # The standard handler, which `StandardCheckpointer` has, does not offer this option.
-    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
-    atexit.register(checkpointer.close)
-    return checkpointer
+    _orbax(**options).save(path, args=ocp.args.StandardSave(tree))
+    return _orbax(**options).wait_until_finished
 
 
-def orbax_uncompressed_save(path: Path, tree: Tree) -> None:
+def orbax_save(path: Path, tree: Tree, **options: bool) -> None:
+    orbax_begin(path, tree, **options)()
+
+
+def orbax_restore(path: Path, like: Like, **options: bool) -> Any:
     import orbax.checkpoint as ocp
 
-    _orbax_uncompressed().save(path, args=ocp.args.PyTreeSave(tree))
-    _orbax_uncompressed().wait_until_finished()
+    return _orbax(**options).restore(path, args=ocp.args.StandardRestore(like))
 
 
-def orbax_uncompressed_restore(path: Path, like: Like) -> Any:
-    import orbax.checkpoint as ocp
+def _orbax_v1(**options: bool) -> tuple[Any, Any]:
+    """Return the module, which has another name in older versions, and a context."""
+    try:
+        from orbax.checkpoint import v1  # pyright: ignore[reportAttributeAccessIssue]
+    except ImportError:
+        from orbax.checkpoint.experimental import v1
+    context = v1.Context()
+    for name, value in options.items():
+        setattr(context.array.saving, name, value)
+    return v1, context
 
-    restore_args = ocp.checkpoint_utils.construct_restore_args(like)
-    return _orbax_uncompressed().restore(
-        path, args=ocp.args.PyTreeRestore(like, restore_args=restore_args)
-    )
+
+def orbax_v1_save(path: Path, tree: Tree, **options: bool) -> None:
+    v1, context = _orbax_v1(**options)
+    with context:
+        v1.save(path, tree)
+
+
+def orbax_v1_begin(path: Path, tree: Tree) -> Callable[[], object]:
+    v1, context = _orbax_v1()
+    with context:
+        return v1.save_async(path, tree).result
+
+
+def orbax_v1_restore(path: Path, like: Like, **options: bool) -> Any:
+    v1, context = _orbax_v1(**options)
+    with context:
+        return v1.load(path, like)
 
 
 def jax_save(path: Path, tree: Tree) -> None:
@@ -93,7 +109,6 @@ def jax_restore(path: Path, like: Like) -> Any:
 
 def tensorstore_save(path: Path, tree: Tree) -> None:
     asyncio.run(_tensorstore_write(path, tree))
-    _wait_for_the_others()
 
 
 async def _tensorstore_write(path: Path, tree: Tree) -> None:
@@ -101,8 +116,6 @@ async def _tensorstore_write(path: Path, tree: Tree) -> None:
 
     async def write(name: str, array: jax.Array) -> None:
         shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
-        if not shards:
-            return  # another process has them
         store = await ts.open(
             {
                 **_tensorstore_spec(path, name),
@@ -160,58 +173,140 @@ def _tensorstore_spec(path: Path, name: str) -> dict[str, Any]:
 
 
 def raw_save(path: Path, tree: Tree) -> None:
-    path.mkdir(exist_ok=True)
-    for name, array in tree.items():
-        for shard in array.addressable_shards:
-            if shard.replica_id == 0:
-                with open(path / f"{name}.{_key(shard.index)[0][0] or 0:09}", "wb") as file:
-                    file.write(np.asarray(shard.data).data)
-                    os.fsync(file.fileno())
-    fsync(path)
-    _wait_for_the_others()
+    write(path, [np.asarray(s.data) for array in tree.values() for s in array.addressable_shards])
 
 
 def raw_restore(path: Path, like: Like) -> Tree:
-    files: dict[str, list[Path]] = {}
-    for file in sorted(path.iterdir()):
-        files.setdefault(file.name.partition(".")[0], []).append(file)
+    files = sorted(path.iterdir())
+    per_array = len(files) // len(like)
     return {
         name: jax.make_array_from_callback(
-            array.shape, array.sharding, partial(_raw_block, files[name], array.shape)
+            array.shape,
+            array.sharding,
+            partial(_raw_block, files[i * per_array : (i + 1) * per_array], array.shape),
         )
-        for name, array in like.items()
+        for i, (name, array) in enumerate(like.items())
     }
 
 
 def _raw_block(files: Sequence[Path], shape: tuple[int, ...], index: Any) -> Block:
-    rows, columns = index
+    """Return a block of whole rows, of which each file has as many."""
     height = shape[0] // len(files)
-    if columns == slice(None) and rows != slice(None):
-        return np.fromfile(files[(rows.start or 0) // height], np.float32).reshape(height, -1)
-    if len(files) == 1:
-        return np.fromfile(files[0], np.float32).reshape(shape)
-    maps = [np.memmap(file, np.float32, "r", shape=(height, shape[1])) for file in files]
-    return np.concatenate([part[:, columns] for part in maps])
+    return np.fromfile(files[(index[0].start or 0) // height], np.float32).reshape(height, -1)
+
+
+# Floors, which no way of saving or restoring goes below, by as many threads as there are cores.
+
+
+def _by_threads(function: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return list(threads.map(function, values))
+
+
+def write(path: Path, blocks: Sequence[Block]) -> None:
+    """Write every block into a file of its own, durably."""
+
+    def one(number: int) -> None:
+        with open(path / f"{number:06}", "wb", buffering=0) as file:
+            rest = memoryview(blocks[number].data).cast("B")
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+
+    path.mkdir(exist_ok=True)
+    _by_threads(one, range(len(blocks)))
+    fsync(path)
+
+
+def read(path: Path) -> None:
+    """Read every file into fresh memory."""
+
+    def one(file: Path) -> Block:
+        block = np.empty(file.stat().st_size, np.uint8)
+        rest = memoryview(block.data)
+        with open(file, "rb", buffering=0) as source:
+            while rest:
+                rest = rest[source.readinto(rest) :]
+        return block
+
+    _by_threads(one, path.iterdir())
+
+
+def copy(blocks: Sequence[Block]) -> None:
+    """Copy every block into fresh memory."""
+    _by_threads(np.copy, blocks)
+
+
+def checksum(blocks: Sequence[Block]) -> None:
+    """Compute the CRC-32C of every block."""
+    import google_crc32c
+
+    def one(block: Block) -> int:
+        view = block.reshape(-1).view(np.uint8)
+        view.flags.writeable = False  # google-crc32c takes nothing else
+        return google_crc32c.value(view)
+
+    _by_threads(one, blocks)
+
+
+# PyTorch, with whole tensors in one process.
+
+
+def torch_save(path: Path, tree: Any) -> None:
+    dcp: Any = import_module("torch.distributed.checkpoint")
+    dcp.save(tree, checkpoint_id=path, no_dist=True)
+
+
+def torch_restore(path: Path, like: Any) -> Any:
+    torch: Any = import_module("torch")
+    dcp: Any = import_module("torch.distributed.checkpoint")
+    tensors = {name: torch.empty(each.shape) for name, each in like.items()}
+    dcp.load(tensors, checkpoint_id=path, no_dist=True)
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def torch_tree(tree: Tree) -> Any:
+    torch: Any = import_module("torch")
+    return {name: torch.from_numpy(np.array(array)) for name, array in tree.items()}
 
 
 @dataclass(frozen=True)
 class Way:
-    save: Callable[[Path, Tree], None]
+    """A way to save and restore.
+
+    Attributes:
+      own: makes of a tree the one that is saved, before the timing.
+    """
+
+    save: Callable[[Path, Any], None]
     restore: Callable[[Path, Like], Any]
+    own: Callable[[Tree], Any] = lambda tree: tree
 
 
-GDA, ORBAX, RAW = "gda", "Orbax's default", "raw files with fsync, numpy.fromfile"
+GDA, RAW = "gda", "numpy.fromfile of raw files, and placement"
+ORBAX, ORBAX_V1 = "Orbax's StandardCheckpointer", "Orbax v1"
+UNCOMPRESSED = f"{ORBAX_V1}, no OCDBT, no compression"
+TENSORSTORE = "TensorStore, zarr v3 with CRC-32C"
+JAX, TORCH = "JAX's pytree_serialization", "PyTorch DCP"
+_NO_OCDBT = {"use_ocdbt": False}
+_PLAIN = {"use_ocdbt": False, "use_compression": False}
 WAYS = {
     GDA: Way(gda_save, gda_restore),
     ORBAX: Way(orbax_save, orbax_restore),
-    "Orbax without compression": Way(orbax_uncompressed_save, orbax_uncompressed_restore),
-    "JAX's pytree_serialization": Way(jax_save, jax_restore),
-    "TensorStore, zarr v3 with CRC-32C": Way(tensorstore_save, tensorstore_restore),
+    f"{ORBAX}, no OCDBT": Way(
+        partial(orbax_save, **_NO_OCDBT), partial(orbax_restore, **_NO_OCDBT)
+    ),
+    ORBAX_V1: Way(orbax_v1_save, orbax_v1_restore),
+    f"{ORBAX_V1}, no OCDBT": Way(
+        partial(orbax_v1_save, **_NO_OCDBT), partial(orbax_v1_restore, **_NO_OCDBT)
+    ),
+    UNCOMPRESSED: Way(partial(orbax_v1_save, **_PLAIN), partial(orbax_v1_restore, **_PLAIN)),
+    JAX: Way(jax_save, jax_restore),
+    TENSORSTORE: Way(tensorstore_save, tensorstore_restore),
     RAW: Way(raw_save, raw_restore),
 }
-# The others write a file for every block, and 8,000 times fsync would take most of the time.
-FOR_MANY = tuple(WAYS)[:4]
-
+if find_spec("torch"):
+    WAYS[TORCH] = Way(torch_save, torch_restore, torch_tree)
 
 # Saves that go on behind the caller: each begins one and returns what waits until it is durable.
 
@@ -226,11 +321,6 @@ def copy_to_host(path: Path, tree: Tree) -> Callable[[], object]:
     return copies.clear
 
 
-def orbax_begin(path: Path, tree: Tree) -> Callable[[], object]:
-    _orbax().save(path, tree)
-    return _orbax().wait_until_finished
-
-
 def jax_begin(path: Path, tree: Tree) -> Callable[[], object]:
     from jax.experimental.array_serialization import pytree_serialization
 
@@ -242,7 +332,8 @@ BEGIN = {
     GDA: gda_begin,
     COPY: copy_to_host,
     ORBAX: orbax_begin,
-    "JAX's pytree_serialization": jax_begin,
+    ORBAX_V1: orbax_v1_begin,
+    JAX: jax_begin,
 }
 
 
@@ -256,8 +347,3 @@ def fsync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _wait_for_the_others() -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("durable")

@@ -4,14 +4,12 @@ The arrays are float32 of a normal distribution, as weights are; compression fin
 Every save goes to a fresh folder of one file system and is timed until it is durable; what is there
 from before is removed outside of the timing. Every restore finds its files in the page cache, so
 that what a way does with the bytes is compared, and not the disk. The ways are those of
-``checkpointers``.
-
-``python -m benchmarks.checkpoint.checkpoints`` measures these works alone and prints a table.
+``checkpointers``, and so are the floors: the same bytes in the same round, by as many threads as
+there are cores, written into a file of 32 MiB for each block, read, copied, and checksummed.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import json
@@ -23,34 +21,37 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.arrays.building import MIB
 from benchmarks.checkpoint.checkpointers import (
     BEGIN,
     COPY,
-    FOR_MANY,
     GDA,
     ORBAX,
+    ORBAX_V1,
     RAW,
+    TENSORSTORE,
+    UNCOMPRESSED,
     WAYS,
     Block,
     Like,
     Tree,
+    checksum,
+    copy,
     fsync,
+    read,
+    write,
 )
-from benchmarks.pairs import Side, measure
-from benchmarks.work import AtMost, Faster, WithinMiB, Work
+from benchmarks.pairs import Side
+from benchmarks.work import AtMost, Faster, Floor, OfFloor, Target, WithinMiB, Work
 from gda.testing.pool import Pool
 
 P = PartitionSpec
@@ -62,7 +63,7 @@ ROWS, COLUMNS, WHOLE = P("x"), P(None, "x"), P()
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is saved: so many square arrays of float32."""
+    """The size of a save: a number of square arrays of float32."""
 
     name: str
     arrays: int
@@ -77,7 +78,8 @@ class Scale:
 
 
 MEDIUM = Scale("256 MiB, 4 arrays", 4, 4096)
-LARGE = Scale("1 GiB, 4 arrays", 4, 8192)
+# Larger, and the page cache would not hold what all ways saved.
+LARGE = Scale("512 MiB, 2 arrays", 2, 8192)
 SMALL = Scale("1,000 arrays of 64 x 64", 1000, 64)
 REPLICATED = Scale("64 MiB, 16 replicated arrays", 16, 1024)
 
@@ -115,15 +117,23 @@ def _like(scale: Scale, spec: PartitionSpec) -> Like:
 
 
 def _is_right(restored: Mapping[str, Any], scale: Scale, like: Like) -> bool:
+    def equal(array: Any, sharding: Any, values: Block) -> bool:
+        if isinstance(array, np.ndarray):  # of PyTorch
+            return np.array_equal(array, values)
+        shards = array.addressable_shards
+        is_there = all(np.array_equal(shard.data, values[shard.index]) for shard in shards)
+        return is_there and array.sharding == sharding
+
     return restored.keys() == like.keys() and all(
-        restored[name].sharding == like[name].sharding
-        and all(np.array_equal(s.data, values[s.index]) for s in restored[name].addressable_shards)
+        equal(restored[name], like[name].sharding, values)
         for name, values in zip(like, _values(scale), strict=True)
     )
 
 
 def _delete(tree: Any) -> None:
-    jax.tree.map(lambda array: array.delete(), tree)
+    for array in jax.tree.leaves(tree):
+        if isinstance(array, jax.Array):
+            array.delete()
     # JAX lets go of NumPy memory only in the next call to it, and that would be a timed one.
     jax.device_put(np.float32(0)).block_until_ready()
 
@@ -154,37 +164,61 @@ class Scratch:
         return (self.another(),)
 
 
-# The works: each returns a side for every way.
+# The works: each returns a side for every way, and for every floor.
+
+WRITE, READ = "raw write and fsync", "raw read into fresh memory"
+MEMCPY, CRC32C = "memcpy into fresh memory", "CRC-32C"
+_FILE_BYTES = 32 * MIB
+
+
+def _blocks(scale: Scale) -> list[Block]:
+    """Return the bytes of all arrays in parts of equal size, at most those of a file."""
+    values = _values(scale)
+    if values[0].nbytes < _FILE_BYTES:
+        return np.array_split(np.concatenate(values), -(-scale.nbytes // _FILE_BYTES))
+    return [part for each in values for part in np.split(each, each.nbytes // _FILE_BYTES)]
+
+
+def _in_memory(blocks: list[Block]) -> list[Side]:
+    return [Side(partial(each, blocks)) for each in (copy, checksum)]
 
 
 def _saving(scale: Scale, ways: Sequence[str]) -> list[Side]:
-    tree, scratch = _tree(scale, ROWS), Scratch()
+    tree, blocks, scratch = _tree(scale, ROWS), _blocks(scale), Scratch()
 
     def side(way: str) -> Side:
-        return Side(lambda path: WAYS[way].save(path, tree), scratch.fresh)
+        own = WAYS[way].own(tree)
+        return Side(lambda path: WAYS[way].save(path, own), scratch.fresh)
 
-    return [side(way) for way in ways]
+    floor = Side(lambda path: write(path, blocks), scratch.fresh)
+    return [*map(side, ways), floor, *_in_memory(blocks)]
 
 
 def _restoring(scale: Scale, spec: PartitionSpec, ways: Sequence[str]) -> list[Side]:
-    tree, scratch = _tree(scale, ROWS), Scratch()
-    like = _like(scale, spec)
+    tree, blocks, scratch = _tree(scale, ROWS), _blocks(scale), Scratch()
+    like, raw = _like(scale, spec), scratch.another()
 
     def side(way: str) -> Side:
         path = scratch.another()
-        WAYS[way].save(path, tree)
+        WAYS[way].save(path, WAYS[way].own(tree))
 
         def run() -> Any:
             return jax.block_until_ready(WAYS[way].restore(path, like))
 
-        restored = run()
-        assert _is_right(restored, scale, like), way
-        _delete(restored)
-        return Side(run, scratch.keep, done=_delete)
+        def done(restored: Any) -> None:
+            if way not in checked:
+                assert _is_right(restored, scale, like), way
+                checked.add(way)
+            _delete(restored)
 
+        return Side(run, scratch.keep, done=done)
+
+    checked: set[str] = set()
     sides = [side(way) for way in ways]
     _delete(tree)
-    return sides
+    write(raw, blocks)
+    floor = Side(lambda: read(raw), scratch.keep)
+    return [*sides, floor, *_in_memory(blocks)]
 
 
 def _beginning(scale: Scale, ways: Sequence[str]) -> list[Side]:
@@ -323,162 +357,84 @@ def _mebibytes(way: str, phase: str, scale: Scale) -> float:
 # What is compared.
 
 
-@dataclass(frozen=True)
-class Group:
-    """A work and the ways of doing it, which are measured in turns.
-
-    Attributes:
-      prepare: makes a side for every way that it gets.
-      targets: what gda must reach, by way.
-      limit: what it must keep to, whatever the others take.
-    """
-
-    name: str
-    prepare: Callable[[Sequence[str]], list[Side]]
-    ways: Sequence[str] = tuple(WAYS)
-    targets: Mapping[str, Faster | AtMost] = field(default_factory=dict)
-    limit: WithinMiB | None = None
-    rounds: int = 5
-
-    def works(self) -> list[Work]:
-        prepare = partial(self.prepare, self.ways)  # one object: it is measured once for all works
-        unit = "MiB" if self.limit else "s"
-        works = [
-            Work(
-                self.name,
-                prepare,
-                way,
-                self.targets.get(way),
-                rounds=self.rounds,
-                against=number,
-                unit=unit,
-            )
-            for number, way in enumerate(self.ways[1:], start=1)
-        ]
-        alone = partial(self.prepare, self.ways[:1])
-        if self.limit:
-            works.append(Work(self.name, alone, target=self.limit, rounds=1, unit=unit))
-        return works
-
-
-def groups(smaller: bool = False) -> list[Group]:
-    """Return what is compared, or the same with small arrays, only to see that everything runs."""
+def works(quick: bool = False) -> list[Work]:
+    """Return the works; if ``quick``, with small arrays, only to see that everything runs."""
     medium, large, small, replicated = (
-        scale.smaller() if smaller else scale for scale in (MEDIUM, LARGE, SMALL, REPLICATED)
+        scale.smaller() if quick else scale for scale in (MEDIUM, LARGE, SMALL, REPLICATED)
     )
     same, other = "onto the layout it had", "onto another layout"
+    few = (ORBAX, ORBAX_V1)
+    to_save = [way for way in WAYS if way not in (GDA, RAW)]
+    to_restore = [way for way in WAYS if way not in (GDA, UNCOMPRESSED, TENSORSTORE)]
+
+    def saving(scale: Scale, rivals: Sequence[str], targets: Mapping[str, Target]) -> Work:
+        return Work(
+            f"save {scale.name}",
+            partial(_saving, scale, [GDA, *rivals]),
+            {way: targets.get(way) for way in [*rivals, WRITE, MEMCPY, CRC32C]},
+            floor=Floor(WRITE, "A durable save writes all bytes."),
+            table_of=WRITE,
+            seconds=20,
+        )
+
+    def restoring(
+        scale: Scale,
+        spec: PartitionSpec,
+        rivals: Sequence[str],
+        targets: Mapping[str, Target],
+    ) -> Work:
+        return Work(
+            f"restore {scale.name} {same if spec == ROWS else other}",
+            partial(_restoring, scale, spec, [GDA, *rivals]),
+            {way: targets.get(way) for way in [*rivals, READ, MEMCPY, CRC32C]},
+            table_of=READ,
+            seconds=20,
+        )
+
+    def in_processes(verb: str, prepare: Callable[..., list[Side]]) -> Work:
+        return Work(
+            f"{verb} {REPLICATED.name}, {PROCESSES} processes",
+            partial(prepare, replicated, [GDA, *few]),
+            dict.fromkeys(few),
+            seconds=6,
+        )
+
     return [
-        Group(f"save {MEDIUM.name}", partial(_saving, medium)),
-        Group(
-            f"save {LARGE.name}",
-            partial(_saving, large),
-            targets={ORBAX: Faster(2.5), RAW: AtMost(1.3)},
-            rounds=3,
-        ),
-        Group(f"save {SMALL.name}", partial(_saving, small), FOR_MANY, {ORBAX: Faster(10)}),
-        Group(f"save {REPLICATED.name}, 4 processes", partial(_saving_in_processes, replicated)),
-        Group(f"restore {MEDIUM.name} {same}", partial(_restoring, medium, ROWS)),
-        Group(
-            f"restore {LARGE.name} {same}",
-            partial(_restoring, large, ROWS),
-            targets={ORBAX: Faster(3), RAW: AtMost(1)},
-            rounds=3,
-        ),
-        Group(
-            f"restore {MEDIUM.name} {other}",
-            partial(_restoring, medium, COLUMNS),
-            targets={ORBAX: Faster(2)},
-        ),
-        Group(
-            f"restore {LARGE.name} {other}",
-            partial(_restoring, large, COLUMNS),
-            targets={ORBAX: Faster(2)},
-            rounds=3,
-        ),
-        Group(
-            f"restore {SMALL.name} {same}",
-            partial(_restoring, small, ROWS),
-            FOR_MANY,
-            {ORBAX: Faster(4)},
-        ),
-        Group(
-            f"restore {REPLICATED.name}, 4 processes",
-            partial(_restoring_in_processes, replicated),
-        ),
-        Group(
-            f"how long the caller is held while {MEDIUM.name} are saved behind it",
-            partial(_beginning, medium),
-            tuple(BEGIN),
-            {COPY: AtMost(1)},
+        saving(large, to_save, {ORBAX: Faster(2.5), WRITE: OfFloor(0.8)}),
+        saving(small, few, {ORBAX: Faster(10)}),
+        in_processes("save", _saving_in_processes),
+        restoring(large, ROWS, to_restore, {ORBAX: Faster(3), RAW: AtMost(1), READ: OfFloor(0.9)}),
+        restoring(large, COLUMNS, few, {ORBAX: Faster(2)}),
+        restoring(small, ROWS, few, {ORBAX: Faster(4)}),
+        in_processes("restore", _restoring_in_processes),
+        Work(
+            f"how long the caller is held while {medium.name} are saved behind it",
+            partial(_beginning, medium, tuple(BEGIN)),
+            {way: AtMost(1) if way == COPY else None for way in BEGIN if way != GDA},
+            seconds=6,
         ),
         *[
-            Group(
+            Work(
                 f"memory beyond the arrays, {name}",
-                partial(_remembering, phase, large),
-                limit=WithinMiB(limit),
-                rounds=1,
+                partial(_remembering, phase, large, [GDA, ORBAX]),
+                {ORBAX: None},
+                WithinMiB(limit),
+                seconds=0,
+                unit="MiB",
             )
             for phase, name, limit in [
-                ("save", f"save {LARGE.name}", 64),
-                ("same", f"restore {LARGE.name} {same}", 128),
-                ("other", f"restore {LARGE.name} {other}", 128),
+                ("save", f"save {large.name}", 64),
+                ("same", f"restore {large.name} {same}", 128),
+                ("other", f"restore {large.name} {other}", 128),
             ]
         ],
     ]
 
 
-WORKS = [work for group in groups() for work in group.works()]
-
-
-# Alone.
+# In a process for the memory of a way.
 
 
 def use_cpu_devices() -> None:
     """Give this process the devices that pytest gives the benchmarks."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", DEVICES)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint.checkpoints")
-    parser.add_argument("--smoke", action="store_true", help="small arrays, one round")
-    parser.add_argument("--rounds", type=int, help="of each way, instead of 3 or 5")
-    parser.add_argument("--only", default="", help="the works that have this in their name")
-    parser.add_argument(
-        "--without", action="append", default=[], choices=[*WAYS, COPY], help="leave a way out"
-    )
-    options = parser.parse_args(arguments)
-    use_cpu_devices()
-    console = Console()
-    for group in groups(options.smoke):
-        if options.only in group.name:
-            ways = [way for way in group.ways if way not in options.without]
-            rounds = options.rounds or (1 if options.smoke else group.rounds)
-            console.print(_table(group, ways, measure(group.prepare(ways), rounds)))
-    if options.smoke:
-        console.print("A smoke run: the arrays are small, and the figures say nothing.")
-    return 0
-
-
-def _table(group: Group, ways: Sequence[str], seconds: Sequence[Sequence[float]]) -> Table:
-    table = Table(
-        "", "median", "lowest", "highest", f"of {ways[0]}'s", "aimed at", title=group.name
-    )
-    ours = median(seconds[0])
-    for way, samples in zip(ways, seconds, strict=True):
-        amounts = [_amount(f(samples), group) for f in (median, min, max)]
-        aim = group.limit if way == GDA else group.targets.get(way)
-        ratio = "" if group.limit else f"{median(samples) / ours:.2f}"
-        table.add_row(way, *amounts, ratio, str(aim or ""))
-    return table
-
-
-def _amount(number: float, group: Group) -> str:
-    return f"{number:,.1f} MiB" if group.limit else f"{number * 1e3:,.1f} ms"
-
-
-if __name__ == "__main__":
-    # As a module that other processes find by its name, which this one is not.
-    from benchmarks.checkpoint import checkpoints
-
-    sys.exit(checkpoints.main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -15,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import gda
 from benchmarks.pairs import Side
-from benchmarks.work import Faster, Within, Work
+from benchmarks.work import Faster, Floor, Within, Work
 from gda.layout import numbering
 
 P = PartitionSpec
@@ -68,6 +69,7 @@ def uncounted(indices: Iterable[Any]) -> list[int]:
     return []
 
 
+_COUNTS = (uncounted, counted_as_jax)
 _HOW: dict[Count, str] = {
     counted_as_jax: "equal indices counted as JAX does",
     counted_lean: "equal indices counted as quickly as Python can",
@@ -85,7 +87,7 @@ def _arrays(shape: tuple[int, ...], mesh: Mesh) -> object:
     return grid.starts, grid.stops, grid.replica_ids
 
 
-def _all_devices(sizes: tuple[int, int], count: Count, first_time: bool = False) -> list[Side]:
+def _all_devices(sizes: tuple[int, int], first_time: bool) -> list[Side]:
     mesh = mesh_of(sizes)
     # From about 512 devices on arrays are quicker to make than objects, and as good to compute on.
     answer = _arrays if mesh.size >= 512 else _lists
@@ -102,20 +104,24 @@ def _all_devices(sizes: tuple[int, int], count: Count, first_time: bool = False)
         for shape in shapes:
             answer(shape, mesh)
 
-    def both_maps(shape: tuple[int, ...]) -> tuple[Mapping[Any, Any], list[int]]:
+    def both_maps(shape: tuple[int, ...], count: Count) -> tuple[Mapping[Any, Any], list[int]]:
         indices = NamedSharding(mesh, CUT).devices_indices_map(shape)
         return indices, count(indices.values())
 
-    def rival(shapes: list[tuple[int, ...]]) -> None:
-        for shape in shapes:
-            both_maps(shape)
+    def rival(count: Count) -> Callable[[list[tuple[int, ...]]], None]:
+        def run(shapes: list[tuple[int, ...]]) -> None:
+            for shape in shapes:
+                both_maps(shape, count)
+
+        return run
 
     shape = unseen_shape(sizes)
-    indices, replica_ids = both_maps(shape)
     grid = gda.ShardGrid(shape, mesh.shape, CUT)
-    assert grid.indices() == list(indices.values())
-    assert count is uncounted or grid.replica_ids.tolist() == replica_ids
-    return [Side(ours, fresh, calls=calls), Side(rival, fresh, calls=calls)]
+    for count in _HOW:
+        indices, replica_ids = both_maps(shape, count)
+        assert grid.indices() == list(indices.values())
+        assert count is uncounted or grid.replica_ids.tolist() == replica_ids
+    return [Side(run, fresh, calls=calls) for run in (ours, *map(rival, _HOW))]
 
 
 def _python_objects() -> list[Side]:
@@ -136,7 +142,7 @@ def _python_objects() -> list[Side]:
     return [Side(gda.get_shard_indices_replica_ids, fresh), Side(rival, fresh)]
 
 
-def _eight_local(side: int, count: Count) -> list[Side]:
+def _eight_local(side: int) -> list[Side]:
     # Without devices JAX has no public function that answers: devices_indices_map of a sharding
     # over an AbstractMesh raises. Underneath it are these two.
     from jax._src.op_shardings import op_sharding_to_indices
@@ -144,25 +150,39 @@ def _eight_local(side: int, count: Count) -> list[Side]:
     sizes, local = (side, side), range(side * side // 2, side * side // 2 + 8)
     mesh_shape = {"x": side, "y": side}
     sharding: Any = NamedSharding(AbstractMesh(sizes, ("x", "y")), CUT)
+    shapes = [unseen_shape(sizes)]
 
     def ours(shapes: list[tuple[int, ...]]) -> list[list[tuple[Any, int]]]:
         return [gda.ShardGrid(shape, mesh_shape, CUT).shards_at(local) for shape in shapes]
 
-    def rival(shape: tuple[int, ...]) -> list[Any]:
+    def rival(count: Count, shapes: list[tuple[int, ...]]) -> list[list[tuple[Any, int]]]:
+        (shape,) = shapes
         hlo_sharding = sharding._to_xla_hlo_sharding(len(shape))
         indices = op_sharding_to_indices(hlo_sharding, shape, side * side)
         # A replica id depends on all devices before it, so all are counted.
         replica_ids = count(indices)
-        return [(indices[i], replica_ids[i] if replica_ids else 0) for i in local]
+        return [[(indices[i], replica_ids[i] if replica_ids else 0) for i in local]]
 
-    shape = unseen_shape(sizes)
-    assert ours([shape]) == [rival(shape)]
+    def floor(shapes: list[tuple[int, ...]]) -> list[list[tuple[Any, int]]]:
+        answers = []
+        for rows, columns in shapes:
+            high, wide = rows // side, columns // side
+            answer = []
+            for position in local:
+                i, j = divmod(position, side)
+                rows_of = slice(i * high, (i + 1) * high)
+                answer.append(((rows_of, slice(j * wide, (j + 1) * wide)), 0))
+            answers.append(answer)
+        return answers
+
+    rivals = [partial(rival, count) for count in _COUNTS]
+    for each in (*rivals, floor):
+        assert each(shapes) == ours(shapes)
     # The rival walks over a million objects and leaves the processor's caches empty, so one sample
     # of gda's is twenty shapes.
-    return [
-        Side(ours, lambda: ([unseen_shape(sizes) for _ in range(20)],), calls=20),
-        Side(rival, lambda: (unseen_shape(sizes),)),
-    ]
+    twenty = Side(ours, lambda: ([unseen_shape(sizes) for _ in range(20)],), calls=20)
+    one = [Side(each, lambda: ([unseen_shape(sizes)],)) for each in rivals]
+    return [twenty, *one, replace(twenty, run=floor)]
 
 
 def _a_million(mesh_shape: dict[str, int], spec: PartitionSpec) -> list[Side]:
@@ -177,115 +197,88 @@ def _a_million(mesh_shape: dict[str, int], spec: PartitionSpec) -> list[Side]:
     return [Side(ours, fresh)]
 
 
-def _list_or_array(
-    sizes: tuple[int, int], wanted: type[list[Any]] | type[np.ndarray]
-) -> list[Side]:
+def _list_or_array(sizes: tuple[int, int]) -> list[Side]:
     weights = (sizes[1], 1)
     repeats = range(max(1, 4096 // prod(sizes)))
 
-    def with_list() -> Any:
-        values: Any = None
-        for _ in repeats:
-            values = numbering._spread_list(sizes, weights)
-            if wanted is np.ndarray:
-                values = np.array(values, np.int64)
-        return values
+    def side(numbers: Callable[[], Any]) -> Side:
+        def run() -> None:
+            for _ in repeats:
+                numbers()
 
-    def with_numpy() -> Any:
-        values: Any = None
-        for _ in repeats:
-            values = numbering._spread(sizes, weights)
-            if wanted is list:
-                values = values.tolist()
-        return values
+        return Side(run, calls=len(repeats))
 
-    assert np.array_equal(with_list(), with_numpy())
-    return [Side(with_list, calls=len(repeats)), Side(with_numpy, calls=len(repeats))]
+    spread_list, spread = numbering._spread_list, numbering._spread
+    assert spread_list(sizes, weights) == spread(sizes, weights).tolist()
+    return [
+        side(lambda: spread_list(sizes, weights)),
+        side(lambda: spread(sizes, weights)),
+        side(lambda: spread(sizes, weights).tolist()),
+    ]
 
 
-_SIZES = [(4, 2), (8, 8), (32, 32)]
-_ROUNDS = {8: 200, 64: 100, 1024: 20}
-_FASTER = {8: Faster(4), 64: Faster(8), 1024: Faster(50)}
+_SIZES = {(4, 2): Faster(4), (8, 8): Faster(8), (32, 32): Faster(50)}
 _MAP = "devices_indices_map of a new NamedSharding"
-
-
-def _all_devices_work(name: str, sizes: tuple[int, int], count: Count, **more: Any) -> Work:
-    devices = prod(sizes)
-    return Work(
-        f"{name}, {devices:,} devices",
-        partial(_all_devices, sizes, count, first_time=more.pop("first_time", False)),
-        f"{_MAP}, {_HOW[count]}",
-        devices=devices,
-        rounds=_ROUNDS[devices],
-        **more,
-    )
-
+_PRIVATE = "op_sharding_to_indices over an AbstractMesh (private), "
+_PLAIN = "8 tuples of slices made in a loop of plain Python"
 
 WORKS = [
     *[
-        _all_devices_work(
-            "all indices and replica ids, cold",
-            sizes,
-            counted_as_jax,
-            target=_FASTER[prod(sizes)],
+        Work(
+            f"all indices and replica ids, cold, {prod(sizes):,} devices",
+            partial(_all_devices, sizes, False),
+            {
+                f"{_MAP}, {how}": faster if count is counted_as_jax else None
+                for count, how in _HOW.items()
+            },
+            devices=prod(sizes),
         )
-        for sizes in _SIZES
+        for sizes, faster in _SIZES.items()
     ],
     *[
         Work(
             f"index and replica id of 8 local devices of {side * side:,}",
-            partial(_eight_local, side, count),
-            f"op_sharding_to_indices over an AbstractMesh, {_HOW[count]} (private: no public "
-            "function answers without devices)",
-            Faster(times),
-            rounds=rounds,
+            partial(_eight_local, side),
+            # No public function answers without devices.
+            {f"{_PRIVATE}{_HOW[count]}": Faster(times) for count in _COUNTS} | {_PLAIN: None},
+            floor=Floor(_PLAIN, "An answer in Python is made of these objects."),
         )
-        for side, times, rounds in [(256, 3_000, 15), (1024, 50_000, 5)]
-        for count in [uncounted, counted_as_jax]
+        for side, times in [(256, 3_000), (1024, 50_000)]
     ],
     Work(
         "the same as Python objects, cold, (32, 32): get_shard_indices_replica_ids",
         _python_objects,
-        f"{_MAP}, {_HOW[counted_as_jax]}",
-        Faster(8),
+        {f"{_MAP}, {_HOW[counted_as_jax]}": Faster(8)},
         devices=1024,
-        rounds=60,
     ),
     *[
         Work(
             f"all of 1,048,576 devices as arrays, {spec} on {tuple(mesh_shape.values())}",
             partial(_a_million, mesh_shape, spec),
-            target=Within(30),
-            rounds=30,
+            limit=Within(30),
         )
         for mesh_shape, spec in [
             ({"x": 1024, "y": 1024}, P("x", "y")),
             ({"x": 64, "y": 128, "z": 128}, P("z", "x")),
         ]
     ],
-    # For information: stricter rivals, and the cost of the first time.
+    # For information: the cost of the first time, and what `numbering.SMALL` relies on.
     *[
-        _all_devices_work("all indices and replica ids, cold", sizes, count)
-        for count in [counted_lean, uncounted]
-        for sizes in _SIZES
-    ],
-    *[
-        _all_devices_work(
-            "the same, first time for this mesh and spec",
-            sizes,
-            counted_as_jax,
-            first_time=True,
+        Work(
+            f"the same, first time for this mesh and spec, {prod(sizes):,} devices",
+            partial(_all_devices, sizes, True),
+            {f"{_MAP}, {how}": None for how in _HOW.values()},
+            devices=prod(sizes),
         )
         for sizes in _SIZES
     ],
     *[
         Work(
-            f"numbers of {prod(sizes):,} devices, {'a list' if wanted is list else 'an array'}",
-            partial(_list_or_array, sizes, wanted),
-            "NumPy" + (", then tolist" if wanted is list else ""),
-            ours="lists" + ("" if wanted is list else ", then numpy.array"),
+            f"numbers of {prod(sizes):,} devices",
+            partial(_list_or_array, sizes),
+            {"NumPy": None, "NumPy, then tolist": None},
+            ours="lists",
         )
-        for wanted in [list, np.ndarray]
         for sizes in [(4, 2), (8, 8), (32, 16), (64, 64)]
     ],
 ]

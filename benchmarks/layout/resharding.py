@@ -1,14 +1,9 @@
-"""Plans for moving between layouts, from 64 to 65,536 devices; none of the devices exists.
-
-``python -m benchmarks.layout.resharding`` prints how the times grow as a Markdown table.
-"""
+"""Plans for moving between layouts, from 64 to 65,536 devices; none of the devices exists."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from math import isqrt
 from typing import Any
@@ -92,56 +87,28 @@ def _across(position: int, side: int) -> int:
 
 
 def _work(
-    ask: Callable[[gda.ReshardPlan], object], devices: int, specs: Specs, target: Within | None
+    ask: Callable[[gda.ReshardPlan], object], devices: int, specs: Specs, limit: Within | None
 ) -> Work:
     does = {summary_of: "all totals of", _list_moves: "all moves of"}[ask]
     return Work(
         f"{does} a plan, {_NAMES[specs]}, {devices:,} devices",
         partial(_planning, ask, devices, specs),
-        target=target,
-        rounds=5 if devices > 10_000 else 20,
+        limit=limit,
+        seconds=0.5,
     )
 
 
-_COLUMNS = {
-    f"all totals, {_NAMES[TRANSPOSED]}": (summary_of, TRANSPOSED),
-    "all moves of the same": (_list_moves, TRANSPOSED),
-    f"all totals, {_NAMES[ALL_TO_ALL]}": (summary_of, ALL_TO_ALL),
-}
-GROWTH = [
-    [
+WORKS = [
+    *[
         # "In seconds" was asked for the largest; the smaller ones inform.
         _work(ask, devices, specs, Within(2_000) if devices == DEVICES[-1] else None)
-        for ask, specs in _COLUMNS.values()
-    ]
-    for devices in DEVICES
-]
-WORKS = [
-    *[work for row in GROWTH for work in row],
+        for ask, specs in [
+            (summary_of, TRANSPOSED),
+            (_list_moves, TRANSPOSED),
+            (summary_of, ALL_TO_ALL),
+        ]
+        for devices in DEVICES
+    ],
     # What a list costs where there is much to list: a million moves.
     _work(_list_moves, 1_024, ALL_TO_ALL, None),
 ]
-
-
-# Alone.
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.layout.resharding", description=__doc__
-    )
-    parser.add_argument("--smoke", action="store_true", help="few rounds")
-    options = parser.parse_args(arguments)
-    from benchmarks import report  # which imports the works
-
-    print("\n".join(report.versions()), end="\n\n")
-    print(report.row("devices", *_COLUMNS))
-    print(report.row(*["---"] * (1 + len(_COLUMNS))))
-    for devices, works in zip(DEVICES, GROWTH, strict=True):
-        times = [report.times_here(work, options.smoke)[0] for work in works]
-        print(report.row(f"{devices:,}", *times), flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

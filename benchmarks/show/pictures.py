@@ -1,11 +1,7 @@
-"""Pictures of layouts, and ``gda plan`` from its start to its end.
-
-``python -m benchmarks.show.pictures`` measures these works alone and prints a Markdown table.
-"""
+"""Pictures of layouts, and ``gda plan`` from its start to its end."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import subprocess
@@ -35,12 +31,12 @@ _PLAN = (
 )
 
 
-def _command(program: str) -> list[Side]:
-    """Return the installed command, and a Python that runs a line."""
+def _command(*programs: str) -> list[Side]:
+    """Return the installed command, and Python that runs a line."""
     gda_plan = [str(Path(sys.executable).with_name("gda")), *_PLAN]
     assert "(1024, 512)" in _output_of(gda_plan)
-    others = [sys.executable, "-c", program]
-    return [Side(partial(_output_of, command)) for command in (gda_plan, others)]
+    others = [[sys.executable, "-c", program] for program in programs]
+    return [Side(partial(_output_of, command)) for command in (gda_plan, *others)]
 
 
 def _output_of(command: Sequence[str]) -> str:
@@ -96,51 +92,23 @@ _SVG = "SVG of 4,096 blocks over 4,096 devices of 512 processes"
 WORKS = [
     Work(
         "gda plan of 1,024 devices, from start to end of the process",
-        partial(_command, "import jax"),
-        "python -c 'import jax', what any answer with JAX costs",
+        partial(_command, "import jax", "import numpy"),
+        {
+            "python -c 'import jax', what any answer with JAX costs": None,
+            "python -c 'import numpy', the floor": None,
+        },
         Within(300),
-        rounds=15,
     ),
     *[
         Work(
             f"picture in text of an array on (8, 8) devices, {format_spec(spec)}",
             partial(_text, spec),
-            "jax.debug.visualize_array_sharding",
-            Faster(5),
+            {"jax.debug.visualize_array_sharding": Faster(5)},
             devices=DEVICES,
-            rounds=50,
         )
         for spec in [P("x", "y"), P(("x", "y")), P("x")]
     ],
-    Work(_SVG, _svg, target=Within(100), rounds=20),
+    Work(_SVG, _svg, limit=Within(100)),
     # 200 KB are 0.19 MiB.
-    Work(f"{_SVG}, its size", _svg_size, target=WithinMiB(0.19), rounds=1, unit="MiB"),
-    # For information: no answer of a Python program that computes with NumPy is quicker.
-    Work(
-        "gda plan of 1,024 devices, from start to end of the process",
-        partial(_command, "import numpy"),
-        "python -c 'import numpy', the floor",
-        rounds=15,
-    ),
+    Work(f"{_SVG}, its size", _svg_size, limit=WithinMiB(0.19), seconds=0, unit="MiB"),
 ]
-
-
-# Alone.
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.show.pictures", description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="few rounds")
-    options = parser.parse_args(arguments)
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", DEVICES)
-    from benchmarks import report  # which imports the works
-
-    print("\n".join(report.versions()), end="\n\n")
-    for line in report.measured_here(WORKS, options.smoke):
-        print(line, flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

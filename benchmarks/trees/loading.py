@@ -51,10 +51,8 @@ WORKS = [
         f"read {blocks} blocks{replicas} from a store with 20 ms per request, {workers} workers, "
         f"{DEVICES} devices",
         partial(_slow_store, blocks, workers),
-        "make_array_from_callback, same callback",
-        Faster(times),
+        {"make_array_from_callback, same callback": Faster(times)},
         devices=DEVICES,
-        rounds=10,
     )
     for blocks, replicas, workers, times in [
         (64, "", 16, 14),

@@ -1,6 +1,6 @@
 """``GlobalArray``: its constructors, moves, fingerprints and pickles.
 
-To read in this order: ``global_array`` (the container), ``shard`` (its block on one device),
+Read in this order: ``global_array`` (the container), ``shard`` (its block on one device),
 ``operators``; ``constructors`` over ``from_callbacks``, ``from_sources`` and ``from_process_local``
 over ``placing`` (the devices of each block), ``blocks`` (their memory) and ``narrowing`` (their
 dtype); ``moving`` (reshard, gather) over ``to_host`` (copies to the host, ahead of use),

@@ -32,8 +32,8 @@ from gda.arrays.fingerprint_formula import (
 from gda.layout.spec import Shape
 from gda.mesh import Device
 
-# At most so many elements are columns of a row, and so many rows go into one turn of the loop: the
-# keys and the sums of all columns then stay in the cache.
+# The most columns of a row, and the rows of one turn of the loop: the keys and the sums of all
+# columns then stay in the cache.
 MAX_COLUMNS = 4096
 _ROWS_PER_TURN = 4
 # Keys of larger blocks are made anew each time: they are a thousandth of the block.
@@ -142,7 +142,7 @@ def started(blocks: Sequence[jax.Array], starts: Sequence[Shape]) -> jax.Array:
 
 
 def prepared(blocks: Sequence[jax.Array], starts: Sequence[Shape]) -> tuple[Any, tuple[Any, ...]]:
-    """Return the program that sums up each block, and what it is called with.
+    """Return the program that sums up each block, and its arguments.
 
     Args:
       blocks: single-device arrays of one shape, each on another device.
@@ -172,7 +172,7 @@ def _line_of(devices: tuple[Device, ...]) -> Mesh:
 
 
 def _as_one(blocks: list[jax.Array], mesh: Mesh) -> jax.Array:
-    """Return an array of which the blocks, which are not moved, are the parts."""
+    """Return an array whose parts are the blocks, without a move."""
     shape = blocks[0].shape
     # A scalar has no dimension to be put side by side in, but then it is alone.
     spec = PartitionSpec("block") if shape else PartitionSpec()
@@ -283,7 +283,7 @@ _UNSIGNED = {2: "uint2", 4: "uint4", 8: "uint8", 16: "uint16", 32: "uint32"}
 
 
 def _for_xla(block: jax.Array) -> jax.Array:
-    """Return a block, or unsigned integers of the same bits where XLA would not leave these alone.
+    """Return a block, or unsigned integers of the same bits if XLA would change these.
 
     XLA cannot take elements of 1 and of 6 bits apart. And in loops on CPU it takes floats of 16 and
     8 bits through 32, for which it copies the whole block, and changes NaNs. NumPy's view of their

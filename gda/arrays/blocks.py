@@ -42,7 +42,7 @@ Block = np.ndarray[Any, Any] | jax.Array
 
 
 class BlockReader:
-    """Turns what callbacks return into blocks of one shape and one dtype that JAX may keep.
+    """Turns results of callbacks into blocks of one shape and one dtype that JAX may keep.
 
     Args:
       grid: the grid of the array; every block must have the shape of its index. If the grid is

@@ -121,10 +121,9 @@ class ArrayConstructors:
         progress: ProgressLike = False,
         retry: Retry | None = None,
     ) -> Self:
-        """Build an array block by block: one call per distinct index of this process.
+        """Build an array block by block: one call for each distinct block of this process.
 
-        Replicas of a block are read once. Communicates between processes only to check that they
-        agree, and only where ``gda.checking_agreement`` is on.
+        Does not communicate, unless ``gda.checking_agreement`` is on.
 
         Args:
           global_shape: sizes of the whole array.
@@ -137,32 +136,32 @@ class ArrayConstructors:
             uninitialised.
           dtype: cast every block to it, as its own ``astype`` does. Required with ``into=True``,
             and in a process without a device of the mesh.
-          copy: which blocks are copied. ``None``: a block that other code can reach, such as a
-            view, a memory map or a buffer used again, is copied at once; a fresh one is adopted.
-            After the call no change of the caller's memory changes the array. ``True``: all.
-            ``False``: none; do not change the blocks while the array lives. A ``jax.Array`` that
-            the callback still holds is copied on its device, because the caller could delete or
-            donate it. Pass ``copy=True`` for a ``jax.Array`` that shares memory with another, as
-            ``jax.device_put`` returns it for an array on the same device, or on CPU for an aligned
-            NumPy array.
-          into: hand out 64-byte-aligned buffers of the shard shape and ``dtype``, for the callback
-            to fill. Reading a file straight into them saves a copy.
-          max_workers: number of blocks read at a time. With more than one, threads call the
-            callback, which must be thread-safe; contexts of JAX such as ``jax.enable_x64`` do not
-            reach it. By default one, in the caller's thread.
-          max_bytes: bound on the bytes of blocks on the host beside the arrays: on CPU, where a
-            block becomes the array, while it is read; on an accelerator until it is sent there. A
-            block larger than the bound is read alone. Other memory that the callback allocates
-            does not count. By default there is no bound.
+          copy: with ``None``, copy a block at once if other code refers to its memory, such as a
+            view, a memory map or a buffer that the callback uses again. After the call, no change
+            of the caller's memory changes the array. ``True``: copy all blocks. ``False``: copy
+            none; do not change the blocks while the array exists. With ``None``, a ``jax.Array``
+            to which the callback still refers is copied on its device, because the caller could
+            delete or donate it. Pass ``copy=True`` for a ``jax.Array`` that shares memory with
+            another array. ``jax.device_put`` returns one for an array on the same device, or on
+            CPU for an aligned NumPy array.
+          into: pass 64-byte-aligned buffers of the shard shape and ``dtype`` to the callback,
+            which fills them. Reading a file straight into them saves a copy.
+          max_workers: number of blocks read at a time, by default one in the caller's thread. With
+            more than one, threads call the callback, which must be thread-safe. Contexts of JAX
+            such as ``jax.enable_x64`` do not apply in these threads.
+          max_bytes: limit of the host memory for blocks that are not yet part of an array: on CPU
+            while a block is read, and on an accelerator until it is sent there. A block that is
+            larger is read alone. Other memory that the callback allocates does not count. By
+            default there is no limit.
           progress: ``True`` shows bytes and rate on stderr, which needs rich. A function is called
             with ``(nbytes_done, nbytes_total)`` of this process after each block.
           retry: a ``gda.Retry`` with the errors after which a block is read again.
 
-        On accelerators blocks are sent to their devices while others are read. On CPU the array is
-        made when all blocks are there. After an error in one read, or Ctrl-C, no new read starts,
-        the reads that run are waited for, and no thread is left.
+        On accelerators, gda sends blocks to their devices while it reads others. On CPU, it makes
+        the array after the last read. After an error in one read, or Ctrl-C, no new read starts,
+        and gda waits until the current reads and all threads end.
 
-        Without ``jax_enable_x64`` JAX narrows 64-bit types to 32 bits. Floats are rounded.
+        Without ``jax_enable_x64``, JAX narrows 64-bit types to 32 bits and rounds floats.
 
         Raises:
           TypeError: blocks have different dtypes, or one that JAX does not have.
@@ -179,7 +178,7 @@ class ArrayConstructors:
         >>> g.addressable_shards[2].data.tolist(), g.addressable_shards[3].replica_id
         ([[4, 5], [6, 7]], 1)
 
-        With a sharding in place of mesh and spec:
+        With a sharding instead of mesh and spec:
 
         >>> from jax.sharding import NamedSharding, PartitionSpec as P
         >>> sharding = NamedSharding(mesh, P('x'), memory_kind='pinned_host')
@@ -220,26 +219,26 @@ class ArrayConstructors:
     ) -> Self:
         """Build an array from anything that can be sliced; read the blocks of this process only.
 
-        Each distinct block is read once, by one slice with start and stop for every dimension. It
-        is copied at once if the source keeps it. Datasets of h5py and TensorStores read straight
-        into memory that JAX on CPU adopts. A TensorStore reads asynchronously, in threads of its
-        own: ``max_workers``, by default 32, is then the number of reads under way. Communicates as
+        Each distinct block is read once, by one slice with start and stop for every dimension, and
+        copied at once if the source keeps it. On CPU, datasets of h5py and TensorStores are read
+        straight into the memory of the array. A TensorStore reads in its own threads: for it,
+        ``max_workers`` is the number of reads at a time, by default 32. Communicates as
         ``from_callback`` does. ``gda.load_tree`` reads many sources at once.
 
         Args:
           source: has ``shape``, ``dtype`` and NumPy-style slicing: a memory map, ``zarr.Array``,
             ``h5py.Dataset``, TensorStore, netCDF variable, a value of
-            ``gda.storage.open_safetensors`` or what ``get_slice`` of safetensors gives.
+            ``gda.storage.open_safetensors``, or the result of ``get_slice`` of safetensors.
           mesh: ``jax.sharding.Mesh``.
           spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-          dtype: cast to it. Bytes without a NumPy type, as ``numpy.load`` returns for bfloat16, are
-            viewed as it.
+          dtype: cast to it. If the source has bytes without a type, as ``numpy.load`` returns for
+            bfloat16, this is the type of these bytes.
           max_workers, max_bytes, progress, retry: as in ``from_callback``. More than one worker
             needs a thread-safe library.
 
         Raises:
           TypeError: ``source`` is not a source, or has a dtype that JAX does not have.
-          ValueError: the spec does not fit, or a block has another shape than was asked for.
+          ValueError: the spec does not fit, or a block has another shape than requested.
           DoesNotFitError, ImportError: as in ``from_callback``.
           Exception: any error of the source, with a note of the index.
 
@@ -292,9 +291,9 @@ class ArrayConstructors:
           global_shape: sizes of the whole array.
           mesh: ``jax.sharding.Mesh``.
           spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-          data_callback: ``data_callback(indices)`` gets one index per device of this process, in
-            device order, repeats included, and returns the blocks in that order. If devices hold
-            the same index, all get the block of the first.
+          data_callback: ``data_callback(indices)`` gets one index for each device of this process,
+            in the order of ``mesh.local_devices``, and returns the blocks in that order. If several
+            devices have the same index, all get the block of the first.
           dtype: as in ``from_callback``.
           copy: as in ``from_callback``.
 
@@ -347,15 +346,16 @@ class ArrayConstructors:
         *,
         dtype: npt.DTypeLike | None = None,
     ) -> Self:
-        """Build an array by one call that places all blocks of this process itself.
+        """Build an array by one call that returns arrays on the devices of this process.
 
         Args:
           global_shape: sizes of the whole array.
           mesh: ``jax.sharding.Mesh``.
           spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-          data_callback: gets one ``(index, (device, ...))`` per distinct index and returns
-            single-device ``jax.Array``s, one per device, flat, in the order given. They become
-            the shards without a copy: deleting or donating one deletes the shard.
+          data_callback: gets a list with one ``(index, (device, ...))`` for each distinct index,
+            and returns a flat list of single-device ``jax.Array``s, one for each device, in the
+            same order. They become the shards without a copy: deleting or donating one deletes
+            the shard.
           dtype: cast to it, on the devices.
 
         Communicates as ``from_callback`` does.
@@ -426,18 +426,18 @@ class ArrayConstructors:
 
         Args:
           local_data: a NumPy array, a ``jax.Array`` of this process, PRNG keys, or anything else
-            that ``numpy.asarray`` takes. A ``jax.Array`` whose shards are the blocks, on their
-            devices, is used without a copy, so deleting or donating it deletes them. Any other
-            ``jax.Array`` is copied there.
+            that ``numpy.asarray`` takes. If the shards of a ``jax.Array`` are the blocks, on the
+            right devices, it is used without a copy, and deleting or donating it deletes them. Any
+            other ``jax.Array`` is copied to the devices.
           mesh: ``jax.sharding.Mesh``.
           spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
           global_shape: sizes of the whole array, by default inferred. If the local data has the
-            whole global size in a dimension, the blocks of this process are taken from it.
-            Required, with ``dtype``, in a process without a device of the mesh, which ignores its
-            local data.
+            whole global size in a dimension, gda takes the blocks of this process from it. A
+            process without a device of the mesh must pass ``global_shape`` and ``dtype``; its
+            local data is ignored.
           dtype: as in ``from_callback``.
-          copy: as in ``from_callback``. NumPy data is copied once, and with ``False`` never: do not
-            change it while the array lives.
+          copy: as in ``from_callback``. NumPy data is copied once. With ``False`` it is not copied:
+            do not change it while the array exists.
 
         Raises:
           TypeError: the local data has a dtype that JAX does not have, or is being traced.

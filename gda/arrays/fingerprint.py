@@ -35,8 +35,8 @@ from gda.mesh import grid_of_array, processes_of, sharding_of
 from gda.multihost.agreement import check_moving
 from gda.multihost.allgather import all_gather
 
-# NumPy sums up arrays of at most so many elements in this process, at once, where the devices are
-# CPUs: to start a program there takes longer, and to compile it much longer.
+# The most elements that NumPy sums up in this process, at once, if the devices are CPUs: to start a
+# program there takes longer, and to compile it much longer.
 SMALL = 1 << 16
 
 _OTHERWISE = "of anything else take gda.fingerprint(numpy.asarray(x))"
@@ -119,10 +119,10 @@ def begin(array: jax.Array, grid: ShardGrid | None = None) -> Pending:
 
     So over all processes each block counts once; see ``ProcessView.written_blocks``.
 
-    Never communicates. Does not wait, not even for the array to be computed; but on CPU it waits
-    for arrays that are small, of which it makes the sums at once, and of floats below 32 bits, and
-    everywhere for elements of 1 or 6 bits. Afterwards the array may be donated or deleted. Copies
-    no blocks but those that are small or not in the devices' own memory. The first block of a shape
+    Never communicates. Does not wait, not even for the array to be computed, except on CPU for
+    small arrays, whose sums it makes at once, and for floats below 32 bits, and everywhere for
+    elements of 1 or 6 bits. Afterwards the array may be donated or deleted. Copies only blocks that
+    are small or not in the devices' own memory. The first block of a shape
     and dtype costs a compilation, for all devices together.
 
     Args:
@@ -146,7 +146,7 @@ def begin(array: jax.Array, grid: ShardGrid | None = None) -> Pending:
 
 
 def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Pending:
-    """Start the sums over some blocks, each on the device where it lies.
+    """Start the sums over some blocks, each on its device.
 
     As ``begin``, for blocks that are no longer parts of an array, such as copies.
 
@@ -159,7 +159,7 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Pending:
         return Pending(add([]))
     chosen = dict(blocks)
     some = next(iter(chosen.values()))
-    # Whatever the user may have set: see gda/multihost/allgather.py.
+    # Overrides the settings of the user: see gda/multihost/allgather.py.
     with jax.disable_jit(False), jax.transfer_guard("allow"):
         if is_extended(some.dtype):
             chosen = {number: jax.random.key_data(block) for number, block in chosen.items()}

@@ -198,7 +198,7 @@ def _sums_of_words(
 
 
 def _name_of(dtype: Any) -> str:
-    # Those of PRNG keys are no dtypes of NumPy; their text is their name.
+    # NumPy lacks the dtypes of PRNG keys; their text is their name.
     return np.dtype(dtype).name if isinstance(dtype, np.dtype | type) else str(dtype)
 
 

@@ -71,7 +71,7 @@ def array_from_process_local(
         try:
             blocks = _blocks_at_once(local, plan, reader.copy, batch and batch.buffers)
         except (TypeError, ValueError):
-            pass  # said below, with index and element
+            pass  # reported below, with index and element
         else:
             return whole.place(blocks, local.dtype)
     take = iter(plan.indices).__next__
@@ -116,7 +116,7 @@ class _LocalPlan:
         self.whole = plan_over(global_shape, over)
         view = view_of(global_shape, mesh, self.whole.grid.spec)
         self.indices = view.indices_within(local_shape) if self.whole.devices else []
-        # Whether the local data is its blocks one after the other, each in one piece.
+        # True if the local data is its blocks one after the other, each in one piece.
         block = self.whole.grid.shard_shape
         rows = len(self.indices) * block[0] if block else 0
         self.is_in_rows = 0 not in local_shape and local_shape == (rows, *block[1:])
@@ -184,7 +184,7 @@ def _jax_copies_unaligned() -> bool:
 def _blocks_at_once(
     local: np.ndarray[Any, Any], plan: _LocalPlan, copy: bool | None, buffers: Buffers | None
 ) -> list[Block]:
-    """Return the blocks in memory of gda's own; a third of the time that a reader takes for each.
+    """Return the blocks in memory of gda's own, in a third of the time of a reader.
 
     Raises:
       TypeError, ValueError: JAX does not have the dtype, or a value does not fit the one it has.

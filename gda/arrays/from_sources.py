@@ -174,7 +174,7 @@ def build_of_source(
     pad: bool = False,
     fill: object = 0,
 ) -> Build:
-    """Return how an array of a source is built; reads nothing.
+    """Return the build of an array of a source; nothing is read.
 
     Raises:
       TypeError, ValueError: it cannot be built; what ``GlobalArray.from_source`` says.
@@ -187,7 +187,7 @@ def build_of_source(
     if reader.dtype is None:
         reader.dtype = narrowed_dtype(found.dtype, f"the {type(source).__name__} has dtype ")
     read = partial(reader.read, partial(_read_source, found, reader))
-    # What has no elements is not asked for: some libraries refuse.
+    # Empty blocks are not read: some libraries refuse.
     has_elements = math.prod(reader.shape) > 0
     begin = found.begin if isinstance(found, AsyncSource) and has_elements else None
     return Build(plan, reader, read, begin, native(found.dtype), note)

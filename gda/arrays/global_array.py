@@ -48,25 +48,25 @@ _set = object.__setattr__
 class GlobalArray(ArrayConstructors, ArrayOperators):
     """A global array sharded over a mesh, held by the devices of one or many processes.
 
-    A thin, immutable container over one committed ``jax.Array`` with a ``NamedSharding``, in
-    ``.array``. Computing on it gives ordinary ``jax.Array``s: operators, indexing, ``jnp``
-    functions and all methods and properties of ``jax.Array`` work on ``.array``. Functions of
-    ``jax.lax`` need ``.array`` written out; their error is "Triggering __jax_array__() during
-    abstractification", and docs/works.md lists them. It is a pytree whose only leaf is that array,
-    so ``jax.jit``, ``jax.grad``, ``jax.tree.map``, ``jax.device_put`` and optimisers take it and
-    give it back.
+    It is a thin, immutable container over one committed ``jax.Array`` with a ``NamedSharding``,
+    in ``.array``. Operators, indexing, ``jnp`` functions and all methods and properties of
+    ``jax.Array`` work on it and return ordinary ``jax.Array``s. Functions of ``jax.lax`` need
+    ``g.array``; their error is "Triggering __jax_array__() during abstractification", and
+    docs/works.md lists them. It is a pytree whose only leaf is that array, so ``jax.jit``,
+    ``jax.grad``, ``jax.tree.map``, ``jax.device_put`` and optimisers take and return it.
 
     A tree function puts its results back into the container, also results that are not arrays:
-    ``jax.device_get(tree)`` and ``jax.tree.map(np.asarray, tree)`` give a ``GlobalArray`` around a
-    NumPy array, and ``jax.tree.map(lambda x: x.shape, tree)`` gives one around a tuple. For NumPy
-    arrays use ``gda.to_numpy(tree)``. For other results pass ``is_leaf=lambda x: isinstance(x,
-    gda.GlobalArray)``: then the function gets the container, and its results stay as they are.
+    ``jax.device_get(tree)`` and ``jax.tree.map(np.asarray, tree)`` return a ``GlobalArray`` around
+    a NumPy array, and ``jax.tree.map(lambda x: x.shape, tree)`` returns one around a tuple. For
+    NumPy arrays use ``gda.to_numpy(tree)``. For other results pass ``is_leaf=lambda x:
+    isinstance(x, gda.GlobalArray)``. Then the function gets the container, and the tree has its
+    results.
 
     Args:
       global_shape: sizes of the whole array.
-      mesh: ``jax.sharding.Mesh``, with Auto or Explicit axes. Here and in all constructors a
-        ``NamedSharding``, or a ``SingleDeviceSharding``, may stand in place of mesh and spec; the
-        spec is then omitted, and the array is in the memory kind of the sharding.
+      mesh: ``jax.sharding.Mesh``, with Auto or Explicit axes. Here and in all constructors, a
+        ``NamedSharding`` or a ``SingleDeviceSharding`` may replace mesh and spec. Omit the spec
+        then; the array is in the memory kind of the sharding.
       spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
       device_buffers: single-device ``jax.Array``s of the shard shape, one dtype and one memory
         kind, one per device of ``mesh.local_devices``, in that order. They become the shards
@@ -92,7 +92,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
     True
     """
 
-    # Slots that are not set are caches that were not asked for yet.
+    # Unset slots are caches that are not filled yet.
     __slots__ = ("__weakref__", "_data_by_device", "_global_shards", "_local_shards", "array")
 
     array: jax.Array
@@ -199,8 +199,8 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
     def spec(self) -> PartitionSpec:
         """The partition spec, as JAX holds it.
 
-        Over Explicit axes JAX fills it up with ``None`` to the rank; ``grid.spec`` is the short
-        form.
+        Over Explicit axes, JAX adds ``None`` up to the number of dimensions; ``grid.spec`` is the
+        short form.
         """
         return self.sharding.spec
 
@@ -279,7 +279,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         try:
             return _get(self, slot)
         except AttributeError:
-            pass  # not in the handler: what `make` raises has nothing to do with this
+            pass  # not in the handler: an error of `make` has another cause
         value = make()
         _set(self, slot, value)
         return value
@@ -291,7 +291,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         try:
             self.array.block_until_ready()
         except (AttributeError, RuntimeError):
-            self._on_devices()  # if that was why, says it with the layout
+            self._on_devices()  # raises with the layout if that is the reason
             raise
         return self
 
@@ -344,9 +344,9 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
 
         ``g.reshard(spec)`` shards it by another spec over its own mesh, ``g.reshard(mesh, spec)``
         over another mesh, both in the same memory kind. ``g.reshard(sharding)`` moves it to the
-        memory kind of the sharding too. Within one process any mesh works. Between processes JAX
-        moves data within one set of devices, in any order and over any axes; all processes with
-        devices of the mesh must call it. Inside ``jit`` use ``gda.constrain``.
+        memory kind of the sharding too. If one process has all devices of both meshes, any mesh
+        works. If not, the new mesh must have the same devices, in any order and over any axes, and
+        all processes with these devices must call it. Inside ``jit`` use ``gda.constrain``.
 
         Returns:
           a new ``GlobalArray``. It may share memory with this one if no data has to move.
@@ -416,9 +416,8 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
 
         128 bits as 32 hex digits, to compare arrays of two processes or runs without moving them.
         It does not depend on mesh, spec, order of devices, number of processes or version of JAX.
-        It sees bits: 0.0 and -0.0 differ, and so do NaNs of other bits. It does not protect from an
-        array that was constructed to have the same digest. ``gda.fingerprint`` takes NumPy arrays
-        too.
+        It compares bits: 0.0 and -0.0 differ, and so do NaNs with other bits. It is not secure: one
+        can construct an array with the same digest. ``gda.fingerprint`` takes NumPy arrays too.
 
         Every device sums up the blocks that it holds, each block once, and processes exchange 16
         bytes. All processes of the program must call it, also those without devices of the mesh.
@@ -476,7 +475,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         def __getattr__(self, name: str) -> NoReturn:
             problem = f"GlobalArray has no attribute {name!r}"
             theirs = getattr(type(self), name, None)
-            if isinstance(theirs, property):  # it raised AttributeError, and Python forgets why
+            if isinstance(theirs, property):  # its AttributeError has lost its message
                 try:
                     theirs.__get__(self)
                 except LayoutUnknownError:
@@ -498,7 +497,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         return describe(self.array)
 
     def _repr_html_(self) -> str | None:
-        """Return the picture that a notebook shows; None where there is none, so it shows the text.
+        """Return the picture for a notebook; None if there is none, so that it shows the text.
 
         Neither reads nor moves data, and raises nothing.
         """

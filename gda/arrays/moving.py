@@ -141,7 +141,7 @@ def _is_wanted(process: int | None) -> bool:
 
 
 class _Pieces:
-    """The blocks of an array as they come to the hosts: all that are here, or those of all.
+    """The blocks of an array on their way to the hosts: those here, or those of all processes.
 
     Each block is sent once, by a process that holds it, some of its rows in each round, so that no
     device has more than ``max_bytes`` of others at a time. A scalar counts as one row.

@@ -114,7 +114,7 @@ def fill_of(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 def objects_error(value: np.ndarray[Any, Any], index: Index) -> Exception:
-    """Return the error for a block of which NumPy made no numbers."""
+    """Return the error for a block that NumPy did not turn into numbers."""
     where = f"the block at index {format_index(index)}"
     objects = value.ravel().tolist()
     if all(isinstance(item, int) for item in objects):

@@ -141,7 +141,7 @@ class Plan:
         always_align: bool = False,
         in_threads: bool = False,
     ) -> BlockReader:
-        """Return what makes blocks ready for JAX; see ``BlockReader``.
+        """Return a ``BlockReader``, which makes blocks ready for JAX.
 
         On CPU, blocks that several devices hold are aligned; with ``always_align`` all are.
         """

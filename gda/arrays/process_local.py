@@ -1,4 +1,4 @@
-"""From a global array to what this process has of it: its blocks, and these put together as one.
+"""The part of a global array in this process: its blocks, or one local array of them.
 
 The *local array* of a process is its distinct blocks side by side, in the order of their
 coordinates, without gaps. It exists where these blocks form a regular grid: all combinations of
@@ -72,7 +72,7 @@ def process_local_of(array: jax.Array) -> np.ndarray[Any, Any]:
 
     Raises:
       ValueError: the blocks of this process do not form a regular grid, or it has none.
-      TypeError: PRNG keys, of which NumPy knows nothing, or an array without mesh and spec.
+      TypeError: PRNG keys, which NumPy lacks, or an array without mesh and spec.
     """
     if is_extended(array.dtype):
         raise TypeError(

@@ -79,9 +79,9 @@ class Shard(Generic[DataT]):
 
     @property
     def replica_id(self) -> int:
-        """The number of devices before it, in device order, that hold the same index.
+        """The number of devices before it, in device order, that hold the same block.
 
-        Writing the shards with replica id 0 writes every element once.
+        The shards with replica id 0 have every element of the array exactly once.
         """
         return self._replica_id
 
@@ -120,7 +120,7 @@ class LocalShards(tuple[Shard[Any], ...]):
             ) from None
 
 
-# As a tuple is one.
+# A pytree, as a tuple is.
 jax.tree_util.register_pytree_node(
     LocalShards,
     lambda shards: (tuple(shards), None),

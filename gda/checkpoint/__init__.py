@@ -1,8 +1,8 @@
 """Checkpoints: a tree of arrays on disk, restored onto any layout, whole or not at all.
 
-``save`` and ``save_async`` write, ``restore`` reads, ``inspect`` and ``verify`` look, without a
+``save`` and ``save_async`` write, ``restore`` reads, ``inspect`` and ``verify`` check, without a
 device. A checkpoint is a directory, or a prefix of an object store: zarr v3 arrays that any tool
-reads, and a manifest that is written last and knows every file by size and checksum.
+reads, and a manifest that is written last, with size and checksum of every file.
 
 To read in this order: ``format`` (the contents of the files), ``stores`` (their places); to save,
 ``saving``, ``claiming`` (the path), ``leaves_to_save``, ``packing`` (small arrays), ``writer``; to

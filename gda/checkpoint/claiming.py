@@ -1,4 +1,4 @@
-"""Claiming a path for a save, which keeps other saves out and finds what may be removed."""
+"""The claim of a save on its path: it keeps other saves out and finds data to remove."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NEW = f"{manifest_json.NAME}.new"  # of a save that is committing, in a director
 
 @dataclass(frozen=True)
 class Claim:
-    """The directory of a save, and what will no longer count once it is committed.
+    """The directory of a save, and the data to remove after the commit.
 
     Attributes:
-      data: a directory that is not there yet.
-      replaced: what to remove then, from the top level.
-      version: of the manifest that was there, for the store to see whether it still is.
+      data: the name of a new directory.
+      replaced: the names at the top level to remove.
+      version: the version of the present manifest, for the store to detect a change.
     """
 
     data: str
@@ -34,33 +34,33 @@ class Claim:
 
 @contextlib.contextmanager
 def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
-    """Keep other saves out of the path, where that is possible, and give the claim.
+    """Keep other saves out of the path, if the store has locks, and give the claim.
 
     Raises:
-      FileExistsError: something is there that must not be lost.
-      SaveError: another save is at work.
+      FileExistsError: the path has a checkpoint, without ``overwrite``, or other files.
+      SaveError: another save is running.
     """
     if not store.is_remote:
-        # Before there is so much as a lock in a directory of another program.
+        # Before the lock file is made, which must not go into a directory of another program.
         try:
             _check_may_be_saved_into(store, store.entries(), overwrite)
         except FileNotFoundError:
             pass
         except NotADirectoryError:
             raise NotADirectoryError(
-                f"{store.url} is a file, or in one; a checkpoint is a directory, so give the path "
-                "of one, or one that is not there yet"
+                f"{store.url} is a file, or below one; expected is a directory, or a path that "
+                "does not exist. Choose another path"
             ) from None
     with store.lock() as is_locked:
-        version = store.version(manifest_json.NAME)  # first: whatever comes later is noticed
+        version = store.version(manifest_json.NAME)  # first, to detect later changes
         entries = store.entries()
         _check_may_be_saved_into(store, entries, overwrite)
         if NEW in entries and not store.is_remote:
             if not is_locked:
                 raise SaveError(
-                    f"another save into {store.url} is committing, or died when it was: "
-                    f"{store.join(NEW)} is there, and this file system has no locks that tell. "
-                    "If none is running, remove that file"
+                    f"another save into {store.url} is committing, or died while committing: "
+                    f"{store.join(NEW)} exists, and this file system has no locks. If no save is "
+                    "running, remove that file"
                 )
             remove(store, NEW)
         committed = None
@@ -70,9 +70,9 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
             try:
                 committed = load_manifest(store).data
             except CorruptionError:
-                is_readable = False  # and it is not known what of the rest is of use
+                is_readable = False  # so the data in use is unknown
         if is_locked and is_readable:
-            # Of saves that died. Without a lock they might be of one that goes on.
+            # Left by saves that died. Without a lock one of them may still be running.
             for name in before:
                 if name != committed:
                     remove(store, name)
@@ -81,18 +81,18 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
 
 
 def remove(store: Store, name: str) -> None:
-    """Remove what no longer counts; where that fails, it is no reason not to save."""
+    """Remove data that is no longer used; a failure is only logged."""
     try:
         store.remove(name)
     except OSError as error:
         logging.getLogger("gda").warning(
-            "%s is of no use any more, and was not removed: %s", store.join(name), error
+            "%s is no longer used and could not be removed: %s; remove it", store.join(name), error
         )
 
 
 def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) -> None:
     foreign = [name for name in entries if not _is_ours(name)]
-    # Beside a checkpoint, or the beginnings of one, they are left alone.
+    # Beside a checkpoint, complete or not, other files are ignored.
     if foreign and len(foreign) + (LOCK in entries) == len(entries):
         raise FileExistsError(
             f"{store.url} is not empty and not a checkpoint: it has {join_some(foreign)}. "

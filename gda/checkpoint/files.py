@@ -1,4 +1,4 @@
-"""The files of a checkpoint, read with every check: size, checksum, and whose chunk it is."""
+"""The files of a checkpoint, read and compared with the sizes and checksums of its manifest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Files:
 
     @cached_property
     def leaves_in(self) -> dict[Chunk, list[str]]:
-        """The leaves of which something is in a chunk, for messages."""
+        """The paths of the leaves in each chunk, for messages."""
         found: dict[Chunk, list[str]] = {}
         for leaf in self.manifest.leaves:
             if not isinstance(leaf, ArrayLeaf):
@@ -61,7 +61,7 @@ class Files:
         return f"{self.manifest.data}/{array.name}/{file}"
 
     def check_size(self, where: Chunk) -> None:
-        """Raise ``CorruptionError`` unless the file of a chunk has the size it should."""
+        """Raise ``CorruptionError`` unless the file of a chunk has the right size."""
         number, chunk = where
         array = self.manifest.arrays[number]
         with self._about(number, chunk):
@@ -70,11 +70,11 @@ class Files:
                 _check_size(size, array.nbytes_of_file(chunk))
 
     def check_written(self, options: Options) -> None:
-        """Raise unless every file is there in its size, as far as the store tells that quickly.
+        """Raise unless every file has its size; files of a remote store are not checked.
 
         Raises:
-          FileNotFoundError: one was removed.
-          SaveError: one has another size.
+          FileNotFoundError: a file was removed.
+          SaveError: a file has another size.
         """
         if not self.store.is_remote:
             each = (
@@ -84,7 +84,7 @@ class Files:
             tasks.run(each, options)
 
     def _sizes(self) -> Iterator[tuple[str, int | None]]:
-        """Yield every file, and its size where the manifest says it."""
+        """Yield every file, and its size if the manifest has it."""
         yield f"{self.manifest.data}/zarr.json", None
         for array in self.manifest.arrays:
             yield self.name(array, "zarr.json"), array.metadata[0]
@@ -94,26 +94,27 @@ class Files:
     def _check_file(self, name: str, nbytes: int | None) -> None:
         size = self.store.size(name)
         if nbytes is not None and size != nbytes:
-            raise SaveError(f"{self.store.join(name)} was changed: it has {size} bytes")
+            where = self.store.join(name)
+            raise SaveError(f"{where} was changed: it has {size} bytes, not {nbytes}; save again")
 
     def check_metadata(self, number: int) -> None:
-        """Raise ``CorruptionError`` unless the ``zarr.json`` of an array is what was saved.
+        """Raise ``CorruptionError`` unless the ``zarr.json`` of an array is undamaged.
 
-        That is what its checksum says, and it must be about the array that the manifest says.
+        Its checksum must be that of the manifest, and it must describe the array of the manifest.
         """
         array = self.manifest.arrays[number]
         nbytes, crc = array.metadata
         with self._about(number, None):
             document, nothing = np.empty(nbytes, np.uint8), np.empty(0, np.uint8)
-            found = self.store.read_into(self.name(array, "zarr.json"), document, nothing)
+            summed = _Sum()
+            found = self.store.read_into(self.name(array, "zarr.json"), document, nothing, summed)
             _check_size(found, nbytes)
-            computed = zarr_format.crc32c(document)
-            if computed != crc:
-                raise ValueError(f"is damaged: its CRC-32C is {computed:08x}, not {crc:08x}")
+            if summed.crc != crc:
+                raise ValueError(f"is damaged: its CRC-32C is {summed.crc:08x}, not {crc:08x}")
             zarr_format.check_metadata(document.tobytes(), array.document)
 
     def check_group(self) -> None:
-        """Raise ``CorruptionError`` unless the directory says that it has zarr arrays."""
+        """Raise ``CorruptionError`` unless the ``zarr.json`` of the group is undamaged."""
         name = f"{self.manifest.data}/zarr.json"
         try:
             expected = self.manifest.group or zarr_format.size_and_crc(zarr_format.PLAIN_GROUP)
@@ -125,19 +126,19 @@ class Files:
             raise CorruptionError(f"the group of all arrays: {self.store.join(name)} {what}")
 
     def load(self, where: Chunk, out: Bytes | None) -> None:
-        """Read a chunk, all checked, into ``out``; ``None`` only checks it.
+        """Read and check a chunk, into ``out``; with ``None`` only check it.
 
         Args:
           out: contiguous, of the size of the chunk in memory.
 
         Raises:
-          CorruptionError: it is not what was saved.
+          CorruptionError: its file is damaged or missing.
         """
         number, chunk = where
         array = self.manifest.arrays[number]
         with self._about(number, chunk):
             if array.codec == "zstd":
-                # No name keeps the frame, so that it goes when TensorStore has it.
+                # No variable holds the frame, so that it is freed when TensorStore has its copy.
                 zarr_format.decompress(self._frame(where), array.nbytes_per_chunk, out)
             else:
                 self._read(
@@ -145,14 +146,14 @@ class Files:
                 )
 
     def loaded(self, where: Chunk) -> np.ndarray[Any, Any]:
-        """Return a chunk, all checked as ``load`` does."""
+        """Return a chunk, checked as in ``load``."""
         array = self.manifest.arrays[where[0]]
         data = np.empty(array.chunk_shape, array.dtype)
         self.load(where, data.reshape(-1).view(np.uint8))
         return data
 
     def loading_bytes(self, where: Chunk, has_out: bool) -> int:
-        """Return how much memory ``load`` takes beside ``out``."""
+        """Return the memory that ``load`` takes beside ``out``."""
         array = self.manifest.arrays[where[0]]
         nbytes = array.nbytes_of_file(where[1])
         if array.codec == "zstd":
@@ -161,7 +162,7 @@ class Files:
 
     @contextmanager
     def _about(self, number: int, chunk: int | None) -> Iterator[None]:
-        """Turn what goes wrong with a file into an error that names array, chunk and file."""
+        """Turn an error of a file into one that names array, chunk and file."""
         try:
             yield
         except (*_GONE, ValueError) as error:
@@ -180,17 +181,19 @@ class Files:
         return frame.tobytes()
 
     def _read(self, where: Chunk, payload: Bytes) -> None:
-        """Fill ``payload`` with the file of a chunk but the checksum at its end, and compare that.
+        """Fill ``payload`` with the file of a chunk, without the checksum at its end; compare that.
 
-        Raises ``ValueError`` if something is wrong with it.
+        Raises ``ValueError`` if the file is damaged.
         """
         number, chunk = where
         array = self.manifest.arrays[number]
         tail = np.empty(zarr_format.CRC_BYTES, np.uint8)
         name = self.name(array, array.grid.key(chunk))
-        _check_size(self.store.read_into(name, payload, tail), array.nbytes_of_file(chunk))
+        summed = _Sum()
+        found = self.store.read_into(name, payload, tail, summed)
+        _check_size(found, array.nbytes_of_file(chunk))
         said = int.from_bytes(tail.tobytes(), "little")
-        _check_crc(zarr_format.crc32c(payload), said, array.crcs[chunk])
+        _check_crc(summed.crc, said, array.crcs[chunk])
 
 
 def group_of(arrays: Iterable[StoredArray]) -> bytes:
@@ -208,6 +211,15 @@ def group_of(arrays: Iterable[StoredArray]) -> bytes:
     )
 
 
+class _Sum:
+    """The CRC-32C of the parts that it was called with."""
+
+    crc = 0
+
+    def __call__(self, part: Bytes) -> None:
+        self.crc = zarr_format.crc32c(part, self.crc)
+
+
 def _check_size(found: int, expected: int) -> None:
     if found != expected:
         raise ValueError(f"has {found} bytes, not {expected}")
@@ -218,7 +230,6 @@ def _check_crc(computed: int, said: int, expected: int) -> None:
         return
     if computed == said:
         raise ValueError(
-            f"is whole, but is not what was saved: its CRC-32C is {computed:08x}, not "
-            f"{expected:08x}. It comes from another save"
+            f"is intact, but from another save: its CRC-32C is {computed:08x}, not {expected:08x}"
         )
     raise ValueError(f"is damaged: its CRC-32C is {computed:08x}, not {expected:08x}")

@@ -1,4 +1,4 @@
-"""The contents of a path: a checkpoint, the beginnings of one, or something else."""
+"""The contents of a path: a checkpoint, an unfinished one, or something else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gda.layout.text import printable
 
 T = TypeVar("T")
 
-_ATTEMPTS = 10  # each of them reads until the next save has been committed
+_ATTEMPTS = 10  # each is ended by the commit of another save
 
 
 def load_manifest(store: Store) -> Manifest:
@@ -34,7 +34,7 @@ def load_manifest(store: Store) -> Manifest:
     try:
         check_structure(manifest.structure, [leaf.path for leaf in manifest.leaves])
     except CorruptionError as error:
-        raise CorruptionError(f"{where} says what cannot be: {error}") from None
+        raise CorruptionError(f"{where} is invalid: {error}") from None
     return manifest
 
 
@@ -42,7 +42,7 @@ def load_complete(store: Store) -> Manifest:
     """Return the manifest of the checkpoint that must be there.
 
     Raises:
-      CheckpointNotFoundError: it is not; the message says what is there.
+      CheckpointNotFoundError: there is none; the message names the contents of the path.
       CorruptionError: it is damaged.
     """
     try:
@@ -51,25 +51,25 @@ def load_complete(store: Store) -> Manifest:
         raise CheckpointNotFoundError(_what_is_there(store)) from None
     except NotADirectoryError:
         raise CheckpointNotFoundError(
-            f"there is no checkpoint at {store.url}: it is a file, or in one"
+            f"there is no checkpoint at {store.url}: it is a file, or below one"
         ) from None
 
 
 class _ReplacedError(RuntimeError):
-    """Another checkpoint took the place of one that was being read."""
+    """Another checkpoint replaced the one that was being read."""
 
 
 def read_complete(
     store: Store, read: Callable[[Manifest], T], is_alone: Callable[[], bool] = lambda: True
 ) -> T:
-    """Return what ``read`` makes of the checkpoint that is there; begin again if it is replaced.
+    """Return the result of ``read`` for the checkpoint; call it again if that is replaced.
 
     Args:
-      is_alone: whether no other process must read the same checkpoint as this one.
+      is_alone: returns True if no other process must read the same checkpoint.
 
     Raises:
       CheckpointNotFoundError, CorruptionError: as ``load_complete`` does.
-      RuntimeError: it was replaced time and again; or once, and this process is not alone.
+      RuntimeError: it was replaced ten times; or once, and this process is not alone.
     """
     attempts = _ATTEMPTS
     while True:
@@ -82,14 +82,14 @@ def read_complete(
 
 
 def check_not_replaced(store: Store, manifest: Manifest) -> None:
-    """Raise ``RuntimeError`` if another checkpoint has taken the place of this one by now."""
+    """Raise ``RuntimeError`` if another checkpoint has replaced this one."""
     try:
         is_same = load_manifest(store).data == manifest.data
     except (OSError, ValueError):
         return
     if not is_same:
         raise _ReplacedError(
-            f"the checkpoint at {store.url} was overwritten while it was being read"
+            f"the checkpoint at {store.url} was overwritten while it was being read; read it again"
         )
 
 

@@ -1,4 +1,4 @@
-"""Looking at a checkpoint without a device: what is in it, and whether all of it is whole."""
+"""The contents of a checkpoint, and the check of all its files. Needs no device."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Contents:
     """The contents of a checkpoint, by its manifest.
 
     Attributes:
-      path: where it is.
-      data: where its zarr arrays are, for any tool that reads zarr v3.
-      leaves: the leaves of the tree; ``leaf.array`` and ``piece.array`` count in ``arrays``.
-      arrays: the zarr arrays, by name below ``data``. A leaf of 1 MiB or more has one of its own.
-      nbytes: of all arrays together.
-      about: when, by what and by how many processes it was saved.
+      path: its path or URL.
+      data: the path or URL of its zarr arrays, for any tool that reads zarr v3.
+      leaves: the leaves of the tree; ``leaf.array`` and ``piece.array`` are indices of ``arrays``.
+      arrays: the zarr arrays, by name below ``data``. A leaf of 1 MiB or more has its own.
+      nbytes: bytes of all arrays together.
+      about: date of the save, versions of gda and JAX, and number of processes.
 
     >>> import gda, numpy as np, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -74,14 +74,14 @@ class Contents:
 @set_module("gda.checkpoint")
 @public
 def exists(path: Any, *, timeout: float = 600) -> bool:
-    """Return whether a path has a complete checkpoint, by its manifest; it may be damaged.
+    """Return True if a path has a complete checkpoint, by its manifest; it may be damaged.
 
     Args:
       path: as for ``save``.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
 
     Raises:
-      OSError: that cannot be said; the path is named.
+      OSError: the path cannot be read; the message names it.
 
     >>> import gda, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -100,7 +100,7 @@ def exists(path: Any, *, timeout: float = 600) -> bool:
 @set_module("gda.checkpoint")
 @public
 def inspect(path: Any, *, timeout: float = 600) -> Contents:
-    """Return what a checkpoint has. Reads the manifest only, and uses no device.
+    """Return the contents of a checkpoint. Reads the manifest only, and uses no device.
 
     Args:
       path: as for ``save``.
@@ -109,7 +109,7 @@ def inspect(path: Any, *, timeout: float = 600) -> Contents:
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.
       CorruptionError: its manifest is damaged.
-      OSError: reading failed for another reason; the file is named.
+      OSError: reading failed for another reason; the message names the file.
 
     >>> import gda, numpy as np, tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -134,18 +134,18 @@ def verify(
     timeout: float = 600,
     progress: ProgressLike = False,
 ) -> Contents:
-    """Read all of a checkpoint, and return what it has if everything is what was saved.
+    """Read the whole checkpoint, and return its contents if nothing is damaged.
 
-    Uses no device. Every chunk is compared with the checksum at its end and with that in the
+    Uses no device. Compares every chunk with the checksum at its end and with the one in the
     manifest, and the metadata of every zarr array with the manifest.
 
     Args:
       path: as for ``save``.
-      fingerprints: compute the fingerprint of every array, too, and compare it with the one that
-        was recorded: checksums do not show that a manifest was changed together with the files.
-      max_workers: how many files are read at a time, as for ``restore``.
-      max_bytes: how much memory may be taken. A chunk of an uncompressed array always may, which
-        is as large as its file.
+      fingerprints: compute the fingerprint of every array too, and compare it with the recorded
+        one: checksums do not show that a manifest was changed together with the files.
+      max_workers: number of files read at a time, as for ``restore``.
+      max_bytes: bound on the memory. A chunk of an uncompressed array, which is as large as its
+        file, is read even if it is larger.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
       progress: ``True`` shows bytes and rate (extra ``progress``); a function is called with
         ``(nbytes_done, nbytes_total)``.
@@ -153,10 +153,10 @@ def verify(
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint.
       CorruptionError: something is damaged or missing; ``problems`` has a line for each file. Or
-        an array was saved without the fingerprint that is to be compared.
+        with ``fingerprints``, an array was saved without one.
       ValueError: a compressed chunk takes more than ``max_bytes``; nothing was read.
-      RuntimeError: other checkpoints took the place of this one time and again.
-      OSError: reading failed for another reason; the file is named.
+      RuntimeError: the checkpoint was replaced ten times meanwhile.
+      OSError: reading failed for another reason; the message names the file.
 
     >>> import gda, numpy as np, tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -200,7 +200,7 @@ def _contents(store: Store, manifest: Manifest) -> Contents:
 
 
 def _check_fits(files: Files, sums: ChunkSums | None, options: Options) -> None:
-    """Raise unless every compressed chunk can be looked at: a tiny one may be of any size."""
+    """Raise unless every chunk can be decompressed: a tiny file may become any size."""
     for number, array in enumerate(files.manifest.arrays):
         if array.sizes is None:
             continue
@@ -208,7 +208,7 @@ def _check_fits(files: Files, sums: ChunkSums | None, options: Options) -> None:
         needed = _checking_bytes(files, sums, (number, chunk))
         if options.max_bytes is not None and needed > options.max_bytes:
             raise ValueError(
-                f"{files.leaves_of(number, chunk)}, chunk {array.grid.key(chunk)}: to decompress "
+                f"{files.leaves_of(number, chunk)}, chunk {array.grid.key(chunk)}: decompressing "
                 f"it takes {format_bytes(needed)}, and max_bytes is "
                 f"{format_bytes(options.max_bytes)}; call verify with max_bytes={needed}, if you "
                 f"trust {files.store.url}"
@@ -216,7 +216,7 @@ def _check_fits(files: Files, sums: ChunkSums | None, options: Options) -> None:
 
 
 def _checking_bytes(files: Files, sums: ChunkSums | None, where: Chunk) -> int:
-    """Return how much memory it takes to look at a chunk."""
+    """Return the memory that the check of a chunk takes."""
     if sums is None:
         return files.loading_bytes(where, has_out=False)
     out = files.manifest.arrays[where[0]].nbytes_per_chunk
@@ -229,7 +229,7 @@ def _tasks(
     problems: list[str],
     update: Callable[[int, int], object],
 ) -> Iterator[tasks.Task]:
-    """Yield all checks; what they find goes to ``problems``."""
+    """Yield all checks, which append to ``problems``."""
     arrays = files.manifest.arrays
     total = sum(sum(map(array.nbytes_of_file, range(array.grid.num_chunks))) for array in arrays)
     done = 0
@@ -251,7 +251,7 @@ def _tasks(
 def _checks(
     files: Files, sums: ChunkSums | None
 ) -> Iterator[tuple[Callable[[], object], int, int]]:
-    """Yield what is to be checked, its bytes in chunks, and how much memory that takes."""
+    """Yield each check, the bytes of its chunk, and the memory that it takes."""
     yield files.check_group, 0, (files.manifest.group or (2**20,))[0]
     for leaf in files.manifest.leaves:
         if isinstance(leaf, ArrayLeaf) and leaf.key_impl is not None:

@@ -1,7 +1,7 @@
-"""The leaves that a restore is to give, each with its type and layout.
+"""The leaves that a restore returns, each with its type and layout.
 
-They come from ``like``, a tree of what is wanted, or from a mesh and specs. Everything that does
-not fit the checkpoint is found here, before anything is read.
+They come from ``like``, a tree of arrays and values, or from a mesh and specs. Every mismatch with
+the checkpoint is found here, before anything is read.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from gda.trees.specs import layout, layouts_of
 
 @dataclass(frozen=True)
 class Target:
-    """One array of the checkpoint, and the value that becomes of it.
+    """An array of the checkpoint, and the value to make from it.
 
     Attributes:
       leaf: the array.
-      dtype: what it is to have; of keys that of their numbers.
-      plan: which blocks this process needs, and where they go; ``None`` for a NumPy array.
-      wrap: makes what the user gets of the ``jax.Array`` or of the NumPy array.
+      dtype: the dtype to restore; for keys that of their data.
+      plan: the blocks that this process needs, and their devices; ``None`` for a NumPy array.
+      wrap: makes the value from the ``jax.Array`` or the NumPy array.
     """
 
     leaf: ArrayLeaf
@@ -46,20 +46,20 @@ class Target:
 
 
 def saved_type(leaf: ArrayLeaf) -> tuple[Shape, Any]:
-    """Return shape and dtype of what was saved: of keys, not those of their numbers."""
+    """Return shape and dtype of the saved array; for keys not those of their data."""
     if leaf.key_impl is None:
         return leaf.shape, leaf.dtype
     return leaf.shape[: -_key_ndim(leaf)], _key_dtype(leaf.key_impl)
 
 
 class _Mismatch(Exception):  # noqa: N818
-    """One line of what does not fit."""
+    """A reason why a leaf does not fit."""
 
 
 def targets_like(
     manifest: Manifest, like: Any, at: Path, partial: bool, cast: bool, layout: Layout | None
 ) -> tuple[list[Target | Any], Any]:
-    """Return a target or a value for every leaf of ``like``, and the structure to put them in.
+    """Return a target or a value for every leaf of ``like``, and the structure of ``like``.
 
     Raises:
       ValueError: leaves are missing or surplus, or a shape or a kind differs: all in one message.
@@ -83,17 +83,17 @@ def targets_like(
             problems.append((at + path, str(error)))
     if problems:
         kind = TypeError if are_dtypes else ValueError
-        raise kind(f"the checkpoint is not like the tree: {_listed(problems)}")
+        raise kind(f"the checkpoint does not match like: {_listed(problems)}")
     return results, definition
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of each leaf of a checkpoint, by its path, where the arguments say one.
+    """The layouts that the arguments give to leaves of a checkpoint, by path.
 
     Attributes:
-      name: the argument that says so, for the messages.
-      surplus: what is said of what the checkpoint has not, in words.
+      name: the argument that gives them, for messages.
+      surplus: messages about layouts for leaves that the checkpoint does not have.
     """
 
     places: dict[Path, MeshAndSpec]
@@ -101,19 +101,19 @@ class Layout:
     surplus: list[str]
 
     def place_of(self, path: Path) -> MeshAndSpec | None:
-        """Return what is said of a leaf, if anything is.
+        """Return the layout of a leaf; ``None`` if it has none.
 
         Raises:
-          ValueError: the spec has axes that the mesh has not; also where the leaf is no array.
+          ValueError: the mesh does not have an axis of the spec; also if the leaf is not an array.
         """
         place = self.places.get(path)
         if place is not None:
-            mesh_grid((0,) * len(tuple(place.spec)), place.mesh, place.spec)  # any size divides
+            mesh_grid((0,) * len(tuple(place.spec)), place.mesh, place.spec)  # 0 fits any spec
         return place
 
 
 def _listed(problems: Sequence[tuple[Path, str]]) -> str:
-    """Return every reason once, with the paths that it holds for."""
+    """Return every reason once, with its paths."""
     paths: dict[str, list[str]] = {}
     for path, reason in problems:
         paths.setdefault(reason, []).append(format_path(path))
@@ -121,10 +121,10 @@ def _listed(problems: Sequence[tuple[Path, str]]) -> str:
 
 
 def layout_of(mesh: Any, specs: Any, manifest: Manifest, at: Path) -> Layout | None:
-    """Return the layout that the arguments of a restore say of what is at a path, if they say one.
+    """Return the layouts that the arguments give below a path; ``None`` if they give none.
 
     Raises:
-      TypeError, ValueError, Exception: as ``layouts_of`` of trees.
+      TypeError, ValueError, Exception: as ``layouts_of``.
     """
     if mesh is None and specs is None:
         return None
@@ -154,7 +154,7 @@ def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Targ
     Without a layout every array but keys becomes a NumPy array.
 
     Raises:
-      ValueError: an array has no spec, a spec is for nothing, or does not fit its array.
+      ValueError: an array has no spec, or a spec has no array or does not fit it.
       KeyError: there is nothing at ``at``.
     """
     results: list[Target | Any] = []
@@ -183,7 +183,7 @@ def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Targ
     if lacking:
         problems.append(f"{layout and layout.name} has nothing for {join_some(lacking)}")
     if problems:
-        what = f"{layout.name} does not fit the checkpoint" if layout else "it cannot be restored"
+        what = f"{layout.name} does not fit the checkpoint" if layout else "the restore fails"
         raise ValueError(f"{what}: {join_some(problems)}")
     return results
 
@@ -193,13 +193,13 @@ def _target_of(leaf: ArrayLeaf, place: MeshAndSpec | None) -> Target:
         # jax.random takes no container of keys.
         is_global = leaf.key_impl is None or leaf.kind == "GlobalArray"
         return _jax_target(leaf, leaf.dtype, _sharding(leaf, place), is_global)
-    if leaf.key_impl is not None:  # which NumPy does not have
+    if leaf.key_impl is not None:  # NumPy has no keys
         return _uncommitted_target(leaf, leaf.dtype, is_global=False, is_weak=False)
     return _numpy_target(leaf, leaf.dtype)
 
 
 def _sharding(leaf: ArrayLeaf, place: MeshAndSpec) -> NamedSharding:
-    """Return the sharding of an array, or say as for any array why there is none."""
+    """Return the sharding of an array; errors as for any array."""
     mesh, spec, memory_kind = place
     mesh_grid(saved_type(leaf)[0], mesh, spec)
     return NamedSharding(mesh, PartitionSpec(*spec), memory_kind=memory_kind)
@@ -215,9 +215,9 @@ def _check_same_leaves(
     if missing:
         said.append(f"it has no {join_some(missing)}")
     if surplus:
-        said.append(f"like has no {join_some(surplus)} (partial=True leaves them out)")
+        said.append(f"like has no {join_some(surplus)} (partial=True omits them)")
     if said:
-        raise ValueError(f"the checkpoint is not like the tree: {'; '.join(said)}")
+        raise ValueError(f"the checkpoint does not match like: {'; '.join(said)}")
 
 
 def _target_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None) -> Any:
@@ -226,24 +226,24 @@ def _target_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None) -
     is_global = isinstance(like, GlobalArray)
     array = like.array if is_global else like
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
-        raise _Mismatch(f"it has an array of shape {leaf.shape}, and like {_said(like)}")
+        raise _Mismatch(f"it has an array of shape {leaf.shape}, and like has {_said(like)}")
     is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
     if is_key != (leaf.key_impl is not None):
         kinds = ("PRNG keys", f"an array of {leaf.dtype}")
         raise _Mismatch(
-            f"it has {kinds[not leaf.key_impl]}, and like {kinds[not is_key]}; "
-            "jax.random.wrap_key_data and key_data make one of the other"
+            f"it has {kinds[not leaf.key_impl]}, and like has {kinds[not is_key]}; "
+            "convert with jax.random.wrap_key_data or key_data"
         )
     shape = leaf.shape[: len(leaf.shape) - _key_ndim(leaf)]
     if tuple(array.shape) != shape:
-        raise _Mismatch(f"it has shape {shape}, and like {tuple(array.shape)}")
+        raise _Mismatch(f"it has shape {shape}, and like has {tuple(array.shape)}")
     dtype = leaf.dtype
     if leaf.key_impl is not None:
         if array.dtype != _key_dtype(leaf.key_impl):
-            raise _Mismatch(f"it has keys of {leaf.key_impl!r}, and like {array.dtype}")
+            raise _Mismatch(f"it has keys of {leaf.key_impl!r}, and like has {array.dtype}")
     elif (wanted := np.dtype(array.dtype).newbyteorder("=")) != leaf.dtype:
         if not cast:
-            raise TypeError(f"it has dtype {leaf.dtype}, and like {wanted}; cast=True converts it")
+            raise TypeError(f"it has dtype {leaf.dtype}, and like has {wanted}; pass cast=True")
         dtype = wanted
     if isinstance(array, np.ndarray | np.generic):
         return _numpy_target(leaf, dtype)
@@ -252,8 +252,8 @@ def _target_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None) -
         sharding = _sharding(leaf, place)
     if sharding is None:
         raise _Mismatch(
-            "like does not say where the array goes; give its ShapeDtypeStruct a sharding, or "
-            "restore with mesh and specs"
+            "like has no sharding for the array; give its ShapeDtypeStruct one, or pass mesh and "
+            "specs"
         )
     if isinstance(sharding, SingleDeviceSharding) and not getattr(array, "committed", True):
         return _uncommitted_target(leaf, dtype, is_global, getattr(array, "weak_type", False))
@@ -268,8 +268,8 @@ def _value_like(value: Any, like: Any, cast: bool) -> Any:
     if cast and isinstance(like, bool | int | float | complex):
         return type(like)(value)
     raise _Mismatch(
-        f"it has the {type(value).__name__} {said(value):.40}, and like {_said(like)}; put a value "
-        f"of type {type(value).__name__} there"
+        f"it has the {type(value).__name__} {said(value):.40}, and like has {_said(like)}; put a "
+        f"value of type {type(value).__name__} there"
     )
 
 
@@ -283,12 +283,12 @@ def _said(like: Any) -> str:
 
 
 def _key_ndim(leaf: ArrayLeaf) -> int:
-    """Return how many of the last dimensions are those of one key."""
+    """Return the number of last dimensions that belong to one key."""
     return 0 if leaf.key_impl is None else _key_data(leaf.key_impl).ndim
 
 
 def _key_data(impl: str) -> jax.ShapeDtypeStruct:
-    """Return shape and dtype of the numbers of one key."""
+    """Return shape and dtype of the data of one key."""
     return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))
 
 
@@ -303,16 +303,16 @@ def _numpy_target(leaf: ArrayLeaf, dtype: np.dtype[Any]) -> Target:
 def _uncommitted_target(
     leaf: ArrayLeaf, dtype: np.dtype[Any], is_global: bool, is_weak: bool
 ) -> Target:
-    """Return the target of what goes along with arrays on any devices, such as a step count.
+    """Return the target of an array that is not committed to devices, such as a step count.
 
     Args:
-      is_weak: whether it is to give way to the dtype of others, as Python's numbers do.
+      is_weak: True if its dtype gives way to those of others, as for Python's numbers.
     """
     _check_kept(dtype)
     check_keys(leaf)
 
     def wrap(data: Any) -> Any:
-        # jax.numpy would commit it to a mesh that is set.
+        # jax.numpy would commit it to the current mesh.
         array = jax.device_put(data.item() if is_weak and not data.ndim else data)
         if array.dtype != data.dtype:
             array = jax.device_put(data)
@@ -332,10 +332,12 @@ def _jax_target(
     else:
         named = sharding
     if not isinstance(named, NamedSharding) or not isinstance(named.mesh, Mesh):
-        raise _Mismatch(f"like has the sharding {sharding!r}, which names no devices and spec")
+        raise _Mismatch(
+            f"like has the sharding {sharding!r}, which has no mesh and spec; use a NamedSharding"
+        )
     _check_kept(dtype)
     check_keys(leaf)
-    # Of keys, their numbers have more dimensions, which are not to be cut.
+    # The data of keys has more dimensions, which are not sharded.
     rank = len(leaf.shape) - _key_ndim(leaf)
     spec = check_spec(named.spec, leaf.shape[:rank], named.mesh.shape)
     plan = plan_of(leaf.shape, named.mesh, spec)
@@ -353,14 +355,14 @@ def _jax_target(
 
 
 def check_keys(leaf: ArrayLeaf) -> None:
-    """Raise ``ValueError`` if PRNG keys are of a kind that JAX has not, or have other numbers."""
+    """Raise ``ValueError`` if JAX does not have this kind of PRNG keys, or their data differs."""
     if leaf.key_impl is None:
         return
     key = _key_data(leaf.key_impl)
     if leaf.dtype != key.dtype or leaf.shape[len(leaf.shape) - key.ndim :] != key.shape:
         raise ValueError(
-            f"it has keys of {leaf.key_impl!r}, each of which is {key.dtype}{list(key.shape)}, and "
-            f"their numbers are {leaf.dtype}{list(leaf.shape)}"
+            f"it has keys of {leaf.key_impl!r}, which are {key.dtype}{list(key.shape)} each, but "
+            f"their data is {leaf.dtype}{list(leaf.shape)}"
         )
 
 
@@ -368,7 +370,6 @@ def _check_kept(dtype: np.dtype[Any]) -> None:
     final = jax.dtypes.canonicalize_dtype(dtype)
     if final != dtype:
         raise TypeError(
-            f"it has dtype {dtype}, which JAX makes {final} without jax_enable_x64; set that, "
-            "ask for a cast with like=... of another dtype and cast=True, or give a NumPy array in "
-            "like=... to get one"
+            f"it has dtype {dtype}, which JAX narrows to {final} without jax_enable_x64; set it, "
+            "or pass in like=... an array of another dtype with cast=True, or a NumPy array"
         )

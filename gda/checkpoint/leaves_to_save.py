@@ -1,7 +1,7 @@
-"""The leaves of a tree that is saved, and of each the blocks that this process writes.
+"""The leaves of a saved tree, each with the blocks that this process writes.
 
-Over all processes every block is written once. Replicated blocks are shared out between their
-processes, leaf after leaf, so that process 0 does not write all of them.
+Over all processes every block is written once. Processes share replicated blocks out, leaf
+after leaf, so that process 0 does not write all of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _VALUES = (bool, int, float, complex, str, bytes)
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a leaf: where it starts, and its data on a device or on the host."""
+    """One block of a leaf: its first element, and its data on a device or on the host."""
 
     number: int
     start: Shape
@@ -52,9 +52,9 @@ class Block:
 
     @property
     def hosted(self) -> jax.Array | np.ndarray[Any, Any]:
-        """The data, as NumPy has them where they are in the memory of the host already.
+        """The data, as a NumPy array if it is in host memory already.
 
-        Of elements of less than a byte NumPy needs a copy, and JAX keeps that with the array.
+        Elements of less than a byte stay in the ``jax.Array``, which would keep NumPy's copy.
         """
         if isinstance(self.data, jax.Array) and width_of(self.data.dtype)[0] >= 8:
             return self.data if is_on_accelerator(self.data) else np.asarray(self.data)
@@ -66,20 +66,20 @@ def is_on_accelerator(data: Any) -> bool:
     return isinstance(data, jax.Array) and any(d.platform != "cpu" for d in data.devices())
 
 
-Keyed: TypeAlias = tuple[K, Block]  # a block, and what it is a part of
+Keyed: TypeAlias = tuple[K, Block]  # a block, and the object that it belongs to
 
 
 @dataclass(frozen=True)
 class Source:
-    """An array of the tree, and what this process writes of it.
+    """An array of the tree, and the blocks of it that this process writes.
 
     Attributes:
-      number: of the leaf.
+      number: the number of the leaf.
       leaf: its record, to which a save adds fingerprint and place.
-      saved_type: shape and dtype as the user sees them, of keys those of keys.
-      grid: how it is cut; ``None`` where every process has all of it by itself, as NumPy.
-      blocks: those that this process writes.
-      own: the data, where every process has all of it by itself.
+      saved_type: shape and dtype for the user; for keys not those of their data.
+      grid: its blocks; ``None`` if every process has the whole array, such as a NumPy array.
+      blocks: the blocks that this process writes.
+      own: the data, if every process has the whole array.
     """
 
     number: int
@@ -101,12 +101,12 @@ class Source:
 
     @property
     def is_mine(self) -> bool:
-        """True if this process writes all of it."""
+        """True if this process writes the whole array."""
         return len(self.blocks) == (1 if self.grid is None else self.grid.num_shards)
 
 
 def sources_of(leaves: Iterable[tuple[Path, Any]]) -> list[Source | ValueLeaf]:
-    """Return what is to be written of each leaf; nothing is copied.
+    """Return the source or the value of each leaf; copies nothing.
 
     Raises:
       TypeError: a leaf is of a kind that a checkpoint cannot hold, or is being traced.
@@ -124,7 +124,7 @@ def sources_of(leaves: Iterable[tuple[Path, Any]]) -> list[Source | ValueLeaf]:
 def _turns(leaves: Sequence[Any]) -> list[int]:
     arrays = [leaf.array if is_container(leaf) else leaf for leaf in leaves]
     shardings = [getattr(array, "sharding", None) for array in arrays]
-    # Of a mesh all processes mean the same one; what has none, each has by itself.
+    # All processes have the same mesh; an array without one is local to its process.
     layouts = [each if isinstance(each, NamedSharding) else None for each in shardings]
     return turns_of([_nbytes(array) for array in arrays], layouts)
 
@@ -135,7 +135,7 @@ def _nbytes(array: Any) -> int:
 
 
 def to_host(blocks: Iterable[Keyed[K]], options: Options) -> Iterable[HostBlock[Keyed[K]]]:
-    """Return blocks on their way to the host, where they are not there already."""
+    """Return blocks that are being transferred to the host, if they are not there."""
     hosted = ((keyed, keyed[1].hosted) for keyed in blocks)
     sized = (
         (keyed, data, data.nbytes if isinstance(data, jax.Array) else 0) for keyed, data in hosted
@@ -144,10 +144,10 @@ def to_host(blocks: Iterable[Keyed[K]], options: Options) -> Iterable[HostBlock[
 
 
 def on_host(sources: Sequence[Source], options: Options, adopt: bool) -> list[Source]:
-    """Return sources whose blocks are copies of this process's own, on the host.
+    """Return the sources with copies of their blocks, on the host.
 
-    With ``adopt``, copies of what is on a CPU are on that device too, for fingerprints to be taken
-    there, which is quicker than by NumPy.
+    With ``adopt``, the copy of a block on a CPU device is an array on that device, which computes
+    fingerprints faster than NumPy.
     """
     copies: dict[int, list[Block]] = {source.number: [] for source in sources}
 
@@ -180,9 +180,9 @@ def _adopted(copy: np.ndarray[Any, Any], like: Any) -> Any:
 
 
 def values_of(sources: Iterable[Source | ValueLeaf]) -> dict[str, str]:
-    """Return, by path, what must be the same in all processes and is not an array over them.
+    """Return, by path, the values and local arrays that must be the same in all processes.
 
-    Values as text, of arrays that every process has by itself a checksum.
+    Values as text, arrays by their checksum.
     """
     values = {}
     for source in sources:
@@ -195,17 +195,17 @@ def values_of(sources: Iterable[Source | ValueLeaf]) -> dict[str, str]:
 
 
 def check_same_values(values: list[dict[str, str]]) -> None:
-    """Raise ``DisagreementError`` unless these are the same in all processes."""
+    """Raise ``DisagreementError`` unless the values are the same in all processes."""
     differences = []
     for path, first in values[0].items():
         said = {process: each.get(path) for process, each in enumerate(values)}
-        others = [f"process {i} {value}" for i, value in said.items() if value != first]
+        others = [f"process {i} has {value}" for i, value in said.items() if value != first]
         if others:
             differences.append(f"at {path}, process 0 has {first}, {join_some(others)}")
     if differences:
         raise DisagreementError(
-            "values and arrays that each process has by itself differ: "
-            f"{join_some(differences)}. Make them the same, or omit them"
+            f"values or local arrays differ between processes: {join_some(differences)}. Make them "
+            "the same, or omit them"
         )
 
 
@@ -233,7 +233,7 @@ def _of_numpy(number: int, path: Path, data: np.ndarray[Any, Any], turn: int) ->
     is_number = jax.numpy.issubdtype(native, jax.numpy.number) or native == np.bool_
     if not is_number or not is_storable(native):
         raise TypeError(
-            f"an array of dtype {data.dtype} cannot be saved; convert it to numbers that JAX has"
+            f"an array of dtype {data.dtype} cannot be saved; convert it to a dtype of JAX"
         )
     data = np.asarray(data, native, order="C")
     return _whole(number, path, "numpy", data, None, turn)
@@ -242,7 +242,7 @@ def _of_numpy(number: int, path: Path, data: np.ndarray[Any, Any], turn: int) ->
 def _whole(
     number: int, path: Path, kind: str, data: Any, key_impl: str | None, turn: int
 ) -> Source:
-    """Return the source of what every process has by itself: one of them writes it."""
+    """Return the source of an array that every process has: one of them writes it."""
     leaf = ArrayLeaf(path=path, kind=kind, shape=data.shape, dtype=data.dtype, key_impl=key_impl)
     blocks = (Block(0, (0,) * data.ndim, data),) if _has_turn(turn) else ()
     saved_type = (data.shape, data.dtype)
@@ -250,7 +250,7 @@ def _whole(
 
 
 def _has_turn(turn: int) -> bool:
-    """Return whether this process writes an array that all processes have."""
+    """Return True if this process writes an array that all processes have."""
     return turn % jax.process_count() == jax.process_index()
 
 
@@ -266,13 +266,13 @@ def _of_jax(number: int, path: Path, kind: str, array: jax.Array, turn: int) -> 
                 f"the array has the sharding {sharding!r}, which names no mesh and spec; give it "
                 "one with jax.device_put(array, NamedSharding(mesh, spec))"
             )
-        if key_impl is not None:  # few bytes, and NumPy has no keys to take the fingerprint of
+        if key_impl is not None:  # few bytes; NumPy has no keys for a fingerprint
             keys = jax.device_put(keys_or_data, jax.local_devices()[0])
             return _of_jax(number, path, kind, keys, turn)
         return _whole(number, path, kind, np.asarray(array), key_impl, turn)
     sharding = sharding_of(array)
     is_named = isinstance(array.sharding, NamedSharding)
-    # Of a mesh all processes mean the same one: that was checked. A device each has by itself.
+    # All processes have the same mesh, as was checked. A single device is local to its process.
     is_shared = is_named or jax.process_count() == 1
     grid = grid_of_array(array)
     blocks = distinct_shards(array, grid)

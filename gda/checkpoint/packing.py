@@ -1,6 +1,6 @@
-"""Many small arrays laid end to end in one, so that a thousand cost what one of their size costs.
+"""Many small arrays packed into one, so that a thousand cost as much as one of their total size.
 
-Every process has packs of its own, one for each dtype. A piece lies within one chunk.
+Every process has its own packs, one for each dtype. A piece is within one chunk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Placed:
     """A piece of a leaf in a pack, and the blocks that it consists of.
 
     Attributes:
-      number: of the leaf.
+      number: the number of the leaf.
       piece: its place, by the number of the pack among those of this process.
     """
 
@@ -43,7 +43,7 @@ class Pack:
     """The small arrays of one dtype that this process writes.
 
     Attributes:
-      array: what is stored.
+      array: the stored array.
       pieces: in the order of their places.
     """
 
@@ -51,7 +51,7 @@ class Pack:
     pieces: tuple[Placed, ...]
 
     def chunks(self, options: Options) -> Iterator[tuple[int, list[PlacedBlock]]]:
-        """Yield every chunk, and the blocks in it, which are on their way to the host."""
+        """Yield every chunk, and its blocks, which are being transferred to the host."""
         (size,) = self.array.chunk_shape
         blocks = ((placed, block) for placed in self.pieces for block in placed.blocks)
         for chunk, each in itertools.groupby(
@@ -64,7 +64,7 @@ PlacedBlock: TypeAlias = HostBlock[Keyed[Placed]]
 
 
 def packs_of(sources: Iterable[Source], codec: str) -> list[Pack]:
-    """Return the packs of this process, of all that it writes of some small arrays."""
+    """Return the packs of this process, with the blocks that it writes of small arrays."""
     by_dtype: dict[np.dtype[Any], list[Source]] = {}
     for source in sources:
         if source.blocks and source.leaf.nbytes:
@@ -73,7 +73,7 @@ def packs_of(sources: Iterable[Source], codec: str) -> list[Pack]:
 
 
 def _pack(number: int, dtype: np.dtype[Any], sources: Iterable[Source], codec: str) -> Pack:
-    """Lay sources end to end; what does not fit into a chunk begins the next."""
+    """Lay sources end to end; a piece that does not fit into a chunk begins the next."""
     most = PACK_BYTES // dtype.itemsize
     pieces: list[Placed] = []
     end = 0
@@ -110,7 +110,7 @@ def fill(array: StoredArray, blocks: Iterable[PlacedBlock]) -> np.ndarray[Any, A
 
 
 def sums_of(data: np.ndarray[Any, Any], blocks: Sequence[PlacedBlock]) -> dict[int, Words]:
-    """Return the share of a chunk in the fingerprint of each leaf that it has pieces of."""
+    """Return the share of a chunk in the fingerprint of each leaf with a piece there."""
     alike: dict[Any, list[Placed]] = {}
     for placed in dict.fromkeys(each.key[0] for each in blocks):
         alike.setdefault((placed.piece.start, placed.piece.shape), []).append(placed)

@@ -1,4 +1,4 @@
-"""Comparing the fingerprints of arrays, on devices or chunk by chunk, with those recorded."""
+"""The comparison of arrays with their recorded fingerprints, on devices or chunk by chunk."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def check_provable(url: str, targets: Sequence[Target]) -> None:
     """Raise unless the fingerprints of arrays can be compared, before these are read.
 
     Raises:
-      CorruptionError: some were saved without.
-      ValueError: an array is to be cast, so that it cannot have it.
+      CorruptionError: an array was saved without one.
+      ValueError: an array is to be cast, which changes its fingerprint.
     """
     cast = [target for target in targets if target.dtype != target.leaf.dtype]
     if cast:
         paths = join_some([format_path(target.leaf.path) for target in cast])
         raise ValueError(
-            f"no fingerprint was recorded of an array that is cast: {paths}; restore without "
-            "check_fingerprint, or without cast"
+            f"a cast changes the fingerprint of {paths}; restore without check_fingerprint, or "
+            "without cast"
         )
     _check_recorded(url, [target.leaf for target in targets])
 
@@ -41,14 +41,17 @@ def check_provable(url: str, targets: Sequence[Target]) -> None:
 def _check_recorded(url: str, leaves: Sequence[ArrayLeaf]) -> None:
     lacking = [format_path(leaf.path) for leaf in leaves if leaf.fingerprint is None]
     if lacking:
-        raise CorruptionError(f"{url} was saved without the fingerprints of {join_some(lacking)}")
+        raise CorruptionError(
+            f"{url} was saved without the fingerprints of {join_some(lacking)}; save it with "
+            "fingerprint=True to compare them"
+        )
 
 
 def check_fingerprints(url: str, targets: Sequence[Target], values: Sequence[Any]) -> None:
     """Raise unless every array has the fingerprint that was recorded. All processes must call it.
 
     Raises:
-      CorruptionError: some have another.
+      CorruptionError: an array has another.
     """
     shares = [_Share(target, value) for target, value in zip(targets, values, strict=True)]
 
@@ -74,7 +77,7 @@ class ChunkSums:
     """The fingerprints of all arrays of a checkpoint, summed up chunk by chunk without a device.
 
     Raises:
-      CorruptionError: some were saved without.
+      CorruptionError: an array was saved without one.
     """
 
     def __init__(self, url: str, manifest: Manifest) -> None:
@@ -127,7 +130,7 @@ class _Share:
             self._pending = fingerprint.begin(self._array)
 
     def part(self) -> list[list[int]]:
-        """Return the processes that hold the array together, and the sums over this one's share."""
+        """Return the processes that hold the array, and the sums over the share of this one."""
         if self._pending is None:
             sums = fingerprint_formula.sums_of_numpy(np.asarray(self._array))
         else:
@@ -141,7 +144,7 @@ class _Share:
         return tuple(processes_of(mesh).numbers)
 
     def digests(self, parts: Sequence[list[list[int]]]) -> set[str]:
-        """Return the fingerprints, of the parts of all processes; one where all have the same."""
+        """Return the set of fingerprints from the parts of all processes: one if all are equal."""
         by_holders: dict[tuple[int, ...], list[np.ndarray[Any, Any]]] = {}
         for holders, sums in parts:
             by_holders.setdefault(tuple(holders), []).append(np.array(sums, np.uint32))

@@ -1,8 +1,8 @@
-"""Reading arrays: each chunk that this process needs once, checked, into the memory that stays.
+"""The reads of a restore: each chunk that this process needs is read once, and checked.
 
-A chunk that is one contiguous part of a block goes straight into the memory that becomes the array;
-others go through a buffer. The chunks are first worked out from numbers, and compared with the
-sizes of the files, before memory is taken.
+A chunk that is one contiguous part of a block is read straight into the memory that becomes the
+array; others go through a buffer. The chunks are computed from integers, and compared with the
+sizes of the files, before memory is allocated.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from gda.storage.progress import shown
 def read_arrays(
     store: Store, manifest: Manifest, targets: Sequence[Target], options: Options
 ) -> list[Any]:
-    """Return what the user gets for each target.
+    """Return the value of each target.
 
     Raises:
       CorruptionError: something is damaged or missing.
-      RuntimeError: another checkpoint took its place meanwhile.
-      OSError: reading failed for another reason; the file is named.
+      RuntimeError: another checkpoint replaced it meanwhile.
+      OSError: reading failed for another reason; the message names the file.
     """
     options = options_for(store, options)
     files = Files(store, manifest)
@@ -50,7 +50,7 @@ def read_arrays(
     try:
         for chunk in chunks:
             files.check_size(chunk)
-        # Each is a request, and some take long: many at a time.
+        # Concurrently, because on an object store each is a request.
         tasks.run(
             [
                 tasks.Task(2**20, lambda array=array: files.check_metadata(array))
@@ -71,7 +71,7 @@ def read_arrays(
 def _report(
     arrays: Sequence[StoredArray], chunks: Iterable[Chunk], show: Callable[[int, int], object]
 ) -> Callable[[Chunk], None]:
-    """Return the function that is told of every chunk that was read."""
+    """Return the function to call after every chunk that was read."""
     total = sum(arrays[array].nbytes_per_chunk for array, _ in chunks)
     done = 0
 
@@ -87,9 +87,9 @@ class _Use(NamedTuple):
     """A part of a chunk that a block needs: ``block[in_block] = chunk[in_chunk]``.
 
     Attributes:
-      arrival, block: whose block, and which.
-      is_whole: whether it is the whole chunk.
-      piece: where the chunk is one of a pack, the piece that ``in_chunk`` is a part of.
+      arrival, block: the array, and the number of its block.
+      is_whole: True if it is the whole chunk.
+      piece: in a chunk of a pack, the piece that ``in_chunk`` is a part of.
     """
 
     arrival: _Arrival
@@ -102,7 +102,7 @@ class _Use(NamedTuple):
 
 @dataclass(eq=False)
 class _Arrival:
-    """An array that is being read: its blocks on the host, and in the end what the user gets."""
+    """An array that is being read: its blocks on the host, and in the end its value."""
 
     target: Target
     blocks: list[np.ndarray[Any, Any]] = field(default_factory=list)
@@ -139,7 +139,7 @@ class _Arrival:
         self.blocks = [buffers.empty(self.block_shape) for _ in starts]
 
     def finish(self) -> None:
-        """Make of the blocks what the user gets."""
+        """Make the value from the blocks."""
         target, blocks = self.target, self.blocks
         self.blocks = []
         if target.dtype != target.leaf.dtype:
@@ -151,7 +151,7 @@ class _Arrival:
 
 
 def _uses(arrivals: Iterable[_Arrival], arrays: Sequence[StoredArray]) -> dict[Chunk, list[_Use]]:
-    """Return which chunks are needed, and for what."""
+    """Return the chunks that are needed, each with its uses."""
     uses: dict[Chunk, list[_Use]] = {}
     for arrival in arrivals:
         leaf, shape = arrival.target.leaf, arrival.block_shape
@@ -177,7 +177,7 @@ def _uses(arrivals: Iterable[_Arrival], arrays: Sequence[StoredArray]) -> dict[C
 
 
 def _common(start: Shape, shape: Shape, piece: Piece) -> tuple[Index, Index] | None:
-    """Return what a block and a piece have in common, within each of them."""
+    """Return the common part of a block and a piece, as an index of each."""
     if start == piece.start and shape == piece.shape:
         whole = tuple([slice(0, size) for size in shape])
         return whole, whole
@@ -192,10 +192,10 @@ def _common(start: Shape, shape: Shape, piece: Piece) -> tuple[Index, Index] | N
 
 
 def _groups(arrivals: Iterable[_Arrival], max_bytes: int | None) -> Iterator[list[_Arrival]]:
-    """Yield arrays that are read together.
+    """Yield groups of arrays to read together.
 
-    What becomes the array itself needs no bound. Elsewhere blocks are only on their way through the
-    host, and as many arrays go together as ``max_bytes`` allows, at least one.
+    Memory that becomes the array needs no bound. Blocks that only pass through the host are bounded
+    by ``max_bytes``: a group has as many arrays as that allows, at least one.
     """
     group, held = [], 0
     for arrival in arrivals:
@@ -228,25 +228,25 @@ def _read_group(
         for chunk in sorted(uses)
     ]
     tasks.run(each, options)
-    with jax.transfer_guard("allow"):  # whatever the user may have set
+    with jax.transfer_guard("allow"):  # whatever the user has set
         for arrival in group:
             with noting_path(arrival.target.leaf.path):
                 arrival.finish()
-    # The host's blocks may go only when they have been transferred.
+    # The blocks on the host must live until they are transferred.
     jax.block_until_ready([arrival.value for arrival in group if not arrival.stays_on_host])
 
 
 def _direct(uses: list[_Use]) -> np.ndarray[Any, Any] | None:
-    """Return the memory that a chunk can be read into, if it is all one contiguous part of it."""
+    """Return the memory to read a chunk into, if the chunk is a contiguous part of one block."""
     if len(uses) != 1 or not uses[0].is_whole:
         return None
-    # With the dots a view also where there are no dimensions.
+    # The dots make it a view also without dimensions.
     view = uses[0].arrival.blocks[uses[0].block][(*uses[0].in_block, ...)]
     return view if view.flags.c_contiguous else None
 
 
 def _buffered_bytes(files: Files, where: Chunk, uses: list[_Use]) -> int:
-    """Return how much memory beside the blocks reading a chunk takes."""
+    """Return the memory, beside the blocks, that reading a chunk takes."""
     buffer = 0 if _direct(uses) is not None else files.manifest.arrays[where[0]].nbytes_per_chunk
     return buffer + files.loading_bytes(where, has_out=True)
 

@@ -1,4 +1,4 @@
-"""Restoring a tree: what is wanted, what is there, and what is read of it."""
+"""The restore of a tree: its leaves are matched with the checkpoint, then read."""
 
 from __future__ import annotations
 
@@ -41,32 +41,31 @@ def restore(
 ) -> Any:
     """Restore a tree, onto any mesh, with any specs, in any number of processes.
 
-    Does not communicate, unless ``check_fingerprint``: each process reads what its devices need.
+    Each process reads the blocks of its devices. Communicates only with ``check_fingerprint``.
 
     Args:
       path: as for ``save``.
-      like: the tree as it is to be: ``GlobalArray``s, ``jax.Array``s and ``ShapeDtypeStruct``s
-        with a sharding say shape, dtype and layout (their data is not needed), NumPy arrays and
-        values become such. Named tuples and dataclasses come back as such only with ``like``.
-      mesh, specs: make a ``GlobalArray`` over the mesh of every array, also of those that were
-        saved as NumPy. ``specs`` is a ``PartitionSpec`` for all, a tree of them like the saved
-        one, each for all below it, or a function ``(path, leaf)`` that returns one; a path is such
-        as ``'params/layers/0'``, and a leaf is a ``jax.ShapeDtypeStruct``, which has ``shape``,
-        ``dtype``, ``ndim`` and ``size``. A ``NamedSharding``, or a tree of them, may stand in place
-        of the mesh, without specs. With ``like``, which says what each array becomes, they overrule
-        the layout there. Without ``like`` and without them every array comes back as a NumPy array,
-        whole. PRNG keys come back as keys, not in a container unless they were saved in one.
-      at: restore what is at this path alone, such as ``['params']``; ``like`` and ``specs`` are
-        then of that.
-      partial: leave out what is not in ``like``.
+      like: the tree to restore. ``GlobalArray``s, ``jax.Array``s and ``ShapeDtypeStruct``s with a
+        sharding give shape, dtype and layout; their data is not needed. NumPy arrays and values
+        come back as such. Named tuples and dataclasses come back as such only with ``like``.
+      mesh, specs: make every array a ``GlobalArray`` over the mesh, also one saved as NumPy.
+        ``specs`` is a ``PartitionSpec`` for all, a tree of them that is a prefix of the saved tree,
+        or a function ``(path, leaf)`` that returns one; a path is such as ``'params/layers/0'``,
+        and a leaf is a ``jax.ShapeDtypeStruct``, with ``shape``, ``dtype``, ``ndim`` and ``size``.
+        A ``NamedSharding``, or a tree of them, can replace both; pass it as ``mesh``. With
+        ``like``, they override its layouts only. Without any of the three every array becomes a
+        NumPy array, whole. PRNG keys come back as keys, in a container if they were saved in one.
+      at: restore only the subtree at this path, such as ``['params']``; ``like`` and ``specs`` are
+        for that subtree.
+      partial: omit leaves that ``like`` does not have.
       cast: convert arrays to the dtypes of ``like``, as ``astype`` does.
-      check_fingerprint: compute the fingerprint of every restored array and compare it with the one
-        that was recorded. Communicates.
-      max_workers: how many files are read at a time; by default as many as there are cores, 2 to
-        32, and 32 on an object store.
-      max_bytes: how much host memory may be held beyond the arrays themselves; at least a chunk.
+      check_fingerprint: compute the fingerprint of every restored array, and compare it with the
+        recorded one. Communicates.
+      max_workers: number of files read at a time; by default the number of cores, from 2 to 32, and
+        32 on an object store.
+      max_bytes: bound on host memory beyond the arrays themselves; one chunk is always allowed.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
-      progress: ``True`` shows bytes and rate on stderr, of what this process reads, which needs
+      progress: ``True`` shows bytes and rate of the reads of this process on stderr, which needs
         ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
 
     Returns:
@@ -74,16 +73,16 @@ def restore(
 
     Raises:
       CheckpointNotFoundError: there is no complete checkpoint; it is a ``FileNotFoundError``.
-      CorruptionError: something is damaged or missing; it names array, chunk and file.
+      CorruptionError: a file is damaged or missing; the message names array, chunk and file.
       ValueError: the checkpoint does not fit ``like`` or ``specs``; nothing was read.
       TypeError: a dtype differs, or a leaf is of another kind.
       KeyError: there is nothing at ``at``.
       ImportError: google-crc32c is not installed, or rich for ``progress=True``.
-      RuntimeError: other checkpoints took the place of this one time and again while it was read;
-        in a program of several processes once is enough, because they would not all have the same.
-      OSError: reading failed for another reason; the file is named.
+      RuntimeError: the checkpoint was replaced ten times while it was read; with several
+        processes, once, because they could read different checkpoints.
+      OSError: reading failed for another reason; the message names the file.
       DisagreementError, LateProcessError: with ``check_fingerprint``, another process failed, or
-        did not come.
+        did not arrive in time.
 
     >>> import gda, jax, numpy as np, tempfile
     >>> from jax.sharding import PartitionSpec as P
@@ -102,7 +101,7 @@ def restore(
     options = Options(max_workers, max_bytes, progress)
     where = _checked_path(at)
     if like is None and (cast or partial):
-        raise TypeError("cast and partial are about like=, which is not given")
+        raise TypeError("cast and partial were given without like; pass like= too")
     store = open_store(path, timeout)
 
     def read(manifest: Manifest) -> Any:
@@ -124,12 +123,12 @@ def restore(
             return jax.tree.unflatten(definition, values)
         return unflatten(manifest.structure, values, where)
 
-    # Processes do not meet here: of several, one that began again might have a later tree.
+    # Processes do not communicate here: if one began again, it could have a later tree.
     return read_complete(store, read, is_alone=lambda: jax.process_count() == 1)
 
 
 def _checked_path(at: Any) -> Path:
     path = None if isinstance(at, str | bytes) else tuple(at)
     if path is None or any(type(key) not in (str, int) for key in path):
-        raise TypeError(f"at is a list of keys and indices, such as ['params', 0], not {at!r}")
+        raise TypeError(f"at must be a list of keys and indices, such as ['params', 0], not {at!r}")
     return path

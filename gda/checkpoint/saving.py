@@ -1,8 +1,8 @@
-"""Saving: every process writes its chunks, then one of them commits by writing the manifest.
+"""The save: every process writes its chunks, then process 0 commits by writing the manifest.
 
-A save writes into a directory of its own. Until the manifest names that directory, whatever was at
-the path before is what is there; from then on it is the new checkpoint. Nothing in between exists,
-whenever a process dies.
+A save writes into a new directory. Until the manifest names that directory, the path has its old
+contents; from then on it has the new checkpoint. There is no state in between, whenever a process
+dies.
 """
 
 from __future__ import annotations
@@ -57,42 +57,42 @@ def save(
     timeout: float = 600,
     progress: ProgressLike = False,
 ) -> None:
-    """Save a tree; when this returns, all of it is on disk, and every process knows.
+    """Save a tree. When this returns, all of it is on disk, and every process knows.
 
-    Communicates: every process of the program must call it, with the same tree. Each writes what no
-    other writes.
+    Communicates: every process of the program must call it, with the same tree. Each block is
+    written by one process.
 
     Args:
       path: a directory, a URL such as ``s3://bucket/run``, or a TensorStore key-value store or the
-        spec of one. Directories that are missing are made.
+        spec of one. Missing directories are made.
       tree: ``GlobalArray``s, ``jax.Array``s, NumPy arrays, PRNG keys, numbers, strings, bytes and
         ``None`` in dicts with string or integer keys, lists, tuples, named tuples and registered
-        dataclasses, of which static fields are not saved. NumPy arrays, values and arrays of one
-        process alone must be the same in all processes.
-      overwrite: replace the checkpoint that is there. It stays whole until the new one is.
+        dataclasses, without their static fields. NumPy arrays, values and arrays that only one
+        process holds must be the same in all processes.
+      overwrite: replace the present checkpoint. It stays complete until the new one is.
       compression: ``"zstd"``, or ``None``: weights hardly get smaller, and saving takes longer.
       fingerprint: record ``g.fingerprint()`` of every array, for ``restore`` to compare. The first
         save compiles a program for each shape of a large array, which may take a second.
-      max_workers: how many files are written at a time; by default as many as there are cores,
-        2 to 32, and 32 on an object store.
-      max_bytes: how much host memory may be held beyond the arrays themselves; at least a chunk, or
-        on accelerators a block.
+      max_workers: number of files written at a time; by default the number of cores, from 4 to 32,
+        and 32 on an object store.
+      max_bytes: bound on host memory beyond the arrays themselves; one chunk, or on accelerators
+        one block, is always allowed.
       timeout: seconds to wait for the other processes to finish, and for each answer of an object
-        store, whose requests are repeated until then. To begin, the processes wait for each other
-        only as long as ``gda.check_processes_agree`` does, by default 60 s.
-      progress: ``True`` shows bytes and rate on stderr, of what this process writes, which needs
+        store, whose requests are repeated until then. At the beginning the processes wait for each
+        other as long as in ``gda.check_processes_agree``, by default 60 s.
+      progress: ``True`` shows bytes and rate of the writes of this process on stderr, which needs
         ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
 
     Raises:
-      FileExistsError: there is a checkpoint, and not ``overwrite``; or something else is there.
-      TypeError: a leaf cannot be saved; a note says which.
+      FileExistsError: the path has a checkpoint, without ``overwrite``, or other files.
+      TypeError: a leaf cannot be saved; a note has its path.
       SaveError: another process failed, or another save into the path is running.
-      OSError: it names the file and says what is wrong.
-      DisagreementError, LateProcessError: the processes have different trees, or one did not come.
+      OSError: a file cannot be written; the message names it.
+      DisagreementError, LateProcessError: the processes have different trees, or one is late.
 
-    Whatever is raised, nothing was committed and the checkpoint that was there is whole; only where
-    something fails after all has been written, the new one may be there already, whole. A note of
-    the error says which it is.
+    After an error nothing was committed, and the old checkpoint is complete. Only if the error
+    comes after everything was written, the new one may be complete already. A note of the error
+    says which one is there.
 
     >>> import gda, jax, numpy as np, tempfile
     >>> from jax.sharding import PartitionSpec as P
@@ -117,7 +117,7 @@ def save(
         saving.commit(share, parts)
 
 
-# Of saves that failed in the background and whose result was not asked for.
+# Saves that failed in the background without a call of result().
 _unheard: list[str] = []
 
 
@@ -134,7 +134,7 @@ def _warn_of_unheard() -> None:
 
 @set_module("gda.checkpoint")
 class Pending:
-    """A save that goes on in the background.
+    """A save that runs in the background.
 
     >>> import gda, numpy as np, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +151,7 @@ class Pending:
         self._failure = ""
 
     def done(self) -> bool:
-        """Return whether it has ended, well or not."""
+        """Return True if the save has ended, with or without an error."""
         return self._thread is not None and not self._thread.is_alive()
 
     @public
@@ -159,16 +159,16 @@ class Pending:
         """Wait until the checkpoint is complete.
 
         Args:
-          timeout: seconds to wait; by default as long as it takes.
+          timeout: seconds to wait; by default without a limit.
 
         Raises:
-          TimeoutError: it is not complete after so many seconds; it goes on.
-          Exception: what ``save`` would have raised.
+          TimeoutError: the save is not complete after so many seconds; it goes on.
+          Exception: any error of ``save``.
         """
         assert self._thread is not None
         self._thread.join(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
         if self._thread.is_alive():
-            raise TimeoutError(f"saving to {self._path} is not done after {timeout:g} s")
+            raise TimeoutError(f"saving to {self._path} goes on after {timeout:g} s; wait longer")
         if self._error is not None:
             with contextlib.suppress(ValueError):
                 _unheard.remove(self._failure)
@@ -189,7 +189,7 @@ class Pending:
                 _unheard.append(self._failure)
                 logging.getLogger("gda").error("%s", self._failure)
 
-        # Not a daemon: a program that ends first finishes the save.
+        # Not a daemon: a program that ends finishes the save first.
         self._thread = threading.Thread(target=run, name=name)
         self._thread.start()
 
@@ -207,18 +207,18 @@ def save_async(
     max_bytes: int = MAX_BYTES,
     timeout: float = 600,
 ) -> Pending:
-    """Begin to save a tree; when this returns, its arrays may be changed, deleted or donated.
+    """Begin to save a tree. When this returns, its arrays may be changed, deleted or donated.
 
-    As ``save``, but the caller waits only until this process has copied to the host what it will
-    write. A save that fails is logged, and ``result`` raises. A program that ends without having
-    called ``result`` of it warns once more, and under ``gda.launch`` fails.
+    As ``save``, but the caller waits only until this process has copied its blocks to the host. A
+    failure is logged, and ``result`` raises it. If the program ends without a call of ``result``,
+    it logs the failure again, and under ``gda.launch`` it fails.
 
     Returns:
-      what tells whether it is complete: ``pending.result()`` waits for it.
+      the save; ``pending.result()`` waits until it is complete.
 
     Raises:
-      RuntimeError: there are several processes and JAX's coordination service, through which a
-        thread in the background can meet those of the others, is not there.
+      RuntimeError: there are several processes, but not JAX's coordination service, through which
+        threads in the background communicate.
 
     >>> import gda, numpy as np, tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -237,8 +237,8 @@ def save_async(
     )
     if jax.process_count() > 1 and coordination.service() is None:
         raise RuntimeError(
-            "save_async needs JAX's coordination service to meet the other processes in the "
-            "background, and this version of JAX keeps it where gda does not find it; use save"
+            "save_async needs JAX's coordination service to communicate in the background, and gda "
+            "does not find it in this version of JAX; use save"
         )
     with contextlib.ExitStack() as stack:
         saving, share = _begin(path, tree, options, stack)
@@ -252,7 +252,7 @@ def save_async(
 
     pending = Pending(saving.store.url)
     try:
-        pending._start(finish, f"gda-save-{saving.claim.data}")  # threads of one name meet
+        pending._start(finish, f"gda-save-{saving.claim.data}")  # threads of this name communicate
     except BaseException:
         with rest:
             raise
@@ -269,7 +269,7 @@ class _Options:
 
     def __post_init__(self) -> None:
         if self.compression not in (None, "zstd"):
-            raise ValueError(f'compression is None or "zstd", not {self.compression!r}')
+            raise ValueError(f'compression must be None or "zstd", not {self.compression!r}')
         zarr_format.require_crc32c()
         if self.compression:
             zarr_format.require_tensorstore("zstd compression")
@@ -279,16 +279,16 @@ class _Options:
         return self.compression or "bytes"
 
 
-# Errors that a caller may want to catch are the same in all processes.
+# All processes raise the same error if a caller may want to catch it.
 save_step = functools.partial(all_do, failed=SaveError, shared=(FileExistsError, DisagreementError))
 
 
 def _begin(
     path: Any, tree: Any, options: _Options, stack: contextlib.ExitStack
 ) -> tuple[_Saving, Share]:
-    """Agree on what is saved and where; keep other saves out until ``stack`` ends."""
+    """Agree on the tree and the directory; keep other saves out until ``stack`` ends."""
     store = open_store(path, options.timeout)
-    # All begin with this, so nothing that takes long keeps them from it.
+    # The first step of all processes, so that nothing slow comes before it.
     seconds = min(options.timeout, timeout_of_checks())
     try:
         check_processes_agree(tree, name=f"the tree saved to {store.url}", timeout=seconds)
@@ -320,7 +320,8 @@ def _begin(
         data=data,
         codec=options.codec,
         fingerprints=options.fingerprint,
-        options=options_for(store, options.work),
+        # Some wait for the disk while others compute checksums: 4 on 2 cores save a sixth.
+        options=options_for(store, options.work, least=4),
     )
     saving = _Saving(writer, structure, mine or Claim(data, ()), options.timeout)
     stack.push(saving.abandon_after)
@@ -329,11 +330,11 @@ def _begin(
 
 @dataclass
 class _Saving:
-    """One save, as this process sees it.
+    """One save, in this process.
 
     Attributes:
-      structure: how the tree is put together.
-      may_be_committed: whether the new manifest may be there; all else here stays as it is.
+      structure: the structure of the tree, as JSON.
+      may_be_committed: True if the new manifest may be there. The other attributes do not change.
     """
 
     writer: Writer
@@ -347,18 +348,18 @@ class _Saving:
         return self.writer.store
 
     def copy_to_host(self, share: Share) -> Share:
-        """Return the share in copies on the host, when all processes have copied theirs."""
+        """Return a copy of the share on the host, when all processes have copied theirs."""
         copied = self._step(
             lambda: self.writer.copy_to_host(share), "copying to the host for", lambda _: None
         )
         return copied.mine
 
     def write(self, share: Share) -> list[Any]:
-        """Write a share; return, when all processes have, the parts of all, in process 0."""
+        """Write a share. When all processes have, return in process 0 the parts of all."""
         return self._step(lambda: self.writer.write(share), "writing").parts
 
     def commit(self, share: Share, parts: list[Any]) -> None:
-        """Write the manifest, and return when every process knows; then remove what it replaces."""
+        """Write the manifest; when every process knows, remove the data that it replaces."""
         is_first = jax.process_index() == 0
         self.may_be_committed = not is_first
         self._step(lambda: self._seal(share, parts) if is_first else None, "committing")
@@ -395,28 +396,28 @@ class _Saving:
         return save_step(work, what=what, timeout=self.timeout, tell=tell)
 
     def abandon_after(self, _: object, error: BaseException | None, __: object) -> None:
-        """After an error, remove what was written, as far as possible; note in it what is there."""
+        """After an error, remove the new data if possible; add a note of the state of the path."""
         if error is None:
             return
         is_committed = self._is_committed(error)
         if is_committed:
-            error.add_note(f"gda: the checkpoint {self.store.url} is complete all the same")
+            error.add_note(f"gda: the checkpoint {self.store.url} is complete despite the error")
             return
         if is_committed is None:
             error.add_note(
-                f"gda: whether {self.store.url} is the checkpoint of before or the new one is not "
-                "known; it is one of them, whole"
+                f"gda: it is not known if {self.store.url} has the old or the new checkpoint; it "
+                "has one of them, complete"
             )
             return
         error.add_note(
-            f"gda: nothing was committed to {self.store.url}; what was there before is as it was"
+            f"gda: nothing was committed to {self.store.url}; its old contents are unchanged"
         )
         if jax.process_index() == 0:
             with contextlib.suppress(Exception):
                 self.store.remove(self.claim.data)
 
     def _is_committed(self, error: BaseException) -> bool | None:
-        """Return if the manifest is there; ``None`` if that is not known, or may change yet."""
+        """Return True if the manifest is there; ``None`` if that is unknown or may change."""
         if jax.process_index() == 0 and not self.may_be_committed:
             return False
         try:
@@ -425,8 +426,8 @@ class _Saving:
             is_there = False
         except (OSError, ValueError):
             return None
-        # An object store may yet write what it did not confirm, and process 0 what the others do
-        # not wait for any more.
+        # An object store may still write a manifest that it did not confirm, and so may process 0
+        # when the others no longer wait for it.
         is_heard = jax.process_index() == 0 or isinstance(error, SaveError)
         is_decided = is_heard and not self.store.is_remote
         return is_there or (None if self.may_be_committed and not is_decided else False)
@@ -435,7 +436,7 @@ class _Saving:
 def _about() -> dict[str, Any]:
     try:
         gda_version = version("gda")
-    except PackageNotFoundError:  # run from its sources, or these cannot be read any more
+    except PackageNotFoundError:  # run from its sources, or its metadata is unreadable
         gda_version = "unknown"
     return {
         "gda": gda_version,

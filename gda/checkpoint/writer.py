@@ -1,4 +1,4 @@
-"""Writing: the chunks that fall to this process, and the records over those of all."""
+"""The writes of a save: the chunks of this process, and the records of all processes."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from gda.storage.options import Options
 from gda.storage.progress import shown
 
 CHUNK_BYTES = 16 * 2**20
-PACKED_BELOW = 2**20  # bytes of a whole array; an array each costs some files, and these some ms
+PACKED_BELOW = 2**20  # bytes of an array; the files of an unpacked array cost some ms
 
 Sums = Mapping[int, fingerprint.Pending]
 
 
 @dataclass(frozen=True)
 class Share:
-    """The part of this process in the saving of a tree.
+    """The part of this process in the save of a tree.
 
     Attributes:
       sources: every leaf of the tree.
-      sums: by leaf, those over the blocks that this process writes, if they are begun.
+      sums: by leaf, the sums over the blocks that this process writes, if they are begun.
     """
 
     sources: Sequence[Source | ValueLeaf]
@@ -51,7 +51,7 @@ class Share:
 
     @cached_property
     def large(self) -> list[Source]:
-        """The arrays that are arrays on disk, too."""
+        """The arrays that are not packed: each is an array on disk."""
         return [each for each in self._arrays if each.leaf.nbytes >= PACKED_BELOW]
 
     @property
@@ -63,10 +63,10 @@ class _Chunk(NamedTuple):
     """A chunk that this process writes.
 
     Attributes:
-      array, number: of which array it is which chunk.
+      array, number: the array, and the number of the chunk in it.
       made_bytes: memory that ``make`` takes.
-      make: returns the data, and sums over leaves that have not been begun; by any thread.
-      release: called when it is written.
+      make: returns the data, and sums over packed leaves; any thread may call it.
+      release: called when the chunk is written.
     """
 
     array: StoredArray
@@ -88,12 +88,12 @@ class _Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes shares into one directory of a store.
+    """A writer of shares into one directory of a store.
 
     Attributes:
       data: the directory.
       codec: ``"bytes"`` or ``"zstd"``.
-      fingerprints: whether to record those of the arrays.
+      fingerprints: True to record the fingerprints of the arrays.
     """
 
     store: Store
@@ -103,12 +103,12 @@ class Writer:
     options: Options
 
     def copy_to_host(self, share: Share) -> Share:
-        """Return a share of copies, so that nothing of the caller's is needed any more."""
+        """Return the share with copies on the host; the arrays of the caller may then change."""
         large = on_host(share.large, self.options, adopt=True)
         small = on_host(share.small, Options(), adopt=False)
         copies = {source.number: source for source in [*large, *small]}
-        # Accelerators sum up their own blocks more quickly than this process sums up the copies,
-        # which are NumPy arrays.
+        # Accelerators sum up their blocks faster than this process sums up the copies, which are
+        # NumPy arrays.
         on_accelerators = [
             source
             for source in share.large
@@ -123,7 +123,7 @@ class Writer:
         )
 
     def write(self, share: Share) -> dict[str, Any]:
-        """Write a share; return what ``records`` has to know of it, for JSON."""
+        """Write a share; return its part for ``records``, as JSON."""
         left = [source for source in share.large if source.number not in share.sums]
         sums = {**share.sums, **self._begin_sums(left)}
         arrays = {source.number: self._array_of(source) for source in share.large}
@@ -152,17 +152,17 @@ class Writer:
         }
 
     def write_group(self, document: bytes) -> None:
-        """Write what makes the arrays of all processes one group of zarr."""
+        """Write the ``zarr.json`` that makes the arrays of all processes one zarr group."""
         self.store.write(f"{self.data}/zarr.json", [document])
         self.store.flush()
 
     def records(
         self, share: Share, parts: Sequence[dict[str, Any]]
     ) -> tuple[tuple[StoredArray, ...], tuple[Leaf, ...]]:
-        """Return the arrays that all processes have written, and the leaves, for the manifest.
+        """Return the arrays of all processes, and the leaves, for the manifest.
 
         Args:
-          parts: what ``write`` returned in each process.
+          parts: the results of ``write`` in all processes.
         """
         arrays: list[StoredArray] = []
         place: dict[int, int] = {}
@@ -232,7 +232,7 @@ class Writer:
     def _written(
         self, documents: Iterable[StoredArray], chunks: Iterable[_Chunk], total: int
     ) -> list[_Written]:
-        """Write the ``zarr.json`` of some arrays, and chunks; return those when all are written."""
+        """Write the ``zarr.json`` of arrays, and chunks; return the chunks."""
         written: list[_Written] = []
         done = 0
 
@@ -264,7 +264,7 @@ class Writer:
         self.store.write(f"{self.data}/{array.name}/zarr.json", [array.document])
 
     def _held_bytes(self, chunk: _Chunk) -> int:
-        """Return how much memory a chunk takes, from the block in it to what compresses it."""
+        """Return the memory that a chunk takes, compression included."""
         compressing = 2 * chunk.array.nbytes_per_chunk if self.codec == "zstd" else 0
         return max(chunk.array.nbytes_per_chunk, chunk.made_bytes + compressing)
 
@@ -281,7 +281,7 @@ class Writer:
     # The fingerprints.
 
     def _begin_sums(self, sources: Iterable[Source]) -> Sums:
-        """Begin to sum up what this process writes of large arrays, where it is on devices."""
+        """Begin the sums over the blocks on devices that this process writes of large arrays."""
         if not self.fingerprints:
             return {}
         sums = {}
@@ -315,7 +315,7 @@ class Writer:
 
 
 class _AfterLast:
-    """A function that is called when it has been called for the last of several times."""
+    """A function that runs at the last of several calls."""
 
     def __init__(self, function: Callable[[], object], times: int) -> None:
         self._function = function
@@ -332,6 +332,6 @@ def _with_chunks(array: StoredArray, chunks: Iterable[tuple[int, int, int]]) -> 
     by_number = {number: (crc, size) for number, crc, size in chunks}
     missing = array.grid.num_chunks - len(by_number)
     if missing:
-        raise SaveError(f"{missing} chunks of {array.name} were written by no process")
+        raise SaveError(f"no process wrote {missing} chunks of {array.name}; save again")
     crcs, sizes = zip(*[by_number[chunk] for chunk in range(len(by_number))], strict=True)
     return replace(array, crcs=crcs, sizes=sizes if array.codec == "zstd" else None)

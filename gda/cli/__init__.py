@@ -3,13 +3,13 @@
 ``plan`` and ``reshard`` answer from shapes, meshes and specs alone: they import no JAX and touch no
 device. ``inspect`` and ``verify`` look at a checkpoint.
 
-A subcommand is a function that adds its arguments to a parser, and one that does it and returns the
-exit code. Its imports come when it runs, so that ``gda --help`` is quick.
+A subcommand has two functions: one adds its arguments to a parser, one runs it and returns the exit
+code. It imports its modules when it runs, so that ``gda --help`` is quick.
 
-To read in this order: ``commands`` and ``mistakes``; ``layouts``, ``numbers`` and ``dtypes`` (texts
-to values), ``planned_array`` (of all options); ``plans`` with ``array_numbers``, ``reshards``;
+Read in this order: ``commands`` and ``mistakes``; ``layouts``, ``numbers`` and ``dtypes`` (texts to
+values), ``planned_array`` (from all options); ``plans`` with ``array_numbers``, ``reshards``;
 ``model_report`` with ``model_file``, ``model_numbers`` and ``name_ranges``; ``checkpoints``;
-``tables`` and ``pictures`` (what is printed).
+``tables`` and ``pictures`` (output).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ examples:
   gda inspect /checkpoints/step_100
 
 exit code:
-  0 when all is well, 1 when a checkpoint is damaged, 2 for a wrong command, a
-  path without a checkpoint, or one that cannot be read, 130 after Ctrl-C.
+  0 for success, 1 for a damaged checkpoint, 2 for a wrong command, a path
+  without a checkpoint, or an unreadable path, 130 after Ctrl-C.
 """
 
-# Their values may be negative by mistake, which argparse would take for options of its own.
+# Options with numbers. argparse would read a negative one, given by mistake, as another option.
 _WITH_NUMBERS = ("--shape", "--process", "--locate", "--mesh", "--to-mesh")
 _DEVICES_PER_PROCESS = ("--devices-per-process", "--to-devices-per-process")
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Of `gda inspect PATH | head`. Output that is still buffered has nowhere to go either.
+        # As in `gda inspect PATH | head`. The rest of the buffer cannot be printed either.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")  # a frame or a name that it cannot print is no end
+        sys.stdout.reconfigure(errors="replace")  # frames and names may not be in its encoding
     parser = _parser()
     options = parser.parse_args([*_with_negative_values(argv)])
     if options.run is None:
@@ -99,8 +99,8 @@ def _with_negative_values(argv: Sequence[str]) -> Iterator[str]:
 
 
 def _failed(error: Exception) -> int:
-    """Say in a line for each problem what is wrong, where that is known; return the exit code."""
-    # Only a command that reads checkpoints has imported this, and with it JAX, which takes long.
+    """Print the error, with one line for each problem; return the exit code."""
+    # Only commands that read checkpoints import this, because it imports JAX, which takes long.
     errors: Any = sys.modules.get("gda.checkpoint.format.errors")
     if errors is not None and isinstance(error, errors.CorruptionError):
         problems: Sequence[str] = getattr(error, "problems", ())
@@ -116,7 +116,7 @@ def _failed(error: Exception) -> int:
 
 
 class _Version(argparse.Action):
-    """Prints the version, which takes longer to find than all of the rest."""
+    """Print the version, which takes longer to find than the rest of the parser."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import gda
@@ -128,12 +128,12 @@ class _Version(argparse.Action):
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="gda",
-        description="Sharded JAX arrays outside jit: plan them, look at them, check them.",
+        description="Sharded JAX arrays outside jit: plan layouts, inspect and verify checkpoints.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="print it and end")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add in _COMMANDS:

@@ -1,25 +1,25 @@
-"""The numbers that ``gda plan`` gives of one array: the document of ``--json``, which has
+"""The document of ``gda plan --json`` for one array, with the keys
 
 - ``shape``, ``dtype``, ``itemsize`` (bytes of one element), ``nbytes`` (of the array once),
-  ``mesh`` (axis sizes by name), ``spec`` (for each dimension null, an axis or a list of axes; none
-  for dimensions at the end that are not cut);
+  ``mesh`` (axis sizes by name), ``spec`` (for each dimension null, an axis or a list of axes;
+  dimensions at the end that are not sharded are omitted);
 - ``shard_shape``, ``num_devices``, ``num_shards`` (distinct blocks), ``num_replicas`` (devices that
   hold each), ``num_processes``, ``devices_per_process``;
-- ``nbytes_per_device``, ``nbytes_per_process`` and ``nbytes_on_devices``: what devices hold, all
-  replicas counted; ``nbytes_distinct_per_process``: ``[least, most]`` over the processes, each
-  block of a process once, which is what it reads;
-- ``notes``: what a reader might not expect, in words;
+- ``nbytes_per_device``, ``nbytes_per_process`` and ``nbytes_on_devices``: every replica
+  counted; ``nbytes_distinct_per_process``: the bytes that a process reads, each of its blocks once,
+  as ``[least, most]`` over the processes;
+- ``notes``: surprises, in words;
 - ``processes``: for each ``--process`` its number as ``process``; ``nbytes_on_devices``,
   ``nbytes_read`` and ``nbytes_written``; ``blocks``, each with its number as ``block``, ``index``
-  (``[start, stop]`` of each dimension) and ``is_written``, whether this process writes it where
-  each block is written once; ``devices``, each with its position as ``device``, its ``coordinates``
+  (``[start, stop]`` of each dimension) and ``is_written``, true if this process is the one that
+  writes it; ``devices``, each with its position as ``device``, its ``coordinates``
   in the mesh, ``block`` and ``replica_id``;
 - ``elements``: for each ``--locate`` its coordinates as ``element``; ``block``, ``index`` and
   ``offset`` within the block; ``devices``, each with ``device``, ``coordinates``, ``process`` and
   ``replica_id``.
 
-``num_devices`` and ``num_blocks`` count all; of a process or an element the first 16,384 of each
-are listed. ``distinct_nbytes_per_process`` is the former key of ``nbytes_distinct_per_process``;
+``num_devices`` and ``num_blocks`` count all; the lists have at most the first 16,384 of each.
+``distinct_nbytes_per_process`` is the former key of ``nbytes_distinct_per_process``;
 gda 0.2 removes it.
 """
 
@@ -42,7 +42,7 @@ FORMER_KEYS = {"nbytes_distinct_per_process": "distinct_nbytes_per_process"}
 def document_of(
     array: PlannedArray, processes: Sequence[int], elements: Sequence[tuple[int, ...]]
 ) -> dict[str, Any]:
-    """Return all that there is to say, ready for JSON."""
+    """Return the document of ``--json``."""
     least, most = distinct_blocks(array)
     document = {
         **array.describe(),
@@ -60,7 +60,7 @@ def distinct_blocks(array: PlannedArray) -> tuple[int, int]:
 
 
 def blocks_by_process(grid: ShardGrid, devices_per_process: int) -> IntArray:
-    """Return how many distinct blocks each process holds: int64 ``[num_processes]``.
+    """Return the number of distinct blocks of each process: int64 ``[num_processes]``.
 
     >>> blocks_by_process(ShardGrid((4,), {'x': 2, 'y': 3}, ('x',)), 2)
     array([1, 2, 1])
@@ -70,7 +70,7 @@ def blocks_by_process(grid: ShardGrid, devices_per_process: int) -> IntArray:
 
 
 def about_process(array: PlannedArray, process: int, limit: int = LISTED) -> dict[str, Any]:
-    """Return what one process holds, reads and writes; ``limit`` devices and blocks of it."""
+    """Return the bytes, blocks and devices of one process; at most ``limit`` blocks and devices."""
     view, grid, itemsize = array.grid.view(process), array.grid, array.dtype.itemsize
     written = set(view.written_blocks())
     blocks, devices = view.block_ids, view.positions
@@ -105,7 +105,7 @@ def about_process(array: PlannedArray, process: int, limit: int = LISTED) -> dic
 def about_element(
     array: PlannedArray, element: tuple[int, ...], limit: int = LISTED
 ) -> dict[str, Any]:
-    """Return who holds an element, and where in their block; ``limit`` of the devices."""
+    """Return the devices that hold an element, at most ``limit``, and its place in their block."""
     grid = array.grid
     holders = grid.locate(element)
     block = grid.block_id(int(holders[0]))

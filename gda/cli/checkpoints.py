@@ -1,4 +1,4 @@
-"""``gda inspect PATH`` and ``gda verify PATH``: what a checkpoint has, and whether it is whole."""
+"""The commands ``gda inspect PATH`` and ``gda verify PATH``: list a checkpoint, or check it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _add_path(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=_seconds,
         default=600,
-        help="give up on an object store that does not answer for so long, default 600",
+        help="wait this long for each answer of an object store; default 600",
     )
 
 
@@ -36,15 +36,14 @@ def _seconds(text: str) -> float:
     with contextlib.suppress(ValueError):
         if (seconds := float(text)) > 0:
             return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, such as 30")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0; write 30, say")
 
 
 def add_inspect(commands: Any) -> None:
-    parser = add_command(
-        commands, inspect, "Show what a checkpoint has; only its manifest is read."
-    )
+    says = "List the contents of a checkpoint; only its manifest is read."
+    parser = add_command(commands, inspect, says)
     _add_path(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def inspect(options: argparse.Namespace) -> int:
@@ -61,7 +60,7 @@ def inspect(options: argparse.Namespace) -> int:
 
 
 def _for_terminal(contents: Contents) -> list[str]:
-    """Return what a checkpoint has in lines as wide as the terminal, under a bold heading."""
+    """Return the contents in lines as wide as the terminal, under a bold heading."""
     rows = [("path", "type", "size", "layout"), *contents.rows]
     heading, *lines = lines_of_rows(rows, right={"size"}, width=terminal_width())
     if os.environ.get("TERM") != "dumb":
@@ -122,7 +121,7 @@ def add_verify(commands: Any) -> None:
     parser.add_argument(
         "--fingerprints",
         action="store_true",
-        help="compute the fingerprint of every array, too, and compare it with the recorded one",
+        help="also compute the fingerprint of every array and compare it with the recorded one",
     )
 
 

@@ -1,4 +1,4 @@
-"""The common parts of the commands: how one is added to the parser, and the exit codes."""
+"""The common parts of the commands: ``add_command`` and the exit codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gda.launch.arguments import Parser
 
 OK, DAMAGED, INTERRUPTED = 0, 1, 130
 
-# These are said in a line. Anything else is a mistake in gda, and its traceback is wanted.
+# These are reported in one line. Any other exception is a bug in gda and keeps its traceback.
 ERRORS = (OSError, ValueError, RuntimeError, ImportError, MemoryError)
 
 
@@ -25,11 +25,11 @@ def add_command(
     """Add the subcommand of a function, by its name; return its parser.
 
     Args:
-      commands: what argparse calls subparsers.
-      run: does it, and returns the exit code.
-      says: what it does, in a line.
-      epilog: what its help ends with.
-      errors: what it raises where the user, not gda, is mistaken.
+      commands: the subparsers of argparse.
+      run: runs the command and returns the exit code.
+      says: its description in one line.
+      epilog: the end of its help.
+      errors: the exceptions that mean a mistake of the user.
     """
     parser = commands.add_parser(
         run.__name__,

@@ -1,4 +1,4 @@
-"""Types of elements as people write them on a command line."""
+"""The parser for dtypes on a command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gda.layout.dtype_names import dtype_named, similar_dtypes
 if TYPE_CHECKING:
     import numpy as np
 
-# They count bits to JAX and bytes to NumPy.
+# The digit counts bits in JAX and bytes in NumPy.
 _BITS_OR_BYTES = {
     "i8": ("int8", "int64"),
     "u8": ("uint8", "uint64"),
@@ -22,13 +22,13 @@ _BITS_OR_BYTES = {
 
 
 def parse_dtype(text: str) -> np.dtype[Any]:
-    """Return a dtype that JAX has, by its name or a short one: ``bfloat16``, ``bf16``, ``f32``.
+    """Return the JAX dtype of a name, in full or short: ``bfloat16``, ``bf16``, ``f32``.
 
-    Those of less than a byte, such as ``int4``, take a byte an element, as NumPy stores them. The
-    names in safetensors files, such as ``F8_E4M3``, are read where they are in capitals.
+    A dtype below a byte, such as ``int4``, takes a byte per element, as in NumPy. Names of
+    safetensors files, such as ``F8_E4M3``, must be in capitals.
 
     Raises:
-      MisreadError: there is none of this name; the message has similar ones.
+      MisreadError: no dtype has this name; the message has similar names.
 
     >>> parse_dtype('f32'), parse_dtype('bfloat16').itemsize, parse_dtype('I8')
     (dtype('float32'), 2, dtype('int8'))
@@ -38,7 +38,7 @@ def parse_dtype(text: str) -> np.dtype[Any]:
     if name.lower() in _BITS_OR_BYTES and name not in ("I8", "U8"):
         in_jax, in_numpy = _BITS_OR_BYTES[name.lower()]
         raise MisreadError(
-            f"{name.lower()} is {in_jax} to JAX and {in_numpy} to NumPy; write the one you mean",
+            f"{name.lower()} means {in_jax} in JAX and {in_numpy} in NumPy; write one of these",
             text,
             start,
         )

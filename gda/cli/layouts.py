@@ -1,7 +1,7 @@
-"""Meshes and specs as people write them on a command line.
+"""The parsers for meshes and specs on a command line.
 
-A text that cannot be read raises ``MisreadError``. ``ShardGrid`` says whether a spec goes with a
-shape and a mesh, and which one would.
+A text that cannot be read raises ``MisreadError``. ``ShardGrid`` checks that a spec fits a shape
+and a mesh, and suggests specs that do.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# They stand for no axis in a spec: here, in Python and in JSON. No axis has such a name.
-NOT_CUT = ("_", "None", "null")
+# A dimension without axes in a spec: here, in Python and in JSON. No axis can have such a name.
+NOT_SHARDED = ("_", "None", "null")
 
 _CALLS = ("P", "PartitionSpec")
-_LONGEST = 72  # of what is proposed
+_LONGEST = 72  # characters of a suggestion
 _CLOSING = {"(": ")", "[": "]"}
-_AXES = "xyzw"  # in proposals
+_AXES = "xyzw"  # in suggestions
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -47,8 +47,8 @@ def parse_mesh(text: str) -> dict[str, int]:
         name = scan.next
         if not name.is_name:
             scan.fail("an axis with its size was expected, such as data=64")
-        if name.text in NOT_CUT:
-            scan.fail(f"no axis can have the name {name.text}: in a spec it says 'not sharded'")
+        if name.text in NOT_SHARDED:
+            scan.fail(f"no axis can have the name {name.text}: in a spec it means 'not sharded'")
         if name.text in mesh:
             scan.fail(f"axis {name.text!r} is given twice; every axis has one size")
         scan.advance()
@@ -63,12 +63,12 @@ def parse_mesh(text: str) -> dict[str, int]:
         if not comma:
             scan.fail("a comma and the next axis were expected, such as data=64,model=16")
     if not scan.is_done:
-        scan.fail("this comes after the end of the mesh")
+        scan.fail("the mesh ends before this; omit the rest")
     return mesh
 
 
 def _with_names(text: str) -> str:
-    """Return a mesh of some sizes, or nothing if a text is not sizes alone.
+    """Return a mesh of these sizes, or nothing if the text has more than sizes.
 
     >>> _with_names('4x2'), _with_names('x=4')
     ('x=4,y=2', '')
@@ -90,7 +90,7 @@ def parse_spec(text: str) -> tuple[SpecEntry, ...]:
     none. Literals of Python and JSON are read as well; in these, names are in quotes.
 
     Raises:
-      MisreadError: it is none of these; the message shows how it is written.
+      MisreadError: it is none of these; the message suggests a spec if one is likely.
 
     >>> parse_spec('data,model'), parse_spec('_,data+model'), parse_spec('')
     (('data', 'model'), (None, ('data', 'model')), ())
@@ -130,8 +130,8 @@ def _entry(scan: _Scanner) -> SpecEntry:
 def _name(scan: _Scanner) -> str:
     name = scan.next
     if name.is_quoted:
-        scan.fail("quotes are around names in brackets, as in Python and JSON")
-    if name.kind != "word" or name.text in NOT_CUT:
+        scan.fail("a name in quotes must be in brackets, as in Python and JSON")
+    if name.kind != "word" or name.text in NOT_SHARDED:
         scan.fail("the name of a mesh axis was expected, or _ for a dimension that is not sharded")
     scan.advance()
     return name.text
@@ -143,9 +143,9 @@ def _literal(scan: _Scanner) -> tuple[SpecEntry, ...]:
         scan.advance()
     entries = _items(scan, _literal_entry)
     if not scan.is_done:
-        scan.fail("this comes after the end of the spec")
+        scan.fail("the spec ends before this")
     if start.is_mark("(") and len(entries) == 1 and not scan.tokens[-2].is_mark(","):
-        raise MisreadError("in Python this is no tuple", scan.text, start.position)
+        raise MisreadError("this is not a tuple in Python", scan.text, start.position)
     return tuple(entries)
 
 
@@ -171,7 +171,7 @@ def _literal_entry(scan: _Scanner) -> SpecEntry:
 
 def _quoted_name(scan: _Scanner) -> str:
     name = scan.next
-    if not name.is_quoted or not name.text or name.text in NOT_CUT:
+    if not name.is_quoted or not name.text or name.text in NOT_SHARDED:
         scan.fail("in brackets, the name of a mesh axis in quotes was expected, or None")
     scan.advance()
     return name.text
@@ -186,7 +186,7 @@ def _is_json(text: str) -> bool:
 
 
 def _right_way(text: str) -> str:
-    """Say how a spec that cannot be read is to be written, if that can be told.
+    """Return a hint with the likely spec for a text that cannot be read, if there is one.
 
     >>> _right_way('(data,model),None'), _right_way('data model')
     ('; write data+model,_', '; write data,model')
@@ -200,21 +200,21 @@ def _right_way(text: str) -> str:
     if is_around and tokens[0].is_mark("(") and max(depths) == 1 and not scan.is_call:
         ways.insert(0, _in_notation(tokens, depths, outermost=0))
     ways = [way for way in dict.fromkeys(ways) if way and way != text.strip()]
-    uses = ("where all of these shard one dimension", "where each shards its own")
+    uses = ("if all of these shard one dimension", "if each shards its own")
     if len(ways) == 2:
         ways = [f"{way} {use}" for way, use in zip(ways, uses, strict=True)]
     return f"; write {', or '.join(ways)}" if ways else ""
 
 
 def _in_notation(tokens: Sequence[_Token], depths: Sequence[int], outermost: int) -> str:
-    """Return the entries between the commas that are in so many brackets; empty if it has none."""
+    """Return the spec whose entries end at commas in at most ``outermost`` brackets, or nothing."""
     entries: list[list[str]] = []
     before = ","
     for token, depth in zip(tokens, depths, strict=True):
         if token.kind != "mark":
             if before != "+" or not entries:  # also where a comma is missing
                 entries.append([])
-            entries[-1] += [token.text] if token.text not in NOT_CUT else []
+            entries[-1] += [token.text] if token.text not in NOT_SHARDED else []
             before = "a name"
         elif token.text in ",+":
             separates = token.text == "," and depth <= outermost
@@ -265,7 +265,7 @@ class _Scanner:
             if kind == "stray":
                 raise MisreadError("this quote is not closed", text, match.start(kind))
             if kind:
-                at = match.start(kind) - (kind in ("one", "two"))  # where the quote is
+                at = match.start(kind) - (kind in ("one", "two"))  # of the quote
                 self.tokens.append(_Token(match[kind], at, kind))
         self._end = _Token("", len(text.rstrip()), "end")
         self._at = 0
@@ -285,7 +285,7 @@ class _Scanner:
 
     @property
     def is_call(self) -> bool:
-        """The text begins as ``P(`` does."""
+        """The text begins like ``P(``."""
         name, bracket = [*self.tokens, self._end, self._end][:2]
         return name.text.rpartition(".")[2] in _CALLS and bracket.is_mark("(")
 

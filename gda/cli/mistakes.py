@@ -13,7 +13,7 @@ _SHOWN = 72  # characters of a text that fit beside its caret
 
 
 class MisreadError(ValueError):
-    """A text cannot be read; ``message`` says why, ``position`` is the character where."""
+    """A text that cannot be read: ``message`` has the reason, ``position`` the character."""
 
     def __init__(self, message: str, text: str, position: int) -> None:
         where = f" at {text[position:][:20]!r}" if text[position:].strip() else ""
@@ -24,7 +24,7 @@ class MisreadError(ValueError):
         self.position = position
 
     def lines(self, name: str) -> list[str]:
-        """Return what to say of the option ``name``: the reason, the text and a caret below it.
+        """Return lines about the option ``name``: the reason, the text and a caret below it.
 
         >>> print(*MisreadError('a size was expected', '8xx2', 2).lines('--shape'), sep='\\n')
         --shape: a size was expected
@@ -48,7 +48,7 @@ class MistakesError(ValueError):
 
 
 def read_option(name: str, text: str, parse: Callable[[str], T]) -> T:
-    """Return ``parse(text)``; what cannot be read becomes the lines to say of the option.
+    """Return ``parse(text)``; a text that cannot be read raises with the name of the option.
 
     Raises:
       MistakesError: the text cannot be read.

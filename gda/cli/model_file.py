@@ -3,14 +3,14 @@
 The file is one JSON object, with
 
 - ``parameters``: for each name ``{"shape": [...], "dtype": ..., "spec": ...}``;
-- ``mesh``: sizes of the axes by name, in mesh order, unless ``--mesh`` says them;
-- ``dtype`` and ``spec``: of the parameters that have none of their own. Without a spec, or with
-  null, a parameter is not sharded;
-- ``about``: whatever a reader should know.
+- ``mesh``: sizes of the axes by name, in mesh order; ``--mesh`` overrides it;
+- ``dtype`` and ``spec``: for the parameters without their own. Without a spec, or with null, a
+  parameter is not sharded;
+- ``about``: anything a reader should know.
 
 A shape is a list of integers, a dtype a name as ``--dtype`` takes it; a spec is a list of null,
-axes and lists of axes, or a text as ``--spec`` takes it; a mesh may be a text as well. A file that
-has only names with their parameters is read too, with ``--mesh``.
+axes and lists of axes, or a text as ``--spec`` takes it; a mesh may be a text as well. With
+``--mesh``, the object may also be ``parameters`` alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gda.cli.dtypes import parse_dtype
-from gda.cli.layouts import NOT_CUT, parse_mesh, parse_spec
+from gda.cli.layouts import NOT_SHARDED, parse_mesh, parse_spec
 from gda.cli.mistakes import MisreadError, MistakesError
 from gda.cli.name_ranges import with_ranges
 from gda.cli.planned_array import check_shape_and_mesh, mistakes_of_spec, plan_grid
@@ -57,7 +57,7 @@ class Parameter:
 
 
 class Mistakes:
-    """All that is wrong with a file, so that it can be said together."""
+    """The mistakes of a file, collected for one message."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -69,7 +69,7 @@ class Mistakes:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Add what is wrong with a parameter."""
+        """Add the mistakes of a parameter that the block raises."""
         try:
             yield
         except _WrongError as error:
@@ -77,7 +77,7 @@ class Mistakes:
                 self.add(message, name)
 
     def check(self) -> None:
-        """Raise ``MistakesError`` if there are any; parameters that share one are a line."""
+        """Raise ``MistakesError`` if there are any; parameters with the same one share a line."""
         lines = [
             f"  {name}: {message}" if name else f"  {message}"
             for message, names in self._by_message.items()
@@ -99,9 +99,8 @@ def read_model(
     """Return the mesh and the parameters of a model.
 
     Args:
-      text: of the file.
-      path: of the file, for messages.
-      mesh: what ``--mesh`` says, which counts more than what the file says.
+      text, path: of the file; the path is for messages.
+      mesh: of ``--mesh``; it overrides the mesh of the file.
 
     Raises:
       MistakesError: all mistakes of the file, with the names of the parameters that have them.
@@ -140,7 +139,7 @@ def _model_of(document: dict[str, Any], mistakes: Mistakes) -> dict[str, Any]:
         found = "parameters" in document
         given = f"is {_kind(document['parameters'])}" if found else "is missing"
         mistakes.add(f'"parameters" {given}; {_EXPECTED}')
-    for message in _unknown_keys(document, _OF_A_MODEL, ' ("parameters" has the names)'):
+    for message in _unknown_keys(document, _OF_A_MODEL, ' (names go into "parameters")'):
         mistakes.add(message)
     return {"parameters": {}, **document}
 
@@ -166,7 +165,7 @@ def _mesh_from(given: Any) -> dict[str, int]:
     if not isinstance(given, dict) or not given:
         raise MistakesError(f"expected are {expected}, not {_short(given)}")
     for name, size in given.items():
-        if not name or name in NOT_CUT:
+        if not name or name in NOT_SHARDED:
             raise MistakesError(f"an axis cannot have the name {name!r}")
         if type(size) is not int or size < 1:
             raise MistakesError(f"axis {name!r} has the size {_short(size)}; it must be 1 or more")
@@ -184,7 +183,7 @@ def _default(model: Mapping[str, Any], key: str, read: Any, mistakes: Mistakes) 
 
 
 class _Array(NamedTuple):
-    """A parameter as the file has it, before it is known whether that goes with the mesh."""
+    """A parameter of the file, not yet checked against the mesh."""
 
     name: str
     shape: Shape
@@ -223,24 +222,24 @@ def _array(
 
 
 def _check_axes(arrays: Sequence[_Array], mesh: Mapping[str, int], of_file: Any, path: str) -> None:
-    """Check that ``--mesh`` has all axes of the specs, lest each parameter is said to be wrong.
+    """Check that ``--mesh`` has all axes of the specs.
 
     Raises:
-      MistakesError: it lacks some; one line for each.
+      MistakesError: it lacks some; one line for each axis, not for each parameter.
     """
-    cut: dict[str, list[str]] = defaultdict(list)
+    lacking: dict[str, list[str]] = defaultdict(list)
     for array in arrays:
         for entry in array.spec:
             for axis in (entry,) if isinstance(entry, str) else entry or ():
                 if axis not in mesh:
-                    cut[axis].append(array.name)
-    if not cut:
+                    lacking[axis].append(array.name)
+    if not lacking:
         return
     hint = f"; the mesh of the file is {_short(of_file)}" if of_file is not None else ""
     lines = [
-        f"--mesh: {format_mesh(mesh)} has no axis {axis!r}, which cuts "
+        f"--mesh: {format_mesh(mesh)} has no axis {axis!r}, which shards "
         f"{counted(len(names), 'parameter')} of {path}, such as {names[0]}{hint}"
-        for axis, names in cut.items()
+        for axis, names in lacking.items()
     ]
     raise MistakesError(*lines[:_SHOWN])
 
@@ -284,7 +283,7 @@ def _spec_of(given: Any) -> tuple[SpecEntry, ...]:
         raise _WrongError(f'"spec" {error}') from None
     except (TypeError, ValueError) as error:
         raise _WrongError(str(error)) from None
-    for word in NOT_CUT:
+    for word in NOT_SHARDED:
         if any(word in (entry if isinstance(entry, tuple) else (entry,)) for entry in entries):
             raise _WrongError(
                 f'"spec" is {_short(given)}; in a list, a dimension that is not sharded is null, '
@@ -318,6 +317,6 @@ def _kind(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """Return a value in a few characters, the words of JSON as they stand in the file."""
+    """Return a value in a few characters; null, true and false as in JSON."""
     is_word = value is None or isinstance(value, bool)
     return json.dumps(value) if is_word else reprlib.repr(value)

@@ -1,16 +1,16 @@
-"""The parts of a model on every device, as numbers: the document of ``--tree --json``, which has
+"""The document of ``gda plan --tree --json``, for a whole model, with the keys
 
-- ``mesh``, ``num_devices``, ``num_processes``, ``devices_per_process``; ``notes``: what a reader
-  might not expect, in words;
+- ``mesh``, ``num_devices``, ``num_processes``, ``devices_per_process``; ``notes``: surprises,
+  in words;
 - ``num_parameters``, ``num_elements`` and ``nbytes``: of the model once;
 - ``nbytes_per_device``, ``nbytes_per_process``, ``nbytes_on_devices``: all replicas counted;
-  ``nbytes_distinct_per_process``: ``[least, most]`` over the processes, what they read (also
-  under its former key ``distinct_nbytes_per_process``, which gda 0.2 removes);
+  ``nbytes_distinct_per_process``: the bytes that a process reads, as ``[least, most]`` (also under
+  its former key ``distinct_nbytes_per_process``, which gda 0.2 removes);
 - ``parameters``: rows, most bytes per device first. A row is one parameter, or several that differ
   only in numbers in their names: ``name`` (with ranges such as ``0-31``), ``names``, ``count``,
-  ``nbytes_per_device`` of all of them, and what is the same for each: ``shape``, ``dtype``,
-  ``spec``, ``shard_shape``, ``num_replicas``, ``nbytes``;
-- ``savings``: rows that are replicated and could be cut, most saved first: ``name``, ``count``,
+  ``nbytes_per_device`` of all of them, and for each: ``shape``, ``dtype``, ``spec``,
+  ``shard_shape``, ``num_replicas``, ``nbytes``;
+- ``savings``: replicated rows that could be sharded, most saved first: ``name``, ``count``,
   ``spec``, ``better_spec``, and ``nbytes_saved_per_device`` by all of the row.
 """
 
@@ -34,7 +34,7 @@ from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entri
 
 @dataclass(frozen=True)
 class Row:
-    """Parameters that are alike but for numbers in their names."""
+    """Parameters that differ only in numbers in their names."""
 
     name: str
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def bytes_per_device(self) -> int:
-        """Of all of them."""
+        """Bytes of all of them on one device."""
         return self.count * _block_bytes(self.parameter.grid, self.parameter.dtype.itemsize)
 
     @property
@@ -56,10 +56,10 @@ class Row:
 
     @cached_property
     def better_spec(self) -> tuple[SpecEntry, ...]:
-        """A spec that also cuts by the axes over which it is replicated, where they divide it.
+        """The spec with unused mesh axes added, if their sizes divide a dimension.
 
-        The largest axis first; each cuts the dimension that has most left, and goes last there, so
-        that what was cut stays cut as it was.
+        The largest axis comes first. Each becomes the last axis of the dimension with the largest
+        blocks, so that the present axes stay in place.
         """
         grid = self.parameter.grid
         axes = [list(names) for names in axes_of(grid)]
@@ -76,7 +76,7 @@ class Row:
 
     @cached_property
     def bytes_saved_per_device(self) -> int:
-        """The bytes that ``better_spec`` would save, of all of them."""
+        """The bytes that ``better_spec`` would save on a device, for all of them."""
         grid, itemsize = self.parameter.grid, self.parameter.dtype.itemsize
         better = ShardGrid(grid.global_shape, grid.mesh_shape, self.better_spec)
         return self.bytes_per_device - self.count * _block_bytes(better, itemsize)
@@ -170,12 +170,12 @@ class ModelPlan:
 
     @cached_property
     def savings(self) -> list[Row]:
-        """The rows that could be cut further, most saved first."""
+        """The rows that could be sharded further, most saved first."""
         rows = [row for row in self.rows if row.bytes_saved_per_device]
         return sorted(rows, key=lambda row: -row.bytes_saved_per_device)
 
     def describe(self) -> dict[str, Any]:
-        """Return what a JSON document says."""
+        """Return the document of ``--json``."""
         document = {
             "mesh": dict(self.mesh),
             "num_devices": self.num_devices,
@@ -196,7 +196,7 @@ class ModelPlan:
 
 
 def axes_of(grid: ShardGrid) -> AxesByDimension:
-    """Return for each dimension the mesh axes that cut it."""
+    """Return the mesh axes that shard each dimension."""
     return axes_by_dimension(grid.spec, len(grid.global_shape), grid.mesh_shape)
 
 

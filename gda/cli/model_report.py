@@ -1,7 +1,7 @@
-"""``gda plan --tree FILE``: what every device holds of a whole model.
+"""The report of ``gda plan --tree FILE``: the bytes of a whole model on each device.
 
-The format of the file is in ``gda/cli/model_file.py``, the document of ``--json`` in
-``gda/cli/model_numbers.py``.
+``gda/cli/model_file.py`` describes the file, ``gda/cli/model_numbers.py`` the document of
+``--json``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SAVINGS_SHOWN = 10
 
 
 def plan_tree(options: argparse.Namespace) -> int:
-    """Do ``gda plan --tree``."""
+    """Run ``gda plan --tree``."""
     model = _read(options)
     if options.json:
         print_json(model.describe())
@@ -49,7 +49,9 @@ def plan_tree(options: argparse.Namespace) -> int:
 def _read(options: argparse.Namespace) -> ModelPlan:
     given = [f"--{name}" for name in _OF_ONE_ARRAY if getattr(options, name) not in (None, [])]
     if given:
-        raise MistakesError(f"{listed(given)} of one array cannot be said with --tree")
+        raise MistakesError(
+            f"{listed(given)} cannot be used with --tree, which plans a model; omit either"
+        )
     mesh, devices, path = options.mesh, options.devices_per_process, options.tree
     if mesh is not None:
         mesh = read_option("--mesh", mesh, parse_mesh)
@@ -73,7 +75,7 @@ def _bytes_of(path: str) -> bytes:
         raise MistakesError("--tree: the path of a file was expected, or - for stdin")
     if path != "-":
         return Path(path).read_bytes()
-    if sys.stdin is None:  # which is how Python finds it closed
+    if sys.stdin is None:  # stdin is closed
         raise MistakesError("--tree: stdin is closed; give the path of a file instead of -")
     return sys.stdin.buffer.read()
 
@@ -119,7 +121,7 @@ def _rows(model: ModelPlan) -> list[str]:
 
 def _savings(model: ModelPlan) -> list[str]:
     total = format_bytes(sum(row.bytes_saved_per_device for row in model.savings))
-    header = ["per device", "parameter", "spec", "one that also divides"]
+    header = ["per device", "parameter", "spec", "better spec"]
     rows = [
         [
             format_bytes(row.bytes_saved_per_device),
@@ -130,7 +132,7 @@ def _savings(model: ModelPlan) -> list[str]:
         for row in model.savings[:_SAVINGS_SHOWN]
     ]
     lines = two_tables(header, rows, first=2, right={"per device"})
-    head = f"Replicated, but could be cut: {total} per device would be saved."
+    head = f"Replicated, but could be sharded: this would save {total} per device."
     return [head, "", *lines, *left_out(len(rows), len(model.savings), "row")]
 
 

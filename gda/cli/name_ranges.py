@@ -1,4 +1,4 @@
-"""Names that differ only in numbers, as one: ``layers.0-31.mlp.weight``."""
+"""One name for names that differ only in numbers: ``layers.0-31.mlp.weight``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 _NUMBER = re.compile(r"([0-9]+)")
-_DIGITS = 18  # of numbers that are counted; longer ones are not in one run with others
+_DIGITS = 18  # of a number in a range; a longer number is alone
 
 Numbers = tuple[str, ...]
 
@@ -16,8 +16,8 @@ Numbers = tuple[str, ...]
 def with_ranges(names: Iterable[str]) -> list[tuple[str, list[str]]]:
     """Return names with ranges in them, each with the names that it stands for.
 
-    If several numbers differ, as of layers and experts, one name stands for all combinations of
-    its ranges; names that are no such product stay several.
+    If several numbers differ, such as those of layers and experts, one name stands for all
+    combinations of its ranges; names that are no such product get several.
 
     >>> [name for name, _ in with_ranges(['a.0.w', 'a.1.w', 'a.3.w', 'b'])]
     ['a.0-1,3.w', 'b']
@@ -41,7 +41,7 @@ def _join(texts: tuple[str, ...], numbers: Iterable[str]) -> str:
 
 
 def _products(rows: list[Numbers]) -> Iterator[list[Numbers]]:
-    """Yield the rows in groups of which each has all combinations of the numbers of its columns."""
+    """Yield the rows in groups; each has all combinations of the numbers in its columns."""
     waiting = [rows]
     while waiting:
         rows = waiting.pop()

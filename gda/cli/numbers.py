@@ -1,4 +1,4 @@
-"""Numbers as people write them on a command line: shapes, elements, and single ones.
+"""The parsers for numbers on a command line: shapes, elements and single numbers.
 
 A text that cannot be read raises ``MisreadError``.
 """
@@ -29,7 +29,7 @@ def parse_shape(text: str) -> Shape:
 
 
 def parse_point(text: str) -> tuple[int, ...]:
-    """Return the coordinates of an element: ``5,7`` or ``(5, 7)``; ``()`` of a scalar.
+    """Return the coordinates of an element: ``5,7`` or ``(5, 7)``; ``()`` for a scalar.
 
     Raises:
       MisreadError: it is none of these, or a coordinate is negative or not below 2**63.
@@ -37,14 +37,14 @@ def parse_point(text: str) -> tuple[int, ...]:
     >>> parse_point('5,7')
     (5, 7)
     """
-    return _parse_numbers(text, "coordinate", "an element such as 5,7, or () of a scalar")
+    return _parse_numbers(text, "coordinate", "an element such as 5,7, or () for a scalar")
 
 
 def parse_number(text: str) -> int:
     """Return an integer from 0 to 2**63 - 1: ``128`` or ``65_536``.
 
     Raises:
-      MisreadError: it is none.
+      MisreadError: it is not one.
 
     >>> parse_number('65_536')
     65536
@@ -53,24 +53,24 @@ def parse_number(text: str) -> int:
 
 
 def number_in(text: str, part: str, at: int, one: str, least: int = 0) -> int:
-    """Return the integer that a part of a text is.
+    """Return the integer in a part of a text.
 
     Args:
       text: all of it, for messages.
-      part: what is the number.
-      at: where it begins.
-      one: what it counts, in a word.
-      least: the smallest that it may be.
+      part: the number.
+      at: its position in the text.
+      one: the word for it in messages.
+      least: its smallest valid value.
 
     Raises:
-      MisreadError: it is none, begins with a needless 0, is too small, or not below 2**63.
+      MisreadError: it is no integer, begins with a needless 0, is too small, or not below 2**63.
     """
     at += len(part) - len(part.lstrip())
     part = part.strip()
     if re.fullmatch(r"[0-9]+(_[0-9]+)*", part):
         digits = part.replace("_", "")
         if digits.startswith("0") and digits != "0":
-            raise MisreadError(f"a {one} is written without a 0 before it", text, at)
+            raise MisreadError(f"a {one} must not begin with 0", text, at)
         if len(digits) > 19 or int(digits) >= 2**63:
             raise MisreadError(f"this {one} is too large; it must be below 2**63", text, at)
         if int(digits) < least:
@@ -80,7 +80,7 @@ def number_in(text: str, part: str, at: int, one: str, least: int = 0) -> int:
         raise MisreadError(f"this {one} must be {least} or more", text, at)
     if re.fullmatch(r"[0-9_.]+ ?[kKmMgG]i?[bB]?", part):
         raise MisreadError(
-            f"a {one} is written out, such as 65536 or 65_536: k could be 1000 or 1024", text, at
+            f"write the {one} in full, such as 65536 or 65_536: k could mean 1000 or 1024", text, at
         )
     raise MisreadError(f"a {one} was expected, an integer such as 8192 or 8_192", text, at)
 
@@ -95,8 +95,8 @@ def _parse_numbers(text: str, one: str, expected: str) -> tuple[int, ...]:
     separator = separators[0] if separators else ","
     if len({*separators}) > 1:
         raise MisreadError(
-            f"between {one}s is x or a comma, not both; within a {one} there is none of them, but "
-            "there may be _, such as 16_384",
+            f"write x or a comma between {one}s, not both; inside a {one} only _ is allowed, such "
+            "as 16_384",
             text,
             start + inside.index("," if separator == "x" else "x"),
         )
@@ -111,7 +111,7 @@ def _parse_numbers(text: str, one: str, expected: str) -> tuple[int, ...]:
 
 
 def _inside_brackets(text: str) -> tuple[int, str]:
-    """Return what is within one pair of brackets around all of a text, and where it begins."""
+    """Return the position and the text inside the brackets around a text, if it has any."""
     stripped = text.strip()
     start = len(text) - len(text.lstrip())
     closing = {"(": ")", "[": "]"}.get(stripped[:1])

@@ -1,4 +1,4 @@
-"""Pictures of what a command is about, where rich is installed to draw them."""
+"""Pictures of planned arrays, drawn with rich if it is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from gda.cli.planned_array import PlannedArray
 from gda.cli.tables import terminal_width
 
-# Narrower, two pictures beside each other cannot be read.
+# Narrower pictures side by side cannot be read.
 _NARROWEST = 48
 
 _LEAST = 20
@@ -19,9 +19,9 @@ _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def picture_lines(array: PlannedArray, width: int | None = None) -> list[str]:
-    """Return the lines of a picture of an array, or one line that says why there is none.
+    """Return the lines of a picture of an array, or one line with the reason for its absence.
 
-    The command has said already what stands above a picture otherwise.
+    It has no heading, because the command has printed the same facts.
     """
     from gda import show
 
@@ -40,12 +40,12 @@ def _wants_color() -> bool:
 
 
 def before_and_after(source: PlannedArray, target: PlannedArray) -> list[str]:
-    """Return the lines of two pictures: beside each other where they fit, else one by one."""
+    """Return the lines of two pictures, side by side if they fit."""
     width = terminal_width()
     half = (width - len(_BETWEEN)) // 2
     before, after = picture_lines(source, max(half, 1)), picture_lines(target, max(half, 1))
     if before == after and len(before) == 1:
-        return before  # both say that there is none
+        return before  # the reason for their absence
     widest = max(map(_width, before))
     if half < _NARROWEST or widest > half or max(map(_width, after)) > half:
         before, after = picture_lines(source), picture_lines(target)

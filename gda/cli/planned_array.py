@@ -1,7 +1,6 @@
-"""The array that a command is about: from its options to a grid, with limits, and its numbers.
+"""The array that the options of a command describe: its grid and numbers, within limits.
 
-No devices are needed, so what a mesh may have is limited by patience only: some answers take
-O(devices).
+No devices are needed. The mesh has a limit because some answers take O(devices).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.dtypes import parse_dtype
-from gda.cli.layouts import NOT_CUT, parse_mesh, parse_spec
+from gda.cli.layouts import NOT_SHARDED, parse_mesh, parse_spec
 from gda.cli.mistakes import MistakesError, read_option
 from gda.cli.numbers import parse_number, parse_shape
 from gda.cli.tables import in_processes, listed
@@ -26,15 +25,15 @@ if TYPE_CHECKING:
     from gda.layout.grid import ShardGrid
     from gda.layout.spec import Index, Shape, SpecEntry
 
-# Of commands that only calculate: a ValueError from the depths is no mistake of the user's.
+# For commands that only calculate: any other ValueError is a bug in gda and keeps its traceback.
 ERRORS = (OSError, ImportError, MemoryError, MistakesError)
 
 MAX_DEVICES = 2**22
 _MAX_DIMENSIONS = 64  # of an array in NumPy, and so of a mesh
 _SUGGESTED = 4
 
-# Other words that people write for it.
-_SAYS_NOT_CUT = {*(word.lower() for word in NOT_CUT), "replicated", "replicate", "-", "*"}
+# Other words that users write for it.
+_MEANS_NOT_SHARDED = {*(word.lower() for word in NOT_SHARDED), "replicated", "replicate", "-", "*"}
 
 BELOW_A_BYTE = "an element counts as one byte, as in NumPy; devices may pack several in one"
 
@@ -44,10 +43,10 @@ class PlannedArray:
     """An array that need not exist, on devices that need not exist.
 
     Attributes:
-      grid: how it is cut; knows the process of each device.
-      dtype: of its elements.
-      devices_per_process: each process has so many, one after the other in device order.
-      notes: what a reader might not expect.
+      grid: its layout, with the process of each device.
+      dtype: dtype of its elements.
+      devices_per_process: number of devices of each process, consecutive in device order.
+      notes: surprises, in words.
     """
 
     grid: ShardGrid
@@ -70,16 +69,16 @@ class PlannedArray:
 
     @property
     def devices_and_processes(self) -> str:
-        """In words: ``1,024 devices in 128 processes of 8``."""
+        """Numbers in words: ``1,024 devices in 128 processes of 8``."""
         return in_processes(self.grid.num_devices, self.devices_per_process)
 
     @property
     def title(self) -> str:
-        """As JAX prints it: ``bfloat16[65536,8192]``."""
+        """Dtype and shape as JAX prints them: ``bfloat16[65536,8192]``."""
         return f"{self.dtype.name}[{','.join(map(str, self.grid.global_shape))}]"
 
     def describe(self) -> dict[str, Any]:
-        """Return what a JSON document says of it."""
+        """Return its part of a JSON document."""
         grid = self.grid
         return {
             "shape": list(grid.global_shape),
@@ -111,11 +110,11 @@ def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
 def plan_grid(
     shape: Shape, dtype: np.dtype[Any], mesh: Mapping[str, int], spec: Sequence[SpecEntry]
 ) -> ShardGrid:
-    """Return how an array is cut, on a mesh without processes.
+    """Return the grid of an array, on a mesh without processes.
 
     Raises:
-      MistakesError: the spec does not go with the shape and the mesh, a line for each reason; or
-        the array is too large.
+      MistakesError: the spec does not fit the shape and the mesh, a line for each reason; or the
+        array is too large.
     """
     from gda.layout.grid import ShardGrid
 
@@ -124,13 +123,13 @@ def plan_grid(
         grid = ShardGrid(shape, mesh, spec)
     except ValueError as error:
         first, *more = dict.fromkeys([str(error), *mistakes_of_spec(spec, mesh, shape)])
-        raise MistakesError(f"{first}{_hint_of_not_cut(mesh, spec)}", *more) from None
+        raise MistakesError(f"{first}{_hint_of_not_sharded(mesh, spec)}", *more) from None
     nbytes = math.prod(grid.shard_shape) * dtype.itemsize * grid.num_devices
     if nbytes >= 2**63:
         raise MistakesError(
             f"shape {_clipped(str(shape))} of {dtype.name} takes {_power(nbytes)} bytes on "
-            f"{counted(grid.num_devices, 'device')}; a plan counts to 2**63, which is "
-            f"{2**63:.1e}; check the sizes"
+            f"{counted(grid.num_devices, 'device')}; a plan counts to 2**63 "
+            f"({2**63:.1e}); check the sizes"
         )
     return grid
 
@@ -138,7 +137,7 @@ def plan_grid(
 def mistakes_of_spec(
     spec: Sequence[SpecEntry], mesh: Mapping[str, int], shape: Shape | None = None
 ) -> list[str]:
-    """Return what is wrong with the axes of a spec, and with how the others cut a shape."""
+    """Return the mistakes in the axes of a spec, and of its known axes on a shape."""
     from gda.layout.grid import ShardGrid
 
     axes = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
@@ -153,9 +152,9 @@ def mistakes_of_spec(
     return mistakes
 
 
-def _hint_of_not_cut(mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:
+def _hint_of_not_sharded(mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:
     entries = [entry for entry in spec if isinstance(entry, str) and entry not in mesh]
-    words = [entry for entry in entries if entry.lower() in _SAYS_NOT_CUT]
+    words = [entry for entry in entries if entry.lower() in _MEANS_NOT_SHARDED]
     return (
         f"; a dimension that is not sharded is _, or null in a list, not {words[0]}"
         if words
@@ -170,10 +169,10 @@ def plan_array(
     spec: Sequence[SpecEntry],
     devices_per_process: int | None,
 ) -> PlannedArray:
-    """Return the array of what was read.
+    """Return the array that parsed options describe.
 
     Raises:
-      MistakesError: as ``plan_grid``, and where the devices of a process do not divide the mesh.
+      MistakesError: as ``plan_grid``, or the devices of a process do not divide the mesh.
     """
     import numpy as np
 
@@ -188,7 +187,7 @@ def plan_array(
 
 
 def check_shape_and_mesh(shape: Shape, mesh: Mapping[str, int]) -> None:
-    """Check that a plan is of a size that can be answered.
+    """Check that the shape and the mesh are within the limits of a plan.
 
     Raises:
       MistakesError: the shape or the mesh has more than 64 dimensions, or there are too many
@@ -208,10 +207,11 @@ def check_shape_and_mesh(shape: Shape, mesh: Mapping[str, int]) -> None:
 
 
 def check_devices_per_process(devices_per_process: int | None, mesh: Mapping[str, int]) -> int:
-    """Return the devices of each process; all devices where that was not said.
+    """Return the devices of each process; all devices by default.
 
     Raises:
-      MistakesError: the number does not divide the devices of the mesh; the message says which do.
+      MistakesError: the number does not divide the devices of the mesh; the message has some that
+        do.
     """
     devices = math.prod(mesh.values())
     if devices_per_process is None:
@@ -237,12 +237,12 @@ def add_array_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", metavar="DTYPE", help="such as float32, bfloat16 or bf16")
     parser.add_argument("--mesh", metavar="MESH", help="axes and sizes, such as data=64,model=16")
     parser.add_argument(
-        "--spec", metavar="SPEC", help="the axes that cut each dimension, such as data,model"
+        "--spec", metavar="SPEC", help="the axes that shard each dimension, such as data,model"
     )
     parser.add_argument(
         "--devices-per-process",
         metavar="N",
-        help="by default all devices are of one process",
+        help="devices of each process; by default one has all",
     )
 
 
@@ -251,7 +251,7 @@ def read_array(options: argparse.Namespace, says: str) -> PlannedArray:
 
     Raises:
       MistakesError: an option is missing, some cannot be read (all of them are reported), or they
-        do not go together.
+        do not fit together.
     """
     needed = ("shape", "dtype", "mesh", "spec")
     missing = [f"--{name}" for name in needed if getattr(options, name) is None]
@@ -275,7 +275,7 @@ def read_array(options: argparse.Namespace, says: str) -> PlannedArray:
     return plan_array(shape, dtype, mesh, spec, devices_per_process)
 
 
-# As people and programs read them.
+# Output.
 
 
 def format_shape(sizes: Sequence[int]) -> str:
@@ -288,8 +288,8 @@ def format_shape(sizes: Sequence[int]) -> str:
 
 
 def index_for_json(index: Index, shape: Shape) -> list[list[int]]:
-    """Return ``[start, stop]`` of each dimension, also of one that is not cut."""
-    return [list(cut.indices(size)[:2]) for cut, size in zip(index, shape, strict=True)]
+    """Return ``[start, stop]`` of each dimension, sharded or not."""
+    return [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)]
 
 
 def spec_for_json(spec: Iterable[SpecEntry]) -> list[Any]:
@@ -302,12 +302,12 @@ def _clipped(text: str) -> str:
 
 
 def _power(number: int) -> str:
-    """Return the size of a number, also of one that is no float: ``about 10**18``."""
+    """Return the magnitude of a number, even if too large for a float: ``about 10**18``."""
     return f"about 10**{len(str(number)) - 1}"
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print one document, to be read by programs."""
+    """Print one JSON document."""
     import json
 
     print(json.dumps(document, indent=1, allow_nan=False))

@@ -1,7 +1,7 @@
-"""``gda plan``: what each device of a mesh that need not exist holds of an array, or of a model.
+"""The command ``gda plan``: the layout of an array or a model on devices that need not exist.
 
-The document of ``--json`` is described in ``gda/cli/array_numbers.py``, that of ``--tree`` in
-``gda/cli/model_numbers.py``; ``gda/cli/model_report.py`` does the latter.
+``gda/cli/array_numbers.py`` describes the document of ``--json``. ``gda/cli/model_report.py`` runs
+``--tree``, whose document ``gda/cli/model_numbers.py`` describes.
 """
 
 from __future__ import annotations
@@ -28,22 +28,20 @@ from gda.layout.text import counted, format_bytes, format_index, format_mesh
 
 _ROWS = 16
 _AXES_AS_COLUMNS = 4
-_NEEDED = (
-    "give for one array all of --shape, --dtype, --mesh and --spec, or --tree FILE for a model"
-)
+_NEEDED = "give --shape, --dtype, --mesh and --spec for one array, or --tree FILE for a model"
 
 _EPILOG = """\
-what a spec is:
+specs:
   One entry for each dimension, between commas: an axis of the mesh (data),
   several that shard one dimension together (data+model), or _ for not sharded.
   Dimensions that are omitted at the end are not sharded. Literals of Python
-  and JSON, such as P('data', None) and the list of --json, are read as well.
+  and JSON, such as P('data', None) and the list of --json, also work.
 
-what a model is, for --tree:
+the file of a model, for --tree:
   {"mesh": {"data": 16, "model": 4}, "dtype": "bfloat16", "parameters": {
    "up.weight": {"shape": [11008, 4096], "spec": ["model", "data"]}}}
-  A parameter may have a dtype of its own, and "spec" may stand at the top, for
-  all that have none. A spec is a list, or a text as above.
+  A parameter may have its own dtype. A "spec" at the top is for all parameters
+  without their own. A spec is a list, or a text as above.
 
 examples:
   gda plan --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 \\
@@ -54,7 +52,7 @@ examples:
 
 
 def add_plan(commands: Any) -> None:
-    says = "Say what each device of a mesh holds; no device is needed."
+    says = "Show the blocks and bytes of each device of a mesh; no device is needed."
     parser = add_command(commands, plan, says, epilog=_EPILOG, errors=ERRORS)
     add_array_options(parser)
     parser.add_argument(
@@ -62,18 +60,20 @@ def add_plan(commands: Any) -> None:
         metavar="P",
         action="append",
         default=[],
-        help="what this process holds, reads and writes; may be repeated",
+        help="show the blocks that this process holds, reads and writes; may be repeated",
     )
     parser.add_argument(
         "--locate",
         metavar="ELEMENT",
         action="append",
         default=[],
-        help="where an element such as 5,7 is; may be repeated",
+        help="show the devices that hold an element such as 5,7; may be repeated",
     )
-    parser.add_argument("--tree", metavar="FILE", help="all arrays of a model, in JSON; - is stdin")
-    parser.add_argument("--no-picture", action="store_true", help="words only")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument(
+        "--tree", metavar="FILE", help="plan the model that this JSON file describes; - is stdin"
+    )
+    parser.add_argument("--no-picture", action="store_true", help="print no picture")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def plan(options: argparse.Namespace) -> int:

@@ -1,21 +1,22 @@
-"""``gda reshard``: what moves when an array changes its layout, without devices.
+"""The command ``gda reshard``: the moves that change the layout of an array, without devices.
 
-With ``--json`` it gives one document:
+``--json`` prints one document:
 
 - ``source`` and ``target``: the two layouts, as ``gda plan`` describes an array;
-  ``notes``: what is left out of this document, in words;
-- ``nbytes_kept``, ``nbytes_within_processes``, ``nbytes_between_processes``: of all target blocks,
-  what its device has already, what comes from another device of its process, and what from another
-  process; ``nbytes_moved`` is the last two, ``num_moves`` counts pieces, those kept included;
+  ``notes``: what this document omits, in words;
+- ``nbytes_kept``, ``nbytes_within_processes``, ``nbytes_between_processes``: the bytes of
+  target blocks that their device has already, that come from another device of its process, and
+  that come from another process. ``nbytes_moved`` is the sum of the last two; ``num_moves`` counts
+  pieces, kept ones included;
 - ``received_by_device``, ``sent_by_device``: ``{"largest", "mean"}`` bytes to and from other
   devices; ``received_by_process``, ``sent_by_process``: the same between processes;
-- ``largest_sender``, ``largest_receiver``: ``{"device", "nbytes"}``, the first of several. Bytes
-  sent are null where it takes a look at too many moves;
-- ``nbytes_peak_extra``: the most that a device needs beside its source block (also under its
+- ``largest_sender``, ``largest_receiver``: ``{"device", "nbytes"}``, the first of equals. Bytes
+  sent are null if they need too many moves;
+- ``nbytes_peak_extra``: the most bytes that a device needs beside its source block (also under its
   former key ``peak_extra_nbytes``, which gda 0.2 removes);
-- ``num_links``: of how many processes to others; ``links``: ``{"source_process",
-  "target_process", "nbytes"}`` of each, busiest first, at most 16,384 of them. Both are null where
-  there are too many moves to look at.
+- ``num_links``: pairs of processes that communicate; ``links``: ``{"source_process",
+  "target_process", "nbytes"}`` of each, busiest first, at most 16,384. Both are null if they need
+  too many moves.
 """
 
 from __future__ import annotations
@@ -46,18 +47,18 @@ from gda.layout.text import counted, format_bytes, format_mesh
 if TYPE_CHECKING:
     from gda.layout.reshard.plan import Load, ReshardPlan
 
-# Some answers take a look at every move, of which there are about 10 million in a second.
+# Some answers list every move, about 10 million in a second.
 MOST_MOVES = 5_000_000
 LINKS_LISTED = 16_384
 _LINKS_SHOWN = 5
-_NEEDED = "give --shape, --dtype, --mesh and --spec, and where to: --to-mesh, --to-spec"
+_NEEDED = "give --shape, --dtype, --mesh and --spec, and --to-mesh, --to-spec or both"
 
-_PIECES = "A piece is what an old block has of a new one, and one device sends or keeps."
+_PIECES = "A piece is the part of a new block that one device sends or keeps."
 
 _EPILOG = """\
-Devices are the same where their positions are: device 3 of one mesh is device 3
-of the other. Each piece comes from the nearest device that has it: the same,
-one of the same process, or any. `gda plan --help` says how a spec is written.
+Device 3 of one mesh is device 3 of the other. Each piece comes from the nearest
+device that has it: the same one, one of the same process, or any.
+`gda plan --help` describes specs.
 
 examples:
   gda reshard --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 \\
@@ -67,23 +68,23 @@ examples:
 
 
 def add_reshard(commands: Any) -> None:
-    says = "Say what moves when a layout changes; no device is needed."
+    says = "Show the bytes that move when a layout changes; no device is needed."
     parser = add_command(commands, reshard, says, epilog=_EPILOG, errors=ERRORS)
     add_array_options(parser)
     parser.add_argument("--to-mesh", metavar="MESH", help="the new mesh; by default the same")
     parser.add_argument("--to-spec", metavar="SPEC", help="the new spec; by default the same")
     parser.add_argument(
-        "--to-devices-per-process", metavar="M", help="in the new mesh; by default the same"
+        "--to-devices-per-process", metavar="M", help="devices of each in the new mesh"
     )
-    parser.add_argument("--no-picture", action="store_true", help="words only")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--no-picture", action="store_true", help="print no picture")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def reshard(options: argparse.Namespace) -> int:
     from gda.layout.reshard.plan import ReshardPlan
 
     if options.to_mesh is None and options.to_spec is None:
-        raise MistakesError("--to-mesh and --to-spec are missing: say where to with one or both")
+        raise MistakesError("--to-mesh and --to-spec are missing; give one or both")
     source = read_array(options, _NEEDED)
     target = _read_target(options, source)
     answer = _Answer(ReshardPlan(source.grid, target.grid, itemsize=source.dtype.itemsize))
@@ -100,13 +101,13 @@ def reshard(options: argparse.Namespace) -> int:
 
 
 class _Answer:
-    """A plan, without what would take a look at too many moves.
+    """A plan and its numbers, without those that need too many moves.
 
     Attributes:
-      plan: what moves.
-      links: what each process sends to others; None where that is left out.
-      knows_senders: whether what each device and process sends can be said.
-      notes: what is left out.
+      plan: the moves.
+      links: bytes from process to process; None if omitted.
+      knows_senders: the bytes that each device and process sends are known.
+      notes: the omissions, in words.
     """
 
     def __init__(self, plan: ReshardPlan) -> None:
@@ -114,11 +115,9 @@ class _Answer:
         self.plan = plan
         self.links = None if is_long else plan.links()
         self.knows_senders = not (is_long and plan.lists_moves)
-        what = "links are" if self.knows_senders else "links and what each device sends are"
+        what = "links are" if self.knows_senders else "links and bytes sent are"
         self.notes = (
-            [f"{what} left out: {plan.num_moves:,} pieces are too many to look at"]
-            if is_long
-            else []
+            [f"{what} omitted: {plan.num_moves:,} pieces are too many to list"] if is_long else []
         )
 
 

@@ -14,12 +14,12 @@ _NARROWEST = 8
 
 
 def terminal_width() -> int:
-    """Return the columns of the terminal; 80 where there is none."""
+    """Return the columns of the terminal; 80 without one."""
     return shutil.get_terminal_size().columns
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> list[str]:
-    """Return lines of labels and what they are; a label that is empty continues the one above.
+    """Return lines of labels and values; an empty label continues the line above.
 
     >>> print(*facts([('mesh', 'x=8'), ('spec', "P('x')")]), sep='\\n')
     mesh          x=8
@@ -41,11 +41,11 @@ def two_tables(
     *,
     right: Container[str],
 ) -> list[str]:
-    """Return a table, but if it is too wide with at least two lines for each row.
+    """Return a table, with at least two lines for each row if it is too wide.
 
     Args:
       header, rows, right: as for ``table``.
-      first: of how many columns the first line is; the others stand below it, indented.
+      first: number of columns in the first line; the others are below it, indented.
     """
     width, rows = terminal_width(), [header, *rows]
     one = table(rows, right=right)
@@ -61,7 +61,7 @@ def two_tables(
 
 
 def listed(words: Sequence[str]) -> str:
-    """Return words as a sentence has them.
+    """Return words as a list in a sentence.
 
     >>> listed(['a', 'b', 'c'])
     'a, b and c'
@@ -70,13 +70,13 @@ def listed(words: Sequence[str]) -> str:
 
 
 def left_out(shown: int, count: int, one: str, in_json: int | None = None) -> list[str]:
-    """Return the line that stands for what is left out of a table, if anything is.
+    """Return the line for the rows that a table omits, if it omits any.
 
     Args:
-      shown: how many rows there are.
-      count: of how many.
-      one: what a row is.
-      in_json: how many of them ``--json`` lists at most, if it does not list all.
+      shown: number of rows in the table.
+      count: number of all rows.
+      one: the word for a row.
+      in_json: the most rows that ``--json`` lists, if it does not list all.
 
     >>> left_out(5, 12, 'link'), left_out(5, 5, 'link'), left_out(16, 30_000, 'device', 16_384)
     (['… 7 more links; --json lists them'], [], ['… 29,984 more devices; --json lists 16,384'])

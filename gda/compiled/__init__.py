@@ -1,5 +1,5 @@
 """The communication of a compiled function.
 
-To read in this order: ``hlo`` (the text of a compiled program, without JAX), ``rules`` (what it may
-communicate), ``collectives`` (``gda.collectives`` and ``gda.assert_collectives``).
+Read in this order: ``hlo`` (the text of a compiled program, without JAX), ``rules`` (the allowed
+communication), ``collectives`` (``gda.collectives`` and ``gda.assert_collectives``).
 """

@@ -33,33 +33,33 @@ def collectives(
     mesh: Mesh | AbstractMesh | None = None,
     **kwargs: Any,
 ) -> Collectives:
-    """Return what a call ``fun(*args, **kwargs)`` will communicate between devices.
+    """Return the collectives that a call ``fun(*args, **kwargs)`` will execute.
 
-    The function is compiled for these arguments and the optimised program is read. Nothing is run,
-    nothing is allocated. The list says what this version of XLA does on this kind of device:
-    another may choose other collectives for the same result. Of several processes all should call
-    it, since XLA may have them share the work of compiling.
+    The function is compiled for these arguments and the optimised program is read. Nothing is run
+    or allocated. The list holds for this version of XLA and this kind of device; others may choose
+    other collectives for the same result. If there are several processes, all should call it, since
+    XLA may share the work of compiling among them.
 
-    Arrays that a plain ``fun`` closes over become constants of the program, and those are not cut:
-    pass them as arguments. JAX's compilation cache may give a program back with the lines of an
-    older source; the compilation here asks for one with today's, but a function that has run
-    already keeps what it got, as a ``Compiled`` does.
+    Arrays that a plain ``fun`` closes over become constants of the program, which are not sharded:
+    pass them as arguments. JAX's compilation cache may return a program with the lines of an older
+    source. The compilation here asks for the lines of today, but a function that has run already
+    keeps its program, as a ``Compiled`` does.
 
     Args:
       fun: a function made by ``jax.jit`` or ``gda.jit``, a method or ``functools.partial`` of one,
-        or any callable, which is then jitted; or what ``jax.stages`` makes of one (``Traced``,
-        ``Lowered``, ``Compiled``), alone.
+        or any callable, which is then jitted; or a stage of one (``jax.stages.Traced``,
+        ``Lowered`` or ``Compiled``), without arguments.
       args, kwargs: as for a call: arrays, ``GlobalArray``s, trees of them, static arguments; or in
         their place ``jax.ShapeDtypeStruct`` with a ``sharding``, which need no memory.
-      mesh: whose axes are named; by default that of the first argument that has one, else that of
-        a result, else that of ``jax.set_mesh``. (A function with a keyword argument ``mesh`` of its
-        own is passed as ``functools.partial(fun, mesh=…)``.)
+      mesh: the mesh with the names of the axes; by default that of the first argument that has one,
+        else of a result, else of ``jax.set_mesh``. Pass a function with its own keyword argument
+        ``mesh`` as ``functools.partial(fun, mesh=…)``.
 
     Raises:
       TypeError: ``fun`` is not callable, ``mesh`` is no mesh, or a compiled program comes
         with arguments.
-      ValueError: no argument is placed on a mesh and the program is for one device, so there is
-        nothing to see; ``mesh`` has another number of devices than the program; or the program has
+      ValueError: no argument is placed on a mesh and the program is for one device, so it does
+        not communicate; ``mesh`` has another number of devices than the program; or the program has
         a collective that cannot be read.
 
     >>> import gda, jax, numpy as np
@@ -97,19 +97,19 @@ def assert_collectives(
 ) -> None:
     """Fail unless a call ``fun(*args, **kwargs)`` communicates only what is allowed. For tests.
 
-    ``allow`` maps kinds of collectives to what they may do:
+    ``allow`` has the allowed kinds of collectives, their axes and their numbers:
 
     - ``[]``: nothing is allowed.
-    - ``['all-reduce']``: all-reduces over any axes, as many as there are.
-    - ``{'all-reduce': 'data'}``: all-reduces over the axis ``'data'`` alone.
+    - ``['all-reduce']``: all-reduces over any axes, in any number.
+    - ``{'all-reduce': 'data'}``: all-reduces over the axis ``'data'`` only.
     - ``{'all-reduce': ('data', 'model')}``: over these two axes at once.
     - ``{'all-reduce': ['data', 'model']}``: over one or the other.
-    - ``{('all-reduce', 'data'): 1}``: just once over ``'data'``, and it has to be there.
-    - ``{'all-reduce': 2}``: just two in all, over any axes.
+    - ``{('all-reduce', 'data'): 1}``: exactly one over ``'data'``.
+    - ``{'all-reduce': 2}``: exactly two in all, over any axes.
 
-    A number is of executions in one call, so a collective in a loop of 7 is 7; what is in a branch
-    counts as executed. XLA may combine or split collectives, most of all gradients of many
-    parameters: name the axis where that must not matter.
+    A number counts executions in one call: a collective in a loop of 7 counts as 7, and one in a
+    branch counts as executed. XLA may combine or split collectives, above all for gradients of many
+    parameters: name the axis instead if that must not matter.
 
     Args:
       fun, args, kwargs, mesh: as for ``gda.collectives``; nothing is run.
@@ -118,9 +118,9 @@ def assert_collectives(
         types in which this kind of device sends them: on CPU twice as many for bfloat16.
 
     Raises:
-      AssertionError: it communicates something else; says what was found, and where it comes from.
-      TypeError, ValueError: ``allow`` names no kind of collective; or an axis that the mesh lacks,
-        before anything is compiled where ``mesh`` is given. Else as ``gda.collectives``.
+      AssertionError: it communicates anything else; the message lists it with its source lines.
+      TypeError, ValueError: ``allow`` names an unknown kind or an axis that the mesh lacks, found
+        before compiling if ``mesh`` is given. Others as ``gda.collectives``.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -132,7 +132,7 @@ def assert_collectives(
     """
     rules = rules_of(allow)
     if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 0):
-        raise ValueError(f"max_bytes is a number of bytes, 0 or more, not {max_bytes!r}")
+        raise ValueError(f"max_bytes must be a number of bytes, 0 or more, not {max_bytes!r}")
     _check_mesh(mesh)
     if mesh is not None:
         check_axes(rules, dict(mesh.shape))
@@ -159,10 +159,10 @@ def _check_mesh(mesh: Mesh | AbstractMesh | None) -> None:
 def _unwrapped(
     fun: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Program, tuple[Any, ...], dict[str, Any]]:
-    """Return the jitted function inside of partials and methods, with their arguments too.
+    """Return the jitted function inside partials and methods, with their arguments too.
 
-    Jitted once more, they would make constants of them. A method looks jitted by itself, since it
-    passes on ``lower``, but without its object.
+    Another ``jax.jit`` would make constants of these. A method looks jitted, since it passes on
+    ``lower``, but without its object.
     """
 
     def received(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -192,15 +192,15 @@ def _compiled(fun: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Co
         return _with_its_lines(fun) if isinstance(fun, Lowered) else fun
     if not callable(fun):
         raise TypeError(
-            "this takes a function, plain or jitted, and the arguments of a call of it, not "
-            f"{type(fun).__name__} as the function"
+            f"fun must be a function, plain or jitted, not {type(fun).__name__}; pass a function "
+            "and the arguments of a call"
         )
     jitted = fun if isinstance(fun, Wrapped) else jax.jit(fun)
     return _with_its_lines(jitted.lower(*args, **kwargs))
 
 
 def _with_its_lines(lowered: Lowered) -> Compiled:
-    # Else JAX's cache may give the same program from another source: lines are not in its key.
+    # JAX's cache may return the same program from another source: its keys omit lines by default.
     option = "jax_compilation_cache_include_metadata_in_key"
     before = getattr(jax.config, option)
     jax.config.update(option, True)
@@ -218,7 +218,7 @@ def _installed() -> list[str]:
 def _mesh_shape(
     program: Compiled, devices: int, mesh: Mesh | AbstractMesh | None, arguments: Any
 ) -> dict[str, int]:
-    """Return sizes of the axes of the mesh that a program is over; none where no mesh is known."""
+    """Return the axis sizes of the mesh of a program; empty if no mesh is known."""
     shardings = (program.input_shardings, program.output_shardings)
     for known in [mesh] if mesh is not None else _meshes((arguments, shardings)):
         if known.size == devices:
@@ -233,13 +233,13 @@ def _mesh_shape(
     if mesh is not None:
         raise ValueError(
             f"the mesh {dict(mesh.shape)} has {mesh.size} devices, but the program is compiled "
-            f"for {devices}; pass the mesh that its arguments are cut over"
+            f"for {devices}; pass the mesh that its arguments are sharded over"
         )
     return {}
 
 
 def _meshes(tree: Any) -> Iterator[Mesh | AbstractMesh]:
-    """Yield the meshes of arrays, of their stand-ins and of shardings, and last that of JAX."""
+    """Yield the meshes of arrays, shape structs and shardings, then that of ``jax.set_mesh``."""
     for leaf in jax.tree.leaves(tree):
         sharding = leaf if isinstance(leaf, NamedSharding) else getattr(leaf, "sharding", None)
         if isinstance(sharding, NamedSharding):

@@ -1,4 +1,4 @@
-"""The rules of what a program may communicate, and what a list of collectives has against them."""
+"""Rules for the communication of a program, and complaints about collectives that break them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Allowed = (
     | Iterable[str | tuple[str, AxesRule]]
 )
 
-_FORMS = "a name, a tuple of names for these axes at once, or a list of these for one or the other"
+_FORMS = "a name, a tuple of names for several axes at once, or a list of these as alternatives"
 
 # JAX's names, for a hint. They are not accepted: XLA chooses the kinds, and an allowed ``pmax``
 # would allow a sum.
@@ -43,14 +43,14 @@ _MEANT_BY = {
 
 @dataclass(frozen=True)
 class Rule:
-    """A kind that is allowed, over some sets of axes or any, some number of times or any."""
+    """An allowed kind, over some sets of axes or any, some number of times or any."""
 
     kind: str
     over: tuple[Axes, ...] | None = None
     times: int | None = None
 
     def allows(self, collective: Collective, mesh_shape: Mapping[str, int]) -> bool:
-        """Return whether a collective is of this kind, over these axes; whatever the times."""
+        """Return whether a collective has this kind and these axes; ``times`` does not count."""
         if collective.kind != self.kind:
             return False
         return self.over is None or collective.axes in [
@@ -65,18 +65,18 @@ class Rule:
 
 
 def rules_of(allow: Allowed) -> list[Rule]:
-    """Return what the argument ``allow`` of ``gda.assert_collectives`` says.
+    """Return the rules of the argument ``allow`` of ``gda.assert_collectives``.
 
     Raises:
-      TypeError, ValueError: it says nothing that could be meant.
+      TypeError, ValueError: it has another form, or an unknown kind.
 
     >>> print(*rules_of({'all-reduce': 'data', ('all-gather', 'model'): 2}), sep='; ')
     all-reduce over data; all-gather over model, exactly 2 times
     """
     if isinstance(allow, str) or not isinstance(allow, Iterable):
         raise TypeError(
-            "allow is a mapping such as {'all-reduce': 'data'} or {('all-reduce', 'data'): 1}, or "
-            f"a list of kinds such as ['all-reduce'], not {allow!r}"
+            "allow must be a mapping such as {'all-reduce': 'data'} or {('all-reduce', 'data'): "
+            f"1}}, or a list of kinds such as ['all-reduce'], not {allow!r}"
         )
     items = allow.items() if isinstance(allow, Mapping) else [(key, None) for key in allow]
     return [_rule(key, value) for key, value in items]
@@ -90,7 +90,7 @@ def _rule(key: Any, value: Any) -> Rule:
         over, value = value, None
     if value is not None and (type(value) is not int or value < 0):
         raise TypeError(
-            f"allow says {key!r}: {value!r}; what follows is a number of executions, 0 or more"
+            f"allow has {key!r}: {value!r}; the value must be a number of executions, 0 or more"
             + ("" if isinstance(key, tuple) else f", or the axes that it is allowed over: {_FORMS}")
         )
     return Rule(kind, _alternatives(over), value)
@@ -104,7 +104,7 @@ def _alternatives(over: Any) -> tuple[Axes, ...] | None:
     sets = [(names,) if isinstance(names, str) else names for names in several]
     for names in sets:
         if type(names) is not tuple or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"axes in allow are {_FORMS}; not {over!r}")
+            raise TypeError(f"axes in allow must be {_FORMS}, not {over!r}")
     return tuple(sets)
 
 
@@ -114,9 +114,7 @@ def _unknown_kind_error(kind: object) -> ValueError:
         hint = ""
         if isinstance(kind, tuple) and len(kind) == 3:
             hint = f"; did you mean {{{kind[:2]!r}: {kind[2]!r}}}?"
-        return ValueError(
-            f"allow has {kind!r} where it names a kind or (kind, axes); {known}{hint}"
-        )
+        return ValueError(f"allow has {kind!r}; expected is a kind or (kind, axes); {known}{hint}")
     spelled = _MEANT_BY.get(kind, kind.replace("_", "-").lower())
     near = difflib.get_close_matches(spelled, KINDS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -128,8 +126,7 @@ def check_axes(rules: Iterable[Rule], mesh_shape: dict[str, int]) -> None:
     for name in [name for rule in rules for axes in rule.over or () for name in axes]:
         if not mesh_shape:
             raise ValueError(
-                f"allow names the axis {name!r}, but of no argument or result a mesh is known; "
-                "pass mesh="
+                f"allow names the axis {name!r}, but no argument or result has a mesh; pass mesh="
             )
         if name not in mesh_shape:
             near = difflib.get_close_matches(name, map(str, mesh_shape), n=1)
@@ -140,7 +137,7 @@ def check_axes(rules: Iterable[Rule], mesh_shape: dict[str, int]) -> None:
 
 
 def complaints_of(found: Collectives, rules: list[Rule], max_bytes: int | None) -> list[str]:
-    """Return what was found beside the rules, and what they say that was not found."""
+    """Return the collectives that break the rules, and the rules that they do not fulfil."""
 
     def allowed_by(rule: Rule) -> list[Collective]:
         return [each for each in found if rule.allows(each, found.mesh_shape)]
@@ -154,10 +151,10 @@ def complaints_of(found: Collectives, rules: list[Rule], max_bytes: int | None) 
     for rule in rules:
         times = summed(each.count for each in allowed_by(rule))
         if rule.times is not None and times != rule.times:
-            often = "not known how often" if times is None else counted(times, "time")
+            often = "an unknown number of times" if times is None else counted(times, "time")
             complaints.append(f"expected {rule}; found: {often}")
     total = found.nbytes_total
     if max_bytes is not None and (total is None or total > max_bytes):
-        size = "a number that is not known" if total is None else f"{total}"
+        size = "an unknown number" if total is None else f"{total}"
         complaints.append(f"expected at most {max_bytes} bytes on one device; found: {size}")
     return complaints

@@ -5,11 +5,11 @@
     python -m gda.launch -n 4 --devices-per-process 2 train.py --steps 100
 
 The program calls ``gda.launch.initialize()`` before anything else of JAX, and runs unchanged on a
-cluster. All processes end within seconds when one of them fails or when the launcher is
-interrupted, and none outlives the launcher, however that ends.
+cluster. All processes end within seconds if one fails or the launcher is interrupted. None outlives
+the launcher.
 
-To read in this order: ``__main__`` (the command line), ``run`` (until all are done or one fails),
-``child`` (the first code in each process), ``ending`` (its last), ``output`` (whose line is whose),
+Read in this order: ``__main__`` (the command line), ``run`` (until all are done or one fails),
+``child`` (the first code in each process), ``ending`` (its last), ``output`` (prefixes of lines),
 ``children`` (processes that end with their parent), ``arguments`` (command lines and mistakes).
 """
 
@@ -32,24 +32,23 @@ def initialize(
     process_id: int | None = None,
     **options: Any,
 ) -> None:
-    """Make this process one of many: ``jax.distributed.initialize``, wherever it was started.
+    """Join the other processes: ``jax.distributed.initialize`` for the launcher and for clusters.
 
-    Under ``python -m gda.launch``, or wherever JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-    JAX_PROCESS_ID are set, these say who the others are. On a cluster that JAX detects (Slurm,
-    Open MPI, Kubernetes, Cloud TPU) JAX finds out itself. Must come before any other use of JAX;
-    returns when all processes have called it. When the program ends, the process first waits, up
-    to 30 s, for what its CPU devices still do: JAX alone may hang at its end while a collective is
-    under way.
+    The variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID give the arguments;
+    ``python -m gda.launch`` sets them. On a cluster that JAX detects (Slurm, Open MPI, Kubernetes,
+    Cloud TPU) JAX finds the processes itself. Call it before any other use of JAX. It returns when
+    all processes have called it. At its end, the process waits up to 30 s for the work of its CPU
+    devices, because JAX alone may hang if a collective is under way.
 
     Args:
-      coordinator_address: ``host:port`` where process 0 serves. Arguments win over the variables.
-      num_processes: how many there are.
-      process_id: which of them this is, from 0.
+      coordinator_address: ``host:port`` of process 0. Arguments override the variables.
+      num_processes: number of processes.
+      process_id: number of this process, from 0.
       options: others of ``jax.distributed.initialize``.
 
     Raises:
-      ValueError: nothing says who the others are, or a variable is missing or malformed. Finding
-        nothing is never taken for being alone.
+      ValueError: no argument, variable or cluster gives the number of processes, or a variable is
+        missing or malformed. One process is never assumed.
       RuntimeError: JAX was used before, or the others did not come in time.
 
     In a program that ``python -m gda.launch -n 4 program.py`` starts::
@@ -77,7 +76,7 @@ def initialize(
         if "num_processes" in arguments:
             raise
         raise ValueError(
-            f"nothing says which processes there are ({str(error).rstrip('.')}). Start the program "
+            f"the number of processes is not known ({str(error).rstrip('.')}). Start the program "
             "by `python -m gda.launch -n 4 program.py` (-n 1 for one process), or on a cluster "
             "that JAX detects (Slurm, Open MPI, Kubernetes, Cloud TPU), or set "
             "JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and "
@@ -86,8 +85,8 @@ def initialize(
 
 
 def _with_variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the given arguments, and for those not given what the variables say."""
-    from gda.launch.children import ARGUMENT_OF, arguments_of  # imports what takes long
+    """Return the given arguments, and the others from the variables."""
+    from gda.launch.children import ARGUMENT_OF, arguments_of  # slow to import
 
     arguments = {**given, **arguments_of(without=given)}
     # The address alone is fine: JAX's own variable, for clusters that it detects.
@@ -96,7 +95,7 @@ def _with_variables(given: Mapping[str, Any]) -> dict[str, Any]:
     missing = [name for name, argument in ARGUMENT_OF.items() if argument not in arguments]
     if missing := [name for name in missing if name.startswith("JAX_")]:
         raise ValueError(
-            f"{' and '.join(missing)} must be set as well where JAX_NUM_PROCESSES or "
-            "JAX_PROCESS_ID is; `python -m gda.launch` sets all that is needed"
+            f"JAX_NUM_PROCESSES or JAX_PROCESS_ID is set without {' and '.join(missing)}; set all "
+            "of them, or start the program by `python -m gda.launch`, which does"
         )
     return arguments

@@ -16,11 +16,11 @@ from gda.launch.run import run
 _USAGE = "python -m gda.launch -n N [option ...] (script.py | -m module) [argument ...]"
 
 _OPTIONS = (
-    ("--devices-per-process", 1, "N", "CPU devices of each process, default 1"),
-    ("--timeout", None, "SECONDS", "then all stacks are shown and all is ended; default: never"),
-    ("--heartbeat-timeout", 10, "SECONDS", "of silence that count as death, default 10"),
-    ("--collective-timeout", 30, "SECONDS", "to be late for a collective on CPU, default 30"),
-    ("--agreement-timeout", 60, "SECONDS", "to be late for a check of agreement, default 60"),
+    ("--devices-per-process", 1, "N", "CPU devices of each process; default 1"),
+    ("--timeout", None, "SECONDS", "print all stacks and end the run after this; default: never"),
+    ("--heartbeat-timeout", 10, "SECONDS", "a process silent for this long is dead; default 10"),
+    ("--collective-timeout", 30, "SECONDS", "a collective on CPU waits this long; default 30"),
+    ("--agreement-timeout", 60, "SECONDS", "a check of agreement waits this long; default 60"),
 )
 
 _EPILOG = """\
@@ -32,13 +32,13 @@ In train.py, before anything else of JAX:
   import gda.launch
   gda.launch.initialize()
 
-which needs no launcher on a cluster that JAX detects (Slurm, Open MPI, Kubernetes, Cloud TPU).
+It needs no launcher on a cluster that JAX detects (Slurm, Open MPI, Kubernetes, Cloud TPU).
 Each process has CPU devices only, and finds JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
 JAX_PROCESS_ID in its environment, for programs that call jax.distributed.initialize with them.
-A process that gets a SIGUSR1 writes the stacks of its threads.
+After SIGUSR1, a process writes the stacks of its threads.
 
 exit code:
-  0 when all processes ended well, else that of the first that failed (128 + number of the signal
+  0 if all processes succeed, else that of the first that failed (128 + number of the signal
   that killed it); 124 after --timeout, 130 after Ctrl-C, 143 after SIGTERM, 2 for a wrong command.
 """
 
@@ -76,16 +76,16 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("-n", "--num-processes", type=_positive, metavar="N", help="of the program")
+    parser.add_argument("-n", "--num-processes", type=_positive, metavar="N", help="processes")
     for name, default, unit, says in _OPTIONS:
         parser.add_argument(name, type=_positive, default=default, metavar=unit, help=says)
     parser.add_argument("-m", action="store_true", help="run a module, as python -m does")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    # Not by argparse, which would miss it before it finds that it is misspelled.
+    # argparse would report it missing before it finds a misspelled option.
     if options.num_processes is None:
         parser.error("the following arguments are required: -n/--num-processes")
-    # One before the program ends the options; all after it are the program's.
+    # A -- before the program ends the options; all words after it belong to the program.
     if options.command[:1] == ["--"]:
         del options.command[0]
     if complaint := _complaint(options.m, options.command):
@@ -101,13 +101,13 @@ def _positive(text: str) -> int:
 
 
 def _complaint(is_module: bool, command: Sequence[str]) -> str | None:
-    """Return why there is nothing to run, if so."""
+    """Return the message if there is nothing to run."""
     if not command:
-        return "no program given: a script, or -m and a module"
+        return "no program was given; give a script, or -m and a module"
     program = command[0]
     if not is_module:
         return None if os.path.isfile(program) else f"there is no script {program!r} here"
-    # The package only, because finding what is in it means importing it.
+    # The package only, because finding a module in it would import it.
     package = program.partition(".")[0]
     found = package and importlib.util.find_spec(package)
     return None if found else f"there is no module {program!r}"

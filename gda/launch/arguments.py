@@ -1,4 +1,4 @@
-"""Command lines whose mistakes are said in one line, with what was probably meant."""
+"""A parser of command lines that reports a mistake in one line, with a suggestion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WRONG = 2  # the exit code
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that proposes the nearest of its options and commands for one it does not know."""
+    """A parser that suggests the nearest option or command for an unknown one."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._flags: list[str] = []
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         return self._commands
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore
-        """Parse all arguments: one that is not known is a mistake, of a subcommand too."""
+        """Parse all arguments; an unknown one is a mistake, of a subcommand too."""
         self._check_command(args or ())
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         return options, unknown
 
     def error(self, message: str) -> NoReturn:
-        self.exit(WRONG, f"{self.prog}: {message} (--help says more)\n")
+        self.exit(WRONG, f"{self.prog}: {message} (see --help)\n")
 
     def _check_command(self, args: Sequence[str]) -> None:
         # Argparse would name all commands, and the nearest only in Python 3.14.
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _hint(words: Iterable[str], known: Sequence[str]) -> str:
-    """Return which of the known words were probably meant.
+    """Return a hint with the nearest known words.
 
     >>> _hint(['--jsn'], ['--json', '--tree']), _hint(['--nothing'], ['--json'])
     ('; did you mean --json?', '')

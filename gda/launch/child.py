@@ -1,9 +1,8 @@
-"""The first code that runs in a process of ``gda.launch``: runs the program, reports how it ended.
+"""The first code in a process of ``gda.launch``, which runs the program and reports its end.
 
-The report goes through a pipe *before* the interpreter shuts down. The hooks of JAX that run at
-exit wait up to five minutes for the other processes, and those wait in a collective for this one:
-who waits for the process's end learns of the failure too late. A good end is reported when the
-program's threads have ended too.
+The report goes through a pipe *before* the interpreter shuts down. The exit hooks of JAX wait up to
+five minutes for the other processes, which wait in a collective for this one: the exit code would
+report a failure too late. Success is reported when the threads of the program have ended too.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from gda.layout.boundary import below
 
 _OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 
-# As much as fits in a pipe that is not read yet, so that reporting never waits.
+# Fits in a pipe that is not read yet, so that reporting never blocks.
 _MAX_TRACEBACK = 50_000
 
 

@@ -1,7 +1,7 @@
-"""Processes of this machine that play many hosts, and cannot outlive the one that started them.
+"""Processes of this machine that stand for many hosts and cannot outlive their parent.
 
-They find each other through JAX's coordination service on 127.0.0.1. Knows nothing of what runs in
-them; ``gda.launch`` starts programs this way, ``gda.testing`` tests.
+They find each other through JAX's coordination service on 127.0.0.1. ``gda.launch`` starts programs
+this way, ``gda.testing`` tests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ARGUMENT_OF = {
 _THREADS_PER_DEVICE = 8
 
 # The guard leads the group of all children. It waits for the end of a pipe that only the parent
-# holds open, which comes however the parent ends, SIGKILL included, and takes the group with it.
+# holds open, which comes even if SIGKILL ends the parent, and then kills the group.
 _GUARD = """
 import os, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -64,7 +64,7 @@ class Children:
         return process
 
     def close(self) -> None:
-        """Kill whatever is left of the group, and wait until it is gone. May be called twice."""
+        """Kill the rest of the group and wait for its end. May be called twice."""
         if self._guard.returncode is None:
             # Not reaped yet, so its number, which is that of the group, belongs to no other.
             os.killpg(self._guard.pid, signal.SIGKILL)
@@ -82,8 +82,8 @@ class Children:
 class Port:
     """A free port of 127.0.0.1 that the system chose, kept for one service until closed.
 
-    The socket is bound and does not listen. gRPC, which JAX's coordination service speaks through,
-    binds with SO_REUSEPORT and may take the port beside it; others do not get it.
+    The socket is bound and does not listen. gRPC, the transport of JAX's coordination service,
+    binds with SO_REUSEPORT and may share the port; other programs may not.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class Port:
         self.number: int = self._socket.getsockname()[1]
 
     def close(self) -> None:
-        """Let go of the port."""
+        """Release the port."""
         self._socket.close()
 
 
@@ -112,11 +112,11 @@ def environment(
 
     Args:
       process: its index, from 0 to ``num_processes - 1``.
-      num_processes: how many there are.
-      port: of 127.0.0.1, where process 0 serves.
-      devices: virtual CPU devices of a process; ``None`` leaves platform and devices alone.
+      num_processes: number of processes.
+      port: port of process 0 on 127.0.0.1.
+      devices: virtual CPU devices of a process; ``None`` keeps platform and devices.
       heartbeat_timeout: seconds of silence after which a process counts as dead.
-      collective_timeout: seconds that a collective on CPU waits for a process that is late.
+      collective_timeout: seconds that a collective on CPU waits for a late process.
       agreement_timeout: seconds that the checks of ``gda.check_processes_agree`` wait.
       inherited: variables to start from; flags that are set in XLA_FLAGS are kept.
     """
@@ -135,9 +135,9 @@ def environment(
     flags = [inherited.get("XLA_FLAGS", "")]
     if devices is not None:
         variables["JAX_PLATFORMS"] = "cpu"
-        # As many threads as XLA would take on a machine with so many cores. Each device that waits
-        # in a collective holds one: on 2 cores, 2 devices that run steps one after the other wait
-        # for each other for ever (JAX 0.8 and 0.10).
+        # The threads that XLA would start on a machine with so many cores. Each device that waits
+        # in a collective holds one: on 2 cores, 2 devices that run consecutive steps deadlock
+        # (JAX 0.8 and 0.10).
         variables.setdefault("NPROC", str(max(_THREADS_PER_DEVICE * devices, os.cpu_count() or 1)))
         flags.append(f"--xla_force_host_platform_device_count={devices}")
     if _has_collective_timeout() and "--xla_cpu_collective_timeout_seconds" not in flags[0]:
@@ -149,16 +149,16 @@ def environment(
 def arguments_of(
     variables: Mapping[str, str] = os.environ, without: Container[str] = ()
 ) -> dict[str, Any]:
-    """Return what an ``environment`` says, as arguments of ``jax.distributed.initialize``.
+    """Return the arguments of ``jax.distributed.initialize`` that an ``environment`` gives.
 
     JAX reads JAX_COORDINATOR_BIND_ADDRESS itself.
 
     Args:
-      variables: an environment; what it does not have, or has empty, is left out.
-      without: arguments that are known, whose variables are not looked at.
+      variables: an environment; missing and empty variables are omitted.
+      without: known arguments, whose variables are not read.
 
     Raises:
-      ValueError: a variable is not the integer that it must be.
+      ValueError: a variable must be an integer and is not.
 
     >>> arguments_of({"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "1"})
     {'num_processes': 4, 'process_id': 1}
@@ -169,7 +169,7 @@ def arguments_of(
             try:
                 arguments[argument] = text if variable == "JAX_COORDINATOR_ADDRESS" else int(text)
             except ValueError:
-                raise ValueError(f"{variable} is {text!r}, which is not an integer") from None
+                raise ValueError(f"{variable} is {text!r}; it must be an integer") from None
     return arguments
 
 
@@ -181,7 +181,7 @@ def listen_on_loopback() -> None:
 def is_stopped(pid: int) -> bool:
     """Return whether a process exists and was stopped, by SIGSTOP, Ctrl-Z or a debugger.
 
-    Only Linux tells; elsewhere the answer is no.
+    Always false outside Linux.
     """
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
@@ -191,19 +191,19 @@ def is_stopped(pid: int) -> bool:
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal, or its number where it has none.
+    """Return the name of a signal, or its number if it has none.
 
     >>> signal_name(9), signal_name(40)
     ('SIGKILL', 'signal 40')
     """
     try:
         return signal.Signals(number).name
-    except ValueError:  # the numbered ones, of real time
+    except ValueError:  # a real-time signal, which has a number only
         return f"signal {number}"
 
 
 def _decimal(seconds: float) -> str:
-    # Never 1e+06, which its readers do not take for an integer.
+    # Never 1e+06, which the readers reject.
     return f"{seconds:.15g}"
 
 

@@ -1,8 +1,8 @@
-"""The end of a process of many, which must not wait in XLA for ever.
+"""The end of one process of many, without an endless wait in XLA.
 
 A collective on CPU that still makes its connections when JAX stops its coordination service does
 not finish, and the process waits for it when XLA's client is destroyed: for 153 s with JAX 0.10.2.
-To block on ``jax.live_arrays()`` is not enough: results that the program dropped are not in there.
+To block on ``jax.live_arrays()`` is not enough: it omits results that the program dropped.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import time
 from contextlib import suppress
 from typing import Any
 
-# As long as a collective waits for a process that is late, by default of the launcher.
+# The default of the launcher for a collective that waits for a late process.
 _LIMIT_SECONDS = 30.0
 
 
 def finish_pending() -> None:
-    """Wait until the CPU devices of this process have done what the program gave them to do.
+    """Wait until the CPU devices of this process have finished the work of the program.
 
-    Public JAX cannot ask for that. But XLA starts what runs on several CPU devices one after the
-    other, so one more computation on all of them is done after all of these. A computation on one
-    device is waited for if the program still has the result. The limit is 30 s.
+    Public JAX has no such call. But XLA starts computations on several CPU devices one after the
+    other, so one more on all of them ends last. The end of a computation on one device is awaited
+    if the program still has the result. The limit is 30 s.
     """
     import jax
     import jax.numpy as jnp
@@ -39,16 +39,16 @@ def finish_pending() -> None:
         return
     mesh = jax.make_mesh((len(devices),), ("device",), devices=devices)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("device"))
-    with suppress(Exception):  # as when another process died, which the program did not wait for
-        with jax.set_mesh(mesh), jax.disable_jit(False):  # whatever the program has set
+    with suppress(Exception):  # such as the death of another process
+        with jax.set_mesh(mesh), jax.disable_jit(False):  # overrides settings of the program
             last = jax.jit(lambda: jnp.zeros(len(devices)), out_shardings=sharding)()
         # Not block_until_ready: it has no limit, and Python starts no thread any more.
         limit = time.monotonic() + _LIMIT_SECONDS
         while not all(_is_done(array) for array in (last, *jax.live_arrays())):
             if time.monotonic() > limit:
                 logging.getLogger("gda").warning(
-                    "the program ended before its devices were done, and %g s later they are busy "
-                    "still; they are not waited for any longer",
+                    "the devices were still busy %g s after the end of the program; the process "
+                    "ends without waiting for them",
                     _LIMIT_SECONDS,
                 )
                 return
@@ -62,14 +62,13 @@ def _is_done(array: Any) -> bool:
 def leave() -> None:
     """End this process with exit code 0, if JAX was imported, without destroying XLA's client.
 
-    To be registered before the program runs, so that it is called last: after the program's threads
-    have ended, the hooks that the program registered, and JAX's own shutdown.
+    Register it before the program runs, so that it is called last: after the end of the program's
+    threads, the hooks of the program, and JAX's own shutdown.
 
     It has a price. Hooks that were registered before it do not run: those of ``sitecustomize`` and
-    of ``.pth`` files, of which coverage is the one that people have, so its data are saved here.
-    Objects that are alive are not finalized: open files are written and closed here, and other
-    ``__del__`` methods do not run. Nor do the exit handlers of C libraries, whose stdout is written
-    here.
+    of ``.pth`` files. Coverage is the common one, so its data are saved here. Live objects are not
+    finalized: open files are flushed and closed here, and other ``__del__`` methods do not run. Nor
+    do the exit handlers of C libraries, whose stdout is flushed here.
     """
     if "jaxlib" not in sys.modules:
         return

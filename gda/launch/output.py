@@ -1,6 +1,6 @@
 """The output of many processes, line by line on the stdout and stderr of this one, with prefixes.
 
-Bytes go through as they are: nothing is decoded, so nothing can fail to decode.
+Bytes are passed on as they are: none is decoded, so none can fail to decode.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import IO
 
-# A "line" that is longer is passed on in pieces, so that memory stays bounded.
+# A longer line is passed on in pieces, so that memory stays bounded.
 _MAX_LINE = 1 << 20
 
 # No pipe holds more, unless root made it so.
@@ -26,7 +26,7 @@ _KEPT_LINES = 30
 # The words with which faulthandler begins the stack of each thread.
 _STACK = b"(most recent call first):"
 
-# Gloo says in each process, for each group of devices, that all is well. It writes piece by piece,
+# Gloo reports its connections in each process, for each group of devices. It writes piece by piece,
 # so lines of several threads may be mixed.
 _GLOO = re.compile(
     rb"(?=.*(?:Gloo|peer ranks))(?:\[Gloo\] Rank |\d+| is connected to | peer ranks\. "
@@ -35,15 +35,15 @@ _GLOO = re.compile(
 
 
 class Lines:
-    """The lines of one pipe, which go to a file descriptor with a prefix each.
+    """The lines of one pipe, each written to a file descriptor with a prefix.
 
     Args:
-      pipe: where a process writes.
-      prefix: what each line gets in front.
+      pipe: the output of a process.
+      prefix: text in front of each line.
       target: the file descriptor, such as 1 for stdout.
 
     Attributes:
-      stacks: how many stacks of threads there were so far.
+      stacks: number of stacks of threads so far.
 
     The messages of gloo about its connections are omitted.
     """
@@ -57,7 +57,7 @@ class Lines:
         self._last: deque[bytes] = deque(maxlen=_KEPT_LINES)
 
     def take(self, data: bytes) -> bytes:
-        """Take what was read, and return the lines that it completes, prefixed."""
+        """Take bytes, and return the lines that they complete, prefixed."""
         *lines, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > _MAX_LINE:
             lines.append(self._partial)
@@ -65,13 +65,13 @@ class Lines:
         return self._prefixed(lines)
 
     def end(self) -> bytes:
-        """Return a last line that has no end yet, prefixed, as a line."""
+        """Return an incomplete last line, prefixed, as a line."""
         lines = [self._partial] if self._partial else []
         self._partial = b""
         return self._prefixed(lines)
 
     def last(self) -> bytes:
-        """Return the last lines that there were, prefixed."""
+        """Return the last lines, prefixed."""
         return b"".join(self._last)
 
     def _prefixed(self, lines: list[bytes]) -> bytes:
@@ -82,10 +82,10 @@ class Lines:
 
 
 class PrefixedOutput:
-    """Copies the lines of pipes as they come, in a thread, until it is finished.
+    """A thread that copies the lines of pipes as they come, until it is finished.
 
-    A target that has no reader any more, or that is full, is given up: this process gets a SIGPIPE,
-    and the pipes are emptied all the same, so that who writes to them does not wait.
+    A target without a reader, or a full one, is given up: this process gets a SIGPIPE. The pipes
+    are still emptied, so that their writers do not block.
     """
 
     def __init__(self, streams: Sequence[Lines]) -> None:
@@ -96,7 +96,7 @@ class PrefixedOutput:
         self._thread.start()
 
     def finish(self) -> None:
-        """Write what is left in the pipes, also in those whose other end is still open."""
+        """Write the rest of the pipes, even of those whose other end is still open."""
         os.close(self._end)
         self._thread.join()
         os.close(self._ending)
@@ -131,7 +131,7 @@ class PrefixedOutput:
 
 
 def write(target: int, data: bytes) -> None:
-    """Write all of it, also where the file descriptor does not block."""
+    """Write all data, even if the file descriptor does not block."""
     while data:
         try:
             data = data[os.write(target, data) :]
@@ -140,7 +140,7 @@ def write(target: int, data: bytes) -> None:
 
 
 def _rest(pipe: IO[bytes]) -> bytes:
-    # One read takes all that is there; reading to the end could take for ever.
+    # One read takes all that is there; the end may never come.
     os.set_blocking(pipe.fileno(), False)
     try:
         return os.read(pipe.fileno(), _MAX_PIPE)

@@ -1,8 +1,8 @@
 """Run a program in several processes until all are done, one fails, or the launcher is told to end.
 
-The first event ends the run: a report of a process that failed (``gda/launch/child.py``), the death
-of a process, a signal, the time limit, and processes that do not exit after the program ended well
-in all. A failure after that is taken for a consequence.
+The first event ends the run: the report of a failure (``gda/launch/child.py``), the death of a
+process, a signal, the time limit, or processes that do not exit after the program succeeded in all.
+A later failure counts as a consequence.
 """
 
 from __future__ import annotations
@@ -28,22 +28,21 @@ from gda.layout.text import format_processes
 # The time between asking processes to end and killing them.
 _GRACE_SECONDS = 2.0
 
-# The time for exit handlers and for JAX's shutdown, after the program ended well in all
-# processes.
+# The time for exit handlers and JAX's shutdown, after the program succeeded in all processes.
 _EXIT_SECONDS = 30.0
 
 # The time for a process to begin writing its stacks, and then to end.
 _SILENT_SECONDS = 5.0
 _STACKS_SECONDS = 0.5
 
-# The longest that a process which broke its connections takes to be seen as dead.
+# The longest time from the broken connections of a process to its visible death.
 _DEATH_SECONDS = 0.3
 
 _STOPPED = "stopped by SIGSTOP, Ctrl-Z or a debugger"
 
 _STDOUT, _STDERR = 1, 2
 
-# A SIGPIPE says that the output has no reader any more, see gda/launch/output.py.
+# SIGPIPE means that the output has no reader, see gda/launch/output.py.
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
@@ -61,8 +60,8 @@ def run(
       environments: all variables of each process.
       timeout: seconds for the whole run.
 
-    Every line that a process writes comes out with its number in front. Why the run ended comes
-    last, on stderr. Must be called in the main thread, because it handles signals.
+    It writes every line of a process with its number in front, and last, on stderr, the reason for
+    the end of the run. Call it in the main thread, because it handles signals.
     """
     width = len(str(len(environments) - 1))
     with _Signals() as signals, Children() as children:
@@ -80,7 +79,7 @@ def run(
         if ending.reason:
             _ask_to_end(processes, signals, ending)
     output.finish()
-    with suppress(OSError):  # as when stderr is closed; the exit code still tells
+    with suppress(OSError):  # such as a closed stderr; the exit code still tells
         _tell(processes, ending, "; ".join(reasons))
     for process in processes:
         os.close(process.report)
@@ -89,14 +88,14 @@ def run(
 
 @dataclass(frozen=True)
 class _Ending:
-    """Why a run ended.
+    """The end of a run.
 
     Attributes:
-      code: the exit code of the whole.
-      reason: in words; empty if all processes ended by themselves, and well.
-      process: whose failure it was.
+      code: the exit code of the run.
+      reason: in words; empty if all processes succeeded.
+      process: the process that failed.
       asks_with: the signal that asks the other processes to end.
-      shows_stacks: whether the stacks of all processes may tell more.
+      shows_stacks: the stacks of all processes may show the cause.
     """
 
     code: int
@@ -107,7 +106,7 @@ class _Ending:
 
 
 class _Process:
-    """One process of the program, what it writes, and what it reports of its own failure."""
+    """One process of the program, with its output and its report."""
 
     def __init__(
         self,
@@ -136,7 +135,7 @@ class _Process:
         self.output = (Lines(self.popen.stdout, prefix, _STDOUT), self.stderr)
 
     def read_report(self) -> bool:
-        """Take what there is of the report without waiting; whether more may come."""
+        """Read the available part of the report; return whether more may come."""
         with suppress(BlockingIOError):
             data = os.read(self.report, 1 << 16)
             self._received += data
@@ -144,17 +143,17 @@ class _Process:
         return True
 
     def failure(self) -> tuple[int, str] | None:
-        """Return exit code and traceback, which may be empty, if it reported that it failed."""
+        """Return exit code and traceback, which may be empty, if it reported a failure."""
         report = self._report()
         return (report["code"], report["traceback"]) if report and report["code"] else None
 
     def is_done(self) -> bool:
-        """Return whether the program ended well; the process may still wait for the others."""
+        """Return whether the program succeeded; the process may still wait for the others."""
         report = self._report()
         return self.has_ended_well() if report is None else not report["code"]
 
     def has_ended_well(self) -> bool:
-        """Return whether the process is gone, with exit code 0 and without a failure."""
+        """Return whether the process has ended, with exit code 0 and without a failure."""
         return self.popen.poll() == 0 and not self.failure()
 
     def is_alive(self) -> bool:
@@ -168,7 +167,7 @@ class _Process:
         return json.loads(self._received) if self._received.endswith(b"\n") else None
 
     def ending(self) -> _Ending | None:
-        """Return how it failed, if it did."""
+        """Return its failure, if it failed."""
         in_vain = False
         if failure := self.failure():
             code, traceback = failure
@@ -181,13 +180,13 @@ class _Process:
 
 
 class _Signals:
-    """Makes signals readable from a pipe: the end of a child, and what ends the run."""
+    """A pipe with the signals that matter: the end of a child, and those that end the run."""
 
     def __enter__(self) -> _Signals:
         self.pipe, self._written = os.pipe()
         os.set_blocking(self.pipe, False)
         os.set_blocking(self._written, False)
-        # As nohup does it: who ignores the end of the terminal is not told.
+        # As under nohup: a launcher that ignores SIGHUP goes on ignoring it.
         ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
         self._handlers = {
             number: signal.signal(number, lambda *_: None)
@@ -244,8 +243,7 @@ def _watch(processes: Sequence[_Process], signals: _Signals, timeout: float | No
 def _first_failure(processes: Sequence[_Process]) -> _Ending | None:
     reported = [process for process in processes if process.failure()]
     if reported and not _died_unheard(processes):
-        # The others notice a death by their connections. Their reports of that may be here sooner
-        # than the system is done with the dead one.
+        # The others notice a death by their connections, and may report it before the system does.
         time.sleep(_DEATH_SECONDS)
     for process in (*_died_unheard(processes), *reported, *processes):
         if ending := process.ending():
@@ -265,15 +263,14 @@ def _blame_stopped(processes: Sequence[_Process], ending: _Ending) -> _Ending:
 def _not_exiting(processes: Sequence[_Process]) -> _Ending:
     left = format_processes([process.index for process in processes if process.is_alive()])
     reason = (
-        f"the program ended well in all processes, but {left} did not exit within "
-        f"{_EXIT_SECONDS:g} s, because of an exit handler of the program or of JAX, and had to be "
-        "ended"
+        f"the program succeeded in all processes, but {left} did not exit within "
+        f"{_EXIT_SECONDS:g} s and was ended; an exit handler of the program or of JAX blocked"
     )
     return _Ending(0, reason, shows_stacks=True)
 
 
 def _died_unheard(processes: Sequence[_Process]) -> list[_Process]:
-    # An abort is left out: so JAX ends a process when another one died.
+    # Not by an abort: JAX aborts a process when another one has died.
     return [
         process
         for process in processes
@@ -295,7 +292,7 @@ def _stopped_by(number: int) -> _Ending:
 
 
 def _show_stacks(processes: Sequence[_Process]) -> list[str]:
-    """Let every process write its stacks, and return in words which did."""
+    """Let every process write its stacks, and return a sentence with the missing ones."""
     asked = {process: process.stderr.stacks for process in processes if process.is_alive()}
     for process in asked:
         process.popen.send_signal(signal.SIGUSR1)
@@ -325,7 +322,7 @@ def _show_stacks(processes: Sequence[_Process]) -> list[str]:
 
 
 def _ask_to_end(processes: Sequence[_Process], signals: _Signals, ending: _Ending) -> None:
-    """Give the processes a chance to clean up; who failed is about to end anyway."""
+    """Ask the processes to clean up and end; the failed one is about to end anyway."""
     for process in processes:
         if process.index != ending.process:
             process.popen.send_signal(ending.asks_with)
@@ -339,7 +336,7 @@ def _ask_to_end(processes: Sequence[_Process], signals: _Signals, ending: _Endin
 
 
 def _well_ended(processes: Sequence[_Process]) -> list[str]:
-    """Say which processes had ended well before the run ended, and which were about to."""
+    """Return sentences about processes that had succeeded before the end, or were about to."""
     ended = [process.index for process in processes if process.has_ended_well()]
     ending = [process.index for process in processes if process.is_alive() and process.is_done()]
     said = [f"{format_processes(ended)} had ended with exit code 0 before"] if ended else []
@@ -349,7 +346,7 @@ def _well_ended(processes: Sequence[_Process]) -> list[str]:
 
 
 def _tell(processes: Sequence[_Process], ending: _Ending, reason: str) -> None:
-    """Write the tracebacks of those who failed, and last of all why the run ended."""
+    """Write the tracebacks of failed processes, and last the reason for the end of the run."""
     last = b""
     for process in processes:
         _, text = process.failure() or (0, "")

@@ -1,7 +1,7 @@
-"""The boundary between the caller's code and gda: what a traceback shows of gda.
+"""The boundary between the caller's code and gda, in tracebacks and warnings.
 
-An exception shows the caller's frames and, of gda, the function that was called, as JAX hides its
-own. JAX's switch is gda's too: with ``JAX_TRACEBACK_FILTERING=off``, or
+A traceback shows the caller's frames and the called function of gda, no inner frames, as JAX hides
+its own. JAX's switch works for gda too: with ``JAX_TRACEBACK_FILTERING=off``, or
 ``jax.config.update('jax_traceback_filtering', 'off')``, every frame is shown.
 """
 
@@ -80,7 +80,7 @@ def set_module(name: str) -> Callable[[ObjectT], ObjectT]:
 
 
 def hide_own_frames(error: BaseException, *, call_frames: int = 0) -> None:
-    """Take gda's frames out of a traceback, but for the first after each frame of the caller.
+    """Remove gda's frames from a traceback, except the first after each frame of the caller.
 
     Args:
       error: an exception that is being handled; a bare ``raise`` then adds no frame.
@@ -120,7 +120,7 @@ def unexpected_keyword(function: str, keyword: str) -> TypeError:
 
 
 def frame_of_caller() -> tuple[FrameType | None, int]:
-    """Return the first frame outside gda, and its ``stacklevel`` for a warning of who asks.
+    """Return the first frame outside gda, and its ``stacklevel`` for a warning.
 
     A frame of what runs code for gda, such as JAX, is none of the caller.
     """
@@ -142,7 +142,7 @@ def _package_of(frame: FrameType) -> str:
 
 
 def _shows_all_frames() -> bool:
-    jax: Any = sys.modules.get("jax")  # where it is not imported, the math runs alone
+    jax: Any = sys.modules.get("jax")  # without JAX, the math runs alone
     if jax is None:
         return os.environ.get("JAX_TRACEBACK_FILTERING") == "off"
     return jax.config.jax_traceback_filtering == "off"

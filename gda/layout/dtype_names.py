@@ -36,7 +36,7 @@ _IN_SAFETENSORS = {
 _OF_NUMPY = {"bool", *_SHORT.values(), "uint8"} - {"bfloat16"}
 _OF_ML_DTYPES = re.compile(r"(b?float|u?int)\d\w*")
 
-# Names of types in C and Python, which say no number of bits or one that few have in mind.
+# Names of types in C and Python, with no number of bits or a surprising one.
 _MEANT = {
     "half": ["float16"],
     "single": ["float32"],
@@ -51,7 +51,7 @@ _MEANT = {
 
 
 def as_dtype(given: Any, name: str = "dtype=") -> np.dtype[Any]:
-    """Return the dtype that an argument stands for: all that NumPy takes, and short names.
+    """Return the dtype of an argument: anything that NumPy takes, or a short name.
 
     The short names are those of the command line. Where NumPy reads one in its own way, such as
     ``i8`` for int64, NumPy is right.
@@ -109,7 +109,7 @@ def dtype_named(name: str) -> np.dtype[Any] | None:
 
 
 def similar_dtypes(name: str) -> list[str]:
-    """Return the names that may have been meant by one that there is not.
+    """Return the known names that are similar to an unknown one.
 
     >>> similar_dtypes('floot32')[0], similar_dtypes('double'), similar_dtypes('?')
     ('float32', ['float64'], [])

@@ -39,15 +39,15 @@ class ShardGrid:
     Args:
       global_shape: sizes of the array, non-negative integers.
       mesh_shape: size of each mesh axis by name, in mesh order, such as ``{'x': 4, 'y': 2}``.
-        Of a ``jax.sharding.Mesh`` it is ``mesh.shape``.
+        For a ``jax.sharding.Mesh``, pass ``mesh.shape``.
       spec: ``PartitionSpec`` or any sequence of ``None``, axis names and tuples of axis names, at
         most as long as the shape.
       pad: takes sizes that the mesh does not divide. Blocks of such a dimension have
         ``ceil(size / ways)`` elements, and the last ones fewer or none. Every answer has the
         elements of the array only; ``shard_shape`` and ``padded_shape`` have the padding too.
       process_of: the process of each device, non-negative integers in device order or in the shape
-        of the mesh; of a ``jax.Device`` it is ``process_index``. ``view`` needs it. Grids may
-        share it: pass ``other.processes``.
+        of the mesh; for a ``jax.Device``, this is ``process_index``. ``view`` needs it. To share
+        it between grids, pass ``other.processes``.
 
     Raises:
       TypeError: an argument is not of the kind above.
@@ -140,17 +140,17 @@ class ShardGrid:
 
     @property
     def num_devices(self) -> int:
-        """Devices of the mesh."""
+        """The number of devices of the mesh."""
         return self._layout.num_devices
 
     @property
     def num_shards(self) -> int:
-        """Distinct blocks of the array."""
+        """The number of distinct blocks of the array."""
         return self._layout.num_shards
 
     @property
     def num_replicas(self) -> int:
-        """Devices that hold each block."""
+        """The number of devices that hold each block."""
         return self._layout.num_replicas
 
     @property
@@ -160,7 +160,7 @@ class ShardGrid:
 
     @property
     def num_processes(self) -> int:
-        """Processes that have devices of the mesh.
+        """The number of processes that have devices of the mesh.
 
         Raises:
           ValueError: the grid was made without ``process_of``.
@@ -369,7 +369,7 @@ class ShardGrid:
     # One process.
 
     def view(self, process: int) -> ProcessView:
-        """Return the blocks that one process reads, keeps and writes; it need not exist.
+        """Return the blocks that one process reads, keeps and writes; the process need not exist.
 
         Raises:
           TypeError: ``process`` is not an integer.
@@ -428,6 +428,6 @@ def _layout_of(shape: Shape, mesh_shape: Mapping[str, int], spec: SpecLike) -> L
         if type(sum(mesh_shape.values())) is int and not hasattr(spec, "__next__"):
             return layout_of(tuple(mesh_shape.items()), spec, empty)
     except (AttributeError, TypeError, ValueError):
-        pass  # said below, better
+        pass  # reported below, in detail
     sizes = check_mesh_shape(mesh_shape)
     return layout_of(tuple(sizes.items()), check_spec(spec, shape, sizes), empty)

@@ -40,10 +40,10 @@ _SHOWN_IN_MESSAGES = 6
 class ProcessView:
     """The blocks of an array that one process reads, keeps and writes. Immutable, hashable.
 
-    Made by ``ShardGrid.view``. A process without devices in the mesh has a view too, an empty one.
-    Nothing here communicates. An answer costs O(devices of the process). The first view of a mesh
-    costs O(devices of the mesh), or a sort of them if their process numbers do not ascend; so does
-    the first call of ``written_blocks``.
+    ``ShardGrid.view`` returns one. A process without devices in the mesh has an empty view. Nothing
+    here communicates. Every attribute costs O(devices of the process). The first view of a mesh and
+    the first call of ``written_blocks`` cost O(devices of the mesh), or a sort of the devices if
+    their process numbers do not ascend.
 
     Attributes:
       process: the number of the process.
@@ -176,13 +176,13 @@ class ProcessView:
     def written_blocks(self, turn: int = 0) -> tuple[int, ...]:
         """Return the numbers of the blocks it writes, in the order of ``block_ids``.
 
-        Over all processes each block is written once, by a process that holds it. Processes share
-        replicated blocks out: if two hold the same blocks, one writes at most one more than the
-        other.
+        One of the processes that hold a block writes it. If two processes hold the same blocks,
+        one writes at most one block more than the other.
 
         Args:
-          turn: moves each block on by so many of the processes that hold it. For the leaves of a
-            tree, pass the number of the leaf. Otherwise process 0 writes every replicated leaf.
+          turn: assign each block to the process that comes ``turn`` places later among the
+            processes that hold it. For the leaves of a tree, pass the number of the leaf. If not,
+            process 0 writes every replicated leaf.
 
         >>> import gda
         >>> grid = gda.ShardGrid((8,), {'x': 2, 'y': 4}, ('y',), process_of=[0] * 4 + [1] * 4)
@@ -231,7 +231,7 @@ class ProcessView:
 
     @property
     def local_shape(self) -> Shape:
-        """Shape of its blocks put together, in the order of their coordinates, without gaps.
+        """The shape of its blocks side by side, in the order of their coordinates, without gaps.
 
         Raises:
           ValueError: its blocks do not form a regular grid, or it has no device.
@@ -421,7 +421,7 @@ def infer_global_shape(
     process_of: ProcessOf | Processes,
     process: int,
 ) -> Shape:
-    """Return the shape of the whole, where only the local shape of one process is known.
+    """Return the global shape for the local shape of one process.
 
     ``ShardGrid(result, mesh_shape, spec, process_of=process_of).view(process).local_shape`` is
     ``local_shape``. Nothing is compared with what other processes have.
@@ -443,7 +443,7 @@ def infer_global_shape(
     shape = check_shape(local_shape, "local")
     entries = check_spec(spec, shape, sizes, "local")
     layout = layout_of(tuple(sizes.items()), entries, tuple(not size for size in shape))
-    # Which blocks a process has does not hang on their size, so let each be of one element.
+    # The blocks of a process do not depend on their size, so each gets one element.
     ones = tuple(parts if size else 0 for size, parts in zip(shape, layout.parts, strict=True))
     processes = check_process_of(process_of, layout)
     view = ProcessView(layout, _tiling(ones, layout), processes, process)

@@ -64,7 +64,7 @@ class Processes:
 
     @property
     def num_devices(self) -> int:
-        """Devices of the mesh."""
+        """The number of devices of the mesh."""
         return len(self.process_of)
 
     @cached_property
@@ -75,7 +75,7 @@ class Processes:
 
     @cached_property
     def ranks(self) -> IntArray:
-        """For every device, where in ``numbers`` its process is: int64, read-only."""
+        """The place in ``numbers`` of the process of each device: int64, read-only."""
         order, _ = self._by_process
         _, counts = self._runs
         ranks = np.empty(self.num_devices, np.int64)
@@ -85,8 +85,8 @@ class Processes:
     def positions(self, process: int) -> IntArray:
         """Return the flat positions of the devices of a process, in device order, read-only.
 
-        The first time O(devices) where the numbers ascend, as they do on most meshes, and else a
-        sort; after that O(log(devices)).
+        The first call costs O(devices) if the process numbers ascend, as on most meshes, or a sort
+        of the devices if they do not. Later calls cost O(log(devices)).
 
         >>> Processes([4, 4, 0, 0]).positions(1)
         array([], dtype=int64)
@@ -128,7 +128,7 @@ class Processes:
         return f"Processes({len(self.numbers)} processes of {self.num_devices} devices)"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # What is kept stays behind: the hash holds only in this Python process.
+        # Cached results are not pickled: the hash is valid in this Python process only.
         return Processes, (self.process_of,)
 
 
@@ -166,15 +166,15 @@ def _integers(process_of: object) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Writing:
-    """The process that writes each block: of those that hold it, the one with least so far.
+    """The process that writes each block: the holder with the fewest blocks so far.
 
-    The blocks that fewest processes hold come first; of equal processes, the lowest number writes.
-    So what several hold is shared out, and every process knows the shares of all without a word.
+    The blocks with the fewest holders come first; of equal processes, the lowest number writes. So
+    replicated blocks are shared out, and every process computes the same shares.
 
     Attributes:
       holders: the processes that hold a block, ascending, block after block.
-      firsts, counts: for each block, where its holders begin and how many they are.
-      chosen: for each block, which of its holders writes it.
+      firsts, counts: the first and the number of the holders of each block.
+      chosen: the holder that writes each block.
     """
 
     holders: IntArray
@@ -183,14 +183,14 @@ class Writing:
     chosen: IntArray
 
     def writers(self, blocks: IntArray, turn: int) -> IntArray:
-        """Return the processes that write some blocks, each ``turn`` holders after the chosen."""
+        """Return the process that writes each block, ``turn`` places after the chosen one."""
         ranks = (self.chosen[blocks] + turn) % self.counts[blocks]
         return self.holders[self.firsts[blocks] + ranks]
 
 
 @lru_cache(maxsize=64)
 def writing_of(layout: Layout, processes: Processes) -> Writing:
-    """Return who writes which block: worked out once, for all blocks and processes together."""
+    """Return the process that writes each block, computed once for all blocks together."""
     numbers = np.array(processes.numbers, np.int64)
     # One number for a block and a process that holds it, however many of its devices do. These come
     # in runs, on which a stable sort is quick: 3 to 70 ms for a million; np.unique of NumPy 2.4

@@ -31,14 +31,14 @@ _NOT_A_SPEC = (str, set, frozenset, dict)
 
 
 def check_shape(sizes: Iterable[int], kind: str = "global") -> Shape:
-    """Return a shape as a tuple of Python ints; ``kind`` is which shape it is, for messages.
+    """Return a shape as a tuple of Python ints; ``kind`` names it in messages.
 
     Raises:
       TypeError: it is not a sequence of integers.
       ValueError: a size is negative.
     """
     try:
-        if type(sizes) in (set, dict):  # without the order that was meant
+        if type(sizes) in (set, dict):  # these have no order
             raise TypeError
         shape = tuple(map(operator.index, sizes))
     except TypeError:
@@ -106,7 +106,7 @@ def check_spec(
     if list in map(type, entries):
         entries = tuple(tuple(entry) if type(entry) is list else entry for entry in entries)
     for dimension, entry in enumerate(entries):
-        _names_of(entry, dimension, entries)  # raises if it is of no kind that an entry can be
+        _names_of(entry, dimension, entries)  # raises if it cannot be an entry
     rank = len(shape)
     sizes = mesh_shape or {}
     for surplus in entries[rank:]:
@@ -140,7 +140,7 @@ def axes_by_dimension(
     """
     axes = tuple([_names_of(entry, dimension, entries) for dimension, entry in enumerate(entries)])
     if errors := list(axis_errors(axes, entries, mesh_shape)):
-        raise errors.pop(0)  # a frame that has its own error lives on, with the caller's arrays
+        raise errors.pop(0)  # a frame that holds its own error keeps the caller's arrays alive
     return axes + ((),) * (rank - len(axes))
 
 

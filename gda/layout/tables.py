@@ -1,7 +1,7 @@
 """Plain text that fits a terminal: tables, and texts broken into lines.
 
-Widths are in columns of a terminal, of which a wide character, as of Chinese, takes two. Texts in a
-table may come from a file, so what a terminal would obey is escaped.
+Widths are in columns of a terminal; a wide character, such as a Chinese one, takes two. Texts in a
+table may come from a file, so control characters are escaped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NO_LIMIT = 10**9
 def table(
     rows: Iterable[Sequence[str]], *, right: Container[str] = (), width: int | None = None
 ) -> list[str]:
-    """Return the lines of a table; cells of the widest columns are wrapped where it is too wide.
+    """Return the lines of a table; cells of the widest columns are wrapped if it is too wide.
 
     Args:
       rows: the cells of each row, the first of which may be the names of the columns.
@@ -88,7 +88,7 @@ _BREAKS = (r"(?:[^ ,]|,(?=[0-9]))+[ ,]*|[ ,]+", r"[^,]+,*|,+")
 
 
 def wrap(text: str, width: int, *, cuts_words: bool = True) -> list[str]:
-    """Return a text in lines of at most so many columns; without ``cuts_words`` words stay whole.
+    """Return a text in lines of at most ``width`` columns; without ``cuts_words`` words stay whole.
 
     >>> wrap('data=1024,model=16: 16,384 devices', 18)
     ['data=1024,', 'model=16: 16,384', 'devices']

@@ -1,20 +1,20 @@
-"""Amounts, indices, processes and meshes as people read them, in messages and pictures."""
+"""Amounts, indices, processes and meshes as text, for messages and pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-MOST_NAMED = 8  # of many differences, a message names so many
+MOST_NAMED = 8  # the most differences that a message names
 
-# Runs of numbers that are all written; of more, the first ones and how many are left.
+# The most runs of numbers that are all written; of more, the first ones and the number of the rest.
 _MOST_RUNS = 8
 _FIRST_RUNS = 6
 _FEWEST_STEPS = 4
 
 
 def format_bytes(nbytes: int) -> str:
-    """Return a size as people read it.
+    """Return a size in words.
 
     >>> format_bytes(1536), format_bytes(3)
     ('1.5 KiB', '3 B')
@@ -27,7 +27,7 @@ def format_bytes(nbytes: int) -> str:
 
 
 def counted(count: int, thing: str, things: str | None = None) -> str:
-    """Return how many there are of a thing.
+    """Return a number of things in words.
 
     >>> counted(1, 'block'), counted(4096, 'block'), counted(2, 'process', 'processes')
     ('1 block', '4,096 blocks', '2 processes')
@@ -36,7 +36,7 @@ def counted(count: int, thing: str, things: str | None = None) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text of unknown origin without what makes a terminal do things.
+    """Return a text of unknown origin with its control characters escaped.
 
     >>> print(printable(chr(27) + "[2J"))
     \\x1b[2J
@@ -45,7 +45,7 @@ def printable(text: str) -> str:
 
 
 def join_some(parts: Sequence[str]) -> str:
-    """Return the first few of many parts of a message, and how many more there are.
+    """Return the first few of many parts of a message, and the number of the others.
 
     >>> join_some(list("abcdefghij"))
     'a; b; c; d; e; f; g; h; and 2 more'
@@ -56,18 +56,18 @@ def join_some(parts: Sequence[str]) -> str:
 
 
 def itemsize_error(itemsize: object) -> TypeError:
-    """Return what is raised where something else stands for the bytes of one element."""
+    """Return the error for a wrong number of bytes of one element."""
     return TypeError(
         "itemsize must be the bytes of one element, such as np.dtype('float32').itemsize, not "
         f"{itemsize!r}"
     )
 
 
-# Parts of an array, and where they are.
+# Parts of an array, and their places.
 
 
 def format_index(first: Sequence[slice], last: Sequence[slice] | None = None) -> str:
-    """Return an index as NumPy takes it, or that of all from one to another.
+    """Return an index as in NumPy, or the range from a first to a last one.
 
     >>> format_index((slice(0, 2), slice(None))), format_index((slice(0, 2),), (slice(4, 6),))
     ('[0:2, :]', '[0:6]')
@@ -105,12 +105,12 @@ def format_processes(processes: Iterable[int]) -> str:
 def format_numbers(numbers: Iterable[int]) -> str:
     """Return numbers in their order: runs as ``0-7``, equal steps as ``0, 8, … 56``.
 
-    More than eight runs without a rule end in how many numbers are left out.
+    More than eight runs without a rule end in the number of omitted ones.
 
     >>> format_numbers([0, 1, 2, 3, 8]), format_numbers(range(0, 64, 8))
     ('0-3, 8', '0, 8, … 56')
     """
-    # Most blocks have a few devices, of which Python's lists are quicker than NumPy's arrays.
+    # Most blocks have a few devices, for which Python's lists are quicker than NumPy's arrays.
     values: list[int] = numbers.tolist() if hasattr(numbers, "tolist") else list(numbers)  # pyright: ignore
     if len(values) < 2:
         return "".join(map(str, values))

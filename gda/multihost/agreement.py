@@ -1,9 +1,8 @@
-"""Checks that all processes mean the same arrays, and the errors if they do not.
+"""Checks that all processes have the same arrays, and the errors if they do not.
 
-Two processes that build "the same" array of different shapes get wrong sums without a word, and
-other disagreements hang. A check compares descriptions before that. It goes through
-``meeting``, without devices: first the digests of the descriptions, and only where those differ
-one description of each kind.
+Processes that build one array with different shapes get wrong sums silently, and other
+disagreements hang. A check compares descriptions before that. It goes through ``meeting``, without
+devices: first the digests of the descriptions, then, if these differ, one description of each kind.
 """
 
 from __future__ import annotations
@@ -41,24 +40,24 @@ _TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | None = None) -> None:
     """Check that every process has the same tree: structure, shapes, dtypes, meshes and specs.
 
-    Communicates, through JAX's coordination service and not through devices, so that it never hangs
-    over a disagreement: every process must call it, in the same order of checks. Values of arrays
-    are not compared. Takes about a millisecond, and nothing in a program of one process.
+    Communicates through JAX's coordination service, not through devices, so that a disagreement
+    never hangs. Every process must call it, in the same order of checks. Values of arrays are not
+    compared. It takes about a millisecond, or no time in a program of one process.
 
     Args:
       tree: a pytree of ``GlobalArray``s, ``jax.Array``s, NumPy arrays, ``ShapeDtypeStruct``s,
-        shardings, meshes, specs and scalars. Of meshes the axes, their sizes and the order of the
-        devices are compared.
-      name: what the tree is, for the message; processes that check different names disagree.
+        shardings, meshes, specs and scalars. Meshes are compared by axes, sizes and order of
+        devices.
+      name: name of the tree in messages; processes that check different names disagree.
       timeout: seconds to wait for the other processes; by default the environment variable
         ``GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS``, or 60.
 
     Raises, in every process:
       DisagreementError: the processes differ. It names the processes in the minority, the path and
         the field. It is a ``ValueError``.
-      LateProcessError: a process did not come in time; it is named, and so is where it was last and
-        where the others wait. It is a ``TimeoutError``.
-      ConnectionError: process 0, which serves the others, is gone.
+      LateProcessError: a process did not come in time. It names that process, its last check and
+        the check where the others wait. It is a ``TimeoutError``.
+      ConnectionError: process 0, which runs the service, has ended.
       RuntimeError: the launcher started this process, and ``gda.launch.initialize`` was not called.
 
     >>> import gda, jax
@@ -79,17 +78,16 @@ def checking_agreement(
 
     While it is on, a constructor with a callback compares shape, dtype, mesh and spec over the
     processes of the mesh before it reads. After building, all constructors, those of trees too,
-    compare what came out and whether all of them succeeded, so that one that failed is known to
-    all at once. ``reshard`` and ``gather`` check before they move; ``from_array``, which only
-    wraps, does not. Only the main thread checks: other threads may run in another order in each
-    process. They raise what ``check_processes_agree`` raises, and the process that failed
-    its own exception. The environment variable
-    ``GDA_CHECK_AGREEMENT=1`` switches it on for the whole program; the launcher and the pytest
-    plugin do.
+    compare their results, so that all processes hear of a failure in one at once. ``reshard`` and
+    ``gather`` check before they move; ``from_array``, which only wraps, does not. Only the main
+    thread checks: other threads may run in another order in each process. A check raises the errors
+    of ``check_processes_agree``; a process that failed raises its own exception. The environment
+    variable ``GDA_CHECK_AGREEMENT=1`` switches it on for the whole program; the launcher and the
+    pytest plugin do.
 
     Args:
       enabled: ``False`` switches it off.
-      timeout: seconds to wait for the other processes, those that read slowly included.
+      timeout: seconds to wait for the other processes, slow reads included.
 
     >>> import gda, jax, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
@@ -105,7 +103,7 @@ def checked(
 ) -> Callable[[Callable[P, jax.Array]], Callable[P, jax.Array]]:
     """Make a constructor ``(global_shape, mesh, spec, ..., dtype=)`` check what it builds.
 
-    If it ``reads``, which may take long, then also what it is asked for, before that.
+    If it ``reads``, which may take long, the arguments are checked before that.
     """
 
     def decorate(construct: Callable[P, jax.Array]) -> Callable[P, jax.Array]:
@@ -144,18 +142,18 @@ def together(
     wanted: Callable[[], Description] | None = None,
     always: bool = False,
 ) -> T:
-    """Return what ``work`` returns, after all processes of the mesh have done theirs and agree.
+    """Return the result of ``work``, after all processes of the mesh have done theirs and agree.
 
-    Where checks are off, and not ``always``, only works. Checks inside of the work are off: they
-    would be more meetings over the same.
+    If checks are off, and not ``always``, it only works. Checks inside ``work`` are off, because
+    they would repeat this one.
 
     Args:
       name: of the function that the user called.
-      mesh: whose processes take part, or a sharding over it; what is neither is left for ``work``
-        to complain about.
-      work: what this process does. If it raises in one, that one raises it, and the others hear.
-      outcome: describes what came out.
-      wanted: describes what is to be done, to be compared before.
+      mesh: the mesh of the processes that take part, or a sharding over it; ``work`` must reject
+        anything else.
+      work: the part of this process. Its exception is raised here and reported to the others.
+      outcome: describes the result.
+      wanted: describes the request, which is compared before.
 
     Raises:
       DisagreementError, LateProcessError, ConnectionError: as ``check_processes_agree`` does.
@@ -180,7 +178,7 @@ def together(
 def check_moving(
     tree: Any, name: str, processes: tuple[int, ...] | None = None, **options: object
 ) -> None:
-    """Check, where checks are on, what the processes are about to communicate about, and how."""
+    """Check, if checks are on, that all processes will move this tree with these options."""
     takes_part = processes is None or jax.process_index() in processes
     if _is_on() and jax.process_count() > 1 and takes_part:
         described = {("", option): repr(value) for option, value in options.items()}
@@ -189,19 +187,19 @@ def check_moving(
 
 
 def user_location() -> str:
-    """Return file and line outside gda from which it was called, such as ``train.py:31``."""
+    """Return the file and line of the caller outside gda, such as ``train.py:31``."""
     frame, _ = frame_of_caller()
     if frame is None:
         return "an unknown place"
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-# The switch, and how long to wait.
+# The switch and the timeout.
 
 
 class _Switch(NamedTuple):
     is_on: bool
-    timeout: float | None  # seconds; None for what the environment says
+    timeout: float | None  # seconds; None for that of the environment
 
 
 _OF_ENVIRONMENT = _Switch(os.environ.get("GDA_CHECK_AGREEMENT", "") not in ("", "0"), None)
@@ -223,17 +221,17 @@ def _is_on() -> bool:
 
 
 def _check_joined() -> None:
-    """Raise if this process was started as one of many, and does not know the others."""
+    """Raise if this process was started as one of many and has not joined the others."""
     count = os.environ.get("JAX_NUM_PROCESSES", "1")
     if count != "1" and jax.process_count() == 1:
         raise RuntimeError(
-            f"by the variable JAX_NUM_PROCESSES this is one of {count} processes, but JAX knows of "
-            "none but this; call gda.launch.initialize() before any other use of JAX"
+            f"JAX_NUM_PROCESSES says {count} processes, but JAX has only this one; call "
+            "gda.launch.initialize() before any other use of JAX"
         )
 
 
 def timeout_of_checks() -> float:
-    """Return how many seconds a check waits for the other processes."""
+    """Return the seconds that a check waits for the other processes."""
     if (seconds := _switch.get().timeout) is not None:
         return seconds
     given = os.environ.get(_TIMEOUT_VARIABLE)
@@ -270,10 +268,10 @@ def _agree(
     timeout: float,
     processes: tuple[int, ...] | None = None,
 ) -> T:
-    """Return what ``work`` returns, in all processes if all describe the same of it.
+    """Return the result of ``work``, if all processes describe theirs in the same way.
 
     Raises:
-      DisagreementError: they do not, in all processes; or the work of another process failed.
+      DisagreementError: the descriptions differ, or the work of another process failed.
     """
     what = f"{place} ({user_location()})"
     here = {("", place.function if place.name else "call"): place.name or str(place)}
@@ -318,7 +316,7 @@ def compare_digests(parts: dict[int, tuple[str, str]]) -> dict[str, Any]:
         return {}
     heard = sorted(groups.values(), key=len)
     if len(heard) > MOST_NAMED:
-        # Enough are that of the majority and those that are most on their own.
+        # The majority and the smallest groups are enough.
         heard = [*heard[: MOST_NAMED - 1], heard[-1]]
     where = [f"{format_processes(group)} at {place}" for place, group in places.items()]
     return {
@@ -329,7 +327,7 @@ def compare_digests(parts: dict[int, tuple[str, str]]) -> dict[str, Any]:
 
 
 def say_difference(groups: list[list[int]], payloads: dict[int, bytes]) -> bytes:
-    """Say in which fields the groups differ, given the descriptions of their first processes."""
+    """Return the fields in which the groups differ, from descriptions by their first processes."""
     descriptions = [
         {(path, field): value for path, field, value in json.loads(payloads[group[0]])}
         for group in groups
@@ -340,8 +338,8 @@ def say_difference(groups: list[list[int]], payloads: dict[int, bytes]) -> bytes
         for group, description in zip(groups, descriptions, strict=True):
             value = description.get((path, field))
             if value is None and (path, "shape") in description:
-                continue  # there, without such a field; what it is differs too
-            holders.setdefault(value or "not there", []).extend(group)
+                continue  # a leaf without this field; other fields differ too
+            holders.setdefault(value or "missing", []).extend(group)
         if len(holders) > 1:
             minority, *rest = sorted(holders.items(), key=lambda item: len(item[1]))
             said = f"{format_processes(minority[1])}: {field} {minority[0]}"

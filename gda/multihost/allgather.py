@@ -1,7 +1,7 @@
 """Bytes from every process to every process, through one device of each.
 
 ``jax.experimental.multihost_utils.process_allgather`` puts the data on every device of a process
-and talks with all processes; this needs room on one device and can leave processes out.
+and communicates with all processes; this needs room on one device and can omit processes.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ Bytes = npt.NDArray[np.uint8]
 def all_gather(data: Bytes, processes: tuple[int, ...]) -> Bytes:
     """Return the bytes of all ``processes``, in that order: uint8 ``[len(processes), size]``.
 
-    Communicates: each of ``processes``, and no other, must call it with data of the same size. The
-    result is for a moment whole on one device of each of them.
+    Communicates: each of ``processes``, and no other, must call it with data of the same size. For
+    a moment, one device of each holds the whole result.
     """
     mesh, sharding, replicate = _through_leads(processes)
     mine = data.reshape(1, -1)
     shape = (len(processes), data.size)
-    # Whatever the user may have set: JAX refuses arrays of another mesh, and without jit the
-    # function that replicates does nothing.
+    # Overrides the settings of the user: JAX refuses arrays of another mesh, and without jit
+    # nothing is replicated.
     with jax.set_mesh(mesh), jax.disable_jit(False), jax.transfer_guard("allow"):
-        cut = jax.make_array_from_callback(shape, sharding, lambda _: mine)
-        return np.asarray(replicate(cut).addressable_data(0))
+        sharded = jax.make_array_from_callback(shape, sharding, lambda _: mine)
+        return np.asarray(replicate(sharded).addressable_data(0))
 
 
 @lru_cache(maxsize=16)
 def _through_leads(processes: tuple[int, ...]) -> tuple[Mesh, NamedSharding, Callable[..., Any]]:
     leads = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.array([leads[process] for process in processes]), ("process",))
-    cut, whole = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("process",), ()))
-    return mesh, cut, jax.jit(_same, out_shardings=whole)
+    sharded, whole = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("process",), ()))
+    return mesh, sharded, jax.jit(_same, out_shardings=whole)
 
 
 def _same(x: jax.Array) -> jax.Array:

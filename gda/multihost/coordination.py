@@ -1,9 +1,9 @@
-"""The door to what JAX has and does not export: this file alone touches what JAX keeps private.
+"""The only access of gda to private parts of JAX, above all to its coordination service.
 
-That is above all JAX's coordination service: a key-value store and barriers with a timeout. The
-service starts with ``jax.distributed.initialize`` and runs in process 0. It needs no devices, so
-processes that disagree over arrays can still talk through it. If a version of JAX has moved
-something, each function says in the log, once, what is lost.
+The service is a key-value store and barriers with a timeout. It starts with
+``jax.distributed.initialize`` and runs in process 0. It needs no devices, so processes that
+disagree over arrays can still communicate through it. If a version of JAX has moved a part, its
+function logs the loss once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-_LONGEST = 2**31 - 1  # milliseconds, 24 days; more is too much for the service
+_LONGEST = 2**31 - 1  # milliseconds, 24 days; the service takes no more
 
 _METHODS = (
     "blocking_key_value_get_bytes",
@@ -30,9 +30,9 @@ _METHODS = (
 
 
 class Service:
-    """The coordination service as this process sees it. Every call blocks the thread.
+    """The client of the coordination service in this process. Every call blocks the thread.
 
-    Any call may raise ``ConnectionError``: the service, that is process 0, is gone.
+    Any call may raise ``ConnectionError``: process 0, which runs the service, has ended.
     """
 
     def __init__(self, client: Any) -> None:
@@ -42,7 +42,7 @@ class Service:
         """Store ``value``, for all processes to read.
 
         Raises:
-          KeyError: the key is there already, and is not to be overwritten.
+          KeyError: the key exists, and ``overwrite`` is false.
         """
         with _errors(key):
             self._client.key_value_set_bytes(key, value, overwrite)
@@ -62,12 +62,12 @@ class Service:
             return dict(self._client.key_value_dir_get_bytes(folder))
 
     def delete(self, key: str) -> None:
-        """Remove a key, or a folder with all that is in it."""
+        """Remove a key, or a folder with its content."""
         with _errors(key):
             self._client.key_value_delete(key)
 
     def barrier(self, name: str, timeout: float, processes: Iterable[int] | None = None) -> None:
-        """Wait until all ``processes``, by default all there are, wait at this barrier.
+        """Wait until all ``processes``, by default every one, wait at this barrier.
 
         Raises:
           TimeoutError: some did not come within ``timeout`` seconds, or are dead.
@@ -79,7 +79,7 @@ class Service:
 
 
 def service() -> Service | None:
-    """Return the service, or ``None`` where ``jax.distributed.initialize`` has not started it."""
+    """Return the service, or ``None`` if ``jax.distributed.initialize`` has not started it."""
     try:
         from jax._src import distributed
 
@@ -106,8 +106,8 @@ def has_backends() -> bool:
 def listen_on(address: str) -> None:
     """Let CPU collectives listen on an address, in a process that has not used its devices yet.
 
-    Otherwise gloo, which carries them, listens on the address of the machine's name: others on the
-    network may reach it there, and where the name has no address no device can be used.
+    By default gloo, their transport, listens on the address of the machine's name: other machines
+    may reach it there, and if the name has no address, no device can be used.
     """
     try:
         from jax._src import distributed, xla_bridge
@@ -118,8 +118,8 @@ def listen_on(address: str) -> None:
         make_client, state = xla_bridge.make_cpu_client, distributed.global_state
     except (ImportError, AttributeError):
         logging.getLogger("gda").warning(
-            "JAX %s does not let gda choose the address on which CPU collectives listen: they take "
-            "that of this machine's name, %s, which must have one, in /etc/hosts for example",
+            "JAX %s does not let gda choose the address on which CPU collectives listen: they use "
+            "that of this machine's name, %s. If the name has none, add one to /etc/hosts",
             jax.__version__,
             socket.gethostname(),
         )
@@ -133,15 +133,15 @@ def listen_on(address: str) -> None:
             make_gloo_tcp_collectives(distributed_client=state.client, hostname=address)
         )
 
-    # In place of JAX's own, with what JAX registers it with.
+    # In place of JAX's own, with the same options.
     register("cpu", make_cpu_client, priority=0, fail_quietly=False)
 
 
-@cache  # said once
+@cache  # logged once
 def warn_of_moved_service() -> None:
     logging.getLogger("gda").warning(
-        "JAX %s keeps its coordination service where gda does not find it: processes agree through "
-        "collectives instead, and one that does not come is waited for and cannot be named",
+        "gda does not find the coordination service of JAX %s: processes agree through collectives "
+        "instead, which wait for a missing process without a limit and cannot name it",
         jax.__version__,
     )
 
@@ -153,7 +153,7 @@ def _milliseconds(seconds: float) -> int:
 # The service tells kinds of errors apart by the first word of the message.
 _KINDS = {
     "DEADLINE_EXCEEDED": TimeoutError,
-    "INTERNAL": TimeoutError,  # a barrier at which a process is waited for that has died
+    "INTERNAL": TimeoutError,  # a barrier that waits for a dead process
     "ABORTED": TimeoutError,
     "CANCELLED": TimeoutError,
     "INVALID_ARGUMENT": ValueError,

@@ -1,4 +1,4 @@
-"""Descriptions of arrays and trees as text, by which processes see if they mean the same."""
+"""Descriptions of arrays and trees as text, which processes compare."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from gda.layout.dtype_names import as_dtype
 from gda.layout.spec import check_shape, check_spec, format_spec
 from gda.mesh import is_tracer, mesh_and_spec
 
-# (path in the tree, name of the field) -> text. Two arrays are the same to all that gda does if
-# these texts are.
+# (path in the tree, name of the field) -> text. gda treats arrays with equal texts as the same.
 Description = dict[tuple[str, str], str]
 
 
@@ -25,7 +24,7 @@ def describe(tree: Any) -> Description:
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     for path, leaf in leaves:
         text = jax.tree_util.keystr(path)
-        # `GlobalArray` shows its array as a leaf one step further down, which says nothing.
+        # The leaf of a `GlobalArray` is its array, one step further down.
         description.update(leaf_fields(text.removesuffix(".array"), leaf))
     description["", "structure"] = _structure_text(structure)
     return description
@@ -45,14 +44,14 @@ def describe_wanted(given: dict[str, Any]) -> Description:
 
 def _dtype_text(dtype: Any) -> str:
     if dtype is None:
-        return "as it comes"
-    # NumPy knows nothing of PRNG keys.
+        return "not given"
+    # NumPy has no PRNG keys.
     is_key = not isinstance(dtype, str) and jax.numpy.issubdtype(dtype, jax.dtypes.extended)
     return str(dtype if is_key else as_dtype(dtype))
 
 
 def _structure_text(structure: Any) -> str:
-    """Return what is the same text for the same structure, in every process."""
+    """Return a text that is equal for equal structures, in every process."""
     if (node := structure.node_data()) is None:
         return "*"
     kind, aux = node
@@ -70,7 +69,7 @@ def _structure_text(structure: Any) -> str:
 
 
 def stable_text(value: Any) -> str:
-    """Return the repr, without what differs between processes: addresses and orders of hashes."""
+    """Return the repr without addresses and hash orders, which differ between processes."""
     if isinstance(value, set | frozenset):
         return f"{{{', '.join(sorted(map(stable_text, value)))}}}"
     if type(value) in (list, tuple):
@@ -97,7 +96,7 @@ def leaf_fields(path: str, leaf: Any) -> Description:
 
 def _sharding_fields(path: str, sharding: Any) -> Description:
     if sharding is None or isinstance(sharding, SingleDeviceSharding):
-        return {}  # of this process alone, or not laid out yet
+        return {}  # local to this process, or without a layout yet
     if isinstance(sharding, NamedSharding):
         own = {
             (path, "spec"): _spec_text(sharding.spec),
@@ -130,7 +129,7 @@ def _shortened(ids: list[int]) -> str:
 
 
 def _spec_text(spec: Any) -> str:
-    """Return a spec so that those that mean the same look the same."""
+    """Return a spec as text, equal for specs of the same meaning."""
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
         return repr(spec)
     entries = [entry[0] if _is_single(entry) else entry or None for entry in spec]

@@ -1,8 +1,9 @@
 """A meeting of processes: each brings a payload, one judges, and all hear the same verdict.
 
-Through JAX's coordination service a meeting never hangs: a process that does not come in time is
-named to all. A meeting costs each process three small messages, whatever their number; only
-process 0 of a meeting reads all payloads. Without the service there is a collective and a watchdog.
+Through JAX's coordination service a meeting never hangs: every process raises an error with the
+numbers of late processes. A meeting costs each process three small messages, for any number of
+processes; only its first process reads all payloads. Without the service, a collective with a
+watchdog takes its place.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from gda.multihost.allgather import all_gather
 Judge = Callable[[dict[int, bytes]], bytes]
 
 _FOLDER = "gda/multihost/meeting"
-# Every thread counts its meetings with each set of processes, so that all processes mean the same.
-# Threads are known by their names, which are the same in processes that run the same program.
+# Every thread numbers its meetings with each set of processes, equal in all processes. Threads have
+# the same names in processes that run the same program.
 _held: Counter[tuple[str, tuple[int, ...]]] = Counter()
 
 
 @set_module("gda")
 class DisagreementError(ValueError):
-    """Processes were about to go on with arrays that are not the same, or from different places.
+    """The processes have different arrays, or are at different places in the program.
 
     Every process raises it, with the same message.
 
@@ -55,7 +56,7 @@ class DisagreementError(ValueError):
 
 @set_module("gda")
 class LateProcessError(TimeoutError):
-    """Some process did not come to where the others wait; ``processes`` has the numbers.
+    """Some processes did not come to the place where others wait; ``processes`` has their numbers.
 
     >>> import gda
     >>> try:
@@ -78,24 +79,24 @@ def meet(
     timeout: float,
     processes: tuple[int, ...] | None = None,
 ) -> bytes:
-    """Bring ``payload``, and return what ``judge`` makes of the payloads of all processes.
+    """Bring ``payload``, and return the verdict of ``judge`` on the payloads of all processes.
 
-    Communicates: all of ``processes`` must come, in the same order of meetings. Threads meet those
-    of the same name.
+    Communicates: all of ``processes`` must call it, in the same order of meetings. Threads meet
+    threads of the same name.
 
     Args:
       payload: of any length.
       judge: called in one process with the payloads by process; must not raise.
-      kind: what sort of payload it is; only one for which ``judge`` is meant is shown to it.
-      what: where this process is, for the errors of the others, such as ``check 'x' (a.py:3)``.
+      kind: the sort of payload; ``judge`` gets payloads of one kind only.
+      what: the place of this process, for errors of the others, such as ``check 'x' (a.py:3)``.
       timeout: seconds to wait for the others.
       processes: ascending; by default all.
 
     Raises:
-      DisagreementError: some processes brought another kind, because they are somewhere else.
-      LateProcessError: a process did not come. Every process that did raises it, the late one when
-        it comes after all.
-      ConnectionError: the service, that is process 0, is gone.
+      DisagreementError: some processes brought another kind, because they are at another place.
+      LateProcessError: a process did not come in time. All others raise it, and so does the late
+        process if it comes later.
+      ConnectionError: process 0, which runs the service, has ended.
     """
     if processes is None:
         processes = tuple(range(jax.process_count()))
@@ -112,7 +113,7 @@ def meet(
     return _open(meeting.hold(_entry(number, kind, what, payload), judge), what)
 
 
-# An entry is a payload with who brings what, and a verdict says in its first byte which it is.
+# An entry is a header and a payload. A verdict begins with + (judged) or - (refused).
 
 
 def _entry(number: int, kind: str, what: str, payload: bytes) -> bytes:
@@ -120,7 +121,7 @@ def _entry(number: int, kind: str, what: str, payload: bytes) -> bytes:
 
 
 def _judged(entries: dict[int, bytes], judge: Judge) -> bytes:
-    """Return the verdict of ``judge``, unless the entries are not all for it."""
+    """Return the verdict of ``judge``, or a refusal if the entries are of different kinds."""
     payloads, places = {}, {}
     for process, entry in sorted(entries.items()):
         header, _, payloads[process] = entry.partition(b"\n")
@@ -175,7 +176,7 @@ class _Meeting:
         verdict = _judged(self._entries(), judge)
         service.put(verdict_key, verdict)
         with contextlib.suppress(RuntimeError):
-            # All have come here, so all have read the verdict before this one.
+            # All processes are here, so all have read the previous verdict.
             service.delete(f"{self._folder}/verdict/{number - 1}")
         return verdict
 
@@ -205,7 +206,7 @@ class _Meeting:
         who = format_processes(late) if late else "a process"
         message = (
             f"{self.what}: {who} did not come within {self.timeout:g} s. "
-            f"{'; '.join(lines)}. Look at the output of {who} for what happened there"
+            f"{'; '.join(lines)}. Look for the reason in the output of {who}"
             f"{_because(reason)}"
         )
         service.put(f"{key}/said", json.dumps([message, sorted(late)]).encode())
@@ -215,7 +216,7 @@ class _Meeting:
         try:
             what = self.service.get(f"{_FOLDER}/at/{process}", timeout=0.1).decode()
         except TimeoutError:
-            return "was never at one"
+            return "has not been at such a place"
         return f"was last at {what}"
 
 
@@ -223,19 +224,19 @@ def _because(reason: Exception) -> str:
     dead = "heartbeat" in str(reason) or "unhealthy" in str(reason)
     other = isinstance(reason, ValueError)
     if dead:
-        return "; it sends no sign of life any more, so it has died"
+        return "; it has died: its heartbeats have stopped"
     return "; others wait there for another set of processes" if other else ""
 
 
 def _by_collective(
     payload: bytes, processes: tuple[int, ...], what: str, timeout: float
 ) -> dict[int, bytes]:
-    """Return the payloads of all processes, as far as the others come too."""
+    """Return the payloads of all processes; wait for all of them, without a limit."""
 
     def alarm() -> None:
         logging.getLogger("gda").error(
-            "%s: waiting for %s for %g s, in a collective, because JAX's coordination service is "
-            "not there; the stack of this process follows",
+            "%s: waiting for %s for %g s, in a collective, because JAX's coordination service was "
+            "not found; the stack of this process follows",
             what,
             format_processes(processes),
             timeout,
@@ -246,7 +247,7 @@ def _by_collective(
     watchdog.daemon = True
     watchdog.start()
     try:
-        # Two sizes that all processes know beforehand, so that no disagreement hangs.
+        # All processes know both sizes beforehand, so that no disagreement hangs.
         size = np.frombuffer(np.int64(len(payload)).tobytes(), np.uint8)
         sizes = all_gather(size, processes).view(np.int64).ravel()
         padded = np.zeros(max(int(sizes.max()), 1), np.uint8)

@@ -1,4 +1,4 @@
-"""A step that all processes do: either all of them have done it, or all hear why not."""
+"""A step of all processes: either all have done it, or all hear the reason."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Done(NamedTuple, Generic[T]):
     """A step that all processes have done.
 
     Attributes:
-      mine: what the work of this process returned.
-      verdict: what ``judge`` returned, in every process.
-      parts: what all processes told, in the process that judged; elsewhere empty.
+      mine: the result of ``work`` in this process.
+      verdict: the result of ``judge``, in every process.
+      parts: the results of ``tell`` of all processes, in the process that judged; elsewhere empty.
     """
 
     mine: T
@@ -42,7 +42,7 @@ def all_do(
     failed: type[Exception] = DisagreementError,
     shared: tuple[type[Exception], ...] = (),
 ) -> Done[T]:
-    """Do the part of this process, wait for the others, and hear what one makes of all parts.
+    """Do the part of this process, wait for the others, and hear the verdict on all parts.
 
     Communicates: all of ``processes`` must call it, in the same order of steps.
 
@@ -50,19 +50,19 @@ def all_do(
       work: the part of this process.
       what: the step, for the messages.
       timeout: seconds to wait for the others.
-      tell: turns what ``work`` returned into what the process that judges gets of it; JSON has it.
-      judge: called in one process with what all told, by process. It returns what JSON has, for all
-        to hear; what it raises fails the step.
+      tell: turns the result of ``work`` into a value of JSON for the process that judges.
+      judge: called in one process with these values by process. It returns a value of JSON, for
+        all processes; if it raises, the step fails.
       kind: of the step; processes that are at steps of different kinds disagree. By default
         ``what``.
       processes: ascending; by default all.
       failed: the class of error in a process whose own work did not fail.
-      shared: classes of errors that are raised in all processes as they are in the first, because a
-        caller may want to catch them.
+      shared: classes of errors that all processes raise as the failed one does, so that callers
+        can catch them.
 
     Raises:
-      Exception: what ``work`` or ``tell`` raised here, or ``judge``.
-      failed: one of them raised in another process, which is named.
+      Exception: an error of ``work`` or ``tell`` here, or of ``judge``.
+      failed: one of them raised in another process; the message names it.
       DisagreementError, LateProcessError, ConnectionError: as ``meet`` does.
     """
     ballot = _Ballot(judge)
@@ -73,7 +73,7 @@ def all_do(
         mine = work()
         entry = json.dumps({"done": tell(mine)}).encode()
     except BaseException as error:
-        # The others must hear of it before this process goes, and this one hears nothing else.
+        # The others must hear of it before this process ends; their answer does not matter here.
         with contextlib.suppress(Exception):
             bring(json.dumps(_failure(error)).encode())
         raise
@@ -87,7 +87,7 @@ def all_do(
 
 
 class _Ballot:
-    """The parts of all processes, in the one that judges, and what it raised."""
+    """The parts of all processes, in the one that judges, and the error of its judge."""
 
     def __init__(self, judge: Callable[[dict[int, Any]], Any]) -> None:
         self._judge = judge

@@ -3,7 +3,7 @@
 No picture moves, reads or shows data, and none needs devices. ``gda.visualize_sharding`` prints or
 displays them.
 
-To read in this order: ``subject`` (the array or plan to show), ``words`` and ``folding``,
+Read in this order: ``subject`` (the array or plan to show), ``words`` and ``folding``,
 ``terminal`` (text), ``drawing`` (SVG), ``page`` (HTML), ``visualize`` (also inside ``jit``; the
 only module with JAX).
 

@@ -1,4 +1,4 @@
-"""Leaving out the middle of what is too long to be shown."""
+"""The omission of the middle of a long sequence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gap:
-    """Stands for a number of things that are left out."""
+    """A place that stands for a number of omitted things."""
 
     count: int
 

@@ -1,4 +1,4 @@
-"""A drawing with a table of what it is, as HTML for a notebook or any page."""
+"""A drawing with a table of facts, as HTML for a notebook or any page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ white-space:nowrap}
 
 
 def html_of(subject: Subject) -> str:
-    """Return the drawing of a subject and, beside it, what is known of it, as one HTML element.
+    """Return the drawing of a subject beside a table of facts, as one HTML element.
 
     >>> from gda.show.subject import subject_of
     >>> page = html_of(subject_of((8, 2), {'x': 4}, ('x',), dtype='float32'))
@@ -50,16 +50,15 @@ def html_of(subject: Subject) -> str:
 
 
 def html_or_none(x: Any) -> str | None:
-    """Return the HTML of a ``GlobalArray``; None where its text is to be shown instead.
+    """Return the HTML of a ``GlobalArray``; None if its text is shown instead.
 
-    There is nothing to draw of one that is being traced, that holds a shape without a sharding, or
-    what JAX puts into containers while it takes them apart. Of one that was deleted the text says
-    so.
+    That is so for a traced or deleted array, a shape without a sharding, and the placeholders that
+    JAX puts into containers while it flattens them.
     """
     try:
         subject = subject_of(x)
         return None if subject.kind.endswith("(deleted)") else html_of(subject)
-    except Exception:  # a notebook shows whatever is left in its cell, so nothing may be raised
+    except Exception:  # a notebook shows the array in any state, so nothing may be raised
         return None
 
 

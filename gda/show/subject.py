@@ -1,7 +1,7 @@
-"""The subject of a picture: a grid, and what is known of the array and the devices.
+"""The subject of a picture: a grid, with facts about the array and the devices.
 
-Nothing here imports JAX: arrays, shardings and meshes are known by their attributes, so that a plan
-is drawn where JAX is not wanted.
+This module knows arrays, shardings and meshes by their attributes and does not import JAX, so that
+a plan can be drawn without it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ from gda.layout.text import format_mesh, printable
 class Subject:
     """A grid to be shown.
 
-    Names of mesh axes may hold whatever moves a terminal's cursor; of what is told of them here,
-    nothing does.
+    Names of mesh axes may move a terminal's cursor; the texts here do not.
 
     Attributes:
-      grid: how the array is cut. Without ``process_of`` all devices count as of one process.
-      dtype: of the array; None where it is not known, as of a bare grid.
+      grid: the layout of the array. Without ``process_of`` all devices count as of one process.
+      dtype: dtype of the array; None if unknown, as for a bare grid.
       device_kind: the word before the number of a device: the platform, such as ``'TPU'``, or
-        ``'device'`` or ``'position'`` where devices are numbered by their place in the mesh.
-      device_ids: the number of each device, int64 ``[num_devices]`` in device order; None where it
-        is the place in the mesh.
-      kind: what it is of, such as ``'GlobalArray'``.
-      memory_kind: which memory of its devices it is in; None for the one of default.
+        ``'device'`` or ``'position'`` if devices are numbered by their place in the mesh.
+      device_ids: the number of each device, int64 ``[num_devices]`` in device order; None if it is
+        the place in the mesh.
+      kind: the kind of the array, such as ``'GlobalArray'``.
+      memory_kind: the memory of the devices that holds it; None for the default.
     """
 
     grid: ShardGrid
@@ -55,6 +54,7 @@ class Subject:
 
     @property
     def parts(self) -> Shape:
+        """The number of parts along each dimension; 1 for size 0, whose parts are all equal."""
         return self.grid.parts
 
     @property
@@ -64,11 +64,11 @@ class Subject:
 
     @property
     def spec(self) -> str:
-        """As a user writes it: ``P('x', None)``."""
+        """The spec as a user writes it: ``P('x', None)``."""
         return printable(format_spec(self.grid.spec))
 
     def axes_of(self, dimension: int) -> list[tuple[str, int]]:
-        """Return the names and sizes of the mesh axes that cut a dimension."""
+        """Return the names and sizes of the mesh axes that shard a dimension."""
         mesh_shape = self.grid.mesh_shape
         names = axes_by_dimension(self.grid.spec, len(self.shape), mesh_shape)[dimension]
         return [(printable(name), mesh_shape[name]) for name in names]
@@ -88,7 +88,7 @@ class Subject:
 
     @cached_property
     def owners(self) -> IntArray:
-        """Process of each of ``holders``; all 0 where the grid knows no processes."""
+        """Process of each of ``holders``; all 0 if the grid has no process numbers."""
         process_of = self.grid.process_of
         if process_of is None:
             return read_only(np.zeros_like(self.holders))
@@ -106,7 +106,7 @@ def subject_of(
     *,
     dtype: npt.DTypeLike | None = None,
 ) -> Subject:
-    """Return what there is to show of ``x``.
+    """Return the subject of a picture of ``x``.
 
     Args:
       x: a ``GlobalArray``, a ``jax.Array``, a ``jax.ShapeDtypeStruct`` with a sharding, a
@@ -118,7 +118,7 @@ def subject_of(
 
     Raises:
       TypeError: it is none of these, or its sharding names no mesh and spec.
-      ValueError: the spec does not go with the shape and the mesh.
+      ValueError: the spec does not fit the shape and the mesh.
 
     >>> subject_of((8, 2), {'x': 4, 'y': 2}, ('x',), dtype='float32').block_bytes
     16
@@ -137,7 +137,7 @@ def subject_of(
         )
     if has_mesh:
         raise TypeError(
-            f"mesh and spec go with a shape; this {type(x).__name__} has its own, so leave them out"
+            f"mesh and spec go with a shape; this {type(x).__name__} has its own, so omit them"
         )
     if isinstance(x, Subject):
         return x
@@ -156,7 +156,7 @@ def _check_shape(x: Sequence[Any]) -> Shape:
 
 
 def _refuse_tree(x: Any) -> NoReturn:
-    """Say what to do with a container, and nothing of what is in it: that may be data."""
+    """Raise the error for a container; its message omits the content, which may be data."""
     raise TypeError(
         f"there is a picture of one array at a time, not of a {type(x).__name__} of something; "
         "for a tree: jax.tree.map(gda.visualize_sharding, tree). A shape is a sequence of "
@@ -195,7 +195,7 @@ def _subject_of_array(x: Any) -> Subject:
         )
     if array.sharding is None:
         raise TypeError(
-            f"this {kind} has no sharding, so it is not known how it is cut; give it one: "
+            f"this {kind} has no sharding, so its layout is unknown; give it one: "
             "jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))"
         )
     kind = kind if kind in ("GlobalArray", "ShapeDtypeStruct") else "jax.Array"
@@ -211,7 +211,7 @@ def _subject_of_array(x: Any) -> Subject:
 
 
 def subject_on(sharding: Any, shape: Shape, dtype: np.dtype[Any], kind: str) -> Subject | None:
-    """Return what there is to show of a sharding; None if it names no mesh and spec."""
+    """Return the subject of a picture of a sharding; None if it names no mesh and spec."""
     mesh = getattr(sharding, "mesh", None)
     if mesh is not None and hasattr(sharding, "spec"):
         devices = _devices_of(mesh)
@@ -232,7 +232,7 @@ def _grid_on(shape: Any, mesh: Any, spec: SpecLike, devices: Sequence[Any]) -> S
 
 
 def _devices_of(mesh: Any) -> list[Any]:
-    """Return the devices of a mesh in device order; none of one that is only a shape."""
+    """Return the devices of a mesh in device order; none for a mesh that is only a shape."""
     try:
         return list(mesh.devices.flat)
     except (AttributeError, ValueError):  # of a mapping, and JAX's for an AbstractMesh
@@ -258,7 +258,7 @@ def _memory_of(sharding: Any, devices: Sequence[Any]) -> str | None:
 def _dtype(dtype: Any) -> np.dtype[Any] | None:
     if dtype is None:
         return None
-    # Those of PRNG keys are JAX's own, which NumPy does not take.
+    # NumPy rejects JAX's own dtypes of PRNG keys.
     if hasattr(dtype, "type") and isinstance(getattr(dtype, "itemsize", None), int):
         return dtype
     return as_dtype(dtype)

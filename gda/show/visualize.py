@@ -1,4 +1,4 @@
-"""Showing how an array is cut, where the user is: a terminal, a notebook, or inside ``jit``."""
+"""Pictures of a layout in a terminal, in a notebook, and from inside ``jit``."""
 
 from __future__ import annotations
 
@@ -35,19 +35,18 @@ def visualize_sharding(
     width: int | None = None,
     color: bool | None = None,
 ) -> None:
-    """Print a picture of how an array is cut; no data is moved, read or printed.
+    """Print a picture of the layout of an array; no data is moved, read or printed.
 
-    It shows each distinct block with its index, its devices and their processes, of arrays of any
-    rank and of meshes that exist or not; see ``gda.show.text``. In a notebook it displays the
-    drawing of ``gda.show.html`` instead, unless ``file``, ``width`` or ``color`` asks for text. It
-    does not communicate: any process may call it alone, and sees the blocks of all.
+    It shows each distinct block with its index, its devices and their processes, for arrays of any
+    rank and meshes that exist or not; see ``gda.show.text``. In a notebook it displays the drawing
+    of ``gda.show.html`` instead, unless ``file``, ``width`` or ``color`` asks for text. It does not
+    communicate: any process may call it alone, and sees the blocks of all.
 
     It also works inside ``jit`` and other transformations. Over Explicit axes a traced array has a
     layout, which is shown at once. Over Auto axes JAX chooses the layout when it compiles; it is
-    shown then, once for each compilation. Inside ``jax.vmap`` what is shown is the whole array, the
-    mapped dimension first. Inside ``jax.shard_map`` an array is the block of one device; what is
-    left to know of it is said in a line. There it stops no program: where there is no picture, a
-    line says why, and so does one where it cannot be drawn.
+    shown then, once for each compilation. Inside ``jax.vmap`` it shows the whole array, the mapped
+    dimension first. Inside ``jax.shard_map`` an array is the block of one device, described in a
+    line. There it stops no program: if there is no picture, a line gives the reason.
 
     Args:
       x: a ``GlobalArray``, a ``jax.Array``, traced or not, a ``jax.ShapeDtypeStruct`` with a
@@ -56,17 +55,17 @@ def visualize_sharding(
         both mesh and spec; for a shape only.
       spec: as for ``ShardGrid``; for a shape only.
       dtype: of the elements, for a shape or a grid; without it no bytes are shown.
-      file: where to print; the standard output if not given. Characters that its encoding lacks
-        are written as their codes.
-      width: columns that no line exceeds, at least 20; those of the terminal if not given, or 80.
-      color: whether to colour the blocks by process; if not given, where ``file`` is a terminal
-        that shows colours and NO_COLOR is not set.
+      file: a text file, by default the standard output. Characters that its encoding lacks are
+        written as their codes.
+      width: the most columns of a line, at least 20; by default those of the terminal, or 80.
+      color: ``True`` colours the blocks by process; by default if ``file`` is a terminal with
+        colours and NO_COLOR is not set.
 
     Raises:
       ImportError: rich is not installed, and this is not a notebook.
       TypeError: ``x`` is none of these, its sharding names no mesh and spec, or ``width`` is no
         integer.
-      ValueError: the spec does not go with the shape and the mesh, or ``width`` is below 20.
+      ValueError: the spec does not fit the shape and the mesh, or ``width`` is below 20.
 
     >>> import gda
     >>> gda.visualize_sharding((8, 2), {'x': 2, 'y': 2}, ('x',), dtype='float32', width=80)
@@ -82,7 +81,7 @@ def visualize_sharding(
     │ 4:8, :   devices 2, 3 │
     └───────────────────────┘
     """
-    # Pictures know nothing of the container but this.
+    # The array of a traced container.
     array = x.array if isinstance(getattr(x, "array", None), Tracer) else x
     if not isinstance(array, Tracer):
         _say(subject_of(x, mesh, spec, dtype=dtype), file, width, color)
@@ -97,7 +96,7 @@ def visualize_sharding(
             picture = find()
             if picture is not None:
                 _say(picture, file, width, color)
-        except Exception as error:  # a program runs on, whatever becomes of what it prints
+        except Exception as error:  # a failed picture must not stop the program
             with suppress(Exception):
                 what = f"traced {kind} {array.shape} {array.dtype}"
                 why = f"{type(error).__name__}: {error}"
@@ -107,10 +106,10 @@ def visualize_sharding(
 
 
 def _traced(array: jax.Array, kind: str, say: Callable[[Find], None]) -> Subject | str | None:
-    """Return what is shown at once; None where ``say`` is called when JAX compiles."""
+    """Return the picture for now; None if ``say`` is called when JAX compiles."""
     mesh: Any = jax.typeof(array).sharding.mesh
     if not all(isinstance(size, int) for size in array.shape):
-        # Of a program that jax.export makes for many shapes; it cannot hold a callback either.
+        # In a program that jax.export makes for many shapes, which cannot have a callback either.
         return f"traced {kind} {array.shape} {array.dtype}: no picture, as its sizes are unknown"
     if AxisType.Manual in mesh.axis_types:
         return _in_shard_map(array, mesh)
@@ -127,18 +126,17 @@ def _traced(array: jax.Array, kind: str, say: Callable[[Find], None]) -> Subject
         jax.debug.inspect_array_sharding(whole, callback=show)
 
     seen_array = _see(array, when_compiled)
-    # JAX 0.8 drops from a program what is only looked at inside a custom_vmap, unless its result is
-    # used.
+    # JAX 0.8 drops an inspection inside a custom_vmap from the program, unless its result is used.
     jax.debug.inspect_array_sharding(seen_array, callback=lambda _: None)
     return None
 
 
 def _see(array: jax.Array, see: Callable[[jax.Array, int], None], mapped: int = 0) -> jax.Array:
-    """Call ``see`` with the array and, where it is an element that vmap maps, with the whole.
+    """Call ``see`` with the array and, if vmap maps over it, then with the whole array.
 
-    While tracing, in this order, and how many dimensions are mapped. What ``see`` adds to a program
-    is only kept of the last call. Inside vmap an array does not know the mapped dimension, and its
-    layout is about the whole: only a rule for vmap gets to see that.
+    The calls are made while tracing, with the number of mapped dimensions. The program keeps only
+    the operations of the last call. Inside vmap an array has no mapped dimension, but its layout is
+    that of the whole, which only a rule for vmap can see.
     """
 
     @custom_vmap
@@ -160,15 +158,15 @@ def _kind(kind: str, mapped: int) -> str:
 
 
 def _picture(array: jax.Array, sharding: Any, kind: str) -> Subject | str:
-    """Return what is shown of a layout that JAX chose, or a line where there is no picture."""
+    """Return the picture of a layout that JAX chose, or a line if there is none."""
     what = f"{kind} {array.shape} {array.dtype}"
     try:
         subject = subject_on(sharding, array.shape, array.dtype, kind)
-    except ValueError:  # the compiler, unlike a user, may cut into unequal parts
-        return f"{what}: cut unevenly, by {sharding}"
+    except ValueError:  # the compiler, unlike a user, may make unequal parts
+        return f"{what}: sharded unevenly, by {sharding}"
     if subject is None:
         return f"{what}: laid out as {sharding}, which names no mesh and spec"
-    # Of a mesh without devices the numbers are places in it, which could be taken for ids.
+    # The numbers for a mesh without devices are places in it, not ids.
     return replace(subject, device_kind="position") if subject.device_ids is None else subject
 
 
@@ -177,8 +175,8 @@ def _in_shard_map(array: jax.Array, mesh: Any) -> str:
     manual = [repr(name) for name, kind in kinds if kind == AxisType.Manual]
     return (
         f"block {array.shape} {array.dtype} inside jax.shard_map: each place along the mesh "
-        f"{'axis' if len(manual) == 1 else 'axes'} {', '.join(manual)} has its own; to see how the "
-        "array is cut, look at it outside"
+        f"{'axis' if len(manual) == 1 else 'axes'} {', '.join(manual)} has its own; to see the "
+        "layout of the array, call this outside"
     )
 
 
@@ -200,7 +198,7 @@ def _say(
 
 
 def _notebook_display() -> Callable[[str], None] | None:
-    """Return what displays HTML below a notebook's cell; None where this is no notebook."""
+    """Return a function that displays HTML below a notebook's cell; None outside a notebook."""
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if getattr(shell, "kernel", None) is None:

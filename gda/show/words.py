@@ -1,4 +1,4 @@
-"""Devices, and the facts about an array, as a picture tells of them."""
+"""The words of a picture for devices and for facts about an array."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gda.show.subject import Subject
 
 
 def format_devices(subject: Subject, positions: IntArray) -> str:
-    """Return ``TPU 0-3``; ``device 0`` or ``devices 0-3`` where they have no names."""
+    """Return ``TPU 0-3``; ``device 0`` or ``devices 0-3`` if they have no names."""
     is_word = len(positions) > 1 and subject.device_ids is None
     kind = f"{subject.device_kind}s" if is_word else subject.device_kind
     return f"{kind} {format_numbers(subject.numbers(positions))}"
 
 
 def processes_at(subject: Subject, positions: IntArray) -> IntArray:
-    """Return the processes of some devices, ascending; none where the grid knows none."""
+    """Return the processes of some devices, ascending; none if the grid has no process numbers."""
     process_of = subject.grid.process_of
     if process_of is None:
         return np.zeros(0, np.int64)
@@ -26,13 +26,13 @@ def processes_at(subject: Subject, positions: IntArray) -> IntArray:
 
 
 def title(subject: Subject) -> str:
-    """Return what it is: kind, shape and dtype."""
+    """Return kind, shape and dtype."""
     dtype = "" if subject.dtype is None else f" {subject.dtype}"
     return f"{subject.kind} {subject.shape}{dtype}"
 
 
 def facts(subject: Subject) -> list[tuple[str, str]]:
-    """Return what there is to say of it beside its kind, shape and dtype, by key words.
+    """Return the facts besides kind, shape and dtype, by key words.
 
     >>> from gda.show.subject import subject_of
     >>> facts(subject_of((8, 2), {'x': 4, 'y': 2}, ('x',), dtype='float32'))[-1]
@@ -62,7 +62,7 @@ def _blocks(subject: Subject) -> str:
 
 
 def where_held(subject: Subject) -> str:
-    """Return on how many devices each block is, or the one block there is."""
+    """Return the number of devices of each block, or of the only block, in words."""
     grid = subject.grid
     if grid.num_shards > 1:
         return f"each on {counted(grid.num_replicas, 'device')}"

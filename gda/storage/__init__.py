@@ -1,9 +1,8 @@
-"""Sources that are read, targets that are written, and the loop that runs many reads at a time.
+"""Sources to read, targets to write, and the loop that runs many reads or writes at a time.
 
-To read in this order: ``options`` (how many reads, how many bytes), ``tasks`` (runs them),
-``progress``, ``sources`` (anything that slices, to read), ``targets`` (anything that takes slices,
-to write), ``chunk_conflicts`` (blocks that share a chunk of a target), ``strict_json``,
-``safetensors``.
+To read in this order: ``options`` (threads, bytes, retries), ``tasks`` (runs reads and
+writes), ``progress``, ``sources`` (anything that slices), ``targets`` (anything that takes slices),
+``chunk_conflicts`` (blocks that share a chunk of a target), ``strict_json``, ``safetensors``.
 
 >>> import gda, jax, numpy as np, os, tempfile
 >>> from safetensors.numpy import save_file

@@ -1,14 +1,13 @@
-"""Chunks of a store that reach over several blocks of an array, and the writers of these blocks.
+"""Chunks of a store that contain elements of several blocks of an array, which lead to conflicts.
 
-Pure integers: no devices, no files. A store reads, changes and writes whole chunks, so two writers
-in one chunk can lose what the other wrote.
+Pure integers: no devices, no files. A store reads, changes and writes whole chunks, so of two
+writers in one chunk, one can overwrite the data of the other.
 
-Why neighbours tell all: the blocks that a chunk has elements of are all combinations of a run of
-blocks in each dimension. If they have two writers, then so have two of them that are neighbours in
-one dimension, and the chunk reaches over the boundary between these two. In the other dimensions
-any block is reached by some chunk. So each dimension is judged alone: a boundary that a chunk
-reaches over, with differing writers on its two sides anywhere along it, is a conflict, and nothing
-else is.
+Comparing neighbours is enough. A chunk touches a run of blocks in each dimension, and all their
+combinations. If these blocks have two writers, two of them that are neighbours in one dimension
+have different writers, and the chunk crosses the boundary between those two. In the other
+dimensions some chunk touches every block. So each dimension is checked alone: there is a conflict
+exactly where a chunk crosses a boundary and the blocks on its two sides have different writers.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ class Conflict(NamedTuple):
     """Two writers in one chunk.
 
     Attributes:
-      dimension: along which their blocks are neighbours.
+      dimension: the dimension along which their blocks are neighbours.
       boundary: first element, in that dimension, of the second block.
-      writers: of the first block and of the second.
+      writers: the writers of the first block and of the second.
     """
 
     dimension: int
@@ -40,11 +39,11 @@ class Conflict(NamedTuple):
 def are_aligned(
     shard_shape: Shape, parts: Sequence[int], chunk_shape: Shape, origin: Shape
 ) -> bool:
-    """Return whether no chunk has elements of two blocks.
+    """Return True if no chunk has elements of two blocks.
 
     Args:
       shard_shape: sizes of one block, none of them 0.
-      parts: into how many blocks each dimension is cut.
+      parts: the number of blocks along each dimension.
       chunk_shape: sizes of one chunk, none of them 0.
       origin: an element at which a chunk begins; it may lie outside the array.
 
@@ -60,7 +59,7 @@ def conflicts_between(
 ) -> list[Conflict]:
     """Return the first conflict in each dimension that has one; see ``are_aligned``.
 
-    Costs O(blocks) for each dimension in which a chunk reaches over a boundary.
+    Costs O(blocks) for each dimension in which a chunk crosses a boundary.
 
     Args:
       writers: the writer of each block, in the shape of the parts.
@@ -86,8 +85,8 @@ def conflicts_between(
 def fitting_chunks(shard_shape: Shape, chunk_shape: Shape, dimensions: Sequence[int]) -> Shape:
     """Return the chunk shape, changed in some dimensions so that blocks consist of whole chunks.
 
-    There it is the largest divisor of the block's size that is no larger than the chunk was, unless
-    that is less than half of it: then it is the block's size.
+    The new size is the largest divisor of the block's size that is at most the chunk's size. If
+    that is less than half the chunk's size, it is the block's size.
 
     >>> fitting_chunks((12, 8, 7), (5, 5, 5), (0, 2))
     (4, 5, 7)
@@ -103,7 +102,7 @@ def _crossed(step: int, parts: int, chunk: int, origin: int) -> IntArray:
     if step % chunk == 0 and origin % chunk == 0:
         return np.empty(0, np.int64)
     later = np.arange(1, parts)
-    # Multiplied within the chunk, where it cannot leave int64.
+    # Modulo the chunk first, so that the product does not overflow int64.
     return later[(later * (step % chunk) - origin % chunk) % chunk != 0]
 
 

@@ -14,22 +14,22 @@ from gda.layout.boundary import set_module
 @set_module("gda")
 @dataclass(frozen=True)
 class Retry:
-    """Which errors of a read are tried again, how often, and after how long.
+    """The errors after which a read is tried again, the number of attempts, and the delays.
 
     Args:
-      errors: an exception class or a tuple of them. A fault that gda finds in a block that was
-        read, such as its shape, counts as an error of reading it.
-      attempts: how often a block is read in all, at least once.
+      errors: an exception class or a tuple of them. A fault that gda finds in a block after the
+        read, such as a wrong shape, counts as an error of the read.
+      attempts: number of attempts to read a block, at least 1.
       delay: seconds between the first attempt and the second.
-      factor: by which the delay grows from one attempt to the next, from 1 to 10.
-      max_delay: seconds that no delay exceeds. Of each delay a random share, from half to all, is
-        waited, so that many hosts do not come back at once.
+      factor: growth of the delay from one attempt to the next, from 1 to 10.
+      max_delay: upper bound of a delay, in seconds. The wait is a random share of the delay, from
+        half to all, so that many hosts do not retry at the same moment.
 
-    The last error reaches the caller, with a note of how many attempts were made. Waiting ends at
-    once when another read has failed or the user interrupts.
+    The last error reaches the caller, with a note of the number of attempts. A wait ends at once
+    when another read fails or the user interrupts.
 
     Raises:
-      TypeError: ``errors`` are not classes of exceptions.
+      TypeError: ``errors`` has something that is not an exception class.
       ValueError: a number is out of its range.
 
     >>> import gda
@@ -48,7 +48,7 @@ class Retry:
         given = self.errors if isinstance(self.errors, tuple) else (self.errors,)
         if not given or not all(isinstance(e, type) and issubclass(e, Exception) for e in given):
             raise TypeError(
-                f"errors must be a class of exceptions or a tuple of them, such as OSError, not "
+                f"errors must be an exception class or a tuple of them, such as OSError, not "
                 f"{self.errors!r}"
             )
         check_count(self.attempts, "attempts")
@@ -59,7 +59,7 @@ class Retry:
                 )
 
     def seconds_after(self, attempts: int) -> float:
-        """Return how long to wait after so many attempts."""
+        """Return the seconds to wait after so many attempts."""
         # 64 doublings are far beyond every bound, and no power of 10 overflows there.
         delay = self.delay * self.factor ** min(attempts - 1, 64)
         return min(delay, self.max_delay) * random.uniform(0.5, 1)
@@ -73,7 +73,7 @@ class Options:
     """The options of all functions that load or store.
 
     Raises:
-      TypeError, ValueError: one of them is not what it must be.
+      TypeError, ValueError: an option has a wrong type or value.
     """
 
     max_workers: int | None = None

@@ -1,4 +1,4 @@
-"""Showing how far reading or writing is."""
+"""The display of the progress of a read or a write."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SECONDS_BETWEEN = 0.1
 
 @contextmanager
 def shown(progress: ProgressLike, description: str) -> Iterator[Callable[[int, int], object]]:
-    """Give the function ``(nbytes_done, nbytes_total)`` that shows it, for as long as it is needed.
+    """Give the function ``(nbytes_done, nbytes_total)`` that shows the progress.
 
     Raises:
-      ImportError: a bar is asked for and rich is not there.
+      ImportError: ``progress=True`` without rich.
     """
     if progress is True:
         with _bar(description) as update:

@@ -1,4 +1,4 @@
-"""Tensors of safetensors files by name, as sources: ``gda.storage.open_safetensors``."""
+"""The tensors of safetensors files by name, as sources: ``gda.storage.open_safetensors``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gda.layout.spec import Index, Shape
 from gda.storage.sources import SAFETENSORS_DTYPES
 from gda.storage.strict_json import parse_json
 
-# The header of a published model of 100,000 tensors has some 15 MB; the safetensors package, too,
-# takes no longer one than this.
+# The header of a published model of 100,000 tensors has some 15 MB. The safetensors package has the
+# same limit.
 MOST_HEADER_BYTES = 100_000_000
 
-# Reads of columns: runs with gaps of at least so many bytes are read one by one, others with the
-# gaps between them, a piece at a time. A read costs as much as copying some ten thousand bytes:
-# 2 KiB of every 16 KiB took 3 times as long run by run.
+# Reads of columns: runs with gaps of at least so many bytes are read one by one, others together
+# with their gaps, a piece at a time. A read costs as much as copying some ten thousand bytes: 2 KiB
+# of every 16 KiB took 3 times as long run by run.
 GAP_BYTES = 32 * 1024
 PIECE_BYTES = 4 * 1024 * 1024
 
@@ -35,18 +35,18 @@ _Memory = np.ndarray[Any, Any]
 def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> SafetensorsFiles:
     """Return the tensors of safetensors files by name, as sources that are read when sliced.
 
-    Only the headers are read. A tensor opens its file for as long as a read takes, so nothing stays
-    open and any number of threads may read.
+    Only the headers are read. A tensor opens its file for each read and closes it, so that any
+    number of threads may read.
 
     Args:
       path_or_paths: a ``.safetensors`` file or several; an index such as
-        ``model.safetensors.index.json``, whose files lie beside it; or a folder that has one index,
-        or only such files. Of the files in an index, the tensors that it names.
+        ``model.safetensors.index.json``, with its files in the same folder; or a folder that has
+        one index, or only such files. An index gives the tensors that it names.
 
     Raises:
-      FileNotFoundError: a file is not there, or a folder has none.
-      ValueError: a file is broken or cut off, or a tensor is in two files; it names file and
-        tensor.
+      FileNotFoundError: a file is missing, or a folder has none.
+      ValueError: a file is broken or truncated, or a tensor is in two files. The message names file
+        and tensor.
 
     >>> import gda, numpy as np, os, tempfile
     >>> from safetensors.numpy import save_file
@@ -71,9 +71,9 @@ def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> Safetens
 
 @set_module("gda.storage")
 class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
-    """The tensors of safetensors files by name; ``open_safetensors`` returns it.
+    """The tensors of safetensors files by name, from ``open_safetensors``.
 
-    As a context manager it does nothing: no file is open between reads.
+    As a context manager it does nothing, because no file is open between reads.
 
     >>> import gda, numpy as np, os, tempfile
     >>> from safetensors.numpy import save_file
@@ -89,18 +89,18 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
         self._tensors = tensors
 
     def __getitem__(self, name: str) -> SafetensorsTensor:
-        """Return a tensor; ``KeyError`` has the names that are most like ``name``."""
+        """Return a tensor; ``KeyError`` names the tensors most like ``name``."""
         try:
             return self._tensors[name]
         except KeyError:
             raise KeyError(self._without(name)) from None
 
-    # Those of Mapping ask for the item, and among 100,000 names the nearest take a while to find.
+    # Mapping's own call __getitem__, which searches for the nearest names: slow for 100,000 names.
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
 
     def get(self, name: str, default: Any = None, /) -> Any:
-        """Return a tensor, or ``default`` where there is none of that name."""
+        """Return a tensor, or ``default`` if there is none of that name."""
         return self._tensors.get(name, default)
 
     def _without(self, name: object) -> str:
@@ -135,9 +135,9 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
         return f"SafetensorsFiles({len(self)} tensors, {self.nbytes} bytes)"
 
 
-# Not by the safetensors package, which is no help here: for NumPy it has no 8-bit floats, it copies
-# what was read once more, and it keeps files mapped, where a file that is cut off later ends the
-# process instead of raising. The format is open and small: a length, JSON, data.
+# The safetensors package is not used: it has no 8-bit floats for NumPy, copies data once more and
+# keeps files mapped, so that a file truncated later ends the process instead of raising. The format
+# is open and small: a length, JSON, data.
 @set_module("gda.storage")
 class SafetensorsTensor:
     """A tensor in a file, read when it is sliced; a source of ``load_tree`` and ``from_source``.
@@ -167,15 +167,16 @@ class SafetensorsTensor:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """A NumPy dtype, those of JAX such as bfloat16 included.
+        """The NumPy dtype; dtypes of JAX such as bfloat16 are among them.
 
         Raises:
-          TypeError: its elements have less than 8 bits, and the file has several in a byte.
+          TypeError: its elements have less than 8 bits; the file packs several into a byte.
         """
         if self._dtype not in SAFETENSORS_DTYPES:
             raise TypeError(
                 f"tensor {self.name!r} of {self.path} has dtype {self._dtype}, with several "
-                "elements in a byte, which NumPy does not have; gda does not read it"
+                "elements in a byte, which gda does not read; convert it to a larger dtype, such "
+                "as F8_E4M3"
             )
         return SAFETENSORS_DTYPES[self._dtype]
 
@@ -185,7 +186,7 @@ class SafetensorsTensor:
         return len(self.shape)
 
     def __getitem__(self, index: Any) -> _Memory:
-        """Read a slice: integers, slices without a step and ``...``, as NumPy has them."""
+        """Read a slice: integers, slices without a step and ``...``, as in NumPy."""
         bounds, dropped = _bounds(index, self.shape)
         out = np.empty([s.stop - s.start for s in bounds], self.dtype)
         self.read_direct(out, bounds)
@@ -195,7 +196,7 @@ class SafetensorsTensor:
         """Read the elements at ``index``, slices with start and stop, into C-contiguous ``out``.
 
         Raises:
-          ValueError: the file has become shorter, or ``out`` is not of shape and dtype.
+          ValueError: the file was truncated, or ``out`` has another shape or dtype.
         """
         shape = tuple(s.stop - s.start for s in index)
         if out.shape != shape or out.dtype != self.dtype or not out.flags.c_contiguous:
@@ -209,7 +210,7 @@ class SafetensorsTensor:
             self._read_part(file.fileno(), out, index)
 
     def _read_part(self, file: int, out: _Memory, index: Index) -> None:
-        # Dimensions from here on are read whole, so that one run of bytes has them.
+        # Dimensions from here on are read whole, so their bytes are contiguous.
         whole = len(index)
         while whole and out.shape[whole - 1] == self.shape[whole - 1]:
             whole -= 1
@@ -218,7 +219,7 @@ class SafetensorsTensor:
             start = index[0].start * row_bytes if whole else 0
             self._read(file, out.reshape(-1).view(np.uint8), start)
             return
-        # The last cut dimension makes runs; those before it say how many and where.
+        # The last sliced dimension makes runs; those before it give their number and places.
         run = whole - 1
         run_bytes = out.shape[run] * row_bytes
         stride = self.shape[run] * row_bytes
@@ -229,7 +230,7 @@ class SafetensorsTensor:
             self._read_runs(file, line, first + index[run].start * row_bytes, stride)
 
     def _read_runs(self, file: int, runs: _Memory, start: int, stride: int) -> None:
-        """Read runs of bytes that lie ``stride`` apart."""
+        """Read runs of bytes, ``stride`` bytes apart."""
         count, run_bytes = runs.shape
         if stride - run_bytes >= GAP_BYTES or stride > PIECE_BYTES:
             for number in range(count):
@@ -251,7 +252,7 @@ class SafetensorsTensor:
         while view:
             count = os.preadv(file, [view], position)
             if not count:
-                raise ValueError(f"{self._text()} is cut off: the file has become shorter")
+                raise ValueError(f"{self._text()}: the file was truncated; restore it")
             view, position = view[count:], position + count
 
     def _text(self) -> str:
@@ -265,7 +266,7 @@ class SafetensorsTensor:
 
 
 def _starts(index: Index, shape: Shape) -> Iterator[int]:
-    """Return where in C order the elements at an index of the leading dimensions are."""
+    """Yield the places, in C order, of the elements at an index of the leading dimensions."""
     for place in np.ndindex(*[s.stop - s.start for s in index]):
         position = 0
         for s, offset, size in zip(index, place, shape, strict=True):
@@ -274,7 +275,7 @@ def _starts(index: Index, shape: Shape) -> Iterator[int]:
 
 
 def _bounds(index: Any, shape: Shape) -> tuple[Index, list[bool]]:
-    """Return slices with start and stop, and which dimensions an integer drops."""
+    """Return slices with start and stop, and True for each dimension that an integer drops."""
     given = index if isinstance(index, tuple) else (index,)
     if any(item is Ellipsis for item in given):
         at = [item is Ellipsis for item in given].index(True)
@@ -288,24 +289,24 @@ def _bounds(index: Any, shape: Shape) -> tuple[Index, list[bool]]:
         if isinstance(item, slice):
             start, stop, step = item.indices(size)
             if step != 1:
-                raise IndexError(f"a tensor in a file is sliced without a step, not by {item}")
+                raise IndexError(f"{item} has a step; slice without it, then the result with it")
             bounds.append(slice(start, max(start, stop)))
         elif isinstance(item, int | np.integer) and -size <= item < size:
             bounds.append(slice(int(item) % size, int(item) % size + 1))
         else:
-            raise IndexError(f"{item!r} is no index for a dimension of size {size}")
+            raise IndexError(f"{item!r} is not an integer or slice for a dimension of size {size}")
         dropped.append(not isinstance(item, slice))
     return tuple(bounds), dropped
 
 
-# Which files, and what is in them.
+# The files, and their tensors.
 
 
 def _files_of_folder(folder: Path) -> list[Path]:
     indices = sorted(folder.glob("*.safetensors.index.json"))
     if len(indices) > 1:
         names = ", ".join(path.name for path in indices)
-        raise ValueError(f"{folder} has more than one index: {names}; say which")
+        raise ValueError(f"{folder} has more than one index: {names}; pass the path of one")
     if files := indices or sorted(folder.glob("*.safetensors")):
         return files
     raise FileNotFoundError(f"{folder} has no .safetensors file and no index of such files")
@@ -318,7 +319,8 @@ def _tensors_of_files(paths: list[Path]) -> dict[str, SafetensorsTensor]:
     for path in paths:
         for name, tensor in _tensors_of_file(path).items():
             if name in tensors:
-                raise ValueError(f"tensor {name!r} is in {tensors[name].path} and in {path}")
+                both = f"{tensors[name].path} and in {path}"
+                raise ValueError(f"tensor {name!r} is in {both}; open only one of these files")
             tensors[name] = tensor
     return tensors
 
@@ -329,22 +331,22 @@ def _tensors_of_index(path: Path) -> dict[str, SafetensorsTensor]:
     content = _parse(path, path.read_bytes())
     files = content.get("weight_map")
     if not isinstance(files, dict):
-        raise ValueError(f"{path} has no weight_map, which says in which file each tensor is")
+        raise ValueError(f"{path} has no weight_map, which maps tensor names to files")
     for name, file in files.items():
         if not _is_inside(file):
             raise ValueError(
-                f"{path}: tensor {name!r} is said to be in {file!r}; expected is a file in the "
+                f"{path}: the file of tensor {name!r} is {file!r}; expected is a file in the "
                 "folder of the index"
             )
     of_file = {file: _tensors_of_file(path.parent / file) for file in sorted(set(files.values()))}
     for name, file in files.items():
         if name not in of_file[file]:
-            raise ValueError(f"{path}: tensor {name!r} is not in {file}, where it is said to be")
+            raise ValueError(f"{path}: tensor {name!r} is not in {file}; download the model again")
     return {name: of_file[file][name] for name, file in files.items()}
 
 
 def _is_inside(file: Any) -> bool:
-    # By its name: in the caches of published models such files are links that lead elsewhere.
+    # Checked by name: in the caches of published models these files are links to other folders.
     if not isinstance(file, str) or not file or "\0" in file or "\\" in file:
         return False
     path = PurePosixPath(file)
@@ -359,7 +361,7 @@ class _Entry(NamedTuple):
     stop: int
 
 
-# In a byte fit 2 of F4; the F6 kinds are packed as well.
+# F4 has 2 elements in a byte; the F6 kinds are packed too.
 _BITS = {name: dtype.itemsize * 8 for name, dtype in SAFETENSORS_DTYPES.items()} | {
     "F4": 4,
     "F6_E2M3": 6,
@@ -383,17 +385,16 @@ def _tensors_of_file(path: Path) -> dict[str, SafetensorsTensor]:
 
 
 def _read_header(path: Path, file: Any, size: int) -> tuple[dict[str, Any], int]:
-    """Return the header of a file of ``size`` bytes, and at which byte the data after it begin."""
+    """Return the header of a file of ``size`` bytes, and the first byte of the data."""
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > size - 8:
         raise ValueError(
-            f"{path} is cut off or no safetensors file: it has {size} bytes, and its header "
-            f"is said to have {length}"
+            f"{path} is truncated or not a safetensors file: it has {size} bytes, and its length "
+            f"field gives the header {length}"
         )
     if length > MOST_HEADER_BYTES:
         raise ValueError(
-            f"{path}: the header is said to have {length} bytes; at most "
-            f"{MOST_HEADER_BYTES} are read"
+            f"{path} has a header of {length} bytes; expected are at most {MOST_HEADER_BYTES}"
         )
     return _parse(path, _read_exactly(file, length)), 8 + length
 
@@ -410,9 +411,11 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     try:
         parsed = parse_json(text.decode())
     except ValueError as error:
-        raise ValueError(f"{path} has a broken header, which is no JSON: {error}") from None
+        raise ValueError(f"{path} has a broken header, which is not JSON: {error}") from None
     if not isinstance(parsed, dict):
-        raise ValueError(f"{path} has a broken header: {type(parsed).__name__} is no JSON object")
+        raise ValueError(
+            f"{path} has a broken header: {type(parsed).__name__} is not a JSON object"
+        )
     return parsed
 
 
@@ -424,11 +427,11 @@ def _entry(path: Path, name: str, given: Any) -> _Entry:
         broken("its entry in the header needs dtype, shape and data_offsets")
     dtype, shape, offsets = given["dtype"], given["shape"], given["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _BITS:
-        broken(f"dtype {str(dtype)[:50]!r} is not known; known are {', '.join(_BITS)}")
+        broken(f"dtype {str(dtype)[:50]!r} is unknown; expected is one of {', '.join(_BITS)}")
     if not _are_sizes(shape) or len(shape) > 64:
-        broken(f"shape {str(shape)[:100]} is no list of at most 64 sizes")
+        broken(f"shape {str(shape)[:100]} is not a list of at most 64 sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        broken(f"data_offsets {str(offsets)[:100]} are not where it begins and ends")
+        broken(f"data_offsets {str(offsets)[:100]} are not begin and end in bytes")
     start, stop = offsets
     bits = math.prod(shape) * _BITS[dtype]
     if bits != (stop - start) * 8:
@@ -446,13 +449,13 @@ def _are_sizes(values: Any) -> bool:
 
 
 def _check_places(path: Path, entries: list[_Entry], data_bytes: int) -> None:
-    """Raise unless the tensors lie end to end and fill the file, as the format wants."""
+    """Raise unless the tensors fill the file end to end, as the format requires."""
     end, before = 0, ""
     for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
         if entry.stop > data_bytes:
             raise ValueError(
-                f"tensor {entry.name!r} of {path} ends at byte {entry.stop} of the data, of which "
-                f"the file has {data_bytes}: it is cut off"
+                f"tensor {entry.name!r} of {path} ends at byte {entry.stop} of the data, but the "
+                f"file has {data_bytes}; it is truncated"
             )
         if entry.start != end:
             word = "overlaps" if entry.start < end else "leaves a gap after"

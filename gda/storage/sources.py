@@ -1,7 +1,7 @@
-"""Reading one block of anything that has a shape, a dtype and slices.
+"""Sources: objects with a shape, a dtype and slices, read one block at a time.
 
-Every library has its own way of reading into memory that is there already, and its own gaps: some
-refuse ``slice(None)``, some have no dtype that NumPy knows. Nothing here knows what becomes of a
+Every library has its own way to read into existing memory, and its own gaps: some refuse
+``slice(None)``, some have dtypes that NumPy does not know. This module does not know the use of a
 block.
 """
 
@@ -21,11 +21,11 @@ from gda.storage.tasks import Future
 _Memory = np.ndarray[Any, Any]
 
 WHAT_IT_IS = (
-    "a source has shape, dtype and NumPy-style slicing, as numpy.load(path, mmap_mode='r'), a "
-    "zarr.Array, an h5py.Dataset, a TensorStore and the values of gda.storage.open_safetensors have"
+    "a source has shape, dtype and NumPy-style slicing, such as numpy.load(path, mmap_mode='r'), a "
+    "zarr.Array, an h5py.Dataset, a TensorStore or a value of gda.storage.open_safetensors"
 )
 
-# By the names that safetensors files have for them.
+# By their names in safetensors files.
 SAFETENSORS_DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(dtype)
     for name, dtype in {
@@ -53,10 +53,10 @@ SAFETENSORS_DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class Source(Protocol):
-    """Something to read blocks of.
+    """An object whose blocks can be read.
 
     Attributes:
-      dtype: of what ``read`` returns, but for the byte order.
+      dtype: the dtype of its blocks, except for the byte order.
     """
 
     shape: Shape
@@ -68,10 +68,10 @@ class Source(Protocol):
 
 
 def source_of(value: Any) -> Source:
-    """Return how to read a value that is a source.
+    """Return the reader of a value that is a source.
 
     Raises:
-      TypeError: it is none, or NumPy does not know its dtype.
+      TypeError: it is not a source, or NumPy does not know its dtype.
       ValueError: its file is closed.
     """
     _check_open(value)
@@ -80,12 +80,12 @@ def source_of(value: Any) -> Source:
     if hasattr(value, "get_shape") and hasattr(value, "get_dtype"):
         return _SafetensorsSlice(value)
     if not all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__")):
-        raise TypeError(f"a {type(value).__name__} is no source; {_instead_of(value)}")
+        raise TypeError(f"a {type(value).__name__} is not a source; {_instead_of(value)}")
     return _Filling(value) if hasattr(value, "read_direct") else _Slicing(value)
 
 
 def is_group(value: object) -> bool:
-    """Return whether a value is a mapping that JAX takes for a leaf, as Zarr and h5py have.
+    """Return True if a value is a mapping that JAX takes for a leaf, such as ``zarr.Group``.
 
     Raises:
       ValueError: its file is closed.
@@ -100,7 +100,7 @@ def is_group(value: object) -> bool:
 
 
 def is_future(value: object) -> bool:
-    """Return whether a value comes later, as the one that ``tensorstore.open`` returns does."""
+    """Return True if a value is a future, such as the result of ``tensorstore.open``."""
     return callable(getattr(value, "result", None))
 
 
@@ -110,7 +110,7 @@ def _is_mapping(value: object) -> bool:
 
 def _instead_of(value: object) -> str:
     if is_future(value):
-        return "call .result() on it, and pass what that returns"
+        return "call .result() on it, and pass the result"
     if _is_mapping(value):
         return "pick one array of it by its name, or read all with gda.load_tree"
     return WHAT_IT_IS
@@ -126,7 +126,7 @@ def _check_open(value: Any) -> None:
 
 
 def is_a(value: object, module: str, name: str) -> bool:
-    """Return whether a value is of a class of a library, which is not imported for it.
+    """Return True if a value is of a class of a library, without an import of the library.
 
     A program that has such a value has imported the library.
 
@@ -137,7 +137,7 @@ def is_a(value: object, module: str, name: str) -> bool:
 
 
 class _Slicing:
-    """Anything that gives a new array, or a view of one, for slices."""
+    """A source that returns a new array, or a view of one, for slices."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -146,14 +146,14 @@ class _Slicing:
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
         block = self._value[_bounds(index, self.shape)]
-        # The netCDF libraries return masked arrays also where nothing is missing.
+        # The netCDF libraries return masked arrays even if no value is missing.
         if isinstance(block, np.ma.MaskedArray) and not np.ma.getmaskarray(block).any():
             return block.data
         return block
 
 
 class _Filling(_Slicing):
-    """Anything that reads into given memory as h5py's datasets do."""
+    """A source that reads into given memory, as ``h5py.Dataset`` does."""
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
         out = empty(self.dtype.newbyteorder("="))
@@ -169,7 +169,7 @@ class _SafetensorsSlice:
         self.shape: Shape = tuple(value.get_shape())
         name = str(value.get_dtype())
         if name not in SAFETENSORS_DTYPES or name.startswith("F8"):
-            # The package looks for the dtype's name in NumPy, in vain.
+            # The package looks for the name of the dtype in NumPy, which does not have it.
             raise TypeError(
                 f"the safetensors package cannot slice tensors of dtype {name} for NumPy; open the "
                 "file with gda.storage.open_safetensors"
@@ -181,7 +181,7 @@ class _SafetensorsSlice:
 
 
 class AsyncSource:
-    """A TensorStore, which reads by itself, in threads of its own, while others are read."""
+    """A TensorStore, which reads concurrently, in its own threads."""
 
     def __init__(self, store: Any) -> None:
         import tensorstore
@@ -193,7 +193,7 @@ class AsyncSource:
         self._store = store[tensorstore.d[:].translate_to[0]] if self.shape else store
 
     def begin(self, index: Index, out: _Memory) -> Future:
-        """Begin to read the block at ``index`` into ``out``; no other memory is needed for it."""
+        """Begin to read the block at ``index`` into ``out``, without other memory for it."""
         block = self._store[_bounds(index, self.shape)]
         return self._tensorstore.array(out).write(block).commit
 
@@ -208,7 +208,7 @@ def _shape_of(value: Any, shape: Any) -> Shape:
         return tuple(int(size) for size in shape)
     except (TypeError, ValueError):
         raise TypeError(
-            f"a {type(value).__name__} of shape {shape!r} is no source; {WHAT_IT_IS}"
+            f"a {type(value).__name__} of shape {shape!r} is not a source; {WHAT_IT_IS}"
         ) from None
 
 
@@ -217,13 +217,13 @@ def _dtype_of(value: Any, dtype: Any) -> np.dtype[Any]:
         return np.dtype(dtype)
     except TypeError:
         raise TypeError(
-            f"a {type(value).__name__} of dtype {dtype} is no source, because NumPy does not know "
-            "that dtype; convert it to numbers first"
+            f"a {type(value).__name__} of dtype {dtype} is not a source: NumPy does not have that "
+            "dtype; convert it to numbers first"
         ) from None
 
 
 def _bounds(index: Index, shape: Shape) -> Index:
-    """Return the index with all starts and stops written out: some libraries want them."""
+    """Return the index with every start and stop, which some libraries require."""
     return tuple(
         slice(s.start or 0, size if s.stop is None else s.stop)
         for s, size in zip(index, shape, strict=True)

@@ -1,4 +1,4 @@
-"""JSON and no more: Python's reader also takes NaN, and the last of two entries of one name."""
+"""Strict JSON: Python's parser also accepts NaN, and takes the last of two entries of one name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gda.layout.text import join_some
 
 
 def parse_json(text: str) -> Any:
-    """Return what a text in JSON says.
+    """Return the value of a text in JSON.
 
     Raises:
       ValueError: it is not JSON, has NaN or an infinity, an object has a name twice, or it is
@@ -18,7 +18,7 @@ def parse_json(text: str) -> Any:
 
     >>> parse_json('{"w": 1, "w": 2}')
     Traceback (most recent call last):
-    ValueError: in one object these names stand twice: 'w'
+    ValueError: one object has these names twice: 'w'
     """
     try:
         return json.loads(text, parse_constant=_refuse, object_pairs_hook=_unrepeated)
@@ -35,5 +35,5 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(entries) < len(pairs):
         counts = Counter(name for name, _ in pairs)
         twice = [f"{name!r:.80}" for name, count in counts.items() if count > 1]
-        raise ValueError(f"in one object these names stand twice: {join_some(twice)}")
+        raise ValueError(f"one object has these names twice: {join_some(twice)}")
     return entries

@@ -1,7 +1,7 @@
-"""The target of a store: its properties, found before anything is written to it.
+"""The targets of ``gda.store``, and their properties, found before anything is written.
 
-A target is anything with ``shape``, ``dtype`` and NumPy's slice assignment, or a TensorStore. No
-library is imported here but those that the target is of.
+A target is anything with ``shape``, ``dtype`` and NumPy's slice assignment, or a TensorStore. Only
+the library of the target is imported here.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Target(NamedTuple):
     """The properties of a target.
 
     Attributes:
-      handle: what is written to; its indices count from 0.
+      handle: the object to write to; its indices count from 0.
       shape: its sizes.
       dtype: a NumPy dtype.
-      chunks: shape of what is written as a whole; None where every element is for itself.
-      origin: an element at which a chunk begins; it may lie outside.
-      is_asynchronous: it is a TensorStore.
-      allows_threads: several threads of one process may write into one chunk at a time.
-      allows_processes: several processes may write to it at all.
+      chunks: shape of the chunks, each written as a whole; None if elements are written singly.
+      origin: an element at which a chunk begins; it may be outside.
+      is_asynchronous: True for a TensorStore.
+      allows_threads: several threads of one process may write into one chunk at the same time.
+      allows_processes: several processes may write to the target.
     """
 
     handle: Any
@@ -57,10 +57,10 @@ class Target(NamedTuple):
 
 
 def target_of(target: Any) -> Target:
-    """Return what is known of a target that can be written to.
+    """Return the properties of a target that can be written to.
 
     Raises:
-      TypeError: it is none.
+      TypeError: it is not a target.
       ValueError: it is read-only.
     """
     if is_a(target, "tensorstore", "TensorStore"):
@@ -68,14 +68,14 @@ def target_of(target: Any) -> Target:
     if is_a(target, "h5py", "Dataset"):
         return _of_h5py(target)
     if isinstance(target, jax.Array):
-        raise TypeError("the target is an array of JAX, which nothing can be assigned to")
+        raise TypeError("the target is a jax.Array, which is immutable; pass a NumPy array")
     if isinstance(target, np.ndarray):
         _check_writeable(target)
         return Target(target, target.shape, target.dtype)
     if getattr(target, "read_only", False):
         raise ValueError(
-            f"the target, a {type(target).__name__}, is read-only; open it with a mode in which it "
-            "can be written to, such as 'r+'"
+            f"the target, a {type(target).__name__}, is read-only; open it with a mode that allows "
+            "writing, such as 'r+'"
         )
     return _of_anything(target)
 
@@ -87,7 +87,7 @@ def _of_anything(target: Any) -> Target:
         shape, dtype = None, None
     if shape is None or dtype is None or not hasattr(target, "__setitem__"):
         raise TypeError(f"a {type(target).__name__} is not a target{_instead_of(target)}")
-    # Zarr reads, changes and writes a whole shard, where chunks are packed into shards.
+    # With chunks packed into shards, Zarr reads, changes and writes a whole shard.
     for name in ("shards", "chunks"):
         if (chunks := _sizes(target, name)) is not None:
             return Target(target, shape, dtype, chunks, (0,) * len(shape))
@@ -98,8 +98,8 @@ def _instead_of(target: Any) -> str:
     if is_future(target):
         return "; call .result() on it, and pass the open TensorStore that it returns"
     what = (
-        ": that has shape, dtype and slice assignment, as numpy.memmap, zarr.Array and "
-        "h5py.Dataset have, or is an open TensorStore"
+        "; a target has shape, dtype and slice assignment, such as a numpy.memmap, a zarr.Array or "
+        "an h5py.Dataset, or is an open TensorStore"
     )
     if is_group(target):
         return f"{what}; pick one array of it by its name, or write a tree with gda.store_tree"
@@ -107,7 +107,7 @@ def _instead_of(target: Any) -> str:
 
 
 def _sizes(target: Any, name: str) -> Shape | None:
-    """Return the shape of the chunks; None where there are none, or of many shapes."""
+    """Return the shape of the chunks; None if there are none, or they have several shapes."""
     try:
         sizes = tuple(map(int, getattr(target, name, ())))
     except (NotImplementedError, TypeError):
@@ -117,7 +117,7 @@ def _sizes(target: Any, name: str) -> Shape | None:
 
 def _of_h5py(target: Any) -> Target:
     if not target:
-        raise ValueError("the target is a data set of an HDF5 file that was closed; open it again")
+        raise ValueError("the target is a dataset of an HDF5 file that was closed; open it again")
     file = target.file
     if file.mode == "r":
         raise ValueError(
@@ -132,12 +132,12 @@ def _of_h5py(target: Any) -> Target:
 def _check_writeable(target: np.ndarray[Any, Any]) -> None:
     mode = getattr(target, "mode", None)
     if not target.flags.writeable:
-        advice = "map the file with mode 'r+'" if mode else "give one that is writeable"
+        advice = "map the file with mode 'r+'" if mode else "pass one that is writeable"
         raise ValueError(f"the target, a {type(target).__name__}, is read-only; {advice}")
     if mode == "c":
         raise ValueError(
-            "the target is a memory map of mode 'c', from which nothing gets into the file; map "
-            "the file with mode 'r+'"
+            "the target is a memory map of mode 'c', which does not write to the file; map the "
+            "file with mode 'r+'"
         )
 
 
@@ -146,12 +146,12 @@ def _of_tensorstore(target: Any) -> Target:
 
     if not target.writable:
         raise ValueError("the target, a TensorStore, is read-only; open it with write=True")
-    # A part of a store keeps the numbers that its elements have in the whole.
+    # Indices of a part of a store are those of the whole store.
     handle = target[tensorstore.d[:].translate_to[0]] if target.rank else target
     layout = handle.chunk_layout
     chunks = layout.write_chunk.shape
     if chunks is not None:
-        # Along a dimension of which TensorStore does not know, one chunk may be all of it.
+        # Where TensorStore gives no size, one chunk may have the whole dimension.
         sizes = zip(chunks, handle.shape, strict=True)
         chunks = tuple(chunk or max(size, 1) for chunk, size in sizes)
     return Target(
@@ -166,29 +166,29 @@ def _of_tensorstore(target: Any) -> Target:
 
 
 def check_fit(target: Target, shape: Shape, dtype: np.dtype[Any]) -> None:
-    """Raise ``ValueError`` unless an array of this shape and dtype goes into the target as it is.
+    """Raise ``ValueError`` unless the target has this shape and holds every value of the dtype.
 
     >>> check_fit(Target(None, (2,), np.dtype('float64')), (2,), np.dtype('float32'))
     """
     if target.shape != shape:
         raise ValueError(
-            f"the array has shape {shape}, and the target {target.shape}; they must be the same"
+            f"the array has shape {shape}, and the target {target.shape}; make them the same"
         )
     if not holds(target.dtype, dtype):
         raise ValueError(
             f"the array has dtype {dtype}, and the target {target.dtype}, which cannot hold all of "
-            f"its values; {_fitting_target(target, dtype)}, or ask for the cast, where there is "
-            "one, by storing array.astype(target_dtype)"
+            f"its values; {_fitting_target(target, dtype)}, or store "
+            "array.astype(target_dtype)"
         )
 
 
 def _fitting_target(target: Target, dtype: np.dtype[Any]) -> str:
-    """Say what target would hold the values of an array."""
+    """Return advice: a target that holds all values of an array."""
     formats = {"HDF5": ("h5py", "Dataset"), "Zarr": ("zarr", "Array")}
     lacking = [name for name, kind in formats.items() if is_a(target.handle, *kind)]
     if not lacking or dtype.isbuiltin == 1:
         return f"make a target of dtype {dtype}"
-    # Numbers that NumPy has from elsewhere: h5py makes raw bytes of them, and zarr-python refuses.
+    # A dtype of another library than NumPy: h5py makes raw bytes of it, and zarr-python refuses it.
     wide = next(name for name in ("int8", "uint8", "float32") if holds(np.dtype(name), dtype))
     advice = f"the library for {lacking[0]} has no {dtype}, so make a target of dtype {wide}"
     bits = 8 * dtype.itemsize
@@ -198,10 +198,10 @@ def _fitting_target(target: Target, dtype: np.dtype[Any]) -> str:
 
 
 def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
-    """Return whether every number of dtype ``narrow`` is the same number in dtype ``wide``.
+    """Return True if every number of dtype ``narrow`` is the same number in dtype ``wide``.
 
-    Not ``numpy.can_cast``: to that it is safe to make float64 of int64, strings, durations and
-    Python objects of numbers, and int4 of float8_e4m3fn.
+    ``numpy.can_cast`` differs: it allows int64 to float64, numbers to strings, durations and Python
+    objects, and float8_e4m3fn to int4.
 
     >>> holds(np.dtype('float32'), np.dtype('int16')), holds(np.dtype('float32'), np.dtype('int32'))
     (True, False)
@@ -222,7 +222,7 @@ def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
     if _is(wide, np.integer) or (_is(narrow, np.complexfloating) and wide.kind != "c"):
         return False
     if wide.itemsize == 1:
-        return False  # each of them lacks something: infinities, NaN or a negative zero
+        return False  # each lacks a value: infinities, NaN or a negative zero
     more, less = jax.numpy.finfo(wide), jax.numpy.finfo(narrow)
     return bool(
         more.nmant >= less.nmant
@@ -232,5 +232,5 @@ def holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
 
 
 def _is(dtype: np.dtype[Any], kind: type[np.generic]) -> bool:
-    # JAX's own, because NumPy does not know that bfloat16 is a number.
+    # JAX's issubdtype, because NumPy does not know that bfloat16 is a number.
     return jax.numpy.issubdtype(dtype, kind)

@@ -1,7 +1,7 @@
 """Many pieces of work at a time, within a budget of bytes: the loop under every load and save.
 
-Work runs in threads of its own, or in those of the library that reads; what it gave is finished in
-the caller's thread. Nothing here knows of JAX or of files.
+Work runs in threads of this loop, or in threads of the library that reads. Its results are finished
+in the caller's thread. This module does not depend on JAX or on files.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Task(NamedTuple):
     """One piece of work.
 
     Attributes:
-      nbytes: host memory that it holds from its beginning until it is finished.
+      nbytes: host memory that it holds until it is finished.
       work: called in one of the threads.
-      finish: called with what ``work`` returned, in the caller's thread, in any order of tasks. If
+      finish: called in the caller's thread with the result of ``work``, in any order of tasks. If
         it returns a ``Transfer``, the memory is held until that is done.
     """
 
@@ -41,13 +41,13 @@ class Task(NamedTuple):
 
 
 class AsyncTask(NamedTuple):
-    """One piece of work that a library does by itself.
+    """One piece of work that a library does in its own threads.
 
     Attributes:
       nbytes: as in ``Task``.
       begin: called in the caller's thread; returns at once.
       finish: as in ``Task``; gets the future's result.
-      note: called with an error of the reading, to say in it what was read.
+      note: called with an error of the read, to add a note of what was read.
     """
 
     nbytes: int
@@ -57,18 +57,18 @@ class AsyncTask(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A transfer that still needs the memory of a task that is finished.
+    """A transfer that still needs the memory of a finished task.
 
     Attributes:
-      is_done: whether the memory is free by now.
-      wait: returns when it is.
+      is_done: returns True if the memory is free.
+      wait: returns when the memory is free.
     """
 
     is_done: Callable[[], bool]
     wait: Callable[[], object]
 
 
-# Reads under way that a library does by itself, by default. A store in the network takes this many
+# The default number of concurrent reads in the threads of a library. A remote store takes this many
 # requests; each may need memory of its own for a chunk.
 _MOST_PENDING = 32
 
@@ -76,21 +76,21 @@ _MOST_PENDING = 32
 def run(tasks: Iterable[Task | AsyncTask], options: Options) -> None:
     """Do all ``tasks``; return when the last is finished.
 
-    Tasks are taken and begun in order, at most ``max_workers`` at a time, and none while those that
-    were begun and are not finished hold so much that it would exceed ``max_bytes``; one that is
-    larger than that runs alone. With one worker, or ``None``, every ``Task`` is done in the
-    caller's thread; with ``None`` 32 ``AsyncTask``s may be under way beside it.
+    Tasks begin in order, at most ``max_workers`` at a time. A task waits while it and the
+    unfinished tasks together would hold more than ``max_bytes``; a task larger than that runs
+    alone. With one worker, or ``None``, every ``Task`` runs in the caller's thread; with ``None``
+    32 ``AsyncTask``s may run at the same time.
 
     Raises:
-      Exception: the first that a task raised, in ``work`` or ``finish``, and that is not retried.
-        No task is begun after it, and those that run are waited for: no thread is left. So with
-        ``KeyboardInterrupt``. A read that an ``AsyncTask`` had begun is cancelled.
+      Exception: the first error of a task, in ``work`` or ``finish``, that is not retried. After
+        it, or ``KeyboardInterrupt``, no task begins, running tasks are waited for and no thread is
+        left. A read that an ``AsyncTask`` began is cancelled.
     """
     _Crew(iter(tasks), options).run()
 
 
 class _Attempt:
-    """A task that was begun, and how often."""
+    """A task that was begun, and the number of its attempts."""
 
     def __init__(self, task: Task | AsyncTask) -> None:
         self.task = task
@@ -100,7 +100,7 @@ class _Attempt:
         self.error: BaseException | None = None
 
     def work(self) -> None:
-        """Do it, and keep what came of it: an error is for the caller's thread to judge."""
+        """Do the task; keep its result, or its error for the caller's thread to handle."""
         self.count += 1
         try:
             assert isinstance(self.task, Task)
@@ -110,22 +110,22 @@ class _Attempt:
 
 
 class _Crew:
-    """The tasks of one ``run``, those of them that are under way, and the threads that work."""
+    """The tasks of one ``run``, and the threads that do them."""
 
     def __init__(self, tasks: Iterator[Task | AsyncTask], options: Options) -> None:
         self._tasks = tasks
         most = options.max_workers
         self._most = {Task: most or 1, AsyncTask: most or _MOST_PENDING}
         self._max_bytes, self._retry = options.max_bytes, options.retry
-        # Of the caller's thread alone.
+        # Only the caller's thread uses these.
         self._held = 0
         self._begun = {Task: 0, AsyncTask: 0}
         self._later: list[tuple[float, _Attempt]] = []
         self._transfers: deque[tuple[int, Transfer]] = deque()
         self._asynchronous: set[_Attempt] = set()
         self._threads: list[threading.Thread] = []
-        # Not conditions or events: these are written in Python, and Ctrl-C at the wrong moment
-        # leaves their lock held, or released twice.
+        # Not Condition or Event: they are written in Python, and Ctrl-C at the wrong moment leaves
+        # their lock held, or released twice.
         self._waiting: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[_Attempt] = queue.SimpleQueue()
         self._is_over = False
@@ -136,33 +136,33 @@ class _Crew:
         finally:
             self._is_over = True
             for _ in self._threads:
-                self._waiting.put(None)  # so that it looks
+                self._waiting.put(None)  # wakes the thread
             for attempt in self._asynchronous:
                 if attempt.future is not None:
                     attempt.future.cancel()
             for thread in self._threads:
-                # One whose start the user interrupted may be about to begin, or never will.
+                # If the user interrupted the start of a thread, it may start later or never.
                 while thread.ident is None and thread in threading.enumerate():
                     time.sleep(0.001)
                 if thread.ident is not None:
                     thread.join()
 
     def _direct(self) -> None:
-        """Hand out tasks as the budget allows, and finish what was done."""
+        """Hand out tasks within the budget, and finish those that are done."""
         following = next(self._tasks, None)
         while following is not None or any(self._begun.values()):
             while following is not None and self._makes_room(following):
                 self._held += following.nbytes
                 self._begun[type(following)] += 1
                 self._begin(_Attempt(following))
-                # Before the next is asked for: what was done in this thread may tell its size.
+                # Before the next task is made: its size may depend on work done in this thread.
                 self._finish(self._all_done())
                 following = next(self._tasks, None)
             if any(self._begun.values()):
                 self._finish(self._wait())
 
     def _makes_room(self, task: Task | AsyncTask) -> bool:
-        """Return whether a task may begin; wait for transfers where that makes it possible."""
+        """Return True if a task may begin; wait for transfers if that frees enough memory."""
         if self._begun[type(task)] >= self._most[type(task)]:
             return False
         if self._max_bytes is None:
@@ -211,11 +211,11 @@ class _Crew:
         try:
             thread.start()
         except RuntimeError:
-            # While a program ends Python starts no threads, and what was begun is to be finished.
+            # Python starts no threads at interpreter exit, but begun tasks must still finish.
             self._threads.remove(thread)
 
     def _wait(self) -> list[_Attempt]:
-        """Return what was done, when something was; begin what is to be tried again."""
+        """Return the attempts that are done, at least one; begin those to be tried again."""
         seconds = None
         if self._later:
             seconds = max(0, min(due for due, _ in self._later) - time.monotonic())
@@ -231,7 +231,7 @@ class _Crew:
         return self._all_done()
 
     def _all_done(self) -> list[_Attempt]:
-        """Return what was done since the last call."""
+        """Return the attempts that were done since the last call."""
         done = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -249,7 +249,7 @@ class _Crew:
             if isinstance(attempt.task, AsyncTask) and isinstance(attempt.error, Exception):
                 attempt.task.note(attempt.error)
             attempt.future = None
-        # An error first: what else was done is of no use any more.
+        # Errors first: after one, the other results are of no use.
         failed = [attempt for attempt in done if attempt.error is not None]
         for attempt in failed:
             self._try_later(attempt)
@@ -268,11 +268,12 @@ class _Crew:
                 return
             error.add_note(f"gda: after attempt {attempt.count} of {retry.attempts}")
         elif attempt.count > 1:
-            error.add_note(f"gda: in attempt {attempt.count}, of an error that is not retried")
+            error.add_note(f"gda: attempt {attempt.count} failed with an error that is not retried")
         try:
             raise error
         finally:
-            # Its traceback has this frame, which would keep it and all blocks until a collection.
+            # The traceback has this frame, which would keep the error and all blocks until a
+            # garbage collection.
             del error, attempt
 
     def _finish_one(self, attempt: _Attempt) -> None:

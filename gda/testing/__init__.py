@@ -1,16 +1,15 @@
 """Help with tests of code that works on sharded arrays.
 
-- ``@pytest.mark.processes(4, devices=2)`` runs a test in that many real processes; the fixture
-  ``process_pool`` calls functions in them: ``gda.testing.plugin``, which pytest finds by itself.
+- ``@pytest.mark.processes(4, devices=2)`` runs a test in 4 real processes, and the fixture
+  ``process_pool`` calls functions in them. pytest finds their ``gda.testing.plugin`` by itself.
 - ``Pool``, ``ProcessError``: such processes without pytest.
-- ``strategies``: hypothesis strategies for meshes, specs, shapes and ``GlobalArray``s. This module
-  needs hypothesis.
+- ``strategies``: hypothesis strategies for meshes, specs, shapes and ``GlobalArray``s. They
+  need hypothesis.
 
-Read ``pool`` and ``worker`` first, which talk over a ``channel`` and get an ``answer``; then
-``plugin``, ``marker``, ``pools``, ``session`` (the pytest in a process) and ``merge``.
+Read ``pool`` and ``worker`` first, with ``channel`` between them and ``answer``; then ``plugin``,
+``marker``, ``pools``, ``session`` (the pytest in a process) and ``merge``.
 
-Nothing is imported here until it is used: each module says what it needs, and which extra installs
-that.
+Modules are imported on first use. Each names the package that it needs and the extra with it.
 
 >>> import gda
 >>> from hypothesis import find

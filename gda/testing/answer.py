@@ -1,4 +1,4 @@
-"""The outcome of a command in the processes of a pool, and how failures are told."""
+"""The outcome of a command in the processes of a pool, and messages about failures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from gda.layout.boundary import set_module
 
-# Seconds that the others get after one process failed. They often wait for it in a collective.
+# Seconds for the others after one process failed. They often wait for it in a collective.
 GRACE = 3.0
 _TAIL_LINES = 40
 _FILES_ABOVE_USER = (
@@ -21,7 +21,7 @@ _FILES_ABOVE_USER = (
 
 @set_module("gda.testing")
 class ProcessError(RuntimeError):
-    """Something went wrong in a process of a pool.
+    """A failure in a process of a pool.
 
     Attributes:
       process: index of the process that failed first.
@@ -48,16 +48,16 @@ class Answer:
     """The outcome of one command in one process.
 
     Attributes:
-      process, num_processes: its index, and how many there are.
+      process, num_processes: its index, and the number of processes.
       ending: "returned", "raised", "died" (or is stopped), "hung" (ran past the timeout), or
         "behind" (was still running a few seconds after another process had failed).
-      at: when, on the clock ``time.monotonic``, which all processes of a machine share.
-      value: what was returned; if it was raised a pair of texts: one line, and the traceback.
-      outcome: equal in all processes that are still in step.
-      reports: what the process sent on the way.
-      status: how the process ended, if it died, or that it is stopped.
-      output: what the process wrote since the command came.
-      stack: where it stood, if it was hung or behind, or another one was.
+      at: time of the ending by ``time.monotonic``, which all processes of a machine share.
+      value: the result; after an exception a pair of texts: one line, and the traceback.
+      outcome: a text that is equal in all processes that are in step.
+      reports: the reports of the process before its answer.
+      status: the exit of the process, if it died, or the words that it is stopped.
+      output: output of the process since the command.
+      stack: stack of the process, if it or another one was hung or behind.
     """
 
     process: int
@@ -73,18 +73,18 @@ class Answer:
 
     @property
     def label(self) -> str:
-        """Return which process this is, as messages say it."""
+        """Return the name of the process in messages."""
         return f"process {self.process} of {self.num_processes}"
 
     @property
     def summary(self) -> str:
-        """Return in one line what became of the command."""
+        """Return the ending of the command in one line."""
         if self.ending == "died":
             return f"{self.label} {self.status}"
         if self.ending == "raised":
             return f"{self.label}: {self.value[0]}"
         return {
-            "returned": f"{self.label} ended well",
+            "returned": f"{self.label} succeeded",
             "hung": f"{self.label} gave no answer in time",
             "behind": f"{self.label} was still running {GRACE:g} s later",
         }[self.ending]
@@ -99,34 +99,34 @@ def raise_first(answers: list[Answer], call: str) -> None:
     hung = f" ({call})" if first.ending == "hung" else ""
     parts = [first.summary + hung, details(first), last_words(first)]
     parts += [other.summary for other in others if other.ending in ("raised", "died")]
-    parts.append(where_others_stood(answers, first))
+    parts.append(stacks_of_others(answers, first))
     raise ProcessError(first.process, "\n".join(part for part in parts if part))
 
 
 def in_order_of_blame(answers: list[Answer]) -> list[Answer]:
-    """Return the answers with those first that explain the others.
+    """Return the answers, the likely causes of the others first.
 
-    A process that died makes others raise, and may be noticed later than they are.
+    A process that died makes others raise, and may be noticed later than these.
     """
     ranks = {"died": 0, "raised": 1, "hung": 1, "behind": 2, "returned": 3}
     return sorted(answers, key=lambda answer: (ranks[answer.ending], answer.at))
 
 
 def details(answer: Answer) -> str:
-    """Return the traceback, or where a process stood."""
+    """Return the traceback or the stack of a process."""
     if answer.ending == "raised":
         return answer.value[1]
-    return f"Where it stood:\n{answer.stack}" if answer.ending in ("hung", "behind") else ""
+    return f"Its stack:\n{answer.stack}" if answer.ending in ("hung", "behind") else ""
 
 
 def last_words(answer: Answer) -> str:
-    """Return the end of what a process wrote."""
+    """Return the end of the output of a process."""
     lines = trim_stacks(answer.output).splitlines()[-_TAIL_LINES:]
     return "\n".join(["The end of its output:", *lines]) if lines else ""
 
 
-def where_others_stood(answers: list[Answer], first: Answer) -> str:
-    """Return where processes stood that had not answered, and which of the others had."""
+def stacks_of_others(answers: list[Answer], first: Answer) -> str:
+    """Return the stacks of processes without an answer, and the names of those that succeeded."""
     if not any(answer.ending in ("hung", "behind") for answer in answers):
         return ""
     return "\n".join(
@@ -137,7 +137,7 @@ def where_others_stood(answers: list[Answer], first: Answer) -> str:
 
 
 def trim_stacks(text: str) -> str:
-    """Leave out of the stacks that faulthandler writes what called the user's code."""
+    """Return text without the frames above user code in the stacks of faulthandler."""
     kept = []
     is_above_user = False
     for line in text.splitlines():

@@ -25,22 +25,22 @@ _modules_of_files: dict[str, ModuleType] = {}
 
 
 class Channel:
-    """The process's end of the connection; ``run_session`` runs a pytest session by a plan."""
+    """The end of the connection in a process; ``run_session`` runs a pytest session by a plan."""
 
     def __init__(self, connection: Connection, run_session: Callable[[Channel, Any], None]) -> None:
         self._connection = connection
         self._run_session = run_session
 
     def serve(self, session: Any = None) -> None:
-        """Do what the pool says; with a pytest session, tests too.
+        """Run the commands of the pool; with a pytest session, tests too.
 
-        The command "session" runs pytest, whose loop over tests calls this again. So functions
-        that are called later run inside of that session.
+        The command "session" runs pytest, whose loop over tests calls this again. So later
+        functions run inside that session.
         """
         while True:
             try:
                 name, *arguments = self._connection.recv()
-            except EOFError:  # the pool is gone
+            except EOFError:  # the pool has ended
                 return
             if name == "stop":
                 return
@@ -78,7 +78,7 @@ class Channel:
 
 
 def describe(error: BaseException) -> tuple[str, str]:
-    """Return an exception in one line, and its traceback from the first line that is not ours."""
+    """Return an exception in one line, and its traceback below the lines of this file."""
     frames = below([__file__], error.__traceback__)
     text = "".join(traceback.format_exception(type(error), error, frames))
     line = "".join(traceback.format_exception_only(error)).strip().partition("\n")[0]
@@ -93,9 +93,9 @@ def _find(module_name: str, name: str, file: str | None) -> Any:
 
 
 def _module(name: str, file: str | None) -> ModuleType:
-    """Return a module by its name, or by its file if the name is not, or not rightly, importable.
+    """Return a module by its name, or by its file if the name does not import this file.
 
-    Test modules often have names that mean something to pytest only.
+    Only pytest can import many test modules by name.
     """
     if file is None:
         return importlib.import_module(name)
@@ -118,11 +118,11 @@ def _is_importable(name: str, file: str) -> bool:
 
 
 def _load(name: str, file: str) -> ModuleType:
-    # A script is given a name with which what it guards by __name__ == "__main__" does not run.
+    # Under this name, the part of a script under __name__ == "__main__" does not run.
     loaded_as = "__mp_main__" if name == "__main__" else name
     spec = None
     if name != "__main__":
-        # By way of the finders, because pytest's is the one that explains a failed assert.
+        # Through the finders, because that of pytest makes failed asserts readable.
         for finder in sys.meta_path:
             spec = finder.find_spec(name, [os.path.dirname(file)])
             if spec is not None:

@@ -29,24 +29,24 @@ class Processes:
 
 
 def is_marked(item: pytest.Item) -> bool:
-    """Return whether a test is to run in several processes."""
+    """Return whether a test has the marker."""
     return item.get_closest_marker(NAME) is not None
 
 
 def wanted(item: pytest.Item) -> Processes:
-    """Return what the marker of a test says.
+    """Return the arguments of the marker of a test.
 
     Raises:
-      ValueError: it is not understood, or the test is one of hypothesis.
+      ValueError: they are not valid, or the test is one of hypothesis.
     """
     mark = item.get_closest_marker(NAME)
     if mark is None:
         raise ValueError(f"{item.nodeid} has no marker {NAME}")
     if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
         raise ValueError(
-            "@given under @pytest.mark.processes would draw other examples in each process. Take "
-            "the marker away, and let the test call a function of its module in all processes: "
-            "process_pool(2).run(check, example), where process_pool is a fixture"
+            "@given under @pytest.mark.processes would draw other examples in each process. "
+            "Remove the marker, and call a function of the test module in all processes with the "
+            "fixture process_pool: process_pool(2).run(check, example)"
         )
     size = dict(zip(["num_processes"], mark.args, strict=False))
     options = {**size, **mark.kwargs}
@@ -55,8 +55,8 @@ def wanted(item: pytest.Item) -> Processes:
     written = [repr(value) for value in mark.args]
     written += [f"{name}={value!r}" for name, value in mark.kwargs.items()]
     raise ValueError(
-        f"@pytest.mark.{NAME}({', '.join(written)}) is not understood; give the number of "
-        "processes, and maybe devices of each and a timeout in seconds, all above 0: "
+        f"@pytest.mark.{NAME}({', '.join(written)}) is not valid; give the number of processes, "
+        "and maybe devices of each and a timeout in seconds, all above 0: "
         f"@pytest.mark.{NAME}(4, devices=2, timeout=60)"
     )
 

@@ -14,8 +14,8 @@ from gda.testing.answer import (
     details,
     in_order_of_blame,
     last_words,
+    stacks_of_others,
     trim_stacks,
-    where_others_stood,
 )
 from gda.testing.session import PhaseReport
 
@@ -106,7 +106,7 @@ def _merge_phase(
         if report.outcome == "skipped" and report.wasxfail is None
     }
     if xfailed:
-        # The failure that was expected came in some process. That the others passed is no news.
+        # A process had the expected failure, so the others may pass.
         failures = [failure for failure in failures if not _is_strict_xpass(failure.text)]
     if failures:
         return _failed(item, phase, answers, of_process, failures)
@@ -127,7 +127,7 @@ def _merge_phase(
 def _failures(
     answers: list[Answer], of_process: dict[int, PhaseReport], phase: Phase, timeout: float
 ) -> list[_Failure]:
-    """Return how processes failed in a phase, those first that explain the others."""
+    """Return the failures of processes in a phase, the likely causes of the others first."""
     broken = []
     failed = []
     for answer in answers:
@@ -159,7 +159,7 @@ def _skip_failures(answers: list[Answer], skipped: dict[int, PhaseReport]) -> li
         if answer.process in skipped:
             crash = skipped[answer.process].crash
             reason = crash[2] if crash else "Skipped"
-            text = f"{answer.label} skipped this test, and others did not: {reason}"
+            text = f"{answer.label} skipped this test, but others did not: {reason}"
             failures.append(_Failure(answer, text, text, crash))
     return failures
 
@@ -174,7 +174,7 @@ def _failed(
     first, *others = failures
     parts = [first.text]
     parts += [f"also failed: {other.line}" for other in others]
-    behind = where_others_stood(answers, first.answer)
+    behind = stacks_of_others(answers, first.answer)
     if behind:
         parts.append(behind)
     sections = []
@@ -190,7 +190,7 @@ def _failed(
 
 
 def _broken_phase(answer: Answer) -> Phase:
-    """Return the phase in which a process was when it gave no more reports."""
+    """Return the phase of a process after its last report."""
     outcomes = {report.when: report.outcome for report in answer.reports}
     if "setup" not in outcomes:
         return "setup"

@@ -1,6 +1,6 @@
 """A pytest plugin: tests that run in several real processes of this machine.
 
-pytest finds it wherever gda is installed; ``-p no:gda`` leaves it out.
+pytest finds it if gda is installed; ``-p no:gda`` omits it.
 
     @pytest.mark.processes(4, devices=2)
     def test_sum_over_all_hosts():
@@ -8,20 +8,20 @@ pytest finds it wherever gda is installed; ``-p no:gda`` leaves it out.
         assert jax.process_count() == 4
         ...
 
-The body runs in 4 processes, each with 2 virtual CPU devices, that have found each other through
-``jax.distributed``. Fixtures and parameters work; they are made in each process. A failure says in
-which process it happened; a process that dies or runs past ``timeout=60`` seconds is named, with
-the stacks of all. Processes are kept for the next test of the same size.
+The body runs in 4 processes, each with 2 virtual CPU devices, connected through
+``jax.distributed``. Fixtures and parameters work; each process makes its own. A failure names the
+process. If one dies or runs past ``timeout=60`` seconds, the failure has the stacks of all.
+Processes are kept for the next test of the same size.
 
-- The fixture ``shared_tmp_path`` is one directory for all processes of a test. ``tmp_path`` is each
-  process's own.
+- The fixture ``shared_tmp_path`` is one directory for all processes of a test. Each process
+  has its own ``tmp_path``.
 - The fixture ``process_pool`` is for hypothesis, whose examples must be the same in all processes:
   ``process_pool(4, devices=2).run(function, *arguments)`` calls a function in them.
-- With pytest-xdist, give ``-n 2 --dist loadgroup``: tests of one size then run in one worker, so
-  processes of each size start once. Otherwise each worker starts processes of every size. A test
-  that uses ``process_pool`` joins them by ``@pytest.mark.xdist_group("processes-4x2")``.
+- With pytest-xdist, give ``-n 2 --dist loadgroup``: tests of one size then run in one worker, and
+  processes of each size start once. Otherwise each worker starts processes of every size. For a
+  test with ``process_pool``, add ``@pytest.mark.xdist_group("processes-4x2")``.
 
-Every pytest run with gda installed imports this module, so it imports nothing that takes time.
+Every pytest run with gda installed imports this module, so it has no slow imports.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if marker.is_marked(item) and item.get_closest_marker("xdist_group") is None:
             try:
                 num_processes, devices = marker.wanted(item).size
-            except ValueError:  # which is said when the test runs
+            except ValueError:  # reported when the test runs
                 continue
             item.add_marker(pytest.mark.xdist_group(f"processes-{num_processes}x{devices}"))
 
@@ -80,15 +80,15 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in _pools(item.config).run_test(item, nextitem):
         item.ihook.pytest_runtest_logreport(report=report)
-    _tear_down_what_ends_here(item, nextitem)
+    _tear_down_unshared(item, nextitem)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
 
-def _tear_down_what_ends_here(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+def _tear_down_unshared(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the fixtures of earlier tests, in this process, that the next test does not share.
 
-    They were told that this test comes next, which shares them by where it stands.
+    pytest kept them because this test shares them by its place.
     """
     runner = item.config.pluginmanager.get_plugin("runner")
     assert runner is not None
@@ -116,8 +116,8 @@ def process_pool(pytestconfig: pytest.Config) -> Callable[..., Pool]:
     """
     if _is_in_process(pytestconfig):
         pytest.fail(
-            "process_pool is not for tests under @pytest.mark.processes: they run in processes of "
-            "a pool already",
+            "process_pool is not for tests under @pytest.mark.processes, which run in processes of "
+            "a pool already; remove the marker or the fixture",
             pytrace=False,
         )
     return _pools(pytestconfig).get
@@ -134,7 +134,7 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
 
 
 def _pools(config: pytest.Config) -> Pools:
-    # Imported here, because a suite without the marker should not pay for it.
+    # Imported here, because a suite without the marker does not need it.
     from gda.testing.pools import Pools
 
     if _pools_key not in config.stash:

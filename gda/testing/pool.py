@@ -1,7 +1,7 @@
 """Real processes of this machine that run functions in step: ``Pool``.
 
 ``gda.testing.worker`` is the program of each, ``gda.testing.channel`` the connection to it. They
-start when they are first needed and stay for the next call, so that many short calls cost little.
+start at the first call and stay for the next, so that many short calls cost little.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from gda.testing.answer import GRACE, Answer, ProcessError, raise_first, trim_st
 T = TypeVar("T")
 
 _START_TIMEOUT = 120.0
-# Long, because a pool ends the others itself when one dies, and a machine with too much to do may
-# be silent for more than 10 s: then all processes would be aborted.
+# Long, because a pool ends the others itself when one dies, and on a busy machine heartbeats may
+# stop for more than 10 s: then JAX would abort all processes.
 _HEARTBEAT_TIMEOUT = 60.0
 _COLLECTIVE_TIMEOUT = 30.0
 _AGREEMENT_TIMEOUT = 20.0
@@ -38,7 +38,7 @@ _DUMP_TIMEOUT = 1.0
 _OUTPUT_LIMIT = 10_000
 _NO_STACK = "  unknown: the process did not react to a signal"
 
-# sys.path comes first, so that a process finds gda, and all else, where the caller does.
+# sys.path comes first, so that a process imports the same gda, and all else, as the caller.
 _BOOTSTRAP = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from gda.testing.worker import main; main(int(sys.argv[1]))"
@@ -47,14 +47,14 @@ _BOOTSTRAP = (
 
 @set_module("gda.testing")
 class Pool:
-    """Processes that have found each other through JAX, for calling functions in all of them.
+    """Processes connected through JAX, for calling functions in all of them.
 
-    They start with the first call. After a call that did not end in the same way in all of them,
-    they are replaced, because they may be out of step. They end with ``close``, and at the latest
-    with the process that made the pool, however that ends.
+    They start with the first call. After a call with different endings, they are replaced, because
+    they may be out of step. They end with ``close``, and at the latest with the process that made
+    the pool, even if that is killed.
 
     Args:
-      num_processes: how many.
+      num_processes: number of processes.
       devices: virtual CPU devices of each.
       prepare: called with the pool after its processes have started, each time.
 
@@ -83,8 +83,8 @@ class Pool:
     ) -> list[T]:
         """Call a function in every process, with equal arguments, and return the results in order.
 
-        The function may communicate between the processes. Hypothesis draws an example here, in
-        the caller, and all processes see the same one:
+        The function may communicate. Hypothesis draws an example in the caller, and all processes
+        get the same one:
 
             @given(global_shapes({'x': 2}, ('x',)))
             def test_sum(process_pool, shape):
@@ -92,12 +92,12 @@ class Pool:
 
         Args:
           function: of an importable module or of a test module. The processes find it by its name,
-            so a lambda or a function inside a function will not do.
+            so lambdas and functions inside functions do not work.
           args, kwargs: arguments for it; they are pickled, as are the results.
           timeout: seconds after which a process counts as hung.
 
         Raises:
-          ProcessError: it raised in some process, or a process died or hung.
+          ProcessError: the function raised in a process, or a process died or hung.
           TypeError: the function or an argument cannot be sent to the processes.
         """
         reference = _reference(function)
@@ -126,7 +126,7 @@ class Pool:
             self._group = _Group(self.num_processes, self.devices)
             self.num_starts += 1
             try:
-                raise_first(self._gather(None, _START_TIMEOUT), f"{self!r}, which was starting")
+                raise_first(self._gather(None, _START_TIMEOUT), f"the start of {self!r}")
                 if self._prepare is not None:
                     self._prepare(self)
             except BaseException:
@@ -152,7 +152,7 @@ class Pool:
 
     @property
     def num_alive(self) -> int:
-        """The number of processes that run at the moment: all or none."""
+        """The number of running processes: all or none."""
         return 0 if self._group is None else self.num_processes
 
     def __enter__(self) -> Pool:
@@ -170,7 +170,7 @@ class Pool:
             answers = self._group.ask(command, timeout)
         except BaseException as error:  # KeyboardInterrupt, and pytest-timeout's
             try:
-                error.add_note(self._group.where_all_stand())
+                error.add_note(self._group.all_stacks())
             finally:
                 self.kill()
             raise
@@ -182,7 +182,7 @@ class Pool:
 
 
 class _Worker:
-    """One process of a pool, and this end of what connects it."""
+    """One process of a pool, and this end of its connection."""
 
     def __init__(self, children: Children, directory: Path, variables: dict[str, str], index: int):
         self.log = directory / f"process-{index}.log"
@@ -208,7 +208,7 @@ class _Group:
         directory = Path(tempfile.mkdtemp(prefix="gda-testing-"))
         port = Port()
         children = Children()
-        # Also runs when the pool was forgotten, and at the end of the interpreter.
+        # Also runs when the pool is collected, and at the end of the interpreter.
         self.kill = weakref.finalize(self, _end, children, port, directory)
         self._workers = [
             _Worker(
@@ -230,16 +230,16 @@ class _Group:
 
     def is_alive(self) -> bool:
         """Return whether all processes wait for a command."""
-        # An end that there is something to read from has been closed on the other side.
+        # A connection with something to read has been closed on the other side.
         return all(
             worker.process.poll() is None and not worker.connection.poll()
             for worker in self._workers
         )
 
     def ask(self, command: tuple[Any, ...] | None, timeout: float) -> list[Answer]:
-        """Send a command, wait for the answers, and say of each process what became of it.
+        """Send a command, and return the answer of each process.
 
-        Without a command it waits for the answer that a process gives when it has started.
+        Without a command it waits for the answer of a process after its start.
         """
         deadline = time.monotonic() + timeout
         log_starts = [worker.log.stat().st_size for worker in self._workers]
@@ -264,10 +264,10 @@ class _Group:
             answer.output = _read(worker.log, start)
         return answers
 
-    def where_all_stand(self) -> str:
+    def all_stacks(self) -> str:
         """Return the stacks of all processes as one text."""
         return "\n".join(
-            f"Where process {index} of {len(self._workers)} stood:\n{stack}"
+            f"Stack of process {index} of {len(self._workers)}:\n{stack}"
             for index, stack in enumerate(self._stacks())
         )
 
@@ -286,7 +286,7 @@ class _Group:
         for worker in self._workers:
             try:
                 worker.connection.send_bytes(message)
-            except OSError:  # it is dead, which shows when its answer is waited for
+            except OSError:  # it is dead, which shows while waiting for its answer
                 continue
 
     def _collect(self, answers: list[Answer], deadline: float) -> set[int]:
@@ -315,7 +315,7 @@ class _Group:
         return set(index_of.values())
 
     def _receive(self, connection: Connection, answer: Answer, is_ready: bool) -> tuple[bool, bool]:
-        """Take one message; return whether it is the last, and whether it tells of trouble."""
+        """Take one message; return whether it is the last, and whether it reports trouble."""
         try:
             if not is_ready:
                 raise EOFError
@@ -332,7 +332,7 @@ class _Group:
         return True, kind == "raised"
 
     def _stacks(self) -> list[str]:
-        """Return where each process stands, in the words of ``faulthandler``."""
+        """Return the stack of each process, as ``faulthandler`` writes it."""
         starts = [worker.stacks.stat().st_size for worker in self._workers]
         for worker in self._workers:
             if worker.process.poll() is None:
@@ -356,7 +356,7 @@ class _Group:
 
 def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
     """Return module, qualified name and file by which a process finds a function."""
-    # JAX's own caches, such as jax.process_count, have no name, but what they wrap has.
+    # JAX's own caches, such as jax.process_count, have no name, but the wrapped function has.
     named = (
         function if hasattr(function, "__qualname__") else getattr(function, "__wrapped__", None)
     )
@@ -364,11 +364,11 @@ def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
     name = getattr(named, "__qualname__", None)
     module = sys.modules.get(module_name) if isinstance(module_name, str) else None
     if module is None or module_name is None or not isinstance(name, str):
-        raise TypeError(f"the processes find a function by its name, and {function!r} has none")
+        raise TypeError(f"the processes find a function by its name, but {function!r} has none")
     if "<" in name:
         raise TypeError(
             "the processes find a function by its name, so it must stand at the top of a module or "
-            f"in a class: {name} of {module_name} does not; pass what it needs as arguments"
+            f"in a class: {name} of {module_name} does not; move it, and pass values as arguments"
         )
     found: Any = module
     for part in name.split("."):
@@ -380,7 +380,7 @@ def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
         )
     file = getattr(module, "__file__", None)
     if module_name == "__main__" and file is None:
-        raise TypeError(f"{name} was typed in, so the processes cannot find it: put it into a file")
+        raise TypeError(f"the processes cannot find {name}, which has no file; put it into one")
     return module_name, name, None if file is None else os.path.abspath(file)
 
 
@@ -395,7 +395,7 @@ def _unpickle(answer: Answer) -> Any:
 
 
 def _status(process: subprocess.Popen[bytes]) -> str:
-    """Return how a process ended that has closed its connection."""
+    """Return the exit of a process that has closed its connection, in words."""
     try:
         code = process.wait(GRACE)
     except subprocess.TimeoutExpired:
@@ -406,13 +406,13 @@ def _status(process: subprocess.Popen[bytes]) -> str:
 
 
 def _read(file: Path, start: int) -> str:
-    """Return the end of what was written to a file since it had ``start`` bytes."""
+    """Return the end of the text of a file after its first ``start`` bytes."""
     with file.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
-        cut = max(start, size - _OUTPUT_LIMIT)
-        stream.seek(cut)
+        begin = max(start, size - _OUTPUT_LIMIT)
+        stream.seek(begin)
         text = stream.read().decode(errors="replace")
-    return text if cut == start else f"... {cut - start} bytes before this left out ...\n{text}"
+    return text if begin == start else f"... {begin - start} bytes omitted ...\n{text}"
 
 
 def _check_positive(name: str, value: object) -> int:

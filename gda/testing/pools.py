@@ -1,4 +1,4 @@
-"""The pools of a pytest session, and how a test runs in one."""
+"""The pools of a pytest session, and the run of a test in one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gda.testing.pool import Pool
 from gda.testing.session import SessionPlan, address_of
 
 _SESSION_TIMEOUT = 120.0
-# Pools that were used longest ago are closed when more processes than this would be alive.
+# The least recently used pools are closed to keep at most this many processes.
 MAX_PROCESSES = 16
-# Drawn at random where they are not given: the seed of pytest-randomly.
+# Options drawn at random by default: the seed of pytest-randomly.
 _CHOSEN_OPTIONS = ("randomly_seed",)
 
 _Size = tuple[int, int]
@@ -43,7 +43,7 @@ class Pools:
         """Return the pool of a size, and close others if there would be too many processes."""
         size = (num_processes, devices)
         pool = self._pools.pop(size, None) or Pool(*size, prepare=self._start_session)
-        self._pools[size] = pool  # which makes it the last one, the one that was used last
+        self._pools[size] = pool  # now the last, as the most recently used
         others = [other for other in self._pools.values() if other is not pool]
         for other in others:
             if sum(each.num_alive for each in others) + num_processes <= MAX_PROCESSES:
@@ -69,9 +69,9 @@ class Pools:
         except (ValueError, ProcessError) as error:
             return failed_setup(item, str(error))
         except pytest.fail.Exception as error:
-            # From plugins that end a test that takes too long. The pool has ended its processes.
+            # From plugins that limit the time of a test. The pool has ended its processes.
             notes = "\n".join(getattr(error, "__notes__", []))
-            return failed_setup(item, f"the test was ended from outside: {error}\n{notes}")
+            return failed_setup(item, f"a plugin ended the test: {error}\n{notes}")
         return merge(item, answers, processes.timeout)
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class Pools:
             self._temporary.close()
 
     def _promise(self, pool: Pool, item: pytest.Item, following: pytest.Item | None) -> None:
-        """See to it that the processes have the fixtures for a test, and remember for the next.
+        """Start new processes if they kept fixtures for another test than this; remember the next.
 
         After a test they keep the fixtures that the next one shares, which pytest must know before.
         """
@@ -102,11 +102,11 @@ class Pools:
         """Return the next test of the same pool, if it is certain."""
         if not hasattr(self._config, "workerinput"):
             return self._next_of.get(item)
-        # A worker of xdist knows which test comes next, and no more.
+        # A worker of xdist knows the next test only.
         return nextitem if nextitem is not None and _size_of(nextitem) == size else None
 
     def _look_ahead(self) -> dict[_Size, dict[str, None]]:
-        """Find the order of the tests of each size, and return the files that they are in."""
+        """Find the order of the tests of each size, and return their files."""
         if self._files_of is None:
             last: dict[_Size, pytest.Item] = {}
             self._files_of = {}
@@ -140,7 +140,7 @@ class Pools:
         )
         plan.temporary.mkdir()
         answers = pool.ask(("session", plan), _SESSION_TIMEOUT)
-        raise_first(answers, "pytest, which was just starting in it")
+        raise_first(answers, "the start of pytest")
 
     def _shared_directory(self, item: pytest.Item) -> Path:
         name = re.sub(r"\W", "_", item.name)[:30]
@@ -150,7 +150,7 @@ class Pools:
 
 
 class _Temporary:
-    """A directory beside those of ``tmp_path``, made when it is needed."""
+    """A directory beside those of ``tmp_path``, made on demand."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -160,7 +160,7 @@ class _Temporary:
     @property
     def directory(self) -> Path:
         if self._directory is None:
-            # As xdist does it: no public name leads to where tmp_path is.
+            # As in xdist: no public name has the folder of tmp_path.
             factory = getattr(self._config, "_tmp_path_factory", None)
             self._is_ours = not isinstance(factory, pytest.TempPathFactory)
             self._directory = (
@@ -180,5 +180,5 @@ def _size_of(item: pytest.Item) -> _Size | None:
         return None
     try:
         return wanted(item).size
-    except ValueError:  # which is said when the test runs
+    except ValueError:  # reported when the test runs
         return None

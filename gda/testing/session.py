@@ -1,7 +1,7 @@
 """The pytest session inside a process of a pool, which runs its share of each test.
 
 It is an ordinary session with the options of the controlling one, so fixtures, parameters and
-conftest files do what they always do. Only which test comes next is said from outside.
+conftest files work as usual. Only the next test comes from outside.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pytest
 
 from gda.testing.channel import Channel
 
-# The place of a test: its file, and the names from there on.
+# The place of a test: its file, and the names inside it.
 Address = tuple[str, tuple[str, ...]]
 
 PLUGIN_NAME = "gda-process"
 shared_directory_key = pytest.StashKey[Path]()
 
-# Options that would choose among the tests, stop the session, ask for input at a terminal, or write
-# over the report of the controlling session.
+# Options that select tests, stop the session, read from a terminal, or overwrite the report of the
+# controlling session.
 _NEUTRAL_OPTIONS = {
     "allure_report_dir": None,
     "collectonly": False,
@@ -55,17 +55,17 @@ _OVERRIDES = (
 
 @dataclass(frozen=True)
 class SessionPlan:
-    """The facts that a process needs to be part of a pytest session.
+    """The facts that a process needs for its part of a pytest session.
 
     Attributes:
-      arguments: those that pytest was called with.
-      directory: where it was called.
+      arguments: command-line arguments of pytest.
+      directory: working directory of pytest.
       script_arguments: ``sys.argv`` there.
       files: the test files to collect.
       temporary: directory of the pool; each process makes its own in it.
       options: values that the controlling session chose and that must be the same here.
-      workerinput: what xdist says of the controlling session, if that is a worker of it.
-      has_cache, has_xdist, has_coverage: whether these plugins are there.
+      workerinput: data of xdist about the controlling session, if that is a worker of it.
+      has_cache, has_xdist, has_coverage: these plugins are installed.
     """
 
     arguments: tuple[str, ...]
@@ -105,7 +105,7 @@ class PhaseReport:
 
 
 def address_of(item: pytest.Item) -> Address:
-    """Return where a test is, in words that do not depend on how pytest was called."""
+    """Return the place of a test, independent of the command line of pytest."""
     chain = item.listchain()
     files = [number for number, node in enumerate(chain) if isinstance(node, pytest.File)]
     inside = chain[files[-1] + 1 :] if files else chain
@@ -158,8 +158,8 @@ class _ProcessPlugin:
 
     @pytest.hookimpl(trylast=True, specname="pytest_configure")
     def pytest_configure_terminal(self, config: pytest.Config) -> None:
-        # Replaced, not left out: others ask it for its width and colours. Its lines would stand
-        # between those of the tests.
+        # Replaced, not removed: other plugins ask it for width and colours. Its own lines would
+        # mix with those of the tests.
         reporter = config.pluginmanager.unregister(name="terminalreporter")
         if reporter is not None:
             config.pluginmanager.register(type(reporter)(config, self.page), "terminalreporter")
@@ -211,7 +211,7 @@ class _ProcessPlugin:
         self._channel.answer("returned", b"", outcome)
 
     def _text(self, report: pytest.TestReport) -> str:
-        """Return what pytest would print of a failure; ``longreprtext`` would lose an indent."""
+        """Return the text of pytest for a failure; ``longreprtext`` would lose an indent."""
         if report.longrepr is None or self._config is None:
             return ""
         self.page.seek(0)
@@ -221,7 +221,7 @@ class _ProcessPlugin:
 
 
 class _Name:
-    """Registered under ``PLUGIN_NAME``, which tells that a session runs in a process of a pool."""
+    """The plugin ``PLUGIN_NAME``, which marks a session in a process of a pool."""
 
 
 def _phase_report(report: pytest.TestReport, text: str) -> PhaseReport:

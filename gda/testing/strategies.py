@@ -1,7 +1,7 @@
 """Hypothesis strategies for meshes, specs, shapes that fit them, and ``GlobalArray``s.
 
-For any test suite, as ``hypothesis.extra.numpy`` is. Everything shrinks to a small, readable case:
-few axes, few devices in order, short specs, blocks of one element.
+They are for any test suite, like ``hypothesis.extra.numpy``. Everything shrinks to a small,
+readable case: few axes, few devices in order, short specs, blocks of one element.
 
 >>> import numpy as np
 >>> from hypothesis import given, settings
@@ -14,8 +14,8 @@ few axes, few devices in order, short specs, blocks of one element.
 >>> test_every_shard_is_a_part_of_the_whole()
 
 ``sharded_cases(mesh_shapes(max_devices=4096))`` makes cases without devices, for code that only
-plans. Devices are asked for when the first example is drawn, not when a strategy is made, so a test
-module may make its strategies before JAX is set up.
+plans. A strategy uses devices when it draws its first example, so a test module may make strategies
+before JAX is set up.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ShardedCase(Generic[MeshT]):
 
     Attributes:
       global_shape: sizes of the whole array; every dimension is divided by its mesh axes.
-      mesh: a ``jax.sharding.Mesh``, or a dict from axis name to size where no devices are needed.
+      mesh: a ``jax.sharding.Mesh``, or a dict from axis name to size without devices.
       spec: ``PartitionSpec`` with at most one entry per dimension.
 
     >>> case = ShardedCase((8, 2), {'x': 4, 'y': 2}, PartitionSpec('x'))
@@ -133,14 +133,14 @@ def mesh_shapes(
 
     Args:
       max_devices: the product of the sizes is at most this.
-      min_axes, max_axes: how many axes; by default up to as many as there are names.
+      min_axes, max_axes: number of axes; by default up to the number of names.
       min_axis_size: 1 allows axes of size 1, which shard nothing; 2 omits them.
       axis_names: names of the axes; a mesh of two axes has the first two.
 
     Shrinks to fewer and smaller axes, down to ``{'x': min_axis_size}``.
 
     Raises:
-      ValueError: no mesh shape keeps all of these.
+      ValueError: no mesh shape fits all of these.
 
     >>> from hypothesis import find
     >>> find(mesh_shapes(), lambda shape: len(shape) == 2 and shape['y'] > 1)
@@ -185,20 +185,20 @@ def meshes(
     axis_types: Sequence[AxisType] | AxisType = _AXIS_TYPES,
     shuffle: bool = True,
 ) -> st.SearchStrategy[Mesh]:
-    """Return a strategy for ``jax.sharding.Mesh``es over the devices that there are.
+    """Return a strategy for ``jax.sharding.Mesh``es over existing devices.
 
     Args:
-      shapes: a mesh shape, or a strategy for them; by default ``mesh_shapes`` with at most as many
-        devices as there are.
+      shapes: a mesh shape, or a strategy for them; by default ``mesh_shapes`` with at most the
+        number of devices.
       devices: the devices to take; by default ``jax.devices()``.
-      axis_types: Auto or Explicit, or both to try both; all axes of one mesh are of one kind.
+      axis_types: Auto, Explicit or both; all axes of one mesh have one type.
       shuffle: allow meshes over any of the devices in any order. Without it a mesh is over the
         first devices, in order.
 
     Shrinks to small meshes of Auto axes over the first devices, in order.
 
     Raises:
-      ValueError: a mesh shape needs more devices than there are.
+      ValueError: a mesh shape needs more devices than exist.
 
     >>> from hypothesis import find
     >>> find(meshes({'data': 2, 'model': 2}), lambda mesh: True).devices.shape
@@ -267,8 +267,8 @@ def _partition_specs(
     names_of: list[list[str]] = [[] for _ in range(max_entries)]
     used = set()
     while _more(draw) and names_of and axis_names:
-        # Not sampled_from, which draws nothing where there is one choice: see _more. A name that
-        # was used is passed over, for the same reason: what is drawn does not hang on it.
+        # Not sampled_from, which draws nothing from a single choice: see _more. A used name is
+        # skipped for the same reason: later draws do not depend on it.
         name = axis_names[draw(st.integers(0, len(axis_names) - 1))]
         dimension = draw(st.integers(0, max_entries - 1))
         if name not in used:
@@ -297,8 +297,8 @@ def global_shapes(
     Args:
       mesh: a mesh, or a mapping from axis name to size.
       spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
-      min_dims, max_dims: how many dimensions; never fewer than the spec has entries. By default
-        up to 3, or the length of the spec where that is more.
+      min_dims, max_dims: number of dimensions; never fewer than the entries of the spec. By
+        default up to 3, or the length of the spec if that is more.
       max_block_side: largest size of a dimension of a block.
       allow_empty: allow dimensions of size 0 now and then, sharded or not.
 
@@ -375,7 +375,7 @@ def sharded_cases(
     Args:
       mesh: a mesh, a mesh shape, or a strategy for either; by default ``meshes()``. With
         ``mesh_shapes()`` the cases need no devices.
-      min_dims, max_dims: how many dimensions the shapes have.
+      min_dims, max_dims: number of dimensions of the shapes.
       max_block_side: largest size of a dimension of a block.
       allow_empty: allow dimensions of size 0 now and then.
 
@@ -433,8 +433,8 @@ def global_arrays(
       dtype: a dtype, or a strategy for dtypes; by default one of float32, int32, bool, complex64,
         uint8 and bfloat16. 64-bit types become 32-bit ones unless ``jax_enable_x64`` is set.
       elements: strategy for the values, as for ``hypothesis.extra.numpy.arrays``; they must be
-        representable in the dtype. By default any value that the dtype has, NaN included; of the
-        types that NumPy does not know, such as bfloat16, any finite value.
+        representable in the dtype. By default any value of the dtype, NaN included; for types
+        that NumPy lacks, such as bfloat16, any finite value.
 
     Shrinks to a small case, float32, full of zeros.
 
@@ -465,7 +465,7 @@ def _global_arrays(
     case = draw(cases)
     dtype = jax.dtypes.canonicalize_dtype(draw(dtypes))
     data = draw(_data(case.global_shape, dtype, elements))
-    # The repr of a GlobalArray never moves data, so it does not show what a failing example holds.
+    # The repr of a GlobalArray never moves data, so it omits the values of a failing example.
     note(f"GlobalArray of {case} with {data!r}")
     return GlobalArray.from_callback(case.global_shape, case.mesh, case.spec, data.__getitem__)
 
@@ -488,10 +488,10 @@ def _data(
 
 
 def _more(draw: st.DrawFn) -> bool:
-    """Draw whether to go on: two times of three; shrinks to no.
+    """Draw a yes, two times of three, or a no; shrinks to no.
 
-    Asked before every part and once more at the end, whatever else then ends the loop. So a part
-    is a run of draws, which shrinking can take out and leave all other draws as they are.
+    Call it before every part and once more at the end. Then a part is a run of draws, which
+    shrinking can remove without a change of the other draws.
     """
     return draw(st.integers(0, 2)) > 0
 
@@ -507,7 +507,7 @@ def _mesh_shape_of(mesh: Mesh | AbstractMesh | MeshShape) -> dict[str, int]:
 
 
 def _format_mesh(mesh: Mesh) -> str:
-    """Return what tells a mesh apart; JAX's own repr does not show the order of the devices."""
+    """Return a mesh as text; JAX's own repr omits the order of the devices."""
     text = [str(dict(mesh.shape))]
     ids = [device.id for device in mesh.devices.flat]
     if ids != list(range(len(ids))):

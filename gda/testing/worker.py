@@ -1,4 +1,4 @@
-"""The program of a process of a ``gda.testing.pool.Pool``: join the others, then do commands."""
+"""The program of a process of a ``gda.testing.pool.Pool``: join the others, then run commands."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SHUTDOWN_TIMEOUT = 5
 
 
 def main(file_descriptor: int) -> None:
-    """Join the other processes, then do what the pool says until it says stop."""
+    """Join the other processes, then run the commands of the pool until the command to stop."""
     connection = Connection(file_descriptor)
-    # Opened by name and kept open by faulthandler's handler, which cannot open anything itself.
+    # The handler of faulthandler cannot open a file itself.
     stacks = open(os.environ.pop("GDA_TESTING_STACKS"), "a")  # noqa: SIM115
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
@@ -38,12 +38,12 @@ def main(file_descriptor: int) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # Not past JAX's own way out, which waits for the other processes and may abort.
+        # Without JAX's exit hooks, which wait for the other processes and may abort.
         os._exit(code)
 
 
 def _join() -> None:
-    """Make JAX's backend before any user code can get in between."""
+    """Join the others and make JAX's devices, before any user code runs."""
     listen_on_loopback()
     import jax
 
@@ -55,6 +55,6 @@ def _join() -> None:
 
 
 def _run_session(channel: Channel, plan: Any) -> None:
-    from gda.testing.session import run_session  # which imports pytest
+    from gda.testing.session import run_session  # imports pytest
 
     run_session(channel, plan)

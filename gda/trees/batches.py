@@ -1,7 +1,7 @@
 """Batches of a training loop: from the hosts to the devices of the current mesh and back.
 
-The current mesh is that of ``jax.set_mesh(mesh)``; functions of these names and meanings are in
-axlearn.
+The current mesh is that of ``jax.set_mesh(mesh)``. axlearn has functions of the same names and
+meanings.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DataPartitionType(enum.Enum):
     BATCH = "batch"
 
 
-# The names that axlearn's meshes have.
+# The axis names of axlearn's meshes.
 _BATCH_AXES = ("data", "fsdp")
 _SEQUENCE_AXES = ("seq",)
 _BY_ROWS = (DataPartitionType.FULL, DataPartitionType.BATCH)
@@ -230,7 +230,7 @@ class _Current:
         self._mesh: Any = _Current
 
     def mesh_for(self, leaf: Any) -> Any:
-        """Return it, inside ``jit`` without its devices if JAX knows it so; ``None`` if none is."""
+        """Return it, inside ``jit`` perhaps an ``AbstractMesh``; ``None`` if there is none."""
         array = leaf.array if is_container(leaf) else leaf
         if not is_tracer(array):
             return self._concrete()
@@ -247,9 +247,9 @@ class _Current:
 
 
 def _current_mesh() -> Mesh | None:
-    """Return the mesh of ``jax.set_mesh``, or else that of ``with mesh:``; ``None`` if none is."""
+    """Return the mesh of ``jax.set_mesh``, or else of ``with mesh:``; ``None`` if there is none."""
     if is_tracer(jax.numpy.zeros(())):
-        # A constraint cannot be looked at while tracing, so it is compiled, and not run.
+        # A trace does not show the mesh of a constraint, so it is compiled, but not run.
         return _mesh_of(lambda: _probe.lower().compile().output_shardings)
     if hasattr(jax.sharding, "get_mesh"):  # not in JAX 0.8
         with contextlib.suppress(ValueError):  # under jax.grad it does not answer
@@ -307,7 +307,7 @@ def _layout_of(
         _check_rows(shape, mesh)
         return PartitionSpec(mesh.axis_names), None
     spec = _batch_spec(mesh, len(shape))
-    # Only the rows are shared out between processes: of a sequence each brings all.
+    # Only rows are divided between processes: each process passes whole sequences.
     rows = PartitionSpec(spec[0])
     me = jax.process_index()
     return spec, infer_global_shape(shape, mesh.shape, rows, processes_of(mesh), me)
@@ -331,11 +331,11 @@ def _check_rows(shape: Shape, mesh: Mesh) -> None:
     devices = len(local_positions(mesh))
     if devices and shape[0] % devices:
         below = shape[0] // devices * devices
-        nearest = f"{below} and {below + devices}" if below else f"{devices}"
+        nearest = f"{below} or {below + devices}" if below else f"{devices}"
         raise ValueError(
             f"the array has a local batch of {shape[0]} rows, and this process has {devices} "
-            f"devices of the mesh {dict(mesh.shape)}, which do not divide it; nearest "
-            f"{'are' if below else 'is'} {nearest}"
+            f"devices of the mesh {dict(mesh.shape)}, which do not divide it; pass "
+            f"{nearest} rows"
         )
 
 
@@ -382,7 +382,7 @@ def _check_layout(array: jax.Array, partition: DataPartitionType | PartitionSpec
 
 
 class _SameRows:
-    """Of each batch size, the rows that this process has of the first array."""
+    """The rows of this process in the first array of each batch size."""
 
     def __init__(self, tree: Any) -> None:
         self._tree = tree
@@ -392,7 +392,7 @@ class _SameRows:
     def check(self, array: jax.Array, partition: Any) -> None:
         """Raise ``ValueError`` if this process has other rows of an array than of the first.
 
-        To be called with all leaves of the tree, in their order.
+        Call it with all leaves of the tree, in order.
         """
         number, self._leaves = self._leaves, self._leaves + 1
         if partition not in _BY_ROWS:

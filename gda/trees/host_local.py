@@ -1,7 +1,7 @@
 """Trees of host-local arrays to global arrays and back.
 
-As ``jax.experimental.multihost_utils`` has it, for any order of the devices in the mesh in which
-the blocks of each process form a regular grid.
+As in ``jax.experimental.multihost_utils``, but for any order of devices in the mesh, as long as the
+blocks of each process form a regular grid.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gda.multihost.meeting import DisagreementError, meet
 from gda.trees.leaves import is_container, path_of
 from gda.trees.specs import SPECS, Kind, map_with_specs
 
-# By path in the tree and index of the block, the digest of its bytes.
+# The digest of each block's bytes, by path in the tree and index of the block.
 Digests = dict[str, dict[str, str]]
 
 
@@ -66,7 +66,7 @@ def host_local_array_to_global_array(
       DoesNotFitError: as in ``GlobalArray.from_callback``.
       DisagreementError: with ``check_replicas``, in every process: a block has different bytes in
         some. It names the leaf, the block and the processes, those in the minority first.
-      LateProcessError: with ``check_replicas``: a process did not come.
+      LateProcessError: with ``check_replicas``: a process did not arrive in time.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
@@ -136,19 +136,19 @@ def place(
     kind: Kind,
     layout_of: Callable[[Any, Any], tuple[PartitionSpec, Shape | None] | None],
 ) -> Any:
-    """Return a tree of ``GlobalArray``s over ``mesh`` made of what this process has of them.
+    """Return a tree of ``GlobalArray``s over ``mesh``, built from the part of this process.
 
     Args:
-      specs: a prefix of ``local_inputs`` with leaves of ``kind``, which the user calls ``name``.
-      layout_of: the spec and the global shape of a leaf with its entry of ``specs``; the shape is
-        ``None`` where it is to be inferred, and all of it where the leaf stays as it is.
+      specs: a prefix of ``local_inputs`` with leaves of ``kind``; ``name`` in the messages.
+      layout_of: the spec and the global shape of a leaf with its entry of ``specs``; ``None`` for
+        a shape to be inferred, and in place of both for a leaf that stays as it is.
     """
 
     def placed(leaf: Any, entry: Any) -> GlobalArray:
         layout = layout_of(leaf, entry)
         if layout is None:
             return GlobalArray.from_array(leaf)
-        if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # what JAX has for no gradient
+        if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # JAX's dtype for no gradient
             leaf = np.zeros(leaf.shape, np.bool_)
         return GlobalArray(array=array_from_process_local(leaf, mesh, *layout, batch=batch))
 
@@ -180,7 +180,7 @@ def _to_local(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
 
 
 def _digests(result: Any, local_inputs: Any, mesh: Mesh) -> Digests:
-    """Return digests of the blocks that this process shares with others, of what was built here."""
+    """Return digests of the blocks built here that other processes hold too."""
     given, structure = jax.tree.flatten(local_inputs, is_leaf=is_container)
     digests: Digests = {}
     for number, (leaf, built) in enumerate(
@@ -228,7 +228,7 @@ def _compare(digests: Digests, name: str, mesh: Mesh) -> None:
 
 
 def judge_replicas(payloads: dict[int, bytes]) -> bytes:
-    """Say which blocks differ between processes; nothing if none does.
+    """Return a text of the blocks that differ between processes; empty if none does.
 
     Args:
       payloads: by process, JSON of ``Digests``.

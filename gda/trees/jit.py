@@ -75,9 +75,9 @@ def jit(
     """``jax.jit`` for a function of plain arrays: ``GlobalArray`` in, ``GlobalArray`` out.
 
     The body of ``fun`` sees a ``jax.Array`` for every ``GlobalArray`` in its arguments; every array
-    that it returns comes out as a ``GlobalArray``. The result is one ``jax.jit`` function, whose
-    ``lower``, ``eval_shape`` and ``clear_cache`` are there, and wrapping happens while tracing, so
-    a call costs what ``jax.jit`` of the same tree costs. May be used as a decorator.
+    that it returns comes out as a ``GlobalArray``. The result is one ``jax.jit`` function, with
+    its ``lower``, ``eval_shape`` and ``clear_cache``. Wrapping happens while tracing, so a call
+    costs as much as ``jax.jit`` of the same tree. May be used as a decorator.
 
     Args:
       fun: the function.
@@ -172,7 +172,7 @@ def jit(
         return jax.tree.map(lambda leaf: GlobalArray(array=leaf), result)
 
     if mesh is not None and out_specs is not None:
-        # Tells JAX the devices where no argument is on them yet.
+        # Tells JAX the devices if no argument is on them yet.
         jit_options["out_shardings"] = _shardings(mesh, out_specs)
     return jax.jit(body, **jit_options)
 
@@ -281,7 +281,7 @@ def _constrain_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], in_specs: Any, mesh: Mesh | AbstractMesh
 ) -> tuple[Any, Any]:
     def constrain_array(leaf: Any, spec: SpecLike) -> Any:
-        # What is not an array is a static argument.
+        # Other leaves are static arguments.
         return _constrained(leaf, spec, mesh) if isinstance(leaf, jax.Array) else leaf
 
     if type(in_specs) is tuple:
@@ -296,7 +296,7 @@ def _constrain_result(result: Any, out_specs: Any, mesh: Mesh | AbstractMesh) ->
 
 
 def _map_specs(function: Callable[[Any, SpecLike], Any], specs: Any, tree: Any, name: str) -> Any:
-    """Map ``function(leaf, spec)`` over a tree of which ``specs`` is a prefix, ``None`` aside."""
+    """Map ``function(leaf, spec)`` over a tree; ``specs`` is a prefix of it, ``None`` skips."""
 
     def at_leaf(leaf: Any, spec: PartitionSpec | None) -> Any:
         return leaf if spec is None else function(leaf, spec)
@@ -309,7 +309,7 @@ def _map_specs(function: Callable[[Any, SpecLike], Any], specs: Any, tree: Any, 
 
 
 def _layout(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """Return the sharding of ``x`` by ``spec``; says what is wrong with it, if anything is."""
+    """Return the sharding of ``x`` by ``spec``; ``ValueError`` if it does not fit."""
     shape = jax.numpy.shape(x)
     entries = check_spec(spec, shape, mesh.shape)
     ShardGrid(shape, mesh.shape, entries)
@@ -341,7 +341,7 @@ def _constrained_in_memory(x: Any, sharding: NamedSharding | SingleDeviceShardin
     is_default = kind in (None, mesh.devices.flat[0].default_memory().kind)
     if is_default and jax.typeof(x).memory_space.name == "Device":  # pyright: ignore
         return x
-    # JAX's constraints do not look at the kind of memory.
+    # JAX's constraints ignore the kind of memory.
     return jax.device_put(x, named_sharding(x.shape, mesh, spec, kind))
 
 
@@ -352,7 +352,7 @@ def _traced_as_auto(
     out_specs: Any,
     mesh: Mesh | AbstractMesh,
 ) -> Any:
-    """Trace ``fun`` with all axes as Auto axes; what is not an array passes by."""
+    """Trace ``fun`` with all axes as Auto axes; other leaves than arrays pass through."""
     leaves, treedef = jax.tree.flatten((args, kwargs))
     traced = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
 

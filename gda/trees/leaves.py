@@ -26,7 +26,7 @@ def is_leaf(node: object) -> bool:
 def path_of(tree: Any, number: int) -> str:
     """Return the path of the leaf with a number as it is written in Python, such as ``['a'][0]``.
 
-    A function of its own, because paths are needed for messages only and take a while to make.
+    Call it for messages only, because paths are slow to make.
     """
     paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)[0]
     return keystr(paths[number][0])
@@ -36,7 +36,7 @@ def note_path(error: Exception, tree: Any, number: int) -> None:
     """Add the path of the leaf to its error."""
     if path := path_of(tree, number):
         note = f"gda: at {path} of the tree"
-        if note not in getattr(error, "__notes__", ()):  # one that is raised again has it
+        if note not in getattr(error, "__notes__", ()):  # an error raised again has it
             error.add_note(note)
 
 

@@ -1,4 +1,4 @@
-"""Trees of sources to trees of arrays; all blocks are read in one go."""
+"""Trees of sources to trees of arrays; the blocks of all leaves are read together."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load_tree(
 ) -> Any:
     """Build a ``GlobalArray`` from every source in a tree.
 
-    The blocks that this process needs are read in one go, each once, with one set of workers and
+    The blocks that this process needs are read together, each once, with one set of workers and
     one budget, so that the reads of small arrays overlap too. Nothing is read before all specs and
     shapes are checked. Communicates between processes only to check that they agree, once for the
     whole tree, and only where ``gda.checking_agreement`` is on.
@@ -84,7 +84,7 @@ def load_tree(
     options = Options(max_workers, max_bytes, progress, retry)
     tree = _as_dicts(sources)
 
-    @cache  # the builds that the processes agree on are those that are read
+    @cache  # the processes agree on the same builds that are read
     def prepared() -> tuple[list[Build], Any]:
         return _builds_of(tree, mesh, specs, dtype, options)
 
@@ -105,7 +105,7 @@ def load_tree(
 def _builds_of(
     tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options
 ) -> tuple[list[Build], Any]:
-    """Return how the array of each leaf is built, and the tree's structure; read nothing."""
+    """Return the build of each leaf's array, and the tree's structure; read nothing."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     layouts = layouts_of(tree, mesh, specs, _shaped).of_each_leaf()
     _check_dtypes(dtype)
@@ -119,7 +119,7 @@ def _builds_of(
 
 
 def _mesh_of(shardings: Any) -> Mesh | None:
-    """Return a mesh of all devices that the arrays of several processes are to be on."""
+    """Return a mesh of all devices of the ``NamedSharding``s; ``None`` if there are none."""
     leaves = jax.tree.leaves(shardings, is_leaf=SHARDINGS.has)
     meshes = [leaf.mesh for leaf in leaves if isinstance(leaf, NamedSharding)]
     return mesh_of_all(
@@ -128,7 +128,7 @@ def _mesh_of(shardings: Any) -> Mesh | None:
 
 
 def _as_dicts(tree: Any) -> Any:
-    """Return a tree with dicts for the mappings in it that are no pytrees, as of open files."""
+    """Return the tree with dicts for mappings that JAX does not know, such as ``zarr.Group``."""
 
     def opened(node: Any) -> Any:
         return {name: _as_dicts(node[name]) for name in node} if is_group(node) else node

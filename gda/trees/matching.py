@@ -15,7 +15,7 @@ from gda.layout.text import join_some
 from gda.storage.sources import is_group
 from gda.trees.leaves import is_container, is_leaf, path_of
 
-# A model has hundreds; those that differ are named in any case.
+# A model has hundreds; a message names those that differ in any case.
 _MOST_KEYS = 8
 
 Keys = tuple[Any, ...]
@@ -28,9 +28,9 @@ class Pair(NamedTuple):
 
     Attributes:
       keys: the path of the leaf, in JAX's keys.
-      leaf: of the tree.
-      found: what is for it.
-      parting: of a leaf without partner, the nodes at which the trees part, and their keys.
+      leaf: the leaf of the tree.
+      found: its partner in the other tree.
+      parting: for a leaf without a partner, the keys and both nodes at which the trees differ.
     """
 
     keys: Keys
@@ -42,12 +42,12 @@ class Pair(NamedTuple):
 def pairs_of(
     tree: Any, other: Any, is_for_all: Callable[[Any, Any], bool], keys: Keys = ()
 ) -> Iterator[Pair]:
-    """Yield a pair for every leaf of ``tree``, in order, and for everything that is surplus.
+    """Yield a pair for every leaf of ``tree``, in order, and for every surplus leaf of ``other``.
 
     Args:
-      other: a pytree; may have mappings in it that JAX does not know, of which nothing is surplus.
-      is_for_all: tells of a node of each whether the second is for all leaves of the first.
-      keys: of both nodes.
+      other: a pytree; may have mappings that JAX does not know, without surplus leaves.
+      is_for_all: called with a node of each; True if the second is for all leaves of the first.
+      keys: the path of both nodes.
     """
     if is_for_all(tree, other):
         yield from (Pair(path, leaf, other) for path, leaf in _leaves(tree, keys))
@@ -71,9 +71,9 @@ def check_match(pairs: Sequence[Pair], name: str, must: str, hint: str = "") -> 
     """Raise ``ValueError`` that names all leaves without a partner, if there are any.
 
     Args:
-      name: what the user calls the other tree.
-      must: what that was to be.
-      hint: what to do where it is ``None``.
+      name: the argument that is the other tree.
+      must: the rule for it, such as ``'be a prefix of the tree'``.
+      hint: advice if it is ``None`` there.
     """
     partings = [pair.parting for pair in pairs if pair.parting is not None]
     if not partings:
@@ -95,7 +95,7 @@ def targets_for(tree: Any, targets: Any) -> list[Any]:
     """Return the target of each leaf of ``tree``, in order.
 
     Args:
-      targets: a pytree of the same structure, or with mappings in it that JAX does not know.
+      targets: a pytree of the same structure, or with mappings that JAX does not know.
 
     Raises:
       ValueError: targets are missing or surplus, or one is for two leaves.
@@ -127,12 +127,12 @@ def name_of(key: Any) -> Any:
 
 
 def _children(node: Any) -> dict[Any, tuple[Keys, Any]]:
-    """Return what is directly below a node, by name; a leaf alone, by a name like no other."""
+    """Return the children of a node by name; for a leaf, itself by a unique name."""
     if is_container(node):
         return {object(): ((), node)}
     below = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda other: other is not node)[0]
     names = [name_of(*keys) if keys else object() for keys, _ in below]
-    if len(set(names)) < len(names):  # a class may call several alike
+    if len(set(names)) < len(names):  # a class may give several the same name
         names = range(len(names))
     return dict(zip(names, below, strict=True))
 

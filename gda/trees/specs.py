@@ -14,8 +14,8 @@ from gda.mesh import mesh_and_spec
 from gda.trees.leaves import is_container, with_paths
 from gda.trees.matching import NOTHING, Pair, check_match, name_of, pairs_of
 
-# A function of a leaf's path, such as 'layers/0/weight', and of its shape, dtype, ndim and size: of
-# PRNG keys those of the keys, not of the numbers that they consist of.
+# A function of a leaf's path, such as 'layers/0/weight', and its shape, dtype, ndim and size: for
+# PRNG keys those of the keys, not of their data.
 SpecOf = Callable[[str, jax.ShapeDtypeStruct], PartitionSpec]
 
 
@@ -23,10 +23,10 @@ class Kind(NamedTuple):
     """The leaves that a tree of specs may have.
 
     Attributes:
-      name: of the class, for the messages.
-      classes: those of the leaves. Unless ``NoneType`` is one of them, ``None`` is for subtrees
-        without leaves alone.
-      written: how one is written, around the entries of a spec.
+      name: the name of the class, for messages.
+      classes: the classes of the leaves. Without ``NoneType``, ``None`` is only for subtrees
+        without leaves.
+      written: the text of a leaf in Python, with ``{}`` for the entries of a spec.
     """
 
     name: str
@@ -47,7 +47,7 @@ SHARDINGS = Kind(
 
 
 def check_kind(specs: Any, name: str, kind: Kind) -> None:
-    """Raise ``TypeError`` if a leaf of ``specs``, which the user calls so, is of another kind."""
+    """Raise ``TypeError`` if a leaf of ``specs``, the argument ``name``, is of another kind."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(specs, is_leaf=kind.has)[0]:
         if not kind.has(leaf):
             entries = repr(leaf) if isinstance(leaf, str) else "'x', None"
@@ -61,9 +61,9 @@ class Prefix(NamedTuple):
     """The value that a prefix of a tree gives to each leaf.
 
     Attributes:
-      name: what the user calls it, for the messages.
-      kind: what its leaves are.
-      pairs: what it says of each leaf, and what has no partner.
+      name: the argument that is the prefix, for messages.
+      kind: the kind of its leaves.
+      pairs: each leaf with its entry, and the leaves and entries without a partner.
     """
 
     name: str
@@ -89,14 +89,14 @@ def specs_for(tree: Any, specs: Any, name: str, kind: Kind = SPECS) -> list[Any]
     Args:
       tree: any pytree.
       specs: a pytree that is a prefix of ``tree``: each of its leaves is for a whole subtree.
-      name: what the user calls ``specs``, for the messages.
-      kind: what is a leaf of ``specs``.
+      name: the argument that is ``specs``, for messages.
+      kind: the kind of the leaves of ``specs``.
 
     Raises:
       ValueError: ``specs`` is no prefix of ``tree``, or is ``None`` for a leaf.
       TypeError: a leaf of ``specs`` is not a spec.
     """
-    if kind.has(specs):  # of a batch it is, in every step
+    if kind.has(specs):  # the usual case of a batch, in every step
         return [specs] * len(jax.tree.leaves(tree, is_leaf=is_container))
     return prefix_of(tree, specs, name, kind).of_each_leaf()
 
@@ -106,7 +106,7 @@ def map_with_specs(
 ) -> Any:
     """Return the tree of ``function(leaf, spec)``; an error of it gets a note of the leaf's path.
 
-    The other arguments and what is raised are those of ``specs_for``.
+    Other arguments and errors are those of ``specs_for``.
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     results = with_paths(tree, function, leaves, specs_for(tree, specs, name, kind))
@@ -116,22 +116,22 @@ def map_with_specs(
 def layouts_of(
     tree: Any, mesh: Any, specs: Any, shaped: Callable[[Any], jax.ShapeDtypeStruct | None]
 ) -> Prefix:
-    """Return the spec of each leaf, or its sharding where these stand in place of mesh and specs.
+    """Return the spec of each leaf, or its sharding if shardings are given instead of specs.
 
     Args:
       tree: any pytree.
       mesh: a mesh; or, without specs, a sharding or a tree of them that is a prefix of ``tree``.
       specs: a prefix of ``tree``, or a function ``(path, leaf)``; a path is such as
         ``'layers/0/weight'``.
-      shaped: what the function is told of a leaf; ``None`` of one that it is not asked for.
+      shaped: returns shape and dtype of a leaf for the function; ``None`` skips the leaf.
 
     Raises:
       TypeError: one of the two is missing, or something in them is no sharding or spec.
       ValueError: the function ended with ``StopIteration``.
-      Exception: what the function raises, with a note of the leaf's path.
+      Exception: any error of the function, with a note of the leaf's path.
     """
     if isinstance(mesh, Mesh) == (specs is None):
-        mesh_and_spec(mesh, specs)  # says what is missing, or too much
+        mesh_and_spec(mesh, specs)  # raises: one is missing, or surplus
     if specs is None:
         return prefix_of(tree, mesh, "mesh", SHARDINGS)
     # A module that can be called may be a tree of the specs of its parameters.
@@ -150,7 +150,7 @@ def layouts_of(
 
 
 def layout(mesh: Any, found: PartitionSpec | Any) -> tuple[Any, PartitionSpec | None]:
-    """Return mesh and spec of what ``layouts_of`` found, or a sharding and ``None``."""
+    """Return mesh and spec of an entry of ``layouts_of``, or a sharding and ``None``."""
     return (mesh, found) if isinstance(found, PartitionSpec) else (found, None)
 
 

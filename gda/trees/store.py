@@ -198,14 +198,14 @@ def _store(
             name,
             _common_mesh(leaves),
             work,
-            lambda _: {},  # nothing comes out of a write that could differ
+            lambda _: {},  # a write has no result that could differ
             wanted=lambda: describe(tree),
             always=True,
         )
 
 
 def _common_mesh(leaves: Sequence[Any]) -> Mesh | None:
-    """Return a mesh of all devices that hold the arrays; None where something is not an array."""
+    """Return a mesh of all devices that hold the arrays; None if something is not an array."""
     arrays = [leaf.array if is_container(leaf) else leaf for leaf in leaves]
     if not all(isinstance(array, jax.Array) and not is_tracer(array) for array in arrays):
         return None
@@ -226,18 +226,18 @@ class _Job:
 
     @property
     def nbytes_of_block(self) -> int:
-        """Bytes of a block's copy on the host, where it has to be copied."""
+        """Bytes of a block's copy on the host, if it must be copied."""
         itemsize = max(self.array.dtype.itemsize, self.target.dtype.itemsize)
         return math.prod(self.grid.shard_shape) * itemsize
 
 
 def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Options) -> list[_Job]:
-    """Return what is to be written where, checked."""
+    """Return the blocks to write and their targets, checked."""
     arrays = with_paths(tree, _array_of, leaves)
     grids = with_paths(tree, grid_of_array, arrays)
 
     def job(array: jax.Array, grid: ShardGrid, given: Any, turn: int) -> _Job:
-        # A container, as jax.tree.map makes one of each array of a tree, holds the target.
+        # jax.tree.map over a tree with containers puts each target into a container.
         target = target_of(given.array if is_container(given) else given)
         check_fit(target, array.shape, np.dtype(array.dtype))
         _check_chunks(grid, target, turn, options)
@@ -268,7 +268,7 @@ def _writers(grid: ShardGrid, turn: int) -> IntArray:
 
 
 def _check_chunks(grid: ShardGrid, target: Target, turn: int, options: Options) -> None:
-    """Raise unless every chunk is written by one process, and where need be by one thread."""
+    """Raise unless every chunk has one writer: a process, or a thread if several threads write."""
     has_several_processes = grid.processes is not None and len(grid.processes.numbers) > 1
     if 0 in grid.global_shape or not (has_several_processes or options.are_for_threads):
         return
@@ -279,7 +279,7 @@ def _check_chunks(grid: ShardGrid, target: Target, turn: int, options: Options) 
     if are_aligned(grid.shard_shape, grid.parts, target.chunks, target.origin):
         return
     by_threads = options.are_for_threads and not target.allows_threads
-    # Of several threads, any may write any block.
+    # Any of several threads may write any block.
     writers = np.arange(grid.num_shards) if by_threads else _writers(grid, turn)
     conflicts = conflicts_between(
         writers.reshape(grid.parts), grid.shard_shape, target.chunks, target.origin
@@ -329,7 +329,7 @@ class _Place:
     number: int
 
     def note(self, error: Exception) -> None:
-        """Add to an error which block of which leaf was being written."""
+        """Add a note to an error: the block and the leaf that were being written."""
         path = path_of(self.tree, self.number)
         of_leaf = f" of {path}" if path else ""
         error.add_note(f"gda: while writing index {format_index(self.index)}{of_leaf}")
@@ -388,7 +388,7 @@ class _Commit:
 
     def __init__(self, block: _Block) -> None:
         self._place = block.key
-        # An array of JAX does not change, nor does what was cast for this, so no copy is needed.
+        # Neither a jax.Array nor its cast changes, so no copy is needed.
         written = block.key.target.handle[block.key.index].write(
             _values(block), can_reference_source_data_indefinitely=True
         )
@@ -405,6 +405,6 @@ class _Commit:
             raise
 
     def cancel(self) -> None:
-        """Wait for it: a write that goes on after the error could meet the next attempt's."""
+        """Wait for it: a write that goes on after the error could collide with the next attempt."""
         with suppress(Exception):
             self._future.result()

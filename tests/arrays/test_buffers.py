@@ -1,4 +1,4 @@
-"""Aligned memory: where it begins, what shares a slab, and who still refers to it."""
+"""Aligned memory: addresses, slabs and references."""
 
 import sys
 from typing import Any

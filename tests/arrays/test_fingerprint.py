@@ -1,4 +1,4 @@
-"""The fingerprint of a sharded array is that of the whole array by NumPy, however it is cut."""
+"""The fingerprint of a sharded array, which equals NumPy's for the whole array under any layout."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The digest is what the formula says, of an array or of its parts, and sees every change."""
+"""The digest of an array or of its parts, which follows the formula and shows every change."""
 
 import math
 from hashlib import sha256

@@ -1,4 +1,4 @@
-"""The three constructors: what is read how often, whose memory it is, which types come out."""
+"""The three constructors with a callback: number of reads, ownership of memory, dtypes."""
 
 import math
 import pickle

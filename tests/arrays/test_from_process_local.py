@@ -1,4 +1,4 @@
-"""What one process has of an array, to the array and back."""
+"""The part of an array in one process, to the array and back."""
 
 from collections.abc import Callable
 

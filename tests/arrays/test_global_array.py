@@ -1,4 +1,4 @@
-"""The container: what it says of itself, its shards, its life, and how it behaves as an array."""
+"""The container: attributes, shards, life cycle, and behaviour as an array."""
 
 import ast
 import copy

@@ -1,4 +1,4 @@
-"""Arrays without data: deleted, traced, or not arrays at all, wherever they are given."""
+"""Arrays without data: deleted, traced, or not arrays at all, in every function."""
 
 import pickle
 import tempfile

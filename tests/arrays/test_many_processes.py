@@ -1,4 +1,4 @@
-"""Arrays of which several real processes hold parts, over every split and order of 8 devices."""
+"""Arrays in several real processes, over every split and order of 8 devices."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""Data moves to other layouts and to the hosts, over every order of devices."""
+"""Moves of data to other layouts and to the hosts, over every order of devices."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Trees of GlobalArrays in other people's checkpointers: Orbax's, and JAX's array_serialization.
+"""Trees of GlobalArrays in other checkpointers: Orbax, and JAX's array_serialization.
 
 A container is one leaf under the key ``array`` to them. What a user has to write stands in the
 README, under "Other checkpointers".

@@ -1,4 +1,4 @@
-"""What this process has of a global array; the local array as a whole is in test_local.py."""
+"""The part of a global array in this process; the local array as a whole is in test_local.py."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Copies to the host are begun ahead of use, within a budget."""
+"""Copies to the host ahead of use, within a budget."""
 
 import weakref
 from collections.abc import Iterator

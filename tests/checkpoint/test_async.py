@@ -105,7 +105,7 @@ def test_arrays_may_be_changed_when_it_returns(
         tree[name].delete()
     assert not pending.done()
     assert repr(pending) == f"<save to {tmp_path / 'run'}: running>"
-    message = re.escape(f"saving to {tmp_path / 'run'} is not done after 0 s")
+    message = re.escape(f"saving to {tmp_path / 'run'} goes on after 0 s; wait longer")
     with pytest.raises(TimeoutError, match=message):
         pending.result(timeout=0)
     gate.set()
@@ -322,7 +322,7 @@ def test_fingerprints_that_cannot_be_compared(auto_mesh: Mesh, tmp_path: Path) -
         restore(tmp_path, check_fingerprint=True)
     save(tmp_path, {"a": DATA}, overwrite=True)
     like = {"a": DATA.astype(np.float64)}
-    with pytest.raises(ValueError, match=r"of an array that is cast: \['a'\]; restore"):
+    with pytest.raises(ValueError, match=r"a cast changes the fingerprint of \['a'\]; restore"):
         restore(tmp_path, like, cast=True, check_fingerprint=True)
 
 

@@ -157,11 +157,11 @@ def test_every_flipped_byte_of_metadata_is_found(plain: Damaged, trials: Trials)
 @pytest.mark.parametrize(
     ("of_array", "of_leaf", "said"),
     [
-        ({"dtype": "int32"}, {"dtype": "int32"}, "its data_type is 'float32', and there 'int32'"),
+        ({"dtype": "int32"}, {"dtype": "int32"}, "its data_type is 'float32', not 'int32'"),
         (
             {"shape": [4, 8], "chunk_shape": [1, 8]},
             {"shape": [4, 8]},
-            r"its shape is \[8, 4\], and there \[4, 8\]",
+            r"its shape is \[8, 4\], not \[4, 8\]",
         ),
     ],
 )
@@ -307,7 +307,7 @@ def test_chunks_of_an_older_save_say_so(tmp_path: Path, compression: str | None)
         with new.changed(file, other):
             check_found(new, file, restore, verify)
             if len(other) == len(new.whole[file]):
-                assert "comes from another save" in said_by(verify, new.path)
+                assert "is intact, but from another save" in said_by(verify, new.path)
     assert mixed > 8
     shutil.rmtree(new.data)
     shutil.copytree(old.data, new.data)
@@ -328,7 +328,7 @@ def test_an_older_manifest_over_newer_data(tmp_path: Path) -> None:
         assert "is missing" in said_by(function, path)
     new.seal({**old.body, "data": new.body["data"]})
     for function in (restore, verify):
-        assert "comes from another save" in said_by(function, path)
+        assert "is intact, but from another save" in said_by(function, path)
     save_tiny(path, make_tree(2), overwrite=True)  # which is how one gets out of it
     check_equal(restore(path), plain_arrays(make_tree(2)))
 
@@ -336,18 +336,18 @@ def test_an_older_manifest_over_newer_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        (b"", "does not begin as a manifest of gda does"),
-        (b"\0" * 5000, "does not begin as a manifest of gda does"),
-        (b"\xff\xfe\x00\x01" * 100, "does not begin as a manifest of gda does"),
-        (b"{}", "does not begin as a manifest of gda does"),
-        (b"[1, 2]\n{}", "does not begin as a manifest of gda does"),
-        (b"3\n", "does not begin as a manifest of gda does"),
-        (b"[" * 900, "does not begin as a manifest of gda does"),
-        (b'{"gda-checkpoint": ' + b"9" * 5000, "does not begin as a manifest of gda does"),
-        (b'{"zarr_format": 3}\n', "does not begin as a manifest of gda does"),
-        (sealed(b"{}", 2), "is of version 2; this gda reads version 1"),
-        (sealed(b"{}", "x" * 500), "is of version 'xxxxxxxxx"),
-        (sealed(b"{}", 1.0), "is damaged: its 2 bytes are not those that its first line seals"),
+        (b"", "does not begin like a manifest of gda"),
+        (b"\0" * 5000, "does not begin like a manifest of gda"),
+        (b"\xff\xfe\x00\x01" * 100, "does not begin like a manifest of gda"),
+        (b"{}", "does not begin like a manifest of gda"),
+        (b"[1, 2]\n{}", "does not begin like a manifest of gda"),
+        (b"3\n", "does not begin like a manifest of gda"),
+        (b"[" * 900, "does not begin like a manifest of gda"),
+        (b'{"gda-checkpoint": ' + b"9" * 5000, "does not begin like a manifest of gda"),
+        (b'{"zarr_format": 3}\n', "does not begin like a manifest of gda"),
+        (sealed(b"{}", 2), "has version 2; this gda reads version 1"),
+        (sealed(b"{}", "x" * 500), "has version 'xxxxxxxxx"),
+        (sealed(b"{}", 1.0), "is damaged: its 2 bytes do not match the checksum in its first line"),
         (sealed(b"{}", True), "is damaged"),
         (sealed(b"{}")[:-1], "is damaged: its 1 bytes"),
         (sealed(b"{}") + b"\n", "is damaged: its 3 bytes"),
@@ -360,7 +360,7 @@ def test_an_older_manifest_over_newer_data(tmp_path: Path) -> None:
         (sealed(b'{"a":' * 10**6), "is not a manifest"),
         (sealed(b"[1" + b"0" * 10**5 + b"]"), "is not a manifest"),
         (sealed(b"null"), "the manifest is not an object"),
-        (sealed(b'{"data": 1, "data": 2}'), "these names stand twice: 'data'"),
+        (sealed(b'{"data": 1, "data": 2}'), "one object has these names twice: 'data'"),
         (sealed(b'{"data": NaN}'), "NaN is not a number of JSON"),
         (sealed(b'{"data": -Infinity}'), "-Infinity is not a number"),
     ],
@@ -508,8 +508,8 @@ def test_no_checkpoint(tmp_path: Path) -> None:
     assert "no such directory" in said(tmp_path / "missing")
     assert "it is empty" in said(tmp_path)
     (tmp_path / "file").write_text("")
-    assert "it is a file, or in one" in said(tmp_path / "file")
-    assert "it is a file, or in one" in said(tmp_path / "file" / "below")
+    assert "it is a file, or below one" in said(tmp_path / "file")
+    assert "it is a file, or below one" in said(tmp_path / "file" / "below")
     assert "it has no manifest.json, but file" in said(tmp_path)
     (tmp_path / "link").symlink_to("nowhere")
     assert "no such directory" in said(tmp_path / "link")
@@ -767,10 +767,10 @@ def test_a_manifest_too_large_is_neither_read_nor_written(
     for function in (restore, verify, gda.checkpoint.inspect):
         with little_memory(2**20):
             said = said_by(function, plain.path)
-        assert f"has {2**40} bytes; at most {2**28} make sense" in said
+        assert f"has {2**40} bytes; expected are at most {2**28}" in said
     plain.mend()
     monkeypatch.setattr(manifest_json, "MOST_BYTES", 1500)
-    with pytest.raises(ValueError, match="and at most 1500 are read again"):
+    with pytest.raises(ValueError, match="expected are at most 1500"):
         save_tiny(plain.path, make_tree(1), overwrite=True)
     monkeypatch.undo()
     check_equal(restore(plain.path), plain_arrays(make_tree()))

@@ -186,7 +186,7 @@ def check_names(error: OSError, path: Path) -> None:
 def check_error(error: Exception | None, path: Path, before: int | None) -> None:
     """An error names path and cause, and what it says of the checkpoint is so."""
     found, notes = generation_at(path), "".join(getattr(error, "__notes__", []))
-    if error is None or "is complete all the same" in notes:
+    if error is None or "is complete despite the error" in notes:
         assert found == 2
     elif "not known" in notes:
         assert found in (before, 2)
@@ -465,7 +465,7 @@ def test_what_cannot_be_removed_is_no_reason_not_to_save(
     assert generation_at(tmp_path) == 2
     messages = [record.message for record in caplog.records]
     assert len(messages) == 2
-    assert all("is of no use any more, and was not removed" in message for message in messages)
+    assert all("is no longer used and could not be removed" in message for message in messages)
     Disk().install(monkeypatch.setattr)
     check_next_save(tmp_path, 3)
 
@@ -548,7 +548,7 @@ def test_a_progress_function_that_raises(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError, match="in the bar") as caught:
         gda.checkpoint.save(tmp_path, values_of(2), overwrite=True, progress=progress)
     assert caught.value.__notes__ == [
-        f"gda: nothing was committed to {tmp_path}; what was there before is as it was"
+        f"gda: nothing was committed to {tmp_path}; its old contents are unchanged"
     ]
     assert generation_at(tmp_path) == 1
     check_clean(tmp_path)
@@ -587,7 +587,7 @@ def test_when_one_of_four_processes_is_killed_the_others_fail_and_name_it(
     for victim, where, note in [
         (3, "beginning", ""),
         (1, "writev", "nothing was committed"),
-        (2, "committing", "is complete all the same"),
+        (2, "committing", "is complete despite the error"),
     ]:
         forks.start("save_and_die", 4, path=str(path), first=first, victim=victim, where=where)
         lines = [forks.line() for _ in range(3)]

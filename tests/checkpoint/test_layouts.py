@@ -41,9 +41,9 @@ class Noting(FileStore):
         self.written[name.partition("/")[2]] += sum(memoryview(part).nbytes for part in parts)
         super().write(name, parts)
 
-    def read_into(self, name: str, payload: Any, tail: Any) -> int:
+    def read_into(self, name: str, payload: Any, tail: Any, note: Any) -> int:
         self.times_read[name] += 1
-        return super().read_into(name, payload, tail)
+        return super().read_into(name, payload, tail, note)
 
 
 class Noted:
@@ -413,5 +413,5 @@ def test_what_differs_between_processes_is_not_saved(shared_tmp_path: Path) -> N
         gda.DisagreementError, match=r"at \['own'\], process 0 has an array with"
     ) as e:
         save(shared_tmp_path, tree)
-    assert "at ['step'], process 0 has 0, process 1 1" in str(e.value)
+    assert "at ['step'], process 0 has 0, process 1 has 1" in str(e.value)
     assert not (shared_tmp_path / "manifest.json").exists()

@@ -255,7 +255,7 @@ def test_an_array_in_a_store_is_no_path() -> None:
 
 def test_a_store_in_a_transaction_is_refused() -> None:
     kv = ts.KvStore.open("memory://").result().with_transaction(ts.Transaction())
-    with pytest.raises(ValueError, match="open in a transaction, in which nothing is durable"):
+    with pytest.raises(ValueError, match="open in a transaction, so nothing would be durable"):
         checkpoint.save(kv, {})
 
 
@@ -585,7 +585,7 @@ def test_a_server_that_is_not_there_is_an_error_soon(
         "unknown": "http://no-such-host.invalid/ck",
     }[where]
     what = "Could not resolve host" if where == "unknown" else "Could not connect to server"
-    said = rf"/manifest.json cannot be reached: .*{what}.*\. Check the address, and whether the"
+    said = rf"/manifest.json cannot be reached: .*{what}.*\. Check the address and the"
     for look in LOOKS:
         with pytest.raises(ConnectionError, match=said):
             look(path, timeout=120)
@@ -691,7 +691,7 @@ def test_what_was_replaced_and_cannot_be_removed_goes_with_the_next_save(
     checkpoint.save(spec, tree_of(auto_mesh))
     proxy.fault = for_ever("403", lambda request: request.method == "DELETE")
     checkpoint.save(few_retries(through), tree_of(auto_mesh, 8), overwrite=True)
-    assert "is of no use any more, and was not removed" in caplog.text
+    assert "is no longer used and could not be removed" in caplog.text
     check_restored(spec, 8)
     assert len(directories(spec)) == 3
     check_next_save(spec, auto_mesh)
@@ -738,7 +738,9 @@ def test_a_commit_that_arrives_after_it_was_given_up(
     proxy.fault = for_ever("late", is_commit)
     with pytest.raises(TimeoutError, match="run/manifest.json") as caught:
         checkpoint.save(through, tree_of(auto_mesh, 8), overwrite=True, timeout=2)
-    assert "is not known; it is one of them, whole" in "".join(caught.value.__notes__)
+    assert "has the old or the new checkpoint; it has one of them, complete" in "".join(
+        caught.value.__notes__
+    )
     check_restored(spec)
     if not comes_first:
         checkpoint.save(spec, tree_of(auto_mesh, 9), overwrite=True)
@@ -850,7 +852,7 @@ def check_order(path: Any, order: tuple[str, ...], turns: Turns) -> None:
             assert saver.error is None
         else:
             assert isinstance(saver.error, checkpoint.SaveError)
-            said = "another save into .* was committed while this one was running"
+            said = "another save into .* committed before this one; save again"
             assert re.search(said, str(saver.error))
             assert "nothing was committed" in "".join(saver.error.__notes__)
     checkpoint.save(path, {}, overwrite=True)

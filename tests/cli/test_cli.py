@@ -122,7 +122,7 @@ def test_verify(run: Run, path: Path) -> None:
     for command in ("verify", "inspect"):
         code, out, err = run(command, path)
         assert (code, out) == (1, "")
-        assert err == f"{path}/manifest.json does not begin as a manifest of gda does\n"
+        assert err == f"{path}/manifest.json does not begin like a manifest of gda\n"
 
 
 def test_no_checkpoint(run: Run, tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_a_mistake_in_gda_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) 
             ["wrong"],
             "gda: there is no command 'wrong'; the commands are plan, reshard, in",
         ),
-        (["inspct", "a"], "gda: there is no command 'inspct'; did you mean inspect? (--help says"),
-        (["Verify", "a"], "gda: there is no command 'Verify'; did you mean verify? (--help says m"),
+        (["inspct", "a"], "gda: there is no command 'inspct'; did you mean inspect? (see --help)"),
+        (["Verify", "a"], "gda: there is no command 'Verify'; did you mean verify? (see --help)"),
         (["plan", "--shap=8", "--dtyp", "f32"], "--dtyp f32; did you mean --shape and --dtype?"),
         (
             ["reshard", "--to_mesh", "x=2"],
@@ -185,19 +185,25 @@ def test_a_mistake_in_gda_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) 
         ),
         (["inspect"], "gda inspect: the following arguments are required: PATH"),
         (["verify"], "gda verify: the following arguments are required: PATH"),
-        (["verify", "a", "b"], "gda verify: unrecognized arguments: b (--h"),
+        (["verify", "a", "b"], "gda verify: unrecognized arguments: b (see --h"),
         (["inspect", "--js", "a"], "inspect: unrecognized arguments: --js; did you mean --json? ("),
-        (["--nothing"], "gda: unrecognized arguments: --nothing (--help"),
-        (["--versoin"], "gda: unrecognized arguments: --versoin; did you mean --version? (--help"),
+        (["--nothing"], "gda: unrecognized arguments: --nothing (see --help"),
+        (
+            ["--versoin"],
+            "gda: unrecognized arguments: --versoin; did you mean --version? (see --help",
+        ),
         (["verify", "a", "--timeout", "0"], "--timeout: '0' is not a number of seconds above 0"),
-        (["inspect", "a", "--timeout", "soon"], "'soon' is not a number of seconds above 0, such"),
+        (
+            ["inspect", "a", "--timeout", "soon"],
+            "'soon' is not a number of seconds above 0; write 30, say",
+        ),
     ],
 )
 def test_wrong_commands(run: Run, args: list[str], message: str) -> None:
     code, out, err = run(*args)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
-    assert "--help says more" in err
+    assert "see --help" in err
 
 
 def test_help_and_version(run: Run) -> None:

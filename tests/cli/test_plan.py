@@ -182,8 +182,7 @@ def test_a_spec_in_another_notation_is_pointed_at(run: Run) -> None:
     assert (code, out) == (2, "")
     said, *caret = err.splitlines()
     assert said.endswith(
-        "write data+model where all of these shard one dimension, or data,model where each shards "
-        "its own"
+        "write data+model if all of these shard one dimension, or data,model if each shards its own"
     )
     assert caret == ["  (data,model)", "   ^"]
     right = run(*base, "--spec", "data,model")
@@ -421,7 +420,7 @@ def test_without_rich() -> None:
             "; a dimension that is not sharded is _, or null in a list, not replicated",
         ),
         ({"--shape": "(8,6"}, "--shape: this bracket is not closed"),
-        ({"--shape": "16,384x6"}, "--shape: between sizes is x or a comma, not both"),
+        ({"--shape": "16,384x6"}, "--shape: write x or a comma between sizes, not both"),
         ({"--process": "two"}, "--process: a number was expected"),
         ({"--locate": "8,0"}, "outside the shape (8, 6): dimension 0 goes from 0 to 7"),
         ({"--locate": "-1,0"}, "--locate: this coordinate must be 0 or more"),
@@ -444,13 +443,13 @@ def test_what_is_missing(run: Run) -> None:
     code, out, err = run("plan", "--shape", "8", "--mesh", "x=4")
     assert (code, out) == (2, "")
     assert err == (
-        "gda: --dtype and --spec are missing; give for one array all of --shape, --dtype, --mesh "
-        "and --spec, or --tree FILE for a model\n"
+        "gda: --dtype and --spec are missing; give --shape, --dtype, --mesh and --spec "
+        "for one array, or --tree FILE for a model\n"
     )
     code, _, err = run("plan", "--shape", "8", "--mesh", "x=4", "--spec")
     assert (code, err) == (
         2,
-        "gda plan: argument --spec: expected one argument (--help says more)\n",
+        "gda plan: argument --spec: expected one argument (see --help)\n",
     )
 
 

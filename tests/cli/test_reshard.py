@@ -43,7 +43,7 @@ def test_rows_to_columns(run: Run) -> None:
         "all blocks      16.0 KiB  100.0 %  in 64 pieces of 256 B on average\n"
         "extra memory     2.0 KiB  at most on a device\n"
         "\n"
-        "A piece is what an old block has of a new one, and one device sends or keeps.\n"
+        "A piece is the part of a new block that one device sends or keeps.\n"
         "\n"
         "each               on average  at most\n"
         "device   sends        1.8 KiB  1.8 KiB\n"
@@ -113,7 +113,7 @@ def test_for_programs() -> None:
 def test_too_many_moves_for_links(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     args = (*ARRAY, "--mesh", "x=8", "--spec", "x", "--to-spec", "_,x", "--no-picture")
     monkeypatch.setattr(reshards, "MOST_MOVES", 63)
-    said = "links are left out: 64 pieces are too many to look at"
+    said = "links are omitted: 64 pieces are too many to list"
     code, out, _ = run("reshard", *args, "--devices-per-process", "2")
     assert code == 0
     assert "device   sends        1.8 KiB" in out
@@ -132,10 +132,7 @@ def test_too_many_moves_for_what_is_sent(run: Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(reshards, "MOST_MOVES", whole["num_moves"] - 1)
     for name in ("sent_by_device", "sent_by_process", "largest_sender"):
         monkeypatch.delattr(ReshardPlan, name)  # and so is a look at all moves
-    said = (
-        f"links and what each device sends are left out: {whole['num_moves']} pieces are too many "
-        "to look at"
-    )
+    said = f"links and bytes sent are omitted: {whole['num_moves']} pieces are too many to list"
     code, out, err = run("reshard", *args, "--no-picture")
     assert (code, err) == (0, "")
     assert "sends  " not in out
@@ -284,7 +281,7 @@ def test_without_rich() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ((), "--to-mesh and --to-spec are missing: say where to with one or both"),
+        ((), "--to-mesh and --to-spec are missing; give one or both"),
         (("--to-spec", "z"), "after the reshard, spec P('z') shards dimension 0 by mesh axis 'z'"),
         (("--to-spec", "x,x"), "after the reshard, spec P('x', 'x') uses mesh axis 'x' twice"),
         (
@@ -332,7 +329,7 @@ def test_what_is_missing(run: Run) -> None:
     assert (code, out) == (2, "")
     assert err == (
         "gda: --dtype, --mesh and --spec are missing; give --shape, --dtype, --mesh and --spec, "
-        "and where to: --to-mesh, --to-spec\n"
+        "and --to-mesh, --to-spec or both\n"
     )
 
 

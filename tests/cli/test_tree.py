@@ -1,4 +1,4 @@
-"""``gda plan --tree``: what every device holds of a whole model."""
+"""``gda plan --tree``: the part of a whole model on each device."""
 
 import io
 import json
@@ -81,9 +81,9 @@ def test_a_small_model(run: Run, write: Callable[[Any], Path]) -> None:
         "      16 B  norm\n"
         "            bfloat16[8]     P()                   (8,)                8\n"
         "\n"
-        "Replicated, but could be cut: 14 B per device would be saved.\n"
+        "Replicated, but could be sharded: this would save 14 B per device.\n"
         "\n"
-        "per device  parameter  spec  one that also divides\n"
+        "per device  parameter  spec  better spec\n"
         "      14 B  norm       P()   P(('data', 'model'))\n"
     )
 
@@ -387,10 +387,10 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
         ('{"a": NaN}', "cannot be read as JSON: NaN is not a number of JSON"),
         ("[" * 100_000, "cannot be read as JSON: it is nested too deeply"),
         (f'{{"w": {{"shape": [{"9" * 5000}]}}}}', "cannot be read as JSON: "),
-        ('{"w": {}, "w": {}}', "in one object these names stand twice: 'w'\n"),
+        ('{"w": {}, "w": {}}', "one object has these names twice: 'w'\n"),
         (
             '{"w": {}, "v": {}, "w": {}, "w": {}, "v": {}}',
-            "in one object these names stand twice: 'w'; 'v'\n",
+            "one object has these names twice: 'w'; 'v'\n",
         ),
         (
             "{" + ", ".join(f'"{name:05}": {{}}' for name in [*range(50_000)] * 2) + "}",
@@ -424,8 +424,8 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
         (
             {"mesh": {"x": 2}, "w1": {}, "w2": {}, "b": {}, "parameters": W},
             '"w1" is not known; known are "about", "mesh", "dtype", "spec", "parameters" '
-            '("parameters" has the names)\n  "w2" is not known; known are "about", "mesh", '
-            '"dtype", "spec", "parameters" ("parameters" has the names)\n  "b" is not known; ',
+            '(names go into "parameters")\n  "w2" is not known; known are "about", "mesh", '
+            '"dtype", "spec", "parameters" (names go into "parameters")\n  "b" is not known; ',
         ),
         ({"mesh": {"x": 2}, "parameters": {"w": 3}}, 'w: expected is {"shape": [...], ...}, not 3'),
         ({"mesh": {"x": 2}, "parameters": {"w": {}}}, 'w: there is no "shape"'),
@@ -466,10 +466,10 @@ def test_wrong_files(run: Run, write: Callable[[Any], Path], document: Any, said
         ({"spec": [["x", "None"]]}, 'a dimension that is not sharded is null, not "None"'),
         (
             {"spec": "(x,y)"},
-            "; write x+y where all of these shard one dimension, or x,y where each",
+            "; write x+y if all of these shard one dimension, or x,y if each",
         ),
         ({"spec": "(None, 'y')"}, None),
-        ({"dtype": "i8"}, "i8 is int8 to JAX and int64 to NumPy"),
+        ({"dtype": "i8"}, "i8 means int8 in JAX and int64 in NumPy"),
         (
             {"spec": "x,"},
             "w: \"spec\" 'x,' cannot be read: the name of a mesh axis was expected, or",
@@ -544,13 +544,13 @@ def test_all_mistakes_of_a_parameter_are_said(run: Run, write: Callable[[Any], P
 def test_what_does_not_go_together(run: Run, write: Callable[[Any], Path], tmp_path: Path) -> None:
     path = write(SMALL)
     for args, said in (
-        (("--shape", "8"), "--shape of one array cannot be said with --tree"),
+        (("--shape", "8"), "--shape cannot be used with --tree, which plans a model; omit"),
         (
             ("--dtype", "f32", "--process", "1", "--locate", "1"),
-            "--dtype, --process and --locate of one array cannot be said with --tree",
+            "--dtype, --process and --locate cannot be used with --tree",
         ),
-        (("--shape", "", "--spec", ""), "--shape and --spec of one array cannot be said"),
-        (("--process", ""), "--process of one array cannot be said with --tree"),
+        (("--shape", "", "--spec", ""), "--shape and --spec cannot be used with --tree"),
+        (("--process", ""), "--process cannot be used with --tree"),
         (("--mesh", ""), "--mesh: an axis with its size was expected, such as data=64"),
         (("--devices-per-process", ""), "--devices-per-process: a number was expected"),
         (("--mesh", "x"), "--mesh: the size of axis 'x' was expected"),
@@ -578,7 +578,7 @@ def test_a_mesh_without_an_axis_of_the_model(run: Run) -> None:
     code, out, err = run("plan", "--tree", LLAMA, "--mesh", "data=4")
     assert (code, out) == (2, "")
     assert err == (
-        f"gda: --mesh: data=4 has no axis 'model', which cuts 226 parameters of {LLAMA}, such as "
+        f"gda: --mesh: data=4 has no axis 'model', which shards 226 parameters of {LLAMA}, such as "
         "model.embed_tokens.weight; the mesh of the file is {'data': 16, 'model': 4}\n"
     )
     code, out, err = run("plan", "--tree", LLAMA, "--mesh", "x=4")

@@ -1,4 +1,4 @@
-"""Shapes, meshes, specs and dtypes as people write them, and lines as they read them."""
+"""Parsers of shapes, meshes, specs and dtypes, and the format of lines."""
 
 import json
 import re
@@ -100,7 +100,7 @@ def test_specs(text: str, spec: tuple[object, ...]) -> None:
     assert parse_spec(text) == spec
 
 
-BOTH = "where all of these shard one dimension, or {} where each shards its own"
+BOTH = "if all of these shard one dimension, or {} if each shards its own"
 IN_BRACKETS = "in brackets, the name of a mesh axis in quotes was expected, or None"
 A_NAME = "the name of a mesh axis was expected, or _ for a dimension that is not sharded"
 
@@ -120,9 +120,9 @@ A_NAME = "the name of a mesh axis was expected, or _ for a dimension that is not
         ('["_", "None"]', f"{IN_BRACKETS}; write _,_", 1),
         ("['data', null]", f"{IN_BRACKETS}; write data,_", 9),
         ('["data", None, null]', f"{IN_BRACKETS}; write data,_,_", 15),
-        ("('data')", "in Python this is no tuple; write data", 0),
-        ("(('data', 'model'))", "in Python this is no tuple; write data+model", 0),
-        ("('data', 'model'), None", "comes after the end of the spec; write data+model,_", 17),
+        ("('data')", "this is not a tuple in Python; write data", 0),
+        ("(('data', 'model'))", "this is not a tuple in Python; write data+model", 0),
+        ("('data', 'model'), None", "the spec ends before this; write data+model,_", 17),
         ("null,model", f"{A_NAME}; write _,model", 0),
         ("data,None", f"{A_NAME}; write data,_", 5),
         ("data,", f"{A_NAME}; write data", 5),
@@ -133,7 +133,7 @@ A_NAME = "the name of a mesh axis was expected, or _ for a dimension that is not
         ("_+data", "a dimension that is not sharded has no axis; write data", 1),
         (
             "'data','model'",
-            "quotes are around names in brackets, as in Python and JSON; write da",
+            "a name in quotes must be in brackets, as in Python and JSON; write da",
             0,
         ),
         ("data model", "a comma and the next entry were expected; write data,model", 5),
@@ -141,7 +141,7 @@ A_NAME = "the name of a mesh axis was expected, or _ for a dimension that is not
         ("['data' 'model']", "a comma or ] was expected; write data,model", 8),
         ("['data'", "a comma or ] was expected; write data", 7),
         ("P('x'", "a comma or ) was expected; write x", 5),
-        ("P('x') y", "this comes after the end of the spec; write x,y", 7),
+        ("P('x') y", "the spec ends before this; write x,y", 7),
         ("P('x", "this quote is not closed", 2),
     ],
 )
@@ -267,22 +267,22 @@ def misread(parse: object, text: str) -> MisreadError | None:
         (parse_shape, "8x-2", "this size must be 0 or more", 2),
         (parse_shape, "8x1__0", "a size was expected", 2),
         (parse_shape, "8.5", "a size was expected, an integer", 0),
-        (parse_shape, "2x64k", "a size is written out, such as 65536 or 65_536", 2),
-        (parse_shape, "2x64 Ki", "k could be 1000 or 1024", 2),
+        (parse_shape, "2x64k", "write the size in full, such as 65536 or 65_536", 2),
+        (parse_shape, "2x64 Ki", "k could mean 1000 or 1024", 2),
         (parse_shape, f"8x{10**30}", "this size is too large; it must be below 2**63", 2),
         (parse_shape, "9" * 10_000, "this size is too large", 0),
         (parse_shape, str(2**63), "this size is too large", 0),
         (parse_shape, "(8", "this bracket is not closed; ) was expected", 0),
         (parse_shape, " (65536,8192", "this bracket is not closed", 1),
         (parse_shape, "[8)", "this bracket is not closed; ] was expected", 0),
-        (parse_shape, "16,384x8192", "between sizes is x or a comma, not both", 6),
-        (parse_shape, "8x16,384", "between sizes is x or a comma, not both", 4),
-        (parse_shape, "16,084", "a size is written without a 0 before it", 3),
-        (parse_shape, "007", "a size is written without a 0 before it", 0),
+        (parse_shape, "16,384x8192", "write x or a comma between sizes, not both", 6),
+        (parse_shape, "8x16,384", "write x or a comma between sizes, not both", 4),
+        (parse_shape, "16,084", "a size must not begin with 0", 3),
+        (parse_shape, "007", "a size must not begin with 0", 0),
         (parse_shape, "²", "a size was expected", 0),
         (parse_point, "5,a", "a coordinate was expected", 2),
         (parse_point, "5,-1", "this coordinate must be 0 or more", 2),
-        (parse_point, "", "an element such as 5,7, or () of a scalar was expected", 0),
+        (parse_point, "", "an element such as 5,7, or () for a scalar was expected", 0),
         (parse_number, "x", "a number was expected", 0),
         (parse_mesh, "", "an axis with its size was expected, such as data=64", 0),
         (parse_mesh, "data", "the size of axis 'data' was expected, such as data=8", 4),
@@ -302,16 +302,16 @@ def misread(parse: object, text: str) -> MisreadError | None:
         (parse_mesh, "x=4 y=2", "a comma and the next axis were expected", 4),
         (parse_mesh, "x=", "a size was expected", 2),
         (parse_mesh, "{x=4", "a comma and the next axis were expected", 4),
-        (parse_mesh, "{x=4}}", "this comes after the end of the mesh", 5),
-        (parse_mesh, "_=4", "no axis can have the name _: in a spec it says 'not sharded'", 0),
-        (parse_mesh, "'_'=4", "no axis can have the name _: in a spec it says 'not sharded'", 0),
+        (parse_mesh, "{x=4}}", "the mesh ends before this; omit the rest", 5),
+        (parse_mesh, "_=4", "no axis can have the name _: in a spec it means 'not sharded'", 0),
+        (parse_mesh, "'_'=4", "no axis can have the name _: in a spec it means 'not sharded'", 0),
         (parse_mesh, "x='4", "this quote is not closed", 2),
         (parse_dtype, "", "the name of a dtype was expected, such as float32, bfloat16 or int8", 0),
         (parse_dtype, "floot32", "the name of a dtype was expected; did you mean float32", 0),
         (parse_dtype, "f33", "did you mean float32", 0),
-        (parse_dtype, "i8", "i8 is int8 to JAX and int64 to NumPy; write the one you mean", 0),
-        (parse_dtype, "u4", "u4 is uint4 to JAX and uint32 to NumPy", 0),
-        (parse_dtype, "I4", "i4 is int4 to JAX and int32 to NumPy", 0),
+        (parse_dtype, "i8", "i8 means int8 in JAX and int64 in NumPy; write one of these", 0),
+        (parse_dtype, "u4", "u4 means uint4 in JAX and uint32 in NumPy", 0),
+        (parse_dtype, "I4", "i4 means int4 in JAX and int32 in NumPy", 0),
         (parse_dtype, "f8_e4m3", "did you mean F8_E4M3?", 0),
         (parse_dtype, " double", "did you mean float64?", 1),
         (parse_dtype, "half", "did you mean float16?", 0),

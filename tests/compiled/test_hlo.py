@@ -1,4 +1,4 @@
-"""Texts of compiled programs in the forms of CPUs, GPUs and TPUs, and what is read there."""
+"""Texts of compiled programs from CPUs, GPUs and TPUs, and the collectives read from them."""
 
 import itertools
 import math
@@ -868,7 +868,7 @@ def test_a_loop_without_a_test_has_no_length() -> None:
 @pytest.mark.parametrize("text", ["module {}", "", " \n"])
 def test_a_text_that_is_no_program_is_an_error(text: str) -> None:
     with pytest.raises(
-        ValueError, match=re.escape(f"which has an ENTRY: {text.strip()!r}; pass what")
+        ValueError, match=re.escape(f"which has an ENTRY: {text.strip()!r}; pass the result")
     ):
         read_collectives(text, MESH)
 

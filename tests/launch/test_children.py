@@ -1,4 +1,4 @@
-"""Processes of this machine that cannot outlive the one that started them."""
+"""Processes of this machine that cannot outlive their parent."""
 
 import os
 import signal
@@ -135,7 +135,7 @@ def test_a_process_reads_what_environment_wrote() -> None:
     del expected["process_id"]
     assert arguments_of({**given, "JAX_PROCESS_ID": "?"}, without=["process_id"]) == expected
     assert arguments_of({}) == {}
-    with pytest.raises(ValueError, match=r"^JAX_PROCESS_ID is '\?', which is not an integer$"):
+    with pytest.raises(ValueError, match=r"^JAX_PROCESS_ID is '\?'; it must be an integer$"):
         arguments_of({"JAX_PROCESS_ID": "?"})
 
 

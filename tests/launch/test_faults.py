@@ -1,8 +1,8 @@
-"""Processes that die, hang, fail or come late: all end in bounded time, and somebody says who.
+"""Processes that die, hang, fail or come late: the run ends in bounded time and names them.
 
 With JAX's own defaults each of these would take 99 seconds or 5 minutes. Every program gets 60
-seconds, which is several times what it needs and well below that: a fault that is noticed by JAX's
-timeouts only, and not by gda's, fails the test. How fast it is is for benchmarks to say.
+seconds, several times its need and well below that: a fault that JAX's timeouts notice, not gda's,
+fails the test. Benchmarks measure the time.
 """
 
 import os

@@ -72,7 +72,7 @@ def launch(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 
 def after_the_last_reason(stderr: str) -> str:
-    """What the launcher says of the end: all that follows its last word."""
+    """The words of the launcher about the end, after its last prefix."""
     return stderr[stderr.rindex("gda.launch: ") :]
 
 
@@ -334,8 +334,8 @@ def test_processes_that_do_not_exit_are_ended(program: Program) -> None:
     assert done.returncode == 0
     assert done.stderr.count("in stuck_here\n") == 2
     assert done.stderr.endswith(
-        "gda.launch: the program ended well in all processes, but processes 1, 2 did not exit "
-        "within 1 s, because of an exit handler of the program or of JAX, and had to be ended; "
+        "gda.launch: the program succeeded in all processes, but processes 1, 2 did not exit "
+        "within 1 s and was ended; an exit handler of the program or of JAX blocked; "
         "all stacks are shown above\n"
     )
 
@@ -819,10 +819,10 @@ def test_a_process_that_stops_in_a_collective_is_blamed(program: Program, frozen
         ("-n 0 program.py", "argument -n/--num-processes: '0' is not a positive integer"),
         ("-n x program.py", "argument -n/--num-processes: 'x' is not a positive integer"),
         ("program.py", "the following arguments are required: -n/--num-processes"),
-        ("-n 2", "no program given: a script, or -m and a module"),
+        ("-n 2", "no program was given; give a script, or -m and a module"),
         ("-n 2 nowhere.py", "there is no script 'nowhere.py' here"),
         ("-n 2 -m no_such_module.at_all", "there is no module 'no_such_module.at_all'"),
-        ("-n 2 -m", "no program given: a script, or -m and a module"),
+        ("-n 2 -m", "no program was given; give a script, or -m and a module"),
         ("-n 2 --nope program.py", "unrecognized arguments: --nope"),
         (
             "--num-proceses 2 program.py --n",
@@ -840,7 +840,7 @@ def test_a_wrong_command_is_one_line(
     with pytest.raises(SystemExit) as end:
         main(args.split())
     assert end.value.code == 2
-    assert capsys.readouterr().err == f"gda.launch: {complaint} (--help says more)\n"
+    assert capsys.readouterr().err == f"gda.launch: {complaint} (see --help)\n"
 
 
 def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -860,7 +860,7 @@ def test_initialize_of_nothing_says_how_to_start() -> None:
     )
     assert done.returncode == 1
     error = done.stderr.splitlines()[-1]
-    assert error.startswith("ValueError: nothing says which processes there are")
+    assert error.startswith("ValueError: the number of processes is not known")
     assert "python -m gda.launch -n 4 program.py" in error
     assert "JAX_COORDINATOR_ADDRESS" in error
 
@@ -890,8 +890,8 @@ def test_initialize_names_the_variables_that_are_missing(
     for name, value in variables.items():
         no_variables.setenv(name, value)
     error = (
-        f"{missing} must be set as well where JAX_NUM_PROCESSES or JAX_PROCESS_ID is; "
-        "`python -m gda.launch` sets all that is needed"
+        f"JAX_NUM_PROCESSES or JAX_PROCESS_ID is set without {missing}; "
+        "set all of them, or start the program by `python -m gda.launch`, which does"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(error)}$"):
         gda.launch.initialize()
@@ -899,7 +899,7 @@ def test_initialize_names_the_variables_that_are_missing(
 
 def test_initialize_names_a_variable_that_is_wrong(no_variables: pytest.MonkeyPatch) -> None:
     no_variables.setenv("JAX_PROCESS_ID", "two")
-    with pytest.raises(ValueError, match="^JAX_PROCESS_ID is 'two', which is not an integer$"):
+    with pytest.raises(ValueError, match="^JAX_PROCESS_ID is 'two'; it must be an integer$"):
         gda.launch.initialize()
 
 

@@ -1,4 +1,4 @@
-"""Tracebacks end in the caller's line and one of gda."""
+"""Tracebacks, which end in the caller's line and one line of gda."""
 
 from __future__ import annotations
 

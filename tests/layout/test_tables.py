@@ -1,4 +1,4 @@
-"""Tables and lines fit the terminal, in columns as it counts them."""
+"""Tables and lines that fit the columns of a terminal."""
 
 import pytest
 from hypothesis import given

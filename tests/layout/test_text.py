@@ -1,4 +1,4 @@
-"""Indices, processes and meshes are written in one way everywhere, and short."""
+"""The one short notation of indices, processes and meshes."""
 
 from collections.abc import Sequence
 

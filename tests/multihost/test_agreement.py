@@ -1,4 +1,4 @@
-"""Processes that mean different arrays hear of it, all of them, and at once."""
+"""Errors of processes with different arrays, in all of them and at once."""
 
 import json
 import re
@@ -87,7 +87,7 @@ def test_dtypes_specs_and_meshes_are_compared() -> None:
 
 @pytest.mark.processes(4, devices=2)
 def test_another_structure_is_said_by_path() -> None:
-    assert "at ['b'], process 1: shape (2,), processes 0, 2, 3: not there" in refused(
+    assert "at ['b'], process 1: shape (2,), processes 0, 2, 3: missing" in refused(
         {"a": shaped(1), **({"b": shaped(2)} if is_me() else {})}
     )
     assert "process 1: structure (*, *), processes 0, 2, 3: [*, *]" in refused(

@@ -104,7 +104,7 @@ def test_a_jax_that_moved_its_service_is_said_once(
     with caplog.at_level(logging.WARNING, logger="gda"):
         assert coordination.service() is None
         assert coordination.service() is None
-    assert caplog.text.count("where gda does not find it") == 1
+    assert caplog.text.count("gda does not find the coordination service") == 1
 
 
 def test_a_client_without_the_methods_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +155,6 @@ def test_a_jax_that_has_moved_the_way_to_choose_an_address_is_told_of(
     (record,) = caplog.records
     assert record.getMessage() == (
         f"JAX {jax.__version__} does not let gda choose the address on which CPU collectives "
-        f"listen: they take that of this machine's name, {socket.gethostname()}, which must have "
-        "one, in /etc/hosts for example"
+        f"listen: they use that of this machine's name, {socket.gethostname()}. If the name has "
+        "none, add one to /etc/hosts"
     )

@@ -1,4 +1,4 @@
-"""Descriptions of trees are equal in all processes exactly where the trees mean the same."""
+"""Descriptions of trees, equal in all processes if and only if the trees are."""
 
 from typing import Any
 

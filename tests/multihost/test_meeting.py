@@ -1,4 +1,4 @@
-"""All bring something, one judges, everybody hears; who does not come is named."""
+"""Meetings: all bring a payload, one judges, all hear the verdict or the names of late ones."""
 
 import json
 import logging

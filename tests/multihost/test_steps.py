@@ -1,4 +1,4 @@
-"""Steps that all processes do: what one process fails at, all hear of."""
+"""Steps of all processes, which all hear of a failure in one."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Pictures as Chromium renders them: where everything lies, and whether it can be read."""
+"""Pictures in Chromium: positions and legibility."""
 
 import itertools
 import math

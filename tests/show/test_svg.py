@@ -304,7 +304,7 @@ def test_it_says_what_it_shows_to_those_who_cannot_see_it() -> None:
     root = ElementTree.fromstring(svg_of(subject((8, 2), XY, ("x",))))
     assert root.get("role") == "img"
     assert root.get("aria-label") == (
-        "float32 array of shape (8, 2), cut by P('x') over the mesh x=4,y=2 into 4 blocks of "
+        "float32 array of shape (8, 2), sharded by P('x') over the mesh x=4,y=2 into 4 blocks of "
         "shape (2, 2), each on 2 devices"
     )
 

@@ -197,7 +197,7 @@ def test_inside_shard_map_an_array_is_a_block(mesh: Mesh) -> None:
     x = on(mesh, P("x", "y"))
     assert while_tracing(x, both) == (
         "block (2, 4) float32 inside jax.shard_map: each place along the mesh axes 'x', 'y' has "
-        "its own; to see how the array is cut, look at it outside\n"
+        "its own; to see the layout of the array, call this outside\n"
     )
     assert while_tracing(x, one).startswith(
         "block (2, 8) float32 inside jax.shard_map: each place along the mesh axis 'x' has its own"
@@ -279,7 +279,7 @@ def test_where_jax_names_no_spec_a_line_says_so(monkeypatch: pytest.MonkeyPatch)
     )
     uneven = NamedSharding(mesh_of({"x": 4}), P("x"))
     found[:] = [uneven]
-    assert while_tracing(x) == f"traced jax.Array (6, 8) float32: cut unevenly, by {uneven}\n"
+    assert while_tracing(x) == f"traced jax.Array (6, 8) float32: sharded unevenly, by {uneven}\n"
 
 
 def test_a_program_computes_what_it_did(mesh: Mesh) -> None:

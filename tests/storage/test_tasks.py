@@ -291,7 +291,7 @@ def test_another_error_after_an_attempt_says_which_it_was_in() -> None:
 
     with pytest.raises(ValueError, match="wrong") as caught:
         run([Task(1, work)], Options(retry=QUICK))
-    assert caught.value.__notes__ == ["gda: in attempt 2, of an error that is not retried"]
+    assert caught.value.__notes__ == ["gda: attempt 2 failed with an error that is not retried"]
 
 
 def test_waiting_ends_when_another_fails() -> None:
@@ -332,9 +332,9 @@ def test_delays_grow_up_to_a_bound(
 @pytest.mark.parametrize(
     ("kwargs", "error", "message"),
     [
-        ({"errors": OSError("x")}, TypeError, "errors must be a class of exceptions"),
-        ({"errors": ()}, TypeError, "errors must be a class of exceptions"),
-        ({"errors": KeyboardInterrupt}, TypeError, "errors must be a class of exceptions"),
+        ({"errors": OSError("x")}, TypeError, "errors must be an exception class"),
+        ({"errors": ()}, TypeError, "errors must be an exception class"),
+        ({"errors": KeyboardInterrupt}, TypeError, "errors must be an exception class"),
         ({"errors": OSError, "attempts": 0}, ValueError, "attempts must be a whole number"),
         ({"errors": OSError, "delay": -1}, ValueError, "delay must be from 0 to 86400, not -1"),
         ({"errors": OSError, "delay": float("nan")}, ValueError, "delay must be from 0"),

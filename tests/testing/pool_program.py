@@ -1,4 +1,4 @@
-"""A program whose functions run in a pool that it starts itself."""
+"""A program with functions for a pool that it starts itself."""
 
 import signal
 

@@ -116,12 +116,12 @@ def test_failures_are_those_of_a_process(printed: pytest.LineMatcher) -> None:
             r"WARNING  root:.*some log",
             r"also failed: process [01] of 2: (Assertion.*)?assert 2 == 3.* \(.*py:20\)",
             r"E   OSError: cannot tear down",
-            r"process 1 of 2 skipped this test, and others did not: Skipped: only here",
+            r"process 1 of 2 skipped this test, but others did not: Skipped: only here",
             r"E   SystemExit: 4",
-            r"@pytest.mark.processes\(2, device=2\) is not understood; give the number of",
-            r"@pytest.mark.processes\(0\) is not understood",
+            r"@pytest.mark.processes\(2, device=2\) is not valid; give the number of",
+            r"@pytest.mark.processes\(0\) is not valid",
             r"@given under @pytest.mark.processes would draw other examples in each process.",
-            r".*process_pool is not for tests under @pytest.mark.processes: they run in process",
+            r".*process_pool is not for tests under @pytest.mark.processes, which run in process",
             r"FAILED .*test_assertion - process 1 of 2: AssertionError: not here.*",
         ]
     )
@@ -138,15 +138,15 @@ def test_processes_that_die_or_hang_are_named(printed: pytest.LineMatcher) -> No
             r"The end of its output:",
             r"last words",
             r".* in test_dies",
-            r"process 0 of 2 was still running 3 s later. Where it stood:",
+            r"process 0 of 2 was still running 3 s later. Its stack:",
             r".*, line \d+ in wait_for_godot",
             r".*, line \d+ in test_dies",
             r"_+ test_hangs _+",
             r"process 0 of 2 gave no answer in time \(timeout=2\)",
-            r"Where it stood:",
+            r"Its stack:",
             r".*, line \d+ in wait_for_godot",
             r".*, line \d+ in test_hangs",
-            r"process 1 of 2 ended well.",
+            r"process 1 of 2 succeeded.",
         ]
     )
     printed.no_re_match_line(r'  File ".*_pytest.*')

@@ -169,13 +169,13 @@ def test_a_process_that_hangs_is_named_and_its_stack_shown(pool):
     assert 2 <= time.monotonic() - started < 60
     message = str(caught.value)
     assert message.startswith("process 1 of 2 gave no answer in time (sleep_in with timeout=2)\n")
-    assert re.search(r'Where it stood:\n.*\n  File ".*test_pool.py", line \d+ in sleep_in', message)
+    assert re.search(r'Its stack:\n.*\n  File ".*test_pool.py", line \d+ in sleep_in', message)
     assert "gda/testing" not in message
-    assert "process 0 of 2 ended well." in message
+    assert "process 0 of 2 succeeded." in message
 
 
 def nothing():
-    """What loads this module in the processes, so that the next call takes no time before it."""
+    """A call that loads this module in the processes, so that the next call starts at once."""
 
 
 def stop_me():
@@ -228,7 +228,7 @@ def test_the_end_of_much_output_and_the_exit_code_of_a_process_are_told(pool):
         pool.run(shout_and_die, 5_000_000)
     message = str(caught.value)
     assert re.match(r"process . of 2 exited with code 3\nThe end of its output:\n", message)
-    assert "bytes before this left out" in message
+    assert "bytes omitted" in message
     assert "\nlast words" in message
     assert len(message) < 30_000
 
@@ -270,7 +270,7 @@ def test_an_interrupt_ends_the_processes(pool):
     finally:
         signal.signal(signal.SIGALRM, handler)
     assert not any(is_running(pid) for pid in pids)
-    assert re.search(r"process 0 of 2 stood:\n.*\n.* in sleep_in", caught.value.__notes__[0])
+    assert re.search(r"process 0 of 2:\n.*\n.* in sleep_in", caught.value.__notes__[0])
 
 
 def test_processes_that_died_between_calls_are_replaced(pool):

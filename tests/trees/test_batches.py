@@ -175,10 +175,10 @@ def test_what_does_not_fit_is_said_with_numbers_and_path(auto_mesh: Mesh) -> Non
         with pytest.raises(
             ValueError,
             match="the array has a local batch of 12 rows, and this process has 8 devices .* "
-            r"nearest are 8 and 16\ngda: at \['b'\]\[0\] of the tree$",
+            r"pass 8 or 16 rows\ngda: at \['b'\]\[0\] of the tree$",
         ):
             put({"a": batch(8), "b": [batch(12, 3)]})
-        with pytest.raises(ValueError, match="nearest is 8$"):
+        with pytest.raises(ValueError, match="pass 8 rows$"):
             put(batch(3))
         with pytest.raises(ValueError, match=r"a scalar, and .*FULL.*REPLICATED(.|\n)*\['step'\]"):
             put({"a": batch(8), "step": 3})

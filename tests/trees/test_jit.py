@@ -1,4 +1,4 @@
-"""Through jit and the other transformations, over Auto and over Explicit axes."""
+"""Containers in jit and the other transformations, over Auto and over Explicit axes."""
 
 import warnings
 from collections.abc import Callable

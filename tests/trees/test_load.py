@@ -810,7 +810,7 @@ class WithoutShape:
 
 @pytest.mark.parametrize("source", [3.0, [1.0, 2.0], None, WithoutShape(), "data.npy"])
 def test_what_is_no_source(source: Any) -> None:
-    with pytest.raises(TypeError, match=r"is no source; a source has shape, dtype and NumPy-style"):
+    with pytest.raises(TypeError, match=r"is not a source; a source has shape, dtype and NumPy"):
         gda.GlobalArray.from_source(source, MESH, P())
 
 
@@ -823,8 +823,8 @@ def with_attributes(**attributes: Any) -> Any:
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        (with_attributes(shape=3.5), TypeError, "a Recording of shape 3.5 is no source"),
-        (with_attributes(dtype="torch.float"), TypeError, "NumPy does not know that dtype"),
+        (with_attributes(shape=3.5), TypeError, "a Recording of shape 3.5 is not a source"),
+        (with_attributes(dtype="torch.float"), TypeError, "NumPy does not have that dtype"),
         (
             with_attributes(dtype=np.dtype("U3")),
             TypeError,
@@ -868,7 +868,7 @@ def test_all_is_checked_before_anything_is_read() -> None:
             P("x"),
             "dimension 0 of size 3 is sharded 4 ways",
         ),
-        ({"a": source, "b": 3}, P(), "a int is no source"),
+        ({"a": source, "b": 3}, P(), "a int is not a source"),
         ({"a": source, "b": source}, {"a": P()}, "specs must be a prefix of the tree"),
         ({"a": source}, {"a": "x"}, r"specs\['a'\] is 'x', not a PartitionSpec"),
         ({"a": source}, lambda path, _: None, r"specs\('a', leaf\) returned None"),
@@ -960,7 +960,7 @@ def test_keys_of_specs_that_differ_are_named_and_no_others() -> None:
 
 def test_what_has_or_becomes_a_source_is_named(tmp_path: Path) -> None:
     opening = ts.open({"driver": "array", "array": [1.0, 2.0], "dtype": "float32"})
-    message = r"a Future is no source; call \.result\(\) on it, and pass what that returns"
+    message = r"a Future is not a source; call \.result\(\) on it, and pass the result"
     with pytest.raises(TypeError, match=message):
         gda.GlobalArray.from_source(opening, MESH, P())
     with pytest.raises(TypeError, match=message):
@@ -1017,5 +1017,5 @@ def test_float8_that_the_safetensors_package_cannot_slice(tmp_path: Path) -> Non
 
 
 def test_text_is_not_read_as_a_stream() -> None:
-    with pytest.raises(TypeError, match="is no source"):
+    with pytest.raises(TypeError, match="is not a source"):
         gda.load_tree({"a": io.BytesIO(b"")}, MESH, P())

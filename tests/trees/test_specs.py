@@ -1,4 +1,4 @@
-"""Specs for a tree, wherever they are given."""
+"""Specs for a tree, in every function that takes them."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Arrays out to storage, from one process and from several."""
+"""Arrays written to storage, from one process and from several."""
 
 import threading
 import time
@@ -421,9 +421,9 @@ def test_bad_targets(auto_mesh: Mesh, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a Group is not a target"):
         gda.store(g, zarr.open_group(tmp_path / "z", mode="w"))
     np.save(tmp_path / "a.npy", DATA)
-    with pytest.raises(ValueError, match="from which nothing gets into the file"):
+    with pytest.raises(ValueError, match="mode 'c', which does not write to the file"):
         gda.store(g, np.load(tmp_path / "a.npy", mmap_mode="c"))
-    with pytest.raises(TypeError, match="array of JAX"):
+    with pytest.raises(TypeError, match="a jax.Array, which is immutable"):
         gda.store(g, g)
 
 

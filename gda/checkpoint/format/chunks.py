@@ -1,7 +1,7 @@
 """The chunks of an array on disk, and those that a block overlaps. Integers only.
 
-A chunk is a part of one block of the array as it was saved, contiguous in the memory of the block:
-it is written from there and read into there without a copy.
+A chunk is a part of one block of the saved array, contiguous in the memory of the block, so that it
+is written from there and read into it without a copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gda.layout.spec import Index, Shape
 def chunk_shape_of(block_shape: Shape, itemsize: int, most_bytes: int) -> Shape:
     """Return the shape of equal parts of a block, contiguous in it, of about ``most_bytes``.
 
-    Parts have at most ``most_bytes``, unless the sizes have no divisor that comes near it.
+    Parts have at most ``most_bytes``, unless the sizes have no divisor near it.
 
     >>> chunk_shape_of((4096, 1024), 4, 2**22)
     (1024, 1024)
@@ -54,8 +54,8 @@ class Overlap(NamedTuple):
 
     Attributes:
       chunk: the number of the chunk.
-      in_chunk, in_block: where it lies in each of them.
-      is_whole: whether it is all of the chunk.
+      in_chunk, in_block: the index of the part in each of them.
+      is_whole: True if it is the whole chunk.
     """
 
     chunk: int
@@ -101,7 +101,7 @@ class ChunkGrid:
         return tuple(reversed(coordinates))
 
     def start(self, chunk: int) -> tuple[int, ...]:
-        """Return where a chunk begins, in elements.
+        """Return the first element of a chunk.
 
         >>> ChunkGrid((4, 6), (2, 2)).start(4)
         (2, 2)
@@ -109,7 +109,7 @@ class ChunkGrid:
         return tuple(map(operator.mul, self.coordinates(chunk), self.chunk_shape))
 
     def key(self, chunk: int) -> str:
-        """Return the name of a chunk within the array, as zarr v3 has it with separator ``.``.
+        """Return the name of a chunk within the array, as in zarr v3 with separator ``.``.
 
         >>> ChunkGrid((4, 6), (2, 2)).key(4)
         'c.1.1'
@@ -117,7 +117,7 @@ class ChunkGrid:
         return ".".join(["c", *map(str, self.coordinates(chunk))])
 
     def overlaps(self, starts: Sequence[int], block_shape: Shape) -> Iterator[Overlap]:
-        """Yield what each chunk has of the block that starts at ``starts``, in order of number.
+        """Yield the overlap of each chunk with the block at ``starts``, in order of number.
 
         >>> [overlap.chunk for overlap in ChunkGrid((4, 6), (2, 2)).overlaps((1, 2), (2, 2))]
         [1, 4]

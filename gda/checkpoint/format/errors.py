@@ -9,7 +9,7 @@ from gda.layout.boundary import set_module
 
 @set_module("gda.checkpoint")
 class CorruptionError(ValueError):
-    """A checkpoint is not what was saved; ``problems`` has one line for each thing found.
+    """A checkpoint is damaged, or a file is missing; ``problems`` has one line for each finding.
 
     >>> import gda, numpy as np, pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +44,7 @@ class CheckpointNotFoundError(FileNotFoundError):
 
 @set_module("gda.checkpoint")
 class SaveError(RuntimeError):
-    """Nothing was committed: another process failed, or another save is at work on the path.
+    """Nothing was committed: another process failed, or another save into the path is running.
 
     >>> import gda, numpy as np, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -56,5 +56,5 @@ class SaveError(RuntimeError):
 
 
 def said(value: object) -> str:
-    """Return a value as Python writes it; of a very long integer the hexadecimal digits."""
+    """Return the ``repr`` of a value; the hexadecimal digits of a very long integer."""
     return hex(value) if isinstance(value, int) and value.bit_length() > 1000 else repr(value)

@@ -184,10 +184,10 @@ class Manifest:
       data: the directory with its arrays.
       arrays: the zarr arrays there.
       leaves: in the order in which ``structure`` counts them.
-      structure: how the leaves were put together: see ``gda.checkpoint.format.structure``.
-      about: when and by what it was written, for people.
+      structure: the structure of the tree: see ``gda.checkpoint.format.structure``.
+      about: date and versions of the save, for people.
       group: size and CRC-32C of the ``zarr.json`` of the group of all arrays; ``None`` in older
-        checkpoints, where it lists nothing.
+        checkpoints, where it lists no arrays.
     """
 
     data: str

@@ -1,7 +1,7 @@
 """The manifest as a file: JSON, sealed by its first line, and checked when it is read.
 
-The first line has the size and the SHA-256 of the rest. The file is written last; what it does not
-name does not belong to the checkpoint. Every value is checked before it is used: a manifest may be
+The first line has the size and the SHA-256 of the rest. The file is written last; only the files
+that it names belong to the checkpoint. Every value is checked before it is used: a manifest may be
 damaged, or hostile.
 """
 
@@ -33,7 +33,7 @@ from gda.storage.strict_json import parse_json
 
 NAME = "manifest.json"
 VERSION = 1
-MOST_BYTES = 2**28  # of a manifest; 25 million chunks have about 230 MB
+MOST_BYTES = 2**28  # of a manifest; 25 million chunks take about 230 MB
 DATA_PATTERN = re.compile(r"data-[0-9a-f]{16}")
 _MOST_PARSED_BYTES = 2**30  # of Python's objects: the manifest of 300,000 small arrays
 _ARRAY_PATTERN = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,120}")
@@ -48,7 +48,7 @@ def dump(manifest: Manifest) -> bytes:
     """Return the file.
 
     Raises:
-      ValueError: it would be larger than what ``load`` takes.
+      ValueError: it would be larger than ``load`` accepts.
     """
     body = json.dumps(
         {
@@ -63,25 +63,25 @@ def dump(manifest: Manifest) -> bytes:
         allow_nan=False,
     ).encode()
     if len(body) + _MOST_HEADER_BYTES > MOST_BYTES:
-        problem = f"would have {len(body)} bytes, and at most {MOST_BYTES} are read again"
+        problem = f"would have {len(body)} bytes; expected are at most {MOST_BYTES}"
     elif (problem := _too_much_of(body)) is None:
         return _header(body) + body
     raise ValueError(
-        f"the manifest {problem}; save fewer and larger arrays, or several checkpoints"
+        f"the manifest {problem}. Save fewer and larger arrays, or several checkpoints"
     )
 
 
 def _too_much_of(body: bytes) -> str | None:
-    """Return why a manifest is not to be parsed, if its values may take too much memory.
+    """Return a message if the parsed values of a manifest may take too much memory.
 
-    Three bytes of JSON are an empty list, which takes 80 bytes.
+    An empty list is three bytes of JSON and takes 80 bytes of memory.
     """
     most = 80 * body.count(b"[") + 256 * body.count(b"{") + 64 * body.count(b",")
     if most <= _MOST_PARSED_BYTES:
         return None
     return (
-        f"has so many values that they may take {most} bytes of memory, and at most "
-        f"{_MOST_PARSED_BYTES} make sense"
+        f"has so many values that they may take {most} bytes of memory; expected are at most "
+        f"{_MOST_PARSED_BYTES}"
     )
 
 
@@ -97,7 +97,7 @@ def load(file: bytes, where: str) -> Manifest:
       where: the name of the file, for the messages.
 
     Raises:
-      CorruptionError: it is damaged, of another version, or says what cannot be.
+      CorruptionError: it is damaged, invalid, or of another version.
     """
     header = file[:_MOST_HEADER_BYTES].partition(b"\n")[0]
     body = memoryview(file)[len(header) + 1 :]
@@ -105,26 +105,26 @@ def load(file: bytes, where: str) -> Manifest:
         seal = json.loads(header)
         version = seal["gda-checkpoint"]
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise CorruptionError(f"{where} does not begin as a manifest of gda does") from None
+        raise CorruptionError(f"{where} does not begin like a manifest of gda") from None
     if version != VERSION:
         raise CorruptionError(
-            f"{where} is of version {version!r:.40}; this gda reads version {VERSION}"
+            f"{where} has version {version!r:.40}; this gda reads version {VERSION}; update gda"
         )
     if header + b"\n" != _header(body):
         raise CorruptionError(
-            f"{where} is damaged: its {len(body)} bytes are not those that its first line seals"
+            f"{where} is damaged: its {len(body)} bytes do not match the checksum in its first line"
         )
     if (problem := _too_much_of(file)) is not None:
         raise CorruptionError(f"{where} {problem}")
     try:
         return _manifest(parse_json(str(body, "utf-8")))
     except _Invalid as invalid:
-        raise CorruptionError(f"{where} says what cannot be: {invalid}") from None
+        raise CorruptionError(f"{where} is invalid: {invalid}") from None
     except (ValueError, RecursionError) as error:
         raise CorruptionError(f"{where} is not a manifest: {error}") from None
 
 
-# To JSON. Floats that JSON lacks and complex numbers are written as strings.
+# To JSON. Floats that JSON does not have, and complex numbers, are written as strings.
 
 
 def _dump_leaf(leaf: Leaf) -> dict[str, Any]:
@@ -146,12 +146,12 @@ def _dump_leaf(leaf: Leaf) -> dict[str, Any]:
 
 
 def dump_piece(piece: Piece) -> list[Any]:
-    """Return a piece as ``load_piece`` reads it."""
+    """Return a piece in JSON, for ``load_piece``."""
     return [piece.array, piece.offset, list(piece.start), list(piece.shape)]
 
 
 def dump_array(array: StoredArray) -> dict[str, Any]:
-    """Return an array as ``load_array`` reads it."""
+    """Return an array in JSON, for ``load_array``."""
     return {
         "name": array.name,
         "shape": list(array.shape),
@@ -166,7 +166,7 @@ def dump_array(array: StoredArray) -> dict[str, Any]:
 
 _VALUES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "bool": (bool, lambda text: _checked(text, bool)),
-    # Python has a limit to the decimal digits that it reads, and none to others.
+    # Python limits the decimal digits of an integer, but not the hexadecimal ones.
     "int": (
         lambda value: str(value) if value.bit_length() < 1000 else hex(value),
         lambda text: int(_text(text), 0),
@@ -186,7 +186,7 @@ _VALUES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 def _is_odd(text: str) -> bool:
-    """Return whether a string has halves of characters, which no encoding takes."""
+    """Return True if a string has lone surrogates, which UTF-8 does not encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -194,7 +194,7 @@ def _is_odd(text: str) -> bool:
     return False
 
 
-# From JSON, believing nothing.
+# From JSON, with every value checked.
 
 
 class _Invalid(Exception):  # noqa: N818
@@ -221,7 +221,7 @@ def _manifest(body: Any) -> Manifest:
     _check_shared_out(leaves, arrays)
     about = entry.get("about", dict)
     if any(type(value) not in (str, int) for value in about.values()):
-        raise _Invalid("about has something else than numbers and words")
+        raise _Invalid("about has something other than integers and strings")
     group = None if entry.get("group", list, None) is None else _size_and_crc(entry, "group", 2**30)
     structure = entry.get("structure", object)
     return Manifest(
@@ -230,7 +230,7 @@ def _manifest(body: Any) -> Manifest:
 
 
 class _Entry:
-    """An object of JSON, and what it is called in messages."""
+    """An object of JSON, with its name for messages."""
 
     def __init__(self, name: str, value: Any) -> None:
         if not isinstance(value, dict):
@@ -263,7 +263,7 @@ def _is_wrong_bool(value: Any, kind: type) -> bool:
 def _numbers(name: str, values: list[Any]) -> tuple[int, ...]:
     for value in values:
         if type(value) is not int or not 0 <= value <= _LARGEST:
-            raise _Invalid(f"{name} has {value!r:.40}, which is not a size")
+            raise _Invalid(f"{name} has {value!r:.40}, which is not a valid size")
     return tuple(values)
 
 
@@ -275,7 +275,7 @@ def _shape(name: str, values: list[Any]) -> Shape:
 
 
 def _dtype(name: str, text: str) -> np.dtype[Any]:
-    import ml_dtypes  # which makes NumPy know the names of JAX's types
+    import ml_dtypes  # registers the names of JAX's types in NumPy
 
     known = text if text in _NUMPY_DTYPES else getattr(ml_dtypes, text, None)
     is_known = known is text or isinstance(known, type)
@@ -284,12 +284,12 @@ def _dtype(name: str, text: str) -> np.dtype[Any]:
     except TypeError:
         dtype = None
     if dtype is None or dtype.hasobject or dtype.name != text:
-        raise _Invalid(f"{name} is {text!r:.40}, which is not the name of a dtype here")
+        raise _Invalid(f"{name} is {text!r:.40}, which is not a known dtype")
     return dtype
 
 
 def is_storable(dtype: np.dtype[Any]) -> bool:
-    """Return whether a checkpoint can hold arrays of this dtype."""
+    """Return True if a checkpoint can hold arrays of this dtype."""
     try:
         return _dtype("", dtype.name) == dtype
     except _Invalid:
@@ -304,18 +304,20 @@ _NUMPY_DTYPES = {
 
 
 def load_array(value: Any, name: str) -> StoredArray:
-    """Return the array that ``dump_array`` wrote; ``name`` is for the messages."""
+    """Return the array that ``dump_array`` wrote; ``name`` is for messages."""
     entry = _Entry(name, value)
     name, codec = entry.get("name", str), entry.get("codec", str)
     if not _ARRAY_PATTERN.fullmatch(name):
-        raise _Invalid(f"{entry.name}.name is {name!r:.140}, which is not a name of an array")
+        raise _Invalid(f"{entry.name}.name is {name!r:.140}, which is not a valid name")
     if codec not in ("bytes", "zstd"):
         raise _Invalid(f"{entry.name}.codec is {codec!r:.40}, which this gda does not know")
     shape, chunk_shape = entry.shape("shape"), entry.shape("chunk_shape")
     dtype = entry.dtype()
     fits = len(shape) == len(chunk_shape)
     if not fits or any(not n or not c or n % c for n, c in zip(shape, chunk_shape, strict=True)):
-        raise _Invalid(f"{entry.name} has chunks of shape {chunk_shape}, its own is {shape}")
+        raise _Invalid(
+            f"{entry.name} has chunks of shape {chunk_shape}, which do not divide {shape}"
+        )
     if math.prod(shape) * dtype.itemsize > _LARGEST:
         raise _Invalid(f"{entry.name} of shape {shape} is larger than any machine can hold")
     if math.prod(chunk_shape) * dtype.itemsize > _MOST_CHUNK_BYTES:
@@ -349,7 +351,7 @@ def _size_and_crc(entry: _Entry, key: str, most_bytes: int) -> tuple[int, int]:
 def _crcs(entry: _Entry, num_chunks: int) -> array[int]:
     text = entry.get("crc32c", str)
     try:
-        data = bytes.fromhex(text)  # which takes blanks between the digits, too
+        data = bytes.fromhex(text)  # also accepts blanks between the digits
     except ValueError:
         raise _Invalid(f"{entry.name}.crc32c is not hexadecimal") from None
     if len(data) != 4 * num_chunks:
@@ -391,7 +393,7 @@ def _leaf(entry: _Entry, arrays: Sequence[StoredArray]) -> Leaf:
 def _key_impl(entry: _Entry) -> str | None:
     name = entry.get("key_impl", str, None)
     if name is not None and not (name.isprintable() and 0 < len(name) <= 80):
-        raise _Invalid(f"{entry.name}.key_impl is {name!r:.80}, which is no kind of keys")
+        raise _Invalid(f"{entry.name}.key_impl is {name!r:.80}, which is not a kind of keys")
     return name
 
 
@@ -405,7 +407,7 @@ def _mesh(entry: _Entry) -> dict[str, int] | None:
 def _fingerprint(entry: _Entry) -> str | None:
     text = entry.get("fingerprint", str, None)
     if text is not None and not _FINGERPRINT_PATTERN.fullmatch(text):
-        raise _Invalid(f"{entry.name}.fingerprint is {text!r:.40}, which is none")
+        raise _Invalid(f"{entry.name}.fingerprint is {text!r:.40}, which is not valid")
     return text
 
 
@@ -415,7 +417,7 @@ def _pieces(entry: _Entry) -> tuple[Piece, ...]:
 
 
 def load_piece(value: Any, name: str) -> Piece:
-    """Return the piece that ``dump_piece`` wrote; ``name`` is for the messages."""
+    """Return the piece that ``dump_piece`` wrote; ``name`` is for messages."""
     if not isinstance(value, list) or len(value) != 4:
         raise _Invalid(f"{name} is not an array, an offset, a start and a shape")
     array, offset = _numbers(name, value[:2])
@@ -426,13 +428,13 @@ def load_piece(value: Any, name: str) -> Piece:
 
 
 def _check_stored(name: str, leaf: ArrayLeaf, arrays: Sequence[StoredArray]) -> None:
-    """Raise unless the stored arrays have exactly what the leaf needs, each element once."""
+    """Raise unless the stored arrays have each element of the leaf exactly once."""
     used = [piece.array for piece in leaf.pieces] if leaf.array is None else [leaf.array]
     for number in used:
         if not 0 <= number < len(arrays):
             raise _Invalid(f"{name} is in array {number} of {len(arrays)}")
         if arrays[number].dtype != leaf.dtype:
-            raise _Invalid(f"{name} is of {leaf.dtype}, and stored as {arrays[number].dtype}")
+            raise _Invalid(f"{name} has {leaf.dtype}, but is stored as {arrays[number].dtype}")
     if leaf.array is not None:
         if arrays[leaf.array].shape != leaf.shape:
             raise _Invalid(f"{name} has shape {leaf.shape}, not {arrays[leaf.array].shape}")
@@ -457,7 +459,7 @@ def _check_stored(name: str, leaf: ArrayLeaf, arrays: Sequence[StoredArray]) -> 
 
 
 def _check_shared_out(leaves: Sequence[Leaf], arrays: Sequence[StoredArray]) -> None:
-    """Raise unless each array is of use, and no part of it belongs to two leaves.
+    """Raise unless each array belongs to a leaf, and no part of it to two.
 
     So a tree takes no more memory than its files.
     """
@@ -478,7 +480,7 @@ def _check_shared_out(leaves: Sequence[Leaf], arrays: Sequence[StoredArray]) -> 
 
 
 def _are_tiles(boxes: list[tuple[Shape, Shape]]) -> bool:
-    """Return whether boxes are different parts of one regular division, as blocks are."""
+    """Return True if boxes are different blocks of one regular grid."""
     if len({shape for _, shape in boxes}) > 1 or len({start for start, _ in boxes}) < len(boxes):
         return False
     return all(
@@ -490,7 +492,7 @@ def _are_tiles(boxes: list[tuple[Shape, Shape]]) -> bool:
 
 def _checked(value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
-        raise _Invalid(f"a {type(value).__name__} stands where a {kind.__name__} should")
+        raise _Invalid(f"it has a {type(value).__name__}; expected is a {kind.__name__}")
     return value
 
 

@@ -1,12 +1,12 @@
-"""A tree as JSON and back: which containers hold which leaves.
+"""The structure of a tree as JSON and back: its containers and their leaves.
 
-Dicts, lists, tuples and ``None`` come back as they are. Of other nodes, such as named tuples and
-registered dataclasses, the name and the fields are written, and they come back as dicts by field,
-or as an ``OrderedDict`` where the fields are strings and integers. Nothing that a file says makes
-Python look for a class. With ``like`` a restore gives the tree the classes it had.
+Dicts, lists, tuples and ``None`` come back unchanged. Other nodes, such as named tuples and
+registered dataclasses, are written with name and fields. They come back as dicts by field, or as
+an ``OrderedDict`` if the fields are strings and integers, because a file must not make Python load
+a class. With ``like`` a restore gives the tree its classes.
 
 The JSON of a leaf is its number; of ``None`` it is ``null``; of a node ``{"dict": [[key, node],
-...]}``, and so ``"list"``, ``"tuple"`` and ``"node"``, the last with ``"class"`` beside it.
+...]}``, or with ``"list"``, ``"tuple"`` or ``"node"``, the last with ``"class"`` beside it.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def flatten(tree: Any) -> tuple[Any, list[tuple[Path, Any]]]:
     if len(dict(found)) != len(found):
         seen: set[Path] = set()
         twice = next(path for path, _ in found if path in seen or seen.add(path))
-        raise ValueError(f"two leaves of the tree have the path {format_path(twice)}")
+        raise ValueError(f"two leaves have the path {format_path(twice)}; rename one of them")
     return _written(tree, definition, itertools.count(), 0), found
 
 
 def unflatten(structure: Any, values: Sequence[Any], at: Path = ()) -> Any:
-    """Return the tree of a structure, or what is in it at a path.
+    """Return the tree of a structure, or its subtree at a path.
 
     Raises:
-      CorruptionError: it is not a structure, or is not one of these leaves.
+      CorruptionError: it is not a structure, or does not have these leaves.
       KeyError: there is nothing at that path.
     """
     used: list[int] = []
@@ -68,7 +68,7 @@ def unflatten(structure: Any, values: Sequence[Any], at: Path = ()) -> Any:
 
 
 def subtree(structure: Any, at: Path) -> Any:
-    """Return what is in a structure at a path.
+    """Return the part of a structure at a path.
 
     Raises:
       KeyError: there is nothing at that path.
@@ -88,20 +88,20 @@ def subtree(structure: Any, at: Path) -> Any:
 def check_structure(structure: Any, paths: Sequence[Path]) -> None:
     """Raise ``CorruptionError`` unless a structure has every leaf once, at its path."""
     count = 0
-    path: list[str | int] = []  # one for all nodes: there may be far more of them than leaves
+    path: list[str | int] = []  # shared by all nodes, which may be far more than the leaves
 
     def check(node: Any) -> None:
         nonlocal count
         if node is None:
             return
         if type(node) is int:
-            # The keys of a node differ, so a path comes once, and so does the leaf.
+            # The keys of a node differ, so each path, and each leaf, comes once.
             if not 0 <= node < len(paths) or paths[node] != tuple(path):
                 raise CorruptionError("the structure of the tree has a leaf in a wrong place")
             count += 1
             return
         if not isinstance(node, dict) or len(path) >= _DEEPEST:
-            raise CorruptionError("the structure of the tree is not one, or too deep")
+            raise CorruptionError("the structure of the tree is invalid, or too deep")
         for key, below in _children(node):
             path.append(key)
             check(below)
@@ -133,19 +133,19 @@ def noting_path(path: Path) -> Iterator[None]:
 
 
 def path_of_keys(keys: Sequence[Any]) -> Path:
-    """Return the path of JAX's keys; attributes and keys of a dict are written alike."""
+    """Return the path of JAX's keys; an attribute is the same as a key of a dict."""
     path = tuple(map(name_of, keys))
     for part in path:
         if type(part) not in (str, int):
             raise TypeError(
-                f"the key {part!r} in {keystr(tuple(keys))} is a {type(part).__name__}; the keys "
-                "of a tree that is saved are strings and integers"
+                f"the key {part!r} in {keystr(tuple(keys))} is a {type(part).__name__}; use only "
+                "strings and integers as keys in a tree that is saved"
             )
     return path
 
 
 def _written(node: Any, definition: Any, numbers: Iterator[int], depth: int) -> Any:
-    """Return the JSON of a node, whose leaves have the next numbers."""
+    """Return the JSON of a node; its leaves take the next numbers."""
     if (data := definition.node_data()) is None:
         return next(numbers)
     kind, aux = data
@@ -170,7 +170,7 @@ def _keys_and_children(kind: Any, aux: Any, node: Any) -> tuple[Sequence[Any], S
         return [path_of_keys([DictKey(key)])[0] for key in aux], [node[key] for key in aux]
     if kind is list or kind is tuple:
         return range(len(node)), node
-    # JAX tells the keys of leaves only, so for once all children are leaves.
+    # JAX gives keys of leaves only, so here all children are leaves.
     pairs = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda below: below is not node)[0]
     return [path_of_keys(keys)[0] for keys, _ in pairs], [child for _, child in pairs]
 
@@ -185,7 +185,7 @@ def _children(structure: Any) -> Iterable[Any]:
     for name in ("list", "tuple"):
         if name in structure:
             return enumerate(_list(structure[name]))
-    raise CorruptionError("the structure of the tree has a node of no known kind")
+    raise CorruptionError("the structure of the tree has a node of an unknown kind")
 
 
 def _read(structure: Any, values: Sequence[Any], used: list[int], depth: int) -> Any:
@@ -193,15 +193,15 @@ def _read(structure: Any, values: Sequence[Any], used: list[int], depth: int) ->
         return None
     if type(structure) is int:
         if not 0 <= structure < len(values):
-            raise CorruptionError("the structure of the tree has a leaf that is not there")
+            raise CorruptionError("the structure of the tree has an unknown leaf")
         used.append(structure)
         return values[structure]
     if not isinstance(structure, dict) or depth > _DEEPEST:
-        raise CorruptionError("the structure of the tree is not one, or too deep")
+        raise CorruptionError("the structure of the tree is invalid, or too deep")
     children = _children(structure)
     if "dict" in structure or "node" in structure:
         items = {key: _read(below, values, used, depth + 1) for key, below in children}
-        # JAX cannot sort the keys of a dict that has both; those of an OrderedDict it leaves alone.
+        # JAX cannot sort strings and integers as keys of a dict; an OrderedDict it does not sort.
         return items if len({*map(type, items)}) < 2 else OrderedDict(items)
     items = [_read(below, values, used, depth + 1) for _, below in children]
     return items if "list" in structure else tuple(items)
@@ -209,7 +209,7 @@ def _read(structure: Any, values: Sequence[Any], used: list[int], depth: int) ->
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise CorruptionError("the structure of the tree is not one")
+        raise CorruptionError("the structure of the tree is invalid")
     return value
 
 
@@ -217,7 +217,7 @@ def _pairs(value: Any) -> list[Any]:
     pairs = _list(value)
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (str, int):
-            raise CorruptionError("the structure of the tree has a key that is none")
+            raise CorruptionError("the structure of the tree has an invalid key")
     if len({key for key, _ in pairs}) != len(pairs):
         raise CorruptionError("the structure of the tree has a key twice")
     return pairs

@@ -1,7 +1,7 @@
-"""Arrays as zarr v3 has them: metadata, and chunks as bytes with a CRC-32C at the end.
+"""Arrays in zarr v3: metadata, and chunks as bytes with a CRC-32C at the end.
 
-A chunk without compression is the memory of the block with four bytes behind it, so it is written
-and read in place. Compression is TensorStore's.
+A chunk without compression is the memory of the block and four bytes after it, so it is written and
+read in place. TensorStore compresses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gda.layout.spec import Shape
 
 CRC_BYTES = 4
 
-# Types that TensorStore's zarr v3 driver refuses go to disk as plain integers of that size.
+# Types that TensorStore's zarr v3 driver refuses are stored as integers of the same size.
 _AS_INTEGERS = {
     *("int1", "uint1", "uint2", "uint4"),
     *("float8_e4m3", "float6_e2m3fn", "float6_e3m2fn"),
@@ -43,7 +43,7 @@ def metadata(shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str)
         "data_type": stored,
         "chunk_grid": {
             "name": "regular",
-            # Sizes of 0 have no chunks, but zarr wants chunks to have a size.
+            # Sizes of 0 have no chunks, but zarr requires a chunk size.
             "configuration": {"chunk_shape": [max(size, 1) for size in chunk_shape]},
         },
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
@@ -55,18 +55,18 @@ def metadata(shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str)
 
 
 def check_metadata(document: bytes, expected: bytes) -> None:
-    """Raise ``ValueError`` unless a ``zarr.json`` says of its array what another one says."""
+    """Raise ``ValueError`` unless a ``zarr.json`` describes the same array as another."""
     found = json.loads(document)
     for name, value in json.loads(expected).items():
         if not isinstance(found, dict) or found.get(name) != value:
             said = found.get(name) if isinstance(found, dict) else found
             raise ValueError(
-                f"contradicts the manifest: its {name} is {said!r:.80}, and there {value!r:.80}"
+                f"contradicts the manifest: its {name} is {said!r:.80}, not {value!r:.80}"
             )
 
 
 def opens_in_zarr_python(dtype: np.dtype[Any]) -> bool:
-    """Return whether zarr-python has the data type in which elements of ``dtype`` are stored."""
+    """Return True if zarr-python has the data type in which elements of ``dtype`` are stored."""
     return dtype.isbuiltin == 1 or dtype.name in _AS_INTEGERS
 
 
@@ -76,7 +76,7 @@ def group(documents: Mapping[str, bytes]) -> bytes:
     Args:
       documents: the ``zarr.json`` of each array, by name.
     """
-    # As text, because a hostile manifest may name very many, which take more memory parsed.
+    # As text: a hostile manifest may name very many, and parsed they take more memory.
     listed = [f'"{name}": '.encode() + document for name, document in documents.items()]
     return _LISTING.replace(b"{}}}", b"{" + b",\n".join(listed) + b"}}}")
 
@@ -85,11 +85,11 @@ _GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 _LISTING = json.dumps(
     _GROUP | {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {}}}
 ).encode()
-PLAIN_GROUP = json.dumps(_GROUP).encode()  # which older checkpoints have
+PLAIN_GROUP = json.dumps(_GROUP).encode()  # in older checkpoints
 
 
 def codecs(dtype: np.dtype[Any], codec: str) -> list[dict[str, Any]]:
-    """Return the codecs of a chunk in zarr's words."""
+    """Return the codecs of a chunk, as in ``zarr.json``."""
     order = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
     as_bytes = {"name": "bytes"} | order
     compressed = [{"name": "zstd", "configuration": {"level": 1, "checksum": False}}]
@@ -104,21 +104,25 @@ def _fill_value(stored: str) -> Any:
     return 0 if stored.startswith(("int", "uint")) else 0.0
 
 
-def crc32c(data: np.ndarray[Any, Any]) -> int:
-    """Return the CRC-32C of contiguous memory, without a copy."""
+def crc32c(data: np.ndarray[Any, Any], before: int = 0) -> int:
+    """Return the CRC-32C of contiguous memory, without a copy.
+
+    Args:
+      before: that of what precedes it.
+    """
     google_crc32c = require_crc32c()
-    view = data.reshape(-1).view(np.uint8)  # a view of its own, which is made read-only
-    view.flags.writeable = False  # the function takes nothing else
-    return google_crc32c.value(view)
+    view = data.reshape(-1).view(np.uint8)  # a new view, which becomes read-only
+    view.flags.writeable = False  # as the function requires
+    return google_crc32c.extend(before, view)
 
 
 def size_and_crc(document: bytes) -> tuple[int, int]:
-    """Return what the manifest says of a ``zarr.json``."""
+    """Return the record of a ``zarr.json`` in the manifest."""
     return len(document), crc32c(np.frombuffer(document, np.uint8))
 
 
 def require_crc32c() -> Any:
-    """Return the package that makes checksums; ``ImportError`` says what to install."""
+    """Return the package for checksums; ``ImportError`` says what to install."""
     try:
         import google_crc32c
     except ImportError as error:
@@ -129,7 +133,7 @@ def require_crc32c() -> Any:
 
 
 def require_tensorstore(purpose: str) -> Any:
-    """Return TensorStore; ``ImportError`` says for what it is needed and what to install."""
+    """Return TensorStore; ``ImportError`` names the purpose and the package to install."""
     try:
         import tensorstore
     except ImportError as error:
@@ -142,7 +146,7 @@ def require_tensorstore(purpose: str) -> Any:
 def compress(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the zstd frame of contiguous memory, without a checksum.
 
-    Takes twice the size of the frame.
+    Takes memory of twice the size of the frame.
     """
     store = _in_memory(data.nbytes)
     raw = data.reshape(-1).view(np.uint8)
@@ -151,8 +155,8 @@ def compress(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     def read(start: int, stop: int | None) -> bytes:
         return store.kvstore.read(_KEY, byte_range=slice(start, stop)).result().value
 
-    # In parts: TensorStore makes two more copies of what it gives at a time.
-    frame = np.empty(data.nbytes + data.nbytes // 256 + 64, np.uint8)  # as zstd bounds it
+    # In parts, because TensorStore copies each result twice.
+    frame = np.empty(data.nbytes + data.nbytes // 256 + 64, np.uint8)  # the bound of zstd
     for start in itertools.count(0, _PART_BYTES):
         try:
             part = read(start, start + _PART_BYTES)
@@ -165,25 +169,25 @@ def compress(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def decompress(frame: bytes, nbytes: int, out: np.ndarray[Any, Any] | None) -> None:
-    """Read a zstd frame of ``nbytes`` into ``out``, contiguous uint8; ``None`` only checks it.
+    """Read a zstd frame of ``nbytes`` into ``out``, contiguous uint8; with ``None`` only check it.
 
-    Takes ``decompressing_bytes`` beside ``out``, if the caller keeps no name for the frame.
+    Takes ``decompressing_bytes`` beside ``out``, if no variable of the caller holds the frame.
 
     Raises:
-      ValueError: it is damaged, or is not of this size.
+      ValueError: the frame is damaged, or has another size.
     """
     tensorstore = require_tensorstore("zstd compression")
     store = _in_memory(nbytes)
     store.kvstore.write(_KEY, frame).result()
     del frame
     if out is None:
-        store[:1].read().result()  # which decompresses all of it
+        store[:1].read().result()  # decompresses all of it
     else:
         tensorstore.array(out, context=tensorstore.Context()).write(store).result()
 
 
 def decompressing_bytes(frame_bytes: int, nbytes: int) -> int:
-    """Return how much memory ``decompress`` takes, the frame included."""
+    """Return the memory that ``decompress`` takes, including the frame."""
     return max(3 * frame_bytes, frame_bytes + nbytes)
 
 
@@ -192,7 +196,7 @@ _PART_BYTES = 2**20
 
 
 def _in_memory(nbytes: int) -> Any:
-    """Return an array of bytes in memory of its own, which is one zstd frame."""
+    """Return an array of bytes, in memory of TensorStore, that is one zstd frame."""
     tensorstore = require_tensorstore("zstd compression")
     document = json.loads(metadata((nbytes,), (nbytes,), np.dtype(np.uint8), "zstd"))
     document["codecs"].pop()  # the checksum

@@ -1,7 +1,7 @@
 """A directory as a store: files written and read in place.
 
-TensorStore's file driver takes bytes, which would be a copy each way, and writes each file under
-another name first, which a save into a directory of its own does not need.
+TensorStore's file driver takes bytes, which costs a copy each way, and writes each file under
+another name first, which a save into a new directory does not need.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ from typing import Any
 from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.stores.protocol import LOCK, Bytes
 
-_VERSION_BYTES = 200  # of a manifest, its first line, which seals the rest
+_VERSION_BYTES = 200  # the first line of a manifest, with the checksum of the rest
+# Small enough for a part to be still in the processor's cache when its checksum is computed: a
+# restore takes a third less. Large enough for google-crc32c to let other threads run.
+_PART_BYTES = 2**20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-# A handle that only finds files: a directory may allow that and not be listed.
+# A handle that can open files, also in a directory that may not be listed.
 _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class FileStore:
-    """A directory; see ``gda.checkpoint.stores.protocol.Store`` for what its methods do."""
+    """A directory; ``gda.checkpoint.stores.protocol.Store`` describes the methods."""
 
     is_remote = False
 
     def __init__(self, root: str) -> None:
         if not root:
-            raise ValueError("the path of a checkpoint is empty")
+            raise ValueError("the path of a checkpoint is empty; pass a directory or a URL")
         if "\0" in root:
             raise ValueError(f"the path of a checkpoint has a NUL character: {root!r}")
         self.url = root
@@ -69,13 +72,13 @@ class FileStore:
     ) -> None:
         path = self._inside(name)
         beside = f"{path}.new"
-        # Not with write(), which would make a directory anew that was removed meanwhile.
-        # It is made exclusively: of two saves that no lock keeps apart, one at a time gets here.
+        # Not with write(), which would make a directory again that was removed meanwhile. The file
+        # must be new: without locks, only one save at a time gets past this.
         try:
             _write_new(beside, [data])
         except FileExistsError:
             raise SaveError(
-                f"another save into {self.url} is committing: {beside} is there"
+                f"another save into {self.url} is committing: {beside} exists; wait for it"
             ) from None
         try:
             self._check_version(name, version)
@@ -94,23 +97,34 @@ class FileStore:
         if not now:
             path = self._inside(name)
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        raise SaveError(f"another save into {self.url} was committed while this one was running")
+        raise SaveError(f"another save into {self.url} committed before this one; save again")
 
     def read(self, name: str, most_bytes: int) -> bytes:
         with self._opened(name) as (handle, size):
             if size > most_bytes:
-                raise ValueError(f"has {size} bytes; at most {most_bytes} make sense")
+                raise ValueError(f"has {size} bytes; expected are at most {most_bytes}")
             parts = []
             while size and (part := os.read(handle, size)):
                 parts.append(part)
                 size -= len(part)
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def read_into(self, name: str, payload: Bytes, tail: Bytes) -> int:
+    def read_into(
+        self, name: str, payload: Bytes, tail: Bytes, note: Callable[[Bytes], object]
+    ) -> int:
         with self._opened(name) as (handle, size):
             if size != payload.nbytes + tail.nbytes:
                 return size
-            return _read_all(handle, [payload, tail])
+            total = 0
+            for start in range(0, max(payload.nbytes, 1), _PART_BYTES):
+                part = payload[start : start + _PART_BYTES]
+                is_last = start + part.nbytes == payload.nbytes
+                count = _read_all(handle, [part, tail] if is_last else [part])
+                total += count
+                if count < part.nbytes:
+                    break  # the file has become shorter
+                note(part)
+            return total
 
     def size(self, name: str) -> int | None:
         with self._directory_of(name) as (directory, file):
@@ -132,7 +146,7 @@ class FileStore:
         import fcntl
 
         self._make_directory(self._root)
-        # A save that died may have made it, and its entry may not be durable yet.
+        # If a save that died made it, its entry may not be durable yet.
         self._to_sync.add(os.path.dirname(self._root))
         path = os.path.join(self._root, LOCK)
         with _about(path):
@@ -145,17 +159,17 @@ class FileStore:
                 _warn_of_no_locks(os.fstat(handle).st_dev, self.url)
             yield is_locked
         finally:
-            # The end of the process unlocks it too. To close it is not enough: a process that was
-            # forked meanwhile has the handle as well.
+            # The end of the process unlocks it too. Closing it is not enough: a process forked
+            # meanwhile has the handle too.
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[tuple[int, int]]:
-        """Open a file to read it; give its handle and its size."""
+        """Open a file for reading; give its handle and its size."""
         with self._directory_of(name) as (directory, file):
-            # Looked at first: a pipe would be waited for, and a device may do anything.
+            # Checked first: opening a pipe would block, and opening a device may do anything.
             _size(os.stat(file, dir_fd=directory, follow_symlinks=False))
             with _opening() as open_file:
                 handle = open_file(file, _READ, directory)
@@ -165,7 +179,7 @@ class FileStore:
     def _directory_of(self, name: str) -> Iterator[tuple[int, str]]:
         """Open the directory of a file; give its handle and the name of the file there.
 
-        The path of the checkpoint may have links in it; below it none is followed, because it may
+        Links in the path of the checkpoint are followed. Links below it are not, because they may
         lead anywhere.
         """
         *directories, file = name.split("/")
@@ -175,7 +189,7 @@ class FileStore:
                 try:
                     directory = open_directory(each, _DIRECTORY, directory)
                 except NotADirectoryError:
-                    raise ValueError(f"is not there: {each} is a link or a file") from None
+                    raise ValueError(f"is missing: {each} is a link or a file") from None
             yield directory, file
 
     def _inside(self, name: str) -> str:
@@ -190,8 +204,8 @@ class FileStore:
             while not os.path.isdir(parent):
                 missing.append(parent)
                 parent = os.path.dirname(parent)
-            # A known directory, or the root, which is made when it is locked, was removed. Made
-            # again, it would not have the files that were written before.
+            # A known directory, or the root, which lock() makes, was removed meanwhile. A new one
+            # would lack the files that were written before.
             is_gone = self._known | ({self._root} - {directory})
             for each in missing:
                 if each in is_gone:
@@ -212,7 +226,7 @@ def _try_lock(lock: Callable[[], object], url: str) -> bool:
     except BlockingIOError:
         raise SaveError(
             f"another save into {url} is running, in this process or in another one; wait for it, "
-            "as with pending.result() for one of save_async"
+            "with pending.result() if it is one of save_async"
         ) from None
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
@@ -222,12 +236,12 @@ def _try_lock(lock: Callable[[], object], url: str) -> bool:
 
 
 def _warn_of_no_locks(device: int, url: str) -> None:
-    """Say once of each file system that it has no locks."""
+    """Warn once for each file system without locks."""
     if device not in without_locks:
         without_locks.add(device)
         logging.getLogger("gda").warning(
-            "the file system of %s has no locks: of two programs that save into one path at the "
-            "same time, one fails only when it commits, after it has written everything",
+            "the file system of %s has no locks: if two programs save into one path at the same "
+            "time, one fails, but only when it commits. Save from one program at a time",
             url,
         )
 
@@ -239,8 +253,8 @@ without_locks: set[int] = set()
 def _opening() -> Iterator[Callable[..., int]]:
     """Give a function that opens files by path, flags and directory; all are closed at the end.
 
-    Python looks for Ctrl-C when a call returns, and drops what the call returned: a handle of
-    ``os.open`` would stay open. So one call of C opens a file and keeps its handle, and one closes
+    Python checks for Ctrl-C when a call returns, and drops the result: a handle of ``os.open``
+    would stay open. So one call of C code opens a file and keeps its handle, and another one closes
     all of them.
     """
     handles: list[int] = []
@@ -258,7 +272,7 @@ def _opening() -> Iterator[Callable[..., int]]:
 
 @contextlib.contextmanager
 def _about(path: str) -> Iterator[None]:
-    """Make errors of the operating system name the file."""
+    """Add the file name to errors of the operating system."""
     try:
         yield
     except OSError as error:
@@ -292,7 +306,7 @@ def _remove_again(path: str) -> None:
 
 
 def _write_all(handle: int, parts: Sequence[Any]) -> None:
-    # One call writes at most 2 GiB, and may always write less than it was given.
+    # One call writes at most 2 GiB, and may write less than it was given.
     rest = [memoryview(part).cast("B") for part in parts if len(part)]
     while rest:
         written = os.writev(handle, rest)
@@ -312,7 +326,7 @@ def _read_all(handle: int, buffers: Sequence[Any]) -> int:
 
 
 def _after(views: list[memoryview], count: int) -> list[memoryview]:
-    """Return what is left of some buffers after so many bytes of them."""
+    """Return the rest of some buffers after so many bytes."""
     for i, view in enumerate(views):
         if count < view.nbytes:
             return [view[count:], *views[i + 1 :]]
@@ -325,11 +339,11 @@ def _sync_directory(directory: str) -> None:
         try:
             handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         except PermissionError:
-            return  # one may write there and not read; PostgreSQL takes these cases so too
+            return  # writable, but not readable; PostgreSQL ignores these cases too
         try:
             os.fsync(handle)
         except OSError as error:
-            if error.errno not in (errno.EBADF, errno.EINVAL):  # no such thing on this file system
+            if error.errno not in (errno.EBADF, errno.EINVAL):  # not on this file system
                 raise
         finally:
             os.close(handle)

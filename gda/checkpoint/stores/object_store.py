@@ -1,10 +1,9 @@
-"""An object store as a store, or whatever else TensorStore has a driver for.
+"""An object store as a store, or anything else that TensorStore has a driver for.
 
-An object is written as a whole, and is there when its write returns. There are no locks. Instead
-the store replaces the manifest only if it is still the one that was there when the save began, so
-that of two saves one fails: S3 and GCS do so in one step. Of an S3-compatible store that does not
-know ``If-Match``, TensorStore asks first and writes then; there two saves must not commit in the
-same instant.
+An object is written as a whole, and is durable when its write returns. There are no locks. Instead
+the store replaces the manifest only if it has not changed since the save began, so that one of two
+saves fails: S3 and GCS do this in one step. For an S3-compatible store without ``If-Match``,
+TensorStore asks first and then writes; there two saves must not commit at the same moment.
 """
 
 from __future__ import annotations
@@ -24,27 +23,26 @@ from gda.checkpoint.format.zarr_format import require_tensorstore
 from gda.checkpoint.stores.protocol import Bytes
 from gda.checkpoint.stores.waiting import FEW_ATTEMPTS, Waiting
 
-# The drivers whose requests TensorStore repeats by itself.
+# The drivers whose requests TensorStore repeats.
 _RETRIES = tuple(f"{driver}_request_retries" for driver in ("http", "s3", "gcs"))
-_MOST_REMOVED = 32  # at a time: TensorStore would send no more either
+_MOST_REMOVED = 32  # at a time, as many as TensorStore sends
 
 
 class KvStore:
-    """A prefix of an object store; see ``gda.checkpoint.stores.protocol.Store`` for its methods.
+    """A prefix of an object store; ``gda.checkpoint.stores.protocol.Store`` describes the methods.
 
-    A request whose failure may pass, such as 503, is sent again until ``timeout``. A spec that says
-    how often TensorStore repeats it, as in ``{"driver": "s3", "bucket": "...", "path": "run/",
-    "s3_request_retries": {"max_retries": 5, "initial_delay": "1s", "max_delay": "8s"}}``, and an
-    open store, which says so too, leave that to TensorStore. A connection over which nothing comes
-    counts as failed after 120 seconds, or what the environment variable
-    ``TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS`` says.
+    A request with a temporary failure, such as 503, is sent again until ``timeout``. TensorStore
+    repeats it instead for an open store, and for a spec with a number of retries, such as
+    ``{"driver": "s3", "bucket": "...", "path": "run/", "s3_request_retries": {"max_retries": 5,
+    "initial_delay": "1s", "max_delay": "8s"}}``. A silent connection fails after 120 seconds, or
+    after ``TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS``, an environment variable.
 
     Args:
       where: a URL, a spec, or an open ``tensorstore.KvStore``.
-      timeout: seconds after which a request is given up, with all its retries.
+      timeout: seconds after which a request fails, with all its retries.
 
     Raises:
-      ValueError: TensorStore does not know it, or it is open in a transaction.
+      ValueError: TensorStore does not know ``where``, or it is open in a transaction.
     """
 
     is_remote = True
@@ -56,16 +54,16 @@ class KvStore:
         if repeats:
             spec = tensorstore.KvStore.Spec(where)
             repeats = not any(name in str(spec) for name in _RETRIES)
-            # A number of retries in the spec itself counts more.
+            # A number of retries in the spec itself takes precedence.
             context = tensorstore.Context(dict.fromkeys(_RETRIES, FEW_ATTEMPTS))
             where = tensorstore.KvStore.open(spec, context=context).result(timeout)
         self._waiting = Waiting(timeout, repeats=repeats)
         if where.transaction is not None:
             raise ValueError(
-                "the key-value store is open in a transaction, in which nothing is durable when a "
-                "save returns; give one without"
+                "the key-value store is open in a transaction, so nothing would be durable when a "
+                "save returns; pass one without a transaction"
             )
-        # Not through the spec, which would lose the context that an open one has.
+        # Not through the spec, which loses the context of an open store.
         self._kv = where if where.path.endswith("/") or not where.path else where + "/"
         self.url = _url_of(self._kv)
 
@@ -73,7 +71,7 @@ class KvStore:
         return self.url + name
 
     def write(self, name: str, parts: Sequence[Any]) -> None:
-        # The joined bytes are TensorStore's from here on: no name keeps them.
+        # No variable holds the joined bytes, so that TensorStore can free them.
         self._wait(name, lambda: self._kv.write(name, b"".join(parts)))
 
     def flush(self) -> None:
@@ -92,12 +90,10 @@ class KvStore:
             if self._holds(name, data):
                 return
             raise
-        # Without a generation nothing was written; but it may have been in the attempt before,
-        # whose answer was lost.
+        # Without a generation nothing was written; but an earlier attempt may have written it, if
+        # its answer was lost.
         if not written.generation and not self._holds(name, data):
-            raise SaveError(
-                f"another save into {self.url} was committed while this one was running"
-            )
+            raise SaveError(f"another save into {self.url} committed before this one; save again")
 
     def _holds(self, name: str, data: bytes) -> bool:
         try:
@@ -107,22 +103,25 @@ class KvStore:
 
     def read(self, name: str, most_bytes: int) -> bytes:
         try:
-            # The byte behind the last that may be there: what is too large must not come here.
+            # Read the byte after the last allowed one: a file that is too large is not transferred.
             self._found(name, slice(most_bytes, most_bytes + 1))
         except _OutOfRangeError:
             return self._found(name)
-        raise ValueError(f"has more than {most_bytes} bytes, which makes no sense")
+        raise ValueError(f"has more than the allowed {most_bytes} bytes")
 
-    def read_into(self, name: str, payload: Bytes, tail: Bytes) -> int:
+    def read_into(
+        self, name: str, payload: Bytes, tail: Bytes, note: Callable[[Bytes], object]
+    ) -> int:
         size = payload.nbytes + tail.nbytes
         if not size:
             return len(self.read(name, 0))
         try:
-            # From its end: of an object that is too large that is not what belongs here.
+            # From its end: the last bytes of an object that is too large do not match.
             data = np.frombuffer(self._found(name, slice(-size, None)), np.uint8)
         except _OutOfRangeError:
             return len(self.read(name, size))
         payload[...] = data[: payload.nbytes]
+        note(payload)
         tail[...] = data[payload.nbytes :]
         return size
 
@@ -130,13 +129,13 @@ class KvStore:
         return None
 
     def entries(self) -> list[str]:
-        # TensorStore has no listing of one level; a store answers with 1,000 names at a time.
+        # TensorStore cannot list one level; a store lists 1,000 names in an answer.
         names = self._wait("", self._kv.list)
         return sorted({_text(name).partition("/")[0] for name in names})
 
     def remove(self, name: str) -> None:
-        # "0" follows "/". An object is not removed before it was found: the driver of files takes
-        # the name of a directory for one that cannot be.
+        # "0" follows "/". An object is removed only after it was found: the driver of files fails
+        # for the name of a directory.
         within = self._range(name, f"{name}0")
         there = self._wait(name, lambda: self._kv.list(within))
         below = f"{name}/".encode()
@@ -167,7 +166,7 @@ class KvStore:
         return found.value
 
     def _wait(self, name: str, begin: Callable[[], Any], future: Any = None) -> Any:
-        """Return what a request gives; errors name the object."""
+        """Return the result of a request; errors name the object."""
         try:
             return self._waiting.result(self.join(name), begin, future)
         except OSError:
@@ -181,17 +180,17 @@ class KvStore:
 
 
 def _text(key: bytes) -> str:
-    return key.decode(errors="backslashreplace")  # other users of the bucket may choose such names
+    return key.decode(errors="backslashreplace")  # names of other users may not be UTF-8
 
 
 class _OutOfRangeError(Exception):
-    """An object does not have the bytes that were asked for."""
+    """An object does not have the requested bytes."""
 
 
 def _url_of(kv: Any) -> str:
     try:
         return kv.url
-    except NotImplementedError:  # of S3 with an endpoint of its own, for one
+    except NotImplementedError:  # for instance S3 with a custom endpoint
         spec = kv.spec().to_json()
         places = [spec[key] for key in ("endpoint", "bucket", "path") if spec.get(key)]
         return "/".join([place.rstrip("/") for place in places] or [spec["driver"] + ":"]) + "/"

@@ -23,7 +23,7 @@ def open_store(path: Any, timeout: float) -> Store:
 
     Raises:
       TypeError: it is none of these.
-      ValueError: TensorStore does not know it, or ``timeout`` is not above 0.
+      ValueError: TensorStore does not know the store, or ``timeout`` is not above 0.
     """
     if not isinstance(timeout, int | float) or not timeout > 0:
         raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
@@ -34,14 +34,14 @@ def open_store(path: Any, timeout: float) -> Store:
     if (isinstance(path, dict) and isinstance(path.get("driver"), str)) or _is_of_tensorstore(path):
         return KvStore(path, timeout)
     raise TypeError(
-        "the path of a checkpoint, which comes first, is a directory, a URL such as "
+        "the first argument must be the path of a checkpoint: a directory, a URL such as "
         "'s3://bucket/run', or a TensorStore key-value store or the spec of one, not a "
         f"{type(path).__name__}"
     )
 
 
 def _of_text(path: str, timeout: float) -> Store:
-    # A letter alone before the colon is no scheme that anybody uses, but may be a name.
+    # A single letter before the colon is not a scheme in use, but may be part of a name.
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(/{1,2})", path)
     if match is None:
         return FileStore(os.path.expanduser(path))
@@ -57,9 +57,9 @@ def _of_text(path: str, timeout: float) -> Store:
     return KvStore(f"{scheme}://{rest}/", timeout)
 
 
-def options_for(store: Store, options: Options) -> Options:
-    """Return the options, with as many workers as suit the store where the user gave no number."""
-    workers = 32 if store.is_remote else min(max(os.cpu_count() or 1, 2), 32)
+def options_for(store: Store, options: Options, least: int = 2) -> Options:
+    """Return the options, with the number of workers for this store if the user gave none."""
+    workers = 32 if store.is_remote else min(max(os.cpu_count() or 1, least), 32)
     return replace(options, max_workers=options.max_workers or workers)
 
 

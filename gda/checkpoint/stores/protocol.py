@@ -1,7 +1,7 @@
 """The store of the files of a checkpoint: a directory, or an object store through TensorStore.
 
-Names are relative, their parts separated by ``/``. A file that was written is durable after the
-next ``flush``. Errors say which file, and keep their class.
+Names are relative, their parts separated by ``/``. A written file is durable after the next
+``flush``. Errors name the file, and keep their class.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Store(Protocol):
     url: str
     """The name that the user knows."""
     is_remote: bool
-    """True if a request takes long, and its answer comes in memory of its own."""
+    """True if requests are slow, and their answers are in new memory."""
 
     def write(self, name: str, parts: Sequence[Any]) -> None:
-        """Write a file that consists of some buffers; it must not be there yet."""
+        """Write a new file from some buffers."""
         ...
 
     def flush(self) -> None:
@@ -34,48 +34,53 @@ class Store(Protocol):
         ...
 
     def version(self, name: str) -> bytes:
-        """Return what tells this content of a file from others."""
+        """Return a version that changes with the content of a file."""
         ...
 
     def replace(
         self, name: str, data: bytes, version: bytes | None, check: Callable[[], None]
     ) -> None:
-        """Write a file of the top level, or replace it: durable, and at no time a part of it.
+        """Write or replace a file of the top level: durable and atomic.
 
-        Calls ``check`` immediately before; nothing is written if it raises.
+        Calls ``check`` immediately before. Nothing is written if it raises.
 
-        Raises ``SaveError`` if the file is no longer of ``version``: nothing was written, and
-        nothing will be. After another error it may be written yet.
+        Raises ``SaveError`` if the file no longer has ``version``: nothing was or will be written.
+        After another error it may still be written.
         """
         ...
 
     def read(self, name: str, most_bytes: int) -> bytes:
         """Return a file; raise ``ValueError`` if it is larger than ``most_bytes``.
 
-        Here and below ``ValueError`` says what is wrong with the file, which the caller names.
+        Here and below the message of ``ValueError`` omits the name, which the caller adds.
         """
         ...
 
-    def read_into(self, name: str, payload: Bytes, tail: Bytes) -> int:
-        """Read a file that fills both buffers; return its real size, whatever that is."""
+    def read_into(
+        self, name: str, payload: Bytes, tail: Bytes, note: Callable[[Bytes], object]
+    ) -> int:
+        """Read a file that fills both buffers; return its size, also if it differs.
+
+        Calls ``note`` with each part of the payload, in order, when it has been read.
+        """
         ...
 
     def size(self, name: str) -> int | None:
-        """Return the size of a file, or ``None`` where asking is as dear as reading."""
+        """Return the size of a file, or ``None`` if that costs as much as reading it."""
         ...
 
     def entries(self) -> list[str]:
-        """Return what is at the top level."""
+        """Return the names at the top level."""
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a file, or all below a directory; nothing to remove is no error."""
+        """Remove a file, or a directory with all files; no error if there is none."""
         ...
 
     def lock(self) -> contextlib.AbstractContextManager[bool]:
-        """Keep other saves out; gives whether that is possible here."""
+        """Keep other saves out; gives True if the store has locks."""
         ...
 
     def join(self, name: str) -> str:
-        """Return the name as a user would write it."""
+        """Return the path or URL of a file, for the user."""
         ...

@@ -1,4 +1,4 @@
-"""Waiting for an object store: a failure that may pass is tried again, and no wait is silent."""
+"""Requests to an object store: temporary failures are retried, and long waits are logged."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from typing import Any
 from gda.layout.text import counted, printable
 from gda.storage.options import Retry
 
-# Of TensorStore's attempts: one more at once, because a server may have closed a connection that
-# was kept open. It would try for 15 minutes without a word, even where no server is.
+# TensorStore's own attempts: one more at once, because a server may have closed a connection that
+# was kept open. By default it retries silently for 15 minutes, even without a server.
 FEW_ATTEMPTS = {"max_retries": 1, "initial_delay": "10ms", "max_delay": "10ms"}
 
 SILENT = 5.0  # seconds that a request may take before that is logged
 _BETWEEN_LINES = 60.0  # seconds from one line to the next, over all requests to a store
-UNREACHED = 3.0  # seconds until a server that has never answered counts as not there
+UNREACHED = 3.0  # seconds until a server that has never answered counts as absent
 TIMEOUT_AFTER_ONE = 10.0
 PAUSES = Retry(OSError, delay=0.1, max_delay=8)
 
-# TensorStore's words for a failure that it would try again: 408, 429, 5xx, a broken connection.
-# Requests that it does not repeat, such as those for credentials, have the bare status.
+# TensorStore's messages for failures that it retries: 408, 429, 5xx, a broken connection. Requests
+# that it does not retry, such as those for credentials, have the bare status.
 _PASSING = re.compile(r"(ABORTED: All \d+ retry attempts failed|UNAVAILABLE|DEADLINE_EXCEEDED): ")
-# curl: no such protocol, proxy or host is known, the connection is refused, or TLS cannot begin.
+# curl: unknown protocol, proxy or host, refused connection, or no TLS.
 _NOT_REACHED = re.compile(r"\[curl_code='(1|5|6|7|35)'\]")
 
 
 class Waiting:
-    """The waiting for the requests to one store, in any thread.
+    """The requests to one store, waited for in any thread.
 
     Args:
-      timeout: seconds after which a request is given up, with all its attempts.
-      repeats: whether a request whose failure may pass is sent again.
+      timeout: seconds after which a request fails, with all its attempts.
+      repeats: True to send a request again after a temporary failure.
     """
 
     def __init__(self, timeout: float, *, repeats: bool) -> None:
@@ -48,17 +48,17 @@ class Waiting:
         self._next_line = 0.0
 
     def result(self, url: str, begin: Callable[[], Any], future: Any = None) -> Any:
-        """Return what a request gives.
+        """Return the result of a request.
 
         Args:
-          url: of the object, for messages.
+          url: the URL of the object, for messages.
           begin: sends the request and returns TensorStore's future.
-          future: of the first attempt, if that was sent before.
+          future: the future of the first attempt, if that was sent before.
 
         Raises:
-          ConnectionError: no server can be reached, and none of this store ever was.
-          TimeoutError: there was no answer, or none but failures that may pass.
-          Exception: what TensorStore raises for a failure that will not pass.
+          ConnectionError: no server of this store can be reached, and none ever was.
+          TimeoutError: there was no answer, or only temporary failures.
+          Exception: TensorStore's error for a permanent failure.
         """
         request = _Request(url, self._timeout)
         pause = 0.0
@@ -78,27 +78,27 @@ class Waiting:
                 pause = min(PAUSES.seconds_after(request.attempts), request.left)
                 self._check_reached(request, pause)
             finally:
-                future.cancel()  # whatever the reason, nothing waits for it any more
+                future.cancel()  # nothing waits for it any more
                 future = None
             for seconds in self._parts(request, pause):
                 time.sleep(seconds)
-        # Nothing waits as long again to clean up after a store that does not answer.
+        # Later requests, such as those to clean up, wait less for a store that does not answer.
         self._timeout = min(self._timeout, TIMEOUT_AFTER_ONE)
         raise TimeoutError(errno.ETIMEDOUT, request.given_up, url)
 
     def _check_reached(self, request: _Request, pause: float) -> None:
-        """Raise ``ConnectionError`` if no server is there; one that was may come back."""
+        """Raise ``ConnectionError`` if no server has ever answered; others may come back."""
         if not _NOT_REACHED.search(request.failure):
             self._has_answered = True
         elif not self._has_answered and request.seconds + pause > self._unreached:
             self._unreached = 0.0
             raise ConnectionError(
-                f"{request.url} cannot be reached: {request.failure}. Check the address, and "
-                "whether the server runs"
+                f"{request.url} cannot be reached: {request.failure}. Check the address "
+                "and the server"
             ) from None
 
     def _parts(self, request: _Request, seconds: float) -> Iterator[float]:
-        """Yield the parts of a wait; between them a line is logged when it is time."""
+        """Yield the parts of a wait; between them, log a line from time to time."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             due = max(request.begun + SILENT, self._next_line)

@@ -14,10 +14,10 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def axes_of_groups(groups: Groups, mesh_shape: Mapping[str, int]) -> tuple[str, ...] | None:
-    """Return the axes along which a mesh falls into these groups; None where there are none.
+    """Return the mesh axes along which devices form these groups; None if no axes do.
 
-    The order of the groups, and of the positions in one, does not matter. Axes of size 1 are left
-    out, since they tell no devices apart.
+    The order of the groups, and of the positions in one, does not matter. Axes of size 1 are
+    omitted, since they separate no devices.
 
     >>> axes_of_groups(((0, 2), (3, 1)), {'x': 2, 'y': 2})
     ('x',)
@@ -33,7 +33,7 @@ def axes_of_groups(groups: Groups, mesh_shape: Mapping[str, int]) -> tuple[str, 
     if math.prod(sizes[axis] for axis in along) != given.shape[1]:
         return None
     positions = np.arange(given.size).reshape(sizes)
-    # Each row counts up, and so do the first numbers of the rows: ready to be compared.
+    # Each row ascends, and so do the first numbers of the rows, as in the sorted groups.
     expected = np.moveaxis(positions, along, range(-len(along), 0)).reshape(given.shape)
     if not np.array_equal(given[given[:, 0].argsort()], expected):
         return None
@@ -42,7 +42,7 @@ def axes_of_groups(groups: Groups, mesh_shape: Mapping[str, int]) -> tuple[str, 
 
 
 def axes_of_pairs(pairs: Pairs, mesh_shape: Mapping[str, int]) -> tuple[str, ...] | None:
-    """Return the axes along which a permutation moves anything; None outside of the mesh.
+    """Return the axes along which a permutation moves data; None if a position is outside the mesh.
 
     >>> axes_of_pairs(((0, 1), (1, 0), (2, 3), (3, 2)), {'x': 2, 'y': 2})
     ('y',)
@@ -69,7 +69,7 @@ _AXIS_PART = re.compile(r"'?([^',:]+)'?(?::\((\d+)\)(\d+))?")
 
 
 def parse_groups(text: str) -> Groups | None:
-    """Return replica groups of any form that XLA prints; None for one that is not known.
+    """Return replica groups of any form that XLA prints; None for an unknown form.
 
     ``()`` is the empty list, which stands for all devices.
 
@@ -111,7 +111,7 @@ def _groups_of_mesh(mesh: str, device_ids: str | None, axes: str) -> Groups | No
         positions = _iota(iota[2] or iota[1], iota[3]).ravel()
     else:
         positions = np.array(numbers(device_ids))
-    # A part of an axis, 'a':(2)4, is that of size 4 after 2 slower ones: split all axes so.
+    # A part of an axis, 'a':(2)4, has size 4 after slower parts of size 2: split axes like this.
     parts: dict[str, list[tuple[int, int]]] = {name: [] for name in sizes}
     for name, before, size in _AXIS_PART.findall(axes):
         if name not in sizes:

@@ -12,7 +12,7 @@ from gda.compiled.hlo.groups import numbers
 
 Shape = tuple[int, ...]
 
-# Anything of these forms is reported, also if it is of no kind that is known here.
+# Anything of these forms is reported, even of an unknown kind.
 COLLECTIVE = r"(?:all-|collective-|reduce-scatter|ragged-all-|send)[\w\-]*"
 _CALLS = (
     "calls|to_apply|body|condition|branch_computations|true_computation|false_computation"
@@ -28,7 +28,7 @@ _BEGINS = 'custom_call_target="AsyncCollectiveStart"'
 
 
 class Leaf(NamedTuple):
-    """One array of a type: what one device has of it."""
+    """One array of a type, on one device."""
 
     dtype: str
     shape: Shape
@@ -40,13 +40,13 @@ _LETTERS = {"s": "int", "u": "uint", "f": "float", "c": "complex", "bf": "bfloat
 
 
 def leaves(type_text: str) -> list[Leaf]:
-    """Return the arrays of a type in order; tokens are none."""
+    """Return the arrays of a type in order, without tokens."""
     found = _LEAF.findall(type_text)
     return [_leaf(*parts) for parts in found if parts[0] not in ("token", "opaque")]
 
 
 def _leaf(letters: str, digits: str, form: str, dims: str, layout: str) -> Leaf:
-    shape = numbers(dims)  # a dimension that varies is printed as its bound, <=8
+    shape = numbers(dims)  # a dynamic dimension is printed as its bound, <=8
     if letters == "pred":
         return Leaf("bool", shape, math.prod(shape))
     if not digits:
@@ -76,11 +76,11 @@ class Instruction(NamedTuple):
 
     @property
     def kind(self) -> str | None:
-        """The kind of collective that it is, or begins; None if it is none, or the end of one."""
+        """The kind of collective that it is or begins; None for others, and for the end of one."""
         kind = self.opcode.removesuffix("-start")
         if not re.fullmatch(COLLECTIVE, kind) or kind.endswith(("-done", "-update")):
             return None
-        # Those that begin another computation are read there, and a send may be to the host.
+        # One that calls a computation is read there, and a send may go to the host.
         is_elsewhere = "calls" in self.attributes or "is_host_transfer" in self.attributes
         return None if is_elsewhere else kind
 
@@ -95,7 +95,7 @@ class Instruction(NamedTuple):
 
 
 def parse_instruction(text: str) -> Instruction | None:
-    """Read what stands right of the equals sign; None if it is no instruction."""
+    """Return the instruction right of an equals sign; None if it is none."""
     text = _STRING_OR_COMMENT.sub(r"\1", text)
     end = _end_of_bracket(text, 0) if text.startswith("(") else text.find(" ")
     opcode = re.match(r"\s*([a-z][\w\-]*)\(", text[end:]) if end > 0 else None
@@ -116,7 +116,7 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def _with_whole_meshes(pieces: list[str]) -> list[str]:
-    """Join what belongs together: ``replica_groups=mesh[…], device_ids=(…) {axes}``."""
+    """Join the pieces of a mesh: ``replica_groups=mesh[…], device_ids=(…) {axes}``."""
     joined: list[str] = []
     for piece in pieces:
         is_begun = joined and re.match(r"replica_groups=@?mesh", joined[-1])
@@ -138,7 +138,7 @@ def _end_of_bracket(text: str, start: int) -> int:
 
 
 def split_at_commas(text: str) -> list[str]:
-    """Return the parts between the commas that stand in no brackets."""
+    """Return the parts between the commas outside brackets."""
     depth, start, parts = 0, 0, []
     for token in _TOKEN.finditer(text):
         depth += (token[0] in "([{") - (token[0] in ")]}")
@@ -150,7 +150,7 @@ def split_at_commas(text: str) -> list[str]:
 
 @dataclass(eq=False)
 class Computation:
-    """The lines of a computation by the name that each defines, read when asked for."""
+    """The lines of a computation by the name that each defines, read on demand."""
 
     name: str
     lines: dict[str, str] = field(default_factory=dict)
@@ -203,7 +203,7 @@ def parse_computations(text: str) -> tuple[dict[str, Computation], str]:
     if not entry:
         raise ValueError(
             "this is not the text of a compiled program, which has an ENTRY: "
-            f"{text.strip()[:60]!r}; pass what compiled.as_text() gives"
+            f"{text.strip()[:60]!r}; pass the result of compiled.as_text()"
         )
     return computations, entry
 

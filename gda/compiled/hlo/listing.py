@@ -1,4 +1,4 @@
-"""The collectives of a program as a whole: their totals, and how they are written for people."""
+"""The collectives of a program as a whole: totals, tables and sentences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Traffic(NamedTuple):
     """The communication over some mesh axes in one call; ``Collectives.by_axis`` returns them.
 
     Attributes:
-      executions: number of collectives executed; None where the length of a loop is not known.
+      executions: number of collectives executed; None if the length of a loop is unknown.
       nbytes: bytes of their operands on one device; None in the same case.
 
     >>> import gda
@@ -40,13 +40,13 @@ class Traffic(NamedTuple):
 @set_module("gda")
 @dataclass(frozen=True, repr=False)
 class Collectives(Sequence[Collective]):
-    """The collectives of a compiled function, in the order in which it comes to them.
+    """The collectives of a compiled function, in program order.
 
-    A sequence of ``Collective``, shown as a table for the terminal.
+    A sequence of ``Collective``, printed as a table.
 
     Attributes:
       found: the collectives.
-      mesh_shape: sizes of the axes by name, in mesh order; empty where no mesh is known.
+      mesh_shape: sizes of the axes by name, in mesh order; empty if no mesh is known.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -71,17 +71,17 @@ class Collectives(Sequence[Collective]):
 
     @property
     def nbytes_total(self) -> int | None:
-        """Bytes of all operands on one device in one call; None where a loop's length is unknown.
+        """Bytes of all operands on one device in one call; None if a loop's length is unknown.
 
         Collectives in branches count as if they were executed.
         """
         return summed(collective.nbytes_total for collective in self)
 
     def by_axis(self) -> dict[Axes | None, Traffic]:
-        """Return the total for each set of mesh axes that is communicated over.
+        """Return the total for each set of mesh axes.
 
-        A collective over two axes counts for the pair of them alone. The key None is for groups
-        that no axes give. Collectives in branches count as if they were executed.
+        A collective over two axes counts for the pair only. The key None is for groups that no axes
+        form. Collectives in branches count as if they were executed.
         """
         totals: dict[Axes | None, Traffic] = {}
         for collective in self:
@@ -93,10 +93,10 @@ class Collectives(Sequence[Collective]):
         return totals
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as dicts, lists, strings and numbers, ready for JSON.
+        """Return the collectives as dicts, lists, strings and numbers, for JSON.
 
-        ``nbytes_total`` and ``nbytes_output`` are there under the former keys ``total_bytes`` and
-        ``output_nbytes`` too, until gda 0.2.
+        Also has ``nbytes_total`` and ``nbytes_output`` under their former keys ``total_bytes`` and
+        ``output_nbytes``, until gda 0.2.
         """
         document = {
             "mesh": dict(self.mesh_shape),
@@ -111,7 +111,7 @@ class Collectives(Sequence[Collective]):
     total_bytes = FormerName("nbytes_total")
 
     def __repr__(self) -> str:
-        mesh = f"the mesh {self.mesh_shape}" if self.mesh_shape else "a mesh that is not known"
+        mesh = f"the mesh {self.mesh_shape}" if self.mesh_shape else "an unknown mesh"
         if not self:
             return f"no collectives on {mesh}"
         header = ["collective", "over", "operands", "times", "bytes", "from"]
@@ -125,7 +125,7 @@ class Collectives(Sequence[Collective]):
 
 
 def summed(numbers: Iterable[int | None]) -> int | None:
-    """Return the sum; None if one of them is not known."""
+    """Return the sum; None if one of them is unknown."""
     total = 0
     for number in numbers:
         if number is None:
@@ -135,7 +135,7 @@ def summed(numbers: Iterable[int | None]) -> int | None:
 
 
 def sentence(collective: Collective) -> str:
-    """Return all that is to say of a collective, for a message."""
+    """Return the words for a collective in a message."""
     count = collective.count
     times = "in a loop of unknown length" if count is None else counted(count, "time")
     branch = ", in a branch" if collective.is_conditional else ""
@@ -164,7 +164,7 @@ def _format_kind(collective: Collective) -> str:
 
 
 def format_axes(axes: Axes | None) -> str:
-    """Return the names of the axes, or what stands for none."""
+    """Return the names of the axes, or words for none."""
     return "other groups" if axes is None else ", ".join(map(str, axes)) or "no axes"
 
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from gda.compiled.hlo.instructions import Computation, Instruction, leaves
 
-_MAX_DEPTH = 8  # of what is still plain
+_MAX_DEPTH = 8  # of calls and operations
 
 
 @dataclass(frozen=True)
 class _Element:
-    """An element of what a loop carries, plus a number."""
+    """An element of the values that a loop carries, plus a number."""
 
     index: int
     plus: int
@@ -23,7 +23,7 @@ class _Element:
 
 @dataclass(frozen=True)
 class _Test:
-    """The test whether an element is below a number."""
+    """The test that an element is below a number."""
 
     element: _Element
     stop: int
@@ -32,7 +32,7 @@ class _Test:
 def trip_count(
     loop: Instruction, caller: Computation, computations: Mapping[str, Computation]
 ) -> int | None:
-    """Return how often a loop runs: as XLA says, or where it plainly counts up to a number."""
+    """Return the trips of a loop, from XLA or from its counter; None if they are unknown."""
     known = re.search(r"known_trip_count\W*n\W*(\d+)", loop.attributes.get("backend_config", ""))
     if known:
         return int(known[1])
@@ -67,9 +67,9 @@ def _value(
     computations: Mapping[str, Computation],
     depth: int = 0,
 ) -> _Value:
-    """Return an integer of a loop as far as it is plain; None where it is not.
+    """Return an integer of a loop; None if it takes more than simple steps to find.
 
-    Without ``arguments`` the only parameter is what the loop carries.
+    Without ``arguments`` the only parameter has the values that the loop carries.
     """
     instruction = computation.instruction(name)
     if instruction is None or depth > _MAX_DEPTH:
@@ -93,7 +93,7 @@ def _value(
 def _given(
     instruction: Instruction, computation: Computation, arguments: list[_Value] | None
 ) -> _Value:
-    """Return the value of what needs no other to be known."""
+    """Return the value of a constant, a parameter or an element."""
     if instruction.opcode == "constant":
         number = re.fullmatch(r"-?\d+", "".join(instruction.operands))
         return int(number[0]) if number else None
@@ -116,7 +116,7 @@ def _computed(instruction: Instruction, computation: Computation, operands: list
 
 
 def _keeps_values(source: str, target: str) -> bool:
-    """Return whether every number of an integer type is one of another."""
+    """Return whether the target type has every number of the source type, an integer type."""
     (before, *_), (after, *_) = leaves(source), leaves(target)
     are_integers = re.fullmatch(r"(u?int(8|16|32|64)){2}", before.dtype + after.dtype)
     return bool(are_integers) and np.can_cast(before.dtype, after.dtype)

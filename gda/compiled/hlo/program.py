@@ -1,4 +1,4 @@
-"""The collectives of a program: what each communicates, over which axes, how often."""
+"""The collectives of a program, with their operands, mesh axes and numbers of executions."""
 
 from __future__ import annotations
 
@@ -53,29 +53,29 @@ class Collective:
     Attributes:
       kind: as XLA names it: ``'all-reduce'``, ``'all-gather'``, ``'reduce-scatter'``,
         ``'all-to-all'``, ``'ragged-all-to-all'``, ``'collective-permute'``,
-        ``'collective-broadcast'`` or ``'send'``. The halves of an asynchronous operation are one.
-      axes: the mesh axes that it communicates over, in mesh order: its groups are exactly the
-        devices that differ in nothing but these coordinates. Axes of size 1 are left out. For a
-        permutation the axes along which anything moves. ``()`` where every device is alone, and
-        None where no axes of the mesh give these groups.
-      operand_shapes, operand_dtypes: what each device puts in, often one array, several where XLA
-        has combined collectives or sends one array for each peer.
-      output_shapes, output_dtypes: what each device gets out.
+        ``'collective-broadcast'`` or ``'send'``. An asynchronous operation is one.
+      axes: the mesh axes that it communicates over, in mesh order: the devices of a group
+        differ in these coordinates only. Axes of size 1 are omitted. For a permutation, the axes
+        along which data moves. ``()`` if every device is alone; None if no axes of the mesh form
+        these groups.
+      operand_shapes, operand_dtypes: the input of each device: one array, or several if XLA has
+        combined collectives or sends one array to each peer.
+      output_shapes, output_dtypes: the output of each device.
       nbytes: bytes of the operands on one device, in one execution, in the type in which this kind
-        of device sends them: CPUs send bfloat16 as float32, so there it is twice as many. What
-        travels over the wires follows from the kind and the algorithm: a ring sends nearly twice
-        this for an all-reduce.
+        of device sends them: CPUs send bfloat16 as float32, in twice the bytes. The traffic on
+        the wires depends on the kind and the algorithm: a ring sends nearly twice this for an
+        all-reduce.
       nbytes_output: bytes of the outputs on one device, in one execution.
-      count: how often one call of the program executes it: more than once in loops, None where it
-        is in a loop whose length is not known.
-      is_conditional: it is in a branch that may not be taken; ``count`` is as if it were.
+      count: number of executions in one call of the program: more than one in loops, None in a loop
+        of unknown length.
+      is_conditional: it is in a branch that may not be taken; ``count`` assumes that it is.
       reduction: the operation of a reduction, as XLA names it: ``'add'``, ``'maximum'``, …; None
-        where there is none, or more than one.
-      op_name: where in the traced function, such as ``'jit(step)/dot_general'``; may be empty.
-      source_file, source_line: the innermost line of user code that asked for it: outside what is
-        installed, or, where all of it is, outside JAX and gda. None where XLA does not say; a
-        layout that no line asked for has none.
-      groups: positions in device order that communicate with each other; of a permutation none.
+        for no operation, or more than one.
+      op_name: place in the traced function, such as ``'jit(step)/dot_general'``; may be empty.
+      source_file, source_line: the innermost line of user code that caused it: outside installed
+        code or, if there is none, outside JAX and gda. None if XLA does not tell, as for a layout
+        that no line asked for.
+      groups: positions in device order that communicate with each other; empty for a permutation.
       pairs: source and target positions of a permutation.
 
     >>> import gda, jax, numpy as np
@@ -106,14 +106,14 @@ class Collective:
 
     @property
     def nbytes_total(self) -> int | None:
-        """``nbytes`` of all executions; None where it is not known how many there are."""
+        """``nbytes`` of all executions; None if their number is unknown."""
         return None if self.count is None else self.nbytes * self.count
 
     output_nbytes = FormerName("nbytes_output")
     total_bytes = FormerName("nbytes_total")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # A pickle of before has the former name of a field.
+        # An older pickle has the former name of a field.
         self.__dict__.update(state)
         self.__dict__.setdefault("nbytes_output", self.__dict__.pop("output_nbytes", None))
 
@@ -125,20 +125,19 @@ def read_collectives(
     library: Sequence[str] = (),
     installed: Sequence[str] = (),
 ) -> tuple[Collective, ...]:
-    """Return the collectives of a program in the order in which it comes to them.
+    """Return the collectives of a program, in its order.
 
-    Those in a computation that is called several times come where it is called first.
+    Those in a computation that is called several times come at its first call.
 
     Args:
-      text: of an optimised program, one module or several, as ``compiled.as_text()`` gives it.
+      text: text of an optimised program, one module or several, as ``compiled.as_text()`` gives it.
       mesh_shape: sizes of the mesh axes by name, in mesh order; by default there is no mesh, and
         no collective has axes.
-      library: folders whose code is not the user's.
-      installed: folders whose code is the user's only where no other is.
+      library: folders of code that is not the user's.
+      installed: folders of code that is the user's only if there is no other.
 
     Raises:
-      ValueError: something in the text looks like a collective and cannot be read, or the text is
-        of no program.
+      ValueError: a line looks like a collective and cannot be read, or the text is no program.
 
     >>> text = '''
     ... HloModule m, num_partitions=4
@@ -162,7 +161,7 @@ def read_collectives(
 
 
 def num_devices(text: str) -> int:
-    """Return for how many devices a program was compiled."""
+    """Return the number of devices that a program was compiled for."""
     partitions, replicas = _sizes(text)
     return partitions * replicas
 
@@ -226,7 +225,7 @@ class _Module:
                 yield self._collective(computation, instruction, runs[computation.name])
 
     def _walk(self, name: str, seen: set[str]) -> Iterator[tuple[Computation, str]]:
-        """Yield what the program comes to, in its order: a computation at its first call."""
+        """Yield the instructions of interest in program order: a computation at its first call."""
         seen.add(name)
         computation = self.computations[name]
         for definition in computation.of_interest:
@@ -236,15 +235,15 @@ class _Module:
                     yield from self._walk(call.callee, seen)
 
     def _was_begun(self, instruction: Instruction) -> bool:
-        """Return whether this goes on with, or ends, a collective that was begun elsewhere.
+        """Return whether this continues or ends a collective that began elsewhere.
 
-        A TPU communicates while it computes: the same collective, of one channel, is written in the
-        fusion that begins it, in those that it goes on beside, and in the one that ends it.
+        A TPU communicates while it computes: a collective, of one channel, is written in the fusion
+        that begins it, in those that run meanwhile, and in the one that ends it.
         """
         return instruction.attributes.get("channel_id") in self.channels_of_parts
 
     def _runs(self) -> dict[str, _Runs]:
-        """Return how often each computation runs that the entry reaches."""
+        """Return the runs of each computation that the entry reaches."""
         callers_first = self._callers_first()
         runs = dict.fromkeys(callers_first, _Runs(0, False)) | {self.entry: _Runs(1, False)}
         for name in callers_first:
@@ -303,7 +302,7 @@ class _Module:
     ) -> tuple[list[Leaf], list[Leaf]]:
         kind, operands = instruction.kind, []
         names = instruction.operand_names
-        # Later operands say where the parts of the first go, or order the operation.
+        # Later operands place the parts of the first, or order the operation.
         if kind in ("ragged-all-to-all", "send") or "slice_sizes" in instruction.attributes:
             names = names[:1]
         for name in names:
@@ -316,7 +315,7 @@ class _Module:
         outputs = leaves(instruction.type)
         parts = split_at_commas(instruction.type[1:-1]) if instruction.type.startswith("(") else []
         if instruction.opcode.endswith("-start") and len(parts) > 1 and outputs != operands:
-            # The type of a beginning is (operands, outputs, what the end needs to know).
+            # The type of a beginning is (operands, outputs, context for the end).
             outputs = leaves(parts[1])
         return operands, outputs
 
@@ -334,8 +333,8 @@ class _Module:
     def _positions(self, groups: Groups, instruction: Instruction) -> Groups:
         """Return groups of positions among all devices.
 
-        A program may run as replicas, each of partitions; ``jax.jit`` makes partitions only. What
-        the numbers count is XLA's group mode:
+        A program may run as replicas, each of partitions; ``jax.jit`` makes partitions only. The
+        meaning of the numbers is XLA's group mode:
 
         ========== =============== ======================== ===========================
         channel_id global ids      kind                     mode: groups of
@@ -349,7 +348,7 @@ class _Module:
         yes        yes             any                      flattened id: positions
         ========== =============== ======================== ===========================
 
-        Of one replica some programs number the partitions whatever the attributes say.
+        With one replica, some programs number the partitions whatever the attributes say.
         """
         width = self.partitions
         partitions, replicas = range(width), range(self.replicas)
@@ -369,7 +368,7 @@ class _Module:
             if (computation := self.computations.get(name)) is not None:
                 read = map(computation.instruction, computation.lines)
                 opcodes |= {found.opcode for found in read if found is not None}
-        # XLA wraps the operation in conversions where it reduces in another type.
+        # XLA wraps the operation in conversions if it reduces in another type.
         opcodes -= {"parameter", "convert", "constant"}
         return opcodes.pop() if len(opcodes) == 1 else None
 
@@ -398,7 +397,7 @@ def _add(so_far: _Runs, caller: _Runs, call: _Call) -> _Runs:
 
 
 def _pairs(instruction: Instruction) -> Pairs | None:
-    """Return where a permutation sends what; None where the program does not say."""
+    """Return source and target positions of a permutation; None if the program omits them."""
     if instruction.kind == "send":
         attributes = instruction.attributes.get("frontend_attributes", "")
         found = re.search(r"source_target_pairs=\"?(\{[\s\d,{}]*?\}\})", attributes)

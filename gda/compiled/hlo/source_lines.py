@@ -50,10 +50,10 @@ class Sources:
         self.excess = 1 if parents and min(parents) > 0 else 0
 
     def line(self, metadata: Mapping[str, str]) -> tuple[str | None, int | None]:
-        """Return the innermost line of the user's; None where there is none.
+        """Return the innermost line of user code; None if there is none.
 
-        Installed code is the user's only if nothing else is: a layer of a model library calls
-        the einsum, but the model that has the layer is what the user can change.
+        Installed code counts only if there is no other: a layer of a model library calls the
+        einsum, but the user can change the model that has the layer.
         """
         places = [place for place in self._places(metadata) if self._is_users(place[0])]
         own = [place for place in places if not place[0].startswith(self.installed)]

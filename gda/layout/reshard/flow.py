@@ -65,12 +65,12 @@ class Holding:
 
 
 class Shares(NamedTuple):
-    """Equal shares of what is asked of some sets of devices, which lie set after set.
+    """Equal shares of the requests to some sets of devices, which lie set after set.
 
     Attributes:
-      totals: what is asked of each set.
+      totals: elements asked of each set.
       counts: devices of each set.
-      turns: which of its devices has the first share.
+      turns: the device of each set that has the first share.
     """
 
     totals: IntArray
@@ -81,8 +81,8 @@ class Shares(NamedTuple):
         """Return the places of the devices that send some pieces.
 
         Args:
-          sets: of which set each piece is asked.
-          begins: where it begins in all that is asked of that set.
+          sets: the set that each piece is asked of.
+          begins: its position among all elements asked of that set.
         """
         totals, counts = self.totals[sets], self.counts[sets]
         whole, rest = np.divmod(totals, counts)
@@ -403,7 +403,7 @@ def ranks_of(grid: ShardGrid) -> IntArray:
 
 
 def homes_of(source_ids: IntArray, target_ids: IntArray) -> IntArray:
-    """Return the position in the source of each target device, -1 where it is a new one.
+    """Return the position in the source of each target device, -1 for a new one.
 
     >>> homes_of(np.array([7, 5]), np.array([5, 6]))
     array([ 1, -1])

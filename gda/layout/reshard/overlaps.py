@@ -151,7 +151,7 @@ class Pieces:
         """Return the pieces of some target blocks."""
         counts = self.counts(blocks)
         rows = np.repeat(np.arange(len(blocks)), counts)
-        # The number of each piece within its block, of which the segments are the digits.
+        # The number of each piece within its block; the segments are its digits.
         numbers = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         source_blocks = np.zeros(len(rows), np.int64)
         sizes = np.ones(len(rows), np.int64)
@@ -208,7 +208,7 @@ class Boxes(NamedTuple):
 
 
 def boxes_of(blocks: IntArray, tiling: Tiling) -> Boxes:
-    """Return the boxes that some blocks of a tiling are.
+    """Return the boxes of some blocks of a tiling.
 
     >>> boxes_of(np.array([1, 2]), Tiling((5,), (3,), (3,)))
     Boxes(starts=[array([3, 5])], stops=[array([5, 5])])
@@ -286,7 +286,7 @@ class Regular:
 
 
 def regular_blocks(processes: IntArray, blocks: IntArray, tiling: Tiling) -> Regular | None:
-    """Return what the processes of some devices have; None if that of one of them is not regular.
+    """Return the parts of the processes of some devices; None if those of one are not regular.
 
     Args:
       processes: of each device, small numbers.

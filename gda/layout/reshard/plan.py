@@ -70,7 +70,7 @@ class Move(NamedTuple):
 class Load(NamedTuple):
     """The bytes that one device sends to other devices, or gets from them.
 
-    ``ReshardPlan.largest_sender`` and ``ReshardPlan.largest_receiver`` are such.
+    ``ReshardPlan.largest_sender`` and ``ReshardPlan.largest_receiver`` return one.
 
     Attributes:
       position: position of the device in its grid.
@@ -269,10 +269,10 @@ class ReshardPlan:
     # Move by move.
 
     def moves(self) -> Iterator[Move]:
-        """Yield every move once, target device after target device; O(``num_moves``) in all.
+        """Yield every move once, sorted by target device; O(``num_moves``) in all.
 
-        Together they fill every target block, each element once. Moves within one device are among
-        them: bytes that are kept may have another place in the new block.
+        The moves fill each element of every target block once. Moves within one device are
+        included, because bytes that stay may have another place in the new block.
         """
         if self._flow is None:
             return
@@ -341,7 +341,7 @@ class ReshardPlan:
         return hash(self._key())
 
     def __reduce__(self) -> tuple[object, ...]:
-        # What was worked out stays behind.
+        # Cached results are not pickled.
         source, target, itemsize, source_ids, target_ids = self._key()
         make = partial(ReshardPlan, itemsize=itemsize, source_ids=source_ids, target_ids=target_ids)
         return make, (source, target)

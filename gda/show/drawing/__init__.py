@@ -1,3 +1,3 @@
-"""Arrays drawn as SVG: strips, rectangles and boxes, cut into blocks."""
+"""Arrays drawn as SVG: strips, rectangles and boxes, divided into blocks."""
 
 from gda.show.drawing.svg import svg_of as svg_of

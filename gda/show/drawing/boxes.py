@@ -11,7 +11,7 @@ from gda.layout.text import format_index, format_more, format_slice
 from gda.show.drawing.faces import MOST_CELLS, MOST_TITLES, Face
 from gda.show.drawing.picture import Picture
 from gda.show.drawing.sheet import number, text_width
-from gda.show.drawing.sides import Side, cut_of, sharp, sides_of
+from gda.show.drawing.sides import Side, axes_text, sharp, sides_of
 from gda.show.folding import Gap, fold
 
 _WIDEST = 600  # of rows of boxes and layers
@@ -20,7 +20,7 @@ _LONGEST_WITH_LAYERS = 160
 _LONGEST_OF_SEVERAL = 130
 _SHORTEST = 44
 
-# Layers are drawn smaller than their box, more so where they are many.
+# Layers are drawn smaller than their box, more so if they are many.
 _LAYERS_TO_BOX, _MANY_LAYERS_TO_BOX = 0.8, 0.56
 _MANY_LAYERS = 3
 
@@ -28,7 +28,7 @@ _MOST_BOXES = 8
 _MOST_BOXES_WITH_LAYERS = 4
 _MOST_LAYERS = 16
 
-# A pixel of depth goes so far right and up.
+# The shift of a pixel of depth to the right and up.
 _RIGHT, _UP = 0.5, 0.36
 
 _BETWEEN_BOXES = 30
@@ -36,7 +36,7 @@ _BETWEEN_LAYERS = 20
 _BELOW_BOX = 44
 _CAPTION, _CAPTION_SIZE = 18, 11
 
-# The upper and the right face are so much darker than the front.
+# The upper and the right face are darker than the front by these shares.
 _SHADE_ABOVE, _SHADE_BESIDE = 0.1, 0.24
 
 
@@ -92,11 +92,11 @@ def draw_boxes(picture: Picture) -> None:
 
 @dataclass(frozen=True)
 class _Boxes:
-    """Boxes of one form, each cut in the same way.
+    """Boxes of one form, divided in the same way.
 
     Attributes:
-      layers: the numbers of those to be drawn, and what is left out.
-      most_cells, most_titles: of each face.
+      layers: the numbers of the drawn layers, with gaps.
+      most_cells, most_titles: limits of each face.
     """
 
     picture: Picture
@@ -134,7 +134,7 @@ class _Boxes:
 
     @property
     def _height(self) -> float:
-        """Of a box with what is written above it."""
+        """The height of a box with its caption."""
         return self.box.height + (_CAPTION if len(self.picture.subject.parts) > 3 else 0)
 
     def _draw_box(self, chosen: int, x: float, y: float, is_first: bool) -> None:
@@ -160,7 +160,7 @@ class _Boxes:
             self.picture.measure_depth(x, y, box.dx, -box.dy, box.depth)
 
     def _draw_layers(self, chosen: int, y: float) -> float:
-        """Draw the layers of a box right of it, and return how far down they go."""
+        """Draw the layers of a box right of it, and return their lower end."""
         blocks = self._blocks_of(chosen)
         scale = _MANY_LAYERS_TO_BOX if len(self.layers) >= _MANY_LAYERS else _LAYERS_TO_BOX
         width = sharp(self.box.across.length * scale, blocks.shape[2])
@@ -243,7 +243,7 @@ def _say_outer_dimensions(picture: Picture) -> float:
     """Write the sizes that no side of a box shows, and return where the boxes may begin."""
     subject, y = picture.subject, 0.0
     for dimension, size in enumerate(subject.shape[:-3]):
-        cut = cut_of(subject, dimension)
-        picture.sheet.text(0, y, f"dimension {dimension}: {size}", detail=cut)
+        axes = axes_text(subject, dimension)
+        picture.sheet.text(0, y, f"dimension {dimension}: {size}", detail=axes)
         y += 18
     return y

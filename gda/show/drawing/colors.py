@@ -2,9 +2,9 @@
 
 The colours are light, for dark text on them, so that one choice is right on white pages and on dark
 ones. The first have the hues of Paul Tol's "light" scheme, made for labelled cells and for people
-who confuse colours; up to 24 are as far from those and each other as can be. More processes than
-people can tell apart by hue are a ramp that ascends in lightness, also without colour, in which
-every other process is a little darker.
+who confuse colours; up to 24 are as far from those and each other as possible. More processes than
+people can distinguish by hue are a ramp that ascends in lightness, even without colour, with every
+other process a little darker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gda.layout.numbering import IntArray
 
 INK = "#16181d"
-"""Of the text on these colours."""
+"""The colour of the text on these colours."""
 
 # Each differs from each other one by 20 or more in the space of colours CIELAB.
 _NAMED = (
@@ -29,11 +29,11 @@ _RAMP = ("#a195e0", "#74a9e2", "#4fbfb9", "#8ad07f", "#e0dc66", "#fbf0c8")
 _RAMP_STEPS = 48
 
 MOST_NAMED = len(_NAMED)
-"""Up to this many processes each has a colour of its own."""
+"""The most processes that have a colour each."""
 
 
 def colors_of(num_processes: int) -> tuple[str, ...]:
-    """Return the colours to choose from for so many processes; ``which`` says whose is which.
+    """Return the colours for a number of processes; ``which`` assigns them.
 
     >>> colors_of(2)
     ('#77aadd', '#ee9977')

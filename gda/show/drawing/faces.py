@@ -1,6 +1,6 @@
-"""A rectangle of blocks as cells that are large enough to be seen, and those as markup.
+"""A rectangle of blocks as visible cells, and their markup.
 
-Where there are more blocks than can be seen, a *cell* stands for some neighbours. Up to
+If there are more blocks than can be seen, a *cell* stands for some neighbours. Up to
 ``most_titles`` cells each is an element with its own hover text; with more, cells of one colour
 share a path and some neighbours share a hover text, for the markup to stay small: an element and
 its title take 100 bytes and more.
@@ -22,13 +22,13 @@ from gda.show.drawing.titles import describe
 from gda.show.subject import Subject
 
 MOST_CELLS = 5000
-"""In one drawing; with more blocks than these, cells stand for several."""
+"""The most cells of a drawing; with more blocks, cells stand for several."""
 
 MOST_TITLES = 600
-"""In one drawing; with more cells than these, neighbours share a hover text."""
+"""The most hover texts of a drawing; with more cells, neighbours share one."""
 
 MOST_BANDS = 4
-"""Of colours in a cell."""
+"""The most colours of a cell."""
 
 _SMALLEST_CELL = 3.0  # pixels
 
@@ -58,7 +58,7 @@ class Paint:
         return which(ranks, len(self.numbers))
 
     def of_blocks(self, blocks: IntArray) -> list[str]:
-        """Return the colours of the processes that hold some blocks, a few where they are many."""
+        """Return the colours of the processes that hold some blocks, at most ``MOST_BANDS``."""
         shown = np.unique(self.by_block[blocks]).tolist()
         if len(shown) > MOST_BANDS:
             shown = shown[: MOST_BANDS - 1] + shown[-1:]
@@ -72,7 +72,7 @@ class Face:
     Attributes:
       blocks: their numbers, int64 ``[rows, columns]``.
       width, height: in pixels.
-      most_cells, most_titles: how many cells it may have, and up to how many each has a title.
+      most_cells, most_titles: the most cells, and the most cells with a title each.
     """
 
     subject: Subject
@@ -85,7 +85,7 @@ class Face:
 
     @cached_property
     def rows(self) -> list[int]:
-        """The row of blocks with which each row of cells begins, and the number of all."""
+        """The first row of blocks in each row of cells, and the number of all."""
         return folded(self.blocks.shape[0], self._most[0])
 
     @cached_property
@@ -136,7 +136,7 @@ class Face:
         return self.rows[1], self.columns[1]
 
     def edges(self) -> tuple[list[float], list[float]]:
-        """Return where the columns and the rows of cells begin, in pixels, and the ends."""
+        """Return the starts of the columns and the rows of cells, in pixels, and the ends."""
         rows, columns = self.blocks.shape
         return (
             [round(at * self.width / columns, 2) for at in self.columns],
@@ -144,9 +144,9 @@ class Face:
         )
 
     def markup(self, kind: str) -> str:
-        """Return the cells in a group of the class ``gda-`` and ``kind``, and the cuts over it."""
+        """Return the cells in a group of the class ``gda-`` and ``kind``, and the lines over it."""
         cells = [*self._fills(), *self._titles()] if self.is_crowded else self._cells()
-        return f'<g class="gda-{kind}">{"".join(cells)}</g>{self._cuts()}'
+        return f'<g class="gda-{kind}">{"".join(cells)}</g>{self._lines()}'
 
     def _cells(self) -> list[str]:
         xs, ys = self.edges()
@@ -177,13 +177,13 @@ class Face:
             f'<path fill="{self.paint.colors[color]}" d="{"".join(runs)}"/>'
             for color, runs in paths.items()
         ]
-        # Without smoothing, which lets the page shine through between neighbours.
+        # Without smoothing, which would show the page between neighbours.
         return ['<g shape-rendering="crispEdges">', *filled, "</g>"]
 
     def _titles(self) -> list[str]:
         xs, ys = self.edges()
         num_rows, num_columns = len(self.rows) - 1, len(self.columns) - 1
-        # Fewer than there may be, because those of several blocks are longer.
+        # Fewer than the limit, because the texts of several blocks are longer.
         most = max(self.most_titles // 2, 1)
         high = -(-num_rows // most)
         step = -(-num_columns // max(most * high // num_rows, 1))
@@ -201,26 +201,26 @@ class Face:
                 )
         return [*parts, "</g>"]
 
-    def _cuts(self) -> str:
+    def _lines(self) -> str:
         """The lines between cells, and around all of them."""
         xs, ys = self.edges()
         width, height = number(self.width), number(self.height)
         lines: list[str] = []
-        if not self.is_folded:  # the lines between cells of several blocks would be no cuts
+        if not self.is_folded:  # lines between cells of several blocks would hide the others
             lines = [f"M{number(x)} 0v{height}" for x in xs[1:-1]]
             lines += [f"M0 {number(y)}h{width}" for y in ys[1:-1]]
         smallest = min(self.width / (len(xs) - 1), self.height / (len(ys) - 1))
         opacity = 0.65 if smallest > 8 else 0.3
-        cuts = f'<path d="{"".join(lines)}" stroke-opacity="{opacity}"/>' if lines else ""
+        inner = f'<path d="{"".join(lines)}" stroke-opacity="{opacity}"/>' if lines else ""
         return (
-            f'<g fill="none" stroke="#16181d" pointer-events="none">{cuts}'
+            f'<g fill="none" stroke="#16181d" pointer-events="none">{inner}'
             f'<path class="gda-outline" d="M0 0h{width}v{height}h-{width}z" '
             'stroke-opacity=".85"/></g>'
         )
 
 
 def folded(parts: int, most: int) -> list[int]:
-    """Return where cells begin that hold a number of parts each, at most so many, and the end.
+    """Return the starts of at most ``most`` cells that share the parts, and the end.
 
     All hold equally many if a number not much larger than needed divides the parts.
 
@@ -248,9 +248,9 @@ def _rect(x: float, y: float, width: float, height: float) -> str:
 
 
 def _corner(box: tuple[float, float, float, float], share: float) -> str:
-    """Return the path around what is left of a rectangle beyond a diagonal cut.
+    """Return the path around the part of a rectangle beyond a diagonal line.
 
-    ``share`` of the area lies before the cut, in the upper left.
+    ``share`` of the area is before the line, in the upper left.
     """
     x, y, width, height = box
     if share <= 0.5:

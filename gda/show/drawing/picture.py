@@ -1,4 +1,4 @@
-"""A drawing while it is made: the sheet, what was placed on it, and what is to be said of it."""
+"""A drawing in the making: the sheet, its faces and its notes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Picture:
     """A subject on its sheet.
 
     Attributes:
-      faces: the faces that are seen from the front, and where; together they show every block once,
-        but for layers and boxes that are left out.
-      is_to_scale: whether all sides are in proportion.
+      faces: the faces that are seen from the front, with their places; together they show every
+        block once, except for omitted layers and boxes.
+      is_to_scale: all sides are in proportion.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -53,7 +53,7 @@ class Picture:
         )
         self.sheet.reach(x, at, x + side.length, at + 3)
         middle = x + side.length / 2
-        self.sheet.text(middle, at + 16, side.size, detail=side.cut, anchor="middle", is_bold=True)
+        self.sheet.text(middle, at + 16, side.size, detail=side.axes, anchor="middle", is_bold=True)
 
     def measure_left(self, x: float, y: float, side: Side) -> None:
         """Write the size of a side that goes down from a point, left of it."""
@@ -65,10 +65,10 @@ class Picture:
         self.sheet.reach(at - 3, y, at + 3, y + side.length)
         right, middle = at - 8, y + side.length / 2
         self.sheet.text(
-            right, middle + (-2 if side.cut else 4), side.size, anchor="end", is_bold=True
+            right, middle + (-2 if side.axes else 4), side.size, anchor="end", is_bold=True
         )
-        if side.cut:
-            self.sheet.text(right, middle + 13, "", detail=side.cut, anchor="end")
+        if side.axes:
+            self.sheet.text(right, middle + 13, "", detail=side.axes, anchor="end")
 
     def measure_depth(self, x: float, y: float, dx: float, dy: float, side: Side) -> None:
         """Write the size of a side that goes from a point into the depth, left of it."""
@@ -78,4 +78,4 @@ class Picture:
             f"{number(dy)}m-2 -3l4 6"
         )
         right, middle = fx + dx / 2 - 8, fy + dy / 2
-        self.sheet.text(right, middle, side.size, detail=side.cut, anchor="end", is_bold=True)
+        self.sheet.text(right, middle, side.size, detail=side.axes, anchor="end", is_bold=True)

@@ -1,4 +1,4 @@
-"""The paper of a drawing: markup that is collected, and how far it reaches."""
+"""The paper of a drawing: its markup and its extent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class Sheet:
-    """Markup of an SVG, in pixels, with the rectangle around all that was put on it."""
+    """Markup of an SVG, in pixels, with the rectangle around all of it."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -54,7 +54,7 @@ class Sheet:
         )
 
     def line(self, path: str, *, opacity: float = 0.55) -> None:
-        """Draw a thin line along a path; what it reaches is for the caller to say."""
+        """Draw a thin line along a path; the caller must ``reach`` its extent."""
         self.add(f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity="{opacity}"/>')
 
 
@@ -62,7 +62,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def escape(text: str) -> str:
-    """Return a text as it stands in XML and HTML, also between quotes.
+    """Return a text for XML and HTML, also between quotes.
 
     >>> escape('<b> & "x"')
     '&lt;b&gt; &amp; &quot;x&quot;'
@@ -80,9 +80,9 @@ def number(value: float) -> str:
 
 
 def text_width(text: str, size: float, *, is_bold: bool = False) -> float:
-    """Return how wide a text will be at most in a common font, in pixels.
+    """Return the greatest width of a text in a common font, in pixels.
 
-    An SVG is laid out before anybody knows the reader's fonts; this is for a wide one.
+    The fonts of the reader are unknown when an SVG is drawn; this is for a wide one.
     """
     return size * (1.1 if is_bold else 1) * sum(map(_width, text))
 
@@ -98,7 +98,7 @@ def _width(character: str) -> float:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most so many characters.
+    """Return a text of at most ``most`` characters.
 
     >>> shortened('model', 5), shortened('tensor_parallel', 8)
     ('model', 'tensor_…')

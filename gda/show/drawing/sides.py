@@ -10,8 +10,8 @@ from gda.show.drawing.sheet import TIMES, shortened
 from gda.show.subject import Subject
 
 # Sides are in proportion down to a quarter of the longest; below that differences shrink, so that
-# (1000000, 8) can be looked at. A side that is cut is long enough for a label in each block, or for
-# a line between them.
+# (1000000, 8) can be looked at. A sharded side is long enough for a label in each block, or for a
+# line between them.
 _TRUE_DOWN_TO = 1 / 4
 _SHRINKING = 0.2
 _SHORTEST = 0.12
@@ -28,13 +28,13 @@ class Side:
 
     Attributes:
       size: of the array, as text.
-      cut: the mesh axes that cut it, and into what, such as 64 times 1024; empty if none do.
+      axes: the mesh axes that shard it, with its parts, such as 64 times 1024; empty if none do.
       length: in pixels.
-      is_true: whether it is as long as it should be, compared with the longest.
+      is_true: it is in proportion to the longest.
     """
 
     size: str
-    cut: str
+    axes: str
     length: float
     is_true: bool
 
@@ -46,8 +46,8 @@ def sides_of(
 
     >>> from gda.show.subject import subject_of
     >>> sides_of(subject_of((64, 32), {'data': 8}, ('data',)), (0, 1), 320)
-    [Side(size='64', cut='data: 8 \xd7 8', length=320, is_true=True), \
-Side(size='32', cut='', length=160, is_true=True)]
+    [Side(size='64', axes='data: 8 \xd7 8', length=320, is_true=True), \
+Side(size='32', axes='', length=160, is_true=True)]
     """
     chosen = list(dimensions)
     sizes = [subject.shape[dimension] for dimension in chosen]
@@ -60,7 +60,7 @@ Side(size='32', cut='', length=160, is_true=True)]
     return [
         Side(
             size=str(subject.shape[dimension]),
-            cut=cut_of(subject, dimension),
+            axes=axes_text(subject, dimension),
             length=length,
             is_true=abs(length / max(lengths) - proportion) < _NOT_NOTICED,
         )
@@ -74,7 +74,7 @@ def _length(proportion: float, parts: int, longest: float, shortest: float) -> f
 
 
 def sharp(length: float, parts: int) -> float:
-    """Return a length near this one of which each part is whole pixels, for sharp lines.
+    """Return a length near this one with parts of whole pixels, for sharp lines.
 
     >>> sharp(100, 8), sharp(100, 64)
     (96, 100)
@@ -82,11 +82,11 @@ def sharp(length: float, parts: int) -> float:
     return parts * round(length / parts) if length >= 4 * parts else length
 
 
-def cut_of(subject: Subject, dimension: int) -> str:
-    """Return the mesh axes that cut a dimension, and into what.
+def axes_text(subject: Subject, dimension: int) -> str:
+    """Return the mesh axes that shard a dimension, with its parts.
 
     >>> from gda.show.subject import subject_of
-    >>> cut_of(subject_of((8, 2), {'x': 4, 'y': 2}, (('y', 'x'),)), 0)
+    >>> axes_text(subject_of((8, 2), {'x': 4, 'y': 2}, (('y', 'x'),)), 0)
     'y, x: 8 \xd7 1'
     """
     axes = subject.axes_of(dimension)

@@ -1,4 +1,4 @@
-"""An array as a box cut into blocks, as SVG.
+"""An array as a box divided into blocks, as SVG.
 
 One dimension is a strip, two are a rectangle, more are boxes (``boxes.py``).
 """
@@ -28,7 +28,7 @@ _FONT_SIZES = (12, 10)
 def svg_of(subject: Subject) -> str:
     """Return the drawing of a subject: an SVG element, self-contained, without scripts.
 
-    Colours are of processes. Hovering over a block shows its index, its devices with their replica
+    A colour is a process. Hovering over a block shows its index, its devices with their replica
     ids, its processes and its bytes. Text has the colour of the text around it. More than about
     5,000 blocks, and those too small to be seen, are drawn as cells that stand for several, and the
     drawing says so.
@@ -49,12 +49,12 @@ def svg_of(subject: Subject) -> str:
 
 
 def summary_of(subject: Subject) -> str:
-    """Return what a drawing shows in a sentence, for those who cannot see it."""
+    """Return a drawing as a sentence, for readers who cannot see it."""
     grid = subject.grid
     of = f"{subject.dtype} " if subject.dtype is not None else ""
     return (
-        f"{of}array of shape {subject.shape}, cut by {subject.spec} over the mesh {subject.mesh} "
-        f"into {counted(grid.num_shards, 'block')} of shape {grid.shard_shape}, "
+        f"{of}array of shape {subject.shape}, sharded by {subject.spec} over the mesh "
+        f"{subject.mesh} into {counted(grid.num_shards, 'block')} of shape {grid.shard_shape}, "
         f"{where_held(subject)}"
     )
 
@@ -181,7 +181,7 @@ def _draw_ramp(picture: Picture, x: float, y: float) -> None:
 
 
 def _write_notes(picture: Picture) -> None:
-    """Say how many blocks there are, and what the drawing does not show as it is."""
+    """Write the number of blocks, and notes about the limits of the drawing."""
     grid, sheet = picture.subject.grid, picture.sheet
     where = "" if grid.num_replicas == 1 else f", {where_held(picture.subject)}"
     shape = f" of {grid.shard_shape}" if grid.shard_shape else ""

@@ -1,4 +1,4 @@
-"""The hover texts of a drawing: of blocks their index, who holds them, how large they are."""
+"""The hover texts of a drawing: index, devices, processes and bytes of blocks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Pictures as text: which way an array is drawn in a number of columns.
+"""Pictures as text, within a number of columns.
 
-An array is a box cut into its blocks. The last two dimensions that are cut run down and across
+An array is a box divided into its blocks. The last two sharded dimensions run down and across
 (``matrix.py``); with one, its blocks stand below each other, or side by side if it is the last
 dimension (``strips.py``). Blocks that do not fit are folded, so the cost does not grow with their
 number.
@@ -46,7 +46,7 @@ _COLOR_SYSTEMS: dict[ColorSystem, rich.color.ColorSystem] = {
 PALETTE = (32, 166, 29, 169, 136, 61)
 """Numbers of terminal colours, for one process after the other.
 
-They keep a contrast of 3 to 1 on black and on white, and neighbours differ also for people who
+They keep a contrast of 3 to 1 on black and on white, and neighbours differ even for people who
 confuse colours.
 """
 
@@ -68,11 +68,11 @@ def text_of(
     """Return the picture, without a line break at the end.
 
     Args:
-      subject: what is shown.
-      width: columns that no line exceeds, 20 or more; 80 if not given.
-      color_system: what the terminal understands; None for plain text.
+      subject: the subject.
+      width: the most columns of a line, 20 or more; 80 by default.
+      color_system: the colours of the terminal; None for plain text.
       is_ascii: draw with the characters of ASCII only.
-      header: whether title and facts stand above the drawing.
+      header: put title and facts above the drawing.
 
     Raises:
       TypeError: ``width`` is no integer.
@@ -87,25 +87,25 @@ def text_of(
     for key, text in [*(facts(subject) if header else []), *notes]:
         lines += _fact(key, text, width)
     text = _rendered([*lines, [], *drawing] if lines else drawing, color_system)
-    return text.replace("…", ".") if is_ascii else text  # where a text was cut
+    return text.replace("…", ".") if is_ascii else text  # in a shortened text
 
 
 def text_for(
     subject: Subject, file: TextIO, *, width: int | None = None, color: bool | None = None
 ) -> str:
-    """Return the picture as it suits a file: with colours if that is a terminal which has them.
+    """Return the picture for a file, with colours if that is a terminal with colours.
 
-    FORCE_COLOR, which notebooks set for what they start, makes no terminal of a file.
+    FORCE_COLOR, which notebooks set for their children, makes no terminal of a file.
 
     Args:
-      subject: what is shown.
-      file: where it will be written.
-      width: as for ``text_of``; if not given, that of the terminal.
-      color: whether to use colours; if not given, as the terminal and NO_COLOR ask for.
+      subject: the subject.
+      file: the file for the text.
+      width: as for ``text_of``; by default that of the terminal.
+      color: use colours; by default as the terminal and NO_COLOR ask for.
     """
     from rich.console import Console  # 20 ms to import, and text_of does without
 
-    isatty = getattr(file, "isatty", None)  # what a notebook puts in place of a file may lack it
+    isatty = getattr(file, "isatty", None)  # a notebook's replacement of a file may lack it
     is_terminal = isatty is not None and isatty()
     console = Console(file=file, force_terminal=is_terminal, force_jupyter=False)
     if width is None and is_terminal:
@@ -149,10 +149,10 @@ def _fact(key: str, text: str, width: int) -> list[Line]:
 
 
 def _drawn(cells: Cells, width: int, box: Box) -> Drawing:
-    cut = [dimension for dimension, parts in enumerate(cells.parts) if parts > 1]
-    if len(cut) > 1:
-        return Matrix(cells, cut[:-2], cut[-2], cut[-1], width, box).draw()
-    return Drawing(draw_box(rows_along(cells, cut[0] if cut else 0, width), box), [])
+    sharded = [dimension for dimension, parts in enumerate(cells.parts) if parts > 1]
+    if len(sharded) > 1:
+        return Matrix(cells, sharded[:-2], sharded[-2], sharded[-1], width, box).draw()
+    return Drawing(draw_box(rows_along(cells, sharded[0] if sharded else 0, width), box), [])
 
 
 def _rendered(lines: Iterable[Line], color_system: ColorSystem | None) -> str:

@@ -1,4 +1,4 @@
-"""The texts in the cells of a picture: of a block, and of what is left out."""
+"""The texts in the cells of a picture, for blocks and for gaps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Block:
 
 
 class Cells:
-    """The cells of a subject's blocks, each looked up when it is asked for."""
+    """The cells of a subject's blocks, made on demand."""
 
     def __init__(self, subject: Subject, ellipsis: str) -> None:
         grid = subject.grid
@@ -51,9 +51,9 @@ class Cells:
         self._blocks: dict[int, _Block] = {}
 
     def cell(self, part_of: Mapping[int, int], manner: Manner) -> Cell:
-        """Return what is written of the block that is these parts of the dimensions, else 0."""
+        """Return the cell of the block at these parts of the dimensions, by default 0."""
         block = self._block(part_of)
-        # Of one process there is nothing to say that the lines above the box have not said.
+        # The lines above the box name a single process.
         has_processes = len(self._process_numbers) > 1
         if manner is Manner.NUMBERS:
             lines = [format_numbers(self.subject.numbers(block.positions))]
@@ -72,7 +72,7 @@ class Cells:
         return Cell([self.say(format_more(gap.count))], FAINT, is_gap=True)
 
     def edge(self, dimension: int, part: int | Gap, *, is_narrow: bool) -> Cell:
-        """Return what stands beside a row or above a column; in two lines if that is narrow."""
+        """Return the label beside a row or above a column; in two lines if it is narrow."""
         if isinstance(part, Gap):
             first, last = self.say(f"… {part.count:,}"), "more"
             return Cell([first, last] if is_narrow else [f"{first} {last}"], FAINT)
@@ -106,14 +106,14 @@ class Cells:
 
     def _holders(self, number: int, coordinates: Sequence[int]) -> IntArray:
         grid = self.subject.grid
-        # Of all blocks at once where they are few. An array of size 0 has no element to locate.
+        # For all blocks at once if they are few. An array of size 0 has no element to locate.
         if grid.num_devices <= _FEW_DEVICES or 0 in grid.global_shape:
             return self.subject.holders[number]
         steps = zip(coordinates, grid.shard_shape, strict=True)
         return grid.locate([coordinate * step for coordinate, step in steps])
 
     def _style(self, block: _Block) -> Style:
-        """Return the style of the process, counted from 0; none of a block that several have."""
+        """Return the style of the process, counted from 0; plain for a block of several."""
         if len(block.processes) != 1:
             return PLAIN
         return f"{PROCESS} {bisect_left(self._process_numbers, block.processes[0])}"

@@ -1,7 +1,7 @@
 """Boxes of cells out of line-drawing characters, as lines of styled text.
 
-A line is a list of pieces, each a text and the name of its style; what a style looks like is in
-``gda/show/terminal/__init__.py``.
+A line is a list of pieces, each a text and the name of its style;
+``gda/show/terminal/__init__.py`` has the look of each style.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WIDEST_TEXT = 28  # of several blocks side by side, if it can be broken
 
 
 class Cell(NamedTuple):
-    """The texts in a cell, of a block or in place of several."""
+    """The texts in a cell, for a block or a gap."""
 
     lines: Sequence[str]
     style: Style = PLAIN
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
         return max(map(text_width, self.lines), default=0)
 
     def wrapped(self, width: int = _WIDEST_TEXT, *, cuts_words: bool = False) -> Cell:
-        """Return the cell with wider lines broken at spaces, and longer words cut or left."""
+        """Return the cell with wider lines broken at spaces, and longer words broken or left."""
         if self.width <= width:
             return self
         lines = [part for line in self.lines for part in wrap(line, width, cuts_words=cuts_words)]
@@ -44,7 +44,7 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Cells side by side: how wide the text of each may be, and what stands left of the box."""
+    """Cells side by side, with the widths of their texts and the label left of the box."""
 
     cells: Sequence[Cell]
     widths: Sequence[int]
@@ -57,7 +57,7 @@ def line_width(line: Line) -> int:
 
 
 def box_width(widths: Sequence[int]) -> int:
-    """Return the columns that a row of cells takes whose texts are so wide."""
+    """Return the columns of a row of cells with texts of these widths."""
     return sum(widths) + 3 * len(widths) + 1
 
 
@@ -79,7 +79,7 @@ def draw_box(rows: Sequence[Row], box: Box, margin: int = 0) -> list[Line]:
 
 
 def heads(tops: Sequence[Cell], widths: Sequence[int], margin: int) -> list[Line]:
-    """Return the lines above a box that say what its columns are."""
+    """Return the lines above a box with the labels of its columns."""
     lines: list[Line] = []
     for number in range(max([len(top.lines) for top in tops], default=0)):
         texts = [_line_of(top.lines, number) for top in tops]

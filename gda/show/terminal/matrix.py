@@ -31,7 +31,7 @@ from gda.show.terminal.frames import (
 Parts = Sequence[int | Gap]
 
 MOST_LINES = 66
-"""A drawing that is lower is not folded for its height."""
+"""The most lines of a drawing that is not folded for its height."""
 
 _MOST_BLOCKS = 512
 _MOST_LAYERS = 8
@@ -47,7 +47,7 @@ _BETWEEN_LAYERS = 3
 
 
 class Way(NamedTuple):
-    """The layers, rows and columns to draw, and how their blocks are written."""
+    """The layers, rows and columns to draw, and the manner of their blocks."""
 
     layers: Parts
     rows: Parts
@@ -60,7 +60,7 @@ class Table(NamedTuple):
 
     Attributes:
       layers: for each layer its rows of cells; none for a gap.
-      labels: what stands left of the rows; ``tops`` above the columns, if anything does.
+      labels: cells left of the rows; ``tops`` above the columns, if there are any.
       widths: of the texts in each column.
       margin: columns of text left of the boxes.
     """
@@ -77,20 +77,20 @@ class Table(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """The lines of a picture, and how to read them: pairs of a key word and a text."""
+    """The lines of a picture, and notes about them: pairs of a key word and a text."""
 
     lines: list[Line]
     notes: list[tuple[str, str]]
 
 
 class Matrix(NamedTuple):
-    """The blocks of an array that is cut along two dimensions or more.
+    """The blocks of an array that is sharded along two dimensions or more.
 
     Attributes:
-      cells: what is written of each.
-      outer: the dimensions of which a box shows one part each; such a choice is a *layer*.
+      cells: the cell of each block.
+      outer: the other sharded dimensions; a box shows one part of each, a *layer*.
       down, across: the dimensions of the rows and of the columns.
-      width: columns of text that there are.
+      width: the most columns of text.
       box: the characters of the rules.
     """
 
@@ -113,7 +113,7 @@ class Matrix(NamedTuple):
         return Drawing(self._lines(last, self._narrowed(self._table(last))), self._notes(last))
 
     def _notes(self, way: Way) -> list[tuple[str, str]]:
-        """Return how to read the cells, and what of an index stands beside them."""
+        """Return notes about the cells and the labels beside them."""
         notes = []
         if way.manner is Manner.NUMBERS:
             notes.append(("cells", self.cells.key_to_numbers))
@@ -145,7 +145,7 @@ class Matrix(NamedTuple):
         return math.prod(self.cells.parts[dimension] for dimension in self.outer)
 
     def _least_width(self, way: Way) -> int:
-        """Return the columns that its blocks take if all are written as briefly as the last one."""
+        """Return the columns of its blocks if all texts are as short as those of the last one."""
         last = {dimension: parts - 1 for dimension, parts in enumerate(self.cells.parts)}
         width = self._cell(last, way.manner).width
         if way.manner is not Manner.INDEX:
@@ -167,13 +167,13 @@ class Matrix(NamedTuple):
         return table._replace(tops=tops, widths=self._widths(way, layers, tops))
 
     def _narrowed(self, table: Table) -> Table:
-        """Return a table in which no row is too wide, so that texts are cut."""
+        """Return a table whose rows fit the width, with shortened texts."""
         margin = min(table.margin, self.width // 3)
         most = (self.width - margin - 1) // len(table.widths) - 3
         return table._replace(widths=[min(width, most) for width in table.widths], margin=margin)
 
     def _lines(self, way: Way, table: Table) -> list[Line]:
-        """Return the boxes of the layers, and where layers are folded a line that says so."""
+        """Return the boxes of the layers, with a line for folded layers."""
         margin = table.margin
         groups: list[list[list[Line]]] = [[]]
         for layer, cells_of_rows in zip(way.layers, table.layers, strict=True):
@@ -214,7 +214,7 @@ class Matrix(NamedTuple):
         return self.cells.cell(part_of, manner).wrapped()
 
     def _labels(self, rows: Parts) -> list[Cell]:
-        """Return what stands left of the rows: in two lines where one would be wide."""
+        """Return the labels left of the rows: in two lines if one would be wide."""
         labels = [self.cells.edge(self.down, row, is_narrow=False) for row in rows]
         if max(label.width for label in labels) <= _WIDEST_LABEL:
             return labels
@@ -232,7 +232,7 @@ class Matrix(NamedTuple):
         return [width if isinstance(column, Gap) else widest for column, width in columns]
 
     def _layer_label(self, layer: int, margin: int) -> list[Line]:
-        """Return the line above a layer: what it is of the outer dimensions, in square brackets."""
+        """Return the line above a layer: its index in the outer dimensions, in square brackets."""
         if not self.outer:
             return []
         index = self.cells.index(self._parts_of(layer))[: self.outer[-1] + 1]
@@ -240,7 +240,7 @@ class Matrix(NamedTuple):
         return [[(" " * margin + part, PLAIN)] for part in wrap(text, self.width - margin)]
 
     def _parts_of(self, layer: int) -> Mapping[int, int]:
-        """Return which part of each outer dimension a layer is, the last one counting fastest."""
+        """Return the part of each outer dimension in a layer, the last one counting fastest."""
         parts = {}
         for dimension in reversed(self.outer):
             layer, parts[dimension] = divmod(layer, self.cells.parts[dimension])

@@ -17,7 +17,7 @@ _LINES_OF_STRIP = 4
 
 
 def rows_along(cells: Cells, dimension: int, width: int) -> list[Row]:
-    """Return the blocks along a dimension: side by side if it is the last one and cut."""
+    """Return the blocks along a dimension: side by side if it is the last one and sharded."""
     is_last = dimension == len(cells.parts) - 1 and cells.parts[dimension] > 1
     rows = _side_by_side(cells, dimension, width) if is_last else None
     return rows or _below_each_other(cells, dimension, width)
@@ -47,7 +47,7 @@ def _in_one_line(cell: Cell, fields: Sequence[int]) -> Cell:
 
 
 def _side_by_side(cells: Cells, dimension: int, width: int) -> list[Row] | None:
-    """Return the blocks along a dimension in strips; None where only one fits into a strip."""
+    """Return the blocks along a dimension in strips; None if only one fits into a strip."""
     count = cells.parts[dimension]
     per_strip = min(count, (width - 1) // NARROWEST_COLUMN)
     while per_strip > 1:
@@ -79,6 +79,6 @@ def _strips(cells: Cells, dimension: int, per_strip: int) -> list[list[Cell]]:
 
 
 def _even(count: int, most: int) -> int:
-    """Return into how many columns to put blocks: a power of two where that leaves none over."""
+    """Return the number of columns for blocks: a power of two if it leaves no rest."""
     power = 1 << (most.bit_length() - 1) if most else 1
     return power if count % power == 0 else most

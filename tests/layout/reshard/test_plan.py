@@ -82,7 +82,7 @@ def test_eight_devices_become_six() -> None:
 
 
 def test_new_devices_share_the_senders() -> None:
-    """What is replicated is sent by all that have it, not by the first."""
+    """All holders of a replicated block send, not only the first."""
     source = ShardGrid((8,), {"x": 4}, (), process_of=[0, 1, 2, 3])
     target = ShardGrid((8,), {"x": 8}, (), process_of=[4, 4, 5, 5, 6, 6, 7, 7])
     plan = ReshardPlan(source, target, itemsize=1, target_ids=range(10, 18))

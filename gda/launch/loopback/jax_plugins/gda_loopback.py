@@ -1,6 +1,6 @@
-"""JAX calls ``initialize`` before it makes its devices, in processes with the folder on their path.
+"""A plugin of JAX, which calls ``initialize`` before it makes its devices.
 
-``jax_plugins`` is the namespace in which JAX looks for modules that prepare its backends.
+JAX looks for plugins in the namespace ``jax_plugins``.
 ``gda.launch.children.listen_on_loopback`` puts the folder on the path.
 """
 
