@@ -87,6 +87,12 @@ def test_examples_of_the_hooks_hold(name: str) -> None:
     assert results.attempted > 0
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_the_reference_does_not_guide_through_modules(name: str) -> None:
+    pytest.importorskip("griffe", reason="the extra docs is not installed")
+    assert "in this order" not in hook("doctests").markdown_of(inspect.getdoc(named(name)) or "")
+
+
 def test_the_gallery_has_pictures_as_text_and_as_drawings_on_light_and_on_dark() -> None:
     page = (DOCS / "pictures.md").read_text(encoding="utf-8")
     gallery = hook("gallery")

@@ -6,7 +6,7 @@ from typing import Any
 import griffe  # pyright: ignore[reportMissingImports]
 
 # The paragraph of a package that guides through its modules.
-_GUIDE = re.compile(r"^(?:To read in this order:|Read ``).*?(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
+_GUIDE = re.compile(r"^Read (?:in this order:|``).*?(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
 # Code, or the start of a __name__ outside code, which Markdown would show in bold.
 _BARE = re.compile(r"(```.*?```|``.*?``)|__(?=\w+__)", re.DOTALL)
 

@@ -4,7 +4,7 @@
 device. A checkpoint is a directory, or a prefix of an object store: zarr v3 arrays that any tool
 reads, and a manifest that is written last, with size and checksum of every file.
 
-To read in this order: ``format`` (the contents of the files), ``stores`` (their places); to save,
+Read in this order: ``format`` (the contents of the files), ``stores`` (their places); to save,
 ``saving``, ``claiming`` (the path), ``leaves_to_save``, ``packing`` (small arrays), ``writer``; to
 restore, ``restoring``, ``found`` (the manifest), ``leaves_to_restore``, ``files``, ``reader``,
 ``proving`` (fingerprints); ``inspecting``.

@@ -1,6 +1,6 @@
 """Sources to read, targets to write, and the loop that runs many reads or writes at a time.
 
-To read in this order: ``options`` (threads, bytes, retries), ``tasks`` (runs reads and
+Read in this order: ``options`` (threads, bytes, retries), ``tasks`` (runs reads and
 writes), ``progress``, ``sources`` (anything that slices), ``targets`` (anything that takes slices),
 ``chunk_conflicts`` (blocks that share a chunk of a target), ``strict_json``, ``safetensors``.
 

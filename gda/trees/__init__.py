@@ -1,6 +1,6 @@
 """Whole trees of arrays.
 
-To read in this order: ``leaves`` (their paths), ``matching`` (two trees, leaf by leaf), ``specs``
+Read in this order: ``leaves`` (their paths), ``matching`` (two trees, leaf by leaf), ``specs``
 (a spec for every leaf), ``load`` (sources to trees) and ``store`` (trees to targets), ``to_numpy``,
 ``jit`` (``jit`` and ``constrain``), ``host_local`` (trees of each host's parts to global arrays and
 back), ``batches`` (a host's batch, over the current mesh).

@@ -1,5 +1,5 @@
 """The blocks that move when an array changes its layout, and the devices that send them.
 
-To read in this order: ``overlaps`` (of the blocks of two tilings), ``flow`` (which device sends how
+Read in this order: ``overlaps`` (of the blocks of two tilings), ``flow`` (which device sends how
 much to which), ``plan`` (``ReshardPlan``).
 """
