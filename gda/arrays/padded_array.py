@@ -429,6 +429,43 @@ class PaddedArray:
         return moving.gather(self._live(), process, max_bytes, self.shape)
 
     @public
+    def reshard(
+        self,
+        mesh_or_spec: Any,
+        spec: Any = None,
+        /,
+        *,
+        max_bytes: int | None = None,
+        donate: bool = False,
+    ) -> PaddedArray:
+        """Move the data to another layout, padded as that needs it; communicates.
+
+        As ``GlobalArray.reshard``, with the same arguments and errors; no padding is sent. The new
+        padding is 0. A ``GlobalArray`` whose shape the new mesh does not divide goes there as
+        ``PaddedArray(g.array, g.shape)``, and a padded one that the new mesh divides is
+        ``GlobalArray(array=p.array)`` there.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+        >>> p = gda.PaddedArray.from_array(np.arange(10), mesh, ['x'])
+        >>> p.reshard(jax.sharding.Mesh(mesh.devices[:4], ('y',)), ['y']).padded_shape
+        (12,)
+        """
+        array: Any = self.array
+        if not isinstance(array, jax.ShapeDtypeStruct):
+            array = self._live()
+        moved = moving.reshard(
+            array,
+            mesh_or_spec,
+            spec,
+            shape=self.shape,
+            max_bytes=max_bytes,
+            donate=donate,
+            name="PaddedArray.reshard",
+        )
+        return PaddedArray(moved, self.shape)
+
+    @public
     def fingerprint(self) -> str:
         """Return the digest of the value without padding; communicates as ``GlobalArray`` does.
 
