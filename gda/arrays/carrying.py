@@ -22,7 +22,7 @@ from gda.layout.reshard.plan import ReshardPlan
 from gda.layout.reshard.rounds import Chunk, Piece, Round, rounds_of
 from gda.layout.spec import Shape
 from gda.mesh import Device, devices_of, mesh_of_all, mesh_on, processes_of, sharding_of
-from gda.multihost.agreement import check_moving, timeout_of_checks, user_location
+from gda.multihost.agreement import timeout_of_checks, user_location
 from gda.multihost.roll import Roll
 
 # A chunk of this size is still in the cache when it is unpacked.
@@ -47,10 +47,17 @@ class Order(NamedTuple):
     sharding: NamedSharding
 
     @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices of both layouts."""
+        source: Any = sharding_of(self.array).mesh
+        target: Any = self.sharding.mesh
+        return *devices_of(source), *devices_of(target)
+
+    @property
     def is_local(self) -> bool:
-        """True if this process has the devices of both layouts, and the data."""
-        has_data = isinstance(self.array, jax.Array) and self.array.is_fully_addressable
-        return has_data and self.sharding.is_fully_addressable
+        """True if this process has the devices of both layouts."""
+        mine = jax.process_index()
+        return all(device.process_index == mine for device in self.devices)
 
 
 def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> list[jax.Array]:
@@ -64,7 +71,7 @@ def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> l
       donate: delete each array when its pieces are on their way.
     """
     leaves = [_Leaf(number, order) for number, order in enumerate(orders)]
-    mesh = mesh_of_all(device for leaf in leaves for device in leaf.devices)
+    mesh = mesh_of_all(device for order in orders for device in order.devices)
     if mesh is None or not mesh.local_devices:
         return [leaf.result() for leaf in leaves]
     processes = processes_of(mesh).numbers
@@ -74,20 +81,11 @@ def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> l
             f"the devices are of the platforms {' and '.join(platforms)}; an array moves between "
             "processes within one platform"
         )
-    asked = [
-        (
-            jax.ShapeDtypeStruct(
-                order.array.shape, order.array.dtype, sharding=sharding_of(order.array)
-            ),
-            order.sharding,
-        )
-        for order in orders
-    ]
-    check_moving(asked, name, processes, always=True)
     roll = Roll(f"{name} ({user_location()})", processes, timeout_of_checks())
     results: dict[int, jax.Array] = {}
-    # Overrides the settings of the user, who may have disabled jit or guarded transfers.
-    with roll.called(), jax.disable_jit(False), jax.transfer_guard("allow"):
+    # Overrides the settings of the user; without 64 bits, JAX would narrow blocks that have them.
+    settings = jax.disable_jit(False), jax.transfer_guard("allow"), jax.enable_x64(True)
+    with roll.called(), settings[0], settings[1], settings[2]:
         for wave in _waves(leaves, max_bytes):
             _Wave(wave, mesh, max_bytes, roll).carry()
             for leaf in wave:
@@ -131,11 +129,6 @@ class _Leaf:
         self.dtype, self._key_shape = numbers.dtype, numbers.shape
         self._new: dict[int, jax.Array] = {}
         self._kept: set[int] = set()
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        """The devices of both layouts."""
-        return *self._from, *self._to
 
     @property
     def new_devices(self) -> list[Device]:
@@ -232,7 +225,6 @@ class _Wave:
 
     def __init__(self, leaves: Sequence[_Leaf], mesh: Mesh, max_bytes: int, roll: Roll) -> None:
         self._leaves = {leaf.number: leaf for leaf in leaves}
-        self._dtype = leaves[0].dtype
         self._blocks = {leaf.number: leaf.blocks() for leaf in leaves}
         self._new: dict[tuple[int, int], Any] = {}
         self._roll, self._mesh = roll, mesh
@@ -240,11 +232,12 @@ class _Wave:
         self._place = {device.id: place for place, device in enumerate(devices)}
         self._process = {device.id: device.process_index for device in devices}
         self._mine = {device.id: device for device in mesh.local_devices}
+        dtype = leaves[0].dtype
         is_cpu = devices[0].platform == "cpu"
-        self._memory: Memory = HostMemory() if is_cpu else DeviceMemory()
+        self._memory: Memory = HostMemory(dtype) if is_cpu else DeviceMemory(dtype)
         nbytes = max_bytes // _BUFFERS
         nbytes = min(nbytes, _CHUNK_BYTES_ON_CPU) if is_cpu else nbytes
-        self._most = max(nbytes // self._dtype.itemsize, 1)
+        self._most = max(nbytes // dtype.itemsize, 1)
 
     def carry(self) -> None:
         """Give the devices of this process their new blocks."""
@@ -269,9 +262,7 @@ class _Wave:
         key = leaf.number, device.id
         if key not in self._new:
             has_padding = leaf.order.target.is_padded
-            self._new[key] = self._memory.empty(
-                leaf.block_shape, self._dtype, device, zero=has_padding
-            )
+            self._new[key] = self._memory.empty(leaf.block_shape, device, zero=has_padding)
         return self._new[key]
 
     # Within this process.
@@ -307,7 +298,7 @@ class _Wave:
         chunk_of = {chunk.source: chunk for chunk in this.chunks}
         buffers = []
         for number, device in self._mine.items():
-            flat = self._memory.empty((this.length,), self._dtype, device)
+            flat = self._memory.empty((this.length,), device)
             if number in chunk_of:
                 flat = self._packed(flat, chunk_of[number])
             buffers.append(self._memory.placed(flat, device))

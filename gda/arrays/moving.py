@@ -24,6 +24,7 @@ from gda.mesh import (
     MeshLike,
     grid_of_array,
     mesh_and_spec,
+    mesh_of_all,
     named_sharding,
     processes_of,
     sharding_of,
@@ -98,19 +99,44 @@ def reshard_all(
 ) -> list[jax.Array]:
     """Return the arrays in their new layouts, which ``gda/arrays/carrying.py`` brings about.
 
-    An array of this process that stays in it is left to JAX, which copies blocks beside each other.
+    JAX moves an array that is in this process and stays there, and one whose blocks stay whole on
+    the same devices.
     """
     max_bytes = _max_bytes_of(max_bytes)
     orders = [each.order() for each in wanted]
+    _check_agreement([order for order in orders if not order.is_local], name, donate)
     moved: dict[int, jax.Array] = {}
     for number, order in enumerate(orders):
-        is_even = order.source.padded_shape == order.target.padded_shape
-        if is_even and not donate and order.is_local:
+        if not donate and _is_for_jax(order):
             array = _over_auto_axes(order.array, order.sharding.mesh)
             moved[number] = jax.device_put(array, order.sharding)
     rest = [order for number, order in enumerate(orders) if number not in moved]
     carried = iter(carry(rest, name, max_bytes, donate))
     return [moved[n] if n in moved else next(carried) for n in range(len(orders))]
+
+
+def _check_agreement(orders: Sequence[Order], name: str, donate: bool) -> None:
+    """Check that all processes will move the same: they would wait for each other in vain."""
+    mesh = mesh_of_all(device for order in orders for device in order.devices)
+    if mesh is None:
+        return
+    layouts = []
+    for order in orders:
+        array, before = order.array, sharding_of(order.array)
+        layout = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=before)
+        layouts.append((layout, order.source.global_shape, order.sharding))
+    check_moving(layouts, name, processes_of(mesh).numbers, always=True, donate=donate)
+
+
+def _is_for_jax(order: Order) -> bool:
+    """Return whether JAX moves it as well: within this process, or by whole blocks."""
+    if not isinstance(order.array, jax.Array) or not order.sharding.addressable_devices:
+        return False
+    if order.source.padded_shape != order.target.padded_shape:
+        return False
+    is_same_set = order.array.sharding.device_set == order.sharding.device_set
+    are_blocks_whole = order.source.shard_shape == order.target.shard_shape
+    return order.is_local or (is_same_set and are_blocks_whole)
 
 
 def _over_auto_axes(array: jax.Array, mesh: Any) -> jax.Array:

@@ -103,7 +103,7 @@ class Roll:
                 self._service.put(f"{self._folder}/state/{jax.process_index()}", state)
 
     def _verdict(self) -> Exception:
-        """Return the error that the states of the others explain; ``_AlarmError`` if they do not."""
+        """Return the error that the states explain; ``_AlarmError`` if they do not."""
         deadline = time.monotonic() + self._timeout
         missing, failures = set(self._processes), list[str]()
         while missing and time.monotonic() < deadline and self._service is not None:
