@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -83,9 +85,7 @@ def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> l
         )
     roll = Roll(f"{name} ({user_location()})", processes, timeout_of_checks())
     results: dict[int, jax.Array] = {}
-    # Overrides the settings of the user; without 64 bits, JAX would narrow blocks that have them.
-    settings = jax.disable_jit(False), jax.transfer_guard("allow"), jax.enable_x64(True)
-    with roll.called(), settings[0], settings[1], settings[2]:
+    with roll.called(), _own_settings():
         for wave in _waves(leaves, max_bytes):
             _Wave(wave, mesh, max_bytes, roll).carry()
             for leaf in wave:
@@ -93,6 +93,16 @@ def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> l
                 if donate:
                     leaf.donate()
     return [results[number] for number in range(len(leaves))]
+
+
+@contextmanager
+def _own_settings() -> Iterator[None]:
+    """Override the settings of the user, for this thread.
+
+    Without 64 bits, JAX would narrow the blocks that have them.
+    """
+    with jax.disable_jit(False), jax.transfer_guard("allow"), jax.enable_x64(True):
+        yield
 
 
 def _waves(leaves: Iterable[_Leaf], max_bytes: int) -> Iterator[list[_Leaf]]:
@@ -173,7 +183,7 @@ class _Leaf:
                 with jax.set_mesh(mesh_on(device)):
                     block = jax.random.key_data(block)
             if block.sharding.memory_kind != device.default_memory().kind:
-                block = jax.device_put(block, device)
+                block = jax.device_put(block, SingleDeviceSharding(device))
             blocks[device.id] = block
         return blocks
 
@@ -262,7 +272,7 @@ class _Wave:
         key = leaf.number, device.id
         if key not in self._new:
             has_padding = leaf.order.target.is_padded
-            self._new[key] = self._memory.empty(leaf.block_shape, device, zero=has_padding)
+            self._new[key] = self._memory.block(leaf.block_shape, device, zero=has_padding)
         return self._new[key]
 
     # Within this process.
@@ -284,7 +294,7 @@ class _Wave:
     # Between processes.
 
     def _carry_far(self, rounds: Iterable[Round]) -> None:
-        last: tuple[Round, jax.Array] | None = None
+        last: tuple[Round, Future[jax.Array]] | None = None
         for each in rounds:
             arriving = self._sent(each)
             # One round is on its way while that before it is unpacked.
@@ -294,19 +304,24 @@ class _Wave:
         if last is not None:
             self._unpack(*last)
 
-    def _sent(self, this: Round) -> jax.Array:
+    def _sent(self, this: Round) -> Future[jax.Array]:
         chunk_of = {chunk.source: chunk for chunk in this.chunks}
         buffers = []
         for number, device in self._mine.items():
-            flat = self._memory.empty((this.length,), device)
+            flat = self._memory.flat(this.length, device)
             if number in chunk_of:
                 flat = self._packed(flat, chunk_of[number])
-            buffers.append(self._memory.placed(flat, device))
+            buffers.append(self._memory.sent(flat, device))
         pairs = tuple((self._place[source], self._place[target]) for source, target in this.pairs)
         sharding, permute = permutation(self._mesh, pairs)
         shape = (this.length * self._mesh.size,)
-        with jax.set_mesh(self._mesh):  # that of the user has other devices
-            return permute(jax.make_array_from_single_device_arrays(shape, sharding, buffers))
+
+        def send() -> jax.Array:
+            with _own_settings(), jax.set_mesh(self._mesh):
+                sent = jax.make_array_from_single_device_arrays(shape, sharding, buffers)
+                return permute(sent).block_until_ready()
+
+        return self._roll.begin(send)
 
     def _packed(self, flat: Any, chunk: Chunk) -> Any:
         for offset, piece in chunk.placed():
@@ -314,8 +329,8 @@ class _Wave:
             flat = self._memory.copy(flat, (offset,), source, piece.source_starts, piece.sizes)
         return flat
 
-    def _unpack(self, this: Round, arriving: jax.Array) -> None:
-        arrived = self._roll.wait(arriving)
+    def _unpack(self, this: Round, arriving: Future[jax.Array]) -> None:
+        arrived = self._roll.result(arriving)
         flat_on = {shard.device.id: shard.data for shard in arrived.addressable_shards}
         for chunk in this.chunks:
             if chunk.target not in self._mine:

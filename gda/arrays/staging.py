@@ -13,19 +13,24 @@ import jax
 import numpy as np
 
 from gda.arrays.buffers import aligned_empty
+from gda.arrays.fingerprint_formula import width_of
 from gda.layout.spec import Shape
 from gda.mesh import Device, mesh_on
 
 
 class Memory(Protocol):
-    """The memory of devices, with blocks, flat buffers and copies of pieces between them."""
+    """The memory of devices: blocks of one dtype, flat buffers, and copies between them."""
 
-    def empty(self, shape: Shape, device: Device, *, zero: bool = False) -> Any:
-        """Return a new buffer, of zeros or of anything."""
+    def block(self, shape: Shape, device: Device, *, zero: bool) -> Any:
+        """Return a new block, of zeros or of anything."""
         ...
 
-    def given(self, block: jax.Array) -> Any:
-        """Return an array as a buffer to copy from."""
+    def flat(self, size: int, device: Device) -> Any:
+        """Return a new flat buffer, of numbers that XLA sends as they are."""
+        ...
+
+    def given(self, array: jax.Array) -> Any:
+        """Return a block, or a flat buffer that has arrived, to copy from."""
         ...
 
     def copy(self, into: Any, at: Shape, source: Any, start: Shape, sizes: Shape) -> Any:
@@ -37,8 +42,12 @@ class Memory(Protocol):
         """
         ...
 
-    def placed(self, buffer: Any, device: Device) -> jax.Array:
-        """Return a buffer as an array on its device; nothing may be copied into it any more."""
+    def placed(self, block: Any, device: Device) -> jax.Array:
+        """Return a block as an array on its device; nothing may be copied into it any more."""
+        ...
+
+    def sent(self, flat: Any, device: Device) -> jax.Array:
+        """Return a flat buffer as an array on its device."""
         ...
 
 
@@ -46,25 +55,29 @@ class HostMemory:
     """The memory of CPU devices."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._dtype = dtype
-        # NumPy copies the dtypes of JAX, such as bfloat16, five times as fast as plain numbers.
-        self._raw = np.dtype(f"u{dtype.itemsize}") if dtype.kind == "V" else dtype
+        self._dtype, self._plain = dtype, _plain(dtype)
 
-    def empty(self, shape: Shape, device: Device, *, zero: bool = False) -> Any:
-        buffer = aligned_empty(shape, self._raw)
+    def block(self, shape: Shape, device: Device, *, zero: bool) -> Any:
+        block = aligned_empty(shape, self._plain)
         if zero:
-            buffer[...] = 0
-        return buffer
+            block[...] = 0
+        return block
 
-    def given(self, block: jax.Array) -> Any:
-        return np.asarray(block).view(self._raw)
+    def flat(self, size: int, device: Device) -> Any:
+        return aligned_empty(size, self._plain)
+
+    def given(self, array: jax.Array) -> Any:
+        return np.asarray(array).view(self._plain)
 
     def copy(self, into: Any, at: Shape, source: Any, start: Shape, sizes: Shape) -> Any:
         _box(into, at, sizes)[...] = _box(source, start, sizes)
         return into
 
-    def placed(self, buffer: Any, device: Device) -> jax.Array:
-        return jax.device_put(buffer.view(self._dtype), device)
+    def placed(self, block: Any, device: Device) -> jax.Array:
+        return jax.device_put(block.view(self._dtype), device)
+
+    def sent(self, flat: Any, device: Device) -> jax.Array:
+        return jax.device_put(flat, device)
 
 
 class DeviceMemory:
@@ -72,12 +85,17 @@ class DeviceMemory:
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
+        bits, _ = width_of(dtype)
+        self._plain = _plain(dtype) if bits >= 8 else dtype
 
-    def empty(self, shape: Shape, device: Device, *, zero: bool = False) -> Any:
+    def block(self, shape: Shape, device: Device, *, zero: bool) -> Any:
         return jax.numpy.zeros(shape, self._dtype, device=device)
 
-    def given(self, block: jax.Array) -> Any:
-        return block
+    def flat(self, size: int, device: Device) -> Any:
+        return jax.numpy.zeros(size, self._plain, device=device)
+
+    def given(self, array: jax.Array) -> Any:
+        return array
 
     def copy(self, into: Any, at: Shape, source: Any, start: Shape, sizes: Shape) -> Any:
         (here,), (there,) = into.devices(), source.devices()
@@ -92,8 +110,20 @@ class DeviceMemory:
             into.block_until_ready()
         return into
 
-    def placed(self, buffer: Any, device: Device) -> jax.Array:
-        return buffer
+    def placed(self, block: Any, device: Device) -> jax.Array:
+        return block
+
+    def sent(self, flat: Any, device: Device) -> jax.Array:
+        return flat
+
+
+def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return numbers of the same bits for a dtype that NumPy lacks, such as bfloat16.
+
+    NumPy copies them five times as fast. XLA would send floats of 16 and 8 bits as those of 32 on
+    CPU, which changes NaNs.
+    """
+    return np.dtype(f"u{dtype.itemsize}") if dtype.kind == "V" else dtype
 
 
 def _sizes_in(buffer: Any, sizes: Shape) -> Shape:
@@ -103,7 +133,8 @@ def _sizes_in(buffer: Any, sizes: Shape) -> Shape:
 
 def _box(buffer: Any, start: Shape, sizes: Shape) -> Any:
     ends = zip(start, _sizes_in(buffer, sizes), strict=True)
-    return buffer[tuple([slice(first, first + size) for first, size in ends])].reshape(sizes)
+    box = [slice(first, first + size) for first, size in ends]
+    return buffer[(*box, ...)].reshape(sizes)  # with the dots, also of a scalar a view
 
 
 @partial(jax.jit, static_argnums=2)
@@ -113,4 +144,6 @@ def _taken(source: jax.Array, start: Shape, sizes: Shape) -> jax.Array:
 
 @partial(jax.jit, donate_argnums=0, static_argnums=3)
 def _filled(into: jax.Array, piece: jax.Array, at: Shape, sizes: Shape) -> jax.Array:
+    if piece.dtype != into.dtype:
+        piece = jax.lax.bitcast_convert_type(piece, into.dtype)
     return jax.lax.dynamic_update_slice(into, piece.reshape(sizes), at)

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from hashlib import sha256
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import jax
 
@@ -24,6 +28,9 @@ from gda.multihost.meeting import DisagreementError, LateProcessError
 _FOLDER = "gda/multihost/roll"
 _LOOK_EVERY = 0.5  # seconds
 _begun: Counter[tuple[int, ...]] = Counter()
+
+
+T = TypeVar("T")
 
 
 class _AlarmError(Exception):
@@ -48,11 +55,11 @@ class Roll:
         self._service = coordination.service() if len(processes) > 1 else None
         # Not the list itself, which may be long.
         self._folder = f"{_FOLDER}/{sha256(repr(processes).encode()).hexdigest()[:16]}"
-        self._next_look = time.monotonic() + _LOOK_EVERY
+        self._works: SimpleQueue[Any] | None = None
 
     @contextmanager
     def called(self) -> Iterator[None]:
-        """Do the work inside; ``wait`` for what comes from others.
+        """Do the work inside, and in ``begin`` all that waits for other processes.
 
         Raises:
           LateProcessError: the work failed, and these processes do not answer.
@@ -73,18 +80,29 @@ class Roll:
         except BaseException as error:
             self._ring(f"{type(error).__name__}: {error}".replace("\n", " ")[:1000])
             raise
-        self._tell("")
+        else:
+            self._tell("")
+        finally:
+            if self._works is not None:
+                self._works.put(None)
 
-    def wait(self, array: jax.Array) -> jax.Array:
-        """Return an array when it is ready, unless another process fails."""
-        while not array.is_ready():  # pyright: ignore[reportAttributeAccessIssue]
-            time.sleep(0.0001)
-            if self._service is not None and time.monotonic() > self._next_look:
-                self._next_look = time.monotonic() + _LOOK_EVERY
-                with contextlib.suppress(ConnectionError):
-                    if self._service.list(self._alarm):
-                        raise _AlarmError
-        return array.block_until_ready()
+    def begin(self, work: Callable[[], T]) -> Future[T]:
+        """Begin some work that may wait for other processes; after that which was begun before."""
+        future: Future[T] = Future()
+        if self._works is None:
+            self._works = SimpleQueue()
+            # A daemon, because a collective that waits for a dead process may never end.
+            threading.Thread(target=_run, args=(self._works,), daemon=True, name="gda-roll").start()
+        self._works.put((work, future))
+        return future
+
+    def result(self, future: Future[T]) -> T:
+        """Return the result of work that was begun, unless another process fails meanwhile."""
+        while not wait([future], _LOOK_EVERY).done:
+            with contextlib.suppress(ConnectionError):
+                if self._service is not None and self._service.list(self._alarm):
+                    raise _AlarmError
+        return future.result()
 
     @property
     def _alarm(self) -> str:
@@ -129,3 +147,13 @@ class Roll:
         if failures:
             return DisagreementError(f"{self._what}: {join_some(failures)}")
         return _AlarmError()
+
+
+def _run(works: SimpleQueue[Any]) -> None:
+    """Do work in the order in which it was begun, until there is ``None``."""
+    while (item := works.get()) is not None:
+        work, future = item
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
