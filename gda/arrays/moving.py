@@ -104,7 +104,8 @@ def reshard_all(
     """
     max_bytes = _max_bytes_of(max_bytes)
     orders = [each.order() for each in wanted]
-    _check_agreement([order for order in orders if not order.is_local], name, donate)
+    between = [order for order in orders if not order.is_local]
+    _check_agreement(between, name, max_bytes=max_bytes, donate=donate)
     moved: dict[int, jax.Array] = {}
     for number, order in enumerate(orders):
         if not donate and _is_for_jax(order):
@@ -115,7 +116,7 @@ def reshard_all(
     return [moved[n] if n in moved else next(carried) for n in range(len(orders))]
 
 
-def _check_agreement(orders: Sequence[Order], name: str, donate: bool) -> None:
+def _check_agreement(orders: Sequence[Order], name: str, **options: object) -> None:
     """Check that all processes will move the same: they would wait for each other in vain."""
     mesh = mesh_of_all(device for order in orders for device in order.devices)
     if mesh is None:
@@ -125,7 +126,7 @@ def _check_agreement(orders: Sequence[Order], name: str, donate: bool) -> None:
         array, before = order.array, sharding_of(order.array)
         layout = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=before)
         layouts.append((layout, order.source.global_shape, order.sharding))
-    check_moving(layouts, name, processes_of(mesh).numbers, always=True, donate=donate)
+    check_moving(layouts, name, processes_of(mesh).numbers, always=True, **options)
 
 
 def _is_for_jax(order: Order) -> bool:

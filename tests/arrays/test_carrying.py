@@ -107,10 +107,10 @@ def move_at_random(seed: int) -> str:
             g = PaddedArray.from_callback(
                 shape, *before, lambda index: data[index], dtype=dtype, fill=1
             )
-    if not g.local_shards and chance.random() < 0.5:
+    is_absent, donate = chance.random() < 0.5, chance.random() < 0.3
+    if is_absent and not g.local_shards:
         layout = jax.ShapeDtypeStruct(g.array.shape, g.dtype, sharding=g.sharding)
         g = jax.tree.map(lambda _: layout, g)
-    donate = chance.random() < 0.3
     max_bytes = chance.choice([None, None, 1, 300])
     moved = g.reshard(*after, donate=donate, max_bytes=max_bytes)
     assert type(moved) is type(g)
