@@ -34,7 +34,7 @@ from gda.arrays.narrowing import (
     objects_error,
 )
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Index, Shape
+from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
 
@@ -151,7 +151,9 @@ class BlockReader:
         own = None if self._in_threads else Buffers(dtype, self._count)
 
         def filled(index: Index) -> np.ndarray[Any, Any]:
-            out = self.empty(dtype, index) if own is None else own.empty(self.shape_at(index))
+            out = (
+                self.empty(dtype, index) if own is None else own.empty(shape_at(index, self.shape))
+            )
             returned = callback(index, out)
             is_data = isinstance(returned, list | tuple) or hasattr(returned, "__array__")
             if is_data and not _is_part_of(returned, out):
@@ -197,21 +199,12 @@ class BlockReader:
 
     def empty(self, dtype: np.dtype[Any], index: Index | None = None) -> np.ndarray[Any, Any]:
         """Return an aligned buffer for one block: that at ``index``, or one with its padding."""
-        shape = self.shape if index is None else self.shape_at(index)
+        shape = self.shape if index is None else shape_at(index, self.shape)
         with self._lock:
             buffers = self._buffers.get(dtype)
             if buffers is None:
                 buffers = self._buffers[dtype] = Buffers(dtype, self._count)
             return buffers.empty(shape)
-
-    def shape_at(self, index: Index) -> Shape:
-        """Return the shape of the block at an index, without padding."""
-        return tuple(
-            [
-                size if s.stop is None else s.stop - s.start
-                for s, size in zip(index, self.shape, strict=True)
-            ]
-        )
 
     def padding(self) -> Block:
         """Return a block that is padding alone; call it when ``dtype`` is known."""
@@ -298,7 +291,7 @@ class BlockReader:
 
     def check_shape(self, index: Index, shape: Shape) -> None:
         """Raise ``ValueError`` if a block of this shape is not what a device holds."""
-        expected = self.shape_at(index) if self.grid.is_padded else self.shape
+        expected = shape_at(index, self.shape) if self.grid.is_padded else self.shape
         if shape != expected:
             whole = shape == self.grid.global_shape
             hint = ". That is the whole array: return array[index]" if whole else ""

@@ -53,7 +53,7 @@ def fingerprint(x: Any) -> str:
     the digest sees, and when several processes must call this together.
 
     Args:
-      x: a ``GlobalArray``, a ``jax.Array`` or a NumPy array, of any byte order and memory layout.
+      x: a container, a ``jax.Array`` or a NumPy array, of any byte order and memory layout.
         The dtype counts: JAX makes a float64 array float32 unless ``jax_enable_x64`` is set.
 
     Raises:
@@ -68,6 +68,8 @@ def fingerprint(x: Any) -> str:
     """
     if isinstance(x, np.ndarray | np.generic):
         return fingerprint_of_numpy(np.asarray(x))
+    if hasattr(x, "fingerprint"):  # of a container
+        return x.fingerprint()
     array = live(x, otherwise=_OTHERWISE)
     return fingerprint_of(array, grid_of_array(array))
 

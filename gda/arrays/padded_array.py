@@ -511,11 +511,8 @@ class PaddedArray:
         return tuple(map(slice, self.shape))
 
     def _grid_with_processes(self) -> ShardGrid:
-        sharding = self.sharding
-        mesh: Any = sharding.mesh
-        return ShardGrid(
-            self.shape, mesh.shape, sharding.spec, pad=True, process_of=processes_of(mesh)
-        )
+        grid, processes = self.grid, processes_of(self.mesh)
+        return ShardGrid(self.shape, grid.mesh_shape, grid.spec, pad=True, process_of=processes)
 
     # As a Python object.
 

@@ -65,10 +65,13 @@ def without_padding(data: jax.Array, index: Index) -> jax.Array:
     return data if is_whole else data[wanted]
 
 
-def process_local_of(array: jax.Array) -> np.ndarray[Any, Any]:
+def process_local_of(array: jax.Array, grid: ShardGrid | None = None) -> np.ndarray[Any, Any]:
     """Return the local array of this process: a new NumPy array, each block in it once.
 
     The inverse of ``array_from_process_local``. Never communicates between processes.
+
+    Args:
+      grid: the padded one of the array without its padding, with processes, if it has padding.
 
     Raises:
       ValueError: the blocks of this process do not form a regular grid, or it has none.
@@ -79,10 +82,12 @@ def process_local_of(array: jax.Array) -> np.ndarray[Any, Any]:
             f"NumPy has no {array.dtype}; take the numbers of the keys: jax.random.key_data(array)"
         )
     if array.is_fully_addressable:
-        return np.array(array)
-    view = view_of_array(array)
+        whole = () if grid is None else tuple(map(slice, grid.global_shape))
+        return np.array(np.asarray(array)[whole])
+    grid = grid_of_array(array) if grid is None else grid
+    view = grid.view(jax.process_index())
     value = aligned_empty(view.local_shape, array.dtype)
-    blocks = distinct_shards(array, grid_of_array(array)).values()
+    blocks = distinct_shards(array, grid).values()
     for block in blocks:
         block.copy_to_host_async()
     for index, block in zip(view.local_indices, blocks, strict=True):

@@ -30,6 +30,19 @@ _ASSIGNMENTS_TO_TRY = 4096
 _NOT_A_SPEC = (str, set, frozenset, dict)
 
 
+def shape_at(index: Index, block_shape: Shape) -> Shape:
+    """Return the shape of the block at an index, without padding.
+
+    Args:
+      block_shape: the sizes in dimensions that are not sharded.
+
+    >>> shape_at((slice(4, 5), slice(None)), (2, 3))
+    (1, 3)
+    """
+    sides = zip(index, block_shape, strict=True)
+    return tuple([size if s.stop is None else s.stop - s.start for s, size in sides])
+
+
 def check_shape(sizes: Iterable[int], kind: str = "global") -> Shape:
     """Return a shape as a tuple of Python ints; ``kind`` names it in messages.
 
