@@ -1,6 +1,8 @@
 """Arrays whose sizes the mesh does not divide; the oracle is NumPy on the whole array."""
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import jax
@@ -14,8 +16,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, mesh_of
 
 import gda
-from gda import ShardGrid
-from gda.arrays.padded_array import PaddedArray
+from gda import PaddedArray, ShardGrid
 from gda.testing.strategies import meshes, partition_specs
 
 
@@ -186,6 +187,66 @@ def test_tree_functions_keep_it(mesh: Mesh) -> None:
     assert not np.asarray(gradient.array)[5:].any()
 
 
+def test_it_is_exported_with_its_shape(mesh: Mesh) -> None:
+    p = padded(batch(5), mesh, P("x"))
+    with jax.set_mesh(mesh):
+        exported = jax.export.export(jax.jit(lambda p: p))(p)
+        restored = jax.export.deserialize(exported.serialize()).call(p)
+    assert restored.shape == (5,)
+    np.testing.assert_array_equal(restored, batch(5))
+
+
+# As a Python object.
+
+
+def test_pickles_have_no_padding(mesh: Mesh) -> None:
+    p = padded(batch(5, 3), mesh, P("x", "y"), fill=7)
+    text = pickle.dumps(p)
+    q = pickle.loads(text)
+    assert type(q) is PaddedArray
+    assert (q.shape, q.sharding, q.dtype) == (p.shape, p.sharding, p.dtype)
+    np.testing.assert_array_equal(q, batch(5, 3))
+    assert set(np.asarray(q.array)[5:].ravel()) == {0}
+    assert batch(5, 3).tobytes() in text
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: jax.random.split(jax.random.key(0), 5), lambda: [1.0] * 5]
+)
+def test_pickles_of_keys_and_of_padding_alone(mesh: Mesh, make: Any) -> None:
+    data = jnp.asarray(make())
+    p = PaddedArray.from_callback((5,), mesh, P(("x", "y")), lambda index: data[index])
+    q = pickle.loads(pickle.dumps(p))
+    assert q.fingerprint() == gda.fingerprint(data)
+    empty = padded(np.zeros((5, 0), np.int8), mesh, P("x", "y"))
+    assert pickle.loads(pickle.dumps(empty)).dtype == np.int8
+
+
+def test_copies(mesh: Mesh) -> None:
+    p = padded(batch(5), mesh, P("x"))
+    shallow, deep = copy.copy(p), copy.deepcopy(p)
+    assert shallow.array is p.array
+    p.delete()
+    np.testing.assert_array_equal(deep, batch(5))
+    assert deep.sharding == p.sharding
+
+
+def test_it_has_no_operators(mesh: Mesh) -> None:
+    p: Any = padded(batch(5), mesh, P("x"))
+    for compute in (
+        lambda: p + 1,
+        lambda: np.ones(5, np.float32) * p,
+        lambda: jnp.ones(8) @ p,
+        lambda: p == p,
+        lambda: not p,
+        lambda: -p,
+    ):
+        with pytest.raises(TypeError, match=r"no operators.*p.array, or p.filled\(value\)"):
+            compute()
+    shardings = jax.tree.map(lambda x: x.sharding, p)
+    assert shardings == jax.tree.map(lambda x: x.sharding, p)
+
+
 # Mistakes.
 
 
@@ -222,8 +283,9 @@ def test_it_cannot_be_changed(mesh: Mesh) -> None:
         p.shape = (3,)
     p.delete()
     assert p.is_deleted()
-    with pytest.raises(RuntimeError, match="was deleted"):
-        p.gather()
+    for use in (p.gather, lambda: p.local_shards[0].data):
+        with pytest.raises(RuntimeError, match=r"^PaddedArray\(shape=.* was deleted"):
+            use()
 
 
 # Whatever shape and layout.
