@@ -40,6 +40,8 @@ from gda.mesh import (
     processes_of,
     sharding_of,
 )
+from gda.multihost.agreement import together
+from gda.multihost.descriptions import describe_wanted, leaf_fields
 from gda.storage.options import Options, ProgressLike, Retry
 
 _INSIDE_JIT = "inside jit use .array, mask() and filled(value)"
@@ -222,23 +224,35 @@ class PaddedArray:
         spec, global_shape = after_spec(mesh, spec, global_shape)
         if global_shape is None:
             raise TypeError("from_process_local needs global_shape, the sizes without padding")
-        shape, given = check_shape(global_shape), np.asarray(local_data)
-        # All at once, because no block tells the dtype where a process has padding alone.
-        as_one = ShardGrid(given.shape, {}, ())
-        reader = BlockReader(as_one, dtype, copy=False)
-        (block,) = reader.read(lambda _: given, as_one.indices())
-        local = np.asarray(block)
-        over = mesh_and_spec(mesh, spec)
-        processes = processes_of(over.mesh)
-        grid = ShardGrid(shape, over.mesh.shape, over.spec, pad=True, process_of=processes)
-        view = grid.view(jax.process_index())
-        places = view.indices_within(local.shape) if view.block_ids else []
-        place_at = dict(zip(map(start_of, view.indices), places, strict=True))
+        shape = check_shape(global_shape)
+        asked = {"global_shape": shape, "mesh": mesh, "spec": spec, "dtype": dtype}
 
-        def read(index: Index) -> np.ndarray[Any, Any]:
-            return local[place_at[start_of(index)]]
+        def work() -> Self:
+            given = np.asarray(local_data)
+            # All at once, because no block tells the dtype where a process has padding alone.
+            as_one = ShardGrid(given.shape, {}, ())
+            reader = BlockReader(as_one, dtype, copy=False)
+            (block,) = reader.read(lambda _: given, as_one.indices())
+            local = np.asarray(block)
+            over = mesh_and_spec(mesh, spec)
+            processes = processes_of(over.mesh)
+            grid = ShardGrid(shape, over.mesh.shape, over.spec, pad=True, process_of=processes)
+            view = grid.view(jax.process_index())
+            places = view.indices_within(local.shape) if view.block_ids else []
+            place_at = dict(zip(map(start_of, view.indices), places, strict=True))
 
-        return cls.from_callback(shape, mesh, spec, read, fill=fill, dtype=local.dtype)
+            def read(index: Index) -> np.ndarray[Any, Any]:
+                return local[place_at[start_of(index)]]
+
+            return cls.from_callback(shape, mesh, spec, read, fill=fill, dtype=local.dtype)
+
+        return together(
+            "PaddedArray.from_process_local",
+            mesh,
+            work,
+            partial(leaf_fields, ""),
+            wanted=lambda: describe_wanted({**asked, "pad": True, "fill": fill}),
+        )
 
     @classmethod
     @public

@@ -149,6 +149,52 @@ def test_processes_bring_their_rows(size: int) -> None:
         np.asarray(p)
 
 
+@pytest.mark.processes(4, devices=2)
+def test_processes_that_ask_for_different_arrays_are_named() -> None:
+    mesh = mesh_of({"x": 8})
+    data, is_me = batch(16), jax.process_index() == 1
+
+    def build(size: int, fill: int = 0) -> PaddedArray:
+        return PaddedArray.from_source(data[:size], mesh, P("x"), fill=fill)
+
+    def build_of_rows(size: int) -> PaddedArray:
+        grid = ShardGrid((size,), {"x": 8}, ("x",), pad=True, process_of=[0, 0, 1, 1, 2, 2, 3, 3])
+        rows = data[grid.view(jax.process_index()).rows[0]]
+        return PaddedArray.from_process_local(rows, mesh, P("x"), (size,))
+
+    def refused(build: Any, *arguments: Any) -> str:
+        with gda.checking_agreement(timeout=20), pytest.raises(gda.DisagreementError) as caught:
+            build(*arguments)
+        return str(caught.value)
+
+    # Both have the padded shape (16,).
+    wanted = "process 1: shape (12,), padded with 0, processes 0, 2, 3: (10,), padded with 0"
+    size = 12 if is_me else 10
+    assert refused(build, size).endswith(wanted)
+    assert refused(build_of_rows, size).endswith(wanted)
+    message = refused(padded, data[:size], mesh, P("x"))
+    assert message.startswith("PaddedArray.from_callback (test_padded_array.py:")
+    assert message.endswith(wanted)
+    assert "shape (10,), padded with 1, " in refused(build, 10, int(is_me))
+    mine = gda.GlobalArray.from_source if is_me else PaddedArray.from_source
+    assert "process 1: shape (16,), processes 0, 2, 3: (16,), padded with 0" in refused(
+        mine, data, mesh, P("x")
+    )
+    with gda.checking_agreement(False):
+        p = build(size)
+    for use in (p.gather, p.fingerprint):
+        assert refused(use).endswith("process 1: shape (12,), processes 0, 2, 3: (10,)")
+    np.testing.assert_array_equal(build(10).gather(), data[:10])
+
+
+@pytest.mark.processes(4, devices=2)
+def test_wrong_rows_of_one_process_are_known_to_all() -> None:
+    kind = ValueError if jax.process_index() == 1 else gda.DisagreementError
+    rows = np.zeros([4, 5, 4, 3][jax.process_index()])  # of 15
+    with gda.checking_agreement(timeout=20), pytest.raises(kind, match="local size 5; expected is"):
+        PaddedArray.from_process_local(rows, mesh_of({"x": 8}), P("x"), (15,))
+
+
 # Computing.
 
 
@@ -309,7 +355,7 @@ def test_the_value_is_that_of_numpy(case: tuple[np.ndarray, Mesh, P]) -> None:
     assert p.padded_shape == p.grid.padded_shape
     np.testing.assert_array_equal(p, data)
     np.testing.assert_array_equal(p.gather(), data)
-    assert p.fingerprint() == gda.fingerprint(data)
+    assert gda.fingerprint(p) == gda.fingerprint(data)
     mask = np.broadcast_to(p.mask(), p.padded_shape)
     expected = np.zeros(p.padded_shape, bool)
     expected[tuple(map(slice, data.shape))] = True
