@@ -7,6 +7,7 @@ a table that has no padding, gives the same losses and gradient norms.
 """
 
 import os
+from typing import Any
 
 # The CPU plays 8 devices; with accelerators, omit this line.
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -30,27 +31,29 @@ following = random.permutation(tokens)
 optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1, weight_decay=0.01))
 
 
-def loss_of(table: gda.PaddedArray) -> jax.Array:
+def loss_of(params: dict[str, gda.PaddedArray]) -> jax.Array:
     """Return the cross entropy of the next token, over the rows of the vocabulary alone."""
+    table = params["table"]
     logits = table.array[tokens] @ table.array.T
     logits = jnp.where(table.mask().T, logits, -jnp.inf)
     return optax.softmax_cross_entropy_with_integer_labels(logits, following).mean()
 
 
 @jax.jit
-def step(table, state):
-    loss, gradient = jax.value_and_grad(loss_of)(table)
-    updates, state = optimizer.update(gradient, state, table)
-    return optax.apply_updates(table, updates), state, loss, optax.tree.norm(gradient)
+def step(params, state):
+    loss, gradient = jax.value_and_grad(loss_of)(params)
+    updates, state = optimizer.update(gradient, state, params)
+    return optax.apply_updates(params, updates), state, loss, optax.tree.norm(gradient)
 
 
 def train(table: gda.PaddedArray) -> tuple[gda.PaddedArray, np.ndarray]:
     """Return the trained table, and the loss and the gradient norm of every step."""
-    state, history = optimizer.init(table), []
+    params: Any = {"table": table}
+    state, history = optimizer.init(params), []
     for _ in range(STEPS):
-        table, state, loss, norm = step(table, state)
+        params, state, loss, norm = step(params, state)
         history.append((float(loss), float(norm)))
-    return table, np.array(history)
+    return params["table"], np.array(history)
 
 
 devices = jax.devices("cpu")
