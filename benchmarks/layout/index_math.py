@@ -293,7 +293,7 @@ WORKS = [
             {"a shape that divides": AtMost(share)},
         )
         for name, answer, share in [
-            ("starts, stops and replica ids", _array_answers, 1.5),
+            ("starts, stops and replica ids", _array_answers, 1.1),
             ("indices", lambda grid: grid.indices(), 1.1),
             ("the view of one process", lambda grid: grid.view(65536).indices, 1.1),
         ]

@@ -272,7 +272,7 @@ class PaddedArray:
         if isinstance(array, PaddedArray):
             raise TypeError("the array is a PaddedArray already; move it with reshard(mesh, spec)")
         if not isinstance(array, np.ndarray):
-            array = live(array)
+            array = live(array, otherwise="give other sources to from_source")
             if not array.is_fully_addressable:
                 raise ValueError(
                     "other processes hold parts of the array; build it with "
