@@ -16,6 +16,7 @@ from typing import Any
 _MODULE_OF = {
     # Build an array and look at it.
     "GlobalArray": "gda.arrays.global_array",
+    "PaddedArray": "gda.arrays.padded_array",
     "load_tree": "gda.trees.load",
     "Shard": "gda.arrays.shard",
     "Index": "gda.layout.spec",

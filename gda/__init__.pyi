@@ -3,6 +3,7 @@
 
 # Build an array and look at it.
 from gda.arrays.global_array import GlobalArray as GlobalArray
+from gda.arrays.padded_array import PaddedArray as PaddedArray
 from gda.trees.load import load_tree as load_tree
 from gda.arrays.shard import Shard as Shard
 from gda.layout.spec import Index as Index
@@ -69,6 +70,7 @@ from gda.trees.batches import DataPartitionType as DataPartitionType
 __all__ = [  # noqa: RUF022
     # Build an array and look at it.
     "GlobalArray",
+    "PaddedArray",
     "load_tree",
     "Shard",
     "Index",

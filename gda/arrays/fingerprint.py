@@ -47,14 +47,20 @@ _OTHERWISE = "of anything else take gda.fingerprint(numpy.asarray(x))"
 def fingerprint(x: Any) -> str:
     """Return the fingerprint of an array: a digest of shape, dtype and content, 32 hex digits.
 
-    A NumPy array, a ``jax.Array`` and a ``GlobalArray`` of the same shape, dtype and content have
-    the same fingerprint, and a checkpoint records it. Of a NumPy array it needs no device, makes no
-    copy, reads a memory map in pieces and never communicates. ``GlobalArray.fingerprint`` says what
-    the digest sees, and when several processes must call this together.
+    A NumPy array, a ``jax.Array``, a ``GlobalArray`` and a ``PaddedArray`` of the same shape, dtype
+    and content have the same fingerprint, and a checkpoint records it. Of a NumPy array it needs no
+    device, makes no copy, reads a memory map in pieces and never communicates.
+    ``GlobalArray.fingerprint`` says what the digest sees, and when several processes must call this
+    together.
 
     Args:
+<<<<<<< HEAD
       x: a container, a ``jax.Array`` or a NumPy array, of any byte order and memory layout.
         The dtype counts: JAX makes a float64 array float32 unless ``jax_enable_x64`` is set.
+=======
+      x: a container, a ``jax.Array`` or a NumPy array, of any byte order and memory layout. The
+        dtype counts: JAX makes a float64 array float32 unless ``jax_enable_x64`` is set.
+>>>>>>> p14-pface
 
     Raises:
       TypeError: ``x`` is something else, holds no numbers, or is being traced.
@@ -68,7 +74,11 @@ def fingerprint(x: Any) -> str:
     """
     if isinstance(x, np.ndarray | np.generic):
         return fingerprint_of_numpy(np.asarray(x))
+<<<<<<< HEAD
     if hasattr(x, "fingerprint"):  # of a container
+=======
+    if hasattr(x, "padded_shape"):
+>>>>>>> p14-pface
         return x.fingerprint()
     array = live(x, otherwise=_OTHERWISE)
     return fingerprint_of(array, grid_of_array(array))
@@ -86,7 +96,7 @@ def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
     numbers = processes_of(mesh).numbers
     if len(numbers) == 1:
         raise elsewhere_error("fingerprint()", numbers[0])
-    check_moving(array, "GlobalArray.fingerprint")
+    check_moving(array, "GlobalArray.fingerprint", shape=grid.global_shape)
     mine = begin(array, grid).result()
     everybody = tuple(range(jax.process_count()))
     received = all_gather(mine.astype("<u4").view(np.uint8), everybody)

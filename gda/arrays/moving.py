@@ -179,14 +179,21 @@ def gather(
             "GlobalArray.from_array(jax.random.key_data(g.array)).gather()"
         )
     is_wanted = _is_wanted(process)
+<<<<<<< HEAD
     max_bytes = _max_bytes_of(max_bytes)
+=======
+    max_bytes = MAX_BYTES if max_bytes is None else operator.index(max_bytes)
+    if max_bytes < 1:
+        raise ValueError(f"max_bytes must be 1 or more, not {max_bytes}")
+    name = "GlobalArray.gather" if shape is None else "PaddedArray.gather"
+>>>>>>> p14-pface
     shape = array.shape if shape is None else shape
     if array.is_fully_addressable:
         return np.array(np.asarray(array)[tuple(map(slice, shape))]) if is_wanted else None
     pieces = _Pieces(array, max_bytes)
     # If this fails, the others wait in the check, which names a process that does not come.
     value = aligned_empty(shape or (1,), array.dtype) if is_wanted else None
-    check_moving(array, "GlobalArray.gather", process=process, max_bytes=max_bytes)
+    check_moving(array, name, shape=shape, process=process, max_bytes=max_bytes)
     for index, piece in pieces.local() if pieces.are_everywhere else pieces.gathered():
         if value is not None:
             place = value[index]

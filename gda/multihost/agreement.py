@@ -104,7 +104,8 @@ def checked(
 ) -> Callable[[Callable[P, jax.Array]], Callable[P, jax.Array]]:
     """Make a constructor ``(global_shape, mesh, spec, ..., dtype=)`` check what it builds.
 
-    If it ``reads``, which may take long, the arguments are checked before that.
+    If it ``reads``, which may take long, the arguments are checked before that. With ``pad=True``
+    it is the constructor of a ``PaddedArray``.
     """
 
     def decorate(construct: Callable[P, jax.Array]) -> Callable[P, jax.Array]:
@@ -122,7 +123,7 @@ def checked(
                 if hasattr(given.get(field), "__next__"):  # which can be read only once
                     given[field] = tuple(given[field])
             return together(
-                name,
+                name.replace("Global", "Padded") if given.get("pad") else name,
                 given["mesh"],
                 lambda: call(*arguments.args, **arguments.kwargs),
                 lambda array: leaf_fields("", array),

@@ -19,7 +19,7 @@ from trials import Trials, tried
 
 import gda
 from gda.arrays import carrying, staging
-from gda.arrays.padded_array import PaddedArray
+
 
 P = PartitionSpec
 PROGRAM = Path(__file__).parents[1] / "reshard_program.py"
@@ -104,7 +104,7 @@ def move_at_random(seed: int) -> str:
         if divides(shape, layouts):
             g: Any = cut(data, *before)
         else:
-            g = PaddedArray.from_callback(
+            g = gda.PaddedArray.from_callback(
                 shape, *before, lambda index: data[index], dtype=dtype, fill=1
             )
     is_absent, donate = chance.random() < 0.5, chance.random() < 0.3
@@ -124,7 +124,7 @@ def move_at_random(seed: int) -> str:
         inside = np.zeros(block.shape, bool)
         inside[tuple(map(slice, shard.data.shape))] = True
         assert not np.asarray(block)[~inside].astype(bool).any(), "new padding is 0"
-    return "padded" if type(g) is PaddedArray else "even"
+    return "padded" if type(g) is gda.PaddedArray else "even"
 
 
 @pytest.mark.parametrize(("processes", "devices"), [(2, 4), (4, 2), (8, 1)])
@@ -154,7 +154,7 @@ def test_the_copies_on_devices_are_those_of_numpy(
         g = cut(data, before, P("x"))
         with jax.set_mesh(before):
             assert is_right(g.reshard(after, P("y", "z"), max_bytes=64), data)
-        p = PaddedArray(g.array, g.shape).reshard(after, P(("y", "z")))
+        p = gda.PaddedArray(g.array, g.shape).reshard(after, P(("y", "z")))
         assert is_right(p, data)
         assert not np.asarray(p.filled(0))[16:].any() if p.array.is_fully_addressable else True
 
@@ -189,7 +189,7 @@ def test_weights_go_from_trainers_to_a_sampler() -> None:
 
 def test_within_one_process_padding_comes_and_goes(mesh: Mesh) -> None:
     data = batch(13, 5)
-    p = PaddedArray.from_array(data, mesh, P("x", "y"))
+    p = gda.PaddedArray.from_array(data, mesh, P("x", "y"))
     few = ordered_mesh([6, 2, 3], {"z": 3}, mesh.axis_types[0])
     for donate in (False, True):
         moved = p.reshard(few, P("z"), donate=donate)
@@ -244,7 +244,7 @@ def test_no_more_is_sent_than_the_plan_says(
     meshes = [ordered_mesh(range(8), {"x": 8}), ordered_mesh([7, 0, 3, 1, 5, 2], {"y": 6})]
     for before, after in [meshes, meshes[::-1]]:
         spec, new = P(before.axis_names[0]), P(None, after.axis_names[0])
-        p = PaddedArray.from_array(data, before, spec)
+        p = gda.PaddedArray.from_array(data, before, spec)
         assert is_right(p.reshard(after, new, max_bytes=max_bytes), data)
         grids = [
             gda.ShardGrid(
