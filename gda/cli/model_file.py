@@ -94,13 +94,14 @@ class Mistakes:
 
 
 def read_model(
-    text: str, path: str, mesh: Mapping[str, int] | None
+    text: str, path: str, mesh: Mapping[str, int] | None, *, pad: bool
 ) -> tuple[dict[str, int], list[Parameter]]:
     """Return the mesh and the parameters of a model.
 
     Args:
       text, path: of the file; the path is for messages.
       mesh: of ``--mesh``; it overrides the mesh of the file.
+      pad: pad the sizes that do not divide.
 
     Raises:
       MistakesError: all mistakes of the file, with the names of the parameters that have them.
@@ -120,8 +121,8 @@ def read_model(
     arrays, parameters = [], []
     for name, entry in model["parameters"].items():
         with mistakes.of(name):
-            arrays.append(_array(name, entry, dtype, spec, sizes))
-            parameters.append(_parameter(arrays[-1], sizes))
+            arrays.append(_array(name, entry, dtype, spec, sizes, pad))
+            parameters.append(_parameter(arrays[-1], sizes, pad))
     if mesh is not None:
         _check_axes(arrays, sizes, model.get("mesh"), path)
     mistakes.check()
@@ -197,6 +198,7 @@ def _array(
     dtype: np.dtype[Any] | None,
     spec: tuple[SpecEntry, ...],
     mesh: Mapping[str, int],
+    pad: bool,
 ) -> _Array:
     if not isinstance(entry, dict):
         raise _WrongError(f'expected is {{"shape": [...], ...}}, not {_short(entry)}')
@@ -216,7 +218,7 @@ def _array(
         wrong.append('there is no "dtype", here or for all parameters')
     if wrong:
         # The readable part of its layout may be wrong, too.
-        wrong += mistakes_of_spec(values["spec"] or (), mesh, values.get("shape"))
+        wrong += mistakes_of_spec(values["spec"] or (), mesh, values.get("shape"), pad=pad)
         raise _WrongError(*wrong)
     return _Array(name, **values)
 
@@ -244,9 +246,9 @@ def _check_axes(arrays: Sequence[_Array], mesh: Mapping[str, int], of_file: Any,
     raise MistakesError(*lines[:_SHOWN])
 
 
-def _parameter(array: _Array, mesh: Mapping[str, int]) -> Parameter:
+def _parameter(array: _Array, mesh: Mapping[str, int], pad: bool) -> Parameter:
     try:
-        grid = plan_grid(array.shape, array.dtype, mesh, array.spec)
+        grid = plan_grid(array.shape, array.dtype, mesh, array.spec, pad=pad)
     except MistakesError as error:
         raise _WrongError(*error.lines) from None
     return Parameter(array.name, array.dtype, grid)

@@ -16,7 +16,12 @@ from gda.cli.mistakes import MistakesError, read_option
 from gda.cli.model_file import read_model
 from gda.cli.model_numbers import ModelPlan, Row
 from gda.cli.numbers import parse_number
-from gda.cli.planned_array import check_devices_per_process, format_shape, print_json
+from gda.cli.planned_array import (
+    check_devices_per_process,
+    format_padding,
+    format_shape,
+    print_json,
+)
 from gda.cli.tables import (
     facts,
     held_and_distinct,
@@ -63,7 +68,7 @@ def _read(options: argparse.Namespace) -> ModelPlan:
         raise MistakesError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise MistakesError(f"{path} is not a text in UTF-8: {error}") from None
-    sizes, parameters = read_model(text, "stdin" if path == "-" else path, mesh)
+    sizes, parameters = read_model(text, "stdin" if path == "-" else path, mesh, pad=options.pad)
     model = ModelPlan(sizes, check_devices_per_process(devices, sizes), parameters)
     if model.bytes_per_device * model.num_devices >= 2**63:
         raise MistakesError(f"{path} has more than 2**63 bytes in all; check its sizes")
@@ -99,8 +104,15 @@ def _summary(model: ModelPlan) -> list[str]:
             ("per device", format_bytes(model.bytes_per_device)),
             ("per process", held_and_distinct(in_process, model.distinct_bytes)),
             ("all devices", f"{format_bytes(everywhere)}{times}"),
+            *(("padding", padding) for padding in _padding(model)),
         ]
     )
+
+
+def _padding(model: ModelPlan) -> list[str]:
+    count = sum(parameter.grid.is_padded for parameter in model.parameters)
+    words = f"{format_padding(model.padding)} more, in {counted(count, 'parameter')}"
+    return [words] if count else []
 
 
 def _rows(model: ModelPlan) -> list[str]:
@@ -116,7 +128,12 @@ def _rows(model: ModelPlan) -> list[str]:
         ]
         for row in model.rows
     ]
-    return two_tables(header, rows, first=2, right={"per device", "replicas"})
+    if not model.padding.nbytes:
+        return two_tables(header, rows, first=2, right={"per device", "replicas"})
+    header.insert(1, "padding")
+    for row, cells in zip(model.rows, rows, strict=True):
+        cells.insert(1, format_padding(row.padding) if row.padding.nbytes else "")
+    return two_tables(header, rows, first=3, right={"per device", "padding", "replicas"})
 
 
 def _savings(model: ModelPlan) -> list[str]:

@@ -34,6 +34,7 @@ from gda.cli.planned_array import (
     PlannedArray,
     add_array_options,
     format_shape,
+    padding_words,
     plan_array,
     print_json,
     read_array,
@@ -133,7 +134,9 @@ def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedAr
             "--to-devices-per-process", options.to_devices_per_process, parse_number
         )
     try:
-        return plan_array(source.grid.global_shape, source.dtype, mesh, spec, devices)
+        return plan_array(
+            source.grid.global_shape, source.dtype, mesh, spec, devices, pad=options.pad
+        )
     except MistakesError as error:
         first, *more = error.lines
         raise MistakesError(f"after the reshard, {first}", *more) from None
@@ -170,7 +173,11 @@ def _summary(source: PlannedArray, target: PlannedArray, plan: ReshardPlan) -> l
 def _layout(label: str, array: PlannedArray) -> list[tuple[str, str]]:
     spec, mesh = format_spec(array.grid.spec), format_mesh(array.grid.mesh_shape)
     blocks = f"blocks of {format_shape(array.grid.shard_shape)}"
-    return [(label, f"{spec} on {mesh}"), ("", f"{array.devices_and_processes}, {blocks}")]
+    return [
+        (label, f"{spec} on {mesh}"),
+        ("", f"{array.devices_and_processes}, {blocks}"),
+        *(("", f"padded {padding}") for padding in padding_words(array)),
+    ]
 
 
 def _loads(answer: _Answer) -> list[str]:
