@@ -63,11 +63,6 @@ class Row:
     def padding(self) -> Padding:
         return padding_of([(self.parameter.grid, self.count * self.parameter.dtype.itemsize)])
 
-    @property
-    def title(self) -> str:
-        sizes = ",".join(map(str, self.parameter.grid.global_shape))
-        return f"{self.parameter.dtype.name}[{sizes}]"
-
     @cached_property
     def better_spec(self) -> tuple[SpecEntry, ...]:
         """The spec with unused mesh axes added, if their sizes divide a dimension.
@@ -198,6 +193,14 @@ class ModelPlan:
 
     def describe(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
+        return {
+            **self.describe_totals(),
+            "parameters": [row.describe() for row in self.rows],
+            "savings": [row.describe_saving() for row in self.savings],
+        }
+
+    def describe_totals(self) -> dict[str, Any]:
+        """Return the document without its rows."""
         document = {
             "mesh": dict(self.mesh),
             "num_devices": self.num_devices,
@@ -212,8 +215,6 @@ class ModelPlan:
             "nbytes_on_devices": self.bytes_per_device * self.num_devices,
             **self.padding.describe(),
             "nbytes_distinct_per_process": list(self.distinct_bytes),
-            "parameters": [row.describe() for row in self.rows],
-            "savings": [row.describe_saving() for row in self.savings],
         }
         return with_former_keys(document, FORMER_KEYS)
 

@@ -22,7 +22,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.commands import OK, add_command
@@ -46,13 +47,17 @@ from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh
 
 if TYPE_CHECKING:
+    from gda.cli.model_moves import ModelMoves
     from gda.layout.reshard.plan import Load, ReshardPlan
 
 # Some answers list every move, about 10 million in a second.
 MOST_MOVES = 5_000_000
 LINKS_LISTED = 16_384
 _LINKS_SHOWN = 5
-_NEEDED = "give --shape, --dtype, --mesh and --spec, and --to-mesh, --to-spec or both"
+_NEEDED = (
+    "give --shape, --dtype, --mesh and --spec, and --to-mesh, --to-spec or both; "
+    "or --tree FILE for a model"
+)
 
 _PIECES = "A piece is the part of a new block that one device sends or keeps."
 
@@ -65,6 +70,7 @@ examples:
   gda reshard --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 \\
               --spec data,model --to-spec model,data --devices-per-process 8
   gda reshard --shape 24x8 --dtype f32 --mesh x=8 --spec x --to-mesh x=6
+  gda reshard --tree model.json --to-mesh data=6,model=8 --devices-per-process 8
 """
 
 
@@ -77,23 +83,40 @@ def add_reshard(commands: Any) -> None:
     parser.add_argument(
         "--to-devices-per-process", metavar="M", help="devices of each in the new mesh"
     )
+    parser.add_argument(
+        "--tree",
+        metavar="FILE",
+        help="move the model that this JSON file describes; see `gda plan --help`",
+    )
+    parser.add_argument(
+        "--to-tree",
+        metavar="FILE",
+        help="the model with its new mesh and specs; by default the same",
+    )
     parser.add_argument("--no-picture", action="store_true", help="print no picture")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def reshard(options: argparse.Namespace) -> int:
+    if options.tree is not None:
+        from gda.cli.model_reshard import reshard_tree
+
+        return reshard_tree(options)
     from gda.layout.reshard.plan import ReshardPlan
 
+    if options.to_tree is not None:
+        raise MistakesError("--to-tree is for a model; give --tree too")
     if options.to_mesh is None and options.to_spec is None:
         raise MistakesError("--to-mesh and --to-spec are missing; give one or both")
     source = read_array(options, _NEEDED)
     target = _read_target(options, source)
-    answer = _Answer(ReshardPlan(source.grid, target.grid, itemsize=source.dtype.itemsize))
+    plan = ReshardPlan(source.grid, target.grid, itemsize=source.dtype.itemsize)
+    answer = Answer(plan, plan.num_moves)
     if options.json:
-        print_json(_document(source, target, answer))
+        print_json({"source": source.describe(), "target": target.describe(), **answer.describe()})
         return OK
-    print(*_summary(source, target, answer.plan), "", _PIECES, "", *_loads(answer), sep="\n")
-    print("", *_link_lines(answer), sep="\n")
+    print(*_summary(source, target, plan), "", _PIECES, "", *_loads(answer), sep="\n")
+    print("", *link_lines(answer), sep="\n")
     if not options.no_picture:
         from gda.cli.pictures import before_and_after
 
@@ -101,8 +124,8 @@ def reshard(options: argparse.Namespace) -> int:
     return OK
 
 
-class _Answer:
-    """A plan and its numbers, without those that need too many moves.
+class Answer:
+    """The moves of an array or a model and their numbers, without those that need too many moves.
 
     Attributes:
       plan: the moves.
@@ -111,15 +134,37 @@ class _Answer:
       notes: the omissions, in words.
     """
 
-    def __init__(self, plan: ReshardPlan) -> None:
-        is_long = plan.num_moves > MOST_MOVES
+    def __init__(self, plan: ReshardPlan | ModelMoves, num_listed: int) -> None:
+        is_long = num_listed > MOST_MOVES
         self.plan = plan
         self.links = None if is_long else plan.links()
         self.knows_senders = not (is_long and plan.lists_moves)
         what = "links are" if self.knows_senders else "links and bytes sent are"
         self.notes = (
-            [f"{what} omitted: {plan.num_moves:,} pieces are too many to list"] if is_long else []
+            [f"{what} omitted: {num_listed:,} pieces are too many to list"] if is_long else []
         )
+
+    def describe(self) -> dict[str, Any]:
+        """Return its part of the document of ``--json``."""
+        plan, links, is_known = self.plan, self.links, self.knows_senders
+        document = {
+            "notes": self.notes,
+            "nbytes_kept": plan.nbytes_kept,
+            "nbytes_within_processes": plan.nbytes_within_processes,
+            "nbytes_between_processes": plan.nbytes_between_processes,
+            "nbytes_moved": plan.nbytes_moved,
+            "num_moves": plan.num_moves,
+            "received_by_device": _load(plan.received_by_device),
+            "sent_by_device": _load(plan.sent_by_device) if is_known else None,
+            "received_by_process": _load(plan.received_by_process.values()),
+            "sent_by_process": _load(plan.sent_by_process.values()) if is_known else None,
+            "largest_sender": _device(plan.largest_sender) if is_known else None,
+            "largest_receiver": _device(plan.largest_receiver),
+            "nbytes_peak_extra": plan.nbytes_peak_extra,
+            "num_links": None if links is None else len(links),
+            "links": None if links is None else [link._asdict() for link in links[:LINKS_LISTED]],
+        }
+        return with_former_keys(document, {"nbytes_peak_extra": "peak_extra_nbytes"})
 
 
 def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedArray:
@@ -133,10 +178,17 @@ def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedAr
         devices = read_option(
             "--to-devices-per-process", options.to_devices_per_process, parse_number
         )
-    try:
+    with mistakes_after():
         return plan_array(
             source.grid.global_shape, source.dtype, mesh, spec, devices, pad=options.pad
         )
+
+
+@contextmanager
+def mistakes_after() -> Iterator[None]:
+    """Say of the mistakes in the block that they are those of the new layout."""
+    try:
+        yield
     except MistakesError as error:
         first, *more = error.lines
         raise MistakesError(f"after the reshard, {first}", *more) from None
@@ -146,6 +198,21 @@ def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedAr
 
 
 def _summary(source: PlannedArray, target: PlannedArray, plan: ReshardPlan) -> list[str]:
+    return facts(
+        [
+            ("array", f"{source.title}, {format_bytes(source.nbytes)}"),
+            *_layout("from", source),
+            *_layout("to", target),
+            *(("note", note) for note in dict.fromkeys([*source.notes, *target.notes])),
+            ("", ""),
+            *totals(plan),
+            ("extra memory", f"{format_bytes(plan.nbytes_peak_extra):>10}  at most on a device"),
+        ]
+    )
+
+
+def totals(plan: ReshardPlan | ModelMoves) -> list[tuple[str, str]]:
+    """Return the facts about the bytes that stay and move."""
     total = plan.nbytes_total
 
     def share(nbytes: int) -> str:
@@ -154,20 +221,12 @@ def _summary(source: PlannedArray, target: PlannedArray, plan: ReshardPlan) -> l
     pieces = counted(plan.num_moves, "piece")
     if plan.num_moves > 1:
         pieces += f" of {format_bytes(round(total / plan.num_moves))} on average"
-    return facts(
-        [
-            ("array", f"{source.title}, {format_bytes(source.nbytes)}"),
-            *_layout("from", source),
-            *_layout("to", target),
-            *(("note", note) for note in dict.fromkeys([*source.notes, *target.notes])),
-            ("", ""),
-            ("kept", f"{share(plan.nbytes_kept)}  on its device already"),
-            ("moved", f"{share(plan.nbytes_within_processes)}  within processes"),
-            ("", f"{share(plan.nbytes_between_processes)}  between processes"),
-            ("all blocks", f"{share(total)}  in {pieces}"),
-            ("extra memory", f"{format_bytes(plan.nbytes_peak_extra):>10}  at most on a device"),
-        ]
-    )
+    return [
+        ("kept", f"{share(plan.nbytes_kept)}  on its device already"),
+        ("moved", f"{share(plan.nbytes_within_processes)}  within processes"),
+        ("", f"{share(plan.nbytes_between_processes)}  between processes"),
+        ("all blocks", f"{share(total)}  in {pieces}"),
+    ]
 
 
 def _layout(label: str, array: PlannedArray) -> list[tuple[str, str]]:
@@ -180,7 +239,7 @@ def _layout(label: str, array: PlannedArray) -> list[tuple[str, str]]:
     ]
 
 
-def _loads(answer: _Answer) -> list[str]:
+def _loads(answer: Answer) -> list[str]:
     plan = answer.plan
     loads = {"device": [_load_row("receives", plan.received_by_device, plan.largest_receiver)]}
     if plan.source.num_processes > 1 or plan.target.num_processes > 1:
@@ -210,7 +269,8 @@ def _load(loads: Iterable[int]) -> dict[str, Any]:
     return {"largest": max(values), "mean": sum(values) / len(values)}
 
 
-def _link_lines(answer: _Answer) -> list[str]:
+def link_lines(answer: Answer) -> list[str]:
+    """Return the table of the busiest links."""
     links = answer.links
     if links is None:
         return facts(("note", note) for note in answer.notes)
@@ -223,33 +283,6 @@ def _link_lines(answer: _Answer) -> list[str]:
     more = left_out(len(rows), len(links), "link", LINKS_LISTED)
     rows = [["busiest links", "bytes"], *rows]
     return [*table(rows, right={"bytes"}, width=terminal_width()), *more]
-
-
-# For programs.
-
-
-def _document(source: PlannedArray, target: PlannedArray, answer: _Answer) -> dict[str, Any]:
-    plan, links, is_known = answer.plan, answer.links, answer.knows_senders
-    document = {
-        "source": source.describe(),
-        "target": target.describe(),
-        "notes": answer.notes,
-        "nbytes_kept": plan.nbytes_kept,
-        "nbytes_within_processes": plan.nbytes_within_processes,
-        "nbytes_between_processes": plan.nbytes_between_processes,
-        "nbytes_moved": plan.nbytes_moved,
-        "num_moves": plan.num_moves,
-        "received_by_device": _load(plan.received_by_device),
-        "sent_by_device": _load(plan.sent_by_device) if is_known else None,
-        "received_by_process": _load(plan.received_by_process.values()),
-        "sent_by_process": _load(plan.sent_by_process.values()) if is_known else None,
-        "largest_sender": _device(plan.largest_sender) if is_known else None,
-        "largest_receiver": _device(plan.largest_receiver),
-        "nbytes_peak_extra": plan.nbytes_peak_extra,
-        "num_links": None if links is None else len(links),
-        "links": None if links is None else [link._asdict() for link in links[:LINKS_LISTED]],
-    }
-    return with_former_keys(document, {"nbytes_peak_extra": "peak_extra_nbytes"})
 
 
 def _device(load: Load) -> dict[str, int]:

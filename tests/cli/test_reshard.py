@@ -357,7 +357,7 @@ def test_what_is_missing(run: Run) -> None:
     assert (code, out) == (2, "")
     assert err == (
         "gda: --dtype, --mesh and --spec are missing; give --shape, --dtype, --mesh and --spec, "
-        "and --to-mesh, --to-spec or both\n"
+        "and --to-mesh, --to-spec or both; or --tree FILE for a model\n"
     )
 
 
