@@ -32,13 +32,14 @@ import numpy as np
 from gda.cli.model_file import Parameter
 from gda.cli.model_numbers import ModelPlan
 from gda.cli.name_ranges import with_ranges
-from gda.cli.planned_array import Padding, padding_of, spec_for_json
+from gda.cli.padding import Padding, padding_of
+from gda.cli.planned_array import spec_for_json
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
 from gda.layout.processes import Processes
 from gda.layout.reshard.flow import tiling_of
 from gda.layout.reshard.overlaps import sizes_of
-from gda.layout.reshard.plan import Link, Load, ReshardPlan
+from gda.layout.reshard.plan import Link, ReshardPlan
 
 
 class Alike(NamedTuple):
@@ -57,6 +58,16 @@ class Alike(NamedTuple):
     def padding(self, grid: ShardGrid) -> Padding:
         """Return the padding of all of them on the devices of a grid."""
         return padding_of([(grid, self.before.dtype.itemsize * len(self.names))])
+
+
+class _Sum:
+    """An attribute of ``ReshardPlan``, added up over all plans of a model."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, moves: ModelMoves, owner: type) -> int:
+        return sum(count * getattr(plan, self._name) for plan, count in moves.plans)
 
 
 @dataclass(frozen=True)
@@ -98,12 +109,13 @@ class ModelMoves:
 
     # In all.
 
-    def _sum(self, name: str) -> int:
-        return sum(count * getattr(plan, name) for plan, count in self.plans)
-
-    @property
-    def num_moves(self) -> int:
-        return self._sum("num_moves")
+    num_moves = _Sum()
+    nbytes_total = _Sum()
+    nbytes_kept = _Sum()
+    nbytes_moved = _Sum()
+    nbytes_within_processes = _Sum()
+    nbytes_between_processes = _Sum()
+    nbytes_peak_extra = _Sum()
 
     @property
     def num_listed(self) -> int:
@@ -111,34 +123,10 @@ class ModelMoves:
         return sum(plan.num_moves for plan, _ in self.plans)
 
     @property
-    def nbytes_total(self) -> int:
-        return self._sum("nbytes_total")
-
-    @property
-    def nbytes_kept(self) -> int:
-        return self._sum("nbytes_kept")
-
-    @property
-    def nbytes_moved(self) -> int:
-        return self._sum("nbytes_moved")
-
-    @property
-    def nbytes_within_processes(self) -> int:
-        return self._sum("nbytes_within_processes")
-
-    @property
-    def nbytes_between_processes(self) -> int:
-        return self._sum("nbytes_between_processes")
-
-    @property
     def lists_moves(self) -> bool:
         return any(plan.lists_moves for plan, _ in self.plans)
 
     # Bytes that a device holds.
-
-    @property
-    def nbytes_peak_extra(self) -> int:
-        return self._sum("nbytes_peak_extra")
 
     @property
     def nbytes_peak_per_device(self) -> int:
@@ -192,14 +180,6 @@ class ModelMoves:
             for process, nbytes in getattr(plan, name).items():
                 totals[process] += count * nbytes
         return totals
-
-    @property
-    def largest_sender(self) -> Load:
-        return _largest(self.sent_by_device)
-
-    @property
-    def largest_receiver(self) -> Load:
-        return _largest(self.received_by_device)
 
     def links(self) -> list[Link]:
         totals: Counter[tuple[int, int]] = Counter()
@@ -302,8 +282,3 @@ def moves_of(source: ModelPlan, target: ModelPlan) -> ModelMoves:
 
 def _with_processes(grid: ShardGrid, processes: Processes) -> ShardGrid:
     return ShardGrid(grid.global_shape, grid.mesh_shape, grid.spec, pad=True, process_of=processes)
-
-
-def _largest(nbytes: IntArray) -> Load:
-    position = int(np.argmax(nbytes))
-    return Load(position, int(nbytes[position]))

@@ -15,12 +15,8 @@ from gda.cli.mistakes import MistakesError, read_option
 from gda.cli.model_file import ModelText, read_model, read_text
 from gda.cli.model_numbers import ModelPlan, Row
 from gda.cli.numbers import parse_number
-from gda.cli.planned_array import (
-    check_devices_per_process,
-    format_padding,
-    format_shape,
-    print_json,
-)
+from gda.cli.padding import format_padding
+from gda.cli.planned_array import check_devices_per_process, format_shape, print_json
 from gda.cli.tables import (
     facts,
     held_and_distinct,

@@ -20,7 +20,8 @@ from gda.cli.model_numbers import ModelPlan
 from gda.cli.model_report import plan_model, refuse_options
 from gda.cli.model_suggestion import Suggestion, suggestion_for
 from gda.cli.numbers import parse_number
-from gda.cli.planned_array import format_padding, format_percent, format_shape, print_json
+from gda.cli.padding import format_padding, format_percent
+from gda.cli.planned_array import format_shape, print_json
 from gda.cli.reshards import LINKS_LISTED, Answer, link_lines, mistakes_after, totals
 from gda.cli.tables import facts, in_processes, left_out, listed, terminal_width, two_tables
 from gda.layout.spec import format_spec

@@ -48,7 +48,7 @@ from gda.layout.text import counted, format_bytes, format_mesh
 
 if TYPE_CHECKING:
     from gda.cli.model_moves import ModelMoves
-    from gda.layout.reshard.plan import Load, ReshardPlan
+    from gda.layout.reshard.plan import ReshardPlan
 
 # Some answers list every move, about 10 million in a second.
 MOST_MOVES = 5_000_000
@@ -158,8 +158,8 @@ class Answer:
             "sent_by_device": _load(plan.sent_by_device) if is_known else None,
             "received_by_process": _load(plan.received_by_process.values()),
             "sent_by_process": _load(plan.sent_by_process.values()) if is_known else None,
-            "largest_sender": _device(plan.largest_sender) if is_known else None,
-            "largest_receiver": _device(plan.largest_receiver),
+            "largest_sender": _largest(plan.sent_by_device) if is_known else None,
+            "largest_receiver": _largest(plan.received_by_device),
             "nbytes_peak_extra": plan.nbytes_peak_extra,
             "num_links": None if links is None else len(links),
             "links": None if links is None else [link._asdict() for link in links[:LINKS_LISTED]],
@@ -241,11 +241,11 @@ def _layout(label: str, array: PlannedArray) -> list[tuple[str, str]]:
 
 def _loads(answer: Answer) -> list[str]:
     plan = answer.plan
-    loads = {"device": [_load_row("receives", plan.received_by_device, plan.largest_receiver)]}
+    loads = {"device": [_load_row("receives", plan.received_by_device, names="device")]}
     if plan.source.num_processes > 1 or plan.target.num_processes > 1:
         loads["process"] = [_load_row("receives", plan.received_by_process.values())]
     if answer.knows_senders:
-        loads["device"][:0] = [_load_row("sends", plan.sent_by_device, plan.largest_sender)]
+        loads["device"][:0] = [_load_row("sends", plan.sent_by_device, names="device")]
         if "process" in loads:
             loads["process"][:0] = [_load_row("sends", plan.sent_by_process.values())]
     rows = [
@@ -258,9 +258,10 @@ def _loads(answer: Answer) -> list[str]:
     return table([header, *rows], right=right, width=terminal_width())
 
 
-def _load_row(does: str, loads: Iterable[int], top: Load | None = None) -> list[str]:
-    load = _load(loads)
-    which = f"device {top.position}" if top is not None and load["largest"] > load["mean"] else ""
+def _load_row(does: str, loads: Iterable[int], names: str = "") -> list[str]:
+    values = [*loads]
+    load, top = _load(values), _largest(values)
+    which = f"{names} {top['device']}" if names and load["largest"] > load["mean"] else ""
     return [does, format_bytes(round(load["mean"])), format_bytes(load["largest"]), which]
 
 
@@ -285,5 +286,6 @@ def link_lines(answer: Answer) -> list[str]:
     return [*table(rows, right={"bytes"}, width=terminal_width()), *more]
 
 
-def _device(load: Load) -> dict[str, int]:
-    return {"device": load.position, "nbytes": load.nbytes}
+def _largest(loads: Iterable[int]) -> dict[str, int]:
+    values = list(map(int, loads))
+    return {"device": values.index(max(values)), "nbytes": max(values)}
