@@ -45,7 +45,9 @@ def reshard_tree(options: argparse.Namespace) -> int:
         print_json(_document(moves, answer, processes, suggestion))
         return OK
     print(*_summary(moves), sep="\n")
-    print("", *_process_lines(processes), "", *link_lines(answer), sep="\n")
+    if len(processes) > 1:
+        print("", *_process_lines(processes), sep="\n")
+    print("", *link_lines(answer), sep="\n")
     if padded := [row for row in moves.rows if row.is_padded]:
         print("", *_padding_lines(padded, is_asked=options.pad), sep="\n")
     if suggestion is not None:

@@ -99,8 +99,11 @@ def _other_order(moves: ModelMoves) -> tuple[int, ...] | None:
     if size != moves.source.devices_per_process or places == 1:
         return None
     known = min(places, moves.source.num_processes)
+    compared = moves.alike[: _MOST_COMPARED // (places * known * size)]
+    if not compared:
+        return None
     shared = np.zeros((places, places), np.int64)
-    for group in moves.alike[: _MOST_COMPARED // (places * known * size)]:
+    for group in compared:
         before, after = group.before.grid, group.after.grid
         old = before.block_ids.reshape(-1, size)[None, :known]
         new = after.block_ids.reshape(-1, size)[:, None]

@@ -571,7 +571,7 @@ OPTIONS += ["--locate"]
 
 @given(
     st.dictionaries(st.sampled_from(OPTIONS), WORDS),
-    st.sampled_from([["--json"], ["--no-picture"], []]),
+    st.sampled_from([["--json"], ["--no-picture"], ["--pad"], []]),
     st.booleans(),
 )
 def test_any_words_give_an_answer_or_a_message(

@@ -372,7 +372,7 @@ OPTIONS += ["--to-devices-per-process"]
 
 @given(
     st.dictionaries(st.sampled_from(OPTIONS), WORDS),
-    st.sampled_from([["--json"], ["--no-picture"], []]),
+    st.sampled_from([["--json"], ["--no-picture"], ["--pad"], []]),
 )
 def test_any_words_give_an_answer_or_a_message(changes: dict[str, str], kind: list[str]) -> None:
     good = {"--shape": "24x8", "--dtype": "f32", "--mesh": "x=4,y=2", "--spec": "x"}

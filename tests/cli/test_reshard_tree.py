@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from trials import rarely
 
 from gda import ShardGrid
-from gda.cli import reshards
+from gda.cli import model_suggestion, reshards
 from gda.cli.model_file import read_text
 from gda.cli.model_moves import moves_of
 from gda.cli.model_report import plan_model
@@ -104,7 +104,8 @@ def test_nothing_moves(run: Run, write: Callable[..., Path]) -> None:
     code, out, err = run("reshard", "--tree", write(MODEL), "--to-mesh", "data=4,model=2")
     assert (code, err) == (0, "")
     assert "\nheld twice    0 B\n" in out
-    assert "\nlinks         none: no process sends to another\n" in out
+    assert "\n\nlinks         none: no process sends to another\n" in out
+    assert "moves within" not in out
     assert "suggestion" not in out
 
 
@@ -198,6 +199,15 @@ def test_an_order_of_the_axes(run: Run, write: Callable[..., Path]) -> None:
     assert out.endswith(
         "\nsuggestion    --to-mesh x=4,y=2: then 0 B move between processes, 100 % less\n"
     )
+
+
+def test_too_many_processes_for_an_order(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_suggestion, "_MOST_COMPARED", 8)
+    assert moved(write(MODEL), *FEWER)["suggestion"] is None
+    monkeypatch.setattr(model_suggestion, "_MOST_PLANNED", 8)
+    assert moved(write(MODEL), *FEWER)["suggestion"] is None
 
 
 def test_no_order_is_better(write: Callable[..., Path]) -> None:
