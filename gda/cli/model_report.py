@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from gda.cli.commands import OK
 from gda.cli.layouts import parse_mesh
-from gda.cli.mistakes import MistakesError, read_option
+from gda.cli.mistakes import MistakesError, read_given
 from gda.cli.model_file import ModelText, read_model, read_text
 from gda.cli.model_numbers import ModelPlan, Row
 from gda.cli.numbers import parse_number
@@ -48,11 +48,8 @@ def plan_tree(options: argparse.Namespace) -> int:
 
 def _read(options: argparse.Namespace) -> ModelPlan:
     refuse_options(options, _OF_ONE_ARRAY)
-    mesh, devices = options.mesh, options.devices_per_process
-    if mesh is not None:
-        mesh = read_option("--mesh", mesh, parse_mesh)
-    if devices is not None:
-        devices = read_option("--devices-per-process", devices, parse_number)
+    mesh = read_given(options, "mesh", parse_mesh)
+    devices = read_given(options, "devices-per-process", parse_number)
     return plan_model(read_text("--tree", options.tree), mesh, devices, pad=options.pad)
 
 

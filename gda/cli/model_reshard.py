@@ -13,7 +13,7 @@ from typing import Any
 
 from gda.cli.commands import OK
 from gda.cli.layouts import parse_mesh
-from gda.cli.mistakes import MistakesError, read_option
+from gda.cli.mistakes import MistakesError, read_given
 from gda.cli.model_file import Mistakes, read_text
 from gda.cli.model_moves import ModelMoves, Row, moves_of
 from gda.cli.model_numbers import ModelPlan
@@ -60,19 +60,15 @@ def _read(options: argparse.Namespace) -> tuple[ModelPlan, ModelPlan]:
     if options.to_mesh is None and options.to_tree is None:
         raise MistakesError("--to-mesh and --to-tree are missing; give one or both")
 
-    def read(name: str, parse: Any) -> Any:
-        text = getattr(options, name.replace("-", "_"))
-        return None if text is None else read_option(f"--{name}", text, parse)
-
-    mesh, to_mesh = read("mesh", parse_mesh), read("to-mesh", parse_mesh)
-    devices = read("devices-per-process", parse_number)
-    to_devices = read("to-devices-per-process", parse_number)
+    mesh, to_mesh = (read_given(options, name, parse_mesh) for name in ("mesh", "to-mesh"))
+    devices = read_given(options, "devices-per-process", parse_number)
+    to_devices = read_given(options, "to-devices-per-process", parse_number)
+    if to_devices is None:
+        to_devices = devices
     file = read_text("--tree", options.tree)
     source = plan_model(file, mesh, devices, pad=True)
     if options.to_tree is not None:
         file = read_text("--to-tree", options.to_tree)
-    if to_devices is None:
-        to_devices = devices
     with mistakes_after():
         target = plan_model(file, to_mesh, to_devices, pad=True, option="--to-mesh")
     if options.to_tree is not None:

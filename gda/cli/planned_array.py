@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gda.cli.dtypes import parse_dtype
 from gda.cli.layouts import NOT_SHARDED, parse_mesh, parse_spec
-from gda.cli.mistakes import MistakesError, read_option
+from gda.cli.mistakes import MistakesError, read_given
 from gda.cli.numbers import parse_number, parse_shape
 from gda.cli.padding import Padding, format_padding, format_percent, padding_of
 from gda.cli.tables import in_processes, listed
@@ -307,9 +307,8 @@ def read_array(options: argparse.Namespace, says: str) -> PlannedArray:
     mistakes: list[str] = []
 
     def read(name: str, parse: Any) -> Any:
-        text = getattr(options, name.replace("-", "_"))
         try:
-            return None if text is None else read_option(f"--{name}", text, parse)
+            return read_given(options, name, parse)
         except MistakesError as error:
             mistakes.extend(error.lines)
 

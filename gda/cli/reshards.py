@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from gda.cli.commands import OK, add_command
 from gda.cli.layouts import parse_mesh, parse_spec
-from gda.cli.mistakes import MistakesError, read_option
+from gda.cli.mistakes import MistakesError, read_given
 from gda.cli.numbers import parse_number
 from gda.cli.planned_array import (
     ERRORS,
@@ -168,25 +168,21 @@ class Answer:
 
 
 def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedArray:
-    mesh, spec = dict(source.grid.mesh_shape), source.grid.spec
-    devices = None if options.devices_per_process is None else source.devices_per_process
-    if options.to_mesh is not None:
-        mesh = read_option("--to-mesh", options.to_mesh, parse_mesh)
-    if options.to_spec is not None:
-        spec = read_option("--to-spec", options.to_spec, parse_spec)
-    if options.to_devices_per_process is not None:
-        devices = read_option(
-            "--to-devices-per-process", options.to_devices_per_process, parse_number
-        )
+    grid = source.grid
+    mesh = read_given(options, "to-mesh", parse_mesh) or grid.mesh_shape
+    spec = read_given(options, "to-spec", parse_spec)
+    devices = read_given(options, "to-devices-per-process", parse_number)
+    if devices is None and options.devices_per_process is not None:
+        devices = source.devices_per_process
+    if spec is None:
+        spec = grid.spec
     with mistakes_after():
-        return plan_array(
-            source.grid.global_shape, source.dtype, mesh, spec, devices, pad=options.pad
-        )
+        return plan_array(grid.global_shape, source.dtype, mesh, spec, devices, pad=options.pad)
 
 
 @contextmanager
 def mistakes_after() -> Iterator[None]:
-    """Say of the mistakes in the block that they are those of the new layout."""
+    """Mark the mistakes that the block raises as mistakes of the new layout."""
     try:
         yield
     except MistakesError as error:
