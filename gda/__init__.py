@@ -37,6 +37,8 @@ _MODULE_OF = {
     "Collectives": "gda.compiled.hlo",
     "Collective": "gda.compiled.hlo",
     "Traffic": "gda.compiled.hlo",
+    # Move.
+    "reshard_tree": "gda.trees.resharding",
     # Save.
     "checkpoint": "gda.checkpoint",
     "store": "gda.trees.store",

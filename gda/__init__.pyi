@@ -28,6 +28,7 @@ from gda.compiled.hlo import Traffic as Traffic
 
 # Save.
 from gda import checkpoint as checkpoint
+from gda.trees.resharding import reshard_tree as reshard_tree
 from gda.trees.store import store as store
 from gda.trees.store import store_tree as store_tree
 
@@ -92,6 +93,7 @@ __all__ = [  # noqa: RUF022
     "Collective",
     "Traffic",
     # Save.
+    "reshard_tree",
     "checkpoint",
     "store",
     "store_tree",

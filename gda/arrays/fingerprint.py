@@ -54,13 +54,8 @@ def fingerprint(x: Any) -> str:
     together.
 
     Args:
-<<<<<<< HEAD
-      x: a container, a ``jax.Array`` or a NumPy array, of any byte order and memory layout.
-        The dtype counts: JAX makes a float64 array float32 unless ``jax_enable_x64`` is set.
-=======
       x: a container, a ``jax.Array`` or a NumPy array, of any byte order and memory layout. The
         dtype counts: JAX makes a float64 array float32 unless ``jax_enable_x64`` is set.
->>>>>>> p14-pface
 
     Raises:
       TypeError: ``x`` is something else, holds no numbers, or is being traced.
@@ -74,11 +69,7 @@ def fingerprint(x: Any) -> str:
     """
     if isinstance(x, np.ndarray | np.generic):
         return fingerprint_of_numpy(np.asarray(x))
-<<<<<<< HEAD
     if hasattr(x, "fingerprint"):  # of a container
-=======
-    if hasattr(x, "padded_shape"):
->>>>>>> p14-pface
         return x.fingerprint()
     array = live(x, otherwise=_OTHERWISE)
     return fingerprint_of(array, grid_of_array(array))

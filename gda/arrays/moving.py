@@ -179,14 +179,8 @@ def gather(
             "GlobalArray.from_array(jax.random.key_data(g.array)).gather()"
         )
     is_wanted = _is_wanted(process)
-<<<<<<< HEAD
     max_bytes = _max_bytes_of(max_bytes)
-=======
-    max_bytes = MAX_BYTES if max_bytes is None else operator.index(max_bytes)
-    if max_bytes < 1:
-        raise ValueError(f"max_bytes must be 1 or more, not {max_bytes}")
     name = "GlobalArray.gather" if shape is None else "PaddedArray.gather"
->>>>>>> p14-pface
     shape = array.shape if shape is None else shape
     if array.is_fully_addressable:
         return np.array(np.asarray(array)[tuple(map(slice, shape))]) if is_wanted else None
