@@ -37,9 +37,8 @@ _MODULE_OF = {
     "Collectives": "gda.compiled.hlo",
     "Collective": "gda.compiled.hlo",
     "Traffic": "gda.compiled.hlo",
-    # Move.
+    # Move and save.
     "reshard_tree": "gda.trees.resharding",
-    # Save.
     "checkpoint": "gda.checkpoint",
     "store": "gda.trees.store",
     "store_tree": "gda.trees.store",

@@ -26,9 +26,9 @@ from gda.compiled.hlo import Collectives as Collectives
 from gda.compiled.hlo import Collective as Collective
 from gda.compiled.hlo import Traffic as Traffic
 
-# Save.
-from gda import checkpoint as checkpoint
+# Move and save.
 from gda.trees.resharding import reshard_tree as reshard_tree
+from gda import checkpoint as checkpoint
 from gda.trees.store import store as store
 from gda.trees.store import store_tree as store_tree
 
@@ -92,7 +92,7 @@ __all__ = [  # noqa: RUF022
     "Collectives",
     "Collective",
     "Traffic",
-    # Save.
+    # Move and save.
     "reshard_tree",
     "checkpoint",
     "store",

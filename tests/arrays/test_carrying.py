@@ -20,7 +20,6 @@ from trials import Trials, tried
 import gda
 from gda.arrays import carrying, staging
 
-
 P = PartitionSpec
 PROGRAM = Path(__file__).parents[1] / "reshard_program.py"
 DATA = batch(16, 6)
