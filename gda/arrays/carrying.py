@@ -308,9 +308,10 @@ class _Wave:
         chunk_of = {chunk.source: chunk for chunk in this.chunks}
         buffers = []
         for number, device in self._mine.items():
-            flat = self._memory.flat(this.length, device)
             if number in chunk_of:
-                flat = self._packed(flat, chunk_of[number])
+                flat = self._packed(chunk_of[number], this.length, device)
+            else:
+                flat = self._memory.flat(this.length, device)
             buffers.append(self._memory.sent(flat, device))
         pairs = tuple((self._place[source], self._place[target]) for source, target in this.pairs)
         sharding, permute = permutation(self._mesh, pairs)
@@ -323,9 +324,15 @@ class _Wave:
 
         return self._roll.begin(send)
 
-    def _packed(self, flat: Any, chunk: Chunk) -> Any:
+    def _packed(self, chunk: Chunk, length: int, device: Device) -> Any:
+        flat = None
         for offset, piece in chunk.placed():
             source = self._memory.given(self._blocks[piece.leaf][piece.source])
+            if piece.size == length:
+                flat = self._memory.flat_of(source, piece.source_starts, piece.sizes)
+                if flat is not None:
+                    return flat
+            flat = self._memory.flat(length, device) if flat is None else flat
             flat = self._memory.copy(flat, (offset,), source, piece.source_starts, piece.sizes)
         return flat
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from gda.arrays.buffers import aligned_empty
+from gda.arrays.buffers import ALIGNMENT, aligned_empty
 from gda.arrays.fingerprint_formula import width_of
 from gda.layout.spec import Shape
 from gda.mesh import Device, mesh_on
@@ -27,6 +27,10 @@ class Memory(Protocol):
 
     def flat(self, size: int, device: Device) -> Any:
         """Return a new flat buffer, of numbers that XLA sends as they are."""
+        ...
+
+    def flat_of(self, source: Any, start: Shape, sizes: Shape) -> Any:
+        """Return a piece as a flat buffer without a copy; ``None`` if it does not lie so."""
         ...
 
     def given(self, array: jax.Array) -> Any:
@@ -66,6 +70,11 @@ class HostMemory:
     def flat(self, size: int, device: Device) -> Any:
         return aligned_empty(size, self._plain)
 
+    def flat_of(self, source: Any, start: Shape, sizes: Shape) -> Any:
+        piece = _box(source, start, sizes)
+        is_flat = piece.flags.c_contiguous and piece.ctypes.data % ALIGNMENT == 0
+        return piece.reshape(-1) if is_flat else None
+
     def given(self, array: jax.Array) -> Any:
         return np.asarray(array).view(self._plain)
 
@@ -93,6 +102,9 @@ class DeviceMemory:
 
     def flat(self, size: int, device: Device) -> Any:
         return jax.numpy.zeros(size, self._plain, device=device)
+
+    def flat_of(self, source: Any, start: Shape, sizes: Shape) -> Any:
+        return None
 
     def given(self, array: jax.Array) -> Any:
         return array
