@@ -128,7 +128,7 @@ def gather(
     for index, piece in pieces.local() if pieces.are_everywhere else pieces.gathered():
         if value is not None:
             place = value[index]
-            place[...] = piece[tuple(map(slice, place.shape))]
+            place[...] = np.atleast_1d(piece)[tuple(map(slice, place.shape))]
     return None if value is None else value.reshape(shape)
 
 
