@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from gda.arrays import fingerprint, from_callbacks, moving, pickling
+from gda.arrays import fingerprint, from_callbacks, libraries, moving, pickling
 from gda.arrays.blocks import BlockReader
 from gda.arrays.liveness import deleted_error, describe, live, real
 from gda.arrays.placing import start_of
@@ -525,6 +525,9 @@ class PaddedArray:
         from gda.show.page import html_or_none  # here: only notebooks need it
 
         return html_or_none(self)
+
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        return libraries.treescope_repr(self, path, subtree_renderer)
 
     def __copy__(self) -> Self:
         return type(self)(self.array, self.shape)
