@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NoReturn, Self
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from gda.arrays import fingerprint, from_callbacks, moving, pickling
+from gda.arrays import fingerprint, from_callbacks, libraries, moving, pickling
 from gda.arrays.blocks import BlockReader
 from gda.arrays.liveness import deleted_error, describe, live, real
 from gda.arrays.placing import start_of
@@ -348,25 +349,40 @@ class PaddedArray:
         Its size is 1 in dimensions without padding, so that it broadcasts; it is sharded as
         ``array`` is. Inside ``jit`` it is computed where it is used, and takes no memory.
 
+        Raises:
+          ValueError: ``array`` is a part of the padded array, as inside ``jax.shard_map``,
+            ``jax.vmap`` and ``jax.lax.scan``.
+
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('x',))
         >>> p = gda.PaddedArray.from_array(np.ones((3, 2)), mesh, ['x'])
         >>> p.mask().tolist()
         [[True], [True], [True], [False]]
         """
-        sides = zip(self.shape, self.array.shape, strict=True)
+        shape, padded_shape = self.shape, self.array.shape
+        if (
+            len(shape) != len(padded_shape)
+            or any(map(operator.gt, shape, padded_shape))
+            or _is_in_shard_map(self.array)
+        ):
+            raise ValueError(
+                f"this PaddedArray of shape {shape} holds a part of its array, of shape "
+                f"{padded_shape}; into jax.shard_map, jax.vmap and jax.lax.scan pass p.array and "
+                "p.mask() in its place"
+            )
+        sides = zip(shape, padded_shape, strict=True)
         sizes = tuple(padded if size != padded else 1 for size, padded in sides)
         try:
             sharding = self.sharding
         except TypeError:  # over Auto axes inside jit, where XLA decides
-            return _mask(self.shape, sizes, None)
+            return _mask(shape, sizes, None)
         mesh, spec = sharding.mesh, tuple(sharding.spec)
         entries = [entry if size > 1 else None for entry, size in zip(spec, sizes, strict=False)]
         sharding = named_sharding(sizes, mesh, entries)
         is_explicit = AxisType.Explicit in mesh.axis_types
         if is_tracer(self.array):
-            return _mask(self.shape, sizes, sharding if is_explicit else None)
-        return _mask_maker(self.shape, sizes, sharding, is_explicit)()
+            return _mask(shape, sizes, sharding if is_explicit else None)
+        return _mask_maker(shape, sizes, sharding, is_explicit)()
 
     def filled(self, value: jax.typing.ArrayLike) -> jax.Array:
         """Return ``array`` with its padding set to ``value``: 0 before a sum, -inf before a max.
@@ -544,6 +560,9 @@ class PaddedArray:
 
         return html_or_none(self)
 
+    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
+        return libraries.treescope_repr(self, path, subtree_renderer)
+
     def __copy__(self) -> Self:
         return type(self)(self.array, self.shape)
 
@@ -612,6 +631,10 @@ class _WithoutPadding(DataByDevice):
     def on(self, device: Device | None) -> jax.Array | None:
         data = super().on(device)
         return data if data is None else without_padding(data, self._index_on[device])  # pyright: ignore
+
+
+def _is_in_shard_map(array: Any) -> bool:
+    return is_tracer(array) and AxisType.Manual in jax.typeof(array).sharding.mesh.axis_types
 
 
 @lru_cache(maxsize=256)

@@ -307,6 +307,20 @@ def test_a_notebook_shows_its_picture(mesh: Mesh, capsys: Any) -> None:
 # Mistakes.
 
 
+def test_a_part_of_an_array_has_no_mask(mesh: Mesh) -> None:
+    def mask(p: PaddedArray) -> jax.Array:
+        return p.mask()
+
+    for size in (1, 5):  # the block of size 1 looks as if there was no padding
+        p = padded(batch(size, 3), mesh, P("x"))
+        for mapped in (
+            jax.shard_map(mask, mesh=mesh, in_specs=(P("x"),), out_specs=P("x")),
+            jax.vmap(mask),
+        ):
+            with pytest.raises(ValueError, match=r"pass p.array and p.mask\(\) in its place"):
+                mapped(p)
+
+
 def test_what_is_no_array(mesh: Mesh) -> None:
     with pytest.raises(TypeError, match="not list; give other sources to from_source"):
         PaddedArray.from_array([1, 2], mesh, P("x"))

@@ -265,6 +265,12 @@ def test_layers_and_boxes_of_padding_alone_are_hatched_whole() -> None:
     assert hatched(svg).count(1) == 2 * 5
 
 
+def test_the_right_face_of_a_box_that_ends_in_padding_is_hatched_whole() -> None:
+    svg = svg_of(Subject(ShardGrid((2, 2, 5), {"x": 2}, (None, None, "x"), pad=True)))
+    sixth = pytest.approx(1 / 6, rel=0.01)
+    assert sorted(hatched(svg)) == [sixth, sixth, 1]  # above and in front a sixth
+
+
 @given(st.tuples(*[st.integers(8, 20)] * 2), mesh_shapes(max_devices=8))
 def test_the_hatched_share_is_that_of_the_padding(
     shape: tuple[int, int], mesh_shape: dict[str, int]

@@ -143,7 +143,9 @@ class _Boxes:
         across, down, depth = box.across.length, box.down.length, box.depth.length
         lean = f"{box.dx / depth:.5g} {-box.dy / depth:.5g}"
         above = self._face(blocks[:, 0, :], across, depth, (-3, -1))
-        beside = self._face(blocks[:, :, -1].T, depth, down, (-2, -3))
+        subject = self.picture.subject
+        ends_in_padding = subject.grid.padded_shape[-1] > subject.shape[-1]
+        beside = self._face(blocks[:, :, -1].T, depth, down, (-2, -3), ends_in_padding)
         self._lean(above, f"1 0 {lean} {number(x)} {number(y)}", _SHADE_ABOVE)
         self._lean(beside, f"{lean} 0 1 {number(x + across)} {number(y)}", _SHADE_BESIDE)
         front = self._face(blocks[0], across, down)
@@ -200,6 +202,7 @@ class _Boxes:
         width: float,
         height: float,
         dimensions: tuple[int, int] = (-2, -1),
+        is_padding: bool = False,
     ) -> Face:
         picture = self.picture
         return Face(
@@ -209,6 +212,7 @@ class _Boxes:
             width,
             height,
             dimensions,
+            is_padding,
             most_cells=self.most_cells,
             most_titles=self.most_titles,
         )

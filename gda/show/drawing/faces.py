@@ -76,6 +76,7 @@ class Face:
       blocks: their numbers, int64 ``[rows, columns]``.
       width, height: in pixels.
       dimensions: of the array, down and across; ``None`` if it has no such dimension.
+      is_padding: all of it is padding, also if its blocks have elements elsewhere.
       most_cells, most_titles: the most cells, and the most cells with a title each.
     """
 
@@ -85,6 +86,7 @@ class Face:
     width: float
     height: float
     dimensions: tuple[int | None, int | None]
+    is_padding: bool = False
     most_cells: int = MOST_CELLS
     most_titles: int = MOST_TITLES
 
@@ -214,7 +216,7 @@ class Face:
         padding, total = padding_of(subject, index)
         bottom = self._end(self.dimensions[0], self.height)
         right = self._end(self.dimensions[1], self.width)
-        if padding == total:  # of a layer or a box behind all elements
+        if self.is_padding or padding == total:  # of a layer or a box behind all elements
             bottom = right = 0.0
         areas = [
             (right, 0, self.width - right, self.height),
