@@ -47,14 +47,15 @@ _OTHERWISE = "of anything else take gda.fingerprint(numpy.asarray(x))"
 def fingerprint(x: Any) -> str:
     """Return the fingerprint of an array: a digest of shape, dtype and content, 32 hex digits.
 
-    A NumPy array, a ``jax.Array`` and a ``GlobalArray`` of the same shape, dtype and content have
-    the same fingerprint, and a checkpoint records it. Of a NumPy array it needs no device, makes no
-    copy, reads a memory map in pieces and never communicates. ``GlobalArray.fingerprint`` says what
-    the digest sees, and when several processes must call this together.
+    A NumPy array, a ``jax.Array``, a ``GlobalArray`` and a ``PaddedArray`` of the same shape, dtype
+    and content have the same fingerprint, and a checkpoint records it. Of a NumPy array it needs no
+    device, makes no copy, reads a memory map in pieces and never communicates.
+    ``GlobalArray.fingerprint`` says what the digest sees, and when several processes must call this
+    together.
 
     Args:
-      x: a container, a ``jax.Array`` or a NumPy array, of any byte order and memory layout.
-        The dtype counts: JAX makes a float64 array float32 unless ``jax_enable_x64`` is set.
+      x: a container, a ``jax.Array`` or a NumPy array, of any byte order and memory layout. The
+        dtype counts: JAX makes a float64 array float32 unless ``jax_enable_x64`` is set.
 
     Raises:
       TypeError: ``x`` is something else, holds no numbers, or is being traced.
@@ -68,7 +69,7 @@ def fingerprint(x: Any) -> str:
     """
     if isinstance(x, np.ndarray | np.generic):
         return fingerprint_of_numpy(np.asarray(x))
-    if hasattr(x, "fingerprint"):  # of a container
+    if hasattr(x, "padded_shape"):
         return x.fingerprint()
     array = live(x, otherwise=_OTHERWISE)
     return fingerprint_of(array, grid_of_array(array))

@@ -22,6 +22,7 @@ from gda.arrays.liveness import live
 from gda.arrays.moving import reshard
 from gda.arrays.operators import unwrapped
 from gda.arrays.padded_array import PaddedArray
+from gda.arrays.process_local import has_padding_for
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import (
@@ -343,7 +344,7 @@ def _layout(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> NamedSharding:
     entries = check_spec(spec, shape, mesh.shape)
     is_padded = isinstance(x, PaddedArray)
     grid = ShardGrid(x.shape if is_padded else shape, mesh.shape, entries, pad=is_padded)
-    if grid.padded_shape != shape:
+    if not has_padding_for(grid, shape):
         raise ValueError(
             f"the array, a PaddedArray of shape {x.shape}, is padded to {shape}, and sharded by "
             f"{format_spec(grid.spec)} it has to be padded to {grid.padded_shape}; move it outside "

@@ -125,14 +125,32 @@ def test_batches_from_the_hosts(mesh: Mesh) -> None:
 
 
 def test_a_padded_array_of_another_padding_is_refused(auto_mesh: Mesh) -> None:
-    wrong = PaddedArray(jnp.ones(16), (5,))
+    sharding = NamedSharding(auto_mesh, P("x"))
+    wrong = PaddedArray(jax.device_put(jnp.ones(16), sharding), (5,))
     for function in (
         lambda: gda.fingerprint(wrong),
         lambda: gda.store(wrong, np.empty(5)),
         lambda: wrong.local_shards,
     ):
-        with pytest.raises(ValueError, match=r"has shape \(16,\).*has the padded shape \(5,\)"):
+        with pytest.raises(ValueError, match=r"has shape \(16,\).*has the padded shape \(8,\)"):
             function()
+
+
+def test_an_array_that_xla_replicated_keeps_its_padding(mesh: Mesh) -> None:
+    data = DATA["odd"]
+    array = poisoned(data, mesh, P("x", "y")).array
+    replicated = PaddedArray(jax.device_put(array, NamedSharding(mesh, P())), data.shape)
+    assert replicated.padded_shape == (8, 4)
+    np.testing.assert_array_equal(replicated, data)
+    assert replicated.fingerprint() == gda.fingerprint(data)
+    for shard in replicated.local_shards:
+        np.testing.assert_array_equal(shard.data, data)
+    target = np.empty_like(data)
+    gda.store(replicated, target)
+    np.testing.assert_array_equal(target, data)
+    empty = gda.jit(lambda p: p)(poisoned(batch(0, 5), mesh, P(None, "x")))
+    assert {shard.data.shape for shard in empty.local_shards} <= {(0, 5), (0, 2), (0, 1), (0, 0)}
+    assert empty.fingerprint() == gda.fingerprint(batch(0, 5))
 
 
 # Storing.
