@@ -3,6 +3,7 @@
 
 # Build an array and look at it.
 from gda.arrays.global_array import GlobalArray as GlobalArray
+from gda.arrays.padded_array import PaddedArray as PaddedArray
 from gda.trees.load import load_tree as load_tree
 from gda.arrays.shard import Shard as Shard
 from gda.layout.spec import Index as Index
@@ -27,6 +28,7 @@ from gda.compiled.hlo import Traffic as Traffic
 
 # Save.
 from gda import checkpoint as checkpoint
+from gda.trees.resharding import reshard_tree as reshard_tree
 from gda.trees.store import store as store
 from gda.trees.store import store_tree as store_tree
 
@@ -69,6 +71,7 @@ from gda.trees.batches import DataPartitionType as DataPartitionType
 __all__ = [  # noqa: RUF022
     # Build an array and look at it.
     "GlobalArray",
+    "PaddedArray",
     "load_tree",
     "Shard",
     "Index",
@@ -90,6 +93,7 @@ __all__ = [  # noqa: RUF022
     "Collective",
     "Traffic",
     # Save.
+    "reshard_tree",
     "checkpoint",
     "store",
     "store_tree",

@@ -105,3 +105,10 @@ def test_checkpoint_elastic_ends_with_the_loss_of_an_uninterrupted_run(kill_at: 
     assert f"8 devices, killed after step {kill_at}\n" in done.stdout
     resumed = re.findall(r"resuming after step (\d+)\n", done.stdout)
     assert resumed == [] if kill_at == 2 else 0 < int(resumed[0]) <= kill_at
+
+
+def test_padded_vocabulary_trains_as_without_padding() -> None:
+    done = run("padded_vocabulary.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "padded to (50264, 16): 0.01% more memory\n" in done.stdout
+    assert done.stdout.endswith("one device without padding has the same losses, norms and table\n")

@@ -87,7 +87,7 @@ def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
     numbers = processes_of(mesh).numbers
     if len(numbers) == 1:
         raise elsewhere_error("fingerprint()", numbers[0])
-    check_moving(array, "GlobalArray.fingerprint")
+    check_moving(array, "GlobalArray.fingerprint", shape=grid.global_shape)
     mine = begin(array, grid).result()
     everybody = tuple(range(jax.process_count()))
     received = all_gather(mine.astype("<u4").view(np.uint8), everybody)

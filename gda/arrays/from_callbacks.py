@@ -17,7 +17,7 @@ from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
 from gda.mesh import Device, MeshLike
 from gda.multihost.agreement import checked, together
-from gda.multihost.descriptions import describe
+from gda.multihost.descriptions import Description, describe, describe_wanted
 from gda.storage.options import Options
 
 
@@ -81,9 +81,13 @@ def array_from_source(
         read_all([build()], options, "from_source")
         return build().array()
 
-    return together(
-        "GlobalArray.from_source", mesh, work, describe, wanted=lambda: describe(build().wanted())
-    )
+    def wanted() -> Description:
+        given = {"mesh": mesh, "spec": spec, "dtype": build().wanted().dtype}
+        shape = build().plan.grid.global_shape
+        return describe_wanted({**given, "global_shape": shape, "pad": pad, "fill": fill})
+
+    name = "PaddedArray.from_source" if pad else "GlobalArray.from_source"
+    return together(name, mesh, work, describe, wanted=wanted)
 
 
 @checked("GlobalArray.from_batched_callback")

@@ -1,12 +1,14 @@
 """The container for shapes that the mesh does not divide: ``PaddedArray``.
 
 It holds a ``jax.Array`` of the padded shape, for computing, and the shape without padding, which is
-the only one that its blocks, files and results have. The shape is a static part of the pytree: a
-jitted call costs more than with a ``GlobalArray``, which has none.
+the shape of its values, shards and files. The shape is a static part of the pytree: a jitted call
+costs more than with a ``GlobalArray``, which has none.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any, NoReturn, Self
@@ -16,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from gda.arrays import fingerprint, from_callbacks, moving
+from gda.arrays import fingerprint, from_callbacks, moving, pickling
 from gda.arrays.blocks import BlockReader
-from gda.arrays.liveness import deleted_error, live
+from gda.arrays.liveness import deleted_error, describe, live, real
+from gda.arrays.placing import start_of
 from gda.arrays.process_local import has_padding_for, is_all_here, without_padding
 from gda.arrays.shard import DataByDevice, LocalShards, Shard
 from gda.layout.boundary import public, set_module
@@ -37,7 +40,11 @@ from gda.mesh import (
     processes_of,
     sharding_of,
 )
+from gda.multihost.agreement import together
+from gda.multihost.descriptions import describe_wanted, leaf_fields
 from gda.storage.options import Options, ProgressLike, Retry
+
+_INSIDE_JIT = "inside jit use .array, mask() and filled(value)"
 
 
 @set_module("gda")
@@ -45,10 +52,11 @@ class PaddedArray:
     """An array of any shape, sharded over a mesh; where the shape does not divide, it is padded.
 
     Blocks of a dimension that does not divide have ``ceil(size / ways)`` elements, the last ones
-    fewer or none. The callback never sees padding, and no shard, file, fingerprint or NumPy value
-    has any. To compute, take ``array``, which has the padded shape, and keep padding out of results
-    with ``mask()`` or ``filled(value)``. A pytree whose only leaf is ``array``; ``jax.jit``,
-    ``jax.grad`` and optimisers take it and give it back.
+    fewer or none. Callbacks never see padding, and no shard, file, fingerprint or NumPy value has
+    any. To compute, take ``array``, which has the padded shape, and keep the padding out of results
+    with ``mask()`` or ``filled(value)``. There are no operators, because they would compute on the
+    padding too. It is a pytree whose only leaf is ``array``: ``jax.jit``, ``jax.grad`` and
+    optimisers take and return it.
 
     Args:
       array: a ``jax.Array`` of the padded shape, ``ShardGrid(shape, ..., pad=True).padded_shape``,
@@ -107,7 +115,7 @@ class PaddedArray:
 
         Args:
           global_shape: sizes without padding.
-          fill: value of the padding, for those who compute with ``array`` as it is.
+          fill: value of the padding in ``array``.
           dtype: required also in a process whose devices hold padding alone.
           mesh, spec, data_callback, copy, into, max_workers, max_bytes, progress, retry: as in
             ``GlobalArray.from_callback``.
@@ -216,27 +224,34 @@ class PaddedArray:
         spec, global_shape = after_spec(mesh, spec, global_shape)
         if global_shape is None:
             raise TypeError("from_process_local needs global_shape, the sizes without padding")
-        shape, given = check_shape(global_shape), np.asarray(local_data)
-        # All at once, because no block tells the dtype where a process has padding alone.
-        as_one = ShardGrid(given.shape, {}, ())
-        reader = BlockReader(as_one, dtype, copy=False)
-        (block,) = reader.read(lambda _: given, as_one.indices())
-        local = np.asarray(block)
-        over = mesh_and_spec(mesh, spec)
-        processes = processes_of(over.mesh)
-        grid = ShardGrid(shape, over.mesh.shape, over.spec, pad=True, process_of=processes)
-        view = grid.view(jax.process_index())
-        places = view.indices_within(local.shape) if view.block_ids else []
-        place_of = {
-            _starts(index): place for index, place in zip(view.indices, places, strict=True)
-        }
-        return cls.from_callback(
-            shape,
-            over.mesh if over.memory_kind is None else mesh,
-            over.spec if over.memory_kind is None else None,
-            lambda index: local[place_of[_starts(index)]],
-            fill=fill,
-            dtype=local.dtype,
+        shape = check_shape(global_shape)
+        asked = {"global_shape": shape, "mesh": mesh, "spec": spec, "dtype": dtype}
+
+        def work() -> Self:
+            given = np.asarray(local_data)
+            # All at once, because no block tells the dtype where a process has padding alone.
+            as_one = ShardGrid(given.shape, {}, ())
+            reader = BlockReader(as_one, dtype, copy=False)
+            (block,) = reader.read(lambda _: given, as_one.indices())
+            local = np.asarray(block)
+            over = mesh_and_spec(mesh, spec)
+            processes = processes_of(over.mesh)
+            grid = ShardGrid(shape, over.mesh.shape, over.spec, pad=True, process_of=processes)
+            view = grid.view(jax.process_index())
+            places = view.indices_within(local.shape) if view.block_ids else []
+            place_at = dict(zip(map(start_of, view.indices), places, strict=True))
+
+            def read(index: Index) -> np.ndarray[Any, Any]:
+                return local[place_at[start_of(index)]]
+
+            return cls.from_callback(shape, mesh, spec, read, fill=fill, dtype=local.dtype)
+
+        return together(
+            "PaddedArray.from_process_local",
+            mesh,
+            work,
+            partial(leaf_fields, ""),
+            wanted=lambda: describe_wanted({**asked, "pad": True, "fill": fill}),
         )
 
     @classmethod
@@ -257,7 +272,7 @@ class PaddedArray:
         if isinstance(array, PaddedArray):
             raise TypeError("the array is a PaddedArray already; move it with reshard(mesh, spec)")
         if not isinstance(array, np.ndarray):
-            array = live(array)
+            array = live(array, otherwise="give other sources to from_source")
             if not array.is_fully_addressable:
                 raise ValueError(
                     "other processes hold parts of the array; build it with "
@@ -285,7 +300,7 @@ class PaddedArray:
     @property
     def size(self) -> int:
         """Number of elements without padding: the divisor of a mean."""
-        return int(np.prod(self.shape, dtype=object))
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -405,13 +420,15 @@ class PaddedArray:
           RuntimeError: this process does not hold every block of it, or it was deleted.
           TypeError: it is being traced, or holds no data.
         """
-        array = self._live()
-        if not is_all_here(array):
-            raise RuntimeError(
-                f"this process does not hold every block of {self!r}; p.gather() gives the whole "
-                "value to every process"
-            )
-        value = np.asarray(array)[self._whole]
+        array = self.array
+        if not isinstance(array, np.ndarray):  # as jax.device_get leaves it
+            array = self._live()
+            if not is_all_here(array):
+                raise RuntimeError(
+                    f"this process does not hold every block of {self!r}; p.gather() gives the "
+                    "whole value to every process"
+                )
+        value = np.asarray(array)[tuple(map(slice, self.shape))]
         return np.array(value, dtype=dtype, copy=copy)
 
     @public
@@ -428,6 +445,43 @@ class PaddedArray:
         array([0, 1, 2], dtype=int32)
         """
         return moving.gather(self._live(), process, max_bytes, self.shape)
+
+    @public
+    def reshard(
+        self,
+        mesh_or_spec: Any,
+        spec: Any = None,
+        /,
+        *,
+        max_bytes: int | None = None,
+        donate: bool = False,
+    ) -> PaddedArray:
+        """Move the data to another layout, padded as that needs it; communicates.
+
+        As ``GlobalArray.reshard``, with the same arguments and errors; no padding is sent. The new
+        padding is 0. A ``GlobalArray`` whose shape the new mesh does not divide goes there as
+        ``PaddedArray(g.array, g.shape)``, and a padded one that the new mesh divides is
+        ``GlobalArray(array=p.array)`` there.
+
+        >>> import gda, jax, numpy as np
+        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+        >>> p = gda.PaddedArray.from_array(np.arange(10), mesh, ['x'])
+        >>> p.reshard(jax.sharding.Mesh(mesh.devices[:4], ('y',)), ['y']).padded_shape
+        (12,)
+        """
+        array: Any = self.array
+        if not isinstance(array, jax.ShapeDtypeStruct):
+            array = self._live()
+        moved = moving.reshard(
+            array,
+            mesh_or_spec,
+            spec,
+            shape=self.shape,
+            max_bytes=max_bytes,
+            donate=donate,
+            name="PaddedArray.reshard",
+        )
+        return PaddedArray(moved, self.shape)
 
     @public
     def fingerprint(self) -> str:
@@ -462,17 +516,13 @@ class PaddedArray:
     def _real(self) -> jax.Array:
         if not isinstance(self.array, jax.Array):
             raise not_an_array_error(self.array)
-        return self.array
+        return real(self.array, _INSIDE_JIT)
 
     def _live(self) -> jax.Array:
-        array = live(self._real(), "inside jit use .array, mask() and filled(value)")
+        array = self._real()
         if array.is_deleted():
-            raise deleted_error(array, "PaddedArray")
+            raise deleted_error(array, "PaddedArray", self.shape)
         return array
-
-    @property
-    def _whole(self) -> tuple[slice, ...]:
-        return tuple(map(slice, self.shape))
 
     def _grid_with_processes(self) -> ShardGrid:
         grid, processes = self.grid, processes_of(self.mesh)
@@ -487,19 +537,74 @@ class PaddedArray:
         raise AttributeError(f"a PaddedArray is immutable; {name} cannot be deleted")
 
     def __repr__(self) -> str:
-        if not hasattr(self.array, "dtype"):
-            return f"PaddedArray(array={self.array!r}, shape={self.shape})"
-        try:
-            layout = f"mesh={dict(self.mesh.shape)}, spec={format_spec(self.spec)}"
-        except TypeError:
-            layout = "traced" if is_tracer(self.array) else "no sharding"
-        return f"PaddedArray(shape={self.shape}, dtype={self.dtype}, {layout})"
+        return describe(self.array, "PaddedArray", self.shape)
+
+    def _repr_html_(self) -> str | None:
+        """Return the picture for a notebook; None if there is none, so that it shows the text."""
+        from gda.show.page import html_or_none  # here: only notebooks need it
+
+        return html_or_none(self)
+
+    def __copy__(self) -> Self:
+        return type(self)(self.array, self.shape)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        if is_tracer(self.array):
+            return self.__copy__()  # in a trace nothing can be written to
+        array = self._live()
+        return type(self)(jax.device_put(array, array.sharding, may_alias=False), self.shape)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the data without padding, and the layout; the padding of a restored array is 0.
+
+        Raises:
+          TypeError: it is being traced, or this process does not hold every block of it.
+        """
+        state = pickling.dump(self._live(), self.sharding, self.shape)
+        return self._unpickled, (tuple(state), self.shape)
+
+    @classmethod
+    def _unpickled(cls, state: tuple[Any, ...], shape: Shape) -> Self:
+        return cls(pickling.load(pickling.State(*state), is_padded=True), shape)
+
+    def __eq__(self, other: object) -> bool:
+        # jax.tree.map(lambda x: x.sharding, tree) puts shardings into containers, and such trees
+        # are compared.
+        if hasattr(self.array, "dtype"):
+            _refuse_operator()
+        return isinstance(other, PaddedArray) and (self.array, self.shape) == (
+            other.array,
+            other.shape,
+        )
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    # NumPy asks this before its own operators.
+    __array_priority__ = 200
+
+
+def _refuse_operator(*_: object) -> NoReturn:
+    raise TypeError(
+        "a PaddedArray has no operators, because they would compute on its padding too; use "
+        "p.array, or p.filled(value), which sets the padding"
+    )
+
+
+for _name in (
+    *("lt", "le", "gt", "ge", "neg", "pos", "abs", "invert", "bool"),
+    *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"),
+    *("radd", "rsub", "rmul", "rmatmul", "rtruediv", "rfloordiv", "rmod", "rpow", "rand", "ror"),
+    "rxor",
+):
+    setattr(PaddedArray, f"__{_name}__", _refuse_operator)
 
 
 class _WithoutPadding(DataByDevice):
     """The data of each device without padding."""
 
     __slots__ = ("_block_shape", "_index_on")
+
+    kind = "PaddedArray"
 
     def __init__(
         self, array: jax.Array, index_on: Mapping[Device, Index], block_shape: Shape
@@ -512,10 +617,6 @@ class _WithoutPadding(DataByDevice):
         if data is None or device is None:
             return None
         return without_padding(data, shape_at(self._index_on[device], self._block_shape))
-
-
-def _starts(index: Index) -> tuple[int | None, ...]:
-    return tuple([part.start for part in index])
 
 
 @lru_cache(maxsize=256)
@@ -541,3 +642,9 @@ def _mask_maker(
 
 
 jax.tree_util.register_dataclass(PaddedArray, data_fields=["array"], meta_fields=["shape"])
+jax.export.register_pytree_node_serialization(
+    PaddedArray,
+    serialized_name="gda.PaddedArray",
+    serialize_auxdata=lambda static: json.dumps(static).encode(),
+    deserialize_auxdata=lambda text: tuple(map(tuple, json.loads(text))),
+)

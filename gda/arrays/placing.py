@@ -79,7 +79,7 @@ class Plan:
         first_at: dict[tuple[int | None, ...], int] = {}
         for i, index in enumerate(self.indices):
             if not (grid.is_padded and is_empty(index)):
-                first_at.setdefault(_start(index), i)
+                first_at.setdefault(start_of(index), i)
         self.firsts = set(first_at.values())
         self.distinct = [self.indices[i] for i in first_at.values()]
         self._block_at = {start: block for block, start in enumerate(first_at)}
@@ -98,7 +98,7 @@ class Plan:
 
     def _block_of(self, index: Index) -> int:
         # The blocks without padding start at the same place in both shapes.
-        return self._block_at.get(_start(index), len(self._block_at))
+        return self._block_at.get(start_of(index), len(self._block_at))
 
     def check_dtype_is_known(self, dtype: object) -> None:
         if dtype is None and not self.distinct:
@@ -268,7 +268,7 @@ def is_empty(index: Index) -> bool:
     return any(s.start == s.stop is not None for s in index)
 
 
-# Blocks have one shape, so where one starts tells which it is; slices themselves are not hashable
-# before Python 3.12.
-def _start(index: Index) -> tuple[int | None, ...]:
+def start_of(index: Index) -> tuple[int | None, ...]:
+    """Return a key of the block at an index."""
+    # Blocks have one shape, so their starts differ; slices are not hashable before Python 3.12.
     return tuple([s.start for s in index])

@@ -327,29 +327,32 @@ class ShardGrid:
         Raises:
           OverflowError: a size is 2**63 or more.
         """
+        return read_only(self._ends((0,) * len(self.global_shape)))
+
+    @cached_property
+    def stops(self) -> IntArray:
+        """One past the last element of every device's block: int64 ``[num_devices, ndim]``."""
+        return read_only(self._ends(self.shard_shape))
+
+    def _ends(self, of_first_block: Shape) -> IntArray:
+        """Return these ends of the first block, and the same ends of all others."""
         layout = self._layout
         if max(self.global_shape, default=0) >= 2**63:
             raise OverflowError(
                 f"global shape {self.global_shape} has elements beyond int64; index(i) has no limit"
             )
-        starts = np.empty((*layout.sizes, len(self.global_shape)), np.int64)
+        ends = np.empty((*layout.sizes, len(self.global_shape)), np.int64)
         for dimension, (names, step) in enumerate(zip(layout.axes, self.shard_shape, strict=True)):
-            start: Any = 0
+            end: Any = of_first_block[dimension]
             for name in reversed(names):
                 size = layout.mesh_shape[name]
                 shape = [size if axis == name else 1 for axis in layout.mesh_shape]
-                start = start + np.arange(size).reshape(shape) * step
+                end = end + np.arange(size).reshape(shape) * step
                 step *= size
-            starts[..., dimension] = start
-        return read_only(self._clipped(starts.reshape(self.num_devices, len(self.global_shape))))
-
-    @cached_property
-    def stops(self) -> IntArray:
-        """One past the last element of every device's block: int64 ``[num_devices, ndim]``."""
-        return read_only(self._clipped(self.starts + np.array(self.shard_shape, np.int64)))
-
-    def _clipped(self, ends: IntArray) -> IntArray:
-        return np.minimum(ends, self.global_shape) if self.is_padded else ends
+            if self.is_padded:
+                end = np.minimum(end, self.global_shape[dimension])
+            ends[..., dimension] = end
+        return ends.reshape(self.num_devices, len(self.global_shape))
 
     @property
     def replica_ids(self) -> IntArray:

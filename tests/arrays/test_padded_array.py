@@ -1,6 +1,8 @@
 """Arrays whose sizes the mesh does not divide; the oracle is NumPy on the whole array."""
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import jax
@@ -14,8 +16,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, mesh_of
 
 import gda
-from gda import ShardGrid
-from gda.arrays.padded_array import PaddedArray
+from gda import PaddedArray, ShardGrid
 from gda.testing.strategies import meshes, partition_specs
 
 
@@ -148,6 +149,52 @@ def test_processes_bring_their_rows(size: int) -> None:
         np.asarray(p)
 
 
+@pytest.mark.processes(4, devices=2)
+def test_processes_that_ask_for_different_arrays_are_named() -> None:
+    mesh = mesh_of({"x": 8})
+    data, is_me = batch(16), jax.process_index() == 1
+
+    def build(size: int, fill: int = 0) -> PaddedArray:
+        return PaddedArray.from_source(data[:size], mesh, P("x"), fill=fill)
+
+    def build_of_rows(size: int) -> PaddedArray:
+        grid = ShardGrid((size,), {"x": 8}, ("x",), pad=True, process_of=[0, 0, 1, 1, 2, 2, 3, 3])
+        rows = data[grid.view(jax.process_index()).rows[0]]
+        return PaddedArray.from_process_local(rows, mesh, P("x"), (size,))
+
+    def refused(build: Any, *arguments: Any) -> str:
+        with gda.checking_agreement(timeout=20), pytest.raises(gda.DisagreementError) as caught:
+            build(*arguments)
+        return str(caught.value)
+
+    # Both have the padded shape (16,).
+    wanted = "process 1: shape (12,), padded with 0, processes 0, 2, 3: (10,), padded with 0"
+    size = 12 if is_me else 10
+    assert refused(build, size).endswith(wanted)
+    assert refused(build_of_rows, size).endswith(wanted)
+    message = refused(padded, data[:size], mesh, P("x"))
+    assert message.startswith("PaddedArray.from_callback (test_padded_array.py:")
+    assert message.endswith(wanted)
+    assert "shape (10,), padded with 1, " in refused(build, 10, int(is_me))
+    mine = gda.GlobalArray.from_source if is_me else PaddedArray.from_source
+    assert "process 1: shape (16,), processes 0, 2, 3: (16,), padded with 0" in refused(
+        mine, data, mesh, P("x")
+    )
+    with gda.checking_agreement(False):
+        p = build(size)
+    for use in (p.gather, p.fingerprint):
+        assert refused(use).endswith("process 1: shape (12,), processes 0, 2, 3: (10,)")
+    np.testing.assert_array_equal(build(10).gather(), data[:10])
+
+
+@pytest.mark.processes(4, devices=2)
+def test_wrong_rows_of_one_process_are_known_to_all() -> None:
+    kind = ValueError if jax.process_index() == 1 else gda.DisagreementError
+    rows = np.zeros([4, 5, 4, 3][jax.process_index()])  # of 15
+    with gda.checking_agreement(timeout=20), pytest.raises(kind, match="local size 5; expected is"):
+        PaddedArray.from_process_local(rows, mesh_of({"x": 8}), P("x"), (15,))
+
+
 # Computing.
 
 
@@ -186,7 +233,85 @@ def test_tree_functions_keep_it(mesh: Mesh) -> None:
     assert not np.asarray(gradient.array)[5:].any()
 
 
+def test_it_is_exported_with_its_shape(mesh: Mesh) -> None:
+    p = padded(batch(5), mesh, P("x"))
+    with jax.set_mesh(mesh):
+        exported = jax.export.export(jax.jit(lambda p: p))(p)
+        restored = jax.export.deserialize(exported.serialize()).call(p)
+    assert restored.shape == (5,)
+    np.testing.assert_array_equal(restored, batch(5))
+
+
+# As a Python object.
+
+
+def test_pickles_have_no_padding(mesh: Mesh) -> None:
+    p = padded(batch(5, 3), mesh, P("x", "y"), fill=7)
+    text = pickle.dumps(p)
+    q = pickle.loads(text)
+    assert type(q) is PaddedArray
+    assert (q.shape, q.sharding, q.dtype) == (p.shape, p.sharding, p.dtype)
+    np.testing.assert_array_equal(q, batch(5, 3))
+    assert set(np.asarray(q.array)[5:].ravel()) == {0}
+    assert batch(5, 3).tobytes() in text
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: jax.random.split(jax.random.key(0), 5), lambda: [1.0] * 5]
+)
+def test_pickles_of_keys_and_of_padding_alone(mesh: Mesh, make: Any) -> None:
+    data = jnp.asarray(make())
+    p = PaddedArray.from_callback((5,), mesh, P(("x", "y")), lambda index: data[index])
+    q = pickle.loads(pickle.dumps(p))
+    assert q.fingerprint() == gda.fingerprint(data)
+    empty = padded(np.zeros((5, 0), np.int8), mesh, P("x", "y"))
+    assert pickle.loads(pickle.dumps(empty)).dtype == np.int8
+
+
+def test_copies(mesh: Mesh) -> None:
+    p = padded(batch(5), mesh, P("x"))
+    shallow, deep = copy.copy(p), copy.deepcopy(p)
+    assert shallow.array is p.array
+    p.delete()
+    np.testing.assert_array_equal(deep, batch(5))
+    assert deep.sharding == p.sharding
+
+
+def test_it_has_no_operators(mesh: Mesh) -> None:
+    p: Any = padded(batch(5), mesh, P("x"))
+    for compute in (
+        lambda: p + 1,
+        lambda: np.ones(5, np.float32) * p,
+        lambda: jnp.ones(8) @ p,
+        lambda: p == p,
+        lambda: not p,
+        lambda: -p,
+    ):
+        with pytest.raises(TypeError, match=r"no operators.*p.array, or p.filled\(value\)"):
+            compute()
+    shardings = jax.tree.map(lambda x: x.sharding, p)
+    assert shardings == jax.tree.map(lambda x: x.sharding, p)
+
+
+def test_a_notebook_shows_its_picture(mesh: Mesh, capsys: Any) -> None:
+    p = padded(batch(5), mesh, P("x"))
+    assert "hatched: padding" in (p._repr_html_() or "")
+    jax.jit(lambda p: gda.visualize_sharding(p, width=80))(p)
+    jax.effects_barrier()
+    assert "traced array of a PaddedArray (8,) float32" in capsys.readouterr().out
+    on_host = jax.device_get(p)
+    assert on_host._repr_html_() is None
+    np.testing.assert_array_equal(on_host, batch(5))
+
+
 # Mistakes.
+
+
+def test_what_is_no_array(mesh: Mesh) -> None:
+    with pytest.raises(TypeError, match="not list; give other sources to from_source"):
+        PaddedArray.from_array([1, 2], mesh, P("x"))
+    with pytest.raises(TypeError, match="is a PaddedArray already; move it with reshard"):
+        PaddedArray.from_array(padded(batch(5), mesh, P("x")), mesh, P("x"))
 
 
 def test_what_is_no_fill(mesh: Mesh) -> None:
@@ -222,8 +347,9 @@ def test_it_cannot_be_changed(mesh: Mesh) -> None:
         p.shape = (3,)
     p.delete()
     assert p.is_deleted()
-    with pytest.raises(RuntimeError, match="was deleted"):
-        p.gather()
+    for use in (p.gather, lambda: p.local_shards[0].data):
+        with pytest.raises(RuntimeError, match=r"^PaddedArray\(shape=.* was deleted"):
+            use()
 
 
 # Whatever shape and layout.
@@ -247,7 +373,7 @@ def test_the_value_is_that_of_numpy(case: tuple[np.ndarray, Mesh, P]) -> None:
     assert p.padded_shape == p.grid.padded_shape
     np.testing.assert_array_equal(p, data)
     np.testing.assert_array_equal(p.gather(), data)
-    assert p.fingerprint() == gda.fingerprint(data)
+    assert gda.fingerprint(p) == gda.fingerprint(data)
     mask = np.broadcast_to(p.mask(), p.padded_shape)
     expected = np.zeros(p.padded_shape, bool)
     expected[tuple(map(slice, data.shape))] = True

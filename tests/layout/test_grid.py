@@ -492,7 +492,8 @@ BAD: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
         "global shape (6, 2) cannot be sharded by P('x') on the mesh {'x': 4, 'y': 2}: dimension "
         "0 of size 6 is sharded 4 ways by mesh axis 'x', and 6 is not divisible by 4; 4 and 8 are "
         "the nearest sizes that divide. Specs of this mesh that fit (6, 2) as it stands: P('y'), "
-        "P(None, 'y'), P()",
+        "P(None, 'y'), P(). "
+        "With padding any size fits: gda.PaddedArray, or ShardGrid(..., pad=True)",
     ),
     (
         ((3,), XY, P(("x", "y"))),
@@ -500,7 +501,8 @@ BAD: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
         "global shape (3,) cannot be sharded by P(('x', 'y')) on the mesh {'x': 4, 'y': 2}: "
         "dimension 0 of size 3 is sharded 8 ways by mesh axes 'x' and 'y', and 3 is not divisible "
         "by 8; 8 is the nearest size that divides. Specs of this mesh that fit (3,) as it stands: "
-        "P()",
+        "P(). "
+        "With padding any size fits: gda.PaddedArray, or ShardGrid(..., pad=True)",
     ),
     (
         ((8,), XY, P("x", "y")),

@@ -208,10 +208,6 @@ def whole_array(shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.arange(math.prod(shape)).reshape(shape)
 
 
-def key(index: tuple[slice, ...]) -> tuple[tuple[int | None, int | None], ...]:
-    return tuple((s.start, s.stop) for s in index)
-
-
 @given(grids())
 def test_a_process_reads_what_its_devices_hold_each_block_once(grid: ShardGrid) -> None:
     whole = whole_array(grid.global_shape)
