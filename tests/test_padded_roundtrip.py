@@ -20,7 +20,7 @@ from meshes import batch, mesh_of
 from trials import Trials, rarely, tried
 
 import gda
-from gda.arrays.padded_array import PaddedArray
+from gda import PaddedArray
 from gda.checkpoint import packing, restore, save, verify, writer
 from gda.testing.strategies import meshes, partition_specs
 
@@ -78,8 +78,8 @@ def computed(tree: dict[str, PaddedArray]) -> Any:
 
 
 def moved(p: PaddedArray, mesh: Mesh, spec: P) -> PaddedArray:
-    # To be p.reshard(mesh, spec).
-    return PaddedArray.from_array(np.asarray(p), mesh, spec, fill=np.nan)
+    p = p.reshard(mesh, spec)
+    return PaddedArray(p.filled(jnp.nan), p.shape)
 
 
 def check(tree: dict[str, Any], expected: dict[str, np.ndarray]) -> None:

@@ -204,7 +204,7 @@ def constrain(
 
     Args:
       x: a ``jax.Array`` or a ``GlobalArray``, or a pytree of them. The result is of the same kind.
-        A ``PaddedArray`` too, if it needs no other padding there.
+        A ``PaddedArray`` too, in a trace only if it needs no other padding.
       spec: a ``PartitionSpec``, or a sharding, which moves ``x`` to its memory kind too. For one
         array also a sequence of ``None``, axis names and tuples of axis names. For a tree also a
         tree of specs and shardings that is a prefix of ``x``. ``None`` leaves arrays as they are.
@@ -261,12 +261,13 @@ def _constrained_leaf(x: Any, spec: Any, mesh: Mesh | None) -> Any:
 
 
 def _constrained_padded(x: PaddedArray, spec: Any, mesh: Mesh | None) -> PaddedArray:
+    if not is_tracer(x.array):
+        return x.reshard(spec) if mesh is None else x.reshard(mesh, spec)
     array = _constrained_leaf(x.array, spec, mesh)
-    over: Any = mesh
     if isinstance(spec, Sharding):
         over, spec, _ = mesh_and_spec(spec, None)  # pyright: ignore[reportArgumentType]
-    elif mesh is None:
-        over = _mesh_for(x, None) if is_tracer(x.array) else x.mesh
+    else:
+        over = _mesh_for(x, mesh)
     _layout(x, spec, over)
     return PaddedArray(array, x.shape)
 

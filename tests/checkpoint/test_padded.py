@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, mesh_of, ordered_mesh
 
 import gda
-from gda.arrays.padded_array import PaddedArray
+from gda import PaddedArray
 from gda.checkpoint import inspect, packing, restore, save, save_async, verify, writer
 from gda.testing import Pool
 

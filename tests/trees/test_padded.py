@@ -15,7 +15,7 @@ from meshes import batch, mesh_of, ordered_mesh
 from safetensors.numpy import save_file
 
 import gda
-from gda.arrays.padded_array import PaddedArray
+from gda import PaddedArray
 from gda.trees.leaves import grid_of_leaf
 
 DATA = {"even": batch(8, 2), "odd": batch(5, 3) + 100}
@@ -100,7 +100,7 @@ def test_into_jit_and_out_of_it(mesh: Mesh) -> None:
         assert total == DATA["odd"].sum()
 
 
-def test_a_constraint_that_needs_the_same_padding(mesh: Mesh) -> None:
+def test_constraints_keep_the_padding_inside_jit(mesh: Mesh) -> None:
     odd = loaded(mesh)["odd"]
     for spec in (P("x"), P("x", None), NamedSharding(mesh, P("x"))):
         np.testing.assert_array_equal(gda.constrain(odd, spec), DATA["odd"])
@@ -109,10 +109,14 @@ def test_a_constraint_that_needs_the_same_padding(mesh: Mesh) -> None:
     with jax.set_mesh(mesh):
         np.testing.assert_array_equal(gda.with_sharding_constraint(odd, P("x")), DATA["odd"])
     # Over y alone 5 rows become 6, and not 8.
+    for layout in (P("y"), NamedSharding(mesh, P("y"))):
+        moved = gda.constrain({"a": odd}, layout)["a"]
+        assert moved.padded_shape == (6, 3)
+        np.testing.assert_array_equal(moved, DATA["odd"])
+    assert gda.constrain(odd, P("x"), mesh=mesh_of({"x": 5})).padded_shape == (5, 3)
     needs = r"padded to \(8, 3\), and sharded by P\('y'\) it has to be padded to \(6, 3\)"
-    for function in (gda.constrain, jax.jit(gda.constrain, static_argnums=1)):
-        with pytest.raises(ValueError, match=needs):
-            function(odd, NamedSharding(mesh, P("y")))
+    with pytest.raises(ValueError, match=needs):
+        jax.jit(gda.constrain, static_argnums=1)(odd, NamedSharding(mesh, P("y")))
     with pytest.raises(ValueError, match=needs):
         gda.jit(lambda p: p, out_specs=P("y"), mesh=mesh)(odd)
 
