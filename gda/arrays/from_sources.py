@@ -195,7 +195,7 @@ def build_of_source(
 
 def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
     if not math.prod(reader.shape):
-        return reader.empty(native(source.dtype))
+        return reader.empty(native(source.dtype), index)
     block = source.read(index, partial(reader.empty, index=index))
     dtype = getattr(block, "dtype", None)
     is_other = isinstance(dtype, np.dtype) and native(dtype) != native(source.dtype)

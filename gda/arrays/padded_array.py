@@ -23,11 +23,11 @@ from gda.arrays import fingerprint, from_callbacks, libraries, moving, pickling
 from gda.arrays.blocks import BlockReader
 from gda.arrays.liveness import deleted_error, describe, live, real
 from gda.arrays.placing import start_of
-from gda.arrays.process_local import is_all_here, without_padding
+from gda.arrays.process_local import has_padding_for, is_all_here, without_padding
 from gda.arrays.shard import DataByDevice, LocalShards, Shard
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Index, Shape, SpecLike, check_shape, format_spec
+from gda.layout.spec import Index, Shape, SpecLike, check_shape, format_spec, shape_at
 from gda.mesh import (
     Device,
     MeshLike,
@@ -328,12 +328,13 @@ class PaddedArray:
         """The index math of this array, ``pad=True``.
 
         Raises:
-          ValueError: ``array`` is not of the padded shape of this grid.
+          ValueError: ``array`` is not of the padded shape of this grid, nor padded more in a
+            dimension that is not sharded, as after XLA replicated it.
         """
         sharding = self.sharding
         mesh: Any = sharding.mesh
         grid = _grid_of(tuple(self.shape), mesh, sharding.spec)
-        if grid.padded_shape != self.array.shape:
+        if not has_padding_for(grid, self.array.shape):
             raise ValueError(
                 f"the array of this PaddedArray has shape {self.array.shape}; {self.shape} sharded "
                 f"by {format_spec(grid.spec)} over {dict(grid.mesh_shape)} has the padded shape "
@@ -421,7 +422,7 @@ class PaddedArray:
     def _shards(self, positions: Mapping[Device, int]) -> tuple[Shard[Any], ...]:
         which = self.grid.shards_at(positions.values())
         indices = {device: index for device, (index, _) in zip(positions, which, strict=True)}
-        data = _WithoutPadding(self.array, indices)
+        data = _WithoutPadding(self.array, indices, self.grid.shard_shape)
         return tuple(Shard(device, *of, data) for device, of in zip(positions, which, strict=True))
 
     # Its values, without padding.
@@ -620,17 +621,21 @@ for _name in (
 class _WithoutPadding(DataByDevice):
     """The data of each device without padding."""
 
-    __slots__ = ("_index_on",)
+    __slots__ = ("_block_shape", "_index_on")
 
     kind = "PaddedArray"
 
-    def __init__(self, array: jax.Array, index_on: Mapping[Device, Index]) -> None:
+    def __init__(
+        self, array: jax.Array, index_on: Mapping[Device, Index], block_shape: Shape
+    ) -> None:
         super().__init__(array)
-        self._index_on = index_on
+        self._index_on, self._block_shape = index_on, block_shape
 
     def on(self, device: Device | None) -> jax.Array | None:
         data = super().on(device)
-        return data if data is None else without_padding(data, self._index_on[device])  # pyright: ignore
+        if data is None or device is None:
+            return None
+        return without_padding(data, shape_at(self._index_on[device], self._block_shape))
 
 
 def _is_in_shard_map(array: Any) -> bool:

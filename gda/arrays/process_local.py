@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.narrowing import is_extended
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Index, Shape, SpecLike
+from gda.layout.spec import Shape, SpecLike, shape_at
 from gda.mesh import (
     Device,
     grid_of,
@@ -48,21 +48,33 @@ def distinct_shards(array: jax.Array, grid: ShardGrid) -> dict[int, jax.Array]:
     """
     mesh: Any = sharding_of(array).mesh
     data_on = _data_by_device(array)
+    has_padding = array.shape != grid.global_shape
     distinct: dict[int, jax.Array] = {}
     for device, position in local_positions(mesh).items():
         block = grid.block_id(position)
         if block not in distinct:
             data = data_on[device]
-            index = grid.block_index(block) if grid.is_padded else ()
-            distinct[block] = without_padding(data, index)
+            if has_padding:
+                data = without_padding(data, shape_at(grid.block_index(block), grid.shard_shape))
+            distinct[block] = data
     return distinct
 
 
-def without_padding(data: jax.Array, index: Index) -> jax.Array:
-    """Return the elements of the block at an index, which come first in each dimension."""
-    wanted = tuple([slice(None if s.stop is None else s.stop - s.start) for s in index])
-    is_whole = all(s.stop in (None, size) for s, size in zip(wanted, data.shape, strict=False))
-    return data if is_whole else data[wanted]
+def without_padding(data: jax.Array, shape: Shape) -> jax.Array:
+    """Return the elements of a block, which come first in each dimension."""
+    return data if data.shape == shape else data[tuple(map(slice, shape))]
+
+
+def has_padding_for(grid: ShardGrid, shape: Shape) -> bool:
+    """Return True if an array of this shape, sharded as a padded grid is, has its elements.
+
+    A dimension that is not sharded may have more padding than the grid: XLA replicates some
+    results, such as all without elements, and their padding stays.
+    """
+    if len(shape) != len(grid.global_shape):
+        return False
+    sides = zip(shape, grid.padded_shape, grid.parts, strict=True)
+    return all(size == padded or (ways == 1 and size > padded) for size, padded, ways in sides)
 
 
 def process_local_of(array: jax.Array, grid: ShardGrid | None = None) -> np.ndarray[Any, Any]:

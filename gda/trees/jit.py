@@ -22,6 +22,7 @@ from gda.arrays.liveness import live
 from gda.arrays.moving import reshard
 from gda.arrays.operators import unwrapped
 from gda.arrays.padded_array import PaddedArray
+from gda.arrays.process_local import has_padding_for
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import (
@@ -203,7 +204,7 @@ def constrain(
 
     Args:
       x: a ``jax.Array`` or a ``GlobalArray``, or a pytree of them. The result is of the same kind.
-        A ``PaddedArray`` too, if it needs no other padding there.
+        A ``PaddedArray`` too, in a trace only if it needs no other padding.
       spec: a ``PartitionSpec``, or a sharding, which moves ``x`` to its memory kind too. For one
         array also a sequence of ``None``, axis names and tuples of axis names. For a tree also a
         tree of specs and shardings that is a prefix of ``x``. ``None`` leaves arrays as they are.
@@ -260,12 +261,13 @@ def _constrained_leaf(x: Any, spec: Any, mesh: Mesh | None) -> Any:
 
 
 def _constrained_padded(x: PaddedArray, spec: Any, mesh: Mesh | None) -> PaddedArray:
+    if not is_tracer(x.array):
+        return x.reshard(spec) if mesh is None else x.reshard(mesh, spec)
     array = _constrained_leaf(x.array, spec, mesh)
-    over: Any = mesh
     if isinstance(spec, Sharding):
         over, spec, _ = mesh_and_spec(spec, None)  # pyright: ignore[reportArgumentType]
-    elif mesh is None:
-        over = _mesh_for(x, None) if is_tracer(x.array) else x.mesh
+    else:
+        over = _mesh_for(x, mesh)
     _layout(x, spec, over)
     return PaddedArray(array, x.shape)
 
@@ -343,7 +345,7 @@ def _layout(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> NamedSharding:
     entries = check_spec(spec, shape, mesh.shape)
     is_padded = isinstance(x, PaddedArray)
     grid = ShardGrid(x.shape if is_padded else shape, mesh.shape, entries, pad=is_padded)
-    if grid.padded_shape != shape:
+    if not has_padding_for(grid, shape):
         raise ValueError(
             f"the array, a PaddedArray of shape {x.shape}, is padded to {shape}, and sharded by "
             f"{format_spec(grid.spec)} it has to be padded to {grid.padded_shape}; move it outside "

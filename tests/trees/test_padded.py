@@ -15,7 +15,7 @@ from meshes import batch, mesh_of, ordered_mesh
 from safetensors.numpy import save_file
 
 import gda
-from gda.arrays.padded_array import PaddedArray
+from gda import PaddedArray
 from gda.trees.leaves import grid_of_leaf
 
 DATA = {"even": batch(8, 2), "odd": batch(5, 3) + 100}
@@ -82,6 +82,7 @@ def test_to_the_host(mesh: Mesh) -> None:
     assert gda.fingerprint(tree["odd"]) == gda.fingerprint(DATA["odd"])
     gda.check_processes_agree(tree)
     jax.block_until_ready(tree)
+    assert len(gda.collectives(lambda tree: tree["odd"].filled(0).sum(), tree)) == 1
 
 
 def test_into_jit_and_out_of_it(mesh: Mesh) -> None:
@@ -99,7 +100,7 @@ def test_into_jit_and_out_of_it(mesh: Mesh) -> None:
         assert total == DATA["odd"].sum()
 
 
-def test_a_constraint_that_needs_the_same_padding(mesh: Mesh) -> None:
+def test_constraints_keep_the_padding_inside_jit(mesh: Mesh) -> None:
     odd = loaded(mesh)["odd"]
     for spec in (P("x"), P("x", None), NamedSharding(mesh, P("x"))):
         np.testing.assert_array_equal(gda.constrain(odd, spec), DATA["odd"])
@@ -108,10 +109,14 @@ def test_a_constraint_that_needs_the_same_padding(mesh: Mesh) -> None:
     with jax.set_mesh(mesh):
         np.testing.assert_array_equal(gda.with_sharding_constraint(odd, P("x")), DATA["odd"])
     # Over y alone 5 rows become 6, and not 8.
+    for layout in (P("y"), NamedSharding(mesh, P("y"))):
+        moved = gda.constrain({"a": odd}, layout)["a"]
+        assert moved.padded_shape == (6, 3)
+        np.testing.assert_array_equal(moved, DATA["odd"])
+    assert gda.constrain(odd, P("x"), mesh=mesh_of({"x": 5})).padded_shape == (5, 3)
     needs = r"padded to \(8, 3\), and sharded by P\('y'\) it has to be padded to \(6, 3\)"
-    for function in (gda.constrain, jax.jit(gda.constrain, static_argnums=1)):
-        with pytest.raises(ValueError, match=needs):
-            function(odd, NamedSharding(mesh, P("y")))
+    with pytest.raises(ValueError, match=needs):
+        jax.jit(gda.constrain, static_argnums=1)(odd, NamedSharding(mesh, P("y")))
     with pytest.raises(ValueError, match=needs):
         gda.jit(lambda p: p, out_specs=P("y"), mesh=mesh)(odd)
 
@@ -125,14 +130,36 @@ def test_batches_from_the_hosts(mesh: Mesh) -> None:
 
 
 def test_a_padded_array_of_another_padding_is_refused(auto_mesh: Mesh) -> None:
-    wrong = PaddedArray(jnp.ones(16), (5,))
+    sharding = NamedSharding(auto_mesh, P("x"))
+    wrong = PaddedArray(jax.device_put(jnp.ones(16), sharding), (5,))
     for function in (
         lambda: gda.fingerprint(wrong),
         lambda: gda.store(wrong, np.empty(5)),
         lambda: wrong.local_shards,
     ):
-        with pytest.raises(ValueError, match=r"has shape \(16,\).*has the padded shape \(5,\)"):
+        with pytest.raises(ValueError, match=r"has shape \(16,\).*has the padded shape \(8,\)"):
             function()
+
+
+def test_an_array_that_xla_replicated_keeps_its_padding(mesh: Mesh) -> None:
+    data = DATA["odd"]
+    array = poisoned(data, mesh, P("x", "y")).array
+    replicated = PaddedArray(jax.device_put(array, NamedSharding(mesh, P())), data.shape)
+    assert replicated.padded_shape == (8, 4)
+    np.testing.assert_array_equal(replicated, data)
+    assert replicated.fingerprint() == gda.fingerprint(data)
+    for shard in replicated.local_shards:
+        np.testing.assert_array_equal(shard.data, data)
+    target = np.empty_like(data)
+    gda.store(replicated, target)
+    np.testing.assert_array_equal(target, data)
+
+
+def test_an_array_without_elements_comes_out_of_jit(auto_mesh: Mesh) -> None:
+    empty = gda.jit(lambda p: p)(poisoned(batch(0, 5), auto_mesh, P(None, "x")))
+    for shard in empty.local_shards:
+        assert shard.data.shape == batch(0, 5)[shard.index].shape
+    assert empty.fingerprint() == gda.fingerprint(batch(0, 5))
 
 
 # Storing.
@@ -200,3 +227,13 @@ def test_many_processes(order: list[int], shared_tmp_path: Path) -> None:
             np.testing.assert_array_equal(gda.global_to_host_array(tree[name]), local)
         kept = gda.host_local_array_to_global_array(tree, mesh, P())
         assert kept["odd"] is tree["odd"]
+
+
+@pytest.mark.processes(4, devices=2)
+def test_processes_that_load_different_sizes_hear_of_it() -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    with gda.checking_agreement():
+        assert isinstance(loaded(mesh)["odd"], PaddedArray)
+        size = 5 + (jax.process_index() == 3)  # both are padded to 8
+        with pytest.raises(gda.DisagreementError, match="process 3: .*6"):
+            gda.load_tree([np.zeros(size)], mesh, P("x"), pad=True)
