@@ -75,7 +75,8 @@ def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> l
     leaves = [_Leaf(number, order) for number, order in enumerate(orders)]
     mesh = mesh_of_all(device for order in orders for device in order.devices)
     if mesh is None or not mesh.local_devices:
-        return [leaf.result() for leaf in leaves]
+        with _own_settings():
+            return [leaf.result() for leaf in leaves]
     processes = processes_of(mesh).numbers
     platforms = sorted({device.platform for device in devices_of(mesh)})
     if platforms[1:] and processes[1:]:

@@ -133,7 +133,7 @@ def _is_for_jax(order: Order) -> bool:
     """Return whether JAX moves it as well: within this process, or by whole blocks."""
     if not isinstance(order.array, jax.Array) or not order.sharding.addressable_devices:
         return False
-    if order.source.padded_shape != order.target.padded_shape:
+    if order.source.is_padded or order.target.is_padded:  # whose new padding is to be 0
         return False
     is_same_set = order.array.sharding.device_set == order.sharding.device_set
     are_blocks_whole = order.source.shard_shape == order.target.shard_shape
