@@ -300,10 +300,8 @@ def _of_jax(
         grid = _of_data(padded, array.shape)
         view = grid.view(jax.process_index())
     blocks = distinct_shards(array, grid)
-    if is_shared:
-        written = view.written_blocks(turn)
-    else:
-        written = tuple(blocks) if _has_turn(turn) else ()
+    own = tuple(blocks) if _has_turn(turn) else ()
+    written = view.written_blocks(turn) if is_shared else own
     leaf = ArrayLeaf(
         path=path,
         kind=kind,
