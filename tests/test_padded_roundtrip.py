@@ -78,9 +78,11 @@ def computed(tree: dict[str, PaddedArray]) -> Any:
 
 
 def moved(p: PaddedArray, mesh: Mesh, spec: P) -> PaddedArray:
-    p = p.reshard(mesh, spec)
     # JAX replicates what it computes of an array without elements, and says that it is sharded.
-    return PaddedArray(p.filled(jnp.nan), p.shape) if p.size else p
+    if not p.size:
+        return PaddedArray.from_array(np.asarray(p), mesh, spec)
+    p = p.reshard(mesh, spec)
+    return PaddedArray(p.filled(jnp.nan), p.shape)
 
 
 def check(tree: dict[str, Any], expected: dict[str, np.ndarray]) -> None:
