@@ -78,6 +78,9 @@ def computed(tree: dict[str, PaddedArray]) -> Any:
 
 
 def moved(p: PaddedArray, mesh: Mesh, spec: P) -> PaddedArray:
+    # JAX replicates what it computes of an array without elements, and says that it is sharded.
+    if not p.size:
+        return PaddedArray.from_array(np.asarray(p), mesh, spec)
     p = p.reshard(mesh, spec)
     return PaddedArray(p.filled(jnp.nan), p.shape)
 
@@ -96,7 +99,7 @@ def check_round_trip(
 ) -> None:
     """Build over the first layout, compute, move to the second, save, restore onto the third."""
     tree = {name: built(data, *first) for name, data in arrays.items()}
-    # Over Explicit axes JAX 0.8 has an AssertionError for arrays without elements.
+    # Without those without elements: see moved.
     doubled, sums = computed({name: p for name, p in tree.items() if p.size})
     tree |= doubled
     expected = {name: 2 * data + 1 for name, data in arrays.items()}

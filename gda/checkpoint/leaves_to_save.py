@@ -30,7 +30,7 @@ from gda.layout.grid import ShardGrid
 from gda.layout.processes import turns_of
 from gda.layout.spec import Shape, format_spec
 from gda.layout.text import join_some
-from gda.mesh import grid_of_array, is_tracer, sharding_of
+from gda.mesh import grid_of_array, is_tracer, sharding_of, view_of_array
 from gda.multihost.meeting import DisagreementError
 from gda.storage import tasks
 from gda.storage.options import Options
@@ -294,12 +294,14 @@ def _of_jax(
     is_named = isinstance(array.sharding, NamedSharding)
     # All processes have the same mesh, as was checked. A single device is local to its process.
     is_shared = is_named or jax.process_count() == 1
-    grid = grid_of_array(array) if padded is None else _of_data(padded, array.shape)
-    blocks = distinct_shards(array, grid)
-    if is_shared:
-        written = grid.view(jax.process_index()).written_blocks(turn)
+    if padded is None:
+        grid, view = grid_of_array(array), view_of_array(array)
     else:
-        written = tuple(blocks) if _has_turn(turn) else ()
+        grid = _of_data(padded, array.shape)
+        view = grid.view(jax.process_index())
+    blocks = distinct_shards(array, grid)
+    own = tuple(blocks) if _has_turn(turn) else ()
+    written = view.written_blocks(turn) if is_shared else own
     leaf = ArrayLeaf(
         path=path,
         kind=kind,

@@ -230,7 +230,9 @@ class _Job:
     def nbytes_of(self, block: int) -> int:
         """Return the bytes of a block's copy on the host, if it must be copied."""
         itemsize = max(self.array.dtype.itemsize, self.target.dtype.itemsize)
-        shape = shape_at(self.grid.block_index(block), self.grid.shard_shape)
+        shape = self.grid.shard_shape
+        if self.grid.is_padded:
+            shape = shape_at(self.grid.block_index(block), shape)
         return math.prod(shape) * itemsize
 
 
@@ -244,9 +246,10 @@ def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Opt
         target = target_of(given.array if is_container(given) else given)
         check_fit(target, grid.global_shape, np.dtype(array.dtype))
         _check_chunks(grid, target, turn, options)
-        written = grid.view(jax.process_index()).written_blocks(turn)
-        blocks = [block for block in written if not is_empty(grid.block_index(block))]
-        return _Job(array, grid, target, tuple(blocks) if array.size else ())
+        blocks = grid.view(jax.process_index()).written_blocks(turn) if array.size else ()
+        if grid.is_padded:
+            blocks = tuple([each for each in blocks if not is_empty(grid.block_index(each))])
+        return _Job(array, grid, target, blocks)
 
     layouts = [(tuple(grid.mesh_shape.items()), grid.spec, grid.processes) for grid in grids]
     turns = turns_of([array.nbytes for array in arrays], layouts)
