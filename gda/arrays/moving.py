@@ -135,6 +135,8 @@ def _is_for_jax(order: Order) -> bool:
         return False
     if order.source.is_padded or order.target.is_padded:  # whose new padding is to be 0
         return False
+    if not order.array.size:  # JAX may have blocks of other shapes than the sharding says
+        return False
     is_same_set = order.array.sharding.device_set == order.sharding.device_set
     are_blocks_whole = order.source.shard_shape == order.target.shard_shape
     return order.is_local or (is_same_set and are_blocks_whole)

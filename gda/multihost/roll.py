@@ -70,15 +70,17 @@ class Roll:
             yield
         except _AlarmError:
             self._tell("")
-            raise self._verdict() from None
+            raise self._verdict() or DisagreementError(
+                f"{self._what}: another process failed"
+            ) from None
         except jax.errors.JaxRuntimeError as error:
             # The cause may be a process that died: the transport cannot tell.
-            self._ring("")
-            with contextlib.suppress(_AlarmError):
-                raise self._verdict() from error
+            self._ring(error)
+            if (verdict := self._verdict()) is not None:
+                raise verdict from error
             raise
         except BaseException as error:
-            self._ring(f"{type(error).__name__}: {error}".replace("\n", " ")[:1000])
+            self._ring(error)
             raise
         else:
             self._tell("")
@@ -108,8 +110,8 @@ class Roll:
     def _alarm(self) -> str:
         return f"{self._folder}/alarm/{self._number}/"
 
-    def _ring(self, failure: str) -> None:
-        self._tell(failure)
+    def _ring(self, error: BaseException) -> None:
+        self._tell(f"{type(error).__name__}: {error}".replace("\n", " ")[:1000])
         if self._service is not None:
             with contextlib.suppress(Exception):
                 self._service.put(f"{self._alarm}{jax.process_index()}", b"")
@@ -120,8 +122,8 @@ class Roll:
                 state = json.dumps([self._number, failure]).encode()
                 self._service.put(f"{self._folder}/state/{jax.process_index()}", state)
 
-    def _verdict(self) -> Exception:
-        """Return the error that the states explain; ``_AlarmError`` if they do not."""
+    def _verdict(self) -> Exception | None:
+        """Return the error that the states of the others explain, if they explain one."""
         deadline = time.monotonic() + self._timeout
         missing, failures = set(self._processes), list[str]()
         while missing and time.monotonic() < deadline and self._service is not None:
@@ -134,7 +136,7 @@ class Roll:
                 process, (number, failure) = int(key.rpartition("/")[2]), json.loads(state)
                 if number >= self._number:
                     missing.discard(process)
-                if number == self._number and failure:
+                if number == self._number and failure and process != jax.process_index():
                     failures.append(f"process {process} failed: {failure}")
             time.sleep(0.05)
         if self._service is not None and missing:
@@ -146,7 +148,7 @@ class Roll:
             )
         if failures:
             return DisagreementError(f"{self._what}: {join_some(failures)}")
-        return _AlarmError()
+        return None
 
 
 def _run(works: SimpleQueue[Any]) -> None:
