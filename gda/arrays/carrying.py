@@ -90,9 +90,9 @@ def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> l
         for wave in _waves(leaves, max_bytes):
             _Wave(wave, mesh, max_bytes, roll).carry()
             for leaf in wave:
-                results[leaf.number] = leaf.result()
                 if donate:
                     leaf.donate()
+                results[leaf.number] = leaf.result()
     return [results[number] for number in range(len(leaves))]
 
 
@@ -216,11 +216,16 @@ class _Leaf:
         )
 
     def donate(self) -> None:
-        """Delete the blocks of this process, except those that the new array has too."""
-        if isinstance(self.order.array, jax.Array):
-            for shard in self.order.array.addressable_shards:
-                if shard.device.id not in self._kept:
-                    shard.data.delete()
+        """Delete the array, unless all of its blocks in this process are in the new one too."""
+        array = self.order.array
+        if not isinstance(array, jax.Array) or len(self._kept) == len(array.addressable_shards):
+            return
+        # JAX crashes on an array of which some blocks are deleted.
+        for number in self._kept:
+            block = self._new[number]
+            self._new[number] = jax.device_put(block, block.sharding, may_alias=False)
+        jax.block_until_ready([self._new[number] for number in self._kept])
+        array.delete()
 
     @property
     def _impl(self) -> Any:

@@ -40,18 +40,25 @@ class Wanted(NamedTuple):
       array: a ``jax.Array``, or in a process without its data a ``jax.ShapeDtypeStruct`` with its
         sharding.
       over: the new mesh and spec. Without a kind of memory, that of the array stays.
-      shape: that of the array without padding, if it is to be padded; else ``None``.
+      shape: that of the array without padding, if it may be padded; else ``None``.
+      path: its place in a tree.
     """
 
     array: Any
     over: MeshAndSpec
     shape: Shape | None = None
+    path: str = ""
 
     def order(self) -> Order:
         """Return both layouts; raise if the new one does not fit."""
         array, (mesh, spec, kind) = self.array, self.over
         shape = array.shape if self.shape is None else self.shape
         before = sharding_of(array)
+        if not isinstance(array, jax.Array) and before.addressable_devices:
+            raise ValueError(
+                "this process has devices of the mesh that the array is on, so it must give the "
+                "array and not a jax.ShapeDtypeStruct"
+            )
         source, target = (
             ShardGrid(
                 shape,
@@ -104,8 +111,7 @@ def reshard_all(
     """
     max_bytes = _max_bytes_of(max_bytes)
     orders = [each.order() for each in wanted]
-    between = [order for order in orders if not order.is_local]
-    _check_agreement(between, name, max_bytes=max_bytes, donate=donate)
+    _check_agreement(wanted, orders, name, max_bytes=max_bytes, donate=donate)
     moved: dict[int, jax.Array] = {}
     for number, order in enumerate(orders):
         if not donate and _is_for_jax(order):
@@ -116,17 +122,26 @@ def reshard_all(
     return [moved[n] if n in moved else next(carried) for n in range(len(orders))]
 
 
-def _check_agreement(orders: Sequence[Order], name: str, **options: object) -> None:
+def _check_agreement(
+    wanted: Sequence[Wanted], orders: Sequence[Order], name: str, **options: object
+) -> None:
     """Check that all processes will move the same: they would wait for each other in vain."""
-    mesh = mesh_of_all(device for order in orders for device in order.devices)
+    between = {
+        each.path: order for each, order in zip(wanted, orders, strict=True) if not order.is_local
+    }
+    mesh = mesh_of_all(device for order in between.values() for device in order.devices)
     if mesh is None:
         return
-    layouts = []
-    for order in orders:
+    layouts = {}
+    for path, order in between.items():
         array, before = order.array, sharding_of(order.array)
-        layout = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=before)
-        layouts.append((layout, order.source.global_shape, order.sharding))
-    check_moving(layouts, name, processes_of(mesh).numbers, always=True, **options)
+        now = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=before)
+        layout = {"now": now, "wanted": order.sharding}
+        if order.source.is_padded or order.target.is_padded:
+            layout["shape"] = jax.ShapeDtypeStruct(order.source.global_shape, array.dtype)
+        layouts[path] = layout
+    asked = layouts.get("", layouts)
+    check_moving(asked, name, processes_of(mesh).numbers, always=True, **options)
 
 
 def _is_for_jax(order: Order) -> bool:

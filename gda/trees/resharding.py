@@ -13,6 +13,7 @@ from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike, mesh_and_spec
 from gda.trees.leaves import array_of, is_container, with_paths
+from gda.trees.matching import name_of
 from gda.trees.specs import SpecOf, layout, layouts_of
 
 
@@ -23,6 +24,7 @@ def reshard_tree(
     mesh: MeshLike | Any,
     specs: PartitionSpec | SpecOf | Any = None,
     *,
+    pad: bool = False,
     max_bytes: int | None = None,
     donate: bool = False,
 ) -> Any:
@@ -37,6 +39,7 @@ def reshard_tree(
       tree: a pytree of ``GlobalArray``, ``PaddedArray`` and ``jax.Array``. A process without an
         array has a ``jax.ShapeDtypeStruct`` with its sharding, of today, in its place.
       mesh, specs: as in ``load_tree``; specs are those of the new mesh.
+      pad: an array that the new mesh does not divide becomes a ``PaddedArray``.
       max_bytes: the most bytes that a device holds of pieces on their way, by default 256 MiB.
       donate: delete each array as soon as it has left. The arrays of ``max_bytes``, or one larger
         array, are then held twice at a time, not the whole tree.
@@ -60,17 +63,19 @@ def reshard_tree(
     GlobalArray(shape=(8, 2), dtype=float32, mesh={'z': 2}, spec=P('z'))
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
-    layouts = layouts_of(tree, mesh, specs, _shaped).of_each_leaf()
+    found = layouts_of(tree, mesh, specs, _shaped)
+    paths = ["/".join(str(name_of(key)) for key in pair.keys) for pair in found.pairs]
 
-    def wanted(leaf: Any, found: Any) -> Wanted:
-        shape = leaf.shape if isinstance(leaf, PaddedArray) else None
-        one = Wanted(_data_of(leaf), mesh_and_spec(*layout(mesh, found)), shape)
-        one.order()
-        return one
+    def wanted(leaf: Any, found: Any, path: str) -> tuple[Wanted, bool]:
+        may_pad = pad or isinstance(leaf, PaddedArray)
+        over = mesh_and_spec(*layout(mesh, found))
+        one = Wanted(_data_of(leaf), over, leaf.shape if may_pad else None, path)
+        return one, one.order().target.is_padded
 
-    each = with_paths(tree, wanted, leaves, layouts)
-    moved = reshard_all(each, "gda.reshard_tree", max_bytes, donate)
-    return jax.tree.unflatten(structure, map(_like, leaves, moved))
+    each = with_paths(tree, wanted, leaves, found.of_each_leaf(), paths)
+    moved = reshard_all([one for one, _ in each], "gda.reshard_tree", max_bytes, donate)
+    are_padded = [is_padded for _, is_padded in each]
+    return jax.tree.unflatten(structure, map(_like, leaves, moved, are_padded))
 
 
 def _data_of(leaf: Any) -> Any:
@@ -82,7 +87,7 @@ def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
-def _like(leaf: Any, array: jax.Array) -> Any:
-    if isinstance(leaf, PaddedArray):
+def _like(leaf: Any, array: jax.Array, is_padded: bool) -> Any:
+    if is_padded or isinstance(leaf, PaddedArray):
         return PaddedArray(array, leaf.shape)
     return GlobalArray(array=array) if isinstance(leaf, GlobalArray) else array

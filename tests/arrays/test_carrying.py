@@ -199,13 +199,15 @@ def test_within_one_process_padding_comes_and_goes(mesh: Mesh) -> None:
     assert np.array_equal(gda.GlobalArray(array=one.array), data)
 
 
-def test_a_block_that_stays_is_shared_and_not_deleted(mesh: Mesh) -> None:
+def test_blocks_that_stay_are_shared_or_the_old_array_is_whole_or_gone(mesh: Mesh) -> None:
     g = cut(DATA, mesh, P("x"))
     moved = g.reshard(mesh, P("x"), donate=True)
     assert is_right(moved)
-    wider = moved.reshard(P("x", "y"), donate=True)
-    assert is_right(wider)
-    assert moved.is_deleted()
+    assert is_right(g), "all blocks stayed"
+    few = Mesh(mesh.devices.flat[:4], ("z",), axis_types=mesh.axis_types[:1])
+    fewer = g.reshard(few, P("z"), donate=True)
+    assert g.is_deleted(), "one block stayed, and JAX crashes on an array without some blocks"
+    assert is_right(fewer)
 
 
 def test_bad_arguments_are_refused(mesh: Mesh) -> None:
@@ -214,6 +216,8 @@ def test_bad_arguments_are_refused(mesh: Mesh) -> None:
         g.reshard(P(), max_bytes=0)
     with pytest.raises(ValueError, match="cannot be sharded by P\\(None, 'x'\\)"):
         g.reshard(P(None, "x"), donate=True)
+    with pytest.raises(ValueError, match="must give the array and not a jax.ShapeDtypeStruct"):
+        absent(mesh, P("x")).reshard(mesh, P())
     with pytest.raises(gda.LayoutUnknownError, match="names no mesh and spec"):
         gda.GlobalArray(array=jax.ShapeDtypeStruct((8,), np.float32)).reshard(mesh, P())
 
