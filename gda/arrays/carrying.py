@@ -56,6 +56,11 @@ class Order(NamedTuple):
         return *devices_of(source), *devices_of(target)
 
     @property
+    def on_cpu(self) -> bool:
+        """True if the devices are those of CPUs."""
+        return self.devices[0].platform == "cpu"
+
+    @property
     def is_local(self) -> bool:
         """True if this process has the devices of both layouts."""
         mine = jax.process_index()

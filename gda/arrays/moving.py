@@ -16,6 +16,7 @@ from gda.arrays.carrying import Order, carry
 from gda.arrays.liveness import elsewhere_error
 from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards
+from gda.arrays.staging import is_narrow
 from gda.arrays.to_host import MAX_BYTES, one_by_one
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape, SpecLike
@@ -151,6 +152,8 @@ def _is_for_jax(order: Order) -> bool:
     if order.source.is_padded or order.target.is_padded:  # whose new padding is to be 0
         return False
     if not order.array.size:  # JAX may have blocks of other shapes than the sharding says
+        return False
+    if order.on_cpu and is_narrow(order.array.dtype):  # whose NaNs XLA changes
         return False
     is_same_set = order.array.sharding.device_set == order.sharding.device_set
     are_blocks_whole = order.source.shard_shape == order.target.shard_shape

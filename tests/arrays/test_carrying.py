@@ -31,6 +31,7 @@ DTYPES = [
         bool,
         np.complex64,
         np.int64,
+        np.float16,
         ml_dtypes.bfloat16,
         ml_dtypes.float8_e4m3fn,
         ml_dtypes.int4,
@@ -197,6 +198,16 @@ def test_within_one_process_padding_comes_and_goes(mesh: Mesh) -> None:
         assert p.is_deleted() == donate
     one = moved.reshard(ordered_mesh([5], {"z": 1}), P())
     assert np.array_equal(gda.GlobalArray(array=one.array), data)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e5m2])
+def test_the_bits_of_nans_stay_in_one_process_too(mesh: Mesh, dtype: Any) -> None:
+    bits = np.random.default_rng(1).integers(0, 256, (24, 16, np.dtype(dtype).itemsize), np.uint8)
+    data = bits.view(dtype).reshape(24, 16)
+    g = cut(data, mesh, P("x", "y"))
+    other = ordered_mesh(range(7, -1, -1), {"x": 2, "y": 4}, mesh.axis_types[0])
+    for spec in (P(None, "x"), P("y"), P("y", "x")):
+        assert is_right(g.reshard(other, spec), data)
 
 
 def test_blocks_that_stay_are_shared_or_the_old_array_is_whole_or_gone(mesh: Mesh) -> None:

@@ -87,6 +87,15 @@ def test_every_leaf_keeps_its_kind(mesh: Mesh) -> None:
     assert gda.reshard_tree({}, mesh, P()) == {}
 
 
+def test_a_mesh_that_does_not_divide_makes_padded_arrays_if_asked(mesh: Mesh) -> None:
+    tree = {"even": cut(batch(9, 8), mesh, P(None, "x")), "odd": cut(batch(8), mesh, P("x")).array}
+    moved = gda.reshard_tree(tree, ordered_mesh([5, 0, 2], {"z": 3}), P("z"), pad=True)
+    assert type(moved["even"]) is gda.GlobalArray
+    assert type(moved["odd"]) is gda.PaddedArray
+    assert moved["odd"].padded_shape == (9,)
+    check_equal(moved, {"even": batch(9, 8), "odd": batch(8)})
+
+
 def test_keys_move_with_the_other_leaves(mesh: Mesh) -> None:
     keys = jax.random.split(jax.random.key(1), 8)
     tree = {"keys": keys, "w": cut(batch(8), mesh, P("x"))}
