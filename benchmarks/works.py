@@ -1,6 +1,6 @@
 """All that is measured, in the order of the report."""
 
-from benchmarks.arrays import building, using
+from benchmarks.arrays import building, moving, using
 from benchmarks.checkpoint import checkpoints
 from benchmarks.layout import index_math, resharding
 from benchmarks.show import pictures
@@ -23,7 +23,7 @@ def sections(only: str = "", quick: bool = False) -> dict[str, list[Work]]:
         "Many hosts": hosts.WORKS,
         "Checkpoints": checkpoints.works(quick),
         "Pictures": pictures.WORKS,
-        "Resharding": resharding.WORKS,
+        "Resharding": [*resharding.WORKS, *moving.works(quick)],
     }
     chosen = {
         section: [work for work in each if only.lower() in f"{section}: {work.name}".lower()]

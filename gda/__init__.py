@@ -16,6 +16,7 @@ from typing import Any
 _MODULE_OF = {
     # Build an array and look at it.
     "GlobalArray": "gda.arrays.global_array",
+    "PaddedArray": "gda.arrays.padded_array",
     "load_tree": "gda.trees.load",
     "Shard": "gda.arrays.shard",
     "Index": "gda.layout.spec",
@@ -36,7 +37,8 @@ _MODULE_OF = {
     "Collectives": "gda.compiled.hlo",
     "Collective": "gda.compiled.hlo",
     "Traffic": "gda.compiled.hlo",
-    # Save.
+    # Move and save.
+    "reshard_tree": "gda.trees.resharding",
     "checkpoint": "gda.checkpoint",
     "store": "gda.trees.store",
     "store_tree": "gda.trees.store",

@@ -3,6 +3,7 @@
 
 # Build an array and look at it.
 from gda.arrays.global_array import GlobalArray as GlobalArray
+from gda.arrays.padded_array import PaddedArray as PaddedArray
 from gda.trees.load import load_tree as load_tree
 from gda.arrays.shard import Shard as Shard
 from gda.layout.spec import Index as Index
@@ -25,7 +26,8 @@ from gda.compiled.hlo import Collectives as Collectives
 from gda.compiled.hlo import Collective as Collective
 from gda.compiled.hlo import Traffic as Traffic
 
-# Save.
+# Move and save.
+from gda.trees.resharding import reshard_tree as reshard_tree
 from gda import checkpoint as checkpoint
 from gda.trees.store import store as store
 from gda.trees.store import store_tree as store_tree
@@ -69,6 +71,7 @@ from gda.trees.batches import DataPartitionType as DataPartitionType
 __all__ = [  # noqa: RUF022
     # Build an array and look at it.
     "GlobalArray",
+    "PaddedArray",
     "load_tree",
     "Shard",
     "Index",
@@ -89,7 +92,8 @@ __all__ = [  # noqa: RUF022
     "Collectives",
     "Collective",
     "Traffic",
-    # Save.
+    # Move and save.
+    "reshard_tree",
     "checkpoint",
     "store",
     "store_tree",

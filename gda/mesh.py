@@ -121,11 +121,14 @@ def get_shard_indices_replica_ids(
 
 
 def mesh_grid(
-    global_shape: Iterable[int], mesh: MeshLike | AbstractMesh, spec: SpecLike | None = None
+    global_shape: Iterable[int],
+    mesh: MeshLike | AbstractMesh,
+    spec: SpecLike | None = None,
+    pad: bool = False,
 ) -> ShardGrid:
     """Return the grid of a shape over a mesh; ``TypeError`` if ``mesh`` is not one."""
     over = mesh_and_spec(mesh, spec, _MESHES)
-    return ShardGrid(global_shape, over.mesh.shape, over.spec)
+    return ShardGrid(global_shape, over.mesh.shape, over.spec, pad=pad)
 
 
 class MeshAndSpec(NamedTuple):

@@ -17,10 +17,14 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 README = EXAMPLES.parent / "README.md"
 
 
-def run(program: str, *args: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, *args: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
+    """Run an example, in several processes on 8 devices together if it is for that."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    launcher = ["-m", "gda.launch", "-n", str(processes), "--timeout", "300"]
+    launcher += ["--devices-per-process", str(8 // processes)]
+    command = [*(launcher if processes > 1 else []), str(EXAMPLES / program), *args]
     return subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / program), *args],
+        [sys.executable, "-W", "error", *command],
         env=environment,
         capture_output=True,
         text=True,
@@ -77,15 +81,7 @@ def test_load_safetensors_reads_what_each_process_needs(tmp_path: Path) -> None:
     assert "process 0 of 1: 21 tensors, read 393,856 of 393,856 bytes, 66,176 bytes" in done.stdout
     assert "agree with those of the weights on one host" in done.stdout
 
-    launcher = ["-m", "gda.launch", "-n", "2", "--devices-per-process", "4", "--timeout", "300"]
-    program = [str(EXAMPLES / "load_safetensors.py"), "--folder", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *launcher, *program],
-        env={name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = run("load_safetensors.py", "--folder", str(tmp_path), processes=2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.findall(r"read ([\d,]+) of 393,856 bytes", done.stdout) == ["262,784"] * 2
     assert "agree with those of the weights on one host" in done.stdout
@@ -105,3 +101,22 @@ def test_checkpoint_elastic_ends_with_the_loss_of_an_uninterrupted_run(kill_at: 
     assert f"8 devices, killed after step {kill_at}\n" in done.stdout
     resumed = re.findall(r"resuming after step (\d+)\n", done.stdout)
     assert resumed == [] if kill_at == 2 else 0 < int(resumed[0]) <= kill_at
+
+
+def test_padded_vocabulary_trains_as_without_padding() -> None:
+    done = run("padded_vocabulary.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "padded to (50264, 16): 0.01% more memory\n" in done.stdout
+    assert done.stdout.endswith("one device without padding has the same losses, norms and table\n")
+
+
+def test_elastic_hosts_has_the_losses_of_an_uninterrupted_run() -> None:
+    done = run("elastic_hosts.py", processes=4)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "mesh={'data': 6}, spec=P(None, 'data')), padded to (64, 132)\n" in done.stdout
+    curves = re.findall(r"loss ([\d.]+), uninterrupted ([\d.]+)\n", done.stdout)
+    losses, expected = np.array(curves, float).T
+    assert len(losses) == 6
+    np.testing.assert_allclose(losses, expected, atol=2e-4)
+    assert losses[-1] < 0.5 < 2 < losses[0]
+    assert "[2] the sampler has the weights of the trainers: accuracy " in done.stdout

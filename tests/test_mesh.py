@@ -236,7 +236,8 @@ BAD: list[tuple[Any, Any, type[Exception], str]] = [
         "global shape (6, 2) cannot be sharded by P('x') on the mesh {'x': 4, 'y': 2}: dimension "
         "0 of size 6 is sharded 4 ways by mesh axis 'x', and 6 is not divisible by 4; 4 and 8 are "
         "the nearest sizes that divide. Specs of this mesh that fit (6, 2) as it stands: P('y'), "
-        "P(None, 'y'), P()",
+        "P(None, 'y'), P(). "
+        "With padding any size fits: gda.PaddedArray, or ShardGrid(..., pad=True)",
     ),
     (
         (8,),

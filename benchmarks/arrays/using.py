@@ -23,10 +23,15 @@ from benchmarks.work import AtMost, Faster, Floor, Within, Work
 CALLS = 200  # of a jitted function, in one sample
 
 
-def _jitted(inputs: int, jit: Callable[..., Any] = jax.jit) -> list[Side]:
+def _jitted(
+    inputs: int, jit: Callable[..., Any] = jax.jit, *, is_padded: bool = False
+) -> list[Side]:
     sharding = NamedSharding(mesh_of((1,), ("x",)), PartitionSpec())
     raw = [jax.device_put(np.ones((8, 8), np.float32), sharding) for _ in range(inputs)]
-    wrapped = [gda.GlobalArray.from_array(array) for array in raw]
+    wrapped: list[Any] = [gda.GlobalArray.from_array(array) for array in raw]
+    rivals: list[Any] = raw
+    if is_padded:
+        wrapped, rivals = [gda.PaddedArray(array, (8, 7)) for array in raw], wrapped
 
     def side(jit: Callable[..., Any], arrays: list[Any]) -> Side:
         # A function of its own, so that neither side finds the other's compiled ones. For one
@@ -41,7 +46,7 @@ def _jitted(inputs: int, jit: Callable[..., Any] = jax.jit) -> list[Side]:
 
         return Side(run, calls=CALLS)
 
-    return [side(jit, wrapped), side(jax.jit, raw)]
+    return [side(jit, wrapped), side(jax.jit, rivals)]
 
 
 Read = Callable[[Any], list[Any]]
@@ -154,6 +159,15 @@ WORKS = [
         {"the raw arrays": AtMost(1.25)},
         seconds=3,
     ),
+    *[
+        Work(
+            f"a jitted call with {name} as input, one device",
+            partial(_jitted, inputs, is_padded=True),
+            {"GlobalArray": AtMost(most)},
+            seconds=3,
+        )
+        for name, inputs, most in [("one PaddedArray", 1, 1.15), ("100 PaddedArrays", 100, 1.25)]
+    ],
     Work(
         "device, index and replica id of all local shards, cold, 64 devices",
         partial(_shards, described, _only_objects),

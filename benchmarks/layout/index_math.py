@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 import gda
 from benchmarks.pairs import Side
-from benchmarks.work import Faster, Floor, Within, Work
+from benchmarks.work import AtMost, Faster, Floor, Within, Work
 from gda.layout import numbering
 
 P = PartitionSpec
@@ -197,6 +197,30 @@ def _a_million(mesh_shape: dict[str, int], spec: PartitionSpec) -> list[Side]:
     return [Side(ours, fresh)]
 
 
+def _array_answers(grid: gda.ShardGrid) -> object:
+    return grid.starts, grid.stops, grid.replica_ids
+
+
+def _padded_million(answer: Callable[[gda.ShardGrid], object]) -> list[Side]:
+    """A shape that a mesh of 1024 times 1024 does not divide, and one that it does."""
+    mesh_shape = {"x": 1024, "y": 1024}
+    process_of = gda.Processes(np.arange(1024**2) // 8)
+
+    def side(missing: int) -> Side:
+        def run(shape: tuple[int, ...]) -> object:
+            return answer(gda.ShardGrid(shape, mesh_shape, CUT, pad=True, process_of=process_of))
+
+        def fresh() -> tuple[Any, ...]:
+            rows, columns = unseen_shape((1024, 1024))
+            return ((rows, columns - missing),)
+
+        (shape,) = fresh()
+        assert gda.ShardGrid(shape, mesh_shape, CUT, pad=True).is_padded == bool(missing)
+        return Side(run, fresh)
+
+    return [side(missing=1000), side(missing=0)]
+
+
 def _list_or_array(sizes: tuple[int, int]) -> list[Side]:
     weights = (sizes[1], 1)
     repeats = range(max(1, 4096 // prod(sizes)))
@@ -260,6 +284,18 @@ WORKS = [
         for mesh_shape, spec in [
             ({"x": 1024, "y": 1024}, P("x", "y")),
             ({"x": 64, "y": 128, "z": 128}, P("z", "x")),
+        ]
+    ],
+    *[
+        Work(
+            f"{name} of 1,048,576 devices, a shape that is padded",
+            partial(_padded_million, answer),
+            {"a shape that divides": AtMost(share)},
+        )
+        for name, answer, share in [
+            ("starts, stops and replica ids", _array_answers, 1.1),
+            ("indices", lambda grid: grid.indices(), 1.1),
+            ("the view of one process", lambda grid: grid.view(65536).indices, 1.1),
         ]
     ],
     # For information: the cost of the first time, and what `numbering.SMALL` relies on.

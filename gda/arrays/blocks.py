@@ -25,6 +25,7 @@ from gda.arrays.narrowing import (
     WIDE_DTYPES,
     asked_dtype,
     check_fits,
+    fill_of,
     is_extended,
     is_raw,
     jax_dtype,
@@ -33,7 +34,7 @@ from gda.arrays.narrowing import (
     objects_error,
 )
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Index, Shape
+from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import format_index
 from gda.mesh import Device, is_tracer
 
@@ -44,7 +45,8 @@ class BlockReader:
     """Turns results of callbacks into blocks of one shape and one dtype that JAX may keep.
 
     Args:
-      grid: the grid of the array; every block must have its ``shard_shape``.
+      grid: the grid of the array; every block must have the shape of its index. If the grid is
+        padded, a block that is smaller than ``shard_shape`` is copied into one of that shape.
       dtype: the dtype that the user asked for, or ``None`` to take that of the first block.
       copy: ``True`` copies every block, ``False`` adopts every block, ``None`` copies those that
         other code can reach.
@@ -54,6 +56,7 @@ class BlockReader:
       in_threads: blocks are read in several threads. Each settles the NumPy memory it was given
         before it asks for more, with the x64 mode of the thread that made this reader: JAX's modes
         belong to a thread. What else a ``jax.Array`` needs than a copy is left for ``finish``.
+      fill: value of the padding.
 
     ``dtype`` is the dtype that the array has in JAX; ``None`` until it is known.
     """
@@ -71,6 +74,7 @@ class BlockReader:
         count: int = 1,
         align: bool = False,
         in_threads: bool = False,
+        fill: object = 0,
     ) -> None:
         if copy is not None and copy is not True and copy is not False:
             raise TypeError(f"copy must be True, False or None, not {copy!r}")
@@ -84,6 +88,7 @@ class BlockReader:
         self._align = align and copy is None
         self._buffers: dict[np.dtype[Any], Buffers] = {}
         self._in_threads = in_threads
+        self._fill = fill
         self._narrowed = (
             {wide: narrowed_dtype(wide, "") for wide in WIDE_DTYPES} if in_threads else {}
         )
@@ -98,7 +103,8 @@ class BlockReader:
           DoesNotFitError: a value does not fit the dtype that the array has in JAX.
           Exception: whatever the callback raises, with a note of the index.
         """
-        shape, usual = self.shape, None
+        # Of a padded grid some blocks are smaller.
+        shape, usual = None if self.grid.is_padded else self.shape, None
         blocks: list[Block] = []
         index: Index = ()
         try:
@@ -145,7 +151,9 @@ class BlockReader:
         own = None if self._in_threads else Buffers(dtype, self._count)
 
         def filled(index: Index) -> np.ndarray[Any, Any]:
-            out = self.empty(dtype) if own is None else own.empty(self.shape)
+            out = (
+                self.empty(dtype, index) if own is None else own.empty(shape_at(index, self.shape))
+            )
             returned = callback(index, out)
             is_data = isinstance(returned, list | tuple) or hasattr(returned, "__array__")
             if is_data and not _is_part_of(returned, out):
@@ -189,13 +197,23 @@ class BlockReader:
         """Return a buffer of ``empty`` that was filled and will not be written to any more."""
         return self._from_numpy(index, buffer, sole=True)
 
-    def empty(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """Return an aligned buffer for one block."""
+    def empty(self, dtype: np.dtype[Any], index: Index | None = None) -> np.ndarray[Any, Any]:
+        """Return an aligned buffer for one block: that at ``index``, or one with its padding."""
+        shape = self.shape if index is None else shape_at(index, self.shape)
         with self._lock:
             buffers = self._buffers.get(dtype)
             if buffers is None:
                 buffers = self._buffers[dtype] = Buffers(dtype, self._count)
-            return buffers.empty(self.shape)
+            return buffers.empty(shape)
+
+    def padding(self) -> Block:
+        """Return a block that is padding alone; call it when ``dtype`` is known."""
+        if is_extended(self.dtype):
+            return jax.lax.full(self.shape, 0, self.dtype)
+        dtype = np.dtype(self.dtype)
+        out = self.empty(dtype)
+        out[...] = fill_of(self._fill, dtype)
+        return out
 
     def settle_jax(self, index: Index, value: jax.Array, is_sole: bool) -> Block:
         """Return an array of one device, of the dtype asked for.
@@ -218,6 +236,10 @@ class BlockReader:
 
     def _own(self, value: jax.Array, is_sole: bool) -> jax.Array:
         """Return an array that lives on when others that share its memory are deleted."""
+        if value.shape != self.shape:
+            fill = 0 if is_extended(value.dtype) else fill_of(self._fill, value.dtype)
+            whole = jax.lax.full(self.shape, fill, value.dtype)
+            return jax.lax.dynamic_update_slice(whole, value, [0] * value.ndim)
         if self.copy is False or (is_sole and not self.copy):
             return value
         return jax.device_put(value, value.sharding, may_alias=False)
@@ -240,14 +262,17 @@ class BlockReader:
         final = self._narrowed.get(wanted) or jax_dtype(wanted, index)
         self.check_shape(index, value.shape)
         is_converted = value.dtype != wanted
+        is_whole = value.shape == self.shape
         if is_converted:
-            value = self._copied(value, wanted)
+            value = self._copied(value, wanted) if is_whole else value.astype(wanted)
         self._check_dtype(index, final)
         if value.dtype != final:
             with np.errstate(over="ignore"):
                 narrow = self._copied(value, final)
-            check_fits(value, narrow, index)
+            check_fits(value, narrow[tuple(map(slice, value.shape))], index)
             return narrow
+        if not is_whole:
+            return self._copied(value, final)
         if is_converted or self.copy is False:
             return value
         needs_alignment = self._align and value.ctypes.data % ALIGNMENT
@@ -257,17 +282,22 @@ class BlockReader:
 
     def _copied(self, value: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         out = self.empty(dtype)
-        np.copyto(out, value, casting="unsafe")
+        if value.shape != self.shape:
+            out[...] = fill_of(self._fill, dtype)
+            np.copyto(out[tuple(map(slice, value.shape))], value, casting="unsafe")
+        else:
+            np.copyto(out, value, casting="unsafe")
         return out
 
     def check_shape(self, index: Index, shape: Shape) -> None:
         """Raise ``ValueError`` if a block of this shape is not what a device holds."""
-        if shape != self.shape:
+        expected = shape_at(index, self.shape) if self.grid.is_padded else self.shape
+        if shape != expected:
             whole = shape == self.grid.global_shape
             hint = ". That is the whole array: return array[index]" if whole else ""
             raise ValueError(
                 f"the block at index {format_index(index)} has shape {shape}; a shard of this "
-                f"array has shape {self.shape}{hint}"
+                f"array has shape {expected}{hint}"
             )
 
     def _check_dtype(self, index: Index, dtype: Any) -> None:

@@ -47,14 +47,15 @@ _OTHERWISE = "of anything else take gda.fingerprint(numpy.asarray(x))"
 def fingerprint(x: Any) -> str:
     """Return the fingerprint of an array: a digest of shape, dtype and content, 32 hex digits.
 
-    A NumPy array, a ``jax.Array`` and a ``GlobalArray`` of the same shape, dtype and content have
-    the same fingerprint, and a checkpoint records it. Of a NumPy array it needs no device, makes no
-    copy, reads a memory map in pieces and never communicates. ``GlobalArray.fingerprint`` says what
-    the digest sees, and when several processes must call this together.
+    A NumPy array, a ``jax.Array``, a ``GlobalArray`` and a ``PaddedArray`` of the same shape, dtype
+    and content have the same fingerprint, and a checkpoint records it. Of a NumPy array it needs no
+    device, makes no copy, reads a memory map in pieces and never communicates.
+    ``GlobalArray.fingerprint`` says what the digest sees, and when several processes must call this
+    together.
 
     Args:
-      x: a ``GlobalArray``, a ``jax.Array`` or a NumPy array, of any byte order and memory layout.
-        The dtype counts: JAX makes a float64 array float32 unless ``jax_enable_x64`` is set.
+      x: a container, a ``jax.Array`` or a NumPy array, of any byte order and memory layout. The
+        dtype counts: JAX makes a float64 array float32 unless ``jax_enable_x64`` is set.
 
     Raises:
       TypeError: ``x`` is something else, holds no numbers, or is being traced.
@@ -68,18 +69,29 @@ def fingerprint(x: Any) -> str:
     """
     if isinstance(x, np.ndarray | np.generic):
         return fingerprint_of_numpy(np.asarray(x))
+    if hasattr(x, "padded_shape"):
+        return x.fingerprint()
     array = live(x, otherwise=_OTHERWISE)
+    return fingerprint_of(array, grid_of_array(array))
+
+
+def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
+    """Return the fingerprint of an array, or of the part of it that a padded grid names.
+
+    Args:
+      grid: that of the array, with its processes, or the padded one without the padding.
+    """
     if array.is_fully_addressable:
-        return digest_of(array.shape, array.dtype, sums_of(array))
+        return digest_of(grid.global_shape, array.dtype, begin(array, grid).result())
     mesh: Any = sharding_of(array).mesh
     numbers = processes_of(mesh).numbers
     if len(numbers) == 1:
         raise elsewhere_error("fingerprint()", numbers[0])
-    check_moving(array, "GlobalArray.fingerprint")
-    mine = sums_of(array)
+    check_moving(array, "GlobalArray.fingerprint", shape=grid.global_shape)
+    mine = begin(array, grid).result()
     everybody = tuple(range(jax.process_count()))
     received = all_gather(mine.astype("<u4").view(np.uint8), everybody)
-    return digest_of(array.shape, array.dtype, add(received.view("<u4")))
+    return digest_of(grid.global_shape, array.dtype, add(received.view("<u4")))
 
 
 def sums_of(array: jax.Array) -> Words:
@@ -92,7 +104,7 @@ class Pending:
 
     __slots__ = ("_parts",)
 
-    def __init__(self, parts: Words | jax.Array) -> None:
+    def __init__(self, *parts: Words | jax.Array) -> None:
         self._parts = parts
 
     def result(self) -> Words:
@@ -102,10 +114,10 @@ class Pending:
           Exception: whatever the computation of the array itself raised.
         """
         with jax.transfer_guard("allow"):
-            return add(np.asarray(self._parts).reshape(-1, LANES))
+            return add(sums for part in self._parts for sums in np.asarray(part).reshape(-1, LANES))
 
 
-def begin(array: jax.Array) -> Pending:
+def begin(array: jax.Array, grid: ShardGrid | None = None) -> Pending:
     """Start the sums over the blocks that this process writes, on the first device of each.
 
     So over all processes each block counts once; see ``ProcessView.written_blocks``.
@@ -118,6 +130,7 @@ def begin(array: jax.Array) -> Pending:
 
     Args:
       array: any ``jax.Array`` with a mesh and spec, or on one device.
+      grid: that of the array, with its processes, or the padded one without the padding.
 
     Raises:
       TypeError: it is being traced, is no ``jax.Array``, or has no mesh and spec.
@@ -129,7 +142,7 @@ def begin(array: jax.Array) -> Pending:
     ['e39b15', '2e1cb9']
     """
     array = live(array, otherwise=_OTHERWISE)
-    grid = grid_of_array(array)
+    grid = grid_of_array(array) if grid is None else grid
     shards = distinct_shards(array, grid)
     written = grid.view(jax.process_index()).written_blocks()
     return begin_blocks({number: shards[number] for number in written}, grid)
@@ -141,8 +154,8 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Pending:
     As ``begin``, for blocks that are no longer parts of an array, such as copies.
 
     Args:
-      blocks: single-device arrays of the shard shape by the number of the block; of keys, keys or
-        their numbers.
+      blocks: single-device arrays by the number of the block; of keys, keys or their numbers. They
+        have the shard shape; of a padded grid, that of their index.
       grid: that of the array.
     """
     if not blocks or not math.prod(grid.shard_shape):
@@ -156,9 +169,19 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Pending:
         is_small = len(chosen) * math.prod(grid.shard_shape) <= SMALL
         if is_small and device_of(some).platform == "cpu":
             return Pending(_by_numpy(chosen, grid))
-        parts = list(chosen.values())
-        starts = [_starts(grid, number, parts[0].ndim) for number in chosen]
-        return Pending(started(parts, starts))
+        by_shape: dict[Shape, list[int]] = {}
+        for number, block in chosen.items():
+            if block.size:
+                by_shape.setdefault(block.shape, []).append(number)
+        return Pending(
+            *[
+                started(
+                    [chosen[number] for number in numbers],
+                    [_starts(grid, number, len(shape)) for number in numbers],
+                )
+                for shape, numbers in by_shape.items()
+            ]
+        )
 
 
 def _starts(grid: ShardGrid, number: int, rank: int) -> Shape:
@@ -173,6 +196,7 @@ def _by_numpy(blocks: dict[int, jax.Array], grid: ShardGrid) -> Words:
         return add(
             sums_of_numpy(np.asarray(block), _starts(grid, number, block.ndim))
             for number, block in blocks.items()
+            if block.size
         )
     first, *rest = blocks.values()
     if not rest:

@@ -17,7 +17,7 @@ from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
 from gda.mesh import Device, MeshLike
 from gda.multihost.agreement import checked, together
-from gda.multihost.descriptions import describe
+from gda.multihost.descriptions import Description, describe, describe_wanted
 from gda.storage.options import Options
 
 
@@ -32,12 +32,14 @@ def array_from_callback(
     copy: bool | None = None,
     into: bool = False,
     options: Options | None = None,
+    pad: bool = False,
+    fill: object = 0,
 ) -> jax.Array:
     """Build an array by one call of ``data_callback`` per distinct index of this process.
 
     ``GlobalArray.from_callback`` documents the arguments and the errors.
     """
-    plan = plan_of(global_shape, mesh, spec)
+    plan = plan_of(global_shape, mesh, spec, pad)
     plan.check_dtype_is_known(dtype)
     _check_callable(data_callback)
     if into and dtype is None:
@@ -46,11 +48,11 @@ def array_from_callback(
         raise ValueError("copy= is for blocks that the callback returns; omit it with into=True")
     if options is None and not plan.places_early:
         # Nothing overlaps here, so all blocks are read in a row and placed at once.
-        reader = plan.reader(dtype, copy)
+        reader = plan.reader(dtype, copy, fill=fill)
         read = reader.fill if into else reader.read
-        return plan.place(read(data_callback, plan.distinct), reader.dtype)
+        return plan.place(read(data_callback, plan.distinct), reader.dtype, reader.padding)
     options = options or Options()
-    reader = plan.reader(dtype, copy, in_threads=options.are_for_threads)
+    reader = plan.reader(dtype, copy, fill=fill, in_threads=options.are_for_threads)
     build = Build(plan, reader, partial(reader.fill if into else reader.read, data_callback))
     read_all([build], options, "from_callback")
     return build.array()
@@ -62,6 +64,9 @@ def array_from_source(
     spec: SpecLike | None,
     dtype: npt.DTypeLike | None,
     options: Options,
+    *,
+    pad: bool = False,
+    fill: object = 0,
 ) -> jax.Array:
     """Build an array of the slices of a source that this process needs.
 
@@ -70,15 +75,19 @@ def array_from_source(
 
     @cache  # the build that the processes agree on is the one that is read
     def build() -> Build:
-        return build_of_source(source, mesh, spec, dtype, options)
+        return build_of_source(source, mesh, spec, dtype, options, pad=pad, fill=fill)
 
     def work() -> jax.Array:
         read_all([build()], options, "from_source")
         return build().array()
 
-    return together(
-        "GlobalArray.from_source", mesh, work, describe, wanted=lambda: describe(build().wanted())
-    )
+    def wanted() -> Description:
+        given = {"mesh": mesh, "spec": spec, "dtype": build().wanted().dtype}
+        shape = build().plan.grid.global_shape
+        return describe_wanted({**given, "global_shape": shape, "pad": pad, "fill": fill})
+
+    name = "PaddedArray.from_source" if pad else "GlobalArray.from_source"
+    return together(name, mesh, work, describe, wanted=wanted)
 
 
 @checked("GlobalArray.from_batched_callback")

@@ -77,15 +77,18 @@ class Build:
         """Return the array, after all tasks are done."""
         plan, dtype = self.plan, self._reader.dtype
         if not (self._places_early and plan.devices):
-            return plan.place(self._blocks, dtype)
+            return plan.place(self._blocks, dtype, self._reader.padding)
+        if plan.has_padding_alone:
+            self._send(len(self._blocks), self._reader.padding())
         arrays = [self._arrays[device] for device in plan.devices]
-        shape = plan.grid.global_shape
-        return jax.make_array_from_single_device_arrays(shape, plan.sharding, arrays, dtype=dtype)
+        return jax.make_array_from_single_device_arrays(
+            plan.shape, plan.sharding, arrays, dtype=dtype
+        )
 
     def wanted(self) -> jax.ShapeDtypeStruct:
         """Return shape, dtype and layout of the array."""
-        shape, sharding = self.plan.grid.global_shape, self.plan.sharding
-        return jax.ShapeDtypeStruct(shape, self._reader.dtype, sharding=sharding)
+        plan = self.plan
+        return jax.ShapeDtypeStruct(plan.shape, self._reader.dtype, sharding=plan.sharding)
 
     def _held_bytes(self) -> int:
         """Bytes of one block as it is read, and of its copy where it has to be cast."""
@@ -114,7 +117,7 @@ class Build:
         out: list[np.ndarray[Any, Any]] = []
 
         def start() -> Future:
-            out[:] = [self._reader.empty(dtype)]
+            out[:] = [self._reader.empty(dtype, index)]
             return begin(index, out[0])
 
         def finish(_: object) -> Transfer | None:
@@ -144,11 +147,16 @@ class Build:
         if not self._places_early:
             self._blocks[number] = block
             return None
+        arrays = self._send(number, block)
+        return Transfer(lambda: are_sent(arrays), lambda: jax.block_until_ready(arrays))
+
+    def _send(self, number: int, block: Block) -> list[jax.Array]:
+        """Begin to place a block on the devices that hold it."""
         targets = self.plan.targets(number)
         # A list at once: the transfers of one block do not wait for each other.
         arrays: list[jax.Array] = jax.device_put([block] * len(targets), targets)
         self._arrays.update(zip(self.plan.holders[number], arrays, strict=True))
-        return Transfer(lambda: are_sent(arrays), lambda: jax.block_until_ready(arrays))
+        return arrays
 
 
 def are_sent(arrays: list[Any]) -> bool:
@@ -162,6 +170,9 @@ def build_of_source(
     dtype: npt.DTypeLike | None,
     options: Options,
     note: Callable[[Exception], object] = lambda _: None,
+    *,
+    pad: bool = False,
+    fill: object = 0,
 ) -> Build:
     """Return the build of an array of a source; nothing is read.
 
@@ -169,9 +180,9 @@ def build_of_source(
       TypeError, ValueError: it cannot be built; what ``GlobalArray.from_source`` says.
     """
     found = source_of(source)
-    plan = plan_of(found.shape, mesh, spec)
+    plan = plan_of(found.shape, mesh, spec, pad)
     in_threads = options.are_for_threads
-    reader = plan.reader(dtype, None, always_align=True, in_threads=in_threads)
+    reader = plan.reader(dtype, None, fill=fill, always_align=True, in_threads=in_threads)
     _check_raw(found.dtype, reader.asked)
     if reader.dtype is None:
         reader.dtype = narrowed_dtype(found.dtype, f"the {type(source).__name__} has dtype ")
@@ -184,8 +195,8 @@ def build_of_source(
 
 def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
     if not math.prod(reader.shape):
-        return reader.empty(native(source.dtype))
-    block = source.read(index, reader.empty)
+        return reader.empty(native(source.dtype), index)
+    block = source.read(index, partial(reader.empty, index=index))
     dtype = getattr(block, "dtype", None)
     is_other = isinstance(dtype, np.dtype) and native(dtype) != native(source.dtype)
     if is_other and reader.asked is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.arrays import fingerprint, from_callbacks, libraries, moving, pickling
 from gda.arrays.constructors import ArrayConstructors
@@ -333,27 +333,66 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
     # Moving it, and comparing it without that. These three communicate.
 
     @overload
-    def reshard(self, spec: SpecLike, /) -> GlobalArray: ...
+    def reshard(
+        self, spec: SpecLike, /, *, max_bytes: int | None = None, donate: bool = False
+    ) -> GlobalArray: ...
     @overload
-    def reshard(self, sharding: NamedSharding | SingleDeviceSharding, /) -> GlobalArray: ...
+    def reshard(
+        self,
+        sharding: NamedSharding | SingleDeviceSharding,
+        /,
+        *,
+        max_bytes: int | None = None,
+        donate: bool = False,
+    ) -> GlobalArray: ...
     @overload
-    def reshard(self, mesh: Mesh, spec: SpecLike, /) -> GlobalArray: ...
+    def reshard(
+        self,
+        mesh: Mesh,
+        spec: SpecLike,
+        /,
+        *,
+        max_bytes: int | None = None,
+        donate: bool = False,
+    ) -> GlobalArray: ...
     @public
-    def reshard(self, mesh_or_spec: Any, spec: Any = None, /) -> GlobalArray:
-        """Move the data to another layout; communicates between processes where they hold parts.
+    def reshard(
+        self,
+        mesh_or_spec: Any,
+        spec: Any = None,
+        /,
+        *,
+        max_bytes: int | None = None,
+        donate: bool = False,
+    ) -> GlobalArray:
+        """Move the data to another layout; communicates between processes.
 
         ``g.reshard(spec)`` shards it by another spec over its own mesh, ``g.reshard(mesh, spec)``
         over another mesh, both in the same memory kind. ``g.reshard(sharding)`` moves it to the
-        memory kind of the sharding too. If one process has all devices of both meshes, any mesh
-        works. If not, the new mesh must have the same devices, in any order and over any axes, and
-        all processes with these devices must call it. Inside ``jit`` use ``gda.constrain``.
+        memory kind of the sharding too. The devices of both meshes may be any of the program:
+        more, fewer, others, in other processes. Each process with a device in either mesh must call
+        it; others need not. A process without the data calls it on
+        ``GlobalArray(array=jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))`` with the
+        sharding that the array has now; a process without devices in the new mesh gets an array
+        without local shards. ``ReshardPlan`` tells what is sent. Inside ``jit`` use
+        ``gda.constrain``.
+
+        Args:
+          max_bytes: the most bytes that a device holds of pieces on their way, by default 256 MiB,
+            and at least an element or two.
+          donate: delete this array when its data has left.
 
         Returns:
           a new ``GlobalArray``. It may share memory with this one if no data has to move.
 
         Raises:
-          ValueError: the spec does not fit, or the mesh has other devices and several processes.
+          ValueError: the spec does not fit, ``max_bytes`` is below 1, or the processes have devices
+            of several platforms.
           TypeError: the array is being traced.
+          DisagreementError, LateProcessError: the processes ask for different moves, or a process
+            failed, died or did not come; in each process, after at most the time limit of
+            ``gda.checking_agreement`` once the failure shows. Before the move, a process waits for
+            the others for up to half an hour, or for that limit where checks are on.
 
         >>> import gda, jax, numpy as np
         >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
@@ -363,14 +402,12 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         >>> g.reshard(jax.sharding.Mesh(mesh.devices[:2, 0], ('z',)), ['z'])
         GlobalArray(shape=(8, 2), dtype=float32, mesh={'z': 2}, spec=P('z'))
         """
-        array = live(self, "inside jit use gda.constrain")
-        if isinstance(mesh_or_spec, Sharding):
-            return GlobalArray(array=moving.reshard(array, mesh_or_spec, spec))  # pyright: ignore
-        is_mesh = isinstance(mesh_or_spec, Mesh)
-        if is_mesh != (spec is not None):
-            raise TypeError("write g.reshard(spec), g.reshard(mesh, spec) or g.reshard(sharding)")
-        mesh = mesh_or_spec if is_mesh else self.mesh
-        return GlobalArray(array=moving.reshard(array, mesh, spec if is_mesh else mesh_or_spec))
+        array: Any = self.array
+        if not isinstance(array, jax.ShapeDtypeStruct):
+            array = live(self, "inside jit use gda.constrain")
+        return GlobalArray(
+            array=moving.reshard(array, mesh_or_spec, spec, max_bytes=max_bytes, donate=donate)
+        )
 
     @overload
     def gather(self, process: None = None, *, max_bytes: int | None = None) -> AnyNDArray: ...

@@ -1,4 +1,4 @@
-"""Support of ``GlobalArray`` in other libraries, through their public hooks.
+"""Support of the containers in other libraries, through their public hooks.
 
 This module imports none of them: a program that does not use them pays nothing.
 
@@ -6,7 +6,7 @@ This module imports none of them: a program that does not use them pays nothing.
 processes. If they hold a part of an array, a tree shows only the layout, and ``render_array``
 raises the error of ``numpy.asarray``.
 
-**flax.serialization** takes the ``jax.Array`` as the state of a container. ``from_bytes`` and
+**flax.serialization** takes the ``jax.Array`` as the state of a ``GlobalArray``. ``from_bytes`` and
 ``from_state_dict`` return a container over the mesh and spec of the target. ``to_bytes`` needs the
 whole value in this process, and raises ``RuntimeError`` if other processes hold a part of it. The
 container is registered when ``gda.GlobalArray`` is first used, if flax is imported by then. A
@@ -106,7 +106,8 @@ def treescope_repr(container: Any, path: str | None, subtree_renderer: Any) -> A
         pass  # in a trace, or around something that is no array
     else:
         mesh, spec = dict(layout.mesh.shape), format_spec(layout.spec)
-        children.append(rendering_parts.text(f"mesh={mesh}, spec={spec}"))
+        shape = f"shape={container.shape}, " if container.shape != container.array.shape else ""
+        children.append(rendering_parts.text(f"{shape}mesh={mesh}, spec={spec}"))
     return rendering_parts.build_foldable_tree_node_from_children(
         prefix=f"{type(container).__name__}(",
         children=children,

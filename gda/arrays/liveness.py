@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from gda.arrays.operators import ArrayOperators
-from gda.layout.spec import format_spec
+from gda.layout.spec import Shape, format_spec
 from gda.mesh import is_tracer, not_an_array_error, sharding_of
 
 _OUTSIDE = "call this outside jit and other transformations"
@@ -50,9 +50,12 @@ def kind_error(given: object, otherwise: str = "") -> TypeError:
     return TypeError(f"expected a GlobalArray or a jax.Array, not {type(given).__name__}{hint}")
 
 
-def deleted_error(array: jax.Array, kind: str = "GlobalArray") -> RuntimeError:
+def deleted_error(
+    array: jax.Array, kind: str = "GlobalArray", shape: Shape | None = None
+) -> RuntimeError:
     return RuntimeError(
-        f"{describe(array, kind)} was deleted, by delete() or by donating it to a jitted function"
+        f"{describe(array, kind, shape)} was deleted, by delete() or by donating it to a jitted "
+        "function"
     )
 
 
@@ -65,8 +68,12 @@ def elsewhere_error(name: str, process: int) -> ValueError:
     )
 
 
-def describe(array: Any, kind: str = "GlobalArray") -> str:
-    """Return the text of an array, or of the container around it: its type and layout, no data."""
+def describe(array: Any, kind: str = "GlobalArray", shape: Shape | None = None) -> str:
+    """Return the text of an array, or of the container around it: its type and layout, no data.
+
+    Args:
+      shape: that of the array without padding, if it has padding.
+    """
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
         return f"{kind}(array={array!r})"
     try:
@@ -74,4 +81,5 @@ def describe(array: Any, kind: str = "GlobalArray") -> str:
         layout = f"mesh={dict(sharding.mesh.shape)}, spec={format_spec(sharding.spec)}"
     except TypeError:
         layout = "traced" if is_tracer(array) else "no sharding"
-    return f"{kind}(shape={array.shape}, dtype={array.dtype}, {layout})"
+    shape = array.shape if shape is None else shape
+    return f"{kind}(shape={shape}, dtype={array.dtype}, {layout})"

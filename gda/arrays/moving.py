@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 
 from gda.arrays.buffers import aligned_empty
+from gda.arrays.carrying import Order, carry
 from gda.arrays.liveness import elsewhere_error
 from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards
+from gda.arrays.staging import is_narrow
 from gda.arrays.to_host import MAX_BYTES, one_by_one
-from gda.layout.spec import Index, SpecLike, check_spec
+from gda.layout.grid import ShardGrid
+from gda.layout.spec import Index, Shape, SpecLike
 from gda.mesh import (
+    MeshAndSpec,
     MeshLike,
     grid_of_array,
-    local_positions,
     mesh_and_spec,
-    mesh_grid,
+    mesh_of_all,
     named_sharding,
     processes_of,
     sharding_of,
@@ -31,31 +34,133 @@ from gda.multihost.agreement import check_moving
 from gda.multihost.allgather import all_gather
 
 
-def reshard(array: jax.Array, mesh: MeshLike, spec: SpecLike | None = None) -> jax.Array:
-    """Return the array sharded by ``spec`` over ``mesh``, in the same kind of memory.
+class Wanted(NamedTuple):
+    """An array, and the layout that it is to have.
 
-    Or as a sharding says, which tells the kind of memory too. See ``GlobalArray.reshard``, which
-    says what is raised.
+    Attributes:
+      array: a ``jax.Array``, or in a process without its data a ``jax.ShapeDtypeStruct`` with its
+        sharding.
+      over: the new mesh and spec. Without a kind of memory, that of the array stays.
+      shape: that of the array without padding, if it may be padded; else ``None``.
+      path: its place in a tree.
     """
-    over = mesh_and_spec(mesh, spec)
-    entries = check_spec(over.spec, array.shape, over.mesh.shape)
-    mesh_grid(array.shape, over.mesh, entries)
-    kind = over.memory_kind or array.sharding.memory_kind
-    sharding = named_sharding(array.shape, over.mesh, entries, kind)
-    array = _over_auto_axes(array, over.mesh)
-    if array.is_fully_addressable and sharding.is_fully_addressable:
-        return jax.device_put(array, sharding)
-    _check_same_devices(array, over.mesh)
-    check_moving((array, sharding), "GlobalArray.reshard", processes_of(over.mesh).numbers)
-    if not local_positions(over.mesh):
-        # This process has nothing to send or to receive, and JAX refuses to take part.
-        return jax.make_array_from_single_device_arrays(
-            array.shape, sharding, [], dtype=array.dtype
+
+    array: Any
+    over: MeshAndSpec
+    shape: Shape | None = None
+    path: str = ""
+
+    def order(self) -> Order:
+        """Return both layouts; raise if the new one does not fit."""
+        array, (mesh, spec, kind) = self.array, self.over
+        shape = array.shape if self.shape is None else self.shape
+        before = sharding_of(array)
+        if not isinstance(array, jax.Array) and before.addressable_devices:
+            raise ValueError(
+                "this process has devices of the mesh that the array is on, so it must give the "
+                "array and not a jax.ShapeDtypeStruct"
+            )
+        source, target = (
+            ShardGrid(
+                shape,
+                of_mesh.shape,
+                of_spec,
+                pad=self.shape is not None,
+                process_of=processes_of(of_mesh),
+            )
+            for of_mesh, of_spec in [(before.mesh, before.spec), (mesh, spec)]
         )
-    return jax.device_put(array, sharding)
+        kind = kind or before.memory_kind
+        return Order(
+            array, source, target, named_sharding(target.padded_shape, mesh, target.spec, kind)
+        )
 
 
-def _over_auto_axes(array: jax.Array, mesh: Mesh) -> jax.Array:
+def reshard(
+    array: Any,
+    mesh_or_spec: MeshLike | SpecLike,
+    spec: SpecLike | None = None,
+    *,
+    shape: Shape | None = None,
+    max_bytes: int | None = None,
+    donate: bool = False,
+    name: str = "GlobalArray.reshard",
+) -> jax.Array:
+    """Return the array in another layout, as ``GlobalArray.reshard`` says.
+
+    Args:
+      array, shape: as in ``Wanted``.
+    """
+    mesh: Any = mesh_or_spec
+    if not isinstance(mesh_or_spec, Sharding):
+        is_mesh = isinstance(mesh_or_spec, Mesh)
+        if is_mesh != (spec is not None):
+            raise TypeError("write g.reshard(spec), g.reshard(mesh, spec) or g.reshard(sharding)")
+        mesh, spec = (mesh, spec) if is_mesh else (sharding_of(array).mesh, mesh)
+    wanted = Wanted(array, mesh_and_spec(mesh, spec), shape)
+    (moved,) = reshard_all([wanted], name, max_bytes, donate)
+    return moved
+
+
+def reshard_all(
+    wanted: Sequence[Wanted], name: str, max_bytes: int | None = None, donate: bool = False
+) -> list[jax.Array]:
+    """Return the arrays in their new layouts, which ``gda/arrays/carrying.py`` brings about.
+
+    JAX moves an array that is in this process and stays there, and one whose blocks stay whole on
+    the same devices.
+    """
+    max_bytes = _max_bytes_of(max_bytes)
+    orders = [each.order() for each in wanted]
+    _check_agreement(wanted, orders, name, max_bytes=max_bytes, donate=donate)
+    moved: dict[int, jax.Array] = {}
+    for number, order in enumerate(orders):
+        if not donate and _is_for_jax(order):
+            array = _over_auto_axes(order.array, order.sharding.mesh)
+            moved[number] = jax.device_put(array, order.sharding)
+    rest = [order for number, order in enumerate(orders) if number not in moved]
+    carried = iter(carry(rest, name, max_bytes, donate))
+    return [moved[n] if n in moved else next(carried) for n in range(len(orders))]
+
+
+def _check_agreement(
+    wanted: Sequence[Wanted], orders: Sequence[Order], name: str, **options: object
+) -> None:
+    """Check that all processes will move the same: they would wait for each other in vain."""
+    between = {
+        each.path: order for each, order in zip(wanted, orders, strict=True) if not order.is_local
+    }
+    mesh = mesh_of_all(device for order in between.values() for device in order.devices)
+    if mesh is None:
+        return
+    layouts = {}
+    for path, order in between.items():
+        array, before = order.array, sharding_of(order.array)
+        now = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=before)
+        layout = {"now": now, "wanted": order.sharding}
+        if order.source.is_padded or order.target.is_padded:
+            layout["shape"] = jax.ShapeDtypeStruct(order.source.global_shape, array.dtype)
+        layouts[path] = layout
+    asked = layouts.get("", layouts)
+    check_moving(asked, name, processes_of(mesh).numbers, always=True, **options)
+
+
+def _is_for_jax(order: Order) -> bool:
+    """Return whether JAX moves it as well: within this process, or by whole blocks."""
+    if not isinstance(order.array, jax.Array) or not order.sharding.addressable_devices:
+        return False
+    if order.source.is_padded or order.target.is_padded:  # whose new padding is to be 0
+        return False
+    if not order.array.size:  # JAX may have blocks of other shapes than the sharding says
+        return False
+    if order.on_cpu and is_narrow(order.array.dtype):  # whose NaNs XLA changes
+        return False
+    is_same_set = order.array.sharding.device_set == order.sharding.device_set
+    are_blocks_whole = order.source.shard_shape == order.target.shard_shape
+    return order.is_local or (is_same_set and are_blocks_whole)
+
+
+def _over_auto_axes(array: jax.Array, mesh: Any) -> jax.Array:
     """Return the array for JAX to move to ``mesh``; the data stays where it is.
 
     JAX 0.8 cannot move an array over Explicit axes to a mesh whose axes have other names or sizes.
@@ -75,32 +180,18 @@ def _over_auto_axes(array: jax.Array, mesh: Mesh) -> jax.Array:
     )
 
 
-def _check_same_devices(array: jax.Array, mesh: Mesh) -> None:
-    before, after = array.sharding.device_set, set(mesh.devices.flat)
-    if before == after:
-        return
-    if array.is_fully_addressable:
-        raise ValueError(
-            "only this process holds the array, and several processes have devices of the mesh. If "
-            "every process has the same value, shard it with GlobalArray.from_callback(shape, "
-            "mesh, spec, lambda index: g[index]). If each has its part, use "
-            "GlobalArray.from_process_local"
-        )
-    raise ValueError(
-        "JAX's public API moves an array between processes only within one set of devices, in any "
-        f"order; this mesh lacks {len(before - after)} of the array's devices and adds "
-        f"{len(after - before)}. Use a mesh of the {len(before)} devices of the array, or go "
-        "through the hosts: value = g.gather() and then GlobalArray.from_callback(..., lambda "
-        "index: value[index]). If the value is too large for a host, go through storage"
-    )
-
-
 def gather(
-    array: jax.Array, process: int | None = None, max_bytes: int | None = None
+    array: jax.Array,
+    process: int | None = None,
+    max_bytes: int | None = None,
+    shape: Shape | None = None,
 ) -> np.ndarray[Any, Any] | None:
     """Return the whole value on the host of every process, or of one.
 
     See ``GlobalArray.gather``.
+
+    Args:
+      shape: the first elements of each dimension that are wanted, where it is not all of them.
     """
     if is_extended(array.dtype):
         raise TypeError(
@@ -108,19 +199,27 @@ def gather(
             "GlobalArray.from_array(jax.random.key_data(g.array)).gather()"
         )
     is_wanted = _is_wanted(process)
+    max_bytes = _max_bytes_of(max_bytes)
+    name = "GlobalArray.gather" if shape is None else "PaddedArray.gather"
+    shape = array.shape if shape is None else shape
+    if array.is_fully_addressable:
+        return np.array(np.asarray(array)[tuple(map(slice, shape))]) if is_wanted else None
+    pieces = _Pieces(array, max_bytes)
+    # If this fails, the others wait in the check, which names a process that does not come.
+    value = aligned_empty(shape or (1,), array.dtype) if is_wanted else None
+    check_moving(array, name, shape=shape, process=process, max_bytes=max_bytes)
+    for index, piece in pieces.local() if pieces.are_everywhere else pieces.gathered():
+        if value is not None:
+            place = value[index]
+            place[...] = np.atleast_1d(piece)[tuple(map(slice, place.shape))]
+    return None if value is None else value.reshape(shape)
+
+
+def _max_bytes_of(max_bytes: int | None) -> int:
     max_bytes = MAX_BYTES if max_bytes is None else operator.index(max_bytes)
     if max_bytes < 1:
         raise ValueError(f"max_bytes must be 1 or more, not {max_bytes}")
-    if array.is_fully_addressable:
-        return np.array(array) if is_wanted else None
-    pieces = _Pieces(array, max_bytes)
-    # If this fails, the others wait in the check, which names a process that does not come.
-    value = aligned_empty(pieces.shape, array.dtype) if is_wanted else None
-    check_moving(array, "GlobalArray.gather", process=process, max_bytes=max_bytes)
-    for index, piece in pieces.local() if pieces.are_everywhere else pieces.gathered():
-        if value is not None:
-            value[index] = piece
-    return None if value is None else value.reshape(array.shape)
+    return max_bytes
 
 
 def _is_wanted(process: int | None) -> bool:
@@ -145,7 +244,6 @@ class _Pieces:
         numbers = processes_of(mesh).numbers
         if len(numbers) == 1:
             raise elsewhere_error("gather()", numbers[0])
-        self.shape = array.shape or (1,)
         self._processes = tuple(range(jax.process_count()))
         self._views = [self._grid.view(process) for process in self._processes]
         self._array = array

@@ -93,6 +93,26 @@ def check_fits(wide: np.ndarray[Any, Any], narrow: np.ndarray[Any, Any], index: 
         )
 
 
+def fill_of(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return the value of padding as a scalar of the dtype of the array.
+
+    Raises:
+      TypeError: it is not a number.
+      ValueError: an integer, or a bool, of this dtype cannot be it.
+
+    >>> fill_of(float("-inf"), np.dtype(np.float32))
+    array(-inf, dtype=float32)
+    """
+    given = np.asarray(value)
+    if given.shape or given.dtype.hasobject or given.dtype.kind in "USmMV":
+        raise TypeError(f"fill must be a number, not {value!r}")
+    with np.errstate(invalid="ignore", over="ignore"):
+        fill = given.astype(dtype)
+    if dtype.kind in "iub" and fill != given:
+        raise ValueError(f"fill={value!r} is not a value of {dtype}; give one that is")
+    return fill
+
+
 def objects_error(value: np.ndarray[Any, Any], index: Index) -> Exception:
     """Return the error for a block that NumPy did not turn into numbers."""
     where = f"the block at index {format_index(index)}"

@@ -11,13 +11,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.from_callbacks import array_from_callback
 from gda.arrays.process_local import is_all_here
+from gda.layout.spec import Shape
 from gda.multihost.agreement import checking_agreement
 
 
 class State(NamedTuple):
-    """The parts of a pickled ``GlobalArray``; devices are known by platform and id."""
+    """The parts of a pickled container; devices are known by platform and id."""
 
-    data: np.ndarray[Any, Any]
+    data: np.ndarray[Any, Any]  # without padding
     key_impl: str | None  # of PRNG keys, whose data are plain integers
     spec: tuple[Any, ...]
     mesh_shape: dict[str, int]
@@ -28,8 +29,11 @@ class State(NamedTuple):
     weak_type: bool = False
 
 
-def dump(array: jax.Array, sharding: NamedSharding) -> State:
+def dump(array: jax.Array, sharding: NamedSharding, shape: Shape | None = None) -> State:
     """Return array and layout in terms that any process can read.
+
+    Args:
+      shape: that of the array without padding, if it has padding.
 
     Raises:
       TypeError: this process does not hold every block of the array.
@@ -39,12 +43,13 @@ def dump(array: jax.Array, sharding: NamedSharding) -> State:
     # The numbers of keys come from a program over all devices, which one process cannot run alone.
     if not (array.is_fully_addressable if is_key else is_all_here(array)):
         raise TypeError(
-            "a GlobalArray cannot be pickled by a process that does not hold every block of it; "
+            "an array cannot be pickled by a process that does not hold every block of it; "
             "let every process write its addressable_shards with replica_id 0"
         )
+    data = np.asarray(jax.random.key_data(array) if is_key else array)
     devices = list(mesh.devices.flat)
     return State(
-        data=np.asarray(jax.random.key_data(array) if is_key else array),
+        data=data if shape is None else data[tuple(map(slice, shape))],
         key_impl=str(jax.random.key_impl(array)) if is_key else None,
         spec=tuple(sharding.spec),
         mesh_shape=dict(mesh.shape),
@@ -56,8 +61,11 @@ def dump(array: jax.Array, sharding: NamedSharding) -> State:
     )
 
 
-def load(state: State) -> jax.Array:
+def load(state: State, *, is_padded: bool = False) -> jax.Array:
     """Return the array on the devices it was on; a weak type only if all are of this process.
+
+    Args:
+      is_padded: pad the array with zeros. It has no weak type then.
 
     Raises:
       RuntimeError: they are not there.
@@ -75,7 +83,7 @@ def load(state: State) -> jax.Array:
             else ""
         )
         raise RuntimeError(
-            f"this GlobalArray was pickled on {count} {state.platform} devices, mesh "
+            f"this array was pickled on {count} {state.platform} devices, mesh "
             f"{state.mesh_shape}; this process has {len(there)}, without those with id {missing}. "
             f"Unpickle it where they are{hint}"
         )
@@ -90,9 +98,16 @@ def load(state: State) -> jax.Array:
     data: Any = state.data
     if state.key_impl is not None:
         data = jax.random.wrap_key_data(jax.numpy.asarray(data), impl=state.key_impl)
-    if state.weak_type and sharding.is_fully_addressable:
+    if state.weak_type and not is_padded and sharding.is_fully_addressable:
         # No public function makes a weak type, but updates of a Python number keep that of it.
         weak = jax.numpy.broadcast_to(data.dtype.type(0).item(), data.shape).at[...].set(data)
         return jax.device_put(weak, sharding)
     with checking_agreement(False):  # a process may read a pickle alone
-        return array_from_callback(data.shape, sharding, None, lambda index: data[index])
+        return array_from_callback(
+            data.shape,
+            sharding,
+            None,
+            lambda index: data[index],
+            dtype=data.dtype if is_padded else None,
+            pad=is_padded,
+        )

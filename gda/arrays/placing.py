@@ -7,7 +7,7 @@ to 8 times (benchmarks/RESULTS.md).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -32,10 +32,12 @@ from gda.mesh import (
 )
 
 
-def plan_of(global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None) -> Plan:
+def plan_of(
+    global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None, pad: bool = False
+) -> Plan:
     """Return the plan, from a cache where the same array was built before."""
     shape = check_shape(global_shape)
-    return plan_over(shape, hashable_over(mesh, spec, shape))
+    return plan_over(shape, hashable_over(mesh, spec, shape), pad)
 
 
 def hashable_over(mesh: MeshLike, spec: SpecLike | None, shape: Shape) -> MeshAndSpec:
@@ -47,9 +49,9 @@ def hashable_over(mesh: MeshLike, spec: SpecLike | None, shape: Shape) -> MeshAn
 
 
 @lru_cache(maxsize=256)
-def plan_over(shape: Shape, over: MeshAndSpec) -> Plan:
+def plan_over(shape: Shape, over: MeshAndSpec, pad: bool = False) -> Plan:
     """Return the plan of a checked shape."""
-    return Plan(mesh_grid(shape, over.mesh, over.spec), over)
+    return Plan(mesh_grid(shape, over.mesh, over.spec, pad), over)
 
 
 class Plan:
@@ -57,9 +59,11 @@ class Plan:
 
     Attributes:
       grid, sharding: of the whole array.
+      shape: of the array on the devices, with the padding of the grid.
       memory_kind: that which was asked for, if one was.
       devices, indices: the devices of this process, in device order, and what each holds.
-      distinct: the indices without repeats; a *block* is a position in this list.
+      distinct: the indices without repeats; a *block* is a position in this list. Devices that hold
+        padding alone have the block after the last one, which no code reads.
       block_of_device: the block of each device.
       firsts: the devices, by position in ``devices``, that are the first to hold their block.
     """
@@ -68,16 +72,19 @@ class Plan:
         local = local_positions(over.mesh)
         self.grid = grid
         self.memory_kind = over.memory_kind
-        self.sharding = named_sharding(grid.global_shape, *over)
+        self.shape = grid.padded_shape
+        self.sharding = named_sharding(self.shape, *over)
         self.devices = tuple(local)
         self.indices = [index for index, _ in grid.shards_at(local.values())]
         first_at: dict[tuple[int | None, ...], int] = {}
         for i, index in enumerate(self.indices):
-            first_at.setdefault(_start(index), i)
+            if not (grid.is_padded and is_empty(index)):
+                first_at.setdefault(start_of(index), i)
         self.firsts = set(first_at.values())
         self.distinct = [self.indices[i] for i in first_at.values()]
         self._block_at = {start: block for block, start in enumerate(first_at)}
-        self.block_of_device = [self._block_at[_start(index)] for index in self.indices]
+        self.block_of_device = [self._block_of(index) for index in self.indices]
+        self.has_padding_alone = len(self.distinct) in self.block_of_device
         self._first_device = self.devices[0] if local else None
         self._platform = self.devices[0].platform if local else ""
         # JAX copies an unaligned block for every device that holds it, and an aligned one for none.
@@ -85,21 +92,30 @@ class Plan:
         self._align = has_replicas and self._platform == "cpu"
         # JAX asks with the index objects of its own cached map. They are kept here, so that as
         # long as this plan lives no other object has their id.
-        asked: Any = self.sharding.addressable_devices_indices_map(grid.global_shape).values()
+        asked: Any = self.sharding.addressable_devices_indices_map(self.shape).values()
         self._asked: list[Index] = list(asked)
-        self._block_of_id = {id(index): self._block_at[_start(index)] for index in self._asked}
+        self._block_of_id = {id(index): self._block_of(index) for index in self._asked}
+
+    def _block_of(self, index: Index) -> int:
+        # The blocks without padding start at the same place in both shapes.
+        return self._block_at.get(start_of(index), len(self._block_at))
 
     def check_dtype_is_known(self, dtype: object) -> None:
-        if dtype is None and not self.devices:
-            raise ValueError(
-                f"no device of the mesh {dict(self.grid.mesh_shape)} belongs to process "
-                f"{jax.process_index()}, so no block tells the dtype; pass dtype="
+        if dtype is None and not self.distinct:
+            mesh, process = dict(self.grid.mesh_shape), f"process {jax.process_index()}"
+            why = (
+                f"the devices of {process} in the mesh {mesh} hold padding alone"
+                if self.devices
+                else f"no device of the mesh {mesh} belongs to {process}"
             )
+            raise ValueError(f"{why}, so no block tells the dtype; pass dtype=")
 
     @cached_property
     def holders(self) -> list[tuple[Device, ...]]:
         """The devices that hold each block."""
-        holders: list[list[Device]] = [[] for _ in self.distinct]
+        holders: list[list[Device]] = [
+            [] for _ in range(len(self.distinct) + self.has_padding_alone)
+        ]
         for device, block in zip(self.devices, self.block_of_device, strict=True):
             holders[block].append(device)
         return [tuple(devices) for devices in holders]
@@ -121,6 +137,7 @@ class Plan:
         dtype: npt.DTypeLike | None,
         copy: bool | None,
         *,
+        fill: object = 0,
         always_align: bool = False,
         in_threads: bool = False,
     ) -> BlockReader:
@@ -130,26 +147,31 @@ class Plan:
         """
         count = len(self.distinct)
         align = self._align or (always_align and self._platform == "cpu")
-        return BlockReader(self.grid, dtype, copy, self._first_device, count, align, in_threads)
+        first, grid = self._first_device, self.grid
+        return BlockReader(grid, dtype, copy, first, count, align, in_threads, fill)
 
-    def place(self, blocks: Sequence[Block], dtype: Any) -> jax.Array:
-        """Build the array of one block per distinct index."""
+    def place(
+        self, blocks: Sequence[Block], dtype: Any, padding: Callable[[], Block] | None = None
+    ) -> jax.Array:
+        """Build the array of one block per distinct index; ``padding`` makes one without data."""
         if not self.devices:
             # JAX would ask for the one block of a replicated array here too.
             return jax.make_array_from_single_device_arrays(
-                self.grid.global_shape, self.sharding, [], dtype=dtype
+                self.shape, self.sharding, [], dtype=dtype
             )
+        if self.has_padding_alone and padding is not None:
+            blocks = [*blocks, padding()]
         if is_extended(dtype):
             return self._place_keys(blocks)
-        block_of_id, block_at = self._block_of_id, self._block_at
+        block_of_id = self._block_of_id
 
         def block_for(index: Any) -> Block:
             try:
                 return blocks[block_of_id[id(index)]]
             except KeyError:
-                return blocks[block_at[_start(index)]]
+                return blocks[self._block_of(index)]
 
-        return jax.make_array_from_callback(self.grid.global_shape, self.sharding, block_for)
+        return jax.make_array_from_callback(self.shape, self.sharding, block_for)
 
     def _place_keys(self, blocks: Sequence[Block]) -> jax.Array:
         """Build an array of PRNG keys, for which JAX's callback does not know kinds of memory."""
@@ -159,7 +181,7 @@ class Plan:
             placed: list[jax.Array] = jax.device_put([block] * len(targets), targets)
             arrays.update(zip(self.holders[number], placed, strict=True))
         return jax.make_array_from_single_device_arrays(
-            self.grid.global_shape, self.sharding, [arrays[device] for device in self.devices]
+            self.shape, self.sharding, [arrays[device] for device in self.devices]
         )
 
     def assemble(
@@ -194,7 +216,7 @@ class Plan:
             for device, array in on_device.items()
         }
         return jax.make_array_from_single_device_arrays(
-            self.grid.global_shape,
+            self.shape,
             self._sharding_of(arrays, what),
             [arrays[device] for device in self.devices],
             dtype=reader.dtype,
@@ -241,7 +263,12 @@ def places_early(platform: str) -> bool:
     return platform != "cpu"
 
 
-# Blocks have one shape, so where one starts tells which it is; slices themselves are not hashable
-# before Python 3.12.
-def _start(index: Index) -> tuple[int | None, ...]:
+def is_empty(index: Index) -> bool:
+    """Return whether an index has no elements: of a padded grid, that of padding alone."""
+    return any(s.start == s.stop is not None for s in index)
+
+
+def start_of(index: Index) -> tuple[int | None, ...]:
+    """Return a key of the block at an index."""
+    # Blocks have one shape, so their starts differ; slices are not hashable before Python 3.12.
     return tuple([s.start for s in index])

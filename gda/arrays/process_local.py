@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.narrowing import is_extended
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Shape, SpecLike
+from gda.layout.spec import Shape, SpecLike, shape_at
 from gda.mesh import (
     Device,
     grid_of,
@@ -44,20 +44,46 @@ def distinct_shards(array: jax.Array, grid: ShardGrid) -> dict[int, jax.Array]:
     By number, in the order of ``block_ids`` of its view. Nothing is copied or moved.
 
     Args:
-      grid: that of ``array``.
+      grid: that of ``array``, or the padded one of the array without its padding.
     """
     mesh: Any = sharding_of(array).mesh
     data_on = _data_by_device(array)
+    has_padding = array.shape != grid.global_shape
     distinct: dict[int, jax.Array] = {}
     for device, position in local_positions(mesh).items():
-        distinct.setdefault(grid.block_id(position), data_on[device])
+        block = grid.block_id(position)
+        if block not in distinct:
+            data = data_on[device]
+            if has_padding:
+                data = without_padding(data, shape_at(grid.block_index(block), grid.shard_shape))
+            distinct[block] = data
     return distinct
 
 
-def process_local_of(array: jax.Array) -> np.ndarray[Any, Any]:
+def without_padding(data: jax.Array, shape: Shape) -> jax.Array:
+    """Return the elements of a block, which come first in each dimension."""
+    return data if data.shape == shape else data[tuple(map(slice, shape))]
+
+
+def has_padding_for(grid: ShardGrid, shape: Shape) -> bool:
+    """Return True if an array of this shape, sharded as a padded grid is, has its elements.
+
+    A dimension that is not sharded may have more padding than the grid: XLA replicates some
+    results, such as all without elements, and their padding stays.
+    """
+    if len(shape) != len(grid.global_shape):
+        return False
+    sides = zip(shape, grid.padded_shape, grid.parts, strict=True)
+    return all(size == padded or (ways == 1 and size > padded) for size, padded, ways in sides)
+
+
+def process_local_of(array: jax.Array, grid: ShardGrid | None = None) -> np.ndarray[Any, Any]:
     """Return the local array of this process: a new NumPy array, each block in it once.
 
     The inverse of ``array_from_process_local``. Never communicates between processes.
+
+    Args:
+      grid: the padded one of the array without its padding, with processes, if it has padding.
 
     Raises:
       ValueError: the blocks of this process do not form a regular grid, or it has none.
@@ -68,10 +94,12 @@ def process_local_of(array: jax.Array) -> np.ndarray[Any, Any]:
             f"NumPy has no {array.dtype}; take the numbers of the keys: jax.random.key_data(array)"
         )
     if array.is_fully_addressable:
-        return np.array(array)
-    view = view_of_array(array)
+        whole = () if grid is None else tuple(map(slice, grid.global_shape))
+        return np.array(np.asarray(array)[whole])
+    grid = grid_of_array(array) if grid is None else grid
+    view = grid.view(jax.process_index())
     value = aligned_empty(view.local_shape, array.dtype)
-    blocks = distinct_shards(array, grid_of_array(array)).values()
+    blocks = distinct_shards(array, grid).values()
     for block in blocks:
         block.copy_to_host_async()
     for index, block in zip(view.local_indices, blocks, strict=True):

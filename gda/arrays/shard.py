@@ -24,6 +24,9 @@ class DataByDevice:
 
     __slots__ = ("_array", "_by_device")
 
+    kind = "GlobalArray"
+    """The class of the container, for messages."""
+
     def __init__(self, array: jax.Array) -> None:
         self._array = array
         self._by_device: dict[Device | None, jax.Array] | None = None
@@ -33,11 +36,11 @@ class DataByDevice:
         array = self._array
         if is_tracer(array):
             see = "compute on .array, or see each block with jax.shard_map"
-            raise traced_error(describe(array), see)
+            raise traced_error(describe(array, self.kind), see)
         if not isinstance(array, jax.Array):
             raise not_an_array_error(array)
         if array.is_deleted():
-            raise deleted_error(array)
+            raise deleted_error(array, self.kind)
         if self._by_device is None:
             # `array.addressable_data(i)` would be wrong here: of a fully replicated array it gives
             # the first device's shard for every i.

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from jax.tree_util import keystr
 
 from gda.arrays.global_array import GlobalArray
+from gda.arrays.padded_array import PaddedArray
 from gda.arrays.placing import Plan, plan_of
 from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, Path, ValueLeaf
@@ -26,6 +27,9 @@ from gda.mesh import MeshAndSpec, mesh_and_spec, mesh_grid
 from gda.trees.leaves import is_container
 from gda.trees.matching import NOTHING
 from gda.trees.specs import layout, layouts_of
+
+# The container of an array; ``None`` for a ``jax.Array`` without one.
+Container = type[GlobalArray] | type[PaddedArray] | None
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,13 @@ class _Mismatch(Exception):  # noqa: N818
 
 
 def targets_like(
-    manifest: Manifest, like: Any, at: Path, partial: bool, cast: bool, layout: Layout | None
+    manifest: Manifest,
+    like: Any,
+    at: Path,
+    partial: bool,
+    cast: bool,
+    layout: Layout | None,
+    pad: bool,
 ) -> tuple[list[Target | Any], Any]:
     """Return a target or a value for every leaf of ``like``, and the structure of ``like``.
 
@@ -77,7 +87,7 @@ def targets_like(
     for path, (_, leaf) in zip(paths, wanted, strict=True):
         try:
             place = None if layout is None else layout.place_of(path)
-            results.append(_target_like(saved[path], leaf, cast, place))
+            results.append(_target_like(saved[path], leaf, cast, place, pad))
         except (_Mismatch, ValueError, TypeError) as error:
             are_dtypes = are_dtypes and isinstance(error, TypeError)
             problems.append((at + path, str(error)))
@@ -148,7 +158,9 @@ def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
     return jax.ShapeDtypeStruct(*saved_type(leaf)) if isinstance(leaf, ArrayLeaf) else None
 
 
-def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Target | Any]:
+def targets_of(
+    manifest: Manifest, at: Path, layout: Layout | None, pad: bool
+) -> list[Target | Any]:
     """Return a target or a value for every leaf of the manifest; ``None`` outside of ``at``.
 
     Without a layout every array but keys becomes a NumPy array.
@@ -175,7 +187,7 @@ def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Targ
             elif layout is not None and place is None:
                 lacking.append(format_path(leaf.path))
             else:
-                results.append(_target_of(leaf, place))
+                results.append(_target_of(leaf, place, pad))
         except (ValueError, TypeError) as error:
             unfit.append((leaf.path, str(error)))
     if unfit:
@@ -188,20 +200,21 @@ def targets_of(manifest: Manifest, at: Path, layout: Layout | None) -> list[Targ
     return results
 
 
-def _target_of(leaf: ArrayLeaf, place: MeshAndSpec | None) -> Target:
+def _target_of(leaf: ArrayLeaf, place: MeshAndSpec | None, pad: bool) -> Target:
     if place is not None:
         # jax.random takes no container of keys.
-        is_global = leaf.key_impl is None or leaf.kind == "GlobalArray"
-        return _jax_target(leaf, leaf.dtype, _sharding(leaf, place), is_global)
+        is_bare = leaf.key_impl is not None and leaf.kind == "jax.Array"
+        container = None if is_bare else GlobalArray
+        return _jax_target(leaf, leaf.dtype, _sharding(leaf, place, pad), container, pad)
     if leaf.key_impl is not None:  # NumPy has no keys
-        return _uncommitted_target(leaf, leaf.dtype, is_global=False, is_weak=False)
+        return _uncommitted_target(leaf, leaf.dtype, None, is_weak=False)
     return _numpy_target(leaf, leaf.dtype)
 
 
-def _sharding(leaf: ArrayLeaf, place: MeshAndSpec) -> NamedSharding:
+def _sharding(leaf: ArrayLeaf, place: MeshAndSpec, pad: bool) -> NamedSharding:
     """Return the sharding of an array; errors as for any array."""
     mesh, spec, memory_kind = place
-    mesh_grid(saved_type(leaf)[0], mesh, spec)
+    mesh_grid(saved_type(leaf)[0], mesh, spec, pad)
     return NamedSharding(mesh, PartitionSpec(*spec), memory_kind=memory_kind)
 
 
@@ -220,11 +233,12 @@ def _check_same_leaves(
         raise ValueError(f"the checkpoint does not match like: {'; '.join(said)}")
 
 
-def _target_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None) -> Any:
+def _target_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad: bool) -> Any:
     if isinstance(leaf, ValueLeaf):
         return _value_like(leaf.value, like, cast)
-    is_global = isinstance(like, GlobalArray)
-    array = like.array if is_global else like
+    container = _container_of(like)
+    array = like if container is None else like.array
+    pad = pad or container is PaddedArray
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
         raise _Mismatch(f"it has an array of shape {leaf.shape}, and like has {_said(like)}")
     is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
@@ -235,8 +249,10 @@ def _target_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None) -
             "convert with jax.random.wrap_key_data or key_data"
         )
     shape = leaf.shape[: len(leaf.shape) - _key_ndim(leaf)]
-    if tuple(array.shape) != shape:
-        raise _Mismatch(f"it has shape {shape}, and like has {tuple(array.shape)}")
+    # Of other containers the array, because a tree function may have put anything into them.
+    wanted_shape = tuple(like.shape if container is PaddedArray else array.shape)
+    if wanted_shape != shape:
+        raise _Mismatch(f"it has shape {shape}, and like has {wanted_shape}")
     dtype = leaf.dtype
     if leaf.key_impl is not None:
         if array.dtype != _key_dtype(leaf.key_impl):
@@ -249,15 +265,27 @@ def _target_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None) -
         return _numpy_target(leaf, dtype)
     sharding = getattr(array, "sharding", None)
     if place is not None:
-        sharding = _sharding(leaf, place)
+        sharding = _sharding(leaf, place, pad)
     if sharding is None:
         raise _Mismatch(
             "like has no sharding for the array; give its ShapeDtypeStruct one, or pass mesh and "
             "specs"
         )
     if isinstance(sharding, SingleDeviceSharding) and not getattr(array, "committed", True):
-        return _uncommitted_target(leaf, dtype, is_global, getattr(array, "weak_type", False))
-    return _jax_target(leaf, dtype, sharding, is_global)
+        return _uncommitted_target(leaf, dtype, container, getattr(array, "weak_type", False))
+    return _jax_target(leaf, dtype, sharding, container, pad)
+
+
+def _container_of(like: Any) -> Container:
+    if isinstance(like, PaddedArray):
+        return PaddedArray
+    return GlobalArray if is_container(like) else None
+
+
+def _contained(container: Container, array: Any, leaf: ArrayLeaf) -> Any:
+    if container is PaddedArray:
+        return PaddedArray(array, saved_type(leaf)[0])
+    return array if container is None else GlobalArray(array=array)
 
 
 def _value_like(value: Any, like: Any, cast: bool) -> Any:
@@ -301,7 +329,7 @@ def _numpy_target(leaf: ArrayLeaf, dtype: np.dtype[Any]) -> Target:
 
 
 def _uncommitted_target(
-    leaf: ArrayLeaf, dtype: np.dtype[Any], is_global: bool, is_weak: bool
+    leaf: ArrayLeaf, dtype: np.dtype[Any], container: Container, is_weak: bool
 ) -> Target:
     """Return the target of an array that is not committed to devices, such as a step count.
 
@@ -318,13 +346,13 @@ def _uncommitted_target(
             array = jax.device_put(data)
         if leaf.key_impl is not None:
             array = jax.random.wrap_key_data(array, impl=leaf.key_impl)
-        return GlobalArray(array=array) if is_global else array
+        return _contained(container, array, leaf)
 
     return Target(leaf, dtype, None, wrap)
 
 
 def _jax_target(
-    leaf: ArrayLeaf, dtype: np.dtype[Any], sharding: Sharding, is_global: bool
+    leaf: ArrayLeaf, dtype: np.dtype[Any], sharding: Sharding, container: Container, pad: bool
 ) -> Target:
     if isinstance(sharding, SingleDeviceSharding):
         (device,) = sharding.device_set
@@ -340,7 +368,8 @@ def _jax_target(
     # The data of keys has more dimensions, which are not sharded.
     rank = len(leaf.shape) - _key_ndim(leaf)
     spec = check_spec(named.spec, leaf.shape[:rank], named.mesh.shape)
-    plan = plan_of(leaf.shape, named.mesh, spec)
+    plan = plan_of(leaf.shape, named.mesh, spec, pad)
+    container = PaddedArray if plan.grid.is_padded else container
 
     def wrap(array: Any) -> Any:
         if isinstance(sharding, SingleDeviceSharding) and array.is_fully_addressable:
@@ -349,7 +378,7 @@ def _jax_target(
             array = jax.random.wrap_key_data(array, impl=leaf.key_impl)
         if sharding.memory_kind is not None and array.sharding.memory_kind != sharding.memory_kind:
             array = jax.device_put(array, array.sharding.with_memory_kind(sharding.memory_kind))
-        return GlobalArray(array=array) if is_global else array
+        return _contained(container, array, leaf)
 
     return Target(leaf, dtype, plan, wrap)
 

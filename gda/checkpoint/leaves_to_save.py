@@ -18,8 +18,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.fingerprint_formula import width_of
-from gda.arrays.global_array import GlobalArray
-from gda.arrays.liveness import live
+from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import distinct_shards
 from gda.arrays.to_host import MAX_BYTES, HostBlock, HostBlocks
 from gda.checkpoint.format.errors import said
@@ -35,7 +34,7 @@ from gda.mesh import grid_of_array, is_tracer, sharding_of, view_of_array
 from gda.multihost.meeting import DisagreementError
 from gda.storage import tasks
 from gda.storage.options import Options
-from gda.trees.leaves import is_container
+from gda.trees.leaves import array_of, grid_of_leaf, is_container
 
 K = TypeVar("K")
 
@@ -78,7 +77,7 @@ class Source:
       leaf: its record, to which a save adds fingerprint and place.
       saved_type: shape and dtype for the user; for keys not those of their data.
       grid: its blocks; ``None`` if every process has the whole array, such as a NumPy array.
-      blocks: the blocks that this process writes.
+      blocks: the blocks that this process writes, without padding.
       own: the data, if every process has the whole array.
     """
 
@@ -91,18 +90,22 @@ class Source:
 
     @property
     def block_shape(self) -> Shape:
-        """The shape of every block."""
+        """The shape of every block but those at the edge of an array that was padded."""
         return self.leaf.shape if self.grid is None else self.grid.shard_shape
 
     @property
     def written_bytes(self) -> int:
         """Bytes that this process writes."""
-        return len(self.blocks) * math.prod(self.block_shape) * self.leaf.dtype.itemsize
+        return self._written_elements * self.leaf.dtype.itemsize
 
     @property
     def is_mine(self) -> bool:
         """True if this process writes the whole array."""
-        return len(self.blocks) == (1 if self.grid is None else self.grid.num_shards)
+        return self._written_elements == math.prod(self.leaf.shape)
+
+    @property
+    def _written_elements(self) -> int:
+        return sum(math.prod(block.data.shape) for block in self.blocks)
 
 
 def sources_of(leaves: Iterable[tuple[Path, Any]]) -> list[Source | ValueLeaf]:
@@ -210,12 +213,16 @@ def check_same_values(values: list[dict[str, str]]) -> None:
 
 
 def _source(number: int, path: Path, given: Any, turn: int) -> Source | ValueLeaf:
-    is_global = isinstance(given, GlobalArray)
-    kind, leaf = ("GlobalArray", given.array) if is_global else ("jax.Array", given)
+    leaf = given.array if is_container(given) else given
     if isinstance(leaf, np.str_ | np.bytes_):
         leaf = leaf.item()
     if isinstance(leaf, jax.Array):
-        return _of_jax(number, path, kind, live(given), turn)
+        array = array_of(given)
+        if isinstance(given, PaddedArray):
+            grid = grid_of_leaf(given)
+            return _of_jax(number, path, "PaddedArray", array, turn, grid)
+        kind = "GlobalArray" if is_container(given) else "jax.Array"
+        return _of_jax(number, path, kind, array, turn)
     if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array would lose its mask; save its data and its mask")
     if isinstance(leaf, np.ndarray | np.generic):
@@ -224,7 +231,7 @@ def _source(number: int, path: Path, given: Any, turn: int) -> Source | ValueLea
         return ValueLeaf(path, leaf)
     raise TypeError(
         f"a leaf of type {type(leaf).__name__} cannot be saved; the leaves of a tree are "
-        "GlobalArrays, jax.Arrays, NumPy arrays, numbers, strings and bytes"
+        "GlobalArrays, PaddedArrays, jax.Arrays, NumPy arrays, numbers, strings and bytes"
     )
 
 
@@ -254,8 +261,21 @@ def _has_turn(turn: int) -> bool:
     return turn % jax.process_count() == jax.process_index()
 
 
-def _of_jax(number: int, path: Path, kind: str, array: jax.Array, turn: int) -> Source:
+def _of_jax(
+    number: int,
+    path: Path,
+    kind: str,
+    array: jax.Array,
+    turn: int,
+    padded: ShardGrid | None = None,
+) -> Source:
+    """Return the source of an array.
+
+    Args:
+      padded: of an array with padding, the grid of its elements.
+    """
     keys_or_data, key_impl = array, None
+    shape = array.shape if padded is None else padded.global_shape
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         key_impl = str(jax.random.key_impl(array))
         array = jax.random.key_data(array)
@@ -267,23 +287,25 @@ def _of_jax(number: int, path: Path, kind: str, array: jax.Array, turn: int) -> 
                 "one with jax.device_put(array, NamedSharding(mesh, spec))"
             )
         if key_impl is not None:  # few bytes; NumPy has no keys for a fingerprint
-            keys = jax.device_put(keys_or_data, jax.local_devices()[0])
+            keys = jax.device_put(keys_or_data, jax.local_devices()[0])[tuple(map(slice, shape))]
             return _of_jax(number, path, kind, keys, turn)
         return _whole(number, path, kind, np.asarray(array), key_impl, turn)
     sharding = sharding_of(array)
     is_named = isinstance(array.sharding, NamedSharding)
     # All processes have the same mesh, as was checked. A single device is local to its process.
     is_shared = is_named or jax.process_count() == 1
-    grid = grid_of_array(array)
-    blocks = distinct_shards(array, grid)
-    if is_shared:
-        written = view_of_array(array).written_blocks(turn)
+    if padded is None:
+        grid, view = grid_of_array(array), view_of_array(array)
     else:
-        written = tuple(blocks) if _has_turn(turn) else ()
+        grid = _of_data(padded, array.shape)
+        view = grid.view(jax.process_index())
+    blocks = distinct_shards(array, grid)
+    own = tuple(blocks) if _has_turn(turn) else ()
+    written = view.written_blocks(turn) if is_shared else own
     leaf = ArrayLeaf(
         path=path,
         kind=kind,
-        shape=array.shape,
+        shape=grid.global_shape,
         dtype=np.dtype(array.dtype),
         key_impl=key_impl,
         spec=format_spec(sharding.spec) if is_named else None,
@@ -292,11 +314,18 @@ def _of_jax(number: int, path: Path, kind: str, array: jax.Array, turn: int) -> 
     return Source(
         number,
         leaf,
-        saved_type=(keys_or_data.shape, keys_or_data.dtype),
+        saved_type=(shape, keys_or_data.dtype),
         grid=grid,
         blocks=tuple(
             Block(block, tuple([s.start or 0 for s in grid.block_index(block)]), blocks[block])
             for block in written
+            if padded is None or blocks[block].size
         ),
         own=None if is_shared else array,
     )
+
+
+def _of_data(grid: ShardGrid, shape: Shape) -> ShardGrid:
+    """Return the grid of the data of PRNG keys, which has more dimensions, or that of an array."""
+    sizes = grid.global_shape + shape[len(grid.global_shape) :]
+    return ShardGrid(sizes, grid.mesh_shape, grid.spec, pad=True, process_of=grid.processes)

@@ -95,7 +95,7 @@ def _boxes(source: Source) -> Iterable[tuple[Shape, Shape, tuple[Block, ...]]]:
     """Return start, shape and blocks of the parts of an array that become a piece each."""
     if source.is_mine:
         return [((0,) * len(source.leaf.shape), source.leaf.shape, source.blocks)]
-    return [(block.start, source.block_shape, (block,)) for block in source.blocks]
+    return [(block.start, block.data.shape, (block,)) for block in source.blocks]
 
 
 def fill(array: StoredArray, blocks: Iterable[PlacedBlock]) -> np.ndarray[Any, Any]:

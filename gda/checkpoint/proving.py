@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from gda.arrays import fingerprint, fingerprint_formula
-from gda.arrays.global_array import GlobalArray
 from gda.checkpoint.files import Chunk
 from gda.checkpoint.format.errors import CorruptionError
 from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, Piece
@@ -19,6 +18,7 @@ from gda.checkpoint.leaves_to_restore import Target, saved_type
 from gda.layout.text import join_some
 from gda.mesh import processes_of, sharding_of
 from gda.multihost.steps import all_do
+from gda.trees.leaves import grid_of_leaf, is_container
 
 
 def check_provable(url: str, targets: Sequence[Target]) -> None:
@@ -99,7 +99,9 @@ class ChunkSums:
         """Add the elements of a chunk to the arrays that it belongs to; by any thread."""
         array, chunk = where
         if (alone := self._alone.get(array)) is not None:
-            parts = [(alone, data, self._arrays[array].grid.start(chunk))]
+            grid = self._arrays[array].grid
+            within = data[tuple(map(slice, grid.shape_within(chunk)))]
+            parts = [(alone, within, grid.start(chunk))]
         else:
             parts = [
                 (number, piece.of_chunk(data), piece.start)
@@ -124,10 +126,10 @@ class _Share:
 
     def __init__(self, target: Target, value: Any) -> None:
         self.target = target
-        self._array = value.array if isinstance(value, GlobalArray) else value
+        self._array = value.array if is_container(value) else value
         self._pending = None
         if isinstance(self._array, jax.Array):
-            self._pending = fingerprint.begin(self._array)
+            self._pending = fingerprint.begin(self._array, grid_of_leaf(value))
 
     def part(self) -> list[list[int]]:
         """Return the processes that hold the array, and the sums over the share of this one."""

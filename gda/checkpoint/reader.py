@@ -24,7 +24,7 @@ from gda.checkpoint.found import check_not_replaced
 from gda.checkpoint.leaves_to_restore import Target
 from gda.checkpoint.stores.opening import options_for
 from gda.checkpoint.stores.protocol import Store
-from gda.layout.spec import Index, Shape
+from gda.layout.spec import Index, Shape, shape_at
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.storage.progress import shown
@@ -114,12 +114,15 @@ class _Arrival:
         return self.target.leaf.shape if plan is None else plan.grid.shard_shape
 
     @property
-    def starts(self) -> list[Shape]:
-        """The first elements of its blocks."""
+    def boxes(self) -> list[tuple[Shape, Shape]]:
+        """The first element and the shape, without padding, of each of its blocks."""
         plan = self.target.plan
         if plan is None:
-            return [(0,) * len(self.target.leaf.shape)]
-        return [tuple([s.start or 0 for s in index]) for index in plan.distinct]
+            return [((0,) * len(self.target.leaf.shape), self.block_shape)]
+        return [
+            (tuple([s.start or 0 for s in index]), shape_at(index, self.block_shape))
+            for index in plan.distinct
+        ]
 
     @property
     def nbytes(self) -> int:
@@ -134,9 +137,12 @@ class _Arrival:
         return plan is None or not plan.places_early
 
     def allocate(self) -> None:
-        starts = self.starts
-        buffers = Buffers(self.target.leaf.dtype, len(starts))
-        self.blocks = [buffers.empty(self.block_shape) for _ in starts]
+        boxes = self.boxes
+        buffers = Buffers(self.target.leaf.dtype, len(boxes))
+        self.blocks = [buffers.empty(self.block_shape) for _ in boxes]
+        for block, (_, shape) in zip(self.blocks, boxes, strict=True):
+            if shape != self.block_shape:
+                block[...] = 0
 
     def finish(self) -> None:
         """Make the value from the blocks."""
@@ -147,15 +153,19 @@ class _Arrival:
         if target.plan is None:
             self.value = target.wrap(blocks[0])
         else:
-            self.value = target.wrap(target.plan.place(blocks, target.dtype))
+            array = target.plan.place(blocks, target.dtype, self._padding)
+            self.value = target.wrap(array)
+
+    def _padding(self) -> np.ndarray[Any, Any]:
+        return np.zeros(self.block_shape, self.target.dtype)
 
 
 def _uses(arrivals: Iterable[_Arrival], arrays: Sequence[StoredArray]) -> dict[Chunk, list[_Use]]:
     """Return the chunks that are needed, each with its uses."""
     uses: dict[Chunk, list[_Use]] = {}
     for arrival in arrivals:
-        leaf, shape = arrival.target.leaf, arrival.block_shape
-        for block, start in enumerate(arrival.starts):
+        leaf = arrival.target.leaf
+        for block, (start, shape) in enumerate(arrival.boxes):
             if leaf.array is not None:
                 for overlap in arrays[leaf.array].grid.overlaps(start, shape):
                     use = _Use(

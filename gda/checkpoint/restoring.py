@@ -33,6 +33,7 @@ def restore(
     at: Iterable[str | int] = (),
     partial: bool = False,
     cast: bool = False,
+    pad: bool = False,
     check_fingerprint: bool = False,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
@@ -45,9 +46,10 @@ def restore(
 
     Args:
       path: as for ``save``.
-      like: the tree to restore. ``GlobalArray``s, ``jax.Array``s and ``ShapeDtypeStruct``s with a
-        sharding give shape, dtype and layout; their data is not needed. NumPy arrays and values
-        come back as such. Named tuples and dataclasses come back as such only with ``like``.
+      like: the tree to restore. ``GlobalArray``s, ``PaddedArray``s, ``jax.Array``s and
+        ``ShapeDtypeStruct``s with a sharding give shape, dtype and layout; their data is not
+        needed. NumPy arrays and values come back as such. Named tuples and dataclasses come back
+        as such only with ``like``.
       mesh, specs: make every array a ``GlobalArray`` over the mesh, also one saved as NumPy.
         ``specs`` is a ``PartitionSpec`` for all, a tree of them that is a prefix of the saved tree,
         or a function ``(path, leaf)`` that returns one; a path is such as ``'params/layers/0'``,
@@ -59,6 +61,8 @@ def restore(
         for that subtree.
       partial: omit leaves that ``like`` does not have.
       cast: convert arrays to the dtypes of ``like``, as ``astype`` does.
+      pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape of an
+        array. The other arrays are as without it. A ``PaddedArray`` in ``like`` needs no ``pad``.
       check_fingerprint: compute the fingerprint of every restored array, and compare it with the
         recorded one. Communicates.
       max_workers: number of files read at a time; by default the number of cores, from 2 to 32, and
@@ -102,15 +106,17 @@ def restore(
     where = _checked_path(at)
     if like is None and (cast or partial):
         raise TypeError("cast and partial were given without like; pass like= too")
+    if pad and like is None and mesh is None:
+        raise TypeError("pad was given without a mesh; pass mesh= and specs=, or like=")
     store = open_store(path, timeout)
 
     def read(manifest: Manifest) -> Any:
         subtree(manifest.structure, where)
         layout = layout_of(mesh, specs, manifest, where)
         if like is not None:
-            targets, definition = targets_like(manifest, like, where, partial, cast, layout)
+            targets, definition = targets_like(manifest, like, where, partial, cast, layout, pad)
         else:
-            targets, definition = targets_of(manifest, where, layout), None
+            targets, definition = targets_of(manifest, where, layout, pad), None
         wanted = [target for target in targets if isinstance(target, Target)]
         if check_fingerprint:
             check_provable(store.url, wanted)

@@ -65,9 +65,10 @@ def save(
     Args:
       path: a directory, a URL such as ``s3://bucket/run``, or a TensorStore key-value store or the
         spec of one. Missing directories are made.
-      tree: ``GlobalArray``s, ``jax.Array``s, NumPy arrays, PRNG keys, numbers, strings, bytes and
-        ``None`` in dicts with string or integer keys, lists, tuples, named tuples and registered
-        dataclasses, without their static fields. NumPy arrays, values and arrays that only one
+      tree: ``GlobalArray``s, ``PaddedArray``s, ``jax.Array``s, NumPy arrays, PRNG keys, numbers,
+        strings, bytes and ``None`` in dicts with string or integer keys, lists, tuples, named
+        tuples and registered dataclasses, without their static fields. Of a ``PaddedArray`` the
+        elements without the padding are saved. NumPy arrays, values and arrays that only one
         process holds must be the same in all processes.
       overwrite: replace the present checkpoint. It stays complete until the new one is.
       compression: ``"zstd"``, or ``None``: weights hardly get smaller, and saving takes longer.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from gda.checkpoint.format.manifest import Leaf, Piece, StoredArray, ValueLeaf
 from gda.checkpoint.leaves_to_save import Source, is_on_accelerator, on_host, to_host
 from gda.checkpoint.packing import Pack, fill, packs_of, sums_of
 from gda.checkpoint.stores.protocol import Store
+from gda.layout.spec import Shape
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.storage.progress import shown
@@ -206,14 +208,15 @@ class Writer:
         for host in to_host(blocks, self.options):
             source, block = host.key
             array = arrays[source.number]
-            overlaps = list(array.grid.overlaps(block.start, source.block_shape))
+            overlaps = list(array.grid.overlaps(block.start, block.data.shape))
             release = _AfterLast(host.release, len(overlaps))
             for overlap in overlaps:
 
-                def make(host: Any = host, overlap: Any = overlap) -> Any:
-                    return np.asarray(host.values()[overlap.in_block], order="C"), {}
+                def make(host: Any = host, overlap: Any = overlap, array: Any = array) -> Any:
+                    return _whole_chunk(host.values()[overlap.in_block], array.chunk_shape), {}
 
-                yield _Chunk(array, overlap.chunk, 0, make, release)
+                made_bytes = 0 if overlap.is_whole else array.nbytes_per_chunk
+                yield _Chunk(array, overlap.chunk, made_bytes, make, release)
 
     def _pack_chunks(self, packs: Iterable[Pack]) -> Iterator[_Chunk]:
         for pack in packs:
@@ -240,7 +243,8 @@ class Writer:
             nonlocal done
             chunk.release()
             written.append(one)
-            done += chunk.array.nbytes_per_chunk
+            array = chunk.array
+            done += math.prod(array.grid.shape_within(chunk.number)) * array.dtype.itemsize
             show(done, total)
 
         of_documents = (
@@ -325,6 +329,15 @@ class _AfterLast:
         self._times -= 1
         if not self._times:
             self._function()
+
+
+def _whole_chunk(data: np.ndarray[Any, Any], chunk_shape: Shape) -> np.ndarray[Any, Any]:
+    """Return the data of a chunk, contiguous, with zeros beyond the edge of the array."""
+    if data.shape == chunk_shape:
+        return np.asarray(data, order="C")
+    chunk = np.zeros(chunk_shape, data.dtype)
+    chunk[tuple(map(slice, data.shape))] = data
+    return chunk
 
 
 def _with_chunks(array: StoredArray, chunks: Iterable[tuple[int, int, int]]) -> StoredArray:

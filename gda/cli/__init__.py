@@ -7,9 +7,10 @@ A subcommand has two functions: one adds its arguments to a parser, one runs it 
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
 
 Read in this order: ``commands`` and ``mistakes``; ``layouts``, ``numbers`` and ``dtypes`` (texts to
-values), ``planned_array`` (from all options); ``plans`` with ``array_numbers``, ``reshards``;
-``model_report`` with ``model_file``, ``model_numbers`` and ``name_ranges``; ``checkpoints``;
-``tables`` and ``pictures`` (output).
+values), ``padding``, ``planned_array`` (from all options); ``plans`` with ``array_numbers``,
+``reshards``; ``model_report`` with ``model_file``, ``model_numbers`` and ``name_ranges``;
+``model_reshard`` with ``model_moves`` and ``model_suggestion``; ``checkpoints``; ``tables`` and
+``pictures`` (output).
 """
 
 from __future__ import annotations

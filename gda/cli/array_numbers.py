@@ -3,11 +3,13 @@
 - ``shape``, ``dtype``, ``itemsize`` (bytes of one element), ``nbytes`` (of the array once),
   ``mesh`` (axis sizes by name), ``spec`` (for each dimension null, an axis or a list of axes;
   dimensions at the end that are not sharded are omitted);
-- ``shard_shape``, ``num_devices``, ``num_shards`` (distinct blocks), ``num_replicas`` (devices that
-  hold each), ``num_processes``, ``devices_per_process``;
+- ``shard_shape``, ``padded_shape`` (``shape`` if the mesh divides it), ``num_devices``,
+  ``num_shards`` (distinct blocks), ``num_replicas`` (devices that hold each), ``num_processes``,
+  ``devices_per_process``;
 - ``nbytes_per_device``, ``nbytes_per_process`` and ``nbytes_on_devices``: every replica
-  counted; ``nbytes_distinct_per_process``: the bytes that a process reads, each of its blocks once,
-  as ``[least, most]`` over the processes;
+  counted, and padding; ``nbytes_padding``: the padding on all devices, ``percent_padding`` of the
+  rest; ``nbytes_distinct_per_process``: the bytes that a process reads, each of its blocks once and
+  without padding, as ``[least, most]`` over the processes;
 - ``notes``: surprises, in words;
 - ``processes``: for each ``--process`` its number as ``process``; ``nbytes_on_devices``,
   ``nbytes_read`` and ``nbytes_written``; ``blocks``, each with its number as ``block``, ``index``
@@ -26,7 +28,7 @@ gda 0.2 removes it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +36,8 @@ from gda.cli.planned_array import PlannedArray, index_for_json
 from gda.layout.former_names import with_former_keys
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
+from gda.layout.reshard.flow import tiling_of
+from gda.layout.reshard.overlaps import sizes_of
 
 LISTED = 16_384
 FORMER_KEYS = {"nbytes_distinct_per_process": "distinct_nbytes_per_process"}
@@ -43,42 +47,47 @@ def document_of(
     array: PlannedArray, processes: Sequence[int], elements: Sequence[tuple[int, ...]]
 ) -> dict[str, Any]:
     """Return the document of ``--json``."""
-    least, most = distinct_blocks(array)
+    nbytes = distinct_of(array.grid, array.devices_per_process).elements * array.dtype.itemsize
     document = {
         **array.describe(),
-        "nbytes_distinct_per_process": [least * array.block_bytes, most * array.block_bytes],
+        "nbytes_distinct_per_process": [int(nbytes.min()), int(nbytes.max())],
         "processes": [about_process(array, process) for process in processes],
         "elements": [about_element(array, element) for element in elements],
     }
     return with_former_keys(document, FORMER_KEYS)
 
 
-def distinct_blocks(array: PlannedArray) -> tuple[int, int]:
-    """Return the least and the most distinct blocks that the devices of one process hold."""
-    counts = blocks_by_process(array.grid, array.devices_per_process)
-    return int(counts.min()), int(counts.max())
+class Distinct(NamedTuple):
+    """The distinct blocks of each process, and their elements: int64 ``[num_processes]``."""
+
+    blocks: IntArray
+    elements: IntArray
 
 
-def blocks_by_process(grid: ShardGrid, devices_per_process: int) -> IntArray:
-    """Return the number of distinct blocks of each process: int64 ``[num_processes]``.
+def distinct_of(grid: ShardGrid, devices_per_process: int) -> Distinct:
+    """Return the distinct blocks of each process, and their elements without padding.
 
-    >>> blocks_by_process(ShardGrid((4,), {'x': 2, 'y': 3}, ('x',)), 2)
-    array([1, 2, 1])
+    >>> distinct_of(ShardGrid((3,), {'x': 2, 'y': 3}, ('x',), pad=True), 2)
+    Distinct(blocks=array([1, 2, 1]), elements=array([2, 3, 1]))
     """
     blocks = np.sort(grid.block_ids.reshape(-1, devices_per_process), axis=1)
-    return 1 + (np.diff(blocks, axis=1) != 0).sum(axis=1, dtype=np.int64)
+    is_first = np.diff(blocks, axis=1, prepend=-1) != 0
+    sizes = sizes_of(blocks.ravel(), tiling_of(grid)).reshape(blocks.shape)
+    return Distinct(is_first.sum(axis=1, dtype=np.int64), (sizes * is_first).sum(axis=1))
 
 
 def about_process(array: PlannedArray, process: int, limit: int = LISTED) -> dict[str, Any]:
     """Return the bytes, blocks and devices of one process; at most ``limit`` blocks and devices."""
     view, grid, itemsize = array.grid.view(process), array.grid, array.dtype.itemsize
-    written = set(view.written_blocks())
+    written = view.written_blocks()
+    is_written = {*written}
+    size_written = int(sizes_of(np.array(written, np.int64), tiling_of(grid)).sum())
     blocks, devices = view.block_ids, view.positions
     return {
         "process": process,
         "nbytes_on_devices": view.nbytes_on_devices(itemsize),
         "nbytes_read": view.nbytes(itemsize),
-        "nbytes_written": len(written) * array.block_bytes,
+        "nbytes_written": size_written * itemsize,
         "num_blocks": len(blocks),
         "num_blocks_written": len(written),
         "num_devices": len(devices),
@@ -86,7 +95,7 @@ def about_process(array: PlannedArray, process: int, limit: int = LISTED) -> dic
             {
                 "block": block,
                 "index": index_for_json(grid.block_index(block), grid.global_shape),
-                "is_written": block in written,
+                "is_written": block in is_written,
             }
             for block in blocks[:limit]
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -57,3 +58,13 @@ def read_option(name: str, text: str, parse: Callable[[str], T]) -> T:
         return parse(text)
     except MisreadError as error:
         raise MistakesError(*error.lines(name)) from None
+
+
+def read_given(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -> T | None:
+    """Return the value of the option ``--name``; None if it was not given.
+
+    Raises:
+      MistakesError: the text cannot be read.
+    """
+    text = getattr(options, name.replace("-", "_"))
+    return None if text is None else read_option(f"--{name}", text, parse)

@@ -18,11 +18,13 @@ from __future__ import annotations
 import difflib
 import json
 import reprlib
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gda.cli.dtypes import parse_dtype
@@ -54,6 +56,11 @@ class Parameter:
     name: str
     dtype: np.dtype[Any]
     grid: ShardGrid
+
+    @property
+    def title(self) -> str:
+        """Dtype and shape as JAX prints them."""
+        return f"{self.dtype.name}[{','.join(map(str, self.grid.global_shape))}]"
 
 
 class Mistakes:
@@ -93,18 +100,46 @@ class Mistakes:
         raise MistakesError(f"{self._path} has {kind}:", *lines[:_SHOWN], *more)
 
 
+class ModelText(NamedTuple):
+    """A file with its text; ``path`` is its name in messages."""
+
+    path: str
+    text: str
+
+
+def read_text(option: str, path: str) -> ModelText:
+    """Return the text of the file of an option; ``-`` is stdin.
+
+    Raises:
+      MistakesError: the file cannot be read.
+    """
+    if not path:
+        raise MistakesError(f"{option}: the path of a file was expected, or - for stdin")
+    if path == "-" and sys.stdin is None:  # stdin is closed
+        raise MistakesError(f"{option}: stdin is closed; give the path of a file instead of -")
+    try:
+        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return ModelText("stdin" if path == "-" else path, content.decode("utf-8-sig"))
+    except OSError as error:
+        raise MistakesError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise MistakesError(f"{path} is not a text in UTF-8: {error}") from None
+
+
 def read_model(
-    text: str, path: str, mesh: Mapping[str, int] | None
+    file: ModelText, mesh: Mapping[str, int] | None, *, pad: bool, option: str = "--mesh"
 ) -> tuple[dict[str, int], list[Parameter]]:
     """Return the mesh and the parameters of a model.
 
     Args:
-      text, path: of the file; the path is for messages.
-      mesh: of ``--mesh``; it overrides the mesh of the file.
+      file: a file and its text.
+      mesh: of the option ``option``; it overrides the mesh of the file.
+      pad: pad the sizes that do not divide.
 
     Raises:
       MistakesError: all mistakes of the file, with the names of the parameters that have them.
     """
+    path, text = file
     try:
         document = parse_json(text)
     except ValueError as error:
@@ -120,10 +155,10 @@ def read_model(
     arrays, parameters = [], []
     for name, entry in model["parameters"].items():
         with mistakes.of(name):
-            arrays.append(_array(name, entry, dtype, spec, sizes))
-            parameters.append(_parameter(arrays[-1], sizes))
+            arrays.append(_array(name, entry, dtype, spec, sizes, pad))
+            parameters.append(_parameter(arrays[-1], sizes, pad))
     if mesh is not None:
-        _check_axes(arrays, sizes, model.get("mesh"), path)
+        _check_axes(arrays, sizes, model.get("mesh"), path, option)
     mistakes.check()
     return sizes, parameters
 
@@ -197,6 +232,7 @@ def _array(
     dtype: np.dtype[Any] | None,
     spec: tuple[SpecEntry, ...],
     mesh: Mapping[str, int],
+    pad: bool,
 ) -> _Array:
     if not isinstance(entry, dict):
         raise _WrongError(f'expected is {{"shape": [...], ...}}, not {_short(entry)}')
@@ -216,13 +252,15 @@ def _array(
         wrong.append('there is no "dtype", here or for all parameters')
     if wrong:
         # The readable part of its layout may be wrong, too.
-        wrong += mistakes_of_spec(values["spec"] or (), mesh, values.get("shape"))
+        wrong += mistakes_of_spec(values["spec"] or (), mesh, values.get("shape"), pad=pad)
         raise _WrongError(*wrong)
     return _Array(name, **values)
 
 
-def _check_axes(arrays: Sequence[_Array], mesh: Mapping[str, int], of_file: Any, path: str) -> None:
-    """Check that ``--mesh`` has all axes of the specs.
+def _check_axes(
+    arrays: Sequence[_Array], mesh: Mapping[str, int], of_file: Any, path: str, option: str
+) -> None:
+    """Check that the mesh of an option has all axes of the specs.
 
     Raises:
       MistakesError: it lacks some; one line for each axis, not for each parameter.
@@ -237,16 +275,16 @@ def _check_axes(arrays: Sequence[_Array], mesh: Mapping[str, int], of_file: Any,
         return
     hint = f"; the mesh of the file is {_short(of_file)}" if of_file is not None else ""
     lines = [
-        f"--mesh: {format_mesh(mesh)} has no axis {axis!r}, which shards "
+        f"{option}: {format_mesh(mesh)} has no axis {axis!r}, which shards "
         f"{counted(len(names), 'parameter')} of {path}, such as {names[0]}{hint}"
         for axis, names in lacking.items()
     ]
     raise MistakesError(*lines[:_SHOWN])
 
 
-def _parameter(array: _Array, mesh: Mapping[str, int]) -> Parameter:
+def _parameter(array: _Array, mesh: Mapping[str, int], pad: bool) -> Parameter:
     try:
-        grid = plan_grid(array.shape, array.dtype, mesh, array.spec)
+        grid = plan_grid(array.shape, array.dtype, mesh, array.spec, pad=pad)
     except MistakesError as error:
         raise _WrongError(*error.lines) from None
     return Parameter(array.name, array.dtype, grid)

@@ -3,13 +3,15 @@
 - ``mesh``, ``num_devices``, ``num_processes``, ``devices_per_process``; ``notes``: surprises,
   in words;
 - ``num_parameters``, ``num_elements`` and ``nbytes``: of the model once;
-- ``nbytes_per_device``, ``nbytes_per_process``, ``nbytes_on_devices``: all replicas counted;
+- ``nbytes_per_device``, ``nbytes_per_process``, ``nbytes_on_devices``: all replicas counted, and
+  padding; ``nbytes_padding``: the padding on all devices, ``percent_padding`` of the rest;
   ``nbytes_distinct_per_process``: the bytes that a process reads, as ``[least, most]`` (also under
   its former key ``distinct_nbytes_per_process``, which gda 0.2 removes);
 - ``parameters``: rows, most bytes per device first. A row is one parameter, or several that differ
   only in numbers in their names: ``name`` (with ranges such as ``0-31``), ``names``, ``count``,
-  ``nbytes_per_device`` of all of them, and for each: ``shape``, ``dtype``, ``spec``,
-  ``shard_shape``, ``num_replicas``, ``nbytes``;
+  ``nbytes_per_device`` and ``nbytes_padding`` (on all devices) of all of them, and for each:
+  ``shape``, ``dtype``, ``spec``, ``shard_shape``, ``padded_shape``, ``percent_padding``,
+  ``num_replicas``, ``nbytes``;
 - ``savings``: replicated rows that could be sharded, most saved first: ``name``, ``count``,
   ``spec``, ``better_spec``, and ``nbytes_saved_per_device`` by all of the row.
 """
@@ -23,9 +25,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gda.cli.array_numbers import FORMER_KEYS, blocks_by_process
+import numpy as np
+
+from gda.cli.array_numbers import FORMER_KEYS, distinct_of
 from gda.cli.model_file import Parameter
 from gda.cli.name_ranges import with_ranges
+from gda.cli.padding import Padding, padding_of
 from gda.cli.planned_array import BELOW_A_BYTE, is_below_a_byte, spec_for_json
 from gda.layout.former_names import with_former_keys
 from gda.layout.grid import ShardGrid
@@ -50,9 +55,8 @@ class Row:
         return self.count * _block_bytes(self.parameter.grid, self.parameter.dtype.itemsize)
 
     @property
-    def title(self) -> str:
-        sizes = ",".join(map(str, self.parameter.grid.global_shape))
-        return f"{self.parameter.dtype.name}[{sizes}]"
+    def padding(self) -> Padding:
+        return padding_of([(self.parameter.grid, self.count * self.parameter.dtype.itemsize)])
 
     @cached_property
     def better_spec(self) -> tuple[SpecEntry, ...]:
@@ -78,7 +82,7 @@ class Row:
     def bytes_saved_per_device(self) -> int:
         """The bytes that ``better_spec`` would save on a device, for all of them."""
         grid, itemsize = self.parameter.grid, self.parameter.dtype.itemsize
-        better = ShardGrid(grid.global_shape, grid.mesh_shape, self.better_spec)
+        better = ShardGrid(grid.global_shape, grid.mesh_shape, self.better_spec, pad=True)
         return self.bytes_per_device - self.count * _block_bytes(better, itemsize)
 
     def describe(self) -> dict[str, Any]:
@@ -92,6 +96,8 @@ class Row:
             "dtype": self.parameter.dtype.name,
             "spec": spec_for_json(grid.spec),
             "shard_shape": list(grid.shard_shape),
+            "padded_shape": list(grid.padded_shape),
+            **self.padding.describe(),
             "num_replicas": grid.num_replicas,
             "nbytes": math.prod(grid.global_shape) * itemsize,
         }
@@ -135,6 +141,10 @@ class ModelPlan:
         return sum(_block_bytes(p.grid, p.dtype.itemsize) for p in self.parameters)
 
     @property
+    def padding(self) -> Padding:
+        return padding_of((p.grid, p.dtype.itemsize) for p in self.parameters)
+
+    @property
     def notes(self) -> list[str]:
         """The surprises, in words."""
         return [BELOW_A_BYTE] if any(is_below_a_byte(p.dtype) for p in self.parameters) else []
@@ -142,17 +152,19 @@ class ModelPlan:
     @cached_property
     def distinct_bytes(self) -> tuple[int, int]:
         """The least and the most distinct bytes of one process, over all processes."""
-        bytes_by_layout: dict[AxesByDimension, int] = defaultdict(int)
-        grids: dict[AxesByDimension, ShardGrid] = {}
+        nbytes: dict[Any, int] = defaultdict(int)
+        grids: dict[Any, ShardGrid] = {}
         for parameter in self.parameters:
-            if size := _block_bytes(parameter.grid, parameter.dtype.itemsize):
-                bytes_by_layout[axes_of(parameter.grid)] += size
-                grids.setdefault(axes_of(parameter.grid), parameter.grid)
-        totals: Any = sum(
-            nbytes * blocks_by_process(grids[axes], self.devices_per_process)
-            for axes, nbytes in bytes_by_layout.items()
-        )
-        return (int(totals.min()), int(totals.max())) if bytes_by_layout else (0, 0)
+            grid, itemsize = parameter.grid, parameter.dtype.itemsize
+            # Blocks of a padded array have several sizes, so only equal shapes are added up.
+            layout = axes_of(grid), grid.global_shape if grid.is_padded else None
+            nbytes[layout] += itemsize if grid.is_padded else _block_bytes(grid, itemsize)
+            grids.setdefault(layout, grid)
+        totals: Any = np.zeros(self.num_processes, np.int64)
+        for layout, grid in grids.items():
+            blocks, elements = distinct_of(grid, self.devices_per_process)
+            totals += nbytes[layout] * (elements if grid.is_padded else blocks)
+        return int(totals.min()), int(totals.max())
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -176,6 +188,14 @@ class ModelPlan:
 
     def describe(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
+        return {
+            **self.describe_totals(),
+            "parameters": [row.describe() for row in self.rows],
+            "savings": [row.describe_saving() for row in self.savings],
+        }
+
+    def describe_totals(self) -> dict[str, Any]:
+        """Return the document without its rows."""
         document = {
             "mesh": dict(self.mesh),
             "num_devices": self.num_devices,
@@ -188,9 +208,8 @@ class ModelPlan:
             "nbytes_per_device": self.bytes_per_device,
             "nbytes_per_process": self.bytes_per_device * self.devices_per_process,
             "nbytes_on_devices": self.bytes_per_device * self.num_devices,
+            **self.padding.describe(),
             "nbytes_distinct_per_process": list(self.distinct_bytes),
-            "parameters": [row.describe() for row in self.rows],
-            "savings": [row.describe_saving() for row in self.savings],
         }
         return with_former_keys(document, FORMER_KEYS)
 

@@ -7,15 +7,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from gda.cli.commands import OK
 from gda.cli.layouts import parse_mesh
-from gda.cli.mistakes import MistakesError, read_option
-from gda.cli.model_file import read_model
+from gda.cli.mistakes import MistakesError, read_given
+from gda.cli.model_file import ModelText, read_model, read_text
 from gda.cli.model_numbers import ModelPlan, Row
 from gda.cli.numbers import parse_number
+from gda.cli.padding import format_padding
 from gda.cli.planned_array import check_devices_per_process, format_shape, print_json
 from gda.cli.tables import (
     facts,
@@ -29,7 +29,7 @@ from gda.layout.spec import format_spec
 from gda.layout.text import counted, format_bytes, format_mesh
 
 _OF_ONE_ARRAY = ("shape", "dtype", "spec", "process", "locate")
-_SAVINGS_SHOWN = 10
+_ROWS_SHOWN = 10
 
 
 def plan_tree(options: argparse.Namespace) -> int:
@@ -47,37 +47,44 @@ def plan_tree(options: argparse.Namespace) -> int:
 
 
 def _read(options: argparse.Namespace) -> ModelPlan:
-    given = [f"--{name}" for name in _OF_ONE_ARRAY if getattr(options, name) not in (None, [])]
+    refuse_options(options, _OF_ONE_ARRAY)
+    mesh = read_given(options, "mesh", parse_mesh)
+    devices = read_given(options, "devices-per-process", parse_number)
+    return plan_model(read_text("--tree", options.tree), mesh, devices, pad=options.pad)
+
+
+def refuse_options(options: argparse.Namespace, of_one_array: Sequence[str]) -> None:
+    """Check that the options of one array are not given with ``--tree``.
+
+    Raises:
+      MistakesError: some are.
+    """
+    names = [name for name in of_one_array if getattr(options, name) not in (None, [])]
+    given = [f"--{name.replace('_', '-')}" for name in names]
     if given:
         raise MistakesError(
             f"{listed(given)} cannot be used with --tree, which plans a model; omit either"
         )
-    mesh, devices, path = options.mesh, options.devices_per_process, options.tree
-    if mesh is not None:
-        mesh = read_option("--mesh", mesh, parse_mesh)
-    if devices is not None:
-        devices = read_option("--devices-per-process", devices, parse_number)
-    try:
-        text = _bytes_of(path).decode("utf-8-sig")
-    except OSError as error:
-        raise MistakesError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise MistakesError(f"{path} is not a text in UTF-8: {error}") from None
-    sizes, parameters = read_model(text, "stdin" if path == "-" else path, mesh)
-    model = ModelPlan(sizes, check_devices_per_process(devices, sizes), parameters)
+
+
+def plan_model(
+    file: ModelText,
+    mesh: Mapping[str, int] | None,
+    devices_per_process: int | None,
+    *,
+    pad: bool,
+    option: str = "--mesh",
+) -> ModelPlan:
+    """Return the plan of the model in a file; the arguments are those of ``read_model``.
+
+    Raises:
+      MistakesError: the file has mistakes, or the model does not fit the processes.
+    """
+    sizes, parameters = read_model(file, mesh, pad=pad, option=option)
+    model = ModelPlan(sizes, check_devices_per_process(devices_per_process, sizes), parameters)
     if model.bytes_per_device * model.num_devices >= 2**63:
-        raise MistakesError(f"{path} has more than 2**63 bytes in all; check its sizes")
+        raise MistakesError(f"{file.path} has more than 2**63 bytes in all; check its sizes")
     return model
-
-
-def _bytes_of(path: str) -> bytes:
-    if not path:
-        raise MistakesError("--tree: the path of a file was expected, or - for stdin")
-    if path != "-":
-        return Path(path).read_bytes()
-    if sys.stdin is None:  # stdin is closed
-        raise MistakesError("--tree: stdin is closed; give the path of a file instead of -")
-    return sys.stdin.buffer.read()
 
 
 # For people.
@@ -99,8 +106,15 @@ def _summary(model: ModelPlan) -> list[str]:
             ("per device", format_bytes(model.bytes_per_device)),
             ("per process", held_and_distinct(in_process, model.distinct_bytes)),
             ("all devices", f"{format_bytes(everywhere)}{times}"),
+            *(("padding", padding) for padding in _padding(model)),
         ]
     )
+
+
+def _padding(model: ModelPlan) -> list[str]:
+    count = sum(parameter.grid.is_padded for parameter in model.parameters)
+    words = f"{format_padding(model.padding)} more, in {counted(count, 'parameter')}"
+    return [words] if count else []
 
 
 def _rows(model: ModelPlan) -> list[str]:
@@ -109,14 +123,19 @@ def _rows(model: ModelPlan) -> list[str]:
         [
             format_bytes(row.bytes_per_device),
             _name(row),
-            row.title,
+            row.parameter.title,
             format_spec(row.parameter.grid.spec),
             format_shape(row.parameter.grid.shard_shape),
             str(row.parameter.grid.num_replicas),
         ]
         for row in model.rows
     ]
-    return two_tables(header, rows, first=2, right={"per device", "replicas"})
+    if not model.padding.nbytes:
+        return two_tables(header, rows, first=2, right={"per device", "replicas"})
+    header.insert(1, "padding")
+    for row, cells in zip(model.rows, rows, strict=True):
+        cells.insert(1, format_padding(row.padding) if row.padding.nbytes else "")
+    return two_tables(header, rows, first=3, right={"per device", "padding", "replicas"})
 
 
 def _savings(model: ModelPlan) -> list[str]:
@@ -129,7 +148,7 @@ def _savings(model: ModelPlan) -> list[str]:
             format_spec(row.parameter.grid.spec),
             format_spec(row.better_spec),
         ]
-        for row in model.savings[:_SAVINGS_SHOWN]
+        for row in model.savings[:_ROWS_SHOWN]
     ]
     lines = two_tables(header, rows, first=2, right={"per device"})
     head = f"Replicated, but could be sharded: this would save {total} per device."

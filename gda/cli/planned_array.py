@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from gda.cli.dtypes import parse_dtype
 from gda.cli.layouts import NOT_SHARDED, parse_mesh, parse_spec
-from gda.cli.mistakes import MistakesError, read_option
+from gda.cli.mistakes import MistakesError, read_given
 from gda.cli.numbers import parse_number, parse_shape
+from gda.cli.padding import Padding, format_padding, format_percent, padding_of
 from gda.cli.tables import in_processes, listed
 from gda.layout.spec import axis_errors
 from gda.layout.text import counted, format_mesh
@@ -64,6 +65,10 @@ class PlannedArray:
         return math.prod(self.grid.shard_shape) * self.dtype.itemsize
 
     @property
+    def padding(self) -> Padding:
+        return padding_of([(self.grid, self.dtype.itemsize)])
+
+    @property
     def num_processes(self) -> int:
         return self.grid.num_devices // self.devices_per_process
 
@@ -88,6 +93,7 @@ class PlannedArray:
             "mesh": dict(grid.mesh_shape),
             "spec": spec_for_json(grid.spec),
             "shard_shape": list(grid.shard_shape),
+            "padded_shape": list(grid.padded_shape),
             "num_devices": grid.num_devices,
             "num_shards": grid.num_shards,
             "num_replicas": grid.num_replicas,
@@ -96,6 +102,7 @@ class PlannedArray:
             "nbytes_per_device": self.block_bytes,
             "nbytes_per_process": self.block_bytes * self.devices_per_process,
             "nbytes_on_devices": self.block_bytes * grid.num_devices,
+            **self.padding.describe(),
             "notes": list(self.notes),
         }
 
@@ -108,7 +115,12 @@ def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
 
 
 def plan_grid(
-    shape: Shape, dtype: np.dtype[Any], mesh: Mapping[str, int], spec: Sequence[SpecEntry]
+    shape: Shape,
+    dtype: np.dtype[Any],
+    mesh: Mapping[str, int],
+    spec: Sequence[SpecEntry],
+    *,
+    pad: bool,
 ) -> ShardGrid:
     """Return the grid of an array, on a mesh without processes.
 
@@ -120,10 +132,11 @@ def plan_grid(
 
     check_shape_and_mesh(shape, mesh)
     try:
-        grid = ShardGrid(shape, mesh, spec)
+        grid = ShardGrid(shape, mesh, spec, pad=pad)
     except ValueError as error:
-        first, *more = dict.fromkeys([str(error), *mistakes_of_spec(spec, mesh, shape)])
-        raise MistakesError(f"{first}{_hint_of_not_sharded(mesh, spec)}", *more) from None
+        first, *more = dict.fromkeys([str(error), *mistakes_of_spec(spec, mesh, shape, pad=pad)])
+        hint = _hint_of_not_sharded(mesh, spec) + _hint_of_padding(shape, mesh, spec)
+        raise MistakesError(f"{first}{hint}", *more) from None
     nbytes = math.prod(grid.shard_shape) * dtype.itemsize * grid.num_devices
     if nbytes >= 2**63:
         raise MistakesError(
@@ -135,7 +148,11 @@ def plan_grid(
 
 
 def mistakes_of_spec(
-    spec: Sequence[SpecEntry], mesh: Mapping[str, int], shape: Shape | None = None
+    spec: Sequence[SpecEntry],
+    mesh: Mapping[str, int],
+    shape: Shape | None = None,
+    *,
+    pad: bool = False,
 ) -> list[str]:
     """Return the mistakes in the axes of a spec, and of its known axes on a shape."""
     from gda.layout.grid import ShardGrid
@@ -146,7 +163,7 @@ def mistakes_of_spec(
         unused = dict(mesh)
         known = [[name for name in names if unused.pop(name, 0)] for names in axes]
         try:
-            ShardGrid(shape, mesh, known[: len(shape)])
+            ShardGrid(shape, mesh, known[: len(shape)], pad=pad)
         except ValueError as error:
             mistakes.append(str(error))
     return mistakes
@@ -162,12 +179,25 @@ def _hint_of_not_sharded(mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> 
     )
 
 
+def _hint_of_padding(shape: Shape, mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:
+    from gda.layout.grid import ShardGrid
+
+    try:
+        grid = ShardGrid(shape, mesh, spec, pad=True)
+    except ValueError:
+        return ""
+    percent = format_percent(padding_of([(grid, 1)]).percent)
+    return f"; or give --pad: padded to {grid.padded_shape}, {percent} more"
+
+
 def plan_array(
     shape: Shape,
     dtype: np.dtype[Any],
     mesh: Mapping[str, int],
     spec: Sequence[SpecEntry],
     devices_per_process: int | None,
+    *,
+    pad: bool,
 ) -> PlannedArray:
     """Return the array that parsed options describe.
 
@@ -179,11 +209,24 @@ def plan_array(
     from gda.layout.grid import ShardGrid
     from gda.layout.processes import Processes
 
-    grid = plan_grid(shape, dtype, mesh, spec)
+    grid = plan_grid(shape, dtype, mesh, spec, pad=pad)
     devices = check_devices_per_process(devices_per_process, mesh)
     processes = Processes(np.arange(grid.num_devices) // devices)
-    notes = (BELOW_A_BYTE,) if is_below_a_byte(dtype) else ()
-    return PlannedArray(ShardGrid(shape, mesh, spec, process_of=processes), dtype, devices, notes)
+    notes = [BELOW_A_BYTE] if is_below_a_byte(dtype) else []
+    if empty := _num_empty_devices(grid):
+        notes.append(f"{counted(empty, 'device')} of {grid.num_devices:,} would hold padding alone")
+    grid = ShardGrid(shape, mesh, spec, pad=pad, process_of=processes)
+    return PlannedArray(grid, dtype, devices, tuple(notes))
+
+
+def _num_empty_devices(grid: ShardGrid) -> int:
+    """Return the number of devices that hold padding alone."""
+    if not grid.is_padded or 0 in grid.global_shape:
+        return 0
+    sizes = zip(grid.global_shape, grid.shard_shape, strict=True)
+    return grid.num_devices - grid.num_replicas * math.prod(
+        -(-size // step) for size, step in sizes
+    )
 
 
 def check_shape_and_mesh(shape: Shape, mesh: Mapping[str, int]) -> None:
@@ -240,6 +283,9 @@ def add_array_options(parser: argparse.ArgumentParser) -> None:
         "--spec", metavar="SPEC", help="the axes that shard each dimension, such as data,model"
     )
     parser.add_argument(
+        "--pad", action="store_true", help="pad the sizes that do not divide; show the cost"
+    )
+    parser.add_argument(
         "--devices-per-process",
         metavar="N",
         help="devices of each process; by default one has all",
@@ -261,9 +307,8 @@ def read_array(options: argparse.Namespace, says: str) -> PlannedArray:
     mistakes: list[str] = []
 
     def read(name: str, parse: Any) -> Any:
-        text = getattr(options, name.replace("-", "_"))
         try:
-            return None if text is None else read_option(f"--{name}", text, parse)
+            return read_given(options, name, parse)
         except MistakesError as error:
             mistakes.extend(error.lines)
 
@@ -272,10 +317,17 @@ def read_array(options: argparse.Namespace, says: str) -> PlannedArray:
     devices_per_process = read("devices-per-process", parse_number)
     if mistakes:
         raise MistakesError(*mistakes)
-    return plan_array(shape, dtype, mesh, spec, devices_per_process)
+    return plan_array(shape, dtype, mesh, spec, devices_per_process, pad=options.pad)
 
 
 # Output.
+
+
+def padding_words(array: PlannedArray) -> list[str]:
+    """Return the padding of an array in words, if it has any."""
+    shape = format_shape(array.grid.padded_shape)
+    words = f"to {shape}: {format_padding(array.padding)} more on all devices"
+    return [words] if array.grid.is_padded else []
 
 
 def format_shape(sizes: Sequence[int]) -> str:

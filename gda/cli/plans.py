@@ -18,6 +18,7 @@ from gda.cli.planned_array import (
     PlannedArray,
     add_array_options,
     format_shape,
+    padding_words,
     print_json,
     read_array,
 )
@@ -145,6 +146,7 @@ def _read_element(text: str, array: PlannedArray) -> tuple[int, ...]:
 def _summary(array: PlannedArray) -> list[str]:
     grid, replicas = array.grid, array.grid.num_replicas
     times = "the array once" if replicas == 1 else f"the array {replicas:,} times"
+    times += ", and padding" * array.grid.is_padded
     return facts(
         [
             ("array", f"{array.title}, {format_bytes(array.nbytes)}"),
@@ -153,6 +155,7 @@ def _summary(array: PlannedArray) -> list[str]:
             *(("note", note) for note in array.notes),
             ("", ""),
             ("shard shape", format_shape(grid.shard_shape)),
+            *(("padding", padding) for padding in padding_words(array)),
             ("blocks", f"{grid.num_shards:,} distinct, each on {counted(replicas, 'device')}"),
             ("per device", format_bytes(array.block_bytes)),
             ("per process", _bytes_of_a_process(array)),
@@ -162,14 +165,15 @@ def _summary(array: PlannedArray) -> list[str]:
 
 
 def _bytes_of_a_process(array: PlannedArray) -> str:
-    from gda.cli.array_numbers import distinct_blocks
+    from gda.cli.array_numbers import distinct_of
 
     held = array.block_bytes * array.devices_per_process
-    least, most = distinct_blocks(array)
-    if least == array.devices_per_process:
+    blocks, elements = distinct_of(array.grid, array.devices_per_process)
+    least, most = int(blocks.min()), int(blocks.max())
+    if least == array.devices_per_process and not array.grid.is_padded:
         return f"{format_bytes(held)} in {counted(most, 'block')}"
     number = counted(most, "block") if least == most else f"{least:,} to {most:,} blocks"
-    distinct = (blocks * array.block_bytes for blocks in (least, most))
+    distinct = (int(size) * array.dtype.itemsize for size in (elements.min(), elements.max()))
     return f"{held_and_distinct(held, distinct)} ({number})"
 
 

@@ -22,18 +22,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.commands import OK, add_command
 from gda.cli.layouts import parse_mesh, parse_spec
-from gda.cli.mistakes import MistakesError, read_option
+from gda.cli.mistakes import MistakesError, read_given
 from gda.cli.numbers import parse_number
 from gda.cli.planned_array import (
     ERRORS,
     PlannedArray,
     add_array_options,
     format_shape,
+    padding_words,
     plan_array,
     print_json,
     read_array,
@@ -45,13 +47,17 @@ from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh
 
 if TYPE_CHECKING:
-    from gda.layout.reshard.plan import Load, ReshardPlan
+    from gda.cli.model_moves import ModelMoves
+    from gda.layout.reshard.plan import ReshardPlan
 
 # Some answers list every move, about 10 million in a second.
 MOST_MOVES = 5_000_000
 LINKS_LISTED = 16_384
 _LINKS_SHOWN = 5
-_NEEDED = "give --shape, --dtype, --mesh and --spec, and --to-mesh, --to-spec or both"
+_NEEDED = (
+    "give --shape, --dtype, --mesh and --spec, and --to-mesh, --to-spec or both; "
+    "or --tree FILE for a model"
+)
 
 _PIECES = "A piece is the part of a new block that one device sends or keeps."
 
@@ -64,6 +70,7 @@ examples:
   gda reshard --shape 65536x8192 --dtype bf16 --mesh data=64,model=16 \\
               --spec data,model --to-spec model,data --devices-per-process 8
   gda reshard --shape 24x8 --dtype f32 --mesh x=8 --spec x --to-mesh x=6
+  gda reshard --tree model.json --to-mesh data=6,model=8 --devices-per-process 8
 """
 
 
@@ -76,23 +83,40 @@ def add_reshard(commands: Any) -> None:
     parser.add_argument(
         "--to-devices-per-process", metavar="M", help="devices of each in the new mesh"
     )
+    parser.add_argument(
+        "--tree",
+        metavar="FILE",
+        help="move the model that this JSON file describes; see `gda plan --help`",
+    )
+    parser.add_argument(
+        "--to-tree",
+        metavar="FILE",
+        help="the model with its new mesh and specs; by default the same",
+    )
     parser.add_argument("--no-picture", action="store_true", help="print no picture")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def reshard(options: argparse.Namespace) -> int:
+    if options.tree is not None:
+        from gda.cli.model_reshard import reshard_tree
+
+        return reshard_tree(options)
     from gda.layout.reshard.plan import ReshardPlan
 
+    if options.to_tree is not None:
+        raise MistakesError("--to-tree is for a model; give --tree too")
     if options.to_mesh is None and options.to_spec is None:
         raise MistakesError("--to-mesh and --to-spec are missing; give one or both")
     source = read_array(options, _NEEDED)
     target = _read_target(options, source)
-    answer = _Answer(ReshardPlan(source.grid, target.grid, itemsize=source.dtype.itemsize))
+    plan = ReshardPlan(source.grid, target.grid, itemsize=source.dtype.itemsize)
+    answer = Answer(plan, plan.num_moves)
     if options.json:
-        print_json(_document(source, target, answer))
+        print_json({"source": source.describe(), "target": target.describe(), **answer.describe()})
         return OK
-    print(*_summary(source, target, answer.plan), "", _PIECES, "", *_loads(answer), sep="\n")
-    print("", *_link_lines(answer), sep="\n")
+    print(*_summary(source, target, plan), "", _PIECES, "", *_loads(answer), sep="\n")
+    print("", *link_lines(answer), sep="\n")
     if not options.no_picture:
         from gda.cli.pictures import before_and_after
 
@@ -100,8 +124,8 @@ def reshard(options: argparse.Namespace) -> int:
     return OK
 
 
-class _Answer:
-    """A plan and its numbers, without those that need too many moves.
+class Answer:
+    """The moves of an array or a model and their numbers, without those that need too many moves.
 
     Attributes:
       plan: the moves.
@@ -110,30 +134,57 @@ class _Answer:
       notes: the omissions, in words.
     """
 
-    def __init__(self, plan: ReshardPlan) -> None:
-        is_long = plan.num_moves > MOST_MOVES
+    def __init__(self, plan: ReshardPlan | ModelMoves, num_listed: int) -> None:
+        is_long = num_listed > MOST_MOVES
         self.plan = plan
         self.links = None if is_long else plan.links()
         self.knows_senders = not (is_long and plan.lists_moves)
         what = "links are" if self.knows_senders else "links and bytes sent are"
         self.notes = (
-            [f"{what} omitted: {plan.num_moves:,} pieces are too many to list"] if is_long else []
+            [f"{what} omitted: {num_listed:,} pieces are too many to list"] if is_long else []
         )
+
+    def describe(self) -> dict[str, Any]:
+        """Return its part of the document of ``--json``."""
+        plan, links, is_known = self.plan, self.links, self.knows_senders
+        document = {
+            "notes": self.notes,
+            "nbytes_kept": plan.nbytes_kept,
+            "nbytes_within_processes": plan.nbytes_within_processes,
+            "nbytes_between_processes": plan.nbytes_between_processes,
+            "nbytes_moved": plan.nbytes_moved,
+            "num_moves": plan.num_moves,
+            "received_by_device": _load(plan.received_by_device),
+            "sent_by_device": _load(plan.sent_by_device) if is_known else None,
+            "received_by_process": _load(plan.received_by_process.values()),
+            "sent_by_process": _load(plan.sent_by_process.values()) if is_known else None,
+            "largest_sender": _largest(plan.sent_by_device) if is_known else None,
+            "largest_receiver": _largest(plan.received_by_device),
+            "nbytes_peak_extra": plan.nbytes_peak_extra,
+            "num_links": None if links is None else len(links),
+            "links": None if links is None else [link._asdict() for link in links[:LINKS_LISTED]],
+        }
+        return with_former_keys(document, {"nbytes_peak_extra": "peak_extra_nbytes"})
 
 
 def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedArray:
-    mesh, spec = dict(source.grid.mesh_shape), source.grid.spec
-    devices = None if options.devices_per_process is None else source.devices_per_process
-    if options.to_mesh is not None:
-        mesh = read_option("--to-mesh", options.to_mesh, parse_mesh)
-    if options.to_spec is not None:
-        spec = read_option("--to-spec", options.to_spec, parse_spec)
-    if options.to_devices_per_process is not None:
-        devices = read_option(
-            "--to-devices-per-process", options.to_devices_per_process, parse_number
-        )
+    grid = source.grid
+    mesh = read_given(options, "to-mesh", parse_mesh) or grid.mesh_shape
+    spec = read_given(options, "to-spec", parse_spec)
+    devices = read_given(options, "to-devices-per-process", parse_number)
+    if devices is None and options.devices_per_process is not None:
+        devices = source.devices_per_process
+    if spec is None:
+        spec = grid.spec
+    with mistakes_after():
+        return plan_array(grid.global_shape, source.dtype, mesh, spec, devices, pad=options.pad)
+
+
+@contextmanager
+def mistakes_after() -> Iterator[None]:
+    """Mark the mistakes that the block raises as mistakes of the new layout."""
     try:
-        return plan_array(source.grid.global_shape, source.dtype, mesh, spec, devices)
+        yield
     except MistakesError as error:
         first, *more = error.lines
         raise MistakesError(f"after the reshard, {first}", *more) from None
@@ -143,6 +194,21 @@ def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedAr
 
 
 def _summary(source: PlannedArray, target: PlannedArray, plan: ReshardPlan) -> list[str]:
+    return facts(
+        [
+            ("array", f"{source.title}, {format_bytes(source.nbytes)}"),
+            *_layout("from", source),
+            *_layout("to", target),
+            *(("note", note) for note in dict.fromkeys([*source.notes, *target.notes])),
+            ("", ""),
+            *totals(plan),
+            ("extra memory", f"{format_bytes(plan.nbytes_peak_extra):>10}  at most on a device"),
+        ]
+    )
+
+
+def totals(plan: ReshardPlan | ModelMoves) -> list[tuple[str, str]]:
+    """Return the facts about the bytes that stay and move."""
     total = plan.nbytes_total
 
     def share(nbytes: int) -> str:
@@ -151,35 +217,31 @@ def _summary(source: PlannedArray, target: PlannedArray, plan: ReshardPlan) -> l
     pieces = counted(plan.num_moves, "piece")
     if plan.num_moves > 1:
         pieces += f" of {format_bytes(round(total / plan.num_moves))} on average"
-    return facts(
-        [
-            ("array", f"{source.title}, {format_bytes(source.nbytes)}"),
-            *_layout("from", source),
-            *_layout("to", target),
-            *(("note", note) for note in dict.fromkeys([*source.notes, *target.notes])),
-            ("", ""),
-            ("kept", f"{share(plan.nbytes_kept)}  on its device already"),
-            ("moved", f"{share(plan.nbytes_within_processes)}  within processes"),
-            ("", f"{share(plan.nbytes_between_processes)}  between processes"),
-            ("all blocks", f"{share(total)}  in {pieces}"),
-            ("extra memory", f"{format_bytes(plan.nbytes_peak_extra):>10}  at most on a device"),
-        ]
-    )
+    return [
+        ("kept", f"{share(plan.nbytes_kept)}  on its device already"),
+        ("moved", f"{share(plan.nbytes_within_processes)}  within processes"),
+        ("", f"{share(plan.nbytes_between_processes)}  between processes"),
+        ("all blocks", f"{share(total)}  in {pieces}"),
+    ]
 
 
 def _layout(label: str, array: PlannedArray) -> list[tuple[str, str]]:
     spec, mesh = format_spec(array.grid.spec), format_mesh(array.grid.mesh_shape)
     blocks = f"blocks of {format_shape(array.grid.shard_shape)}"
-    return [(label, f"{spec} on {mesh}"), ("", f"{array.devices_and_processes}, {blocks}")]
+    return [
+        (label, f"{spec} on {mesh}"),
+        ("", f"{array.devices_and_processes}, {blocks}"),
+        *(("", f"padded {padding}") for padding in padding_words(array)),
+    ]
 
 
-def _loads(answer: _Answer) -> list[str]:
+def _loads(answer: Answer) -> list[str]:
     plan = answer.plan
-    loads = {"device": [_load_row("receives", plan.received_by_device, plan.largest_receiver)]}
+    loads = {"device": [_load_row("receives", plan.received_by_device, names="device")]}
     if plan.source.num_processes > 1 or plan.target.num_processes > 1:
         loads["process"] = [_load_row("receives", plan.received_by_process.values())]
     if answer.knows_senders:
-        loads["device"][:0] = [_load_row("sends", plan.sent_by_device, plan.largest_sender)]
+        loads["device"][:0] = [_load_row("sends", plan.sent_by_device, names="device")]
         if "process" in loads:
             loads["process"][:0] = [_load_row("sends", plan.sent_by_process.values())]
     rows = [
@@ -192,9 +254,10 @@ def _loads(answer: _Answer) -> list[str]:
     return table([header, *rows], right=right, width=terminal_width())
 
 
-def _load_row(does: str, loads: Iterable[int], top: Load | None = None) -> list[str]:
-    load = _load(loads)
-    which = f"device {top.position}" if top is not None and load["largest"] > load["mean"] else ""
+def _load_row(does: str, loads: Iterable[int], names: str = "") -> list[str]:
+    values = [*loads]
+    load, top = _load(values), _largest(values)
+    which = f"{names} {top['device']}" if names and load["largest"] > load["mean"] else ""
     return [does, format_bytes(round(load["mean"])), format_bytes(load["largest"]), which]
 
 
@@ -203,7 +266,8 @@ def _load(loads: Iterable[int]) -> dict[str, Any]:
     return {"largest": max(values), "mean": sum(values) / len(values)}
 
 
-def _link_lines(answer: _Answer) -> list[str]:
+def link_lines(answer: Answer) -> list[str]:
+    """Return the table of the busiest links."""
     links = answer.links
     if links is None:
         return facts(("note", note) for note in answer.notes)
@@ -218,32 +282,6 @@ def _link_lines(answer: _Answer) -> list[str]:
     return [*table(rows, right={"bytes"}, width=terminal_width()), *more]
 
 
-# For programs.
-
-
-def _document(source: PlannedArray, target: PlannedArray, answer: _Answer) -> dict[str, Any]:
-    plan, links, is_known = answer.plan, answer.links, answer.knows_senders
-    document = {
-        "source": source.describe(),
-        "target": target.describe(),
-        "notes": answer.notes,
-        "nbytes_kept": plan.nbytes_kept,
-        "nbytes_within_processes": plan.nbytes_within_processes,
-        "nbytes_between_processes": plan.nbytes_between_processes,
-        "nbytes_moved": plan.nbytes_moved,
-        "num_moves": plan.num_moves,
-        "received_by_device": _load(plan.received_by_device),
-        "sent_by_device": _load(plan.sent_by_device) if is_known else None,
-        "received_by_process": _load(plan.received_by_process.values()),
-        "sent_by_process": _load(plan.sent_by_process.values()) if is_known else None,
-        "largest_sender": _device(plan.largest_sender) if is_known else None,
-        "largest_receiver": _device(plan.largest_receiver),
-        "nbytes_peak_extra": plan.nbytes_peak_extra,
-        "num_links": None if links is None else len(links),
-        "links": None if links is None else [link._asdict() for link in links[:LINKS_LISTED]],
-    }
-    return with_former_keys(document, {"nbytes_peak_extra": "peak_extra_nbytes"})
-
-
-def _device(load: Load) -> dict[str, int]:
-    return {"device": load.position, "nbytes": load.nbytes}
+def _largest(loads: Iterable[int]) -> dict[str, int]:
+    values = list(map(int, loads))
+    return {"device": values.index(max(values)), "nbytes": max(values)}

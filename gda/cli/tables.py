@@ -84,7 +84,8 @@ def left_out(shown: int, count: int, one: str, in_json: int | None = None) -> li
     if shown == count:
         return []
     what = "them" if in_json is None or count <= in_json else f"{in_json:,}"
-    return [f"… {counted(count - shown, f'more {one}')}; --json lists {what}"]
+    more = counted(count - shown, f"more {one}", f"more {one}{'es' if one.endswith('s') else 's'}")
+    return [f"… {more}; --json lists {what}"]
 
 
 def in_processes(num_devices: int, devices_per_process: int) -> str:

@@ -29,7 +29,7 @@ from gda.layout.spec import (
     format_spec,
     indivisible_error,
 )
-from gda.layout.tiling import Tiling, all_blocks
+from gda.layout.tiling import Tiling, all_blocks, shard_shape_of
 
 
 @set_module("gda")
@@ -42,6 +42,9 @@ class ShardGrid:
         For a ``jax.sharding.Mesh``, pass ``mesh.shape``.
       spec: ``PartitionSpec`` or any sequence of ``None``, axis names and tuples of axis names, at
         most as long as the shape.
+      pad: takes sizes that the mesh does not divide. Blocks of such a dimension have
+        ``ceil(size / ways)`` elements, and the last ones fewer or none. Every answer has the
+        elements of the array only; ``shard_shape`` and ``padded_shape`` have the padding too.
       process_of: the process of each device, non-negative integers in device order or in the shape
         of the mesh; for a ``jax.Device``, this is ``process_index``. ``view`` needs it. To share
         it between grids, pass ``other.processes``.
@@ -61,12 +64,17 @@ class ShardGrid:
     (slice(2, 4, None), slice(1, 2, None))
     >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, (None, 'y')).replica_ids
     array([0, 0, 1, 1, 2, 2, 3, 3])
+    >>> padded = ShardGrid((5,), {'x': 4}, ('x',), pad=True)
+    >>> padded.padded_shape, padded.indices()
+    ((8,), [(slice(0, 2, None),), (slice(2, 4, None),), (slice(4, 5, None),), (slice(5, 5, None),)])
     """
 
     global_shape: Shape
     shard_shape: Shape
     _layout: Layout
-    processes: Processes | None = None  # on the class, so that most grids need not be given it
+    # On the class, so that most grids need not be given them.
+    processes: Processes | None = None
+    is_padded: bool = False
 
     def __init__(
         self,
@@ -74,6 +82,7 @@ class ShardGrid:
         mesh_shape: Mapping[str, int],
         spec: SpecLike,
         *,
+        pad: bool = False,
         process_of: ProcessOf | Processes | None = None,
     ) -> None:
         try:
@@ -81,7 +90,10 @@ class ShardGrid:
             layout = _layout_of(shape, mesh_shape, spec)
             shard_shape = tuple(map(operator.floordiv, shape, layout.parts))
             if tuple(map(operator.mul, shard_shape, layout.parts)) != shape:
-                raise indivisible_error(layout.axes, shape, layout.mesh_shape)
+                if not pad:
+                    raise indivisible_error(layout.axes, shape, layout.mesh_shape)
+                shard_shape = shard_shape_of(shape, layout.parts)
+                self.__dict__["is_padded"] = True
             # Not by attribute: those are closed, see __setattr__.
             this = self.__dict__
             this["global_shape"] = shape
@@ -102,6 +114,29 @@ class ShardGrid:
     def spec(self) -> tuple[SpecEntry, ...]:
         """The spec in its shortest form: no trailing ``None``, no tuples of one name."""
         return self._layout.spec
+
+    @property
+    def parts(self) -> Shape:
+        """The parts that each dimension has; 1 for one of size 0, whose parts are all equal.
+
+        >>> ShardGrid((8, 2, 6), {'x': 4, 'y': 2}, ('x', None, 'y')).parts
+        (4, 1, 2)
+        """
+        if 0 not in self.global_shape:
+            return self._layout.parts
+        return tuple(
+            ways if size else 1
+            for ways, size in zip(self._layout.parts, self.global_shape, strict=True)
+        )
+
+    @property
+    def padded_shape(self) -> Shape:
+        """The shape of the array with its padding: the global shape if the mesh divides it.
+
+        >>> ShardGrid((50257, 768), {'x': 8}, ('x',), pad=True).padded_shape
+        (50264, 768)
+        """
+        return tuple(map(operator.mul, self.shard_shape, self._layout.parts))
 
     @property
     def num_devices(self) -> int:
@@ -292,26 +327,32 @@ class ShardGrid:
         Raises:
           OverflowError: a size is 2**63 or more.
         """
+        return read_only(self._ends((0,) * len(self.global_shape)))
+
+    @cached_property
+    def stops(self) -> IntArray:
+        """One past the last element of every device's block: int64 ``[num_devices, ndim]``."""
+        return read_only(self._ends(self.shard_shape))
+
+    def _ends(self, of_first_block: Shape) -> IntArray:
+        """Return these ends of the first block, and the same ends of all others."""
         layout = self._layout
         if max(self.global_shape, default=0) >= 2**63:
             raise OverflowError(
                 f"global shape {self.global_shape} has elements beyond int64; index(i) has no limit"
             )
-        starts = np.empty((*layout.sizes, len(self.global_shape)), np.int64)
+        ends = np.empty((*layout.sizes, len(self.global_shape)), np.int64)
         for dimension, (names, step) in enumerate(zip(layout.axes, self.shard_shape, strict=True)):
-            start: Any = 0
+            end: Any = of_first_block[dimension]
             for name in reversed(names):
                 size = layout.mesh_shape[name]
                 shape = [size if axis == name else 1 for axis in layout.mesh_shape]
-                start = start + np.arange(size).reshape(shape) * step
+                end = end + np.arange(size).reshape(shape) * step
                 step *= size
-            starts[..., dimension] = start
-        return read_only(starts.reshape(self.num_devices, len(self.global_shape)))
-
-    @cached_property
-    def stops(self) -> IntArray:
-        """One past the last element of every device's block: int64 ``[num_devices, ndim]``."""
-        return read_only(self.starts + np.array(self.shard_shape, np.int64))
+            if self.is_padded:
+                end = np.minimum(end, self.global_shape[dimension])
+            ends[..., dimension] = end
+        return ends.reshape(self.num_devices, len(self.global_shape))
 
     @property
     def replica_ids(self) -> IntArray:
@@ -363,13 +404,16 @@ class ShardGrid:
 
     def __repr__(self) -> str:
         arguments = f"{self.global_shape}, {dict(self.mesh_shape)}, {format_spec(self.spec)}"
-        if self.processes is None:
-            return f"ShardGrid({arguments})"
-        return f"ShardGrid({arguments}, process_of=<{self.num_processes} processes>)"
+        arguments += ", pad=True" * self.is_padded
+        if self.processes is not None:
+            arguments += f", process_of=<{self.num_processes} processes>"
+        return f"ShardGrid({arguments})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        with_processes = partial(ShardGrid, process_of=self.process_of)
-        make = ShardGrid if self.processes is None else with_processes
+        options: dict[str, Any] = {"pad": True} if self.is_padded else {}
+        if self.processes is not None:
+            options["process_of"] = self.process_of
+        make = partial(ShardGrid, **options) if options else ShardGrid
         return make, (self.global_shape, dict(self.mesh_shape), self.spec)
 
     def __setattr__(self, name: str, value: object) -> None:

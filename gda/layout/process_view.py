@@ -30,7 +30,7 @@ from gda.layout.spec import (
     nearest_sizes,
 )
 from gda.layout.text import format_processes, itemsize_error
-from gda.layout.tiling import Tiling
+from gda.layout.tiling import Tiling, shard_shape_of
 
 _SHOWN_IN_MESSAGES = 6
 
@@ -129,13 +129,14 @@ class ProcessView:
         """
         if not self._tiling.global_shape:
             return ()
-        step = self._tiling.shard_shape[0]
         rows: list[slice] = []
         for part in self.coordinates[0]:
-            start = part * step
+            start, stop = self._tiling.bounds(0, part)
+            if start == stop and rows:
+                continue  # padding alone
             if rows and rows[-1].stop == start:
                 start = rows.pop().start
-            rows.append(slice(start, part * step + step))
+            rows.append(slice(start, stop))
         return tuple(rows)
 
     @property
@@ -146,7 +147,10 @@ class ProcessView:
         >>> gda.ShardGrid((8,), {'x': 4}, (), process_of=[0, 0, 1, 1]).view(0).size
         8
         """
-        return len(self.block_ids) * math.prod(self._tiling.shard_shape)
+        if self._tiling.is_even:
+            return len(self.block_ids) * math.prod(self._tiling.shard_shape)
+        boxes = self._indices_by([self._placed(d) for d in range(len(self.coordinates))])
+        return sum(math.prod(part.stop - part.start for part in box) for box in boxes)
 
     def nbytes(self, itemsize: int) -> int:
         """Return the bytes that it reads, of elements of ``itemsize`` bytes: each block once.
@@ -158,7 +162,7 @@ class ProcessView:
         return self.size * _bytes_of(itemsize)
 
     def nbytes_on_devices(self, itemsize: int) -> int:
-        """Return the bytes that its devices hold together: every replica counts.
+        """Return the bytes that its devices hold together: every replica counts, and padding.
 
         >>> import gda
         >>> gda.ShardGrid((8,), {'x': 4}, (), process_of=[0, 0, 1, 1]).view(0).nbytes_on_devices(4)
@@ -238,8 +242,7 @@ class ProcessView:
         (2, 4)
         """
         self.check_regular()
-        extents = map(len, self.coordinates)
-        return tuple(map(operator.mul, extents, self._tiling.shard_shape))
+        return tuple(map(self._local_size, range(len(self.coordinates))))
 
     @property
     def local_indices(self) -> list[Index]:
@@ -254,11 +257,7 @@ class ProcessView:
         [(slice(0, 2, None), slice(0, 2, None)), (slice(0, 2, None), slice(2, 4, None))]
         """
         self.check_regular()
-        slices = [
-            {part: slice(i * step, i * step + step) for i, part in enumerate(parts)}
-            for parts, step in zip(self.coordinates, self._tiling.shard_shape, strict=True)
-        ]
-        return self._indices_by(slices)
+        return self._indices_by([self._side_by_side(d) for d in range(len(self.coordinates))])
 
     def indices_within(self, local_shape: Shape) -> list[Index]:
         """Return the place of each of ``indices`` within local data, start and stop always given.
@@ -278,7 +277,7 @@ class ProcessView:
         >>> grid.view(1).indices_within((2, 4)) == grid.view(1).local_indices
         True
         """
-        global_shape, shard_shape = self._tiling.global_shape, self._tiling.shard_shape
+        global_shape = self._tiling.global_shape
         if len(local_shape) != len(global_shape):
             raise ValueError(
                 f"the local data has shape {local_shape}, and global_shape is {global_shape}; "
@@ -288,15 +287,14 @@ class ProcessView:
             self.check_regular()
         slices: list[dict[int, slice]] = []
         compact = []
-        for dimension, (size, parts) in enumerate(zip(local_shape, self.coordinates, strict=True)):
-            step = shard_shape[dimension]
+        for dimension, size in enumerate(local_shape):
             if size == global_shape[dimension]:
-                slices.append({part: slice(part * step, part * step + step) for part in parts})
+                slices.append(self._placed(dimension))
                 continue
-            if size != step * len(parts):
+            if size != self._local_size(dimension):
                 raise self._wrong_local_size_error(local_shape, dimension)
             compact.append(dimension)
-            slices.append({part: slice(i * step, i * step + step) for i, part in enumerate(parts)})
+            slices.append(self._side_by_side(dimension))
         combinations = set(zip(*(self._columns[dimension] for dimension in compact), strict=True))
         if compact and len(combinations) < math.prod(len(slices[d]) for d in compact):
             self.check_regular()
@@ -306,6 +304,22 @@ class ProcessView:
     def _columns(self) -> list[list[int]]:
         """For each dimension the coordinates of its blocks, in the order of ``block_ids``."""
         return self._tiling.columns(self.block_ids)
+
+    def _placed(self, dimension: int) -> dict[int, slice]:
+        """The place of each of its parts of a dimension in the whole array."""
+        bounds = self._tiling.bounds
+        return {part: slice(*bounds(dimension, part)) for part in self.coordinates[dimension]}
+
+    def _side_by_side(self, dimension: int) -> dict[int, slice]:
+        """The place of each of its parts of a dimension in the local array."""
+        slices, stop = {}, 0
+        for part, placed in self._placed(dimension).items():
+            start, stop = stop, stop + placed.stop - placed.start
+            slices[part] = slice(start, stop)
+        return slices
+
+    def _local_size(self, dimension: int) -> int:
+        return sum(placed.stop - placed.start for placed in self._placed(dimension).values())
 
     def _indices_by(self, slices: Sequence[Mapping[int, slice]]) -> list[Index]:
         if not slices:
@@ -347,7 +361,7 @@ class ProcessView:
             f"local data of shape {local_shape} does not fit global_shape {global_shape}, sharded "
             f"by {format_spec(self._layout.spec)} on the mesh {dict(self._layout.mesh_shape)}: "
             f"dimension {dimension} has local size {local_shape[dimension]}; expected is "
-            f"{self._tiling.shard_shape[dimension] * count}, the {count} blocks of process "
+            f"{self._local_size(dimension)}, the {count} blocks of process "
             f"{self.process} side by side, or {global_shape[dimension]}, the whole dimension"
         )
 
@@ -390,8 +404,7 @@ class ProcessView:
 
 
 def _tiling(global_shape: Shape, layout: Layout) -> Tiling:
-    shard_shape = tuple(map(operator.floordiv, global_shape, layout.parts))
-    return Tiling(global_shape, shard_shape, layout.parts)
+    return Tiling(global_shape, shard_shape_of(global_shape, layout.parts), layout.parts)
 
 
 def _bytes_of(itemsize: object) -> int:

@@ -22,12 +22,28 @@ SpecEntry = str | tuple[str, ...] | None
 SpecLike = Iterable[str | Sequence[str] | None]
 AxesByDimension = tuple[tuple[str, ...], ...]
 
+WITH_PADDING = "With padding any size fits: gda.PaddedArray, or ShardGrid(..., pad=True)"
+"""The end of the error of a shape that does not divide."""
+
 _SUGGESTIONS = 4
 _ASSIGNMENTS_TO_TRY = 4096
 
 # Iterable, but a string is one name and the others have no order of dimensions: that of a set of
 # names even differs between processes.
 _NOT_A_SPEC = (str, set, frozenset, dict)
+
+
+def shape_at(index: Index, block_shape: Shape) -> Shape:
+    """Return the shape of the block at an index, without padding.
+
+    Args:
+      block_shape: the sizes in dimensions that are not sharded.
+
+    >>> shape_at((slice(4, 5), slice(None)), (2, 3))
+    (1, 3)
+    """
+    sides = zip(index, block_shape, strict=True)
+    return tuple([size if s.stop is None else s.stop - s.start for s, size in sides])
 
 
 def check_shape(sizes: Iterable[int], kind: str = "global") -> Shape:
@@ -224,7 +240,8 @@ def indivisible_error(
     return ValueError(
         f"global shape {shape} cannot be sharded by {format_spec(entries_of(axes))} on the mesh "
         f"{dict(mesh_shape)}: {'. Also, '.join(complaints)}. Specs of this mesh that fit {shape} "
-        f"as it stands{some}: {', '.join(format_spec(entries_of(other)) for other in fitting)}"
+        f"as it stands{some}: {', '.join(format_spec(entries_of(other)) for other in fitting)}. "
+        f"{WITH_PADDING}"
     )
 
 

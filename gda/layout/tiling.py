@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import cached_property
 
 from gda.layout.spec import Index, Shape
 
@@ -16,40 +17,51 @@ _EMPTY = (slice(0, 0),)
 
 
 class Tiling:
-    """A shape divided into equal parts along each dimension; immutable.
+    """A shape divided into parts of one size along each dimension; immutable.
+
+    Where that size does not divide the whole, the last parts are shorter or empty.
 
     Blocks are numbered row-major over their *coordinates*, one part per dimension. All parts of a
     dimension of size 0 are equal, so its coordinate is 0, and it does not count for the number.
 
     Args:
       global_shape: sizes of the whole.
-      shard_shape: sizes of one block.
-      parts: the number of parts along each dimension: ``global_shape / shard_shape``, known also
-        for a dimension of size 0.
+      shard_shape: sizes of the largest block, ``shard_shape_of(global_shape, parts)``.
+      parts: the number of parts along each dimension.
     """
 
     def __init__(self, global_shape: Shape, shard_shape: Shape, parts: Sequence[int]) -> None:
         self.global_shape = global_shape
         self.shard_shape = shard_shape
-        # For each dimension, the last first: parts, size of one, and the slice if all have one.
+        self.parts = parts
+        # For each dimension, the last first: parts, sizes of one and of all, and the slice if all
+        # parts have the same.
         dims = []
-        for ways, step in zip(parts, shard_shape):  # noqa: B905
-            dims.append((ways, step, _NOT_SHARDED[0] if ways == 1 else None if step else _EMPTY[0]))
+        for ways, step, size in zip(parts, shard_shape, global_shape):  # noqa: B905
+            same = _NOT_SHARDED[0] if ways == 1 else None if step else _EMPTY[0]
+            dims.append((ways, step, size, same))
         dims.reverse()
-        self._dims: list[tuple[int, int, slice | None]] = dims
+        self._dims: list[tuple[int, int, int, slice | None]] = dims
+
+    @cached_property
+    def is_even(self) -> bool:
+        """True if all blocks have ``shard_shape``."""
+        return all(ways * step == size for ways, step, size, _ in self._dims)
 
     def index(self, block: int) -> Index:
         """Return the elements of a block as one slice per dimension.
 
-        >>> Tiling((8, 2, 6), (2, 2, 3), (4, 1, 2)).index(3)
-        (slice(2, 4, None), slice(None, None, None), slice(3, 6, None))
+        >>> Tiling((8, 2, 5), (2, 2, 3), (4, 1, 2)).index(3)
+        (slice(2, 4, None), slice(None, None, None), slice(3, 5, None))
         """
         slices = []
-        for parts, step, same in self._dims:
+        for parts, step, size, same in self._dims:
             if same is None:
                 block, part = divmod(block, parts)
                 start = part * step
-                slices.append(slice(start, start + step))
+                if (stop := start + step) > size:
+                    start, stop = min(start, size), size
+                slices.append(slice(start, stop))
             else:
                 slices.append(same)
         slices.reverse()
@@ -70,7 +82,7 @@ class Tiling:
         [[1, 0], [0, 0], [1, 0]]
         """
         columns = []
-        for parts, _, same in self._dims:
+        for parts, _, _, same in self._dims:
             if same is None:
                 columns.append([block % parts for block in blocks])
                 blocks = [block // parts for block in blocks]
@@ -85,8 +97,27 @@ class Tiling:
         >>> Tiling((8, 2, 6), (2, 2, 3), (4, 1, 2)).slice_at(0, 3)
         slice(6, 8, None)
         """
-        _, step, same = self._dims[~dimension]
-        return slice(coordinate * step, coordinate * step + step) if same is None else same
+        same = self._dims[~dimension][-1]
+        return slice(*self.bounds(dimension, coordinate)) if same is None else same
+
+    def bounds(self, dimension: int, coordinate: int) -> tuple[int, int]:
+        """Return start and stop of one part of a dimension.
+
+        >>> tiling = Tiling((5,), (2,), (4,))
+        >>> [tiling.bounds(0, part) for part in range(4)]
+        [(0, 2), (2, 4), (4, 5), (5, 5)]
+        """
+        _, step, size, _ = self._dims[~dimension]
+        return min(coordinate * step, size), min(coordinate * step + step, size)
+
+
+def shard_shape_of(global_shape: Shape, parts: Sequence[int]) -> Shape:
+    """Return the sizes of the largest block: each size divided by its parts, rounded up.
+
+    >>> shard_shape_of((8, 5, 0), (4, 2, 3))
+    (2, 3, 0)
+    """
+    return tuple([-(-size // ways) for size, ways in zip(global_shape, parts)])  # noqa: B905
 
 
 def all_blocks(global_shape: Shape, shard_shape: Shape, parts: Sequence[int]) -> list[Index]:
@@ -101,8 +132,11 @@ def all_blocks(global_shape: Shape, shard_shape: Shape, parts: Sequence[int]) ->
     for size, step, ways in zip(global_shape, shard_shape, parts):  # noqa: B905
         if ways == 1:
             slices.append(_NOT_SHARDED)
-        elif step:
+        elif not step:
+            slices.append(_EMPTY)
+        elif step * ways == size:
             slices.append([slice(start, start + step) for start in range(0, size, step)])
         else:
-            slices.append(_EMPTY)
+            ends = [min(part * step, size) for part in range(ways + 1)]
+            slices.append(list(map(slice, ends[:-1], ends[1:])))
     return list(itertools.product(*slices))

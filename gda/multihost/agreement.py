@@ -32,6 +32,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _DEFAULT_TIMEOUT = 60.0
+_LONG_WAIT = 1800.0
 _TIMEOUT_VARIABLE = "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"
 
 
@@ -103,7 +104,8 @@ def checked(
 ) -> Callable[[Callable[P, jax.Array]], Callable[P, jax.Array]]:
     """Make a constructor ``(global_shape, mesh, spec, ..., dtype=)`` check what it builds.
 
-    If it ``reads``, which may take long, the arguments are checked before that.
+    If it ``reads``, which may take long, the arguments are checked before that. With ``pad=True``
+    it is the constructor of a ``PaddedArray``.
     """
 
     def decorate(construct: Callable[P, jax.Array]) -> Callable[P, jax.Array]:
@@ -121,7 +123,7 @@ def checked(
                 if hasattr(given.get(field), "__next__"):  # which can be read only once
                     given[field] = tuple(given[field])
             return together(
-                name,
+                name.replace("Global", "Padded") if given.get("pad") else name,
                 given["mesh"],
                 lambda: call(*arguments.args, **arguments.kwargs),
                 lambda array: leaf_fields("", array),
@@ -176,14 +178,25 @@ def together(
 
 
 def check_moving(
-    tree: Any, name: str, processes: tuple[int, ...] | None = None, **options: object
+    tree: Any,
+    name: str,
+    processes: tuple[int, ...] | None = None,
+    *,
+    always: bool = False,
+    **options: object,
 ) -> None:
-    """Check, if checks are on, that all processes will move this tree with these options."""
+    """Check that all processes will move this tree with these options: if checks are on.
+
+    Args:
+      always: check in any case, and wait long for a process that comes to it later.
+    """
     takes_part = processes is None or jax.process_index() in processes
-    if _is_on() and jax.process_count() > 1 and takes_part:
+    if (always or _is_on()) and jax.process_count() > 1 and takes_part:
         described = {("", option): repr(value) for option, value in options.items()}
-        place = _Place(name)
-        _agree(lambda: describe(tree) | described, dict, place, timeout_of_checks(), processes)
+        timeout = timeout_of_checks()
+        if not _is_on():
+            timeout = max(timeout, _LONG_WAIT)
+        _agree(lambda: describe(tree) | described, dict, _Place(name), timeout, processes)
 
 
 def user_location() -> str:

@@ -34,8 +34,9 @@ def describe_wanted(given: dict[str, Any]) -> Description:
     """Return the fields of the array that a constructor with these arguments is to build."""
     shape = check_shape(given["global_shape"])
     mesh, spec, _ = mesh_and_spec(given["mesh"], given.get("spec"))
+    padded = f", padded with {given.get('fill', 0)}" if given.get("pad") else ""
     return {
-        ("", "shape"): str(shape),
+        ("", "shape"): f"{shape}{padded}",
         ("", "spec"): _spec_text(check_spec(spec, shape, mesh.shape)),
         ("", "dtype"): _dtype_text(given.get("dtype")),
         **_mesh_fields("", mesh),

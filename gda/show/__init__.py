@@ -57,11 +57,12 @@ def text(
     Two sharded dimensions are the rows and columns of the box. With more, these are the last two,
     and there is a box for each part of the others. If the picture is too large, its middle is
     replaced by the number of omitted blocks, so that the cost is bounded. Texts that do not fit a
-    cell stand beside the box.
+    cell stand beside the box. ``░`` beside an index says that a part of the block is padding, and
+    ``░░░`` that all of it is.
 
     Args:
-      x: a ``GlobalArray``, a ``jax.Array``, a ``jax.ShapeDtypeStruct`` with a sharding, a
-        ``ShardGrid``, or a global shape that comes with ``mesh`` and ``spec``.
+      x: a ``GlobalArray``, a ``PaddedArray``, a ``jax.Array``, a ``jax.ShapeDtypeStruct`` with a
+        sharding, a ``ShardGrid``, or a global shape that comes with ``mesh`` and ``spec``.
       mesh: a ``jax.sharding.Mesh`` or the sizes of its axes by name, or a ``NamedSharding`` for
         both mesh and spec; for a shape only.
       spec: as for ``ShardGrid``; for a shape only.
@@ -111,8 +112,8 @@ def svg(
 ) -> str:
     """Return a drawing of the layout of an array as an SVG element, without network or script.
 
-    Hovering over a block shows its index, devices, replica ids and bytes. It neither communicates
-    nor reads data.
+    Hovering over a block shows its index, devices, replica ids and bytes. Padding is hatched. It
+    neither communicates nor reads data.
 
     Args:
       x, mesh, spec, dtype: as for ``text``.

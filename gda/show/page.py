@@ -50,7 +50,7 @@ def html_of(subject: Subject) -> str:
 
 
 def html_or_none(x: Any) -> str | None:
-    """Return the HTML of a ``GlobalArray``; None if its text is shown instead.
+    """Return the HTML of a container; None if its text is shown instead.
 
     That is so for a traced or deleted array, a shape without a sharding, and the placeholders that
     JAX puts into containers while it flattens them.

@@ -6,6 +6,7 @@ a plan can be drawn without it.
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 from collections.abc import Mapping, Sequence
@@ -52,11 +53,14 @@ class Subject:
     def shape(self) -> Shape:
         return self.grid.global_shape
 
-    @cached_property
+    @property
     def parts(self) -> Shape:
         """The number of parts along each dimension; 1 for size 0, whose parts are all equal."""
-        sizes = zip(self.grid.global_shape, self.grid.shard_shape, strict=True)
-        return tuple(size // step if step else 1 for size, step in sizes)
+        return self.grid.parts
+
+    @property
+    def has_padding(self) -> bool:
+        return math.prod(self.grid.padded_shape) > math.prod(self.shape)
 
     @property
     def mesh(self) -> str:
@@ -79,7 +83,7 @@ class Subject:
         """Bytes of one block, which are the bytes on one device; None without a dtype."""
         if self.dtype is None:
             return None
-        return int(np.prod(self.grid.shard_shape, dtype=object)) * self.dtype.itemsize
+        return math.prod(self.grid.shard_shape) * self.dtype.itemsize
 
     @cached_property
     def holders(self) -> IntArray:
@@ -110,8 +114,9 @@ def subject_of(
     """Return the subject of a picture of ``x``.
 
     Args:
-      x: a ``GlobalArray``, a ``jax.Array``, a ``jax.ShapeDtypeStruct`` with a sharding, a
-        ``ShardGrid``, a ``Subject``, or a global shape that comes with ``mesh`` and ``spec``.
+      x: a ``GlobalArray``, a ``PaddedArray``, a ``jax.Array``, a ``jax.ShapeDtypeStruct`` with a
+        sharding, a ``ShardGrid``, a ``Subject``, or a global shape that comes with ``mesh`` and
+        ``spec``.
       mesh: a ``jax.sharding.Mesh`` or the sizes of its axes by name, or a ``NamedSharding`` for
         both mesh and spec; for a shape only.
       spec: as for ``ShardGrid``; for a shape only.
@@ -182,7 +187,8 @@ def _plan(shape: Shape, mesh: Any, spec: SpecLike | None, dtype: npt.DTypeLike |
 
 def _subject_of_array(x: Any) -> Subject:
     kind = type(x).__name__
-    array = x.array if kind == "GlobalArray" else x
+    is_padded = kind == "PaddedArray"
+    array = x.array if kind == "GlobalArray" or is_padded else x
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(array, jax.core.Tracer):
         raise TypeError(
@@ -191,18 +197,18 @@ def _subject_of_array(x: Any) -> Subject:
         )
     if not (hasattr(array, "shape") and hasattr(array, "sharding")):
         raise TypeError(
-            "there is a picture of a GlobalArray, a jax.Array, a ShardGrid, or a shape with mesh= "
-            f"and spec=, not of {kind}"
+            "there is a picture of a GlobalArray, a PaddedArray, a jax.Array, a ShardGrid, or a "
+            f"shape with mesh= and spec=, not of {kind}"
         )
     if array.sharding is None:
         raise TypeError(
             f"this {kind} has no sharding, so its layout is unknown; give it one: "
             "jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))"
         )
-    kind = kind if kind in ("GlobalArray", "ShapeDtypeStruct") else "jax.Array"
+    kind = kind if kind in ("GlobalArray", "PaddedArray", "ShapeDtypeStruct") else "jax.Array"
     if hasattr(array, "is_deleted") and array.is_deleted():
         kind += " (deleted)"
-    subject = subject_on(x.sharding, x.shape, x.dtype, kind)
+    subject = subject_on(x.sharding, x.shape, x.dtype, kind, pad=is_padded)
     if subject is not None:
         return subject
     raise TypeError(
@@ -211,12 +217,14 @@ def _subject_of_array(x: Any) -> Subject:
     )
 
 
-def subject_on(sharding: Any, shape: Shape, dtype: np.dtype[Any], kind: str) -> Subject | None:
+def subject_on(
+    sharding: Any, shape: Shape, dtype: np.dtype[Any], kind: str, *, pad: bool = False
+) -> Subject | None:
     """Return the subject of a picture of a sharding; None if it names no mesh and spec."""
     mesh = getattr(sharding, "mesh", None)
     if mesh is not None and hasattr(sharding, "spec"):
         devices = _devices_of(mesh)
-        grid = _grid_on(shape, mesh, sharding.spec, devices)
+        grid = _grid_on(shape, mesh, sharding.spec, devices, pad)
     elif len(getattr(sharding, "device_set", ())) == 1:
         devices = list(sharding.device_set)
         grid = ShardGrid(shape, {}, (), process_of=[devices[0].process_index])
@@ -226,10 +234,12 @@ def subject_on(sharding: Any, shape: Shape, dtype: np.dtype[Any], kind: str) -> 
     return Subject(grid, dtype=dtype, **_numbered(devices), kind=kind, memory_kind=memory)
 
 
-def _grid_on(shape: Any, mesh: Any, spec: SpecLike, devices: Sequence[Any]) -> ShardGrid:
+def _grid_on(
+    shape: Any, mesh: Any, spec: SpecLike, devices: Sequence[Any], pad: bool = False
+) -> ShardGrid:
     mesh_shape = mesh if isinstance(mesh, Mapping) else mesh.shape
     process_of = [device.process_index for device in devices] or None
-    return ShardGrid(shape, mesh_shape, spec, process_of=process_of)
+    return ShardGrid(shape, mesh_shape, spec, pad=pad, process_of=process_of)
 
 
 def _devices_of(mesh: Any) -> list[Any]:

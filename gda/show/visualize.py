@@ -49,8 +49,9 @@ def visualize_sharding(
     line. There it stops no program: if there is no picture, a line gives the reason.
 
     Args:
-      x: a ``GlobalArray``, a ``jax.Array``, traced or not, a ``jax.ShapeDtypeStruct`` with a
-        sharding, a ``ShardGrid``, or a global shape that comes with ``mesh`` and ``spec``.
+      x: a ``GlobalArray``, a ``PaddedArray``, a ``jax.Array``, traced or not, a
+        ``jax.ShapeDtypeStruct`` with a sharding, a ``ShardGrid``, or a global shape that comes with
+        ``mesh`` and ``spec``.
       mesh: a ``jax.sharding.Mesh`` or the sizes of its axes by name, or a ``NamedSharding`` for
         both mesh and spec; for a shape only.
       spec: as for ``ShardGrid``; for a shape only.
@@ -90,6 +91,8 @@ def visualize_sharding(
         if value is not None:
             raise TypeError(f"{name}= goes with a shape; this traced array has its own")
     kind = type(x).__name__ if array is not x else "jax.Array"
+    if kind == "PaddedArray":
+        kind = "array of a PaddedArray"  # with its padding
 
     def say(find: Find) -> None:
         try:

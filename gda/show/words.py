@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from gda.layout.numbering import IntArray
+from gda.layout.spec import Index
 from gda.layout.text import counted, format_bytes, format_numbers
 from gda.show.subject import Subject
 
@@ -41,9 +44,33 @@ def facts(subject: Subject) -> list[tuple[str, str]]:
     found = [("mesh", _mesh(subject)), ("spec", subject.spec), ("blocks", _blocks(subject))]
     if subject.block_bytes is not None:
         found.append(("bytes", _bytes(subject, subject.block_bytes)))
+    if subject.has_padding:
+        found.append(("padding", _padding(subject)))
     if subject.memory_kind is not None:
         found.append(("memory", subject.memory_kind))
     return found
+
+
+def padding_of(subject: Subject, index: Index, num_blocks: int = 1) -> tuple[int, int]:
+    """Return the elements of padding, and all elements, of some blocks.
+
+    Args:
+      index: the elements of these blocks, a rectangle.
+
+    >>> from gda.layout.grid import ShardGrid
+    >>> grid = ShardGrid((5, 3), {'x': 4}, ('x',), pad=True)
+    >>> [padding_of(Subject(grid), grid.block_index(block)) for block in (1, 2, 3)]
+    [(0, 6), (3, 6), (6, 6)]
+    """
+    ends = (part.indices(size) for part, size in zip(index, subject.shape, strict=True))
+    total = num_blocks * math.prod(subject.grid.shard_shape)
+    return total - math.prod(stop - start for start, stop, _ in ends), total
+
+
+def _padding(subject: Subject) -> str:
+    total = math.prod(subject.grid.padded_shape)
+    padding = total - math.prod(subject.shape)
+    return f"{padding:,} of {total:,} elements, {100 * padding / total:.3g} %"
 
 
 def _mesh(subject: Subject) -> str:

@@ -16,17 +16,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gda.arrays.liveness import live
+from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import process_local_of
 from gda.layout.boundary import public, set_module
-from gda.layout.process_view import infer_global_shape
+from gda.layout.grid import ShardGrid
+from gda.layout.process_view import ProcessView, infer_global_shape
 from gda.layout.spec import Shape
-from gda.mesh import is_tracer, local_positions, processes_of, sharding_of, view_of_array
+from gda.mesh import is_tracer, local_positions, processes_of, sharding_of
 from gda.multihost.agreement import together
 from gda.multihost.descriptions import describe
 from gda.trees.host_local import place
 from gda.trees.jit import constrain
-from gda.trees.leaves import is_container, path_of
+from gda.trees.leaves import array_of, grid_of_leaf, is_container, path_of
 from gda.trees.specs import SPECS, Kind, map_with_specs
 
 
@@ -135,7 +136,8 @@ def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
     only. Needs no current mesh, and never communicates between processes.
 
     Args:
-      global_arrays: a pytree of ``GlobalArray``s and ``jax.Array``s.
+      global_arrays: a pytree of ``GlobalArray``s, ``PaddedArray``s and ``jax.Array``s. The result
+        has no padding.
       partition: a check of the arrays. ``FULL``: this process has whole rows. ``REPLICATED``: it
         has the whole array. ``BATCH`` or a ``PartitionSpec``: the array has this layout. Or a tree
         of these that is a prefix of ``global_arrays``, with ``None`` for no check. Under ``FULL``
@@ -159,10 +161,10 @@ def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
     rows = _SameRows(global_arrays)
 
     def taken(leaf: Any, part: Any) -> np.ndarray[Any, Any]:
-        array = live(leaf)
-        _check_layout(array, part)
-        rows.check(array, part)
-        return process_local_of(array)
+        array = array_of(leaf)
+        _check_layout(leaf, array, part)
+        rows.check(leaf, array, part)
+        return process_local_of(array, _padded_grid(leaf))
 
     return map_with_specs(taken, global_arrays, partition, "partition", _PARTITIONS_OR_NONE)
 
@@ -177,7 +179,7 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     moves the data. If processes hold parts of an array, all of them must call this.
 
     Args:
-      x: a pytree of ``jax.Array``s and ``GlobalArray``s, which come back as such.
+      x: a pytree of arrays as ``constrain`` takes, which come back as such.
       shardings: a ``PartitionSpec`` over the current mesh, a ``NamedSharding``, or a tree of them
         that is a prefix of ``x``; ``None`` leaves a subtree as it is.
 
@@ -349,7 +351,9 @@ def _scalar_error(partition: object) -> ValueError:
 # The part of an array that this process has.
 
 
-def _check_layout(array: jax.Array, partition: DataPartitionType | PartitionSpec | None) -> None:
+def _check_layout(
+    leaf: Any, array: jax.Array, partition: DataPartitionType | PartitionSpec | None
+) -> None:
     """Raise ``ValueError`` if this process has other blocks of an array than ``partition`` says."""
     if partition in _BY_ROWS and not array.ndim:
         raise _scalar_error(partition)
@@ -357,16 +361,16 @@ def _check_layout(array: jax.Array, partition: DataPartitionType | PartitionSpec
         return
     sharding: Any = sharding_of(array)
     if partition is DataPartitionType.FULL:
-        if (local := view_of_array(array).local_shape)[1:] != array.shape[1:]:
+        if (local := _view_of(leaf).local_shape)[1:] != leaf.shape[1:]:
             raise ValueError(
-                f"the array has the shape {array.shape}, and this process has only parts of its "
+                f"the array has the shape {leaf.shape}, and this process has only parts of its "
                 f"rows, {local} in all; omit partition= for those parts, or shard the array "
                 "along dimension 0 with GlobalArray.reshard"
             )
     elif partition is DataPartitionType.REPLICATED:
-        if (local := view_of_array(array).local_shape) != array.shape:
+        if (local := _view_of(leaf).local_shape) != leaf.shape:
             raise ValueError(
-                f"the array has the shape {array.shape}, and this process has {local} of it; with "
+                f"the array has the shape {leaf.shape}, and this process has {local} of it; with "
                 "DataPartitionType.REPLICATED it must have the whole. Omit partition= for the part "
                 "of this process, or use GlobalArray.gather for the whole"
             )
@@ -389,7 +393,7 @@ class _SameRows:
         self._leaves = 0
         self._first: dict[int, tuple[int, Sequence[slice]]] = {}
 
-    def check(self, array: jax.Array, partition: Any) -> None:
+    def check(self, leaf: Any, array: jax.Array, partition: Any) -> None:
         """Raise ``ValueError`` if this process has other rows of an array than of the first.
 
         Call it with all leaves of the tree, in order.
@@ -397,8 +401,9 @@ class _SameRows:
         number, self._leaves = self._leaves, self._leaves + 1
         if partition not in _BY_ROWS:
             return
-        rows = _rows(array)
-        first, first_rows = self._first.setdefault(array.shape[0], (number, rows))
+        size = leaf.shape[0]
+        rows = (slice(0, size),) if array.is_fully_addressable else _view_of(leaf).rows
+        first, first_rows = self._first.setdefault(size, (number, rows))
         if rows != first_rows:
             raise ValueError(
                 f"this process has the rows {_rows_text(first_rows)} of the array at "
@@ -408,10 +413,12 @@ class _SameRows:
             )
 
 
-def _rows(array: jax.Array) -> Sequence[slice]:
-    if array.is_fully_addressable:
-        return (slice(0, array.shape[0]),)
-    return view_of_array(array).rows
+def _padded_grid(leaf: Any) -> ShardGrid | None:
+    return grid_of_leaf(leaf) if isinstance(leaf, PaddedArray) else None
+
+
+def _view_of(leaf: Any) -> ProcessView:
+    return grid_of_leaf(leaf).view(jax.process_index())
 
 
 def _rows_text(rows: Sequence[slice]) -> str:

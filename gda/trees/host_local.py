@@ -20,6 +20,7 @@ from gda.arrays.global_array import GlobalArray
 from gda.arrays.liveness import live
 from gda.arrays.moving import reshard
 from gda.arrays.narrowing import is_extended
+from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import distinct_shards, local_array_of
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape
@@ -113,7 +114,7 @@ def global_array_to_host_local_array(global_inputs: Any, global_mesh: Mesh, pspe
       ValueError: ``pspecs`` is no prefix, or has ``None`` for an array; a spec does not fit; the
         blocks of this process do not form a regular grid, or it has no device of the mesh. With a
         note of the leaf's path.
-      TypeError: a leaf is not a ``GlobalArray`` or ``jax.Array``, or something is not a spec.
+      TypeError: a leaf is a ``PaddedArray`` or no array, or something is not a spec.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import PartitionSpec as P
@@ -144,10 +145,10 @@ def place(
         a shape to be inferred, and in place of both for a leaf that stays as it is.
     """
 
-    def placed(leaf: Any, entry: Any) -> GlobalArray:
+    def placed(leaf: Any, entry: Any) -> GlobalArray | PaddedArray:
         layout = layout_of(leaf, entry)
         if layout is None:
-            return GlobalArray.from_array(leaf)
+            return leaf if isinstance(leaf, PaddedArray) else GlobalArray.from_array(leaf)
         if getattr(leaf, "dtype", None) == jax.dtypes.float0:  # JAX's dtype for no gradient
             leaf = np.zeros(leaf.shape, np.bool_)
         return GlobalArray(array=array_from_process_local(leaf, mesh, *layout, batch=batch))
@@ -168,6 +169,11 @@ def _is_global(leaf: Any) -> bool:
 
 
 def _to_local(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
+    if isinstance(leaf, PaddedArray):
+        raise TypeError(
+            "the array is a PaddedArray, and its blocks without padding are no jax.Array; take "
+            "them from p.local_shards, or side by side as NumPy from gda.global_to_host_array"
+        )
     array = live(leaf)
     if array.is_fully_addressable:
         return array

@@ -21,11 +21,20 @@ from gda.arrays.global_array import GlobalArray
 from gda.arrays.liveness import live
 from gda.arrays.moving import reshard
 from gda.arrays.operators import unwrapped
+from gda.arrays.padded_array import PaddedArray
+from gda.arrays.process_local import has_padding_for
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of
+from gda.layout.spec import (
+    Shape,
+    SpecLike,
+    axes_by_dimension,
+    check_spec,
+    entries_of,
+    format_spec,
+)
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
-from gda.trees.leaves import is_leaf
+from gda.trees.leaves import is_container, is_leaf
 from gda.trees.specs import SPECS_OR_NONE, check_kind, map_with_specs
 
 _TreeT = TypeVar("_TreeT")
@@ -75,9 +84,11 @@ def jit(
     """``jax.jit`` for a function of plain arrays: ``GlobalArray`` in, ``GlobalArray`` out.
 
     The body of ``fun`` sees a ``jax.Array`` for every ``GlobalArray`` in its arguments; every array
-    that it returns comes out as a ``GlobalArray``. The result is one ``jax.jit`` function, with
-    its ``lower``, ``eval_shape`` and ``clear_cache``. Wrapping happens while tracing, so a call
-    costs as much as ``jax.jit`` of the same tree. May be used as a decorator.
+    that it returns comes out as a ``GlobalArray``. A ``PaddedArray`` stays one inside, because
+    ``mask()`` and ``filled(value)`` are used there, and comes out as one. The result is one
+    ``jax.jit`` function, with its ``lower``, ``eval_shape`` and ``clear_cache``. Wrapping happens
+    while tracing, so a call costs as much as ``jax.jit`` of the same tree. May be used as a
+    decorator.
 
     Args:
       fun: the function.
@@ -165,11 +176,11 @@ def jit(
             if mesh is not None:
                 # JAX refuses surplus entries in `out_shardings`, those of axes of size 1 too.
                 _map_specs(
-                    lambda leaf, spec: check_spec(spec, jax.numpy.shape(leaf)),
+                    lambda leaf, spec: check_spec(spec, _shape_of(leaf)),
                     *(out_specs, result, "out_specs"),
                 )
             result = _constrain_result(result, out_specs, over)
-        return jax.tree.map(lambda leaf: GlobalArray(array=leaf), result)
+        return jax.tree.map(_contained, result, is_leaf=is_container)
 
     if mesh is not None and out_specs is not None:
         # Tells JAX the devices if no argument is on them yet.
@@ -193,6 +204,7 @@ def constrain(
 
     Args:
       x: a ``jax.Array`` or a ``GlobalArray``, or a pytree of them. The result is of the same kind.
+        A ``PaddedArray`` too, in a trace only if it needs no other padding.
       spec: a ``PartitionSpec``, or a sharding, which moves ``x`` to its memory kind too. For one
         array also a sequence of ``None``, axis names and tuples of axis names. For a tree also a
         tree of specs and shardings that is a prefix of ``x``. ``None`` leaves arrays as they are.
@@ -220,11 +232,17 @@ def constrain(
     )
 
 
+def _contained(leaf: Any) -> GlobalArray | PaddedArray:
+    return leaf if isinstance(leaf, PaddedArray) else GlobalArray(array=leaf)
+
+
 def _constrained_leaf(x: Any, spec: Any, mesh: Mesh | None) -> Any:
     if spec is None:
         return x
     if isinstance(x, GlobalArray):
         return GlobalArray(array=_constrained_leaf(x.__jax_array__(), spec, mesh))
+    if isinstance(x, PaddedArray):
+        return _constrained_padded(x, spec, mesh)
     if not is_tracer(x):
         live(x)
     if isinstance(spec, Sharding):
@@ -240,6 +258,18 @@ def _constrained_leaf(x: Any, spec: Any, mesh: Mesh | None) -> Any:
         raise ValueError(f"the array is on {x.device} and over no mesh; pass mesh=")
     over: Any = sharding_of(x).mesh if mesh is None else mesh
     return reshard(x, over, spec)
+
+
+def _constrained_padded(x: PaddedArray, spec: Any, mesh: Mesh | None) -> PaddedArray:
+    if not is_tracer(x.array):
+        return x.reshard(spec) if mesh is None else x.reshard(mesh, spec)
+    array = _constrained_leaf(x.array, spec, mesh)
+    if isinstance(spec, Sharding):
+        over, spec, _ = mesh_and_spec(spec, None)  # pyright: ignore[reportArgumentType]
+    else:
+        over = _mesh_for(x, mesh)
+    _layout(x, spec, over)
+    return PaddedArray(array, x.shape)
 
 
 def _shardings(mesh: Mesh | AbstractMesh, specs: Any) -> Any:
@@ -282,7 +312,8 @@ def _constrain_arguments(
 ) -> tuple[Any, Any]:
     def constrain_array(leaf: Any, spec: SpecLike) -> Any:
         # Other leaves are static arguments.
-        return _constrained(leaf, spec, mesh) if isinstance(leaf, jax.Array) else leaf
+        is_array = isinstance(leaf, jax.Array | PaddedArray)
+        return _constrained(leaf, spec, mesh) if is_array else leaf
 
     if type(in_specs) is tuple:
         return _map_specs(constrain_array, in_specs, args, "in_specs"), kwargs
@@ -310,13 +341,28 @@ def _map_specs(function: Callable[[Any, SpecLike], Any], specs: Any, tree: Any, 
 
 def _layout(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Return the sharding of ``x`` by ``spec``; ``ValueError`` if it does not fit."""
-    shape = jax.numpy.shape(x)
+    shape = _shape_of(x)
     entries = check_spec(spec, shape, mesh.shape)
-    ShardGrid(shape, mesh.shape, entries)
+    is_padded = isinstance(x, PaddedArray)
+    grid = ShardGrid(x.shape if is_padded else shape, mesh.shape, entries, pad=is_padded)
+    if not has_padding_for(grid, shape):
+        raise ValueError(
+            f"the array, a PaddedArray of shape {x.shape}, is padded to {shape}, and sharded by "
+            f"{format_spec(grid.spec)} it has to be padded to {grid.padded_shape}; move it outside "
+            "jit with p.reshard(mesh, spec)"
+        )
     return named_sharding(shape, mesh, entries)
 
 
+def _shape_of(x: Any) -> Shape:
+    """Return the shape of an array with its padding."""
+    return jax.numpy.shape(x.array if isinstance(x, PaddedArray) else x)
+
+
 def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:
+    if isinstance(x, PaddedArray):
+        _layout(x, spec, mesh)
+        return PaddedArray(_constrained(x.array, spec, mesh), x.shape)
     x = jax.numpy.asarray(x)
     kinds = set(mesh.axis_types)
     if AxisType.Manual in kinds:

@@ -9,18 +9,45 @@ import jax
 from jax.tree_util import keystr
 
 from gda.arrays.global_array import GlobalArray
+from gda.arrays.liveness import live
+from gda.arrays.padded_array import PaddedArray
+from gda.layout.grid import ShardGrid
+from gda.mesh import grid_of_array
 
 T = TypeVar("T")
 
 
 def is_container(node: object) -> bool:
     """Return True if a node of a tree is a container, which is a pytree too."""
-    return isinstance(node, GlobalArray)
+    return isinstance(node, _CONTAINERS)
+
+
+_CONTAINERS = (GlobalArray, PaddedArray)
 
 
 def is_leaf(node: object) -> bool:
     """Return True if a node of a tree is an array, a container or another leaf."""
     return is_container(node) or jax.tree_util.all_leaves([node])
+
+
+def array_of(leaf: Any, otherwise: str = "") -> jax.Array:
+    """Return the array of a leaf with its data, of a ``PaddedArray`` with its padding.
+
+    Arguments and errors are those of ``live``.
+    """
+    return leaf._live() if isinstance(leaf, PaddedArray) else live(leaf, otherwise=otherwise)
+
+
+def grid_of_leaf(leaf: Any) -> ShardGrid:
+    """Return the grid of the elements of an array or container, with processes, without padding.
+
+    Raises:
+      LayoutUnknownError: it has no mesh and spec.
+      ValueError: the array of a ``PaddedArray`` is not of the padded shape of its grid.
+    """
+    if isinstance(leaf, PaddedArray):
+        return leaf._grid_with_processes()
+    return grid_of_array(leaf.array if is_container(leaf) else leaf)
 
 
 def path_of(tree: Any, number: int) -> str:

@@ -15,6 +15,7 @@ from jax.tree_util import keystr
 from gda.arrays.from_sources import Build, build_of_source, read_all
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.narrowing import narrowed_dtype
+from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype
 from gda.mesh import MeshLike, mesh_of_all
@@ -36,6 +37,7 @@ def load_tree(
     specs: PartitionSpec | SpecOf | Any = None,
     *,
     dtype: npt.DTypeLike | Any = None,
+    pad: bool = False,
     max_workers: int | None = None,
     max_bytes: int | None = None,
     progress: ProgressLike = False,
@@ -59,11 +61,14 @@ def load_tree(
         ``jax.ShapeDtypeStruct``, with ``shape``, ``dtype``, ``ndim`` and ``size``.
       dtype: cast to it. One dtype for all, or a tree of them that is a prefix of ``sources``, with
         ``None`` for no cast.
+      pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape. The
+        other arrays stay ``GlobalArray``s, which cost less in a jitted call.
       max_workers, max_bytes, progress, retry: as in ``GlobalArray.from_callback``, for the whole
         tree.
 
     Returns:
-      the same tree of ``GlobalArray``s, with dicts for mappings that JAX does not know.
+      the same tree of ``GlobalArray``s, and with ``pad`` of ``PaddedArray``s, with dicts for
+        mappings that JAX does not know.
 
     Raises:
       TypeError, ValueError, DoesNotFitError, ImportError: as ``GlobalArray.from_source``, with a
@@ -80,22 +85,24 @@ def load_tree(
     GlobalArray(shape=(8, 2), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
     >>> gda.load_tree(sources, jax.sharding.NamedSharding(mesh, P('y')))['b']
     GlobalArray(shape=(2,), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('y'))
+    >>> gda.load_tree(sources, mesh, P('x'), pad=True)['b']
+    PaddedArray(shape=(2,), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x'))
     """
     options = Options(max_workers, max_bytes, progress, retry)
     tree = _as_dicts(sources)
 
     @cache  # the processes agree on the same builds that are read
     def prepared() -> tuple[list[Build], Any]:
-        return _builds_of(tree, mesh, specs, dtype, options)
+        return _builds_of(tree, mesh, specs, dtype, options, pad)
 
     def wanted() -> Any:
         builds, structure = prepared()
-        return jax.tree.unflatten(structure, [build.wanted() for build in builds])
+        return jax.tree.unflatten(structure, [_contained(b, b.wanted()) for b in builds])
 
     def work() -> Any:
         builds, structure = prepared()
         read_all(builds, options, "load_tree")
-        arrays = [GlobalArray(array=build.array()) for build in builds]
+        arrays = [_contained(build, build.array()) for build in builds]
         return jax.tree.unflatten(structure, arrays)
 
     over = mesh if isinstance(mesh, Mesh) else _mesh_of(mesh)
@@ -103,7 +110,7 @@ def load_tree(
 
 
 def _builds_of(
-    tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options
+    tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options, pad: bool
 ) -> tuple[list[Build], Any]:
     """Return the build of each leaf's array, and the tree's structure; read nothing."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
@@ -113,9 +120,14 @@ def _builds_of(
 
     def build(number: int, source: Any, found: Any, dtype: Any) -> Build:
         note = partial(note_path, tree=tree, number=number)
-        return build_of_source(source, *layout(mesh, found), dtype, options, note)
+        return build_of_source(source, *layout(mesh, found), dtype, options, note, pad=pad)
 
     return with_paths(tree, build, range(len(leaves)), leaves, layouts, dtypes), structure
+
+
+def _contained(build: Build, array: Any) -> GlobalArray | PaddedArray:
+    grid = build.plan.grid
+    return PaddedArray(array, grid.global_shape) if grid.is_padded else GlobalArray(array=array)
 
 
 def _mesh_of(shardings: Any) -> Mesh | None:

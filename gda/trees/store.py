@@ -18,17 +18,19 @@ import numpy as np
 from jax.sharding import Mesh
 
 from gda.arrays.global_array import GlobalArray
-from gda.arrays.liveness import kind_error, live
+from gda.arrays.liveness import kind_error
 from gda.arrays.narrowing import is_extended
+from gda.arrays.padded_array import PaddedArray
+from gda.arrays.placing import is_empty
 from gda.arrays.process_local import distinct_shards
 from gda.arrays.to_host import MAX_BYTES, HostBlock, HostBlocks
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, layout_of
 from gda.layout.processes import turns_of, writing_of
-from gda.layout.spec import Index, Shape
+from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import format_index, format_processes
-from gda.mesh import grid_of_array, is_tracer, mesh_of_all
+from gda.mesh import is_tracer, mesh_of_all
 from gda.multihost.agreement import checking_agreement, timeout_of_checks, together
 from gda.multihost.descriptions import describe
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
@@ -36,7 +38,7 @@ from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import shown
 from gda.storage.targets import SliceTarget, Target, check_fit, target_of
 from gda.storage.tasks import AsyncTask, Task, run
-from gda.trees.leaves import is_container, path_of, with_paths
+from gda.trees.leaves import array_of, grid_of_leaf, is_container, path_of, with_paths
 from gda.trees.matching import targets_for
 
 _OTHERWISE = (
@@ -48,7 +50,7 @@ _OTHERWISE = (
 @set_module("gda")
 @public
 def store(
-    g: GlobalArray | jax.Array,
+    g: GlobalArray | PaddedArray | jax.Array,
     target: SliceTarget,
     *,
     max_workers: int | None = None,
@@ -69,7 +71,8 @@ def store(
     target afterwards, in process 0 for instance, pass ``wait_for_all=True``.
 
     Args:
-      g: the array, with a mesh and a spec or on one device.
+      g: the array, with a mesh and a spec or on one device. Of a ``PaddedArray`` the elements
+        without the padding are written.
       target: a target of the shape of ``g``, and of its dtype or one that holds each of its values
         exactly. Anything with ``shape``, ``dtype`` and NumPy's slice assignment, such as
         ``numpy.memmap``, ``zarr.Array`` or ``h5py.Dataset``; or a TensorStore. Each process opens
@@ -112,7 +115,7 @@ def store(
     True
     """
     options = Options(max_workers, max_bytes, progress)
-    if not isinstance(g, GlobalArray | jax.Array):
+    if not (is_container(g) or isinstance(g, jax.Array)):
         raise kind_error(g, _OTHERWISE)
     _store("store", g, [g], lambda: [target], options, _Waiting(wait_for_all, timeout))
 
@@ -135,7 +138,7 @@ def store_tree(
     their bytes, the largest first, so that no process writes much more than another.
 
     Args:
-      tree: a pytree of ``GlobalArray``s and ``jax.Array``s, the same in every process.
+      tree: a pytree of arrays as ``store`` takes, the same in every process.
       targets: a tree of the same structure, or a mapping such as ``zarr.Group`` or ``h5py.Group``.
         In a mapping that is not a pytree a leaf is found by the text of its key, also if the tree
         has a list or a dataclass there; other entries of the mapping are ignored.
@@ -224,24 +227,28 @@ class _Job:
     target: Target
     blocks: tuple[int, ...]
 
-    @property
-    def nbytes_of_block(self) -> int:
-        """Bytes of a block's copy on the host, if it must be copied."""
+    def nbytes_of(self, block: int) -> int:
+        """Return the bytes of a block's copy on the host, if it must be copied."""
         itemsize = max(self.array.dtype.itemsize, self.target.dtype.itemsize)
-        return math.prod(self.grid.shard_shape) * itemsize
+        shape = self.grid.shard_shape
+        if self.grid.is_padded:
+            shape = shape_at(self.grid.block_index(block), shape)
+        return math.prod(shape) * itemsize
 
 
 def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Options) -> list[_Job]:
     """Return the blocks to write and their targets, checked."""
     arrays = with_paths(tree, _array_of, leaves)
-    grids = with_paths(tree, grid_of_array, arrays)
+    grids = with_paths(tree, grid_of_leaf, leaves)
 
     def job(array: jax.Array, grid: ShardGrid, given: Any, turn: int) -> _Job:
         # jax.tree.map over a tree with containers puts each target into a container.
         target = target_of(given.array if is_container(given) else given)
-        check_fit(target, array.shape, np.dtype(array.dtype))
+        check_fit(target, grid.global_shape, np.dtype(array.dtype))
         _check_chunks(grid, target, turn, options)
         blocks = grid.view(jax.process_index()).written_blocks(turn) if array.size else ()
+        if grid.is_padded:
+            blocks = tuple([each for each in blocks if not is_empty(grid.block_index(each))])
         return _Job(array, grid, target, blocks)
 
     layouts = [(tuple(grid.mesh_shape.items()), grid.spec, grid.processes) for grid in grids]
@@ -250,7 +257,7 @@ def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Opt
 
 
 def _array_of(leaf: Any) -> jax.Array:
-    array = live(leaf, otherwise=_OTHERWISE)
+    array = array_of(leaf, _OTHERWISE)
     if is_extended(array.dtype):
         raise TypeError(
             f"no target holds {array.dtype}; store the numbers of the keys: "
@@ -259,12 +266,20 @@ def _array_of(leaf: Any) -> jax.Array:
     return array
 
 
+def _blocks_in_parts(grid: ShardGrid) -> IntArray:
+    """Return the numbers of the blocks that have elements, in the shape of the parts."""
+    sizes = zip(grid.global_shape, grid.shard_shape, strict=True)
+    with_elements = tuple([slice(-(-size // step)) for size, step in sizes])
+    return np.arange(grid.num_shards).reshape(grid.parts)[with_elements]
+
+
 def _writers(grid: ShardGrid, turn: int) -> IntArray:
-    """Return the process that writes each block."""
+    """Return the process that writes each block of ``_blocks_in_parts``."""
     axes = tuple(grid.mesh_shape.items())
     layout = layout_of(axes, grid.spec, tuple(not size for size in grid.global_shape))
     processes: Any = grid.processes
-    return writing_of(layout, processes).writers(np.arange(grid.num_shards), turn)
+    blocks = _blocks_in_parts(grid)
+    return writing_of(layout, processes).writers(blocks.ravel(), turn).reshape(blocks.shape)
 
 
 def _check_chunks(grid: ShardGrid, target: Target, turn: int, options: Options) -> None:
@@ -276,16 +291,12 @@ def _check_chunks(grid: ShardGrid, target: Target, turn: int, options: Options) 
         _check_one_process(grid, turn)
     if target.chunks is None:
         return
-    sizes = zip(grid.global_shape, grid.shard_shape, strict=True)
-    parts = [size // step for size, step in sizes]
-    if are_aligned(grid.shard_shape, parts, target.chunks, target.origin):
+    if are_aligned(grid.shard_shape, grid.parts, target.chunks, target.origin):
         return
     by_threads = options.are_for_threads and not target.allows_threads
     # Any of several threads may write any block.
-    writers = np.arange(grid.num_shards) if by_threads else _writers(grid, turn)
-    conflicts = conflicts_between(
-        writers.reshape(parts), grid.shard_shape, target.chunks, target.origin
-    )
+    writers = _blocks_in_parts(grid) if by_threads else _writers(grid, turn)
+    conflicts = conflicts_between(writers, grid.shard_shape, target.chunks, target.origin)
     if conflicts:
         who = "two threads" if by_threads else format_processes(conflicts[0].writers)
         text = _shared_chunk_text(grid, target.chunks, target.origin, conflicts, who)
@@ -295,7 +306,7 @@ def _check_chunks(grid: ShardGrid, target: Target, turn: int, options: Options) 
 
 def _check_one_process(grid: ShardGrid, turn: int) -> None:
     """Raise if several processes would write into an HDF5 file."""
-    writers = set(_writers(grid, turn).tolist())
+    writers = set(_writers(grid, turn).ravel().tolist())
     if len(writers) > 1:
         raise ValueError(
             "the target is in an HDF5 file, which only one process at a time may write, but "
@@ -342,7 +353,7 @@ _Block: TypeAlias = HostBlock[_Place]
 
 def _write(name: str, tree: Any, jobs: Sequence[_Job], options: Options) -> None:
     max_bytes = options.max_bytes or MAX_BYTES
-    total = sum(len(job.blocks) * job.nbytes_of_block for job in jobs)
+    total = sum(job.nbytes_of(block) for job in jobs for block in job.blocks)
     done = 0
 
     def finish(block: _Block) -> None:
@@ -362,7 +373,7 @@ def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Place, jax.Array
         data_of = distinct_shards(job.array, job.grid) if job.blocks else {}
         for block in job.blocks:
             place = _Place(job.grid.block_index(block), job.target, tree, number)
-            yield place, data_of[block], job.nbytes_of_block
+            yield place, data_of[block], job.nbytes_of(block)
 
 
 def _task(block: _Block, finish: Callable[[_Block], None]) -> Task | AsyncTask:

@@ -18,11 +18,12 @@ from gda.trees.leaves import is_container, with_paths
 def to_numpy(tree: Any) -> Any:
     """Return the tree with a NumPy array for every array in it.
 
-    ``jax.device_get`` would leave a ``GlobalArray`` around each NumPy array. All copies to the host
+    ``jax.device_get`` would leave a container around each NumPy array. All copies to the host
     start before the first is awaited. Never communicates between processes.
 
     Args:
-      tree: a pytree of ``GlobalArray``s and ``jax.Array``s. This process must hold every block of
+      tree: a pytree of ``GlobalArray``s, ``PaddedArray``s, which come without padding, and
+        ``jax.Array``s. This process must hold every block of
         each. Other leaves stay as they are.
 
     Returns:

@@ -711,7 +711,7 @@ def test_unpickling_without_the_devices_says_what_is_missing(mesh: Mesh, tmp_pat
     )
     assert run.returncode == 1
     assert (
-        "RuntimeError: this GlobalArray was pickled on 8 cpu devices, mesh {'x': 4, 'y': 2}; "
+        "RuntimeError: this array was pickled on 8 cpu devices, mesh {'x': 4, 'y': 2}; "
         "this process has 1, without those with id [1, 2, 3, 4, 5, 6, 7]"
     ) in run.stderr
     assert "XLA_FLAGS=--xla_force_host_platform_device_count=8" in run.stderr

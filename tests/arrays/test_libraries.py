@@ -77,6 +77,9 @@ def test_treescope_shows_a_container_as_its_array_and_layout(mesh: Mesh) -> None
     assert text.count("jax.Array float32(8, 4)") == 2
     assert "Repeated" not in text
     assert "array=" in treescope.render_to_html({"a": g}, compressed=False)
+    padded = gda.PaddedArray.from_array(batch(5), mesh, P("x"))
+    text = treescope.render_to_text(padded)
+    assert "shape=(5,), mesh={'x': 4, 'y': 2}, spec=P('x')" in text
 
 
 def test_treescope_renders_the_numbers(mesh: Mesh) -> None:
@@ -121,11 +124,15 @@ def test_treescope_shows_what_has_no_data(auto_mesh: Mesh) -> None:
 def test_treescope_waits_for_no_other_process() -> None:
     mesh = ordered_mesh(range(8), {"x": 8})
     sharded, replicated = cut(batch(8, 4000), mesh, P("x")), cut(batch(3), mesh, P())
+    padded = gda.PaddedArray.from_callback(
+        (7, 2), mesh, P("x"), lambda i: batch(7, 2)[i], dtype="f4"
+    )
     if jax.process_index() == 1:
         return
     for visualizer in (lambda *_: None, treescope.ArrayAutovisualizer()):
         with treescope.active_autovisualizer.set_scoped(visualizer):
-            text = treescope.render_to_text([sharded, replicated])
+            text = treescope.render_to_text([sharded, replicated, padded])
+            assert "PaddedArray(shape=(7, 2), dtype=float32" in text
             assert "GlobalArray(shape=(8, 4000), dtype=float32, mesh={'x': 8}, spec=P('x'))" in text
     assert "Array([0., 1., 2.], dtype=float32)" in treescope.render_to_text(replicated)
     with pytest.raises(RuntimeError, match="does not hold every block"):

@@ -57,7 +57,7 @@ def test_chunks_are_equal_contiguous_parts_of_about_the_size(
 @st.composite
 def grids_and_boxes(draw: st.DrawFn) -> tuple[ChunkGrid, tuple[int, ...], tuple[int, ...]]:
     chunk = draw(st.lists(st.integers(1, 4), max_size=3))
-    shape = tuple(part * draw(st.integers(1, 4)) for part in chunk)
+    shape = tuple(part * draw(st.integers(1, 4)) - draw(st.integers(0, part - 1)) for part in chunk)
     starts = tuple(draw(st.integers(0, size)) for size in shape)
     box = tuple(draw(st.integers(0, n - a)) for n, a in zip(shape, starts, strict=True))
     return ChunkGrid(shape, tuple(chunk)), starts, box
@@ -83,7 +83,8 @@ def test_overlaps_have_every_element_of_a_block_once(
         assert (out[overlap.in_block] == -1).all()
         out[overlap.in_block] = part
         assert part.size
-        assert overlap.is_whole == (part.shape == chunk.shape)
+        assert overlap.is_whole == (part.shape == grid.chunk_shape)
+        assert chunk.shape == grid.shape_within(overlap.chunk)
         seen.append(overlap.chunk)
     assert seen == sorted(set(seen))
     index = tuple(slice(a, a + n) for a, n in zip(starts, box, strict=True))

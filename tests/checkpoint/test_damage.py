@@ -345,7 +345,7 @@ def test_an_older_manifest_over_newer_data(tmp_path: Path) -> None:
         (b"[" * 900, "does not begin like a manifest of gda"),
         (b'{"gda-checkpoint": ' + b"9" * 5000, "does not begin like a manifest of gda"),
         (b'{"zarr_format": 3}\n', "does not begin like a manifest of gda"),
-        (sealed(b"{}", 2), "has version 2; this gda reads version 1"),
+        (sealed(b"{}", 3), "has version 3; this gda reads versions up to 2"),
         (sealed(b"{}", "x" * 500), "has version 'xxxxxxxxx"),
         (sealed(b"{}", 1.0), "is damaged: its 2 bytes do not match the checksum in its first line"),
         (sealed(b"{}", True), "is damaged"),

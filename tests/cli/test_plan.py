@@ -121,6 +121,7 @@ def test_for_programs() -> None:
         "mesh": {"x": 4, "y": 2},
         "spec": ["x"],
         "shard_shape": [2, 2],
+        "padded_shape": [8, 2],
         "num_devices": 8,
         "num_shards": 4,
         "num_replicas": 2,
@@ -129,6 +130,8 @@ def test_for_programs() -> None:
         "nbytes_per_device": 16,
         "nbytes_per_process": 32,
         "nbytes_on_devices": 128,
+        "nbytes_padding": 0,
+        "percent_padding": 0.0,
         "notes": [],
         "nbytes_distinct_per_process": [16, 16],
         "distinct_nbytes_per_process": [16, 16],
@@ -161,6 +164,89 @@ def test_for_programs() -> None:
             ],
         }
     ]
+
+
+PADDED = ("plan", "--shape", "5x4", "--dtype", "f32", "--mesh", "x=4,y=2", "--spec", "x")
+
+
+def test_padding(run: Run) -> None:
+    args = (*PADDED, "--devices-per-process", "4", "--process", "1", "--no-picture")
+    code, out, err = run(*args, "--pad")
+    assert (code, err) == (0, "")
+    assert out == (
+        "array         float32[5,4], 80 B\n"
+        "mesh          x=4,y=2: 8 devices in 2 processes of 4\n"
+        "spec          P('x')\n"
+        "note          2 devices of 8 would hold padding alone\n"
+        "\n"
+        "shard shape   (2, 4)\n"
+        "padding       to (8, 4): 96 B, 60 % more on all devices\n"
+        "blocks        4 distinct, each on 2 devices\n"
+        "per device    32 B\n"
+        "per process   128 B; 16 B to 64 B of it distinct (2 blocks)\n"
+        "all devices   256 B: the array 2 times, and padding\n"
+        "\n"
+        "process       1, of devices 4 to 7\n"
+        "holds         128 B\n"
+        "reads         16 B in 2 blocks\n"
+        "writes        16 B in 2 blocks\n"
+        "\n"
+        "device  x  y  replica  block\n"
+        "     4  2  0        0  [4:5, :]  written\n"
+        "     5  2  1        1  [4:5, :]\n"
+        "     6  3  0        0  [5:5, :]  written\n"
+        "     7  3  1        1  [5:5, :]\n"
+    )
+    code, out, err = run(*args)
+    assert (code, out) == (2, "")
+    assert err.endswith("; or give --pad: padded to (8, 4), 60 % more\n")
+
+
+def test_nothing_is_padded_where_all_divides(run: Run) -> None:
+    args = (*EXAMPLE, "--spec", "data,model", "--no-picture")
+    assert run(*args, "--pad") == run(*args)
+
+
+@given(
+    st.lists(st.integers(0, 13), min_size=1, max_size=2),
+    st.sampled_from(["x", "y", "x+y", "_", "x,y", "_,y+x"]),
+    st.sampled_from([1, 2, 4, 8]),
+)
+def test_padding_is_that_of_the_definition(shape: list[int], spec: str, per_process: int) -> None:
+    if spec.count(",") >= len(shape):
+        return
+    mesh = {"x": 4, "y": 2}
+    document = plan(
+        *("--shape", f"({','.join(map(str, shape))},)", "--mesh", "x=4,y=2", "--spec", spec),
+        *("--dtype", "i16", "--pad", "--devices-per-process", str(per_process)),
+        *(word for process in range(8 // per_process) for word in ("--process", str(process))),
+    )
+    entries = [entry.split("+") for entry in spec.split(",")]
+    ways = [math.prod(mesh.get(name, 1) for name in entry) for entry in entries]
+    ways += [1] * (len(shape) - len(ways))
+    blocks = [math.ceil(size / way) for size, way in zip(shape, ways, strict=True)]
+    assert document["shard_shape"] == blocks
+    assert document["padded_shape"] == [b * w for b, w in zip(blocks, ways, strict=True)]
+    held = 8 * math.prod(blocks) * 2
+    whole = math.prod(shape) * 2 * document["num_replicas"]
+    assert document["nbytes_on_devices"] == held
+    assert document["nbytes_padding"] == held - whole
+    assert math.isclose(document["percent_padding"], 100 * (held - whole) / max(whole, 1))
+    # Every element is written once, and the bytes are those of the elements.
+    written = np.zeros(shape, int)
+    reads = []
+    for process in document["processes"]:
+        read = np.zeros(shape, bool)
+        nbytes = 0
+        for block in process["blocks"]:
+            index = tuple(slice(*cut) for cut in block["index"])
+            read[index] = True
+            written[index] += block["is_written"]
+            nbytes += 2 * written[index].size * block["is_written"]
+        assert (process["nbytes_read"], process["nbytes_written"]) == (2 * read.sum(), nbytes)
+        reads.append(2 * read.sum())
+    assert document["nbytes_distinct_per_process"] == [min(reads), max(reads)]
+    assert (written == 1).all()
 
 
 def test_a_mesh_that_nobody_has(run: Run) -> None:
@@ -485,7 +571,7 @@ OPTIONS += ["--locate"]
 
 @given(
     st.dictionaries(st.sampled_from(OPTIONS), WORDS),
-    st.sampled_from([["--json"], ["--no-picture"], []]),
+    st.sampled_from([["--json"], ["--no-picture"], ["--pad"], []]),
     st.booleans(),
 )
 def test_any_words_give_an_answer_or_a_message(

@@ -72,6 +72,28 @@ def test_fewer_devices(run: Run) -> None:
     assert document["source"]["num_processes"] == document["target"]["num_processes"] == 2
 
 
+def test_padding_before_and_after(run: Run) -> None:
+    args = ("--shape", "10x4", "--dtype", "f32", "--mesh", "x=4,y=2", "--spec", "x")
+    args = (*args, "--to-mesh", "x=3,y=2", "--no-picture")
+    code, out, err = run("reshard", *args, "--pad")
+    assert (code, err) == (0, "")
+    assert out.startswith(
+        "array         float32[10,4], 160 B\n"
+        "from          P('x') on x=4,y=2\n"
+        "              8 devices, blocks of (3, 4)\n"
+        "              padded to (12, 4): 64 B, 20 % more on all devices\n"
+        "to            P('x') on x=3,y=2\n"
+        "              6 devices, blocks of (4, 4)\n"
+        "              padded to (12, 4): 64 B, 20 % more on all devices\n"
+        "\n"
+        "kept               192 B   60.0 %  on its device already\n"
+    )
+    assert "all blocks         320 B  100.0 %" in out
+    code, out, err = run("reshard", *args)
+    assert (code, out) == (2, "")
+    assert err.endswith("; or give --pad: padded to (12, 4), 20 % more\n")
+
+
 def test_nothing_moves(run: Run) -> None:
     args = (*ARRAY, "--mesh", "x=4,y=2", "--spec", "x", "--to-spec", "x", "--no-picture")
     code, out, _ = run("reshard", *args)
@@ -181,13 +203,14 @@ MESHES = [{"x": 4, "y": 2}, {"x": 2, "y": 2}, {"x": 8, "y": 1}, {"x": 1, "y": 2}
 SPECS = ["", "x", "y", "_,x", "y,x", "x,y", "x+y", "y+x,_", "_,x+y"]
 
 
-def held(mesh: dict[str, int], spec: str) -> list[set[int]]:
-    whole = np.arange(64).reshape(8, 8)
-    grid = ShardGrid(whole.shape, mesh, parse_spec(spec))
+def held(shape: tuple[int, int], mesh: dict[str, int], spec: str) -> list[set[int]]:
+    whole = np.arange(math.prod(shape)).reshape(shape)
+    grid = ShardGrid(whole.shape, mesh, parse_spec(spec), pad=True)
     return [set(whole[index].ravel().tolist()) for index in grid.indices()]
 
 
 @given(
+    st.sampled_from([(8, 8), (8, 8), (7, 9), (3, 10)]),
     st.sampled_from(MESHES),
     st.sampled_from(SPECS),
     st.sampled_from(MESHES),
@@ -195,17 +218,22 @@ def held(mesh: dict[str, int], spec: str) -> list[set[int]]:
     st.sampled_from([1, 2]),
 )
 def test_totals_are_those_of_the_definition(
-    mesh: dict[str, int], spec: str, to_mesh: dict[str, int], to_spec: str, per_process: int
+    shape: tuple[int, int],
+    mesh: dict[str, int],
+    spec: str,
+    to_mesh: dict[str, int],
+    to_spec: str,
+    per_process: int,
 ) -> None:
     def words(sizes: dict[str, int]) -> str:
         return ",".join(f"{name}={size}" for name, size in sizes.items())
 
     document = reshard(
-        *("--shape", "8x8", "--dtype", "i16", "--mesh", words(mesh), "--spec", spec),
+        *("--shape", str(shape), "--dtype", "i16", "--mesh", words(mesh), "--spec", spec),
         *("--to-mesh", words(to_mesh), "--to-spec", to_spec),
-        *("--devices-per-process", str(per_process)),
+        *("--devices-per-process", str(per_process), "--pad"),
     )
-    before, after = held(mesh, spec), held(to_mesh, to_spec)
+    before, after = held(shape, mesh, spec), held(shape, to_mesh, to_spec)
     at = {}
     for position, elements in enumerate(before):
         at.setdefault(position // per_process, set()).update(elements)
@@ -329,7 +357,7 @@ def test_what_is_missing(run: Run) -> None:
     assert (code, out) == (2, "")
     assert err == (
         "gda: --dtype, --mesh and --spec are missing; give --shape, --dtype, --mesh and --spec, "
-        "and --to-mesh, --to-spec or both\n"
+        "and --to-mesh, --to-spec or both; or --tree FILE for a model\n"
     )
 
 
@@ -344,7 +372,7 @@ OPTIONS += ["--to-devices-per-process"]
 
 @given(
     st.dictionaries(st.sampled_from(OPTIONS), WORDS),
-    st.sampled_from([["--json"], ["--no-picture"], []]),
+    st.sampled_from([["--json"], ["--no-picture"], ["--pad"], []]),
 )
 def test_any_words_give_an_answer_or_a_message(changes: dict[str, str], kind: list[str]) -> None:
     good = {"--shape": "24x8", "--dtype": "f32", "--mesh": "x=4,y=2", "--spec": "x"}

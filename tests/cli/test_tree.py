@@ -11,6 +11,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commands import Run
 from hypothesis import given
@@ -113,6 +114,8 @@ def test_for_programs(write: Callable[[Any], Path]) -> None:
         "nbytes_per_device": 176,
         "nbytes_per_process": 704,
         "nbytes_on_devices": 1408,
+        "nbytes_padding": 0,
+        "percent_padding": 0.0,
         "nbytes_distinct_per_process": [656, 656],
         "distinct_nbytes_per_process": [656, 656],
     }
@@ -125,6 +128,9 @@ def test_for_programs(write: Callable[[Any], Path]) -> None:
         "dtype": "bfloat16",
         "spec": ["model", "data"],
         "shard_shape": [4, 4],
+        "padded_shape": [8, 16],
+        "nbytes_padding": 0,
+        "percent_padding": 0.0,
         "num_replicas": 1,
         "nbytes": 256,
     }
@@ -164,6 +170,50 @@ def test_where_mesh_dtype_and_spec_may_stand(write: Callable[[Any], Path]) -> No
 def test_a_dtype_that_is_null_is_that_of_all(write: Callable[[Any], Path]) -> None:
     model = {"mesh": {"x": 1}, "dtype": "bf16", "parameters": {"w": {"shape": [8], "dtype": None}}}
     assert plan(write(model))["parameters"][0]["dtype"] == "bfloat16"
+
+
+VOCABULARY = {
+    "mesh": {"data": 4, "model": 2},
+    "dtype": "bfloat16",
+    "parameters": {
+        "embed": {"shape": [50257, 8], "spec": ["data"]},
+        "up.0": {"shape": [8, 31], "spec": [None, "model"]},
+        "up.1": {"shape": [8, 31], "spec": [None, "model"]},
+        "norm": {"shape": [8]},
+    },
+}
+
+
+def test_padding(run: Run, write: Callable[[Any], Path]) -> None:
+    path = write(VOCABULARY)
+    code, out, err = run("plan", "--tree", path)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"gda: {path} has 3 mistakes:\n  embed: global shape (50257, 8) cannot")
+    assert err.count("; or give --pad: padded to (50260, 8), <0.01 % more\n") == 1
+    assert err.count("; or give --pad: padded to (8, 32), 3.2 % more\n") == 1
+
+    code, out, err = run("plan", "--tree", path, "--pad", "--devices-per-process", "4")
+    assert (code, err) == (0, "")
+    assert out.split("\n\nRepl")[0] == (
+        "model         4 parameters of 402,560 elements, 786.2 KiB\n"
+        "mesh          data=4,model=2: 8 devices in 2 processes of 4\n"
+        "\n"
+        "per device    196.8 KiB\n"
+        "per process   787.4 KiB; 393.6 KiB of it distinct\n"
+        "all devices   1.5 MiB: 2.003 times the model\n"
+        "padding       224 B, 0.014 % more, in 3 parameters\n"
+        "\n"
+        "per device        padding  parameter\n"
+        "            array              spec              shard shape  replicas\n"
+        " 196.3 KiB  96 B, <0.01 %  embed\n"
+        "            bfloat16[50257,8]  P('data')         (12565, 8)          2\n"
+        "     512 B   128 B, 3.2 %  up.0-1 (x2)\n"
+        "            bfloat16[8,31]     P(None, 'model')  (8, 16)             4\n"
+        "      16 B                 norm\n"
+        "            bfloat16[8]        P()               (8,)                8"
+    )
+    rows = {row["name"]: row for row in plan(path, "--pad")["parameters"]}
+    assert (rows["up.0-1"]["padded_shape"], rows["up.0-1"]["nbytes_padding"]) == ([8, 32], 128)
 
 
 def test_a_type_below_a_byte(run: Run, write: Callable[[Any], Path]) -> None:
@@ -288,7 +338,9 @@ SPECS = [[], ["x"], ["y"], [None, "x"], ["x", "y"], [["x", "y"]], [None, ["y", "
 @given(
     st.dictionaries(
         st.from_regex(r"[ab]\.[0-9]{1,2}\.[uv]", fullmatch=True),
-        st.tuples(st.sampled_from([[8, 8], [16, 8], [8, 24]]), st.sampled_from(SPECS)),
+        st.tuples(
+            st.sampled_from([[8, 8], [16, 8], [8, 24], [7, 9], [3, 8]]), st.sampled_from(SPECS)
+        ),
         min_size=1,
     ),
     st.sampled_from([{"x": 4, "y": 2}, {"x": 2, "y": 2}, {"x": 1, "y": 4}]),
@@ -303,21 +355,26 @@ def test_a_model_is_the_sum_of_its_parameters(
     path = tmp_path_factory.mktemp("model") / "model.json"
     parameters = {name: {"shape": shape, "spec": spec} for name, (shape, spec) in model.items()}
     path.write_text(json.dumps({"mesh": mesh, "dtype": "f16", "parameters": parameters}))
-    document = plan(path, "--devices-per-process", str(per_process))
+    document = plan(path, "--devices-per-process", str(per_process), "--pad")
 
-    grids = {name: ShardGrid(shape, mesh, spec) for name, (shape, spec) in model.items()}
+    grids = {name: ShardGrid(shape, mesh, spec, pad=True) for name, (shape, spec) in model.items()}
     block = {name: 2 * math.prod(grid.shard_shape) for name, grid in grids.items()}
     assert document["nbytes_per_device"] == sum(block.values())
     assert document["nbytes"] == 2 * sum(math.prod(shape) for shape, _ in model.values())
+    devices = math.prod(mesh.values())
+    assert document["nbytes_padding"] == sum(
+        devices * block[name] - 2 * math.prod(grid.global_shape) * grid.num_replicas
+        for name, grid in grids.items()
+    )
     distinct = []
-    for first in range(0, math.prod(mesh.values()), per_process):
-        devices = range(first, first + per_process)
-        distinct.append(
-            sum(
-                len({grid.block_id(device) for device in devices}) * block[name]
-                for name, grid in grids.items()
-            )
-        )
+    for first in range(0, devices, per_process):
+        nbytes = 0
+        for grid in grids.values():
+            read = np.zeros(grid.global_shape, bool)
+            for device in range(first, first + per_process):
+                read[grid.index(device)] = True
+            nbytes += 2 * int(read.sum())
+        distinct.append(nbytes)
     assert document["nbytes_distinct_per_process"] == [min(distinct), max(distinct)]
 
     # Every parameter is in one row, which says what is true of it.
@@ -341,10 +398,10 @@ def test_a_model_is_the_sum_of_its_parameters(
         assert (row["name"] in savings) == could
         if could:
             saving = savings[row["name"]]
-            better = ShardGrid(row["shape"], mesh, saving["better_spec"])
+            better = ShardGrid(row["shape"], mesh, saving["better_spec"], pad=True)
             saved = math.prod(grid.shard_shape) - math.prod(better.shard_shape)
             assert saving["nbytes_saved_per_device"] == 2 * saved * row["count"]
-            assert grid.spec == tuple(ShardGrid(row["shape"], mesh, saving["spec"]).spec)
+            assert grid.spec == ShardGrid(row["shape"], mesh, saving["spec"], pad=True).spec
 
 
 @given(st.lists(st.from_regex(r"[ab]?[0-9]{0,2}[.x][0-9]{0,2}", fullmatch=True), unique=True))

@@ -426,6 +426,63 @@ def test_the_shortest_spec_makes_the_same_grid(case: ShardedCase[dict[str, int]]
     assert eval(repr(case.grid), {"ShardGrid": ShardGrid, "P": P}) == case.grid
 
 
+# Sizes that the mesh does not divide.
+
+
+def test_facts_about_padding() -> None:
+    grid = ShardGrid((5, 2), XY, ("x", "y"), pad=True)
+    assert (grid.padded_shape, grid.shard_shape, grid.parts) == ((8, 2), (2, 1), (4, 2))
+    assert [grid.index((x, 0))[0] for x in range(4)] == [
+        slice(0, 2),
+        slice(2, 4),
+        slice(4, 5),
+        slice(5, 5),
+    ]
+    assert grid.locate((4, 1)).tolist() == [5]
+    assert repr(grid) == "ShardGrid((5, 2), {'x': 4, 'y': 2}, P('x', 'y'), pad=True)"
+
+
+def test_a_shape_that_divides_has_no_padding() -> None:
+    grid = ShardGrid((8, 2), XY, ("x",), pad=True)
+    assert grid == ShardGrid((8, 2), XY, ("x",))
+    assert grid.padded_shape == (8, 2)
+
+
+def test_padding_for_a_million_devices() -> None:
+    grid = ShardGrid((2**40 + 1, 3), {"x": 1024, "y": 1024}, (("x", "y"),), pad=True)
+    assert grid.shard_shape == (2**20 + 1, 3)
+    assert grid.index(2**20 - 1)[0] == slice(2**40 - 1, 2**40 + 1)
+    assert (grid.stops - grid.starts)[:, 0].sum() == 2**40 + 1
+
+
+@given(small_cases, st.data())
+def test_a_padded_grid_is_that_of_the_padded_shape_without_the_padding(
+    case: ShardedCase[dict[str, int]], data: st.DataObject
+) -> None:
+    shape = data.draw(st.tuples(*[st.integers(0, 14)] * len(case.global_shape)), label="shape")
+    grid = ShardGrid(shape, case.mesh, case.spec, pad=True)
+    even = ShardGrid(grid.padded_shape, case.mesh, case.spec)
+    assert grid.shard_shape == even.shard_shape
+    assert (grid.block_ids == even.block_ids).all()
+    assert (grid.replica_ids == even.replica_ids).all()
+    assert (grid.starts == np.minimum(even.starts, shape)).all()
+    assert (grid.stops == np.minimum(even.stops, shape)).all()
+    assert grid.indices() == [grid.index(i) for i in range(grid.num_devices)]
+    assert grid.blocks() == [grid.block_index(block) for block in range(grid.num_shards)]
+    assert grid.shards_at(range(grid.num_devices)) == grid.indices_and_replica_ids()
+    whole, padded = np.arange(math.prod(shape)).reshape(shape), np.full(even.global_shape, -1)
+    padded[tuple(map(slice, shape))] = whole
+    for index, of_even in zip(grid.indices(), even.indices(), strict=True):
+        block = padded[(..., *of_even)]
+        assert whole[(..., *index)].ravel().tolist() == block[block >= 0].tolist()
+        assert [s == WHOLE for s in index] == [s == WHOLE for s in of_even]
+    for point in np.ndindex(shape):
+        assert (grid.locate(point) == even.locate(point)).all()
+    assert eval(repr(grid), {"ShardGrid": ShardGrid, "P": P}) == grid
+    assert pickle.loads(pickle.dumps(grid)) == grid
+    assert (grid == even) == (shape == even.global_shape)
+
+
 # What cannot be.
 
 BAD: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
@@ -435,7 +492,8 @@ BAD: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
         "global shape (6, 2) cannot be sharded by P('x') on the mesh {'x': 4, 'y': 2}: dimension "
         "0 of size 6 is sharded 4 ways by mesh axis 'x', and 6 is not divisible by 4; 4 and 8 are "
         "the nearest sizes that divide. Specs of this mesh that fit (6, 2) as it stands: P('y'), "
-        "P(None, 'y'), P()",
+        "P(None, 'y'), P(). "
+        "With padding any size fits: gda.PaddedArray, or ShardGrid(..., pad=True)",
     ),
     (
         ((3,), XY, P(("x", "y"))),
@@ -443,7 +501,8 @@ BAD: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
         "global shape (3,) cannot be sharded by P(('x', 'y')) on the mesh {'x': 4, 'y': 2}: "
         "dimension 0 of size 3 is sharded 8 ways by mesh axes 'x' and 'y', and 3 is not divisible "
         "by 8; 8 is the nearest size that divides. Specs of this mesh that fit (3,) as it stands: "
-        "P()",
+        "P(). "
+        "With padding any size fits: gda.PaddedArray, or ShardGrid(..., pad=True)",
     ),
     (
         ((8,), XY, P("x", "y")),

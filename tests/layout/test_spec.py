@@ -297,7 +297,8 @@ def test_a_shape_that_cannot_be_cut_is_answered_with_what_would_work() -> None:
         "global shape (6, 2) cannot be sharded by P('x') on the mesh {'x': 4, 'y': 2}: dimension "
         "0 of size 6 is sharded 4 ways by mesh axis 'x', and 6 is not divisible by 4; 4 and 8 are "
         "the nearest sizes that divide. Specs of this mesh that fit (6, 2) as it stands: P('y'), "
-        "P(None, 'y'), P()"
+        "P(None, 'y'), P(). "
+        "With padding any size fits: gda.PaddedArray, or ShardGrid(..., pad=True)"
     )
 
 
@@ -308,5 +309,6 @@ def test_every_dimension_that_cannot_be_cut_is_named() -> None:
         "and 6 is not divisible by 8; 8 is the nearest size that divides. Also, dimension 2 of "
         "size 7 is sharded 3 ways by mesh axis 'z', and 7 is not divisible by 3; 6 and 9 are the "
         "nearest sizes that divide. Specs of this mesh that fit (6, 5, 7) as it stands, for "
-        "instance: P(('y', 'z')), P('y'), P('z'), P()"
+        "instance: P(('y', 'z')), P('y'), P('z'), P(). "
+        "With padding any size fits: gda.PaddedArray, or ShardGrid(..., pad=True)"
     )

@@ -42,6 +42,15 @@ def test_blocks_need_not_fit_in_64_bits() -> None:
     assert tiling.index(2**79 - 1) == (slice(2**80 - 2, 2**80), WHOLE)
 
 
+def test_the_last_parts_are_shorter_or_empty() -> None:
+    indices = all_blocks((5, 3), (2, 1), (4, 5))
+    tiling = Tiling((5, 3), (2, 1), (4, 5))
+    assert indices == [tiling.index(block) for block in range(20)]
+    assert indices[11] == (slice(4, 5), slice(1, 2))
+    assert indices[-1] == (slice(5, 5), slice(3, 3))
+    assert not tiling.is_even
+
+
 dimensions = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), max_size=3)
 
 

@@ -25,7 +25,7 @@ def subject(
 ) -> Subject:
     num_devices = math.prod(mesh.values())
     process_of = np.arange(num_devices) // devices_per_process
-    grid = ShardGrid(shape, mesh, spec, process_of=process_of)
+    grid = ShardGrid(shape, mesh, spec, pad=True, process_of=process_of)
     ids = np.arange(num_devices)
     return Subject(
         grid, dtype=np.dtype("float32"), device_kind="TPU", device_ids=ids, kind="GlobalArray"
@@ -47,6 +47,7 @@ LAYOUTS = {
     "flat_blocks": subject((16, 64), {"x": 16, "y": 2}, ("x",), 4),
     "in_several_processes": subject((512, 512), {"x": 4, "y": 4}, ("y",), 4),
     "no_elements": subject((0, 8), XY, ("x", "y"), 4),
+    "padded": subject((50, 3), XY, ("x", "y"), 4),
     "box": subject((8, 16, 32), XY, (None, "y", "x"), 2),
     "layers": subject((8, 16, 32), {"x": 2, "y": 2, "z": 2}, ("x", "y", "z"), 4),
     "many_layers": subject((256, 2048, 4096), {"x": 16, "y": 4}, ("x", None, "y"), 8),

@@ -107,6 +107,15 @@ def test_parts_are_how_many_blocks_there_are(case: Any) -> None:
     assert list(Subject(case.grid).parts) == parts
 
 
+def test_a_padded_array() -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    subject = subject_of(gda.PaddedArray.from_array(np.ones((5, 3)), mesh, ("x", "y")))
+    assert (subject.kind, subject.shape, subject.block_bytes) == ("PaddedArray", (5, 3), 16)
+    assert subject.grid == gda.ShardGrid(
+        (5, 3), mesh.shape, ("x", "y"), pad=True, process_of=[0] * 8
+    )
+
+
 def test_grids_and_subjects() -> None:
     subject = subject_of(GRID, dtype="int8")
     assert (subject.grid, subject.block_bytes, subject.kind) == (GRID, 4, "ShardGrid")

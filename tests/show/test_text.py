@@ -16,7 +16,7 @@ import gda
 from gda.layout.text import format_numbers
 from gda.show.folding import Gap, fold
 from gda.show.subject import Subject
-from gda.show.terminal import PALETTE
+from gda.show.terminal import PALETTE, text_of
 from gda.testing.strategies import mesh_shapes, sharded_cases
 
 XY = {"x": 4, "y": 2}
@@ -29,6 +29,45 @@ def picture(x: Any, **options: Any) -> str:
 
 
 # Pictures.
+
+
+def test_padding_is_marked() -> None:
+    grid = gda.ShardGrid((5, 3), XY, ("x", "y"), pad=True)
+    assert (
+        picture(grid, dtype="int8")
+        == """
+ShardGrid (5, 3) int8
+mesh    x=4,y=2: 8 devices
+spec    P('x', 'y')
+blocks  8 of (2, 2), each on 1 device
+bytes   4 B per device, 32 B in all
+padding 17 of 32 elements, 53.1 %
+░       padding in a part of the block, ░░░ in all of it
+
+┌──────────────┬──────────────┐
+│ 0:2, 0:2     │ 0:2, 2:3 ░   │
+│ device 0     │ device 1     │
+├──────────────┼──────────────┤
+│ 2:4, 0:2     │ 2:4, 2:3 ░   │
+│ device 2     │ device 3     │
+├──────────────┼──────────────┤
+│ 4:5, 0:2 ░   │ 4:5, 2:3 ░   │
+│ device 4     │ device 5     │
+├──────────────┼──────────────┤
+│ 5:5, 0:2 ░░░ │ 5:5, 2:3 ░░░ │
+│ device 6     │ device 7     │
+└──────────────┴──────────────┘
+"""
+    )
+
+
+def test_padding_is_marked_beside_the_box_and_without_unicode() -> None:
+    grid = gda.ShardGrid((3, 100_000), {"x": 64, "y": 3000}, ("x", "y"), pad=True)
+    lines = text_of(Subject(grid), is_ascii=True).splitlines()
+    assert "#       padding in a part of the block, ### in all of it" in lines
+    marked = [line for line in lines if line.startswith("3:3 ### ")]
+    assert marked[-1].endswith("| 191999     |")
+    assert "#" not in gda.show.text(gda.ShardGrid((5, 0), {"x": 4}, ("x",), pad=True))
 
 
 def test_a_scalar() -> None:

@@ -241,8 +241,8 @@ def test_aligned_buffers_become_the_array(
     places = set()
     empty = BlockReader.empty
 
-    def recorded(reader: BlockReader, dtype: Any) -> np.ndarray:
-        out = empty(reader, dtype)
+    def recorded(reader: BlockReader, dtype: Any, index: Any = None) -> np.ndarray:
+        out = empty(reader, dtype, index)
         places.add(out.ctypes.data)
         return out
 

@@ -69,8 +69,10 @@ class Overlap(NamedTuple):
 class ChunkGrid:
     """A shape divided into equal chunks, numbered row-major; ``StoredArray.grid`` is one.
 
+    As in zarr, the last chunks of a dimension that they do not divide reach beyond the shape.
+
     Attributes:
-      shape: sizes of the whole, each a multiple of the size of a chunk.
+      shape: sizes of the whole.
       chunk_shape: sizes of a chunk.
 
     >>> import gda
@@ -85,7 +87,7 @@ class ChunkGrid:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """The number of chunks along each dimension."""
-        return tuple([n // c for n, c in zip(self.shape, self.chunk_shape, strict=True)])
+        return tuple([-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True)])
 
     @property
     def num_chunks(self) -> int:
@@ -107,6 +109,15 @@ class ChunkGrid:
         (2, 2)
         """
         return tuple(map(operator.mul, self.coordinates(chunk), self.chunk_shape))
+
+    def shape_within(self, chunk: int) -> Shape:
+        """Return the sizes of the part of a chunk that is within the shape.
+
+        >>> ChunkGrid((4, 5), (2, 2)).shape_within(5)
+        (2, 1)
+        """
+        sizes = zip(self.shape, self.start(chunk), self.chunk_shape, strict=True)
+        return tuple([min(size - first, part) for size, first, part in sizes])
 
     def key(self, chunk: int) -> str:
         """Return the name of a chunk within the array, as in zarr v3 with separator ``.``.

@@ -25,7 +25,8 @@ class StoredArray:
 
     Attributes:
       name: its directory, below the directory of the data.
-      shape, chunk_shape, dtype: those of the stored array.
+      shape, chunk_shape, dtype: those of the stored array. Chunks that reach beyond the shape hold
+        zeros there.
       codec: ``"bytes"`` or ``"zstd"``.
       metadata: size and CRC-32C of its ``zarr.json``.
       crcs: the CRC-32C of every stored chunk, without its last four bytes, which repeat it. Empty
@@ -120,8 +121,9 @@ class ArrayLeaf:
 
     Attributes:
       path: the keys and indices that lead to it.
-      kind: ``"GlobalArray"``, ``"jax.Array"`` or ``"numpy"``.
-      shape, dtype: those of its data; of PRNG keys, those of the numbers that they consist of.
+      kind: ``"GlobalArray"``, ``"PaddedArray"``, ``"jax.Array"`` or ``"numpy"``.
+      shape, dtype: those of its data without padding; of PRNG keys, those of the numbers that they
+        consist of.
       key_impl: the implementation of PRNG keys; ``None`` for other arrays.
       spec, mesh: its layout when it was saved, for people.
       fingerprint: its ``gda.fingerprint``; ``None`` if it was saved with ``fingerprint=False``.

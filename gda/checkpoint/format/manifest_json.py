@@ -32,7 +32,9 @@ from gda.layout.spec import Shape
 from gda.storage.strict_json import parse_json
 
 NAME = "manifest.json"
-VERSION = 1
+# A tree with a PaddedArray has version 2: the last chunks and pieces of it may be shorter, which
+# a gda before PaddedArray would call damaged.
+_VERSIONS = (1, 2)
 MOST_BYTES = 2**28  # of a manifest; 25 million chunks take about 230 MB
 DATA_PATTERN = re.compile(r"data-[0-9a-f]{16}")
 _MOST_PARSED_BYTES = 2**30  # of Python's objects: the manifest of 300,000 small arrays
@@ -65,7 +67,8 @@ def dump(manifest: Manifest) -> bytes:
     if len(body) + _MOST_HEADER_BYTES > MOST_BYTES:
         problem = f"would have {len(body)} bytes; expected are at most {MOST_BYTES}"
     elif (problem := _too_much_of(body)) is None:
-        return _header(body) + body
+        kinds = {leaf.kind for leaf in manifest.leaves if isinstance(leaf, ArrayLeaf)}
+        return _header(body, _VERSIONS["PaddedArray" in kinds]) + body
     raise ValueError(
         f"the manifest {problem}. Save fewer and larger arrays, or several checkpoints"
     )
@@ -85,8 +88,8 @@ def _too_much_of(body: bytes) -> str | None:
     )
 
 
-def _header(body: bytes | memoryview) -> bytes:
-    seal = {"gda-checkpoint": VERSION, "nbytes": len(body), "sha256": sha256(body).hexdigest()}
+def _header(body: bytes | memoryview, version: int) -> bytes:
+    seal = {"gda-checkpoint": version, "nbytes": len(body), "sha256": sha256(body).hexdigest()}
     return json.dumps(seal).encode() + b"\n"
 
 
@@ -106,11 +109,12 @@ def load(file: bytes, where: str) -> Manifest:
         version = seal["gda-checkpoint"]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise CorruptionError(f"{where} does not begin like a manifest of gda") from None
-    if version != VERSION:
+    if version not in _VERSIONS:
+        most = _VERSIONS[-1]
         raise CorruptionError(
-            f"{where} has version {version!r:.40}; this gda reads version {VERSION}; update gda"
+            f"{where} has version {version!r:.40}; this gda reads versions up to {most}; update gda"
         )
-    if header + b"\n" != _header(body):
+    if header + b"\n" != _header(body, int(version)):
         raise CorruptionError(
             f"{where} is damaged: its {len(body)} bytes do not match the checksum in its first line"
         )
@@ -314,10 +318,8 @@ def load_array(value: Any, name: str) -> StoredArray:
     shape, chunk_shape = entry.shape("shape"), entry.shape("chunk_shape")
     dtype = entry.dtype()
     fits = len(shape) == len(chunk_shape)
-    if not fits or any(not n or not c or n % c for n, c in zip(shape, chunk_shape, strict=True)):
-        raise _Invalid(
-            f"{entry.name} has chunks of shape {chunk_shape}, which do not divide {shape}"
-        )
+    if not fits or not all(0 < c <= n for n, c in zip(shape, chunk_shape, strict=True)):
+        raise _Invalid(f"{entry.name} has chunks of shape {chunk_shape}, which do not fit {shape}")
     if math.prod(shape) * dtype.itemsize > _LARGEST:
         raise _Invalid(f"{entry.name} of shape {shape} is larger than any machine can hold")
     if math.prod(chunk_shape) * dtype.itemsize > _MOST_CHUNK_BYTES:
@@ -369,7 +371,7 @@ def _leaf(entry: _Entry, arrays: Sequence[StoredArray]) -> Leaf:
             return ValueLeaf(path, _VALUES[kind][1](entry.get("value", object)))
         except (ValueError, TypeError, OverflowError):
             raise _Invalid(f"{entry.name}.value is not a {kind}") from None
-    if kind not in ("GlobalArray", "jax.Array", "numpy"):
+    if kind not in ("GlobalArray", "PaddedArray", "jax.Array", "numpy"):
         raise _Invalid(f"{entry.name}.kind is {kind!r:.40}, which this gda does not know")
     number = entry.get("array", int, None)
     leaf = ArrayLeaf(
@@ -454,7 +456,7 @@ def _check_stored(name: str, leaf: ArrayLeaf, arrays: Sequence[StoredArray]) -> 
             raise _Invalid(f"{name} has a piece outside of its shape {leaf.shape}")
         boxes.append((piece.start, piece.shape))
     size = sum(math.prod(shape) for _, shape in boxes)
-    if size != math.prod(leaf.shape) or not _are_tiles(boxes):
+    if size != math.prod(leaf.shape) or not _are_tiles(boxes, leaf.shape):
         raise _Invalid(f"the pieces of {name} are not its shape {leaf.shape}, each element once")
 
 
@@ -479,14 +481,15 @@ def _check_shared_out(leaves: Sequence[Leaf], arrays: Sequence[StoredArray]) -> 
             raise _Invalid(f"two leaves have one part of arrays[{number}]")
 
 
-def _are_tiles(boxes: list[tuple[Shape, Shape]]) -> bool:
-    """Return True if boxes are different blocks of one regular grid."""
-    if len({shape for _, shape in boxes}) > 1 or len({start for start, _ in boxes}) < len(boxes):
+def _are_tiles(boxes: list[tuple[Shape, Shape]], whole: Shape) -> bool:
+    """Return True if boxes are different blocks of one regular grid, whose last may be shorter."""
+    if len({start for start, _ in boxes}) < len(boxes):
         return False
+    largest = [max(extents) for extents in zip(*[shape for _, shape in boxes], strict=True)]
     return all(
-        first % extent == 0
+        first % step == 0 and extent == min(step, size - first)
         for start, shape in boxes
-        for first, extent in zip(start, shape, strict=True)
+        for first, extent, step, size in zip(start, shape, largest, whole, strict=True)
     )
 
 

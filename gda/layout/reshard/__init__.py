@@ -1,5 +1,5 @@
 """The blocks that move when an array changes its layout, and the devices that send them.
 
 Read in this order: ``overlaps`` (of the blocks of two tilings), ``flow`` (which device sends how
-much to which), ``plan`` (``ReshardPlan``).
+much to which), ``plan`` (``ReshardPlan``), ``rounds`` (the order in which pieces travel).
 """

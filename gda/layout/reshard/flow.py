@@ -7,7 +7,6 @@ list of pieces.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,8 @@ import numpy.typing as npt
 
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
-from gda.layout.reshard.overlaps import Listed, Pieces, boxes_of, regular_blocks
+from gda.layout.reshard.overlaps import Listed, Pieces, boxes_of, regular_blocks, sizes_of
+from gda.layout.tiling import Tiling
 
 # Pieces at a time, so that a list of any length takes about 100 MB.
 AT_A_TIME = 2**20
@@ -183,8 +183,7 @@ class Flow:
     @cached_property
     def pieces(self) -> Pieces:
         """The pieces of each target block."""
-        source, target = self.source, self.target
-        return Pieces(source.global_shape, source.shard_shape, target.shard_shape)
+        return Pieces(tiling_of(self.source), tiling_of(self.target))
 
     @property
     def num_pieces(self) -> int:
@@ -209,7 +208,7 @@ class Flow:
     @property
     def received(self) -> IntArray:
         """Elements that each target device gets from others."""
-        return math.prod(self.target.shard_shape) - self.kept
+        return sizes_of(self.target.block_ids, tiling_of(self.target)) - self.kept
 
     @cached_property
     def near(self) -> Near:
@@ -223,19 +222,17 @@ class Flow:
     def near_of_regular(self) -> Near | None:
         """Return what is near if all processes have regular blocks: O(devices); else None."""
         known = np.flatnonzero(self._ranks >= 0)
-        source, target = (
-            (grid.global_shape, grid.shard_shape) for grid in (self.source, self.target)
-        )
+        source, target = tiling_of(self.source), tiling_of(self.target)
         asked = self.target.block_ids[known]
-        held = regular_blocks(ranks_of(self.source), self.source.block_ids, *source)
-        needed = regular_blocks(self._ranks[known], asked, *target)
+        held = regular_blocks(ranks_of(self.source), self.source.block_ids, source)
+        needed = regular_blocks(self._ranks[known], asked, target)
         if held is None or needed is None:
             return None
         near = Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
-        near.received[known] = held.shared(self._ranks[known], boxes_of(asked, *target))
+        near.received[known] = held.shared(self._ranks[known], boxes_of(asked, target))
         # A process of the source may have no device in the target, and so none that asks.
         asking = np.flatnonzero(self._holding.ranks <= self._ranks.max())
-        boxes = boxes_of(self._holding.blocks[asking], *source)
+        boxes = boxes_of(self._holding.blocks[asking], source)
         near.asked[asking] = needed.shared_with_devices(self._holding.ranks[asking], boxes)
         # Blocks that are kept are among both, where the process holds them.
         groups = self._holding.groups(self._home_blocks, self._ranks)
@@ -329,8 +326,8 @@ class Flow:
     @property
     def _asked(self) -> IntArray:
         """Elements asked of each source block, by all target devices together."""
-        size = math.prod(self.source.shard_shape) * self.target.num_replicas
-        return np.full(self.source.num_shards, size, np.int64)
+        sizes = sizes_of(np.arange(self.source.num_shards), tiling_of(self.source))
+        return sizes * self.target.num_replicas
 
     @cached_property
     def _kept_of_blocks(self) -> IntArray:
@@ -386,6 +383,11 @@ def summed(keys: IntArray, values: IntArray, length: int) -> IntArray:
     totals = np.zeros(length, np.int64)
     np.add.at(totals, keys, values)
     return totals
+
+
+def tiling_of(grid: ShardGrid) -> Tiling:
+    """Return the places of the blocks of a grid."""
+    return Tiling(grid.global_shape, grid.shard_shape, grid.parts)
 
 
 def numbers_of(grid: ShardGrid) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gda.layout.numbering import IntArray
-from gda.layout.spec import Shape
+from gda.layout.tiling import Tiling
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +32,14 @@ class Segments:
 
     Args:
       size: of the dimension, at least 1.
-      source_step, target_step: sizes of one part of each tiling; they divide ``size``.
+      source_step, target_step: sizes of the largest part of each tiling.
+      target_parts: the number of parts of the target.
     """
 
     size: int
     source_step: int
     target_step: int
+    target_parts: int
 
     @cached_property
     def starts(self) -> IntArray:
@@ -53,14 +55,16 @@ class Segments:
     @property
     def count(self) -> int:
         """The number of segments, without making them."""
-        sources, targets = self.size // self.source_step, self.size // self.target_step
-        return sources + targets - math.gcd(sources, targets)
+        steps = self.source_step, self.target_step
+        # A start of both tilings is one segment; a start is a multiple of a step below the size.
+        source, target, both = (-(-self.size // step) for step in (*steps, math.lcm(*steps)))
+        return source + target - both
 
     @property
     def are_equal(self) -> bool:
-        """True if all have one length: exactly where one tiling is a refinement of the other."""
-        small, large = sorted((self.source_step, self.target_step))
-        return large % small == 0
+        """True if all have one length: one tiling refines the other, and no part is shorter."""
+        small, large = sorted(min(step, self.size) for step in (self.source_step, self.target_step))
+        return large % small == self.size % small == 0
 
     @cached_property
     def source_parts(self) -> IntArray:
@@ -70,7 +74,7 @@ class Segments:
     @cached_property
     def firsts(self) -> IntArray:
         """The first segment of each part of the target."""
-        return np.searchsorted(self.starts, np.arange(0, self.size, self.target_step))
+        return np.searchsorted(self.starts, np.arange(self.target_parts) * self.target_step)
 
     @cached_property
     def counts(self) -> IntArray:
@@ -109,19 +113,20 @@ class Pieces:
     """All pieces of the blocks of a target tiling; immutable.
 
     Args:
-      global_shape: sizes of the whole, none of them 0.
-      source_shape, target_shape: sizes of one block of each tiling.
+      source, target: of one global shape, none of whose sizes is 0.
 
-    >>> pieces = Pieces((6,), (3,), (2,))
+    >>> pieces = Pieces(Tiling((6,), (3,), (2,)), Tiling((6,), (2,), (3,)))
     >>> pieces.count, pieces.listed(np.array([1])).sizes
     (4, array([1, 1]))
     """
 
-    def __init__(self, global_shape: Shape, source_shape: Shape, target_shape: Shape) -> None:
-        sizes = zip(global_shape, source_shape, target_shape, strict=True)
+    def __init__(self, source: Tiling, target: Tiling) -> None:
+        sizes = zip(
+            source.global_shape, source.shard_shape, target.shard_shape, target.parts, strict=True
+        )
         self.dimensions = tuple(Segments(*of_one) for of_one in sizes)
-        self._source_parts = parts_of(global_shape, source_shape)
-        self._target_parts = parts_of(global_shape, target_shape)
+        self._source_parts = source.parts
+        self._target_parts = target.parts
 
     @property
     def count(self) -> int:
@@ -133,7 +138,7 @@ class Pieces:
         """Elements of each piece, where all have as many."""
         if not all(segments.are_equal for segments in self.dimensions):
             return None
-        return math.prod(min(s.source_step, s.target_step) for s in self.dimensions)
+        return math.prod(min(s.source_step, s.target_step, s.size) for s in self.dimensions)
 
     def counts(self, blocks: IntArray) -> IntArray:
         """Return how many pieces some target blocks have."""
@@ -173,6 +178,7 @@ class Pieces:
             stops = np.minimum(
                 source_starts + segments.source_step, target_starts + segments.target_step
             )
+            stops = np.minimum(stops, segments.size)
             shared *= np.maximum(stops - starts, 0)
         return shared
 
@@ -194,11 +200,6 @@ def columns_of(blocks: IntArray, parts: Sequence[int]) -> list[IntArray]:
     return columns[::-1]
 
 
-def parts_of(global_shape: Shape, block_shape: Shape) -> Shape:
-    """Return the number of parts along each dimension."""
-    return tuple(size // step for size, step in zip(global_shape, block_shape, strict=True))
-
-
 class Boxes(NamedTuple):
     """Boxes of an array: for each dimension where each starts and stops."""
 
@@ -206,15 +207,33 @@ class Boxes(NamedTuple):
     stops: Sequence[IntArray]
 
 
-def boxes_of(blocks: IntArray, global_shape: Shape, block_shape: Shape) -> Boxes:
+def boxes_of(blocks: IntArray, tiling: Tiling) -> Boxes:
     """Return the boxes of some blocks of a tiling.
 
-    >>> boxes_of(np.array([1]), (6,), (3,))
-    Boxes(starts=[array([3])], stops=[array([6])])
+    >>> boxes_of(np.array([1, 2]), Tiling((5,), (3,), (3,)))
+    Boxes(starts=[array([3, 5])], stops=[array([5, 5])])
     """
-    columns = columns_of(blocks, parts_of(global_shape, block_shape))
-    starts = [column * step for column, step in zip(columns, block_shape, strict=True)]
-    return Boxes(starts, [start + step for start, step in zip(starts, block_shape, strict=True)])
+    starts, stops = [], []
+    columns = columns_of(blocks, tiling.parts)
+    for column, step, size in zip(columns, tiling.shard_shape, tiling.global_shape, strict=True):
+        starts.append(np.minimum(column * step, size))
+        stops.append(np.minimum(column * step + step, size))
+    return Boxes(starts, stops)
+
+
+def sizes_of(blocks: IntArray, tiling: Tiling) -> IntArray:
+    """Return the elements of some blocks of a tiling.
+
+    >>> sizes_of(np.array([0, 1, 2]), Tiling((5,), (3,), (3,)))
+    array([3, 2, 0])
+    """
+    if tiling.is_even:
+        return np.full(len(blocks), math.prod(tiling.shard_shape), np.int64)
+    boxes = boxes_of(blocks, tiling)
+    sizes = np.ones(len(blocks), np.int64)
+    for start, stop in zip(boxes.starts, boxes.stops, strict=True):
+        sizes *= stop - start
+    return sizes
 
 
 class Along(NamedTuple):
@@ -231,7 +250,10 @@ class Along(NamedTuple):
     keys: IntArray
 
     def below(self, processes: IntArray, ends: IntArray) -> IntArray:
-        """Return how many elements of the parts of some processes lie below some elements."""
+        """Return how many elements of the parts of some processes lie below some elements.
+
+        The last parts may be shorter or empty: no end is beyond the whole.
+        """
         whole, rest = np.divmod(ends, self.step)
         wanted = processes * self.parts + whole
         places = np.searchsorted(self.keys, wanted)
@@ -263,25 +285,24 @@ class Regular:
         return self.shared(processes, boxes) * self._replicas[processes]
 
 
-def regular_blocks(
-    processes: IntArray, blocks: IntArray, global_shape: Shape, block_shape: Shape
-) -> Regular | None:
+def regular_blocks(processes: IntArray, blocks: IntArray, tiling: Tiling) -> Regular | None:
     """Return the parts of the processes of some devices; None if those of one are not regular.
 
     Args:
       processes: of each device, small numbers.
       blocks: of each device, its block of a tiling.
 
-    >>> two = regular_blocks(np.array([0, 0, 1, 1]), np.arange(4), (40,), (10,))
+    >>> two = regular_blocks(np.array([0, 0, 1, 1]), np.arange(4), Tiling((40,), (10,), (4,)))
     >>> two.shared(np.array([0, 1]), Boxes([np.array([5, 5])], [np.array([25, 25])]))
     array([15,  5])
     """
     if not len(processes):
         return None
-    parts = parts_of(global_shape, block_shape)
+    parts = tiling.parts
     count = int(processes.max()) + 1
     along, regular = [], np.ones(count, np.int64)
-    for column, step, ways in zip(columns_of(blocks, parts), block_shape, parts, strict=True):
+    columns = columns_of(blocks, parts)
+    for column, step, ways in zip(columns, tiling.shard_shape, parts, strict=True):
         keys = np.unique(processes * ways + column)
         along.append(Along(step, ways, keys))
         regular *= np.bincount(keys // ways, minlength=count)

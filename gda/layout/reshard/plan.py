@@ -184,7 +184,8 @@ class ReshardPlan:
     @property
     def nbytes_total(self) -> int:
         """Bytes of all target blocks; those kept, within and between processes add up to it."""
-        return self._block_bytes * self.target.num_devices
+        elements = math.prod(self.target.global_shape) * self.target.num_replicas
+        return elements * self.itemsize
 
     @property
     def nbytes_kept(self) -> int:

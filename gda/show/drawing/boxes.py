@@ -11,7 +11,7 @@ from gda.layout.text import format_index, format_more, format_slice
 from gda.show.drawing.faces import MOST_CELLS, MOST_TITLES, Face
 from gda.show.drawing.picture import Picture
 from gda.show.drawing.sheet import number, text_width
-from gda.show.drawing.sides import Side, axes_text, sharp, sides_of
+from gda.show.drawing.sides import Side, axes_text, sharp, sides_of, size_text
 from gda.show.folding import Gap, fold
 
 _WIDEST = 600  # of rows of boxes and layers
@@ -142,8 +142,10 @@ class _Boxes:
         box, blocks = self.box, self._blocks_of(chosen)
         across, down, depth = box.across.length, box.down.length, box.depth.length
         lean = f"{box.dx / depth:.5g} {-box.dy / depth:.5g}"
-        above = self._face(blocks[:, 0, :], across, depth)
-        beside = self._face(blocks[:, :, -1].T, depth, down)
+        above = self._face(blocks[:, 0, :], across, depth, (-3, -1))
+        subject = self.picture.subject
+        ends_in_padding = subject.grid.padded_shape[-1] > subject.shape[-1]
+        beside = self._face(blocks[:, :, -1].T, depth, down, (-2, -3), ends_in_padding)
         self._lean(above, f"1 0 {lean} {number(x)} {number(y)}", _SHADE_ABOVE)
         self._lean(beside, f"{lean} 0 1 {number(x + across)} {number(y)}", _SHADE_BESIDE)
         front = self._face(blocks[0], across, down)
@@ -194,7 +196,14 @@ class _Boxes:
         """Return the numbers of the blocks of a box: ``[layers, rows, columns]``."""
         return self.picture.blocks.reshape(-1, *self.picture.subject.parts[-3:])[chosen]
 
-    def _face(self, blocks: IntArray, width: float, height: float) -> Face:
+    def _face(
+        self,
+        blocks: IntArray,
+        width: float,
+        height: float,
+        dimensions: tuple[int, int] = (-2, -1),
+        is_padding: bool = False,
+    ) -> Face:
         picture = self.picture
         return Face(
             picture.subject,
@@ -202,6 +211,8 @@ class _Boxes:
             blocks,
             width,
             height,
+            dimensions,
+            is_padding,
             most_cells=self.most_cells,
             most_titles=self.most_titles,
         )
@@ -242,8 +253,8 @@ class _Boxes:
 def _say_outer_dimensions(picture: Picture) -> float:
     """Write the sizes that no side of a box shows, and return where the boxes may begin."""
     subject, y = picture.subject, 0.0
-    for dimension, size in enumerate(subject.shape[:-3]):
-        axes = axes_text(subject, dimension)
+    for dimension in range(len(subject.shape) - 3):
+        axes, size = axes_text(subject, dimension), size_text(subject, dimension)
         picture.sheet.text(0, y, f"dimension {dimension}: {size}", detail=axes)
         y += 18
     return y

@@ -9,17 +9,18 @@ its title take 100 bytes and more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from gda.layout.numbering import IntArray
-from gda.show.drawing.colors import colors_of, which
+from gda.show.drawing.colors import INK, colors_of, which
 from gda.show.drawing.sheet import escape, number
 from gda.show.drawing.titles import describe
 from gda.show.subject import Subject
+from gda.show.words import padding_of
 
 MOST_CELLS = 5000
 """The most cells of a drawing; with more blocks, cells stand for several."""
@@ -31,6 +32,8 @@ MOST_BANDS = 4
 """The most colours of a cell."""
 
 _SMALLEST_CELL = 3.0  # pixels
+_BETWEEN_STROKES = 6  # of the hatching, along a side
+_LEAST_PADDING = 3.0  # pixels, to be seen
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class Face:
     Attributes:
       blocks: their numbers, int64 ``[rows, columns]``.
       width, height: in pixels.
+      dimensions: of the array, down and across; ``None`` if it has no such dimension.
+      is_padding: all of it is padding, also if its blocks have elements elsewhere.
       most_cells, most_titles: the most cells, and the most cells with a title each.
     """
 
@@ -80,6 +85,8 @@ class Face:
     blocks: IntArray
     width: float
     height: float
+    dimensions: tuple[int | None, int | None]
+    is_padding: bool = False
     most_cells: int = MOST_CELLS
     most_titles: int = MOST_TITLES
 
@@ -146,7 +153,8 @@ class Face:
     def markup(self, kind: str) -> str:
         """Return the cells in a group of the class ``gda-`` and ``kind``, and the lines over it."""
         cells = [*self._fills(), *self._titles()] if self.is_crowded else self._cells()
-        return f'<g class="gda-{kind}">{"".join(cells)}</g>{self._lines()}'
+        padding = self._padding() if self.subject.has_padding else ""
+        return f'<g class="gda-{kind}">{"".join(cells)}</g>{padding}{self._lines()}'
 
     def _cells(self) -> list[str]:
         xs, ys = self.edges()
@@ -201,6 +209,35 @@ class Face:
                 )
         return [*parts, "</g>"]
 
+    def _padding(self) -> str:
+        """The hatching of the padding, which is right of the elements and below them."""
+        subject = self.subject
+        index = subject.grid.block_index(int(self.blocks[0, 0]))
+        padding, total = padding_of(subject, index)
+        bottom = self._end(self.dimensions[0], self.height)
+        right = self._end(self.dimensions[1], self.width)
+        if self.is_padding or padding == total:  # of a layer or a box behind all elements
+            bottom = right = 0.0
+        areas = [
+            (right, 0, self.width - right, self.height),
+            (0, bottom, right, self.height - bottom),
+        ]
+        areas = [area for area in areas if area[2] and area[3]]
+        light = "".join(f'{_rect(*area)} fill="#fff" fill-opacity=".6"/>' for area in areas)
+        strokes = "".join(stroke for area in areas for stroke in _hatching(*area))
+        return (
+            f'<g class="gda-padding" pointer-events="none">{light}'
+            f'<path d="{strokes}" fill="none" stroke="{INK}" stroke-opacity=".5"/></g>'
+        )
+
+    def _end(self, dimension: int | None, length: float) -> float:
+        """Return the end of the elements of a dimension that is drawn so long."""
+        subject = self.subject
+        if dimension is None:
+            return length
+        size, padded = subject.shape[dimension], subject.grid.padded_shape[dimension]
+        return length if size == padded else min(size / padded * length, length - _LEAST_PADDING)
+
     def _lines(self) -> str:
         """The lines between cells, and around all of them."""
         xs, ys = self.edges()
@@ -213,7 +250,7 @@ class Face:
         opacity = 0.65 if smallest > 8 else 0.3
         inner = f'<path d="{"".join(lines)}" stroke-opacity="{opacity}"/>' if lines else ""
         return (
-            f'<g fill="none" stroke="#16181d" pointer-events="none">{inner}'
+            f'<g fill="none" stroke="{INK}" pointer-events="none">{inner}'
             f'<path class="gda-outline" d="M0 0h{width}v{height}h-{width}z" '
             'stroke-opacity=".85"/></g>'
         )
@@ -230,6 +267,18 @@ def folded(parts: int, most: int) -> list[int]:
     needed = -(-parts // most)
     step = next((s for s in range(needed, 2 * needed) if parts % s == 0), needed)
     return [*range(0, parts, step), parts]
+
+
+def _hatching(x: float, y: float, width: float, height: float) -> Iterator[str]:
+    """Yield the strokes over a rectangle, from the lower left to the upper right.
+
+    Lines and no pattern: a pattern has an id, and a page may have many drawings.
+    """
+    first = math.ceil((x + y) / _BETWEEN_STROKES)
+    last = math.floor((x + y + width + height) / _BETWEEN_STROKES)
+    for at in range(first * _BETWEEN_STROKES, last * _BETWEEN_STROKES + 1, _BETWEEN_STROKES):
+        left, right = max(x, at - y - height), min(x + width, at - y)
+        yield f"M{number(left)} {number(at - left)}L{number(right)} {number(at - right)}"
 
 
 def _cell(box: tuple[float, float, float, float], colors: Sequence[str], title: str) -> str:

@@ -50,7 +50,7 @@ def sides_of(
 Side(size='32', axes='', length=160, is_true=True)]
     """
     chosen = list(dimensions)
-    sizes = [subject.shape[dimension] for dimension in chosen]
+    sizes = [subject.grid.padded_shape[dimension] for dimension in chosen]
     top = max(sizes)
     proportions = [size / top if top else 1.0 for size in sizes]
     lengths = [
@@ -59,7 +59,7 @@ Side(size='32', axes='', length=160, is_true=True)]
     ]
     return [
         Side(
-            size=str(subject.shape[dimension]),
+            size=size_text(subject, dimension),
             axes=axes_text(subject, dimension),
             length=length,
             is_true=abs(length / max(lengths) - proportion) < _NOT_NOTICED,
@@ -80,6 +80,12 @@ def sharp(length: float, parts: int) -> float:
     (96, 100)
     """
     return parts * round(length / parts) if length >= 4 * parts else length
+
+
+def size_text(subject: Subject, dimension: int) -> str:
+    """Return the size of a dimension, with its padding: ``10 + 6``."""
+    size, padded = subject.shape[dimension], subject.grid.padded_shape[dimension]
+    return str(size) if size == padded else f"{size} + {padded - size}"
 
 
 def axes_text(subject: Subject, dimension: int) -> str:

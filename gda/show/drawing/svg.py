@@ -55,7 +55,7 @@ def summary_of(subject: Subject) -> str:
     return (
         f"{of}array of shape {subject.shape}, sharded by {subject.spec} over the mesh "
         f"{subject.mesh} into {counted(grid.num_shards, 'block')} of shape {grid.shard_shape}, "
-        f"{where_held(subject)}"
+        f"{where_held(subject)}{', with padding' * subject.has_padding}"
     )
 
 
@@ -76,7 +76,8 @@ def _draw_rectangle(picture: Picture) -> None:
         picture.measure_left(0, 0, down)
         picture.measure_below(0, height, across)
     blocks = picture.blocks.reshape(-1, parts[-1] if parts else 1)
-    picture.place(Face(subject, picture.paint, blocks, width, height), 0, 0)
+    dimensions = (-2 if rank > 1 else None, -1 if rank else None)
+    picture.place(Face(subject, picture.paint, blocks, width, height, dimensions), 0, 0)
 
 
 # Labels of blocks.
@@ -196,6 +197,8 @@ def _notes(picture: Picture) -> Iterator[str]:
     face, _, _ = picture.faces[0]
     if 0 in picture.subject.shape:
         yield "no elements"
+    if picture.subject.has_padding:
+        yield "hatched: padding"
     if face.is_folded:
         rows, columns = face.blocks_per_cell
         yield f"each cell stands for {rows} {TIMES} {columns} of them"

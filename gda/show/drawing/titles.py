@@ -7,7 +7,7 @@ import numpy as np
 from gda.layout.numbering import IntArray
 from gda.layout.text import format_bytes, format_index, format_processes
 from gda.show.subject import Subject
-from gda.show.words import format_devices, processes_at
+from gda.show.words import format_devices, padding_of, processes_at
 
 _REPLICAS_NAMED = 8
 
@@ -35,7 +35,17 @@ def describe(subject: Subject, blocks: IntArray) -> str:
         lines.append(format_processes(processes_at(subject, holders)))
     if subject.block_bytes is not None:
         lines.append(f"{format_bytes(subject.block_bytes)} on each device")
+    if subject.has_padding:
+        padding, total = _padding_of(subject, first, last, blocks.size)
+        lines += [f"{padding:,} of {total:,} elements are padding"] if padding else []
     return "\n".join(lines)
+
+
+def _padding_of(subject: Subject, first: int, last: int, num_blocks: int) -> tuple[int, int]:
+    """Return the elements of padding, and all elements, of the blocks between two blocks."""
+    ends = zip(*map(subject.grid.block_index, (first, last)), strict=True)
+    index = tuple(slice(start.start, stop.stop) for start, stop in ends)
+    return padding_of(subject, index, num_blocks)
 
 
 def _replicas(subject: Subject, holders: IntArray) -> str:

@@ -20,7 +20,7 @@ from rich.box import ASCII2, SQUARE, Box
 
 from gda.layout.tables import wrap
 from gda.show.subject import Subject
-from gda.show.terminal.cells import Cells
+from gda.show.terminal.cells import PADDING, Cells
 from gda.show.terminal.frames import (
     FAINT,
     PLAIN,
@@ -81,13 +81,17 @@ def text_of(
     width = _check_width(width)
     cells = Cells(subject, "..." if is_ascii else "…")
     drawing, notes = _drawn(cells, width, ASCII2 if is_ascii else SQUARE)
+    if subject.has_padding:
+        notes = [*notes, (PADDING, f"padding in a part of the block, {PADDING * 3} in all of it")]
     lines: list[Line] = []
     if header:
         lines += [[(part, _TITLE)] for part in wrap(title(subject), width)]
     for key, text in [*(facts(subject) if header else []), *notes]:
         lines += _fact(key, text, width)
     text = _rendered([*lines, [], *drawing] if lines else drawing, color_system)
-    return text.replace("…", ".") if is_ascii else text  # in a shortened text
+    if is_ascii:  # the ellipsis is one of a shortened text
+        text = text.replace("…", ".").replace(PADDING, "#")
+    return text
 
 
 def text_for(
@@ -113,7 +117,7 @@ def text_for(
     if color is None:
         color = not console.no_color and console.color_system is not None
     system = cast("ColorSystem", console.color_system or "256") if color else None
-    is_ascii = not _can_write("┌…", getattr(file, "encoding", None))
+    is_ascii = not _can_write(f"┌…{PADDING}", getattr(file, "encoding", None))
     return text_of(subject, width=width, color_system=system, is_ascii=is_ascii)
 
 

@@ -19,9 +19,12 @@ from gda.layout.text import (
 from gda.show.folding import Gap
 from gda.show.subject import Subject
 from gda.show.terminal.frames import FAINT, PLAIN, PROCESS, Cell, Style
-from gda.show.words import format_devices, processes_at
+from gda.show.words import format_devices, padding_of, processes_at
 
 _FEW_DEVICES = 1024
+
+PADDING = "░"
+"""Beside the index of a block: once if a part of it is padding, three times if all is."""
 
 
 class Manner(Enum):
@@ -62,7 +65,7 @@ class Cells:
             lines = [format_devices(self.subject, block.positions)]
             lines += [format_processes(block.processes)] if has_processes else []
         if manner is Manner.INDEX:
-            lines.insert(0, format_index(block.index)[1:-1])
+            lines.insert(0, format_index(block.index)[1:-1] + self._mark(block.index))
         return Cell(list(map(self.say, lines)), self._style(block))
 
     def index(self, part_of: Mapping[int, int]) -> Index:
@@ -76,10 +79,15 @@ class Cells:
         if isinstance(part, Gap):
             first, last = self.say(f"… {part.count:,}"), "more"
             return Cell([first, last] if is_narrow else [f"{first} {last}"], FAINT)
-        at = self.index({dimension: part})[dimension]
-        text = format_slice(at, at)
+        index = self.index({dimension: part})
+        at = index[dimension]
+        text = format_slice(at, at) + self._mark(index)
         start, _, stop = text.partition(":")
         return Cell([f"{start}:", stop] if is_narrow else [text], FAINT)
+
+    def _mark(self, index: Index) -> str:
+        padding, total = padding_of(self.subject, index)
+        return f" {PADDING * (1 if padding < total else 3)}" if padding else ""
 
     def say(self, text: str) -> str:
         return text.replace("…", self._ellipsis)
@@ -106,11 +114,12 @@ class Cells:
 
     def _holders(self, number: int, coordinates: Sequence[int]) -> IntArray:
         grid = self.subject.grid
-        # For all blocks at once if they are few. An array of size 0 has no element to locate.
-        if grid.num_devices <= _FEW_DEVICES or 0 in grid.global_shape:
+        first = [at * step for at, step in zip(coordinates, grid.shard_shape, strict=True)]
+        has_elements = all(at < size for at, size in zip(first, grid.global_shape, strict=True))
+        # For all blocks at once if they are few. A block without elements has none to locate.
+        if grid.num_devices <= _FEW_DEVICES or not has_elements:
             return self.subject.holders[number]
-        steps = zip(coordinates, grid.shard_shape, strict=True)
-        return grid.locate([coordinate * step for coordinate, step in steps])
+        return grid.locate(first)
 
     def _style(self, block: _Block) -> Style:
         """Return the style of the process, counted from 0; plain for a block of several."""

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gda.layout.reshard.overlaps import Pieces, Segments
+from gda.layout.tiling import Tiling, shard_shape_of
 
 pytestmark = pytest.mark.no_jax
 
@@ -20,10 +21,12 @@ pytestmark = pytest.mark.no_jax
         (6, 2, [0, 2, 4, 6, 8, 10], True),
         (2, 6, [0, 2, 4, 6, 8, 10], True),
         (12, 12, [0], True),
+        (5, 10, [0, 5, 10], False),
+        (8, 4, [0, 4, 8], True),
     ],
 )
 def test_segments(source: int, target: int, starts: list[int], equal: bool) -> None:
-    segments = Segments(12, source, target)
+    segments = Segments(12, source, target, -(-12 // target))
     assert segments.starts.tolist() == starts
     assert segments.count == len(starts)
     assert segments.are_equal is equal
@@ -31,7 +34,7 @@ def test_segments(source: int, target: int, starts: list[int], equal: bool) -> N
 
 
 def test_the_pieces_of_a_block() -> None:
-    pieces = Pieces((6, 4), (3, 4), (2, 2))
+    pieces = Pieces(Tiling((6, 4), (3, 4), (2, 1)), Tiling((6, 4), (2, 2), (3, 2)))
     listed = pieces.listed(np.array([2, 0]))  # block 2 is rows 2 and 3, on the left
     assert listed.rows.tolist() == [0, 0, 1]
     assert listed.source_blocks.tolist() == [0, 1, 0]
@@ -42,29 +45,29 @@ def test_the_pieces_of_a_block() -> None:
 
 
 @st.composite
-def tilings(draw: st.DrawFn) -> tuple[tuple[int, ...], ...]:
+def tilings(draw: st.DrawFn) -> tuple[Tiling, Tiling]:
     dimensions = []
     for _ in range(draw(st.integers(0, 3))):
         parts = draw(st.tuples(st.integers(1, 6), st.integers(1, 6)))
-        size = math.lcm(*parts) * draw(st.integers(1, 2))
-        dimensions.append((size, size // parts[0], size // parts[1]))
-    return tuple(zip(*dimensions, strict=True)) if dimensions else ((), (), ())
+        even = st.integers(1, 2).map(math.lcm(*parts).__mul__)
+        dimensions.append((draw(even | st.integers(1, 14)), *parts))
+    global_shape, *both = zip(*dimensions, strict=True) if dimensions else ((), (), ())
+    source, target = (Tiling(global_shape, shard_shape_of(global_shape, of), of) for of in both)
+    return source, target
 
 
 @given(tilings())
-def test_each_pair_of_blocks_that_overlap_is_a_piece(shapes: tuple[tuple[int, ...], ...]) -> None:
-    global_shape, source_shape, target_shape = shapes
+def test_each_pair_of_blocks_that_overlap_is_a_piece(both: tuple[Tiling, Tiling]) -> None:
     numbers = []
-    for shape in (source_shape, target_shape):
-        parts = [size // step for size, step in zip(global_shape, shape, strict=True)]
-        number = np.zeros(global_shape, int)
-        for axis, (step, ways) in enumerate(zip(shape, parts, strict=True)):
-            places = np.arange(global_shape[axis]) // step
-            number = number * ways + places.reshape([-1] + [1] * (len(shape) - axis - 1))
+    for tiling in both:
+        number = np.zeros(tiling.global_shape, int)
+        for axis, (step, ways) in enumerate(zip(tiling.shard_shape, tiling.parts, strict=True)):
+            places = np.arange(tiling.global_shape[axis]) // step
+            number = number * ways + places.reshape([-1] + [1] * (number.ndim - axis - 1))
         numbers.append(number)
     expected = Counter(zip(numbers[1].ravel().tolist(), numbers[0].ravel().tolist(), strict=True))
-    pieces = Pieces(global_shape, source_shape, target_shape)
-    blocks = np.arange(numbers[1].max() + 1)
+    pieces = Pieces(*both)
+    blocks = np.arange(math.prod(both[1].parts))
     listed = pieces.listed(blocks)
     pairs = list(zip(listed.rows.tolist(), listed.source_blocks.tolist(), strict=True))
     assert len(pairs) == len(set(pairs)) == pieces.count == pieces.counts(blocks).sum()
@@ -74,6 +77,6 @@ def test_each_pair_of_blocks_that_overlap_is_a_piece(shapes: tuple[tuple[int, ..
     if pieces.common_size is not None:
         assert set(listed.sizes.tolist()) == {pieces.common_size}
     for target in blocks:
-        sources = np.arange(numbers[0].max() + 1)
+        sources = np.arange(math.prod(both[0].parts))
         shared = pieces.overlaps(sources, np.full_like(sources, target))
         assert shared.tolist() == [expected[int(target), int(source)] for source in sources]

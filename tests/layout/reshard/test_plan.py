@@ -187,6 +187,7 @@ def test_the_grids_of_arrays(auto_mesh: Any) -> None:
 @st.composite
 def plans(draw: st.DrawFn) -> ReshardPlan:
     rank = draw(st.integers(0, 3))
+    pads = draw(st.booleans())
     cuts = []
     for _ in range(2):
         mesh = draw(mesh_shapes(max_devices=12))
@@ -198,13 +199,15 @@ def plans(draw: st.DrawFn) -> ReshardPlan:
             entry = spec[dimension] if dimension < len(spec) else None
             names = (entry,) if isinstance(entry, str) else entry or ()
             ways.append(math.prod(mesh[name] for name in names))
-        sizes.append(math.lcm(*ways) * draw(st.integers(1, 2)))
+        some = st.integers(1, 14) if pads else st.integers(1, 2).map(math.lcm(*ways).__mul__)
+        sizes.append(draw(some))
     knows = draw(st.booleans())
     grids, ids = [], []
     for mesh, spec in cuts:
         count = math.prod(mesh.values())
         processes = draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))
-        grids.append(ShardGrid(sizes, mesh, spec, process_of=processes if knows else None))
+        known = processes if knows else None
+        grids.append(ShardGrid(sizes, mesh, spec, pad=pads, process_of=known))
         some = st.lists(st.integers(0, 15), min_size=count, max_size=count, unique=True)
         ids.append(draw(st.none() | some))
     return ReshardPlan(
@@ -224,7 +227,7 @@ def check_plan(plan: ReshardPlan) -> None:
     source, target = plan.source, plan.target
     whole = np.arange(math.prod(source.global_shape)).reshape(source.global_shape)
     have = [whole[(..., *source.index(i))] for i in range(source.num_devices)]
-    get = [np.full(target.shard_shape, -1) for _ in range(target.num_devices)]
+    get = [np.full_like(whole[(..., *target.index(i))], -1) for i in range(target.num_devices)]
     source_ids, target_ids = ids_of(source, plan.source_ids), ids_of(target, plan.target_ids)
     sent, received = Counter[int](), Counter[int]()
     near: Counter[Any] = Counter()
@@ -284,7 +287,8 @@ def check_plan(plan: ReshardPlan) -> None:
     changes = [
         i
         for i in range(target.num_devices)
-        if not any(
+        if get[i].size
+        and not any(
             source_ids[j] == target_ids[i] and source.index(j) == target.index(i)
             for j in range(source.num_devices)
         )

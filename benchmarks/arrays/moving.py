@@ -1,0 +1,228 @@
+"""Arrays that move between meshes, against JAX, the disk and the floor of memory and loopback.
+
+The processes are real and share this machine's cores. Each times its own part; the slowest counts.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import gda
+from benchmarks.pairs import Side
+from benchmarks.work import AtMost, Faster, OfFloor, Work
+from gda.multihost.allgather import all_gather
+from gda.testing.pool import Pool
+
+PROCESSES, DEVICES = 4, 2
+ROWS, COLUMNS = PartitionSpec("x"), PartitionSpec(None, "x")
+MAX_BYTES = 64 * 2**20
+
+
+class Move(NamedTuple):
+    """A move of a matrix of float32 between devices, which are numbered over all processes."""
+
+    before: tuple[int, ...]
+    old: PartitionSpec
+    after: tuple[int, ...]
+    new: PartitionSpec
+    mebibytes: int = 1024
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return 16 * self.mebibytes, 16 * 1024
+
+    def smaller(self) -> Move:
+        return self._replace(mebibytes=16)
+
+    def layout(self, devices: Sequence[int], spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(Mesh(np.array(jax.devices())[list(devices)], ("x",)), spec)
+
+    @property
+    def sharding(self) -> NamedSharding:
+        return self.layout(self.after, self.new)
+
+    def plan(self) -> gda.ReshardPlan:
+        grids = [
+            gda.ShardGrid(
+                self.shape,
+                {"x": len(devices)},
+                spec,
+                process_of=[device // DEVICES for device in devices],
+            )
+            for devices, spec in [(self.before, self.old), (self.after, self.new)]
+        ]
+        return gda.ReshardPlan(*grids, itemsize=4, source_ids=self.before, target_ids=self.after)
+
+
+HALVES = Move((0, 1, 2, 3), ROWS, (4, 5, 6, 7), ROWS)
+TRANSPOSED = Move(tuple(range(8)), ROWS, tuple(range(8)), COLUMNS)
+EXCHANGED = Move(tuple(range(8)), ROWS, (7, 6, 5, 4, 3, 2, 1, 0), ROWS)
+FEWER = Move(tuple(range(8)), ROWS, (0, 1, 2, 3), COLUMNS)
+
+
+# In every process.
+
+
+@cache
+def _array(move: Move) -> gda.GlobalArray:
+    sharding = move.layout(move.before, move.old)
+
+    def block(index: Any) -> Any:
+        rows, columns = (range(*s.indices(n)) for s, n in zip(index, move.shape, strict=True))
+        return np.repeat(np.array(rows, np.float32)[:, None], len(columns), axis=1)
+
+    return gda.GlobalArray.from_callback(move.shape, sharding, block, dtype=np.float32)
+
+
+def _reshard(move: Move) -> Any:
+    return _array(move).reshard(move.sharding, max_bytes=MAX_BYTES).array
+
+
+def _device_put(move: Move) -> Any:
+    return jax.device_put(_array(move).array, move.sharding)
+
+
+def _through_disk(move: Move, path: str) -> Any:
+    gda.checkpoint.save(path, _array(move))
+    like = jax.ShapeDtypeStruct(move.shape, np.float32, sharding=move.sharding)
+    return gda.checkpoint.restore(path, like).array
+
+
+def _floor(move: Move) -> None:
+    """Send as many bytes from process to process by loopback, and copy as many within each."""
+    _exchange(*_buffers(move))
+
+
+@cache
+def _buffers(move: Move) -> tuple[Any, Any, Any]:
+    """Return a connection for each link, with bytes or their number, and bytes to copy here."""
+    plan, me = move.plan(), jax.process_index()
+    server = socket.create_server(("127.0.0.1", 0), backlog=PROCESSES)
+    mine = np.array([server.getsockname()[1]], np.int64).view(np.uint8)
+    ports = all_gather(mine, tuple(range(PROCESSES))).view(np.int64)[:, 0]
+    sends, gets = [], []
+    for link in plan.links():
+        if link.source_process == me:
+            connection = socket.create_connection(("127.0.0.1", int(ports[link.target_process])))
+            connection.sendall(bytes([me]))
+            sends.append((connection, memoryview(bytearray(link.nbytes))))
+    nbytes_from = {
+        link.source_process: link.nbytes for link in plan.links() if link.target_process == me
+    }
+    for _ in nbytes_from:
+        connection, _ = server.accept()
+        gets.append((connection, nbytes_from[connection.recv(1)[0]]))
+    server.close()
+    within = plan.nbytes_total - plan.nbytes_between_processes
+    devices = [device // DEVICES for device in move.after]
+    share = within * devices.count(me) // len(devices)
+    return sends, gets, np.ones(share, np.uint8)
+
+
+def _exchange(sends: Any, gets: Any, kept: Any) -> None:
+    def receive(connection: socket.socket, nbytes: int) -> None:
+        # Into new memory, as a new array has to be.
+        data, done = memoryview(np.empty(nbytes, np.uint8)), 0  # pyright: ignore
+        while done < nbytes:
+            done += connection.recv_into(data[done:])
+
+    threads = [
+        threading.Thread(target=connection.sendall, args=(data,)) for connection, data in sends
+    ]
+    threads += [threading.Thread(target=receive, args=each) for each in gets]
+    for thread in threads:
+        thread.start()
+    kept.copy()
+    for thread in threads:
+        thread.join()
+
+
+WAYS = {"gda": _reshard, "device_put": _device_put, "disk": _through_disk, "floor": _floor}
+
+
+def seconds(way: str, move: Move, *args: Any) -> float:
+    """Return how long this process takes."""
+    if way != "floor":
+        _array(move).block_until_ready()
+    with gda.checking_agreement(False):  # the pool switches it on; a training run would not
+        start = time.perf_counter()
+        jax.block_until_ready(WAYS[way](move, *args))
+        return time.perf_counter() - start
+
+
+def is_right(move: Move, *ways: str) -> bool:
+    rows = np.arange(move.shape[0], dtype=np.float32)[:, None]
+    return all(
+        bool((np.asarray(shard.data) == rows[shard.index[0]]).all())
+        for way in ways
+        for shard in WAYS[way](move).addressable_shards
+    )
+
+
+# Here.
+
+
+@cache
+def _pool() -> Pool:
+    return Pool(PROCESSES, devices=DEVICES)
+
+
+def _moving(move: Move, ways: Sequence[str], quick: bool) -> Sequence[Side]:
+    move = move.smaller() if quick else move
+    pool = _pool()
+    assert all(pool.run(is_right, move, *(way for way in ways if way in ("gda", "device_put"))))
+
+    def side(way: str) -> Side:
+        if way != "disk":
+            return Side(lambda: max(pool.run(seconds, way, move)), times_itself=True)
+
+        def fresh() -> tuple[str]:
+            return (tempfile.mkdtemp(prefix="gda-moving-"),)
+
+        def through(path: str) -> float:
+            try:
+                return max(pool.run(seconds, way, move, str(Path(path) / "saved")))
+            finally:
+                shutil.rmtree(path)
+
+        return Side(through, fresh, times_itself=True)
+
+    return [side(way) for way in ways]
+
+
+_RIVALS = {
+    "device_put": ("jax.device_put", AtMost(1.1)),
+    "disk": ("checkpoint.save and restore", Faster(3)),
+    "floor": ("loopback between processes and memory within", OfFloor(0.5)),
+}
+
+
+def works(quick: bool) -> list[Work]:
+    """Return the works; small ones if ``quick``."""
+    return [
+        Work(
+            f"reshard of 1 GiB of float32 in {PROCESSES} processes: {name}",
+            partial(_moving, move, ["gda", *rivals], quick),
+            dict(_RIVALS[rival] for rival in rivals),
+            ours="reshard",
+            seconds=6,
+        )
+        for name, move, rivals in [
+            ("rows on 4 devices to rows on the 4 others", HALVES, ["disk", "floor"]),
+            ("rows on 8 devices to columns on 4 of them", FEWER, ["disk", "floor"]),
+            ("rows to columns on the same 8 devices", TRANSPOSED, ["device_put", "floor"]),
+            ("rows on 8 devices in the opposite order", EXCHANGED, ["device_put", "floor"]),
+        ]
+    ]

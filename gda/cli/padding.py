@@ -1,0 +1,56 @@
+"""The padding of arrays whose sizes the mesh does not divide, in bytes and percent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gda.layout.text import format_bytes
+
+if TYPE_CHECKING:
+    from gda.layout.grid import ShardGrid
+
+
+class Padding(NamedTuple):
+    """The padding of some arrays, on all their devices; ``percent`` of the bytes without it."""
+
+    nbytes: int
+    percent: float
+
+    def describe(self) -> dict[str, Any]:
+        """Return its part of a JSON document."""
+        return {"nbytes_padding": self.nbytes, "percent_padding": self.percent}
+
+
+def padding_of(layouts: Iterable[tuple[ShardGrid, int]]) -> Padding:
+    """Return the padding of grids, each with the bytes of one element of it.
+
+    >>> from gda import ShardGrid
+    >>> padding_of([(ShardGrid((6, 2), {'x': 4, 'y': 2}, ('x',), pad=True), 4)])
+    Padding(nbytes=32, percent=33.333333333333336)
+    """
+    total = whole = 0
+    for grid, itemsize in layouts:
+        nbytes = grid.num_replicas * itemsize
+        whole += math.prod(grid.global_shape) * nbytes
+        total += math.prod(grid.padded_shape) * nbytes
+    return Padding(total - whole, 100 * (total - whole) / whole if whole else 0.0)
+
+
+def format_percent(percent: float) -> str:
+    """Return a percentage in two digits, or all of its digits from 100 on.
+
+    >>> format_percent(0.0139), format_percent(33.333), format_percent(1234.5)
+    ('0.014 %', '33 %', '1,234 %')
+    >>> format_percent(0.001)
+    '<0.01 %'
+    """
+    if 0 < percent < 0.01:
+        return "<0.01 %"
+    return f"{percent:,.0f} %" if percent >= 99.5 else f"{percent:.2g} %"
+
+
+def format_padding(padding: Padding) -> str:
+    """Return padding in words: ``21.0 KiB, 0.014 %``."""
+    return f"{format_bytes(padding.nbytes)}, {format_percent(padding.percent)}"

@@ -1,0 +1,93 @@
+"""A whole tree of arrays to another mesh, in few rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from gda.arrays.global_array import GlobalArray
+from gda.arrays.moving import Wanted, reshard_all
+from gda.arrays.padded_array import PaddedArray
+from gda.layout.boundary import public, set_module
+from gda.mesh import MeshLike, mesh_and_spec
+from gda.trees.leaves import array_of, is_container, with_paths
+from gda.trees.matching import name_of
+from gda.trees.specs import SpecOf, layout, layouts_of
+
+
+@set_module("gda")
+@public
+def reshard_tree(
+    tree: Any,
+    mesh: MeshLike | Any,
+    specs: PartitionSpec | SpecOf | Any = None,
+    *,
+    pad: bool = False,
+    max_bytes: int | None = None,
+    donate: bool = False,
+) -> Any:
+    """Move a tree of arrays to any mesh of the program's devices; communicates.
+
+    Each array moves as ``GlobalArray.reshard`` moves it. The small ones travel together, so that a
+    whole model takes few rounds, and arrays of equal layouts share the compiled programs. Each
+    process with a device in the old or the new meshes must call it with the same tree; others need
+    not.
+
+    Args:
+      tree: a pytree of ``GlobalArray``, ``PaddedArray`` and ``jax.Array``. A process without an
+        array has a ``jax.ShapeDtypeStruct`` with its sharding, of today, in its place.
+      mesh, specs: as in ``load_tree``; specs are those of the new mesh.
+      pad: an array that the new mesh does not divide becomes a ``PaddedArray``.
+      max_bytes: the most bytes that a device holds of pieces on their way, by default 256 MiB.
+      donate: delete each array as soon as it has left. The arrays of ``max_bytes``, or one larger
+        array, are then held twice at a time, not the whole tree.
+
+    Returns:
+      the same tree in its new layout, with a ``jax.Array`` for each ``jax.ShapeDtypeStruct``.
+
+    Raises:
+      TypeError, ValueError: as ``GlobalArray.reshard`` and ``load_tree``, with a note of the path,
+        before anything moves.
+      DisagreementError, LateProcessError: as ``GlobalArray.reshard``. With ``donate``, some of the
+        arrays may be gone.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> devices = np.array(jax.devices()[:8])
+    >>> mesh = jax.sharding.Mesh(devices.reshape(4, 2), ('x', 'y'))
+    >>> model = gda.load_tree({'w': np.zeros((8, 2)), 'b': np.zeros(2)}, mesh, P('x'), pad=True)
+    >>> fewer = jax.sharding.Mesh(devices[:2], ('z',))
+    >>> gda.reshard_tree(model, fewer, {'w': P('z'), 'b': P()})['w']
+    GlobalArray(shape=(8, 2), dtype=float32, mesh={'z': 2}, spec=P('z'))
+    """
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
+    found = layouts_of(tree, mesh, specs, _shaped)
+    paths = ["/".join(str(name_of(key)) for key in pair.keys) for pair in found.pairs]
+
+    def wanted(leaf: Any, found: Any, path: str) -> tuple[Wanted, bool]:
+        may_pad = pad or isinstance(leaf, PaddedArray)
+        over = mesh_and_spec(*layout(mesh, found))
+        one = Wanted(_data_of(leaf), over, leaf.shape if may_pad else None, path)
+        return one, one.order().target.is_padded
+
+    each = with_paths(tree, wanted, leaves, found.of_each_leaf(), paths)
+    moved = reshard_all([one for one, _ in each], "gda.reshard_tree", max_bytes, donate)
+    are_padded = [is_padded for _, is_padded in each]
+    return jax.tree.unflatten(structure, map(_like, leaves, moved, are_padded))
+
+
+def _data_of(leaf: Any) -> Any:
+    held = leaf.array if is_container(leaf) else leaf
+    return held if isinstance(held, jax.ShapeDtypeStruct) else array_of(leaf)
+
+
+def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+def _like(leaf: Any, array: jax.Array, is_padded: bool) -> Any:
+    if is_padded or isinstance(leaf, PaddedArray):
+        return PaddedArray(array, leaf.shape)
+    return GlobalArray(array=array) if isinstance(leaf, GlobalArray) else array

@@ -1,0 +1,229 @@
+"""Checkpoints of arrays that the mesh does not divide: files have their elements only."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tensorstore as ts
+import zarr
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import ORDERS, batch, mesh_of, ordered_mesh
+
+import gda
+from gda import PaddedArray
+from gda.checkpoint import inspect, packing, restore, save, save_async, verify, writer
+from gda.testing import Pool
+
+DATA = {"large": batch(37, 9), "small": batch(5, 3) + 1000, "even": batch(8, 2), "one": batch(1, 1)}
+SPECS = [P("x"), P("x", "y"), P(("y", "x")), P(None, "x")]
+FORMS = [{}, {"compression": "zstd"}]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make small arrays take the ways of large ones: own arrays from 256 bytes, chunks of 64."""
+    limit_sizes(monkeypatch)
+
+
+def limit_sizes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(writer, "PACKED_BELOW", 256)
+    patch.setattr(writer, "CHUNK_BYTES", 64)
+    patch.setattr(packing, "PACK_BYTES", 256)
+
+
+def padded(data: np.ndarray, mesh: Mesh, spec: P, fill: float = np.nan) -> PaddedArray:
+    return PaddedArray.from_callback(
+        data.shape, mesh, spec, lambda index: data[index], dtype=data.dtype, fill=fill
+    )
+
+
+def padded_tree(mesh: Mesh, spec: P, fill: float = np.nan) -> dict[str, PaddedArray]:
+    return {name: padded(data, mesh, spec, fill) for name, data in DATA.items()}
+
+
+def check_equal(tree: dict[str, Any]) -> None:
+    for name, data in DATA.items():
+        np.testing.assert_array_equal(np.asarray(tree[name]), data, err_msg=name)
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    """Return the files of the data of a checkpoint, by name; the manifest has the date."""
+    (data,) = path.glob("data-*")
+    return {file.name: file.read_bytes() for file in data.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("spec", "form"), [*[(spec, FORMS[0]) for spec in SPECS], (SPECS[1], FORMS[1])]
+)
+def test_saved_on_eight_devices_and_restored_on_fewer(
+    mesh: Mesh, spec: P, form: dict[str, Any], tmp_path: Path
+) -> None:
+    seen: dict[int, int] = {}
+    save(tmp_path, padded_tree(mesh, spec), progress=seen.__setitem__, **form)
+    assert max(seen) == seen[max(seen)]
+    check_equal(restore(tmp_path))
+    for shape in ({"x": 4, "y": 2}, {"x": 3, "y": 2}, {"x": 3, "y": 1}, {"x": 1, "y": 1}):
+        other = mesh_of(shape, mesh.axis_types[0])
+
+        def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+            assert leaf.shape == DATA[path].shape
+            return spec
+
+        tree = restore(tmp_path, mesh=other, specs=spec_of, pad=True, check_fingerprint=True)
+        check_equal(tree)
+        for name, array in tree.items():
+            is_padded = gda.ShardGrid(DATA[name].shape, other.shape, spec, pad=True).is_padded
+            assert type(array) is (PaddedArray if is_padded else gda.GlobalArray)
+            if is_padded:
+                assert np.asarray(array.array).sum() == DATA[name].sum()  # the padding is 0
+    verify(tmp_path, fingerprints=True)
+
+
+def test_the_manifest_says_what_numpy_says(auto_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, padded_tree(auto_mesh, P("x", "y")))
+    contents = inspect(tmp_path)
+    assert contents.nbytes == sum(data.nbytes for data in DATA.values())
+    for leaf in contents.leaves:
+        (name,) = leaf.path
+        data = DATA[name]
+        assert (leaf.kind, leaf.shape, leaf.nbytes) == ("PaddedArray", data.shape, data.nbytes)
+        assert leaf.fingerprint == gda.fingerprint(data)
+    assert "float32[37,9]" in str(contents)
+    header = (tmp_path / "manifest.json").read_bytes().partition(b"\n")[0]
+    assert json.loads(header)["gda-checkpoint"] == 2
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["plain", "zstd"])
+def test_files_are_the_same_whatever_the_padding_was(
+    auto_mesh: Mesh, form: dict[str, Any], tmp_path: Path
+) -> None:
+    files = []
+    for number, fill in enumerate((0, np.nan, 7e7)):
+        save(tmp_path / str(number), padded_tree(auto_mesh, P("x", "y"), fill), **form)
+        files.append(files_of(tmp_path / str(number)))
+    assert files[0] == files[1] == files[2]
+    # Of a shape that divides they are those of a GlobalArray.
+    even = {"a": padded(batch(8, 16), auto_mesh, P("x", "y"))}
+    save(tmp_path / "even", even, **form)
+    save(tmp_path / "plain", {"a": gda.GlobalArray.from_array(even["a"].array)}, **form)
+    assert files_of(tmp_path / "even") == files_of(tmp_path / "plain")
+
+
+def test_other_tools_see_the_elements_alone(auto_mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, padded_tree(auto_mesh, P("x", "y")))
+    contents = inspect(tmp_path)
+    (stored,) = [array for array in contents.arrays if array.shape == (37, 9)]
+    where = f"{contents.data}/{stored.name}"
+    np.testing.assert_array_equal(zarr.open_array(where, mode="r")[:], DATA["large"])
+    opened = ts.open({"driver": "zarr3", "kvstore": f"file://{where}/"}).result()
+    np.testing.assert_array_equal(opened.read().result(), DATA["large"])
+    # By zarr's standard a chunk is stored whole; beyond the shape it has the fill value.
+    last = np.fromfile(f"{where}/{stored.grid.key(stored.grid.num_chunks - 1)}", "<f4", 10)
+    assert stored.grid.shape_within(stored.grid.num_chunks - 1) == (1, 4)
+    np.testing.assert_array_equal(last[:4], DATA["large"][36, 5:])
+
+
+def test_templates(mesh: Mesh, tmp_path: Path) -> None:
+    saved = padded_tree(mesh, P("x"))
+    save(tmp_path, saved)
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), saved
+    )
+    for like in (saved, abstract):
+        tree = restore(tmp_path, like)
+        assert {type(array) for array in tree.values()} == {PaddedArray}
+        assert jax.tree.structure(tree) == jax.tree.structure(saved)
+        assert tree["large"].sharding == saved["large"].sharding
+        check_equal(tree)
+    other = mesh_of({"x": 3})
+    check_equal(restore(tmp_path, saved, mesh=other, specs=P("x")))
+    shapes = {
+        name: jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=NamedSharding(mesh, P("x")))
+        for name, data in DATA.items()
+    }
+    tree = restore(tmp_path, shapes, pad=True)
+    check_equal(tree)
+    assert isinstance(tree["even"], jax.Array)
+    assert isinstance(tree["small"], PaddedArray)
+    half = padded(DATA["small"].astype(np.float16), mesh, P("x"))
+    cast = restore(tmp_path, {"small": half}, partial=True, cast=True)["small"]
+    assert cast.dtype == np.float16
+    np.testing.assert_array_equal(cast, DATA["small"].astype(np.float16))
+
+
+def test_what_does_not_fit(mesh: Mesh, tmp_path: Path) -> None:
+    save(tmp_path, padded_tree(mesh, P("x")))
+    with pytest.raises(ValueError, match="37 is not divisible by 4"):
+        restore(tmp_path, mesh=mesh, specs=P("x"))
+    with pytest.raises(TypeError, match="pad was given without a mesh; pass mesh= and specs="):
+        restore(tmp_path, pad=True)
+    like = {"small": padded(batch(6, 3), mesh, P("x"))}  # as long with its padding
+    with pytest.raises(ValueError, match=r"it has shape \(5, 3\), and like has \(6, 3\)"):
+        restore(tmp_path, like, partial=True)
+    wrong = PaddedArray(jax.device_put(jnp.ones(16), NamedSharding(mesh, P("x"))), (5,))
+    with pytest.raises(ValueError, match=r"has the padded shape \(8,\)") as caught:
+        save(tmp_path, {"a": wrong}, overwrite=True)
+    assert "['a']" in caught.value.__notes__[0]
+    check_equal(restore(tmp_path))
+
+
+def test_in_the_background(mesh: Mesh, tmp_path: Path) -> None:
+    tree = padded_tree(mesh, P("x", "y"))
+    pending = save_async(tmp_path, tree)
+    for array in tree.values():
+        array.delete()
+    pending.result()
+    check_equal(restore(tmp_path, mesh=mesh, specs=P("x"), pad=True, check_fingerprint=True))
+    verify(tmp_path, fingerprints=True)
+
+
+def test_keys(mesh: Mesh, tmp_path: Path) -> None:
+    keys = jax.random.split(jax.random.key(3), 5)
+    save(tmp_path, PaddedArray.from_callback((5,), mesh, P("x"), lambda index: keys[index]))
+    restored = restore(tmp_path, mesh=mesh, specs=P("x"), pad=True, check_fingerprint=True)
+    assert restored.padded_shape == (8,)
+    assert restored.fingerprint() == gda.fingerprint(keys)
+    assert isinstance(restore(tmp_path, mesh=mesh_of({"x": 5}), specs=P("x")), gda.GlobalArray)
+
+
+# Several processes.
+
+
+def saved(path: str, order: list[int], spec: P) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        limit_sizes(patch)
+        mesh = ordered_mesh(order, {"x": 4, "y": 2})
+        save(path, padded_tree(mesh, spec), overwrite=True)
+        save_async(path, padded_tree(mesh, spec), overwrite=True).result()
+
+
+def restored(path: str, order: list[int], spec: P) -> None:
+    mesh = ordered_mesh(order, {"x": 4, "y": 2})
+    like = padded_tree(mesh, spec)
+    for tree in (
+        restore(path, mesh=mesh, specs=spec, pad=True, check_fingerprint=True),
+        restore(path, like, check_fingerprint=True),
+    ):
+        for name, array in tree.items():
+            for shard in array.local_shards:
+                np.testing.assert_array_equal(shard.data, DATA[name][shard.index])
+            np.testing.assert_array_equal(array.gather(), DATA[name])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "spec"), [(((2, 4), (4, 2)), P("x", "y")), (((4, 2), (2, 4)), P(("y", "x")))]
+)
+def test_between_numbers_of_processes(
+    process_pool: Callable[..., Pool], sizes: tuple[Any, Any], spec: P, tmp_path: Path
+) -> None:
+    (some, others) = (process_pool(n, devices=devices) for n, devices in sizes)
+    some.run(saved, str(tmp_path), ORDERS["interleaved"], spec)
+    others.run(restored, str(tmp_path), ORDERS["shuffled"], spec)
+    restored(str(tmp_path), ORDERS["contiguous"], P("x"))
+    verify(tmp_path, fingerprints=True)

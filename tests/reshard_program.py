@@ -1,0 +1,46 @@
+"""One of four processes that move an array; process 1 is killed in the middle of the move.
+
+Arguments: the number of the process, and the address of process 0.
+"""
+
+import os
+import signal
+import sys
+from typing import Any
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+os.environ["GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"] = "5"
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+import gda
+from gda.arrays import staging
+
+process, address = int(sys.argv[1]), sys.argv[2]
+jax.distributed.initialize(address, 4, process)
+
+rounds = []
+allocate = staging.HostMemory.flat
+
+
+def flat(*args: Any) -> Any:
+    rounds.append(args)
+    if process == 1 and len(rounds) > 9:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return allocate(*args)
+
+
+staging.HostMemory.flat = flat
+mesh = Mesh(np.array(jax.devices()), ("x",))
+data = np.arange(160 * 80, dtype=np.float32).reshape(160, 80)
+g = gda.GlobalArray.from_callback(data.shape, mesh, ["x"], lambda index: data[index])
+try:
+    g.reshard([None, "x"], max_bytes=800)
+except gda.LateProcessError as error:
+    print(error.processes, error, flush=True)
+if process == 0:
+    sys.stdin.read()  # without its service JAX would end the others
+# Not as usual: JAX would wait for the process that is gone.
+os._exit(0)

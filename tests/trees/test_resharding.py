@@ -1,0 +1,195 @@
+"""Trees go between meshes whole, with the values of NumPy, in as few rounds as one array."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut, ordered_mesh
+
+import gda
+from gda.arrays import carrying
+
+MODEL = {
+    "table": batch(50, 4),
+    "layers": [
+        {"w": batch(8, 8) + 100, "b": batch(8).astype(ml_dtypes.bfloat16)},
+        {"w": batch(8, 8) + 200, "b": batch(8).astype(ml_dtypes.bfloat16)},
+    ],
+    "mask": batch(24) % 3 == 0,
+    "step": np.array(7, np.int32),
+}
+
+
+def padded(tree: Any, mesh: Mesh, specs: Any) -> Any:
+    return gda.load_tree(tree, mesh, specs, pad=True)
+
+
+def rows(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+    """Shard the first dimension."""
+    return P("x") if leaf.ndim else P()
+
+
+def check_equal(tree: Any, expected: Any = MODEL) -> None:
+    """Check that the shards of this process have the bits of NumPy's arrays."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, gda.PaddedArray))
+    for leaf, data in zip(leaves, jax.tree.leaves(expected), strict=True):
+        g = leaf if hasattr(leaf, "local_shards") else gda.GlobalArray(array=leaf)
+        assert (g.shape, g.dtype) == (data.shape, data.dtype)
+        for shard in g.local_shards:
+            assert np.asarray(shard.data).tobytes() == data[shard.index].tobytes()
+
+
+def specs_of(tree: Any) -> list[Any]:
+    return [leaf.sharding.spec for leaf in jax.tree.leaves(tree)]
+
+
+# One process.
+
+
+def test_specs_are_one_or_a_tree_or_a_function(mesh: Mesh) -> None:
+    data = {"w": batch(8, 4), "b": batch(8)}
+    tree = padded(data, mesh, P("x"))
+    fewer = ordered_mesh([5, 2], {"z": 2})
+    named = {"w": P(None, "z"), "b": P()}
+    for specs, expected in [
+        (P("z"), [P("z"), P("z")]),
+        (named, [P(), P(None, "z")]),
+        (lambda path, leaf: named[path] if leaf.shape else P(), [P(), P(None, "z")]),
+    ]:
+        moved = gda.reshard_tree(tree, fewer, specs)
+        assert specs_of(moved) == expected
+        assert all(leaf.mesh == fewer for leaf in moved.values())
+        check_equal(moved, data)
+    shardings = {"w": NamedSharding(fewer, P("z")), "b": NamedSharding(mesh, P("y"))}
+    moved = gda.reshard_tree(tree, shardings)
+    assert {name: leaf.sharding for name, leaf in moved.items()} == shardings
+    check_equal(moved, data)
+
+
+def test_every_leaf_keeps_its_kind(mesh: Mesh) -> None:
+    g = cut(batch(8, 2), mesh, P("x"))
+    tree = {
+        "global": g,
+        "jax": g.array,
+        "local": jnp.asarray(3),
+        "none": None,
+        "padded": gda.PaddedArray.from_array(batch(7), mesh, P("x")),
+    }
+    moved = gda.reshard_tree(tree, ordered_mesh([1, 2, 3, 4], {"z": 4}), P())
+    kinds = {name: type(leaf) for name, leaf in moved.items()}
+    assert kinds == {name: type(leaf) for name, leaf in tree.items()}
+    check_equal(moved, {"a": batch(8, 2), "b": batch(8, 2), "c": np.int32(3), "d": batch(7)})
+    assert gda.reshard_tree({}, mesh, P()) == {}
+
+
+def test_a_mesh_that_does_not_divide_makes_padded_arrays_if_asked(mesh: Mesh) -> None:
+    tree = {"even": cut(batch(9, 8), mesh, P(None, "x")), "odd": cut(batch(8), mesh, P("x")).array}
+    moved = gda.reshard_tree(tree, ordered_mesh([5, 0, 2], {"z": 3}), P("z"), pad=True)
+    assert type(moved["even"]) is gda.GlobalArray
+    assert type(moved["odd"]) is gda.PaddedArray
+    assert moved["odd"].padded_shape == (9,)
+    check_equal(moved, {"even": batch(9, 8), "odd": batch(8)})
+
+
+def test_keys_move_with_the_other_leaves(mesh: Mesh) -> None:
+    keys = jax.random.split(jax.random.key(1), 8)
+    tree = {"keys": keys, "w": cut(batch(8), mesh, P("x"))}
+    moved = gda.reshard_tree(tree, ordered_mesh([3, 0], {"z": 2}), P("z"))
+    assert np.array_equal(jax.random.key_data(moved["keys"]), jax.random.key_data(keys))
+    assert specs_of(moved) == [P("z"), P("z")]
+
+
+def test_an_error_names_the_path_and_nothing_has_moved(mesh: Mesh) -> None:
+    tree = {"even": cut(batch(8), mesh, P("x")), "odd": cut(batch(4), mesh, P("x"))}
+    for bad, error, text in [
+        (tree, ValueError, "4 is not divisible by 8"),
+        ({**tree, "odd": np.zeros(8)}, TypeError, "ndarray"),
+        ({**tree, "odd": jax.ShapeDtypeStruct((8,), np.float32)}, TypeError, "no mesh and spec"),
+    ]:
+        with pytest.raises(error, match=text) as caught:
+            gda.reshard_tree(bad, ordered_mesh(range(8), {"z": 8}), P("z"), donate=True)
+        assert "at ['odd'] of the tree" in caught.value.__notes__[-1]
+    with pytest.raises(ValueError, match=r"specs has nothing for \['odd'\]"):
+        gda.reshard_tree(tree, mesh, {"even": P()}, donate=True)
+    with pytest.raises(ValueError, match="max_bytes must be 1 or more, not 0"):
+        gda.reshard_tree(tree, mesh, P(), max_bytes=0, donate=True)
+    check_equal(tree, {"even": batch(8), "odd": batch(4)})
+
+
+def test_donated_arrays_are_deleted(mesh: Mesh) -> None:
+    data = {"w": batch(8, 4), "odd": batch(7)}
+    for max_bytes in (None, 1):
+        tree = padded(data, mesh, P("x"))
+        moved = gda.reshard_tree(
+            tree, ordered_mesh([6, 1], {"z": 2}), P("z"), max_bytes=max_bytes, donate=True
+        )
+        assert all(leaf.is_deleted() for leaf in tree.values())
+        check_equal(moved, data)
+
+
+# Several processes.
+
+
+@pytest.mark.processes(4, devices=2)
+def test_a_model_goes_from_eight_devices_to_six_and_back() -> None:
+    eight, six = ordered_mesh(range(8), {"x": 8}), ordered_mesh([7, 0, 2, 1, 5, 4], {"x": 6})
+    model = padded(MODEL, eight, rows)
+    # A shape that 8 divides and 6 does not is a GlobalArray until it leaves.
+    model = jax.tree.map(
+        lambda g: gda.PaddedArray(g.array, g.shape) if g.ndim and g.shape[0] == 8 else g,
+        model,
+        is_leaf=lambda node: isinstance(node, gda.GlobalArray | gda.PaddedArray),
+    )
+    check_equal(model)
+    moved = gda.reshard_tree(model, six, rows)
+    assert jax.tree.structure(moved) == jax.tree.structure(model)
+    assert moved["layers"][0]["w"].padded_shape == (12, 8)
+    assert len(moved["table"].local_shards) == (1 if jax.process_index() in (1, 3) else 2)
+    check_equal(moved)
+    back = gda.reshard_tree(moved, eight, rows, max_bytes=64, donate=True)
+    check_equal(back)
+    assert back["table"].fingerprint() == gda.fingerprint(MODEL["table"])
+
+
+@pytest.mark.processes(4, devices=2)
+def test_a_process_without_the_arrays_gives_their_layouts() -> None:
+    trainers, sampler = ordered_mesh([3, 0, 1, 2], {"x": 4}), ordered_mesh([5, 4], {"z": 2})
+    if jax.process_index() == 3:
+        return
+    data = {name: MODEL[name] for name in ("mask", "step")}
+    tree = padded(data, trainers, rows)
+    if jax.process_index() == 2:
+        tree = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
+            {name: leaf.array for name, leaf in tree.items()},
+        )
+    moved = gda.reshard_tree(tree, sampler, P())
+    kind = jax.Array if jax.process_index() == 2 else gda.GlobalArray
+    assert all(isinstance(leaf, kind) for leaf in moved.values())
+    check_equal(moved, data)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_many_small_arrays_share_the_rounds_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[Any] = []
+    permutation = carrying.permutation
+
+    def counted(mesh: Mesh, pairs: Any) -> Any:
+        rounds.append(pairs)
+        return permutation(mesh, pairs)
+
+    monkeypatch.setattr(carrying, "permutation", counted)
+    before, after = ordered_mesh(range(8), {"x": 8}), ordered_mesh([7, 0, 3, 1, 5, 2], {"y": 6})
+    data = {f"layer{number}": batch(10, 9) + number for number in range(50)}
+
+    def rounds_for(tree: dict[str, np.ndarray]) -> int:
+        rounds.clear()
+        check_equal(gda.reshard_tree(padded(tree, before, P("x")), after, P(None, "y")), tree)
+        return len(rounds)
+
+    assert 0 < rounds_for({"layer0": data["layer0"]}) == rounds_for(data)
