@@ -19,7 +19,7 @@ _EMPTY = (slice(0, 0),)
 class Tiling:
     """A shape divided into parts of one size along each dimension; immutable.
 
-    Where that size does not divide the whole, the last parts are shorter or empty.
+    If that size does not divide the whole, the last parts are shorter or empty.
 
     Blocks are numbered row-major over their *coordinates*, one part per dimension. All parts of a
     dimension of size 0 are equal, so its coordinate is 0, and it does not count for the number.
