@@ -5,6 +5,7 @@ The processes are real and share this machine's cores. Each times its own part; 
 
 from __future__ import annotations
 
+import math
 import shutil
 import socket
 import tempfile
@@ -20,8 +21,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gda
+from benchmarks.checkpoint.checkpoints import peak_of
 from benchmarks.pairs import Side
-from benchmarks.work import AtMost, Faster, OfFloor, Work
+from benchmarks.work import AtMost, Faster, OfFloor, WithinMiB, Work
 from gda.multihost.allgather import all_gather
 from gda.testing.pool import Pool
 
@@ -97,7 +99,7 @@ def _device_put(move: Move) -> Any:
 def _through_disk(move: Move, path: str) -> Any:
     gda.checkpoint.save(path, _array(move))
     like = jax.ShapeDtypeStruct(move.shape, np.float32, sharding=move.sharding)
-    return gda.checkpoint.restore(path, like).array
+    return gda.checkpoint.restore(path, like)
 
 
 def _floor(move: Move) -> None:
@@ -171,6 +173,15 @@ def is_right(move: Move, *ways: str) -> bool:
     )
 
 
+def peak(move: Move) -> float:
+    """Return the MiB that this process holds at most beyond both arrays."""
+    _reshard(move.smaller())  # what is compiled and started once does not count
+    _array(move).block_until_ready()
+    mine = sum(device // DEVICES == jax.process_index() for device in move.after)
+    block = math.prod(move.shape) * 4 // len(move.after)
+    return max(peak_of(lambda: _reshard(move)) - mine * block, 1) / 2**20
+
+
 # Here.
 
 
@@ -202,6 +213,12 @@ def _moving(move: Move, ways: Sequence[str], quick: bool) -> Sequence[Side]:
     return [side(way) for way in ways]
 
 
+def _remembering(move: Move, quick: bool) -> Sequence[Side]:
+    pool = _pool()
+    move = move.smaller() if quick else move
+    return [Side(lambda: max(pool.run(peak, move)), times_itself=True)]
+
+
 _RIVALS = {
     "device_put": ("jax.device_put", AtMost(1.1)),
     "disk": ("checkpoint.save and restore", Faster(3)),
@@ -211,7 +228,7 @@ _RIVALS = {
 
 def works(quick: bool) -> list[Work]:
     """Return the works; small ones if ``quick``."""
-    return [
+    times = [
         Work(
             f"reshard of 1 GiB of float32 in {PROCESSES} processes: {name}",
             partial(_moving, move, ["gda", *rivals], quick),
@@ -226,3 +243,18 @@ def works(quick: bool) -> list[Work]:
             ("rows on 8 devices in the opposite order", EXCHANGED, ["device_put", "floor"]),
         ]
     ]
+    memory = [
+        Work(
+            f"memory of a process with {DEVICES} devices beyond both arrays, reshard of 1 GiB with "
+            f"max_bytes of {MAX_BYTES // 2**20} MiB: {name}",
+            partial(_remembering, move, quick),
+            limit=WithinMiB(DEVICES * MAX_BYTES // 2**20),
+            ours="reshard",
+            unit="MiB",
+        )
+        for name, move in [
+            ("rows on 4 devices to rows on the 4 others", HALVES),
+            ("rows to columns on the same 8 devices", TRANSPOSED),
+        ]
+    ]
+    return [*times, *memory]

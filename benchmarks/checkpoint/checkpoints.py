@@ -322,15 +322,16 @@ def _phases(way: str, scale: Scale) -> dict[str, int]:
     scratch = Scratch()
     path, tree = scratch.another(), _tree(scale, ROWS)
     _values.cache_clear()
-    peaks = {"save": _peak_of(lambda: WAYS[way].save(path, tree))}
+    peaks = {"save": peak_of(lambda: WAYS[way].save(path, tree))}
     _delete(tree)
     for phase, spec in [("same", ROWS), ("other", COLUMNS)]:
         like = _like(scale, spec)
-        peaks[phase] = _peak_of(lambda like=like: WAYS[way].restore(path, like)) - scale.nbytes
+        peaks[phase] = peak_of(lambda like=like: WAYS[way].restore(path, like)) - scale.nbytes
     return peaks
 
 
-def _peak_of(run: Callable[[], Any]) -> int:
+def peak_of(run: Callable[[], Any]) -> int:
+    """Return how many bytes this process holds at most while it runs, beyond those it held."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # freed memory that is used again would not be seen
     Path("/proc/self/clear_refs").write_text("5")  # from here on, the peak is a new one
