@@ -80,7 +80,7 @@ def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> l
     leaves = [_Leaf(number, order) for number, order in enumerate(orders)]
     mesh = mesh_of_all(device for order in orders for device in order.devices)
     if mesh is None or not mesh.local_devices:
-        with _own_settings():
+        with own_settings():
             return [leaf.result() for leaf in leaves]
     processes = processes_of(mesh).numbers
     platforms = sorted({device.platform for device in devices_of(mesh)})
@@ -91,7 +91,7 @@ def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> l
         )
     roll = Roll(f"{name} ({user_location()})", processes, timeout_of_checks())
     results: dict[int, jax.Array] = {}
-    with roll.called(), _own_settings():
+    with roll.called(), own_settings():
         for wave in _waves(leaves, max_bytes):
             _Wave(wave, mesh, max_bytes, roll).carry()
             for leaf in wave:
@@ -102,7 +102,7 @@ def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> l
 
 
 @contextmanager
-def _own_settings() -> Iterator[None]:
+def own_settings() -> Iterator[None]:
     """Override the settings of the user, for this thread.
 
     Without 64 bits, JAX would narrow the blocks that have them.
@@ -329,7 +329,7 @@ class _Wave:
         shape = (this.length * self._mesh.size,)
 
         def send() -> jax.Array:
-            with _own_settings(), jax.set_mesh(self._mesh):
+            with own_settings(), jax.set_mesh(self._mesh):
                 sent = jax.make_array_from_single_device_arrays(shape, sharding, buffers)
                 return permute(sent).block_until_ready()
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 
 from gda.arrays.buffers import aligned_empty
-from gda.arrays.carrying import Order, carry
+from gda.arrays.carrying import Order, carry, own_settings
 from gda.arrays.liveness import elsewhere_error
 from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards
@@ -116,8 +116,9 @@ def reshard_all(
     moved: dict[int, jax.Array] = {}
     for number, order in enumerate(orders):
         if not donate and _is_for_jax(order):
-            array = _over_auto_axes(order.array, order.sharding.mesh)
-            moved[number] = jax.device_put(array, order.sharding)
+            with own_settings():
+                array = _over_auto_axes(order.array, order.sharding.mesh)
+                moved[number] = jax.device_put(array, order.sharding)
     rest = [order for number, order in enumerate(orders) if number not in moved]
     carried = iter(carry(rest, name, max_bytes, donate))
     return [moved[n] if n in moved else next(carried) for n in range(len(orders))]

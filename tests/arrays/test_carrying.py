@@ -201,6 +201,18 @@ def test_within_one_process_padding_comes_and_goes(mesh: Mesh) -> None:
     assert np.array_equal(gda.GlobalArray(array=one.array), data)
 
 
+@pytest.mark.filterwarnings("error")
+def test_numbers_of_64_bits_stay_without_the_setting_for_them(mesh: Mesh) -> None:
+    data = np.arange(16, dtype=np.int64) << 40
+    with jax.enable_x64(True):
+        g = cut(data, mesh, P("x"))
+    few = ordered_mesh([6, 2], {"z": 2}, mesh.axis_types[0])
+    for donate in (False, True):
+        moved = g.reshard(few, P("z"), donate=donate)
+        assert moved.dtype == np.int64
+        assert is_right(moved, data)
+
+
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, ml_dtypes.float8_e5m2])
 def test_the_bits_of_nans_stay_in_one_process_too(mesh: Mesh, dtype: Any) -> None:
     bits = np.random.default_rng(1).integers(0, 256, (24, 16, np.dtype(dtype).itemsize), np.uint8)
