@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
-os.environ["GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"] = "5"
+os.environ["GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"] = "10"
 
 import jax
 import numpy as np
