@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import site
 import sysconfig
-from collections.abc import Callable, Iterator
-from types import MethodType
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
-from jax.stages import Compiled, Lowered, Traced, Wrapped
+from jax.sharding import AbstractMesh, Mesh
+from jax.stages import Compiled
 
 from gda.compiled.hlo import Collectives, num_devices, read_collectives
+from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rules import Allowed, check_axes, complaints_of, rules_of
 from gda.layout.boundary import public, set_module
 from gda.mesh import check_mesh
-
-Program = Callable[..., Any] | Traced | Lowered | Compiled
 
 _LIBRARIES = [os.path.dirname(jax.__file__), os.path.dirname(os.path.dirname(__file__))]
 
@@ -74,14 +70,10 @@ def collectives(
       total             y                    1      512 B
     """
     _check_mesh(mesh)
-    fun, args, kwargs = _unwrapped(fun, args, kwargs)
-    program = _compiled(fun, args, kwargs)
-    text = program.as_text()
-    if text is None:
-        raise ValueError("the compiler for these devices does not give the text of its programs")
-    mesh_shape = _mesh_shape(program, num_devices(text), mesh, (args, kwargs))
-    found = read_collectives(text, mesh_shape, library=_LIBRARIES, installed=_installed())
-    return Collectives(found, mesh_shape)
+    fun, args, kwargs = unwrapped(fun, args, kwargs)
+    program = compiled(stage_of(fun, args, kwargs))
+    text = text_of(program)
+    return collectives_in(text, _mesh_shape(program, num_devices(text), mesh, (args, kwargs)))
 
 
 @set_module("gda")
@@ -140,7 +132,7 @@ def assert_collectives(
     check_axes(rules, found.mesh_shape)
     complaints = complaints_of(found, rules, max_bytes)
     if complaints:
-        inside, _, _ = _unwrapped(fun, args, kwargs)
+        inside, _, _ = unwrapped(fun, args, kwargs)
         name = getattr(inside, "__name__", type(inside).__name__)
         allowed = "; ".join(map(str, rules)) + "; nothing else" if rules else "nothing"
         raise AssertionError(
@@ -151,63 +143,18 @@ def assert_collectives(
 # The program and its mesh.
 
 
-def _check_mesh(mesh: Mesh | AbstractMesh | None) -> None:
-    if mesh is not None:
-        check_mesh(mesh, (Mesh, AbstractMesh))  # pyright: ignore[reportArgumentType]
+def text_of(program: Compiled) -> str:
+    """Return the text of a program; ``ValueError`` if its compiler gives none."""
+    text = program.as_text()
+    if text is None:
+        raise ValueError("the compiler for these devices does not give the text of its programs")
+    return text
 
 
-def _unwrapped(
-    fun: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Program, tuple[Any, ...], dict[str, Any]]:
-    """Return the jitted function inside partials and methods, with their arguments too.
-
-    Another ``jax.jit`` would make constants of these. A method looks jitted, since it passes on
-    ``lower``, but without its object.
-    """
-
-    def received(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return args, kwargs
-
-    inside, inside_args, inside_kwargs = fun, args, kwargs
-    while isinstance(inside, functools.partial | MethodType):
-        if isinstance(inside, MethodType):
-            inside_args = (inside.__self__, *inside_args)
-            inside = inside.__func__
-        else:
-            partial = functools.partial(received, *inside.args, **inside.keywords)
-            inside_args, inside_kwargs = partial(*inside_args, **inside_kwargs)
-            inside = inside.func
-    is_jitted = isinstance(inside, Wrapped)
-    return (inside, inside_args, inside_kwargs) if is_jitted else (fun, args, kwargs)
-
-
-def _compiled(fun: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
-    if isinstance(fun, Traced | Lowered | Compiled):
-        if args or kwargs:
-            raise TypeError(
-                f"a jax.stages.{type(fun).__name__} has its arguments already; pass it alone, or "
-                "pass the function"
-            )
-        fun = fun.lower() if isinstance(fun, Traced) else fun
-        return _with_its_lines(fun) if isinstance(fun, Lowered) else fun
-    if not callable(fun):
-        raise TypeError(
-            f"fun must be a function, plain or jitted, not {type(fun).__name__}; pass a function "
-            "and the arguments of a call"
-        )
-    jitted = fun if isinstance(fun, Wrapped) else jax.jit(fun)
-    return _with_its_lines(jitted.lower(*args, **kwargs))
-
-
-def _with_its_lines(lowered: Lowered) -> Compiled:
-    # JAX's cache may return the same program from another source: its keys omit lines by default.
-    option = "jax_compilation_cache_include_metadata_in_key"
-    before = getattr(jax.config, option)
-    jax.config.update(option, True)
-    try:
-        return lowered.compile()
-    finally:
-        jax.config.update(option, before)
+def collectives_in(text: str, mesh_shape: dict[str, int]) -> Collectives:
+    """Return the collectives of the text of a program, with their lines in the user's code."""
+    found = read_collectives(text, mesh_shape, library=_LIBRARIES, installed=_installed())
+    return Collectives(found, mesh_shape)
 
 
 def _installed() -> list[str]:
@@ -215,12 +162,17 @@ def _installed() -> list[str]:
     return [*own, *site.getsitepackages(), site.getusersitepackages()]
 
 
+def _check_mesh(mesh: Mesh | AbstractMesh | None) -> None:
+    if mesh is not None:
+        check_mesh(mesh, (Mesh, AbstractMesh))  # pyright: ignore[reportArgumentType]
+
+
 def _mesh_shape(
     program: Compiled, devices: int, mesh: Mesh | AbstractMesh | None, arguments: Any
 ) -> dict[str, int]:
     """Return the axis sizes of the mesh of a program; empty if no mesh is known."""
     shardings = (program.input_shardings, program.output_shardings)
-    for known in [mesh] if mesh is not None else _meshes((arguments, shardings)):
+    for known in [mesh] if mesh is not None else meshes_of((arguments, shardings)):
         if known.size == devices:
             return dict(known.shape)
     if devices == 1:
@@ -236,14 +188,3 @@ def _mesh_shape(
             f"for {devices}; pass the mesh that its arguments are sharded over"
         )
     return {}
-
-
-def _meshes(tree: Any) -> Iterator[Mesh | AbstractMesh]:
-    """Yield the meshes of arrays, shape structs and shardings, then that of ``jax.set_mesh``."""
-    for leaf in jax.tree.leaves(tree):
-        sharding = leaf if isinstance(leaf, NamedSharding) else getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding):
-            yield sharding.mesh
-    ambient = jax.sharding.get_abstract_mesh()
-    if not ambient.empty:
-        yield ambient
