@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import site
 import sysconfig
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from jax.stages import Compiled
 
@@ -73,7 +75,7 @@ def collectives(
     fun, args, kwargs = unwrapped(fun, args, kwargs)
     program = compiled(stage_of(fun, args, kwargs))
     text = text_of(program)
-    return collectives_in(text, _mesh_shape(program, num_devices(text), mesh, (args, kwargs)))
+    return collectives_in(text, _mesh_of(program, num_devices(text), mesh, (args, kwargs)))
 
 
 @set_module("gda")
@@ -151,10 +153,26 @@ def text_of(program: Compiled) -> str:
     return text
 
 
-def collectives_in(text: str, mesh_shape: dict[str, int]) -> Collectives:
+def collectives_in(text: str, mesh: Mesh | AbstractMesh | None) -> Collectives:
     """Return the collectives of the text of a program, with their lines in the user's code."""
-    found = read_collectives(text, mesh_shape, library=_LIBRARIES, installed=_installed())
+    mesh_shape = {} if mesh is None else dict(mesh.shape)
+    slices = _slices_of(mesh)
+    found = read_collectives(
+        text, mesh_shape, library=_LIBRARIES, installed=_installed(), slices=slices
+    )
     return Collectives(found, mesh_shape)
+
+
+def _slices_of(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
+    """Return the number of slices of TPUs along each axis that goes over several."""
+    if not isinstance(mesh, Mesh) or not hasattr(mesh.devices.flat[0], "slice_index"):
+        return {}
+    slice_of = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+    along = {
+        name: len(np.unique(np.moveaxis(slice_of, axis, 0).reshape(size, -1)[:, 0]))
+        for axis, (name, size) in enumerate(mesh.shape.items())
+    }
+    return {name: count for name, count in along.items() if count > 1}
 
 
 def _installed() -> list[str]:
@@ -167,14 +185,14 @@ def _check_mesh(mesh: Mesh | AbstractMesh | None) -> None:
         check_mesh(mesh, (Mesh, AbstractMesh))  # pyright: ignore[reportArgumentType]
 
 
-def _mesh_shape(
+def _mesh_of(
     program: Compiled, devices: int, mesh: Mesh | AbstractMesh | None, arguments: Any
-) -> dict[str, int]:
-    """Return the axis sizes of the mesh of a program; empty if no mesh is known."""
+) -> Mesh | AbstractMesh | None:
+    """Return the mesh of a program for so many devices; None if none is known."""
     shardings = (program.input_shardings, program.output_shardings)
     for known in [mesh] if mesh is not None else meshes_of((arguments, shardings)):
-        if known.size == devices:
-            return dict(known.shape)
+        if known.size == devices * math.prod(_slices_of(known).values()):
+            return known
     if devices == 1:
         which = "a mesh" if mesh is None else f"the mesh {dict(mesh.shape)}"
         raise ValueError(
@@ -187,4 +205,4 @@ def _mesh_shape(
             f"the mesh {dict(mesh.shape)} has {mesh.size} devices, but the program is compiled "
             f"for {devices}; pass the mesh that its arguments are sharded over"
         )
-    return {}
+    return None

@@ -21,6 +21,13 @@ _CALLS = (
 # Most lines compute; only those that can communicate or call are read in full.
 _OF_INTEREST = re.compile(rf"\s{COLLECTIVE}\(|\b(?:{_CALLS})=")
 _COMMUNICATES = re.compile(rf"\s{COLLECTIVE}\(")
+_BETWEEN_SLICES = {
+    "ALL_GATHER": "all-gather",
+    "ALL_REDUCE": "all-reduce",
+    "ALL_TO_ALL": "all-to-all",
+    "REDUCE_SCATTER": "reduce-scatter",
+    "ONE_TO_ONE": "collective-permute",
+}
 _BEGINS = 'custom_call_target="AsyncCollectiveStart"'
 
 
@@ -80,9 +87,21 @@ class Instruction(NamedTuple):
         kind = self.opcode.removesuffix("-start")
         if not re.fullmatch(COLLECTIVE, kind) or kind.endswith(("-done", "-update")):
             return None
-        # One that calls a computation is read there, and a send may go to the host.
-        is_elsewhere = "calls" in self.attributes or "is_host_transfer" in self.attributes
-        return None if is_elsewhere else kind
+        if "calls" in self.attributes:  # it is read in the computation
+            return None
+        if "is_host_transfer" in self.attributes:
+            transfer = re.search(r'megascale_transfer_type="(\w+)"', self._frontend_attributes)
+            return _BETWEEN_SLICES.get(transfer[1], "send") if transfer else None
+        return kind
+
+    @property
+    def is_between_slices(self) -> bool:
+        """It goes over the network between slices of TPUs, by way of the hosts."""
+        return "megascale_transfer_type" in self._frontend_attributes
+
+    @property
+    def _frontend_attributes(self) -> str:
+        return self.attributes.get("frontend_attributes", "")
 
     @property
     def operand_names(self) -> list[str]:

@@ -77,6 +77,8 @@ class Collective:
         that no line asked for.
       groups: positions in device order that communicate with each other; empty for a permutation.
       pairs: source and target positions of a permutation.
+      is_between_slices: it is the part of a collective that goes over the network between slices of
+        TPUs. The part within each slice is a collective of its own.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -103,6 +105,7 @@ class Collective:
     source_line: int | None = None
     groups: Groups = field(default=(), repr=False)
     pairs: Pairs = field(default=(), repr=False)
+    is_between_slices: bool = False
 
     @property
     def nbytes_total(self) -> int | None:
@@ -124,6 +127,7 @@ def read_collectives(
     *,
     library: Sequence[str] = (),
     installed: Sequence[str] = (),
+    slices: Mapping[str, int] | None = None,
 ) -> tuple[Collective, ...]:
     """Return the collectives of a program, in its order.
 
@@ -135,6 +139,7 @@ def read_collectives(
         no collective has axes.
       library: folders of code that is not the user's.
       installed: folders of code that is the user's only if there is no other.
+      slices: number of slices of TPUs along each axis that goes over several.
 
     Raises:
       ValueError: a line looks like a collective and cannot be read, or the text is no program.
@@ -155,7 +160,7 @@ def read_collectives(
         collective
         for module in modules
         for collective in _Module(
-            module, dict(mesh_shape or {}), Sources(module, library, installed)
+            module, dict(mesh_shape or {}), Sources(module, library, installed), dict(slices or {})
         ).collectives()
     )
 
@@ -190,8 +195,12 @@ class _Runs(NamedTuple):
 
 
 class _Module:
-    def __init__(self, text: str, mesh_shape: dict[str, int], sources: Sources) -> None:
-        self.mesh_shape = mesh_shape
+    def __init__(
+        self, text: str, mesh_shape: dict[str, int], sources: Sources, slices: dict[str, int]
+    ) -> None:
+        # The program of a slice numbers the devices of its own.
+        self.mesh_shape = {name: n // slices.get(name, 1) for name, n in mesh_shape.items()}
+        self.slices = slices
         self.computations, self.entry = parse_computations(text)
         self._check_callees()
         self.calls = {
@@ -240,7 +249,8 @@ class _Module:
         A TPU communicates while it computes: a collective, of one channel, is written in the fusion
         that begins it, in those that run meanwhile, and in the one that ends it.
         """
-        return instruction.attributes.get("channel_id") in self.channels_of_parts
+        channel = instruction.attributes.get("channel_id")
+        return channel in self.channels_of_parts and not instruction.is_between_slices
 
     def _runs(self) -> dict[str, _Runs]:
         """Return the runs of each computation that the entry reaches."""
@@ -272,7 +282,9 @@ class _Module:
         kind = instruction.kind or ""
         operands, outputs = self._operands_and_outputs(computation, instruction)
         groups, pairs = self._groups(instruction), _pairs(instruction)
-        if kind in ("collective-permute", "send"):
+        if instruction.is_between_slices:
+            groups, pairs, axes = (), (), tuple(self.slices) or None
+        elif kind in ("collective-permute", "send"):
             axes = None if pairs is None else axes_of_pairs(pairs, self.mesh_shape)
         else:
             axes = axes_of_groups(groups, self.mesh_shape) if groups else None
@@ -295,6 +307,7 @@ class _Module:
             source_line=source_line,
             groups=groups or (),
             pairs=pairs or (),
+            is_between_slices=instruction.is_between_slices,
         )
 
     def _operands_and_outputs(
@@ -303,14 +316,15 @@ class _Module:
         kind, operands = instruction.kind, []
         names = instruction.operand_names
         # Later operands place the parts of the first, or order the operation.
-        if kind in ("ragged-all-to-all", "send") or "slice_sizes" in instruction.attributes:
+        is_send = instruction.opcode.startswith("send")
+        if is_send or kind == "ragged-all-to-all" or "slice_sizes" in instruction.attributes:
             names = names[:1]
         for name in names:
             operand = computation.instruction(name)
             if operand is None:
                 raise unreadable(f"{instruction.type} {instruction.opcode}({name})")
             operands += leaves(operand.type)
-        if kind == "send":
+        if is_send:
             return operands, []
         outputs = leaves(instruction.type)
         parts = split_at_commas(instruction.type[1:-1]) if instruction.type.startswith("(") else []
