@@ -6,11 +6,10 @@ device. ``inspect`` and ``verify`` look at a checkpoint.
 A subcommand has two functions: one adds its arguments to a parser, one runs it and returns the exit
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
 
-Read in this order: ``commands`` and ``mistakes``; ``layouts``, ``numbers`` and ``dtypes`` (texts to
-values), ``padding``, ``planned_array`` (from all options); ``plans`` with ``array_numbers``,
-``reshards``; ``model_report`` with ``model_file``, ``model_numbers`` and ``name_ranges``;
-``model_reshard`` with ``model_moves`` and ``model_suggestion``; ``checkpoints``; ``tables`` and
-``pictures`` (output).
+Read in this order: ``commands`` and ``planned_array`` (an array from all options); ``plans`` with
+``array_numbers``, ``reshards``; ``model_report`` with ``model_numbers``; ``model_reshard`` with
+``model_moves`` and ``model_suggestion``; ``checkpoints``; ``tables`` and ``pictures`` (output). The
+texts of options and files are read by ``gda.layout.notation``.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from typing import Any
 
 from gda.cli.checkpoints import add_inspect, add_verify
 from gda.cli.commands import DAMAGED, INTERRUPTED, OK
-from gda.cli.mistakes import MistakesError
 from gda.cli.plans import add_plan
 from gda.cli.reshards import add_reshard
 from gda.launch.arguments import WRONG, Parser
+from gda.layout.notation.mistakes import MistakesError
 from gda.layout.text import printable
 
 _COMMANDS = (add_plan, add_reshard, add_inspect, add_verify)

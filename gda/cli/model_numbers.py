@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 
 from gda.cli.array_numbers import FORMER_KEYS, distinct_of
-from gda.cli.model_file import Parameter
-from gda.cli.name_ranges import with_ranges
-from gda.cli.padding import Padding, padding_of
 from gda.cli.planned_array import BELOW_A_BYTE, is_below_a_byte, spec_for_json
 from gda.layout.former_names import with_former_keys
 from gda.layout.grid import ShardGrid
+from gda.layout.notation.model_file import Parameter
+from gda.layout.notation.name_ranges import with_ranges
+from gda.layout.padding import Padding, padding_of
 from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
 
 

@@ -1,21 +1,18 @@
 """The report of ``gda plan --tree FILE``: the bytes of a whole model on each device.
 
-``gda/cli/model_file.py`` describes the file, ``gda/cli/model_numbers.py`` the document of
-``--json``.
+``gda/layout/notation/model_file.py`` describes the file, ``gda/cli/model_numbers.py`` the document
+of ``--json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from gda.cli.commands import OK
-from gda.cli.layouts import parse_mesh
-from gda.cli.mistakes import MistakesError, read_given
-from gda.cli.model_file import ModelText, read_model, read_text
+from gda.cli.commands import OK, read_given
 from gda.cli.model_numbers import ModelPlan, Row
-from gda.cli.numbers import parse_number
-from gda.cli.padding import format_padding
 from gda.cli.planned_array import check_devices_per_process, format_shape, print_json
 from gda.cli.tables import (
     facts,
@@ -25,6 +22,11 @@ from gda.cli.tables import (
     listed,
     two_tables,
 )
+from gda.layout.notation.layouts import parse_mesh
+from gda.layout.notation.mistakes import MistakesError
+from gda.layout.notation.model_file import ModelText, read_model, text_of
+from gda.layout.notation.numbers import parse_number
+from gda.layout.padding import format_padding
 from gda.layout.spec import format_spec
 from gda.layout.text import counted, format_bytes, format_mesh
 
@@ -65,6 +67,24 @@ def refuse_options(options: argparse.Namespace, of_one_array: Sequence[str]) -> 
         raise MistakesError(
             f"{listed(given)} cannot be used with --tree, which plans a model; omit either"
         )
+
+
+def read_text(option: str, path: str) -> ModelText:
+    """Return the text of the file of an option; ``-`` is stdin.
+
+    Raises:
+      MistakesError: the file cannot be read.
+    """
+    if not path:
+        raise MistakesError(f"{option}: the path of a file was expected, or - for stdin")
+    if path == "-" and sys.stdin is None:  # stdin is closed
+        raise MistakesError(f"{option}: stdin is closed; give the path of a file instead of -")
+    try:
+        if path == "-":
+            return text_of("stdin", sys.stdin.buffer.read())
+        return text_of(path, Path(path).read_bytes())
+    except OSError as error:
+        raise MistakesError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def plan_model(

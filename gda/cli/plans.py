@@ -10,9 +10,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from gda.cli.commands import OK, add_command
-from gda.cli.mistakes import MistakesError, read_option
-from gda.cli.numbers import parse_number, parse_point
+from gda.cli.commands import OK, add_command, read_option
 from gda.cli.planned_array import (
     ERRORS,
     PlannedArray,
@@ -23,6 +21,8 @@ from gda.cli.planned_array import (
     read_array,
 )
 from gda.cli.tables import facts, held_and_distinct, left_out, terminal_width
+from gda.layout.notation.mistakes import MistakesError
+from gda.layout.notation.numbers import parse_number, parse_point
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_index, format_mesh

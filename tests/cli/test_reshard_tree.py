@@ -18,9 +18,8 @@ from trials import rarely
 
 from gda import ShardGrid
 from gda.cli import model_suggestion, reshards
-from gda.cli.model_file import read_text
 from gda.cli.model_moves import moves_of
-from gda.cli.model_report import plan_model
+from gda.cli.model_report import plan_model, read_text
 
 pytestmark = pytest.mark.no_jax
 
