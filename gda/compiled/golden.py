@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ def _size(nbytes: int | None) -> str:
 
 def check(rehearsal: Rehearsal, path: Path, tolerance: float) -> None:
     """Compare a rehearsal with a golden file, or write it; see ``Rehearsal.check``."""
+    if not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance must be a part of the bytes, such as 0.05, not {tolerance!r}")
     if os.environ.get("GDA_UPDATE_GOLDEN") == "1":
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(_golden(rehearsal), indent=1) + "\n")
@@ -115,7 +118,10 @@ def check(rehearsal: Rehearsal, path: Path, tolerance: float) -> None:
         raise ValueError(f"{path} is no golden file: {error}") from None
     if not isinstance(golden, dict) or golden.get("version") != _VERSION:
         raise ValueError(f'{path} is no golden file: it has no "version": {_VERSION}')
-    differences = [*_differences(golden, _golden(rehearsal), tolerance)]
+    try:
+        differences = [*_differences(golden, _golden(rehearsal), tolerance)]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no golden file: it is damaged ({error!r})") from None
     if differences:
         raise AssertionError(
             "\n".join(
@@ -152,7 +158,11 @@ def _differences(
     if before["mesh"] != after["mesh"]:
         yield f"the mesh is {format_mesh(after['mesh'])}, not {format_mesh(before['mesh'])}"
     if before["fits"] != after["fits"]:
-        yield "it fits now" if after["fits"] else "it does not fit any more"
+        yield {
+            True: "it fits now",
+            False: "it does not fit any more",
+            None: "the capacity of the devices is unknown now",
+        }[after["fits"]]
     if not _is_near(before["peak_bytes"], after["peak_bytes"], tolerance):
         yield f"peak: {_sentence(before['peak_bytes'], after['peak_bytes'])}"
     sums = [
