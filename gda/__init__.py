@@ -58,6 +58,7 @@ _MODULE_OF = {
     "Link": "gda.layout.reshard.plan",
     # Rehearse on devices that are not here.
     "rehearsal_mesh": "gda.compiled.topologies",
+    "abstract": "gda.compiled.abstract",
     "rehearse": "gda.compiled.rehearse",
     "assert_fits": "gda.compiled.rehearse",
     "compare_rehearsals": "gda.compiled.golden",

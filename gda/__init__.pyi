@@ -50,6 +50,7 @@ from gda.layout.reshard.plan import Link as Link
 
 # Rehearse on devices that are not here.
 from gda.compiled.topologies import rehearsal_mesh as rehearsal_mesh
+from gda.compiled.abstract import abstract as abstract
 from gda.compiled.rehearse import rehearse as rehearse
 from gda.compiled.rehearse import assert_fits as assert_fits
 from gda.compiled.golden import compare_rehearsals as compare_rehearsals
@@ -123,6 +124,7 @@ __all__ = [  # noqa: RUF022
     "Link",
     # Rehearse on devices that are not here.
     "rehearsal_mesh",
+    "abstract",
     "rehearse",
     "assert_fits",
     "compare_rehearsals",

@@ -213,7 +213,7 @@ class Rehearsal:
         lines = []
         if self.flops:
             lines.append(f"{self.flops:.3g} floating-point operations per device in products")
-        if self.undonated_bytes:
+        if self.undonated_bytes > self.argument_bytes / 100:
             lines.append(
                 f"{format_bytes(self.undonated_bytes)} of arguments have an output of the same "
                 "shape and are not donated: jax.jit(…, donate_argnums=…)"

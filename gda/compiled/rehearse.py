@@ -222,14 +222,17 @@ def _arguments(
 ) -> Iterator[ArgumentBytes]:
     """Yield the arrays of the call, in its order, with their names in the user's signature."""
     given = iter(_named_leaves(fun, args, kwargs))
-    shardings = iter(jax.tree.leaves(program.input_shardings) if program is not None else ())
-    for path, leaf in jax.tree_util.tree_flatten_with_path(lowered.args_info)[0]:
+    leaves = jax.tree_util.tree_flatten_with_path(lowered.args_info)[0]
+    compiled_for = jax.tree.leaves(() if program is None else program.input_shardings)
+    if len(compiled_for) != len(leaves):  # the program has no arguments that it does not use
+        compiled_for = [None] * len(leaves)
+    for (path, leaf), sharding in zip(leaves, compiled_for, strict=True):
         # Static arguments, which the program does not have, are skipped.
         name, found = next(
             ((name, value) for name, value in given if np.shape(value) == leaf.shape),
             (f"arguments{keystr(path[1:])}", None),
         )
-        sharding = next(shardings, None) or getattr(found, "sharding", None)
+        sharding = getattr(found, "sharding", None) or sharding
         block = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
         nbytes = int(np.prod(block, dtype=np.int64)) * leaf.dtype.itemsize
         yield ArgumentBytes(name, tuple(leaf.shape), str(leaf.dtype), nbytes, leaf.donated)
