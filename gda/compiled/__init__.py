@@ -4,6 +4,6 @@ Read in this order: ``hlo`` (the text of a compiled program, without JAX), ``pro
 traced, lowered or compiled), ``rules`` (the allowed communication), ``collectives``
 (``gda.collectives`` and ``gda.assert_collectives``); ``device_kinds`` (the memory of accelerators),
 ``topologies`` (``gda.rehearsal_mesh``), ``abstract`` (``gda.abstract``), ``flops``, ``rehearsal``
-(the result of a rehearsal) and ``rehearse`` (``gda.rehearse`` and ``gda.assert_fits``); ``golden``
-(``gda.compare_rehearsals`` and golden files).
+(the result of a rehearsal, with ``golden``, the files that it is compared with) and ``rehearse``
+(``gda.rehearse`` and ``gda.assert_fits``); ``comparison`` (``gda.compare_rehearsals``).
 """
