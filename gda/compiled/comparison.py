@@ -11,14 +11,14 @@ from gda.compiled.rehearsal import Rehearsal
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
 
-_BYTES = (
-    "peak_bytes",
-    "argument_bytes",
-    "output_bytes",
-    "temporary_bytes",
-    "aliased_bytes",
-    "undonated_bytes",
-)
+_BYTES = {
+    "peak_bytes": "peak",
+    "argument_bytes": "arguments",
+    "output_bytes": "outputs",
+    "temporary_bytes": "temporaries",
+    "aliased_bytes": "outputs in donated arguments",
+    "undonated_bytes": "arguments not donated",
+}
 
 
 @set_module("gda")
@@ -56,7 +56,7 @@ class RehearsalComparison:
     def __repr__(self) -> str:
         rows = [["per device", "before", "after", "change"]]
         for name, (before, after) in self._rows():
-            label = name.removesuffix("_bytes")
+            label = _BYTES.get(name, name)
             rows.append(
                 [label, format_size(before), format_size(after), format_change(before, after)]
             )
