@@ -68,16 +68,17 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
     fun, args, kwargs = unwrapped(fun, args, kwargs)
     begun = time.perf_counter()
     failure = program = None
-    with without_hardware():  # tracing initialises JAX's backends, of which libtpu is one
-        stage = stage_of(fun, args, kwargs)
-        # Lowered here, so that its arguments are known if it does not compile.
-        lowered = stage.lower() if isinstance(stage, Traced) else stage
-        try:
-            program = compiled(lowered)
-        except JaxRuntimeError as error:
-            failure = str(error)
-            if "RESOURCE_EXHAUSTED" not in failure or "HBM" not in failure:
-                raise
+    with without_hardware():
+        jax.devices()  # tracing would initialise JAX's backends, of which libtpu may be one
+    stage = stage_of(fun, args, kwargs)
+    # Lowered here, so that its arguments are known if it does not compile.
+    lowered = stage.lower() if isinstance(stage, Traced) else stage
+    try:
+        program = compiled(lowered)
+    except JaxRuntimeError as error:
+        failure = str(error)
+        if "RESOURCE_EXHAUSTED" not in failure or "HBM" not in failure:
+            raise
     seconds = time.perf_counter() - begun
     shardings = () if program is None else (program.input_shardings, program.output_shardings)
     mesh = next((m for m in meshes_of((args, kwargs, shardings)) if isinstance(m, Mesh)), None)
