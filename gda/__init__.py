@@ -58,11 +58,12 @@ _MODULE_OF = {
     "Link": "gda.layout.reshard.plan",
     # Rehearse on devices that are not here.
     "rehearsal_mesh": "gda.compiled.topologies",
+    "abstract": "gda.compiled.abstract",
     "rehearse": "gda.compiled.rehearse",
     "assert_fits": "gda.compiled.rehearse",
-    "compare_rehearsals": "gda.compiled.golden",
+    "compare_rehearsals": "gda.compiled.comparison",
     "Rehearsal": "gda.compiled.rehearsal",
-    "RehearsalComparison": "gda.compiled.golden",
+    "RehearsalComparison": "gda.compiled.comparison",
     "AxisTraffic": "gda.compiled.rehearsal",
     "ArgumentBytes": "gda.compiled.rehearsal",
     # Test, and use other libraries.

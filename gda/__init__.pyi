@@ -50,11 +50,12 @@ from gda.layout.reshard.plan import Link as Link
 
 # Rehearse on devices that are not here.
 from gda.compiled.topologies import rehearsal_mesh as rehearsal_mesh
+from gda.compiled.abstract import abstract as abstract
 from gda.compiled.rehearse import rehearse as rehearse
 from gda.compiled.rehearse import assert_fits as assert_fits
-from gda.compiled.golden import compare_rehearsals as compare_rehearsals
+from gda.compiled.comparison import compare_rehearsals as compare_rehearsals
 from gda.compiled.rehearsal import Rehearsal as Rehearsal
-from gda.compiled.golden import RehearsalComparison as RehearsalComparison
+from gda.compiled.comparison import RehearsalComparison as RehearsalComparison
 from gda.compiled.rehearsal import AxisTraffic as AxisTraffic
 from gda.compiled.rehearsal import ArgumentBytes as ArgumentBytes
 
@@ -123,6 +124,7 @@ __all__ = [  # noqa: RUF022
     "Link",
     # Rehearse on devices that are not here.
     "rehearsal_mesh",
+    "abstract",
     "rehearse",
     "assert_fits",
     "compare_rehearsals",

@@ -7,9 +7,9 @@ A subcommand has two functions: one adds its arguments to a parser, one runs it 
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
 
 Read in this order: ``commands`` and ``planned_array`` (an array from all options); ``plans`` with
-``array_numbers``, ``reshards``; ``model_report`` with ``model_numbers``; ``model_reshard`` with
-``model_moves`` and ``model_suggestion``; ``checkpoints``; ``tables`` and ``pictures`` (output). The
-texts of options and files are read by ``gda.layout.notation``.
+``array_numbers``, ``reshards``; ``model_report`` with ``model_numbers`` and ``model_memory``;
+``model_reshard`` with ``model_moves`` and ``model_suggestion``; ``checkpoints``; ``tables`` and
+``pictures`` (output). The texts of options and files are read by ``gda.layout.notation``.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@
   ``shape``, ``dtype``, ``spec``, ``shard_shape``, ``padded_shape``, ``percent_padding``,
   ``num_replicas``, ``nbytes``;
 - ``savings``: replicated rows that could be sharded, most saved first: ``name``, ``count``,
-  ``spec``, ``better_spec``, and ``nbytes_saved_per_device`` by all of the row.
+  ``spec``, ``better_spec``, and ``nbytes_saved_per_device`` by all of the row;
+- ``memory``, with ``--device``: see ``gda/cli/model_memory.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The report of ``gda plan --tree FILE``: the bytes of a whole model on each device.
 
-``gda/layout/notation/model_file.py`` describes the file, ``gda/cli/model_numbers.py`` the document
-of ``--json``.
+``gda/layout/notation/model_file.py`` describes the file, ``gda/cli/model_numbers.py`` and
+``gda/cli/model_memory.py`` the document of ``--json``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gda.cli.commands import OK, read_given
+from gda.cli.model_memory import ModelMemory
 from gda.cli.model_numbers import ModelPlan, Row
 from gda.cli.planned_array import check_devices_per_process, format_shape, print_json
 from gda.cli.tables import (
@@ -22,6 +23,7 @@ from gda.cli.tables import (
     listed,
     two_tables,
 )
+from gda.compiled.device_kinds import DeviceKind, kind_named
 from gda.layout.notation.layouts import parse_mesh
 from gda.layout.notation.mistakes import MistakesError
 from gda.layout.notation.model_file import ModelText, read_model, text_of
@@ -36,16 +38,33 @@ _ROWS_SHOWN = 10
 
 def plan_tree(options: argparse.Namespace) -> int:
     """Run ``gda plan --tree``."""
+    kind = _read_kind(options)
     model = _read(options)
+    memory = kind and ModelMemory(model, kind, options.optimizer, options.pad)
     if options.json:
-        print_json(model.describe())
+        print_json({**model.describe(), **({"memory": memory.describe()} if memory else {})})
         return OK
     print(*_summary(model), sep="\n")
+    if memory:
+        print("", *_memory(memory), sep="\n")
     if model.rows:
         print("", *_rows(model), sep="\n")
     if model.savings:
         print("", *_savings(model), sep="\n")
     return OK
+
+
+def _read_kind(options: argparse.Namespace) -> DeviceKind | None:
+    if options.device is None:
+        if options.optimizer is not None:
+            raise MistakesError(
+                "--optimizer counts its state in the memory of a device; give --device, such as v5e"
+            )
+        return None
+    try:
+        return kind_named(options.device)
+    except ValueError as error:
+        raise MistakesError(f"--device: {error}") from None
 
 
 def _read(options: argparse.Namespace) -> ModelPlan:
@@ -135,6 +154,46 @@ def _padding(model: ModelPlan) -> list[str]:
     count = sum(parameter.grid.is_padded for parameter in model.parameters)
     words = f"{format_padding(model.padding)} more, in {counted(count, 'parameter')}"
     return [words] if count else []
+
+
+def _memory(memory: ModelMemory) -> list[str]:
+    kind, needed = memory.kind, format_bytes(memory.kind.capacity_bytes - memory.bytes_left)
+    parts = [f"parameters {format_bytes(memory.model.bytes_per_device)}"]
+    if memory.optimizer:
+        parts.append(f"{memory.optimizer} {format_bytes(memory.optimizer_bytes)}")
+    rows = [
+        ("device", f"{kind.name}: {format_bytes(kind.capacity_bytes)} for programs"),
+        *([("note", kind.note)] if kind.note else []),
+        ("needed", f"{needed}: {', '.join(parts)}"),
+    ]
+    if memory.fits:
+        left = format_bytes(memory.bytes_left)
+        return facts([*rows, ("fits", f"yes: {left} left for gradients and activations")])
+    missing = format_bytes(-memory.bytes_left)
+    least = counted(memory.least_devices, "device")
+    return facts(
+        [
+            *rows,
+            ("fits", f"no: {missing} too much; without replicas it needs at least {least}"),
+            ("suggestion", _suggestion(memory)),
+        ]
+    )
+
+
+def _suggestion(memory: ModelMemory) -> str:
+    suggestion = memory.suggestion
+    if suggestion is None:
+        return "none found with one axis of the mesh larger"
+    changes = []
+    if suggestion.mesh != memory.model.mesh:
+        devices = counted(suggestion.num_devices, "device")
+        changes.append(f"--mesh {format_mesh(suggestion.mesh)}: {devices}")
+    if suggestion.rows:
+        first, *others = suggestion.rows
+        more = f" and {counted(len(others), 'more row')} of --json" if others else ""
+        changes.append(f"{format_spec(first.better_spec)} for {_name(first)}{more}")
+    left = format_bytes(suggestion.bytes_left)
+    return f"{', with '.join(changes)}; leaves {left} for gradients and activations"
 
 
 def _rows(model: ModelPlan) -> list[str]:

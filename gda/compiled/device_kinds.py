@@ -8,6 +8,8 @@ from dataclasses import dataclass
 _GIB = 2**30
 _GB = 10**9
 
+_TWO = "a chip is two devices in JAX; this is the memory of one"
+
 
 @dataclass(frozen=True)
 class DeviceKind:
@@ -16,8 +18,7 @@ class DeviceKind:
     Attributes:
       name: as in names of TPU topologies: ``v5e``; for GPUs such as ``h100``.
       device_kinds: the values of ``jax.Device.device_kind`` that mean it.
-      capacity_bytes: the memory that programs have on one JAX device. A chip of v2, v3 and tpu7x
-        is two devices, a chip of the others is one.
+      capacity_bytes: the memory that programs have on one JAX device.
       source: the origin of this figure.
       note: a limit that the figure does not contain, in words.
     """
@@ -29,9 +30,11 @@ class DeviceKind:
     note: str = ""
 
 
-def _tpu(name: str, device_kinds: tuple[str, ...], available: float, chip: str) -> DeviceKind:
+def _tpu(
+    name: str, device_kinds: tuple[str, ...], available: float, chip: str, note: str = ""
+) -> DeviceKind:
     source = f"libtpu 0.0.50.1, to 0.01 GiB; {chip} per chip on cloud.google.com/tpu/docs/{name}"
-    return DeviceKind(name, device_kinds, int(available * _GIB), source)
+    return DeviceKind(name, device_kinds, int(available * _GIB), source, note)
 
 
 def _gpu(name: str, device_kinds: tuple[str, ...], gigabytes: int, page: str) -> DeviceKind:
@@ -45,13 +48,13 @@ def _gpu(name: str, device_kinds: tuple[str, ...], gigabytes: int, page: str) ->
 # compiler has two devices per chip of 15.25 GiB each; JAX on a v4 has one, as with the option
 # chip_config_name="megacore".
 KINDS = (
-    _tpu("v2", ("TPU v2",), 7.48, "16 GiB"),
-    _tpu("v3", ("TPU v3",), 15.48, "32 GiB"),
+    _tpu("v2", ("TPU v2",), 7.48, "16 GiB", _TWO),
+    _tpu("v3", ("TPU v3",), 15.48, "32 GiB", _TWO),
     _tpu("v4", ("TPU v4",), 30.75, "32 GiB"),
     _tpu("v5e", ("TPU v5 lite", "TPU v5e"), 15.75, "16 GB"),
     _tpu("v5p", ("TPU v5", "TPU v5p"), 95.73, "95 GiB"),
     _tpu("v6e", ("TPU v6 lite", "TPU v6e"), 31.24, "32 GiB"),
-    _tpu("tpu7x", ("TPU7x",), 94.74, "192 GiB"),
+    _tpu("tpu7x", ("TPU7x",), 94.74, "192 GiB", _TWO),
     _gpu("a100-40gb", ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), 40, "a100"),
     _gpu("a100-80gb", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), 80, "a100"),
     _gpu("h100", ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"), 80, "h100"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gda.compiled.hlo import Axes, Collective, Collectives, format_axes, summed
+from gda.compiled.golden import bytes_by_kind, check
+from gda.compiled.hlo import Axes, Collective, Collectives, format_axes, format_size, summed
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh
@@ -171,9 +172,17 @@ class Rehearsal:
         ...     del os.environ['GDA_UPDATE_GOLDEN']
         ...     rehearsal.check(folder + '/step.json')  # compares
         """
-        from gda.compiled.golden import check
-
-        check(self, Path(path), tolerance)
+        found = {
+            "device_kind": self.device_kind,
+            "mesh": dict(self.mesh_shape),
+            "fits": self.fits,
+            "peak_bytes": self.peak_bytes,
+            "collectives": [
+                {"kind": kind, "axes": axes, "nbytes": nbytes}
+                for (kind, axes), nbytes in sorted(bytes_by_kind(self.collectives or ()).items())
+            ],
+        }
+        check(self.name, found, Path(path), tolerance)
 
     def __repr__(self) -> str:
         return "\n".join(
@@ -214,7 +223,7 @@ class Rehearsal:
         lines = []
         if self.flops:
             lines.append(f"{self.flops:.3g} floating-point operations per device in products")
-        if self.undonated_bytes:
+        if self.undonated_bytes > self.argument_bytes / 100:
             lines.append(
                 f"{format_bytes(self.undonated_bytes)} of arguments have an output of the same "
                 "shape and are not donated: jax.jit(…, donate_argnums=…)"
@@ -233,8 +242,8 @@ class Rehearsal:
             [
                 format_axes(each.axes),
                 "?" if each.executions is None else f"{each.executions:,}",
-                _size(each.nbytes),
-                _size(each.nbytes_slow),
+                format_size(each.nbytes),
+                format_size(each.nbytes_slow),
             ]
             for each in self.traffic
         ]
@@ -258,10 +267,6 @@ def _of_arguments(arguments: Sequence[ArgumentBytes]) -> list[str]:
     more = len(arguments) - len(rows)
     left = [f"and {counted(more, 'more argument')}"] if more > 0 else []
     return [*table([header, *rows], right={"per device"}), *left]
-
-
-def _size(nbytes: int | None) -> str:
-    return "?" if nbytes is None else format_bytes(nbytes)
 
 
 def traffic_of(
@@ -291,13 +296,3 @@ def _is_slow(collective: Collective, host_of: Sequence[int]) -> bool:
         return collective.is_between_slices
     together = [*collective.groups, *collective.pairs]
     return any(len({host_of[position] for position in group}) > 1 for group in together)
-
-
-def by_kind(found: Mapping[str, Any]) -> dict[tuple[str, str], int | None]:
-    """Return the bytes for each kind and axes among the collectives of ``Rehearsal.to_dict``."""
-    totals: dict[tuple[str, str], int | None] = {}
-    for each in found["collectives"] or ():
-        key = each["kind"], format_axes(None if each["axes"] is None else tuple(each["axes"]))
-        nbytes = None if each["count"] is None else each["nbytes"] * each["count"]
-        totals[key] = summed((totals.get(key, 0), nbytes))
-    return totals

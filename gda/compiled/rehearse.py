@@ -69,10 +69,11 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
     fun, args, kwargs = unwrapped(fun, args, kwargs)
     begun = time.perf_counter()
     failure = program = None
-    with without_hardware():  # tracing initialises JAX's backends, of which libtpu is one
-        stage = stage_of(fun, args, kwargs)
-        # Lowered here, so that its arguments are known if it does not compile.
-        lowered = stage.lower() if isinstance(stage, Traced) else stage
+    with without_hardware():
+        jax.devices()  # tracing would initialise JAX's backends, of which libtpu may be one
+    stage = stage_of(fun, args, kwargs)
+    # Lowered here, so that its arguments are known if it does not compile.
+    lowered = stage.lower() if isinstance(stage, Traced) else stage
     mesh = _mesh_of((args, kwargs))
     try:
         program = compiled(lowered)
@@ -81,12 +82,13 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
         if "RESOURCE_EXHAUSTED" not in failure or "HBM" not in failure:
             raise
         if mesh is None:
-            error.add_note("gda.rehearse: for an answer, pass the function and its arguments")
+            error.add_note("gda.rehearse: for an answer, pass arguments that are on a mesh")
             raise
     seconds = time.perf_counter() - begun
-    if mesh is None and program is not None:
-        mesh = _mesh_of((program.input_shardings, program.output_shardings))
-    device = mesh.devices.flat[0] if mesh is not None else jax.devices()[0]
+    shardings = () if program is None else (program.input_shardings, program.output_shardings)
+    mesh = mesh or _mesh_of(shardings)
+    placed = (device for each in jax.tree.leaves(shardings) for device in each.device_set)
+    device = mesh.devices.flat[0] if mesh is not None else next(placed, jax.devices()[0])
     arguments = tuple(_arguments(stage, program, iter(jax.tree.leaves((args, kwargs)))))
     flops = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
     num_devices = 1 if mesh is None else mesh.size

@@ -39,7 +39,7 @@ _WITHOUT_HARDWARE = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-_lock = threading.RLock()  # a function may make a mesh while it is traced
+_lock = threading.Lock()
 
 
 @set_module("gda")

@@ -38,18 +38,6 @@ MODEL = {
 FEWER = ("--to-mesh", "data=3,model=2", "--devices-per-process", "2")
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a document to a file; returns its path."""
-
-    def written(document: Any, name: str = "model.json") -> Path:
-        path = tmp_path / name
-        path.write_text(json.dumps(document))
-        return path
-
-    return written
-
-
 def moved(path: Path, *args: str) -> dict[str, Any]:
     """Return what a command says with --json."""
     return document_of("reshard", "--tree", str(path), *args)

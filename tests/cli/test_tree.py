@@ -40,18 +40,6 @@ SMALL = {
 }
 
 
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[[Any], Path]:
-    """Writes a document, or a text, to a file; returns its path."""
-
-    def written(document: Any) -> Path:
-        path = tmp_path / "model.json"
-        path.write_text(document if isinstance(document, str) else json.dumps(document))
-        return path
-
-    return written
-
-
 def plan(*args: Any) -> dict[str, Any]:
     """Return what a command says with --json."""
     with redirect_stdout(io.StringIO()) as out:

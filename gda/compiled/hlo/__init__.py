@@ -15,6 +15,7 @@ from gda.compiled.hlo.listing import (
     Collectives,
     Traffic,
     format_axes,
+    format_size,
     sentence,
     summed,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "Collectives",
     "Traffic",
     "format_axes",
+    "format_size",
     "num_devices",
     "read_collectives",
     "sentence",

@@ -116,7 +116,7 @@ class Collectives(Sequence[Collective]):
             return f"no collectives on {mesh}"
         header = ["collective", "over", "operands", "times", "bytes", "from"]
         totals = [
-            ["total", format_axes(axes), "", _format_count(executions), _format_size(nbytes), ""]
+            ["total", format_axes(axes), "", _format_count(executions), format_size(nbytes), ""]
             for axes, (executions, nbytes) in self.by_axis().items()
         ]
         some, lines = counted(len(self), "collective"), table([header, *map(_row, self), *totals])
@@ -153,7 +153,7 @@ def _row(collective: Collective) -> list[str]:
         format_axes(collective.axes),
         _format_operands(collective),
         f"<={count}" if collective.is_conditional else count,
-        _format_size(collective.nbytes_total),
+        format_size(collective.nbytes_total),
         _format_source(collective),
     ]
 
@@ -199,5 +199,6 @@ def _format_count(count: int | None) -> str:
     return "?" if count is None else str(count)
 
 
-def _format_size(nbytes: int | None) -> str:
+def format_size(nbytes: int | None) -> str:
+    """Return a size in words, or a question mark for an unknown one."""
     return "?" if nbytes is None else format_bytes(nbytes)
