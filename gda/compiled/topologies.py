@@ -7,6 +7,7 @@ the process, so names are checked before it sees them.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 import os
@@ -143,6 +144,8 @@ def _ordered(devices: list[Any], within: list[int], across: list[int]) -> Any:
 # libtpu.
 
 
+# Two descriptions of one topology have different devices, which one program must not mix.
+@functools.cache
 def _devices_of(topology: str, num_slices: int) -> list[Any]:
     if importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ:
         raise ImportError(
