@@ -48,9 +48,14 @@ class RehearsalComparison:
     def _rows(self) -> Iterator[tuple[str, tuple[int | None, int | None]]]:
         for name in _BYTES:
             yield name, (getattr(self.before, name), getattr(self.after, name))
-        kinds = [bytes_by_kind(each.collectives or ()) for each in (self.before, self.after)]
+        found = [each.collectives for each in (self.before, self.after)]
+        kinds = [bytes_by_kind(each or ()) for each in found]
+        # The communication of a program that does not fit is unknown.
+        absent = [None if each is None else 0 for each in found]
         for kind, axes in {**kinds[0], **kinds[1]}:
-            before, after = (each.get((kind, axes), 0) for each in kinds)
+            before, after = (
+                each.get((kind, axes), zero) for each, zero in zip(kinds, absent, strict=True)
+            )
             yield f"{kind} over {axes}", (before, after)
 
     def __repr__(self) -> str:

@@ -86,6 +86,8 @@ def _differences(
         }[after["fits"]]
     if not _is_near(before["peak_bytes"], after["peak_bytes"], tolerance):
         yield f"peak: {_sentence(before['peak_bytes'], after['peak_bytes'])}"
+    if before["collectives"] is None or after["collectives"] is None:
+        return  # a program that does not fit has none
     sums = [
         {(each["kind"], each["axes"]): each["nbytes"] for each in document["collectives"]}
         for document in (before, after)
