@@ -157,8 +157,14 @@ def collectives_in(text: str, mesh: Mesh | AbstractMesh | None) -> Collectives:
     """Return the collectives of the text of a program, with their lines in the user's code."""
     mesh_shape = {} if mesh is None else dict(mesh.shape)
     slices = _slices_of(mesh)
+    ids = [device.id for device in mesh.devices.flat] if slices and isinstance(mesh, Mesh) else ()
     found = read_collectives(
-        text, mesh_shape, library=_LIBRARIES, installed=_installed(), slices=slices
+        text,
+        mesh_shape,
+        library=_LIBRARIES,
+        installed=_installed(),
+        slices=slices,
+        device_ids=ids,
     )
     return Collectives(found, mesh_shape)
 

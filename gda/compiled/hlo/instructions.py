@@ -90,17 +90,17 @@ class Instruction(NamedTuple):
         if "calls" in self.attributes:  # it is read in the computation
             return None
         if "is_host_transfer" in self.attributes:
-            transfer = re.search(r'megascale_transfer_type="(\w+)"', self._frontend_attributes)
+            transfer = re.search(r'megascale_transfer_type="(\w+)"', self.frontend_attributes)
             return _BETWEEN_SLICES.get(transfer[1], "send") if transfer else None
         return kind
 
     @property
     def is_between_slices(self) -> bool:
         """It goes over the network between slices of TPUs, by way of the hosts."""
-        return "megascale_transfer_type" in self._frontend_attributes
+        return "megascale_transfer_type" in self.frontend_attributes
 
     @property
-    def _frontend_attributes(self) -> str:
+    def frontend_attributes(self) -> str:
         return self.attributes.get("frontend_attributes", "")
 
     @property

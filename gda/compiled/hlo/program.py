@@ -128,6 +128,7 @@ def read_collectives(
     library: Sequence[str] = (),
     installed: Sequence[str] = (),
     slices: Mapping[str, int] | None = None,
+    device_ids: Sequence[int] = (),
 ) -> tuple[Collective, ...]:
     """Return the collectives of a program, in its order.
 
@@ -140,6 +141,7 @@ def read_collectives(
       library: folders of code that is not the user's.
       installed: folders of code that is the user's only if there is no other.
       slices: number of slices of TPUs along each axis that goes over several.
+      device_ids: with ``slices``, the ids of the devices of the mesh, in its order.
 
     Raises:
       ValueError: a line looks like a collective and cannot be read, or the text is no program.
@@ -160,7 +162,11 @@ def read_collectives(
         collective
         for module in modules
         for collective in _Module(
-            module, dict(mesh_shape or {}), Sources(module, library, installed), dict(slices or {})
+            module,
+            dict(mesh_shape or {}),
+            Sources(module, library, installed),
+            dict(slices or {}),
+            device_ids,
         ).collectives()
     )
 
@@ -196,11 +202,18 @@ class _Runs(NamedTuple):
 
 class _Module:
     def __init__(
-        self, text: str, mesh_shape: dict[str, int], sources: Sources, slices: dict[str, int]
+        self,
+        text: str,
+        mesh_shape: dict[str, int],
+        sources: Sources,
+        slices: dict[str, int],
+        device_ids: Sequence[int],
     ) -> None:
+        self.mesh_of_slices = mesh_shape
         # The program of a slice numbers the devices of its own.
         self.mesh_shape = {name: n // slices.get(name, 1) for name, n in mesh_shape.items()}
         self.slices = slices
+        self.position_of = {device_id: position for position, device_id in enumerate(device_ids)}
         self.computations, self.entry = parse_computations(text)
         self._check_callees()
         self.calls = {
@@ -283,7 +296,7 @@ class _Module:
         operands, outputs = self._operands_and_outputs(computation, instruction)
         groups, pairs = self._groups(instruction), _pairs(instruction)
         if instruction.is_between_slices:
-            groups, pairs, axes = (), (), tuple(self.slices) or None
+            groups, pairs, axes = (), (), self._axes_between_slices(instruction)
         elif kind in ("collective-permute", "send"):
             axes = None if pairs is None else axes_of_pairs(pairs, self.mesh_shape)
         else:
@@ -309,6 +322,22 @@ class _Module:
             pairs=pairs or (),
             is_between_slices=instruction.is_between_slices,
         )
+
+    def _axes_between_slices(self, instruction: Instruction) -> tuple[str, ...] | None:
+        """Return the axes along which the devices differ that communicate between slices.
+
+        Their ids are written in groups, ``{{100000,200000},…}``, or in pairs,
+        ``{{100003->200000},…}``. ``{1,2}x{0:3}`` means all slices.
+        """
+        target = re.search(
+            r"megascale_target=(\{\{[\d,{}>-]+\}\})", instruction.frontend_attributes
+        )
+        if target is None:
+            return tuple(self.slices) or None
+        groups = [numbers(group) for group in re.findall(r"\{([\d,>-]+)\}", target[1])]
+        positions = [[self.position_of.get(each, -1) for each in group] for group in groups]
+        pairs = tuple((first, other) for first, *others in positions for other in others)
+        return axes_of_pairs(pairs, self.mesh_of_slices)
 
     def _operands_and_outputs(
         self, computation: Computation, instruction: Instruction
