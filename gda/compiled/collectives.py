@@ -165,9 +165,10 @@ def collectives_in(text: str, mesh: Mesh | AbstractMesh | None) -> Collectives:
 
 def _slices_of(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
     """Return the number of slices of TPUs along each axis that goes over several."""
-    if not isinstance(mesh, Mesh) or not hasattr(mesh.devices.flat[0], "slice_index"):
+    # GPUs have a slice_index too, that of their host, but their programs are for all devices.
+    if not isinstance(mesh, Mesh) or mesh.devices.flat[0].platform != "tpu":
         return {}
-    slice_of = np.vectorize(lambda device: device.slice_index)(mesh.devices)
+    slice_of = np.vectorize(lambda device: getattr(device, "slice_index", 0))(mesh.devices)
     along = {
         name: len(np.unique(np.moveaxis(slice_of, axis, 0).reshape(size, -1)[:, 0]))
         for axis, (name, size) in enumerate(mesh.shape.items())

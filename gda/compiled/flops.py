@@ -20,7 +20,7 @@ def flops_of(jaxpr: Any) -> float | None:
     expensive counts. The rest of a program, element by element, is not counted.
 
     Returns:
-      the number; None if a loop of unknown length has such operations.
+      the number; None if a loop of unknown length or a kernel of Pallas has such operations.
 
     >>> import jax, jax.numpy as jnp
     >>> layers, x = jax.ShapeDtypeStruct((3, 8, 8), jnp.float32), jnp.ones((4, 8))
@@ -56,14 +56,16 @@ def _flops_of_equation(equation: Any) -> float | None:
         return None if None in inner else max(inner, default=0.0)  # pyright: ignore
     total = 0.0
     for flops in inner:
-        if flops is None or (flops and name == "while"):
+        # A kernel of Pallas runs its body once for each point of a grid.
+        if flops is None or (flops and name in ("while", "pallas_call")):
             return None
         total += flops
     if name == "scan":
         return total * params["length"]
     if name == "shard_map":  # its body is the part of one device along the manual axes
-        mesh = params["mesh"]
-        return total * math.prod(mesh.shape[axis] for axis in params["manual_axes"])
+        # JAX 0.8 has another name for these axes.
+        axes = params.get("newly_manual_axes", params.get("manual_axes"))
+        return total * math.prod(params["mesh"].shape[axis] for axis in axes)
     return total
 
 

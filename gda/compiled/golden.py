@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -36,6 +37,8 @@ def check(name: str, found: dict[str, Any], path: Path, tolerance: float) -> Non
 
     ``Rehearsal.check`` describes it.
     """
+    if not 0 <= tolerance < math.inf:
+        raise ValueError(f"tolerance must be a part of the bytes, such as 0.05, not {tolerance!r}")
     found = {"version": _VERSION, **found}
     if os.environ.get(UPDATE) == "1":
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +54,10 @@ def check(name: str, found: dict[str, Any], path: Path, tolerance: float) -> Non
         raise ValueError(f"{path} is no golden file: {error}") from None
     if not isinstance(golden, dict) or golden.get("version") != _VERSION:
         raise ValueError(f'{path} is no golden file: it has no "version": {_VERSION}')
-    differences = [*_differences(golden, found, tolerance)]
+    try:
+        differences = [*_differences(golden, found, tolerance)]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no golden file: it is damaged ({error!r})") from None
     if differences:
         raise AssertionError(
             "\n".join(
@@ -73,7 +79,11 @@ def _differences(
     if before["mesh"] != after["mesh"]:
         yield f"the mesh is {format_mesh(after['mesh'])}, not {format_mesh(before['mesh'])}"
     if before["fits"] != after["fits"]:
-        yield "it fits now" if after["fits"] else "it does not fit any more"
+        yield {
+            True: "it fits now",
+            False: "it does not fit any more",
+            None: "the capacity of the devices is unknown now",
+        }[after["fits"]]
     if not _is_near(before["peak_bytes"], after["peak_bytes"], tolerance):
         yield f"peak: {_sentence(before['peak_bytes'], after['peak_bytes'])}"
     sums = [

@@ -80,8 +80,8 @@ class Rehearsal:
         fit, the memory that the compiler asks for, as exactly as it tells.
       argument_bytes: bytes of the arguments that the program uses, in the layout of the device; for
         a program that does not fit, without the padding of that layout.
-      output_bytes: bytes of the results, those in donated arguments included; None if the program
-        does not fit.
+      output_bytes: bytes of the results, those in donated arguments included, and on a CPU 8 for
+        the address of each if there are several; None if the program does not fit.
       temporary_bytes: bytes of everything that the program holds meanwhile; None in the same case.
       aliased_bytes: bytes of the results that take the memory of donated arguments; None in the
         same case.
@@ -95,7 +95,8 @@ class Rehearsal:
       collectives: as ``gda.collectives`` has them; None if the program does not fit.
       traffic: the totals for each set of mesh axes, the most bytes first; empty if the program does
         not fit.
-      arguments: the arrays among the arguments, the largest on a device first.
+      arguments: the arrays among the arguments that the program uses, the largest on a device
+        first; for a program that does not fit, all arrays among them.
       message: the words of the compiler for a program that does not fit; else empty.
 
     >>> import gda, jax, numpy as np
@@ -161,7 +162,7 @@ class Rehearsal:
         Raises:
           AssertionError: something differs; the message has a line for each difference.
           FileNotFoundError: there is no such file, and it is not to be written.
-          ValueError: the file is no golden file.
+          ValueError: the file is no golden file, or ``tolerance`` is negative.
 
         >>> import gda, jax, numpy as np, os, tempfile
         >>> rehearsal = gda.rehearse(lambda x: x + 1, jax.ShapeDtypeStruct((8,), np.float32))
@@ -268,17 +269,20 @@ def _of_arguments(arguments: Sequence[ArgumentBytes]) -> list[str]:
     return [*table([header, *rows], right={"per device"}), *left]
 
 
-def traffic_of(collectives: Collectives, domain_of: Sequence[int]) -> tuple[AxisTraffic, ...]:
+def traffic_of(
+    collectives: Collectives, has_slow: bool, host_of: Sequence[int]
+) -> tuple[AxisTraffic, ...]:
     """Return the totals for each set of mesh axes, the most bytes first.
 
     Args:
       collectives: those of a program.
-      domain_of: for each position of the mesh, the number of its slice or host.
+      has_slow: some links are slower than others.
+      host_of: for each position of the mesh, the number of its host, if links between hosts are the
+        slow ones; empty for TPUs, whose programs mark what goes between slices.
     """
-    has_slow = len(set(domain_of)) > 1
     slow: dict[Axes | None, int | None] = {}
     for collective in collectives:
-        nbytes = collective.nbytes_total if _is_slow(collective, domain_of) else 0
+        nbytes = collective.nbytes_total if _is_slow(collective, host_of) else 0
         slow[collective.axes] = summed((slow.get(collective.axes, 0), nbytes))
     totals = [
         AxisTraffic(axes, *total, slow[axes] if has_slow else None)
@@ -287,8 +291,8 @@ def traffic_of(collectives: Collectives, domain_of: Sequence[int]) -> tuple[Axis
     return tuple(sorted(totals, key=lambda each: -(each.nbytes or 0)))
 
 
-def _is_slow(collective: Collective, domain_of: Sequence[int]) -> bool:
-    if collective.is_between_slices:
-        return True
+def _is_slow(collective: Collective, host_of: Sequence[int]) -> bool:
+    if collective.is_between_slices or not host_of:
+        return collective.is_between_slices
     together = [*collective.groups, *collective.pairs]
-    return any(len({domain_of[position] for position in group}) > 1 for group in together)
+    return any(len({host_of[position] for position in group}) > 1 for group in together)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import math
 import re
 import time
 from collections import Counter
@@ -51,7 +51,8 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
 
     Raises:
       TypeError: ``fun`` is not callable, or a stage comes with arguments.
-      Exception: any error of tracing or compiling, but for memory that does not suffice.
+      Exception: any error of tracing or compiling, but for memory that does not suffice; for a
+        stage, which does not tell its devices before it is compiled, that too.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -73,17 +74,22 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
     stage = stage_of(fun, args, kwargs)
     # Lowered here, so that its arguments are known if it does not compile.
     lowered = stage.lower() if isinstance(stage, Traced) else stage
+    mesh = _mesh_of((args, kwargs))
     try:
         program = compiled(lowered)
     except JaxRuntimeError as error:
         failure = str(error)
         if "RESOURCE_EXHAUSTED" not in failure or "HBM" not in failure:
             raise
+        if mesh is None:
+            error.add_note("gda.rehearse: for an answer, pass arguments that are on a mesh")
+            raise
     seconds = time.perf_counter() - begun
     shardings = () if program is None else (program.input_shardings, program.output_shardings)
-    mesh = next((m for m in meshes_of((args, kwargs, shardings)) if isinstance(m, Mesh)), None)
-    device = mesh.devices.flat[0] if mesh is not None else jax.devices()[0]
-    arguments = tuple(_arguments(lowered, program, fun, args, kwargs))
+    mesh = mesh or _mesh_of(shardings)
+    placed = (device for each in jax.tree.leaves(shardings) for device in each.device_set)
+    device = mesh.devices.flat[0] if mesh is not None else next(placed, jax.devices()[0])
+    arguments = tuple(_arguments(stage, program, iter(jax.tree.leaves((args, kwargs)))))
     flops = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
     num_devices = 1 if mesh is None else mesh.size
     about: dict[str, Any] = {
@@ -159,7 +165,7 @@ def _that_compiles(
         aliased_bytes=memory.alias_size_in_bytes,
         code_bytes=memory.generated_code_size_in_bytes,
         collectives=found,
-        traffic=traffic_of(found, [0] if mesh is None else _domains(mesh)),
+        traffic=traffic_of(found, *_links(mesh)),
     )
 
 
@@ -203,52 +209,49 @@ def _capacity_bytes(device: Any) -> int | None:
     return limit or (None if kind is None else kind.capacity_bytes)
 
 
-def _domains(mesh: Mesh) -> list[int]:
-    """Return for each position the number of its slice, for TPUs, or of its host."""
-    return [
-        getattr(device, "slice_index", 0) if device.platform == "tpu" else device.process_index
-        for device in mesh.devices.flat
-    ]
+def _mesh_of(tree: Any) -> Mesh | None:
+    return next((mesh for mesh in meshes_of(tree) if isinstance(mesh, Mesh)), None)
+
+
+def _links(mesh: Mesh | None) -> tuple[bool, list[int]]:
+    """Return whether some links are slow, and the host of each position where that tells which."""
+    devices = [] if mesh is None else [*mesh.devices.flat]
+    if devices and devices[0].platform == "tpu":
+        return len({getattr(device, "slice_index", 0) for device in devices}) > 1, []
+    hosts = [device.process_index for device in devices]
+    return len(set(hosts)) > 1, hosts
 
 
 # The arguments.
 
 
 def _arguments(
-    lowered: Lowered | Compiled,
+    stage: Traced | Lowered | Compiled,
     program: Compiled | None,
-    fun: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    given: Iterator[Any],
 ) -> Iterator[ArgumentBytes]:
-    """Yield the arrays of the call, in its order, with their names in the user's signature."""
-    given = iter(_named_leaves(fun, args, kwargs))
-    leaves = jax.tree_util.tree_flatten_with_path(lowered.args_info)[0]
-    compiled_for = jax.tree.leaves(() if program is None else program.input_shardings)
-    if len(compiled_for) != len(leaves):  # the program has no arguments that it does not use
-        compiled_for = [None] * len(leaves)
-    for (path, leaf), sharding in zip(leaves, compiled_for, strict=True):
-        # Static arguments, which the program does not have, are skipped.
-        name, found = next(
-            ((name, value) for name, value in given if np.shape(value) == leaf.shape),
-            (f"arguments{keystr(path[1:])}", None),
-        )
-        sharding = getattr(found, "sharding", None) or sharding
+    """Yield the arrays of the call, in its order, with their names in the user's signature.
+
+    Those that a program does not use are omitted, since JAX does not pass them.
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(stage.args_info)[0]
+    names = [f"arguments{keystr(path[1:])}" for path, _ in leaves]
+    if isinstance(stage, Traced):
+        names = stage.jaxpr.jaxpr.debug_info.arg_names or names
+    shardings: list[Any] = [None] * len(leaves)
+    if program is not None:
+        shardings = jax.tree.leaves(program.input_shardings, is_leaf=lambda each: each is None)
+    for name, (_, leaf), sharding in zip(names, leaves, shardings, strict=True):
+        if program is None:
+            # Static arguments, which the program does not have, are skipped.
+            found = next((each for each in given if np.shape(each) == leaf.shape), None)
+            sharding = getattr(found, "sharding", None)
+        elif sharding is None:
+            continue
         block = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
-        nbytes = int(np.prod(block, dtype=np.int64)) * leaf.dtype.itemsize
+        nbytes = math.prod(block) * leaf.dtype.itemsize
+        name = name.removesuffix(".array")  # of a container of gda
         yield ArgumentBytes(name, tuple(leaf.shape), str(leaf.dtype), nbytes, leaf.donated)
-
-
-def _named_leaves(fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-    try:
-        bound = inspect.signature(fun).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # it has no signature
-        bound = {f"arguments[{i}]": each for i, each in enumerate(args)} | kwargs
-    return [
-        (f"{name}{keystr(path)}".removesuffix(".array"), leaf)
-        for name, value in bound.items()
-        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
-    ]
 
 
 def _undonated_bytes(lowered: Lowered | Compiled, arguments: Sequence[ArgumentBytes]) -> int:
