@@ -293,6 +293,31 @@ def test_a_collective_beside_which_a_tpu_computes_counts_once() -> None:
     assert sorted(each.count or 0 for each in more) == [1, 6]
 
 
+SCATTERED = """
+%all-reduce-scatter.1 (p.1: f32[16,4]) -> f32[4,4] {
+  %p.1 = f32[16,4]{1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %r = f32[16,4]{1,0} all-reduce(%p.1), channel_id=3, replica_groups=[2,4]<=[8], to_apply=%add
+  ROOT %s = f32[4,4]{1,0} dynamic-slice(%r, %zero, %zero), dynamic_slice_sizes={4,4}
+}
+"""
+
+
+def test_a_reduce_scatter_that_a_tpu_writes_as_an_all_reduce_of_which_each_keeps_a_part() -> None:
+    found = only(
+        """
+        %p = f32[16,4]{1,0} parameter(0)
+        ROOT %f = f32[4,4]{1,0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1, \
+metadata={op_name="jit(f)/dot_general" source_file="/home/me/f.py" source_line=7}
+        """,
+        before=SCATTERED,
+    )
+    assert (found.kind, found.axes, found.reduction) == ("reduce-scatter", ("y",), "add")
+    assert (found.operand_shapes, found.output_shapes) == (((16, 4),), ((4, 4),))
+    assert (found.nbytes, found.nbytes_output) == (256, 64)
+    assert (found.op_name, found.source_file) == ("jit(f)/dot_general", "/home/me/f.py")
+
+
 @pytest.mark.parametrize(
     "attributes",
     [

@@ -223,6 +223,13 @@ class _Module:
             }
             for name, computation in self.computations.items()
         }
+        self.fusions = {
+            callee: instruction
+            for computation in self.computations.values()
+            for instruction in computation.of_interest.values()
+            if instruction.opcode == "fusion"
+            for callee in instruction.called()
+        }
         self.channels_of_parts = {
             computation.of_interest[name].attributes.get("channel_id", "none")
             for computation in self.computations.values()
@@ -301,7 +308,12 @@ class _Module:
             axes = None if pairs is None else axes_of_pairs(pairs, self.mesh_shape)
         else:
             axes = axes_of_groups(groups, self.mesh_shape) if groups else None
+        if kind == "all-reduce" and computation.name.startswith("all-reduce-scatter"):
+            # A TPU has this fusion for a reduce-scatter: each device keeps a part of the sum.
+            kind, outputs = "reduce-scatter", self._outputs(computation)
         metadata = metadata_of(instruction)
+        if not metadata and computation.name in self.fusions:
+            metadata = metadata_of(self.fusions[computation.name])
         source_file, source_line = self.sources.line(metadata)
         return Collective(
             kind=kind,
@@ -361,6 +373,10 @@ class _Module:
             # The type of a beginning is (operands, outputs, context for the end).
             outputs = leaves(parts[1])
         return operands, outputs
+
+    def _outputs(self, computation: Computation) -> list[Leaf]:
+        root = computation.instruction(computation.root)
+        return [] if root is None else leaves(root.type)
 
     def _groups(self, instruction: Instruction) -> Groups | None:
         if instruction.kind in ("collective-permute", "send"):
