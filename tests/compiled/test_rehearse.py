@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
-from meshes import cut
+from meshes import cut, mesh_of
 
 import gda
 
@@ -182,6 +182,15 @@ def test_arguments_without_a_mesh(auto_mesh: Mesh) -> None:
     second = SingleDeviceSharding(jax.devices()[1])
     placed = gda.rehearse(jnp.sin, jax.ShapeDtypeStruct((4,), np.float32, sharding=second))
     assert (placed.device_kind, placed.num_devices, placed.argument_bytes) == ("cpu", 1, 16)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_links_between_hosts_are_slow() -> None:
+    mesh = mesh_of({"x": 2, "y": 4})
+    across = gda.rehearse(lambda x: x.sum(axis=0), abstract((64, 128), mesh, "x"))
+    assert across.traffic == ((("x",), 1, 512, 512),)
+    within = gda.rehearse(lambda x: x.sum(axis=0), abstract((64, 128), mesh, "y"))
+    assert within.traffic == ((("y",), 1, 512, 0),)
 
 
 # Compilers without enough memory.
