@@ -41,7 +41,7 @@ def tests(session: nox.Session, jax: str) -> None:
 def topology(session: nox.Session) -> None:
     """Run the tests that compile for TPUs; they need libtpu, and no TPU."""
     session.install("-e", ".[test,rehearse]", "jax>=0.12.0", env=_FEW_PROCESSES)
-    session.run("python", "-m", "pytest", "-m", "topology", *session.posargs)
+    session.run("python", "-m", "pytest", "-n", "2", "-m", "topology", *session.posargs)
 
 
 @nox.session(python="3.11")

@@ -171,7 +171,7 @@ def collectives_in(text: str, mesh: Mesh | AbstractMesh | None) -> Collectives:
 
 def _slices_of(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
     """Return the number of slices of TPUs along each axis that goes over several."""
-    # GPUs have a slice_index too, that of their host, but their programs are for all devices.
+    # GPUs may have a slice_index too, but their programs are for all devices.
     if not isinstance(mesh, Mesh) or mesh.devices.flat[0].platform != "tpu":
         return {}
     slice_of = np.vectorize(lambda device: getattr(device, "slice_index", 0))(mesh.devices)

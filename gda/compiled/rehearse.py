@@ -26,8 +26,11 @@ from gda.compiled.topologies import without_hardware
 from gda.layout.boundary import public, set_module
 from gda.layout.text import format_bytes
 
-# "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …"
-_NEEDED = re.compile(r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)")
+# "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
+# of JAX 0.8: "… Used 24.00G of 15.75G hbm …"
+_NEEDED = re.compile(
+    r"([\d.]+)([KMGT]?)(?:\) exceeds available HBM \(| of )([\d.]+)([KMGT]?)\)?", re.IGNORECASE
+)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -79,7 +82,7 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
         program = compiled(lowered)
     except JaxRuntimeError as error:
         failure = str(error)
-        if "RESOURCE_EXHAUSTED" not in failure or "HBM" not in failure:
+        if "RESOURCE_EXHAUSTED" not in failure or "hbm" not in failure.lower():
             raise
         if mesh is None:
             error.add_note("gda.rehearse: for an answer, pass arguments that are on a mesh")

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import sys
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
-from meshes import cut
+from meshes import cut, mesh_of
 
 import gda
 
@@ -183,6 +184,62 @@ def test_arguments_without_a_mesh(auto_mesh: Mesh) -> None:
     assert (placed.device_kind, placed.num_devices, placed.argument_bytes) == ("cpu", 1, 16)
 
 
+@pytest.mark.processes(2, devices=4)
+def test_links_between_hosts_are_slow() -> None:
+    mesh = mesh_of({"x": 2, "y": 4})
+    across = gda.rehearse(lambda x: x.sum(axis=0), abstract((64, 128), mesh, "x"))
+    assert across.traffic == ((("x",), 1, 512, 512),)
+    within = gda.rehearse(lambda x: x.sum(axis=0), abstract((64, 128), mesh, "y"))
+    assert within.traffic == ((("y",), 1, 512, 0),)
+
+
+# Compilers without enough memory.
+
+
+@pytest.mark.parametrize(
+    ("words", "peak", "capacity"),
+    [
+        ("HBM: required are (19.50G) exceeds available HBM (15.75G).", 19.5, 15.75),
+        ("hbm. Used 1.25T of 15.75G hbm. Exceeded hbm capacity by 1.23T.", 1280, 15.75),
+        ("HBM, in other words", None, None),
+    ],
+)
+def test_the_words_of_a_compiler_are_read(
+    words: str,
+    peak: float | None,
+    capacity: float | None,
+    auto_mesh: Mesh,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: Any) -> None:
+        raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: Ran out of memory on {words}")
+
+    monkeypatch.setattr(sys.modules["gda.compiled.rehearse"], "compiled", fail)
+    g = cut(np.ones((16, 32), np.float32), auto_mesh, P("x"))
+    step = jax.jit(lambda n, x, unused: x * n, static_argnums=0)
+    found = gda.rehearse(step, 2, g, abstract((8,), auto_mesh, "y"))
+    assert found.fits is False
+    assert found.peak_bytes == (None if peak is None else peak * 2**30)
+    assert found.capacity_bytes == (None if capacity is None else capacity * 2**30)
+    # All arguments, since the compiler does not tell the ones that it uses.
+    assert arguments(found) == {"x": 4 * 32 * 4, "unused": 16}
+    assert found.argument_bytes == 4 * 32 * 4 + 16
+    assert words in repr(found)
+    shown = [" ".join(line.split()) for line in repr(found).splitlines()]
+    assert "x float32[16,32] 512 B" in shown
+
+
+def test_other_failures_of_a_compiler_are_raised(
+    auto_mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: the disk is full")
+
+    monkeypatch.setattr(sys.modules["gda.compiled.rehearse"], "compiled", fail)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="the disk is full"):
+        gda.rehearse(jnp.sin, abstract((16,), auto_mesh, "x"))
+
+
 # Errors.
 
 
@@ -314,7 +371,7 @@ def test_a_program_that_does_not_fit_is_an_answer(slice_of_four: Mesh) -> None:
     assert "bfloat16[131072,65536]     8.0 GiB" in repr(rehearsal)
     assert "Ran out of memory" in rehearsal.message
     json.dumps(rehearsal.to_dict())
-    with pytest.raises(AssertionError, match=r"product takes \d+.\d GiB on a device, 15.8 GiB"):
+    with pytest.raises(AssertionError, match=r"product takes \d+\.\d GiB on a device, 15\.8 GiB"):
         gda.assert_fits(step, w, 2, x)
     # A stage does not tell its devices before it is compiled.
     with pytest.raises(jax.errors.JaxRuntimeError) as caught:

@@ -115,7 +115,6 @@ def test_other_errors_of_libtpu_are_passed_on(monkeypatch: pytest.MonkeyPatch) -
         ("v2:2x2", 8, "TPU v2"),
         ("v3:2x2", 8, "TPU v3"),
         ("v4:2x2x1", 4, "TPU v4"),
-        ("v5e:1x1", 1, "TPU v5 lite"),
         ("v5e:16x16", 256, "TPU v5 lite"),
         ("v5p:4x4x4", 64, "TPU v5"),
         ("v6e:8x8", 64, "TPU v6 lite"),
