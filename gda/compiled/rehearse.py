@@ -240,7 +240,9 @@ def _arguments(
         names = stage.jaxpr.jaxpr.debug_info.arg_names or names
     shardings: list[Any] = [None] * len(leaves)
     if program is not None:
-        shardings = jax.tree.leaves(program.input_shardings, is_leaf=lambda each: each is None)
+        # It has None for an argument that is not used, and so may a tree of arguments.
+        structure = jax.tree.structure(stage.args_info)
+        shardings = structure.flatten_up_to(program.input_shardings)
     for name, (_, leaf), sharding in zip(names, leaves, shardings, strict=True):
         if program is None:
             # Static arguments, which the program does not have, are skipped.
