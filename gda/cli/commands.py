@@ -1,9 +1,11 @@
-"""The common parts of the commands: ``add_command``, ``read_option`` and the exit codes."""
+"""The common parts of the commands: their parsers, options and exit codes."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from gda.launch.arguments import Parser
@@ -66,3 +68,8 @@ def read_given(options: argparse.Namespace, name: str, parse: Callable[[str], T]
     """
     text = getattr(options, name.replace("-", "_"))
     return None if text is None else read_option(f"--{name}", text, parse)
+
+
+def shows_progress() -> bool:
+    """Return whether stderr is a terminal and rich, which draws a bar there, is installed."""
+    return sys.stderr.isatty() and find_spec("rich") is not None

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 _GIB = 2**30
 _GB = 10**9
 
-_TWO = "a chip is two devices in JAX; this is the memory of one"
-
 
 @dataclass(frozen=True)
 class DeviceKind:
@@ -21,6 +19,7 @@ class DeviceKind:
       capacity_bytes: the memory that programs have on one JAX device.
       source: the origin of this figure.
       note: a limit that the figure does not contain, in words.
+      devices_per_chip: the JAX devices of one chip.
     """
 
     name: str
@@ -28,13 +27,15 @@ class DeviceKind:
     capacity_bytes: int
     source: str
     note: str = ""
+    devices_per_chip: int = 1
 
 
 def _tpu(
-    name: str, device_kinds: tuple[str, ...], available: float, chip: str, note: str = ""
+    name: str, device_kinds: tuple[str, ...], available: float, chip: str, per_chip: int = 1
 ) -> DeviceKind:
     source = f"libtpu 0.0.50.1, to 0.01 GiB; {chip} per chip on cloud.google.com/tpu/docs/{name}"
-    return DeviceKind(name, device_kinds, int(available * _GIB), source, note)
+    note = "a chip is two devices in JAX; this is the memory of one" if per_chip == 2 else ""
+    return DeviceKind(name, device_kinds, int(available * _GIB), source, note, per_chip)
 
 
 def _gpu(name: str, device_kinds: tuple[str, ...], gigabytes: int, page: str) -> DeviceKind:
@@ -48,13 +49,13 @@ def _gpu(name: str, device_kinds: tuple[str, ...], gigabytes: int, page: str) ->
 # compiler has two devices per chip of 15.25 GiB each; JAX on a v4 has one, as with the option
 # chip_config_name="megacore".
 KINDS = (
-    _tpu("v2", ("TPU v2",), 7.48, "16 GiB", _TWO),
-    _tpu("v3", ("TPU v3",), 15.48, "32 GiB", _TWO),
+    _tpu("v2", ("TPU v2",), 7.48, "16 GiB", per_chip=2),
+    _tpu("v3", ("TPU v3",), 15.48, "32 GiB", per_chip=2),
     _tpu("v4", ("TPU v4",), 30.75, "32 GiB"),
     _tpu("v5e", ("TPU v5 lite", "TPU v5e"), 15.75, "16 GB"),
     _tpu("v5p", ("TPU v5", "TPU v5p"), 95.73, "95 GiB"),
     _tpu("v6e", ("TPU v6 lite", "TPU v6e"), 31.24, "32 GiB"),
-    _tpu("tpu7x", ("TPU7x",), 94.74, "192 GiB", _TWO),
+    _tpu("tpu7x", ("TPU7x",), 94.74, "192 GiB", per_chip=2),
     _gpu("a100-40gb", ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), 40, "a100"),
     _gpu("a100-80gb", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), 80, "a100"),
     _gpu("h100", ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"), 80, "h100"),
