@@ -69,7 +69,8 @@ def _leaf(letters: str, digits: str, form: str, dims: str, layout: str) -> Leaf:
 _DEFINITION = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s+=\s+(.*)$")
 _HEADER = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$")
 _STRING = r'"(?:\\.|[^"\\])*"'
-_TOKEN = re.compile(rf"{_STRING}|[()\[\]{{}},]")
+# A group of thousands of devices is one token.
+_TOKEN = re.compile(rf"{_STRING}|\{{[\d,]*\}}|[()\[\]{{}},]")
 _STRING_OR_COMMENT = re.compile(rf"({_STRING})|/\*.*?\*/")
 
 
