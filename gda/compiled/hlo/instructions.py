@@ -108,6 +108,11 @@ class Instruction(NamedTuple):
     def operand_names(self) -> list[str]:
         return [operand.split()[-1].lstrip("%") for operand in self.operands]
 
+    def _element(self, name: str, index: int) -> Instruction:
+        """Return an element of its tuple, which the files that XLA writes name ``%name#index``."""
+        of_element = split_at_commas(self.type[1:-1])[index]
+        return Instruction(of_element, "get-tuple-element", [name], {"index": str(index)})
+
     def called(self, *attributes: str) -> list[str]:
         """The computations that these attributes name; without any, those of all attributes."""
         of_each = [self.attributes.get(key, "") for key in attributes or _CALLS.split("|")]
@@ -179,7 +184,10 @@ class Computation:
 
     def instruction(self, name: str) -> Instruction | None:
         if name not in self.read:
-            self.read[name] = parse_instruction(self.lines[name]) if name in self.lines else None
+            whole, _, index = name.partition("#")
+            text = self.lines.get(whole)
+            found = None if text is None else parse_instruction(text)
+            self.read[name] = found._element(whole, int(index)) if found and index else found
         return self.read[name]
 
     @cached_property
