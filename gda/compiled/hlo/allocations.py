@@ -19,7 +19,7 @@ class Temporary(NamedTuple):
     """An array that a program holds while it runs.
 
     Attributes:
-      dtype, shape: of the array.
+      dtype, shape: of the array on one device.
       nbytes: bytes on one device, in its layout.
       op_name: place in the traced function; may be empty.
       source_file, source_line: the innermost line of user code that made it; None if XLA does not
