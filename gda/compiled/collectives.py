@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.stages import Compiled
 
 from gda.compiled.hlo import Collectives, num_devices, read_collectives
+from gda.compiled.hlo.allocations import Temporary, read_temporaries
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rules import Allowed, check_axes, complaints_of, rules_of
 from gda.layout.boundary import public, set_module
@@ -167,6 +168,12 @@ def collectives_in(text: str, mesh: Mesh | AbstractMesh | None) -> Collectives:
         device_ids=ids,
     )
     return Collectives(found, mesh_shape)
+
+
+def temporaries_in(assignment: str, text: str) -> tuple[Temporary, ...]:
+    """Return the largest temporaries of a program, from the text of its buffers and its own."""
+    found = read_temporaries(assignment, text, library=_LIBRARIES, installed=_installed())
+    return tuple(found)
 
 
 def _slices_of(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:

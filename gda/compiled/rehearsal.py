@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gda.compiled.golden import bytes_by_kind, check
-from gda.compiled.hlo import Axes, Collective, Collectives, format_axes, format_size, summed
+from gda.compiled.hlo import (
+    Axes,
+    Collective,
+    Collectives,
+    format_axes,
+    format_size,
+    format_source,
+    summed,
+)
+from gda.compiled.hlo.allocations import Temporary
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh
@@ -92,11 +101,15 @@ class Rehearsal:
         device if all share them equally. Loops count with their length; None for a loop of unknown
         length, or a function that came lowered or compiled.
       compile_seconds: the time of tracing, lowering and compiling.
-      collectives: as ``gda.collectives`` has them; None if the program does not fit.
+      collectives: as ``gda.collectives`` has them; None if the program does not fit and the
+        compiler does not write it.
       traffic: the totals for each set of mesh axes, the most bytes first; empty if the program does
         not fit.
       arguments: the arrays among the arguments that the program uses, the largest on a device
         first; for a program that does not fit, all arrays among them.
+      temporaries: the largest arrays that a program that does not fit holds while it runs; empty if
+        the compiler tells none, and for a program that fits. Each has ``dtype``, ``shape``,
+        ``nbytes``, ``op_name``, ``source_file`` and ``source_line``.
       message: the words of the compiler for a program that does not fit; else empty.
 
     >>> import gda, jax, numpy as np
@@ -129,6 +142,7 @@ class Rehearsal:
     collectives: Collectives | None
     traffic: tuple[AxisTraffic, ...]
     arguments: tuple[ArgumentBytes, ...]
+    temporaries: tuple[Temporary, ...] = ()
     message: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -143,6 +157,7 @@ class Rehearsal:
             "collectives": found,
             "traffic": [each._asdict() for each in self.traffic],
             "arguments": [each._asdict() for each in self.arguments],
+            "temporaries": [each._asdict() for each in self.temporaries],
         }
 
     @public
@@ -189,7 +204,11 @@ class Rehearsal:
 
     def __repr__(self) -> str:
         return "\n".join(
-            [self._headline(), "", *self._memory(), *self._notes(), "", *self._communication()]
+            [
+                *(self._headline(), "", *self._memory(), *self._notes(), ""),
+                *self._what_does_not_fit(),
+                *self._communication(),
+            ]
         )
 
     def _repr_html_(self) -> str:
@@ -234,9 +253,15 @@ class Rehearsal:
         lines.append(f"compiled in {self.compile_seconds:.1f} s")
         return ["", *lines]
 
+    def _what_does_not_fit(self) -> list[str]:
+        if self.fits is not False or not self.message:
+            return []
+        lines = [*_of_temporaries(self.temporaries), ""] if self.temporaries else []
+        return [*lines, *_of_arguments(self.arguments), "", *self.message.splitlines(), ""]
+
     def _communication(self) -> list[str]:
         if self.collectives is None:
-            return [*_of_arguments(self.arguments), "", *self.message.splitlines()]
+            return []
         if not self.traffic:
             return ["no communication"]
         has_slow = any(each.nbytes_slow is not None for each in self.traffic)
@@ -254,6 +279,18 @@ class Rehearsal:
             [row if has_slow else row[:-1] for row in rows],
             right={"collectives", "per device", "slow links"},
         )
+
+
+def _of_temporaries(temporaries: Sequence[Temporary]) -> list[str]:
+    rows = [
+        [
+            f"{each.dtype}[{','.join(map(str, each.shape))}]",
+            format_bytes(each.nbytes),
+            format_source(each) or each.op_name,
+        ]
+        for each in temporaries
+    ]
+    return table([["largest temporaries", "per device", "from"], *rows], right={"per device"})
 
 
 def _of_arguments(arguments: Sequence[ArgumentBytes]) -> list[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,7 +19,7 @@ from jax.sharding import Mesh
 from jax.stages import Compiled, Lowered, Traced
 from jax.tree_util import keystr
 
-from gda.compiled.collectives import collectives_in, text_of
+from gda.compiled.collectives import collectives_in, temporaries_in, text_of
 from gda.compiled.device_kinds import kind_of_device
 from gda.compiled.flops import flops_of
 from gda.compiled.hlo import Collectives
@@ -106,7 +109,7 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
         "arguments": tuple(sorted(arguments, key=lambda each: -each.nbytes)),
     }
     if program is None:
-        return _that_does_not_fit(failure or "", device, arguments, about)
+        return _that_does_not_fit(failure or "", lowered, mesh, device, about)
     return _that_compiles(program, mesh, device, about)
 
 
@@ -173,25 +176,45 @@ def _that_compiles(
 
 
 def _that_does_not_fit(
-    failure: str, device: Any, arguments: Sequence[ArgumentBytes], about: dict[str, Any]
+    failure: str, lowered: Any, mesh: Mesh | None, device: Any, about: dict[str, Any]
 ) -> Rehearsal:
     told = _NEEDED.search(failure)
     sizes = [] if told is None else [told.group(1, 2), told.group(3, 4)]
     needed, available = [int(float(n) * _UNITS[unit]) for n, unit in sizes] or (None, None)
+    report, assignment, text = _written(lowered)
+    if exact := re.search(r"^Total bytes: (\d+)", report, re.MULTILINE):
+        needed = int(exact[1])
+    found = collectives_in(text, mesh) if text else None
     return Rehearsal(
         **about,
         fits=False,
         capacity_bytes=available or _capacity_bytes(device),
         peak_bytes=needed,
-        argument_bytes=sum(each.nbytes for each in arguments),
+        argument_bytes=sum(each.nbytes for each in about["arguments"]),
         output_bytes=None,
         temporary_bytes=None,
         aliased_bytes=None,
         code_bytes=None,
-        collectives=None,
-        traffic=(),
+        collectives=found,
+        traffic=() if found is None else traffic_of(found, *_links(mesh)),
+        temporaries=temporaries_in(assignment, text) if assignment and text else (),
         message=failure.strip(),
     )
+
+
+def _written(lowered: Any) -> list[str]:
+    """Return what XLA writes of a program even if it does not fit; empty where it writes nothing.
+
+    It is compiled again for this, which ends as soon as before.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.suppress(JaxRuntimeError):
+            lowered.compile({"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+        texts = []
+        for end in ("-memory-usage-report", "-buffer-assignment", ""):
+            paths = Path(folder).glob(f"*.after_optimizations{end}.txt")
+            texts.append(next((path.read_text() for path in paths), ""))
+        return texts
 
 
 def _peak_bytes(memory: Any, device: Any) -> int:
@@ -243,7 +266,9 @@ def _arguments(
         names = stage.jaxpr.jaxpr.debug_info.arg_names or names
     shardings: list[Any] = [None] * len(leaves)
     if program is not None:
-        shardings = jax.tree.leaves(program.input_shardings, is_leaf=lambda each: each is None)
+        # It has None for an argument that is not used, and so may a tree of arguments.
+        structure = jax.tree.structure(stage.args_info)
+        shardings = structure.flatten_up_to(program.input_shardings)
     for name, (_, leaf), sharding in zip(names, leaves, shardings, strict=True):
         if program is None:
             # Static arguments, which the program does not have, are skipped.

@@ -318,6 +318,16 @@ metadata={op_name="jit(f)/dot_general" source_file="/home/me/f.py" source_line=7
     assert (found.op_name, found.source_file) == ("jit(f)/dot_general", "/home/me/f.py")
 
 
+def test_an_element_of_a_tuple_in_the_files_that_xla_writes() -> None:
+    found = only(
+        """
+        %t = (s32[2], f32[16,8]) custom-call(), custom_call_target="two"
+        %r = f32[16,8] all-reduce(%t#1), replica_groups=[2,4]<=[8], to_apply=%add
+        """
+    )
+    assert (found.operand_shapes, found.operand_dtypes) == (((16, 8),), ("float32",))
+
+
 @pytest.mark.parametrize(
     "attributes",
     [

@@ -366,7 +366,11 @@ def test_a_program_that_does_not_fit_is_an_answer(slice_of_four: Mesh) -> None:
     assert rehearsal.peak_bytes > rehearsal.capacity_bytes
     assert rehearsal.argument_bytes == 2 * 2**33
     assert arguments(rehearsal) == {"w": 2**33, "x": 2**33}
-    assert (rehearsal.collectives, rehearsal.traffic) == (None, ())
+    assert rehearsal.collectives is not None
+    largest = rehearsal.temporaries[0]
+    assert (largest.dtype, largest.shape) == ("bfloat16", (2**16, 2**16)), "a shard"
+    assert largest.source_file == __file__
+    assert "largest temporaries" in repr(rehearsal)
     assert "does not fit" in repr(rehearsal).splitlines()[0]
     assert "bfloat16[131072,65536]     8.0 GiB" in repr(rehearsal)
     assert "Ran out of memory" in rehearsal.message

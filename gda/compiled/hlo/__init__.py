@@ -16,6 +16,7 @@ from gda.compiled.hlo.listing import (
     Traffic,
     format_axes,
     format_size,
+    format_source,
     sentence,
     summed,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "Traffic",
     "format_axes",
     "format_size",
+    "format_source",
     "num_devices",
     "read_collectives",
     "sentence",

@@ -69,7 +69,8 @@ def _leaf(letters: str, digits: str, form: str, dims: str, layout: str) -> Leaf:
 _DEFINITION = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s+=\s+(.*)$")
 _HEADER = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$")
 _STRING = r'"(?:\\.|[^"\\])*"'
-_TOKEN = re.compile(rf"{_STRING}|[()\[\]{{}},]")
+# A group of thousands of devices is one token.
+_TOKEN = re.compile(rf"{_STRING}|\{{[\d,]*\}}|[()\[\]{{}},]")
 _STRING_OR_COMMENT = re.compile(rf"({_STRING})|/\*.*?\*/")
 
 
@@ -106,6 +107,11 @@ class Instruction(NamedTuple):
     @property
     def operand_names(self) -> list[str]:
         return [operand.split()[-1].lstrip("%") for operand in self.operands]
+
+    def _element(self, name: str, index: int) -> Instruction:
+        """Return an element of its tuple, which the files that XLA writes name ``%name#index``."""
+        of_element = split_at_commas(self.type[1:-1])[index]
+        return Instruction(of_element, "get-tuple-element", [name], {"index": str(index)})
 
     def called(self, *attributes: str) -> list[str]:
         """The computations that these attributes name; without any, those of all attributes."""
@@ -178,7 +184,10 @@ class Computation:
 
     def instruction(self, name: str) -> Instruction | None:
         if name not in self.read:
-            self.read[name] = parse_instruction(self.lines[name]) if name in self.lines else None
+            whole, _, index = name.partition("#")
+            text = self.lines.get(whole)
+            found = None if text is None else parse_instruction(text)
+            self.read[name] = found._element(whole, int(index)) if found and index else found
         return self.read[name]
 
     @cached_property
