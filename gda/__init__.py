@@ -65,6 +65,7 @@ _MODULE_OF = {
     "Rehearsal": "gda.compiled.rehearsal",
     "RehearsalComparison": "gda.compiled.comparison",
     "AxisTraffic": "gda.compiled.rehearsal",
+    "Temporary": "gda.compiled.hlo.allocations",
     "ArgumentBytes": "gda.compiled.rehearsal",
     # Test, and use other libraries.
     "testing": "gda.testing",

@@ -57,6 +57,7 @@ from gda.compiled.comparison import compare_rehearsals as compare_rehearsals
 from gda.compiled.rehearsal import Rehearsal as Rehearsal
 from gda.compiled.comparison import RehearsalComparison as RehearsalComparison
 from gda.compiled.rehearsal import AxisTraffic as AxisTraffic
+from gda.compiled.hlo.allocations import Temporary as Temporary
 from gda.compiled.rehearsal import ArgumentBytes as ArgumentBytes
 
 # Test, and use other libraries.
@@ -131,6 +132,7 @@ __all__ = [  # noqa: RUF022
     "Rehearsal",
     "RehearsalComparison",
     "AxisTraffic",
+    "Temporary",
     "ArgumentBytes",
     # Test, and use other libraries.
     "testing",

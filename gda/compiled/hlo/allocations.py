@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from gda.compiled.hlo.instructions import Shape, leaves, parse_computations, parse_instruction
 from gda.compiled.hlo.source_lines import Sources, metadata_of
+from gda.layout.boundary import set_module
 
 _ALLOCATION = re.compile(r"allocation \d+: size \d+, (color \d+, )?page \d+, preallocated-temp")
 _VALUE = re.compile(
@@ -15,8 +16,9 @@ _VALUE = re.compile(
 )
 
 
+@set_module("gda")
 class Temporary(NamedTuple):
-    """An array that a program holds while it runs.
+    """An array that a program holds while it runs, as ``gda.Rehearsal.temporaries`` has them.
 
     Attributes:
       dtype, shape: of the array on one device.
@@ -24,6 +26,10 @@ class Temporary(NamedTuple):
       op_name: place in the traced function; may be empty.
       source_file, source_line: the innermost line of user code that made it; None if XLA does not
         tell.
+
+    >>> import gda
+    >>> gda.Temporary('float32', (16, 8), 512, 'jit(f)/dot_general', 'model.py', 7).nbytes
+    512
     """
 
     dtype: str
