@@ -45,6 +45,7 @@ print(mesh.devices.flat[0].device_kind, traffic.axes, jax.devices()[0].platform)
         ("v5e:4x4x4x4", "not 'v5e:4x4x4x4'"),
         ("V5E:4x4", "not 'V5E:4x4'"),
         ("v5e:4x4\n", r"not 'v5e:4x4\n'"),
+        ("v5e:32x32", "a slice of v5e has at most 16x16 chips, so there is no v5e:32x32; for more"),
     ],
 )
 def test_a_name_that_is_none(topology: str, message: str) -> None:
