@@ -37,6 +37,13 @@ def tests(session: nox.Session, jax: str) -> None:
     session.run("python", "-m", "pytest", "-n", "2", *session.posargs)
 
 
+@nox.session(python="3.13")
+def topology(session: nox.Session) -> None:
+    """Run the tests that compile for TPUs; they need libtpu, and no TPU."""
+    session.install("-e", ".[test,rehearse]", "jax>=0.12.0", env=_FEW_PROCESSES)
+    session.run("python", "-m", "pytest", "-n", "2", "-m", "topology", *session.posargs)
+
+
 @nox.session(python="3.11")
 def torture(session: nox.Session) -> None:
     """Make the trials by the hundred, of which the suite has a sample; record their figures."""

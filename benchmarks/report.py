@@ -43,6 +43,7 @@ _PACKAGES = {
     "google-crc32c": "google-crc32c",
     "PyTorch": "torch",
     "rich": "rich",
+    "libtpu (for the section Rehearsing)": "libtpu",
 }
 
 

@@ -2,6 +2,7 @@
 
 from benchmarks.arrays import building, moving, using
 from benchmarks.checkpoint import checkpoints
+from benchmarks.compiled import rehearsing
 from benchmarks.layout import index_math, resharding
 from benchmarks.show import pictures
 from benchmarks.trees import hosts, loading
@@ -23,6 +24,7 @@ def sections(only: str = "", quick: bool = False) -> dict[str, list[Work]]:
         "Many hosts": hosts.WORKS,
         "Checkpoints": checkpoints.works(quick),
         "Pictures": pictures.WORKS,
+        "Rehearsing": rehearsing.works(quick),
         "Resharding": [*resharding.WORKS, *moving.works(quick)],
     }
     chosen = {

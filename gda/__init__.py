@@ -56,6 +56,17 @@ _MODULE_OF = {
     "Move": "gda.layout.reshard.plan",
     "Load": "gda.layout.reshard.plan",
     "Link": "gda.layout.reshard.plan",
+    # Rehearse on devices that are not here.
+    "rehearsal_mesh": "gda.compiled.topologies",
+    "abstract": "gda.compiled.abstract",
+    "rehearse": "gda.compiled.rehearse",
+    "assert_fits": "gda.compiled.rehearse",
+    "compare_rehearsals": "gda.compiled.comparison",
+    "Rehearsal": "gda.compiled.rehearsal",
+    "RehearsalComparison": "gda.compiled.comparison",
+    "AxisTraffic": "gda.compiled.rehearsal",
+    "Temporary": "gda.compiled.hlo.allocations",
+    "ArgumentBytes": "gda.compiled.rehearsal",
     # Test, and use other libraries.
     "testing": "gda.testing",
     "libraries": "gda.arrays.libraries",

@@ -48,6 +48,18 @@ from gda.layout.reshard.plan import Move as Move
 from gda.layout.reshard.plan import Load as Load
 from gda.layout.reshard.plan import Link as Link
 
+# Rehearse on devices that are not here.
+from gda.compiled.topologies import rehearsal_mesh as rehearsal_mesh
+from gda.compiled.abstract import abstract as abstract
+from gda.compiled.rehearse import rehearse as rehearse
+from gda.compiled.rehearse import assert_fits as assert_fits
+from gda.compiled.comparison import compare_rehearsals as compare_rehearsals
+from gda.compiled.rehearsal import Rehearsal as Rehearsal
+from gda.compiled.comparison import RehearsalComparison as RehearsalComparison
+from gda.compiled.rehearsal import AxisTraffic as AxisTraffic
+from gda.compiled.hlo.allocations import Temporary as Temporary
+from gda.compiled.rehearsal import ArgumentBytes as ArgumentBytes
+
 # Test, and use other libraries.
 from gda import testing as testing
 from gda.arrays import libraries as libraries
@@ -111,6 +123,17 @@ __all__ = [  # noqa: RUF022
     "Move",
     "Load",
     "Link",
+    # Rehearse on devices that are not here.
+    "rehearsal_mesh",
+    "abstract",
+    "rehearse",
+    "assert_fits",
+    "compare_rehearsals",
+    "Rehearsal",
+    "RehearsalComparison",
+    "AxisTraffic",
+    "Temporary",
+    "ArgumentBytes",
     # Test, and use other libraries.
     "testing",
     "libraries",

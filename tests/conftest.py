@@ -1,5 +1,6 @@
 """Eight virtual CPU devices, default signal handlers, and the mesh of most tests."""
 
+import importlib.util
 import os
 import signal
 import sys
@@ -50,6 +51,11 @@ settings.load_profile("gda")
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_figures(parser)
     add_shuffle(parser)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("topology") and importlib.util.find_spec("libtpu") is None:
+        pytest.skip("needs libtpu: pip install 'gda[rehearse]'")
 
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])

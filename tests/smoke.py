@@ -16,7 +16,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import gda
@@ -50,6 +50,7 @@ def nothing() -> None:
         "show": lambda: gda.visualize_sharding(g),
         "progress": lambda: gda.GlobalArray.from_source(DATA, MESH, P("x"), progress=True),
         "checkpoint": lambda: gda.checkpoint.save("unused", {"g": g}),
+        "rehearse": lambda: gda.rehearsal_mesh("v5e:2x2", {"x": 4}),
     }.items():
         message = ""
         try:
@@ -68,6 +69,13 @@ def checkpoint() -> None:
 
 def progress() -> None:
     gda.GlobalArray.from_source(DATA, MESH, P("x"), progress=True)
+
+
+def rehearse() -> None:
+    mesh = gda.rehearsal_mesh("v5e:2x2", {"x": 4})
+    x = jax.ShapeDtypeStruct((64, 8), np.float32, sharding=NamedSharding(mesh, P("x")))
+    (traffic,) = gda.rehearse(lambda x: x.sum(axis=0), x).traffic
+    assert traffic.axes == ("x",)
 
 
 def show() -> None:
@@ -119,6 +127,7 @@ TRIALS = {
     "": nothing,
     "checkpoint": checkpoint,
     "progress": progress,
+    "rehearse": rehearse,
     "show": show,
     "test": test,
     "examples": examples,

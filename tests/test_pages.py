@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -57,6 +58,12 @@ def commands(page: str) -> Iterator[tuple[list[str], str | None]]:
                 yield shlex.split(line.removeprefix(".venv/bin/")), shown
 
 
+def runnable(page: str) -> Any:
+    """Return a page as a parameter, marked if its blocks compile for TPUs."""
+    needs_libtpu = "gda.rehearsal_mesh(" in (DOCS / page).read_text(encoding="utf-8")
+    return pytest.param(page, marks=pytest.mark.topology if needs_libtpu else ())
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working directory of the test, whose changes of the environment are undone."""
@@ -68,7 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 # JAX 0.8 warns of a name that flax uses.
 @pytest.mark.filterwarnings("ignore:jax.(array_ref|ArrayRef):DeprecationWarning")
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*map(runnable, PAGES)])
 def test_examples_do_what_they_show(page: str, folder: Path) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     lines = [""] * len(text.splitlines())
@@ -90,7 +97,9 @@ def test_examples_do_what_they_show(page: str, folder: Path) -> None:
     assert runner.summarize().failed == 0
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if files(page) or list(commands(page))])
+@pytest.mark.parametrize(
+    "page", [runnable(page) for page in PAGES if files(page) or list(commands(page))]
+)
 def test_commands_print_what_is_shown(page: str, folder: Path) -> None:
     for name, text in files(page).items():
         (folder / name).write_text(text)
@@ -98,7 +107,7 @@ def test_commands_print_what_is_shown(page: str, folder: Path) -> None:
     for command, shown in commands(page):
         if command[0] not in PROGRAMS:
             continue
-        left -= set(command)
+        left -= {word.partition(":")[0] for word in command}  # of FILE.py:FUNCTION
         output = run(command)
         if shown is not None:
             compare(shown, output, is_all=command[0] == "gda")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import jax
 
 from gda.checkpoint.files import Chunk, Files
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.errors import CheckpointNotFoundError, CorruptionError, said
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, StoredArray
-from gda.checkpoint.format.structure import format_path
+from gda.checkpoint.format.structure import format_path, unflatten
 from gda.checkpoint.found import check_not_replaced, load_complete, read_complete
-from gda.checkpoint.leaves_to_restore import check_keys
+from gda.checkpoint.leaves_to_restore import check_keys, saved_type
 from gda.checkpoint.proving import ChunkSums
 from gda.checkpoint.stores.opening import open_store, options_for
 from gda.checkpoint.stores.protocol import Store
@@ -38,6 +40,7 @@ class Contents:
       arrays: the zarr arrays, by name below ``data``. A leaf of 1 MiB or more has its own.
       nbytes: bytes of all arrays together.
       about: date of the save, versions of gda and JAX, and number of processes.
+      structure: the structure of the tree, for ``shapes``.
 
     >>> import gda, numpy as np, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -53,6 +56,22 @@ class Contents:
     arrays: tuple[StoredArray, ...]
     nbytes: int
     about: dict[str, Any]
+    structure: Any = field(default=None, repr=False)
+
+    def shapes(self) -> Any:
+        """Return the saved tree with a ``jax.ShapeDtypeStruct`` for each array.
+
+        >>> import gda, numpy as np, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     gda.checkpoint.save(folder, {'w': np.zeros((2, 3), np.float32), 'step': 7})
+        ...     gda.checkpoint.inspect(folder).shapes()
+        {'step': 7, 'w': ShapeDtypeStruct(shape=(2, 3), dtype=float32)}
+        """
+        values = [
+            jax.ShapeDtypeStruct(*saved_type(leaf)) if isinstance(leaf, ArrayLeaf) else leaf.value
+            for leaf in self.leaves
+        ]
+        return unflatten(self.structure, values)
 
     def __str__(self) -> str:
         return "\n".join([*table(self.rows), *self.summary])
@@ -196,6 +215,7 @@ def _contents(store: Store, manifest: Manifest) -> Contents:
         arrays=manifest.arrays,
         nbytes=nbytes,
         about=manifest.about,
+        structure=manifest.structure,
     )
 
 

@@ -1,16 +1,17 @@
-"""The command line: ``gda plan``, ``reshard``, ``inspect`` and ``verify``, or ``python -m gda``.
+"""The command line: ``gda plan``, ``reshard``, ``rehearse``, ``inspect`` and ``verify``.
 
 ``plan`` and ``reshard`` answer from shapes, meshes and specs alone: they import no JAX and touch no
-device. ``inspect`` and ``verify`` look at a checkpoint.
+device. ``rehearse`` compiles a program, in other processes. ``inspect`` and ``verify`` look at a
+checkpoint. ``python -m gda`` is the same command.
 
 A subcommand has two functions: one adds its arguments to a parser, one runs it and returns the exit
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
 
-Read in this order: ``commands`` and ``mistakes``; ``layouts``, ``numbers`` and ``dtypes`` (texts to
-values), ``padding``, ``planned_array`` (from all options); ``plans`` with ``array_numbers``,
-``reshards``; ``model_report`` with ``model_file``, ``model_numbers`` and ``name_ranges``;
-``model_reshard`` with ``model_moves`` and ``model_suggestion``; ``checkpoints``; ``tables`` and
-``pictures`` (output).
+Read in this order: ``commands`` and ``planned_array`` (an array from all options); ``plans`` with
+``array_numbers``, ``reshards``; ``model_report`` with ``model_numbers`` and ``model_memory``;
+``model_reshard`` with ``model_moves`` and ``model_suggestion``; ``rehearsals`` with
+``compilations`` and ``rehearsal_program``; ``checkpoints``; ``tables`` and ``pictures`` (output).
+The texts of options and files are read by ``gda.layout.notation``.
 """
 
 from __future__ import annotations
@@ -26,24 +27,27 @@ from typing import Any
 
 from gda.cli.checkpoints import add_inspect, add_verify
 from gda.cli.commands import DAMAGED, INTERRUPTED, OK
-from gda.cli.mistakes import MistakesError
 from gda.cli.plans import add_plan
+from gda.cli.rehearsals import add_rehearse
 from gda.cli.reshards import add_reshard
 from gda.launch.arguments import WRONG, Parser
+from gda.layout.notation.mistakes import MistakesError
 from gda.layout.text import printable
 
-_COMMANDS = (add_plan, add_reshard, add_inspect, add_verify)
+_COMMANDS = (add_plan, add_reshard, add_rehearse, add_inspect, add_verify)
 
 _EPILOG = """\
 examples:
   gda plan --shape 8192x8192 --dtype bf16 --mesh data=64,model=16 --spec data
   gda plan --tree examples/transformer_7b.json --devices-per-process 8
   gda reshard --shape 8192x8192 --dtype f32 --mesh x=8 --spec x --to-spec _,x
+  gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
   gda inspect /checkpoints/step_100
 
 exit code:
-  0 for success, 1 for a damaged checkpoint, 2 for a wrong command, a path
-  without a checkpoint, or an unreadable path, 130 after Ctrl-C.
+  0 for success, 1 for a damaged checkpoint or a program that does not fit,
+  2 for a wrong command, a path without a checkpoint, an unreadable path, or an
+  error in the program to rehearse, 130 after Ctrl-C.
 """
 
 # Options with numbers. argparse would read a negative one, given by mistake, as another option.
@@ -129,7 +133,8 @@ class _Version(argparse.Action):
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="gda",
-        description="Sharded JAX arrays outside jit: plan layouts, inspect and verify checkpoints.",
+        description="Sharded JAX arrays outside jit: plan layouts, rehearse programs, inspect and "
+        "verify checkpoints.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

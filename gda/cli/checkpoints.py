@@ -10,7 +10,7 @@ import sys
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from gda.cli.commands import OK, add_command
+from gda.cli.commands import OK, add_command, shows_progress
 from gda.cli.tables import terminal_width
 from gda.layout.tables import lines_of_rows
 
@@ -133,15 +133,9 @@ def verify(options: argparse.Namespace) -> int:
         options.path,
         fingerprints=options.fingerprints,
         timeout=options.timeout,
-        progress=sys.stderr.isatty() and _has_rich(),
+        progress=shows_progress(),
     )
     print(
         f"{contents.path} is whole: {len(contents.leaves)} leaves, {format_bytes(contents.nbytes)}"
     )
     return OK
-
-
-def _has_rich() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("rich") is not None

@@ -1,12 +1,17 @@
-"""The common parts of the commands: ``add_command`` and the exit codes."""
+"""The common parts of the commands: their parsers, options and exit codes."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, TypeVar
 
 from gda.launch.arguments import Parser
+from gda.layout.notation.mistakes import MisreadError, MistakesError
+
+T = TypeVar("T")
 
 OK, DAMAGED, INTERRUPTED = 0, 1, 130
 
@@ -41,3 +46,30 @@ def add_command(
     )
     parser.set_defaults(run=run, errors=errors)
     return parser
+
+
+def read_option(name: str, text: str, parse: Callable[[str], T]) -> T:
+    """Return ``parse(text)``; a text that cannot be read raises with the name of the option.
+
+    Raises:
+      MistakesError: the text cannot be read.
+    """
+    try:
+        return parse(text)
+    except MisreadError as error:
+        raise MistakesError(*error.lines(name)) from None
+
+
+def read_given(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -> T | None:
+    """Return the value of the option ``--name``; None if it was not given.
+
+    Raises:
+      MistakesError: the text cannot be read.
+    """
+    text = getattr(options, name.replace("-", "_"))
+    return None if text is None else read_option(f"--{name}", text, parse)
+
+
+def shows_progress() -> bool:
+    """Return whether stderr is a terminal and rich, which draws a bar there, is installed."""
+    return sys.stderr.isatty() and find_spec("rich") is not None

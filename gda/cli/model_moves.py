@@ -29,13 +29,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gda.cli.model_file import Parameter
 from gda.cli.model_numbers import ModelPlan
-from gda.cli.name_ranges import with_ranges
-from gda.cli.padding import Padding, padding_of
 from gda.cli.planned_array import spec_for_json
 from gda.layout.grid import ShardGrid
+from gda.layout.notation.model_file import Parameter
+from gda.layout.notation.name_ranges import with_ranges
 from gda.layout.numbering import IntArray
+from gda.layout.padding import Padding, padding_of
 from gda.layout.processes import Processes
 from gda.layout.reshard.flow import tiling_of
 from gda.layout.reshard.overlaps import sizes_of

@@ -13,7 +13,8 @@
   ``shape``, ``dtype``, ``spec``, ``shard_shape``, ``padded_shape``, ``percent_padding``,
   ``num_replicas``, ``nbytes``;
 - ``savings``: replicated rows that could be sharded, most saved first: ``name``, ``count``,
-  ``spec``, ``better_spec``, and ``nbytes_saved_per_device`` by all of the row.
+  ``spec``, ``better_spec``, and ``nbytes_saved_per_device`` by all of the row;
+- ``memory``, with ``--device``: see ``gda/cli/model_memory.py``.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from typing import Any
 import numpy as np
 
 from gda.cli.array_numbers import FORMER_KEYS, distinct_of
-from gda.cli.model_file import Parameter
-from gda.cli.name_ranges import with_ranges
-from gda.cli.padding import Padding, padding_of
 from gda.cli.planned_array import BELOW_A_BYTE, is_below_a_byte, spec_for_json
 from gda.layout.former_names import with_former_keys
 from gda.layout.grid import ShardGrid
+from gda.layout.notation.model_file import Parameter
+from gda.layout.notation.name_ranges import with_ranges
+from gda.layout.padding import Padding, padding_of
 from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
 
 

@@ -1,21 +1,19 @@
 """The report of ``gda plan --tree FILE``: the bytes of a whole model on each device.
 
-``gda/cli/model_file.py`` describes the file, ``gda/cli/model_numbers.py`` the document of
-``--json``.
+``gda/layout/notation/model_file.py`` describes the file, ``gda/cli/model_numbers.py`` and
+``gda/cli/model_memory.py`` the document of ``--json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from gda.cli.commands import OK
-from gda.cli.layouts import parse_mesh
-from gda.cli.mistakes import MistakesError, read_given
-from gda.cli.model_file import ModelText, read_model, read_text
+from gda.cli.commands import OK, read_given
+from gda.cli.model_memory import ModelMemory
 from gda.cli.model_numbers import ModelPlan, Row
-from gda.cli.numbers import parse_number
-from gda.cli.padding import format_padding
 from gda.cli.planned_array import check_devices_per_process, format_shape, print_json
 from gda.cli.tables import (
     facts,
@@ -25,6 +23,12 @@ from gda.cli.tables import (
     listed,
     two_tables,
 )
+from gda.compiled.device_kinds import DeviceKind, kind_named
+from gda.layout.notation.layouts import parse_mesh
+from gda.layout.notation.mistakes import MistakesError
+from gda.layout.notation.model_file import ModelText, read_model, text_of
+from gda.layout.notation.numbers import parse_number
+from gda.layout.padding import format_padding
 from gda.layout.spec import format_spec
 from gda.layout.text import counted, format_bytes, format_mesh
 
@@ -34,16 +38,33 @@ _ROWS_SHOWN = 10
 
 def plan_tree(options: argparse.Namespace) -> int:
     """Run ``gda plan --tree``."""
+    kind = _read_kind(options)
     model = _read(options)
+    memory = kind and ModelMemory(model, kind, options.optimizer, options.pad)
     if options.json:
-        print_json(model.describe())
+        print_json({**model.describe(), **({"memory": memory.describe()} if memory else {})})
         return OK
     print(*_summary(model), sep="\n")
+    if memory:
+        print("", *_memory(memory), sep="\n")
     if model.rows:
         print("", *_rows(model), sep="\n")
     if model.savings:
         print("", *_savings(model), sep="\n")
     return OK
+
+
+def _read_kind(options: argparse.Namespace) -> DeviceKind | None:
+    if options.device is None:
+        if options.optimizer is not None:
+            raise MistakesError(
+                "--optimizer counts its state in the memory of a device; give --device, such as v5e"
+            )
+        return None
+    try:
+        return kind_named(options.device)
+    except ValueError as error:
+        raise MistakesError(f"--device: {error}") from None
 
 
 def _read(options: argparse.Namespace) -> ModelPlan:
@@ -65,6 +86,24 @@ def refuse_options(options: argparse.Namespace, of_one_array: Sequence[str]) -> 
         raise MistakesError(
             f"{listed(given)} cannot be used with --tree, which plans a model; omit either"
         )
+
+
+def read_text(option: str, path: str) -> ModelText:
+    """Return the text of the file of an option; ``-`` is stdin.
+
+    Raises:
+      MistakesError: the file cannot be read.
+    """
+    if not path:
+        raise MistakesError(f"{option}: the path of a file was expected, or - for stdin")
+    if path == "-" and sys.stdin is None:  # stdin is closed
+        raise MistakesError(f"{option}: stdin is closed; give the path of a file instead of -")
+    try:
+        if path == "-":
+            return text_of("stdin", sys.stdin.buffer.read())
+        return text_of(path, Path(path).read_bytes())
+    except OSError as error:
+        raise MistakesError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def plan_model(
@@ -115,6 +154,46 @@ def _padding(model: ModelPlan) -> list[str]:
     count = sum(parameter.grid.is_padded for parameter in model.parameters)
     words = f"{format_padding(model.padding)} more, in {counted(count, 'parameter')}"
     return [words] if count else []
+
+
+def _memory(memory: ModelMemory) -> list[str]:
+    kind, needed = memory.kind, format_bytes(memory.kind.capacity_bytes - memory.bytes_left)
+    parts = [f"parameters {format_bytes(memory.model.bytes_per_device)}"]
+    if memory.optimizer:
+        parts.append(f"{memory.optimizer} {format_bytes(memory.optimizer_bytes)}")
+    rows = [
+        ("device", f"{kind.name}: {format_bytes(kind.capacity_bytes)} for programs"),
+        *([("note", kind.note)] if kind.note else []),
+        ("needed", f"{needed}: {', '.join(parts)}"),
+    ]
+    if memory.fits:
+        left = format_bytes(memory.bytes_left)
+        return facts([*rows, ("fits", f"yes: {left} left for gradients and activations")])
+    missing = format_bytes(-memory.bytes_left)
+    least = counted(memory.least_devices, "device")
+    return facts(
+        [
+            *rows,
+            ("fits", f"no: {missing} too much; without replicas it needs at least {least}"),
+            ("suggestion", _suggestion(memory)),
+        ]
+    )
+
+
+def _suggestion(memory: ModelMemory) -> str:
+    suggestion = memory.suggestion
+    if suggestion is None:
+        return "none found with one axis of the mesh larger"
+    changes = []
+    if suggestion.mesh != memory.model.mesh:
+        devices = counted(suggestion.num_devices, "device")
+        changes.append(f"--mesh {format_mesh(suggestion.mesh)}: {devices}")
+    if suggestion.rows:
+        first, *others = suggestion.rows
+        more = f" and {counted(len(others), 'more row')} of --json" if others else ""
+        changes.append(f"{format_spec(first.better_spec)} for {_name(first)}{more}")
+    left = format_bytes(suggestion.bytes_left)
+    return f"{', with '.join(changes)}; leaves {left} for gradients and activations"
 
 
 def _rows(model: ModelPlan) -> list[str]:

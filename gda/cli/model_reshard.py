@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gda.cli.commands import OK
-from gda.cli.layouts import parse_mesh
-from gda.cli.mistakes import MistakesError, read_given
-from gda.cli.model_file import Mistakes, read_text
+from gda.cli.commands import OK, read_given
 from gda.cli.model_moves import ModelMoves, Row, moves_of
 from gda.cli.model_numbers import ModelPlan
-from gda.cli.model_report import plan_model, refuse_options
+from gda.cli.model_report import plan_model, read_text, refuse_options
 from gda.cli.model_suggestion import Suggestion, suggestion_for
-from gda.cli.numbers import parse_number
-from gda.cli.padding import format_padding, format_percent
 from gda.cli.planned_array import format_shape, print_json
 from gda.cli.reshards import LINKS_LISTED, Answer, link_lines, mistakes_after, totals
 from gda.cli.tables import facts, in_processes, left_out, listed, terminal_width, two_tables
+from gda.layout.notation.layouts import parse_mesh
+from gda.layout.notation.mistakes import MistakesError
+from gda.layout.notation.model_file import Mistakes
+from gda.layout.notation.numbers import parse_number
+from gda.layout.padding import format_padding, format_percent
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh

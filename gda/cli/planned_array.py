@@ -1,6 +1,6 @@
-"""The array that the options of a command describe: its grid and numbers, within limits.
+"""The array that the options of a command describe: its grid and numbers.
 
-No devices are needed. The mesh has a limit because some answers take O(devices).
+No devices are needed.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gda.cli.dtypes import parse_dtype
-from gda.cli.layouts import NOT_SHARDED, parse_mesh, parse_spec
-from gda.cli.mistakes import MistakesError, read_given
-from gda.cli.numbers import parse_number, parse_shape
-from gda.cli.padding import Padding, format_padding, format_percent, padding_of
+from gda.cli.commands import read_given
 from gda.cli.tables import in_processes, listed
-from gda.layout.spec import axis_errors
+from gda.layout.notation.dtypes import parse_dtype
+from gda.layout.notation.layouts import parse_mesh, parse_spec
+from gda.layout.notation.mistakes import MistakesError
+from gda.layout.notation.numbers import parse_number, parse_shape
+from gda.layout.notation.planned_grid import plan_grid
+from gda.layout.padding import Padding, format_padding, padding_of
 from gda.layout.text import counted, format_mesh
 
 if TYPE_CHECKING:
@@ -29,12 +30,7 @@ if TYPE_CHECKING:
 # For commands that only calculate: any other ValueError is a bug in gda and keeps its traceback.
 ERRORS = (OSError, ImportError, MemoryError, MistakesError)
 
-MAX_DEVICES = 2**22
-_MAX_DIMENSIONS = 64  # of an array in NumPy, and so of a mesh
 _SUGGESTED = 4
-
-# Other words that users write for it.
-_MEANS_NOT_SHARDED = {*(word.lower() for word in NOT_SHARDED), "replicated", "replicate", "-", "*"}
 
 BELOW_A_BYTE = "an element counts as one byte, as in NumPy; devices may pack several in one"
 
@@ -114,82 +110,6 @@ def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
     )
 
 
-def plan_grid(
-    shape: Shape,
-    dtype: np.dtype[Any],
-    mesh: Mapping[str, int],
-    spec: Sequence[SpecEntry],
-    *,
-    pad: bool,
-) -> ShardGrid:
-    """Return the grid of an array, on a mesh without processes.
-
-    Raises:
-      MistakesError: the spec does not fit the shape and the mesh, a line for each reason; or the
-        array is too large.
-    """
-    from gda.layout.grid import ShardGrid
-
-    check_shape_and_mesh(shape, mesh)
-    try:
-        grid = ShardGrid(shape, mesh, spec, pad=pad)
-    except ValueError as error:
-        first, *more = dict.fromkeys([str(error), *mistakes_of_spec(spec, mesh, shape, pad=pad)])
-        hint = _hint_of_not_sharded(mesh, spec) + _hint_of_padding(shape, mesh, spec)
-        raise MistakesError(f"{first}{hint}", *more) from None
-    nbytes = math.prod(grid.shard_shape) * dtype.itemsize * grid.num_devices
-    if nbytes >= 2**63:
-        raise MistakesError(
-            f"shape {_clipped(str(shape))} of {dtype.name} takes {_power(nbytes)} bytes on "
-            f"{counted(grid.num_devices, 'device')}; a plan counts to 2**63 "
-            f"({2**63:.1e}); check the sizes"
-        )
-    return grid
-
-
-def mistakes_of_spec(
-    spec: Sequence[SpecEntry],
-    mesh: Mapping[str, int],
-    shape: Shape | None = None,
-    *,
-    pad: bool = False,
-) -> list[str]:
-    """Return the mistakes in the axes of a spec, and of its known axes on a shape."""
-    from gda.layout.grid import ShardGrid
-
-    axes = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
-    mistakes = [str(error) for error in axis_errors(tuple(axes), spec, mesh)]
-    if shape is not None:
-        unused = dict(mesh)
-        known = [[name for name in names if unused.pop(name, 0)] for names in axes]
-        try:
-            ShardGrid(shape, mesh, known[: len(shape)], pad=pad)
-        except ValueError as error:
-            mistakes.append(str(error))
-    return mistakes
-
-
-def _hint_of_not_sharded(mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:
-    entries = [entry for entry in spec if isinstance(entry, str) and entry not in mesh]
-    words = [entry for entry in entries if entry.lower() in _MEANS_NOT_SHARDED]
-    return (
-        f"; a dimension that is not sharded is _, or null in a list, not {words[0]}"
-        if words
-        else ""
-    )
-
-
-def _hint_of_padding(shape: Shape, mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:
-    from gda.layout.grid import ShardGrid
-
-    try:
-        grid = ShardGrid(shape, mesh, spec, pad=True)
-    except ValueError:
-        return ""
-    percent = format_percent(padding_of([(grid, 1)]).percent)
-    return f"; or give --pad: padded to {grid.padded_shape}, {percent} more"
-
-
 def plan_array(
     shape: Shape,
     dtype: np.dtype[Any],
@@ -227,26 +147,6 @@ def _num_empty_devices(grid: ShardGrid) -> int:
     return grid.num_devices - grid.num_replicas * math.prod(
         -(-size // step) for size, step in sizes
     )
-
-
-def check_shape_and_mesh(shape: Shape, mesh: Mapping[str, int]) -> None:
-    """Check that the shape and the mesh are within the limits of a plan.
-
-    Raises:
-      MistakesError: the shape or the mesh has more than 64 dimensions, or there are too many
-        devices.
-    """
-    for value, kind in ((shape, "shape"), (mesh, "mesh")):
-        if len(value) > _MAX_DIMENSIONS:
-            raise MistakesError(
-                f"this {kind} has {len(value)} dimensions; an array has at most {_MAX_DIMENSIONS}"
-            )
-    if (devices := math.prod(mesh.values())) > MAX_DEVICES:
-        count = f"{devices:,}" if devices < 10**15 else _power(devices)
-        raise MistakesError(
-            f"the mesh {_clipped(format_mesh(mesh))} has {count} devices; a plan is for at most "
-            f"{MAX_DEVICES:,}"
-        )
 
 
 def check_devices_per_process(devices_per_process: int | None, mesh: Mapping[str, int]) -> int:
@@ -347,15 +247,6 @@ def index_for_json(index: Index, shape: Shape) -> list[list[int]]:
 def spec_for_json(spec: Iterable[SpecEntry]) -> list[Any]:
     """Return a spec as ``--tree`` reads it: null, names and lists of names."""
     return [list(entry) if isinstance(entry, tuple) else entry for entry in spec]
-
-
-def _clipped(text: str) -> str:
-    return text if len(text) < 60 else f"{text[:59]}…"
-
-
-def _power(number: int) -> str:
-    """Return the magnitude of a number, even if too large for a float: ``about 10**18``."""
-    return f"about 10**{len(str(number)) - 1}"
 
 
 def print_json(document: Mapping[str, Any]) -> None:

@@ -10,9 +10,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from gda.cli.commands import OK, add_command
-from gda.cli.mistakes import MistakesError, read_option
-from gda.cli.numbers import parse_number, parse_point
+from gda.cli.commands import OK, add_command, read_option
 from gda.cli.planned_array import (
     ERRORS,
     PlannedArray,
@@ -23,6 +21,8 @@ from gda.cli.planned_array import (
     read_array,
 )
 from gda.cli.tables import facts, held_and_distinct, left_out, terminal_width
+from gda.layout.notation.mistakes import MistakesError
+from gda.layout.notation.numbers import parse_number, parse_point
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_index, format_mesh
@@ -49,6 +49,7 @@ examples:
            --spec data,model --devices-per-process 8 --process 17 --locate 5,7
   gda plan --shape 32x4096x128 --dtype f32 --mesh x=4,y=2 --spec _,x+y --json
   gda plan --tree model.json --mesh data=16,model=4 --devices-per-process 8
+  gda plan --tree model.json --device v5e --optimizer adam
 """
 
 
@@ -73,6 +74,14 @@ def add_plan(commands: Any) -> None:
     parser.add_argument(
         "--tree", metavar="FILE", help="plan the model that this JSON file describes; - is stdin"
     )
+    parser.add_argument(
+        "--device",
+        metavar="KIND",
+        help="with --tree, say if the model fits into a device such as v5e or h100",
+    )
+    parser.add_argument(
+        "--optimizer", choices=["adam"], help="with --device, count the state of this optimizer"
+    )
     parser.add_argument("--no-picture", action="store_true", help="print no picture")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -85,6 +94,8 @@ def plan(options: argparse.Namespace) -> int:
     from gda.cli.array_numbers import document_of
     from gda.cli.pictures import picture_lines
 
+    if options.device is not None or options.optimizer is not None:
+        raise MistakesError("--device and --optimizer are for a model; give --tree FILE")
     array = read_array(options, _NEEDED)
     processes = [_read_process(text, array) for text in options.process]
     elements = [_read_element(text, array) for text in options.locate]

@@ -26,10 +26,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gda.cli.commands import OK, add_command
-from gda.cli.layouts import parse_mesh, parse_spec
-from gda.cli.mistakes import MistakesError, read_given
-from gda.cli.numbers import parse_number
+from gda.cli.commands import OK, add_command, read_given
 from gda.cli.planned_array import (
     ERRORS,
     PlannedArray,
@@ -42,6 +39,9 @@ from gda.cli.planned_array import (
 )
 from gda.cli.tables import facts, left_out, terminal_width
 from gda.layout.former_names import with_former_keys
+from gda.layout.notation.layouts import parse_mesh, parse_spec
+from gda.layout.notation.mistakes import MistakesError
+from gda.layout.notation.numbers import parse_number
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh

@@ -1,5 +1,9 @@
-"""The communication of a compiled function.
+"""A compiled function: its communication and its memory, on devices that need not be here.
 
-Read in this order: ``hlo`` (the text of a compiled program, without JAX), ``rules`` (the allowed
-communication), ``collectives`` (``gda.collectives`` and ``gda.assert_collectives``).
+Read in this order: ``hlo`` (the text of a compiled program, without JAX), ``programs`` (a call,
+traced, lowered or compiled), ``rules`` (the allowed communication), ``collectives``
+(``gda.collectives`` and ``gda.assert_collectives``); ``device_kinds`` (the memory of accelerators),
+``topologies`` (``gda.rehearsal_mesh``), ``abstract`` (``gda.abstract``), ``flops``, ``rehearsal``
+(the result of a rehearsal, with ``golden``, the files that it is compared with) and ``rehearse``
+(``gda.rehearse`` and ``gda.assert_fits``); ``comparison`` (``gda.compare_rehearsals``).
 """

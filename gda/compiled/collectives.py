@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import functools
+import math
 import os
 import site
 import sysconfig
-from collections.abc import Callable, Iterator
-from types import MethodType
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
-from jax.stages import Compiled, Lowered, Traced, Wrapped
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+from jax.stages import Compiled
 
 from gda.compiled.hlo import Collectives, num_devices, read_collectives
+from gda.compiled.hlo.allocations import Temporary, read_temporaries
+from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
 from gda.compiled.rules import Allowed, check_axes, complaints_of, rules_of
 from gda.layout.boundary import public, set_module
 from gda.mesh import check_mesh
-
-Program = Callable[..., Any] | Traced | Lowered | Compiled
 
 _LIBRARIES = [os.path.dirname(jax.__file__), os.path.dirname(os.path.dirname(__file__))]
 
@@ -74,14 +73,10 @@ def collectives(
       total             y                    1      512 B
     """
     _check_mesh(mesh)
-    fun, args, kwargs = _unwrapped(fun, args, kwargs)
-    program = _compiled(fun, args, kwargs)
-    text = program.as_text()
-    if text is None:
-        raise ValueError("the compiler for these devices does not give the text of its programs")
-    mesh_shape = _mesh_shape(program, num_devices(text), mesh, (args, kwargs))
-    found = read_collectives(text, mesh_shape, library=_LIBRARIES, installed=_installed())
-    return Collectives(found, mesh_shape)
+    fun, args, kwargs = unwrapped(fun, args, kwargs)
+    program = compiled(stage_of(fun, args, kwargs))
+    text = text_of(program)
+    return collectives_in(text, _mesh_of(program, num_devices(text), mesh, (args, kwargs)))
 
 
 @set_module("gda")
@@ -140,7 +135,7 @@ def assert_collectives(
     check_axes(rules, found.mesh_shape)
     complaints = complaints_of(found, rules, max_bytes)
     if complaints:
-        inside, _, _ = _unwrapped(fun, args, kwargs)
+        inside, _, _ = unwrapped(fun, args, kwargs)
         name = getattr(inside, "__name__", type(inside).__name__)
         allowed = "; ".join(map(str, rules)) + "; nothing else" if rules else "nothing"
         raise AssertionError(
@@ -151,63 +146,47 @@ def assert_collectives(
 # The program and its mesh.
 
 
-def _check_mesh(mesh: Mesh | AbstractMesh | None) -> None:
-    if mesh is not None:
-        check_mesh(mesh, (Mesh, AbstractMesh))  # pyright: ignore[reportArgumentType]
+def text_of(program: Compiled) -> str:
+    """Return the text of a program; ``ValueError`` if its compiler gives none."""
+    text = program.as_text()
+    if text is None:
+        raise ValueError("the compiler for these devices does not give the text of its programs")
+    return text
 
 
-def _unwrapped(
-    fun: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Program, tuple[Any, ...], dict[str, Any]]:
-    """Return the jitted function inside partials and methods, with their arguments too.
-
-    Another ``jax.jit`` would make constants of these. A method looks jitted, since it passes on
-    ``lower``, but without its object.
-    """
-
-    def received(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return args, kwargs
-
-    inside, inside_args, inside_kwargs = fun, args, kwargs
-    while isinstance(inside, functools.partial | MethodType):
-        if isinstance(inside, MethodType):
-            inside_args = (inside.__self__, *inside_args)
-            inside = inside.__func__
-        else:
-            partial = functools.partial(received, *inside.args, **inside.keywords)
-            inside_args, inside_kwargs = partial(*inside_args, **inside_kwargs)
-            inside = inside.func
-    is_jitted = isinstance(inside, Wrapped)
-    return (inside, inside_args, inside_kwargs) if is_jitted else (fun, args, kwargs)
+def collectives_in(text: str, mesh: Mesh | AbstractMesh | None) -> Collectives:
+    """Return the collectives of the text of a program, with their lines in the user's code."""
+    mesh_shape = {} if mesh is None else dict(mesh.shape)
+    slices = _slices_of(mesh)
+    ids = [device.id for device in mesh.devices.flat] if slices and isinstance(mesh, Mesh) else ()
+    found = read_collectives(
+        text,
+        mesh_shape,
+        library=_LIBRARIES,
+        installed=_installed(),
+        slices=slices,
+        device_ids=ids,
+    )
+    return Collectives(found, mesh_shape)
 
 
-def _compiled(fun: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
-    if isinstance(fun, Traced | Lowered | Compiled):
-        if args or kwargs:
-            raise TypeError(
-                f"a jax.stages.{type(fun).__name__} has its arguments already; pass it alone, or "
-                "pass the function"
-            )
-        fun = fun.lower() if isinstance(fun, Traced) else fun
-        return _with_its_lines(fun) if isinstance(fun, Lowered) else fun
-    if not callable(fun):
-        raise TypeError(
-            f"fun must be a function, plain or jitted, not {type(fun).__name__}; pass a function "
-            "and the arguments of a call"
-        )
-    jitted = fun if isinstance(fun, Wrapped) else jax.jit(fun)
-    return _with_its_lines(jitted.lower(*args, **kwargs))
+def temporaries_in(assignment: str, text: str) -> tuple[Temporary, ...]:
+    """Return the largest temporaries of a program, from the text of its buffers and its own."""
+    found = read_temporaries(assignment, text, library=_LIBRARIES, installed=_installed())
+    return tuple(found)
 
 
-def _with_its_lines(lowered: Lowered) -> Compiled:
-    # JAX's cache may return the same program from another source: its keys omit lines by default.
-    option = "jax_compilation_cache_include_metadata_in_key"
-    before = getattr(jax.config, option)
-    jax.config.update(option, True)
-    try:
-        return lowered.compile()
-    finally:
-        jax.config.update(option, before)
+def _slices_of(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
+    """Return the number of slices of TPUs along each axis that goes over several."""
+    # GPUs may have a slice_index too, but their programs are for all devices.
+    if not isinstance(mesh, Mesh) or mesh.devices.flat[0].platform != "tpu":
+        return {}
+    slice_of = np.vectorize(lambda device: getattr(device, "slice_index", 0))(mesh.devices)
+    along = {
+        name: len(np.unique(np.moveaxis(slice_of, axis, 0).reshape(size, -1)[:, 0]))
+        for axis, (name, size) in enumerate(mesh.shape.items())
+    }
+    return {name: count for name, count in along.items() if count > 1}
 
 
 def _installed() -> list[str]:
@@ -215,14 +194,19 @@ def _installed() -> list[str]:
     return [*own, *site.getsitepackages(), site.getusersitepackages()]
 
 
-def _mesh_shape(
+def _check_mesh(mesh: Mesh | AbstractMesh | None) -> None:
+    if mesh is not None:
+        check_mesh(mesh, (Mesh, AbstractMesh))  # pyright: ignore[reportArgumentType]
+
+
+def _mesh_of(
     program: Compiled, devices: int, mesh: Mesh | AbstractMesh | None, arguments: Any
-) -> dict[str, int]:
-    """Return the axis sizes of the mesh of a program; empty if no mesh is known."""
+) -> Mesh | AbstractMesh | None:
+    """Return the mesh of a program for so many devices; None if none is known."""
     shardings = (program.input_shardings, program.output_shardings)
-    for known in [mesh] if mesh is not None else _meshes((arguments, shardings)):
-        if known.size == devices:
-            return dict(known.shape)
+    for known in [mesh] if mesh is not None else meshes_of((arguments, shardings)):
+        if known.size == devices * math.prod(_slices_of(known).values()):
+            return known
     if devices == 1:
         which = "a mesh" if mesh is None else f"the mesh {dict(mesh.shape)}"
         raise ValueError(
@@ -235,15 +219,4 @@ def _mesh_shape(
             f"the mesh {dict(mesh.shape)} has {mesh.size} devices, but the program is compiled "
             f"for {devices}; pass the mesh that its arguments are sharded over"
         )
-    return {}
-
-
-def _meshes(tree: Any) -> Iterator[Mesh | AbstractMesh]:
-    """Yield the meshes of arrays, shape structs and shardings, then that of ``jax.set_mesh``."""
-    for leaf in jax.tree.leaves(tree):
-        sharding = leaf if isinstance(leaf, NamedSharding) else getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding):
-            yield sharding.mesh
-    ambient = jax.sharding.get_abstract_mesh()
-    if not ambient.empty:
-        yield ambient
+    return None

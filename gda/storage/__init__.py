@@ -2,7 +2,7 @@
 
 Read in this order: ``options`` (threads, bytes, retries), ``tasks`` (runs reads and
 writes), ``progress``, ``sources`` (anything that slices), ``targets`` (anything that takes slices),
-``chunk_conflicts`` (blocks that share a chunk of a target), ``strict_json``, ``safetensors``.
+``chunk_conflicts`` (blocks that share a chunk of a target), ``safetensors``.
 
 >>> import gda, jax, numpy as np, os, tempfile
 >>> from safetensors.numpy import save_file

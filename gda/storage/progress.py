@@ -12,14 +12,16 @@ _SECONDS_BETWEEN = 0.1
 
 
 @contextmanager
-def shown(progress: ProgressLike, description: str) -> Iterator[Callable[[int, int], object]]:
-    """Give the function ``(nbytes_done, nbytes_total)`` that shows the progress.
+def shown(
+    progress: ProgressLike, description: str, *, in_bytes: bool = True
+) -> Iterator[Callable[[int, int], object]]:
+    """Give the function ``(done, total)``, in bytes or in pieces of work, that shows the progress.
 
     Raises:
       ImportError: ``progress=True`` without rich.
     """
     if progress is True:
-        with _bar(description) as update:
+        with _bar(description, in_bytes) as update:
             yield update
     elif progress is False:
         yield lambda done, total: None
@@ -28,12 +30,13 @@ def shown(progress: ProgressLike, description: str) -> Iterator[Callable[[int, i
 
 
 @contextmanager
-def _bar(description: str) -> Iterator[Callable[[int, int], object]]:
+def _bar(description: str, in_bytes: bool) -> Iterator[Callable[[int, int], object]]:
     try:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
             DownloadColumn,
+            MofNCompleteColumn,
             Progress,
             TextColumn,
             TimeRemainingColumn,
@@ -44,13 +47,9 @@ def _bar(description: str) -> Iterator[Callable[[int, int], object]]:
             "progress=True needs rich: pip install 'gda[progress]', or pass a function "
             "(nbytes_done, nbytes_total)"
         ) from error
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),  # in powers of 1000, because TransferSpeedColumn has no others
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
+    # Bytes in powers of 1000, because TransferSpeedColumn has no others.
+    amounts = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(),)
+    columns = (TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn())
     # Drawn when something is reported: rich's own refreshing is a thread that outlives its bar.
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
         task = bar.add_task(description, total=None)

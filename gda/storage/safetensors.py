@@ -13,8 +13,8 @@ import numpy as np
 
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape
+from gda.layout.strict_json import parse_json
 from gda.storage.sources import SAFETENSORS_DTYPES
-from gda.storage.strict_json import parse_json
 
 # The header of a published model of 100,000 tensors has some 15 MB. The safetensors package has the
 # same limit.

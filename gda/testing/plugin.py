@@ -1,4 +1,4 @@
-"""A pytest plugin: tests that run in several real processes of this machine.
+"""A pytest plugin: tests in several real processes of this machine, and golden files.
 
 pytest finds it if gda is installed; ``-p no:gda`` omits it.
 
@@ -21,11 +21,15 @@ Processes are kept for the next test of the same size.
   processes of each size start once. Otherwise each worker starts processes of every size. For a
   test with ``process_pool``, add ``@pytest.mark.xdist_group("processes-4x2")``.
 
+``pytest --update-golden`` writes the golden files of ``gda.Rehearsal.check`` instead of comparing
+with them, in this process, the workers of xdist and the processes of tests.
+
 Every pytest run with gda installed imports this module, so it has no slow imports.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,10 +44,23 @@ if TYPE_CHECKING:
 
 _session_key = pytest.StashKey[pytest.Session]()
 _pools_key = pytest.StashKey["Pools"]()
+_updated_before_key = pytest.StashKey[str | None]()
+_UPDATE_GOLDEN = "GDA_UPDATE_GOLDEN"  # as in gda.compiled.golden, which takes long to import
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("gda").addoption(
+        "--update-golden",
+        action="store_true",
+        help="write the golden files of gda.Rehearsal.check instead of comparing with them",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", marker.HELP)
+    if config.getoption("--update-golden"):
+        config.stash[_updated_before_key] = os.environ.get(_UPDATE_GOLDEN)
+        os.environ[_UPDATE_GOLDEN] = "1"
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -106,6 +123,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     _close(config)
+    if _updated_before_key in config.stash:
+        before = config.stash[_updated_before_key]
+        os.environ.pop(_UPDATE_GOLDEN)
+        if before is not None:
+            os.environ[_UPDATE_GOLDEN] = before
 
 
 @pytest.fixture(scope="session")

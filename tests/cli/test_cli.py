@@ -174,7 +174,7 @@ def test_a_mistake_in_gda_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) 
     [
         (
             ["wrong"],
-            "gda: there is no command 'wrong'; the commands are plan, reshard, in",
+            "gda: there is no command 'wrong'; the commands are plan, reshard, re",
         ),
         (["inspct", "a"], "gda: there is no command 'inspct'; did you mean inspect? (see --help)"),
         (["Verify", "a"], "gda: there is no command 'Verify'; did you mean verify? (see --help)"),

@@ -18,9 +18,8 @@ from trials import rarely
 
 from gda import ShardGrid
 from gda.cli import model_suggestion, reshards
-from gda.cli.model_file import read_text
 from gda.cli.model_moves import moves_of
-from gda.cli.model_report import plan_model
+from gda.cli.model_report import plan_model, read_text
 
 pytestmark = pytest.mark.no_jax
 
@@ -37,18 +36,6 @@ MODEL = {
     },
 }
 FEWER = ("--to-mesh", "data=3,model=2", "--devices-per-process", "2")
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a document to a file; returns its path."""
-
-    def written(document: Any, name: str = "model.json") -> Path:
-        path = tmp_path / name
-        path.write_text(json.dumps(document))
-        return path
-
-    return written
 
 
 def moved(path: Path, *args: str) -> dict[str, Any]:

@@ -293,6 +293,41 @@ def test_a_collective_beside_which_a_tpu_computes_counts_once() -> None:
     assert sorted(each.count or 0 for each in more) == [1, 6]
 
 
+SCATTERED = """
+%all-reduce-scatter.1 (p.1: f32[16,4]) -> f32[4,4] {
+  %p.1 = f32[16,4]{1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %r = f32[16,4]{1,0} all-reduce(%p.1), channel_id=3, replica_groups=[2,4]<=[8], to_apply=%add
+  ROOT %s = f32[4,4]{1,0} dynamic-slice(%r, %zero, %zero), dynamic_slice_sizes={4,4}
+}
+"""
+
+
+def test_a_reduce_scatter_that_a_tpu_writes_as_an_all_reduce_of_which_each_keeps_a_part() -> None:
+    found = only(
+        """
+        %p = f32[16,4]{1,0} parameter(0)
+        ROOT %f = f32[4,4]{1,0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1, \
+metadata={op_name="jit(f)/dot_general" source_file="/home/me/f.py" source_line=7}
+        """,
+        before=SCATTERED,
+    )
+    assert (found.kind, found.axes, found.reduction) == ("reduce-scatter", ("y",), "add")
+    assert (found.operand_shapes, found.output_shapes) == (((16, 4),), ((4, 4),))
+    assert (found.nbytes, found.nbytes_output) == (256, 64)
+    assert (found.op_name, found.source_file) == ("jit(f)/dot_general", "/home/me/f.py")
+
+
+def test_an_element_of_a_tuple_in_the_files_that_xla_writes() -> None:
+    found = only(
+        """
+        %t = (s32[2], f32[16,8]) custom-call(), custom_call_target="two"
+        %r = f32[16,8] all-reduce(%t#1), replica_groups=[2,4]<=[8], to_apply=%add
+        """
+    )
+    assert (found.operand_shapes, found.operand_dtypes) == (((16, 8),), ("float32",))
+
+
 @pytest.mark.parametrize(
     "attributes",
     [
@@ -322,6 +357,71 @@ def test_what_goes_to_the_host_is_none() -> None:
         %e = token[] send-done(%s), channel_id=2, is_host_transfer=true
         """
     )
+
+
+# Between slices of TPUs, in programs that each slice runs.
+
+
+def between_slices(transfer: str, target: str, mesh: dict[str, int]) -> list[Collective]:
+    """Return the collectives of a send from two slices of two devices to the others, or of four."""
+    attributes = (
+        "channel_id=2, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="
+        f'"runtime",_xla_megascale_target={target},_xla_megascale_transfer_type="{transfer}"}}'
+    )
+    text = module(
+        f"""
+        %p = f32[16,128]{{1,0}} parameter(0)
+        %t = token[] after-all()
+        %s = (f32[16,128]{{1,0}}, u32[]{{:S(2)}}, token[]) send(%p, %t), {attributes}
+        %r = (f32[16,128]{{1,0}}, u32[]{{:S(2)}}, token[]) recv(%t), {attributes}
+        %d = token[] send-done(%s), {attributes}
+        %e = (f32[16,128]{{1,0}}, token[]) recv-done(%r), {attributes}
+        %w = f32[16,128]{{1,0}} all-reduce(%p), channel_id=1, replica_groups={{{{0,1}}}},
+          use_global_device_ids=true, to_apply=%add
+        """,
+        header=", num_partitions=2",
+    )
+    slices = {name: size for name, size in mesh.items() if name != "z"}
+    ids = [
+        100000 * number + i for number in range(1, math.prod(slices.values()) + 1) for i in (0, 1)
+    ]
+    return list(read_collectives(text, mesh, slices=slices, device_ids=ids))
+
+
+@pytest.mark.parametrize(
+    ("transfer", "target", "kind"),
+    [
+        ("ALL_REDUCE", '"{1,2}x{0:1}"', "all-reduce"),
+        ("ALL_GATHER", '"{1,2}x{0:1}"', "all-gather"),
+        ("REDUCE_SCATTER", "{{100000,200000},{100001,200001}}", "reduce-scatter"),
+        ("ALL_TO_ALL", "{{100000,200000},{100001,200001}}", "all-to-all"),
+        ("ONE_TO_ONE", "{{100000->200000},{200000->100000}}", "collective-permute"),
+        ("ANOTHER", '"{1,2}x{0:1}"', "send"),
+    ],
+)
+def test_a_collective_between_slices_and_one_within(transfer: str, target: str, kind: str) -> None:
+    across, within = between_slices(transfer, target, {"x": 2, "z": 2})
+    assert (across.kind, across.axes, across.nbytes) == (kind, ("x",), 16 * 128 * 4)
+    assert (across.is_between_slices, across.groups, across.pairs) == (True, (), ())
+    # The positions of a slice are its own.
+    assert (within.kind, within.axes) == ("all-reduce", ("z",))
+    assert (within.is_between_slices, within.groups) == (False, ((0, 1),))
+
+
+@pytest.mark.parametrize(
+    ("target", "axes"),
+    [
+        ('"{1,2,3,4}x{0:1}"', ("x", "y")),
+        ("{{100000,200000},{300000,400000},{100001,200001},{300001,400001}}", ("y",)),
+        ("{{100000,300000},{200000,400000},{100001,300001},{200001,400001}}", ("x",)),
+        ("{{100000,100001,300000,300001},{200000,200001,400000,400001}}", ("x", "z")),
+        ("{{100001->200000},{200001->100000}}", ("y", "z")),
+        ("{{700000,800000}}", None),
+    ],
+)
+def test_the_axes_over_slices_are_those_in_which_devices_differ(target: str, axes: object) -> None:
+    across, _ = between_slices("ALL_REDUCE", target, {"x": 2, "y": 2, "z": 2})
+    assert across.axes == axes
 
 
 # Who with whom.

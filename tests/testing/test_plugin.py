@@ -178,16 +178,34 @@ def test_pools_used_longest_ago_are_closed_when_there_are_too_many_processes(
     assert outcomes(printed, "test_too_many") == {"PASSED": 1}
 
 
-def test_each_size_starts_in_one_worker_of_xdist(tmp_path: Path) -> None:
-    printed = run("workers", tmp_path, "-n2", "--dist=loadgroup")
-    assert outcomes(printed) == {"PASSED": 9, "FAILED": 1}
+@pytest.fixture(scope="module")
+def in_workers(tmp_path_factory: pytest.TempPathFactory) -> tuple[pytest.LineMatcher, Path]:
+    """A session in two workers of xdist: what pytest printed, and its folder."""
+    folder = tmp_path_factory.mktemp("workers")
+    return run("workers", folder, "-n2", "--dist=loadgroup", "--update-golden"), folder
+
+
+def test_each_size_starts_in_one_worker_of_xdist(
+    in_workers: tuple[pytest.LineMatcher, Path],
+) -> None:
+    printed, folder = in_workers
+    assert outcomes(printed, "test_workers") == {"PASSED": 9, "FAILED": 1}
     printed.re_match_lines([r"process 0 of 1 failed:", r"E  .*assert 3 == 2"])
     workers = {
         size: set(re.findall(rf"^\[(gw\d)\] .*@processes-{size}", printed.str(), re.M))
         for size in ("2x1", "1x3")
     }
     assert [len(each) for each in workers.values()] == [1, 1]
-    assert len(list((tmp_path / "temporary").glob("popen-*/processes0/pool*"))) == 2
+    assert len(list((folder / "temporary").glob("popen-*/processes0/pool*"))) == 2
+
+
+def test_golden_files_are_written_in_workers_and_in_processes(
+    in_workers: tuple[pytest.LineMatcher, Path],
+) -> None:
+    printed, folder = in_workers
+    assert outcomes(printed, "test_golden") == {"PASSED": 2}
+    assert {path.name for path in folder.glob("*.json")} == {"here.json", "processes.json"}
+    printed.fnmatch_lines(["GDA_UPDATE_GOLDEN is restored"])
 
 
 def test_no_process_outlives_pytest(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from gda.checkpoint.format.manifest import (
     ValueLeaf,
 )
 from gda.layout.spec import Shape
-from gda.storage.strict_json import parse_json
+from gda.layout.strict_json import parse_json
 
 NAME = "manifest.json"
 # A tree with a PaddedArray has version 2: the last chunks and pieces of it may be shorter, which

@@ -15,6 +15,8 @@ from gda.compiled.hlo.listing import (
     Collectives,
     Traffic,
     format_axes,
+    format_size,
+    format_source,
     sentence,
     summed,
 )
@@ -27,6 +29,8 @@ __all__ = [
     "Collectives",
     "Traffic",
     "format_axes",
+    "format_size",
+    "format_source",
     "num_devices",
     "read_collectives",
     "sentence",

@@ -21,6 +21,13 @@ _CALLS = (
 # Most lines compute; only those that can communicate or call are read in full.
 _OF_INTEREST = re.compile(rf"\s{COLLECTIVE}\(|\b(?:{_CALLS})=")
 _COMMUNICATES = re.compile(rf"\s{COLLECTIVE}\(")
+_BETWEEN_SLICES = {
+    "ALL_GATHER": "all-gather",
+    "ALL_REDUCE": "all-reduce",
+    "ALL_TO_ALL": "all-to-all",
+    "REDUCE_SCATTER": "reduce-scatter",
+    "ONE_TO_ONE": "collective-permute",
+}
 _BEGINS = 'custom_call_target="AsyncCollectiveStart"'
 
 
@@ -62,7 +69,8 @@ def _leaf(letters: str, digits: str, form: str, dims: str, layout: str) -> Leaf:
 _DEFINITION = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s+=\s+(.*)$")
 _HEADER = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$")
 _STRING = r'"(?:\\.|[^"\\])*"'
-_TOKEN = re.compile(rf"{_STRING}|[()\[\]{{}},]")
+# A group of thousands of devices is one token.
+_TOKEN = re.compile(rf"{_STRING}|\{{[\d,]*\}}|[()\[\]{{}},]")
 _STRING_OR_COMMENT = re.compile(rf"({_STRING})|/\*.*?\*/")
 
 
@@ -80,13 +88,30 @@ class Instruction(NamedTuple):
         kind = self.opcode.removesuffix("-start")
         if not re.fullmatch(COLLECTIVE, kind) or kind.endswith(("-done", "-update")):
             return None
-        # One that calls a computation is read there, and a send may go to the host.
-        is_elsewhere = "calls" in self.attributes or "is_host_transfer" in self.attributes
-        return None if is_elsewhere else kind
+        if "calls" in self.attributes:  # it is read in the computation
+            return None
+        if "is_host_transfer" in self.attributes:
+            transfer = re.search(r'megascale_transfer_type="(\w+)"', self.frontend_attributes)
+            return _BETWEEN_SLICES.get(transfer[1], "send") if transfer else None
+        return kind
+
+    @property
+    def is_between_slices(self) -> bool:
+        """It goes over the network between slices of TPUs, by way of the hosts."""
+        return "megascale_transfer_type" in self.frontend_attributes
+
+    @property
+    def frontend_attributes(self) -> str:
+        return self.attributes.get("frontend_attributes", "")
 
     @property
     def operand_names(self) -> list[str]:
         return [operand.split()[-1].lstrip("%") for operand in self.operands]
+
+    def _element(self, name: str, index: int) -> Instruction:
+        """Return an element of its tuple, which the files that XLA writes name ``%name#index``."""
+        of_element = split_at_commas(self.type[1:-1])[index]
+        return Instruction(of_element, "get-tuple-element", [name], {"index": str(index)})
 
     def called(self, *attributes: str) -> list[str]:
         """The computations that these attributes name; without any, those of all attributes."""
@@ -159,7 +184,10 @@ class Computation:
 
     def instruction(self, name: str) -> Instruction | None:
         if name not in self.read:
-            self.read[name] = parse_instruction(self.lines[name]) if name in self.lines else None
+            whole, _, index = name.partition("#")
+            text = self.lines.get(whole)
+            found = None if text is None else parse_instruction(text)
+            self.read[name] = found._element(whole, int(index)) if found and index else found
         return self.read[name]
 
     @cached_property

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
 
+from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.hlo.program import Collective
 from gda.layout.boundary import set_module
 from gda.layout.former_names import FormerName, with_former_keys
@@ -116,7 +117,7 @@ class Collectives(Sequence[Collective]):
             return f"no collectives on {mesh}"
         header = ["collective", "over", "operands", "times", "bytes", "from"]
         totals = [
-            ["total", format_axes(axes), "", _format_count(executions), _format_size(nbytes), ""]
+            ["total", format_axes(axes), "", _format_count(executions), format_size(nbytes), ""]
             for axes, (executions, nbytes) in self.by_axis().items()
         ]
         some, lines = counted(len(self), "collective"), table([header, *map(_row, self), *totals])
@@ -142,7 +143,7 @@ def sentence(collective: Collective) -> str:
     return (
         f"{_format_kind(collective)} over {format_axes(collective.axes)} of "
         f"{_format_operands(collective)}, {format_bytes(collective.nbytes)}, {times}{branch}, "
-        f"from {_format_source(collective) or 'no line'}"
+        f"from {format_source(collective) or 'no line'}"
     )
 
 
@@ -153,8 +154,8 @@ def _row(collective: Collective) -> list[str]:
         format_axes(collective.axes),
         _format_operands(collective),
         f"<={count}" if collective.is_conditional else count,
-        _format_size(collective.nbytes_total),
-        _format_source(collective),
+        format_size(collective.nbytes_total),
+        format_source(collective),
     ]
 
 
@@ -181,7 +182,8 @@ def _format_operands(collective: Collective) -> str:
     return f"{first} and {more} more" if more else first
 
 
-def _format_source(collective: Collective) -> str:
+def format_source(collective: Collective | Temporary) -> str:
+    """Return file and line of the user, or the place in the traced function."""
     file = collective.source_file
     if file is None:
         return collective.op_name
@@ -199,5 +201,6 @@ def _format_count(count: int | None) -> str:
     return "?" if count is None else str(count)
 
 
-def _format_size(nbytes: int | None) -> str:
+def format_size(nbytes: int | None) -> str:
+    """Return a size in words, or a question mark for an unknown one."""
     return "?" if nbytes is None else format_bytes(nbytes)

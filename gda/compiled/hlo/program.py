@@ -77,6 +77,8 @@ class Collective:
         that no line asked for.
       groups: positions in device order that communicate with each other; empty for a permutation.
       pairs: source and target positions of a permutation.
+      is_between_slices: it is the part of a collective that goes over the network between slices of
+        TPUs. The part within each slice is a collective of its own.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -103,6 +105,7 @@ class Collective:
     source_line: int | None = None
     groups: Groups = field(default=(), repr=False)
     pairs: Pairs = field(default=(), repr=False)
+    is_between_slices: bool = False
 
     @property
     def nbytes_total(self) -> int | None:
@@ -124,6 +127,8 @@ def read_collectives(
     *,
     library: Sequence[str] = (),
     installed: Sequence[str] = (),
+    slices: Mapping[str, int] | None = None,
+    device_ids: Sequence[int] = (),
 ) -> tuple[Collective, ...]:
     """Return the collectives of a program, in its order.
 
@@ -135,6 +140,8 @@ def read_collectives(
         no collective has axes.
       library: folders of code that is not the user's.
       installed: folders of code that is the user's only if there is no other.
+      slices: number of slices of TPUs along each axis that goes over several.
+      device_ids: with ``slices``, the ids of the devices of the mesh, in its order.
 
     Raises:
       ValueError: a line looks like a collective and cannot be read, or the text is no program.
@@ -155,7 +162,11 @@ def read_collectives(
         collective
         for module in modules
         for collective in _Module(
-            module, dict(mesh_shape or {}), Sources(module, library, installed)
+            module,
+            dict(mesh_shape or {}),
+            Sources(module, library, installed),
+            dict(slices or {}),
+            device_ids,
         ).collectives()
     )
 
@@ -190,8 +201,19 @@ class _Runs(NamedTuple):
 
 
 class _Module:
-    def __init__(self, text: str, mesh_shape: dict[str, int], sources: Sources) -> None:
-        self.mesh_shape = mesh_shape
+    def __init__(
+        self,
+        text: str,
+        mesh_shape: dict[str, int],
+        sources: Sources,
+        slices: dict[str, int],
+        device_ids: Sequence[int],
+    ) -> None:
+        self.mesh_of_slices = mesh_shape
+        # The program of a slice numbers the devices of its own.
+        self.mesh_shape = {name: n // slices.get(name, 1) for name, n in mesh_shape.items()}
+        self.slices = slices
+        self.position_of = {device_id: position for position, device_id in enumerate(device_ids)}
         self.computations, self.entry = parse_computations(text)
         self._check_callees()
         self.calls = {
@@ -200,6 +222,13 @@ class _Module:
                 for definition, instruction in computation.of_interest.items()
             }
             for name, computation in self.computations.items()
+        }
+        self.fusions = {
+            callee: instruction
+            for computation in self.computations.values()
+            for instruction in computation.of_interest.values()
+            if instruction.opcode == "fusion"
+            for callee in instruction.called()
         }
         self.channels_of_parts = {
             computation.of_interest[name].attributes.get("channel_id", "none")
@@ -240,7 +269,8 @@ class _Module:
         A TPU communicates while it computes: a collective, of one channel, is written in the fusion
         that begins it, in those that run meanwhile, and in the one that ends it.
         """
-        return instruction.attributes.get("channel_id") in self.channels_of_parts
+        channel = instruction.attributes.get("channel_id")
+        return channel in self.channels_of_parts and not instruction.is_between_slices
 
     def _runs(self) -> dict[str, _Runs]:
         """Return the runs of each computation that the entry reaches."""
@@ -272,11 +302,18 @@ class _Module:
         kind = instruction.kind or ""
         operands, outputs = self._operands_and_outputs(computation, instruction)
         groups, pairs = self._groups(instruction), _pairs(instruction)
-        if kind in ("collective-permute", "send"):
+        if instruction.is_between_slices:
+            groups, pairs, axes = (), (), self._axes_between_slices(instruction)
+        elif kind in ("collective-permute", "send"):
             axes = None if pairs is None else axes_of_pairs(pairs, self.mesh_shape)
         else:
             axes = axes_of_groups(groups, self.mesh_shape) if groups else None
+        if kind == "all-reduce" and computation.name.startswith("all-reduce-scatter"):
+            # A TPU has this fusion for a reduce-scatter: each device keeps a part of the sum.
+            kind, outputs = "reduce-scatter", self._outputs(computation)
         metadata = metadata_of(instruction)
+        if not metadata and computation.name in self.fusions:
+            metadata = metadata_of(self.fusions[computation.name])
         source_file, source_line = self.sources.line(metadata)
         return Collective(
             kind=kind,
@@ -295,7 +332,24 @@ class _Module:
             source_line=source_line,
             groups=groups or (),
             pairs=pairs or (),
+            is_between_slices=instruction.is_between_slices,
         )
+
+    def _axes_between_slices(self, instruction: Instruction) -> tuple[str, ...] | None:
+        """Return the axes along which the devices differ that communicate between slices.
+
+        Their ids are written in groups, ``{{100000,200000},…}``, or in pairs,
+        ``{{100003->200000},…}``. ``{1,2}x{0:3}`` means all slices.
+        """
+        target = re.search(
+            r"megascale_target=(\{\{[\d,{}>-]+\}\})", instruction.frontend_attributes
+        )
+        if target is None:
+            return tuple(self.slices) or None
+        groups = [numbers(group) for group in re.findall(r"\{([\d,>-]+)\}", target[1])]
+        positions = [[self.position_of.get(each, -1) for each in group] for group in groups]
+        pairs = tuple((first, other) for first, *others in positions for other in others)
+        return axes_of_pairs(pairs, self.mesh_of_slices)
 
     def _operands_and_outputs(
         self, computation: Computation, instruction: Instruction
@@ -303,14 +357,15 @@ class _Module:
         kind, operands = instruction.kind, []
         names = instruction.operand_names
         # Later operands place the parts of the first, or order the operation.
-        if kind in ("ragged-all-to-all", "send") or "slice_sizes" in instruction.attributes:
+        is_send = instruction.opcode.startswith("send")
+        if is_send or kind == "ragged-all-to-all" or "slice_sizes" in instruction.attributes:
             names = names[:1]
         for name in names:
             operand = computation.instruction(name)
             if operand is None:
                 raise unreadable(f"{instruction.type} {instruction.opcode}({name})")
             operands += leaves(operand.type)
-        if kind == "send":
+        if is_send:
             return operands, []
         outputs = leaves(instruction.type)
         parts = split_at_commas(instruction.type[1:-1]) if instruction.type.startswith("(") else []
@@ -318,6 +373,10 @@ class _Module:
             # The type of a beginning is (operands, outputs, context for the end).
             outputs = leaves(parts[1])
         return operands, outputs
+
+    def _outputs(self, computation: Computation) -> list[Leaf]:
+        root = computation.instruction(computation.root)
+        return [] if root is None else leaves(root.type)
 
     def _groups(self, instruction: Instruction) -> Groups | None:
         if instruction.kind in ("collective-permute", "send"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gda.cli.mistakes import MisreadError
 from gda.layout.dtype_names import dtype_named, similar_dtypes
+from gda.layout.notation.mistakes import MisreadError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
-from gda.cli.mistakes import MisreadError
-from gda.cli.numbers import number_in, parse_shape
+from gda.layout.notation.mistakes import MisreadError
+from gda.layout.notation.numbers import number_in, parse_shape
 
 if TYPE_CHECKING:
     from gda.layout.spec import SpecEntry

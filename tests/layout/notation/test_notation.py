@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
-from gda.cli.dtypes import parse_dtype
-from gda.cli.layouts import parse_mesh, parse_spec
-from gda.cli.mistakes import MisreadError, MistakesError, read_option
-from gda.cli.numbers import parse_number, parse_point, parse_shape
+from gda.layout.notation.dtypes import parse_dtype
+from gda.layout.notation.layouts import parse_mesh, parse_spec
+from gda.layout.notation.mistakes import MisreadError
+from gda.layout.notation.numbers import parse_number, parse_point, parse_shape
 from gda.layout.spec import format_spec
 from gda.storage.sources import SAFETENSORS_DTYPES
 
@@ -331,18 +331,17 @@ def test_what_cannot_be_read(parse: object, text: str, message: str, at: int) ->
 
 
 def test_the_caret_is_below_the_place() -> None:
-    with pytest.raises(MistakesError) as caught:
-        read_option("--spec", "a\x1b,,b", parse_spec)
-    assert caught.value.lines == (
+    with pytest.raises(MisreadError) as caught:
+        parse_spec("a\x1b,,b")
+    assert caught.value.lines("--spec") == [
         "--spec: the name of a mesh axis was expected, or _ for a dimension that is not sharded",
         r"  a\x1b,,b",
         "        ^",
-    )
-    with pytest.raises(MistakesError) as caught:
-        read_option("--shape", "2x" * 200 + "a" + "x2" * 200, parse_shape)
-    _, shown, caret = caught.value.lines
+    ]
+    with pytest.raises(MisreadError) as caught:
+        parse_shape("2x" * 200 + "a" + "x2" * 200)
+    _, shown, caret = caught.value.lines("--shape")
     assert shown[len(caret) - 1] == "a"
     assert len(shown) < 80
     assert shown.strip().startswith("…")
     assert shown.endswith("…")
-    assert read_option("--shape", "8", parse_shape) == (8,)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gda.cli.mistakes import MisreadError
+from gda.layout.notation.mistakes import MisreadError
 
 if TYPE_CHECKING:
     from gda.layout.spec import Shape

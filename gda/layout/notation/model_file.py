@@ -1,4 +1,4 @@
-"""Files that describe a model: names with shapes, dtypes and specs; the format of ``--tree``.
+"""Files that describe a model: names with shapes, dtypes and specs; as ``gda plan --tree`` reads.
 
 The file is one JSON object, with
 
@@ -9,8 +9,8 @@ The file is one JSON object, with
 - ``about``: anything a reader should know.
 
 A shape is a list of integers, a dtype a name as ``--dtype`` takes it; a spec is a list of null,
-axes and lists of axes, or a text as ``--spec`` takes it; a mesh may be a text as well. With
-``--mesh``, the object may also be ``parameters`` alone.
+axes and lists of axes, or a text as ``--spec`` takes it; a mesh may be a text as well. If the mesh
+is given, the object may also be ``parameters`` alone.
 """
 
 from __future__ import annotations
@@ -18,23 +18,21 @@ from __future__ import annotations
 import difflib
 import json
 import reprlib
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gda.cli.dtypes import parse_dtype
-from gda.cli.layouts import NOT_SHARDED, parse_mesh, parse_spec
-from gda.cli.mistakes import MisreadError, MistakesError
-from gda.cli.name_ranges import with_ranges
-from gda.cli.planned_array import check_shape_and_mesh, mistakes_of_spec, plan_grid
+from gda.layout.notation.dtypes import parse_dtype
+from gda.layout.notation.layouts import NOT_SHARDED, parse_mesh, parse_spec
+from gda.layout.notation.mistakes import MisreadError, MistakesError
+from gda.layout.notation.name_ranges import with_ranges
+from gda.layout.notation.planned_grid import check_shape_and_mesh, mistakes_of_spec, plan_grid
 from gda.layout.spec import check_spec
+from gda.layout.strict_json import parse_json
 from gda.layout.text import counted, format_mesh
-from gda.storage.strict_json import parse_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,9 +47,18 @@ _OF_A_MODEL = ("about", "mesh", "dtype", "spec", "parameters")
 _OF_A_PARAMETER = ("shape", "dtype", "spec")
 
 
+class ModelArray(NamedTuple):
+    """An array of a file, not yet checked against a mesh."""
+
+    name: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    spec: tuple[SpecEntry, ...]
+
+
 @dataclass(frozen=True)
 class Parameter:
-    """An array of a model."""
+    """An array of a model on a mesh."""
 
     name: str
     dtype: np.dtype[Any]
@@ -107,58 +114,66 @@ class ModelText(NamedTuple):
     text: str
 
 
-def read_text(option: str, path: str) -> ModelText:
-    """Return the text of the file of an option; ``-`` is stdin.
+def text_of(path: str, content: bytes) -> ModelText:
+    """Return the text of the content of a file.
 
     Raises:
-      MistakesError: the file cannot be read.
+      MistakesError: it is not UTF-8.
     """
-    if not path:
-        raise MistakesError(f"{option}: the path of a file was expected, or - for stdin")
-    if path == "-" and sys.stdin is None:  # stdin is closed
-        raise MistakesError(f"{option}: stdin is closed; give the path of a file instead of -")
     try:
-        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        return ModelText("stdin" if path == "-" else path, content.decode("utf-8-sig"))
-    except OSError as error:
-        raise MistakesError(f"{path} cannot be read: {error.strerror or error}") from None
+        return ModelText(path, content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise MistakesError(f"{path} is not a text in UTF-8: {error}") from None
 
 
+def read_arrays(file: ModelText) -> list[ModelArray]:
+    """Return the arrays of a file, for any mesh.
+
+    The mesh of the file is not read, and the specs are not checked against a mesh.
+
+    Raises:
+      MistakesError: all mistakes of the file, with the names of the arrays that have them.
+
+    >>> read_arrays(ModelText('model.json', '{"w": {"shape": [8], "dtype": "f32", "spec": "x"}}'))
+    [ModelArray(name='w', shape=(8,), dtype=dtype('float32'), spec=('x',))]
+    """
+    mistakes = Mistakes(file.path)
+    model = _model_of(file, mistakes)
+    defaults = _defaults_of(model, mistakes)
+    arrays = []
+    for name, entry in model["parameters"].items():
+        with mistakes.of(name):
+            arrays.append(_array(name, entry, defaults))
+    mistakes.check()
+    return arrays
+
+
 def read_model(
-    file: ModelText, mesh: Mapping[str, int] | None, *, pad: bool, option: str = "--mesh"
+    file: ModelText, mesh: Mapping[str, int] | None, *, pad: bool, option: str | None = None
 ) -> tuple[dict[str, int], list[Parameter]]:
     """Return the mesh and the parameters of a model.
 
     Args:
       file: a file and its text.
-      mesh: of the option ``option``; it overrides the mesh of the file.
+      mesh: sizes by axis; they override the mesh of the file.
       pad: pad the sizes that do not divide.
+      option: the option of the command line that gives the mesh; messages name it and ``--pad``.
 
     Raises:
       MistakesError: all mistakes of the file, with the names of the parameters that have them.
     """
-    path, text = file
-    try:
-        document = parse_json(text)
-    except ValueError as error:
-        raise MistakesError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise MistakesError(f"{path} is {_kind(document)}; {_EXPECTED}")
-    mistakes = Mistakes(path)
-    model = _model_of(document, mistakes)
+    mistakes = Mistakes(file.path)
+    model = _model_of(file, mistakes)
     sizes = _mesh_of(model, mesh, mistakes)
     mistakes.check()
-    dtype = _default(model, "dtype", _dtype_of, mistakes)
-    spec = _default(model, "spec", _spec_of, mistakes) or ()
+    defaults = _defaults_of(model, mistakes)
     arrays, parameters = [], []
     for name, entry in model["parameters"].items():
         with mistakes.of(name):
-            arrays.append(_array(name, entry, dtype, spec, sizes, pad))
-            parameters.append(_parameter(arrays[-1], sizes, pad))
+            arrays.append(_array(name, entry, defaults, sizes, pad))
+            parameters.append(_parameter(arrays[-1], sizes, pad, hint=option is not None))
     if mesh is not None:
-        _check_axes(arrays, sizes, model.get("mesh"), path, option)
+        _check_axes(arrays, sizes, model.get("mesh"), file.path, option or "mesh")
     mistakes.check()
     return sizes, parameters
 
@@ -167,7 +182,18 @@ class _WrongError(Exception):
     """The mistakes of a parameter, message by message."""
 
 
-def _model_of(document: dict[str, Any], mistakes: Mistakes) -> dict[str, Any]:
+def _model_of(file: ModelText, mistakes: Mistakes) -> dict[str, Any]:
+    """Return the object of a file, with ``parameters``.
+
+    Raises:
+      MistakesError: it is no JSON, or no object.
+    """
+    try:
+        document = parse_json(file.text)
+    except ValueError as error:
+        raise MistakesError(f"{file.path} cannot be read as JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise MistakesError(f"{file.path} is {_kind(document)}; {_EXPECTED}")
     if "parameters" not in document and not {"mesh", "about"} & document.keys():
         return {"parameters": document}
     if not isinstance(document.get("parameters"), dict):
@@ -207,38 +233,36 @@ def _mesh_from(given: Any) -> dict[str, int]:
     return given
 
 
-def _default(model: Mapping[str, Any], key: str, read: Any, mistakes: Mistakes) -> Any:
-    if model.get(key) is None:
-        return None
-    try:
-        return read(model[key])
-    except _WrongError as error:
-        mistakes.add(error.args[0])
-        return None
+class _Defaults(NamedTuple):
+    """The dtype and the spec of the parameters without their own."""
 
-
-class _Array(NamedTuple):
-    """A parameter of the file, not yet checked against the mesh."""
-
-    name: str
-    shape: Shape
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any] | None
     spec: tuple[SpecEntry, ...]
+
+
+def _defaults_of(model: Mapping[str, Any], mistakes: Mistakes) -> _Defaults:
+    values = {}
+    for key, read in (("dtype", _dtype_of), ("spec", _spec_of)):
+        try:
+            values[key] = None if model.get(key) is None else read(model[key])
+        except _WrongError as error:
+            mistakes.add(error.args[0])
+    return _Defaults(values.get("dtype"), values.get("spec") or ())
 
 
 def _array(
     name: str,
     entry: Any,
-    dtype: np.dtype[Any] | None,
-    spec: tuple[SpecEntry, ...],
-    mesh: Mapping[str, int],
-    pad: bool,
-) -> _Array:
+    defaults: _Defaults,
+    mesh: Mapping[str, int] | None = None,
+    pad: bool = False,
+) -> ModelArray:
+    """Return a parameter; of a wrong one, its mistakes on a mesh are reported as well."""
     if not isinstance(entry, dict):
         raise _WrongError(f'expected is {{"shape": [...], ...}}, not {_short(entry)}')
     wrong = _unknown_keys(entry, _OF_A_PARAMETER)
     given = {key: value for key, value in entry.items() if (key, value) != ("dtype", None)}
-    values: dict[str, Any] = {"dtype": dtype, "spec": spec}
+    values: dict[str, Any] = defaults._asdict()
     for key, read in (("shape", _shape_of), ("dtype", _dtype_of), ("spec", _spec_of)):
         try:
             if key in given:
@@ -248,19 +272,20 @@ def _array(
             values[key] = None
     if "shape" not in given:
         wrong.append('there is no "shape"')
-    if "dtype" not in given and dtype is None:
+    if "dtype" not in given and defaults.dtype is None:
         wrong.append('there is no "dtype", here or for all parameters')
-    if wrong:
+    if wrong and mesh is not None:
         # The readable part of its layout may be wrong, too.
         wrong += mistakes_of_spec(values["spec"] or (), mesh, values.get("shape"), pad=pad)
+    if wrong:
         raise _WrongError(*wrong)
-    return _Array(name, **values)
+    return ModelArray(name, **values)
 
 
 def _check_axes(
-    arrays: Sequence[_Array], mesh: Mapping[str, int], of_file: Any, path: str, option: str
+    arrays: Sequence[ModelArray], mesh: Mapping[str, int], of_file: Any, path: str, option: str
 ) -> None:
-    """Check that the mesh of an option has all axes of the specs.
+    """Check that the mesh that is given has all axes of the specs.
 
     Raises:
       MistakesError: it lacks some; one line for each axis, not for each parameter.
@@ -282,9 +307,9 @@ def _check_axes(
     raise MistakesError(*lines[:_SHOWN])
 
 
-def _parameter(array: _Array, mesh: Mapping[str, int], pad: bool) -> Parameter:
+def _parameter(array: ModelArray, mesh: Mapping[str, int], pad: bool, *, hint: bool) -> Parameter:
     try:
-        grid = plan_grid(array.shape, array.dtype, mesh, array.spec, pad=pad)
+        grid = plan_grid(array.shape, array.dtype, mesh, array.spec, pad=pad, hint=hint)
     except MistakesError as error:
         raise _WrongError(*error.lines) from None
     return Parameter(array.name, array.dtype, grid)

@@ -1,14 +1,8 @@
-"""The mistakes in a command, and their places in the text."""
+"""The mistakes in texts that people write, and their places in the text."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
-from typing import TypeVar
-
 from gda.layout.text import printable
-
-T = TypeVar("T")
 
 _SHOWN = 72  # characters of a text that fit beside its caret
 
@@ -41,30 +35,8 @@ class MisreadError(ValueError):
 
 
 class MistakesError(ValueError):
-    """The mistakes in a command, in ``lines`` for a terminal."""
+    """Mistakes, in ``lines`` for a terminal."""
 
     def __init__(self, *lines: str) -> None:
         super().__init__("\n".join(lines))
         self.lines = lines
-
-
-def read_option(name: str, text: str, parse: Callable[[str], T]) -> T:
-    """Return ``parse(text)``; a text that cannot be read raises with the name of the option.
-
-    Raises:
-      MistakesError: the text cannot be read.
-    """
-    try:
-        return parse(text)
-    except MisreadError as error:
-        raise MistakesError(*error.lines(name)) from None
-
-
-def read_given(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -> T | None:
-    """Return the value of the option ``--name``; None if it was not given.
-
-    Raises:
-      MistakesError: the text cannot be read.
-    """
-    text = getattr(options, name.replace("-", "_"))
-    return None if text is None else read_option(f"--{name}", text, parse)

@@ -1,0 +1,265 @@
+"""The command ``gda rehearse``: a program is compiled for devices that are not here.
+
+The document of ``--json`` is that of ``Rehearsal.to_dict``, with ``topology``, ``num_slices``,
+``mesh`` (axis sizes by name) and ``error``, which is null. With ``--vary`` or ``--search`` it is a
+list of them, sorted as the table is. A mesh without a rehearsal has the reason as ``error``, and
+none of the keys of ``Rehearsal.to_dict``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gda.cli.commands import ERRORS, OK, add_command, read_given, read_option, shows_progress
+from gda.cli.tables import terminal_width, two_tables
+from gda.compiled.device_kinds import KINDS
+from gda.launch.arguments import WRONG
+from gda.layout.notation.layouts import parse_mesh, parse_spec
+from gda.layout.notation.mistakes import MistakesError
+from gda.layout.notation.numbers import parse_number
+from gda.layout.tables import table
+from gda.layout.text import counted, format_bytes, format_mesh
+
+if TYPE_CHECKING:
+    from gda.cli.compilations import Report, Request
+
+_DOES_NOT_FIT = 1
+_MOST_DEVICES = 100_000  # several times the largest topology
+
+_EPILOG = """\
+the function:
+  FUNCTION(mesh) returns the function to compile and a tuple of its arguments:
+
+    def rehearsal(mesh):
+        ...
+        return step, (params, batch)
+
+  A dict of keyword arguments may be third. Shapes of gda.abstract stand for
+  arrays, so that nothing is allocated. A process for each mesh imports the file,
+  as a module and not as __main__. With one mesh, the program prints to stderr.
+
+topologies:
+  v5e:16x16 and the like need libtpu (pip install 'gda[rehearse]') and no TPU;
+  cpu:8 is 8 virtual devices of this machine, to try a file quickly.
+
+several meshes:
+  Meshes that fit come first, those with the fewest bytes over slow links before
+  others, then those with the fewest bytes. As many compile beside each other as
+  there are cores and 4 GiB of free memory for each.
+
+examples:
+  gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
+  gda rehearse train.py:rehearsal --topology v5e:16x16 \\
+           --vary 'data=64,model=4;data=32,model=8'
+  gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data,model --search
+
+exit code:
+  0 if it fits, or if the memory of the devices is unknown, as for cpu:8; 1 if
+  it does not fit; 2 for a wrong command, and for a program that raises. Of
+  several meshes, the least code counts. 130 after Ctrl-C.
+"""
+
+
+def add_rehearse(commands: Any) -> None:
+    says = "Show the memory and the communication of a program on devices that are not here."
+    parser = add_command(commands, rehearse, says, epilog=_EPILOG, errors=ERRORS)
+    parser.add_argument(
+        "program", metavar="FILE.py:FUNCTION", help="a function that returns the program"
+    )
+    parser.add_argument(
+        "--topology", metavar="NAME", required=True, help="the devices, such as v5e:16x16 or cpu:8"
+    )
+    parser.add_argument("--mesh", metavar="MESH", help="a mesh over them, such as data=64,model=4")
+    parser.add_argument("--num-slices", metavar="N", default="1", help="slices of this topology")
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument("--vary", metavar="MESHES", help="more meshes, with ; between them")
+    several.add_argument(
+        "--search",
+        action="store_true",
+        help="all meshes of the axes of --mesh, which has names only: --mesh data,model",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def rehearse(options: argparse.Namespace) -> int:
+    from gda.cli.compilations import reports_of
+    from gda.storage.progress import shown
+
+    requests = [*_requests(options)]
+    is_one = not (options.search or options.vary)
+    progress = not is_one and shows_progress()
+    with shown(progress, "rehearse", in_bytes=False) as show_progress:
+        reports = reports_of(requests, show_progress)
+    results = sorted(map(_Result, requests, reports), key=_Result.order)
+    if is_one and not reports[0].rehearsal:
+        raise MistakesError(*reports[0].lines)
+    if options.json:
+        documents = [result.document() for result in results]
+        print(json.dumps(documents[0] if is_one else documents, indent=1, allow_nan=False))
+    elif is_one:
+        print(reports[0].text)
+    else:
+        print(*_lines(results), sep="\n")
+    return min(result.code for result in results)
+
+
+# The meshes to try.
+
+
+def _requests(options: argparse.Namespace) -> Iterator[Request]:
+    from gda.cli.compilations import Request
+
+    found = re.fullmatch(r"(.+\.py):(\w+)", options.program)
+    if not found:
+        raise MistakesError(
+            f"a file and a function in it were expected, such as train.py:rehearsal, not "
+            f"{options.program!r}"
+        )
+    file, function = found.groups()
+    if not os.path.isfile(file):
+        raise MistakesError(f"there is no file {file!r} here")
+    num_slices = read_option("--num-slices", options.num_slices, parse_number)
+    for mesh in _meshes(options, num_slices):
+        yield Request(file, function, options.topology, num_slices, mesh)
+
+
+def _meshes(options: argparse.Namespace, num_slices: int) -> list[dict[str, int]]:
+    if options.search:
+        names = _names(options.mesh or "")
+        count = _num_devices(options.topology) * num_slices
+        return [dict(zip(names, sizes, strict=True)) for sizes in _products(count, len(names))]
+    meshes = [read_given(options, "mesh", parse_mesh)]
+    for text in (options.vary or "").split(";"):
+        meshes.append(read_option("--vary", text, parse_mesh) if text.strip() else None)
+    given = [mesh for n, mesh in enumerate(meshes) if mesh and mesh not in meshes[:n]]
+    if not given:
+        raise MistakesError("no mesh was given; give --mesh data=64,model=4, say")
+    return given
+
+
+def _names(text: str) -> list[str]:
+    names = [] if "=" in text else read_option("--mesh", text, parse_spec)
+    if not names or not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+        raise MistakesError(
+            "--search finds the sizes of the axes; give their names alone: --mesh data,model"
+        )
+    return [*map(str, names)]
+
+
+def _num_devices(topology: str) -> int:
+    """Return the number of devices of a topology; anything for a name that is wrong."""
+    kind, _, sizes = topology.partition(":")
+    per_chip = next((each.devices_per_chip for each in KINDS if each.name == kind), 1)
+    count = math.prod(map(int, re.findall(r"\d+", sizes))) * per_chip
+    if count > _MOST_DEVICES:
+        raise MistakesError(f"--topology: {topology} would have {counted(count, 'device')}")
+    return count
+
+
+def _products(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yield the ways to write a number as a product of so many factors.
+
+    >>> [*_products(4, 2)]
+    [(1, 4), (2, 2), (4, 1)]
+    """
+    if count == 1:
+        yield (number,)
+        return
+    for first in range(1, number + 1):
+        if number % first == 0:
+            for rest in _products(number // first, count - 1):
+                yield first, *rest
+
+
+# The results.
+
+
+class _Result(NamedTuple):
+    """A mesh and its report."""
+
+    request: Request
+    report: Report
+
+    @property
+    def code(self) -> int:
+        if self.report.rehearsal is None:
+            return WRONG
+        return _DOES_NOT_FIT if self.report.rehearsal["fits"] is False else OK
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """``Rehearsal.to_dict()``, or the little that is known without a rehearsal."""
+        return self.report.rehearsal or {"fits": None, "peak_bytes": None, "traffic": ()}
+
+    @property
+    def nbytes_of(self) -> dict[tuple[str, ...] | None, int | None]:
+        """The bytes over each set of axes; the key None is for groups that no axes form."""
+        return {
+            each["axes"] and tuple(each["axes"]): each["nbytes"] for each in self.facts["traffic"]
+        }
+
+    def total(self, key: str) -> int | None:
+        """Return the sum of a number over all axes; None if one of them is unknown."""
+        numbers = [each[key] for each in self.facts["traffic"]]
+        return None if None in numbers else sum(numbers)
+
+    def order(self) -> tuple[float, ...]:
+        nbytes, slow = self.total("nbytes"), self.total("nbytes_slow")
+        peak = self.facts["peak_bytes"] or math.inf
+        return (self.code, nbytes is None, slow or 0, nbytes or 0, peak)
+
+    def document(self) -> dict[str, Any]:
+        request = self.request
+        return {
+            "topology": request.topology,
+            "num_slices": request.num_slices,
+            "mesh": request.mesh,
+            "error": self.report.reason or None,
+            **(self.report.rehearsal or {}),
+        }
+
+
+def _lines(results: Sequence[_Result]) -> list[str]:
+    """Return the table of several meshes, and the reasons of those without a rehearsal."""
+    found = [result for result in results if result.report.rehearsal]
+    failed = [result for result in results if not result.report.rehearsal]
+    lines = _table(found) if found else []
+    if failed:
+        reasons = [[format_mesh(each.request.mesh), each.report.reason] for each in failed]
+        header = ["no rehearsal", "reason"]
+        lines += ["", *table([header, *reasons], width=terminal_width())]
+        lines.append(f"for a traceback: --mesh {format_mesh(failed[0].request.mesh)} alone")
+    return lines if found else lines[1:]
+
+
+def _table(results: Sequence[_Result]) -> list[str]:
+    from gda.compiled.hlo import format_axes, format_size
+
+    facts, request = results[0].facts, results[0].request
+    axes = sorted({key for each in results for key in each.nbytes_of}, key=_axes_order)
+    over = [f"over {format_axes(each)}" for each in axes]
+    has_slow = any(each.total("nbytes_slow") for each in results)
+    header = ["mesh", "fits", "peak", *over, *(["over slow links"] if has_slow else [])]
+    rows = []
+    for each in results:
+        fits, peak = each.facts["fits"], each.facts["peak_bytes"]
+        sent = [each.nbytes_of.get(key, 0) for key in axes]
+        sent += [each.total("nbytes_slow")] if has_slow else []
+        answers = {True: "yes", False: "no", None: "?"}
+        cells = ["" if fits is False else format_size(nbytes) for nbytes in sent]
+        rows.append([format_mesh(each.request.mesh), answers[fits], format_size(peak), *cells])
+    capacity = facts["capacity_bytes"]
+    of = "" if capacity is None else f" with {format_bytes(capacity)} each"
+    devices = f"{facts['num_devices']:,} x {facts['device_kind']}{of}"
+    heading = f"{request.file}:{request.function} on {devices}; bytes are those of one device"
+    return [heading, "", *two_tables(header, rows, 3, right={*header[2:]})]
+
+
+def _axes_order(axes: tuple[str, ...] | None) -> tuple[int, tuple[str, ...]]:
+    return (1_000, ()) if axes is None else (len(axes), axes)

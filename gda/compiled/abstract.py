@@ -1,0 +1,103 @@
+"""Arrays that need no memory: ``gda.abstract``."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.dtypes import canonicalize_dtype
+from jax.sharding import PartitionSpec
+
+from gda.arrays.padded_array import PaddedArray
+from gda.checkpoint.inspecting import Contents, inspect
+from gda.layout.boundary import public, set_module
+from gda.layout.notation.model_file import read_arrays, text_of
+from gda.mesh import MeshLike, mesh_and_spec, mesh_grid, named_sharding
+from gda.trees.leaves import is_container, with_paths
+from gda.trees.specs import SpecOf, layout, layouts_of
+
+
+@set_module("gda")
+@public
+def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | Any = None) -> Any:
+    """Return the arrays of a tree as ``jax.ShapeDtypeStruct``s with shardings.
+
+    They need no memory and no device, and stand for arrays where nothing is run: in
+    ``gda.rehearse``, ``gda.collectives``, ``jax.eval_shape`` and ``jax.jit(…).lower``.
+
+    Args:
+      tree: a pytree of arrays, ``GlobalArray``s, ``PaddedArray``s, ``jax.ShapeDtypeStruct``s,
+        NumPy arrays and numbers; or the contents of a checkpoint, ``gda.checkpoint.inspect(path)``
+        or its path; or the path of a model file of ``gda plan --tree``, whose arrays become a
+        dict by name.
+      mesh: ``jax.sharding.Mesh`` of all arrays, such as that of ``gda.rehearsal_mesh``. Or, in
+        place of mesh and specs, a ``NamedSharding`` or a tree of them that is a prefix of ``tree``.
+      specs: one ``PartitionSpec``, a tree of them that is a prefix of ``tree``, or a function
+        ``(path, leaf)`` that returns one. A path is such as ``'layers/0/weight'``. Omit it for a
+        model file to use the specs of the file.
+
+    Returns:
+      the same tree with a ``jax.ShapeDtypeStruct`` for each array and number. A ``GlobalArray`` or
+        ``PaddedArray`` stays one, with a ``jax.ShapeDtypeStruct`` inside; a ``PaddedArray`` is
+        padded for the new mesh.
+
+    Raises:
+      TypeError, ValueError: ``specs`` is no prefix of ``tree``, a leaf is no array, or a spec does
+        not fit its array; with a note of the path.
+      CheckpointNotFoundError, CorruptionError, OSError: as ``gda.checkpoint.inspect``.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('data', 'model'))
+    >>> tree = {'w': np.zeros((16, 8), np.float32), 'b': np.zeros(8, np.float32)}
+    >>> placed = gda.abstract(tree, mesh, {'w': P('data', 'model'), 'b': P()})
+    >>> placed['w'].shape, tuple(placed['w'].sharding.spec)
+    ((16, 8), ('data', 'model'))
+    """
+    if isinstance(tree, str | os.PathLike):
+        tree, specs = _read(tree, specs)
+    elif isinstance(tree, Contents):
+        tree = tree.shapes()
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
+    layouts = layouts_of(tree, mesh, specs, _shaped).of_each_leaf()
+    return jax.tree.unflatten(structure, with_paths(tree, partial(_placed, mesh), leaves, layouts))
+
+
+def _read(path: str | os.PathLike[str], specs: Any) -> tuple[Any, Any]:
+    """Return the shapes in a model file or a checkpoint, and the specs."""
+    if not os.path.isfile(path):
+        return inspect(path).shapes(), specs
+    arrays = read_arrays(text_of(os.fspath(path), Path(path).read_bytes()))
+    if specs is None:
+        specs = {each.name: PartitionSpec(*each.spec) for each in arrays}
+    return {each.name: jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays}, specs
+
+
+def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype of a leaf, of a container those of its elements."""
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        dtype = canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
+        return jax.ShapeDtypeStruct(leaf.shape, dtype)
+    if not isinstance(leaf, bool | int | float | complex):
+        raise TypeError(
+            f"{leaf!r:.80} is a {type(leaf).__name__} and no array; a leaf has a shape and a "
+            "dtype, or is a number"
+        )
+    typed = jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(typed.shape, typed.dtype, weak_type=True)
+
+
+def _placed(mesh: Any, leaf: Any, found: Any) -> Any:
+    shaped = _shaped(leaf)
+    over = mesh_and_spec(*layout(mesh, found))
+    grid = mesh_grid(shaped.shape, over.mesh, over.spec, pad=isinstance(leaf, PaddedArray))
+    sharding = named_sharding(shaped.shape, over.mesh, over.spec, over.memory_kind)
+    array = jax.ShapeDtypeStruct(
+        grid.padded_shape, shaped.dtype, sharding=sharding, weak_type=shaped.weak_type
+    )
+    if not is_container(leaf):
+        return array
+    return jax.tree.unflatten(jax.tree.structure(leaf), [array])

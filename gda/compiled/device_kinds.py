@@ -1,0 +1,92 @@
+"""Kinds of accelerators by name, with the memory of one device of each."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+_GIB = 2**30
+_GB = 10**9
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """A kind of accelerator.
+
+    Attributes:
+      name: as in names of TPU topologies: ``v5e``; for GPUs such as ``h100``.
+      device_kinds: the values of ``jax.Device.device_kind`` that mean it.
+      capacity_bytes: the memory that programs have on one JAX device.
+      source: the origin of this figure.
+      note: a limit that the figure does not contain, in words.
+      devices_per_chip: the JAX devices of one chip.
+    """
+
+    name: str
+    device_kinds: tuple[str, ...]
+    capacity_bytes: int
+    source: str
+    note: str = ""
+    devices_per_chip: int = 1
+
+
+def _tpu(
+    name: str, device_kinds: tuple[str, ...], available: float, chip: str, per_chip: int = 1
+) -> DeviceKind:
+    source = f"libtpu 0.0.50.1, to 0.01 GiB; {chip} per chip on cloud.google.com/tpu/docs/{name}"
+    note = "a chip is two devices in JAX; this is the memory of one" if per_chip == 2 else ""
+    return DeviceKind(name, device_kinds, int(available * _GIB), source, note, per_chip)
+
+
+def _gpu(name: str, device_kinds: tuple[str, ...], gigabytes: int, page: str) -> DeviceKind:
+    source = f"{gigabytes} GB on nvidia.com/en-us/data-center/{page}"
+    note = "by default JAX takes 75 % of the memory of a GPU; XLA_CLIENT_MEM_FRACTION sets this"
+    return DeviceKind(name, device_kinds, gigabytes * _GB, source, note)
+
+
+# TPUs: "available HBM" in the message of libtpu's compiler for a program that does not fit. It is
+# less than the vendor's figure, because a part is reserved. With the topology v4:2x2x1, that
+# compiler has two devices per chip of 15.25 GiB each; JAX on a v4 has one, as with the option
+# chip_config_name="megacore".
+KINDS = (
+    _tpu("v2", ("TPU v2",), 7.48, "16 GiB", per_chip=2),
+    _tpu("v3", ("TPU v3",), 15.48, "32 GiB", per_chip=2),
+    _tpu("v4", ("TPU v4",), 30.75, "32 GiB"),
+    _tpu("v5e", ("TPU v5 lite", "TPU v5e"), 15.75, "16 GB"),
+    _tpu("v5p", ("TPU v5", "TPU v5p"), 95.73, "95 GiB"),
+    _tpu("v6e", ("TPU v6 lite", "TPU v6e"), 31.24, "32 GiB"),
+    _tpu("tpu7x", ("TPU7x",), 94.74, "192 GiB", per_chip=2),
+    _gpu("a100-40gb", ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), 40, "a100"),
+    _gpu("a100-80gb", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), 80, "a100"),
+    _gpu("h100", ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"), 80, "h100"),
+    _gpu("h200", ("NVIDIA H200",), 141, "h200"),
+    _gpu("b200", ("NVIDIA B200",), 180, "dgx-b200"),
+)
+
+
+def kind_named(name: str) -> DeviceKind:
+    """Return the kind of a name, in capitals or not.
+
+    Raises:
+      ValueError: no kind has this name; the message has the known ones.
+
+    >>> kind_named('v5e').capacity_bytes / 2**30
+    15.75
+    """
+    known = {kind.name: kind for kind in KINDS}
+    if (kind := known.get(name.strip().lower())) is not None:
+        return kind
+    near = difflib.get_close_matches(name.strip().lower()[:60], known, n=2)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ValueError(
+        f"no kind of device has the name {name!r:.80}; {hint}known are {', '.join(known)}"
+    )
+
+
+def kind_of_device(device_kind: str) -> DeviceKind | None:
+    """Return the kind of ``jax.Device.device_kind``; None if it is not in the table.
+
+    >>> kind_of_device('TPU v5 lite').name
+    'v5e'
+    """
+    return next((kind for kind in KINDS if device_kind in kind.device_kinds), None)

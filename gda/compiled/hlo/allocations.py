@@ -1,0 +1,106 @@
+"""The largest temporaries of a program that does not fit, from the files that XLA writes for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from gda.compiled.hlo.instructions import Shape, leaves, parse_computations, parse_instruction
+from gda.compiled.hlo.source_lines import Sources, metadata_of
+from gda.layout.boundary import set_module
+
+_ALLOCATION = re.compile(r"allocation \d+: size \d+, (color \d+, )?page \d+, preallocated-temp")
+_VALUE = re.compile(
+    r" value: <\d+ ([\w.\-]+)(?:\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.*)"
+)
+
+
+@set_module("gda")
+class Temporary(NamedTuple):
+    """An array that a program holds while it runs, as ``gda.Rehearsal.temporaries`` has them.
+
+    Attributes:
+      dtype, shape: of the array on one device.
+      nbytes: bytes on one device, in its layout.
+      op_name: place in the traced function; may be empty.
+      source_file, source_line: the innermost line of user code that made it; None if XLA does not
+        tell.
+
+    >>> import gda
+    >>> gda.Temporary('float32', (16, 8), 512, 'jit(f)/dot_general', 'model.py', 7).nbytes
+    512
+    """
+
+    dtype: str
+    shape: Shape
+    nbytes: int
+    op_name: str
+    source_file: str | None
+    source_line: int | None
+
+
+def read_temporaries(
+    assignment: str,
+    program: str,
+    *,
+    library: Sequence[str] = (),
+    installed: Sequence[str] = (),
+    most: int = 10,
+) -> list[Temporary]:
+    """Return the largest temporaries of a program, the largest first.
+
+    Temporaries that are not needed at the same time share memory. Only the largest of each part of
+    the memory is returned, so that all may be there together.
+
+    Args:
+      assignment: the text of XLA's file ``…-buffer-assignment.txt``.
+      program: the text of the optimised program, ``….after_optimizations.txt``.
+      library, installed: as for ``read_collectives``.
+      most: the greatest number of temporaries to return.
+    """
+    computations, _ = parse_computations(program)
+    texts = {name: text for each in computations.values() for name, text in each.lines.items()}
+    sources = Sources(program, library, installed)
+    # Of equal ones, a value of the program comes before one that a loop carries.
+    values = sorted(_values(assignment), key=lambda value: (-value.nbytes, value.name not in texts))
+    taken: list[_Value] = []
+    found = []
+    for value in values:
+        if len(found) == most:
+            break
+        if any(value.start < each.stop and each.start < value.stop for each in taken):
+            continue
+        arrays = leaves(value.type)
+        if len(arrays) != 1:  # a table of addresses
+            continue
+        taken.append(value)
+        instruction = parse_instruction(texts.get(value.name, ""))
+        metadata = {} if instruction is None else metadata_of(instruction)
+        array, op_name = arrays[0], metadata.get("op_name", "")
+        line = sources.line(metadata)
+        found.append(Temporary(array.dtype, array.shape, value.nbytes, op_name, *line))
+    return found
+
+
+class _Value(NamedTuple):
+    name: str
+    nbytes: int
+    start: int
+    type: str
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.nbytes
+
+
+def _values(assignment: str) -> Iterator[_Value]:
+    """Yield the values in the temporary memory of the device."""
+    is_temporary = False
+    for line in assignment.splitlines():
+        if line.startswith("allocation "):
+            allocation = _ALLOCATION.match(line)
+            # Memory of another color is on the chip.
+            is_temporary = allocation is not None and allocation[1] is None
+        elif is_temporary and (value := _VALUE.match(line)):
+            yield _Value(value[1], int(value[2]), int(value[3]), value[4])

@@ -1,0 +1,338 @@
+"""The result of a rehearsal: the memory and the communication of a program that was not run."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gda.compiled.golden import bytes_by_kind, check
+from gda.compiled.hlo import (
+    Axes,
+    Collective,
+    Collectives,
+    format_axes,
+    format_size,
+    format_source,
+    summed,
+)
+from gda.compiled.hlo.allocations import Temporary
+from gda.layout.boundary import public, set_module
+from gda.layout.tables import table
+from gda.layout.text import counted, format_bytes, format_mesh
+
+_ARGUMENTS_SHOWN = 8
+
+
+@set_module("gda")
+class AxisTraffic(NamedTuple):
+    """The communication of one device over some mesh axes in one call of a program.
+
+    Attributes:
+      axes: the mesh axes; None for groups of devices that no axes form.
+      executions: number of collectives executed; None if the length of a loop is unknown.
+      nbytes: bytes of their operands on one device; None in the same case.
+      nbytes_slow: the bytes in collectives that go over the slow links, between slices of TPUs or
+        between the hosts of other devices; None if there is one slice or host.
+
+    >>> import gda
+    >>> gda.AxisTraffic(('data',), executions=2, nbytes=1024, nbytes_slow=None).nbytes
+    1024
+    """
+
+    axes: Axes | None
+    executions: int | None
+    nbytes: int | None
+    nbytes_slow: int | None
+
+
+@set_module("gda")
+class ArgumentBytes(NamedTuple):
+    """The memory of one array among the arguments of a rehearsed call.
+
+    Attributes:
+      name: the argument and the path in it, such as ``"params['w']"``.
+      shape, dtype: of the global array.
+      nbytes: bytes of its block on one device, without the padding of the device's own layout.
+      is_donated: the call may reuse its memory.
+
+    >>> import gda
+    >>> gda.ArgumentBytes("params['w']", (8, 2), 'float32', nbytes=16, is_donated=False).nbytes
+    16
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    is_donated: bool
+
+
+@set_module("gda")
+@dataclass(frozen=True, repr=False)
+class Rehearsal:
+    """The memory and the communication of a call that was compiled and not run.
+
+    ``gda.rehearse`` makes it; ``print`` shows it as a table. All bytes are those of one device.
+
+    Attributes:
+      name: the name of the function.
+      device_kind: the kind of the devices, as JAX names it.
+      num_devices: number of devices of the program.
+      mesh_shape: sizes of the mesh axes by name, in mesh order; empty if no mesh is known.
+      fits: the program fits into the memory of a device. None if the capacity is unknown, as on a
+        CPU.
+      capacity_bytes: the memory that programs have on a device of this kind; None if unknown.
+      peak_bytes: the most memory in use at a time, by the compiler; for a program that does not
+        fit, the memory that the compiler asks for, as exactly as it tells.
+      argument_bytes: bytes of the arguments that the program uses, in the layout of the device; for
+        a program that does not fit, without the padding of that layout.
+      output_bytes: bytes of the results, those in donated arguments included, and on a CPU 8 for
+        the address of each if there are several; None if the program does not fit.
+      temporary_bytes: bytes of everything that the program holds meanwhile; None in the same case.
+      aliased_bytes: bytes of the results that take the memory of donated arguments; None in the
+        same case.
+      code_bytes: bytes of the program itself; None in the same case.
+      undonated_bytes: bytes of the arguments that are not donated although a result has their shape
+        and dtype.
+      flops: floating-point operations of the matrix products and convolutions in one call, of one
+        device if all share them equally. Loops count with their length; None for a loop of unknown
+        length, or a function that came lowered or compiled.
+      compile_seconds: the time of tracing, lowering and compiling.
+      collectives: as ``gda.collectives`` has them; None if the program does not fit and the
+        compiler does not write it.
+      traffic: the totals for each set of mesh axes, the most bytes first; empty if the program does
+        not fit.
+      arguments: the arrays among the arguments that the program uses, the largest on a device
+        first; for a program that does not fit, all arrays among them.
+      temporaries: the largest arrays that a program that does not fit holds while it runs; empty if
+        the compiler tells none, and for a program that fits. Each has ``dtype``, ``shape``,
+        ``nbytes``, ``op_name``, ``source_file`` and ``source_line``.
+      message: the words of the compiler for a program that does not fit; else empty.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import NamedSharding, PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('data', 'model'))
+    >>> w = jax.ShapeDtypeStruct((64, 32), np.float32, sharding=NamedSharding(mesh, P('model')))
+    >>> x = jax.ShapeDtypeStruct((16, 64), np.float32, sharding=NamedSharding(mesh, P('data')))
+    >>> rehearsal = gda.rehearse(lambda w, x: (x @ w).sum(), w, x)
+    >>> rehearsal.argument_bytes, rehearsal.flops, rehearsal.fits
+    (5120, 8192.0, None)
+    >>> [(each.name, each.nbytes) for each in rehearsal.arguments]
+    [('w', 4096), ('x', 1024)]
+    """
+
+    name: str
+    device_kind: str
+    num_devices: int
+    mesh_shape: dict[str, int] = field(hash=False)  # a dict has no hash
+    fits: bool | None
+    capacity_bytes: int | None
+    peak_bytes: int | None
+    argument_bytes: int
+    output_bytes: int | None
+    temporary_bytes: int | None
+    aliased_bytes: int | None
+    code_bytes: int | None
+    undonated_bytes: int
+    flops: float | None
+    compile_seconds: float
+    collectives: Collectives | None
+    traffic: tuple[AxisTraffic, ...]
+    arguments: tuple[ArgumentBytes, ...]
+    temporaries: tuple[Temporary, ...] = ()
+    message: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as dicts, lists, strings and numbers, for JSON.
+
+        ``collectives`` are those of ``gda.Collectives.to_dict``, without its totals.
+        """
+        found = None if self.collectives is None else self.collectives.to_dict()["collectives"]
+        document = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return document | {
+            "mesh_shape": dict(self.mesh_shape),
+            "collectives": found,
+            "traffic": [each._asdict() for each in self.traffic],
+            "arguments": [each._asdict() for each in self.arguments],
+            "temporaries": [each._asdict() for each in self.temporaries],
+        }
+
+    @public
+    def check(self, path: str | Path, *, tolerance: float = 0.05) -> None:
+        """Fail if the peak or the communication differs from a golden file. For tests.
+
+        The file has the devices, the mesh, the peak, and the bytes for each kind of collective and
+        set of axes. It has nothing of the program's text, so a new version of JAX leaves it valid
+        unless the program changes. ``pytest --update-golden`` writes it; without pytest, the
+        environment variable ``GDA_UPDATE_GOLDEN=1`` does.
+
+        Args:
+          path: the JSON file.
+          tolerance: the greatest change of a number of bytes that is accepted, as a part of the one
+            in the file. A collective of another kind or over other axes is never accepted.
+
+        Raises:
+          AssertionError: something differs; the message has a line for each difference.
+          FileNotFoundError: there is no such file, and it is not to be written.
+          ValueError: the file is no golden file, or ``tolerance`` is negative.
+
+        >>> import gda, jax, numpy as np, os, tempfile
+        >>> rehearsal = gda.rehearse(lambda x: x + 1, jax.ShapeDtypeStruct((8,), np.float32))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     os.environ['GDA_UPDATE_GOLDEN'] = '1'
+        ...     rehearsal.check(folder + '/step.json')  # writes it
+        ...     del os.environ['GDA_UPDATE_GOLDEN']
+        ...     rehearsal.check(folder + '/step.json')  # compares
+        """
+        sums = None if self.collectives is None else bytes_by_kind(self.collectives)
+        found = {
+            "device_kind": self.device_kind,
+            "mesh": dict(self.mesh_shape),
+            "fits": self.fits,
+            "peak_bytes": self.peak_bytes,
+            "collectives": None
+            if sums is None
+            else [
+                {"kind": kind, "axes": axes, "nbytes": nbytes}
+                for (kind, axes), nbytes in sorted(sums.items())
+            ],
+        }
+        check(self.name, found, Path(path), tolerance)
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            [
+                *(self._headline(), "", *self._memory(), *self._notes(), ""),
+                *self._what_does_not_fit(),
+                *self._communication(),
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+    def _headline(self) -> str:
+        devices = f"{self.num_devices:,} x {self.device_kind}"
+        mesh = f", mesh {format_mesh(self.mesh_shape)}" if self.mesh_shape else ""
+        answers = {True: "fits", False: "does not fit", None: "capacity unknown"}
+        return f"{self.name} on {devices}{mesh}: {answers[self.fits]}"
+
+    def _memory(self) -> list[str]:
+        capacity = self.capacity_bytes
+        of = "" if capacity is None else f"of {format_bytes(capacity)}"
+        if capacity and self.peak_bytes is not None:
+            of += f", {self.peak_bytes / capacity:.0%}"
+        aliased = self.aliased_bytes
+        in_donated = f"{format_bytes(aliased)} of them in donated arguments" if aliased else ""
+        rows = [
+            ("arguments", self.argument_bytes, ""),
+            ("outputs", self.output_bytes, in_donated),
+            ("temporaries", self.temporary_bytes, ""),
+            ("code", self.code_bytes, ""),
+            ("peak", self.peak_bytes, of),
+        ]
+        cells = [
+            [label, format_bytes(nbytes), says]
+            for label, nbytes, says in rows
+            if nbytes is not None
+        ]
+        return table([["memory", "per device", ""], *cells], right={"per device"})
+
+    def _notes(self) -> list[str]:
+        lines = []
+        if self.flops:
+            lines.append(f"{self.flops:.3g} floating-point operations per device in products")
+        if self.undonated_bytes > self.argument_bytes / 100:
+            lines.append(
+                f"{format_bytes(self.undonated_bytes)} of arguments have an output of the same "
+                "shape and are not donated: jax.jit(…, donate_argnums=…)"
+            )
+        lines.append(f"compiled in {self.compile_seconds:.1f} s")
+        return ["", *lines]
+
+    def _what_does_not_fit(self) -> list[str]:
+        if self.fits is not False or not self.message:
+            return []
+        lines = [*_of_temporaries(self.temporaries), ""] if self.temporaries else []
+        return [*lines, *_of_arguments(self.arguments), "", *self.message.splitlines(), ""]
+
+    def _communication(self) -> list[str]:
+        if self.collectives is None:
+            return []
+        if not self.traffic:
+            return ["no communication"]
+        has_slow = any(each.nbytes_slow is not None for each in self.traffic)
+        rows = [["communication over", "collectives", "per device", "slow links"]]
+        rows += [
+            [
+                format_axes(each.axes),
+                "?" if each.executions is None else f"{each.executions:,}",
+                format_size(each.nbytes),
+                format_size(each.nbytes_slow),
+            ]
+            for each in self.traffic
+        ]
+        return table(
+            [row if has_slow else row[:-1] for row in rows],
+            right={"collectives", "per device", "slow links"},
+        )
+
+
+def _of_temporaries(temporaries: Sequence[Temporary]) -> list[str]:
+    rows = [
+        [
+            f"{each.dtype}[{','.join(map(str, each.shape))}]",
+            format_bytes(each.nbytes),
+            format_source(each) or each.op_name,
+        ]
+        for each in temporaries
+    ]
+    return table([["largest temporaries", "per device", "from"], *rows], right={"per device"})
+
+
+def _of_arguments(arguments: Sequence[ArgumentBytes]) -> list[str]:
+    rows = [
+        [
+            each.name,
+            f"{each.dtype}[{','.join(map(str, each.shape))}]",
+            format_bytes(each.nbytes),
+            "donated" if each.is_donated else "",
+        ]
+        for each in arguments[:_ARGUMENTS_SHOWN]
+    ]
+    header = ["largest arguments", "", "per device", ""]
+    more = len(arguments) - len(rows)
+    left = [f"and {counted(more, 'more argument')}"] if more > 0 else []
+    return [*table([header, *rows], right={"per device"}), *left]
+
+
+def traffic_of(
+    collectives: Collectives, has_slow: bool, host_of: Sequence[int]
+) -> tuple[AxisTraffic, ...]:
+    """Return the totals for each set of mesh axes, the most bytes first.
+
+    Args:
+      collectives: those of a program.
+      has_slow: some links are slower than others.
+      host_of: for each position of the mesh, the number of its host, if links between hosts are the
+        slow ones; empty for TPUs, whose programs mark what goes between slices.
+    """
+    slow: dict[Axes | None, int | None] = {}
+    for collective in collectives:
+        nbytes = collective.nbytes_total if _is_slow(collective, host_of) else 0
+        slow[collective.axes] = summed((slow.get(collective.axes, 0), nbytes))
+    totals = [
+        AxisTraffic(axes, *total, slow[axes] if has_slow else None)
+        for axes, total in collectives.by_axis().items()
+    ]
+    return tuple(sorted(totals, key=lambda each: -(each.nbytes or 0)))
+
+
+def _is_slow(collective: Collective, host_of: Sequence[int]) -> bool:
+    if collective.is_between_slices or not host_of:
+        return collective.is_between_slices
+    together = [*collective.groups, *collective.pairs]
+    return any(len({host_of[position] for position in group}) > 1 for group in together)

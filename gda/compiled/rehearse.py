@@ -1,0 +1,297 @@
+"""A call that is compiled for devices and not run: ``gda.rehearse`` and ``gda.assert_fits``."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.errors import JaxRuntimeError
+from jax.sharding import Mesh
+from jax.stages import Compiled, Lowered, Traced
+from jax.tree_util import keystr
+
+from gda.compiled.collectives import collectives_in, temporaries_in, text_of
+from gda.compiled.device_kinds import kind_of_device
+from gda.compiled.flops import flops_of
+from gda.compiled.hlo import Collectives
+from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
+from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
+from gda.compiled.topologies import without_hardware
+from gda.layout.boundary import public, set_module
+from gda.layout.text import format_bytes
+
+# "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
+# of JAX 0.8: "… Used 24.00G of 15.75G hbm …"
+_NEEDED = re.compile(
+    r"([\d.]+)([KMGT]?)(?:\) exceeds available HBM \(| of )([\d.]+)([KMGT]?)\)?", re.IGNORECASE
+)
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@set_module("gda")
+@public
+def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
+    """Compile a call ``fun(*args, **kwargs)`` and return its memory and communication.
+
+    Nothing is run or allocated. The arguments say for which devices: ``gda.abstract`` places shapes
+    on a mesh, and ``gda.rehearsal_mesh`` has devices that are not here. On devices that are here,
+    CPUs and GPUs, the answer is what their compiler knows.
+
+    A program that does not fit is an answer too, with ``fits=False``.
+
+    Args:
+      fun: a function made by ``jax.jit`` or ``gda.jit``, a method or ``functools.partial`` of one,
+        or any callable, which is then jitted; or a stage of one (``jax.stages.Traced``,
+        ``Lowered`` or ``Compiled``), without arguments.
+      args, kwargs: as for a call: ``jax.ShapeDtypeStruct`` with a ``sharding``, arrays,
+        ``GlobalArray``s, trees of them, static arguments.
+
+    Raises:
+      TypeError: ``fun`` is not callable, or a stage comes with arguments.
+      Exception: any error of tracing or compiling, but for memory that does not suffice; for a
+        stage, which does not tell its devices before it is compiled, that too.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import NamedSharding, PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('data',))
+    >>> w = jax.ShapeDtypeStruct((64, 32), np.float32, sharding=NamedSharding(mesh, P()))
+    >>> x = jax.ShapeDtypeStruct((16, 64), np.float32, sharding=NamedSharding(mesh, P('data')))
+    >>> step = jax.jit(jax.grad(lambda w, x: ((x @ w) ** 2).sum()))
+    >>> rehearsal = gda.rehearse(step, w, x)
+    >>> rehearsal.argument_bytes, rehearsal.undonated_bytes
+    (8704, 8192)
+    >>> rehearsal.traffic
+    (AxisTraffic(axes=('data',), executions=1, nbytes=8192, nbytes_slow=None),)
+    """
+    fun, args, kwargs = unwrapped(fun, args, kwargs)
+    begun = time.perf_counter()
+    failure = program = None
+    with without_hardware():
+        jax.devices()  # tracing would initialise JAX's backends, of which libtpu may be one
+    stage = stage_of(fun, args, kwargs)
+    # Lowered here, so that its arguments are known if it does not compile.
+    lowered = stage.lower() if isinstance(stage, Traced) else stage
+    mesh = _mesh_of((args, kwargs))
+    try:
+        program = compiled(lowered)
+    except JaxRuntimeError as error:
+        failure = str(error)
+        if "RESOURCE_EXHAUSTED" not in failure or "hbm" not in failure.lower():
+            raise
+        if mesh is None:
+            error.add_note("gda.rehearse: for an answer, pass arguments that are on a mesh")
+            raise
+    seconds = time.perf_counter() - begun
+    shardings = () if program is None else (program.input_shardings, program.output_shardings)
+    mesh = mesh or _mesh_of(shardings)
+    placed = (device for each in jax.tree.leaves(shardings) for device in each.device_set)
+    device = mesh.devices.flat[0] if mesh is not None else next(placed, jax.devices()[0])
+    arguments = tuple(_arguments(stage, program, iter(jax.tree.leaves((args, kwargs)))))
+    flops = flops_of(stage.jaxpr) if isinstance(stage, Traced) else None
+    num_devices = 1 if mesh is None else mesh.size
+    about: dict[str, Any] = {
+        "name": getattr(fun, "__name__", type(fun).__name__),
+        "device_kind": device.device_kind,
+        "num_devices": num_devices,
+        "mesh_shape": {} if mesh is None else dict(mesh.shape),
+        "undonated_bytes": _undonated_bytes(lowered, arguments),
+        "flops": None if flops is None else flops / num_devices,
+        "compile_seconds": seconds,
+        "arguments": tuple(sorted(arguments, key=lambda each: -each.nbytes)),
+    }
+    if program is None:
+        return _that_does_not_fit(failure or "", lowered, mesh, device, about)
+    return _that_compiles(program, mesh, device, about)
+
+
+@set_module("gda")
+@public
+def assert_fits(fun: Program, /, *args: Any, max_bytes: int | None = None, **kwargs: Any) -> None:
+    """Fail unless a call ``fun(*args, **kwargs)`` fits into the memory of a device. For tests.
+
+    Args:
+      fun, args, kwargs: as for ``gda.rehearse``; nothing is run.
+      max_bytes: an upper bound on the peak on one device; by default the capacity of the devices.
+
+    Raises:
+      AssertionError: it does not fit; the message has the rehearsal.
+      ValueError: there is no ``max_bytes``, and the capacity of the devices is unknown.
+      TypeError, Exception: as ``gda.rehearse``.
+
+    >>> import gda, jax, numpy as np
+    >>> gda.assert_fits(jax.numpy.sin, np.zeros(1000, np.float32), max_bytes=10_000)
+    """
+    if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 0):
+        raise ValueError(f"max_bytes must be a number of bytes, 0 or more, not {max_bytes!r}")
+    found = rehearse(fun, *args, **kwargs)
+    if max_bytes is None and found.fits is None:
+        raise ValueError(
+            f"the memory of a device of kind {found.device_kind!r} is unknown; give max_bytes"
+        )
+    limit = found.capacity_bytes if max_bytes is None else max_bytes
+    if found.fits is False or (max_bytes is not None and (found.peak_bytes or 0) > max_bytes):
+        raise AssertionError(
+            f"{found.name} takes {_words(found.peak_bytes)} on a device, {_words(limit)} are "
+            f"allowed\n{found}"
+        )
+
+
+def _words(nbytes: int | None) -> str:
+    return "too much memory" if nbytes is None else format_bytes(nbytes)
+
+
+# The two answers.
+
+
+def _that_compiles(
+    program: Compiled, mesh: Mesh | None, device: Any, about: dict[str, Any]
+) -> Rehearsal:
+    memory: Any = program.memory_analysis()
+    found = Collectives((), about["mesh_shape"])
+    if mesh is not None and mesh.size > 1:
+        found = collectives_in(text_of(program), mesh)
+    peak, capacity = _peak_bytes(memory, device), _capacity_bytes(device)
+    return Rehearsal(
+        **about,
+        fits=None if capacity is None else peak <= capacity,
+        capacity_bytes=capacity,
+        peak_bytes=peak,
+        argument_bytes=memory.argument_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
+        aliased_bytes=memory.alias_size_in_bytes,
+        code_bytes=memory.generated_code_size_in_bytes,
+        collectives=found,
+        traffic=traffic_of(found, *_links(mesh)),
+    )
+
+
+def _that_does_not_fit(
+    failure: str, lowered: Any, mesh: Mesh | None, device: Any, about: dict[str, Any]
+) -> Rehearsal:
+    told = _NEEDED.search(failure)
+    sizes = [] if told is None else [told.group(1, 2), told.group(3, 4)]
+    needed, available = [int(float(n) * _UNITS[unit]) for n, unit in sizes] or (None, None)
+    report, assignment, text = _written(lowered)
+    if exact := re.search(r"^Total bytes: (\d+)", report, re.MULTILINE):
+        needed = int(exact[1])
+    found = collectives_in(text, mesh) if text else None
+    return Rehearsal(
+        **about,
+        fits=False,
+        capacity_bytes=available or _capacity_bytes(device),
+        peak_bytes=needed,
+        argument_bytes=sum(each.nbytes for each in about["arguments"]),
+        output_bytes=None,
+        temporary_bytes=None,
+        aliased_bytes=None,
+        code_bytes=None,
+        collectives=found,
+        traffic=() if found is None else traffic_of(found, *_links(mesh)),
+        temporaries=temporaries_in(assignment, text) if assignment and text else (),
+        message=failure.strip(),
+    )
+
+
+def _written(lowered: Any) -> list[str]:
+    """Return what XLA writes of a program even if it does not fit; empty where it writes nothing.
+
+    It is compiled again for this, which ends as soon as before.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.suppress(JaxRuntimeError):
+            lowered.compile({"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+        texts = []
+        for end in ("-memory-usage-report", "-buffer-assignment", ""):
+            paths = Path(folder).glob(f"*.after_optimizations{end}.txt")
+            texts.append(next((path.read_text() for path in paths), ""))
+        return texts
+
+
+def _peak_bytes(memory: Any, device: Any) -> int:
+    # Compilers for other devices leave temporaries out of their peak.
+    if device.platform == "tpu" and memory.peak_memory_in_bytes:
+        return memory.peak_memory_in_bytes
+    held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return held + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+
+
+def _capacity_bytes(device: Any) -> int | None:
+    """Return the memory of a device: its own limit if it is here, else that of its kind."""
+    try:
+        limit = (device.memory_stats() or {}).get("bytes_limit")
+    except JaxRuntimeError:  # it is not here
+        limit = None
+    kind = kind_of_device(device.device_kind)
+    return limit or (None if kind is None else kind.capacity_bytes)
+
+
+def _mesh_of(tree: Any) -> Mesh | None:
+    return next((mesh for mesh in meshes_of(tree) if isinstance(mesh, Mesh)), None)
+
+
+def _links(mesh: Mesh | None) -> tuple[bool, list[int]]:
+    """Return whether some links are slow, and the host of each position where that tells which."""
+    devices = [] if mesh is None else [*mesh.devices.flat]
+    if devices and devices[0].platform == "tpu":
+        return len({getattr(device, "slice_index", 0) for device in devices}) > 1, []
+    hosts = [device.process_index for device in devices]
+    return len(set(hosts)) > 1, hosts
+
+
+# The arguments.
+
+
+def _arguments(
+    stage: Traced | Lowered | Compiled,
+    program: Compiled | None,
+    given: Iterator[Any],
+) -> Iterator[ArgumentBytes]:
+    """Yield the arrays of the call, in its order, with their names in the user's signature.
+
+    Those that a program does not use are omitted, since JAX does not pass them.
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(stage.args_info)[0]
+    names = [f"arguments{keystr(path[1:])}" for path, _ in leaves]
+    if isinstance(stage, Traced):
+        names = stage.jaxpr.jaxpr.debug_info.arg_names or names
+    shardings: list[Any] = [None] * len(leaves)
+    if program is not None:
+        # It has None for an argument that is not used, and so may a tree of arguments.
+        structure = jax.tree.structure(stage.args_info)
+        shardings = structure.flatten_up_to(program.input_shardings)
+    for name, (_, leaf), sharding in zip(names, leaves, shardings, strict=True):
+        if program is None:
+            # Static arguments, which the program does not have, are skipped.
+            found = next((each for each in given if np.shape(each) == leaf.shape), None)
+            sharding = getattr(found, "sharding", None)
+        elif sharding is None:
+            continue
+        block = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+        nbytes = math.prod(block) * leaf.dtype.itemsize
+        name = name.removesuffix(".array")  # of a container of gda
+        yield ArgumentBytes(name, tuple(leaf.shape), str(leaf.dtype), nbytes, leaf.donated)
+
+
+def _undonated_bytes(lowered: Lowered | Compiled, arguments: Sequence[ArgumentBytes]) -> int:
+    """Return the bytes of arguments that are not donated and have a result of their shape."""
+    results = Counter(
+        (tuple(leaf.shape), str(leaf.dtype)) for leaf in jax.tree.leaves(lowered.out_info)
+    )
+    results.subtract((each.shape, each.dtype) for each in arguments if each.is_donated)
+    nbytes = 0
+    for each in arguments:
+        key = each.shape, each.dtype
+        if not each.is_donated and results[key] > 0:
+            results[key] -= 1
+            nbytes += each.nbytes
+    return nbytes

@@ -1,0 +1,221 @@
+"""``gda rehearse``: programs compiled in other processes, for virtual CPU devices and for TPUs."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Run
+from meshes import mesh_of
+from running import wait_until_gone
+
+import gda
+from gda.cli import compilations
+from gda.cli.compilations import Report, Request
+
+TRAIN = """
+import os
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+def rehearsal(mesh):
+    print("a line of the program")
+    w = jax.ShapeDtypeStruct((64, 32), np.float32, sharding=NamedSharding(mesh, P(None, "model")))
+    x = jax.ShapeDtypeStruct((16, 64), np.float32, sharding=NamedSharding(mesh, P("data")))
+
+    def step(w, *, x):
+        return ((x @ w) ** 2).sum()
+
+    return jax.jit(jax.grad(step)), (w,), {"x": x}
+
+def fragile(mesh):
+    if mesh.shape["data"] == 1:
+        os.kill(os.getpid(), 9)
+    w = jax.ShapeDtypeStruct((6, 2), np.float32, sharding=NamedSharding(mesh, P("data", "model")))
+    return lambda w: w.sum(axis=1), (w,)
+
+def without_a_tuple(mesh):
+    return jax.numpy.sin, {"x": 1.0}
+
+def large(mesh):
+    w = jax.ShapeDtypeStruct((2048, 2**20), np.float32, sharding=NamedSharding(mesh, P("data")))
+    return jax.jit(lambda w: w + 1), (w,)
+"""
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A file with programs to rehearse, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRAIN)
+    return "train.py"
+
+
+def rehearsal_here(train: str, mesh_shape: dict[str, int]) -> gda.Rehearsal:
+    namespace: dict[str, Any] = {}
+    exec(compile(Path(train).read_text(), train, "exec"), namespace)
+    fun, args, kwargs = namespace["rehearsal"](mesh_of(mesh_shape))
+    return gda.rehearse(fun, *args, **kwargs)
+
+
+def test_one_mesh(run: Run, train: str) -> None:
+    command = "rehearse", f"{train}:rehearsal", "--topology", "cpu:4", "--mesh", "data=2,model=2"
+    code, out, _ = run(*command)
+    in_json = run(*command, "--json")
+    expected = rehearsal_here(train, {"data": 2, "model": 2})
+
+    assert code == 0
+    texts = [re.sub(r"compiled in .* s", "", text) for text in (out, str(expected))]
+    assert texts[0].startswith(f"{texts[1]}\n\n1 collective on the mesh ")
+    assert re.search(r"all-reduce \(add\) +data +float32\[.*\] +1 +4.0 KiB +train.py:\d+", out)
+
+    about = {"topology": "cpu:4", "num_slices": 1, "mesh": {"data": 2, "model": 2}, "error": None}
+    documents = [json.loads(in_json[1]), json.loads(json.dumps(about | expected.to_dict()))]
+    for each in documents:
+        del each["compile_seconds"], each["collectives"][0]["source_file"]
+    assert (in_json[0], documents[0]) == (0, documents[1])
+
+
+def test_a_mesh_that_fails_is_a_row(run: Run, train: str) -> None:
+    search = "--topology", "cpu:4", "--mesh", "data,model", "--search"
+    code, out, err = run("rehearse", f"{train}:fragile", *search)
+    assert (code, err) == (0, "")
+    heading, _, header, row, _, reasons, killed, *error, last = out.splitlines()
+    assert heading == "train.py:fragile on 4 x cpu; bytes are those of one device"
+    assert header.split() == ["mesh", "fits", "peak", "over", "model"]
+    assert re.fullmatch(r"data=2,model=2  \?  +\d+ B +12 B", row)
+    assert reasons.split() == ["no", "rehearsal", "reason"]
+    assert killed.endswith("=4  the compiler was killed by SIGKILL, perhaps for lack of memory")
+    said = " ".join(line.strip() for line in error)
+    assert re.match(r"data=4,model=1  \w+Error: .* 4 times, but the dimension size is 6 ", said)
+    assert last == "for a traceback: --mesh data=1,model=4 alone"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["nope.py:f", "--mesh", "x=4"], "there is no file 'nope.py' here"),
+        (["train.py", "--mesh", "x=4"], "a file and a function in it were expected, such as "),
+        (["train.py:f"], "no mesh was given; give --mesh data=64,model=4, say"),
+        (["train.py:f", "--mesh", "x=4", "--search"], "give their names alone: --mesh data,model"),
+        (["train.py:f", "--mesh", "x,x", "--search"], "give their names alone: --mesh data,model"),
+        (["train.py:f", "--search"], "give their names alone: --mesh data,model"),
+        (["train.py:f", "--vary", "x=4;y"], "--vary: the size of axis 'y' was expected"),
+        (["train.py:f", "--mesh", "x=4", "--vary", "x=4", "--search"], "not allowed with"),
+        (["empty.py:f", "--mesh", "x=4"], "empty.py has no function 'f'; define it there"),
+        (["train.py:large", "--mesh", "x=3"], "the mesh x=3 has 3 devices, but cpu:4 has 4; "),
+        (["train.py:without_a_tuple", "--mesh", "x=4"], "its arguments, not a tuple of "),
+    ],
+)
+def test_mistakes(run: Run, train: str, options: list[str], said: str) -> None:
+    Path("empty.py").touch()
+    code, out, err = run("rehearse", *options, "--topology", "cpu:4")
+    assert (code, out) == (2, "")
+    assert err.startswith("gda")
+    assert said in err
+
+
+def test_no_search_beyond_the_largest_topology(run: Run, train: str) -> None:
+    huge = "--topology", "v3:1000x1000", "--mesh", "x,y", "--search"
+    said = "gda: --topology: v3:1000x1000 would have 2,000,000 devices\n"
+    assert run("rehearse", f"{train}:rehearsal", *huge) == (2, "", said)
+
+
+def test_an_error_of_the_program_keeps_its_traceback(run: Run, train: str) -> None:
+    Path("broken.py").write_text("def f(mesh): ...\n\nraise RuntimeError('in the file')\n")
+    assert run("rehearse", "broken.py:f", "--topology", "cpu:4", "--vary", "x=4;x=2,y=2") == (
+        2,
+        "",
+        "gda: broken.py cannot be imported:\n"
+        "Traceback (most recent call last):\n"
+        f'  File "{Path.cwd()}/broken.py", line 3, in <module>\n'
+        "    raise RuntimeError('in the file')\n"
+        "RuntimeError: in the file\n",
+    )
+
+
+def report(peak: int, traffic: dict[str, tuple[int | None, int]], *, fits: bool = True) -> Report:
+    sent = [
+        {"axes": [*axes.split("+")], "nbytes": nbytes, "nbytes_slow": slow}
+        for axes, (nbytes, slow) in traffic.items()
+    ]
+    about = {"num_devices": 8, "device_kind": "TPU v5 lite", "capacity_bytes": 1 << 34}
+    return Report({**about, "fits": fits, "peak_bytes": peak, "traffic": sent})
+
+
+def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports = {
+        1: report(1 << 35, {}, fits=False),
+        2: report(1 << 20, {"a": (3 << 20, 1 << 20), "b": (1 << 20, 0)}),
+        4: report(1 << 21, {"a+b": (5 << 20, 0)}),
+        8: report(1 << 22, {"b": (None, 0)}),
+    }
+
+    def canned(requests: list[Request], _: Any) -> list[Report]:
+        return [reports[request.mesh["a"]] for request in requests]
+
+    monkeypatch.setattr(compilations, "reports_of", canned)
+    command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x4", "--mesh"
+    code, out, _ = run(*command, "a,b", "--search")
+    assert (code, out) == (
+        0,
+        "train.py:rehearsal on 8 x TPU v5 lite with 16.0 GiB each; bytes are those of one device\n"
+        "\n"
+        "mesh     fits      peak   over a   over b  over a, b  over slow links\n"
+        "a=4,b=2  yes    2.0 MiB      0 B      0 B    5.0 MiB              0 B\n"
+        "a=2,b=4  yes    1.0 MiB  3.0 MiB  1.0 MiB        0 B          1.0 MiB\n"
+        "a=8,b=1  yes    4.0 MiB      0 B        ?        0 B              0 B\n"
+        "a=1,b=8  no    32.0 GiB\n",
+    )
+    documents = json.loads(run(*command, "a=1,b=8", "--vary", "a=4,b=2;a=1,b=8", "--json")[1])
+    assert [each["mesh"] for each in documents] == [{"a": 4, "b": 2}, {"a": 1, "b": 8}]
+    assert run(*command, "a=1,b=8")[0] == 1
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import os, pathlib, time\npathlib.Path(f'{os.getpid()}.pid').touch()\ntime.sleep(1000)\n"
+    )
+    search = "--topology", "cpu:4", "--mesh", "x,y", "--search"
+    command = [sys.executable, "-m", "gda", "rehearse", "slow.py:f", *search]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        while not (found := [*tmp_path.glob("*.pid")]) and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate() == (b"", b"")
+    assert process.returncode == 130
+    wait_until_gone([int(file.stem) for file in found])
+
+
+@pytest.mark.topology
+def test_tpus_that_are_not_here(run: Run, train: str) -> None:
+    topology = "--topology", "v5e:2x4", "--mesh"
+    code, out, err = run("rehearse", f"{train}:large", *topology, "data,model", "--search")
+    assert (code, err) == (0, "")
+    assert [line.split()[:2] for line in out.splitlines()[3:]] == [
+        ["data=8,model=1", "yes"],
+        ["data=4,model=2", "yes"],
+        ["data=2,model=4", "yes"],
+        ["data=1,model=8", "no"],
+    ]
+    assert run("rehearse", f"{train}:large", *topology, "data=1,model=8")[0] == 1
+    code, _, err = run("rehearse", f"{train}:large", "--topology", "v5x:2x4", "--mesh", "data=8")
+    assert code == 2
+    assert err.startswith("gda: libtpu has no topology v5x:2x4: ")
+
+
+@pytest.mark.topology
+def test_only_the_program_writes_to_stderr(train: str) -> None:
+    slices = "--topology", "v5e:2x4", "--num-slices", "2", "--mesh", "data=16,model=1"
+    command = [sys.executable, "-m", "gda", "rehearse", f"{train}:rehearsal", *slices]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "a line of the program\n")
+    assert done.stdout.startswith("step on 16 x TPU v5 lite, mesh data=16,model=1: fits\n")

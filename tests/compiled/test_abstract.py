@@ -1,0 +1,116 @@
+"""Trees, checkpoints and model files as shapes that are placed on a mesh."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import gda
+
+ROOT = Path(__file__).parents[2]
+KINDS = [AxisType.Auto, AxisType.Explicit]
+
+
+@pytest.fixture(params=KINDS, ids=["auto", "explicit"])
+def mesh(request: pytest.FixtureRequest) -> Mesh:
+    devices = np.array(jax.devices()[:8]).reshape(4, 2)
+    return Mesh(devices, ("data", "model"), axis_types=(request.param,) * 2)
+
+
+def test_arrays_of_all_kinds_become_shapes_on_the_mesh(mesh: Mesh) -> None:
+    tree = {
+        "numpy": np.zeros((8, 4), np.float32),
+        "jax": jnp.zeros((8, 2), jnp.bfloat16),
+        "shape": jax.ShapeDtypeStruct((16,), jnp.int8),
+        "keys": jax.random.split(jax.random.key(0), 4),
+    }
+    placed = gda.abstract(tree, mesh, P("data"))
+    for name, array in tree.items():
+        assert isinstance(placed[name], jax.ShapeDtypeStruct)
+        assert (placed[name].shape, placed[name].dtype) == (array.shape, array.dtype)
+        assert placed[name].sharding.is_equivalent_to(NamedSharding(mesh, P("data")), array.ndim)
+
+
+def test_specs_are_one_or_a_tree_or_a_function(mesh: Mesh) -> None:
+    tree = {"layers": [np.zeros((8, 4)), np.zeros(4)], "step": 3}
+
+    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+        return P("data", "model") if path == "layers/0" else P()
+
+    by_function = gda.abstract(tree, mesh, spec_of)
+    by_tree = gda.abstract(tree, mesh, {"layers": [P("data", "model"), P()], "step": P()})
+    assert by_function == by_tree
+    assert by_function["layers"][0].sharding.spec == P("data", "model")
+    assert by_function["step"].shape == ()
+    assert by_function["step"].weak_type
+    sharding = NamedSharding(mesh, P())
+    assert gda.abstract(tree, sharding)["layers"][0].sharding == sharding
+
+
+def test_doubles_become_floats_as_in_a_call(mesh: Mesh) -> None:
+    placed = gda.abstract(np.zeros(8, np.float64), mesh, P("data"))
+    assert placed.dtype == np.float32
+    assert jax.eval_shape(lambda x: x, placed).dtype == placed.dtype
+
+
+def test_containers_stay_and_a_padded_array_is_padded_for_the_new_mesh(mesh: Mesh) -> None:
+    small = Mesh(np.array(jax.devices()[:2]), ("x",))
+    tree = {
+        "plain": gda.GlobalArray.from_source(np.ones((8, 2), np.float32), small, P("x")),
+        "padded": gda.PaddedArray.from_array(np.ones((5, 2), np.float32), small, P("x")),
+    }
+    placed = gda.abstract(tree, mesh, P("data"))
+    assert jax.tree.structure(placed) == jax.tree.structure(tree)
+    assert placed["padded"].shape == (5, 2)
+    assert placed["padded"].array.shape == (8, 2)
+
+    def total(tree: dict) -> jax.Array:
+        return tree["plain"].sum() + tree["padded"].filled(0).sum()
+
+    here = {
+        "plain": gda.GlobalArray.from_source(np.ones((8, 2), np.float32), mesh, P("data")),
+        "padded": gda.PaddedArray.from_array(np.ones((5, 2), np.float32), mesh, P("data")),
+    }
+    assert jax.jit(total).lower(placed).as_text() == jax.jit(total).lower(here).as_text()
+
+
+def test_a_checkpoint_by_its_path_or_contents(mesh: Mesh, tmp_path: Path) -> None:
+    saved = {"w": np.zeros((8, 4), np.float32), "key": jax.random.key(0), "step": 7}
+    gda.checkpoint.save(tmp_path / "step-7", saved)
+    by_path = gda.abstract(tmp_path / "step-7", mesh, P())
+    assert by_path == gda.abstract(gda.checkpoint.inspect(tmp_path / "step-7"), mesh, P())
+    assert by_path == gda.abstract(saved, mesh, P())
+
+
+def test_a_model_file_with_its_specs_or_others(mesh: Mesh) -> None:
+    path = ROOT / "examples" / "transformer_7b.json"
+    placed = gda.abstract(path, mesh)
+    assert len(placed) == 291
+    norm, head = placed["model.norm.weight"], placed["lm_head.weight"]
+    assert (head.shape, head.dtype) == ((32_000, 4096), jnp.bfloat16)
+    assert head.sharding.spec == P("model", "data")
+    assert norm.sharding.spec == P()
+    assert gda.abstract(str(path), mesh, P("data"))["lm_head.weight"].sharding.spec == P("data")
+
+
+@pytest.mark.parametrize(
+    ("tree", "specs", "error", "says"),
+    [
+        ({"w": "text"}, P(), TypeError, "'text' is a str and no array"),
+        ({"w": np.zeros(6)}, P("data"), ValueError, "dimension 0 of size 6 is sharded 4 ways"),
+        ({"w": np.zeros(8)}, {"v": P()}, ValueError, "specs must be a prefix of the tree"),
+        ({"w": np.zeros(8)}, None, TypeError, "without a spec"),
+        ("no/such/place", P(), FileNotFoundError, "there is no checkpoint at no/such/place"),
+    ],
+)
+def test_mistakes_are_named(
+    mesh: Mesh, tree: object, specs: object, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says) as raised:
+        gda.abstract(tree, mesh, specs)
+    if "sharded 4 ways" in says:
+        assert raised.value.__notes__ == ["gda: at ['w'] of the tree"]

@@ -1,0 +1,34 @@
+"""The temporaries of a program that does not fit, from the files that XLA writes."""
+
+from gda.compiled.hlo.allocations import Temporary, read_temporaries
+
+PROGRAM = """HloModule jit_step
+
+ENTRY %main () -> f32[] {
+  %scores = bf16[8,64]{1,0} dot(), metadata={op_name="a" source_file="/my/m.py" source_line=7}
+  %masked = bf16[8,64]{1,0} select(), metadata={op_name="b" source_file="/my/m.py" source_line=8}
+  %sum = f32[8]{0} add(), metadata={op_name="c" source_file="/lib/l.py" source_line=9}
+}
+"""
+ASSIGNMENT = """BufferAssignment:
+allocation 0: size 4096, page 0, parameter 0, shape |f32[1024]| at ShapeIndex {}:
+ value: <0 p @0> (size=4096,offset=0): f32[1024]{0:T(1024)}
+allocation 1: size 1600, page 0, preallocated-temp:
+ value: <1 loop{0} (phi) @0> (size=1024,offset=0): bf16[8,64]{1,0}
+ value: <2 scores @0> (size=1024,offset=0): bf16[8,64]{1,0}
+ value: <3 masked{} @0> (size=512,offset=512): bf16[8,64]{1,0}
+ value: <4 sum @0> (size=32,offset=1024): f32[8]{0}
+ value: <5 both{} @0> (size=512,offset=1056): (f32[8]{0}, f32[8]{0})
+allocation 2: size 2048, color 1, page 0, preallocated-temp:
+ value: <6 near @1> (size=2048,offset=0): f32[512]{0:T(1024)S(1)}
+"""
+
+
+def test_the_largest_of_each_part_of_the_memory_with_its_line() -> None:
+    # What the loop carries is not a value of the program, "masked" shares the memory of "scores",
+    # "both" is a table of addresses, and "near" is on the chip.
+    assert read_temporaries(ASSIGNMENT, PROGRAM, library=["/lib"]) == [
+        Temporary("bfloat16", (8, 64), 1024, "a", "/my/m.py", 7),
+        Temporary("float32", (8,), 32, "c", None, None),
+    ]
+    assert len(read_temporaries(ASSIGNMENT, PROGRAM, most=1)) == 1

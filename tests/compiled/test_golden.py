@@ -1,0 +1,198 @@
+"""Rehearsals side by side, and against golden files."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import mesh_of
+
+import gda
+
+
+def rehearsed(mesh: Mesh, *specs: Any, size: int = 64) -> gda.Rehearsal:
+    def place(shape: tuple[int, ...], spec: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, np.float32, sharding=NamedSharding(mesh, spec))
+
+    def step(w: Any, x: Any) -> Any:
+        return x @ w
+
+    return gda.rehearse(step, place((size, 32), specs[0]), place((16, size), specs[1]))
+
+
+@pytest.fixture(scope="module")
+def reducing() -> gda.Rehearsal:
+    """A product with one all-reduce over y of float32[4,32]."""
+    return rehearsed(mesh_of({"x": 4, "y": 2}), P("y"), P("x", "y"))
+
+
+@pytest.fixture(scope="module")
+def silent() -> gda.Rehearsal:
+    return rehearsed(mesh_of({"x": 4, "y": 2}), P(), P("x"))
+
+
+def too_large(rehearsal: gda.Rehearsal) -> gda.Rehearsal:
+    """Return the answer for a program that does not fit."""
+    unknown = dict.fromkeys(("output_bytes", "temporary_bytes", "aliased_bytes", "code_bytes"))
+    return dataclasses.replace(
+        rehearsal, fits=False, peak_bytes=2**40, collectives=None, traffic=(), **unknown
+    )
+
+
+# Side by side.
+
+
+def test_two_rehearsals_side_by_side(reducing: gda.Rehearsal, silent: gda.Rehearsal) -> None:
+    compared = gda.compare_rehearsals(reducing, silent)
+    assert (compared.before, compared.after) == (reducing, silent)
+    changes = compared.changes
+    assert changes["argument_bytes"] == (32 * 32 * 4 + 4 * 32 * 4, 64 * 32 * 4 + 4 * 64 * 4)
+    assert changes["all-reduce over y"] == (512, 0)
+    assert "output_bytes" not in changes
+    shown = [" ".join(line.split()) for line in str(compared).splitlines()]
+    assert shown[0] == "per device before after change"
+    assert "all-reduce over y 512 B 0 B gone" in shown
+    assert "arguments 4.5 KiB 9.0 KiB +100%" in shown
+    assert shown[-1] == "fits unknown unknown"
+    assert gda.compare_rehearsals(silent, reducing).changes["all-reduce over y"] == (0, 512)
+    assert "new" in str(gda.compare_rehearsals(silent, reducing))
+    assert gda.compare_rehearsals(silent, silent).changes == {}
+
+
+def test_the_communication_of_what_does_not_fit_is_unknown(reducing: gda.Rehearsal) -> None:
+    compared = gda.compare_rehearsals(reducing, too_large(reducing))
+    assert compared.changes["all-reduce over y"] == (512, None)
+    assert "gone" not in str(compared)
+    assert str(compared).splitlines()[-1].split() == ["fits", "unknown", "does", "not", "fit"]
+
+
+def test_what_is_no_rehearsal_is_an_error(silent: gda.Rehearsal) -> None:
+    with pytest.raises(TypeError, match=r"after must be the result of gda\.rehearse, not 3"):
+        gda.compare_rehearsals(silent, 3)
+
+
+# Golden files.
+
+
+@pytest.fixture
+def golden(tmp_path: Path, reducing: gda.Rehearsal, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The golden file of the product with an all-reduce."""
+    path = tmp_path / "made" / "step.json"
+    monkeypatch.setenv("GDA_UPDATE_GOLDEN", "1")
+    reducing.check(path)
+    monkeypatch.delenv("GDA_UPDATE_GOLDEN")
+    return path
+
+
+def differences(rehearsal: gda.Rehearsal, path: Path, **options: Any) -> list[str]:
+    """Return the lines of the differences."""
+    with pytest.raises(AssertionError) as caught:
+        rehearsal.check(path, **options)
+    first, *lines, last = str(caught.value).splitlines()
+    assert first == f"step differs from {path}:"
+    assert last == "if this is intended, write the file again with pytest --update-golden"
+    assert all(line.startswith("  ") for line in lines)
+    return [line.strip() for line in lines]
+
+
+def test_a_golden_file_has_devices_peak_and_communication(
+    golden: Path, reducing: gda.Rehearsal
+) -> None:
+    assert json.loads(golden.read_text()) == {
+        "version": 1,
+        "device_kind": "cpu",
+        "mesh": {"x": 4, "y": 2},
+        "fits": None,
+        "peak_bytes": reducing.peak_bytes,
+        "collectives": [{"kind": "all-reduce", "axes": "y", "nbytes": 512}],
+    }
+    reducing.check(golden)
+    reducing.check(str(golden), tolerance=0)
+
+
+def test_differences_are_in_words(golden: Path, silent: gda.Rehearsal) -> None:
+    (peak, gone) = differences(silent, golden)
+    assert re.fullmatch(r"peak: [\d.]+ KiB before, [\d.]+ KiB now \(\+\d+%\)", peak)
+    assert gone == "all-reduce over y is gone: 512 B"
+    turned = rehearsed(mesh_of({"x": 2, "y": 4}), P("x"), P("y", "x"))
+    assert differences(turned, golden)[0] == "the mesh is x=2,y=4, not x=4,y=2"
+    assert differences(turned, golden)[-2:] == [
+        "all-reduce over y is gone: 512 B",
+        "all-reduce over x is new: 512 B",
+    ]
+
+
+def test_bytes_may_change_by_a_tolerance(golden: Path, reducing: gda.Rehearsal) -> None:
+    document = json.loads(golden.read_text())
+    document["collectives"][0]["nbytes"] = 500
+    golden.write_text(json.dumps(document))
+    reducing.check(golden)
+    assert differences(reducing, golden, tolerance=0.02) == [
+        "all-reduce over y: 500 B before, 512 B now (+2%)"
+    ]
+
+
+def test_an_answer_that_changes(golden: Path, reducing: gda.Rehearsal) -> None:
+    assert differences(too_large(reducing), golden)[0] == "it does not fit any more"
+    assert not any("gone" in line for line in differences(too_large(reducing), golden))
+    document = json.loads(golden.read_text())
+    golden.write_text(json.dumps(document | {"fits": False, "device_kind": "TPU v5 lite"}))
+    assert differences(reducing, golden) == [
+        "the devices are cpu, not TPU v5 lite",
+        "the capacity of the devices is unknown now",
+    ]
+    fitting = dataclasses.replace(reducing, fits=True, device_kind="TPU v5 lite")
+    assert differences(fitting, golden) == ["it fits now"]
+
+
+def test_loops_of_unknown_length_stay_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, auto_mesh: Mesh
+) -> None:
+    x = jax.ShapeDtypeStruct((8,), np.float32, sharding=NamedSharding(auto_mesh, P("x")))
+    until = gda.rehearse(
+        lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x + x.sum(), x), x
+    )
+    path = tmp_path / "until.json"
+    monkeypatch.setenv("GDA_UPDATE_GOLDEN", "1")
+    until.check(path)
+    monkeypatch.setenv("GDA_UPDATE_GOLDEN", "0")
+    assert json.loads(path.read_text())["collectives"][0]["nbytes"] is None
+    until.check(path)
+
+
+def test_files_that_are_none(tmp_path: Path, silent: gda.Rehearsal) -> None:
+    path = tmp_path / "step.json"
+    with pytest.raises(FileNotFoundError, match="write it with pytest --update-golden"):
+        silent.check(path)
+    for text, message in (
+        ("{", "Expecting property name"),
+        ("[]", 'it has no "version": 1'),
+        ('{"version": 2}', 'it has no "version": 1'),
+        ('{"version": 1}', r"it is damaged (KeyError('device_kind'))"),
+        (
+            '{"version": 1, "device_kind": "cpu", "mesh": 3, "fits": null, "peak_bytes": 1,'
+            ' "collectives": [1]}',
+            "it is damaged",
+        ),
+    ):
+        path.write_text(text)
+        with pytest.raises(
+            ValueError, match=f"{re.escape(str(path))} is no golden file: "
+        ) as caught:
+            silent.check(path)
+        assert message in str(caught.value)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="is no golden file"):
+        silent.check(path)
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf")])
+def test_a_tolerance_that_is_none(golden: Path, reducing: gda.Rehearsal, tolerance: float) -> None:
+    with pytest.raises(ValueError, match="tolerance must be a part of the bytes, such as 0.05"):
+        reducing.check(golden, tolerance=tolerance)
