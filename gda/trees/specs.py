@@ -148,7 +148,9 @@ def layouts_of(
     def by_function(pair: Pair) -> Pair:
         leaf = shaped(pair.leaf)
         path = "/".join(str(name_of(key)) for key in pair.keys)
-        return pair._replace(found=NOTHING if leaf is None else _spec_by(function, name, path, leaf))
+        return pair._replace(
+            found=NOTHING if leaf is None else _spec_by(function, name, path, leaf)
+        )
 
     pairs = list(pairs_of(tree, None, lambda *_: True))
     return Prefix(name, SPECS, with_paths(tree, by_function, pairs))
