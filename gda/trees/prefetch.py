@@ -286,6 +286,7 @@ class _Run:
                     self.failure = error
         del self._source, self._place  # an error may keep this for long
         self._add(last)
+        del last  # the frames of the error lead to this one
 
     def _make_all(self) -> _Made:
         """Make batches as long as there is room; return the error that ended it."""
