@@ -3,8 +3,9 @@
 python examples/prefetch_grain.py
 python -m gda.launch -n 2 --devices-per-process 4 examples/prefetch_grain.py
 
-Each process loads its own records. The state that is saved after step 3 is that of the batches which
-were trained on, although more had been fetched: training again from there gives the same losses.
+Each process loads its own records. The state that is saved after step 3 is that of the batches
+which were trained on, although more had been fetched: training again from there gives the same
+losses.
 """
 
 import os
@@ -55,10 +56,11 @@ with gda.prefetch(load(), mesh, P("data")) as batches:
     for number, batch in enumerate(batches, start=1):
         w, loss = step(w, batch)
         losses.append(float(loss))
+        if number == 1:
+            print(repr(batch["x"]))
         if number == SAVED_AT:
             saved = w, batches.get_state()
 print(f"{len(losses)} steps, loss {losses[0]:.3f} to {losses[-1]:.5f}")
-print(f"{batch['x']!r}")
 
 assert saved is not None
 w, state = saved

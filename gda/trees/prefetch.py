@@ -77,10 +77,10 @@ def prefetch(
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('data',))
     >>> batches = ({'tokens': np.full((16, 4), step)} for step in range(3))
     >>> for batch in gda.prefetch(batches, mesh, P('data')):
-    ...     print(batch['tokens'].shape, batch['tokens'].spec, batch['tokens'].max())
-    (16, 4) P('data') 0
-    (16, 4) P('data') 1
-    (16, 4) P('data') 2
+    ...     print(batch['tokens'].shape, batch['tokens'].max())
+    (16, 4) 0
+    (16, 4) 1
+    (16, 4) 2
     """
     count = operator.index(size)
     if count < 1:
@@ -106,12 +106,13 @@ class Prefetched(Iterator[Any]):
     >>> from jax.sharding import PartitionSpec as P
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('data',))
     >>> with gda.prefetch([np.zeros(8), np.ones(8)], mesh, P('data')) as batches:
-    ...     print(next(batches))
-    [0. 0. 0. 0. 0. 0. 0. 0.]
+    ...     next(batches)
+    GlobalArray(shape=(8,), dtype=float32, mesh={'data': 8}, spec=P('data'))
     """
 
     def __init__(self, source: Iterator[Any], place: Callable[[Any], Any], size: int) -> None:
-        self._start = partial(_Run, source, place, size, x64=jax.config.jax_enable_x64)
+        x64: bool = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+        self._start = partial(_Run, source, place, size, x64)
         self._source = source
         self._state = _state_of(source)
         self._is_closed = False
