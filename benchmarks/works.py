@@ -5,7 +5,7 @@ from benchmarks.checkpoint import checkpoints
 from benchmarks.compiled import rehearsing
 from benchmarks.layout import index_math, resharding
 from benchmarks.show import pictures
-from benchmarks.trees import hosts, loading
+from benchmarks.trees import hosts, loading, prefetching
 from benchmarks.work import Work
 
 
@@ -19,7 +19,7 @@ def sections(only: str = "", quick: bool = False) -> dict[str, list[Work]]:
     works = {
         "Index math": index_math.WORKS,
         "Building arrays": building.WORKS,
-        "Loading": loading.WORKS,
+        "Loading": [*loading.WORKS, *prefetching.WORKS],
         "Using arrays": using.WORKS,
         "Many hosts": hosts.WORKS,
         "Checkpoints": checkpoints.works(quick),

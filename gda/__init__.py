@@ -18,6 +18,8 @@ _MODULE_OF = {
     "GlobalArray": "gda.arrays.global_array",
     "PaddedArray": "gda.arrays.padded_array",
     "load_tree": "gda.trees.load",
+    "prefetch": "gda.trees.prefetch",
+    "Prefetched": "gda.trees.prefetch",
     "Shard": "gda.arrays.shard",
     "Index": "gda.layout.spec",
     "to_numpy": "gda.trees.to_numpy",

@@ -5,6 +5,8 @@
 from gda.arrays.global_array import GlobalArray as GlobalArray
 from gda.arrays.padded_array import PaddedArray as PaddedArray
 from gda.trees.load import load_tree as load_tree
+from gda.trees.prefetch import prefetch as prefetch
+from gda.trees.prefetch import Prefetched as Prefetched
 from gda.arrays.shard import Shard as Shard
 from gda.layout.spec import Index as Index
 from gda.trees.to_numpy import to_numpy as to_numpy
@@ -85,6 +87,8 @@ __all__ = [  # noqa: RUF022
     "GlobalArray",
     "PaddedArray",
     "load_tree",
+    "prefetch",
+    "Prefetched",
     "Shard",
     "Index",
     "to_numpy",

@@ -110,6 +110,14 @@ def test_padded_vocabulary_trains_as_without_padding() -> None:
     assert done.stdout.endswith("one device without padding has the same losses, norms and table\n")
 
 
+def test_prefetch_grain_continues_with_the_same_losses() -> None:
+    for processes in (1, 2):
+        done = run("prefetch_grain.py", processes=processes)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "GlobalArray(shape=(128, 16), dtype=float32, mesh={'data': 8}" in done.stdout
+        assert done.stdout.count("continued after step 3: the same 5 losses\n") == processes
+
+
 def test_elastic_hosts_has_the_losses_of_an_uninterrupted_run() -> None:
     done = run("elastic_hosts.py", processes=4)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -41,7 +41,7 @@ def array_from_process_local(
     ``GlobalArray.from_process_local`` documents the arguments and the errors.
     ``batch`` is for the leaves of a tree.
     """
-    local = _as_array(local_data)
+    local = as_array(local_data)
     plan = _plan_for(local, mesh, spec, global_shape)
     whole = plan.whole
     # The usual leaf of a batch first: in a loop over steps every microsecond here is felt.
@@ -217,7 +217,7 @@ def _blocks_at_once(
     return blocks
 
 
-def _as_array(local_data: Any) -> Any:
+def as_array(local_data: Any) -> Any:
     """Return a ``jax.Array``, or a NumPy array whose memory other code may use."""
     if type(local_data) is np.ndarray:
         return local_data

@@ -420,6 +420,8 @@ def infer_global_shape(
     spec: SpecLike,
     process_of: ProcessOf | Processes,
     process: int,
+    *,
+    pad: bool = False,
 ) -> Shape:
     """Return the global shape for the local shape of one process.
 
@@ -430,6 +432,8 @@ def infer_global_shape(
       local_shape: sizes of the blocks of ``process``, put together.
       mesh_shape, spec, process_of: as for ``ShardGrid``.
       process: number of the process whose local shape it is.
+      pad: the grid will have padding. A dimension of which the process has all blocks may then
+        have any size.
 
     Raises:
       TypeError: an argument is not of the kind above.
@@ -449,13 +453,13 @@ def infer_global_shape(
     view = ProcessView(layout, _tiling(ones, layout), processes, process)
     view.check_regular()
     extents = tuple(map(len, view.coordinates))
+    sizes_of_all: list[int] = []
     for dimension, (size, extent) in enumerate(zip(shape, extents, strict=True)):
-        if size % extent:
+        parts = layout.parts[dimension]
+        if size % extent and not (pad and extent == parts):
             raise _indivisible_local_error(shape, dimension, extent, layout, view.process)
-    return tuple(
-        size // extent * parts
-        for size, extent, parts in zip(shape, extents, layout.parts, strict=True)
-    )
+        sizes_of_all.append(size if extent == parts else size // extent * parts)
+    return tuple(sizes_of_all)
 
 
 def _indivisible_local_error(

@@ -114,7 +114,11 @@ def map_with_specs(
 
 
 def layouts_of(
-    tree: Any, mesh: Any, specs: Any, shaped: Callable[[Any], jax.ShapeDtypeStruct | None]
+    tree: Any,
+    mesh: Any,
+    specs: Any,
+    shaped: Callable[[Any], jax.ShapeDtypeStruct | None],
+    name: str = "specs",
 ) -> Prefix:
     """Return the spec of each leaf, or its sharding if shardings are given instead of specs.
 
@@ -124,6 +128,7 @@ def layouts_of(
       specs: a prefix of ``tree``, or a function ``(path, leaf)``; a path is such as
         ``'layers/0/weight'``.
       shaped: returns shape and dtype of a leaf for the function; ``None`` skips the leaf.
+      name: the argument that is ``specs``, for messages.
 
     Raises:
       TypeError: one of the two is missing, or something in them is no sharding or spec.
@@ -136,17 +141,19 @@ def layouts_of(
         return prefix_of(tree, mesh, "mesh", SHARDINGS)
     # A module that can be called may be a tree of the specs of its parameters.
     if not callable(specs) or any(map(SPECS.has, jax.tree.leaves(specs, is_leaf=SPECS.has))):
-        return prefix_of(tree, specs, "specs")
+        return prefix_of(tree, specs, name)
 
     function: Any = specs
 
     def by_function(pair: Pair) -> Pair:
         leaf = shaped(pair.leaf)
         path = "/".join(str(name_of(key)) for key in pair.keys)
-        return pair._replace(found=NOTHING if leaf is None else _spec_by(function, path, leaf))
+        return pair._replace(
+            found=NOTHING if leaf is None else _spec_by(function, name, path, leaf)
+        )
 
     pairs = list(pairs_of(tree, None, lambda *_: True))
-    return Prefix("specs", SPECS, with_paths(tree, by_function, pairs))
+    return Prefix(name, SPECS, with_paths(tree, by_function, pairs))
 
 
 def layout(mesh: Any, found: PartitionSpec | Any) -> tuple[Any, PartitionSpec | None]:
@@ -154,14 +161,14 @@ def layout(mesh: Any, found: PartitionSpec | Any) -> tuple[Any, PartitionSpec | 
     return (mesh, found) if isinstance(found, PartitionSpec) else (found, None)
 
 
-def _spec_by(function: SpecOf, path: str, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
+def _spec_by(function: SpecOf, name: str, path: str, leaf: jax.ShapeDtypeStruct) -> PartitionSpec:
     try:
         spec = function(path, leaf)
     except StopIteration as error:
         raise ValueError(
-            f"specs({path!r}, leaf) raised StopIteration, as next(...) does if no rule matches; "
+            f"{name}({path!r}, leaf) raised StopIteration, as next(...) does if no rule matches; "
             "add a rule, or a default, as in next(..., PartitionSpec())"
         ) from error
     if not isinstance(spec, PartitionSpec):
-        raise TypeError(f"specs({path!r}, leaf) returned {spec!r:.80}, not a PartitionSpec")
+        raise TypeError(f"{name}({path!r}, leaf) returned {spec!r:.80}, not a PartitionSpec")
     return spec

@@ -1,0 +1,590 @@
+"""Batches made ahead of the step, against a plain loop over the same iterator."""
+
+import gc
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import ORDERS, batch, mesh_of, ordered_mesh
+from trials import rarely
+
+import gda
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "gda-prefetch"]
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Return when something holds that another thread does; fail after a long time."""
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.001)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    if threads():
+        gc.collect()
+    until(lambda: not threads())
+
+
+class Counter:
+    """An iterator of arrays full of 0, 1, ..., whose state is the next number in a dict of its own.
+
+    Attributes:
+      asked: how many batches were taken.
+      closed_in: the threads in which it was closed.
+    """
+
+    def __init__(self, stop: int = 1000) -> None:
+        self.state = {"next": 0}
+        self.stop = stop
+        self.asked = 0
+        self.closed_in: list[str] = []
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return self
+
+    def __next__(self) -> np.ndarray:
+        self.asked += 1
+        if self.state["next"] >= self.stop:
+            raise StopIteration
+        self.state["next"] += 1
+        return np.full(8, self.state["next"] - 1)
+
+    def get_state(self) -> dict[str, int]:
+        return self.state  # the next batch changes it
+
+    def set_state(self, state: dict[str, int]) -> None:
+        if not 0 <= state["next"] <= self.stop:
+            raise IndexError(f"there is no batch {state['next']}")
+        self.state = state
+
+    def close(self) -> None:
+        self.closed_in.append(threading.current_thread().name)
+
+
+def number(array: Any) -> int:
+    (value,) = set(np.asarray(array).flat)
+    return int(value)
+
+
+# Batches.
+
+
+def test_batches_come_in_order_with_their_specs(mesh: Mesh) -> None:
+    class Example(NamedTuple):
+        tokens: Any
+        step: Any
+        nothing: None = None
+
+    host = [Example({"a": batch(8, 4) + i, "b": batch(4) - i}, i) for i in range(5)]
+    spec = Example({"a": P("x", "y"), "b": P("y")}, P())
+    made = list(gda.prefetch(host, mesh, spec))
+    assert len(made) == 5
+    for given_, got in zip(host, made, strict=True):
+        assert isinstance(got, Example)
+        assert isinstance(got.tokens["a"], gda.GlobalArray)
+        specs = (got.tokens["a"].spec, got.tokens["b"].spec, got.step.spec)
+        assert specs == (P("x", "y"), P("y"), P())
+        jax.tree.map(np.testing.assert_array_equal, gda.to_numpy(got), given_)
+        assert jax.jit(lambda x: x.tokens["a"].array.sum())(got) == given_.tokens["a"].sum()
+
+
+def test_layouts_are_a_function_or_shardings_too(auto_mesh: Mesh) -> None:
+    host = [{"rows": batch(8, 2), "label": batch(8)}]
+    seen = []
+
+    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+        seen.append((path, leaf.shape, leaf.dtype))
+        return P("x") if leaf.ndim == 2 else P("y")
+
+    (made,) = gda.prefetch(host, auto_mesh, spec_of)
+    assert (made["rows"].spec, made["label"].spec) == (P("x"), P("y"))
+    assert sorted(seen) == [("label", (8,), np.float32), ("rows", (8, 2), np.float32)]
+    sharding = NamedSharding(auto_mesh, P("x"))
+    (made,) = gda.prefetch(host, {"rows": sharding, "label": sharding})
+    assert made["label"].sharding == sharding
+
+
+def test_any_iterable_of_anything_that_is_an_array(auto_mesh: Mesh) -> None:
+    class Tensor:
+        """An array of another library, such as torch."""
+
+        shape = (8,)
+
+        def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+            return batch(8)
+
+    class Loader:
+        """An iterable that is no iterator, such as a loader for several epochs."""
+
+        def __iter__(self) -> Iterator[Any]:
+            yield Tensor()
+            yield jnp.arange(8.0)
+            yield list(range(8))
+
+    loader = Loader()
+    for _ in range(2):
+        for made in gda.prefetch([Tensor(), jnp.asarray(batch(8))], auto_mesh, P("x")):
+            np.testing.assert_array_equal(made, batch(8))
+    first, second, third = gda.prefetch(loader, auto_mesh, lambda path, leaf: P(*"x" * leaf.ndim))
+    np.testing.assert_array_equal(first, batch(8))
+    np.testing.assert_array_equal(second, batch(8))
+    assert [x.shape for x in third] == [()] * 8
+
+
+@pytest.mark.parametrize("shape", [(64, 16), (16, 3), (6, 4)])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_the_iterator_may_use_its_memory_again(
+    auto_mesh: Mesh, shape: tuple[int, ...], dtype: Any
+) -> None:
+    def loader() -> Iterator[np.ndarray]:
+        scratch = gda.aligned_empty(shape, dtype)  # JAX would take it over without a copy
+        for step in range(6):
+            scratch[:] = step
+            yield scratch
+        scratch[:] = -1
+
+    for spec in (P("x"), P(None, "y"), P()):
+        made = list(gda.prefetch(loader(), auto_mesh, spec, pad=True))
+        assert [number(array) for array in made] == list(range(6))
+
+
+def test_64_bits_are_as_where_it_was_called(auto_mesh: Mesh) -> None:
+    def loader() -> Iterator[Any]:
+        yield np.zeros(8), jnp.zeros(8)
+
+    with jax.enable_x64(True):
+        ((host, made),) = gda.prefetch(loader(), auto_mesh, P("x"))
+    assert (host.dtype, made.dtype) == (np.float64, np.float64)
+    ((host, made),) = gda.prefetch(loader(), auto_mesh, P("x"))
+    assert (host.dtype, made.dtype) == (np.float32, np.float32)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_no_more_than_size_are_fetched_ahead(auto_mesh: Mesh, size: int) -> None:
+    source = Counter()
+    with gda.prefetch(source, auto_mesh, P("x"), size=size) as batches:
+        for step in range(6):
+            until(lambda: source.asked == step + size)  # noqa: B023
+            time.sleep(0.01)  # in which it could fetch more
+            assert source.asked == step + size
+            assert number(next(batches)) == step
+
+
+def test_a_slow_iterator_is_waited_for(auto_mesh: Mesh) -> None:
+    def slow() -> Iterator[np.ndarray]:
+        for step in range(20):
+            time.sleep(0.002 * (step % 3))
+            yield np.full(8, step)
+
+    assert list(map(number, gda.prefetch(slow(), auto_mesh, P("x")))) == list(range(20))
+
+
+# Batches that the mesh does not divide.
+
+
+def test_a_short_last_batch_is_padded(mesh: Mesh) -> None:
+    host = [{"rows": batch(8, 2), "all": batch(3)}, {"rows": batch(5, 2), "all": batch(3)}]
+    full, last = gda.prefetch(host, mesh, {"rows": P("x"), "all": P()}, pad=True)
+    assert isinstance(full["rows"], gda.GlobalArray)
+    assert isinstance(last["rows"], gda.PaddedArray)
+    assert isinstance(last["all"], gda.GlobalArray)
+    assert (last["rows"].shape, last["rows"].padded_shape) == ((5, 2), (8, 2))
+    np.testing.assert_array_equal(last["rows"], host[1]["rows"])
+    assert not np.asarray(last["rows"].array)[5:].any()
+
+
+def test_a_short_last_batch_without_padding(auto_mesh: Mesh) -> None:
+    batches = gda.prefetch([{"rows": batch(8)}, {"rows": batch(5)}], auto_mesh, P("x"))
+    next(batches)
+    with pytest.raises(ValueError, match="dimension 0 of local size 5 holds 4") as raised:
+        next(batches)
+    assert raised.value.__notes__ == [
+        "gda: prefetch(..., pad=True) makes a PaddedArray of it",
+        "gda: at ['rows'] of the tree",
+        "gda: in batch 1 of prefetch, counted from 0",
+    ]
+    assert list(batches) == []
+
+
+# Errors.
+
+
+def test_errors_of_the_iterator_come_after_the_batches_before(auto_mesh: Mesh) -> None:
+    class BrokenFileError(BaseException):
+        pass
+
+    for kind in (KeyError, BrokenFileError, KeyboardInterrupt):
+
+        def loader() -> Iterator[np.ndarray]:
+            yield from (np.full(8, step) for step in range(3))
+            raise kind("broken")  # noqa: B023
+
+        batches = gda.prefetch(loader(), auto_mesh, P("x"), size=5)
+        until(lambda: not threads())
+        assert [number(next(batches)) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(kind, match="broken") as raised:
+            next(batches)
+        assert raised.value.__notes__ == ["gda: in batch 3 of prefetch, counted from 0"]
+        assert "loader" in {entry.name for entry in raised.traceback}
+        with pytest.raises(StopIteration):
+            next(batches)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "kind", "message"),
+    [
+        ("text", TypeError, "JAX does not have"),
+        (np.full(8, 2**40), gda.DoesNotFitError, "does not fit"),
+        (batch(5), ValueError, "5 is not divisible by 4"),
+        (np.array([{}] * 8), TypeError, "has dtype object"),
+    ],
+)
+def test_errors_of_placing_name_batch_and_leaf(
+    auto_mesh: Mesh, leaf: Any, kind: type[Exception], message: str
+) -> None:
+    host = [{"a": batch(8)}, {"a": leaf}, {"a": batch(8)}]
+    batches = gda.prefetch(host, auto_mesh, lambda _, leaf: P(*"x" * leaf.ndim))
+    next(batches)
+    with pytest.raises(kind, match=message) as raised:
+        next(batches)
+    assert raised.value.__notes__[-2:] == [
+        "gda: at ['a'] of the tree",
+        "gda: in batch 1 of prefetch, counted from 0",
+    ]
+    assert list(batches) == []
+
+
+def test_an_error_keeps_no_batch_and_no_cycle(auto_mesh: Mesh) -> None:
+    def loader() -> Iterator[np.ndarray]:
+        yield batch(8)
+        raise KeyError("broken")
+
+    gc.collect()
+    gc.disable()
+    try:
+        batches = gda.prefetch(loader(), auto_mesh, P("x"))
+        made = next(batches)
+        with pytest.raises(KeyError):
+            next(batches)
+        del batches
+        assert made.array.is_fully_addressable
+        until(lambda: not [o for o in gc.get_objects() if type(o).__name__ == "_Run"])
+    finally:
+        gc.enable()
+
+
+def test_arguments_are_checked_before_anything_is_taken(auto_mesh: Mesh) -> None:
+    source = Counter()
+    for arguments, kind, message in [
+        ((3, auto_mesh, P()), TypeError, "takes an iterable of batches, not int; pass the loader"),
+        ((source, auto_mesh), TypeError, "a mesh was given without a spec"),
+        ((source, None, P()), TypeError, r"mesh must be a jax\.sharding\.Mesh"),
+        ((source, auto_mesh, "x"), TypeError, "spec is 'x', not a PartitionSpec"),
+        ((source, auto_mesh, {"a": "x"}), TypeError, r"spec\['a'\] is 'x', not a Partit"),
+    ]:
+        with pytest.raises(kind, match=message):
+            gda.prefetch(*arguments)
+    for size, kind, message in [
+        (0, ValueError, "size is 0; prefetch at least 1 batch"),
+        (1.5, TypeError, "cannot be interpreted as an integer"),
+    ]:
+        with pytest.raises(kind, match=message):
+            gda.prefetch(source, auto_mesh, P(), size=size)
+    assert source.asked == 0
+    assert threads() == []
+
+
+# The end.
+
+
+def test_the_thread_ends_with_the_iterator(auto_mesh: Mesh) -> None:
+    batches = gda.prefetch([batch(8)] * 3, auto_mesh, P("x"), size=5)
+    until(lambda: not threads())
+    assert len(list(batches)) == 3
+    assert list(batches) == []
+    batches.close()
+    assert list(gda.prefetch([], auto_mesh, P("x"))) == []
+
+
+@pytest.mark.parametrize("end", ["close", "with", "garbage"])
+def test_it_ends_early_and_closes_the_iterator_in_its_thread(auto_mesh: Mesh, end: str) -> None:
+    closed_in = []
+
+    def loader() -> Iterator[np.ndarray]:
+        try:
+            while True:
+                yield batch(8)
+        finally:
+            closed_in.append(threading.current_thread().name)
+
+    for source in (loader(), Counter()):
+        batches = gda.prefetch(source, auto_mesh, P("x"))
+        next(batches)
+        assert threads() == ["gda-prefetch"]
+        if end == "with":
+            with batches as entered:
+                assert entered is batches
+        elif end == "close":
+            batches.close()
+            batches.close()
+        if end == "garbage":
+            del batches
+            until(lambda: not threads())
+        else:
+            assert threads() == []
+            assert list(batches) == []
+        closed = source.closed_in if isinstance(source, Counter) else closed_in
+        assert closed == ["gda-prefetch"]
+
+
+def test_close_raises_the_error_of_closing(auto_mesh: Mesh) -> None:
+    def loader() -> Iterator[np.ndarray]:
+        try:
+            while True:
+                yield batch(8)
+        finally:
+            raise OSError("no such disk")
+
+    batches = gda.prefetch(loader(), auto_mesh, P("x"))
+    with pytest.raises(OSError, match="no such disk"):
+        batches.close()
+    batches.close()
+    source = Counter(stop=2)
+    batches = gda.prefetch(source, auto_mesh, P("x"))
+    assert len(list(batches)) == 2
+    assert source.closed_in == []  # set_state could go on
+    batches.close()
+    assert len(source.closed_in) == 1
+
+
+def run_program(program: str, *, interrupted: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a program, with Ctrl-C once it prints a line."""
+    start = """
+        import os
+        os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+        import sys, threading, time
+        import jax, numpy as np, gda
+        from jax.sharding import Mesh, PartitionSpec as P
+        mesh = Mesh(np.array(jax.devices()), ("x",))
+    """
+    text = textwrap.dedent(start) + textwrap.dedent(program)
+    child = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    first = ""
+    if interrupted:
+        assert child.stdout is not None
+        first = child.stdout.readline()
+        time.sleep(0.1)
+        child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    return subprocess.CompletedProcess([], child.returncode, first + out, err)
+
+
+def test_a_program_may_end_in_the_middle() -> None:
+    done = run_program("""
+        def loader():
+            try:
+                while True:
+                    yield np.zeros(8)
+            finally:
+                print("closed in", threading.current_thread().name)
+        batches = gda.prefetch(loader(), mesh, P("x"))
+        print(next(batches).shape)
+    """)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "(8,)\nclosed in gda-prefetch\n"
+
+
+def test_ctrl_c_while_waiting_loses_no_batch() -> None:
+    done = run_program(
+        """
+        go = threading.Event()
+        def loader():
+            yield np.zeros(8)
+            go.wait()
+            yield from (np.full(8, i) for i in range(1, 5))
+        batches = gda.prefetch(loader(), mesh, P("x"), size=1)
+        next(batches)
+        try:
+            print("waiting", flush=True)
+            next(batches)
+        except KeyboardInterrupt:
+            print("interrupted")
+        go.set()
+        print([int(batch[0]) for batch in batches], threading.active_count())
+        """,
+        interrupted=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "waiting\ninterrupted\n[1, 2, 3, 4] 1\n"
+
+
+# The state of the iterator.
+
+
+def test_the_state_is_that_of_what_was_handed_out(auto_mesh: Mesh) -> None:
+    source = Counter(stop=6)
+    with gda.prefetch(source, auto_mesh, P("x"), size=4) as batches:
+        until(lambda: source.asked == 4)
+        assert batches.get_state() == {"next": 0}
+        states = []
+        for step in range(3):
+            assert number(next(batches)) == step
+            states.append(batches.get_state())
+        assert states == [{"next": 1}, {"next": 2}, {"next": 3}]
+        batches.set_state(states[0])
+        assert batches.get_state() == {"next": 1}
+        assert list(map(number, batches)) == [1, 2, 3, 4, 5]
+        assert batches.get_state() == {"next": 6}
+        batches.set_state(states[2])  # after the end
+        assert list(map(number, batches)) == [3, 4, 5]
+    assert states == [{"next": 1}, {"next": 2}, {"next": 3}]
+    with pytest.raises(ValueError, match="were closed; call gda.prefetch again"):
+        batches.set_state(states[0])
+
+
+def test_a_state_that_the_iterator_refuses_ends_it(auto_mesh: Mesh) -> None:
+    batches = gda.prefetch(Counter(), auto_mesh, P("x"))
+    next(batches)
+    with pytest.raises(IndexError, match="there is no batch 5000"):
+        batches.set_state({"next": 5000})
+    assert threads() == []
+    assert list(batches) == []
+    batches.set_state({"next": 7})
+    assert number(next(batches)) == 7
+
+
+def test_an_iterator_without_a_state(auto_mesh: Mesh) -> None:
+    with gda.prefetch((batch(8) for _ in range(3)), auto_mesh, P("x")) as batches:
+        for call in (batches.get_state, lambda: batches.set_state(None)):
+            with pytest.raises(TypeError, match=r"a generator, which has no [gs]et_state\(\);"):
+                call()
+        assert len(list(batches)) == 3
+
+
+@given(st.data())
+@rarely(1)
+def test_any_order_of_calls_is_as_without_prefetching(data: st.DataObject) -> None:
+    stop = data.draw(st.integers(0, 6), "number of batches")
+    plain = Counter(stop)
+    size = data.draw(st.integers(1, 4), "size")
+    states = [dict(plain.get_state())]
+    mesh = mesh_of({"x": 8}, data.draw(st.sampled_from([AxisType.Auto, AxisType.Explicit])))
+    with gda.prefetch(Counter(stop), mesh, P("x"), size=size) as batches:
+        for _ in range(data.draw(st.integers(0, 12), "number of calls")):
+            if data.draw(st.booleans(), "takes a batch"):
+                expected, got = next(plain, None), next(batches, None)
+                assert (expected is None) == (got is None)
+                if got is not None:
+                    np.testing.assert_array_equal(got, expected)
+                states.append(dict(plain.get_state()))
+            else:
+                state = data.draw(st.sampled_from(states), "state")
+                plain.set_state(dict(state))
+                batches.set_state(state)
+            assert batches.get_state() == plain.get_state()
+
+
+@pytest.mark.parametrize("kind", ["loader", "dataset"])
+def test_grain_continues_where_the_step_was(auto_mesh: Mesh, kind: str) -> None:
+    class Source:
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, i: Any) -> dict[str, np.ndarray]:
+            return {"row": np.full(2, i, np.float32)}
+
+        def __repr__(self) -> str:
+            return "Source"  # the state of a DataLoader has it
+
+    def loader() -> Any:
+        if kind == "dataset":
+            dataset = grain.MapDataset.source(Source()).shuffle(seed=3).batch(8)
+            return dataset.to_iter_dataset(grain.ReadOptions(num_threads=1))
+        sampler = grain.samplers.IndexSampler(40, shuffle=True, seed=3, num_epochs=1)
+        return grain.DataLoader(
+            data_source=Source(), sampler=sampler, operations=[grain.transforms.Batch(8)]
+        )
+
+    whole = [each["row"] for each in loader()]
+    assert len(whole) == 5
+    with gda.prefetch(loader(), auto_mesh, P("x"), size=3) as batches:
+        first = [next(batches)["row"] for _ in range(2)]
+        state = batches.get_state()
+    with gda.prefetch(loader(), auto_mesh, P("x"), size=3) as batches:
+        batches.set_state(state)
+        rest = [each["row"] for each in batches]
+    for made, expected in zip([*first, *rest], whole, strict=True):
+        np.testing.assert_array_equal(made, expected)
+
+
+# Several processes. Devices 0 to 3 belong to process 0, and 4 to 7 to process 1.
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_each_process_gives_its_rows(order: list[int], kind: AxisType) -> None:
+    me = jax.process_index()
+    mesh = ordered_mesh(order, {"x": 4, "y": 2}, kind)
+    spec = {"rows": P(("x", "y")), "step": P()}
+    host = [{"rows": batch(8, 2) + 100 * me + step, "step": step} for step in range(4)]
+    made = list(gda.prefetch(iter(host), mesh, spec))
+    assert [each["step"].shape for each in made] == [()] * 4
+    for given_, got in zip(host, made, strict=True):
+        assert got["rows"].shape == (16, 2)
+        expected = gda.host_local_array_to_global_array(given_, mesh, spec)
+        for a, b in zip(got["rows"].local_shards, expected["rows"].local_shards, strict=True):
+            assert (a.device, a.index) == (b.device, b.index)
+            np.testing.assert_array_equal(a.data, b.data)
+    total = jax.jit(lambda x: x.array.sum())(made[3]["rows"])
+    assert total == 2 * (batch(8, 2) + 3).sum() + 100 * 16
+
+
+@pytest.mark.processes(2, devices=4)
+def test_no_process_waits_for_another() -> None:
+    # Process 1 takes no batch, and the check of constructors is on in the tests.
+    mesh = ordered_mesh(range(8), {"x": 8})
+    if jax.process_index() == 0:
+        assert len(list(gda.prefetch([batch(4)] * 3, mesh, P("x")))) == 3
+    gda.check_processes_agree(0, name="still in step", timeout=20)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_padding_where_each_process_knows_the_size() -> None:
+    mesh = ordered_mesh(range(8), {"host": 2, "dev": 4})
+    me = jax.process_index()
+    data = batch(3, 6) + 100 * me
+    (made,) = gda.prefetch([data], mesh, P("host", "dev"), pad=True)
+    assert (made.shape, made.padded_shape) == ((6, 6), (6, 8))
+    blocks = [np.asarray(shard.data) for shard in made.local_shards]
+    np.testing.assert_array_equal(np.concatenate(blocks, axis=1), data)
+    with pytest.raises(ValueError, match="local size 3 holds 4 of the 8 blocks") as raised:
+        next(gda.prefetch([data], mesh, P(("host", "dev")), pad=True))
+    assert raised.value.__notes__[0].startswith(
+        "gda: pad=True pads only a dimension that this process has whole. Let every process drop"
+    )
