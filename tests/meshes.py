@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 import gda
+from gda.multihost.allgather import all_gather
 
 # Of the devices of all processes. With 2 processes, 0 to 3 belong to process 0.
 ORDERS = {
@@ -41,3 +42,19 @@ def cut(data: np.ndarray, mesh: Mesh, spec: Any) -> gda.GlobalArray:
     return gda.GlobalArray.from_callback(
         data.shape, mesh, spec, lambda index: data[index], dtype=data.dtype
     )
+
+
+def is_right(array: Any, data: np.ndarray) -> bool:
+    """Return whether the shards of this process have the bits of the data."""
+    return all(
+        np.ascontiguousarray(shard.data).tobytes() == data[shard.index].tobytes()
+        for shard in array.local_shards
+    )
+
+
+def total(values: Any) -> np.ndarray:
+    """Return the sum over all processes."""
+    mine = np.ascontiguousarray(values, np.int64)
+    everybody = tuple(range(jax.process_count()))
+    received = all_gather(mine.reshape(-1).view(np.uint8), everybody)
+    return received.view(np.int64).sum(0).reshape(mine.shape)

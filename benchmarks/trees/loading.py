@@ -1,14 +1,19 @@
 """Reading from a store that takes its time: many requests at once, and each block once.
 
 The store is a callback that sleeps as long as a request to an object store in the same region
-takes; the blocks are small, so that it is the waiting that counts.
+takes; the blocks are small, so that it is the waiting that counts. Several processes are real, and
+share this machine's cores. Each times its own part; the slowest counts.
 """
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
-from collections.abc import Sequence
-from functools import partial
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,10 +23,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 import gda
 from benchmarks.layout.index_math import mesh_of
 from benchmarks.pairs import Side
-from benchmarks.work import Faster, Work
+from benchmarks.work import AtMost, Faster, Work
+from gda.testing.pool import Pool
 
 SECONDS_PER_REQUEST = 0.02
 DEVICES = 64
+PROCESSES = 4
+MODEL = [(1024, 1024)] * 128  # float32, 512 MiB
 
 
 def _slow_store(blocks: int, workers: int) -> Sequence[Side]:
@@ -46,17 +54,120 @@ def _slow_store(blocks: int, workers: int) -> Sequence[Side]:
     return [Side(ours), Side(rival)]
 
 
-WORKS = [
-    Work(
-        f"read {blocks} blocks{replicas} from a store with 20 ms per request, {workers} workers, "
-        f"{DEVICES} devices",
-        partial(_slow_store, blocks, workers),
-        {"make_array_from_callback, same callback": Faster(times)},
-        devices=DEVICES,
+# In several processes, which read what they share once, or each for itself.
+
+
+class _Store:
+    """A source whose reads take as long as a request."""
+
+    def __init__(self, data: np.ndarray[Any, Any]) -> None:
+        self.data, self.shape, self.dtype = data, data.shape, data.dtype
+
+    def __getitem__(self, index: Any) -> np.ndarray[Any, Any]:
+        time.sleep(SECONDS_PER_REQUEST)
+        return self.data[index]
+
+
+@cache
+def _pool() -> Pool:
+    return Pool(PROCESSES, devices=8 // PROCESSES)
+
+
+def _seconds(load: Callable[[bool | None], Any], once: bool | None) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(load(once))
+    return time.perf_counter() - start
+
+
+def _replicas(once: bool | None) -> Any:
+    sources = [_Store(np.full((64, 256), n, np.float32)) for n in range(256)]
+    mesh = mesh_of((8,), ("replica",))
+    return gda.load_tree(sources, mesh, PartitionSpec(), read_once=once, max_workers=8)
+
+
+def seconds_from_a_slow_store(once: bool | None) -> float:
+    return _seconds(_replicas, once)
+
+
+def seconds_from_the_page_cache(folder: str, once: bool | None) -> float:
+    mesh = mesh_of((2, 4), ("replica", "data"))  # replicas are in different processes
+
+    def load(once: bool | None) -> Any:
+        with gda.storage.open_safetensors(folder) as tensors:
+            spec = PartitionSpec("data")
+            return gda.load_tree(tensors, mesh, spec, read_once=once, max_workers=2)
+
+    return _seconds(load, once)
+
+
+def values_are_right(folder: str) -> bool:
+    mesh = mesh_of((2, 4), ("replica", "data"))
+    with gda.storage.open_safetensors(folder) as tensors:
+        loaded = [
+            gda.load_tree(tensors, mesh, PartitionSpec("data"), read_once=once)
+            for once in (True, False)
+        ]
+    return all(
+        np.array_equal(one.data, other.data)
+        for name in loaded[0]
+        for one, other in zip(*(tree[name].local_shards for tree in loaded), strict=True)
     )
-    for blocks, replicas, workers, times in [
-        (64, "", 16, 14),
-        (64, "", 64, 40),
-        (8, " with 8 replicas each", 8, 50),
+
+
+def _in_processes(
+    seconds: Callable[..., float], choices: Sequence[bool | None], *arguments: Any
+) -> list[Side]:
+    pool = _pool()
+    return [
+        Side(lambda once=once: max(pool.run(seconds, *arguments, once)), times_itself=True)
+        for once in choices
     ]
+
+
+def _from_slow_store() -> Sequence[Side]:
+    return _in_processes(seconds_from_a_slow_store, [True, False])
+
+
+def _from_page_cache() -> Sequence[Side]:
+    from safetensors.numpy import save_file
+
+    folder = Path(tempfile.mkdtemp(prefix="gda-benchmark-"))
+    weakref.finalize(_pool(), shutil.rmtree, folder, ignore_errors=True)
+    tensors = {str(n): np.full(shape, n, np.float32) for n, shape in enumerate(MODEL)}
+    save_file(tensors, folder / "model.safetensors")
+    assert all(_pool().run(values_are_right, str(folder)))
+    return _in_processes(seconds_from_the_page_cache, [None, False, True], str(folder))
+
+
+_ALONE, _ONCE = "each process reads for itself", "read_once=True"
+
+WORKS = [
+    *[
+        Work(
+            f"read {blocks} blocks{replicas} from a store with 20 ms per request, {workers} "
+            f"workers, {DEVICES} devices",
+            partial(_slow_store, blocks, workers),
+            {"make_array_from_callback, same callback": Faster(times)},
+            devices=DEVICES,
+        )
+        for blocks, replicas, workers, times in [
+            (64, "", 16, 14),
+            (64, "", 64, 40),
+            (8, " with 8 replicas each", 8, 50),
+        ]
+    ],
+    Work(
+        f"load 256 replicated arrays from a store with 20 ms per request, 8 workers, {PROCESSES} "
+        "processes",
+        _from_slow_store,
+        {_ALONE: Faster(3)},
+        ours=_ONCE,
+    ),
+    Work(
+        f"load 512 MiB with 2 replicas from the page cache, {PROCESSES} processes",
+        _from_page_cache,
+        {_ALONE: AtMost(1.05), _ONCE: None},
+        ours="read_once=None",
+        seconds=10,
+    ),
 ]

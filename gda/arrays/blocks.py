@@ -181,7 +181,7 @@ class BlockReader:
                 if not self._in_threads:
                     return self.settle_jax(index, value, is_sole)
                 return value if self.copy else self._own(value, is_sole)
-            array = _as_numpy(value, index)
+            array = as_numpy(value, index)
             # An object may hand out an array that it keeps; of a list or number a new one is made.
             is_new = array.base is None and not hasattr(value, "__array__")
             return self._from_numpy(index, array, is_new)
@@ -311,7 +311,8 @@ class BlockReader:
             )
 
 
-def _as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
+def as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
+    """Return a block as a NumPy array; ``TypeError`` if it is masked or there is none."""
     if value is None:
         raise TypeError(
             f"the callback returned None for index {format_index(index)}; it must return the block"
@@ -327,7 +328,7 @@ def _as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
 def _shape_of(value: Any, index: Index) -> Shape:
     if hasattr(value, "__jax_array__"):
         return value.__jax_array__().shape
-    return _as_numpy(value, index).shape
+    return as_numpy(value, index).shape
 
 
 def _owns_memory(value: np.ndarray[Any, Any]) -> bool:

@@ -212,6 +212,7 @@ class ArrayConstructors:
         spec: SpecLike | None = None,
         *,
         dtype: npt.DTypeLike | None = None,
+        read_once: bool | None = False,
         max_workers: int | None = None,
         max_bytes: int | None = None,
         progress: ProgressLike = False,
@@ -233,6 +234,11 @@ class ArrayConstructors:
           spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
           dtype: cast to it. If the source has bytes without a type, as ``numpy.load`` returns for
             bfloat16, this is the type of these bytes.
+          read_once: ``True`` reads a block that several processes need in one of them only, and
+            large ones in parts by all of them, and sends the bytes to the others. Communicates:
+            all processes with devices of the mesh must call this. ``None`` decides after each has
+            read its share, by the time that took: where storage is as fast as the page cache,
+            each reads the rest itself. Until all is exchanged, the host holds these blocks.
           max_workers, max_bytes, progress, retry: as in ``from_callback``. More than one worker
             needs a thread-safe library.
 
@@ -240,6 +246,8 @@ class ArrayConstructors:
           TypeError: ``source`` is not a source, or has a dtype that JAX does not have.
           ValueError: the spec does not fit, or a block has another shape than requested.
           DoesNotFitError, ImportError: as in ``from_callback``.
+          DisagreementError, LateProcessError: with ``read_once``, another process failed, asked for
+            something else, or did not arrive.
           Exception: any error of the source, with a note of the index.
 
         >>> import gda, jax, numpy as np
@@ -247,7 +255,7 @@ class ArrayConstructors:
         >>> gda.GlobalArray.from_source(np.arange(16).reshape(8, 2), mesh, ['x', 'y'])
         GlobalArray(shape=(8, 2), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))
         """
-        options = Options(max_workers, max_bytes, progress, retry)
+        options = Options(max_workers, max_bytes, progress, retry, read_once)
         return cls(array=from_callbacks.array_from_source(source, mesh, spec, dtype, options))
 
     @overload

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gda.arrays.blocks import Block, BlockReader
 from gda.arrays.from_sources import Build, build_of_source, read_all
 from gda.arrays.placing import Plan, plan_of
+from gda.arrays.reading_once import read_builds
 from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
 from gda.mesh import Device, MeshLike
@@ -78,7 +79,7 @@ def array_from_source(
         return build_of_source(source, mesh, spec, dtype, options, pad=pad, fill=fill)
 
     def work() -> jax.Array:
-        read_all([build()], options, "from_source")
+        read_builds([build()], options, "from_source")
         return build().array()
 
     def wanted() -> Description:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -30,7 +30,8 @@ class Build:
       plan: what is read.
       reader: of the array's blocks.
       read: gets a list of one index and returns a list of its block; called in any thread.
-      begin: begins to fill a buffer with the block at an index; used instead of ``read``.
+      source: that of the blocks, if they are slices of one; ``AsyncSource`` is used instead of
+        ``read``.
       dtype: of what is read, if that is known.
       note: adds to an error which array it was.
     """
@@ -40,13 +41,16 @@ class Build:
         plan: Plan,
         reader: BlockReader,
         read: Callable[[list[Index]], list[Block]],
-        begin: Callable[[Index, np.ndarray[Any, Any]], Future] | None = None,
+        source: Source | None = None,
         dtype: np.dtype[Any] | None = None,
         note: Callable[[Exception], object] = lambda _: None,
     ) -> None:
         self.plan = plan
-        self._reader, self._read, self._begin = reader, read, begin
-        self._dtype = dtype
+        self.reader, self._read, self.source = reader, read, source
+        # Empty blocks are not read: some libraries refuse.
+        has_elements = math.prod(reader.shape) > 0
+        self._begin = source.begin if isinstance(source, AsyncSource) and has_elements else None
+        self.dtype = dtype
         self._note = note
         self._places_early = plan.places_early
         self._blocks: list[Any] = [None] * len(plan.distinct)
@@ -55,31 +59,35 @@ class Build:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block as it is read; as if of 8 bytes an element until that is known."""
-        dtype = self._dtype or self._reader.dtype
-        return math.prod(self._reader.shape) * (8 if dtype is None else dtype.itemsize)
+        dtype = self.dtype or self.reader.dtype
+        return math.prod(self.reader.shape) * (8 if dtype is None else dtype.itemsize)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all blocks that this process reads."""
         return len(self._blocks) * self.block_bytes
 
-    def tasks(self, report: Callable[[int], object]) -> Iterator[Task | AsyncTask]:
-        """Return what is to be done for each block; ``report`` is told the bytes of one read."""
+    def tasks(
+        self, report: Callable[[int], object], others: Container[int] = ()
+    ) -> Iterator[Task | AsyncTask]:
+        """Yield the tasks for each block except ``others``; ``report`` is told the bytes of one."""
         for number, index in enumerate(self.plan.distinct):
+            if number in others:
+                continue
             nbytes = self._held_bytes()
             if self._begin is None:
-                finish = partial(self._keep, number, index, report, self._reader.finish)
+                finish = partial(self.keep, number, index, report, self.reader.finish)
                 yield Task(nbytes, partial(self._work, index), finish)
             else:
                 yield self._async_task(self._begin, nbytes, number, index, report)
 
     def array(self) -> jax.Array:
         """Return the array, after all tasks are done."""
-        plan, dtype = self.plan, self._reader.dtype
+        plan, dtype = self.plan, self.reader.dtype
         if not (self._places_early and plan.devices):
-            return plan.place(self._blocks, dtype, self._reader.padding)
+            return plan.place(self._blocks, dtype, self.reader.padding)
         if plan.has_padding_alone:
-            self._send(len(self._blocks), self._reader.padding())
+            self._send(len(self._blocks), self.reader.padding())
         arrays = [self._arrays[device] for device in plan.devices]
         return jax.make_array_from_single_device_arrays(
             plan.shape, plan.sharding, arrays, dtype=dtype
@@ -88,14 +96,14 @@ class Build:
     def wanted(self) -> jax.ShapeDtypeStruct:
         """Return shape, dtype and layout of the array."""
         plan = self.plan
-        return jax.ShapeDtypeStruct(plan.shape, self._reader.dtype, sharding=plan.sharding)
+        return jax.ShapeDtypeStruct(plan.shape, self.reader.dtype, sharding=plan.sharding)
 
     def _held_bytes(self) -> int:
         """Bytes of one block as it is read, and of its copy where it has to be cast."""
-        read, dtype = self._dtype, self._reader.dtype
+        read, dtype = self.dtype, self.reader.dtype
         if read is None or dtype is None or read == dtype:
             return self.block_bytes
-        return self.block_bytes + math.prod(self._reader.shape) * dtype.itemsize
+        return self.block_bytes + math.prod(self.reader.shape) * dtype.itemsize
 
     def _work(self, index: Index) -> Block:
         try:
@@ -112,24 +120,24 @@ class Build:
         index: Index,
         report: Callable[[int], object],
     ) -> AsyncTask:
-        assert self._dtype is not None
-        dtype = self._dtype
+        assert self.dtype is not None
+        dtype = self.dtype
         out: list[np.ndarray[Any, Any]] = []
 
         def start() -> Future:
-            out[:] = [self._reader.empty(dtype, index)]
+            out[:] = [self.reader.empty(dtype, index)]
             return begin(index, out[0])
 
         def finish(_: object) -> Transfer | None:
-            return self._keep(number, index, report, self._reader.settle_own, out.pop())
+            return self.keep(number, index, report, self.reader.settle_own, out.pop())
 
-        return AsyncTask(nbytes, start, finish, partial(self._note_where, index))
+        return AsyncTask(nbytes, start, finish, partial(self.note_where, index))
 
-    def _note_where(self, index: Index, error: Exception) -> None:
-        self._reader.note(error, index)
+    def note_where(self, index: Index, error: Exception) -> None:
+        self.reader.note(error, index)
         self._note(error)
 
-    def _keep(
+    def keep(
         self,
         number: int,
         index: Index,
@@ -141,7 +149,7 @@ class Build:
         try:
             block = settle(index, read)
         except Exception as error:
-            self._note_where(index, error)
+            self.note_where(index, error)
             raise
         report(self.block_bytes)
         if not self._places_early:
@@ -187,10 +195,7 @@ def build_of_source(
     if reader.dtype is None:
         reader.dtype = narrowed_dtype(found.dtype, f"the {type(source).__name__} has dtype ")
     read = partial(reader.read, partial(_read_source, found, reader))
-    # Empty blocks are not read: some libraries refuse.
-    has_elements = math.prod(reader.shape) > 0
-    begin = found.begin if isinstance(found, AsyncSource) and has_elements else None
-    return Build(plan, reader, read, begin, native(found.dtype), note)
+    return Build(plan, reader, read, found, native(found.dtype), note)
 
 
 def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
@@ -217,15 +222,20 @@ def _check_raw(dtype: np.dtype[Any], asked: Any) -> None:
 
 def read_all(builds: Sequence[Build], options: Options, description: str) -> None:
     """Read the blocks of all arrays in one go, so that those of small ones overlap too."""
+    with shown(options.progress, description) as show:
+        report = reporter(builds, show)
+        run(chain.from_iterable(build.tasks(report) for build in builds), options)
+
+
+def reporter(builds: Sequence[Build], show: Callable[[int, int], object]) -> Callable[[int], None]:
+    """Return the function to call with the bytes of every read."""
     done = total = 0
 
-    with shown(options.progress, description) as show:
+    def report(nbytes: int) -> None:
+        nonlocal done, total
+        # Not before: the size of a callback's blocks is known when one was read.
+        total = total or sum(build.nbytes for build in builds)
+        done += nbytes
+        show(done, total)
 
-        def report(nbytes: int) -> None:
-            nonlocal done, total
-            # Not before: the size of a callback's blocks is known when one was read.
-            total = total or sum(build.nbytes for build in builds)
-            done += nbytes
-            show(done, total)
-
-        run(chain.from_iterable(build.tasks(report) for build in builds), options)
+    return report

@@ -163,6 +163,7 @@ class PaddedArray:
         *,
         fill: object = 0,
         dtype: npt.DTypeLike | None = None,
+        read_once: bool | None = False,
         max_workers: int | None = None,
         max_bytes: int | None = None,
         progress: ProgressLike = False,
@@ -172,7 +173,7 @@ class PaddedArray:
 
         Args:
           fill: value of the padding.
-          source, mesh, spec, dtype, max_workers, max_bytes, progress, retry: as in
+          source, mesh, spec, dtype, read_once, max_workers, max_bytes, progress, retry: as in
             ``GlobalArray.from_source``. The source has the shape without padding.
 
         Raises:
@@ -183,7 +184,7 @@ class PaddedArray:
         >>> gda.PaddedArray.from_source(np.arange(10), mesh, ['x']).padded_shape
         (16,)
         """
-        options = Options(max_workers, max_bytes, progress, retry)
+        options = Options(max_workers, max_bytes, progress, retry, read_once)
         array = from_callbacks.array_from_source(
             source, mesh, spec, dtype, options, pad=True, fill=fill
         )

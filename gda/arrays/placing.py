@@ -100,6 +100,10 @@ class Plan:
         # The blocks without padding start at the same place in both shapes.
         return self._block_at.get(start_of(index), len(self._block_at))
 
+    def number_of(self, index: Index) -> int | None:
+        """Return the block at an index; ``None`` if no device of this process holds it."""
+        return self._block_at.get(start_of(index))
+
     def check_dtype_is_known(self, dtype: object) -> None:
         if dtype is None and not self.distinct:
             mesh, process = dict(self.grid.mesh_shape), f"process {jax.process_index()}"

@@ -6,8 +6,8 @@ reads, and a manifest that is written last, with size and checksum of every file
 
 Read in this order: ``format`` (the contents of the files), ``stores`` (their places); to save,
 ``saving``, ``claiming`` (the path), ``leaves_to_save``, ``packing`` (small arrays), ``writer``; to
-restore, ``restoring``, ``found`` (the manifest), ``leaves_to_restore``, ``files``, ``reader``,
-``proving`` (fingerprints); ``inspecting``.
+restore, ``restoring``, ``found`` (the manifest), ``leaves_to_restore``, ``files``, ``arrivals``,
+``shared_chunks``, ``reader``, ``proving`` (fingerprints); ``inspecting``.
 
 >>> import gda, numpy as np, tempfile
 >>> with tempfile.TemporaryDirectory() as folder:

@@ -35,6 +35,7 @@ def restore(
     cast: bool = False,
     pad: bool = False,
     check_fingerprint: bool = False,
+    read_once: bool | None = False,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
     timeout: float = 600,
@@ -42,7 +43,8 @@ def restore(
 ) -> Any:
     """Restore a tree, onto any mesh, with any specs, in any number of processes.
 
-    Each process reads the blocks of its devices. Communicates only with ``check_fingerprint``.
+    Each process reads the blocks of its devices. Communicates only with ``check_fingerprint`` and
+    with ``read_once``.
 
     Args:
       path: as for ``save``.
@@ -65,6 +67,10 @@ def restore(
         array. The other arrays are as without it. A ``PaddedArray`` in ``like`` needs no ``pad``.
       check_fingerprint: compute the fingerprint of every restored array, and compare it with the
         recorded one. Communicates.
+      read_once: ``True`` reads a chunk that several processes need in one of them only, and sends
+        its bytes to the others. Communicates: all processes with devices of the meshes must call
+        this, or without a mesh all processes. ``None`` decides after each has read its share, by
+        the time that took: from storage as fast as the page cache, each reads the rest itself.
       max_workers: number of files read at a time; by default the number of cores, from 2 to 32, and
         32 on an object store.
       max_bytes: bound on host memory beyond the arrays themselves; one chunk is always allowed.
@@ -85,8 +91,8 @@ def restore(
       RuntimeError: the checkpoint was replaced ten times while it was read; with several
         processes, once, because they could read different checkpoints.
       OSError: reading failed for another reason; the message names the file.
-      DisagreementError, LateProcessError: with ``check_fingerprint``, another process failed, or
-        did not arrive in time.
+      DisagreementError, LateProcessError: with ``check_fingerprint`` or ``read_once``, another
+        process failed, did not arrive in time, or restores something else.
 
     >>> import gda, jax, numpy as np, tempfile
     >>> from jax.sharding import PartitionSpec as P
@@ -102,7 +108,7 @@ def restore(
     >>> folder.cleanup()
     """
     zarr_format.require_crc32c()
-    options = Options(max_workers, max_bytes, progress)
+    options = Options(max_workers, max_bytes, progress, read_once=read_once)
     where = _checked_path(at)
     if like is None and (cast or partial):
         raise TypeError("cast and partial were given without like; pass like= too")

@@ -187,6 +187,15 @@ class Writing:
         ranks = (self.chosen[blocks] + turn) % self.counts[blocks]
         return self.holders[self.firsts[blocks] + ranks]
 
+    @cached_property
+    def by_block(self) -> list[tuple[int, ...]]:
+        """The processes that hold each block, ascending."""
+        holders, firsts = self.holders.tolist(), self.firsts.tolist()
+        return [
+            tuple(holders[first : first + count])
+            for first, count in zip(firsts, self.counts.tolist(), strict=True)
+        ]
+
 
 @lru_cache(maxsize=64)
 def writing_of(layout: Layout, processes: Processes) -> Writing:

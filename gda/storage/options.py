@@ -72,6 +72,9 @@ ProgressLike = bool | Callable[[int, int], object]
 class Options:
     """The options of all functions that load or store.
 
+    Attributes:
+      read_once: read what several processes need in one of them; ``None`` if that is quicker.
+
     Raises:
       TypeError, ValueError: an option has a wrong type or value.
     """
@@ -80,6 +83,7 @@ class Options:
     max_bytes: int | None = None
     progress: ProgressLike = False
     retry: Retry | None = None
+    read_once: bool | None = False
 
     def __post_init__(self) -> None:
         for name in ("max_workers", "max_bytes"):
@@ -94,6 +98,9 @@ class Options:
             raise TypeError(
                 f"retry must be a gda.Retry, such as gda.Retry(OSError), not {self.retry!r}"
             )
+
+        if self.read_once is not None and not isinstance(self.read_once, bool):
+            raise TypeError(f"read_once must be True, False or None, not {self.read_once!r}")
 
     @property
     def are_for_threads(self) -> bool:

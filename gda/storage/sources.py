@@ -57,10 +57,12 @@ class Source(Protocol):
 
     Attributes:
       dtype: the dtype of its blocks, except for the byte order.
+      chunks: sizes of the chunks that it reads as a whole; ``None`` if it reads single elements.
     """
 
     shape: Shape
     dtype: np.dtype[Any]
+    chunks: Shape | None
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
         """Return the block at ``index``; ``empty`` gives a buffer for it."""
@@ -143,6 +145,7 @@ class _Slicing:
         self._value = value
         self.shape: Shape = _shape_of(value, value.shape)
         self.dtype = _dtype_of(value, value.dtype)
+        self.chunks = chunks_of(value, "chunks")
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
         block = self._value[_bounds(index, self.shape)]
@@ -163,6 +166,8 @@ class _Filling(_Slicing):
 
 class _SafetensorsSlice:
     """A slice that ``get_slice`` of the safetensors package gives."""
+
+    chunks: Shape | None = None
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -191,6 +196,11 @@ class AsyncSource:
         dtype = store.dtype.numpy_dtype
         self.dtype = _dtype_of(store, dtype)
         self._store = store[tensorstore.d[:].translate_to[0]] if self.shape else store
+        layout = self._store.chunk_layout
+        is_at_origin = not any(layout.grid_origin or ())
+        sizes = layout.read_chunk.shape or () if is_at_origin else ()
+        each = [size or max(whole, 1) for size, whole in zip(sizes, self.shape, strict=False)]
+        self.chunks: Shape | None = tuple(each) or None
 
     def begin(self, index: Index, out: _Memory) -> Future:
         """Begin to read the block at ``index`` into ``out``, without other memory for it."""
@@ -201,6 +211,15 @@ class AsyncSource:
         out = empty(self.dtype)
         self.begin(index, out).result()
         return out
+
+
+def chunks_of(value: Any, name: str) -> Shape | None:
+    """Return the shape of the chunks; None if there are none, or they have several shapes."""
+    try:
+        sizes = tuple(map(int, getattr(value, name, ())))
+    except (NotImplementedError, TypeError):
+        return None
+    return sizes if sizes and min(sizes) > 0 else None
 
 
 def _shape_of(value: Any, shape: Any) -> Shape:

@@ -13,7 +13,7 @@ import numpy as np
 
 from gda.layout.boundary import set_module
 from gda.layout.spec import Shape
-from gda.storage.sources import is_a, is_future, is_group
+from gda.storage.sources import chunks_of, is_a, is_future, is_group
 
 
 @set_module("gda.storage")
@@ -89,7 +89,7 @@ def _of_anything(target: Any) -> Target:
         raise TypeError(f"a {type(target).__name__} is not a target{_instead_of(target)}")
     # With chunks packed into shards, Zarr reads, changes and writes a whole shard.
     for name in ("shards", "chunks"):
-        if (chunks := _sizes(target, name)) is not None:
+        if (chunks := chunks_of(target, name)) is not None:
             return Target(target, shape, dtype, chunks, (0,) * len(shape))
     return Target(target, shape, dtype)
 
@@ -104,15 +104,6 @@ def _instead_of(target: Any) -> str:
     if is_group(target):
         return f"{what}; pick one array of it by its name, or write a tree with gda.store_tree"
     return what
-
-
-def _sizes(target: Any, name: str) -> Shape | None:
-    """Return the shape of the chunks; None if there are none, or they have several shapes."""
-    try:
-        sizes = tuple(map(int, getattr(target, name, ())))
-    except (NotImplementedError, TypeError):
-        return None
-    return sizes if sizes and min(sizes) > 0 else None
 
 
 def _of_h5py(target: Any) -> Target:

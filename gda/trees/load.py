@@ -12,10 +12,11 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr
 
-from gda.arrays.from_sources import Build, build_of_source, read_all
+from gda.arrays.from_sources import Build, build_of_source
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.narrowing import narrowed_dtype
 from gda.arrays.padded_array import PaddedArray
+from gda.arrays.reading_once import read_builds
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype
 from gda.mesh import MeshLike, mesh_of_all
@@ -38,6 +39,7 @@ def load_tree(
     *,
     dtype: npt.DTypeLike | Any = None,
     pad: bool = False,
+    read_once: bool | None = False,
     max_workers: int | None = None,
     max_bytes: int | None = None,
     progress: ProgressLike = False,
@@ -47,8 +49,8 @@ def load_tree(
 
     The blocks that this process needs are read together, each once, with one set of workers and
     one budget, so that the reads of small arrays overlap too. Nothing is read before all specs and
-    shapes are checked. Communicates between processes only to check that they agree, once for the
-    whole tree, and only where ``gda.checking_agreement`` is on.
+    shapes are checked. Unless ``read_once`` is ``False``, it communicates. Otherwise only to check
+    that processes agree, once for the whole tree, where ``gda.checking_agreement`` is on.
 
     Args:
       sources: a pytree of sources of ``GlobalArray.from_source``. A mapping that JAX does not know,
@@ -63,6 +65,7 @@ def load_tree(
         ``None`` for no cast.
       pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape. The
         other arrays stay ``GlobalArray``s, which cost less in a jitted call.
+      read_once: as in ``GlobalArray.from_source``, for the whole tree.
       max_workers, max_bytes, progress, retry: as in ``GlobalArray.from_callback``, for the whole
         tree.
 
@@ -88,7 +91,7 @@ def load_tree(
     >>> gda.load_tree(sources, mesh, P('x'), pad=True)['b']
     PaddedArray(shape=(2,), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x'))
     """
-    options = Options(max_workers, max_bytes, progress, retry)
+    options = Options(max_workers, max_bytes, progress, retry, read_once)
     tree = _as_dicts(sources)
 
     @cache  # the processes agree on the same builds that are read
@@ -101,7 +104,7 @@ def load_tree(
 
     def work() -> Any:
         builds, structure = prepared()
-        read_all(builds, options, "load_tree")
+        read_builds(builds, options, "load_tree")
         arrays = [_contained(build, build.array()) for build in builds]
         return jax.tree.unflatten(structure, arrays)
 

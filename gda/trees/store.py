@@ -26,8 +26,9 @@ from gda.arrays.process_local import distinct_shards
 from gda.arrays.to_host import MAX_BYTES, HostBlock, HostBlocks
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
-from gda.layout.numbering import IntArray, layout_of
-from gda.layout.processes import turns_of, writing_of
+from gda.layout.numbering import IntArray
+from gda.layout.processes import turns_of
+from gda.layout.sharing import writing_of_grid
 from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import format_index, format_processes
 from gda.mesh import is_tracer, mesh_of_all
@@ -275,11 +276,10 @@ def _blocks_in_parts(grid: ShardGrid) -> IntArray:
 
 def _writers(grid: ShardGrid, turn: int) -> IntArray:
     """Return the process that writes each block of ``_blocks_in_parts``."""
-    axes = tuple(grid.mesh_shape.items())
-    layout = layout_of(axes, grid.spec, tuple(not size for size in grid.global_shape))
     processes: Any = grid.processes
     blocks = _blocks_in_parts(grid)
-    return writing_of(layout, processes).writers(blocks.ravel(), turn).reshape(blocks.shape)
+    writing = writing_of_grid(grid, processes)
+    return writing.writers(blocks.ravel(), turn).reshape(blocks.shape)
 
 
 def _check_chunks(grid: ShardGrid, target: Target, turn: int, options: Options) -> None:

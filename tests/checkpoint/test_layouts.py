@@ -21,7 +21,7 @@ from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
 from trials import rarely
 
 import gda
-from gda.checkpoint import packing, reader, restore, restoring, save, saving, writer
+from gda.checkpoint import arrivals, packing, reader, restore, restoring, save, saving, writer
 from gda.checkpoint.stores.directory import FileStore
 from gda.testing import Pool
 from gda.testing.strategies import mesh_shapes, meshes, partition_specs
@@ -171,13 +171,13 @@ def test_restored_arrays_are_the_memory_that_was_read_into(
     auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffers: list[int] = []
-    allocate = reader._Arrival.allocate
+    allocate = arrivals.Arrival.allocate
 
     def noting(arrival: Any) -> None:
         allocate(arrival)
         buffers.extend(block.ctypes.data for block in arrival.blocks)
 
-    monkeypatch.setattr(reader._Arrival, "allocate", noting)
+    monkeypatch.setattr(arrivals.Arrival, "allocate", noting)
     tree = {"big": cut(batch(512, 1024), auto_mesh, P("x", "y")), "n": batch(2**19)}
     tree |= {"small": cut(batch(64, 8), auto_mesh, P("x", "y"))}
     save(tmp_path, tree)

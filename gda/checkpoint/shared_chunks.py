@@ -1,0 +1,101 @@
+"""The reads of a restore by all processes together: each chunk in one of those that need it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from gda.arrays.exchanging import Needed, Part, read_shared
+from gda.arrays.reading_once import mesh_of_several
+from gda.checkpoint.arrivals import Arrival, Use, uses_of
+from gda.checkpoint.files import Chunk, Files
+from gda.checkpoint.format.structure import format_path
+from gda.checkpoint.leaves_to_restore import Target
+from gda.mesh import processes_of
+from gda.multihost.agreement import check_moving
+
+NAME = "gda.checkpoint.restore"
+
+
+class _SharedChunk(NamedTuple):
+    """A chunk that several processes need, and the parts of all their blocks in it."""
+
+    chunk: Chunk
+    needed: Needed
+    uses: list[Use]
+
+
+def processes_together(targets: Sequence[Target]) -> tuple[int, ...]:
+    """Return the processes that restore these values together, with this one; or none.
+
+    They are those of all meshes; without a mesh, all.
+    """
+    shardings = [target.plan.sharding for target in targets if target.plan is not None]
+    if shardings:
+        mesh = mesh_of_several(shardings)
+        return () if mesh is None else processes_of(mesh).numbers
+    return tuple(range(jax.process_count())) if jax.process_count() > 1 else ()
+
+
+def check_same(files: Files, targets: Sequence[Target], processes: tuple[int, ...]) -> None:
+    """Raise ``DisagreementError`` unless all processes restore the same from the same checkpoint.
+
+    Communicates.
+    """
+    wanted = {
+        format_path(target.leaf.path): jax.ShapeDtypeStruct(
+            target.leaf.shape,
+            target.dtype,
+            sharding=None if target.plan is None else target.plan.sharding,
+        )
+        for target in targets
+    }
+    check_moving(wanted, NAME, processes, always=True, checkpoint=files.manifest.data)
+
+
+def read_chunks_once(
+    files: Files,
+    arrivals: Iterable[Arrival],
+    processes: tuple[int, ...],
+    read: Callable[[dict[Chunk, list[Use]]], object],
+    *,
+    always: bool,
+) -> None:
+    """Fill the blocks of some arrays. Communicates: all ``processes`` call it.
+
+    Args:
+      read: reads some chunks, and gives each use its part.
+      always: as in ``read_shared``.
+    """
+    arrays = files.manifest.arrays
+    uses = uses_of(arrivals, arrays, lambda arrival: arrival.boxes_of(processes))
+    shared: list[_SharedChunk] = []
+    own: dict[Chunk, list[Use]] = {}
+    for chunk, parts in sorted(uses.items()):
+        needed_by = tuple(sorted({process for use in parts for process in use.box.holders}))
+        if needed_by[1:]:
+            needed = Needed(needed_by, arrays[chunk[0]].nbytes_per_chunk)
+            shared.append(_SharedChunk(chunk, needed, parts))
+        elif needed_by == (jax.process_index(),):
+            own[chunk] = parts
+
+    def read_some(numbers: Iterable[int]) -> None:
+        some = {shared[number].chunk: shared[number].uses for number in numbers}
+        read({**own, **some})
+        own.clear()
+
+    def sent(readers: Sequence[int]) -> Any:
+        sent_uses: list[Use] = []
+        parts: list[Part] = []
+        for reader, each in zip(readers, shared, strict=True):
+            for use in each.uses:
+                between = tuple(sorted({reader, *use.box.holders}))
+                nbytes = math.prod(use.shape) * arrays[each.chunk[0]].dtype.itemsize
+                parts.append(Part(reader, between, nbytes))
+                sent_uses.append(use)
+        return parts, lambda number: sent_uses[number].memory
+
+    read_shared(NAME, processes, [each.needed for each in shared], read_some, sent, always=always)

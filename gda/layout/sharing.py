@@ -1,0 +1,95 @@
+"""Reads that several processes need, shared out between them. Integers only."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from gda.layout.grid import ShardGrid
+from gda.layout.numbering import layout_of
+from gda.layout.processes import Processes, Writing, writing_of
+from gda.layout.spec import Index, Shape
+
+# A read costs as much as so many bytes, beside its own: small ones are spread out by their number.
+_BYTES_PER_READ = 2**20
+
+
+def writing_of_grid(grid: ShardGrid, processes: Processes) -> Writing:
+    """Return the processes that hold each block of a grid, and the one that writes it."""
+    axes, empty = tuple(grid.mesh_shape.items()), tuple([not size for size in grid.global_shape])
+    return writing_of(layout_of(axes, grid.spec, empty), processes)
+
+
+def holders_of(grid: ShardGrid, processes: Processes) -> list[tuple[int, ...]]:
+    """Return the processes that hold each block, ascending.
+
+    >>> processes = Processes([0, 0, 1, 1])
+    >>> holders_of(ShardGrid((4,), {'x': 4}, ()), processes)
+    [(0, 1)]
+    >>> holders_of(ShardGrid((4,), {'x': 2, 'y': 2}, ('x',)), processes)
+    [(0,), (1,)]
+    """
+    return writing_of_grid(grid, processes).by_block
+
+
+def readers_of(needed_by: Sequence[tuple[int, ...]], nbytes: Sequence[int]) -> list[int]:
+    """Return the process that makes each read, one of those that need it, so that all read alike.
+
+    The reads with the fewest candidates are given out first, and of these the largest; each goes
+    to the process that has the least so far. Every process computes the same.
+
+    Args:
+      needed_by: the processes that need each read, at least one.
+      nbytes: of each read.
+
+    >>> readers_of([(0, 1), (0, 1), (0,)], [10, 10, 10])
+    [1, 0, 0]
+    """
+    groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for number, processes in enumerate(needed_by):
+        groups[processes].append(number)
+    given: Counter[int] = Counter()
+    readers = [0] * len(needed_by)
+    for processes in sorted(groups, key=lambda processes: (len(processes), processes)):
+        loads = [(given[process], process) for process in processes]
+        heapq.heapify(loads)
+        for number in sorted(groups[processes], key=lambda number: -nbytes[number]):
+            load, process = loads[0]
+            readers[number] = process
+            heapq.heapreplace(loads, (load + nbytes[number] + _BYTES_PER_READ, process))
+        given.update({process: load - given[process] for load, process in loads})
+    return readers
+
+
+def parts_of(start: Shape, sizes: Shape, count: int, chunks: Shape | None = None) -> list[Index]:
+    """Return a block in about ``count`` parts, as indices within the block.
+
+    It is divided along the first dimension that is long enough, so that a part is contiguous where
+    it can be.
+
+    Args:
+      start: place of the block in the array.
+      chunks: sizes of the chunks that the array is stored in; a part ends where a chunk does.
+
+    >>> parts_of((0,), (10,), 2)
+    [(slice(0, 5, None),), (slice(5, 10, None),)]
+    >>> parts_of((2,), (10,), 2, chunks=(4,))
+    [(slice(0, 6, None),), (slice(6, 10, None),)]
+    """
+    steps = chunks or (1,) * len(sizes)
+    whole = tuple([slice(0, size) for size in sizes])
+    most = [size // step for size, step in zip(sizes, steps, strict=True)]
+    if count < 2 or max(most, default=0) < 2:
+        return [whole]
+    enough = (dimension for dimension, number in enumerate(most) if number >= count)
+    dimension = next(enough, most.index(max(most)))
+    first, size, step = start[dimension], sizes[dimension], steps[dimension]
+    count = min(count, most[dimension])
+    ends = {round((first + size * part / count) / step) * step - first for part in range(1, count)}
+    bounds = [0, *sorted(end for end in ends if 0 < end < size), size]
+    return [
+        (*whole[:dimension], slice(begin, end), *whole[dimension + 1 :])
+        for begin, end in pairwise(bounds)
+    ]
