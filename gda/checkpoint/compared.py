@@ -182,7 +182,7 @@ class GivenSide:
             shares = [part["sums"] for part in parts.values()]
             return [
                 digest_of(*source.saved_type, add(np.array(of_all, np.uint32).reshape(-1, LANES)))
-                for source, *of_all in zip(sources, *shares, strict=True)
+                for source, of_all in zip(sources, zip(*shares, strict=True), strict=True)
             ]
 
         what = "comparing fingerprints of a tree with a checkpoint"

@@ -44,14 +44,9 @@ class LeafDifference:
 
     @property
     def _cells(self) -> tuple[str, str, str]:
-        a, b = self._shortened(self.a), self._shortened(self.b)
-        what = " -> ".join(dict.fromkeys(filter(None, [a, b])))
+        texts = dict.fromkeys(text for text in (self.a, self.b) if text is not None)
+        what = " -> ".join(map(_shortened, texts))
         return format_path(self.path), what, str(self.elements or "")
-
-    @staticmethod
-    def _shortened(text: str | None) -> str | None:
-        is_long = text is not None and len(text) > _MOST_LETTERS
-        return f"{text[:_MOST_LETTERS]}…" if text is not None and is_long else text
 
     def to_dict(self) -> dict[str, Any]:
         """Return the values for JSON."""
@@ -128,8 +123,8 @@ class Differences:
                 continue
             lines.append(f"{kind}: {_leaves(len(leaves))}")
             lines += [f"  {line}" for line in table([each._cells for each in leaves[:_MOST_ROWS]])]
-            if more := len(leaves) - _MOST_ROWS:
-                lines += [f"  … {counted(more, 'more leaf', 'more leaves')}"] if more > 0 else []
+            if (more := len(leaves) - _MOST_ROWS) > 0:
+                lines.append(f"  … {counted(more, 'more leaf', 'more leaves')}")
         return "\n".join([*lines, f"the same: {self._equal}"])
 
     @property
@@ -217,6 +212,10 @@ def _text(leaf: Leaf) -> str:
         return said(leaf.value)
     text = f"{leaf.dtype.name}[{','.join(map(str, leaf.shape))}]"
     return f"{text} of keys of {leaf.key_impl}" if leaf.key_impl else text
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…"
 
 
 def _leaves(count: int) -> str:
