@@ -13,6 +13,7 @@ import itertools
 import json
 import math
 import re
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -383,7 +384,10 @@ def _crcs(entry: _Entry, num_chunks: int) -> array[int]:
         raise _Invalid(f"{entry.name}.crc32c is not hexadecimal") from None
     if len(data) != 4 * num_chunks:
         raise _Invalid(f"{entry.name}.crc32c is not one checksum for each of {num_chunks} chunks")
-    return array("I", np.frombuffer(data, ">u4").astype("=u4").tobytes())
+    crcs = array("I", data)
+    if sys.byteorder == "little":
+        crcs.byteswap()
+    return crcs
 
 
 def _leaf(entry: _Entry, arrays: Sequence[StoredArray]) -> Leaf:
