@@ -104,7 +104,7 @@ def _by_elements(arrays: int, side: int) -> list[Side]:
             difference = np.abs(x[name] - y[name])
             relative = difference / np.maximum(np.abs(x[name]), np.abs(y[name]))
             counts.append(int(np.count_nonzero(difference)))
-            np.argmax(difference), np.argmax(relative)
+            _ = np.argmax(difference), np.argmax(relative)
         return counts
 
     assert ours() == whole()
