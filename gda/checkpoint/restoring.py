@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from gda.checkpoint.format import zarr_format
-from gda.checkpoint.format.manifest import Manifest, Path
-from gda.checkpoint.format.structure import subtree, unflatten
+from gda.checkpoint.format.manifest import Manifest
+from gda.checkpoint.format.structure import checked_path, subtree, unflatten
 from gda.checkpoint.found import read_complete
 from gda.checkpoint.leaves_to_restore import Target, layout_of, targets_like, targets_of
 from gda.checkpoint.proving import check_fingerprints, check_provable
@@ -109,7 +109,7 @@ def restore(
     """
     zarr_format.require_crc32c()
     options = Options(max_workers, max_bytes, progress, read_once=read_once)
-    where = _checked_path(at)
+    where = checked_path(at)
     if like is None and (cast or partial):
         raise TypeError("cast and partial were given without like; pass like= too")
     if pad and like is None and mesh is None:
@@ -137,10 +137,3 @@ def restore(
 
     # Processes do not communicate here: if one began again, it could have a later tree.
     return read_complete(store, read, is_alone=lambda: jax.process_count() == 1)
-
-
-def _checked_path(at: Any) -> Path:
-    path = None if isinstance(at, str | bytes) else tuple(at)
-    if path is None or any(type(key) not in (str, int) for key in path):
-        raise TypeError(f"at must be a list of keys and indices, such as ['params', 0], not {at!r}")
-    return path

@@ -1,8 +1,8 @@
-"""The command line: ``gda plan``, ``reshard``, ``rehearse``, ``inspect`` and ``verify``.
+"""The command line: ``gda plan``, ``reshard``, ``rehearse``, ``inspect``, ``verify`` and ``diff``.
 
 ``plan`` and ``reshard`` answer from shapes, meshes and specs alone: they import no JAX and touch no
 device. ``rehearse`` compiles a program, in other processes. ``inspect`` and ``verify`` look at a
-checkpoint. ``python -m gda`` is the same command.
+checkpoint, ``diff`` at two. ``python -m gda`` is the same command.
 
 A subcommand has two functions: one adds its arguments to a parser, one runs it and returns the exit
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
@@ -10,8 +10,8 @@ code. It imports its modules when it runs, so that ``gda --help`` is quick.
 Read in this order: ``commands`` and ``planned_array`` (an array from all options); ``plans`` with
 ``array_numbers``, ``reshards``; ``model_report`` with ``model_numbers`` and ``model_memory``;
 ``model_reshard`` with ``model_moves`` and ``model_suggestion``; ``rehearsals`` with
-``compilations`` and ``rehearsal_program``; ``checkpoints``; ``tables`` and ``pictures`` (output).
-The texts of options and files are read by ``gda.layout.notation``.
+``compilations`` and ``rehearsal_program``; ``checkpoints``, ``diffs``; ``tables`` and
+``pictures`` (output). The texts of options and files are read by ``gda.layout.notation``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 
 from gda.cli.checkpoints import add_inspect, add_verify
 from gda.cli.commands import DAMAGED, INTERRUPTED, OK
+from gda.cli.diffs import add_diff
 from gda.cli.plans import add_plan
 from gda.cli.rehearsals import add_rehearse
 from gda.cli.reshards import add_reshard
@@ -34,7 +35,7 @@ from gda.launch.arguments import WRONG, Parser
 from gda.layout.notation.mistakes import MistakesError
 from gda.layout.text import printable
 
-_COMMANDS = (add_plan, add_reshard, add_rehearse, add_inspect, add_verify)
+_COMMANDS = (add_plan, add_reshard, add_rehearse, add_inspect, add_verify, add_diff)
 
 _EPILOG = """\
 examples:
@@ -43,11 +44,12 @@ examples:
   gda reshard --shape 8192x8192 --dtype f32 --mesh x=8 --spec x --to-spec _,x
   gda rehearse train.py:rehearsal --topology v5e:16x16 --mesh data=64,model=4
   gda inspect /checkpoints/step_100
+  gda diff /checkpoints/step_100 /checkpoints/step_200
 
 exit code:
-  0 for success, 1 for a damaged checkpoint or a program that does not fit,
-  2 for a wrong command, a path without a checkpoint, an unreadable path, or an
-  error in the program to rehearse, 130 after Ctrl-C.
+  0 for success, 1 for a damaged checkpoint, a program that does not fit or two
+  checkpoints that differ, 2 for a wrong command, a path without a checkpoint,
+  an unreadable path, or an error in the program to rehearse, 130 after Ctrl-C.
 """
 
 # Options with numbers. argparse would read a negative one, given by mistake, as another option.
@@ -133,8 +135,8 @@ class _Version(argparse.Action):
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="gda",
-        description="Sharded JAX arrays outside jit: plan layouts, rehearse programs, inspect and "
-        "verify checkpoints.",
+        description="Sharded JAX arrays outside jit: plan layouts, rehearse programs, inspect, "
+        "verify and compare checkpoints.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -23,6 +23,11 @@ def _add_path(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", metavar="PATH", help="a directory, or a URL such as s3://bucket/run"
     )
+    add_timeout(parser)
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    """Add the option ``--timeout`` of commands that read checkpoints."""
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",

@@ -13,7 +13,7 @@ from gda.layout.notation.mistakes import MisreadError, MistakesError
 
 T = TypeVar("T")
 
-OK, DAMAGED, INTERRUPTED = 0, 1, 130
+OK, DAMAGED, DIFFERENT, INTERRUPTED = 0, 1, 1, 130
 
 # These are reported in one line. Any other exception is a bug in gda and keeps its traceback.
 ERRORS = (OSError, ValueError, RuntimeError, ImportError, MemoryError)

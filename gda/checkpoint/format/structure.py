@@ -121,6 +121,18 @@ def format_path(path: Path) -> str:
     return "".join(f"[{key!r}]" for key in path) or "the tree itself"
 
 
+def checked_path(at: Any) -> Path:
+    """Return the path that a user gave.
+
+    Raises:
+      TypeError: it is not a list of strings and integers.
+    """
+    path = None if isinstance(at, str | bytes) else tuple(at)
+    if path is None or any(type(key) not in (str, int) for key in path):
+        raise TypeError(f"at must be a list of keys and indices, such as ['params', 0], not {at!r}")
+    return path
+
+
 @contextmanager
 def noting_path(path: Path) -> Iterator[None]:
     """Add the path of a leaf to an exception of the block."""

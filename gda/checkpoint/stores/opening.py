@@ -31,13 +31,19 @@ def open_store(path: Any, timeout: float) -> Store:
         path = os.fspath(path)
     if isinstance(path, str):
         return _of_text(path, timeout)
-    if (isinstance(path, dict) and isinstance(path.get("driver"), str)) or _is_of_tensorstore(path):
+    if names_store(path):
         return KvStore(path, timeout)
     raise TypeError(
         "the first argument must be the path of a checkpoint: a directory, a URL such as "
         "'s3://bucket/run', or a TensorStore key-value store or the spec of one, not a "
         f"{type(path).__name__}"
     )
+
+
+def names_store(path: Any) -> bool:
+    """Return True if something is the place of a checkpoint, for ``open_store``, and not a tree."""
+    is_spec = isinstance(path, dict) and isinstance(path.get("driver"), str)
+    return isinstance(path, str | os.PathLike) or is_spec or _is_of_tensorstore(path)
 
 
 def _of_text(path: str, timeout: float) -> Store:

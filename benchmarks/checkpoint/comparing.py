@@ -1,0 +1,131 @@
+"""The comparison of two checkpoints: by their manifests, and by their elements."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import weakref
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.pairs import Side
+from benchmarks.work import Faster, Within, Work
+from gda import checkpoint
+from gda.checkpoint.format import manifest_json
+from gda.checkpoint.format.chunks import chunk_shape_of
+from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, StoredArray
+from gda.checkpoint.format.structure import flatten
+
+JSON = "json.loads of both manifests"
+WHOLE = "restore both, compare in NumPy"
+SHAPE = (8192, 3072)  # 96 MiB, in chunks of 12 MiB
+
+
+def _manifest(leaves: int, changed: int) -> bytes:
+    """Return the manifest of so many large arrays, one of which has another fingerprint."""
+    tree = {f"layer{i // 10:04}": {f"w{j}": 0 for j in range(10)} for i in range(0, leaves, 10)}
+    structure, paths = flatten(tree)
+    dtype = np.dtype(np.float32)
+    chunk_shape = chunk_shape_of((SHAPE[0] // 8, SHAPE[1]), dtype.itemsize, 16 * 2**20)
+    planned = StoredArray.planned("w", SHAPE, chunk_shape, dtype, "bytes")
+    crcs = list(range(planned.grid.num_chunks))
+    arrays = [replace(planned, name=f"{i:05}.w", crcs=crcs) for i in range(len(paths))]
+    records = [
+        ArrayLeaf(
+            path=path,
+            kind="GlobalArray",
+            shape=SHAPE,
+            dtype=dtype,
+            spec="P('data', 'model')",
+            mesh={"data": 64, "model": 16},
+            fingerprint=f"{number + 10**6 * (number == changed):032x}",
+            array=number,
+        )
+        for number, (path, _) in enumerate(paths)
+    ]
+    manifest = Manifest("data-0123456789abcdef", tuple(arrays), tuple(records), structure)
+    return manifest_json.dump(manifest)
+
+
+def _folder(side: list[Side]) -> Path:
+    """Return a folder that is removed with these sides."""
+    folder = tempfile.TemporaryDirectory()
+    weakref.finalize(side, folder.cleanup)
+    return Path(folder.name)
+
+
+class _Sides(list[Side]):
+    """Sides that can be referred to weakly."""
+
+
+def _by_manifests(leaves: int) -> list[Side]:
+    sides = _Sides()
+    folder = _folder(sides)
+    files = []
+    for number in range(2):
+        path = folder / str(number) / "manifest.json"
+        path.parent.mkdir()
+        path.write_bytes(_manifest(leaves, leaves // 2 * number))
+        files.append(path)
+
+    def ours() -> None:
+        found = checkpoint.diff(files[0].parent, files[1].parent)
+        assert len(found.of_other_content) == 2
+        assert found.num_equal == leaves - 2
+
+    def parse() -> None:
+        for file in files:
+            json.loads(file.read_bytes().partition(b"\n")[2])
+
+    sides += [Side(ours), Side(parse)]
+    return sides
+
+
+def _by_elements(arrays: int, side: int) -> list[Side]:
+    sides = _Sides()
+    folder = _folder(sides)
+    rng = np.random.default_rng(0)
+    a = {f"w{i}": rng.standard_normal((side, side), np.float32) for i in range(arrays)}
+    b = {name: np.where(data > 1, data + np.float32(1e-3), data) for name, data in a.items()}
+    for name, tree in (("a", a), ("b", b)):
+        checkpoint.save(folder / name, tree)
+
+    def ours() -> list[int]:
+        found = checkpoint.diff(folder / "a", folder / "b", values=True)
+        return [leaf.elements.count for leaf in found.of_other_content if leaf.elements]
+
+    def whole() -> list[int]:
+        x, y = (checkpoint.restore(folder / name) for name in "ab")
+        counts = []
+        for name in x:
+            difference = np.abs(x[name] - y[name])
+            relative = difference / np.maximum(np.abs(x[name]), np.abs(y[name]))
+            counts.append(int(np.count_nonzero(difference)))
+            _ = np.argmax(difference), np.argmax(relative)
+        return counts
+
+    assert ours() == whole()
+    sides += [Side(ours), Side(whole)]
+    return sides
+
+
+def works(quick: bool) -> list[Work]:
+    """Return the works; if ``quick``, with small checkpoints."""
+    leaves, side = (100, 256) if quick else (10_000, 4096)
+    return [
+        Work(
+            "diff of two checkpoints of 1 TB, 10,000 leaves, by their manifests",
+            partial(_by_manifests, leaves),
+            {JSON: None},
+            Within(1000),
+        ),
+        Work(
+            "diff of the elements of two checkpoints of 256 MiB",
+            partial(_by_elements, 4, side),
+            {WHOLE: Faster(1)},
+            seconds=10,
+        ),
+    ]

@@ -1,0 +1,76 @@
+"""``gda diff`` as a user runs it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import Run
+
+import gda
+
+TREE = {"params": [np.zeros(4), np.ones(2, np.int8)], "step": 1}
+
+
+@pytest.fixture
+def a(tmp_path: Path) -> Path:
+    gda.checkpoint.save(tmp_path / "a", TREE)
+    return tmp_path / "a"
+
+
+@pytest.fixture
+def b(tmp_path: Path) -> Path:
+    params = [np.array([0, 0, 2.0, 1]), np.ones(2, np.int8)]
+    gda.checkpoint.save(tmp_path / "b", {"params": params, "step": 1, "name": "\x1b[2J"})
+    return tmp_path / "b"
+
+
+def test_the_same(run: Run, a: Path) -> None:
+    assert run("diff", a, a) == (0, f"a:  {a}\nb:  {a}\nthe same: all of 3 leaves, 34 B\n", "")
+
+
+def test_others(run: Run, a: Path, b: Path) -> None:
+    code, out, err = run("diff", a, b)
+    assert (code, err) == (1, "")
+    assert out == f"{gda.checkpoint.diff(a, b)}\n"
+    assert "  ['params'][0]  float64[4]\n" in out
+    assert "\x1b" not in out
+    code, out, err = run("diff", a, b, "--values")
+    assert (code, err) == (1, "")
+    assert "float64[4]  2 of 4 elements; largest 2.0 at [2], relative 1 at [2]" in out
+
+
+def test_only_a_subtree(run: Run, a: Path, b: Path) -> None:
+    assert run("diff", a, b, "--at", "params/1")[0] == 0
+    code, out, _ = run("diff", a, b, "--at", "params")
+    assert (code, "name" in out) == (1, False)
+    code, out, err = run("diff", a, b, "--at", "params/7")
+    assert (code, out) == (2, "")
+    assert err == "gda: --at: ['params'][7] is not in the checkpoint; ['params'] has 0; 1\n"
+
+
+def test_for_programs(run: Run, a: Path, b: Path) -> None:
+    code, out, _ = run("diff", "--json", a, b, "--values")
+    document = json.loads(out)
+    assert code == 1
+    assert document == gda.checkpoint.diff(a, b, values=True).to_dict()
+    assert list(document) == sorted(document)
+    code, out, _ = run("diff", "--json", a, a)
+    assert (code, json.loads(out)["are_equal"]) == (0, True)
+
+
+def test_errors(run: Run, a: Path, b: Path, tmp_path: Path) -> None:
+    code, out, err = run("diff", a, tmp_path / "none")
+    assert (code, out) == (2, "")
+    assert err == f"gda: there is no checkpoint at {tmp_path}/none: no such directory\n"
+    assert run("diff", a)[0] == 2
+    for chunk in b.glob("data-*/*/c.*"):
+        chunk.unlink()
+    assert run("diff", a, b)[0] == 1  # reads only the manifests
+    code, out, err = run("diff", a, b, "--values")
+    assert (code, out) == (2, "")
+    assert "chunk c.0: " in err
+    (b / "manifest.json").write_text("{}")
+    code, out, err = run("diff", a, b)
+    assert (code, out) == (2, "")
+    assert err == f"gda: {b}/manifest.json does not begin like a manifest of gda\n"
