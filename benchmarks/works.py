@@ -1,7 +1,7 @@
 """All that is measured, in the order of the report."""
 
 from benchmarks.arrays import building, moving, using
-from benchmarks.checkpoint import checkpoints, comparing
+from benchmarks.checkpoint import checkpoints, comparing, models
 from benchmarks.compiled import rehearsing
 from benchmarks.layout import index_math, resharding
 from benchmarks.show import pictures
@@ -22,7 +22,7 @@ def sections(only: str = "", quick: bool = False) -> dict[str, list[Work]]:
         "Loading": [*loading.WORKS, *prefetching.WORKS],
         "Using arrays": using.WORKS,
         "Many hosts": hosts.WORKS,
-        "Checkpoints": [*checkpoints.works(quick), *comparing.works(quick)],
+        "Checkpoints": [*checkpoints.works(quick), *models.works(quick), *comparing.works(quick)],
         "Pictures": pictures.WORKS,
         "Rehearsing": rehearsing.works(quick),
         "Resharding": [*resharding.WORKS, *moving.works(quick)],

@@ -130,7 +130,7 @@ def _is_right(restored: Mapping[str, Any], scale: Scale, like: Like) -> bool:
     )
 
 
-def _delete(tree: Any) -> None:
+def delete(tree: Any) -> None:
     for array in jax.tree.leaves(tree):
         if isinstance(array, jax.Array):
             array.delete()
@@ -209,13 +209,13 @@ def _restoring(scale: Scale, spec: PartitionSpec, ways: Sequence[str]) -> list[S
             if way not in checked:
                 assert _is_right(restored, scale, like), way
                 checked.add(way)
-            _delete(restored)
+            delete(restored)
 
         return Side(run, scratch.keep, done=done)
 
     checked: set[str] = set()
     sides = [side(way) for way in ways]
-    _delete(tree)
+    delete(tree)
     write(raw, blocks)
     floor = Side(lambda: read(raw), scratch.keep)
     return [*sides, floor, *_in_memory(blocks)]
@@ -254,7 +254,7 @@ def restore_seconds(way: str, path: Path, scale: Scale) -> float:
     start = time.perf_counter()
     restored = jax.block_until_ready(WAYS[way].restore(path, _like(scale, WHOLE)))
     seconds = time.perf_counter() - start
-    _delete(restored)
+    delete(restored)
     return seconds
 
 
@@ -323,7 +323,7 @@ def _phases(way: str, scale: Scale) -> dict[str, int]:
     path, tree = scratch.another(), _tree(scale, ROWS)
     _values.cache_clear()
     peaks = {"save": peak_of(lambda: WAYS[way].save(path, tree))}
-    _delete(tree)
+    delete(tree)
     for phase, spec in [("same", ROWS), ("other", COLUMNS)]:
         like = _like(scale, spec)
         peaks[phase] = peak_of(lambda like=like: WAYS[way].restore(path, like)) - scale.nbytes
@@ -338,7 +338,7 @@ def peak_of(run: Callable[[], Any]) -> int:
     before = _memory("VmHWM")
     result = jax.block_until_ready(run())
     peak = _memory("VmHWM")
-    _delete(result)
+    delete(result)
     return peak - before
 
 
