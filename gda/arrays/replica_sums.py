@@ -28,7 +28,7 @@ from gda.arrays.block_sums import (
     started,
     words_of,
 )
-from gda.arrays.fingerprint_formula import Words, constants_of, keys_from, width_of
+from gda.arrays.fingerprint_formula import ORIGIN, Words, constants_of, key_at, keys_from, width_of
 from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import elements_of_block, shards_by_position
 from gda.layout.grid import ShardGrid
@@ -186,7 +186,7 @@ def _sums_of_small(units: list[_Unit]) -> jax.Array:
 def _keys_of_rows(mesh: Mesh, count: int) -> tuple[jax.Array, jax.Array]:
     """Return the keys of rows and those of columns: uint32 ``[LANES, ...]`` on every device."""
     constants = constants_of(0)
-    columns = keys_from(constants, 0, 1 << _BITS_OF_ROW)
+    columns = keys_from(constants, 0, 1 << _BITS_OF_ROW) + key_at(constants_of(ORIGIN), 1)
     rows = keys_from(constants[:, _BITS_OF_ROW:], 0, count)
     return jax.device_put((rows[:LANES], columns[:LANES]), NamedSharding(mesh, PartitionSpec()))
 
