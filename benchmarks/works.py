@@ -5,7 +5,7 @@ from benchmarks.checkpoint import checkpoints
 from benchmarks.compiled import rehearsing
 from benchmarks.layout import index_math, resharding
 from benchmarks.show import pictures
-from benchmarks.trees import hosts, loading
+from benchmarks.trees import hosts, loading, replicas
 from benchmarks.work import Work
 
 
@@ -22,6 +22,7 @@ def sections(only: str = "", quick: bool = False) -> dict[str, list[Work]]:
         "Loading": loading.WORKS,
         "Using arrays": using.WORKS,
         "Many hosts": hosts.WORKS,
+        "Replicas": replicas.works(quick),
         "Checkpoints": checkpoints.works(quick),
         "Pictures": pictures.WORKS,
         "Rehearsing": rehearsing.works(quick),

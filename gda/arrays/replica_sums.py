@@ -72,7 +72,7 @@ class PendingReplicas:
     def __init__(self, sizes: list[int], parts: list[tuple[list[_Unit], jax.Array]]) -> None:
         # Not the units, which hold the blocks.
         self._sizes = sizes
-        self._parts = [([unit[:2] for unit in units], sums) for units, sums in parts]
+        self._parts: list[Any] = [([unit[:2] for unit in units], sums) for units, sums in parts]
 
     def is_ready(self) -> bool:
         """Return whether ``result`` would return at once."""
@@ -119,7 +119,8 @@ def begin_replicas(arrays: Sequence[tuple[jax.Array, ShardGrid]]) -> PendingRepl
             shards = shards_by_position(array)
             sizes.append(len(shards))
             for unit in _units(number, array, grid, shards):
-                (small.setdefault(unit.devices, []) if unit.is_small else large).append(unit)
+                chosen = small.setdefault(unit.devices, []) if unit.is_small else large
+                chosen.append(unit)
         parts = [([unit], _sums_of_large(unit)) for unit in large]
         for units in small.values():
             parts += [(bundle, _sums_of_small(bundle)) for bundle in _bundles(units)]
@@ -131,10 +132,11 @@ def _units(
 ) -> list[_Unit]:
     """Return the blocks of an array that have elements, by their shape without padding."""
     by_shape: dict[Shape, _Unit] = {}
+    are_keys = is_extended(array.dtype)
     for rank, (position, data) in enumerate(shards.items()):
         if array.shape != grid.global_shape:
             data = elements_of_block(data, array, grid, grid.block_id(position))
-        if is_extended(data.dtype):
+        if are_keys:
             data = jax.random.key_data(data)
         if data.size:
             unit = by_shape.setdefault(data.shape, _Unit(number, [], []))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple, overload
 
 import jax
@@ -18,6 +18,7 @@ from gda.arrays.padded_array import PaddedArray
 from gda.arrays.replica_sums import LANES, PendingReplicas, begin_replicas
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
+from gda.layout.numbering import IntArray
 from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import counted, format_index, format_numbers, format_processes, join_some
 from gda.mesh import Device, devices_of, processes_of, sharding_of
@@ -215,7 +216,7 @@ class ReplicaCheck:
     def _start(self) -> PendingReplicas:
         """Start the sums, unless they were started, and let go of the arrays."""
         if self._sums is None:
-            arrays = with_paths(self._numbers, _live_array, self._leaves)
+            arrays: Any = with_paths(self._numbers, _live_array, self._leaves)
             self._sums = begin_replicas([(arrays[each.number], each.grid) for each in self._arrays])
             self._leaves = []
         return self._sums
@@ -273,8 +274,7 @@ class ReplicaCheck:
 
     def _differing(self, array: _Replicated, sums: Words) -> Iterator[ReplicaMismatch]:
         grid, devices = array.grid, devices_of(array.mesh)
-        _, firsts, blocks = np.unique(grid.block_ids, return_index=True, return_inverse=True)
-        differing = (sums != sums[firsts[blocks]]).any(1)
+        differing = (sums != sums[_first_holders(grid)]).any(1)
         for block in np.unique(grid.block_ids[differing]).tolist():
             by_sums: dict[bytes, list[Device]] = {}
             for position in np.flatnonzero(grid.block_ids == block):
@@ -299,11 +299,19 @@ class ReplicaCheck:
         return f"ReplicaCheck({counted(len(self._arrays), 'replicated array')})"
 
 
+@lru_cache(maxsize=256)
+def _first_holders(grid: ShardGrid) -> IntArray:
+    """Return, for each device, the position of the first device that holds the same block."""
+    _, firsts, blocks = np.unique(grid.block_ids, return_index=True, return_inverse=True)
+    return firsts[blocks]
+
+
 def _layout_of(number: int, leaf: Any) -> _Replicated | None:
     """Return the layout of a leaf; ``None`` for a leaf that is no array."""
     if not is_container(leaf) and not isinstance(leaf, jax.Array):
         return None
-    array = real(leaf.array if is_container(leaf) else leaf)
+    held: Any = leaf
+    array = real(held.array if is_container(leaf) else leaf)
     mesh: Any = sharding_of(array).mesh
     return _Replicated(number, mesh, grid_of_leaf(leaf), not array.is_fully_addressable)
 
