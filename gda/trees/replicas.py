@@ -125,7 +125,8 @@ def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None
 
     If several processes hold parts of an array, all of these must call it with the same tree; it
     communicates once for the whole tree. Others need not. If each array is in one process, it never
-    communicates. Copies blocks of up to 65,536 elements, for a moment at most 32 MiB of them.
+    communicates. For a moment it copies blocks of up to 65,536 elements, at most 32 MiB of them at a
+    time, and on CPU floats below 32 bits.
 
     Args:
       tree: a pytree of ``GlobalArray``, ``PaddedArray``, ``jax.Array`` and PRNG keys. Other leaves,
@@ -142,8 +143,9 @@ def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None
       TypeError: an array is being traced, or has no mesh and spec.
 
     >>> import gda, jax, numpy as np
-    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
-    >>> params = gda.load_tree({'w': np.ones((8, 2)), 'b': np.ones(2)}, mesh, {'w': ['x'], 'b': []})
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> params = gda.load_tree({'w': np.ones((8, 2)), 'b': np.ones(8)}, mesh, P('x'))
     >>> gda.check_replicas_agree(params)
     >>> pending = gda.check_replicas_agree(params, wait=False)
     >>> pending.result()

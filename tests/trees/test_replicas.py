@@ -162,7 +162,8 @@ def test_padding_does_not_count(way: str, mesh: Mesh) -> None:
 def test_every_bit_of_every_kind_of_number(way: str) -> None:
     """NaNs too, which XLA changes in some moves."""
     mesh, tree = mesh_of({"x": 2, "y": 2}), {}
-    for dtype in DTYPES:
+    each_compiles = way == "each by itself"
+    for dtype in ["int4", "bfloat16", "float8_e5m2", "complex64"] if each_compiles else DTYPES:
         kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
         bits = FEW_BITS.get(dtype, 8 * kind.itemsize)
         raw = np.arange(1 << min(bits, 10), dtype=np.uint64) << max(bits - 10, 0)
