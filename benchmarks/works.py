@@ -5,7 +5,7 @@ from benchmarks.checkpoint import checkpoints, comparing, models
 from benchmarks.compiled import rehearsing
 from benchmarks.layout import index_math, resharding
 from benchmarks.show import pictures
-from benchmarks.trees import hosts, loading, prefetching
+from benchmarks.trees import hosts, loading, prefetching, replicas
 from benchmarks.work import Work
 
 
@@ -22,6 +22,7 @@ def sections(only: str = "", quick: bool = False) -> dict[str, list[Work]]:
         "Loading": [*loading.WORKS, *prefetching.WORKS],
         "Using arrays": using.WORKS,
         "Many hosts": hosts.WORKS,
+        "Replicas": replicas.works(quick),
         "Checkpoints": [*checkpoints.works(quick), *models.works(quick), *comparing.works(quick)],
         "Pictures": pictures.WORKS,
         "Rehearsing": rehearsing.works(quick),

@@ -50,6 +50,10 @@ _MODULE_OF = {
     "checking_agreement": "gda.multihost.agreement",
     "DisagreementError": "gda.multihost.meeting",
     "LateProcessError": "gda.multihost.meeting",
+    "check_replicas_agree": "gda.trees.replicas",
+    "ReplicaCheck": "gda.trees.replicas",
+    "ReplicaMismatch": "gda.trees.replicas",
+    "ReplicaMismatchError": "gda.trees.replicas",
     # Plan without devices.
     "ShardGrid": "gda.layout.grid",
     "ProcessView": "gda.layout.process_view",

@@ -40,6 +40,10 @@ from gda.multihost.agreement import check_processes_agree as check_processes_agr
 from gda.multihost.agreement import checking_agreement as checking_agreement
 from gda.multihost.meeting import DisagreementError as DisagreementError
 from gda.multihost.meeting import LateProcessError as LateProcessError
+from gda.trees.replicas import check_replicas_agree as check_replicas_agree
+from gda.trees.replicas import ReplicaCheck as ReplicaCheck
+from gda.trees.replicas import ReplicaMismatch as ReplicaMismatch
+from gda.trees.replicas import ReplicaMismatchError as ReplicaMismatchError
 
 # Plan without devices.
 from gda.layout.grid import ShardGrid as ShardGrid
@@ -119,6 +123,10 @@ __all__ = [  # noqa: RUF022
     "checking_agreement",
     "DisagreementError",
     "LateProcessError",
+    "check_replicas_agree",
+    "ReplicaCheck",
+    "ReplicaMismatch",
+    "ReplicaMismatchError",
     # Plan without devices.
     "ShardGrid",
     "ProcessView",

@@ -21,7 +21,8 @@ from benchmarks.work import OfFloor, Work
 
 P = PartitionSpec
 BY_ROWS, BY_COLUMNS = P("model", "data"), P("data", "model")
-Leaves = Mapping[str, tuple[tuple[int, ...], PartitionSpec]]
+Leaf = tuple[tuple[int, ...], PartitionSpec]
+Leaves = Mapping[str, Leaf]
 
 _PLACED = "raw read, and make_array_from_callback of aligned memory"
 

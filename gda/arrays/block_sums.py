@@ -65,6 +65,7 @@ class Plan(NamedTuple):
     axis: int
     chunk: int
     words: int  # of 32 bits, in an element
+    lanes: int  # the first ones of the formula
 
     @property
     def leads(self) -> int:
@@ -81,17 +82,17 @@ class Plan(NamedTuple):
         return [part for part in parts if part.chunks * part.columns]
 
 
-def plan_of(shape: Shape, words: int) -> Plan:
+def plan_of(shape: Shape, words: int, lanes: int = LANES) -> Plan:
     shape = shape or (1,)
     axis, trail = len(shape) - 1, 1
     while axis and trail * shape[axis] <= MAX_COLUMNS:
         trail *= shape[axis]
         axis -= 1
-    return Plan(shape, axis, 1 << (MAX_COLUMNS // trail).bit_length() - 1, words)
+    return Plan(shape, axis, 1 << (MAX_COLUMNS // trail).bit_length() - 1, words, lanes)
 
 
 class _Keys(NamedTuple):
-    """The keys of some rows; their sum is that of an element. Each is uint32 ``[LANES, ...]``."""
+    """The keys of some rows; their sum is that of an element. Each is uint32 ``[lanes, ...]``."""
 
     leads: Any
     chunks: Any  # one more than there are
@@ -124,7 +125,8 @@ def _keys_of(plan: Plan, start: Shape) -> list[_Keys]:
             low = keys_from(constants[axis], first, part.columns // plan.trail)
             high = np.zeros((LANES, 2), np.uint32)
         carry = np.full((LANES, 1), (chunk - offset) * plan.trail * plan.words, np.uint32)
-        keys.append(_Keys(leads, high, outer_sums(low, trail), carry))
+        of_rows = (leads, high, outer_sums(low, trail), carry)
+        keys.append(_Keys(*(part[: plan.lanes] for part in of_rows)))
     return keys
 
 
@@ -132,33 +134,54 @@ def _keys_of(plan: Plan, start: Shape) -> list[_Keys]:
 # each set of devices anew.
 
 
-def started(blocks: Sequence[jax.Array], starts: Sequence[Shape]) -> jax.Array:
-    """Return the sums of each block on its device, uint32 ``[LANES * blocks]``, not waited for."""
-    run, arguments = prepared(blocks, starts)
+def started(
+    blocks: Sequence[jax.Array],
+    starts: Sequence[Shape],
+    *,
+    lanes: int = LANES,
+    waits: bool = True,
+) -> jax.Array:
+    """Return the sums of each block on its device, uint32 ``[lanes * blocks]``, not waited for.
+
+    Arguments are those of ``prepared``.
+    """
+    run, arguments = prepared(blocks, starts, lanes=lanes, waits=waits)
     with jax.set_mesh(arguments[0].sharding.mesh):
         sums = run(*arguments)
     sums.copy_to_host_async()
     return sums
 
 
-def prepared(blocks: Sequence[jax.Array], starts: Sequence[Shape]) -> tuple[Any, tuple[Any, ...]]:
+def prepared(
+    blocks: Sequence[jax.Array],
+    starts: Sequence[Shape],
+    *,
+    lanes: int = LANES,
+    waits: bool = True,
+) -> tuple[Any, tuple[Any, ...]]:
     """Return the program that sums up each block, and its arguments.
 
     Args:
       blocks: single-device arrays of one shape, each on another device.
       starts: where each block begins in the whole array, which may be far out.
+      lanes: how many of the lanes of the formula to sum up.
+      waits: floats below 32 bits on CPU are waited for, and not copied. If not, they are copied.
     """
-    parts = list(map(_for_xla, blocks))
-    mesh = _line_of(tuple(map(device_of, parts)))
+    parts = [_for_xla(block, waits) for block in blocks]
+    mesh = line_of(tuple(map(device_of, parts)))
     kind = device_of(parts[0]).default_memory().kind
     if parts[0].sharding.memory_kind not in (None, kind):
         own = [SingleDeviceSharding(device_of(part), memory_kind=kind) for part in parts]
         parts = jax.device_put(parts, own)
-    plan = plan_of(parts[0].shape, width_of(parts[0].dtype)[1])
+    joined = as_one(parts, mesh)
+    if _is_changed(parts[0]):
+        with jax.set_mesh(mesh):
+            joined = unsigned_program(mesh, not joined.ndim)(joined)
+    plan = plan_of(parts[0].shape, width_of(parts[0].dtype)[1], lanes)
     place = _placed_keys if parts[0].size <= _MAX_KEPT else _placed_keys.__wrapped__
     with jax.set_mesh(mesh):
         keys = place(mesh, plan, tuple(starts))
-    return program(mesh, plan, not parts[0].ndim), (_as_one(parts, mesh), keys)
+    return program(mesh, plan, not parts[0].ndim), (joined, keys)
 
 
 def device_of(part: jax.Array) -> Any:
@@ -167,22 +190,27 @@ def device_of(part: jax.Array) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _line_of(devices: tuple[Device, ...]) -> Mesh:
+def line_of(devices: tuple[Device, ...]) -> Mesh:
     return Mesh(np.array(devices), ("block",))
 
 
-def _as_one(blocks: list[jax.Array], mesh: Mesh) -> jax.Array:
+def as_one(blocks: list[jax.Array], mesh: Mesh) -> jax.Array:
     """Return an array whose parts are the blocks, without a move."""
     shape = blocks[0].shape
-    # A scalar has no dimension to be put side by side in, but then it is alone.
-    spec = PartitionSpec("block") if shape else PartitionSpec()
+    # Scalars have no dimension to be put side by side in; each device gets its own all the same.
+    spec = spec_of_blocks(not shape)
     shape = (shape[0] * len(blocks), *shape[1:]) if shape else ()
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, spec), blocks)
 
 
+def spec_of_blocks(are_scalars: bool) -> PartitionSpec:
+    """Return the spec of what ``as_one`` returns."""
+    return PartitionSpec() if are_scalars else PartitionSpec("block")
+
+
 @lru_cache(maxsize=256)
 def _placed_keys(mesh: Mesh, plan: Plan, starts: tuple[Shape, ...]) -> list[_Keys]:
-    """Return the keys of each block on its device: uint32 ``[LANES * blocks, ...]``."""
+    """Return the keys of each block on its device: uint32 ``[lanes * blocks, ...]``."""
     of_blocks = [_keys_of(plan, start) for start in starts]
     together = jax.tree.map(lambda *keys: np.concatenate(keys), *of_blocks)
     return jax.device_put(together, NamedSharding(mesh, PartitionSpec("block")))
@@ -190,7 +218,7 @@ def _placed_keys(mesh: Mesh, plan: Plan, starts: tuple[Shape, ...]) -> list[_Key
 
 @lru_cache(maxsize=1024)
 def program(mesh: Mesh, plan: Plan, is_scalar: bool) -> Any:
-    """Return what takes all blocks and their keys: the sums of each, ``[LANES * blocks]``."""
+    """Return what takes all blocks and their keys: the sums of each, ``[lanes * blocks]``."""
     by_block = PartitionSpec("block")
     # XLA reduces on CPU one element at a time: 5 times slower than a loop over vectors of sums. On
     # other devices a loop would run one row at a time.
@@ -199,16 +227,25 @@ def program(mesh: Mesh, plan: Plan, is_scalar: bool) -> Any:
         jax.shard_map(
             partial(_sums_of_block, plan, sums_of_rows),
             mesh=mesh,
-            in_specs=(PartitionSpec() if is_scalar else by_block, by_block),
+            in_specs=(spec_of_blocks(is_scalar), by_block),
             out_specs=by_block,
             check_vma=False,
         )
     )
 
 
+@lru_cache(maxsize=64)
+def unsigned_program(mesh: Mesh, are_scalars: bool) -> Any:
+    """Return what takes blocks as one, and returns their bits as unsigned integers: a copy."""
+    spec = spec_of_blocks(are_scalars)
+    return jax.jit(
+        jax.shard_map(as_unsigned, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    )
+
+
 def _sums_of_block(plan: Plan, sums_of_rows: Any, block: jax.Array, keys: list[_Keys]) -> jax.Array:
     elements = block.reshape(plan.leads, -1)
-    total = jnp.zeros(LANES, jnp.uint32)
+    total = jnp.zeros(plan.lanes, jnp.uint32)
     for rows, of_rows in zip(plan.parts(), keys, strict=True):
         total += sums_of_rows(elements, rows, of_rows)
     return total
@@ -219,23 +256,23 @@ def by_loop(elements: jax.Array, rows: _Rows, keys: _Keys) -> jax.Array:
     count = elements.shape[0] * rows.chunks
     per_turn = next(n for n in range(_ROWS_PER_TURN, 0, -1) if not count % n)
     row_at = _row_getter(elements, rows)
-    width = keys.columns.shape[1]
+    lanes, width = keys.columns.shape
     stays = jnp.arange(width, dtype=jnp.uint32) < keys.carry[0]
 
     def turn(i: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         for row in range(per_turn):
             lead, chunk = jnp.divmod(i * per_turn + row, rows.chunks)
-            words = _words(row_at(lead, chunk))
-            high = lax.dynamic_slice(keys.chunks, (0, chunk), (LANES, 2))
-            of_lead = lax.dynamic_slice(keys.leads, (0, lead), (LANES, 1))
+            words = words_of(row_at(lead, chunk))
+            high = lax.dynamic_slice(keys.chunks, (0, chunk), (lanes, 2))
+            of_lead = lax.dynamic_slice(keys.leads, (0, lead), (lanes, 1))
             high += of_lead
             sums = tuple(
-                sums[lane] + _mix(words + (keys.columns[lane] + jnp.where(stays, *high[lane])))
-                for lane in range(LANES)
+                sums[lane] + mixed(words + (keys.columns[lane] + jnp.where(stays, *high[lane])))
+                for lane in range(lanes)
             )
         return sums
 
-    zeros = (jnp.zeros(width, jnp.uint32),) * LANES
+    zeros = (jnp.zeros(width, jnp.uint32),) * lanes
     sums = lax.fori_loop(0, count // per_turn, turn, zeros)
     return jnp.stack([lane.sum(dtype=jnp.uint32) for lane in sums])
 
@@ -258,19 +295,19 @@ def _row_getter(elements: jax.Array, rows: _Rows) -> Any:
 def by_reduction(elements: jax.Array, rows: _Rows, keys: _Keys) -> jax.Array:
     """Return the sums of some rows, all at once."""
     # Before any slicing, for which XLA might take floats of 8 bits through 32.
-    taken = _as_unsigned(elements)[:, rows.first : rows.first + rows.chunks * rows.columns]
-    words = _words(taken).reshape(elements.shape[0], rows.chunks, -1)
+    taken = as_unsigned(elements)[:, rows.first : rows.first + rows.chunks * rows.columns]
+    words = words_of(taken).reshape(elements.shape[0], rows.chunks, -1)
     stays = jnp.arange(words.shape[2], dtype=jnp.uint32) < keys.carry[0]
     sums = []
-    for lane in range(LANES):
+    for lane in range(len(keys.columns)):
         here, after = keys.chunks[lane, :-1, None], keys.chunks[lane, 1:, None]
         key = jnp.where(stays, here, after) + keys.columns[lane]
-        mixed = _mix(words + (key + keys.leads[lane, :, None, None]))
-        sums.append(mixed.sum(dtype=jnp.uint32))
+        of_lane = mixed(words + (key + keys.leads[lane, :, None, None]))
+        sums.append(of_lane.sum(dtype=jnp.uint32))
     return jnp.stack(sums)
 
 
-def _mix(x: jax.Array) -> jax.Array:
+def mixed(x: jax.Array) -> jax.Array:
     """Return what NumPy makes of these words in ``gda/arrays/fingerprint_formula.py``."""
     for shift, factor in ROUNDS:
         x = (x ^ (x >> shift)) * jnp.uint32(factor)
@@ -282,23 +319,30 @@ def _mix(x: jax.Array) -> jax.Array:
 _UNSIGNED = {2: "uint2", 4: "uint4", 8: "uint8", 16: "uint16", 32: "uint32"}
 
 
-def _for_xla(block: jax.Array) -> jax.Array:
+def _for_xla(block: jax.Array, waits: bool) -> jax.Array:
     """Return a block, or unsigned integers of the same bits if XLA would change these.
 
     XLA cannot take elements of 1 and of 6 bits apart. And in loops on CPU it takes floats of 16 and
     8 bits through 32, for which it copies the whole block, and changes NaNs. NumPy's view of their
     memory, which for 8 and 16 bits becomes a ``jax.Array`` without a copy, has to wait for them.
+
+    Args:
+      waits: if not, a float of 4 to 16 bits stays, for ``unsigned_program``.
     """
-    bits, _ = width_of(block.dtype)
-    device = device_of(block)
-    is_narrow = bits < 32 and jnp.issubdtype(block.dtype, jnp.floating)
-    if bits not in (1, 6) and not (is_narrow and device.platform == "cpu"):
+    bits, device = width_of(block.dtype)[0], device_of(block)
+    if bits not in (1, 6) and not (waits and _is_changed(block)):
         return block
     values = np.asarray(block).view(f"u{block.dtype.itemsize}")
     return jax.device_put(values if bits >= 8 else values & np.uint8((1 << bits) - 1), device)
 
 
-def _as_unsigned(block: jax.Array) -> jax.Array:
+def _is_changed(block: jax.Array) -> bool:
+    """Return whether loops of XLA change the bits of this block."""
+    is_narrow = width_of(block.dtype)[0] < 32 and jnp.issubdtype(block.dtype, jnp.floating)
+    return is_narrow and device_of(block).platform == "cpu"
+
+
+def as_unsigned(block: jax.Array) -> jax.Array:
     """Return the bits as unsigned integers, if JAX has some that are as wide."""
     bits, _ = width_of(block.dtype)
     if block.dtype == jnp.bool_ or bits not in _UNSIGNED:
@@ -306,11 +350,11 @@ def _as_unsigned(block: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(block, jnp.dtype(_UNSIGNED[bits]))
 
 
-def _words(elements: jax.Array) -> jax.Array:
+def words_of(elements: jax.Array) -> jax.Array:
     """Return the words of elements, one after another in the last dimension: uint32."""
     shape = elements.shape[:-1]
     if jnp.issubdtype(elements.dtype, jnp.complexfloating):
         elements = jnp.stack([elements.real, elements.imag], -1).reshape(*shape, -1)
     if width_of(elements.dtype)[1] > 1:
         return lax.bitcast_convert_type(elements, jnp.uint32).reshape(*shape, -1)
-    return _as_unsigned(elements).astype(jnp.uint32)
+    return as_unsigned(elements).astype(jnp.uint32)

@@ -46,18 +46,30 @@ def distinct_shards(array: jax.Array, grid: ShardGrid) -> dict[int, jax.Array]:
     Args:
       grid: that of ``array``, or the padded one of the array without its padding.
     """
-    mesh: Any = sharding_of(array).mesh
-    data_on = _data_by_device(array)
-    has_padding = array.shape != grid.global_shape
     distinct: dict[int, jax.Array] = {}
-    for device, position in local_positions(mesh).items():
+    for position, data in shards_by_position(array).items():
         block = grid.block_id(position)
         if block not in distinct:
-            data = data_on[device]
-            if has_padding:
-                data = without_padding(data, shape_at(grid.block_index(block), grid.shard_shape))
-            distinct[block] = data
+            distinct[block] = elements_of_block(data, array, grid, block)
     return distinct
+
+
+def shards_by_position(array: jax.Array) -> dict[int, jax.Array]:
+    """Return the data on each device of this process, by its position in the mesh, in order."""
+    mesh: Any = sharding_of(array).mesh
+    data_on = _data_by_device(array)
+    return {position: data_on[device] for device, position in local_positions(mesh).items()}
+
+
+def elements_of_block(data: jax.Array, array: jax.Array, grid: ShardGrid, block: int) -> jax.Array:
+    """Return the data of a block without its padding, if the array has any.
+
+    Args:
+      grid: as in ``distinct_shards``.
+    """
+    if array.shape == grid.global_shape:
+        return data
+    return without_padding(data, shape_at(grid.block_index(block), grid.shard_shape))
 
 
 def without_padding(data: jax.Array, shape: Shape) -> jax.Array:

@@ -193,10 +193,23 @@ def check_moving(
     takes_part = processes is None or jax.process_index() in processes
     if (always or _is_on()) and jax.process_count() > 1 and takes_part:
         described = {("", option): repr(value) for option, value in options.items()}
-        timeout = timeout_of_checks()
-        if not _is_on():
-            timeout = max(timeout, _LONG_WAIT)
-        _agree(lambda: describe(tree) | described, dict, _Place(name), timeout, processes)
+        done_by_all(lambda: describe(tree) | described, dict, name, processes)
+
+
+def done_by_all(
+    work: Callable[[], T],
+    outcome: Callable[[T], Description],
+    name: str,
+    processes: tuple[int, ...] | None = None,
+) -> T:
+    """Return the result of ``work``, after all processes have done theirs and agree.
+
+    As ``together`` with ``always``; it waits long for a process that comes later if checks are off.
+    """
+    timeout = timeout_of_checks()
+    if not _is_on():
+        timeout = max(timeout, _LONG_WAIT)
+    return _agree(work, outcome, _Place(name), timeout, processes)
 
 
 def user_location() -> str:

@@ -1,0 +1,104 @@
+"""Do replicas hold the same bits? Against one read of the memory, and comparison on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import gda
+from benchmarks.pairs import Side
+from benchmarks.work import AtMost, Work
+
+
+def _replicated(*shape: int, dtype: Any = np.float32) -> jax.Array:
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    data = np.random.default_rng(0).integers(0, 100, shape).astype(jnp.dtype(dtype))
+    return jax.device_put(data, NamedSharding(mesh, PartitionSpec()))
+
+
+@jax.jit
+def _xor(blocks: list[jax.Array]) -> list[jax.Array]:
+    """Return the XOR of all bits of each block, made on its device: one read of its memory."""
+    return [
+        lax.reduce(
+            lax.bitcast_convert_type(block, jnp.dtype(f"uint{block.dtype.itemsize * 8}")),
+            np.array(0, f"uint{block.dtype.itemsize * 8}"),
+            lax.bitwise_xor,
+            range(block.ndim),
+        )
+        for block in blocks
+    ]
+
+
+def _on_the_host(tree: list[jax.Array]) -> None:
+    """Compare all shards with the first, as NumPy arrays: on CPU without a copy."""
+    for leaf in tree:
+        shards = (np.asarray(shard.data) for shard in leaf.addressable_shards)
+        first, *others = (shard.view(f"u{leaf.dtype.itemsize}") for shard in shards)
+        assert all(np.array_equal(first, other) for other in others)
+
+
+def _compared(make: Any) -> Sequence[Side]:
+    tree = make()
+    return [
+        Side(lambda: gda.check_replicas_agree(tree)),
+        Side(lambda: jax.block_until_ready(_xor(tree))),
+        Side(lambda: _on_the_host(tree)),
+    ]
+
+
+def _started(make: Any) -> Sequence[Side]:
+    tree = make()
+    return [
+        Side(lambda: gda.check_replicas_agree(tree, wait=False), done=lambda check: check.result()),
+        Side(lambda: gda.check_replicas_agree(tree)),
+    ]
+
+
+def _large(mebibytes: int, dtype: str = "float32") -> list[jax.Array]:
+    return [_replicated(mebibytes, (1 << 20) // jnp.dtype(dtype).itemsize, dtype=dtype)]
+
+
+def _small() -> list[jax.Array]:
+    return [_replicated(16, 16 * (1 + i % 8)) for i in range(1000)]
+
+
+_READ = "XOR of all bits by XLA, one read"
+_HOST = "bytes of all shards compared on the host"
+
+
+def works(quick: bool) -> list[Work]:
+    size = 1 if quick else 64
+    return [
+        Work(
+            "replicas compared: 64 MiB of float32 on each of 8 devices",
+            partial(_compared, partial(_large, size)),
+            {_READ: AtMost(2), _HOST: None},
+            seconds=5,
+        ),
+        Work(
+            "replicas compared: 64 MiB of bfloat16 on each of 8 devices",
+            partial(_compared, partial(_large, size, "bfloat16")),
+            {_READ: None, _HOST: None},
+            seconds=5,
+        ),
+        Work(
+            "replicas compared: 1,000 leaves of 256 to 2,048 float32 on 8 devices",
+            partial(_compared, _small),
+            {_READ: None, _HOST: None},
+            seconds=5,
+        ),
+        Work(
+            "replicas compared: started with wait=False, 1,000 leaves on 8 devices",
+            partial(_started, _small),
+            {"wait=True": None},
+            seconds=5,
+        ),
+    ]

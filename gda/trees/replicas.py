@@ -1,0 +1,330 @@
+"""A check that all replicas of every block of a tree hold the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Literal, NamedTuple, overload
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jax.tree_util import keystr
+
+from gda.arrays.fingerprint_formula import Words
+from gda.arrays.liveness import real
+from gda.arrays.padded_array import PaddedArray
+from gda.arrays.replica_sums import LANES, PendingReplicas, begin_replicas
+from gda.layout.boundary import public, set_module
+from gda.layout.grid import ShardGrid
+from gda.layout.numbering import IntArray
+from gda.layout.spec import Index, Shape, shape_at
+from gda.layout.text import counted, format_index, format_numbers, format_processes, join_some
+from gda.mesh import Device, devices_of, processes_of, sharding_of
+from gda.multihost.agreement import done_by_all
+from gda.multihost.allgather import all_gather
+from gda.multihost.descriptions import describe
+from gda.trees.leaves import array_of, grid_of_leaf, is_container, with_paths
+
+_NAME = "gda.check_replicas_agree"
+
+
+@set_module("gda")
+@dataclass(frozen=True)
+class ReplicaMismatch:
+    """A block whose replicas differ, in ``ReplicaMismatchError.mismatches``.
+
+    Attributes:
+      path: the leaf, as it is written in Python, such as ``['layers'][0]``.
+      index: the block, in the whole array.
+      shape: the shape of the block, without padding.
+      groups: the ids of the devices with equal bits, the smallest group first.
+      processes: the processes of each group.
+
+    >>> import gda
+    >>> groups, processes = ((3,), (0, 1, 2)), ((1,), (0, 1))
+    >>> mismatch = gda.ReplicaMismatch("['w']", (slice(0, 4),), (4,), groups, processes)
+    >>> mismatch.minority
+    (3,)
+    >>> print(mismatch)
+    at ['w'], block [0:4] of shape (4,): device 3 (process 1) has other bits than devices 0-2 \
+(processes 0, 1), the majority
+    """
+
+    path: str
+    index: Index
+    shape: Shape
+    groups: tuple[tuple[int, ...], ...]
+    processes: tuple[tuple[int, ...], ...]
+
+    @property
+    def minority(self) -> tuple[int, ...]:
+        """Ids of all devices outside the largest group; empty if two groups are the largest."""
+        if len(self.groups[-1]) == len(self.groups[-2]):
+            return ()
+        return tuple(device for group in self.groups[:-1] for device in group)
+
+    def __str__(self) -> str:
+        said = [
+            f"device{'s' * (len(group) > 1)} {format_numbers(group)} ({format_processes(of)})"
+            for group, of in zip(self.groups, self.processes, strict=True)
+        ]
+        block = f"block {format_index(self.index)} of shape {self.shape}"
+        where = f"at {self.path}, {block}" if self.path else block
+        if not self.minority:
+            return f"{where}: {_listed(said)} have different bits, and there is no majority"
+        *others, majority = said
+        verb = "each have" if len(others) > 1 else "has" if len(self.minority) == 1 else "have"
+        return f"{where}: {_listed(others)} {verb} other bits than {majority}, the majority"
+
+
+def _listed(groups: list[str]) -> str:
+    return join_some(groups).replace("; ", " and ")
+
+
+@set_module("gda")
+class ReplicaMismatchError(ValueError):
+    """Replicas of a block hold different bits.
+
+    Every process that holds a part of the array raises it, with the same message.
+
+    Attributes:
+      mismatches: a ``ReplicaMismatch`` for each such block, in the order of the leaves.
+
+    >>> import gda, jax, numpy as np
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ('x',))
+    >>> on_each = [jax.device_put(np.float32([0, i == 2]), d) for i, d in enumerate(mesh.devices)]
+    >>> everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    >>> w = jax.make_array_from_single_device_arrays((2,), everywhere, on_each)
+    >>> try:
+    ...     gda.check_replicas_agree({'w': w})
+    ... except gda.ReplicaMismatchError as error:
+    ...     print(error.mismatches[0].path, error.mismatches[0].minority)
+    ['w'] (2,)
+    """
+
+    def __init__(self, message: str, mismatches: Iterable[ReplicaMismatch] = ()) -> None:
+        super().__init__(message)
+        self.mismatches = tuple(mismatches)
+
+
+@overload
+def check_replicas_agree(tree: Any, *, wait: Literal[True] = True) -> None: ...
+@overload
+def check_replicas_agree(tree: Any, *, wait: Literal[False]) -> ReplicaCheck: ...
+@set_module("gda")
+@public
+def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None:
+    """Check that all replicas of every block of a tree hold the same bits.
+
+    Every device sums up its own blocks as ``fingerprint`` does, and 8 bytes of each block are
+    compared. A change of one element is always found, any other change but for a chance of 2**-64.
+    NaNs are compared by their bits, keys by their numbers. Padding of a ``PaddedArray`` does not
+    count.
+
+    If several processes hold parts of an array, all of these must call it with the same tree; it
+    communicates once for the whole tree. Others need not. If each array is in one process, it never
+    communicates. It copies blocks of up to 16,384 elements for a moment, at most 32 MiB of them at
+    a time, and on CPU floats below 32 bits.
+
+    Args:
+      tree: a pytree of ``GlobalArray``, ``PaddedArray``, ``jax.Array`` and PRNG keys. Other leaves,
+        such as NumPy arrays and numbers, are ignored; so are arrays without replicas.
+      wait: with ``False``, return a ``ReplicaCheck`` after starting the sums. This does not wait
+        for the arrays to be computed, and later they may be donated or deleted.
+
+    Raises:
+      ReplicaMismatchError: replicas differ. It names leaves, blocks, devices, and those in the
+        minority. All processes that hold parts of the array raise it.
+      DisagreementError: the processes have different trees, or the check failed in another one.
+      LateProcessError: a process did not come. It is a ``TimeoutError``.
+      RuntimeError: an array was deleted or donated.
+      TypeError: an array is being traced, or has no mesh and spec.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> params = gda.load_tree({'w': np.ones((8, 2)), 'b': np.ones(8)}, mesh, P('x'))
+    >>> gda.check_replicas_agree(params)
+    >>> pending = gda.check_replicas_agree(params, wait=False)
+    >>> pending.result()
+    """
+    check = ReplicaCheck(tree)
+    if wait:
+        return check.result()
+    check._start()
+    return check
+
+
+class _Replicated(NamedTuple):
+    """An array with replicas: its leaf by number, and its layout."""
+
+    number: int
+    mesh: Mesh
+    grid: ShardGrid
+    is_shared: bool  # between processes
+
+
+@set_module("gda")
+class ReplicaCheck:
+    """A check of replicas that devices are working on: ``check_replicas_agree(wait=False)``.
+
+    >>> import gda, jax.numpy as jnp
+    >>> check = gda.check_replicas_agree({'w': jnp.ones(4)}, wait=False)
+    >>> check.result()
+    >>> check.is_ready()
+    True
+    """
+
+    def __init__(self, tree: Any) -> None:
+        self._leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
+        found = with_paths(tree, _layout_of, range(len(self._leaves)), self._leaves)
+        layouts = [each for each in found if each is not None]
+        self._arrays = [each for each in layouts if each.grid.num_replicas > 1]
+        shared = [each for each in layouts if each.is_shared]
+        numbers = (processes_of(each.mesh).numbers for each in shared)
+        self._processes = tuple(sorted(set().union(*numbers)))
+        # Without data, which a check on its way must not hold.
+        described = dict.fromkeys(range(len(self._leaves)))
+        described |= {each.number: _without_data(self._leaves[each.number]) for each in shared}
+        self._described = jax.tree.unflatten(structure, described.values())
+        self._numbers = jax.tree.unflatten(structure, described)
+        self._sums: PendingReplicas | None = None
+        self._mismatches: list[ReplicaMismatch] | None = None  # until it is compared
+
+    @public
+    def is_ready(self) -> bool:
+        """Return whether the devices of this process have finished; never waits."""
+        return self._mismatches is not None or self._start().is_ready()
+
+    @public
+    def result(self) -> None:
+        """Wait, and compare; the errors are those of ``check_replicas_agree``.
+
+        If several processes hold parts of an array, it communicates: all of these must call it at
+        the same place of the program. A later call of the same check does not.
+        """
+        if self._mismatches is None:
+            if jax.process_index() in self._processes:
+                mine = done_by_all(
+                    self._compare_here, lambda _: describe(self._described), _NAME, self._processes
+                )
+                self._compare_shared(mine)
+            else:
+                self._compare_here()
+        self._raise_mismatches()
+
+    def _start(self) -> PendingReplicas:
+        """Start the sums, unless they were started, and let go of the arrays."""
+        if self._sums is None:
+            arrays: Any = with_paths(self._numbers, _live_array, self._leaves)
+            self._sums = begin_replicas([(arrays[each.number], each.grid) for each in self._arrays])
+            self._leaves = []
+        return self._sums
+
+    def _compare_here(self) -> list[Words]:
+        """Return the sums of this process, after comparing arrays that no other process holds."""
+        sums = self._start().result()
+        self._compare(
+            (each, of_devices)
+            for each, of_devices in zip(self._arrays, sums, strict=True)
+            if not each.is_shared
+        )
+        self._raise_mismatches()
+        return sums
+
+    def _compare_shared(self, mine: list[Words]) -> None:
+        """Exchange the sums of arrays that several processes hold, and compare them."""
+        shared = [
+            (each, sums) for each, sums in zip(self._arrays, mine, strict=True) if each.is_shared
+        ]
+        counts = [
+            [len(processes_of(each.mesh).positions(process)) for each, _ in shared]
+            for process in self._processes
+        ]
+        most = max(map(sum, counts), default=0)
+        if not most:
+            return
+        line = np.zeros((most, LANES), "<u4")
+        here = np.concatenate([sums for _, sums in shared])
+        line[: len(here)] = here
+        received = all_gather(line.reshape(-1).view(np.uint8), self._processes)
+        rows = received.view("<u4").reshape(len(self._processes), most, LANES)
+        everywhere = [np.zeros((each.grid.num_devices, LANES), np.uint32) for each, _ in shared]
+        for process, of_process, row in zip(self._processes, counts, rows, strict=True):
+            parts = np.split(row, np.cumsum(of_process))
+            for (each, _), sums, part in zip(shared, everywhere, parts, strict=False):
+                sums[processes_of(each.mesh).positions(process)] = part
+        self._compare(zip((each for each, _ in shared), everywhere, strict=True))
+
+    def _compare(self, arrays: Iterable[tuple[_Replicated, Words]]) -> None:
+        """Compare the sums of all devices of some arrays."""
+        self._mismatches = [
+            mismatch for each, sums in arrays for mismatch in self._differing(each, sums)
+        ]
+
+    def _raise_mismatches(self) -> None:
+        if self._mismatches:
+            blocks = counted(len(self._mismatches), "block")
+            arrays = counted(len({mismatch.path for mismatch in self._mismatches}), "array")
+            raise ReplicaMismatchError(
+                f"the replicas of {blocks} of {arrays} differ: "
+                f"{join_some(list(map(str, self._mismatches)))}",
+                self._mismatches,
+            )
+
+    def _differing(self, array: _Replicated, sums: Words) -> Iterator[ReplicaMismatch]:
+        grid, devices = array.grid, devices_of(array.mesh)
+        differing = (sums != sums[_first_holders(grid)]).any(1)
+        for block in np.unique(grid.block_ids[differing]).tolist():
+            by_sums: dict[bytes, list[Device]] = {}
+            for position in np.flatnonzero(grid.block_ids == block):
+                by_sums.setdefault(sums[position].tobytes(), []).append(devices[position])
+            groups = sorted(by_sums.values(), key=len)
+            index = grid.block_index(block)
+            yield ReplicaMismatch(
+                path=self._paths[array.number],
+                index=index,
+                shape=shape_at(index, grid.shard_shape),
+                groups=tuple(tuple(sorted(each.id for each in group)) for group in groups),
+                processes=tuple(
+                    tuple(sorted({each.process_index for each in group})) for group in groups
+                ),
+            )
+
+    @cached_property
+    def _paths(self) -> list[str]:
+        return [keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(self._numbers)]
+
+    def __repr__(self) -> str:
+        return f"ReplicaCheck({counted(len(self._arrays), 'replicated array')})"
+
+
+@lru_cache(maxsize=256)
+def _first_holders(grid: ShardGrid) -> IntArray:
+    """Return, for each device, the position of the first device that holds the same block."""
+    _, firsts, blocks = np.unique(grid.block_ids, return_index=True, return_inverse=True)
+    return firsts[blocks]
+
+
+def _layout_of(number: int, leaf: Any) -> _Replicated | None:
+    """Return the layout of a leaf; ``None`` for a leaf that is no array."""
+    if not is_container(leaf) and not isinstance(leaf, jax.Array):
+        return None
+    held: Any = leaf
+    array = real(held.array if is_container(leaf) else leaf)
+    mesh: Any = sharding_of(array).mesh
+    return _Replicated(number, mesh, grid_of_leaf(leaf), not array.is_fully_addressable)
+
+
+def _live_array(leaf: Any) -> jax.Array | None:
+    is_array = is_container(leaf) or isinstance(leaf, jax.Array)
+    return array_of(leaf) if is_array else None
+
+
+def _without_data(leaf: Any) -> Any:
+    """Return the layout of a leaf as a tree without data, equal in all processes that agree."""
+    array: Any = leaf.array if is_container(leaf) else leaf
+    layout = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+    return PaddedArray(layout, leaf.shape) if isinstance(leaf, PaddedArray) else layout

@@ -1,0 +1,476 @@
+"""Do replicas hold the same bits? Every flipped bit is found and named, and nothing else is."""
+
+import pickle
+import random
+import threading
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+from trials import Trials, rarely, tried
+
+import gda
+from gda.arrays import replica_sums
+from gda.arrays.fingerprint_formula import sums_of_numpy
+from gda.testing.strategies import global_arrays
+
+P = PartitionSpec
+DTYPES = [
+    *("bool", "int2", "int4", "uint4", "int8", "uint16", "int32", "uint32", "complex64"),
+    *("float16", "bfloat16", "float32", "float4_e2m1fn", "float8_e3m4", "float8_e4m3fn"),
+    *("float8_e5m2", "float8_e8m0fnu"),
+]
+FEW_BITS = {"bool": 1, "int2": 2, "int4": 4, "uint4": 4, "float4_e2m1fn": 4}
+
+
+def flipped(array: Any, device: int, element: int = 0, bit: int = 0) -> Any:
+    """Return an array, or a container of one, with one bit flipped in the block of one device.
+
+    Args:
+      device: the id of a device of this process.
+      element: place in the block as it lies there, with padding.
+      bit: of the element.
+    """
+    if isinstance(array, gda.PaddedArray):
+        return gda.PaddedArray(flipped(array.array, device, element, bit), array.shape)
+    array = getattr(array, "array", array)
+    blocks = [shard.data for shard in array.addressable_shards]
+    (place,) = [i for i, block in enumerate(blocks) if device in {d.id for d in block.devices()}]
+    (where,) = blocks[place].devices()
+    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    data = np.array(jax.random.key_data(blocks[place]) if is_key else blocks[place])
+    # `element` counts keys, of two words.
+    raw = data.reshape(-1).view(np.uint8).reshape(max(blocks[place].size, 1), -1)
+    raw[element, bit // 8] ^= 1 << bit % 8
+    changed = jax.device_put(data, where)
+    blocks[place] = jax.random.wrap_key_data(changed) if is_key else changed
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, blocks)
+
+
+def differences(tree: Any) -> dict[tuple[str, Any], tuple[tuple[int, ...], ...]]:
+    """Return the groups of devices by path and start of each block that differs."""
+    try:
+        gda.check_replicas_agree(tree)
+    except gda.ReplicaMismatchError as error:
+        starts = lambda index: tuple(part.start or 0 for part in index)  # noqa: E731
+        return {(each.path, starts(each.index)): each.groups for each in error.mismatches}
+    return {}
+
+
+@pytest.fixture(params=["together", "each by itself"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each of the ways in which sums are made: those of small blocks and of large ones."""
+    if request.param == "each by itself":
+        monkeypatch.setattr(replica_sums, "SMALL", 0)
+    return request.param
+
+
+def test_one_device_that_differs(way: str, mesh: Mesh) -> None:
+    w = cut(batch(8, 8), mesh, P(None, "y"))
+    assert gda.check_replicas_agree({"w": w}) is None
+    with pytest.raises(gda.ReplicaMismatchError) as raised:
+        gda.check_replicas_agree({"layers": [{"w": flipped(w, 3, 17, 30)}], "b": w})
+    assert str(raised.value) == (
+        "the replicas of 1 block of 1 array differ: at ['layers'][0]['w'], block [:, 4:8] of shape "
+        "(8, 4): device 3 (process 0) has other bits than devices 1, 5, 7 (process 0), the majority"
+    )
+    (mismatch,) = raised.value.mismatches
+    assert mismatch.minority == (3,)
+    assert mismatch.groups == ((3,), (1, 5, 7))
+    assert mismatch.processes == ((0,), (0,))
+    assert (mismatch.index, mismatch.shape) == ((slice(None), slice(4, 8)), (8, 4))
+
+
+def test_no_majority(auto_mesh: Mesh) -> None:
+    w = cut(batch(8), auto_mesh, P("x"))
+    with pytest.raises(gda.ReplicaMismatchError) as raised:
+        gda.check_replicas_agree(flipped(w, 5))
+    assert str(raised.value) == (
+        "the replicas of 1 block of 1 array differ: block [4:6] of shape (2,): device 4 (process "
+        "0) and device 5 (process 0) have different bits, and there is no majority"
+    )
+    assert raised.value.mismatches[0].minority == ()
+
+
+def test_several_in_the_minority(auto_mesh: Mesh) -> None:
+    b = cut(batch(4), auto_mesh, P())
+    with pytest.raises(
+        gda.ReplicaMismatchError, match="device 1 .* and device 6 .* each have"
+    ) as e:
+        gda.check_replicas_agree(flipped(flipped(b, 1), 6, bit=5))
+    assert e.value.mismatches[0].minority == (1, 6)
+    with pytest.raises(gda.ReplicaMismatchError, match=r"devices 1, 6 \(process 0\) have") as e:
+        gda.check_replicas_agree(flipped(flipped(b, 1), 6))
+    assert e.value.mismatches[0].groups == ((1, 6), (0, 2, 3, 4, 5, 7))
+
+
+def test_a_program_that_computes_something_else_on_each_device(auto_mesh: Mesh) -> None:
+    own = jax.shard_map(
+        lambda: jax.lax.axis_index("x").astype(np.float32)[None],
+        mesh=auto_mesh,
+        in_specs=(),
+        out_specs=P(),
+        check_vma=False,
+    )
+    tree = {str(number): jax.jit(own)() for number in range(20)}
+    with pytest.raises(
+        gda.ReplicaMismatchError, match=r"of 20 blocks of 20 arrays .* 12 more$"
+    ) as e:
+        gda.check_replicas_agree(tree)
+    assert len(e.value.mismatches) == 20
+    assert e.value.mismatches[0].groups == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert str(pickle.loads(pickle.dumps(e.value))) == str(e.value)
+    assert pickle.loads(pickle.dumps(e.value)).mismatches == e.value.mismatches
+
+
+def test_what_is_compared_and_what_is_not(mesh: Mesh) -> None:
+    tree = {
+        "one device": jnp.ones(3),
+        "scalar": cut(np.float32(3), mesh, P()),
+        "no elements": cut(np.zeros((0, 8), np.float32), mesh, P("x")),
+        "no replicas": cut(batch(8, 8), mesh, P("x", "y")),
+        "keys": jax.device_put(jax.random.split(jax.random.key(0), 8), NamedSharding(mesh, P("y"))),
+        "numpy": np.arange(3),
+        "step": 7,
+        "name": "model",
+        "none": None,
+    }
+    gda.check_replicas_agree(tree)
+    assert repr(gda.check_replicas_agree(tree, wait=False)) == "ReplicaCheck(3 replicated arrays)"
+    changed = tree | {"scalar": flipped(tree["scalar"], 2), "keys": flipped(tree["keys"], 4, 1, 63)}
+    assert differences(changed) == {
+        ("['keys']", (0,)): ((4,), (0, 2, 6)),
+        ("['scalar']", ()): ((2,), (0, 1, 3, 4, 5, 6, 7)),
+    }
+
+
+def test_padding_does_not_count(way: str, mesh: Mesh) -> None:
+    for dtype in ("float32", "bfloat16"):
+        p = gda.PaddedArray.from_array(batch(5, 2).astype(dtype), mesh, P("x"))
+        # Devices 4 and 5 have one row and one of padding, 6 and 7 padding alone.
+        assert differences([flipped(p, 5, 2), flipped(p, 7, 0)]) == {}
+        assert differences([p, flipped(p, 5, 1, 3)]) == {("[1]", (4, 0)): ((4,), (5,))}
+
+
+def test_every_bit_of_every_kind_of_number(way: str) -> None:
+    """NaNs too, which XLA changes in some moves."""
+    mesh, tree = mesh_of({"x": 2, "y": 2}), {}
+    each_compiles = way == "each by itself"
+    for dtype in ["int4", "bfloat16", "float8_e5m2", "complex64"] if each_compiles else DTYPES:
+        kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+        bits = FEW_BITS.get(dtype, 8 * kind.itemsize)
+        raw = np.arange(1 << min(bits, 10), dtype=np.uint64) << max(bits - 10, 0)
+        data = raw.astype(f"u{kind.itemsize}").view(kind)
+        tree[dtype] = cut(data.reshape(2, -1), mesh, P("x"))
+    padded = {
+        dtype: gda.PaddedArray.from_array(np.asarray(tree[dtype])[:, 1:], mesh, P(None, "x"))
+        for dtype in ("bfloat16", "float8_e5m2")
+    }
+    assert differences([tree, padded]) == {}
+    for _ in range(4):
+        changed, expected = {}, {}
+        for dtype, leaf in tree.items():
+            place = random.randrange(leaf.size // 2)
+            changed[dtype] = flipped(leaf, 3, place, random.randrange(FEW_BITS.get(dtype, 8)))
+            expected[f"[0][{dtype!r}]", (1, 0)] = ((2,), (3,))
+        for dtype, leaf in padded.items():  # of the last block, one column is padding
+            width = leaf.padded_shape[1] // 2
+            place = random.randrange(2) * width + random.randrange(width - 1)
+            expected[f"[1][{dtype!r}]", (0, width)] = ((2,), (3,))
+            changed[dtype, "padded"] = flipped(leaf, 3, place)
+        last = {dtype: changed.pop((dtype, "padded")) for dtype in padded}
+        assert differences([changed, last]) == expected
+
+
+def test_numbers_of_64_bits(way: str) -> None:
+    with jax.enable_x64(True):
+        g = cut(np.arange(6) * 2.0**40, mesh_of({"x": 3, "y": 2}), P("x"))
+        assert differences({"g": g}) == {}
+        assert differences({"g": flipped(g, 4, 1, 63)}) == {("['g']", (4,)): ((4,), (5,))}
+
+
+def test_other_memory_and_settings(mesh: Mesh) -> None:
+    sharding = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    tree = {"host": jax.device_put(batch(8, 8), sharding), "w": cut(batch(8), mesh, P("y"))}
+    with jax.set_mesh(mesh), jax.disable_jit(), jax.transfer_guard("disallow"):
+        gda.check_replicas_agree(tree)
+
+
+def test_large_and_small_ones_are_summed_up_by_the_formula(way: str) -> None:
+    mesh = mesh_of({"x": 2})
+    data = batch(4, 3)
+    replicas = cut(data, mesh, P()).array
+    grid = gda.ShardGrid((4, 3), {"x": 2}, P(), process_of=[0, 0])
+    (sums,) = replica_sums.begin_replicas([(replicas, grid)]).result()
+    row = np.zeros(128, np.uint32)  # of words; that of a float32 are its bits
+    row[:12] = data.ravel().view(np.uint32)
+    expected = sums_of_numpy(data if way == "each by itself" else row)
+    assert sums.tolist() == [expected[: replica_sums.LANES].tolist()] * 2
+
+
+def test_many_small_blocks_take_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = mesh_of({"x": 2})
+    tree = [cut(batch(size), mesh, P()) for size in (3, 200, 128, 1, 5000)]
+    replica_sums._program_of_small.cache_clear()
+    gda.check_replicas_agree(tree)
+    assert replica_sums._program_of_small.cache_info().misses == 1
+    monkeypatch.setattr(replica_sums, "_MOST_ROWS", 4)
+    for number, at in [(0, 2), (1, 150), (2, 127), (3, 0), (4, 4999)]:
+        changed = [flipped(leaf, 1, at) if i == number else leaf for i, leaf in enumerate(tree)]
+        assert set(differences(changed)) == {(f"[{number}]", (0,))}
+
+
+@rarely(2)
+@given(g=global_arrays())
+def test_no_false_alarm(g: gda.GlobalArray) -> None:
+    gda.check_replicas_agree({"g": g})
+
+
+# Later.
+
+
+def delayed(leaf: Any, gate: threading.Event) -> jax.Array:
+    """Return an array that is computed when the gate opens, with the values of ``leaf``."""
+
+    def wait() -> np.ndarray:
+        gate.wait(60)
+        return np.zeros((), np.float32)
+
+    def late(leaf: jax.Array) -> jax.Array:
+        zero = jax.pure_callback(wait, jax.ShapeDtypeStruct((), np.float32))
+        return leaf + zero.astype(leaf.dtype)
+
+    return jax.jit(late)(leaf)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_pending_check_waits_for_nothing(way: str, dtype: str) -> None:
+    gate = threading.Event()
+    w = cut(batch(256).astype(dtype), mesh_of({"x": 2}), P()).array
+    gda.check_replicas_agree(w)  # compiles
+    late = delayed(w, gate)
+    try:
+        check = gda.check_replicas_agree({"w": late}, wait=False)
+        assert not check.is_ready()
+        assert not late.is_ready()
+        late.delete()
+    finally:
+        gate.set()
+    check.result()
+    assert check.is_ready()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
+def test_what_is_checked_may_be_donated(way: str, dtype: str) -> None:
+    w = flipped(cut(batch(64).astype(jnp.dtype(dtype)), mesh_of({"x": 4}), P()), 2)
+    check = gda.check_replicas_agree({"w": w}, wait=False)
+    jax.block_until_ready(jax.jit(lambda x: x + x, donate_argnums=0)(w))
+    assert w.is_deleted()
+    for _ in range(2):  # it answers as often as it is asked
+        with pytest.raises(
+            gda.ReplicaMismatchError, match=r"at \['w'\].*: device 2 \(process 0\) has"
+        ):
+            check.result()
+
+
+def test_a_pending_check_holds_no_array(mesh: Mesh) -> None:
+    w = cut(batch(8), mesh, P("x")).array
+    gone = weakref.ref(w)
+    check = gda.check_replicas_agree({"w": w}, wait=False)
+    del w
+    assert gone() is None
+    check.result()
+
+
+# What cannot be.
+
+
+def test_arrays_without_data(auto_mesh: Mesh) -> None:
+    g = cut(batch(8), auto_mesh, P("x"))
+    with pytest.raises(
+        TypeError, match="is being traced, so it has no data; call this outside"
+    ) as e:
+        jax.jit(lambda x: gda.check_replicas_agree({"w": x}))(g.array)
+    assert "gda: at ['w'] of the tree" in e.value.__notes__
+    g.delete()
+    for wait in (True, False):
+        with pytest.raises(RuntimeError, match="was deleted, by delete") as raised:
+            gda.check_replicas_agree({"a": 1, "w": [g]}, wait=wait)
+        assert raised.value.__notes__ == ["gda: at ['w'][0] of the tree"]
+    with pytest.raises(TypeError, match="holds a ndarray and no jax.Array|not ndarray") as raised:
+        gda.check_replicas_agree([gda.GlobalArray(array=batch(8))])
+    assert raised.value.__notes__ == ["gda: at [0] of the tree"]
+
+
+# Trials.
+
+SHAPES = [{"a": 8}, {"a": 4, "b": 2}, {"a": 2, "b": 2, "c": 2}, {"a": 3, "b": 2}, {"a": 4}]
+
+
+def random_leaf(chance: random.Random) -> Any:
+    """Return an array with replicas, of any dtype, over any mesh, sharded in any way."""
+    shape = chance.choice(SHAPES)
+    order = chance.sample(range(8), int(np.prod([*shape.values()])))
+    mesh = ordered_mesh(order, shape, chance.choice([AxisType.Auto, AxisType.Explicit]))
+    names = chance.sample(list(shape), chance.randint(0, len(shape) - 1))  # one axis has replicas
+    entries: list[Any] = [None, *names]
+    chance.shuffle(entries)
+    if len(names) > 1 and chance.random() < 0.3:
+        entries = [tuple(names), None]
+    ways = [int(np.prod([shape[n] for n in np.atleast_1d(e)])) if e else 1 for e in entries]
+    sizes = [way * chance.randint(1, 4) for way in ways]
+    if chance.random() < 0.1:
+        sizes[-1] *= 1 << 15  # a program of its own
+    pads = chance.random() < 0.2
+    if pads:
+        sizes = [max(size - chance.randint(0, 2), 1) for size in sizes]
+    name = chance.choice(DTYPES)
+    kind = np.dtype(getattr(ml_dtypes, name, name))
+    bits = FEW_BITS.get(name, 0)
+    raw = np.random.default_rng(chance.randrange(2**32)).bytes(int(np.prod(sizes)) * kind.itemsize)
+    data = np.frombuffer(raw, np.uint8) & np.uint8((1 << bits) - 1 if bits else 255)
+    data = data.view(kind).reshape(sizes)
+    if pads:
+        return gda.PaddedArray.from_array(data, mesh, P(*entries))
+    g = cut(data, mesh, P(*entries))
+    return chance.choice([g, g.array])
+
+
+def flip_at_random(leaf: Any, chance: random.Random) -> tuple[Any, int, tuple[int, ...]]:
+    """Return the leaf with a bit flipped, the device that has it, and the start of its block."""
+    padded = isinstance(leaf, gda.PaddedArray)
+    g = leaf if padded or isinstance(leaf, gda.GlobalArray) else gda.GlobalArray.from_array(leaf)
+    shard = chance.choice([shard for shard in g.local_shards if shard.data.size])
+    at = np.unravel_index(chance.randrange(shard.data.size), shard.data.shape)
+    held = g.array.sharding.shard_shape(g.array.shape)
+    element = int(np.ravel_multi_index(at, held))
+    bits = FEW_BITS.get(str(g.dtype), 8 * g.dtype.itemsize)
+    changed = flipped(leaf, shard.device.id, element, chance.randrange(bits))
+    return changed, shard.device.id, tuple(part.start or 0 for part in shard.index)
+
+
+@tried("a bit of one replica is flipped", sample=30, full=10_000)
+def test_every_flipped_bit_is_found_and_named(trials: Trials) -> None:
+    """Half of the leaves of each tree have a flipped bit; these are named, and no others."""
+    chance, done = trials.chance, 0
+    while done < trials.most:
+        leaves = [random_leaf(chance) for _ in range(12)]
+        assert differences(leaves) == {}
+        for _ in range(5 if trials.most < 10_000 else 40):
+            changed, expected = list(leaves), {}
+            for number in chance.sample(range(12), min(6, trials.most - done)):
+                changed[number], device, start = flip_at_random(leaves[number], chance)
+                expected[f"[{number}]", start] = device
+                done += 1
+            found = differences(changed)
+            assert set(found) == set(expected)
+            for place, groups in found.items():
+                assert (expected[place],) in groups
+                assert len(groups) == 2
+                trials.count("found")
+
+
+# Many processes.
+
+
+def said_of(tree: Any, **options: Any) -> str:
+    with pytest.raises(gda.ReplicaMismatchError) as raised:
+        gda.check_replicas_agree(tree, **options)
+    return str(raised.value)
+
+
+def flipped_on(g: gda.GlobalArray, device: int, *place: int) -> Any:
+    """Return it with a bit flipped in the process of this device, and unchanged in others."""
+    is_here = jax.devices()[device].process_index == jax.process_index()
+    return flipped(g, jax.devices()[device].id, *place) if is_here else g
+
+
+@pytest.mark.processes(4, devices=2)
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_replica_in_another_process(order: list[int]) -> None:
+    mesh = ordered_mesh(order, {"x": 4, "y": 2})
+    everywhere, rows = cut(batch(16, 4), mesh, P()), cut(batch(16, 4), mesh, P("y"))
+    gda.check_replicas_agree({"a": everywhere, "b": [rows, jnp.ones(jax.process_index())], "c": 1})
+    said = said_of({"a": flipped_on(everywhere, 3, 40, 31), "b": [flipped_on(rows, 6)]})
+    assert said.startswith("the replicas of 2 blocks of 2 arrays differ: at ['a'], block [:, :]")
+    ids = [device.id for device in jax.devices()]
+    processes = [device.process_index for device in jax.devices()]
+    for device in (3, 6):
+        assert f"device {ids[device]} (process {processes[device]}) has other bits than" in said
+    assert "(processes 0-3), the majority" in said
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_tie_of_two_processes_and_a_pending_check() -> None:
+    mesh = ordered_mesh(range(8), {"x": 2, "y": 4})
+    g = cut(batch(16, 4), mesh, P("y"))
+    check = gda.check_replicas_agree({"g": flipped_on(g, 6)}, wait=False)
+    other = gda.check_replicas_agree([g, gda.PaddedArray(g.array, g.shape)], wait=False)
+    g.delete()
+    with pytest.raises(gda.ReplicaMismatchError) as raised:
+        check.result()
+    ids = [device.id for device in jax.devices()]
+    assert str(raised.value) == (
+        f"the replicas of 1 block of 1 array differ: at ['g'], block [8:12, :] of shape (4, 4): "
+        f"device {ids[2]} (process 0) and device {ids[6]} (process 1) have different bits, and "
+        "there is no majority"
+    )
+    assert raised.value.mismatches[0].processes == ((0,), (1,))
+    other.result()
+    with pytest.raises(gda.ReplicaMismatchError, match=r"at \['g'\]"):  # without communicating
+        check.result()
+
+
+@pytest.mark.processes(4, devices=2)
+def test_only_the_processes_of_the_arrays_take_part() -> None:
+    mesh = ordered_mesh([2, 3, 6, 7], {"x": 4})
+    g = cut(batch(8), mesh, P())
+    me = jax.process_index()
+    if me in (1, 3):
+        assert "device" in said_of({"g": flipped_on(g, 7)})
+    elif me == 2:
+        gda.check_replicas_agree({"g": g})  # which says nothing, for it holds no part
+    alone = cut(batch(8), mesh_of_own_devices(), P())
+    gda.check_replicas_agree({"own": alone, "n": [1] * me})
+    assert "process" in said_of({"own": flipped(alone, jax.local_devices()[1].id)})
+
+
+def mesh_of_own_devices() -> Mesh:
+    return Mesh(np.array(jax.local_devices()), ("x",))
+
+
+@pytest.mark.processes(4, devices=2)
+@pytest.mark.parametrize("checks", [True, False])
+def test_processes_with_different_trees_are_told(checks: bool) -> None:
+    mesh, me = ordered_mesh(range(8), {"x": 8}), jax.process_index()
+    with gda.checking_agreement(False):
+        g, other = cut(batch(8), mesh, P()), cut(batch(16), mesh, P("x"))
+    with gda.checking_agreement(checks, timeout=30):
+        with pytest.raises(
+            gda.DisagreementError, match=r"process 2: structure .*{'a': \*, 'b': \*"
+        ):
+            gda.check_replicas_agree({"a": g, "b": g} if me == 2 else {"a": g})
+        with pytest.raises(gda.DisagreementError, match=r"at \['a'\], process 1: shape \(16,\)"):
+            gda.check_replicas_agree({"a": other if me == 1 else g})
+
+
+@pytest.mark.processes(4, devices=2)
+def test_a_failure_of_one_process_ends_the_check_in_all() -> None:
+    mesh, me = ordered_mesh(range(8), {"x": 8}), jax.process_index()
+    g, own = cut(batch(8), mesh, P()), cut(batch(8), mesh_of_own_devices(), P())
+    tree = {"g": g, "own": flipped(own, jax.local_devices()[0].id) if me == 1 else own}
+    kind = gda.ReplicaMismatchError if me == 1 else gda.DisagreementError
+    with pytest.raises(kind, match=r"at \['own'\], block"):
+        gda.check_replicas_agree(tree)
+    if me == 3:
+        g.delete()
+    kind = RuntimeError if me == 3 else gda.DisagreementError
+    with pytest.raises(kind, match="was deleted"):
+        gda.check_replicas_agree({"g": g})
