@@ -16,36 +16,48 @@ from typing import Any
 
 import numpy as np
 
-from gda.layout.spec import Index, Shape
+from gda.layout.spec import Shape
 
-# Blocks that are not contiguous in memory are copied in parts of so many bytes.
+Memory = np.ndarray[Any, Any]
+
+# Blocks that are not contiguous in memory, and those that are joined, are copied in such parts.
 PART_BYTES = 4 * 1024 * 1024
 
 
 # Not by memory maps, which are faster for short runs: of one page that two hosts change, each on a
 # shared file system, one change may be lost; and a full disk ends the process.
-def write_block(
-    file: int, first: int, shape: Shape, index: Index, data: np.ndarray[Any, Any]
+def write_blocks(
+    file: int, first: int, shape: Shape, start: Shape, blocks: Sequence[Memory]
 ) -> None:
-    """Write the block at an index of an array of a shape, whose first byte is at ``first``."""
+    """Write a block of an array, or several side by side, into the data of the array in C order.
+
+    Args:
+      first: the first byte of the array in the file.
+      shape: of the array.
+      start: the index of the first element of the first block.
+      blocks: one, or several that lie along ``axis_of_runs``, which is not the first axis.
+    """
+    one, *others = blocks
+    if not others and one.flags.c_contiguous:
+        _write_runs(file, first, shape, start, one)
+        return
+    axis = axis_of_runs(shape, one.shape)
+    nbytes = sum(block.nbytes for block in blocks)
+    rows = max(1, PART_BYTES * len(one) // max(nbytes, 1))
+    for row in range(0, len(one), rows):
+        part = [block[row : row + rows] for block in blocks]
+        part = np.ascontiguousarray(np.concatenate(part, axis) if others else part[0])
+        _write_runs(file, first, shape, (start[0] + row, *start[1:]), part)
+
+
+def _write_runs(file: int, first: int, shape: Shape, start: Shape, data: Memory) -> None:
     if not data.size:
         return
-    if not data.flags.c_contiguous:
-        rows = max(1, PART_BYTES * len(data) // data.nbytes)
-        for row in range(0, len(data), rows):
-            part = np.ascontiguousarray(data[row : row + rows])
-            begin = (index[0].start or 0) + row
-            write_block(file, first, shape, (slice(begin, begin + len(part)), *index[1:]), part)
-        return
-    whole = data.ndim
-    while whole and data.shape[whole - 1] == shape[whole - 1]:
-        whole -= 1
-    run = max(whole - 1, 0)  # the dimension of the runs, and those after it, are contiguous
+    run = axis_of_runs(shape, data.shape)
     strides = [math.prod(shape[each + 1 :]) * data.itemsize for each in range(data.ndim)]
-    starts = [s.start or 0 for s in index]
-    first += sum(start * stride for start, stride in zip(starts, strides, strict=True))
-    view, position = memoryview(data.reshape(-1).view(np.uint8).data), 0
+    first += sum(number * stride for number, stride in zip(start, strides, strict=True))
     run_bytes = math.prod(data.shape[run:]) * data.itemsize
+    view, position = memoryview(data.reshape(-1).view(np.uint8).data), 0
     count, stride = (data.shape[run - 1], strides[run - 1]) if run else (1, 0)
     for place in np.ndindex(data.shape[: max(run - 1, 0)]):
         at = first + sum(number * each for number, each in zip(place, strides, strict=False))
@@ -53,6 +65,16 @@ def write_block(
             _write(file, view[position : position + run_bytes], at)
             position += run_bytes
             at += stride
+
+
+def axis_of_runs(shape: Shape, block: Shape) -> int:
+    """Return the dimension from which on a block is contiguous in the array.
+
+    >>> axis_of_runs((8, 6, 4), (2, 3, 4)), axis_of_runs((8, 4), (8, 4)), axis_of_runs((), ())
+    (1, 0, 0)
+    """
+    cut = [axis for axis, size in enumerate(shape) if block[axis] != size]
+    return cut[-1] if cut else 0
 
 
 def _write(file: int, view: memoryview, position: int) -> None:

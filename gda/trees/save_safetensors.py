@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,12 @@ from jax.tree_util import keystr
 
 from gda.arrays.fingerprint_formula import fingerprint_of_numpy
 from gda.arrays.narrowing import is_extended
+from gda.arrays.placing import start_of
 from gda.arrays.process_local import distinct_shards
 from gda.arrays.to_host import BlockData, HostBlock, HostBlocks
 from gda.layout.boundary import public, set_module
 from gda.layout.processes import turns_of
-from gda.layout.spec import Index, Shape
+from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import format_index
 from gda.mesh import mesh_of_all
 from gda.multihost.agreement import timeout_of_checks, together
@@ -52,8 +54,11 @@ from gda.trees.leaves import (
 )
 from gda.trees.matching import name_of
 
-# Copies of blocks from accelerators, and the threads that write: some wait for the disk.
-_OPTIONS = Options(max_workers=4, max_bytes=64 * 2**20)
+# With the parts that ``write_blocks`` joins in each thread, copies take 64 MiB. Some threads wait
+# for the disk while others copy.
+_MAX_BYTES = 48 * 2**20
+_OPTIONS = Options(max_workers=4, max_bytes=_MAX_BYTES)
+_LONG_RUN = 64 * 2**10  # bytes
 _LONG_WAIT = 1800.0  # seconds, for processes that write longer
 _FILES_AT_A_TIME = 64
 _NAME = "gda.storage.save_safetensors"
@@ -146,7 +151,9 @@ class _Leaf:
     """An array of the tree, and the blocks of it that this process writes.
 
     Attributes:
+      dtype: in the byte order of the files.
       own: the data, if every process has the whole array.
+      is_copied: True if its blocks have to be copied to the host.
       indices: of the blocks that this process writes.
       blocks: returns their data.
     """
@@ -154,6 +161,7 @@ class _Leaf:
     shape: Shape
     dtype: np.dtype[Any]
     own: Any
+    is_copied: bool
     indices: Sequence[Index]
     blocks: Callable[[], Sequence[BlockData]]
 
@@ -313,11 +321,14 @@ def _array_of(leaf: Any) -> Any:
 
 
 def _leaf(given: Any, array: Any, turn: int) -> _Leaf:
-    is_local = jax.process_count() > 1 and not isinstance(array.sharding, NamedSharding)
-    if isinstance(array, np.ndarray) or is_local:
+    dtype = np.dtype(array.dtype).newbyteorder("<")
+    on_devices = isinstance(array, jax.Array)
+    is_copied = on_devices and any(each.platform != "cpu" for each in array.devices())
+    is_local = on_devices and not isinstance(array.sharding, NamedSharding)
+    if not on_devices or (is_local and jax.process_count() > 1):
         has_turn = turn % jax.process_count() == jax.process_index()
-        indices = [tuple(slice(0, size) for size in array.shape)] if has_turn else []
-        return _Leaf(array.shape, np.dtype(array.dtype), array, indices, lambda: [array])
+        indices = [tuple([slice(0, size) for size in array.shape])] if has_turn else []
+        return _Leaf(array.shape, dtype, array, is_copied, indices, lambda: [array])
     grid = grid_of_leaf(given)
     numbers = blocks_to_write(array, grid, turn)
 
@@ -325,18 +336,27 @@ def _leaf(given: Any, array: Any, turn: int) -> _Leaf:
         data_of = distinct_shards(array, grid) if numbers else {}
         return [data_of[number] for number in numbers]
 
-    indices = [grid.block_index(number) for number in numbers]
-    return _Leaf(grid.global_shape, np.dtype(array.dtype), None, indices, blocks)
+    indices = [_bounds(grid.block_index(number), grid.global_shape) for number in numbers]
+    return _Leaf(grid.global_shape, dtype, None, is_copied, indices, blocks)
+
+
+def _bounds(index: Index, shape: Shape) -> Index:
+    """Return an index with every start and stop."""
+    return tuple([slice(*s.indices(size)[:2]) for s, size in zip(index, shape, strict=True)])
 
 
 # Writing.
 
 
-class _Place(NamedTuple):
-    """The place of a block in the files: an index of a leaf, whose first byte is at ``first``."""
+class _Stripe(NamedTuple):
+    """Blocks of a leaf side by side, by their numbers among those that this process writes.
+
+    Attributes:
+      file, first: the file, and the first byte of the leaf there.
+    """
 
     leaf: int
-    at: Index
+    numbers: Sequence[int]
     file: int
     first: int
 
@@ -368,57 +388,91 @@ def _save(plan: _Plan) -> None:
 
 def _write(plan: _Plan, folder: Path) -> None:
     """Write the blocks of this process into the files of a folder; return when they are on disk."""
-    blocks = sorted(
-        (
-            (_Place(leaf, index, *plan.places[plan.names[leaf]]), number)
-            for leaf, each in enumerate(plan.leaves)
-            for number, index in enumerate(each.indices)
-        ),
-        key=lambda block: (block[0].file, block[0].first, block[1]),
-    )
-    groups = itertools.groupby(blocks, key=lambda block: block[0].file // _FILES_AT_A_TIME)
+    stripes = sorted(_stripes(plan), key=lambda stripe: (stripe.file, stripe.first))
+    groups = itertools.groupby(stripes, key=lambda stripe: stripe.file // _FILES_AT_A_TIME)
     for _, group in groups:
         in_files = list(group)
         with contextlib.ExitStack() as stack:
             files = {}
-            for number in sorted({place.file for place, _ in in_files}):
+            for number in sorted({stripe.file for stripe in in_files}):
                 files[number] = os.open(folder / plan.files[number].name, os.O_WRONLY)
                 stack.callback(os.close, files[number])
-            hosts = HostBlocks(_data(plan, in_files), _OPTIONS.max_bytes or 0)
-            run((_task(plan, host, files) for host in hosts), _OPTIONS)
+            hosts = iter(HostBlocks(_data(plan, in_files), _MAX_BYTES))
+            tasks = (
+                _task(plan, stripe, list(itertools.islice(hosts, len(stripe.numbers))), files)
+                for stripe in in_files
+            )
+            run(tasks, _OPTIONS)
             run((Task(0, partial(os.fsync, file)) for file in files.values()), _OPTIONS)
 
 
-def _data(
-    plan: _Plan, blocks: Sequence[tuple[_Place, int]]
-) -> Iterator[tuple[_Place, BlockData, int]]:
-    for leaf, group in itertools.groupby(blocks, key=lambda block: block[0].leaf):
-        data = plan.leaves[leaf].blocks()
-        for place, number in group:
-            yield place, data[number], _copied_bytes(data[number])
+def _stripes(plan: _Plan) -> Iterator[_Stripe]:
+    for number, leaf in enumerate(plan.leaves):
+        for numbers in _side_by_side(leaf):
+            yield _Stripe(number, numbers, *plan.places[plan.names[number]])
 
 
-def _copied_bytes(data: BlockData) -> int:
-    """Return the host memory that a copy of a block takes: none if it is there already."""
-    if isinstance(data, jax.Array) and any(each.platform != "cpu" for each in data.devices()):
-        return data.nbytes
-    return 0
+def _side_by_side(leaf: _Leaf) -> list[list[int]]:
+    """Return the blocks by number, with those together that are better written together.
+
+    A write costs as much as copying some thousand bytes, so short runs are joined.
+    """
+    stripes: list[list[int]] = []
+    for number in sorted(range(len(leaf.indices)), key=lambda each: start_of(leaf.indices[each])):
+        if stripes and _continues(leaf, stripes[-1], leaf.indices[number]):
+            stripes[-1].append(number)
+        else:
+            stripes.append([number])
+    return stripes
 
 
-def _task(plan: _Plan, block: HostBlock[_Place], files: Mapping[int, int]) -> Task:
-    place = block.key
-    leaf = plan.leaves[place.leaf]
+def _continues(leaf: _Leaf, stripe: Sequence[int], index: Index) -> bool:
+    """Return True if the block at an index comes after those of a stripe, and is to join them."""
+    first, last = leaf.indices[stripe[0]], leaf.indices[stripe[-1]]
+    block = shape_at(first, leaf.shape)
+    axis = new_files.axis_of_runs(leaf.shape, block)
+    run_bytes = math.prod(block[axis:]) * leaf.dtype.itemsize
+    if not axis or run_bytes * len(stripe) >= _LONG_RUN:
+        return False
+    # Blocks on the host take no memory.
+    nbytes = math.prod(block) * leaf.dtype.itemsize * (len(stripe) + 1)
+    if leaf.is_copied and nbytes > _MAX_BYTES:
+        return False
+    beside = (*first[:axis], slice(last[axis].stop, index[axis].stop), *first[axis + 1 :])
+    return index == beside
+
+
+def _data(plan: _Plan, stripes: Sequence[_Stripe]) -> Iterator[tuple[None, BlockData, int]]:
+    for number, group in itertools.groupby(stripes, key=lambda stripe: stripe.leaf):
+        leaf = plan.leaves[number]
+        blocks = leaf.blocks()
+        for stripe in group:
+            for each in stripe.numbers:
+                yield None, blocks[each], blocks[each].nbytes if leaf.is_copied else 0
+
+
+def _task(
+    plan: _Plan, stripe: _Stripe, hosts: Sequence[HostBlock[None]], files: Mapping[int, int]
+) -> Task:
+    leaf = plan.leaves[stripe.leaf]
+    start = tuple([s.start for s in leaf.indices[stripe.numbers[0]]])
+    file = files[stripe.file]
 
     def work() -> None:
         try:
-            data = block.values().astype(leaf.dtype.newbyteorder("<"), copy=False)
-            new_files.write_block(files[place.file], place.first, leaf.shape, place.at, data)
+            blocks = [host.values().astype(leaf.dtype, copy=False) for host in hosts]
+            new_files.write_blocks(file, stripe.first, leaf.shape, start, blocks)
         except Exception as error:
-            path = path_of(plan.tree, place.leaf)
-            error.add_note(f"gda: while writing index {format_index(place.at)} of {path}")
+            index = format_index(leaf.indices[stripe.numbers[0]])
+            path = path_of(plan.tree, stripe.leaf)
+            error.add_note(f"gda: while writing index {index} of {path}")
             raise
 
-    return Task(block.nbytes, work, lambda _: block.release())
+    def finish(_: object) -> None:
+        for host in hosts:
+            host.release()
+
+    return Task(sum(host.nbytes for host in hosts), work, finish)
 
 
 def _commit(plan: _Plan, partial_folder: Path) -> None:
