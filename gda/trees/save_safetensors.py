@@ -388,6 +388,11 @@ def _save(plan: _Plan) -> None:
 
 def _write(plan: _Plan, folder: Path) -> None:
     """Write the blocks of this process into the files of a folder; return when they are on disk."""
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"process {jax.process_index()} does not find {folder}, which process 0 has made; all "
+            "processes must see the same folder"
+        )
     stripes = sorted(_stripes(plan), key=lambda stripe: (stripe.file, stripe.first))
     groups = itertools.groupby(stripes, key=lambda stripe: stripe.file // _FILES_AT_A_TIME)
     for _, group in groups:
