@@ -5,7 +5,7 @@ from benchmarks.checkpoint import checkpoints
 from benchmarks.compiled import rehearsing
 from benchmarks.layout import index_math, resharding
 from benchmarks.show import pictures
-from benchmarks.trees import hosts, loading
+from benchmarks.trees import hosts, loading, safetensors_out
 from benchmarks.work import Work
 
 
@@ -23,6 +23,7 @@ def sections(only: str = "", quick: bool = False) -> dict[str, list[Work]]:
         "Using arrays": using.WORKS,
         "Many hosts": hosts.WORKS,
         "Checkpoints": checkpoints.works(quick),
+        "Safetensors": safetensors_out.works(quick),
         "Pictures": pictures.WORKS,
         "Rehearsing": rehearsing.works(quick),
         "Resharding": [*resharding.WORKS, *moving.works(quick)],
