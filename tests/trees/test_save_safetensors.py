@@ -25,6 +25,7 @@ from trials import rarely
 
 import gda
 from gda.storage import new_files, open_safetensors, save_safetensors
+from gda.storage.options import Options
 from gda.storage.sources import SAFETENSORS_DTYPES
 from gda.testing import Pool
 from gda.testing.strategies import ShardedCase, global_arrays, mesh_shapes, sharded_cases
@@ -35,9 +36,15 @@ SPECS = [P(), P("x"), P("x", "y"), P(("y", "x")), P(None, "y"), P(None, ("x", "y
 
 @pytest.fixture(autouse=True)
 def _no_file_is_left_open() -> Iterator[None]:
-    before = len(os.listdir("/proc/self/fd"))
+    before = _open_files()
     yield
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert _open_files() == before
+
+
+def _open_files() -> list[str]:
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    names = [os.readlink(link) for link in links]
+    return sorted(name for name in names if name.endswith((".safetensors", ".partial")))
 
 
 def names_in(folder: Path) -> list[str]:
@@ -138,6 +145,7 @@ def test_any_layout(tmp_path_factory: pytest.TempPathFactory, g: gda.GlobalArray
     st.lists(st.integers(1, 7), min_size=1, max_size=4),
     st.sampled_from([1, 50, 10**6]),
     st.sampled_from([0, 9, 10**6]),
+    st.sampled_from([1, 100, 10**6]),
 )
 def test_any_stripes(
     tmp_path_factory: pytest.TempPathFactory,
@@ -145,6 +153,7 @@ def test_any_stripes(
     shape: list[int],
     part_bytes: int,
     long_run: int,
+    max_bytes: int,
 ) -> None:
     mesh = mesh_of({"x": 2, "y": 2, "z": 2})
     axes = data.draw(st.permutations([*"xyz", *[None] * len(shape)]))
@@ -154,6 +163,8 @@ def test_any_stripes(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(new_files, "PART_BYTES", part_bytes)
         patch.setattr("gda.trees.written_leaves._LONG_RUN", long_run)
+        patch.setattr("gda.trees.written_leaves._MAX_BYTES", max_bytes)
+        patch.setattr("gda.trees.written_leaves._OPTIONS", Options(4, max_bytes))
         save_safetensors(path, tree)
     assert path.read_bytes() == bytes_of({"w": values})
 
