@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from gda.arrays.to_host import BlockData, HostBlock, HostBlocks
 from gda.layout.processes import turns_of
 from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import format_index
-from gda.storage import new_files
+from gda.storage.new_files import axis_of_runs, write_blocks
 from gda.storage.options import Options
 from gda.storage.safetensors_format import dtype_name
 from gda.storage.tasks import Task, run
@@ -41,6 +41,7 @@ from gda.trees.leaves import (
 _MAX_BYTES = 48 * 2**20
 _OPTIONS = Options(max_workers=4, max_bytes=_MAX_BYTES)
 _LONG_RUN = 64 * 2**10  # bytes
+_AT_A_TIME = 2**20  # bytes; to hand a small block to a thread takes longer than to write it
 _FILES_AT_A_TIME = 64
 
 
@@ -162,16 +163,11 @@ def write_leaves(
                 files[number] = os.open(paths[number], os.O_WRONLY)
                 stack.callback(os.close, files[number])
             hosts = iter(HostBlocks(_data(leaves, in_files), _MAX_BYTES))
-            tasks = (
-                _task(
-                    tree,
-                    leaves[stripe.leaf],
-                    stripe,
-                    list(itertools.islice(hosts, len(stripe.numbers))),
-                    files[stripe.file],
-                )
+            writes = (
+                _Write(stripe, list(itertools.islice(hosts, len(stripe.numbers))))
                 for stripe in in_files
             )
+            tasks = (_task(tree, leaves, some, files) for some in _together(writes, leaves))
             run(tasks, _OPTIONS)
             run((Task(0, partial(os.fsync, file)) for file in files.values()), _OPTIONS)
 
@@ -194,7 +190,7 @@ def _continues(leaf: Leaf, stripe: Sequence[int], index: Index) -> bool:
     """Return True if the block at an index comes after those of a stripe, and is to join them."""
     first, last = leaf.indices[stripe[0]], leaf.indices[stripe[-1]]
     block = shape_at(first, leaf.shape)
-    axis = new_files.axis_of_runs(leaf.shape, block)
+    axis = axis_of_runs(leaf.shape, block)
     run_bytes = math.prod(block[axis:]) * leaf.dtype.itemsize
     if not axis or run_bytes * len(stripe) >= _LONG_RUN:
         return False
@@ -214,26 +210,53 @@ def _data(
         blocks = leaf.blocks()
         for stripe in group:
             for each in stripe.numbers:
-                yield None, blocks[each], blocks[each].nbytes if leaf.is_copied else 0
+                data = blocks[each]
+                # What is on the host already is taken as it is.
+                yield (None, data, data.nbytes) if leaf.is_copied else (None, np.asarray(data), 0)
+
+
+class _Write(NamedTuple):
+    """A stripe with its blocks."""
+
+    stripe: _Stripe
+    hosts: list[HostBlock[None]]
+
+
+def _together(writes: Iterable[_Write], leaves: Sequence[Leaf]) -> Iterator[list[_Write]]:
+    """Yield writes for one thread at a time: alone, or many small ones that need no copy."""
+    some: list[_Write] = []
+    nbytes = 0
+    for write in writes:
+        stripe, leaf = write.stripe, leaves[write.stripe.leaf]
+        some.append(write)
+        block = shape_at(leaf.indices[stripe.numbers[0]], leaf.shape)
+        nbytes += math.prod(block) * leaf.dtype.itemsize * len(stripe.numbers)
+        if leaf.is_copied or nbytes >= _AT_A_TIME:
+            yield some
+            some, nbytes = [], 0
+    if some:
+        yield some
 
 
 def _task(
-    tree: Any, leaf: Leaf, stripe: _Stripe, hosts: Sequence[HostBlock[None]], file: int
+    tree: Any, leaves: Sequence[Leaf], writes: Sequence[_Write], files: Mapping[int, int]
 ) -> Task:
-    start = tuple([s.start for s in leaf.indices[stripe.numbers[0]]])
-
     def work() -> None:
-        try:
-            blocks = [host.values().astype(leaf.dtype, copy=False) for host in hosts]
-            new_files.write_blocks(file, stripe.first, leaf.shape, start, blocks)
-        except Exception as error:
-            index = format_index(leaf.indices[stripe.numbers[0]])
-            path = path_of(tree, stripe.leaf)
-            error.add_note(f"gda: while writing index {index} of {path}")
-            raise
+        for stripe, hosts in writes:
+            leaf = leaves[stripe.leaf]
+            index = leaf.indices[stripe.numbers[0]]
+            start = tuple([s.start for s in index])
+            try:
+                blocks = [host.values().astype(leaf.dtype, copy=False) for host in hosts]
+                write_blocks(files[stripe.file], stripe.first, leaf.shape, start, blocks)
+            except Exception as error:
+                path = path_of(tree, stripe.leaf)
+                error.add_note(f"gda: while writing index {format_index(index)} of {path}")
+                raise
 
     def finish(_: object) -> None:
-        for host in hosts:
-            host.release()
+        for write in writes:
+            for host in write.hosts:
+                host.release()
 
-    return Task(sum(host.nbytes for host in hosts), work, finish)
+    return Task(sum(host.nbytes for write in writes for host in write.hosts), work, finish)
