@@ -5,7 +5,7 @@ from benchmarks.checkpoint import checkpoints, comparing, models
 from benchmarks.compiled import rehearsing
 from benchmarks.layout import index_math, resharding
 from benchmarks.show import pictures
-from benchmarks.trees import hosts, loading, prefetching, replicas
+from benchmarks.trees import hosts, loading, prefetching, replicas, safetensors_out
 from benchmarks.work import Work
 
 
@@ -24,6 +24,7 @@ def sections(only: str = "", quick: bool = False) -> dict[str, list[Work]]:
         "Many hosts": hosts.WORKS,
         "Replicas": replicas.works(quick),
         "Checkpoints": [*checkpoints.works(quick), *models.works(quick), *comparing.works(quick)],
+        "Safetensors": safetensors_out.works(quick),
         "Pictures": pictures.WORKS,
         "Rehearsing": rehearsing.works(quick),
         "Resharding": [*resharding.WORKS, *moving.works(quick)],

@@ -2,7 +2,9 @@
 
 Read in this order: ``options`` (threads, bytes, retries), ``tasks`` (runs reads and
 writes), ``progress``, ``sources`` (anything that slices), ``targets`` (anything that takes slices),
-``chunk_conflicts`` (blocks that share a chunk of a target), ``safetensors``.
+``chunk_conflicts`` (blocks that share a chunk of a target), ``safetensors_format``,
+``safetensors``, ``new_files`` (written by several processes, put in place whole).
+``save_safetensors`` is in ``gda.trees``, because it needs meshes and processes.
 
 >>> import gda, jax, numpy as np, os, tempfile
 >>> from safetensors.numpy import save_file
@@ -15,18 +17,13 @@ float32[8,2] P('x', 'y')
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from gda.storage.safetensors import SafetensorsFiles as SafetensorsFiles
-    from gda.storage.safetensors import SafetensorsTensor as SafetensorsTensor
-    from gda.storage.safetensors import open_safetensors as open_safetensors
-    from gda.storage.targets import SliceTarget as SliceTarget
+from typing import Any
 
 _MODULE_OF = {
     "open_safetensors": "gda.storage.safetensors",
     "SafetensorsFiles": "gda.storage.safetensors",
     "SafetensorsTensor": "gda.storage.safetensors",
+    "save_safetensors": "gda.trees.save_safetensors",
     "SliceTarget": "gda.storage.targets",
 }
 

@@ -7,18 +7,14 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import numpy as np
 
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape
-from gda.layout.strict_json import parse_json
+from gda.storage.safetensors_format import parse_object, read_header
 from gda.storage.sources import SAFETENSORS_DTYPES
-
-# The header of a published model of 100,000 tensors has some 15 MB. The safetensors package has the
-# same limit.
-MOST_HEADER_BYTES = 100_000_000
 
 # Reads of columns: runs with gaps of at least so many bytes are read one by one, others together
 # with their gaps, a piece at a time. A read costs as much as copying some ten thousand bytes: 2 KiB
@@ -328,7 +324,7 @@ def _tensors_of_files(paths: list[Path]) -> dict[str, SafetensorsTensor]:
 def _tensors_of_index(path: Path) -> dict[str, SafetensorsTensor]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    content = _parse(path, path.read_bytes())
+    content = parse_object(path, path.read_bytes())
     files = content.get("weight_map")
     if not isinstance(files, dict):
         raise ValueError(f"{path} has no weight_map, which maps tensor names to files")
@@ -353,114 +349,11 @@ def _is_inside(file: Any) -> bool:
     return not path.is_absolute() and ".." not in path.parts and bool(path.parts)
 
 
-class _Entry(NamedTuple):
-    name: str
-    dtype: str
-    shape: Shape
-    start: int
-    stop: int
-
-
-# F4 has 2 elements in a byte; the F6 kinds are packed too.
-_BITS = {name: dtype.itemsize * 8 for name, dtype in SAFETENSORS_DTYPES.items()} | {
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-}
-
-
 def _tensors_of_file(path: Path) -> dict[str, SafetensorsTensor]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    with open(path, "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        header, data_start = _read_header(path, file, size)
-    header.pop("__metadata__", None)
-    entries = [_entry(path, name, given) for name, given in header.items()]
-    _check_places(path, entries, size - data_start)
+    entries, data_start = read_header(path)
     return {
         name: SafetensorsTensor(path, name, shape, dtype, data_start + start, stop - start)
         for name, dtype, shape, start, stop in entries
     }
-
-
-def _read_header(path: Path, file: Any, size: int) -> tuple[dict[str, Any], int]:
-    """Return the header of a file of ``size`` bytes, and the first byte of the data."""
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > size - 8:
-        raise ValueError(
-            f"{path} is truncated or not a safetensors file: it has {size} bytes, and its length "
-            f"field gives the header {length}"
-        )
-    if length > MOST_HEADER_BYTES:
-        raise ValueError(
-            f"{path} has a header of {length} bytes; expected are at most {MOST_HEADER_BYTES}"
-        )
-    return _parse(path, _read_exactly(file, length)), 8 + length
-
-
-def _read_exactly(file: Any, count: int) -> bytes:
-    parts = []
-    while count and (part := file.read(count)):
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-def _parse(path: Path, text: bytes) -> dict[str, Any]:
-    try:
-        parsed = parse_json(text.decode())
-    except ValueError as error:
-        raise ValueError(f"{path} has a broken header, which is not JSON: {error}") from None
-    if not isinstance(parsed, dict):
-        raise ValueError(
-            f"{path} has a broken header: {type(parsed).__name__} is not a JSON object"
-        )
-    return parsed
-
-
-def _entry(path: Path, name: str, given: Any) -> _Entry:
-    def broken(why: str) -> NoReturn:
-        raise ValueError(f"tensor {name!r} of {path}: {why}")
-
-    if not isinstance(given, dict) or not {"dtype", "shape", "data_offsets"} <= given.keys():
-        broken("its entry in the header needs dtype, shape and data_offsets")
-    dtype, shape, offsets = given["dtype"], given["shape"], given["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in _BITS:
-        broken(f"dtype {str(dtype)[:50]!r} is unknown; expected is one of {', '.join(_BITS)}")
-    if not _are_sizes(shape) or len(shape) > 64:
-        broken(f"shape {str(shape)[:100]} is not a list of at most 64 sizes")
-    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        broken(f"data_offsets {str(offsets)[:100]} are not begin and end in bytes")
-    start, stop = offsets
-    bits = math.prod(shape) * _BITS[dtype]
-    if bits != (stop - start) * 8:
-        broken(
-            f"shape {tuple(shape)} of {dtype} has {bits // 8} bytes, but data_offsets "
-            f"{start} to {stop} have {stop - start}"
-        )
-    return _Entry(name, dtype, tuple(shape), start, stop)
-
-
-def _are_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(
-        type(value) is int and 0 <= value < 2**63 for value in values
-    )
-
-
-def _check_places(path: Path, entries: list[_Entry], data_bytes: int) -> None:
-    """Raise unless the tensors fill the file end to end, as the format requires."""
-    end, before = 0, ""
-    for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
-        if entry.stop > data_bytes:
-            raise ValueError(
-                f"tensor {entry.name!r} of {path} ends at byte {entry.stop} of the data, but the "
-                f"file has {data_bytes}; it is truncated"
-            )
-        if entry.start != end:
-            word = "overlaps" if entry.start < end else "leaves a gap after"
-            after = f"tensor {before!r}" if before else "the header"
-            raise ValueError(f"tensor {entry.name!r} of {path} {word} {after}")
-        end, before = entry.stop, entry.name
-    if end != data_bytes:
-        raise ValueError(f"{path} has {data_bytes - end} bytes after its last tensor")

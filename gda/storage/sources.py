@@ -25,29 +25,29 @@ WHAT_IT_IS = (
     "zarr.Array, an h5py.Dataset, a TensorStore or a value of gda.storage.open_safetensors"
 )
 
-# By their names in safetensors files.
+# By their names in safetensors files, in the order in which the safetensors package ranks them.
 SAFETENSORS_DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(dtype)
     for name, dtype in {
         "BOOL": np.bool_,
         "U8": np.uint8,
         "I8": np.int8,
-        "U16": np.uint16,
-        "I16": np.int16,
-        "U32": np.uint32,
-        "I32": np.int32,
-        "U64": np.uint64,
-        "I64": np.int64,
-        "F16": np.float16,
-        "BF16": jnp.bfloat16,
-        "F32": np.float32,
-        "F64": np.float64,
-        "C64": np.complex64,
-        "F8_E4M3": jnp.float8_e4m3fn,
         "F8_E5M2": jnp.float8_e5m2,
+        "F8_E4M3": jnp.float8_e4m3fn,
+        "F8_E8M0": jnp.float8_e8m0fnu,
         "F8_E4M3FNUZ": jnp.float8_e4m3fnuz,
         "F8_E5M2FNUZ": jnp.float8_e5m2fnuz,
-        "F8_E8M0": jnp.float8_e8m0fnu,
+        "I16": np.int16,
+        "U16": np.uint16,
+        "F16": np.float16,
+        "BF16": jnp.bfloat16,
+        "I32": np.int32,
+        "U32": np.uint32,
+        "F32": np.float32,
+        "C64": np.complex64,
+        "F64": np.float64,
+        "I64": np.int64,
+        "U64": np.uint64,
     }.items()
 }
 

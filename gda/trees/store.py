@@ -21,7 +21,6 @@ from gda.arrays.global_array import GlobalArray
 from gda.arrays.liveness import kind_error
 from gda.arrays.narrowing import is_extended
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.placing import is_empty
 from gda.arrays.process_local import distinct_shards
 from gda.arrays.to_host import MAX_BYTES, HostBlock, HostBlocks
 from gda.layout.boundary import public, set_module
@@ -39,7 +38,14 @@ from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import shown
 from gda.storage.targets import SliceTarget, Target, check_fit, target_of
 from gda.storage.tasks import AsyncTask, Task, run
-from gda.trees.leaves import array_of, grid_of_leaf, is_container, path_of, with_paths
+from gda.trees.leaves import (
+    array_of,
+    blocks_to_write,
+    grid_of_leaf,
+    is_container,
+    path_of,
+    with_paths,
+)
 from gda.trees.matching import targets_for
 
 _OTHERWISE = (
@@ -247,10 +253,7 @@ def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Opt
         target = target_of(given.array if is_container(given) else given)
         check_fit(target, grid.global_shape, np.dtype(array.dtype))
         _check_chunks(grid, target, turn, options)
-        blocks = grid.view(jax.process_index()).written_blocks(turn) if array.size else ()
-        if grid.is_padded:
-            blocks = tuple([each for each in blocks if not is_empty(grid.block_index(each))])
-        return _Job(array, grid, target, blocks)
+        return _Job(array, grid, target, blocks_to_write(array, grid, turn))
 
     layouts = [(tuple(grid.mesh_shape.items()), grid.spec, grid.processes) for grid in grids]
     turns = turns_of([array.nbytes for array in arrays], layouts)

@@ -402,7 +402,7 @@ def test_broken_files(case: str, tmp_path: Path) -> None:
 
 
 def test_a_header_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "MOST_HEADER_BYTES", 10)
+    monkeypatch.setattr("gda.storage.safetensors_format.MOST_HEADER_BYTES", 10)
     save_file({"w": DATA}, tmp_path / "a")
     with pytest.raises(ValueError, match="bytes; expected are at most 10"):
         open_safetensors(tmp_path / "a")

@@ -1,0 +1,161 @@
+"""New files, written by several processes beside the place where they will be, and put there whole.
+
+No JAX, and no format: blocks of arrays that lie in C order in a file, and folders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gda.layout.spec import Shape
+
+Memory = np.ndarray[Any, Any]
+
+# Blocks that are not contiguous in memory, and those that are joined, are copied in such parts.
+PART_BYTES = 4 * 1024 * 1024
+
+
+# Not by memory maps, which are faster for short runs: of one page that two hosts change, each on a
+# shared file system, one change may be lost; and a full disk ends the process.
+def write_blocks(
+    file: int, first: int, shape: Shape, start: Shape, blocks: Sequence[Memory]
+) -> None:
+    """Write a block of an array, or several side by side, into the data of the array in C order.
+
+    Args:
+      first: the first byte of the array in the file.
+      shape: of the array.
+      start: the index of the first element of the first block.
+      blocks: one, or several that lie along ``axis_of_runs``, which is not the first axis.
+    """
+    one, *others = blocks
+    if not others and one.flags.c_contiguous:
+        _write_runs(file, first, shape, start, one)
+        return
+    axis = axis_of_runs(shape, one.shape)
+    nbytes = sum(block.nbytes for block in blocks)
+    rows = max(1, PART_BYTES * len(one) // max(nbytes, 1))
+    for row in range(0, len(one), rows):
+        part = [block[row : row + rows] for block in blocks]
+        part = np.ascontiguousarray(np.concatenate(part, axis) if others else part[0])
+        _write_runs(file, first, shape, (start[0] + row, *start[1:]), part)
+
+
+def _write_runs(file: int, first: int, shape: Shape, start: Shape, data: Memory) -> None:
+    if not data.size:
+        return
+    run = axis_of_runs(shape, data.shape)
+    strides = [math.prod(shape[each + 1 :]) * data.itemsize for each in range(data.ndim)]
+    first += sum(number * stride for number, stride in zip(start, strides, strict=True))
+    run_bytes = math.prod(data.shape[run:]) * data.itemsize
+    view, position = memoryview(data.reshape(-1).view(np.uint8).data), 0
+    count, stride = (data.shape[run - 1], strides[run - 1]) if run else (1, 0)
+    for place in np.ndindex(data.shape[: max(run - 1, 0)]):
+        at = first + sum(number * each for number, each in zip(place, strides, strict=False))
+        for _ in range(count):
+            _write(file, view[position : position + run_bytes], at)
+            position += run_bytes
+            at += stride
+
+
+def axis_of_runs(shape: Shape, block: Shape) -> int:
+    """Return the dimension from which on a block is contiguous in the array.
+
+    >>> axis_of_runs((8, 6, 4), (2, 3, 4)), axis_of_runs((8, 4), (8, 4)), axis_of_runs((), ())
+    (1, 0, 0)
+    """
+    cut = [axis for axis, size in enumerate(shape) if block[axis] != size]
+    return cut[-1] if cut else 0
+
+
+def _write(file: int, view: memoryview, position: int) -> None:
+    # One call writes at most 2 GiB, and may write less than it was given.
+    while written := os.pwrite(file, view, position):
+        if written == len(view):
+            return
+        view, position = view[written:], position + written
+
+
+def create(path: Path, head: bytes, nbytes: int) -> None:
+    """Make a file of a size; durable, with its first bytes."""
+    with open(path, "xb") as file:
+        file.write(head)
+        file.truncate(nbytes)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def folder_beside(folder: Path, name: str) -> Iterator[Path]:
+    """Make a new folder, for files of a save called ``name``; remove it at the end.
+
+    What is missing of ``folder`` is made too, and removed again if it is empty at the end. Folders
+    of saves of this name that were killed are removed, where the file system has locks.
+    """
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob(f".{name}.*.partial"):
+        with contextlib.suppress(OSError), _locked(old):
+            shutil.rmtree(old)
+    partial = folder / f".{name}.{uuid.uuid4().hex[:16]}.partial"
+    try:
+        partial.mkdir()
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # a file system without locks
+                stack.enter_context(_locked(partial))
+            yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            for each in made:
+                each.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder, until the end at the latest of the process; ``OSError`` if it is locked."""
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def replace_files(new: Sequence[Path], folder: Path, obsolete: Collection[str]) -> None:
+    """Move files into a folder, in order, after the ``obsolete`` ones and their like are gone.
+
+    The first is moved before anything is removed. So an index that comes first, or a file that is
+    the only one, takes the place of the old one; and while files are missing, the index says so:
+    at no time files of the old and of the new are read together.
+    """
+    first, *others = new
+    os.replace(first, folder / first.name)
+    for name in {*obsolete, *(path.name for path in others)} - {first.name}:
+        (folder / name).unlink(missing_ok=True)
+    if others:
+        sync_folder(folder)
+    for path in others:
+        os.replace(path, folder / path.name)
+    sync_folder(folder)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the entries of a folder durable, where the file system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
