@@ -3,5 +3,6 @@
 Read in this order: ``leaves`` (their paths), ``matching`` (two trees, leaf by leaf), ``specs``
 (a spec for every leaf), ``load`` (sources to trees) and ``store`` (trees to targets), ``to_numpy``,
 ``jit`` (``jit`` and ``constrain``), ``resharding`` (to other meshes), ``host_local`` (trees of
-each host's parts to global arrays and back), ``batches`` (a host's batch, over the current mesh).
+each host's parts to global arrays and back), ``batches`` (a host's batch, over the current mesh),
+``live_arrays`` (the memory of all arrays, by name).
 """
