@@ -5,7 +5,7 @@ from benchmarks.checkpoint import checkpoints
 from benchmarks.compiled import rehearsing
 from benchmarks.layout import index_math, resharding
 from benchmarks.show import pictures
-from benchmarks.trees import hosts, loading
+from benchmarks.trees import hosts, loading, memory
 from benchmarks.work import Work
 
 
@@ -21,6 +21,7 @@ def sections(only: str = "", quick: bool = False) -> dict[str, list[Work]]:
         "Building arrays": building.WORKS,
         "Loading": loading.WORKS,
         "Using arrays": using.WORKS,
+        "Memory": memory.WORKS,
         "Many hosts": hosts.WORKS,
         "Checkpoints": checkpoints.works(quick),
         "Pictures": pictures.WORKS,

@@ -6,6 +6,6 @@ Read in this order: ``global_array`` (the container), ``shard`` (its block on on
 each block), ``blocks`` (their memory) and ``narrowing`` (their dtype); ``moving`` (reshard, gather)
 over ``carrying`` (between any devices), ``staging`` (its copies) and ``to_host`` (copies to the
 host, ahead of use), ``process_local`` (back to the host's part), ``fingerprint`` over
-``block_sums`` (of each block, on its device), ``liveness`` (errors of arrays without data), ``addresses`` (buffers that arrays share),
-``pickling``, ``libraries`` (flax, treescope, einops).
+``block_sums`` (of each block, on its device), ``addresses`` (buffers that arrays share),
+``liveness`` (errors of arrays without data), ``pickling``, ``libraries`` (flax, treescope, einops).
 """

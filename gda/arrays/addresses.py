@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -48,12 +49,16 @@ class Blocks:
     memory_kind: str | None
     is_single: bool
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all blocks in this process."""
         return self.block_bytes * len(self.devices)
 
-    @property
+    @cached_property
+    def dtype_name(self) -> str:
+        return str(self.dtype)
+
+    @cached_property
     def layout(self) -> str:
         """The spec and the mesh, or the device, as text."""
         sharding: Any = self.sharding
@@ -168,7 +173,7 @@ def _read(array: jax.Array | None) -> list[Address] | None:
         read = [(shard.device, _address(shard.data)) for shard in shards]
     except RuntimeError:  # deleted meanwhile, by another thread
         return None
-    return [(device, at) for device, at in read if at] or None
+    return read if read and all(address for _, address in read) else None
 
 
 def _address(array: Any) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.tree_util import keystr
 
 from gda.arrays.addresses import Address, Blocks, BlocksOf, addresses_of, name_of
@@ -28,8 +29,8 @@ def memory(**named_trees: Any) -> MemoryReport:
 
     Arrays that are in no tree are grouped by shape, dtype and sharding, with their number. Buffers
     that several arrays share count once: for the arrays of the trees in their order, then for the
-    others. An array in several places has one row with all its names. Bytes are those of ``nbytes``,
-    in this process, replicas included; what the device itself reports stands beside them.
+    others. An array in several places has one row with all its names. Bytes are those of
+    ``nbytes``, in this process, replicas included; beside them is what the device itself reports.
 
     It never communicates, copies or keeps data and waits for no computation. 10,000 arrays take
     some 50 ms. Sharded arrays of one shape may share buffers without any sign of it, through
@@ -95,6 +96,8 @@ class _ExplainingOom(AbstractContextManager[None]):
     def __init__(self, leaves: Sequence[_Leaf]) -> None:
         self._leaves = leaves
 
+    def __enter__(self) -> None: ...
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -131,22 +134,61 @@ class _Leaf(NamedTuple):
 
 def _leaves_of(trees: dict[str, Any]) -> Iterator[_Leaf]:
     """Yield the arrays in trees, as JAX counts them: of PRNG keys, their data."""
+    is_array: dict[type, bool] = {}  # a look at the class of each leaf would take a third of all
     for tree, values in trees.items():
         for path, value in jax.tree_util.tree_flatten_with_path(values, is_leaf=is_container)[0]:
             array = value.array if is_container(value) else value
-            if is_tracer(array):
-                raise traced_error(tree + keystr(path))
-            if isinstance(array, jax.Array):
-                is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+            kind = type(array)
+            if kind not in is_array:
+                if is_tracer(array):
+                    raise traced_error(tree + keystr(path))
+                is_array[kind] = isinstance(array, jax.Array)
+            if is_array[kind]:
+                is_key = not isinstance(array.dtype, np.dtype)
                 yield _Leaf(tree, path, jax.random.key_data(array) if is_key else array)
 
 
-@dataclass
+def _report(leaves: Sequence[_Leaf]) -> MemoryReport:
+    named: dict[int, list[_Leaf]] = {}
+    for leaf in leaves:
+        named.setdefault(id(leaf.array), []).append(leaf)
+    live = {id(array): array for array in jax.live_arrays()}
+    deleted = [key for key, same in named.items() if key not in live and _is_gone(same[0])]
+    gone = [leaf.name for key in deleted for leaf in named.pop(key)]
+    arrays = [same[0].array for same in named.values()]
+    arrays += [array for key, array in live.items() if key not in named]
+    blocks_of = BlocksOf()
+    blocks = [blocks_of[array.sharding, array.shape, array.dtype] for array in arrays]
+    addresses = addresses_of(arrays, blocks)
+    ledger = _Ledger()
+    for number, same in enumerate(named.values()):
+        names = tuple([leaf.name for leaf in same])
+        ledger.enter(blocks[number], addresses[number], same[0].tree, names)
+    # The parts of an array come after it, so that they count as its aliases.
+    for is_single in (False, True):
+        for number in range(len(named), len(arrays)):
+            if blocks[number].is_single == is_single:
+                ledger.enter(blocks[number], addresses[number], UNNAMED, ())
+    return MemoryReport(
+        tuple(sorted(ledger.rows(), key=lambda row: -row.nbytes)),
+        tuple(_devices(ledger.by_device())),
+        tuple(gone),
+        ledger.num_aliases,
+        jax.process_index(),
+        jax.process_count(),
+    )
+
+
+def _is_gone(leaf: _Leaf) -> bool:
+    return leaf.array.is_deleted()  # else it is on another platform
+
+
+@dataclass(slots=True)
 class _Row:
     """A row of the report, while arrays are added to it."""
 
     blocks: Blocks
-    names: list[str] = field(default_factory=list)
+    names: tuple[str, ...]
     count: int = 0
     nbytes: int = 0
     nbytes_per_device: int = 0
@@ -155,10 +197,10 @@ class _Row:
     def finished(self) -> ArrayMemory:
         blocks = self.blocks
         return ArrayMemory(
-            tuple(self.names),
+            self.names,
             self.count,
             blocks.shape,
-            str(blocks.dtype),
+            blocks.dtype_name,
             blocks.layout,
             blocks.memory_kind,
             self.nbytes,
@@ -167,93 +209,77 @@ class _Row:
         )
 
 
-def _report(leaves: Sequence[_Leaf]) -> MemoryReport:
-    deleted = [leaf.name for leaf in leaves if leaf.array.is_deleted()]
-    named: dict[int, list[_Leaf]] = defaultdict(list)
-    for leaf in leaves:
-        if not leaf.array.is_deleted():
-            named[id(leaf.array)].append(leaf)
-    blocks_of = BlocksOf()
-    others = [array for array in jax.live_arrays() if id(array) not in named]
-    arrays = [same[0].array for same in named.values()] + others
-    blocks = [blocks_of[array.sharding, array.shape, array.dtype] for array in arrays]
-    # The parts of an array come after it, so that they count as its aliases.
-    order = sorted(range(len(named), len(arrays)), key=lambda number: blocks[number].is_single)
-    ledger = _Ledger(arrays, blocks)
-    for number, same in enumerate(named.values()):
-        ledger.enter(number, same[0].tree, [leaf.name for leaf in same])
-    for number in order:
-        ledger.enter(number, UNNAMED)
-    rows = sorted((row.finished() for row in ledger.rows), key=lambda row: -row.nbytes)
-    return MemoryReport(
-        tuple(rows),
-        tuple(_devices(ledger.by_device())),
-        tuple(deleted),
-        ledger.num_aliases,
-        jax.process_index(),
-        jax.process_count(),
-    )
-
-
 class _Ledger:
     """The arrays and the buffers that are counted."""
 
-    def __init__(self, arrays: Sequence[jax.Array], blocks: Sequence[Blocks]) -> None:
-        self._blocks = blocks
-        self._addresses = addresses_of(arrays, blocks)
-        self._row_at: dict[Address, tuple[_Row, int]] = {}  # with the bytes that are counted
-        self._unnamed: dict[Blocks, _Row] = {}
+    def __init__(self) -> None:
+        self._counted: dict[Address, tuple[_Row, int]] = {}  # the row and the bytes
         self._named: list[_Row] = []
-        self._whole: Counter[tuple[Blocks, str]] = Counter()
-        self._partial: Counter[tuple[Device, str | None, str]] = Counter()
+        self._unnamed: dict[Blocks, _Row] = {}
+        self._whole: dict[tuple[Blocks, str], int] = defaultdict(int)
+        self._partial: dict[tuple[Device, str | None, str], int] = defaultdict(int)
         self.num_aliases = 0
 
-    @property
-    def rows(self) -> Iterable[_Row]:
-        return [*self._named, *self._unnamed.values()]
+    def enter(
+        self,
+        blocks: Blocks,
+        addresses: list[Address] | None,
+        tree: str,
+        names: tuple[str, ...],
+    ) -> None:
+        """Count the buffers of an array that are not counted yet, in a row for it.
 
-    def enter(self, number: int, tree: str, names: Sequence[str] = ()) -> None:
-        """Count the buffers of an array that are not counted yet, in a row for it."""
-        blocks, addresses = self._blocks[number], self._addresses[number] or ()
-        owners = [self._row_at.get(address) for address in addresses]
-        known = [min(owner[1], blocks.block_bytes) for owner in owners if owner]
-        if known and sum(known) == blocks.nbytes and self._is_alias(blocks, owners, names):
+        Args:
+          addresses: those of its buffers; None if it shares none.
+          names: of the array; none for one that is in no tree.
+        """
+        each = blocks.block_bytes
+        owners = [self._counted.get(address) for address in addresses] if addresses else ()
+        if not any(owners):
+            row = self._row(blocks, names)
+            row.nbytes += blocks.nbytes
+            row.nbytes_per_device += each
+            self._whole[blocks, tree] += 1
+            for address in addresses or ():
+                self._counted[address] = row, each
+            return
+        new = [each - min(owner[1], each) if owner else each for owner in owners]
+        if not any(new) and self._is_alias(blocks, owners, names):
             return
         row = self._row(blocks, names)
-        row.count += 1
-        row.nbytes += blocks.nbytes - sum(known)
-        row.nbytes_shared += sum(known)
-        for address, owner in zip(addresses, owners, strict=True):
-            if owner is None or owner[1] < blocks.block_bytes:
-                self._row_at[address] = (row, blocks.block_bytes)
-        if not known:
-            self._whole[blocks, tree] += 1
-            row.nbytes_per_device += blocks.block_bytes
-            return
-        new = [blocks.block_bytes - (min(o[1], blocks.block_bytes) if o else 0) for o in owners]
+        row.nbytes += sum(new)
+        row.nbytes_shared += blocks.nbytes - sum(new)
         row.nbytes_per_device += max(new)
-        for (device, _), nbytes in zip(addresses, new, strict=True):
-            self._partial[device, blocks.memory_kind, tree] += nbytes
+        for address, nbytes in zip(addresses or (), new, strict=True):
+            self._partial[address[0], blocks.memory_kind, tree] += nbytes
+            if nbytes:
+                self._counted[address] = row, each
 
     def _is_alias(
-        self, blocks: Blocks, owners: Sequence[tuple[_Row, int] | None], names: Sequence[str]
+        self, blocks: Blocks, owners: Sequence[tuple[_Row, int] | None], names: tuple[str, ...]
     ) -> bool:
-        """Return True if an array of counted buffers needs no row of its own."""
+        """Return True if an array needs no row, because others count all of its buffers."""
         if not names:
             self.num_aliases += 1
             return True
-        first = owners[0]
-        is_one = first and all(owner and owner[0] is first[0] for owner in owners)
-        if first and is_one and first[0].blocks.nbytes == blocks.nbytes:
-            first[0].names += names
-            return True
-        return False
+        rows = [owner[0] for owner in owners if owner]
+        is_same = rows[0].blocks.nbytes == blocks.nbytes and all(row is rows[0] for row in rows)
+        if is_same:
+            rows[0].names += names
+        return is_same
 
-    def _row(self, blocks: Blocks, names: Sequence[str]) -> _Row:
-        if not names:
-            return self._unnamed.setdefault(blocks, _Row(blocks))
-        self._named.append(_Row(blocks, [*names]))
-        return self._named[-1]
+    def _row(self, blocks: Blocks, names: tuple[str, ...]) -> _Row:
+        """Return the row of an array, with the array in its count."""
+        if names:
+            row = _Row(blocks, names)
+            self._named.append(row)
+        elif (row := self._unnamed.get(blocks)) is None:
+            row = self._unnamed[blocks] = _Row(blocks, ())
+        row.count += 1
+        return row
+
+    def rows(self) -> list[ArrayMemory]:
+        return [row.finished() for row in (*self._named, *self._unnamed.values())]
 
     def by_device(self) -> dict[tuple[Device, str | None], Counter[str]]:
         """Return the bytes of each tree by device and kind of memory."""
