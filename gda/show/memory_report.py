@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ class ArrayMemory(NamedTuple):
 
     Attributes:
       names: the places of the array, such as ``"params['w']"``; none for unnamed arrays.
-      count: number of arrays; 1 for a named one.
+      num_arrays: number of arrays; 1 for a named one.
       shape, dtype: of each global array, with its padding.
       layout: the spec and the mesh, or the device, as text.
       memory_kind: the kind of memory; None for the default of the devices.
@@ -39,7 +40,7 @@ class ArrayMemory(NamedTuple):
     """
 
     names: tuple[str, ...]
-    count: int
+    num_arrays: int
     shape: tuple[int, ...]
     dtype: str
     layout: str
@@ -51,7 +52,7 @@ class ArrayMemory(NamedTuple):
     @property
     def label(self) -> str:
         """The names, or the number of unnamed arrays, as text."""
-        return " = ".join(self.names) or f"{self.count:,} {UNNAMED}"
+        return " = ".join(self.names) or f"{self.num_arrays:,} {UNNAMED}"
 
     @property
     def kind(self) -> str:
@@ -152,14 +153,12 @@ class MemoryReport:
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
     def _repr_html_(self) -> str:
-        from gda.show.memory_page import page_of
-
-        return page_of(self)
+        return import_module("gda.show.memory_page").page_of(self)
 
     @property
     def headline(self) -> str:
         """The sum, in words."""
-        num_arrays = sum(row.count for row in self.arrays)
+        num_arrays = sum(row.num_arrays for row in self.arrays)
         used = {each.device for each in self.devices if each.nbytes}
         text = f"{format_bytes(self.nbytes)} in {counted(num_arrays, 'array')}"
         if used:
@@ -211,27 +210,31 @@ def more_rows(report: MemoryReport) -> str:
 
 
 def table_of_devices(report: MemoryReport) -> list[str]:
-    """Return a table with a line for each run of devices that hold the same."""
+    """Return a table with a line for each run of devices whose numbers read the same."""
     trees = [*dict.fromkeys(name for each in report.devices for name in each.by_tree)]
-    groups = [[*group] for _, group in groupby(report.devices, lambda each: each[1:])]
+    groups = [[*group] for _, group in groupby(report.devices, lambda each: _cells(each, trees))]
     if not groups:
         return []
-    rows = [
-        [
-            devices_of(group),
-            *(format_bytes(group[0].by_tree.get(tree, 0)) for tree in trees),
-            format_bytes(group[0].nbytes),
-            *map(_size, (group[0].bytes_in_use, group[0].bytes_not_in_arrays)),
-            _size(group[0].bytes_limit),
-        ]
-        for group in groups[:ROWS_SHOWN]
-    ]
+    rows = [[devices_of(group), *_cells(group[0], trees)[1:]] for group in groups[:ROWS_SHOWN]]
     header = ["device", *trees, "arrays", "in use", "not in arrays", "limit"]
     told = [at for at in range(len(header)) if at < len(trees) + 2 or any(row[at] for row in rows)]
     lines = [[line[at] for at in told] for line in (header, *rows)]
     left = len(report.devices) - sum(map(len, groups[:ROWS_SHOWN]))
     more = [format_more(left)] if left else []
     return [*table(lines, right={*header[1:]}, width=_WIDTH), *more]
+
+
+def _cells(device: DeviceMemory, trees: Sequence[str]) -> list[str]:
+    return [
+        device.memory_kind or "",
+        *(format_bytes(device.by_tree.get(tree, 0)) for tree in trees),
+        format_bytes(device.nbytes),
+        *map(_size, (device.bytes_in_use, device.bytes_not_in_arrays, device.bytes_limit)),
+    ]
+
+
+def _size(nbytes: int | None) -> str:
+    return "" if nbytes is None else format_bytes(nbytes)
 
 
 def devices_of(group: Sequence[DeviceMemory]) -> str:
@@ -245,7 +248,3 @@ def devices_of(group: Sequence[DeviceMemory]) -> str:
     text = ", ".join(f"{name} {format_numbers(int(at) for _, at in run)}" for name, run in runs)
     kind = group[0].memory_kind
     return text if kind is None else f"{text} {kind}"
-
-
-def _size(nbytes: int | None) -> str:
-    return "" if nbytes is None else format_bytes(nbytes)

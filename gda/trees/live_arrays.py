@@ -53,7 +53,7 @@ def memory(**named_trees: Any) -> MemoryReport:
     >>> row.names
     ("params['layers']['w']", 'ema[0]')
     >>> row.layout, row.nbytes, row.nbytes_per_device
-    ("P('x',) on x=8", 262144, 32768)
+    ("P('x') on x=8", 262144, 32768)
     """
     with jax.ensure_compile_time_eval():  # so that it adds nothing to a program being traced
         return _report([*_leaves_of(named_trees)])
@@ -83,7 +83,7 @@ def explaining_oom(**named_trees: Any) -> AbstractContextManager[None]:
     ...     with gda.explaining_oom(params=params):
     ...         jnp.zeros((2**20, 2**30)).block_until_ready()
     ... except jax.errors.JaxRuntimeError as error:
-    ...     "params['w']" in error.__notes__[0]
+    ...     "params['w']" in error.__notes__[-1]
     True
     """
     with jax.ensure_compile_time_eval():
@@ -104,7 +104,7 @@ class _ExplainingOom(AbstractContextManager[None]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not _is_out_of_memory(error):
+        if error is None or not _is_out_of_memory(error):
             return
         try:
             held = [leaf._replace(array=leaf.array()) for leaf in self._leaves]
@@ -116,7 +116,7 @@ class _ExplainingOom(AbstractContextManager[None]):
         error.add_note(note)
 
 
-def _is_out_of_memory(error: BaseException | None) -> Any:
+def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, jax.errors.JaxRuntimeError):
         return "RESOURCE_EXHAUSTED" in str(error)
     return isinstance(error, MemoryError)

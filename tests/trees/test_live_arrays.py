@@ -398,15 +398,12 @@ def test_a_block_without_error_does_nothing() -> None:
 def test_what_is_replaced_in_the_block_is_freed(mesh: Mesh) -> None:
     params = {"w": put(mesh, P("x")), "g": cut(DATA, mesh, P("x")), "key": jax.random.key(0)}
     held = [weakref.ref(params["w"]), weakref.ref(params["g"].array)]
-    kept = put(mesh, P("x"))
-    donated = put(mesh, P("x"))
-    with (
-        pytest.raises(jax.errors.JaxRuntimeError) as caught,
-        gda.explaining_oom(params=params, kept=kept, donated=donated),
-    ):
-        params = None
-        assert [each() for each in held] == [None, None]
-        donated.delete()
+    kept, donated = put(mesh, P("x")), put(mesh, P("x"))
+    explaining = gda.explaining_oom(params=params, kept=kept, donated=donated)
+    del params
+    assert [each() for each in held] == [None, None]
+    donated.delete()
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught, explaining:
         exhaust()
     (note,) = [each for each in caught.value.__notes__ if each.startswith("gda")]
     assert "kept" in note
