@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from gda.layout.spec import Shape, format_spec
 from gda.layout.text import format_mesh, printable
@@ -190,7 +190,7 @@ def _address(array: Any) -> int:
 def _twin(array: jax.Array) -> jax.Array | None:
     """Return another array with the same buffers, to be split instead; None if there is none.
 
-    To a sharding that differs only in the names of the mesh axes JAX copies nothing.
+    To a sharding that differs only in the names or the kinds of the mesh axes JAX copies nothing.
     """
     sharding: Any = array.sharding
     if not sharding.is_fully_addressable:
@@ -204,7 +204,10 @@ def _twin(array: jax.Array) -> jax.Array | None:
 
 
 def _renamed(sharding: Any) -> NamedSharding:
-    names = {name: f"gda-{number}" for number, name in enumerate(sharding.mesh.axis_names)}
+    names = {name: name for name in sharding.mesh.axis_names}
+    if all(kind == AxisType.Auto for kind in sharding.mesh.axis_types):
+        names = {name: f"gda-{number}" for number, name in enumerate(names)}
+    # Else the kind of its axes differs: JAX 0.8 needs the names of Explicit ones.
 
     def renamed(entry: Any) -> Any:
         if isinstance(entry, tuple):

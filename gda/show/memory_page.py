@@ -18,7 +18,7 @@ _MOST_BARS = 64
 def page_of(report: MemoryReport) -> str:
     """Return a report as one HTML element, light or dark, without network or script.
 
-    >>> page_of(MemoryReport((), ()))[-35:]
+    >>> page_of(MemoryReport((), ()))[-34:]
     '<p>0 B in 0 arrays</p></div></div>'
     """
     texts = [report.headline, *report.notes]
