@@ -179,7 +179,8 @@ def _read(array: jax.Array | None) -> list[Address] | None:
 def _address(array: Any) -> int:
     """Return the address of an array on one device; 0 if there is none.
 
-    That is so for the result of a failed computation, and for an array deleted meanwhile.
+    That is so for the result of a failed computation, and for an array deleted meanwhile. JAX 0.8
+    makes another array of the same buffer for it, once.
     """
     try:
         return array.unsafe_buffer_pointer()
