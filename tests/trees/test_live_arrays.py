@@ -230,6 +230,7 @@ SHARE = {"renamed": renamed, "rebuilt": rebuilt, "put back": put_back}
 @given(st.lists(st.tuples(st.sampled_from(["new", "part", *SHARE]), st.integers(0, 99))))
 def test_every_byte_counts_once(steps: list[tuple[str, int]]) -> None:
     mesh = mesh_of({"x": 4, "y": 2})
+    gc.collect()
     first, before = gda.memory().nbytes, bytes_by_address()
     arrays, kept = [put(mesh, P("x"))], []
     for step, number in steps:
@@ -246,6 +247,7 @@ def test_every_byte_counts_once(steps: list[tuple[str, int]]) -> None:
             if len(arrays) > 2:
                 del arrays[number % len(arrays)]
         chosen = None
+    gc.collect()
     named = gda.memory(arrays=arrays[::2], kept=kept[1:])
     assert named.nbytes == gda.memory().nbytes
     assert named.nbytes - first == bytes_by_address() - before
