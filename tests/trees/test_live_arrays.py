@@ -100,10 +100,7 @@ def test_an_array_in_several_places_counts_once_and_has_all_names(mesh: Mesh) ->
 
 def renamed(array: jax.Array) -> jax.Array:
     """Return an array with the same buffers over another mesh."""
-    mesh: Any = array.sharding.mesh  # pyright: ignore[reportAttributeAccessIssue]
-    is_auto = mesh.axis_types[0] == AxisType.Auto
-    other = Mesh(mesh.devices, ("a", "b") if is_auto else ("x", "y"))  # as JAX 0.8 needs it
-    return jax.device_put(array, NamedSharding(other, P("a" if is_auto else "x")))
+    return jax.device_put(array, addresses._renamed(array.sharding))
 
 
 def rebuilt(array: jax.Array) -> jax.Array:
