@@ -5,7 +5,14 @@ from benchmarks.checkpoint import checkpoints, comparing, models
 from benchmarks.compiled import rehearsing
 from benchmarks.layout import index_math, resharding
 from benchmarks.show import pictures
-from benchmarks.trees import hosts, loading, prefetching, replicas, safetensors_out
+from benchmarks.trees import (
+    hosts,
+    loading,
+    memory,
+    prefetching,
+    replicas,
+    safetensors_out,
+)
 from benchmarks.work import Work
 
 
@@ -21,6 +28,7 @@ def sections(only: str = "", quick: bool = False) -> dict[str, list[Work]]:
         "Building arrays": building.WORKS,
         "Loading": [*loading.WORKS, *prefetching.WORKS],
         "Using arrays": using.WORKS,
+        "Memory": memory.WORKS,
         "Many hosts": hosts.WORKS,
         "Replicas": replicas.works(quick),
         "Checkpoints": [*checkpoints.works(quick), *models.works(quick), *comparing.works(quick)],

@@ -13,6 +13,11 @@ from gda.trees.to_numpy import to_numpy as to_numpy
 from gda.arrays.fingerprint import fingerprint as fingerprint
 from gda.show.visualize import visualize_sharding as visualize_sharding
 from gda import show as show
+from gda.trees.live_arrays import memory as memory
+from gda.trees.live_arrays import explaining_oom as explaining_oom
+from gda.show.memory_report import MemoryReport as MemoryReport
+from gda.show.memory_report import ArrayMemory as ArrayMemory
+from gda.show.memory_report import DeviceMemory as DeviceMemory
 from gda import storage as storage
 from gda.storage.options import Retry as Retry
 from gda.arrays.buffers import aligned_empty as aligned_empty
@@ -99,6 +104,11 @@ __all__ = [  # noqa: RUF022
     "fingerprint",
     "visualize_sharding",
     "show",
+    "memory",
+    "explaining_oom",
+    "MemoryReport",
+    "ArrayMemory",
+    "DeviceMemory",
     "storage",
     "Retry",
     "aligned_empty",

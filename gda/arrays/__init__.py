@@ -7,6 +7,7 @@ each block), ``blocks`` (their memory) and ``narrowing`` (their dtype); ``readin
 ``exchanging`` (what processes read for each other); ``moving`` (reshard, gather)
 over ``carrying`` (between any devices), ``staging`` (its copies) and ``to_host`` (copies to the
 host, ahead of use), ``process_local`` (back to the host's part), ``fingerprint`` over
-``block_sums`` (of each block, on its device), ``replica_sums`` (of every replica), ``liveness``
-(errors of arrays without data), ``pickling``, ``libraries`` (flax, treescope, einops).
+``block_sums`` (of each block, on its device), ``replica_sums`` (of every replica), ``addresses``
+(buffers that arrays share), ``liveness`` (errors of arrays without data), ``pickling``,
+``libraries`` (flax, treescope, einops).
 """

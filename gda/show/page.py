@@ -11,7 +11,7 @@ from gda.show.words import facts
 
 # Every rule names its classes, and more of them than the rules of JupyterLab for tables. Pictures
 # on one page carry the same rules, so none changes another.
-_STYLE = """
+STYLE = """
 .gda-show{display:flex;flex-wrap:wrap;align-items:flex-start;gap:16px 32px;margin:8px 0}
 .gda-show>.gda-svg{flex:0 1 auto;min-width:0}
 .gda-show>table.gda-facts.gda-facts.gda-facts{border-collapse:collapse;border:0;margin:6px 0;\
@@ -27,6 +27,7 @@ white-space:normal}
 .gda-show .gda-facts.gda-facts.gda-facts th{font-weight:400;opacity:.8;padding-right:20px;\
 white-space:nowrap}
 .gda-show .gda-facts.gda-facts.gda-facts td{font-variant-numeric:tabular-nums}
+.gda-show .gda-facts.gda-memory.gda-memory td{max-width:32em;padding-right:20px}
 """.strip()
 
 
@@ -43,7 +44,7 @@ def html_of(subject: Subject) -> str:
         for name, value in [*_kind(subject), *facts(subject)]
     )
     return (
-        f'<div class="gda-show"><style>{_STYLE}</style>{svg_of(subject)}'
+        f'<div class="gda-show"><style>{STYLE}</style>{svg_of(subject)}'
         f'<table class="gda-facts"><caption>{escape(subject.kind)}</caption>'
         f"<tbody>{rows}</tbody></table></div>"
     )

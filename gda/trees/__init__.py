@@ -6,5 +6,5 @@ Read in this order: ``leaves`` (their paths), ``matching`` (two trees, leaf by l
 (``jit`` and ``constrain``), ``resharding`` (to other meshes), ``replicas`` (a check that they hold
 the same bits), ``host_local`` (trees of each host's parts to global arrays and back), ``batches``
 (a host's batch, over the current mesh), ``prefetch`` (the batches of an iterator, ahead of the
-step).
+step), ``live_arrays`` (the memory of all arrays, by name).
 """

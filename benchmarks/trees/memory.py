@@ -1,0 +1,49 @@
+"""The live arrays by name: 10,000 of them, sharded over 8 devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import keystr, tree_flatten_with_path
+
+import gda
+from benchmarks.layout.index_math import mesh_of
+from benchmarks.pairs import Side
+from benchmarks.work import Within, Work
+
+_ARRAYS = 10_000
+
+
+def _report(is_named: bool) -> Sequence[Side]:
+    """Return gda, and JAX's own paths and bytes of the same arrays: no layouts, nothing shared."""
+    mesh = mesh_of((4, 2), ("data", "model"))
+    sharding = NamedSharding(mesh, PartitionSpec("data", "model"))
+    data = np.zeros((8, 64), np.float32)
+    arrays = jax.device_put([data] * _ARRAYS, sharding)
+    layers = [{"w": array} for array in arrays]
+    trees = {"layers": layers} if is_named else {}
+
+    def rival() -> list[tuple[str, int]]:
+        if not is_named:
+            return [("", array.nbytes) for array in jax.live_arrays()]
+        leaves = tree_flatten_with_path(layers)[0]
+        return [(keystr(path), array.nbytes) for path, array in leaves]
+
+    assert gda.memory(layers=layers).devices[0].by_tree["layers"] == _ARRAYS * data.nbytes // 8
+    # The arrays live as long as the sides do.
+    return [Side(lambda: gda.memory(**trees), done=lambda _: layers), Side(rival)]
+
+
+WORKS = [
+    Work(
+        f"report the memory of {_ARRAYS:,} {kind} arrays",
+        partial(_report, kind == "named"),
+        {"their bytes in JAX" if kind == "unnamed" else "their paths and bytes in JAX": None},
+        limit=Within(50),
+    )
+    for kind in ("named", "unnamed")
+]

@@ -1,0 +1,220 @@
+"""The addresses of buffers on devices, from which arrays are known to share memory.
+
+JAX tells the address of a buffer only of an array on one device, so that a sharded array has to be
+split first. That costs 5 to 10 µs a device, and JAX keeps the parts as live arrays of their own.
+Therefore it is done only for arrays that may share memory, as far as their layouts tell, and to a
+copy of the array that has the same buffers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+
+from gda.layout.spec import Shape, format_spec
+from gda.layout.text import format_mesh, printable
+from gda.mesh import Device
+
+Address = tuple[Device, int]
+
+# The most blocks of arrays that are split in one call, the largest first: 10 ms or so.
+_MOST_BLOCKS = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """The blocks that arrays of one sharding, shape and dtype have on the devices of this process.
+
+    Attributes:
+      devices: those with a block, by id.
+      kind: shape, dtype and kind of memory of each block.
+      block_bytes: bytes of each.
+      memory_kind: the kind of memory; None for the default of the devices.
+      is_single: the array is on one device, in all processes.
+    """
+
+    sharding: Sharding
+    shape: Shape
+    dtype: np.dtype[Any]
+    devices: tuple[Device, ...]
+    kind: tuple[Any, ...]
+    block_bytes: int
+    memory_kind: str | None
+    is_single: bool
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of all blocks in this process."""
+        return self.block_bytes * len(self.devices)
+
+    @cached_property
+    def dtype_name(self) -> str:
+        return str(self.dtype)
+
+    @cached_property
+    def layout(self) -> str:
+        """The spec and the mesh, or the device, as text."""
+        sharding: Any = self.sharding
+        if isinstance(sharding, NamedSharding):
+            spec = printable(format_spec(sharding.spec))
+            return f"{spec} on {format_mesh(sharding.mesh.shape)}"
+        if self.is_single and self.devices:
+            return name_of(self.devices[0])
+        return type(sharding).__name__
+
+
+class BlocksOf(dict[tuple[Sharding, Shape, Any], Blocks]):
+    """The ``Blocks`` of each sharding, shape and dtype, made when first asked for."""
+
+    def __missing__(self, key: tuple[Sharding, Shape, Any]) -> Blocks:
+        sharding, shape, dtype = key
+        devices = tuple(sorted(sharding.addressable_devices, key=lambda device: device.id))
+        block_shape = sharding.shard_shape(shape)
+        memory = sharding.memory_kind
+        if devices and memory == devices[0].default_memory().kind:
+            memory = None
+        self[key] = blocks = Blocks(
+            sharding,
+            shape,
+            dtype,
+            devices,
+            (block_shape, dtype, memory),
+            int(np.prod(block_shape, dtype=object)) * dtype.itemsize,
+            memory,
+            is_single=len(sharding.device_set) == 1,
+        )
+        return blocks
+
+
+def name_of(device: Device) -> str:
+    return f"{device.platform.upper()} {device.id}"
+
+
+def addresses_of(
+    arrays: Sequence[jax.Array], blocks: Sequence[Blocks]
+) -> list[list[Address] | None]:
+    """Return for each array the addresses of its buffers; None if it shares none, or is not read.
+
+    Which sharded arrays share memory follows from their blocks: only those of one shape and dtype
+    on the same devices can. Of these, at most 1,024 blocks are read: first of arrays that are known
+    to be split or differ in spec or mesh, then of the largest.
+
+    Args:
+      arrays: none of them deleted.
+      blocks: those of each array.
+    """
+    found: list[list[Address] | None] = [None] * len(arrays)
+    parts: dict[tuple[Any, ...], set[int]] = defaultdict(set)  # addresses by device and kind
+    sharded: dict[Blocks, list[int]] = defaultdict(list)
+    for number, (array, each) in enumerate(zip(arrays, blocks, strict=True)):
+        if not each.block_bytes or not each.devices:
+            continue
+        if each.is_single:
+            if address := _address(array):
+                found[number] = [(each.devices[0], address)]
+                parts[each.devices[0], each.kind].add(address)
+        else:
+            sharded[each].append(number)
+    # The parts of an array that was split before are read at once and make no new ones.
+    for each, numbers in sharded.items():
+        if _has_parts(each, parts):
+            for number in numbers:
+                if "addressable_shards" in vars(arrays[number]):
+                    found[number] = _read(arrays[number])
+                    for device, address in found[number] or ():
+                        parts[device, each.kind].discard(address)
+    for number in _suspects(sharded, parts, found):
+        found[number] = _read(_twin(arrays[number]))
+    return found
+
+
+def _suspects(
+    sharded: dict[Blocks, list[int]],
+    parts: dict[tuple[Any, ...], set[int]],
+    found: Sequence[list[Address] | None],
+) -> Iterable[int]:
+    """Yield the arrays to be split, as many as there is room for."""
+    alike: dict[Any, list[Blocks]] = defaultdict(list)
+    for each in sharded:
+        alike[each.devices, each.kind].append(each)
+    suspected = []
+    for each, numbers in sharded.items():
+        has_parts, others = _has_parts(each, parts), alike[each.devices, each.kind]
+        # Between processes, JAX has no other way to share buffers than from parts.
+        may_be_put = each.sharding.is_fully_addressable
+        if has_parts or (may_be_put and sum(len(sharded[other]) for other in others) > 1):
+            is_likely = has_parts or len(others) > 1
+            suspected.append((not is_likely, -each.block_bytes, numbers, len(each.devices)))
+    room = _MOST_BLOCKS
+    for _, _, numbers, num_blocks in sorted(suspected, key=lambda each: each[:2]):
+        for number in numbers:
+            if found[number] is None:
+                room -= num_blocks
+                if room < 0:
+                    return
+                yield number
+
+
+def _has_parts(blocks: Blocks, parts: dict[tuple[Any, ...], set[int]]) -> bool:
+    return any(parts.get((device, blocks.kind)) for device in blocks.devices)
+
+
+def _read(array: jax.Array | None) -> list[Address] | None:
+    """Return the addresses of the blocks of an array, which splits it."""
+    try:
+        shards = () if array is None else array.addressable_shards
+        read = [(shard.device, _address(shard.data)) for shard in shards]
+    except RuntimeError:  # deleted meanwhile, by another thread
+        return None
+    return read if read and all(address for _, address in read) else None
+
+
+def _address(array: Any) -> int:
+    """Return the address of an array on one device; 0 if there is none.
+
+    That is so for the result of a failed computation, and for an array deleted meanwhile. JAX 0.8
+    makes another array of the same buffer for it, once.
+    """
+    try:
+        return array.unsafe_buffer_pointer()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _twin(array: jax.Array) -> jax.Array | None:
+    """Return another array with the same buffers, to be split instead; None if there is none.
+
+    To a sharding that differs only in the names or the kinds of the mesh axes JAX copies nothing.
+    """
+    sharding: Any = array.sharding
+    if not sharding.is_fully_addressable:
+        return array
+    if not isinstance(sharding, NamedSharding):
+        return None
+    try:
+        return jax.device_put(array, _renamed(sharding))
+    except (RuntimeError, ValueError, NotImplementedError):  # such as a spec with unreduced axes
+        return None
+
+
+def _renamed(sharding: Any) -> NamedSharding:
+    names = {name: name for name in sharding.mesh.axis_names}
+    if all(kind == AxisType.Auto for kind in sharding.mesh.axis_types):
+        names = {name: f"gda-{number}" for number, name in enumerate(names)}
+    # Else the kind of its axes differs: JAX 0.8 needs the names of Explicit ones.
+
+    def renamed(entry: Any) -> Any:
+        if isinstance(entry, tuple):
+            return tuple(names[name] for name in entry)
+        return names.get(entry, entry)
+
+    mesh = Mesh(sharding.mesh.devices, tuple(names.values()))
+    spec = PartitionSpec(*map(renamed, sharding.spec))
+    return NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)

@@ -1,0 +1,250 @@
+"""The report of ``gda.memory``: the arrays that take the memory of devices, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from gda.layout.boundary import set_module
+from gda.layout.tables import table
+from gda.layout.text import counted, format_bytes, format_more, format_numbers, join_some
+
+ROWS_SHOWN = 20
+UNNAMED = "unnamed"
+
+_WIDTH = 100
+
+
+@set_module("gda")
+class ArrayMemory(NamedTuple):
+    """The memory of a named array, or of the unnamed arrays of one shape, dtype and layout.
+
+    Attributes:
+      names: the places of the array, such as ``"params['w']"``; none for unnamed arrays.
+      num_arrays: number of arrays; 1 for a named one.
+      shape, dtype: of each global array, with its padding.
+      layout: the spec and the mesh, or the device, as text.
+      memory_kind: the kind of memory; None for the default of the devices.
+      nbytes: bytes of their buffers in this process, replicas included, without ``nbytes_shared``.
+      nbytes_per_device: those on the device that has the most of them.
+      nbytes_shared: bytes of their buffers that an earlier row counts.
+
+    >>> import gda, jax.numpy as jnp
+    >>> x = jnp.zeros((8, 2), jnp.float32)
+    >>> row = next(row for row in gda.memory(x=x).arrays if row.names)
+    >>> row.names, row.dtype, row.nbytes
+    (('x',), 'float32', 64)
+    """
+
+    names: tuple[str, ...]
+    num_arrays: int
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    memory_kind: str | None
+    nbytes: int
+    nbytes_per_device: int
+    nbytes_shared: int = 0
+
+    @property
+    def label(self) -> str:
+        """The names, or the number of unnamed arrays, as text."""
+        return " = ".join(self.names) or f"{self.num_arrays:,} {UNNAMED}"
+
+    @property
+    def kind(self) -> str:
+        """Dtype and shape, as XLA writes them."""
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def place(self) -> str:
+        """The layout with the kind of memory."""
+        return self.layout if self.memory_kind is None else f"{self.layout}, {self.memory_kind}"
+
+
+@set_module("gda")
+class DeviceMemory(NamedTuple):
+    """The memory of one device of this process, or one kind of its memory.
+
+    Attributes:
+      device: platform and id, such as ``'TPU 0'``.
+      memory_kind: the kind of memory; None for the default of the device.
+      nbytes: bytes of all arrays.
+      by_tree: bytes of the arrays of each named tree, and of ``'unnamed'`` ones.
+      bytes_in_use, bytes_limit: as the device reports them; None if it does not, as a CPU, and for
+        other kinds of memory.
+
+    >>> import gda, jax.numpy as jnp
+    >>> x = jnp.zeros((8, 2), jnp.float32)
+    >>> first = gda.memory(x=x).devices[0]
+    >>> first.device, first.by_tree['x'], first.bytes_in_use
+    ('CPU 0', 64, None)
+    """
+
+    device: str
+    memory_kind: str | None
+    nbytes: int
+    by_tree: dict[str, int]
+    bytes_in_use: int | None = None
+    bytes_limit: int | None = None
+
+    @property
+    def bytes_not_in_arrays(self) -> int | None:
+        """Bytes in use beyond the arrays: programs, their temporaries, and other users."""
+        return None if self.bytes_in_use is None else max(self.bytes_in_use - self.nbytes, 0)
+
+
+@set_module("gda")
+@dataclass(frozen=True, repr=False)
+class MemoryReport:
+    """The arrays that take the memory of this process's devices, the largest first.
+
+    ``gda.memory`` makes it; ``print`` shows it as tables, and a notebook with bars for each device.
+    It holds no array.
+
+    Attributes:
+      arrays: a row for each named array, and for each group of unnamed ones.
+      devices: the local devices, by platform and id.
+      deleted: the names of arrays that were deleted or donated; they take no memory.
+      num_aliases: number of unnamed arrays whose memory other arrays count, such as the ``data`` of
+        a shard. They have no row.
+      process_index, num_processes: the process that made the report, and the number of all.
+
+    >>> import gda, jax, numpy as np
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+    >>> g = gda.GlobalArray.from_source(np.zeros((1024, 2), 'float32'), mesh, ['x'])
+    >>> report = gda.memory(params={'w': g})
+    >>> [(row.names, row.nbytes, row.nbytes_per_device) for row in report.arrays if row.names]
+    [(("params['w']",), 8192, 1024)]
+    """
+
+    arrays: tuple[ArrayMemory, ...]
+    devices: tuple[DeviceMemory, ...] = field(hash=False)  # a dict has no hash
+    deleted: tuple[str, ...] = ()
+    num_aliases: int = 0
+    process_index: int = 0
+    num_processes: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays in this process."""
+        return sum(device.nbytes for device in self.devices)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as dicts, lists, strings and numbers, for JSON."""
+        document = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        arrays = [
+            row._asdict() | {"names": list(row.names), "shape": list(row.shape)}
+            for row in self.arrays
+        ]
+        devices = [each._asdict() | {"by_tree": dict(each.by_tree)} for each in self.devices]
+        return document | {
+            "arrays": arrays,
+            "devices": devices,
+            "deleted": list(self.deleted),
+            "nbytes": self.nbytes,
+        }
+
+    def __repr__(self) -> str:
+        parts = [[self.headline], table_of_devices(self), self._table_of_arrays(), self.notes]
+        return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+    def _repr_html_(self) -> str:
+        return import_module("gda.show.memory_page").page_of(self)
+
+    @property
+    def headline(self) -> str:
+        """The sum, in words."""
+        num_arrays = sum(row.num_arrays for row in self.arrays)
+        used = {each.device for each in self.devices if each.nbytes}
+        text = f"{format_bytes(self.nbytes)} in {counted(num_arrays, 'array')}"
+        if used:
+            text += f" on {counted(len(used), 'device')}"
+        if self.num_processes > 1:
+            text += f" of process {self.process_index} of {self.num_processes}"
+        return text
+
+    @property
+    def notes(self) -> list[str]:
+        """The arrays that have no rows, in words."""
+        lines = []
+        if self.deleted:
+            lines.append(f"deleted or donated: {join_some(self.deleted)}")
+        if self.num_aliases:
+            lines.append(
+                f"{counted(self.num_aliases, 'more array')} in the memory of those above, such as "
+                "the data of shards"
+            )
+        return lines
+
+    def _table_of_arrays(self) -> list[str]:
+        if not self.arrays:
+            return []
+        rows = [
+            [
+                row.label,
+                row.kind,
+                row.place,
+                format_bytes(row.nbytes_per_device),
+                format_bytes(row.nbytes),
+                f"shares {format_bytes(row.nbytes_shared)}" if row.nbytes_shared else "",
+            ]
+            for row in self.arrays[:ROWS_SHOWN]
+        ]
+        header = ["array", "", "layout", "per device", "in all", ""]
+        if not any(row[-1] for row in rows):
+            header, rows = header[:-1], [row[:-1] for row in rows]
+        lines = table([header, *rows], right={"per device", "in all"}, width=_WIDTH)
+        more = more_rows(self)
+        return [*lines, more] if more else lines
+
+
+def more_rows(report: MemoryReport) -> str:
+    """Return the number and bytes of the rows that a table omits; empty if there are none."""
+    left = report.arrays[ROWS_SHOWN:]
+    nbytes = sum(row.nbytes for row in left)
+    return f"{format_more(len(left))}, {format_bytes(nbytes)}" if left else ""
+
+
+def table_of_devices(report: MemoryReport) -> list[str]:
+    """Return a table with a line for each run of devices whose numbers read the same."""
+    trees = [*dict.fromkeys(name for each in report.devices for name in each.by_tree)]
+    groups = [[*group] for _, group in groupby(report.devices, lambda each: _cells(each, trees))]
+    if not groups:
+        return []
+    rows = [[devices_of(group), *_cells(group[0], trees)[1:]] for group in groups[:ROWS_SHOWN]]
+    header = ["device", *trees, "arrays", "in use", "not in arrays", "limit"]
+    told = [at for at in range(len(header)) if at < len(trees) + 2 or any(row[at] for row in rows)]
+    lines = [[line[at] for at in told] for line in (header, *rows)]
+    left = len(report.devices) - sum(map(len, groups[:ROWS_SHOWN]))
+    more = [format_more(left)] if left else []
+    return [*table(lines, right={*header[1:]}, width=_WIDTH), *more]
+
+
+def _cells(device: DeviceMemory, trees: Sequence[str]) -> list[str]:
+    return [
+        device.memory_kind or "",
+        *(format_bytes(device.by_tree.get(tree, 0)) for tree in trees),
+        format_bytes(device.nbytes),
+        *map(_size, (device.bytes_in_use, device.bytes_not_in_arrays, device.bytes_limit)),
+    ]
+
+
+def _size(nbytes: int | None) -> str:
+    return "" if nbytes is None else format_bytes(nbytes)
+
+
+def devices_of(group: Sequence[DeviceMemory]) -> str:
+    """Return the devices of one platform and kind of memory as text: ``TPU 0-7``.
+
+    >>> devices_of([DeviceMemory(f"TPU {i}", "pinned_host", 0, {}) for i in range(4)])
+    'TPU 0-3 pinned_host'
+    """
+    named = [each.device.rsplit(" ", 1) for each in group]
+    runs = groupby(named, lambda each: each[0])
+    text = ", ".join(f"{name} {format_numbers(int(at) for _, at in run)}" for name, run in runs)
+    kind = group[0].memory_kind
+    return text if kind is None else f"{text} {kind}"

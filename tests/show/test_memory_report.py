@@ -1,0 +1,127 @@
+"""The report of the memory, as text and HTML."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from gda.show.memory_report import ArrayMemory, DeviceMemory, MemoryReport
+
+pytestmark = pytest.mark.no_jax
+
+GIB = 2**30
+PLACE = "P('data', 'model') on data=4,"
+
+
+def row(*names: str, nbytes: int = 8 * GIB, count: int = 1, shared: int = 0) -> ArrayMemory:
+    layout = "P('data', 'model') on data=4,model=2"
+    return ArrayMemory(
+        names, count, (1024, 1024), "bfloat16", layout, None, nbytes, nbytes // 8, shared
+    )
+
+
+def on(number: int, in_use: int | None = None, kind: str | None = None) -> DeviceMemory:
+    by_tree = {"params": GIB, "unnamed": GIB // 2}
+    limit = None if in_use is None else 16 * GIB
+    return DeviceMemory(f"TPU {number}", kind, 3 * GIB // 2, by_tree, in_use, limit)
+
+
+REPORT = MemoryReport(
+    (row("params['w']", "ema['w']"), row(nbytes=4 * GIB, count=288)),
+    tuple(on(i, 2 * GIB if i < 3 else 3 * GIB) for i in range(4)),
+    deleted=("opt['mu']",),
+    num_aliases=8,
+    process_index=1,
+    num_processes=2,
+)
+
+
+def test_the_tables_of_a_report() -> None:
+    assert str(REPORT).splitlines() == [
+        "6.0 GiB in 289 arrays on 4 devices of process 1 of 2",
+        "",
+        "device    params    unnamed   arrays   in use  not in arrays     limit",
+        "TPU 0-2  1.0 GiB  512.0 MiB  1.5 GiB  2.0 GiB      512.0 MiB  16.0 GiB",
+        "TPU 3    1.0 GiB  512.0 MiB  1.5 GiB  3.0 GiB        1.5 GiB  16.0 GiB",
+        "",
+        f"{'array':45}{'layout':36}per device   in all",
+        f"params['w'] = ema['w']  bfloat16[1024,1024]  {PLACE:39}1.0 GiB  8.0 GiB",
+        f"{'':45}model=2",
+        f"288 unnamed             bfloat16[1024,1024]  {PLACE:37}512.0 MiB  4.0 GiB",
+        f"{'':45}model=2",
+        "",
+        "deleted or donated: opt['mu']",
+        "8 more arrays in the memory of those above, such as the data of shards",
+    ]
+
+
+def test_many_rows_are_cut_short_and_lines_fit() -> None:
+    rows = [row(f"params['layer{i}']['attention']['query']['kernel']") for i in range(60)]
+    text = str(MemoryReport(tuple(rows), (on(0),)))
+    assert max(map(len, text.splitlines())) <= 100
+    assert "layer19" in text
+    assert "layer20" not in text
+    assert text.splitlines()[-1] == "… 40 more, 320.0 GiB"
+
+
+def test_devices_that_differ_are_cut_short_too() -> None:
+    devices = tuple(on(i, GIB * (2 + i)) for i in range(64))
+    assert "… 44 more" in str(MemoryReport((row(),), devices))
+
+
+def test_control_characters_of_names_reach_neither_terminal_nor_page() -> None:
+    report = MemoryReport((row("p['\x1b[2J<b>']"),), (on(0),))
+    assert "\x1b" not in str(report)
+    assert "<b>" not in report._repr_html_()
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_has_a_bar_for_each_device() -> None:
+    page = REPORT._repr_html_()
+    tags = _Tags()
+    tags.feed(page)
+    assert tags.open == []
+    bars = re.findall(r'<div style="width:22em.*?</div>', page)
+    widths = [re.findall(r'title="(.*?)".*?width:(.*?)%', bar) for bar in bars]
+    assert widths[0] == [
+        ("params: 1.0 GiB", "6.25"),
+        ("unnamed: 512.0 MiB", "3.12"),
+        ("not in arrays: 512.0 MiB", "3.12"),
+    ]
+    assert [len(each) for each in widths] == [3, 3, 3, 3]
+    assert "3.0 GiB of 16.0 GiB" in page
+    assert "<p>6.0 GiB in 289 arrays on 4 devices of process 1 of 2</p>" in page
+    assert "<p>deleted or donated: opt[&#x27;mu&#x27;]</p>" in page
+    assert "http" not in page
+
+
+def test_a_page_of_very_many_devices_is_bounded() -> None:
+    page = MemoryReport((row(),), tuple(map(on, range(1000))))._repr_html_()
+    assert page.count('<div style="width:22em') == 64
+    assert "… 936 more" in page
+
+
+def test_nothing_held_is_a_report_too() -> None:
+    assert str(MemoryReport((), ())) == "0 B in 0 arrays"
+    assert "0 B in 0 arrays" in MemoryReport((), ())._repr_html_()
+
+
+def test_what_a_device_says() -> None:
+    assert on(0).bytes_not_in_arrays is None
+    assert on(0, 2 * GIB).bytes_not_in_arrays == GIB // 2
+    # Memory that two processes share, or a device that counts otherwise.
+    assert on(0, GIB).bytes_not_in_arrays == 0
+    assert hash(REPORT) == hash(
+        MemoryReport(**{n: getattr(REPORT, n) for n in REPORT.__match_args__})
+    )
