@@ -30,7 +30,8 @@ _PLACED = "raw read, and make_array_from_callback of aligned memory"
 def model(layers: int, width: int) -> Leaves:
     """Return shape and spec of every weight."""
     wide, vocabulary = width * 43 // 16, width * 125 // 16
-    leaves = dict.fromkeys(("embedding", "head"), ((vocabulary, width), BY_ROWS))
+    embedding: Leaf = ((vocabulary, width), BY_ROWS)
+    leaves = {"embedding": embedding, "head": embedding}
     for layer in range(layers):
         leaves |= {f"{layer}.{name}": ((width, width), BY_ROWS) for name in "qkv"}
         leaves |= {f"{layer}.{name}": ((wide, width), BY_ROWS) for name in ("gate", "up")}
