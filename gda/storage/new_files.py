@@ -43,6 +43,13 @@ def write_blocks(
         return
     axis = axis_of_runs(shape, one.shape)
     nbytes = sum(block.nbytes for block in blocks)
+    has_rows = axis > 1 if others else one.ndim > 1
+    if has_rows and nbytes > PART_BYTES * len(one):  # a row is larger than a part
+        row_bytes = math.prod(shape[1:]) * one.itemsize
+        for row in range(len(one)):
+            at = first + (start[0] + row) * row_bytes
+            write_blocks(file, at, shape[1:], start[1:], [block[row] for block in blocks])
+        return
     rows = max(1, PART_BYTES * len(one) // max(nbytes, 1))
     for row in range(0, len(one), rows):
         part = [block[row : row + rows] for block in blocks]

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,24 @@ def test_columns_on_the_devices_of_a_process_are_written_as_rows(
     save_safetensors(tmp_path, {"w": cut(DATA, mesh, P("x", "y"))})
     assert written == [8] * 64
     assert np.array_equal(open_safetensors(tmp_path)["w"][...], DATA)
+
+
+def test_large_rows_are_copied_in_parts(tmp_path: Path) -> None:
+    values = np.arange(2 * 2048 * 2048, dtype=np.float32).reshape(2, 2048, 2048)
+    tree = {
+        "w": cut(values, mesh_of({"x": 8}), P(None, None, "x")),
+        "v": np.asfortranarray(values[:1]),
+    }
+    tracemalloc.start()
+    try:
+        save_safetensors(tmp_path / "a.safetensors", tree)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * new_files.PART_BYTES  # of two threads; a row has 16 MiB
+    tensors = open_safetensors(tmp_path / "a.safetensors")
+    assert np.array_equal(tensors["w"][...], values)
+    assert np.array_equal(tensors["v"][...], values[:1])
 
 
 def test_several_texts_of_metadata(tmp_path: Path) -> None:
