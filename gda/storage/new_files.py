@@ -6,6 +6,7 @@ No JAX, and no format: blocks of arrays that lie in C order in a file, and folde
 from __future__ import annotations
 
 import contextlib
+import glob
 import math
 import os
 import shutil
@@ -110,7 +111,7 @@ def folder_beside(folder: Path, name: str) -> Iterator[Path]:
     """
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob(f".{name}.*.partial"):
+    for old in folder.glob(f".{glob.escape(name)}.{'[0-9a-f]' * 16}.partial"):
         with contextlib.suppress(OSError), _locked(old):
             shutil.rmtree(old)
     partial = folder / f".{name}.{uuid.uuid4().hex[:16]}.partial"

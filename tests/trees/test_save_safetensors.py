@@ -466,6 +466,16 @@ def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path: Path) -> None:
     assert np.array_equal(open_safetensors(tmp_path / "model.safetensors")["w"][...], -DATA)
 
 
+def test_only_folders_of_saves_of_the_same_name_are_removed(tmp_path: Path) -> None:
+    left = tmp_path / f".a[1].safetensors.{'0123abcd' * 2}.partial"
+    mine = tmp_path / ".a[1].safetensors.mine.partial"
+    other = tmp_path / f".a1.safetensors.{'0123abcd' * 2}.partial"
+    for folder in (left, mine, other):
+        folder.mkdir()
+    save_safetensors(tmp_path / "a[1].safetensors", {"w": DATA})
+    assert names_in(tmp_path) == sorted([mine.name, other.name, "a[1].safetensors"])
+
+
 # Several processes.
 
 
