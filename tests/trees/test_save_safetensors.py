@@ -560,6 +560,12 @@ def test_processes_that_do_not_agree_write_nothing(shared_tmp_path: Path) -> Non
         ({"w": g}, {"metadata": {"a": str(me)}}, "metadata {'a': '0'}"),
         ({"w": g}, {"names": lambda *_: f"w{me}"}, r"at \['w'\], process 0: name w0"),
         ({"w": g, "v": g}, {"max_file_bytes": 512 + 512 * me}, "files"),
+        # As many files, but of other tensors: [a], [b, c] and [a, b], [c].
+        (
+            {"a": np.ones(8, np.int8), "b": np.ones(4, np.int8), "c": np.ones(4, np.int8)},
+            {"max_file_bytes": 8 + 4 * me},
+            "process 0: files of at most 8 bytes, process 1: of at most 12 bytes",
+        ),
     ]:
         with pytest.raises(gda.DisagreementError, match=message):
             save_safetensors(shared_tmp_path / "new", tree, **options)
