@@ -279,8 +279,8 @@ def _save(plan: _Plan) -> None:
         begun = step(begin, what=f"the beginning {what}", judge=lambda names: names[0])
         folder = plan.folder / begun.verdict
         step(lambda: plan.write(folder), what=f"the writing {what}")
-        if is_first:
-            _commit(plan, folder)
+        move = partial(_commit, plan, folder) if is_first else lambda: None
+        step(move, what=f"the end {what}")
 
 
 def _commit(plan: _Plan, partial_folder: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -575,6 +576,22 @@ def test_processes_that_do_not_agree_write_nothing(shared_tmp_path: Path) -> Non
     with pytest.raises(gda.DisagreementError, match="path"):
         save_safetensors(shared_tmp_path / f"new{me}", {"w": g})
     assert names_in(shared_tmp_path) == []
+
+
+@pytest.mark.processes(2, devices=4)
+def test_all_wait_for_the_process_that_moves_the_files(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_files = new_files.replace_files
+
+    def slow(*args: Any) -> None:
+        time.sleep(5)
+        replace_files(*args)
+
+    monkeypatch.setattr(new_files, "replace_files", slow)
+    with gda.checking_agreement(timeout=4):
+        save_safetensors(shared_tmp_path, {"w": DATA})
+    assert names_in(shared_tmp_path) == ["model.safetensors"]
 
 
 @pytest.mark.processes(2, devices=4)
