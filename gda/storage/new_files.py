@@ -96,8 +96,10 @@ def _write(file: int, view: memoryview, position: int) -> None:
 def create(path: Path, head: bytes, nbytes: int) -> None:
     """Make a file of a size; durable, with its first bytes."""
     with open(path, "xb") as file:
-        file.write(head)
+        # The size first: NFS clients keep a page that ends with the file as if they knew all of it,
+        # and would later write it whole, over what other hosts wrote behind the first bytes.
         file.truncate(nbytes)
+        file.write(head)
         file.flush()
         os.fsync(file.fileno())
 
