@@ -74,8 +74,8 @@ def save_safetensors(
       tree: a pytree of ``GlobalArray``s, ``PaddedArray``s, which are saved without padding,
         ``jax.Array``s and NumPy arrays. NumPy arrays, and arrays that only one process holds, must
         be the same in all processes.
-      max_file_bytes: the most bytes of data in a file of a folder. A larger array has a file of its
-        own.
+      max_file_bytes: the most bytes of data in a file. In a folder, a larger array has a file of
+        its own.
       metadata: texts by name, for the header of every file. PyTorch's transformers wants
         ``{'format': 'pt'}``.
       names: a function ``(path, leaf)`` that returns the name of an array in the files. A path is
@@ -92,7 +92,7 @@ def save_safetensors(
 
     Raises, afterwards:
       OSError: a file cannot be written; a note has index and path of the array.
-      DisagreementError: another process failed; the message says why.
+      DisagreementError, LateProcessError: another process failed or ended; the message says why.
 
     Copies of blocks from accelerators take at most 64 MiB on the host at a time, or one block.
 
