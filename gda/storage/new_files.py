@@ -6,6 +6,7 @@ No JAX, and no format: blocks of arrays that lie in C order in a file, and folde
 from __future__ import annotations
 
 import contextlib
+import glob
 import math
 import os
 import shutil
@@ -43,6 +44,13 @@ def write_blocks(
         return
     axis = axis_of_runs(shape, one.shape)
     nbytes = sum(block.nbytes for block in blocks)
+    has_rows = axis > 1 if others else one.ndim > 1
+    if has_rows and nbytes > PART_BYTES * len(one):  # a row is larger than a part
+        row_bytes = math.prod(shape[1:]) * one.itemsize
+        for row in range(len(one)):
+            at = first + (start[0] + row) * row_bytes
+            write_blocks(file, at, shape[1:], start[1:], [block[row] for block in blocks])
+        return
     rows = max(1, PART_BYTES * len(one) // max(nbytes, 1))
     for row in range(0, len(one), rows):
         part = [block[row : row + rows] for block in blocks]
@@ -88,8 +96,10 @@ def _write(file: int, view: memoryview, position: int) -> None:
 def create(path: Path, head: bytes, nbytes: int) -> None:
     """Make a file of a size; durable, with its first bytes."""
     with open(path, "xb") as file:
-        file.write(head)
+        # The size first: NFS clients keep a page that ends with the file as if they knew all of it,
+        # and would later write it whole, over what other hosts wrote behind the first bytes.
         file.truncate(nbytes)
+        file.write(head)
         file.flush()
         os.fsync(file.fileno())
 
@@ -103,7 +113,7 @@ def folder_beside(folder: Path, name: str) -> Iterator[Path]:
     """
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob(f".{name}.*.partial"):
+    for old in folder.glob(f".{glob.escape(name)}.{'[0-9a-f]' * 16}.partial"):
         with contextlib.suppress(OSError), _locked(old):
             shutil.rmtree(old)
     partial = folder / f".{name}.{uuid.uuid4().hex[:16]}.partial"

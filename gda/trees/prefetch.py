@@ -62,14 +62,14 @@ def prefetch(
         them that is a prefix of a batch.
       spec: one ``PartitionSpec``, a tree of them that is a prefix of a batch, or a function
         ``(path, leaf)`` as in ``load_tree``; here the leaf has the shape of this process's part.
-      size: number of batches, at most, that are fetched and not handed out, with the one that is
+      size: the most batches that are fetched and not yet handed out, including the one that is
         being made.
       pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape, as
         that of a short last batch. A dimension that is sharded over several processes must divide
         all the same, because no process knows its global size.
 
     Raises:
-      TypeError: ``iterator`` is none, or mesh and spec are not as above.
+      TypeError: ``iterator`` is not an iterable, or mesh and spec are not as above.
       ValueError: ``size`` is less than 1.
 
     >>> import gda, jax, numpy as np

@@ -74,8 +74,8 @@ def save_safetensors(
       tree: a pytree of ``GlobalArray``s, ``PaddedArray``s, which are saved without padding,
         ``jax.Array``s and NumPy arrays. NumPy arrays, and arrays that only one process holds, must
         be the same in all processes.
-      max_file_bytes: the most bytes of data in a file of a folder. A larger array has a file of its
-        own.
+      max_file_bytes: the most bytes of data in a file. In a folder, a larger array has a file of
+        its own.
       metadata: texts by name, for the header of every file. PyTorch's transformers wants
         ``{'format': 'pt'}``.
       names: a function ``(path, leaf)`` that returns the name of an array in the files. A path is
@@ -92,7 +92,7 @@ def save_safetensors(
 
     Raises, afterwards:
       OSError: a file cannot be written; a note has index and path of the array.
-      DisagreementError: another process failed; the message says why.
+      DisagreementError, LateProcessError: another process failed or ended; the message says why.
 
     Copies of blocks from accelerators take at most 64 MiB on the host at a time, or one block.
 
@@ -129,12 +129,13 @@ class _Plan:
     """All that a save writes, known before.
 
     Attributes:
-      path: as it was given.
+      path, max_file_bytes: as they were given.
       names: of the leaves.
       index: the content of the index, if the files have one.
     """
 
     path: str
+    max_file_bytes: int
     tree: Any
     leaves: Sequence[Leaf]
     names: Sequence[str]
@@ -154,8 +155,11 @@ class _Plan:
     def described(self) -> Description:
         """Return what must be the same in all processes."""
         paths = [keystr(keys) for keys, _ in _with_paths(self.tree)]
-        fields = {("", "path"): self.path, ("", "files"): str([file.name for file in self.files])}
-        fields["", "metadata"] = str(self.files[0].metadata)
+        fields = {
+            ("", "path"): self.path,
+            ("", "files"): f"of at most {self.max_file_bytes} bytes",
+            ("", "metadata"): str(self.files[0].metadata),
+        }
         for path, name, leaf in zip(paths, self.names, self.leaves, strict=True):
             fields[path, "name"] = name
             if leaf.own is not None:
@@ -197,7 +201,7 @@ def _plan(
     ]
     if not path.endswith(".safetensors"):
         files, index = files_of_model(tensors, max_file_bytes, metadata)
-        return _Plan(path, tree, leaves, names, files, index)
+        return _Plan(path, max_file_bytes, tree, leaves, names, files, index)
     total = sum(tensor.nbytes for tensor in tensors)
     if total > max_file_bytes:
         raise ValueError(
@@ -205,7 +209,7 @@ def _plan(
             f"in place of {path}, for several files, or a larger max_file_bytes"
         )
     file = file_of(os.path.basename(path), tensors, metadata)
-    return _Plan(path, tree, leaves, names, [file], None)
+    return _Plan(path, max_file_bytes, tree, leaves, names, [file], None)
 
 
 def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
@@ -275,8 +279,8 @@ def _save(plan: _Plan) -> None:
         begun = step(begin, what=f"the beginning {what}", judge=lambda names: names[0])
         folder = plan.folder / begun.verdict
         step(lambda: plan.write(folder), what=f"the writing {what}")
-        if is_first:
-            _commit(plan, folder)
+        move = partial(_commit, plan, folder) if is_first else lambda: None
+        step(move, what=f"the end {what}")
 
 
 def _commit(plan: _Plan, partial_folder: Path) -> None:

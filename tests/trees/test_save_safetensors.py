@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -188,6 +190,24 @@ def test_columns_on_the_devices_of_a_process_are_written_as_rows(
     save_safetensors(tmp_path, {"w": cut(DATA, mesh, P("x", "y"))})
     assert written == [8] * 64
     assert np.array_equal(open_safetensors(tmp_path)["w"][...], DATA)
+
+
+def test_large_rows_are_copied_in_parts(tmp_path: Path) -> None:
+    values = np.arange(2 * 2048 * 2048, dtype=np.float32).reshape(2, 2048, 2048)
+    tree = {
+        "w": cut(values, mesh_of({"x": 8}), P(None, None, "x")),
+        "v": np.asfortranarray(values[:1]),
+    }
+    tracemalloc.start()
+    try:
+        save_safetensors(tmp_path / "a.safetensors", tree)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * new_files.PART_BYTES  # of two threads; a row has 16 MiB
+    tensors = open_safetensors(tmp_path / "a.safetensors")
+    assert np.array_equal(tensors["w"][...], values)
+    assert np.array_equal(tensors["v"][...], values[:1])
 
 
 def test_several_texts_of_metadata(tmp_path: Path) -> None:
@@ -447,6 +467,16 @@ def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path: Path) -> None:
     assert np.array_equal(open_safetensors(tmp_path / "model.safetensors")["w"][...], -DATA)
 
 
+def test_only_folders_of_saves_of_the_same_name_are_removed(tmp_path: Path) -> None:
+    left = tmp_path / f".a[1].safetensors.{'0123abcd' * 2}.partial"
+    mine = tmp_path / ".a[1].safetensors.mine.partial"
+    other = tmp_path / f".a1.safetensors.{'0123abcd' * 2}.partial"
+    for folder in (left, mine, other):
+        folder.mkdir()
+    save_safetensors(tmp_path / "a[1].safetensors", {"w": DATA})
+    assert names_in(tmp_path) == sorted([mine.name, other.name, "a[1].safetensors"])
+
+
 # Several processes.
 
 
@@ -531,6 +561,12 @@ def test_processes_that_do_not_agree_write_nothing(shared_tmp_path: Path) -> Non
         ({"w": g}, {"metadata": {"a": str(me)}}, "metadata {'a': '0'}"),
         ({"w": g}, {"names": lambda *_: f"w{me}"}, r"at \['w'\], process 0: name w0"),
         ({"w": g, "v": g}, {"max_file_bytes": 512 + 512 * me}, "files"),
+        # As many files, but of other tensors: [a], [b, c] and [a, b], [c].
+        (
+            {"a": np.ones(8, np.int8), "b": np.ones(4, np.int8), "c": np.ones(4, np.int8)},
+            {"max_file_bytes": 8 + 4 * me},
+            "process 0: files of at most 8 bytes, process 1: of at most 12 bytes",
+        ),
     ]:
         with pytest.raises(gda.DisagreementError, match=message):
             save_safetensors(shared_tmp_path / "new", tree, **options)
@@ -540,6 +576,22 @@ def test_processes_that_do_not_agree_write_nothing(shared_tmp_path: Path) -> Non
     with pytest.raises(gda.DisagreementError, match="path"):
         save_safetensors(shared_tmp_path / f"new{me}", {"w": g})
     assert names_in(shared_tmp_path) == []
+
+
+@pytest.mark.processes(2, devices=4)
+def test_all_wait_for_the_process_that_moves_the_files(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_files = new_files.replace_files
+
+    def slow(*args: Any) -> None:
+        time.sleep(5)
+        replace_files(*args)
+
+    monkeypatch.setattr(new_files, "replace_files", slow)
+    with gda.checking_agreement(timeout=4):
+        save_safetensors(shared_tmp_path, {"w": DATA})
+    assert names_in(shared_tmp_path) == ["model.safetensors"]
 
 
 @pytest.mark.processes(2, devices=4)
