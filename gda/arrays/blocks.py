@@ -203,7 +203,9 @@ class BlockReader:
         with self._lock:
             buffers = self._buffers.get(dtype)
             if buffers is None:
-                buffers = self._buffers[dtype] = Buffers(dtype, self._count)
+                # Elsewhere a buffer is free when its block was sent.
+                are_kept = self._device is None or self._device.platform == "cpu"
+                buffers = self._buffers[dtype] = Buffers(dtype, self._count, are_kept)
             return buffers.empty(shape)
 
     def padding(self) -> Block:

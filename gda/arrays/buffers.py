@@ -17,9 +17,10 @@ from gda.layout.text import format_bytes
 
 ALIGNMENT = 64  # bytes; what JAX's CPU backend wants of memory that it adopts
 
-# Small buffers share a slab: an allocation each costs more than filling it.
-_SLAB_BELOW = 64 * 1024
-_SLAB_BYTES = 1024 * 1024
+# Small buffers share a slab: an allocation each costs more than filling it. So do those of medium
+# size: NumPy asks for huge pages from 4 MiB on, and these are filled in two thirds of the time.
+_SMALL_BELOW, _SMALL_SLAB_BYTES = 64 * 1024, 2**20
+_MEDIUM_BELOW, _MEDIUM_SLAB_BYTES = 4 * 2**20, 32 * 2**20
 
 
 @set_module("gda")
@@ -60,10 +61,16 @@ class Memory(np.ndarray[Any, Any]):
 
 
 class Buffers:
-    """Aligned buffers of one dtype; the small ones share slabs that live as long as any of them."""
+    """Aligned buffers of one dtype, in slabs that live as long as any of their buffers.
 
-    def __init__(self, dtype: np.dtype[Any], count: int) -> None:
+    Args:
+      count: how many are wanted.
+      are_kept: they become one array, or are needed together; else those of medium size are alone.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], count: int, are_kept: bool = True) -> None:
         self.dtype = dtype
+        self._alone_from = _MEDIUM_BELOW if are_kept else _SMALL_BELOW
         self._wanted = count
         self._slab = Memory(0, np.uint8)
         self._offset = 0
@@ -72,11 +79,12 @@ class Buffers:
         """Return an uninitialised aligned array."""
         nbytes = math.prod(shape) * self.dtype.itemsize
         taken = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        if nbytes >= _SLAB_BELOW:
+        if nbytes >= self._alone_from:
             memory = self._memory(taken, shape)
             return np.ndarray(shape, self.dtype, memory, _aligned_offset(memory))
         if self._offset + taken > self._slab.size:
-            nbytes_wanted = min(max(self._wanted, 1) * taken, _SLAB_BYTES)
+            most = _SMALL_SLAB_BYTES if nbytes < _SMALL_BELOW else _MEDIUM_SLAB_BYTES
+            nbytes_wanted = min(max(self._wanted, 1) * taken, most)
             self._slab = self._memory(nbytes_wanted, shape)
             self._offset = _aligned_offset(self._slab)
         self._wanted -= 1

@@ -45,11 +45,14 @@ def test_buffers_do_not_overlap(sizes: list[int]) -> None:
         assert block.size == 0 or block.ctypes.data % ALIGNMENT == 0
 
 
-def test_small_buffers_share_a_slab_and_large_ones_do_not() -> None:
-    buffers = Buffers(np.dtype(np.uint8), count=20)
-    small, also_small, large = (buffers.empty((n,)) for n in (100, 100, 64 * 1024))
-    assert small.base is also_small.base
-    assert large.base is not small.base
+def test_small_and_medium_buffers_share_slabs_and_large_ones_do_not() -> None:
+    for size in (100, 2**20):
+        buffers = Buffers(np.dtype(np.uint8), count=20)
+        one, other, large = (buffers.empty((n,)) for n in (size, size, 2**22))
+        assert one.base is other.base
+        assert large.base is not one.base
+    passing = Buffers(np.dtype(np.uint8), count=20, are_kept=False)
+    assert passing.empty((2**20,)).base is not passing.empty((2**20,)).base
 
 
 def test_slabs_are_as_large_as_what_is_wanted() -> None:
@@ -58,6 +61,10 @@ def test_slabs_are_as_large_as_what_is_wanted() -> None:
     assert few.empty((64,)).base.size <= 4 * 64
     many = Buffers(np.dtype(np.uint8), count=10_000)
     assert many.empty((1000,)).base.size <= 2**20 + 64
+    eight = Buffers(np.dtype(np.uint8), count=8)
+    assert eight.empty((2**20,)).base.size <= 2**23 + 64
+    medium = Buffers(np.dtype(np.uint8), count=10_000)
+    assert medium.empty((2**20,)).base.size <= 2**25 + 64
 
 
 def test_a_view_of_a_buffer_refers_to_the_buffer() -> None:
