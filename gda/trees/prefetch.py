@@ -215,6 +215,9 @@ class Prefetched(Iterator[Any]):
             )
 
 
+_THE_END = object()
+
+
 class _Made(NamedTuple):
     """A batch and the state of the iterator after it; or the error that came in its place."""
 
@@ -298,13 +301,15 @@ class _Run:
                     self._room.get()
                 if self._is_over:
                     return _Made(error=StopIteration())
-                host = next(self._source)
+                host = next(self._source, _THE_END)
+                if host is _THE_END:
+                    return _Made(error=StopIteration())
                 self._add(_Made(self._place(host), _state_of(self._source)))
                 del host
                 number += 1
-        except StopIteration:
-            return _Made(error=StopIteration())
         except BaseException as error:
+            if isinstance(error, StopIteration):  # which would end the loop of the user in silence
+                error = RuntimeError("a leaf of a batch raised StopIteration")
             error.add_note(f"gda: in batch {number} of prefetch, counted from 0")
             return _Made(error=error)
 

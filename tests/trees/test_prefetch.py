@@ -274,6 +274,20 @@ def test_errors_of_placing_name_batch_and_leaf(
     assert list(batches) == []
 
 
+def test_a_leaf_that_raises_stop_iteration_does_not_end_the_loop(auto_mesh: Mesh) -> None:
+    class Leaf:
+        shape, dtype = (8,), np.dtype(np.float32)
+
+        def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+            raise StopIteration
+
+    with (
+        gda.prefetch(iter([batch(8), Leaf()]), auto_mesh, P("x")) as batches,
+        pytest.raises(RuntimeError, match="a leaf of a batch raised StopIteration"),
+    ):
+        list(batches)
+
+
 def test_an_error_keeps_no_batch_and_no_cycle(auto_mesh: Mesh) -> None:
     def loader() -> Iterator[np.ndarray]:
         yield batch(8)
