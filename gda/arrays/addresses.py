@@ -35,7 +35,7 @@ class Blocks:
     Attributes:
       devices: those with a block, by id.
       kind: shape, dtype and kind of memory of each block.
-      block_bytes: bytes of each.
+      block_bytes: bytes of each; 0 if there are none.
       memory_kind: the kind of memory; None for the default of the devices.
       is_single: the array is on one device, in all processes.
     """
@@ -78,7 +78,7 @@ class BlocksOf(dict[tuple[Sharding, Shape, Any], Blocks]):
         devices = tuple(sorted(sharding.addressable_devices, key=lambda device: device.id))
         block_shape = sharding.shard_shape(shape)
         memory = sharding.memory_kind
-        if devices and memory == devices[0].default_memory().kind:
+        if not devices or memory == devices[0].default_memory().kind:
             memory = None
         self[key] = blocks = Blocks(
             sharding,
@@ -86,7 +86,7 @@ class BlocksOf(dict[tuple[Sharding, Shape, Any], Blocks]):
             dtype,
             devices,
             (block_shape, dtype, memory),
-            int(np.prod(block_shape, dtype=object)) * dtype.itemsize,
+            int(np.prod(block_shape, dtype=object)) * dtype.itemsize if devices else 0,
             memory,
             is_single=len(sharding.device_set) == 1,
         )
@@ -114,7 +114,7 @@ def addresses_of(
     parts: dict[tuple[Any, ...], set[int]] = defaultdict(set)  # addresses by device and kind
     sharded: dict[Blocks, list[int]] = defaultdict(list)
     for number, (array, each) in enumerate(zip(arrays, blocks, strict=True)):
-        if not each.block_bytes or not each.devices:
+        if not each.block_bytes:
             continue
         if each.is_single:
             if address := _address(array):
@@ -126,7 +126,7 @@ def addresses_of(
     for each, numbers in sharded.items():
         if _has_parts(each, parts):
             for number in numbers:
-                if "addressable_shards" in vars(arrays[number]):
+                if _was_split(arrays[number]):
                     found[number] = _read(arrays[number])
                     for device, address in found[number] or ():
                         parts[device, each.kind].discard(address)
@@ -164,6 +164,14 @@ def _suspects(
 
 def _has_parts(blocks: Blocks, parts: dict[tuple[Any, ...], set[int]]) -> bool:
     return any(parts.get((device, blocks.kind)) for device in blocks.devices)
+
+
+def _was_split(array: jax.Array) -> bool:
+    """Return True if the parts of an array are known to be there.
+
+    JAX keeps them as a cached property. A version that did otherwise would only lose this shortcut.
+    """
+    return "addressable_shards" in getattr(array, "__dict__", ())
 
 
 def _read(array: jax.Array | None) -> list[Address] | None:

@@ -63,8 +63,8 @@ def _bar(device: DeviceMemory, color_of: dict[str, str], longest: int) -> str:
         if size
     )
     return (
-        '<div style="width:22em;height:12px;line-height:0;overflow:hidden;white-space:nowrap;'
-        f'border:1px solid rgba(128,128,128,.5)">{segments}</div>'
+        '<div style="width:22em;height:12px;margin-top:2px;line-height:0;overflow:hidden;'
+        f'white-space:nowrap;border:1px solid rgba(128,128,128,.5)">{segments}</div>'
     )
 
 
@@ -80,13 +80,15 @@ def _arrays(report: MemoryReport) -> str:
     rows = [
         [
             *map(escape, (row.label, row.kind, row.place)),
-            *map(format_bytes, (row.nbytes_per_device, row.nbytes, row.nbytes_shared)),
+            *map(format_bytes, (row.nbytes_per_device, row.nbytes)),
+            format_bytes(row.nbytes_shared) if row.nbytes_shared else "",
         ]
         for row in report.arrays[:ROWS_SHOWN]
     ]
     if more := more_rows(report):
         rows.append([escape(more), "", "", "", "", ""])
-    return _table(["array", "", "layout", "per device", "in all", "shared"], rows)
+    shared = "shared" if any(row.nbytes_shared for row in report.arrays[:ROWS_SHOWN]) else ""
+    return _table(["array", "", "layout", "per device", "in all", shared], rows)
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

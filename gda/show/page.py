@@ -14,7 +14,7 @@ from gda.show.words import facts
 STYLE = """
 .gda-show{display:flex;flex-wrap:wrap;align-items:flex-start;gap:16px 32px;margin:8px 0}
 .gda-show>.gda-svg{flex:0 1 auto;min-width:0}
-.gda-show>table.gda-facts.gda-facts.gda-facts{border-collapse:collapse;border:0;margin:6px 0;\
+.gda-show table.gda-facts.gda-facts.gda-facts{border-collapse:collapse;border:0;margin:6px 0;\
 width:auto;font:13px/1.35 system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,\
 sans-serif;color:inherit;background:none;table-layout:auto}
 .gda-show .gda-facts.gda-facts.gda-facts caption{caption-side:top;text-align:left;\
@@ -27,7 +27,10 @@ white-space:normal}
 .gda-show .gda-facts.gda-facts.gda-facts th{font-weight:400;opacity:.8;padding-right:20px;\
 white-space:nowrap}
 .gda-show .gda-facts.gda-facts.gda-facts td{font-variant-numeric:tabular-nums}
-.gda-show .gda-facts.gda-memory.gda-memory td{max-width:32em;padding-right:20px}
+.gda-show .gda-facts.gda-memory.gda-memory :is(th,td){max-width:32em;padding-right:20px;\
+overflow-wrap:break-word;white-space:normal}
+.gda-show .gda-facts.gda-memory.gda-memory :is(th,td):nth-child(n+4){text-align:right;\
+white-space:nowrap}
 """.strip()
 
 

@@ -203,17 +203,18 @@ class ReplicaCheck:
         """Wait, and compare; the errors are those of ``check_replicas_agree``.
 
         If several processes hold parts of an array, it communicates: all of these must call it at
-        the same place of the program. A later call of the same check does not.
+        the same place of the program. After they have compared, a later call does not.
         """
         if self._mismatches is None:
             if jax.process_index() in self._processes:
                 mine = done_by_all(
-                    self._compare_here, lambda _: describe(self._described), _NAME, self._processes
+                    self._sums_here, lambda _: describe(self._described), _NAME, self._processes
                 )
-                self._compare_shared(mine)
+                self._mismatches = self._compare_shared(mine)
             else:
-                self._compare_here()
-        self._raise_mismatches()
+                self._sums_here()
+                self._mismatches = []
+        _raise_for(self._mismatches)
 
     def _start(self) -> PendingReplicas:
         """Start the sums, unless they were started, and let go of the arrays."""
@@ -223,18 +224,19 @@ class ReplicaCheck:
             self._leaves = []
         return self._sums
 
-    def _compare_here(self) -> list[Words]:
+    def _sums_here(self) -> list[Words]:
         """Return the sums of this process, after comparing arrays that no other process holds."""
         sums = self._start().result()
-        self._compare(
+        # An array of one other process has no sums here.
+        own = [
             (each, of_devices)
             for each, of_devices in zip(self._arrays, sums, strict=True)
-            if not each.is_shared
-        )
-        self._raise_mismatches()
+            if not each.is_shared and len(of_devices)
+        ]
+        _raise_for(self._compare(own))
         return sums
 
-    def _compare_shared(self, mine: list[Words]) -> None:
+    def _compare_shared(self, mine: list[Words]) -> list[ReplicaMismatch]:
         """Exchange the sums of arrays that several processes hold, and compare them."""
         shared = [
             (each, sums) for each, sums in zip(self._arrays, mine, strict=True) if each.is_shared
@@ -245,7 +247,7 @@ class ReplicaCheck:
         ]
         most = max(map(sum, counts), default=0)
         if not most:
-            return
+            return []
         line = np.zeros((most, LANES), "<u4")
         here = np.concatenate([sums for _, sums in shared])
         line[: len(here)] = here
@@ -256,23 +258,11 @@ class ReplicaCheck:
             parts = np.split(row, np.cumsum(of_process))
             for (each, _), sums, part in zip(shared, everywhere, parts, strict=False):
                 sums[processes_of(each.mesh).positions(process)] = part
-        self._compare(zip((each for each, _ in shared), everywhere, strict=True))
+        return self._compare(zip((each for each, _ in shared), everywhere, strict=True))
 
-    def _compare(self, arrays: Iterable[tuple[_Replicated, Words]]) -> None:
+    def _compare(self, arrays: Iterable[tuple[_Replicated, Words]]) -> list[ReplicaMismatch]:
         """Compare the sums of all devices of some arrays."""
-        self._mismatches = [
-            mismatch for each, sums in arrays for mismatch in self._differing(each, sums)
-        ]
-
-    def _raise_mismatches(self) -> None:
-        if self._mismatches:
-            blocks = counted(len(self._mismatches), "block")
-            arrays = counted(len({mismatch.path for mismatch in self._mismatches}), "array")
-            raise ReplicaMismatchError(
-                f"the replicas of {blocks} of {arrays} differ: "
-                f"{join_some(list(map(str, self._mismatches)))}",
-                self._mismatches,
-            )
+        return [mismatch for each, sums in arrays for mismatch in self._differing(each, sums)]
 
     def _differing(self, array: _Replicated, sums: Words) -> Iterator[ReplicaMismatch]:
         grid, devices = array.grid, devices_of(array.mesh)
@@ -301,6 +291,16 @@ class ReplicaCheck:
         return f"ReplicaCheck({counted(len(self._arrays), 'replicated array')})"
 
 
+def _raise_for(mismatches: list[ReplicaMismatch]) -> None:
+    if mismatches:
+        blocks = counted(len(mismatches), "block")
+        arrays = counted(len({mismatch.path for mismatch in mismatches}), "array")
+        raise ReplicaMismatchError(
+            f"the replicas of {blocks} of {arrays} differ: {join_some(list(map(str, mismatches)))}",
+            mismatches,
+        )
+
+
 @lru_cache(maxsize=256)
 def _first_holders(grid: ShardGrid) -> IntArray:
     """Return, for each device, the position of the first device that holds the same block."""
@@ -315,7 +315,7 @@ def _layout_of(number: int, leaf: Any) -> _Replicated | None:
     held: Any = leaf
     array = real(held.array if is_container(leaf) else leaf)
     mesh: Any = sharding_of(array).mesh
-    return _Replicated(number, mesh, grid_of_leaf(leaf), not array.is_fully_addressable)
+    return _Replicated(number, mesh, grid_of_leaf(leaf), len(processes_of(mesh).numbers) > 1)
 
 
 def _live_array(leaf: Any) -> jax.Array | None:

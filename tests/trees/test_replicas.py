@@ -407,7 +407,7 @@ def test_a_replica_in_another_process(order: list[int]) -> None:
     assert "(processes 0-3), the majority" in said
 
 
-@pytest.mark.processes(2, devices=4)
+@pytest.mark.processes(4, devices=2)
 def test_a_tie_of_two_processes_and_a_pending_check() -> None:
     mesh = ordered_mesh(range(8), {"x": 2, "y": 4})
     g = cut(batch(16, 4), mesh, P("y"))
@@ -419,10 +419,10 @@ def test_a_tie_of_two_processes_and_a_pending_check() -> None:
     ids = [device.id for device in jax.devices()]
     assert str(raised.value) == (
         f"the replicas of 1 block of 1 array differ: at ['g'], block [8:12, :] of shape (4, 4): "
-        f"device {ids[2]} (process 0) and device {ids[6]} (process 1) have different bits, and "
+        f"device {ids[2]} (process 1) and device {ids[6]} (process 3) have different bits, and "
         "there is no majority"
     )
-    assert raised.value.mismatches[0].processes == ((0,), (1,))
+    assert raised.value.mismatches[0].processes == ((1,), (3,))
     other.result()
     with pytest.raises(gda.ReplicaMismatchError, match=r"at \['g'\]"):  # without communicating
         check.result()
@@ -442,6 +442,18 @@ def test_only_the_processes_of_the_arrays_take_part() -> None:
     assert "process" in said_of({"own": flipped(alone, jax.local_devices()[1].id)})
 
 
+@pytest.mark.processes(4, devices=2)
+def test_an_array_of_one_process_in_the_trees_of_all() -> None:
+    everywhere = cut(batch(8), ordered_mesh(range(8), {"x": 8}), P())
+    stage = cut(batch(8), ordered_mesh(range(2), {"x": 2}), P())  # of process 0
+    gda.check_replicas_agree({"stage": stage})
+    gda.check_replicas_agree({"everywhere": everywhere, "stage": stage})
+    changed = {"everywhere": flipped_on(everywhere, 6), "stage": stage}
+    assert "at ['everywhere']" in said_of(changed)
+    if jax.process_index() == 0:
+        assert "at ['stage']" in said_of({"stage": flipped(stage, 1)})
+
+
 def mesh_of_own_devices() -> Mesh:
     return Mesh(np.array(jax.local_devices()), ("x",))
 
@@ -459,6 +471,10 @@ def test_processes_with_different_trees_are_told(checks: bool) -> None:
             gda.check_replicas_agree({"a": g, "b": g} if me == 2 else {"a": g})
         with pytest.raises(gda.DisagreementError, match=r"at \['a'\], process 1: shape \(16,\)"):
             gda.check_replicas_agree({"a": other if me == 1 else g})
+        check = gda.check_replicas_agree({"a": other if me == 1 else g}, wait=False)
+        for _ in range(2):  # a failed comparison is no agreement
+            with pytest.raises(gda.DisagreementError, match=r"at \['a'\], process 1: shape"):
+                check.result()
 
 
 @pytest.mark.processes(4, devices=2)
