@@ -72,8 +72,8 @@ def read_shared(
 ) -> None:
     """Make each read in one of the processes that need it, and send its bytes to the others.
 
-    Communicates. All ``processes`` call it, with the same reads. If one fails, those raise that
-    wait for it.
+    Communicates. All ``processes`` call it, with the same reads. If one fails, those that wait
+    for its bytes raise too.
 
     Args:
       name: the function that the user called.
@@ -162,7 +162,7 @@ class _Group:
         most = max(sum(parts[n].nbytes for n in own) for own in self._numbers.values())
         # A power of two, because every length compiles a program.
         self._length = min(
-            _power_of_two(most), _SENT_BYTES, _power_of_two(_RECEIVED_BYTES // len(processes))
+            _power_of_two(most), _SENT_BYTES, _RECEIVED_BYTES // _power_of_two(len(processes))
         )
         self._count = -(-most // self._length)
         self._flat: dict[int, Bytes] = {}

@@ -75,6 +75,7 @@ def restore(
       max_workers: number of files read at a time; by default the number of cores, from 2 to 32, and
         32 on an object store.
       max_bytes: bound on host memory beyond the arrays themselves; one chunk is always allowed.
+        With ``read_once``, parts of chunks that were read for other processes come on top.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
       progress: ``True`` shows bytes and rate of the reads of this process on stderr, which needs
         ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.
