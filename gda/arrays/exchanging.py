@@ -67,11 +67,13 @@ def read_shared(
     read: Callable[[list[int]], object],
     sent: Callable[[list[int]], tuple[Sequence[Part], Callable[[int], _Memory]]],
     *,
+    own_nbytes: int,
     always: bool,
 ) -> None:
     """Make each read in one of the processes that need it, and send its bytes to the others.
 
-    Communicates. All ``processes`` call it, with the same reads. If one fails, all raise.
+    Communicates. All ``processes`` call it, with the same reads. If one fails, those that wait
+    for its bytes raise too.
 
     Args:
       name: the function that the user called.
@@ -80,6 +82,7 @@ def read_shared(
       read: makes the reads of these numbers, and all that no other process needs, in this process.
       sent: gets the reader of each read; returns the parts to send, and a function that returns the
         memory of a part in this process, to be sent or to be filled.
+      own_nbytes: of the reads that no other process needs.
       always: exchange in any case; else only if that seems to take less time than to read the rest.
     """
     me = jax.process_index()
@@ -95,8 +98,9 @@ def read_shared(
         begun = time.monotonic()
         read(mine)
         seconds = time.monotonic() - begun
-        nbytes, missing = (sum(needed[n].nbytes for n in numbers) for numbers in (mine, rest))
-        estimate = seconds * missing / nbytes if nbytes else 0.0
+        was_read, missing = (sum(needed[n].nbytes for n in numbers) for numbers in (mine, rest))
+        was_read += own_nbytes
+        estimate = seconds * missing / was_read if was_read else 0.0
         if always or (needed and _is_worth(estimate, missing, processes, roll)):
             parts, memory_of = sent(readers)
             _exchange(parts, memory_of, roll)
@@ -158,7 +162,7 @@ class _Group:
         most = max(sum(parts[n].nbytes for n in own) for own in self._numbers.values())
         # A power of two, because every length compiles a program.
         self._length = min(
-            _power_of_two(most), _SENT_BYTES, _power_of_two(_RECEIVED_BYTES // len(processes))
+            _power_of_two(most), _SENT_BYTES, _RECEIVED_BYTES // _power_of_two(len(processes))
         )
         self._count = -(-most // self._length)
         self._flat: dict[int, Bytes] = {}

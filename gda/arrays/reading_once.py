@@ -45,7 +45,7 @@ def read_builds(builds: Sequence[Build], options: Options, name: str) -> None:
         read_all(builds, options, name)
         return
     processes = processes_of(mesh).numbers
-    check_moving([build.wanted() for build in builds], name, processes, always=True)
+    _check_same(builds, name, processes, read_once)
     with shown(options.progress, name) as show:
         report = reporter(builds, show)
         shared = [SharedBlocks(build, build.source, report) for build in builds if build.source]
@@ -73,10 +73,24 @@ def read_builds(builds: Sequence[Build], options: Options, name: str) -> None:
             needed,
             lambda numbers: run(tasks(numbers), options),
             sent,
+            own_nbytes=sum(blocks.own_nbytes for blocks in shared),
             always=read_once is True,
         )
         for blocks in shared:
             blocks.settle()
+
+
+def _check_same(
+    builds: Sequence[Build], name: str, processes: tuple[int, ...], read_once: bool | None
+) -> None:
+    """Raise ``DisagreementError`` unless all processes read the same, in the same parts."""
+    sources: dict[str, object] = {
+        f"source {number}": (build.plan.grid.global_shape, str(source.dtype), source.chunks)
+        for number, build in enumerate(builds)
+        if (source := build.source)
+    }
+    wanted = [build.wanted() for build in builds]
+    check_moving(wanted, name, processes, always=True, read_once=read_once, **sources)
 
 
 def mesh_of_several(shardings: Iterable[Any]) -> Mesh | None:
@@ -116,6 +130,11 @@ class SharedBlocks:
         numbers = {build.plan.number_of(part.block) for part in self.parts}
         self.numbers = numbers - {None}
         self._memory: dict[int, np.ndarray[Any, Any]] = {}
+
+    @property
+    def own_nbytes(self) -> int:
+        """Bytes of the blocks that no other process has."""
+        return self._build.nbytes - len(self.numbers) * self._build.block_bytes
 
     def _parts(self) -> Iterator[_BlockPart]:
         grid, dtype = self._build.plan.grid, self._source.dtype
@@ -178,7 +197,6 @@ class SharedBlocks:
     def settle(self) -> None:
         """Make blocks of the array of the memory, which is complete."""
         build = self._build
-        for number, memory in sorted(self._memory.items()):
-            index = build.plan.distinct[number]
+        for number in sorted(self._memory):
+            index, memory = build.plan.distinct[number], self._memory.pop(number)
             build.keep(number, index, self._report, build.reader.settle_own, memory)
-        self._memory.clear()

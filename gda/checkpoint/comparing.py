@@ -191,7 +191,12 @@ def _of_this_process(
 ) -> list[ElementDifferences]:
     """Return the elements that differ in the parts of arrays that this process compares."""
     found: list[list[ElementDifferences]] = [[] for _ in paths]
-    total = sum(leaf.nbytes for path in paths if isinstance(leaf := a.leaves[path], ArrayLeaf))
+    comparisons = [
+        (number, part, compare)
+        for number, path in enumerate(paths)
+        for part, compare in _comparisons(a, b, path)
+    ]
+    total = sum(part for _, part, _ in comparisons)
     done = 0
 
     def finish(number: int, nbytes: int, differences: ElementDifferences) -> None:
@@ -200,17 +205,16 @@ def _of_this_process(
         done += nbytes
         show(done, total)
 
-    def each() -> Iterator[tasks.Task]:
-        for number, path in enumerate(paths):
-            for part, compare in _comparisons(a, b, path):
-                yield tasks.Task(
-                    2 * part + _BESIDE_BYTES,
-                    compare,
-                    lambda found, number=number, part=part: finish(number, part, found),
-                )
-
+    each = [
+        tasks.Task(
+            2 * part + _BESIDE_BYTES,
+            compare,
+            lambda found, number=number, part=part: finish(number, part, found),
+        )
+        for number, part, compare in comparisons
+    ]
     with shown(options.progress, "diff") as show:
-        tasks.run(each(), options)
+        tasks.run(each, options)
     return [merged(parts) for parts in found]
 
 

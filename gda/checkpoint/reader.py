@@ -41,7 +41,7 @@ def read_arrays(
     processes = () if options.read_once is False else processes_together(targets)
     try:
         if processes:
-            check_same(files, targets, processes)
+            check_same(files, targets, processes, options)
             _read_together(files, arrivals, processes, options)
         else:
             _read_alone(files, arrivals, options)
@@ -72,20 +72,32 @@ def _read_together(
     files: Files, arrivals: Sequence[Arrival], processes: tuple[int, ...], options: Options
 ) -> None:
     """Read the chunks that the processes need, each in one of them. Communicates."""
-    chunks = [*uses_of(arrivals, files.manifest.arrays)]
+    arrays = files.manifest.arrays
     # The same groups in every process.
     sizes = [arrival.most_nbytes for arrival in arrivals]
+    groups = [
+        (group, [*uses_of(group, arrays)]) for group in _groups(arrivals, sizes, options.max_bytes)
+    ]
+    missing: set[Chunk] = set()
     with shown(options.progress, "restore") as show:
-        report = _report(files.manifest.arrays, chunks, show)
+        report = _report(arrays, [chunk for _, chunks in groups for chunk in chunks], show)
+
+        def arrived(chunk: Chunk) -> None:
+            if chunk in missing:
+                missing.remove(chunk)
+                report(chunk)
 
         def read(uses: dict[Chunk, list[Use]]) -> None:
             _check(files, uses, options)
-            _read_chunks(files, uses, options, report)
+            _read_chunks(files, uses, options, arrived)
 
-        for group in _groups(arrivals, sizes, options.max_bytes):
+        for group, chunks in groups:
+            missing.update(chunks)
             _allocate(group)
             always = options.read_once is True
             read_chunks_once(files, group, processes, read, always=always)
+            for chunk in chunks:  # also those that other processes have read
+                arrived(chunk)
             _finish(group)
 
 

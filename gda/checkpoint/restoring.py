@@ -69,11 +69,13 @@ def restore(
         recorded one. Communicates.
       read_once: ``True`` reads a chunk that several processes need in one of them only, and sends
         its bytes to the others. Communicates: all processes with devices of the meshes must call
-        this, or without a mesh all processes. ``None`` decides after each has read its share, by
-        the time that took: from storage as fast as the page cache, each reads the rest itself.
+        this, or without a mesh all processes, with the same ``max_bytes``. Arrays on one device are
+        read by its process. ``None`` decides after each has read its share, by the time that took:
+        from storage as fast as the page cache, each reads the rest itself.
       max_workers: number of files read at a time; by default the number of cores, from 2 to 32, and
         32 on an object store.
       max_bytes: bound on host memory beyond the arrays themselves; one chunk is always allowed.
+        With ``read_once``, parts of chunks that were read for other processes come on top.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
       progress: ``True`` shows bytes and rate of the reads of this process on stderr, which needs
         ``pip install 'gda[progress]'``; or a function ``(nbytes_done, nbytes_total)``.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from gda.arrays.exchanging import Needed, Part, read_shared
+from gda.arrays.placing import Plan
 from gda.arrays.reading_once import mesh_of_several
 from gda.checkpoint.arrivals import Arrival, Use, uses_of
 from gda.checkpoint.files import Chunk, Files
@@ -16,6 +17,7 @@ from gda.checkpoint.format.structure import format_path
 from gda.checkpoint.leaves_to_restore import Target
 from gda.mesh import processes_of
 from gda.multihost.agreement import check_moving
+from gda.storage.options import Options
 
 NAME = "gda.checkpoint.restore"
 
@@ -31,16 +33,23 @@ class _SharedChunk(NamedTuple):
 def processes_together(targets: Sequence[Target]) -> tuple[int, ...]:
     """Return the processes that restore these values together, with this one; or none.
 
-    They are those of all meshes; without a mesh, all.
+    They are those of all meshes of several devices; without a mesh, all.
     """
-    shardings = [target.plan.sharding for target in targets if target.plan is not None]
-    if shardings:
-        mesh = mesh_of_several(shardings)
+    plans = [target.plan for target in targets if target.plan is not None]
+    if plans:
+        mesh = mesh_of_several(plan.sharding for plan in plans if not _is_on_one_device(plan))
         return () if mesh is None else processes_of(mesh).numbers
     return tuple(range(jax.process_count())) if jax.process_count() > 1 else ()
 
 
-def check_same(files: Files, targets: Sequence[Target], processes: tuple[int, ...]) -> None:
+def _is_on_one_device(plan: Plan | None) -> bool:
+    """Return True for an array that each process may have on a device of its own."""
+    return plan is not None and plan.sharding.mesh.size == 1
+
+
+def check_same(
+    files: Files, targets: Sequence[Target], processes: tuple[int, ...], options: Options
+) -> None:
     """Raise ``DisagreementError`` unless all processes restore the same from the same checkpoint.
 
     Communicates.
@@ -49,16 +58,26 @@ def check_same(files: Files, targets: Sequence[Target], processes: tuple[int, ..
         format_path(target.leaf.path): jax.ShapeDtypeStruct(
             target.leaf.shape,
             target.dtype,
-            sharding=None if target.plan is None else target.plan.sharding,
+            sharding=None
+            if target.plan is None or _is_on_one_device(target.plan)
+            else target.plan.sharding,
         )
         for target in targets
     }
-    check_moving(wanted, NAME, processes, always=True, checkpoint=files.manifest.data)
+    check_moving(
+        wanted,
+        NAME,
+        processes,
+        always=True,
+        checkpoint=files.manifest.data,
+        read_once=options.read_once,
+        max_bytes=options.max_bytes,  # the arrays that are read in one go
+    )
 
 
 def read_chunks_once(
     files: Files,
-    arrivals: Iterable[Arrival],
+    arrivals: Sequence[Arrival],
     processes: tuple[int, ...],
     read: Callable[[dict[Chunk, list[Use]]], object],
     *,
@@ -71,21 +90,26 @@ def read_chunks_once(
       always: as in ``read_shared``.
     """
     arrays = files.manifest.arrays
-    uses = uses_of(arrivals, arrays, lambda arrival: arrival.boxes_of(processes))
+    together = [each for each in arrivals if not _is_on_one_device(each.target.plan)]
+    uses = uses_of(together, arrays, lambda arrival: arrival.boxes_of(processes))
     shared: list[_SharedChunk] = []
-    own: dict[Chunk, list[Use]] = {}
+    own = uses_of([each for each in arrivals if _is_on_one_device(each.target.plan)], arrays)
     for chunk, parts in sorted(uses.items()):
         needed_by = tuple(sorted({process for use in parts for process in use.box.holders}))
         if needed_by[1:]:
             needed = Needed(needed_by, arrays[chunk[0]].nbytes_per_chunk)
             shared.append(_SharedChunk(chunk, needed, parts))
         elif needed_by == (jax.process_index(),):
-            own[chunk] = parts
+            own.setdefault(chunk, []).extend(parts)
+    own_nbytes = sum(arrays[array].nbytes_per_chunk for array, _ in own)
 
     def read_some(numbers: Iterable[int]) -> None:
-        some = {shared[number].chunk: shared[number].uses for number in numbers}
-        read({**own, **some})
+        some = dict(own)
         own.clear()
+        for number in numbers:
+            chunk = shared[number].chunk
+            some[chunk] = [*some.get(chunk, ()), *shared[number].uses]
+        read(some)
 
     def sent(readers: Sequence[int]) -> Any:
         sent_uses: list[Use] = []
@@ -98,4 +122,5 @@ def read_chunks_once(
                 sent_uses.append(use)
         return parts, lambda number: sent_uses[number].memory
 
-    read_shared(NAME, processes, [each.needed for each in shared], read_some, sent, always=always)
+    needed = [each.needed for each in shared]
+    read_shared(NAME, processes, needed, read_some, sent, own_nbytes=own_nbytes, always=always)

@@ -214,12 +214,16 @@ class AsyncSource:
 
 
 def chunks_of(value: Any, name: str) -> Shape | None:
-    """Return the shape of the chunks; None if there are none, or they have several shapes."""
+    """Return the shape of the chunks; None if there are none, or they have several shapes.
+
+    Also None if the attribute is no shape of chunks, such as ``'auto'``.
+    """
     try:
         sizes = tuple(map(int, getattr(value, name, ())))
-    except (NotImplementedError, TypeError):
+    except (NotImplementedError, TypeError, ValueError):
         return None
-    return sizes if sizes and min(sizes) > 0 else None
+    is_shape = len(sizes) == len(value.shape) > 0 and min(sizes) > 0
+    return sizes if is_shape else None
 
 
 def _shape_of(value: Any, shape: Any) -> Shape:

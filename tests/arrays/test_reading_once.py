@@ -1,6 +1,7 @@
 """Arrays that all processes read together: each byte from storage once, and every bit as it is."""
 
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from meshes import batch, is_right, ordered_mesh, total
 
 import gda
 from gda.arrays import exchanging, reading_once
+from gda.storage.sources import source_of
 from gda.testing import Pool
 
 AXES = [{"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2}]
@@ -172,6 +174,25 @@ def test_one_process_reads_as_always(mesh: Any) -> None:
         gda.load_tree([source], mesh, P(), read_once="yes")
 
 
+@pytest.mark.processes(2, devices=4)
+def test_the_automatic_choice_counts_blocks_of_one_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exchanging, "_is_worth", lambda seconds, *_: costs.append(seconds))
+    costs: list[float] = []
+
+    class Slow(Counted):
+        def __getitem__(self, index: Any) -> np.ndarray:
+            time.sleep(0.2)
+            return super().__getitem__(index)
+
+    mesh = ordered_mesh(range(8), {"x": 8})
+    sources = [Slow(np.zeros((8, 1000))), Counted(batch(2)), Counted(batch(2))]
+    gda.load_tree(sources, mesh, [P("x"), P(), P()], dtype=np.float32, read_once=None)
+    (seconds,) = costs  # 0.8 for 32,000 bytes of its own; 8 bytes are missing
+    assert seconds < 0.1
+
+
 # Faults.
 
 
@@ -181,6 +202,28 @@ def test_processes_that_want_different_arrays_are_told() -> None:
     spec = P("x") if jax.process_index() else P()
     with pytest.raises(gda.DisagreementError, match=r"from_source .*spec"):
         gda.GlobalArray.from_source(batch(8), mesh, spec, read_once=True)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_processes_whose_sources_differ_are_told() -> None:
+    mesh = ordered_mesh(range(8), {"x": 8})
+    me = jax.process_index()
+    chunked = Counted(batch(8))
+    if me:
+        chunked.chunks = (4,)  # pyright: ignore[reportAttributeAccessIssue]
+    with gda.checking_agreement(False):  # which would find some of these
+        for source in (batch(5 + me), batch(8).astype([np.float16, np.int8][me]), chunked):
+            with pytest.raises(gda.DisagreementError, match="source 0"):
+                gda.PaddedArray.from_source(source, mesh, P(), dtype="float32", read_once=True)
+        with pytest.raises(gda.DisagreementError, match="read_once"):
+            gda.load_tree([batch(8)], mesh, P(), read_once=[True, None][me])
+
+
+@pytest.mark.parametrize("chunks", ["auto", (4,), (4, 0), 4, None, {"x": 2}])
+def test_chunks_that_are_no_shape_do_not_count(chunks: Any) -> None:
+    source: Any = Counted(batch(8, 6))
+    source.chunks = chunks
+    assert source_of(source).chunks is None
 
 
 @pytest.mark.processes(2, devices=4)

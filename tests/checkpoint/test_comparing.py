@@ -361,7 +361,10 @@ def test_a_tree_over_processes(shared_tmp_path: Path, monkeypatch: pytest.Monkey
     other[0, 0] += 1  # in a block of process 0
     other[31, 7] += 2  # and of process 1
     now = tree | {"w": cut(other, mesh, P(("y", "x"))), "step": 2}
-    differences = diff(now, shared_tmp_path, values=True)
+    said: list[tuple[int, int]] = []
+    progress = lambda *each: said.append(each)  # noqa: E731
+    differences = diff(now, shared_tmp_path, values=True, progress=progress)
+    assert said[-1] == (32 * 8 * 4 // 2,) * 2, "the share of this process"
     assert paths(differences) == {"of_other_content": [("step",), ("w",)]}
     elements = differences.of_other_content[1].elements
     assert elements is not None

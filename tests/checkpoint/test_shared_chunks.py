@@ -77,6 +77,51 @@ def test_each_chunk_of_a_checkpoint_is_read_once(loaded: list[tuple[int, int]]) 
     np.testing.assert_array_equal(padded.gather(), tree["n"])
 
 
+@pytest.mark.processes(4, devices=2)
+def test_progress_counts_what_other_processes_have_read() -> None:
+    folder = one_folder()
+    mesh = ordered_mesh(range(8), {"x": 8})
+    save(f"{folder}/c", gda.load_tree([batch(64, 24) + n for n in range(4)], mesh, P("x")))
+    for read_once in (True, None):
+        said: list[tuple[int, int]] = []
+        restore(
+            f"{folder}/c",
+            mesh=mesh,
+            specs=P(),
+            read_once=read_once,
+            progress=lambda *each, said=said: said.append(each),
+        )
+        assert said[-1] == (4 * 64 * 24 * 4,) * 2
+        assert said == sorted(said)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_arrays_on_a_device_of_each_process_are_read_by_each() -> None:
+    folder = one_folder()
+    mesh = ordered_mesh(range(8), {"x": 8})
+    local = {name: jax.device_put(batch(5), jax.local_devices()[1]) for name in "ab"}
+    tree = {"w": gda.GlobalArray.from_source(batch(8), mesh, P()), "n": np.arange(3), **local}
+    save(f"{folder}/c", tree)
+    for like in (tree, {"n": tree["n"], **local}):
+        restored = restore(f"{folder}/c", like, partial=True, read_once=True)
+        for name in "ab":
+            assert restored[name].sharding == local[name].sharding
+            np.testing.assert_array_equal(restored[name], local[name])
+        np.testing.assert_array_equal(restored["n"], np.arange(3))
+        assert "w" not in like or is_right(restored["w"], batch(8))
+
+
+@pytest.mark.processes(2, devices=4)
+def test_processes_with_other_options_are_told() -> None:
+    folder = one_folder()
+    mesh = ordered_mesh(range(8), {"x": 8})
+    save(f"{folder}/c", gda.load_tree([batch(8)], mesh, P("x")))
+    me = jax.process_index()
+    for options in ({"read_once": [True, None][me]}, {"read_once": True, "max_bytes": 10 + me}):
+        with pytest.raises(gda.DisagreementError, match="read_once|max_bytes"):
+            restore(f"{folder}/c", mesh=mesh, specs=P(), **options)
+
+
 def restore_at_random(seed: int) -> None:
     """Save and restore random arrays between random layouts."""
     chance = np.random.default_rng(seed)

@@ -136,7 +136,7 @@ def load(file: bytes, where: str) -> Manifest:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Make no collections of garbage, half the time of a load; what is parsed has no cycles."""
+    """Switch off garbage collection, half the time of a load; what is parsed has no cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
