@@ -1,5 +1,6 @@
 """The live arrays by name, and the note of a device that is out of memory."""
 
+import dataclasses
 import gc
 import json
 import weakref
@@ -146,7 +147,9 @@ def test_shards_are_part_of_their_array(mesh: Mesh) -> None:
     rows = rows_of(report)
     assert (rows["w"].nbytes, rows["w"].nbytes_shared) == (384, 0)
     assert (rows["first"].nbytes, rows["first"].nbytes_shared) == (0, 48)
-    assert "shares 48 B" in str(report)
+    # Without the arrays of other tests, which may be larger.
+    named = tuple(row for row in report.arrays if row.names)
+    assert "shares 48 B" in str(dataclasses.replace(report, arrays=named))
     # With the shards named first, the array has the rest.
     rows = rows_of(gda.memory(first=shards[0], w=w))
     assert (rows["w"].nbytes, rows["w"].nbytes_shared, rows["first"].nbytes) == (336, 48, 48)
@@ -295,9 +298,10 @@ def test_a_process_counts_its_own_devices(kind: AxisType) -> None:
     process = jax.process_index()
     assert rows_of(report)["w"].nbytes == 16000
     assert rows_of(report)["w"].nbytes_per_device == 4000
-    assert [each.device for each in report.devices] == [
+    # Arrays of other tests may be in other kinds of memory.
+    assert {each.device for each in report.devices} == {
         f"CPU {device.id}" for device in jax.local_devices()
-    ]
+    }
     assert f"of process {process} of 2" in report.headline
     shards = [shard.data for shard in w.array.addressable_shards]
     again = gda.memory(w=w, shards=shards)
@@ -305,9 +309,9 @@ def test_a_process_counts_its_own_devices(kind: AxisType) -> None:
     assert rows_of(again)["shards[0]"].nbytes_shared == 4000
 
 
-@pytest.mark.processes(2, devices=1)
+@pytest.mark.processes(8, devices=1)
 def test_one_device_in_each_process() -> None:
-    w = cut(batch(2, 1000), mesh_of({"x": 2}), P("x"))
+    w = cut(batch(8, 1000), mesh_of({"x": 8}), P("x"))
     report = gda.memory(w=w)
     kept = w.array.addressable_shards[0].data
     assert rows_of(report)["w"].nbytes == 4000
