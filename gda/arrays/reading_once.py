@@ -40,8 +40,10 @@ def read_builds(builds: Sequence[Build], options: Options, name: str) -> None:
       name: the function that the user called.
     """
     read_once = options.read_once
-    mesh = mesh_of_several(build.plan.sharding for build in builds)
-    if mesh is None or read_once is False:
+    mesh = None
+    if read_once is not False:
+        mesh = mesh_of_several(build.plan.sharding for build in builds)
+    if mesh is None:
         read_all(builds, options, name)
         return
     processes = processes_of(mesh).numbers
