@@ -79,14 +79,14 @@ def _seconds(load: Callable[[bool | None], Any], once: bool | None) -> float:
     return time.perf_counter() - start
 
 
-def _replicas(once: bool | None) -> Any:
+def seconds_from_a_slow_store(workers: int | None, once: bool | None) -> float:
     sources = [_Store(np.full((64, 256), n, np.float32)) for n in range(256)]
-    mesh = mesh_of((8,), ("replica",))
-    return gda.load_tree(sources, mesh, PartitionSpec(), read_once=once, max_workers=8)
+    mesh, spec = mesh_of((8,), ("replica",)), PartitionSpec()
 
+    def load(once: bool | None) -> Any:
+        return gda.load_tree(sources, mesh, spec, read_once=once, max_workers=workers)
 
-def seconds_from_a_slow_store(once: bool | None) -> float:
-    return _seconds(_replicas, once)
+    return _seconds(load, once)
 
 
 def seconds_from_the_page_cache(folder: str, once: bool | None) -> float:
@@ -124,8 +124,8 @@ def _in_processes(
     ]
 
 
-def _from_slow_store() -> Sequence[Side]:
-    return _in_processes(seconds_from_a_slow_store, [True, False])
+def _from_slow_store(workers: int | None) -> Sequence[Side]:
+    return _in_processes(seconds_from_a_slow_store, [True, False], workers)
 
 
 def _from_page_cache() -> Sequence[Side]:
@@ -156,13 +156,16 @@ WORKS = [
             (8, " with 8 replicas each", 8, 50),
         ]
     ],
-    Work(
-        f"load 256 replicated arrays from a store with 20 ms per request, 8 workers, {PROCESSES} "
-        "processes",
-        _from_slow_store,
-        {_ALONE: Faster(3)},
-        ours=_ONCE,
-    ),
+    *[
+        Work(
+            f"load 256 replicated arrays from a store with 20 ms per request, {reads} at a time, "
+            f"{PROCESSES} processes",
+            partial(_from_slow_store, workers),
+            {_ALONE: Faster(3)},
+            ours=_ONCE,
+        )
+        for reads, workers in [("one", None), ("8", 8)]
+    ],
     Work(
         f"load 512 MiB with 2 replicas from the page cache, {PROCESSES} processes",
         _from_page_cache,
