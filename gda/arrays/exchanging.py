@@ -95,28 +95,40 @@ def read_shared(
     ]
     roll = Roll(f"{name} ({user_location()})", processes, timeout_of_checks())
     with roll.called():
-        begun = time.monotonic()
-        read(mine)
-        seconds = time.monotonic() - begun
-        was_read, missing = (sum(needed[n].nbytes for n in numbers) for numbers in (mine, rest))
-        was_read += own_nbytes
-        estimate = seconds * missing / was_read if was_read else 0.0
-        if always or (needed and _is_worth(estimate, missing, processes, roll)):
+        if always:
+            read(mine)
+            is_worth = True
+        else:
+            missing = sum(needed[number].nbytes for number in rest)
+            # The processes decide while they read the second half, so that none waits for it.
+            half = -(-len(mine) // 2)
+            begun = time.monotonic()
+            read(mine[:half])
+            seconds = time.monotonic() - begun
+            was_read = own_nbytes + sum(needed[number].nbytes for number in mine[:half])
+            estimate = seconds * missing / was_read if was_read else 0.0
+            deciding = roll.begin(lambda: bool(needed) and _is_worth(estimate, missing, processes))
+            if half < len(mine):
+                read(mine[half:])
+            is_worth = roll.result(deciding)
+        if is_worth:
             parts, memory_of = sent(readers)
             _exchange(parts, memory_of, roll)
         elif rest:
             read(rest)
 
 
-def _is_worth(seconds: float, nbytes: int, processes: tuple[int, ...], roll: Roll) -> bool:
+def _is_worth(seconds: float, nbytes: int, processes: tuple[int, ...]) -> bool:
     """Return whether all can exchange what they miss in less time than they can read it.
+
+    Communicates.
 
     Args:
       seconds: that this process would take to read it.
       nbytes: that it misses.
     """
     costs = np.array([seconds, _SECONDS_TO_BEGIN + nbytes / _BYTES_PER_SECOND])
-    said = roll.result(roll.begin(lambda: _gathered(costs.view(np.uint8), processes)))
+    said = _gathered(costs.view(np.uint8), processes)
     reading, exchanging = said.view(np.float64).max(0)
     return bool(reading > exchanging)
 
