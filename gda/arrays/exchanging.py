@@ -25,7 +25,7 @@ from gda.multihost.roll import Roll
 
 _Memory = np.ndarray[Any, Any]
 
-# What a device receives at a time, and what it sends at the most.
+# The most bytes that a device receives at a time, and sends.
 _RECEIVED_BYTES = 64 * 2**20
 _SENT_BYTES = 8 * 2**20
 # The automatic choice expects the exchange to be this fast, and to take this long to begin: what

@@ -108,7 +108,7 @@ def create(path: Path, head: bytes, nbytes: int) -> None:
 def folder_beside(folder: Path, name: str) -> Iterator[Path]:
     """Make a new folder, for files of a save called ``name``; remove it at the end.
 
-    What is missing of ``folder`` is made too, and removed again if it is empty at the end. Folders
+    Missing parts of ``folder`` are made too, and removed again if empty at the end. Folders
     of saves of this name that were killed are removed, where the file system has locks.
     """
     made = [each for each in (folder, *folder.parents) if not each.exists()]

@@ -211,7 +211,7 @@ def _data(
         for stripe in group:
             for each in stripe.numbers:
                 data = blocks[each]
-                # What is on the host already is taken as it is.
+                # Memory on the host is taken as it is.
                 yield (None, data, data.nbytes) if leaf.is_copied else (None, np.asarray(data), 0)
 
 
