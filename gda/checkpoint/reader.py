@@ -1,6 +1,7 @@
 """The reads of a restore: each chunk that this process needs is read once, and checked.
 
-The chunks are compared with the sizes of the files before memory is allocated.
+The chunks are compared with the sizes of the files before they are read; where this process reads
+alone, before memory is allocated.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def _read_together(
         (group, [*uses_of(group, arrays)]) for group in _groups(arrivals, sizes, options.max_bytes)
     ]
     missing: set[Chunk] = set()
+    checked: set[int] = set()
     with shown(options.progress, "restore") as show:
         report = _report(arrays, [chunk for _, chunks in groups for chunk in chunks], show)
 
@@ -88,7 +90,7 @@ def _read_together(
                 report(chunk)
 
         def read(uses: dict[Chunk, list[Use]]) -> None:
-            _check(files, uses, options)
+            _check(files, uses, options, checked)
             _read_chunks(files, uses, options, arrived)
 
         for group, chunks in groups:
@@ -101,18 +103,27 @@ def _read_together(
             _finish(group)
 
 
-def _check(files: Files, chunks: Iterable[Chunk], options: Options) -> None:
-    """Raise ``CorruptionError`` unless sizes and metadata of the files are right."""
+def _check(
+    files: Files, chunks: Iterable[Chunk], options: Options, checked: set[int] | None = None
+) -> None:
+    """Raise ``CorruptionError`` unless sizes and metadata of the files are right.
+
+    Args:
+      checked: the arrays whose metadata was checked before; those of these chunks are added.
+    """
+    checked = set() if checked is None else checked
     for chunk in chunks:
         files.check_size(chunk)
+    arrays = {array for array, _ in chunks} - checked
     # Concurrently, because on an object store each is a request.
     tasks.run(
         [
             tasks.Task(2**20, lambda array=array: files.check_metadata(array))
-            for array in sorted({array for array, _ in chunks})
+            for array in sorted(arrays)
         ],
         options,
     )
+    checked |= arrays
 
 
 def _report(

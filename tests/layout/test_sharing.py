@@ -59,7 +59,7 @@ def test_parts_are_contiguous_where_they_can_be() -> None:
     ]
     assert parts_of((0, 0), (4, 8), 1) == [(slice(0, 4), slice(0, 8))]
     assert parts_of((), (), 4) == [()]
-    # Where no dimension has so many, the longest.
+    # The longest dimension, as none has so many.
     assert len(parts_of((0, 0), (2, 3), 8)) == 3
 
 
