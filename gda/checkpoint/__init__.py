@@ -8,7 +8,7 @@ Read in this order: ``format`` (the contents of the files), ``stores`` (their pl
 ``saving``, ``claiming`` (the path), ``leaves_to_save``, ``packing`` (small arrays), ``writer``; to
 restore, ``restoring``, ``found`` (the manifest), ``leaves_to_restore``, ``files``, ``arrivals``,
 ``shared_chunks``, ``reader``, ``proving`` (fingerprints); ``inspecting``; to compare,
-``comparing``, ``compared`` (its two sides), ``differences`` and ``element_differences`` (results).
+``comparing``, ``sides`` (the two that it compares), ``differences`` and ``element_differences``.
 
 >>> import gda, numpy as np, tempfile
 >>> with tempfile.TemporaryDirectory() as folder:

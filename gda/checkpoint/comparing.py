@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from gda.checkpoint.compared import GivenSide, SavedSide, Side
 from gda.checkpoint.differences import Differences, are_of_one_type, differences_of
 from gda.checkpoint.element_differences import (
     ElementDifferences,
@@ -22,6 +21,7 @@ from gda.checkpoint.format.errors import CorruptionError
 from gda.checkpoint.format.manifest import ArrayLeaf, Path
 from gda.checkpoint.format.structure import checked_path, noting_path
 from gda.checkpoint.found import read_complete
+from gda.checkpoint.sides import GivenSide, SavedSide, Side
 from gda.checkpoint.stores.opening import names_store, open_store, options_for
 from gda.checkpoint.stores.protocol import Store
 from gda.layout.boundary import public, set_module

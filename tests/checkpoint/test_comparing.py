@@ -21,7 +21,7 @@ from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
 from trials import rarely
 
 import gda
-from gda.checkpoint import Differences, LeafDifference, compared, diff, packing, save, writer
+from gda.checkpoint import Differences, LeafDifference, diff, packing, save, sides, writer
 from gda.checkpoint.files import Files
 
 KINDS = ["only_in_a", "only_in_b", "of_other_type", "of_other_content", "of_unknown_content"]
@@ -32,7 +32,7 @@ def limit_sizes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(writer, "PACKED_BELOW", 256)
     patch.setattr(writer, "CHUNK_BYTES", 64)
     patch.setattr(packing, "PACK_BYTES", 256)
-    patch.setattr(compared, "_PART_BYTES", 64)
+    patch.setattr(sides, "_PART_BYTES", 64)
 
 
 @pytest.fixture
