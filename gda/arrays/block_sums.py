@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from gda.arrays.bits import as_unsigned, is_narrow
 from gda.arrays.fingerprint_formula import (
     LANES,
     LAST_SHIFT,
@@ -316,8 +317,6 @@ def mixed(x: jax.Array) -> jax.Array:
 
 # The bits of an element.
 
-_UNSIGNED = {2: "uint2", 4: "uint4", 8: "uint8", 16: "uint16", 32: "uint32"}
-
 
 def _for_xla(block: jax.Array, waits: bool) -> jax.Array:
     """Return a block, or unsigned integers of the same bits if XLA would change these.
@@ -338,16 +337,7 @@ def _for_xla(block: jax.Array, waits: bool) -> jax.Array:
 
 def _is_changed(block: jax.Array) -> bool:
     """Return whether loops of XLA change the bits of this block."""
-    is_narrow = width_of(block.dtype)[0] < 32 and jnp.issubdtype(block.dtype, jnp.floating)
-    return is_narrow and device_of(block).platform == "cpu"
-
-
-def as_unsigned(block: jax.Array) -> jax.Array:
-    """Return the bits as unsigned integers, if JAX has some that are as wide."""
-    bits, _ = width_of(block.dtype)
-    if block.dtype == jnp.bool_ or bits not in _UNSIGNED:
-        return block
-    return lax.bitcast_convert_type(block, jnp.dtype(_UNSIGNED[bits]))
+    return is_narrow(block.dtype) and device_of(block).platform == "cpu"
 
 
 def words_of(elements: jax.Array) -> jax.Array:

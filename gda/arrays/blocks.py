@@ -19,6 +19,7 @@ from weakref import getweakrefcount
 import jax
 import numpy as np
 
+from gda.arrays.bits import padded
 from gda.arrays.buffers import ALIGNMENT, Buffers, Memory
 from gda.arrays.liveness import deleted_error, traced_error
 from gda.arrays.narrowing import (
@@ -240,8 +241,7 @@ class BlockReader:
         """Return an array that lives on when others that share its memory are deleted."""
         if value.shape != self.shape:
             fill = 0 if is_extended(value.dtype) else fill_of(self._fill, value.dtype)
-            whole = jax.lax.full(self.shape, fill, value.dtype)
-            return jax.lax.dynamic_update_slice(whole, value, [0] * value.ndim)
+            return padded(value, self.shape, fill)
         if self.copy is False or (is_sole and not self.copy):
             return value
         return jax.device_put(value, value.sharding, may_alias=False)

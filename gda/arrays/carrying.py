@@ -24,7 +24,7 @@ from gda.layout.reshard.plan import ReshardPlan
 from gda.layout.reshard.rounds import Chunk, Piece, Round, rounds_of
 from gda.layout.spec import Shape
 from gda.mesh import Device, devices_of, mesh_of_all, mesh_on, processes_of, sharding_of
-from gda.multihost.agreement import timeout_of_checks, user_location
+from gda.multihost.agreement import watching
 from gda.multihost.roll import Roll
 
 # A chunk of this size is still in the cache when it is unpacked.
@@ -75,7 +75,7 @@ def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> l
     Args:
       name: the function that the user called.
       max_bytes: what a device may hold beside the arrays, and at least one element for each buffer.
-      donate: delete each array when its pieces are on their way.
+      donate: delete each array when its pieces are on their way. Blocks that stay are copied.
     """
     leaves = [_Leaf(number, order) for number, order in enumerate(orders)]
     mesh = mesh_of_all(device for order in orders for device in order.devices)
@@ -89,15 +89,19 @@ def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> l
             f"the devices are of the platforms {' and '.join(platforms)}; an array moves between "
             "processes within one platform"
         )
-    roll = Roll(f"{name} ({user_location()})", processes, timeout_of_checks())
     results: dict[int, jax.Array] = {}
-    with roll.called(), own_settings():
-        for wave in _waves(leaves, max_bytes):
+    with watching(name, processes) as roll, own_settings():
+        waves = list(_waves(leaves, max_bytes))
+        # An array may be several leaves of a tree.
+        last = {id(leaf.order.array): leaf for wave in waves for leaf in wave}
+        for wave in waves:
             _Wave(wave, mesh, max_bytes, roll).carry()
-            for leaf in wave:
-                if donate:
-                    leaf.donate()
-                results[leaf.number] = leaf.result()
+            if donate:
+                jax.block_until_ready([leaf.copy_kept() for leaf in wave])
+                for leaf in wave:
+                    if last[id(leaf.order.array)] is leaf:
+                        leaf.delete()
+            results |= {leaf.number: leaf.result() for leaf in wave}
     return [results[number] for number in range(len(leaves))]
 
 
@@ -220,17 +224,17 @@ class _Leaf:
             shape, self.order.sharding, blocks, dtype=dtype
         )
 
-    def donate(self) -> None:
-        """Delete the array, unless all of its blocks in this process are in the new one too."""
-        array = self.order.array
-        if not isinstance(array, jax.Array) or len(self._kept) == len(array.addressable_shards):
-            return
-        # JAX crashes on an array of which some blocks are deleted.
+    def copy_kept(self) -> list[jax.Array]:
+        """Take copies, not waited for, of the blocks that are in both arrays; return them."""
         for number in self._kept:
             block = self._new[number]
             self._new[number] = jax.device_put(block, block.sharding, may_alias=False)
-        jax.block_until_ready([self._new[number] for number in self._kept])
-        array.delete()
+        return [self._new[number] for number in self._kept]
+
+    def delete(self) -> None:
+        """Delete the array before, if this process has any of it."""
+        if isinstance(self.order.array, jax.Array):
+            self.order.array.delete()
 
     @property
     def _impl(self) -> Any:

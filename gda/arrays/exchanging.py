@@ -19,7 +19,7 @@ import numpy as np
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.carrying import own_settings
 from gda.layout.sharing import readers_of
-from gda.multihost.agreement import timeout_of_checks, user_location
+from gda.multihost.agreement import watching
 from gda.multihost.allgather import Bytes, all_gather
 from gda.multihost.roll import Roll
 
@@ -93,8 +93,7 @@ def read_shared(
         for number, (reader, each) in enumerate(zip(readers, needed, strict=True))
         if reader != me and me in each.processes
     ]
-    roll = Roll(f"{name} ({user_location()})", processes, timeout_of_checks())
-    with roll.called():
+    with watching(name, processes) as roll:
         if always:
             read(mine)
             is_worth = True

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gda.arrays.blocks import Block, BlockReader
 from gda.arrays.from_sources import Build, build_of_source, read_all
 from gda.arrays.placing import Plan, plan_of
-from gda.arrays.reading_once import read_builds
+from gda.arrays.reading_once import read_builds, reads_wanted
 from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
 from gda.mesh import Device, MeshLike
@@ -85,10 +85,12 @@ def array_from_source(
     def wanted() -> Description:
         given = {"mesh": mesh, "spec": spec, "dtype": build().wanted().dtype}
         shape = build().plan.grid.global_shape
-        return describe_wanted({**given, "global_shape": shape, "pad": pad, "fill": fill})
+        array = describe_wanted({**given, "global_shape": shape, "pad": pad, "fill": fill})
+        return array | reads_wanted([build()], options)
 
     name = "PaddedArray.from_source" if pad else "GlobalArray.from_source"
-    return together(name, mesh, work, describe, wanted=wanted)
+    communicates = options.read_once is not False
+    return together(name, mesh, work, describe, wanted=wanted, communicates=communicates)
 
 
 @checked("GlobalArray.from_batched_callback")
@@ -149,13 +151,22 @@ def array_from_device_buffers(
     mesh: MeshLike,
     spec: SpecLike | None,
     device_buffers: Iterable[jax.Array],
+    dtype: npt.DTypeLike | None,
 ) -> jax.Array:
     """Build an array of single-device arrays in ``mesh.local_devices`` order."""
     plan = plan_of(global_shape, mesh, spec)
-    plan.check_dtype_is_known(None)
+    plan.check_dtype_is_known(dtype)
     order = "mesh.local_devices"
     buffers = _as_list(device_buffers, len(plan.devices), f"device of {order}")
-    return plan.assemble(buffers, plan.devices, plan.reader(None, None), "device_buffers", order)
+    wanted = plan.reader(dtype, None)
+    reader = plan.reader(None, None) if buffers else wanted
+    array = plan.assemble(buffers, plan.devices, reader, "device_buffers", order)
+    if wanted.dtype is not None and array.dtype != wanted.dtype:
+        raise TypeError(
+            f"device_buffers have dtype {array.dtype}, not {wanted.dtype}; give that dtype, or "
+            "convert them with .astype"
+        )
+    return array
 
 
 def _check_callable(callback: object) -> None:

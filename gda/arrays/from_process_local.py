@@ -279,6 +279,10 @@ def _from_key_data(
 def _plan_for(
     local: Any, mesh: MeshLike, spec: SpecLike | None, global_shape: Iterable[int] | None
 ) -> _LocalPlan:
+    if isinstance(global_shape, tuple | list) and None in global_shape:
+        raise ValueError(
+            f"global_shape is {global_shape}; give every size, or omit it, and gda infers all"
+        )
     shape = None if global_shape is None else check_shape(global_shape)
     over = hashable_over(mesh, spec, local.shape if shape is None else shape)
     return _cached_plan(local.shape, over, shape)

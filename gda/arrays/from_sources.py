@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from gda.arrays.bits import sliceable
 from gda.arrays.blocks import Block, BlockReader
 from gda.arrays.narrowing import is_raw, narrowed_dtype, native
 from gda.arrays.placing import Plan, plan_of
@@ -187,7 +188,7 @@ def build_of_source(
     Raises:
       TypeError, ValueError: it cannot be built; what ``GlobalArray.from_source`` says.
     """
-    found = source_of(source)
+    found = source_of(sliceable(source))
     plan = plan_of(found.shape, mesh, spec, pad)
     in_threads = options.are_for_threads
     reader = plan.reader(dtype, None, fill=fill, always_align=True, in_threads=in_threads)

@@ -71,6 +71,8 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
       device_buffers: single-device ``jax.Array``s of the shard shape, one dtype and one memory
         kind, one per device of ``mesh.local_devices``, in that order. They become the shards
         without a copy: deleting or donating one deletes the shard.
+      dtype: that of the buffers. Needed in a process without a device of the mesh, which passes no
+        buffers.
 
     Raises:
       TypeError: a buffer is not a ``jax.Array``, or dtypes differ.
@@ -109,6 +111,8 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         mesh: Mesh,
         spec: SpecLike,
         device_buffers: Iterable[jax.Array],
+        *,
+        dtype: npt.DTypeLike | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -116,6 +120,8 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         global_shape: Iterable[int],
         mesh: NamedSharding | SingleDeviceSharding,
         device_buffers: Iterable[jax.Array],
+        *,
+        dtype: npt.DTypeLike | None = None,
     ) -> None: ...
     @overload
     def __init__(self, *, array: Any) -> None: ...
@@ -128,6 +134,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         global_mesh: Any = None,
         mesh_axes: Any = None,
         *,
+        dtype: npt.DTypeLike | None = None,
         array: Any = _NOTHING,
     ) -> None:
         # `array=` is the way in for JAX's tree functions. They pass tracers, None, ShapeDtypeStruct
@@ -146,7 +153,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
                 )
             try:
                 array = from_callbacks.array_from_device_buffers(
-                    global_shape, mesh, spec, device_buffers
+                    global_shape, mesh, spec, device_buffers, dtype
                 )
             except Exception as error:
                 hide_own_frames(error)
@@ -256,9 +263,15 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
 
         Raises:
           IndexError: there is no such shard.
-          RuntimeError: the array was deleted or donated.
+          RuntimeError: this process has no shard at all, or the array was deleted or donated.
         """
-        return self.addressable_shards[i].data
+        shards = self.addressable_shards
+        if not shards:
+            raise RuntimeError(
+                f"no device of the mesh {dict(self.mesh.shape)} belongs to process "
+                f"{jax.process_index()}, so it has no shard; call this in a process that has one"
+            )
+        return shards[i].data
 
     def _shards(self, only_local: bool) -> tuple[Shard[Any], ...]:
         mesh, grid = self.mesh, self.grid
@@ -380,10 +393,12 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
         Args:
           max_bytes: the most bytes that a device holds of pieces on their way, by default 256 MiB,
             and at least an element or two.
-          donate: delete this array when its data has left.
+          donate: delete this array when its data has left. Blocks that stay are copied, so the
+            new array shares no memory with this one.
 
         Returns:
-          a new ``GlobalArray``. It may share memory with this one if no data has to move.
+          a new ``GlobalArray``. Without ``donate`` both may share the blocks that stay on their
+          devices, and are then deleted or donated together.
 
         Raises:
           ValueError: the spec does not fit, ``max_bytes`` is below 1, or the processes have devices

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
+from gda.arrays.bits import first_elements
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.narrowing import is_extended
 from gda.layout.grid import ShardGrid
@@ -74,7 +75,7 @@ def elements_of_block(data: jax.Array, array: jax.Array, grid: ShardGrid, block:
 
 def without_padding(data: jax.Array, shape: Shape) -> jax.Array:
     """Return the elements of a block, which come first in each dimension."""
-    return data if data.shape == shape else data[tuple(map(slice, shape))]
+    return data if data.shape == shape else first_elements(data, shape)
 
 
 def has_padding_for(grid: ShardGrid, shape: Shape) -> bool:

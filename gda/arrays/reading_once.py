@@ -22,7 +22,7 @@ from gda.layout.sharing import holders_of, parts_of
 from gda.layout.spec import Index, shape_at
 from gda.layout.text import format_index
 from gda.mesh import devices_of, mesh_of_all, processes_of
-from gda.multihost.agreement import check_moving
+from gda.multihost.descriptions import Description
 from gda.storage.options import Options
 from gda.storage.progress import shown
 from gda.storage.sources import AsyncSource, Source
@@ -32,11 +32,24 @@ from gda.storage.tasks import AsyncTask, Task, run
 _LEAST_BYTES_OF_A_PART = 4 * 2**20
 
 
+def reads_wanted(builds: Sequence[Build], options: Options) -> Description:
+    """Return what decides which process reads and sends which part, if reads are shared."""
+    if options.read_once is False:
+        return {}
+    sources = {
+        ("", f"source {number}"): str((build.plan.grid.global_shape, source.dtype, source.chunks))
+        for number, build in enumerate(builds)
+        if (source := build.source)
+    }
+    return {("", "read_once"): str(options.read_once)} | sources
+
+
 def read_builds(builds: Sequence[Build], options: Options, name: str) -> None:
     """Read the blocks of all arrays, with ``read_once`` by all processes together.
 
     Args:
-      options: communicates, unless its ``read_once`` is ``False``.
+      options: communicates, unless its ``read_once`` is ``False``. Then all processes must have
+        compared ``reads_wanted``.
       name: the function that the user called.
     """
     read_once = options.read_once
@@ -47,7 +60,6 @@ def read_builds(builds: Sequence[Build], options: Options, name: str) -> None:
         read_all(builds, options, name)
         return
     processes = processes_of(mesh).numbers
-    _check_same(builds, name, processes, read_once)
     with shown(options.progress, name) as show:
         report = reporter(builds, show)
         shared = [SharedBlocks(build, build.source, report) for build in builds if build.source]
@@ -80,19 +92,6 @@ def read_builds(builds: Sequence[Build], options: Options, name: str) -> None:
         )
         for blocks in shared:
             blocks.settle()
-
-
-def _check_same(
-    builds: Sequence[Build], name: str, processes: tuple[int, ...], read_once: bool | None
-) -> None:
-    """Raise ``DisagreementError`` unless all processes read the same, in the same parts."""
-    sources: dict[str, object] = {
-        f"source {number}": (build.plan.grid.global_shape, str(source.dtype), source.chunks)
-        for number, build in enumerate(builds)
-        if (source := build.source)
-    }
-    wanted = [build.wanted() for build in builds]
-    check_moving(wanted, name, processes, always=True, read_once=read_once, **sources)
 
 
 def mesh_of_several(shardings: Iterable[Any]) -> Mesh | None:

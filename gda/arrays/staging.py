@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from gda.arrays.bits import is_narrow
 from gda.arrays.buffers import ALIGNMENT, aligned_empty
 from gda.arrays.fingerprint_formula import width_of
 from gda.layout.spec import Shape
@@ -127,14 +128,6 @@ class DeviceMemory:
 
     def sent(self, flat: Any, device: Device) -> jax.Array:
         return flat
-
-
-def is_narrow(dtype: Any) -> bool:
-    """Return whether it is a float of 16 bits or fewer: XLA on CPU moves it as one of 32.
-
-    Which changes the bits of NaNs.
-    """
-    return jax.numpy.issubdtype(dtype, jax.numpy.floating) and dtype.itemsize < 4
 
 
 def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -215,15 +215,63 @@ def test_the_bits_of_nans_stay_in_one_process_too(mesh: Mesh, dtype: Any) -> Non
         assert is_right(g.reshard(other, spec), data)
 
 
-def test_blocks_that_stay_are_shared_or_the_old_array_is_whole_or_gone(mesh: Mesh) -> None:
-    g = cut(DATA, mesh, P("x"))
-    moved = g.reshard(mesh, P("x"), donate=True)
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_a_donated_array_is_gone_and_shares_nothing(mesh: Mesh, dtype: Any) -> None:
+    data = DATA.astype(dtype)
+    kind = mesh.axis_types[0]
+    four = ordered_mesh(range(4), {"z": 4}, kind)
+    more = ordered_mesh(range(8), {"r": 2, "z": 4}, kind)
+    few = ordered_mesh([0, 5], {"z": 2}, kind)
+    for before, after in [
+        ((four, P("z")), (more, P("z"))),  # all blocks stay
+        ((four, P()), (few, P())),
+        ((four, P("z")), (four, P("z"))),
+        ((mesh, P("x")), (four, P("z"))),
+    ]:
+        moves = [
+            (cut(data, *before), lambda g, after=after: g.reshard(*after, donate=True)),
+            (
+                gda.PaddedArray.from_array(data[:15], *before),
+                lambda p, after=after: p.reshard(*after, donate=True),
+            ),
+            (
+                cut(data, *before).array,
+                lambda x, after=after: gda.reshard_tree({"x": x}, *after, donate=True)["x"],
+            ),
+        ]
+        for old, move in moves:
+            new = move(old)
+            assert old.is_deleted()
+            old.delete()
+            assert np.asarray(new).tobytes() == data[: new.shape[0]].tobytes()
+
+
+def test_a_donated_tree_may_have_an_array_twice(mesh: Mesh) -> None:
+    few = ordered_mesh([6, 1], {"z": 2}, mesh.axis_types[0])
+    for max_bytes in (None, 1):
+        for over in (few, mesh):
+            g = cut(DATA, mesh, P("x"))
+            tree = {"a": g, "b": cut(DATA, mesh, P()), "c": g}
+            moved = gda.reshard_tree(
+                tree, over, P(over.axis_names[0]), max_bytes=max_bytes, donate=True
+            )
+            assert all(leaf.is_deleted() for leaf in tree.values())
+            assert all(is_right(leaf, DATA) for leaf in moved.values())
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_donated_array_is_gone_in_all_processes() -> None:
+    # All blocks of process 0 stay, and process 1 had none.
+    half, all_of = ordered_mesh(range(4), {"x": 4}), ordered_mesh(range(8), {"r": 2, "x": 4})
+    g = cut(DATA, half, P("x")) if jax.process_index() == 0 else absent(half, P("x"))
+    moved = g.reshard(all_of, P("x"), donate=True)
+    if jax.process_index() == 0:
+        assert g.is_deleted()
+        g.delete()
     assert is_right(moved, DATA)
-    assert is_right(g, DATA), "all blocks stayed"
-    few = Mesh(mesh.devices.flat[:4], ("z",), axis_types=mesh.axis_types[:1])
-    fewer = g.reshard(few, P("z"), donate=True)
-    assert g.is_deleted(), "one block stayed, and JAX crashes on an array without some blocks"
-    assert is_right(fewer, DATA)
+    same = moved.reshard(P("x"), donate=True)
+    assert moved.is_deleted()
+    assert is_right(same, DATA)
 
 
 def test_bad_arguments_are_refused(mesh: Mesh) -> None:
@@ -331,7 +379,7 @@ def test_a_failure_in_one_process_ends_all() -> None:
         assert each.endswith("process 2 failed: MemoryError: no memory for a buffer")
 
 
-def test_a_process_that_dies_is_named_by_all_others() -> None:
+def test_a_process_that_dies_on_another_machine_is_named_by_all_others() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     programs = [

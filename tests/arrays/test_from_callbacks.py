@@ -896,7 +896,8 @@ def test_into_takes_a_view_of_what_it_filled_and_no_data(auto_mesh: Mesh) -> Non
 
 def test_a_traced_block_is_refused_with_words(auto_mesh: Mesh) -> None:
     def build(x: jax.Array) -> jax.Array:
-        with pytest.raises(TypeError, match=r"\[0:2, :\] is being traced, so it has no data"):
+        error = jax.errors.UnexpectedTracerError  # JAX's own, and a TypeError
+        with pytest.raises(error, match=r"\[0:2, :\] is being traced, so it has no data"):
             gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), lambda i: x[i])
         return x
 
@@ -1034,6 +1035,22 @@ def test_a_process_without_a_device_of_the_mesh_needs_a_dtype() -> None:
             assert [shard.data for shard in g.global_shards] == [None] * 4
             assert not g.is_fully_addressable
     assert reads == []
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make((8,), mesh, P("x"), [])
+    g = make((8,), mesh, P("x"), [], dtype=np.float32)
+    assert (g.shape, g.dtype, len(g.local_shards)) == ((8,), np.float32, 0)
+    for data in (g.addressable_data, g.local_data):
+        with pytest.raises(RuntimeError, match="no device of the mesh .* belongs to process 0, so"):
+            data(0)
+
+
+def test_the_dtype_of_buffers_may_be_given(auto_mesh: Mesh) -> None:
+    buffers = [jax.device_put(DATA[:2], device) for device in auto_mesh.devices.flat]
+    g = gda.GlobalArray((8, 2), auto_mesh, P("x"), buffers, dtype=np.float32)
+    for shard, buffer in zip(g.local_shards, buffers, strict=True):
+        assert shard.data.unsafe_buffer_pointer() == buffer.unsafe_buffer_pointer()
+    with pytest.raises(TypeError, match="device_buffers have dtype float32, not int32"):
+        gda.GlobalArray((8, 2), auto_mesh, P("x"), buffers, dtype=np.int32)
 
 
 # A sharding in place of mesh and spec.

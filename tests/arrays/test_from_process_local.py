@@ -319,3 +319,9 @@ def test_keys_of_several_processes() -> None:
             start = shard.index[0].start - (jax.process_index() if data is uneven else 0)
             wanted = jax.random.key_data(data)[start : start + 1]
             np.testing.assert_array_equal(jax.random.key_data(shard.data), wanted)
+
+
+def test_a_size_that_is_none_is_a_value_error(auto_mesh: Mesh) -> None:
+    for shape in ((None, 8), [4, None]):
+        with pytest.raises(ValueError, match=r"global_shape is .*None.*; give every size, or omit"):
+            gda.GlobalArray.from_process_local(np.ones((4, 8)), auto_mesh, P("x"), shape)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from meshes import batch, mesh_of
+from meshes import batch, is_right, mesh_of
 
 import gda
 from gda import PaddedArray, ShardGrid
@@ -90,6 +90,16 @@ def test_blocks_of_jax_are_padded_on_their_device(mesh: Mesh) -> None:
     p = PaddedArray.from_callback((5, 3), mesh, P("x", "y"), lambda index: data[index], fill=2)
     np.testing.assert_array_equal(p, data)
     assert set(np.asarray(p.array)[5:].ravel()) == {2}
+
+
+def test_the_mesh_that_is_set_does_not_matter(mesh: Mesh) -> None:
+    data = batch(5, 3)
+    with jax.set_mesh(mesh):
+        p = PaddedArray.from_callback(
+            (5, 3), mesh, P("x", "y"), lambda index: jax.device_put(data[index], jax.devices()[3])
+        )
+        assert is_right(p, data)
+        assert p.fingerprint() == gda.fingerprint(data)
 
 
 def test_keys(mesh: Mesh) -> None:

@@ -1,0 +1,81 @@
+"""Moves of the elements of a block that keep the bits of NaNs.
+
+XLA on CPU has few instructions for floats of 16 bits or fewer. It converts them to wider ones and
+back where it slices, pads or joins them, in some versions and for some dtypes, and a conversion
+makes one NaN of all. So these move as unsigned integers.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from gda.arrays.fingerprint_formula import width_of
+from gda.layout.spec import Shape
+from gda.mesh import is_tracer, mesh_on
+
+_UNSIGNED = {2: "uint2", 4: "uint4", 8: "uint8", 16: "uint16", 32: "uint32"}
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Return whether it is a float of 16 bits or fewer."""
+    return jax.numpy.issubdtype(dtype, jax.numpy.floating) and dtype.itemsize < 4
+
+
+def as_unsigned(block: jax.Array) -> jax.Array:
+    """Return the bits as unsigned integers, if JAX has some that are as wide."""
+    bits, _ = width_of(block.dtype)
+    if block.dtype == jax.numpy.bool_ or bits not in _UNSIGNED:
+        return block
+    return lax.bitcast_convert_type(block, jax.numpy.dtype(_UNSIGNED[bits]))
+
+
+def first_elements(block: jax.Array, shape: Shape) -> jax.Array:
+    """Return the first elements in each dimension, on the same device; not waited for."""
+    with _mesh_of(block):
+        if not is_narrow(block.dtype):
+            return block[tuple(map(slice, shape))]
+        return _first(block, shape)
+
+
+def padded(block: jax.Array, shape: Shape, fill: Any) -> jax.Array:
+    """Return a block of a larger shape, whose first elements are those of the given one."""
+    start = [0] * block.ndim
+    with _mesh_of(block):
+        whole = lax.full(shape, fill, block.dtype)
+        if not is_narrow(block.dtype):
+            return lax.dynamic_update_slice(whole, block, start)
+        bits = lax.dynamic_update_slice(as_unsigned(whole), as_unsigned(block), start)
+        return lax.bitcast_convert_type(bits, block.dtype)
+
+
+def sliceable(source: Any) -> Any:
+    """Return NumPy's view of a ``jax.Array`` on CPU that XLA would change or fail to slice.
+
+    XLA aborts the process where it slices integers of less than a byte that are sharded.
+    """
+    is_array = isinstance(source, jax.Array) and not is_tracer(source)
+    if not is_array or source.dtype.itemsize >= 4 or source.is_deleted():
+        return source
+    on_cpu = all(device.platform == "cpu" for device in source.devices())
+    return np.asarray(source) if on_cpu else source
+
+
+def _mesh_of(block: jax.Array) -> AbstractContextManager[object]:
+    """Return the context to compute in: the mesh that the user may have set has other devices."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return nullcontext()
+    (device,) = block.devices()
+    return jax.set_mesh(mesh_on(device))
+
+
+# One program: each step by itself would copy the block.
+@partial(jax.jit, static_argnums=1)
+def _first(block: jax.Array, shape: Shape) -> jax.Array:
+    bits = lax.slice(as_unsigned(block), (0,) * block.ndim, shape)
+    return lax.bitcast_convert_type(bits, block.dtype)
