@@ -52,16 +52,16 @@ def check_clean(path: Path) -> None:
 
 
 class Forks:
-    """The program of kill_program.py, which forks processes that save."""
+    """A program that forks processes, by default kill_program.py, whose processes save."""
 
-    def __init__(self, children: Children, log: Path) -> None:
+    def __init__(self, children: Children, log: Path, program: str = kill_program.__file__) -> None:
         self._children, self._log, self._said_before = children, log, 0
         self._running: list[int] = []
         variables = {**os.environ, "JAX_PLATFORMS": "cpu"}
         variables.pop("XLA_FLAGS", None)
         with log.open("wb") as stderr:
             self._program: subprocess.Popen[str] = children.start(
-                [sys.executable, kill_program.__file__],
+                [sys.executable, program],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -63,6 +63,8 @@ def small_files(set_attribute: Callable[[Any, str, Any], None] = setattr) -> Non
 # What a save does to a disk, step by step.
 
 Arguments = tuple[Any, ...]
+Works = Mapping[str, Callable[..., None]]
+Join = Callable[[int, int, int], None]
 
 STEPS = ("open", "writev", "fsync", "replace", "unlink", "mkdir", "rmdir", "listdir")
 
@@ -115,16 +117,6 @@ class Disk:
 
     def install(self, set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
         set_attribute(directory, "os", self)
-        set_attribute(directory, "shutil", self)
-
-    def rmtree(self, top: str) -> None:
-        """As ``shutil.rmtree``, step by step."""
-        for folder, names, files in os.walk(top, topdown=False):
-            for file in files:
-                self.unlink(os.path.join(folder, file))
-            for name in names:
-                self.rmdir(os.path.join(folder, name))
-        self.rmdir(top)
 
 
 # What the processes do.
@@ -145,6 +137,26 @@ def save_until_killed(path: str, is_async: bool, first: int) -> None:
             gda.checkpoint.save_async(path, tree, overwrite=True, timeout=30).result()
         else:
             gda.checkpoint.save(path, tree, overwrite=True, timeout=30)
+        say("end", generation, time.monotonic() - began)
+
+
+def tensors_of(generation: int) -> dict[str, Any]:
+    """Return the tree of one save of safetensors: no value or last name in it is in another."""
+    rows = np.arange(8 * 64, dtype=np.float32).reshape(8, 64)
+    return {
+        "weights": rows + 512 * generation,
+        "bias": np.arange(3, dtype=np.int32) + 8 * generation,
+        f"only in {generation}": np.full((2, 2), generation, np.int16),
+    }
+
+
+def save_safetensors_until_killed(path: str, first: int, seed: int) -> None:
+    chance = random.Random(seed)
+    for generation in itertools.count(first):
+        max_file_bytes = chance.choice([1, 16, 2**20])  # three files, two, one
+        say("begin", generation)
+        began = time.monotonic()
+        gda.storage.save_safetensors(path, tensors_of(generation), max_file_bytes=max_file_bytes)
         say("end", generation, time.monotonic() - began)
 
 
@@ -311,8 +323,7 @@ def measure_memory(what: str, path: str, most: int, options: dict[str, Any]) -> 
     say(json.dumps(memory_taken(what, path, most, options)))
 
 
-def _run(do: str, process: int, processes: int, port: int, arguments: dict[str, Any]) -> None:
-    faulthandler.dump_traceback_later(45)  # before the test gives up
+def _join(process: int, processes: int, port: int) -> None:
     devices = 8 // processes
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     if processes > 1:
@@ -320,16 +331,17 @@ def _run(do: str, process: int, processes: int, port: int, arguments: dict[str, 
         os.environ.pop("XLA_FLAGS")
         os.environ.update(environment(process, processes, port, devices, **limits))
         gda.launch.initialize()
-    small_files()
-    globals()[do](**arguments)
 
 
-def _fork(command: dict[str, Any], process: int) -> int:
+def _fork(works: Works, join: Join, command: dict[str, Any], process: int) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:
-        _run(command["do"], process, command["processes"], command["port"], command["arguments"])
+        faulthandler.dump_traceback_later(45)  # before the test gives up
+        join(process, command["processes"], command["port"])
+        small_files()
+        works[command["do"]](**command["arguments"])
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -337,7 +349,13 @@ def _fork(command: dict[str, Any], process: int) -> int:
         os._exit(0)
 
 
-def main() -> None:
+def main(works: Works, join: Join = _join) -> None:
+    """Fork for every command that comes.
+
+    Args:
+      works: the functions, by their names.
+      join: called in each process with its number, their number and the port of the first.
+    """
     require_crc32c()  # imports it
     pids: list[int] = []
     for line in sys.stdin:
@@ -347,9 +365,10 @@ def main() -> None:
                 os.waitpid(pid, 0)
             say("reaped")
         else:
-            pids = [_fork(command, process) for process in range(command["processes"])]
+            numbers = range(command["processes"])
+            pids = [_fork(works, join, command, process) for process in numbers]
             say("started", *pids)
 
 
 if __name__ == "__main__":
-    main()
+    main(globals())

@@ -1,4 +1,4 @@
-"""One of four processes that move an array; process 1 is killed in the middle of the move.
+"""One of four processes, as if on four machines; process 1 is killed while they move an array.
 
 Arguments: the number of the process, and the address of process 0.
 """
@@ -17,8 +17,10 @@ from jax.sharding import Mesh
 
 import gda
 from gda.arrays import staging
+from gda.multihost import places
 
 process, address = int(sys.argv[1]), sys.argv[2]
+places._machine = lambda: f"machine {process}"
 jax.distributed.initialize(address, 4, process)
 
 rounds = []

@@ -32,8 +32,7 @@ from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape
 from gda.mesh import grid_of_array, processes_of, sharding_of
-from gda.multihost.agreement import check_moving
-from gda.multihost.allgather import all_gather
+from gda.multihost.agreement import check_same_call, watching
 
 # The most elements that NumPy sums up in this process, at once, if the devices are CPUs: to start a
 # program there takes longer, and to compile it much longer.
@@ -87,10 +86,11 @@ def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
     numbers = processes_of(mesh).numbers
     if len(numbers) == 1:
         raise elsewhere_error("fingerprint()", numbers[0])
-    check_moving(array, "GlobalArray.fingerprint", shape=grid.global_shape)
-    mine = begin(array, grid).result()
-    everybody = tuple(range(jax.process_count()))
-    received = all_gather(mine.astype("<u4").view(np.uint8), everybody)
+    name = "GlobalArray.fingerprint"
+    check_same_call(name, array, {"shape": grid.global_shape})
+    with watching(name, tuple(range(jax.process_count()))) as roll:
+        mine = begin(array, grid).result()
+        received = roll.all_gather(mine.astype("<u4").view(np.uint8))
     return digest_of(grid.global_shape, array.dtype, add(received.view("<u4")))
 
 

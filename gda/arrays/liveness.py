@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+from jax.errors import UnexpectedTracerError
 
 from gda.arrays.operators import ArrayOperators
 from gda.layout.spec import Shape, format_spec
@@ -41,8 +42,9 @@ def real(given: Any, outside: str = _OUTSIDE, otherwise: str = "") -> jax.Array:
     return array
 
 
-def traced_error(name: str, outside: str = _OUTSIDE) -> TypeError:
-    return TypeError(f"{name} is being traced, so it has no data; {outside}")
+def traced_error(name: str, outside: str = _OUTSIDE) -> UnexpectedTracerError:
+    """Return the error for a traced array: the class that JAX raises, a ``TypeError``."""
+    return UnexpectedTracerError(f"{name} is being traced, so it has no data; {outside}")
 
 
 def kind_error(given: object, otherwise: str = "") -> TypeError:

@@ -11,18 +11,20 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 
+from gda.arrays.bits import is_narrow
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.carrying import Order, carry, own_settings
 from gda.arrays.liveness import elsewhere_error
 from gda.arrays.narrowing import is_extended
 from gda.arrays.process_local import distinct_shards
-from gda.arrays.staging import is_narrow
 from gda.arrays.to_host import MAX_BYTES, one_by_one
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape, SpecLike
 from gda.mesh import (
+    Device,
     MeshAndSpec,
     MeshLike,
+    devices_of,
     grid_of_array,
     mesh_and_spec,
     mesh_of_all,
@@ -30,8 +32,9 @@ from gda.mesh import (
     processes_of,
     sharding_of,
 )
-from gda.multihost.agreement import check_moving
-from gda.multihost.allgather import all_gather
+from gda.multihost.agreement import call_fields, done_by_all, wait_for_arrays, watching
+from gda.multihost.descriptions import Description
+from gda.multihost.roll import Roll
 
 
 class Wanted(NamedTuple):
@@ -49,6 +52,17 @@ class Wanted(NamedTuple):
     over: MeshAndSpec
     shape: Shape | None = None
     path: str = ""
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices of both layouts."""
+        return *devices_of(sharding_of(self.array).mesh), *devices_of(self.over.mesh)
+
+    @property
+    def is_local(self) -> bool:
+        """True if this process has the devices of both layouts."""
+        mine = jax.process_index()
+        return all(device.process_index == mine for device in self.devices)
 
     def order(self) -> Order:
         """Return both layouts; raise if the new one does not fit."""
@@ -110,40 +124,41 @@ def reshard_all(
     JAX moves an array that is in this process and stays there, and one whose blocks stay whole on
     the same devices.
     """
-    max_bytes = _max_bytes_of(max_bytes)
-    orders = [each.order() for each in wanted]
-    _check_agreement(wanted, orders, name, max_bytes=max_bytes, donate=donate)
+    between = [each for each in wanted if not each.is_local]
+    mesh = mesh_of_all(device for each in between for device in each.devices)
+    processes = () if mesh is None else processes_of(mesh).numbers
+
+    def prepare() -> tuple[list[Order], int]:
+        return [each.order() for each in wanted], _max_bytes_of(max_bytes)
+
+    def asked(prepared: tuple[list[Order], int]) -> Description:
+        orders, most = prepared
+        return call_fields(_layouts(wanted, orders), {"max_bytes": most, "donate": donate})
+
+    orders, max_bytes = done_by_all(prepare, asked, name, processes)
+    wait_for_arrays(name, [each.array for each in between], processes)
     moved: dict[int, jax.Array] = {}
     for number, order in enumerate(orders):
         if not donate and _is_for_jax(order):
-            with own_settings():
-                array = _over_auto_axes(order.array, order.sharding.mesh)
-                moved[number] = jax.device_put(array, order.sharding)
+            moved[number] = _moved_by_jax(order, name)
     rest = [order for number, order in enumerate(orders) if number not in moved]
     carried = iter(carry(rest, name, max_bytes, donate))
     return [moved[n] if n in moved else next(carried) for n in range(len(orders))]
 
 
-def _check_agreement(
-    wanted: Sequence[Wanted], orders: Sequence[Order], name: str, **options: object
-) -> None:
-    """Check that all processes will move the same: they would wait for each other in vain."""
-    between = {
-        each.path: order for each, order in zip(wanted, orders, strict=True) if not order.is_local
-    }
-    mesh = mesh_of_all(device for order in between.values() for device in order.devices)
-    if mesh is None:
-        return
+def _layouts(wanted: Sequence[Wanted], orders: Sequence[Order]) -> Any:
+    """Return the layouts of arrays that move between processes, now and afterwards."""
     layouts = {}
-    for path, order in between.items():
+    for each, order in zip(wanted, orders, strict=True):
+        if each.is_local:
+            continue
         array, before = order.array, sharding_of(order.array)
         now = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=before)
         layout = {"now": now, "wanted": order.sharding}
         if order.source.is_padded or order.target.is_padded:
             layout["shape"] = jax.ShapeDtypeStruct(order.source.global_shape, array.dtype)
-        layouts[path] = layout
-    asked = layouts.get("", layouts)
-    check_moving(asked, name, processes_of(mesh).numbers, always=True, **options)
+        layouts[each.path] = layout
+    return layouts.get("", layouts)
 
 
 def _is_for_jax(order: Order) -> bool:
@@ -159,6 +174,18 @@ def _is_for_jax(order: Order) -> bool:
     is_same_set = order.array.sharding.device_set == order.sharding.device_set
     are_blocks_whole = order.source.shard_shape == order.target.shard_shape
     return order.is_local or (is_same_set and are_blocks_whole)
+
+
+def _moved_by_jax(order: Order, name: str) -> jax.Array:
+    def move() -> jax.Array:
+        with own_settings():
+            array = _over_auto_axes(order.array, order.sharding.mesh)
+            return jax.device_put(array, order.sharding)
+
+    if order.is_local:
+        return move()
+    with watching(name, processes_of(order.sharding.mesh).numbers) as roll:
+        return roll.result(roll.begin(lambda: move().block_until_ready()))
 
 
 def _over_auto_axes(array: jax.Array, mesh: Any) -> jax.Array:
@@ -199,20 +226,30 @@ def gather(
             f"NumPy has no {array.dtype}; gather the numbers of the keys: "
             "GlobalArray.from_array(jax.random.key_data(g.array)).gather()"
         )
-    is_wanted = _is_wanted(process)
-    max_bytes = _max_bytes_of(max_bytes)
     name = "GlobalArray.gather" if shape is None else "PaddedArray.gather"
     shape = array.shape if shape is None else shape
     if array.is_fully_addressable:
+        _max_bytes_of(max_bytes)
+        is_wanted = _is_wanted(process)
         return np.array(np.asarray(array)[tuple(map(slice, shape))]) if is_wanted else None
-    pieces = _Pieces(array, max_bytes)
-    # If this fails, the others wait in the check, which names a process that does not come.
-    value = aligned_empty(shape or (1,), array.dtype) if is_wanted else None
-    check_moving(array, name, shape=shape, process=process, max_bytes=max_bytes)
-    for index, piece in pieces.local() if pieces.are_everywhere else pieces.gathered():
-        if value is not None:
-            place = value[index]
-            place[...] = np.atleast_1d(piece)[tuple(map(slice, place.shape))]
+    pieces = _Pieces(array)
+
+    def prepare() -> tuple[int, np.ndarray[Any, Any] | None]:
+        most = _max_bytes_of(max_bytes)
+        return most, aligned_empty(shape or (1,), array.dtype) if _is_wanted(process) else None
+
+    def asked(prepared: tuple[int, np.ndarray[Any, Any] | None]) -> Description:
+        most, _ = prepared
+        return call_fields(array, {"shape": shape, "process": process, "max_bytes": most})
+
+    max_bytes, value = done_by_all(prepare, asked, name)
+    wait_for_arrays(name, array)
+    with watching(name, pieces.processes) as roll:
+        own = pieces.are_everywhere
+        for index, piece in pieces.local(max_bytes) if own else pieces.gathered(roll, max_bytes):
+            if value is not None:
+                place = value[index]
+                place[...] = np.atleast_1d(piece)[tuple(map(slice, place.shape))]
     return None if value is None else value.reshape(shape)
 
 
@@ -239,40 +276,39 @@ class _Pieces:
     device has more than ``max_bytes`` of others at a time. A scalar counts as one row.
     """
 
-    def __init__(self, array: jax.Array, max_bytes: int) -> None:
+    def __init__(self, array: jax.Array) -> None:
         self._grid = grid_of_array(array)
         mesh: Any = sharding_of(array).mesh
         numbers = processes_of(mesh).numbers
         if len(numbers) == 1:
             raise elsewhere_error("gather()", numbers[0])
-        self._processes = tuple(range(jax.process_count()))
-        self._views = [self._grid.view(process) for process in self._processes]
+        self.processes = tuple(range(jax.process_count()))
+        self._views = [self._grid.view(process) for process in self.processes]
         self._array = array
-        self._max_bytes = max_bytes
 
     @property
     def are_everywhere(self) -> bool:
         """True if every process has every block."""
         return all(len(view.block_ids) == self._grid.num_shards for view in self._views)
 
-    def local(self) -> Iterator[tuple[Index, np.ndarray[Any, Any]]]:
+    def local(self, max_bytes: int) -> Iterator[tuple[Index, np.ndarray[Any, Any]]]:
         """Return the blocks of this process."""
         shards = distinct_shards(self._array, self._grid)
         indices = map(self._grid.block_index, shards)
-        return one_by_one(zip(indices, shards.values(), strict=True), self._max_bytes)
+        return one_by_one(zip(indices, shards.values(), strict=True), max_bytes)
 
-    def gathered(self) -> Iterator[tuple[Index, np.ndarray[Any, Any]]]:
+    def gathered(self, roll: Roll, max_bytes: int) -> Iterator[tuple[Index, np.ndarray[Any, Any]]]:
         """Yield parts of all blocks. Communicates."""
         written = [view.written_blocks() for view in self._views]
         shards = distinct_shards(self._array, self._grid)
         mine = ((number, shards[number]) for number in written[jax.process_index()])
-        on_host = one_by_one(mine, self._max_bytes)
+        on_host = one_by_one(mine, max_bytes)
         block_shape = self._grid.shard_shape or (1,)
         rows, row_shape = block_shape[0], block_shape[1:]
         row_bytes = math.prod(row_shape) * self._array.dtype.itemsize
         if not rows * row_bytes:
             return
-        step = min(rows, max(1, self._max_bytes // (row_bytes * len(written))))
+        step = min(rows, max(1, max_bytes // (row_bytes * len(written))))
         nothing = None, np.zeros((0, *row_shape), self._array.dtype)
         for turn in range(max(map(len, written))):
             block = np.atleast_1d(next(on_host, nothing)[1])
@@ -280,7 +316,7 @@ class _Pieces:
                 part = np.zeros((step, *row_shape), self._array.dtype)
                 some = block[start : start + step]
                 part[: len(some)] = some
-                received = all_gather(part.view(np.uint8).ravel(), self._processes)
+                received = roll.all_gather(part.view(np.uint8).ravel())
                 for numbers, data in zip(written, received, strict=True):
                     if turn < len(numbers):
                         index = self._rows_of(numbers[turn], start, min(start + step, rows))

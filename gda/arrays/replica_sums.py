@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from gda.arrays.bits import as_unsigned
 from gda.arrays.block_sums import (
     as_one,
-    as_unsigned,
     device_of,
     line_of,
     mixed,
@@ -73,6 +73,11 @@ class PendingReplicas:
         # Not the units, which hold the blocks.
         self._sizes = sizes
         self._parts: list[Any] = [([unit[:2] for unit in units], sums) for units, sums in parts]
+
+    @property
+    def arrays(self) -> list[jax.Array]:
+        """The sums on the devices."""
+        return [sums for _, sums in self._parts]
 
     def is_ready(self) -> bool:
         """Return whether ``result`` would return at once."""

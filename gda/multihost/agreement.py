@@ -12,7 +12,7 @@ import inspect
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from hashlib import sha256
@@ -23,9 +23,17 @@ from jax.sharding import Mesh, NamedSharding
 
 from gda.layout.boundary import frame_of_caller, public, set_module
 from gda.layout.text import MOST_NAMED, format_processes, join_some
-from gda.mesh import processes_of
-from gda.multihost.descriptions import Description, describe, describe_wanted, leaf_fields
+from gda.mesh import is_tracer, processes_of
+from gda.multihost.descriptions import (
+    Description,
+    describe,
+    describe_wanted,
+    leaf_fields,
+    stable_text,
+)
 from gda.multihost.meeting import DisagreementError, meet
+from gda.multihost.places import introduce
+from gda.multihost.roll import Roll, wait_for
 from gda.multihost.steps import all_do
 
 P = ParamSpec("P")
@@ -79,10 +87,11 @@ def checking_agreement(
 
     While it is on, a constructor with a callback compares shape, dtype, mesh and spec over the
     processes of the mesh before it reads. After building, all constructors, those of trees too,
-    compare their results, so that all processes hear of a failure in one at once. ``reshard`` and
-    ``gather`` check before they move; ``from_array``, which only wraps, does not. Only the main
-    thread checks: other threads may run in another order in each process. A check raises the errors
-    of ``check_processes_agree``; a process that failed raises its own exception. The environment
+    compare their results, so that all processes hear of a failure in one at once; ``from_array``,
+    which only wraps, does not. Functions that communicate, such as ``gather`` and ``reshard``,
+    check in any case, and wait longer where this is off. Only the main thread checks: other threads
+    may run in another order in each process. A check raises the errors of
+    ``check_processes_agree``; a process that failed raises its own exception. The environment
     variable ``GDA_CHECK_AGREEMENT=1`` switches it on for the whole program; the launcher and the
     pytest plugin do.
 
@@ -114,6 +123,7 @@ def checked(
 
         @functools.wraps(construct)
         def constructor(*args: P.args, **kwargs: P.kwargs) -> jax.Array:
+            introduce()
             if not _is_on():
                 return construct(*args, **kwargs)
             _check_joined()
@@ -142,6 +152,7 @@ def together(
     outcome: Callable[[T], Description],
     *,
     wanted: Callable[[], Description] | None = None,
+    communicates: bool = False,
     always: bool = False,
 ) -> T:
     """Return the result of ``work``, after all processes of the mesh have done theirs and agree.
@@ -156,19 +167,26 @@ def together(
       work: the part of this process. Its exception is raised here and reported to the others.
       outcome: describes the result.
       wanted: describes the request, which is compared before.
+      communicates: True if ``work`` communicates, so that the request is compared in any case.
+      always: True to compare the request and the outcome in any case.
 
     Raises:
       DisagreementError, LateProcessError, ConnectionError: as ``check_processes_agree`` does.
     """
     if isinstance(mesh, NamedSharding):
         mesh = mesh.mesh
+    introduce()
     processes = processes_of(mesh).numbers if isinstance(mesh, Mesh) else ()
     takes_part = len(processes) > 1 and jax.process_index() in processes
-    if not takes_part or not (always or _is_on()):
+    compares = always or _is_on()
+    if not takes_part or not (compares or communicates):
         return work()
     seconds = timeout_of_checks()
     if wanted is not None:
-        _agree(wanted, dict, _Place(name), seconds, processes)
+        wait = seconds if compares else max(seconds, _LONG_WAIT)
+        _agree(wanted, dict, _Place(name), wait, processes)
+    if not compares:
+        return work()
 
     def unchecked() -> T:
         with _switched(_Switch(False, seconds)):
@@ -177,23 +195,60 @@ def together(
     return _agree(unchecked, outcome, _Place(f"end of {name}"), seconds, processes)
 
 
-def check_moving(
-    tree: Any,
-    name: str,
-    processes: tuple[int, ...] | None = None,
-    *,
-    always: bool = False,
-    **options: object,
+def check_same_call(
+    name: str, tree: Any, arguments: Mapping[str, object], *, timeout: float | None = None
 ) -> None:
-    """Check that all processes will move this tree with these options: if checks are on.
+    """Check that all processes make the same call, of a function that communicates.
+
+    Such a function begins with this check or ``done_by_all``, also where checks are off: with other
+    arguments in one process, it would wait in vain, or give wrong results silently. Afterwards the
+    arrays of the tree are computed; see ``wait_for_arrays``.
 
     Args:
-      always: check in any case, and wait long for a process that comes to it later.
+      name: the function that the user called.
+      tree, arguments: what ``call_fields`` describes.
+      timeout: seconds to wait for the others; by default as ``done_by_all``.
+
+    Raises, in every process:
+      DisagreementError, LateProcessError, ConnectionError: as ``check_processes_agree``.
     """
-    takes_part = processes is None or jax.process_index() in processes
-    if (always or _is_on()) and jax.process_count() > 1 and takes_part:
-        described = {("", option): repr(value) for option, value in options.items()}
-        done_by_all(lambda: describe(tree) | described, dict, name, processes)
+    done_by_all(lambda: None, lambda _: call_fields(tree, arguments), name, timeout=timeout)
+    wait_for_arrays(name, tree)
+
+
+def wait_for_arrays(name: str, tree: Any, processes: tuple[int, ...] | None = None) -> None:
+    """Wait for the arrays of a tree, which some processes, by default all, may compute together.
+
+    A function that reads them waits so before it reads: a read would not notice that another
+    process has ended, and would never return.
+
+    Args:
+      name: the function that the user called.
+
+    Raises:
+      LateProcessError: one of the processes has ended.
+    """
+    everybody = tuple(range(jax.process_count()))
+    if not everybody[1:]:
+        return
+    arrays = [
+        leaf
+        for leaf in jax.tree.leaves(tree)
+        if isinstance(leaf, jax.Array) and not is_tracer(leaf) and not leaf.is_deleted()
+    ]
+    if not all(array.is_fully_addressable for array in arrays):
+        wait_for(arrays, f"{name} ({user_location()})", processes or everybody)
+
+
+def call_fields(tree: Any, arguments: Mapping[str, object]) -> Description:
+    """Return what must be the same in all processes that make a call.
+
+    Args:
+      tree: of arrays, whose structure and layouts count; ``None`` for none.
+      arguments: the record of the other arguments, by name.
+    """
+    given = {("", argument): stable_text(value) for argument, value in arguments.items()}
+    return given | describe(tree) | given  # first, and in place of a field of the same name
 
 
 def done_by_all(
@@ -201,15 +256,36 @@ def done_by_all(
     outcome: Callable[[T], Description],
     name: str,
     processes: tuple[int, ...] | None = None,
+    timeout: float | None = None,
 ) -> T:
     """Return the result of ``work``, after all processes have done theirs and agree.
 
-    As ``together`` with ``always``; it waits long for a process that comes later if checks are off.
+    As ``together`` with ``always``, for some processes, by default all. By default it waits long
+    for a process that comes later if checks are off.
     """
-    timeout = timeout_of_checks()
-    if not _is_on():
-        timeout = max(timeout, _LONG_WAIT)
+    _check_joined()
+    everybody = tuple(range(jax.process_count()))
+    processes = everybody if processes is None else processes
+    if len(processes) < 2 or jax.process_index() not in processes:
+        return work()
+    if timeout is None:
+        timeout = timeout_of_checks() if _is_on() else max(timeout_of_checks(), _LONG_WAIT)
     return _agree(work, outcome, _Place(name), timeout, processes)
+
+
+@contextmanager
+def watching(name: str, processes: tuple[int, ...]) -> Iterator[Roll]:
+    """Give the roll of some processes that work together, until all of the work here is done.
+
+    If one of them fails or ends, all raise; see ``Roll``.
+
+    Args:
+      name: the function that the user called.
+      processes: ascending; each must call it, with the same works in the same order.
+    """
+    roll = Roll(f"{name} ({user_location()})", processes, timeout_of_checks())
+    with roll.called():
+        yield roll
 
 
 def user_location() -> str:

@@ -74,7 +74,7 @@ def stable_text(value: Any) -> str:
     if isinstance(value, set | frozenset):
         return f"{{{', '.join(sorted(map(stable_text, value)))}}}"
     if type(value) in (list, tuple):
-        return f"({', '.join(map(stable_text, value))})"
+        return f"({', '.join(map(stable_text, value))}{',' * (len(value) == 1)})"
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 

@@ -2,30 +2,35 @@
 
 Through JAX's coordination service a meeting never hangs: every process raises an error with the
 numbers of late processes. A meeting costs each process three small messages, for any number of
-processes; only its first process reads all payloads. Without the service, a collective with a
-watchdog takes its place.
+processes; only its first process reads all payloads. While it waits, a process looks at the places
+of others: one that has ended, or that waits elsewhere for this one, will not come. Without the
+service, a collective with a watchdog takes its place.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from gda.layout.boundary import set_module
-from gda.layout.text import format_processes
+from gda.layout.text import MOST_NAMED, format_processes
 from gda.multihost import coordination
 from gda.multihost.allgather import all_gather
+from gda.multihost.background import Background, is_done
+from gda.multihost.places import Place, ended, is_near, places, post
 
 Judge = Callable[[dict[int, bytes]], bytes]
 
@@ -93,9 +98,10 @@ def meet(
       processes: ascending; by default all.
 
     Raises:
-      DisagreementError: some processes brought another kind, because they are at another place.
-      LateProcessError: a process did not come in time. All others raise it, and so does the late
-        process if it comes later.
+      DisagreementError: some processes brought another kind, because they are at another place,
+        or wait for this one at a meeting of other processes.
+      LateProcessError: a process did not come in time, or has ended. All others raise it, and so
+        does the late process if it comes later.
       ConnectionError: process 0, which runs the service, has ended.
     """
     if processes is None:
@@ -153,79 +159,205 @@ class _Meeting:
     timeout: float
 
     @cached_property
+    def _group(self) -> str:
+        return _group_of(self.thread, self.processes)
+
+    @property
     def _folder(self) -> str:
-        # Not the list itself, which may be long; not its hash(), which may differ.
-        group = sha256(repr((self.thread, self.processes)).encode()).hexdigest()[:16]
-        return f"{_FOLDER}/{group}"
+        return f"{_FOLDER}/{self._group}"
+
+    @property
+    def _first(self) -> int:
+        """The process that judges."""
+        return self.processes[0]
 
     def hold(self, entry: bytes, judge: Judge) -> bytes:
         service, number, me = self.service, self.number, jax.process_index()
-        service.put(f"{_FOLDER}/at/{me}", self.what.encode())
+        post(service, Place(self.what, self._group, number, self.processes))
         service.put(f"{self._folder}/entry/{me}", entry)
-        some = None if len(self.processes) == jax.process_count() else self.processes
+        verdict = self._come()
+        if me == self._first:
+            verdict = _judged(self._entries(), judge)
+            service.put(self._verdict_key, verdict)
+            with contextlib.suppress(RuntimeError):
+                # All processes are here, so all have read the previous verdict.
+                service.delete(f"{self._folder}/verdict/{number - 1}")
+        return verdict
+
+    @property
+    def _verdict_key(self) -> str:
+        return f"{self._folder}/verdict/{self.number}"
+
+    def _come(self) -> bytes:
+        """Wait until all have come; return the verdict, or nothing in the process that judges."""
+
+        def come() -> bytes:
+            some = None if len(self.processes) == jax.process_count() else self.processes
+            self.service.barrier(f"{self._folder}/{self.number}", self.timeout, some)
+            if jax.process_index() == self._first:
+                return b""
+            return self.service.get(self._verdict_key, self.timeout)
+
+        with contextlib.closing(Background("gda-meeting")) as background:
+            waiting = background.begin(come)
+            while not is_done(waiting):
+                if failure := self._failure_heard():
+                    raise failure
+                # A process may end, or go on to another meeting, when this one has taken place.
+                if (describe := self._failure_seen()) and not is_done(waiting):
+                    raise self._failed(describe)
         try:
-            service.barrier(f"{self._folder}/{number}", self.timeout, some)
+            verdict = waiting.result()
         except (TimeoutError, ValueError) as error:
-            raise self._late(error) from None
-        verdict_key = f"{self._folder}/verdict/{number}"
-        if me != self.processes[0]:
-            try:
-                return service.get(verdict_key, self.timeout)
-            except TimeoutError as error:
-                raise self._late(error) from None
-        verdict = _judged(self._entries(), judge)
-        service.put(verdict_key, verdict)
-        with contextlib.suppress(RuntimeError):
-            # All processes are here, so all have read the previous verdict.
-            service.delete(f"{self._folder}/verdict/{number - 1}")
+            raise self._failed(functools.partial(self._late, error)) from None
+        if jax.process_index() == self._first and (failure := self._failure_heard()):
+            raise failure  # others have come and left, before the last one came
         return verdict
 
     def _entries(self) -> dict[int, bytes]:
         entries = self.service.list(f"{self._folder}/entry/")
         return {int(key.rpartition("/")[2]): entry for key, entry in entries.items()}
 
-    def _late(self, reason: Exception) -> LateProcessError:
+    # A meeting that fails.
+
+    def _failed(self, describe: Callable[[], _Failure]) -> Exception:
         """Return the error that all raise; the first process that gives up writes it."""
-        service, key = self.service, f"{self._folder}/late/{self.number}"
-        try:
-            service.put(f"{key}/by", b"", overwrite=False)
-        except KeyError:
+        with contextlib.suppress(ConnectionError):
+            post(self.service, Place(self.what))  # which no longer waits
+        if not self._claims(self._group, self.number):
             with contextlib.suppress(TimeoutError):
-                said = json.loads(service.get(f"{key}/said", timeout=10))
-                return LateProcessError(*said)
-            return LateProcessError(f"{self.what}: {reason}")
+                self.service.get(f"{_failure_folder(self._group, self.number)}said", timeout=10)
+            return self._failure_heard() or describe().error
+        failure = describe()
+        said = json.dumps(failure).encode()
+        for processes, number in failure.also:
+            group = _group_of(self.thread, tuple(processes))
+            if self._claims(group, number):
+                self.service.put(f"{_failure_folder(group, number)}said", said)
+        self.service.put(f"{_failure_folder(self._group, self.number)}said", said)
+        return self._taken_in(failure)
+
+    def _claims(self, group: str, number: int) -> bool:
+        """Return whether this process is the first to give up a meeting."""
+        try:
+            self.service.put(f"{_failure_folder(group, number)}by", b"", overwrite=False)
+        except KeyError:
+            return False
+        return True
+
+    def _failure_heard(self) -> Exception | None:
+        """Return the error that another process has written."""
+        folder = _failure_folder(self._group, self.number)
+        said = self.service.list(folder).get(f"{folder}said")
+        return None if said is None else self._taken_in(_Failure(*json.loads(said)))
+
+    def _taken_in(self, failure: _Failure) -> Exception:
+        """Return the error, after counting the meetings that fail with this one as held."""
+        for processes, number in failure.also:
+            key = self.thread, tuple(processes)
+            if jax.process_index() in processes:
+                _held[key] = max(_held[key], number)
+        return failure.error
+
+    def _failure_seen(self) -> Callable[[], _Failure] | None:
+        """Return what describes a failure, if the meeting seems unable to take place."""
+        me = jax.process_index()
+        # The first process looks at all and the others at the first, to ask little of the service.
+        found = places(self.service, None if me == self._first else self._first)
+        if gone := ended(found, self.processes):
+            return functools.partial(self._late, None, gone)
+        for process in self.processes:
+            place = found.get(process)
+            if place is not None and self._is_waited_for_at(place):
+                return functools.partial(self._elsewhere, process, place)
+        return None
+
+    def _is_waited_for_at(self, place: Place) -> bool:
+        """Return whether a process waits for this one at another meeting of this thread."""
+        return (
+            jax.process_index() in place.processes
+            and place.group == _group_of(self.thread, place.processes)
+            and place.number > _held[self.thread, place.processes]
+        )
+
+    def _elsewhere(self, process: int, place: Place) -> _Failure:
+        mine, theirs = format_processes(self.processes), format_processes(place.processes)
+        message = (
+            f"{self.what}: the processes are at different places: process {process} waits at "
+            f"{place.what} for {theirs}; process {jax.process_index()} waits at {self.what} for "
+            f"{mine}. Give all processes the same mesh and the same order of calls"
+        )
+        also = [[list(self.processes), self.number], [list(place.processes), place.number]]
+        return _Failure(message, is_late=False, also=also)
+
+    def _late(self, reason: Exception | None, gone: Sequence[int] = ()) -> _Failure:
+        found = places(self.service)
         waiting: dict[str, list[int]] = {}
         late = set(self.processes)
         for process, entry in self._entries().items():
             number, _, what = json.loads(entry.partition(b"\n")[0])
-            if number == self.number:
+            if number == self.number and process not in gone:
                 waiting.setdefault(what, []).append(process)
                 late.discard(process)
+        named = gone or sorted(late)
         lines = [f"{format_processes(group)} waited at {what}" for what, group in waiting.items()]
-        lines += [f"process {process} {self._last_seen(process)}" for process in sorted(late)[:8]]
-        who = format_processes(late) if late else "a process"
+        for process in named[:MOST_NAMED]:
+            last = (
+                f"was last at {found[process].what}" if process in found else "has not met others"
+            )
+            lines.append(f"process {process} {last}")
+        who = format_processes(named) if named else "a process"
+        did = "ended" if gone else f"did not come within {self.timeout:g} s"
         message = (
-            f"{self.what}: {who} did not come within {self.timeout:g} s. "
-            f"{'; '.join(lines)}. Look for the reason in the output of {who}"
-            f"{_because(reason)}"
+            f"{self.what}: {who} {did}. {'; '.join(lines)}. Look for the reason in the output of "
+            f"{who}{'' if gone else self._because(reason, found, named)}"
         )
-        service.put(f"{key}/said", json.dumps([message, sorted(late)]).encode())
-        return LateProcessError(message, sorted(late))
+        return _Failure(message, is_late=True, processes=[*named])
 
-    def _last_seen(self, process: int) -> str:
-        try:
-            what = self.service.get(f"{_FOLDER}/at/{process}", timeout=0.1).decode()
-        except TimeoutError:
-            return "has not been at such a place"
-        return f"was last at {what}"
+    def _because(
+        self, reason: Exception | None, found: dict[int, Place], late: Sequence[int]
+    ) -> str:
+        said = str(reason)
+        if "heartbeat" in said or "unhealthy" in said:
+            return "; it has died: its heartbeats have stopped"
+        if isinstance(reason, ValueError):
+            return "; others wait there for another set of processes"
+        if all(process in found and is_near(found[process]) for process in late):
+            return ""  # and alive
+        return (
+            ". The death of a process on another machine shows after heartbeat_timeout_seconds of "
+            "jax.distributed.initialize, by default 100"
+        )
 
 
-def _because(reason: Exception) -> str:
-    dead = "heartbeat" in str(reason) or "unhealthy" in str(reason)
-    other = isinstance(reason, ValueError)
-    if dead:
-        return "; it has died: its heartbeats have stopped"
-    return "; others wait there for another set of processes" if other else ""
+class _Failure(NamedTuple):
+    """The error that ends a meeting in all of its processes.
+
+    Attributes:
+      is_late: True for a ``LateProcessError`` that names ``processes``.
+      also: processes and number of each meeting that fails for the same reason.
+    """
+
+    message: str
+    is_late: bool
+    processes: Sequence[int] = ()
+    also: Sequence[Any] = ()
+
+    @property
+    def error(self) -> Exception:
+        if self.is_late:
+            return LateProcessError(self.message, self.processes)
+        return DisagreementError(self.message)
+
+
+def _failure_folder(group: str, number: int) -> str:
+    return f"{_FOLDER}/{group}/failure/{number}/"
+
+
+def _group_of(thread: str, processes: tuple[int, ...]) -> str:
+    """Return a short name for the meetings of some processes in threads of this name."""
+    # Not the list itself, which may be long; not its hash(), which may differ.
+    return sha256(repr((thread, processes)).encode()).hexdigest()[:16]
 
 
 def _by_collective(

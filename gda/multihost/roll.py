@@ -1,40 +1,46 @@
 """Work of several processes over their devices, in which a failure of one ends the others too.
 
 A collective waits for a process that failed or died, and names none. So a process that waits for
-its devices looks, now and then, for an *alarm*: a key of the coordination service that a failed
-process has written. Then each writes its state; a process that writes none is the one to look at.
+its devices looks, now and then, for a process of its machine that has ended, and for an *alarm*: a
+key of the coordination service that a failed process has written. Then each writes its state; a
+process that writes none is the one to look at.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from functools import cached_property
 from hashlib import sha256
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 
 from gda.layout.text import format_processes, join_some
 from gda.multihost import coordination
+from gda.multihost.allgather import Bytes, all_gather
+from gda.multihost.background import Background, is_done
 from gda.multihost.meeting import DisagreementError, LateProcessError
+from gda.multihost.places import Place, ended, places
 
 _FOLDER = "gda/multihost/roll"
-_LOOK_EVERY = 0.5  # seconds
+_LOOKS = 10  # for a process that ends, after an error that its end explains
 _begun: Counter[tuple[int, ...]] = Counter()
-
 
 T = TypeVar("T")
 
 
 class _AlarmError(Exception):
-    """Another process has failed."""
+    """Another process has failed, or has ended."""
+
+
+class _TransportError(Exception):
+    """Work that waits for other processes has failed; the cause is its error."""
 
 
 class Roll:
@@ -55,63 +61,85 @@ class Roll:
         self._service = coordination.service() if len(processes) > 1 else None
         # Not the list itself, which may be long.
         self._folder = f"{_FOLDER}/{sha256(repr(processes).encode()).hexdigest()[:16]}"
-        self._works: SimpleQueue[Any] | None = None
+        self._background: Background | None = None
 
     @contextmanager
     def called(self) -> Iterator[None]:
         """Do the work inside, and in ``begin`` all that waits for other processes.
 
         Raises:
-          LateProcessError: the work failed, and these processes do not answer.
+          LateProcessError: the work failed, and these processes have ended or do not answer.
           DisagreementError: the work of another process failed.
           Exception: an error of the work here.
         """
         try:
             yield
         except _AlarmError:
-            self._tell("")
+            self._ring("")
             raise self._verdict() or DisagreementError(
                 f"{self._what}: another process failed"
             ) from None
-        except jax.errors.JaxRuntimeError as error:
+        except _TransportError as failure:
             # The cause may be a process that died: the transport cannot tell.
-            self._ring(error)
-            if (verdict := self._verdict()) is not None:
+            error: BaseException = failure.__cause__ or failure
+            self._ring(_said(error))
+            if verdict := self._verdict():
                 raise verdict from error
-            raise
+            raise error from None
         except BaseException as error:
-            self._ring(error)
+            self._ring(_said(error))
             raise
         else:
             self._tell("")
         finally:
-            if self._works is not None:
-                self._works.put(None)
+            if self._background is not None:
+                self._background.close()
 
     def begin(self, work: Callable[[], T]) -> Future[T]:
         """Begin some work that may wait for other processes; after that which was begun before."""
-        future: Future[T] = Future()
-        if self._works is None:
-            self._works = SimpleQueue()
-            # A daemon, because a collective that waits for a dead process may never end.
-            threading.Thread(target=_run, args=(self._works,), daemon=True, name="gda-roll").start()
-        self._works.put((work, future))
-        return future
+        if self._background is None:
+            self._background = Background("gda-roll")
+        return self._background.begin(work)
 
     def result(self, future: Future[T]) -> T:
         """Return the result of work that was begun, unless another process fails meanwhile."""
-        while not wait([future], _LOOK_EVERY).done:
-            with contextlib.suppress(ConnectionError):
-                if self._service is not None and self._service.list(self._alarm):
-                    raise _AlarmError
+        while not is_done(future):
+            if self._service is not None and self._sees_failure(self._service):
+                raise _AlarmError
+        if error := future.exception():
+            raise _TransportError from error
         return future.result()
+
+    def all_gather(self, data: Bytes) -> Bytes:
+        """Return the bytes of all processes; see ``all_gather``."""
+        return self.result(self.begin(lambda: all_gather(data, self._processes)))
+
+    def _sees_failure(self, service: coordination.Service) -> bool:
+        with contextlib.suppress(ConnectionError):
+            if service.list(self._alarm):
+                return True
+            gone = ended(self._places, self._processes)
+            return bool(gone) and not self._told(service).keys() >= set(gone)
+        return False
+
+    def _told(self, service: coordination.Service) -> dict[int, tuple[int, str]]:
+        """Return number and failure of the last work of each process that is done with this one."""
+        states = {
+            int(key.rpartition("/")[2]): json.loads(state)
+            for key, state in service.list(f"{self._folder}/state/").items()
+        }
+        return {process: state for process, state in states.items() if state[0] >= self._number}
+
+    @cached_property
+    def _places(self) -> dict[int, Place]:
+        return {} if self._service is None else places(self._service)
 
     @property
     def _alarm(self) -> str:
         return f"{self._folder}/alarm/{self._number}/"
 
-    def _ring(self, error: BaseException) -> None:
-        self._tell(f"{type(error).__name__}: {error}".replace("\n", " ")[:1000])
+    def _ring(self, failure: str) -> None:
+        self._tell(failure)
         if self._service is not None:
             with contextlib.suppress(Exception):
                 self._service.put(f"{self._alarm}{jax.process_index()}", b"")
@@ -124,38 +152,71 @@ class Roll:
 
     def _verdict(self) -> Exception | None:
         """Return the error that the states of the others explain, if they explain one."""
+        if self._service is None:
+            return None
         deadline = time.monotonic() + self._timeout
-        missing, failures = set(self._processes), list[str]()
-        while missing and time.monotonic() < deadline and self._service is not None:
+        while True:
             try:
-                states = self._service.list(f"{self._folder}/state/")
+                told = self._told(self._service)
             except ConnectionError as error:
                 return error
-            failures = []
-            for key, state in sorted(states.items()):
-                process, (number, failure) = int(key.rpartition("/")[2]), json.loads(state)
-                if number >= self._number:
-                    missing.discard(process)
-                if number == self._number and failure and process != jax.process_index():
-                    failures.append(f"process {process} failed: {failure}")
+            missing = sorted(set(self._processes) - told.keys())
+            gone = ended(self._places, missing)
+            if not missing or gone or time.monotonic() > deadline:
+                break
             time.sleep(0.05)
-        if self._service is not None and missing:
+        if gone:
+            return _ended(self._what, gone)
+        if missing:
             who = format_processes(missing)
             return LateProcessError(
                 f"{self._what}: the transport failed, and {who} did not answer for "
                 f"{self._timeout:g} s. Look for the reason in the output of {who}",
-                sorted(missing),
+                missing,
             )
-        if failures:
-            return DisagreementError(f"{self._what}: {join_some(failures)}")
-        return None
+        failures = [
+            f"process {process} failed: {failure}"
+            for process, (number, failure) in sorted(told.items())
+            if number == self._number and failure and process != jax.process_index()
+        ]
+        return DisagreementError(f"{self._what}: {join_some(failures)}") if failures else None
 
 
-def _run(works: SimpleQueue[Any]) -> None:
-    """Do work in the order in which it was begun, until there is ``None``."""
-    while (item := works.get()) is not None:
-        work, future = item
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
+def wait_for(arrays: Sequence[jax.Array], what: str, processes: tuple[int, ...]) -> None:
+    """Wait for arrays that some processes may still compute together, with collectives.
+
+    Args:
+      what: the work that needs them, for messages.
+
+    Raises:
+      LateProcessError: one of the processes has ended meanwhile.
+      Exception: an error of the computation.
+    """
+    service = coordination.service()
+    if service is None or len(processes) < 2:
+        return
+    found: dict[int, Place] = {}
+    with closing(Background("gda-wait")) as background:
+        waiting = background.begin(lambda: jax.block_until_ready(arrays))
+        while not is_done(waiting):
+            found = found or places(service)  # once: it is much to ask where there are many
+            if gone := ended(found, processes):
+                raise _ended(what, gone)
+    if error := waiting.exception():
+        found = found or places(service)
+        # The transport fails a moment before the process is gone.
+        for _ in range(_LOOKS):
+            if gone := ended(found, processes):
+                raise _ended(what, gone) from error
+            time.sleep(0.1)
+        raise error
+
+
+def _ended(what: str, gone: Sequence[int]) -> LateProcessError:
+    who = format_processes(gone)
+    message = f"{what}: {who} ended. Look for the reason in the output of {who}"
+    return LateProcessError(message, gone)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:1000]

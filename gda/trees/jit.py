@@ -174,17 +174,14 @@ def jit(
             result = _traced_as_auto(fun, args, kwargs, out_specs, over)
         if out_specs is not None:
             if mesh is not None:
-                # JAX refuses surplus entries in `out_shardings`, those of axes of size 1 too.
-                _map_specs(
-                    lambda leaf, spec: check_spec(spec, _shape_of(leaf)),
-                    *(out_specs, result, "out_specs"),
-                )
+                _map_specs(_check_rank, out_specs, result, "out_specs")
             result = _constrain_result(result, out_specs, over)
         return jax.tree.map(_contained, result, is_leaf=is_container)
 
     if mesh is not None and out_specs is not None:
-        # Tells JAX the devices if no argument is on them yet.
-        jit_options["out_shardings"] = _shardings(mesh, out_specs)
+        # Tells JAX the devices if no argument is on them yet. As written, because a result that is
+        # the next argument compiles again if its spec has a None less.
+        jit_options["out_shardings"] = _shardings(mesh, out_specs, is_exact=True)
     return jax.jit(body, **jit_options)
 
 
@@ -272,17 +269,32 @@ def _constrained_padded(x: PaddedArray, spec: Any, mesh: Mesh | None) -> PaddedA
     return PaddedArray(array, x.shape)
 
 
-def _shardings(mesh: Mesh | AbstractMesh, specs: Any) -> Any:
+def _shardings(mesh: Mesh | AbstractMesh, specs: Any, *, is_exact: bool) -> Any:
+    """Return the sharding of each spec: as written, or without surplus entries.
+
+    The rank of an array is not known here; the short form of a spec fits the lowest.
+    """
+
     def sharding(spec: PartitionSpec | None) -> NamedSharding | None:
         if spec is None:
             return None
-        # The rank is not known here: the short form of the spec fits the lowest.
         rank = len(tuple(spec))
         entries = check_spec(spec, (0,) * rank)
         short = entries_of(axes_by_dimension(entries, rank, mesh.shape))
-        return named_sharding((0,) * rank, mesh, short)
+        return named_sharding((0,) * rank, mesh, entries if is_exact else short)
 
     return jax.tree.map(sharding, specs, is_leaf=SPECS_OR_NONE.has)
+
+
+def _check_rank(x: Any, spec: SpecLike) -> None:
+    """Raise ``ValueError`` if a spec has more entries than a result has dimensions."""
+    shape = _shape_of(x)
+    check_spec(spec, shape)
+    if len(tuple(spec)) > len(shape):  # which JAX refuses in `out_shardings`
+        raise ValueError(
+            f"{format_spec(spec)} has {len(tuple(spec))} entries, and the result has the shape "
+            f"{shape}. With mesh=, results have the spec exactly as written; omit the last entries"
+        )
 
 
 def _names_every_result(out_specs: Any) -> bool:
@@ -412,6 +424,6 @@ def _traced_as_auto(
         return result
 
     as_auto = jax.sharding.auto_axes(
-        of_arrays, axes=mesh.axis_names, out_sharding=_shardings(mesh, out_specs)
+        of_arrays, axes=mesh.axis_names, out_sharding=_shardings(mesh, out_specs, is_exact=False)
     )
     return as_auto(*(leaves[i] for i in traced))

@@ -16,12 +16,12 @@ from gda.arrays.from_sources import Build, build_of_source
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.narrowing import narrowed_dtype
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.reading_once import read_builds
+from gda.arrays.reading_once import read_builds, reads_wanted
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype
 from gda.mesh import MeshLike, mesh_of_all
 from gda.multihost.agreement import together
-from gda.multihost.descriptions import describe
+from gda.multihost.descriptions import Description, describe
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.sources import is_group, source_of
 from gda.trees.leaves import is_container, note_path, with_paths
@@ -98,9 +98,10 @@ def load_tree(
     def prepared() -> tuple[list[Build], Any]:
         return _builds_of(tree, mesh, specs, dtype, options, pad)
 
-    def wanted() -> Any:
+    def wanted() -> Description:
         builds, structure = prepared()
-        return jax.tree.unflatten(structure, [_contained(b, b.wanted()) for b in builds])
+        tree = jax.tree.unflatten(structure, [_contained(b, b.wanted()) for b in builds])
+        return describe(tree) | reads_wanted(builds, options)
 
     def work() -> Any:
         builds, structure = prepared()
@@ -109,7 +110,8 @@ def load_tree(
         return jax.tree.unflatten(structure, arrays)
 
     over = mesh if isinstance(mesh, Mesh) else _mesh_of(mesh)
-    return together("gda.load_tree", over, work, describe, wanted=lambda: describe(wanted()))
+    communicates = read_once is not False
+    return together("gda.load_tree", over, work, describe, wanted=wanted, communicates=communicates)
 
 
 def _builds_of(

@@ -22,9 +22,9 @@ from gda.layout.numbering import IntArray
 from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import counted, format_index, format_numbers, format_processes, join_some
 from gda.mesh import Device, devices_of, processes_of, sharding_of
-from gda.multihost.agreement import done_by_all
-from gda.multihost.allgather import all_gather
+from gda.multihost.agreement import done_by_all, user_location, watching
 from gda.multihost.descriptions import describe
+from gda.multihost.roll import wait_for
 from gda.trees.leaves import array_of, grid_of_leaf, is_container, with_paths
 
 _NAME = "gda.check_replicas_agree"
@@ -226,7 +226,9 @@ class ReplicaCheck:
 
     def _sums_here(self) -> list[Words]:
         """Return the sums of this process, after comparing arrays that no other process holds."""
-        sums = self._start().result()
+        pending = self._start()
+        wait_for(pending.arrays, f"{_NAME} ({user_location()})", self._processes)
+        sums = pending.result()
         # An array of one other process has no sums here.
         own = [
             (each, of_devices)
@@ -251,7 +253,8 @@ class ReplicaCheck:
         line = np.zeros((most, LANES), "<u4")
         here = np.concatenate([sums for _, sums in shared])
         line[: len(here)] = here
-        received = all_gather(line.reshape(-1).view(np.uint8), self._processes)
+        with watching(_NAME, self._processes) as roll:
+            received = roll.all_gather(line.reshape(-1).view(np.uint8))
         rows = received.view("<u4").reshape(len(self._processes), most, LANES)
         everywhere = [np.zeros((each.grid.num_devices, LANES), np.uint32) for each, _ in shared]
         for process, of_process, row in zip(self._processes, counts, rows, strict=True):

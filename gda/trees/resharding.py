@@ -42,7 +42,8 @@ def reshard_tree(
       pad: an array that the new mesh does not divide becomes a ``PaddedArray``.
       max_bytes: the most bytes that a device holds of pieces on their way, by default 256 MiB.
       donate: delete each array as soon as it has left. The arrays of ``max_bytes``, or one larger
-        array, are then held twice at a time, not the whole tree.
+        array, are then held twice at a time, not the whole tree. Without it, both trees may share
+        the blocks that stay on their devices.
 
     Returns:
       the same tree in its new layout, with a ``jax.Array`` for each ``jax.ShapeDtypeStruct``.

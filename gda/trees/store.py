@@ -31,7 +31,12 @@ from gda.layout.sharing import writing_of_grid
 from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import format_index, format_processes
 from gda.mesh import is_tracer, mesh_of_all
-from gda.multihost.agreement import checking_agreement, timeout_of_checks, together
+from gda.multihost.agreement import (
+    checking_agreement,
+    timeout_of_checks,
+    together,
+    wait_for_arrays,
+)
 from gda.multihost.descriptions import describe
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
 from gda.storage.options import Options, ProgressLike
@@ -196,6 +201,8 @@ def _store(
 ) -> None:
 
     def work() -> None:
+        if waiting.wait_for_all:
+            wait_for_arrays(name, tree)
         jobs = _jobs(tree, leaves, find_targets(), options)
         _write(name, tree, jobs, options)
 

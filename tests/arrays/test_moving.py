@@ -165,7 +165,7 @@ def test_gather_hands_no_more_than_max_bytes_to_a_device(
         handed.append(received.nbytes)
         return received
 
-    monkeypatch.setattr("gda.arrays.moving.all_gather", spy)
+    monkeypatch.setattr("gda.multihost.roll.all_gather", spy)
     processes = jax.process_count()
     assert (processes, jax.local_device_count()) == size
     g = cut(DATA, ordered_mesh(ORDERS["contiguous"], {"x": 4, "y": 2}), spec)

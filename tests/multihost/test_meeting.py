@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import gda
-from gda.multihost import coordination
+from gda.multihost import coordination, places
 from gda.multihost.meeting import meet
 
 
@@ -62,23 +62,54 @@ def test_a_late_process_is_named_to_everybody_and_to_itself() -> None:
     assert message.startswith("the second place: process 2 did not come within 3 s")
     assert "processes 0, 1, 3 waited at the second place" in message
     assert "process 2 was last at the first place" in message
+    assert "heartbeat" not in message  # this machine knows that it is alive
     assert caught.value.processes == (2,)
     # What comes next is in step again.
     meet(b"", join, kind="test", what="the third place", timeout=20)
 
 
 @pytest.mark.processes(4, devices=2)
-def test_who_missed_a_meeting_hears_of_it_at_the_next_one() -> None:
-    three, message = (1, 2, 3), "of three: processes 1, 2 did not come within 1 s"
-    if jax.process_index() == 3:
-        with pytest.raises(gda.LateProcessError, match=message):
-            meet(b"", join, kind="test", what="of three", timeout=1, processes=three)
-    meet(b"", join, kind="test", what="of all", timeout=20)  # other processes, so another count
-    if jax.process_index() in (1, 2):
-        with pytest.raises(gda.LateProcessError, match=message):
-            meet(b"", join, kind="test", what="of three, later", timeout=20, processes=three)
-    if jax.process_index() in three:
-        meet(b"", join, kind="test", what="of three, in step again", timeout=20, processes=three)
+def test_the_death_of_a_process_elsewhere_shows_after_its_heartbeats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(places, "_machine", lambda: f"machine {jax.process_index()}")
+    meet(b"", join, kind="test", what="at home", timeout=20)
+    if jax.process_index() == 2:
+        time.sleep(3)
+    with pytest.raises(gda.LateProcessError) as caught:
+        meet(b"", join, kind="test", what="elsewhere", timeout=1)
+    assert caught.value.processes == (2,)
+    assert str(caught.value).endswith(
+        "Look for the reason in the output of process 2. The death of a process on another machine "
+        "shows after heartbeat_timeout_seconds of jax.distributed.initialize, by default 100"
+    )
+    meet(b"", join, kind="test", what="in step again", timeout=20)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_first_array_does_not_hide_where_a_process_waits() -> None:
+    me, service = jax.process_index(), coordination.service()
+    assert service is not None
+    meet(b"", join, kind="test", what="a place", timeout=20)
+    places.introduce.__wrapped__()
+    assert places.places(service, me)[me].what == "a place"
+
+
+@pytest.mark.processes(4, devices=2)
+@pytest.mark.parametrize("group", [(1, 2, 3), (0, 1)])
+def test_processes_that_wait_for_each_other_are_told_so(group: tuple[int, ...]) -> None:
+    mine, what = ((0, 1, 2, 3), "of all") if jax.process_index() != 1 else (group, "of some")
+    for _ in range(2):
+        with pytest.raises(gda.DisagreementError) as caught:
+            meet(b"", join, kind="test", what=what, timeout=60, processes=mine)
+        message = str(caught.value)
+        assert "the processes are at different places: process " in message
+        assert "process 1 waits at of some for process" in message
+        assert "waits at of all for processes 0-3" in message
+    # All are in step again, in both groups.
+    meet(b"", join, kind="test", what="of all", timeout=60)
+    if jax.process_index() in group:
+        meet(b"", join, kind="test", what="of some", timeout=60, processes=group)
 
 
 @pytest.mark.processes(4, devices=2)

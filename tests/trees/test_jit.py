@@ -160,10 +160,30 @@ def test_one_spec_is_for_keyword_arguments_too(mesh: Mesh) -> None:
     assert result.grid.spec == ("y",)
 
 
-def test_surplus_nones_of_out_specs_are_dropped(mesh: Mesh) -> None:
-    for options in ({}, {"mesh": mesh}):
-        result = gda.jit(lambda x: x.sum(), out_specs=P(None), **options)(make(mesh))
-        assert result.grid.spec == ()
+def test_surplus_nones_of_out_specs_are_dropped_without_a_mesh(mesh: Mesh) -> None:
+    assert gda.jit(lambda x: x.sum(), out_specs=P(None))(make(mesh)).grid.spec == ()
+    with pytest.raises(ValueError, match=r"P\(None\) has 1 entries, .* shape \(\).* omit the last"):
+        gda.jit(lambda x: x.sum(), out_specs=P(None), mesh=mesh)(make(mesh))
+
+
+@pytest.mark.parametrize("spec", [P("x", None), P(None, None), P("x"), P(), P(None, "y")])
+def test_a_loop_compiles_once(mesh: Mesh, spec: P) -> None:
+    compiled: list[str] = []
+
+    def note(event: str, duration: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    step = gda.jit(lambda x: x + 1, mesh=mesh, out_specs=spec)
+    x = make(mesh, spec)
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        for _ in range(3):
+            x = step(x)
+            assert x.array.sharding.spec == spec
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    assert len(compiled) == 1
 
 
 def test_axes_of_both_kinds_in_one_mesh_are_refused_and_not_mixed_up() -> None:

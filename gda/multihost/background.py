@@ -1,0 +1,51 @@
+"""Work in a thread of its own, for a caller that looks around while it waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_LOOK_EVERY = 0.5  # seconds
+
+
+class Background:
+    """A thread that does work in the order in which it was begun.
+
+    It is a daemon, because work that waits for a dead process may never end.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._works: SimpleQueue[Any] = SimpleQueue()
+        self._last: Future[Any] | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True, name=name)
+        self._thread.start()
+
+    def begin(self, work: Callable[[], T]) -> Future[T]:
+        """Begin some work, after that which was begun before."""
+        self._last = future = Future[T]()
+        self._works.put((work, future))
+        return future
+
+    def close(self) -> None:
+        """Let the thread end after the work that was begun; wait for that only if it is done."""
+        self._works.put(None)
+        if self._last is None or self._last.done():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._works.get()) is not None:
+            work, future = item
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+
+def is_done(future: Future[Any]) -> bool:
+    """Wait a moment, and return whether the work is done."""
+    return bool(wait([future], _LOOK_EVERY).done)

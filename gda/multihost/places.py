@@ -1,0 +1,112 @@
+"""The place of each process, for the others to see, and the processes that have ended.
+
+A process posts its place when it constructs its first array, and before it waits for others: the
+function, the meeting, its machine and its process id. So another process on that machine learns at
+once that it has ended. On other machines JAX learns it, after ``heartbeat_timeout_seconds``, and
+then ends the program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from gda.multihost import coordination
+from gda.multihost.coordination import Service
+
+_FOLDER = "gda/multihost/place"
+
+
+class Place(NamedTuple):
+    """The last place of a process.
+
+    Attributes:
+      what: the place, for messages.
+      group, number: the meeting that it came to, among those of its group; none after a failure.
+      processes: those that meet there.
+      machine, pid: its machine, or an empty text if that is unknown, and its process id there.
+    """
+
+    what: str
+    group: str = ""
+    number: int = 0
+    processes: tuple[int, ...] = ()
+    machine: str = ""
+    pid: int = 0
+
+
+@cache
+def introduce() -> None:
+    """Post this process, unless it has a place: the others notice its end before it meets them."""
+    if (service := coordination.service()) is not None:
+        # Construction does not communicate, and so does not fail with the service.
+        with contextlib.suppress(Exception):
+            post(service, Place("its first array"), overwrite=False)
+
+
+def post(service: Service, place: Place, *, overwrite: bool = True) -> None:
+    """Post the place of this process."""
+    are_all = len(place.processes) == jax.process_count()
+    fields = place._replace(machine=_machine(), pid=os.getpid())._asdict()
+    said = fields | {"processes": "all" if are_all else place.processes}  # they may be many
+    key = f"{_FOLDER}/{jax.process_index()}/at"
+    service.put(key, json.dumps(said).encode(), overwrite=overwrite)
+
+
+def places(service: Service, process: int | None = None) -> dict[int, Place]:
+    """Return the places of all processes that have posted one, or that of one process."""
+    folder = f"{_FOLDER}/" if process is None else f"{_FOLDER}/{process}/"
+    found = {}
+    for key, value in service.list(folder).items():
+        said = json.loads(value)
+        those = said["processes"]
+        processes = tuple(range(jax.process_count()) if those == "all" else those)
+        found[int(key.split("/")[-2])] = Place(**said | {"processes": processes})
+    return found
+
+
+def ended(places: dict[int, Place], processes: Iterable[int]) -> list[int]:
+    """Return those of the processes that have ended, as far as this machine can tell."""
+    return [
+        process
+        for process in processes
+        if (place := places.get(process)) and is_near(place) and _is_gone(place.pid)
+    ]
+
+
+def is_near(place: Place) -> bool:
+    """Return whether the process is on this machine, which notices its end."""
+    return bool(place.machine) and place.machine == _machine()
+
+
+@cache
+def _machine() -> str:
+    """Return a text for this kernel and its table of processes; empty if they are unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    try:
+        end = select.poll()
+        end.register(handle)
+        return bool(end.poll(0))  # also if its parent has not asked for its exit code
+    finally:
+        os.close(handle)
