@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,10 @@ Memory = np.ndarray[Any, Any]
 
 # Blocks that are not contiguous in memory, and those that are joined, are copied in such parts.
 PART_BYTES = 4 * 1024 * 1024
+
+# Of the file systems of Linux and macOS.
+MOST_NAME_BYTES = 255
+MOST_PATH_BYTES = 4095
 
 
 # Not by memory maps, which are faster for short runs: of one page that two hosts change, each on a
@@ -93,15 +97,48 @@ def _write(file: int, view: memoryview, position: int) -> None:
         view, position = view[written:], position + written
 
 
+@contextlib.contextmanager
+def about(path: str | Path) -> Iterator[None]:
+    """Add the file name to errors of the operating system."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or not os.path.isabs(error.filename):
+            error.filename = os.fspath(path)
+        raise
+
+
+def check_path(path: str, what: str, spare: int = 0) -> None:
+    """Raise ``ValueError`` unless files can have this path.
+
+    Args:
+      what: the path, in words.
+      spare: bytes that are added to the last name.
+    """
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} is {path!r:.80}, which is no file name: {error.reason}") from None
+    *folders, file = map(len, encoded.split(b"/"))
+    if max(*folders, file + spare, 0) > MOST_NAME_BYTES or len(encoded) + spare > MOST_PATH_BYTES:
+        raise ValueError(
+            f"{what} is {path!r:.80}..., which is too long; a name has at most "
+            f"{MOST_NAME_BYTES - spare} bytes, and a path {MOST_PATH_BYTES - spare}"
+        )
+
+
 def create(path: Path, head: bytes, nbytes: int) -> None:
     """Make a file of a size; durable, with its first bytes."""
-    with open(path, "xb") as file:
+    with about(path), open(path, "xb") as file:
         # The size first: NFS clients keep a page that ends with the file as if they knew all of it,
         # and would later write it whole, over what other hosts wrote behind the first bytes.
         file.truncate(nbytes)
         file.write(head)
         file.flush()
         os.fsync(file.fileno())
+
+
+SPARE_BYTES = len("..0123456789abcdef.partial")
 
 
 @contextlib.contextmanager
@@ -143,22 +180,10 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def replace_files(new: Sequence[Path], folder: Path, obsolete: Collection[str]) -> None:
-    """Move files into a folder, in order, after the ``obsolete`` ones and their like are gone.
-
-    The first is moved before anything is removed. So an index that comes first, or a file that is
-    the only one, takes the place of the old one; and while files are missing, the index says so:
-    at no time files of the old and of the new are read together.
-    """
-    first, *others = new
-    os.replace(first, folder / first.name)
-    for name in {*obsolete, *(path.name for path in others)} - {first.name}:
-        (folder / name).unlink(missing_ok=True)
-    if others:
-        sync_folder(folder)
-    for path in others:
-        os.replace(path, folder / path.name)
-    sync_folder(folder)
+def move(path: Path, place: Path) -> None:
+    """Move a file over the one at a place; durable."""
+    os.replace(path, place)
+    sync_folder(place.parent)
 
 
 def sync_folder(folder: Path) -> None:

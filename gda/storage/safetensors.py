@@ -13,7 +13,8 @@ import numpy as np
 
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape
-from gda.storage.safetensors_format import parse_object, read_header
+from gda.storage.new_files import check_path
+from gda.storage.safetensors_format import read_header, read_object
 from gda.storage.sources import SAFETENSORS_DTYPES
 
 # Reads of columns: runs with gaps of at least so many bytes are read one by one, others together
@@ -34,6 +35,12 @@ def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> Safetens
     Only the headers are read. A tensor opens its file for each read and closes it, so that any
     number of threads may read.
 
+    A header or an index may have 32,000,000 bytes and 1,500,000 values (commas and opening
+    brackets), for some 180,000 tensors. More is refused before it is parsed, so that no file takes
+    more than some 640 MiB to open. All that the safetensors package refuses is refused, and three
+    things that it accepts against the format: a name twice in an object, the entry of a tensor that
+    is a list, a dtype that is an object.
+
     Args:
       path_or_paths: a ``.safetensors`` file or several; an index such as
         ``model.safetensors.index.json``, with its files in the same folder; or a folder that has
@@ -41,8 +48,8 @@ def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> Safetens
 
     Raises:
       FileNotFoundError: a file is missing, or a folder has none.
-      ValueError: a file is broken or truncated, or a tensor is in two files. The message names file
-        and tensor.
+      ValueError: a file is broken, truncated or too large; a tensor is in two files; or an index
+        names a file outside its folder, or with too long a name. The message names file and tensor.
 
     >>> import gda, numpy as np, os, tempfile
     >>> from safetensors.numpy import save_file
@@ -324,7 +331,7 @@ def _tensors_of_files(paths: list[Path]) -> dict[str, SafetensorsTensor]:
 def _tensors_of_index(path: Path) -> dict[str, SafetensorsTensor]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    content = parse_object(path, path.read_bytes())
+    content = read_object(path)
     files = content.get("weight_map")
     if not isinstance(files, dict):
         raise ValueError(f"{path} has no weight_map, which maps tensor names to files")
@@ -334,6 +341,8 @@ def _tensors_of_index(path: Path) -> dict[str, SafetensorsTensor]:
                 f"{path}: the file of tensor {name!r} is {file!r}; expected is a file in the "
                 "folder of the index"
             )
+    for file, name in {file: name for name, file in files.items()}.items():
+        check_path(os.fspath(path.parent / file), f"{path}: the file of tensor {name!r:.80}")
     of_file = {file: _tensors_of_file(path.parent / file) for file in sorted(set(files.values()))}
     for name, file in files.items():
         if name not in of_file[file]:

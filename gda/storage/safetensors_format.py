@@ -5,11 +5,13 @@ A file that is laid out here is equal, byte for byte, to what the safetensors pa
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +23,11 @@ from gda.layout.spec import Shape
 from gda.layout.strict_json import parse_json
 from gda.storage.sources import SAFETENSORS_DTYPES
 
-# The header of a published model of 100,000 tensors has some 15 MB. The safetensors package has the
-# same limit.
-MOST_HEADER_BYTES = 100_000_000
+# A file of 100,000 tensors has a header of some 15 MB, and so has the index of a published model of
+# 140,000. A byte that is parsed takes up to 28 bytes, and a value up to 440; so none of these takes
+# more than 640 MiB. The 100 MB that the safetensors package accepts would take 2.6 GiB.
+MOST_HEADER_BYTES = 32_000_000
+MOST_HEADER_VALUES = 1_500_000
 
 METADATA = "__metadata__"
 
@@ -46,6 +50,13 @@ _BITS = {name: dtype.itemsize * 8 for name, dtype in SAFETENSORS_DTYPES.items()}
 }
 
 
+_MOST_DEPTH = 125  # of 127, less the header and the entry
+
+
+# Python's parser also accepts half a character, which is the group here.
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F])|.)")
+
+
 # Reading.
 
 
@@ -58,7 +69,7 @@ def read_header(path: Path) -> tuple[list[Entry], int]:
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         header, data_start = _read_header(path, file, size)
-    header.pop(METADATA, None)
+    _check_metadata(path, header.pop(METADATA, None))
     entries = [_entry(path, name, given) for name, given in header.items()]
     _check_places(path, entries, size - data_start)
     return entries, data_start
@@ -72,11 +83,25 @@ def _read_header(path: Path, file: Any, size: int) -> tuple[dict[str, Any], int]
             f"{path} is truncated or not a safetensors file: it has {size} bytes, and its length "
             f"field gives the header {length}"
         )
+    return _read_object(path, file, length), 8 + length
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+      ValueError: it is larger than ``MOST_HEADER_BYTES`` or ``MOST_HEADER_VALUES``, or no object.
+    """
+    with open(path, "rb", buffering=0) as file:
+        return _read_object(path, file, os.fstat(file.fileno()).st_size)
+
+
+def _read_object(path: Path, file: Any, length: int) -> dict[str, Any]:
     if length > MOST_HEADER_BYTES:
         raise ValueError(
             f"{path} has a header of {length} bytes; expected are at most {MOST_HEADER_BYTES}"
         )
-    return parse_object(path, _read_exactly(file, length)), 8 + length
+    return _parse_object(path, _read_exactly(file, length))
 
 
 def _read_exactly(file: Any, count: int) -> bytes:
@@ -87,10 +112,13 @@ def _read_exactly(file: Any, count: int) -> bytes:
     return b"".join(parts)
 
 
-def parse_object(path: Path, text: bytes) -> dict[str, Any]:
-    """Return a JSON object; ``ValueError`` names the file."""
+def _parse_object(path: Path, text: bytes) -> dict[str, Any]:
+    if excess := excess_of(text):
+        raise ValueError(f"{path} has a header of {excess}")
     try:
         parsed = parse_json(text.decode())
+        if b"\\u" in text and any(match[1] for match in _ESCAPE.finditer(text)):
+            raise ValueError("it has a surrogate without the other half")
     except ValueError as error:
         raise ValueError(f"{path} has a broken header, which is not JSON: {error}") from None
     if not isinstance(parsed, dict):
@@ -98,6 +126,23 @@ def parse_object(path: Path, text: bytes) -> dict[str, Any]:
             f"{path} has a broken header: {type(parsed).__name__} is not a JSON object"
         )
     return parsed
+
+
+def excess_of(text: bytes) -> str | None:
+    """Return in words by how much a header or an index is too large; ``None`` if it is not."""
+    if len(text) > MOST_HEADER_BYTES:
+        return f"{len(text)} bytes; readers accept at most {MOST_HEADER_BYTES}"
+    values = sum(map(text.count, (b",", b"[", b"{")))
+    if values > MOST_HEADER_VALUES:
+        return f"{values} values; readers accept at most {MOST_HEADER_VALUES}"
+    return None
+
+
+def _check_metadata(path: Path, given: Any) -> None:
+    if given is not None and not (
+        isinstance(given, dict) and all(isinstance(text, str) for text in given.values())
+    ):
+        raise ValueError(f"{path}: {METADATA} {str(given)[:50]} does not map texts to texts")
 
 
 def _entry(path: Path, name: str, given: Any) -> Entry:
@@ -113,6 +158,9 @@ def _entry(path: Path, name: str, given: Any) -> Entry:
         broken(f"shape {str(shape)[:100]} is not a list of at most 64 sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         broken(f"data_offsets {str(offsets)[:100]} are not begin and end in bytes")
+    # Other entries mean nothing, but the safetensors package parses them too.
+    if len(given) > 3 and not all(map(_is_parsed, given.values())):
+        broken("an entry of it is nested too deeply, or has a number that is too large")
     start, stop = offsets
     bits = math.prod(shape) * _BITS[dtype]
     if bits != (stop - start) * 8:
@@ -120,7 +168,21 @@ def _entry(path: Path, name: str, given: Any) -> Entry:
             f"shape {tuple(shape)} of {dtype} has {bits // 8} bytes, but data_offsets "
             f"{start} to {stop} have {stop - start}"
         )
+    if math.prod(itertools.takewhile(bool, shape)) >= 2**64:  # the package multiplies up to a zero
+        broken(f"shape {tuple(shape)} has more than 2**64 elements before its zero")
     return Entry(name, dtype, tuple(shape), start, stop)
+
+
+def _is_parsed(value: Any) -> bool:
+    """Return True if the safetensors package accepts a value in the entry of a tensor."""
+    level, depth = [value], 0
+    while level:
+        if any(isinstance(each, int | float) and abs(each) > sys.float_info.max for each in level):
+            return False
+        inner = [each for each in level if isinstance(each, dict | list)]
+        level = [x for each in inner for x in (each.values() if isinstance(each, dict) else each)]
+        depth += bool(inner)
+    return depth <= _MOST_DEPTH
 
 
 def _are_sizes(values: Any) -> bool:
@@ -229,70 +291,9 @@ def file_of(
         entries.append(Entry(*tensor, end, end + tensor.nbytes))
         end = entries[-1].stop
     file = FileLayout(name, tuple(entries), metadata)
-    if len(file.header) - 8 > MOST_HEADER_BYTES:
+    if excess := excess_of(file.header[8:]):
         raise ValueError(
-            f"the header of {name} would have {len(file.header) - 8} bytes; readers accept at most "
-            f"{MOST_HEADER_BYTES}. Save fewer tensors into a file, with a smaller max_file_bytes, "
-            "or less metadata"
+            f"the header of {name} would have {excess}. Save fewer tensors into a file, with a "
+            "smaller max_file_bytes, or less metadata"
         )
     return file
-
-
-def files_of_model(
-    tensors: Sequence[Tensor], most_bytes: int, metadata: Mapping[str, str] | None = None
-) -> tuple[list[FileLayout], bytes | None]:
-    """Return the files of a model, named as published models have them, and their index.
-
-    Files are filled in the order of the tensors. A tensor of more than ``most_bytes`` has a file of
-    its own.
-
-    Returns:
-      the files, and the index; ``None`` for a single file.
-
-    >>> tensors = [Tensor(name, 'F32', (2,)) for name in 'abc']
-    >>> [file.name for file in files_of_model(tensors, 16)[0]]
-    ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
-    """
-    groups = _groups(tensors, most_bytes)
-    if len(groups) == 1:
-        return [file_of(MODEL, groups[0], metadata)], None
-    files = [
-        file_of(f"model-{number:05}-of-{len(groups):05}.safetensors", group, metadata)
-        for number, group in enumerate(groups, 1)
-    ]
-    index = {
-        "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors)},
-        "weight_map": {entry.name: file.name for file in files for entry in file.entries},
-    }
-    return files, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
-
-
-MODEL = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-_PART = re.compile(r"model-\d{5,}-of-\d{5,}\.safetensors")
-
-
-def files_named_by(index: Path) -> set[str]:
-    """Return the files of an index that have names of ``files_of_model``; of no index, none."""
-    try:
-        files = parse_object(index, index.read_bytes()).get("weight_map")
-    except (FileNotFoundError, ValueError):
-        return set()
-    named = files.values() if isinstance(files, dict) else ()
-    return {file for file in named if isinstance(file, str) and _PART.fullmatch(file)}
-
-
-def _groups(tensors: Sequence[Tensor], most_bytes: int) -> list[list[Tensor]]:
-    groups: list[list[Tensor]] = []
-    open_group: list[Tensor] = []
-    held = 0
-    for tensor in tensors:
-        if tensor.nbytes > most_bytes:
-            groups.append([tensor])
-            continue
-        if held + tensor.nbytes > most_bytes:
-            groups.append(open_group)
-            open_group, held = [], 0
-        open_group.append(tensor)
-        held += tensor.nbytes
-    return [*groups, open_group] if open_group or not groups else groups

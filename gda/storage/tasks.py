@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import signal
 import threading
 import time
 from collections import deque
@@ -89,6 +90,27 @@ def run(tasks: Iterable[Task | AsyncTask], options: Options) -> None:
     _Crew(iter(tasks), options).run()
 
 
+def start(thread: threading.Thread) -> None:
+    """Start a thread; Ctrl-C that comes meanwhile is raised when it has started.
+
+    In the middle of ``Thread.start`` it would leave a thread that may run or not, or one that waits
+    forever for a lock.
+    """
+    # Only the main thread hears of signals. A handler of C code cannot be put back.
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is None:
+        thread.start()
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        thread.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        signal.raise_signal(signal.SIGINT)
+
+
 class _Attempt:
     """A task that was begun, and the number of its attempts."""
 
@@ -133,19 +155,22 @@ class _Crew:
     def run(self) -> None:
         try:
             self._direct()
-        finally:
-            self._is_over = True
-            for _ in self._threads:
-                self._waiting.put(None)  # wakes the thread
-            for attempt in self._asynchronous:
-                if attempt.future is not None:
-                    attempt.future.cancel()
-            for thread in self._threads:
-                # If the user interrupted the start of a thread, it may start later or never.
-                while thread.ident is None and thread in threading.enumerate():
-                    time.sleep(0.001)
-                if thread.ident is not None:
-                    thread.join()
+            self._end()
+        except BaseException:
+            self._end()  # from its beginning, if Ctrl-C came in the middle of it
+            raise
+
+    def _end(self) -> None:
+        """Let no task begin; wait until those that run and the threads have ended."""
+        self._is_over = True
+        for _ in self._threads:
+            self._waiting.put(None)  # wakes the thread
+        for attempt in self._asynchronous:
+            if attempt.future is not None:
+                attempt.future.cancel()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
 
     def _direct(self) -> None:
         """Hand out tasks within the budget, and finish those that are done."""
@@ -209,7 +234,7 @@ class _Crew:
         thread = threading.Thread(target=self._serve, name=name)
         self._threads.append(thread)
         try:
-            thread.start()
+            start(thread)
         except RuntimeError:
             # Python starts no threads at interpreter exit, but begun tasks must still finish.
             self._threads.remove(thread)

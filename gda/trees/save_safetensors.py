@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,22 +19,13 @@ from gda.arrays.fingerprint_formula import fingerprint_of_numpy
 from gda.arrays.to_host import apart
 from gda.layout.boundary import public, set_module
 from gda.mesh import mesh_of_all
-from gda.multihost.agreement import timeout_of_checks, together
+from gda.multihost.agreement import timeout_of_checks, together, wait_for_arrays
 from gda.multihost.descriptions import Description, describe
 from gda.multihost.steps import all_do
 from gda.storage import new_files
 from gda.storage.options import check_count
-from gda.storage.safetensors_format import (
-    INDEX,
-    METADATA,
-    MODEL,
-    FileLayout,
-    Tensor,
-    dtype_name,
-    file_of,
-    files_named_by,
-    files_of_model,
-)
+from gda.storage.safetensors_format import METADATA, FileLayout, Tensor, dtype_name, file_of
+from gda.storage.safetensors_model import MODEL, files_of_model, replace_model
 from gda.trees.leaves import is_container, path_of, with_paths
 from gda.trees.matching import name_of
 from gda.trees.written_leaves import Leaf, leaves_of, write_leaves
@@ -62,15 +54,18 @@ def save_safetensors(
 
     The files are written into a hidden folder beside their place. When all processes have written,
     and all is on disk, they take the place of those that are there. If a process fails, all raise,
-    and the old files stay. A program that is killed leaves the hidden folder, which the next save
-    to this path removes.
+    and the old files stay. If the program is killed, at whatever moment, the path has the old model
+    or the new one, each whole, and the next save to this path removes what else is left.
 
     Args:
       path: a folder, for ``model.safetensors``, or for several files and their index
         ``model.safetensors.index.json``, named as those of published models; or a file that ends
         with ``.safetensors``. Missing folders are made. The present model of the folder is
         replaced: ``model.safetensors``, the index, and the files of such names that it lists. Other
-        files stay.
+        files stay. Where the folder has safetensors files, several new ones have a random number in
+        their names: ``model-0123456789abcdef-00001-of-00002.safetensors``. Read them by the index.
+        If the present index names ``model.safetensors``, even a single new file has such a name and
+        an index.
       tree: a pytree of ``GlobalArray``s, ``PaddedArray``s, which are saved without padding,
         ``jax.Array``s and NumPy arrays. NumPy arrays, and arrays that only one process holds, must
         be the same in all processes.
@@ -85,13 +80,14 @@ def save_safetensors(
     Raises, before anything is written:
       TypeError: a leaf is not an array, or of a dtype that safetensors has not, with a note of its
         path; or ``metadata`` is not of texts.
-      ValueError: two leaves have the same name, a name cannot be used, or a single file is too
-        small for all.
+      ValueError: two leaves have the same name; a name, ``path`` or ``metadata`` cannot be used,
+        because it is too long or has surrogates; a single file is too small for all; or a header or
+        the index would be larger than ``open_safetensors`` accepts.
       RuntimeError: an array was deleted or donated.
       DisagreementError, LateProcessError: the processes have different trees, or one is late.
 
     Raises, afterwards:
-      OSError: a file cannot be written; a note has index and path of the array.
+      OSError: a file cannot be written, and is named; a note has index and path of the array.
       DisagreementError, LateProcessError: another process failed or ended; the message says why.
 
     Copies of blocks from accelerators take at most 64 MiB on the host at a time, or one block.
@@ -114,7 +110,7 @@ def save_safetensors(
     together(
         _NAME,
         mesh_of_all(jax.devices()),
-        lambda: _save(prepared()),
+        lambda: _save(prepared(), tree),
         lambda _: {},  # it has no result that could differ
         wanted=lambda: prepared().described(),
         always=True,
@@ -131,7 +127,6 @@ class _Plan:
     Attributes:
       path, max_file_bytes: as they were given.
       names: of the leaves.
-      index: the content of the index, if the files have one.
     """
 
     path: str
@@ -140,7 +135,6 @@ class _Plan:
     leaves: Sequence[Leaf]
     names: Sequence[str]
     files: Sequence[FileLayout]
-    index: bytes | None
 
     @property
     def folder(self) -> Path:
@@ -192,6 +186,8 @@ def _plan(
 ) -> _Plan:
     if "://" in path or not path:
         raise ValueError(f"path {path!r} is not a folder or file of a mounted file system")
+    is_file = path.endswith(".safetensors")
+    new_files.check_path(path, "path", new_files.SPARE_BYTES if is_file else 0)
     metadata = _checked_metadata(metadata)
     leaves = leaves_of(tree)
     names = _names(tree, leaves, name_by)
@@ -199,9 +195,9 @@ def _plan(
         Tensor(name, dtype_name(leaf.dtype), leaf.shape)
         for name, leaf in zip(names, leaves, strict=True)
     ]
-    if not path.endswith(".safetensors"):
-        files, index = files_of_model(tensors, max_file_bytes, metadata)
-        return _Plan(path, max_file_bytes, tree, leaves, names, files, index)
+    if not is_file:
+        files = files_of_model(tensors, max_file_bytes, metadata)
+        return _Plan(path, max_file_bytes, tree, leaves, names, files)
     total = sum(tensor.nbytes for tensor in tensors)
     if total > max_file_bytes:
         raise ValueError(
@@ -209,7 +205,7 @@ def _plan(
             f"in place of {path}, for several files, or a larger max_file_bytes"
         )
     file = file_of(os.path.basename(path), tensors, metadata)
-    return _Plan(path, max_file_bytes, tree, leaves, names, [file], None)
+    return _Plan(path, max_file_bytes, tree, leaves, names, [file])
 
 
 def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
@@ -219,7 +215,17 @@ def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | No
         isinstance(text, str) for item in metadata.items() for text in item
     ):
         raise TypeError(f"metadata must map texts to texts, not be {metadata!r:.200}")
+    for text in itertools.chain.from_iterable(metadata.items()):
+        if not _is_unicode(text):
+            raise ValueError(
+                f"metadata has the text {text!r:.80}, of which UTF-8 has not every character; "
+                "remove its surrogates"
+            )
     return dict(metadata)
+
+
+def _is_unicode(text: str) -> bool:
+    return text.encode(errors="ignore").decode() == text
 
 
 def _with_paths(tree: Any) -> list[tuple[Any, Any]]:
@@ -235,7 +241,7 @@ def _names(tree: Any, leaves: Sequence[Leaf], name_by: NameOf | None) -> list[st
             given = name_by("/".join(texts), jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
         if not isinstance(given, str):
             raise TypeError(f"names({'/'.join(texts)!r}, leaf) returned {given!r:.80}, not a text")
-        if given in ("", METADATA) or given.encode(errors="ignore").decode() != given:
+        if given in ("", METADATA) or not _is_unicode(given):
             raise ValueError(
                 f"the name {given!r} cannot be used in a safetensors file; "
                 "put the array into a dict under another name, or pass names="
@@ -258,8 +264,9 @@ def _names(tree: Any, leaves: Sequence[Leaf], name_by: NameOf | None) -> list[st
 # Writing.
 
 
-def _save(plan: _Plan) -> None:
+def _save(plan: _Plan, tree: Any) -> None:
     """Create the files, write them, and move them to their places; process 0 creates and moves."""
+    wait_for_arrays(_NAME, tree)
     is_first = jax.process_index() == 0
     step = partial(all_do, timeout=max(timeout_of_checks(), _LONG_WAIT))
     with contextlib.ExitStack() as stack:
@@ -271,8 +278,6 @@ def _save(plan: _Plan) -> None:
             folder = stack.enter_context(new_files.folder_beside(plan.folder, name))
             for file in plan.files:
                 new_files.create(folder / file.name, file.header, file.nbytes)
-            if plan.index is not None:
-                new_files.create(folder / INDEX, plan.index, len(plan.index))
             return folder.name
 
         what = f"of {_NAME} to {plan.path}"
@@ -284,10 +289,8 @@ def _save(plan: _Plan) -> None:
 
 
 def _commit(plan: _Plan, partial_folder: Path) -> None:
-    names = [file.name for file in plan.files]
-    obsolete: set[str] = set()
-    if not plan.is_one_file:
-        obsolete = {MODEL, INDEX, *files_named_by(plan.folder / INDEX)}
-    if plan.index is not None:
-        names.insert(0, INDEX)
-    new_files.replace_files([partial_folder / name for name in names], plan.folder, obsolete)
+    if plan.is_one_file:
+        (file,) = plan.files
+        new_files.move(partial_folder / file.name, plan.folder / file.name)
+    else:
+        replace_model(partial_folder, plan.folder, plan.files)

@@ -23,7 +23,7 @@ from gda.arrays.to_host import BlockData, HostBlock, HostBlocks
 from gda.layout.processes import turns_of
 from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import format_index
-from gda.storage.new_files import axis_of_runs, write_blocks
+from gda.storage.new_files import about, axis_of_runs, write_blocks
 from gda.storage.options import Options
 from gda.storage.safetensors_format import dtype_name
 from gda.storage.tasks import Task, run
@@ -167,9 +167,15 @@ def write_leaves(
                 _Write(stripe, list(itertools.islice(hosts, len(stripe.numbers))))
                 for stripe in in_files
             )
-            tasks = (_task(tree, leaves, some, files) for some in _together(writes, leaves))
+            tasks = (_task(tree, leaves, some, files, paths) for some in _together(writes, leaves))
             run(tasks, _OPTIONS)
-            run((Task(0, partial(os.fsync, file)) for file in files.values()), _OPTIONS)
+            syncs = (partial(_sync, file, paths[number]) for number, file in files.items())
+            run((Task(0, sync) for sync in syncs), _OPTIONS)
+
+
+def _sync(file: int, path: Path) -> None:
+    with about(path):
+        os.fsync(file)
 
 
 def _side_by_side(leaf: Leaf) -> list[list[int]]:
@@ -239,7 +245,11 @@ def _together(writes: Iterable[_Write], leaves: Sequence[Leaf]) -> Iterator[list
 
 
 def _task(
-    tree: Any, leaves: Sequence[Leaf], writes: Sequence[_Write], files: Mapping[int, int]
+    tree: Any,
+    leaves: Sequence[Leaf],
+    writes: Sequence[_Write],
+    files: Mapping[int, int],
+    paths: Sequence[Path],
 ) -> Task:
     def work() -> None:
         for stripe, hosts in writes:
@@ -248,7 +258,8 @@ def _task(
             start = tuple([s.start for s in index])
             try:
                 blocks = [host.values().astype(leaf.dtype, copy=False) for host in hosts]
-                write_blocks(files[stripe.file], stripe.first, leaf.shape, start, blocks)
+                with about(paths[stripe.file]):
+                    write_blocks(files[stripe.file], stripe.first, leaf.shape, start, blocks)
             except Exception as error:
                 path = path_of(tree, stripe.leaf)
                 error.add_note(f"gda: while writing index {format_index(index)} of {path}")

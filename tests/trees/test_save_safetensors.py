@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -28,6 +30,7 @@ from trials import rarely
 import gda
 from gda.storage import new_files, open_safetensors, save_safetensors
 from gda.storage.options import Options
+from gda.storage.safetensors_model import replace_model
 from gda.storage.sources import SAFETENSORS_DTYPES
 from gda.testing import Pool
 from gda.testing.strategies import ShardedCase, global_arrays, mesh_shapes, sharded_cases
@@ -298,6 +301,15 @@ def test_bad_arguments(tmp_path: Path) -> None:
     for metadata in ({"a": 1}, {1: "a"}, "text", [("a", "b")]):
         with pytest.raises(TypeError, match="metadata must map texts to texts, not be"):
             save_safetensors(tmp_path, {"w": DATA}, metadata=metadata)
+    for metadata in ({"a": "\ud800"}, {"\udfff": "a"}):
+        with pytest.raises(ValueError, match="metadata has the text .* remove its surrogates"):
+            save_safetensors(tmp_path, {"w": DATA}, metadata=metadata)
+    long = ["x" * 5000, f"{'x' * 5000}/a", f"{'x' * 5000}.safetensors", f"{'x' * 230}.safetensors"]
+    for path in [*long, "x/" * 2100]:
+        with pytest.raises(ValueError, match=r"path is 'x.*too long; a name has at most 2.. bytes"):
+            save_safetensors(path, {"w": DATA})
+    with pytest.raises(ValueError, match=r"path is .*, which is no file name: surrogates not allo"):
+        save_safetensors(tmp_path / "\ud800", {"w": DATA})
     for path in ("", "gs://bucket/model", "s3://bucket/a.safetensors"):
         with pytest.raises(ValueError, match="is not a folder or file of a mounted file system"):
             save_safetensors(path, {"w": DATA})
@@ -307,10 +319,20 @@ def test_bad_arguments(tmp_path: Path) -> None:
 
 
 def test_a_header_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gda.storage.safetensors_format.MOST_HEADER_BYTES", 100)
-    with pytest.raises(ValueError, match="the header of model.safetensors would have .* smaller"):
-        save_safetensors(tmp_path, {"w": DATA, "b": DATA})
-    save_safetensors(tmp_path, {"w": DATA, "b": DATA}, max_file_bytes=512)
+    tree = dict.fromkeys("abcd", DATA)
+    monkeypatch.setattr("gda.storage.safetensors_format.MOST_HEADER_BYTES", 200)
+    with pytest.raises(ValueError, match=r"the header of model\.safetensors would have .* smaller"):
+        save_safetensors(tmp_path, tree)
+    with pytest.raises(
+        ValueError, match=r"index\.json would have .* bytes; readers accept at most"
+    ):
+        save_safetensors(tmp_path, tree, max_file_bytes=512)
+    assert names_in(tmp_path) == []
+    monkeypatch.setattr("gda.storage.safetensors_format.MOST_HEADER_BYTES", 400)
+    monkeypatch.setattr("gda.storage.safetensors_format.MOST_HEADER_VALUES", 20)
+    with pytest.raises(ValueError, match="would have 32 values; readers accept at most 20"):
+        save_safetensors(tmp_path, tree)
+    save_safetensors(tmp_path, {"a": DATA, "b": DATA})
     assert len(open_safetensors(tmp_path)) == 2
 
 
@@ -348,9 +370,18 @@ def test_the_model_of_a_folder_is_replaced_and_other_files_stay(
     save_safetensors(tmp_path, {str(i): DATA - i for i in range(4)}, max_file_bytes=after)
     alone = tmp_path / "alone"
     save_safetensors(alone, {str(i): DATA - i for i in range(4)}, max_file_bytes=after)
-    assert names_in(tmp_path) == sorted([*names_in(alone), *others, "alone"])
-    for name in names_in(alone):
-        assert (tmp_path / name).read_bytes() == (alone / name).read_bytes()
+    token = r"(?<=^model)-[0-9a-f]{16}(?=-)"  # of files that come beside others
+    plain = {name: re.sub(token, "", name) for name in names_in(tmp_path)}
+    assert sorted(plain.values()) == sorted([*names_in(alone), *others, "alone"])
+    index = "model.safetensors.index.json"
+    assert {name != plain[name] for name in plain if "-of-0" in name} <= {True}
+    for name in plain.keys() - {*others, "alone", index}:
+        assert (tmp_path / name).read_bytes() == (alone / plain[name]).read_bytes()
+    if index in plain:
+        content = json.loads((tmp_path / index).read_text())
+        files = content["weight_map"]
+        content["weight_map"] = {name: plain[file] for name, file in files.items()}
+        assert content == json.loads((alone / index).read_text())
     assert all((tmp_path / name).read_text() == "mine" for name in others)
 
 
@@ -361,12 +392,31 @@ def test_only_files_that_the_old_index_may_mean_are_removed(tmp_path: Path) -> N
         index.write_text(json.dumps({"weight_map": files}))
         save_safetensors(tmp_path, {"w": DATA})
         assert names_in(tmp_path) == ["model.safetensors", "other"]
+    for replaced in (["other", "../x", 3, None], "other", 3, {"other": 1}):
+        index.write_text(json.dumps({"weight_map": {}, "metadata": {"replaces": replaced}}))
+        save_safetensors(tmp_path, {"w": DATA})
+        assert names_in(tmp_path) == ["model.safetensors", "other"]
     index.write_text("{")
     save_safetensors(tmp_path, {"w": DATA})
     assert names_in(tmp_path) == ["model.safetensors", "other"]
 
 
 # Whole or not at all.
+
+
+def test_a_full_disk_is_named_with_its_file(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    for path in (tmp_path / "new", tmp_path / "new.safetensors"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # as much as a full disk takes
+        try:
+            with pytest.raises(OSError, match=r"File too large: '.*new.*\.safetensors'") as raised:
+                save_safetensors(path, {"w": np.zeros(8192)})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert Path(raised.value.filename).is_relative_to(tmp_path)
+        assert names_in(tmp_path) == []
+    signal.signal(signal.SIGXFSZ, before)
 
 
 def fail_at(call: int, patch: pytest.MonkeyPatch, name: str = "pwrite") -> None:
@@ -393,8 +443,9 @@ def test_a_failed_save_leaves_the_old_files(
     for call in range(3):
         with monkeypatch.context() as patch:
             fail_at(call, patch, name)
-            with pytest.raises(OSError, match="No space left on device") as raised:
+            with pytest.raises(OSError, match=r"No space left on device: '.*'") as raised:
                 save_safetensors(tmp_path, new, max_file_bytes=600)
+            assert Path(raised.value.filename).suffix == ".safetensors"
             if name == "pwrite" and call < 2:
                 notes = ["gda: while writing index [0:4, 0:4] of ['a']"] * (not call)
                 assert not call or raised.value.__notes__[0].startswith("gda: while writing index")
@@ -402,41 +453,6 @@ def test_a_failed_save_leaves_the_old_files(
             with pytest.raises(OSError, match="No space left"):
                 save_safetensors(tmp_path / "new" / "deep", new)
         assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_files_are_never_mixed_while_they_take_their_places(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = {str(i): DATA + i for i in range(3)}
-    new = {str(i): DATA - i for i in range(3)}
-    replace, unlink = os.replace, Path.unlink
-    seen = []
-
-    def look() -> None:
-        try:
-            tensors = open_safetensors(folder)
-            values = {name: tensors[name][...] for name in tensors}
-        except (FileNotFoundError, ValueError):
-            seen.append("refused")
-            return
-        for which, tree in (("old", old), ("new", new)):
-            if all(np.array_equal(values.get(name), tree[name]) for name in tree):
-                seen.append(which)
-                return
-        seen.append("mixed")
-
-    monkeypatch.setattr(os, "replace", lambda *a: (look(), replace(*a), look()))
-    monkeypatch.setattr(Path, "unlink", lambda *a, **k: (look(), unlink(*a, **k), look()))
-    for before, after in [(600, 600), (10**6, 600), (600, 10**6), (10**6, 10**6)]:
-        folder = tmp_path / f"{before} {after}"
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", replace)
-            patch.setattr(Path, "unlink", unlink)
-            save_safetensors(folder, old, max_file_bytes=before)
-        seen.clear()
-        save_safetensors(folder, new, max_file_bytes=after)
-        assert "mixed" not in seen, seen
-        assert (seen[0], seen[-1]) == ("old", "new")
 
 
 KILLED = """
@@ -582,13 +598,11 @@ def test_processes_that_do_not_agree_write_nothing(shared_tmp_path: Path) -> Non
 def test_all_wait_for_the_process_that_moves_the_files(
     shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace_files = new_files.replace_files
-
     def slow(*args: Any) -> None:
         time.sleep(5)
-        replace_files(*args)
+        replace_model(*args)
 
-    monkeypatch.setattr(new_files, "replace_files", slow)
+    monkeypatch.setattr("gda.trees.save_safetensors.replace_model", slow)
     with gda.checking_agreement(timeout=4):
         save_safetensors(shared_tmp_path, {"w": DATA})
     assert names_in(shared_tmp_path) == ["model.safetensors"]
