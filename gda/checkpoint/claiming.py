@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from gda.checkpoint.found import load_manifest
 from gda.checkpoint.stores.protocol import LOCK, Store
 from gda.layout.text import join_some
 
+# The array of a large leaf, one of packed leaves, and the document of their group.
+_OF_DATA = re.compile(r"\d{5,}(\..+)?|packed\..+|zarr\.json", re.DOTALL)
 NEW = f"{manifest_json.NAME}.new"  # of a save that is committing, in a directory
 
 
@@ -64,7 +67,11 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
                 )
             remove(store, NEW)
         committed = None
-        before = [name for name in entries if manifest_json.DATA_PATTERN.fullmatch(name)]
+        before = [
+            name
+            for name in entries
+            if manifest_json.DATA_PATTERN.fullmatch(name) and _holds_data_alone(store, name)
+        ]
         is_readable = True
         if manifest_json.NAME in entries:
             try:
@@ -78,6 +85,14 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
                     remove(store, name)
             before = [committed] if committed in before else []
         yield Claim(f"data-{uuid.uuid4().hex[:16]}", tuple(before), version)
+
+
+def _holds_data_alone(store: Store, name: str) -> bool:
+    """Return whether a directory has nothing but what a save writes into its own."""
+    try:
+        return all(map(_OF_DATA.fullmatch, store.entries(name)))
+    except NotADirectoryError:
+        return False
 
 
 def remove(store: Store, name: str) -> None:

@@ -25,6 +25,7 @@ from gda.checkpoint.sides import GivenSide, SavedSide, Side
 from gda.checkpoint.stores.opening import names_store, open_store, options_for
 from gda.checkpoint.stores.protocol import Store
 from gda.layout.boundary import public, set_module
+from gda.multihost.agreement import check_same_call
 from gda.multihost.steps import all_do
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
@@ -99,6 +100,15 @@ def diff(
     ]
 
     def compare(*saved: SavedSide) -> Differences:
+        if not all(are_paths):
+            given = b if are_paths[0] else a
+            asked = {
+                "order": "checkpoint, tree" if are_paths[0] else "tree, checkpoint",
+                "checkpoint": saved[0].data,
+                "at": where,
+                "values": values,
+            }
+            check_same_call("gda.checkpoint.diff", given, asked)
         following = iter(saved)
         of_a, of_b = (
             next(following) if is_path else GivenSide(side, where)
@@ -139,7 +149,7 @@ def _compared(a: Side, b: Side, options: Options | None) -> Differences:
     """
     for given, other in ((a, b), (b, a)):
         if isinstance(given, GivenSide) and isinstance(other, SavedSide):
-            given.record_fingerprints(_to_compare(a, b, other), other.data)
+            given.record_fingerprints(_to_compare(a, b, other))
     names = a.name, b.name
     differences = differences_of(names, a.leaves, b.leaves, {})
     if options is None:

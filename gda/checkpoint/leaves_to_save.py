@@ -152,7 +152,7 @@ def on_host(sources: Sequence[Source], options: Options, adopt: bool) -> list[So
     With ``adopt``, the copy of a block on a CPU device is an array on that device, which computes
     fingerprints faster than NumPy.
     """
-    copies: dict[int, list[Block]] = {source.number: [] for source in sources}
+    copies: dict[tuple[int, int], Block] = {}
 
     def copy(host: HostBlock[Keyed[int]]) -> Block:
         _, block = host.key
@@ -162,7 +162,7 @@ def on_host(sources: Sequence[Source], options: Options, adopt: bool) -> list[So
         return replace(block, data=_adopted(out, block.data) if adopt else out)
 
     def finish(host: HostBlock[Keyed[int]], block: Block) -> None:
-        copies[host.key[0]].append(block)
+        copies[host.key[0], block.number] = block
         host.release()
 
     blocks = ((source.number, block) for source in sources for block in source.blocks)
@@ -171,7 +171,12 @@ def on_host(sources: Sequence[Source], options: Options, adopt: bool) -> list[So
         for host in to_host(blocks, options)
     )
     tasks.run(each, options)
-    return [replace(each, own=None, blocks=tuple(copies[each.number])) for each in sources]
+    # In the order of the blocks, not of the threads: the fingerprint compiles a program for each
+    # order of devices.
+    return [
+        replace(each, own=None, blocks=tuple(copies[each.number, b.number] for b in each.blocks))
+        for each in sources
+    ]
 
 
 def _adopted(copy: np.ndarray[Any, Any], like: Any) -> Any:

@@ -18,7 +18,7 @@ from gda.checkpoint.format.manifest import Manifest, StoredArray
 from gda.checkpoint.format.structure import noting_path
 from gda.checkpoint.found import check_not_replaced
 from gda.checkpoint.leaves_to_restore import Target
-from gda.checkpoint.shared_chunks import check_same, processes_together, read_chunks_once
+from gda.checkpoint.shared_chunks import read_chunks_once
 from gda.checkpoint.stores.opening import options_for
 from gda.checkpoint.stores.protocol import Store
 from gda.storage import tasks
@@ -27,9 +27,16 @@ from gda.storage.progress import shown
 
 
 def read_arrays(
-    store: Store, manifest: Manifest, targets: Sequence[Target], options: Options
+    store: Store,
+    manifest: Manifest,
+    targets: Sequence[Target],
+    options: Options,
+    processes: tuple[int, ...],
 ) -> list[Any]:
     """Return the value of each target.
+
+    Args:
+      processes: those that read together, if ``options.read_once`` asks for it; or none.
 
     Raises:
       CorruptionError: something is damaged or missing.
@@ -39,10 +46,8 @@ def read_arrays(
     options = options_for(store, options)
     files = Files(store, manifest)
     arrivals = [Arrival(target) for target in targets]
-    processes = () if options.read_once is False else processes_together(targets)
     try:
         if processes:
-            check_same(files, targets, processes, options)
             _read_together(files, arrivals, processes, options)
         else:
             _read_alone(files, arrivals, options)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.manifest import Manifest
@@ -14,9 +16,12 @@ from gda.checkpoint.found import read_complete
 from gda.checkpoint.leaves_to_restore import Target, layout_of, targets_like, targets_of
 from gda.checkpoint.proving import check_fingerprints, check_provable
 from gda.checkpoint.reader import read_arrays
+from gda.checkpoint.shared_chunks import NAME, layout_to_share, processes_together
 from gda.checkpoint.stores.opening import open_store
 from gda.layout.boundary import public, set_module
-from gda.mesh import MeshLike
+from gda.mesh import MeshLike, processes_of
+from gda.multihost.agreement import call_fields, done_by_all
+from gda.multihost.descriptions import Description
 from gda.storage.options import Options, ProgressLike
 
 MAX_BYTES = 128 * 2**20
@@ -118,7 +123,7 @@ def restore(
         raise TypeError("pad was given without a mesh; pass mesh= and specs=, or like=")
     store = open_store(path, timeout)
 
-    def read(manifest: Manifest) -> Any:
+    def found(manifest: Manifest) -> _Found:
         subtree(manifest.structure, where)
         layout = layout_of(mesh, specs, manifest, where)
         if like is not None:
@@ -128,7 +133,41 @@ def restore(
         wanted = [target for target in targets if isinstance(target, Target)]
         if check_fingerprint:
             check_provable(store.url, wanted)
-        arrays = read_arrays(store, manifest, wanted, options)
+        together = () if read_once is False else processes_together(wanted)
+        return _Found(targets, definition, wanted, together)
+
+    def asked(manifest: Manifest, found: _Found) -> Description:
+        layouts = {
+            "/".join(map(str, each.leaf.path)): layout_to_share(each) for each in found.wanted
+        }
+        options = {
+            "checkpoint": manifest.data,
+            "check_fingerprint": check_fingerprint,
+            "read_once": read_once,
+            "max_bytes": max_bytes if found.together else None,  # decides what is read in one go
+        }
+        return call_fields(layouts, options)
+
+    def agreed(manifest: Manifest) -> _Found:
+        if not (check_fingerprint or read_once is not False):
+            return found(manifest)
+        looked_up = Future[_Found]()
+        try:
+            looked_up.set_result(found(manifest))
+            among = looked_up.result().together
+        except Exception as error:  # which is raised below, so that the others hear of it
+            looked_up.set_exception(error)
+            among = processes_of(mesh).numbers if isinstance(mesh, Mesh) else None
+        return done_by_all(
+            looked_up.result,
+            lambda done: asked(manifest, done),
+            NAME,
+            None if check_fingerprint else among,
+        )
+
+    def read(manifest: Manifest) -> Any:
+        targets, definition, wanted, together = agreed(manifest)
+        arrays = read_arrays(store, manifest, wanted, options, together)
         if check_fingerprint:
             check_fingerprints(store.url, wanted, arrays)
         following = iter(arrays)
@@ -139,3 +178,19 @@ def restore(
 
     # Processes do not communicate here: if one began again, it could have a later tree.
     return read_complete(store, read, is_alone=lambda: jax.process_count() == 1)
+
+
+class _Found(NamedTuple):
+    """The leaves of a checkpoint that a restore is to return.
+
+    Attributes:
+      targets: of all leaves, in order; a value that is no array as it is.
+      definition: the tree to put them in, if it is not that of the checkpoint.
+      wanted: those to be read.
+      together: the processes that read them together.
+    """
+
+    targets: list[Target | Any]
+    definition: Any
+    wanted: list[Target]
+    together: tuple[int, ...]

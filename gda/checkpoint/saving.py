@@ -11,8 +11,10 @@ import atexit
 import contextlib
 import functools
 import logging
+import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -33,9 +35,10 @@ from gda.checkpoint.stores.protocol import Store
 from gda.checkpoint.writer import Share, Writer
 from gda.layout.boundary import public, set_module
 from gda.multihost import coordination
-from gda.multihost.agreement import check_processes_agree, timeout_of_checks
+from gda.multihost.agreement import check_same_call, timeout_of_checks
 from gda.multihost.meeting import DisagreementError, LateProcessError
 from gda.multihost.steps import Done, all_do
+from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
 
 T = TypeVar("T")
@@ -113,7 +116,7 @@ def save(
         work=Options(max_workers, max_bytes, progress),
     )
     with contextlib.ExitStack() as stack:
-        saving, share = _begin(path, tree, options, stack)
+        saving, share = _begin("gda.checkpoint.save", path, tree, options, stack)
         parts = saving.write(share)
         saving.commit(share, parts)
 
@@ -148,12 +151,14 @@ class Pending:
     def __init__(self, path: str) -> None:
         self._path = path
         self._thread: threading.Thread | None = None
+        self._is_over = False
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._failure = ""
 
     def done(self) -> bool:
         """Return True if the save has ended, with or without an error."""
-        return self._thread is not None and not self._thread.is_alive()
+        return self._is_over
 
     @public
     def result(self, timeout: float | None = None) -> None:
@@ -167,9 +172,16 @@ class Pending:
           Exception: any error of ``save``.
         """
         assert self._thread is not None
-        self._thread.join(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
-        if self._thread.is_alive():
-            raise TimeoutError(f"saving to {self._path} goes on after {timeout:g} s; wait longer")
+        seconds = None if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
+        # Not Thread.join: after Ctrl-C in it, Python 3.11 takes the thread for ended. And in one
+        # call of C code, between whose parts no Ctrl-C comes: the news stay for the next caller.
+        try:
+            deque(map(self._news.put, map(self._news.get, [True], [seconds])), maxlen=0)
+        except queue.Empty:
+            raise TimeoutError(
+                f"saving to {self._path} goes on after {timeout:g} s; wait longer"
+            ) from None
+        self._thread.join()
         if self._error is not None:
             with contextlib.suppress(ValueError):
                 _unheard.remove(self._failure)
@@ -189,10 +201,13 @@ class Pending:
                 self._failure = f"saving to {self._path} failed in the background: {kind}: {error}"
                 _unheard.append(self._failure)
                 logging.getLogger("gda").error("%s", self._failure)
+            finally:
+                self._is_over = True
+                self._news.put(None)
 
         # Not a daemon: a program that ends finishes the save first.
         self._thread = threading.Thread(target=run, name=name)
-        self._thread.start()
+        tasks.start(self._thread)
 
 
 @set_module("gda.checkpoint")
@@ -241,23 +256,31 @@ def save_async(
             "save_async needs JAX's coordination service to communicate in the background, and gda "
             "does not find it in this version of JAX; use save"
         )
-    with contextlib.ExitStack() as stack:
-        saving, share = _begin(path, tree, options, stack)
-        copies = saving.copy_to_host(share)
-        rest = stack.pop_all()
+    # Taken by the thread that ends the save: Ctrl-C may come when the other one has begun.
+    held = {"stack": contextlib.ExitStack()}
 
     def finish() -> None:
-        with rest:
-            parts = saving.write(copies)
-            saving.commit(copies, parts)
+        stack = held.pop("stack", None)
+        if stack is not None:
+            with stack:
+                parts = saving.write(copies)
+                saving.commit(copies, parts)
 
-    pending = Pending(saving.store.url)
     try:
-        pending._start(finish, f"gda-save-{saving.claim.data}")  # threads of this name communicate
-    except BaseException:
-        with rest:
+        name = "gda.checkpoint.save_async"
+        saving, share = _begin(name, path, tree, options, held["stack"])
+        copies = saving.copy_to_host(share)
+        pending = Pending(saving.store.url)
+        # Threads of this name communicate.
+        pending._start(finish, f"gda-save-{saving.claim.data}")
+        return pending
+    except BaseException as error:
+        stack = held.pop("stack", None)
+        if stack is None:
+            error.add_note(f"gda: the save to {path} has begun; it goes on in the background")
             raise
-    return pending
+        with stack:
+            raise
 
 
 @dataclass(frozen=True)
@@ -276,6 +299,15 @@ class _Options:
             zarr_format.require_tensorstore("zstd compression")
 
     @property
+    def agreed(self) -> dict[str, object]:
+        """The options that must be the same in all processes."""
+        return {
+            "overwrite": self.overwrite,
+            "compression": self.compression,
+            "fingerprint": self.fingerprint,
+        }
+
+    @property
     def codec(self) -> str:
         return self.compression or "bytes"
 
@@ -285,14 +317,14 @@ save_step = functools.partial(all_do, failed=SaveError, shared=(FileExistsError,
 
 
 def _begin(
-    path: Any, tree: Any, options: _Options, stack: contextlib.ExitStack
+    name: str, path: Any, tree: Any, options: _Options, stack: contextlib.ExitStack
 ) -> tuple[_Saving, Share]:
-    """Agree on the tree and the directory; keep other saves out until ``stack`` ends."""
+    """Agree on the call and the directory; keep other saves out until ``stack`` ends."""
     store = open_store(path, options.timeout)
     # The first step of all processes, so that nothing slow comes before it.
     seconds = min(options.timeout, timeout_of_checks())
     try:
-        check_processes_agree(tree, name=f"the tree saved to {store.url}", timeout=seconds)
+        check_same_call(name, tree, {"path": store.url, **options.agreed}, timeout=seconds)
     except LateProcessError as error:
         error.add_note("gda: every process of the program must call save, not process 0 alone")
         raise

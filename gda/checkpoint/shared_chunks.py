@@ -13,11 +13,8 @@ from gda.arrays.placing import Plan
 from gda.arrays.reading_once import mesh_of_several
 from gda.checkpoint.arrivals import Arrival, Use, uses_of
 from gda.checkpoint.files import Chunk, Files
-from gda.checkpoint.format.structure import format_path
 from gda.checkpoint.leaves_to_restore import Target
 from gda.mesh import processes_of
-from gda.multihost.agreement import check_moving
-from gda.storage.options import Options
 
 NAME = "gda.checkpoint.restore"
 
@@ -47,32 +44,13 @@ def _is_on_one_device(plan: Plan | None) -> bool:
     return plan is not None and plan.sharding.mesh.size == 1
 
 
-def check_same(
-    files: Files, targets: Sequence[Target], processes: tuple[int, ...], options: Options
-) -> None:
-    """Raise ``DisagreementError`` unless all processes restore the same from the same checkpoint.
-
-    Communicates.
-    """
-    wanted = {
-        format_path(target.leaf.path): jax.ShapeDtypeStruct(
-            target.leaf.shape,
-            target.dtype,
-            sharding=None
-            if target.plan is None or _is_on_one_device(target.plan)
-            else target.plan.sharding,
-        )
-        for target in targets
-    }
-    check_moving(
-        wanted,
-        NAME,
-        processes,
-        always=True,
-        checkpoint=files.manifest.data,
-        read_once=options.read_once,
-        max_bytes=options.max_bytes,  # the arrays that are read in one go
-    )
+def layout_to_share(target: Target) -> jax.ShapeDtypeStruct:
+    """Return what is the same in all processes: shape, dtype, and a layout of several processes."""
+    plan = target.plan
+    sharding = None
+    if plan is not None and len(processes_of(plan.sharding.mesh).numbers) > 1:
+        sharding = plan.sharding
+    return jax.ShapeDtypeStruct(target.leaf.shape, target.dtype, sharding=sharding)
 
 
 def read_chunks_once(

@@ -157,15 +157,12 @@ class GivenSide:
             if isinstance(source, Source):
                 self._sources[leaf.path] = source
 
-    def record_fingerprints(self, paths: Collection[Path], of: str) -> None:
-        """Compute the fingerprints of arrays. All processes must call it.
-
-        Args:
-          of: the checkpoint to compare with, which must be the same in all processes.
+    def record_fingerprints(self, paths: Collection[Path]) -> None:
+        """Compute the fingerprints of arrays. All processes must call it, with the same paths.
 
         Raises:
           DisagreementError, LateProcessError: a value or a local array is not the same in all
-            processes, or they compare with different checkpoints, or one failed or is late.
+            processes, or one failed or is late.
         """
         sources = [self._sources[path] for path in paths]
 
@@ -173,7 +170,7 @@ class GivenSide:
             begun = [_begin(source) for source in sources]
             values = values_of(self._all) if jax.process_count() > 1 else {}
             return {
-                "values": {"the checkpoint": of} | values,
+                "values": values,
                 "sums": [sums.result().tolist() for sums in begun],
             }
 

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ from gda.checkpoint import (
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.stores.directory import FileStore
+from gda.storage.options import Options
 
 DATA = batch(16, 8)
 
@@ -122,6 +124,45 @@ def test_arrays_may_be_changed_when_it_returns(
     )
 
 
+def test_a_save_goes_on_after_ctrl_c_in_result(tmp_path: Path, gate: threading.Event) -> None:
+    pending = save_async(tmp_path, {"a": DATA})
+    main = threading.main_thread().ident
+    assert main is not None
+    interrupting = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        pending.result(timeout=30)
+    interrupting.join()
+    assert not pending.done()
+    with pytest.raises(TimeoutError, match="goes on after 0.01 s"):
+        pending.result(timeout=0.01)
+    gate.set()
+    pending.result()
+    assert pending.done()
+    np.testing.assert_array_equal(restore(tmp_path)["a"], DATA)
+
+
+def test_copies_are_in_the_order_of_the_blocks_and_not_of_the_threads(
+    auto_mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source,) = leaves_to_save.sources_of([((), cut(DATA, auto_mesh, P("x", "y")))])
+    assert isinstance(source, leaves_to_save.Source)
+    first, *_ = source.blocks
+    others, adopted = threading.Semaphore(0), leaves_to_save._adopted
+
+    def last(copy: Any, like: Any) -> Any:
+        if like is first.data:
+            for _ in range(len(source.blocks) - 1):
+                assert others.acquire(timeout=30)
+        others.release()
+        return adopted(copy, like)
+
+    monkeypatch.setattr(leaves_to_save, "_adopted", last)
+    (copied,) = leaves_to_save.on_host([source], Options(4), adopt=True)
+    assert [block.number for block in copied.blocks] == [block.number for block in source.blocks]
+    assert [b.data.devices() for b in copied.blocks] == [b.data.devices() for b in source.blocks]
+
+
 def test_several_at_once(auto_mesh: Mesh, tmp_path: Path, gate: threading.Event) -> None:
     pending = [
         save_async(tmp_path / str(number), {"a": cut(DATA + number, auto_mesh, P("x"))})
@@ -169,6 +210,7 @@ def test_a_failure_is_logged_and_raised_by_result(
 FAILING = """
 import sys, gda
 from gda.checkpoint.stores.directory import FileStore
+from gda.storage.options import Options
 def fail(*_):
     raise OSError("the disk is full")
 FileStore.write = fail

@@ -484,3 +484,13 @@ def test_integers_of_any_length(number: int, tmp_path: Path) -> None:
     save(tmp_path, {"number": number})
     assert restore(tmp_path)["number"] == number
     assert str(gda.checkpoint.verify(tmp_path)).startswith("['number']  int")
+
+
+def test_names_of_5000_characters(tmp_path: Path) -> None:
+    name = "n" * 5000
+    tree = {name: {name: np.arange(2**19), "é" * 5000: np.ones(2**18)}, "step": 3}
+    gda.checkpoint.save(tmp_path, tree)
+    gda.checkpoint.verify(tmp_path)
+    restored = gda.checkpoint.restore(tmp_path)
+    assert jax.tree.structure(restored) == jax.tree.structure(tree)
+    jax.tree.map(np.testing.assert_array_equal, restored, tree)

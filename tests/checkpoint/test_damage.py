@@ -179,6 +179,17 @@ def test_a_manifest_that_contradicts_the_metadata_of_an_array(
         assert re.search(f"contradicts the manifest: {said}", found)
 
 
+def test_metadata_that_is_nested_too_deeply(plain: Damaged) -> None:
+    file = next(file for file in plain.whole if file.match("*w/zarr.json"))
+    document = b"[" * 200_000
+    metadata = [len(document), google_crc32c.value(document)]
+    plain.seal(on_array(metadata=metadata))
+    file.write_bytes(document)
+    for function in (restore, verify):
+        check_found(plain, file, function)
+        assert "nested too deeply" in said_by(function, plain.path)
+
+
 def test_fingerprints_tell_of_arrays_that_changed_places(tmp_path: Path) -> None:
     save_tiny(tmp_path, make_tree() | {"v": make_tree(1)["w"]})
     damaged = Damaged(tmp_path)
@@ -700,6 +711,9 @@ HOSTILE: dict[str, Edit] = {
     "an absurd shape": on_array(shape=[2**62, 2**62], chunk_shape=[2**31, 2**31]),
     "an absurd rank": on_array(shape=[1] * 1000, chunk_shape=[1] * 1000),
     "an absurd chunk": on_array(shape=[2**60, 1], chunk_shape=[2**60, 1], crc32c="0" * 8),
+    "an array of which a leaf has little": lambda body: array_named(body, ".float64.0").update(
+        shape=[2**40], chunk_shape=[2**30], crc32c="0" * 8 * 2**10
+    ),
     "nothing, absurd": on_array(shape=[2**62, 0], chunk_shape=[1, 1], crc32c=""),
     "nothing of much": lambda body: leaf_at(body, "more").update(pieces=[], shape=[0, 2**61]),
     "huge": huge,

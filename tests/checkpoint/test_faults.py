@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ import jax
 import numpy as np
 import pytest
 from forks import LIMIT, Forks, check_clean, check_next_save, generation_at
+from interrupts import Calls
 from kill_program import Arguments, Disk, small_files, tree_of, values_of
 from meshes import mesh_of
 from trials import Trials, tried
@@ -130,7 +132,7 @@ def test_four_processes_killed_at_any_moment_leave_the_old_or_the_new(
 
 
 class Dead(BaseException):
-    """What is left of a process that has ended, as far as the disk sees it: it does no more."""
+    """The file system of a process that has ended: it does nothing more."""
 
 
 def dies(is_first: bool, path: Path, name: str, arguments: Arguments) -> None:
@@ -450,6 +452,15 @@ def test_without_overwrite_a_checkpoint_stays(tmp_path: Path) -> None:
     check_clean(tmp_path)
 
 
+def test_data_of_others_stays(tmp_path: Path) -> None:
+    (tmp_path / "data-0123456789abcdef").mkdir()
+    (tmp_path / "data-0123456789abcdef" / "of_others").touch()
+    for generation in (1, 2):
+        gda.checkpoint.save(tmp_path, values_of(generation), overwrite=generation > 1)
+        assert generation_at(tmp_path) == generation
+    assert (tmp_path / "data-0123456789abcdef" / "of_others").exists()
+
+
 def test_what_cannot_be_removed_is_no_reason_not_to_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -539,6 +550,86 @@ def test_ctrl_c_at_any_step(tmp_path: Path, forks: Forks, trials: Trials) -> Non
     assert set(trials.outcomes) <= {"old", "new"}
 
 
+@pytest.mark.usefixtures("nothing_left")
+@tried("Ctrl-C at a call of a save", sample=12, full=1000)
+@pytest.mark.parametrize("is_async", [False, True], ids=["save", "save_async"])
+@pytest.mark.parametrize("max_workers", [1, 4])
+def test_ctrl_c_at_any_call_leaves_no_open_file_and_no_thread(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_async: bool,
+    max_workers: int,
+    trials: Trials,
+) -> None:
+    small_files(monkeypatch.setattr)
+    path, save = tmp_path / "run", gda.checkpoint.save_async if is_async else gda.checkpoint.save
+    gda.checkpoint.save(path, values_of(1))
+    files, threads = open_files(), set(threading.enumerate())
+
+    def interrupted(moment: int | None) -> tuple[Calls, str]:
+        """Save, and return the calls and the outcome."""
+        calls, notes = Calls(moment), ""
+        try:
+            with calls.counted():
+                pending = save(path, values_of(2), overwrite=True, max_workers=max_workers)
+            if pending is not None:
+                pending.result()
+            return calls, "none"
+        except KeyboardInterrupt as error:
+            notes = "".join(getattr(error, "__notes__", []))
+        left = set(threading.enumerate()) - threads
+        assert is_async or not left, left
+        # There is no note if Ctrl-C came when save_async had returned.
+        writes = any("reader" in thread.name for thread in left)
+        goes_on = writes or "goes on in the background" in notes
+        for thread in left:
+            if "reader" not in thread.name:  # which the others start and end
+                thread.join()
+        gc.collect()  # ends contexts in whose own end Ctrl-C came
+        assert open_files() == files
+        found = generation_at(path)
+        assert found == 2 if goes_on or "is complete" in notes else found in (1, 2), notes
+        return calls, "background" if goes_on else "new" if found == 2 else "old"
+
+    whole, _ = interrupted(None)
+    for moment in trials.of(range(1, whole.passed + 1)):
+        check_next_save(path, 1)
+        _, outcome = interrupted(moment)
+        trials.count(outcome)
+    check_next_save(path, 3)
+
+
+def test_a_save_that_has_begun_in_the_background_outlives_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, saves, comes, goes_on = threading.Thread.start, [], threading.Event(), threading.Event()
+
+    def started_and_interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith("gda-save") and "reader" not in thread.name:
+            saves.append(thread)
+            assert comes.wait(LIMIT)
+            raise KeyboardInterrupt
+
+    def waits(is_first: bool, name: str, arguments: Arguments) -> None:
+        if name == "writev" and not comes.is_set():
+            comes.set()
+            assert goes_on.wait(LIMIT)
+
+    gda.checkpoint.save(tmp_path, values_of(1))
+    Disk(waits).install(monkeypatch.setattr)
+    monkeypatch.setattr(threading.Thread, "start", started_and_interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        gda.checkpoint.save_async(tmp_path, values_of(2), overwrite=True)
+    goes_on.set()
+    saves[0].join(LIMIT)
+    assert generation_at(tmp_path) == 2
+    assert caught.value.__notes__ == [
+        f"gda: the save to {tmp_path} has begun; it goes on in the background"
+    ]
+    check_next_save(tmp_path, 3)
+
+
 def test_a_progress_function_that_raises(tmp_path: Path) -> None:
     gda.checkpoint.save(tmp_path, values_of(1))
 
@@ -596,7 +687,7 @@ def test_when_one_of_four_processes_is_killed_the_others_fail_and_name_it(
         for kind, error, *words in lines:
             text = " ".join(words)
             assert (kind, error) == ("raised", "LateProcessError")
-            assert f"{step} the checkpoint {path}: process {victim} did not come" in text
+            assert f"{step} the checkpoint {path}: process {victim} ended" in text
             assert note in text
         is_committed = where == "committing"
         assert generation_at(path) == first + is_committed
@@ -697,7 +788,7 @@ def test_a_process_that_does_not_come_is_named_in_time(shared_tmp_path: Path) ->
     # Where all others wait too, such as in the checks of constructors, it is said there.
     with pytest.raises(gda.LateProcessError, match="process 1 did not come within 2 s") as caught:
         gda.checkpoint.save(path, tree, overwrite=True, timeout=2)
-    assert f"the tree saved to {path}" in str(caught.value)
+    assert "gda.checkpoint.save (test_faults.py:" in str(caught.value)
     assert caught.value.processes == (1,)
     told.touch()
     assert generation_at(path) == 1

@@ -14,6 +14,7 @@ from damaged import Damaged, leaf_at, save_tiny, sealed
 from forks import Forks
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from trials import Trials, tried
 
 import gda
 from gda.checkpoint import writer
@@ -78,9 +79,64 @@ def test_a_manifest_of_many_values_is_not_parsed(taken: Taken, tmp_path: Path, v
     assert nbytes < 700 * MIB
 
 
-def bomb(path: Path) -> Damaged:
-    """A chunk of 2 GiB of zeros in a file of 65 KB, of which a manifest tells the truth."""
-    frame = bytes(zarr_format.compress(np.zeros(2**31, np.uint8)))
+@pytest.mark.parametrize("value", ["[]", "{}", '{"":""}', "[[]]", '{"list":[]}'])
+def test_a_manifest_of_empty_nodes_is_not_parsed(taken: Taken, tmp_path: Path, value: str) -> None:
+    gda.checkpoint.save(tmp_path, {"w": np.zeros(3)})
+    size = 24 * MIB
+    body = '{"structure":[' + ",".join([value] * (size // (len(value) + 1))) + "]}"
+    (tmp_path / "manifest.json").write_bytes(sealed(body.encode()))
+    nbytes, kind, said = taken("inspect", tmp_path)
+    assert kind == "CorruptionError", said
+    assert "so many" in said
+    assert nbytes < 3 * size  # the file, and its text
+
+
+def zstd_frame(nbytes: int, declared: int | None, window_log: int | None) -> bytes:
+    """Return a zstd frame of zeros.
+
+    Args:
+      declared: the size in its header.
+      window_log: of the window that the decoder needs; by default as large as the content.
+    """
+    flags = (0 if declared is None else 0xC0) | (0x20 if window_log is None else 0)
+    window = b"" if window_log is None else bytes([(window_log - 10) << 3])
+    parts = [b"\x28\xb5\x2f\xfd", bytes([flags]), window]
+    parts.append(b"" if declared is None else declared.to_bytes(8, "little"))
+    for start in range(0, nbytes, 2**17):
+        size = min(nbytes - start, 2**17)
+        is_last = start + size == nbytes
+        parts.append((is_last | 1 << 1 | size << 3).to_bytes(3, "little") + b"\0")
+    return b"".join(parts)
+
+
+BOMBS = {  # the size of the chunk, and the frame
+    "4 GiB": (2**10, 2**32, 2**32, 20),
+    "4 GiB, which it does not declare": (2**10, 2**32, None, 20),
+    "4 GiB, declared as the chunk": (2**10, 2**32, 2**10, 20),
+    "2 GiB in one segment": (2**10, 2**31, 2**31, None),
+    "2 GiB in one segment, declared as the chunk": (2**10, 2**31, 2**10, None),
+    "2 GiB with a window of 2 GiB": (2**10, 2**31, None, 31),
+    "the chunk with a window of 2 GiB": (2**10, 2**10, None, 31),
+    "a large chunk with a window of 2 GiB": (2**26, 2**26, None, 31),
+}
+
+
+@tried("a bomb of zstd in a chunk", sample=3)
+def test_a_bomb_of_zstd_takes_no_memory(taken: Taken, tmp_path: Path, trials: Trials) -> None:
+    for number, name in enumerate(trials.of([*BOMBS])):
+        nbytes, *of_frame = BOMBS[name]
+        path = tmp_path / str(number)
+        save_chunk(path, nbytes, zstd_frame(*of_frame))
+        for do in ("restore", "verify"):
+            held, kind, said = taken(do, path, most=2**33)  # room for a window
+            most = 16 * MIB + (nbytes if do == "restore" else 0)  # the array itself
+            assert (kind, held < most) == ("CorruptionError", True), (name, do, held, said)
+            assert ", chunk c.0: " in said
+            trials.count("refused")
+
+
+def save_chunk(path: Path, nbytes: int, frame: bytes) -> None:
+    """Save an array whose only chunk, of that size in the manifest, is a frame."""
     crc = google_crc32c.value(frame)
     save_tiny(path, {"w": np.zeros(2**10, np.uint8)}, "zstd", fingerprint=False)
     damaged = Damaged(path)
@@ -89,25 +145,24 @@ def bomb(path: Path) -> Damaged:
     for chunk in damaged.chunks:
         chunk.unlink()
     (directory / "c.0").write_bytes(frame + crc.to_bytes(4, "little"))
-    document = zarr_format.metadata((2**31,), (2**31,), np.dtype(np.uint8), "zstd")
+    document = zarr_format.metadata((nbytes,), (nbytes,), np.dtype(np.uint8), "zstd")
     (directory / "zarr.json").write_bytes(document)
 
     def declare(body: dict[str, Any]) -> None:
         array = body["arrays"][0]
-        array |= {"shape": [2**31], "chunk_shape": [2**31], "sizes": [len(frame)]}
+        array |= {"shape": [nbytes], "chunk_shape": [nbytes], "sizes": [len(frame)]}
         array |= {
             "crc32c": f"{crc:08x}",
             "metadata": [len(document), google_crc32c.value(document)],
         }
-        body["leaves"][0] |= {"shape": [2**31]}
+        body["leaves"][0] |= {"shape": [nbytes]}
 
     damaged.seal(declare)
-    return damaged
 
 
 def test_a_tiny_chunk_of_zstd_takes_no_more_than_max_bytes(taken: Taken, tmp_path: Path) -> None:
-    bomb(tmp_path)
-    assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 70_000
+    save_chunk(tmp_path, 2**31, zstd_frame(2**31, 2**31, 20))
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 140_000
     for max_bytes in (2**20, 2**27):
         nbytes, kind, said = taken("verify", tmp_path, max_bytes=max_bytes)
         assert (kind, nbytes < 16 * MIB) == ("ValueError", True), (nbytes, said)

@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore as ts
+from forks import check_clean
 from jax.sharding import Mesh, PartitionSpec
 from meshes import ORDERS, batch, cut, ordered_mesh
 from s3_server import ENVIRONMENT, Fault, Proxy, Request, Server, open_kv, spec_of
@@ -155,21 +156,26 @@ def test_what_a_save_that_died_has_left_goes_with_the_next(
     spec: dict[str, Any], auto_mesh: Mesh
 ) -> None:
     open_kv(spec).write("data-0123456789abcdef/zarr.json", b"{}").result()
-    said = r"no complete checkpoint at .*: a save was begun there \(data-0123456789abcdef\)"
+    open_kv(spec).write("data-fedcba9876543210/of_others", b"{}").result()
+    said = r"no complete checkpoint at .*: a save was begun there \(data-0123456789abcdef"
     with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
         checkpoint.restore(spec)
     checkpoint.save(spec, tree_of(auto_mesh))
     check_restored(spec)
     assert "data-0123456789abcdef" not in directories(spec)
+    assert "data-fedcba9876543210" in directories(spec)
 
 
-def test_a_directory_as_an_object_store_keeps_nothing_that_was_replaced(tmp_path: Path) -> None:
-    spec = {"driver": "file", "path": f"{tmp_path}/run/"}
+@pytest.mark.parametrize("form", ["dict", "spec", "open"])
+def test_a_key_value_store_of_files_is_that_directory(tmp_path: Path, form: str) -> None:
+    where: Any = {"driver": "file", "path": f"{tmp_path}/run/"}
+    if form != "dict":
+        where = ts.KvStore.Spec(where) if form == "spec" else ts.KvStore.open(where).result()
     for step in range(4):
-        checkpoint.save(spec, {"w": np.arange(1000) + step}, overwrite=True)
-    files = [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert len(files) == 4  # of the manifest, the group, a pack and its chunk
-    np.testing.assert_array_equal(checkpoint.restore(spec)["w"], np.arange(1000) + 3)
+        checkpoint.save(where, {"w": np.arange(1000) + step}, overwrite=True)
+    check_clean(tmp_path / "run")  # with the lock, and nothing that was replaced
+    for path in (where, tmp_path / "run"):
+        np.testing.assert_array_equal(checkpoint.restore(path)["w"], np.arange(1000) + 3)
 
 
 def save_and_restore(spec: dict[str, Any]) -> None:

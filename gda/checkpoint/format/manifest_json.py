@@ -33,7 +33,7 @@ from gda.checkpoint.format.manifest import (
     ValueLeaf,
 )
 from gda.layout.spec import Shape
-from gda.layout.strict_json import parse_json
+from gda.layout.strict_json import check_memory, parse_json
 
 NAME = "manifest.json"
 # A tree with a PaddedArray has version 2: the last chunks and pieces of it may be shorter, which
@@ -41,7 +41,6 @@ NAME = "manifest.json"
 _VERSIONS = (1, 2)
 MOST_BYTES = 2**28  # of a manifest; 25 million chunks take about 230 MB
 DATA_PATTERN = re.compile(r"data-[0-9a-f]{16}")
-_MOST_PARSED_BYTES = 2**30  # of Python's objects: the manifest of 300,000 small arrays
 _ARRAY_PATTERN = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,120}")
 _LARGEST = 2**62  # of sizes, in elements and in bytes
 _MOST_CHUNK_BYTES = 2**40
@@ -57,7 +56,7 @@ def dump(manifest: Manifest) -> bytes:
     Raises:
       ValueError: it would be larger than ``load`` accepts.
     """
-    body = json.dumps(
+    text = json.dumps(
         {
             "about": manifest.about,
             **({} if manifest.group is None else {"group": list(manifest.group)}),
@@ -68,29 +67,19 @@ def dump(manifest: Manifest) -> bytes:
         },
         separators=(",", ":"),
         allow_nan=False,
-    ).encode()
-    if len(body) + _MOST_HEADER_BYTES > MOST_BYTES:
-        problem = f"would have {len(body)} bytes; expected are at most {MOST_BYTES}"
-    elif (problem := _too_much_of(body)) is None:
-        kinds = {leaf.kind for leaf in manifest.leaves if isinstance(leaf, ArrayLeaf)}
-        return _header(body, _VERSIONS["PaddedArray" in kinds]) + body
-    raise ValueError(
-        f"the manifest {problem}. Save fewer and larger arrays, or several checkpoints"
     )
-
-
-def _too_much_of(body: bytes) -> str | None:
-    """Return a message if the parsed values of a manifest may take too much memory.
-
-    An empty list is three bytes of JSON and takes 80 bytes of memory.
-    """
-    most = 80 * body.count(b"[") + 256 * body.count(b"{") + 64 * body.count(b",")
-    if most <= _MOST_PARSED_BYTES:
-        return None
-    return (
-        f"has so many values that they may take {most} bytes of memory; expected are at most "
-        f"{_MOST_PARSED_BYTES}"
-    )
+    try:
+        if len(text) + _MOST_HEADER_BYTES > MOST_BYTES:
+            raise ValueError(f"it would have {len(text)} bytes; expected are at most {MOST_BYTES}")
+        check_memory(text)
+    except ValueError as error:
+        raise ValueError(
+            f"the manifest cannot be written: {error}. Save fewer and larger arrays, or several "
+            "checkpoints"
+        ) from None
+    kinds = {leaf.kind for leaf in manifest.leaves if isinstance(leaf, ArrayLeaf)}
+    body = text.encode()
+    return _header(body, _VERSIONS["PaddedArray" in kinds]) + body
 
 
 def _header(body: bytes | memoryview, version: int) -> bytes:
@@ -123,8 +112,6 @@ def load(file: bytes, where: str) -> Manifest:
         raise CorruptionError(
             f"{where} is damaged: its {len(body)} bytes do not match the checksum in its first line"
         )
-    if (problem := _too_much_of(file)) is not None:
-        raise CorruptionError(f"{where} {problem}")
     try:
         with _without_collections():
             return _manifest(parse_json(str(body, "utf-8")))
@@ -490,9 +477,9 @@ def _check_stored(name: str, leaf: ArrayLeaf, arrays: Sequence[StoredArray]) -> 
 
 
 def _check_shared_out(leaves: Sequence[Leaf], arrays: Sequence[StoredArray]) -> None:
-    """Raise unless each array belongs to a leaf, and no part of it to two.
+    """Raise unless a third of each array belongs to leaves, and no part of it to two.
 
-    So a tree takes no more memory than its files.
+    So a tree takes no more memory than its files, and a chunk hardly more than its leaves.
     """
     spans: list[list[tuple[int, int]]] = [[] for _ in arrays]
     for leaf in leaves:
@@ -508,6 +495,10 @@ def _check_shared_out(leaves: Sequence[Leaf], arrays: Sequence[StoredArray]) -> 
         of_array.sort()
         if any(a + n > b for (a, n), (b, _) in itertools.pairwise(of_array)):
             raise _Invalid(f"two leaves have one part of arrays[{number}]")
+        # The pieces in two chunks of a pack one after the other are larger than a chunk.
+        used = sum(size for _, size in of_array)
+        if used * 3 < math.prod(arrays[number].shape):
+            raise _Invalid(f"{used} elements of arrays[{number}] belong to leaves, and most do not")
 
 
 def _are_tiles(boxes: list[tuple[Shape, Shape]], whole: Shape) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gda.layout.spec import Shape
+from gda.layout.strict_json import parse_json
 
 CRC_BYTES = 4
 
@@ -56,7 +57,7 @@ def metadata(shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str)
 
 def check_metadata(document: bytes, expected: bytes) -> None:
     """Raise ``ValueError`` unless a ``zarr.json`` describes the same array as another."""
-    found = json.loads(document)
+    found = parse_json(document.decode())
     for name, value in json.loads(expected).items():
         if not isinstance(found, dict) or found.get(name) != value:
             said = found.get(name) if isinstance(found, dict) else found
@@ -174,9 +175,11 @@ def decompress(frame: bytes, nbytes: int, out: np.ndarray[Any, Any] | None) -> N
     Takes ``decompressing_bytes`` beside ``out``, if no variable of the caller holds the frame.
 
     Raises:
-      ValueError: the frame is damaged, or has another size.
+      ValueError: the frame is damaged, or has another size; that of its header is compared first.
     """
     tensorstore = require_tensorstore("zstd compression")
+    if (said := _size_in_header(frame)) != nbytes:
+        raise ValueError(f"holds a zstd frame of {said or 'unknown'} bytes, not {nbytes}")
     store = _in_memory(nbytes)
     store.kvstore.write(_KEY, frame).result()
     del frame
@@ -189,6 +192,23 @@ def decompress(frame: bytes, nbytes: int, out: np.ndarray[Any, Any] | None) -> N
 def decompressing_bytes(frame_bytes: int, nbytes: int) -> int:
     """Return the memory that ``decompress`` takes, including the frame."""
     return max(3 * frame_bytes, frame_bytes + nbytes)
+
+
+def _size_in_header(frame: bytes) -> int | None:
+    """Return the size of the content that a zstd frame declares, as each of ``compress`` does.
+
+    None if it declares none: then it may ask for a window of 2 GiB, however short it is.
+    """
+    if frame[:4] != b"\x28\xb5\x2f\xfd" or len(frame) < 5:
+        return None
+    flags = frame[4]
+    has_no_window = flags >> 5 & 1
+    width = (has_no_window, 2, 4, 8)[flags >> 6]
+    start = 5 + (not has_no_window) + (0, 1, 2, 4)[flags & 3]  # after the window and a dictionary
+    field = frame[start : start + width]
+    if not width or len(field) < width:
+        return None
+    return int.from_bytes(field, "little") + (256 if width == 2 else 0)
 
 
 _KEY = "c.0"

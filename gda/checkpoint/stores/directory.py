@@ -10,7 +10,6 @@ import contextlib
 import errno
 import logging
 import os
-import shutil
 import stat
 import threading
 from collections import deque
@@ -20,6 +19,7 @@ from typing import Any
 
 from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.stores.protocol import LOCK, Bytes
+from gda.storage.new_files import about as _about
 
 _VERSION_BYTES = 200  # the first line of a manifest, with the checksum of the rest
 # Small enough for a part to be still in the processor's cache when its checksum is computed: a
@@ -56,7 +56,7 @@ class FileStore:
 
     def flush(self) -> None:
         with self._guard:
-            directories, self._to_sync = sorted(self._to_sync, key=len, reverse=True), set()
+            directories, self._to_sync = sorted(self._to_sync, reverse=True), set()
         for directory in directories:
             _sync_directory(directory)
 
@@ -130,14 +130,15 @@ class FileStore:
         with self._directory_of(name) as (directory, file):
             return _size(os.stat(file, dir_fd=directory, follow_symlinks=False))
 
-    def entries(self) -> list[str]:
-        return sorted(os.listdir(self._root))
+    def entries(self, directory: str = "") -> list[str]:
+        return sorted(os.listdir(self._inside(directory)))
 
     def remove(self, name: str) -> None:
         path = self._inside(name)
         with contextlib.suppress(FileNotFoundError):
             if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path)
+                with _about(path):
+                    _remove_directory(path)
             else:
                 os.unlink(path)
 
@@ -149,21 +150,21 @@ class FileStore:
         # If a save that died made it, its entry may not be durable yet.
         self._to_sync.add(os.path.dirname(self._root))
         path = os.path.join(self._root, LOCK)
-        with _about(path):
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        try:
-            is_locked = _try_lock(
-                lambda: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB), self.url
-            )
-            if not is_locked:
-                _warn_of_no_locks(os.fstat(handle).st_dev, self.url)
-            yield is_locked
-        finally:
-            # The end of the process unlocks it too. Closing it is not enough: a process forked
-            # meanwhile has the handle too.
-            with contextlib.suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_UN)
-            os.close(handle)
+        with _opening() as handles:
+            with _about(path):
+                handle = handles.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+            try:
+                is_locked = _try_lock(
+                    lambda: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB), self.url
+                )
+                if not is_locked:
+                    _warn_of_no_locks(os.fstat(handle).st_dev, self.url)
+                yield is_locked
+            finally:
+                # The end of the process unlocks it too. Closing it is not enough: a process forked
+                # meanwhile has the handle too.
+                with contextlib.suppress(OSError):
+                    fcntl.flock(handle, fcntl.LOCK_UN)
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[tuple[int, int]]:
@@ -171,8 +172,8 @@ class FileStore:
         with self._directory_of(name) as (directory, file):
             # Checked first: opening a pipe would block, and opening a device may do anything.
             _size(os.stat(file, dir_fd=directory, follow_symlinks=False))
-            with _opening() as open_file:
-                handle = open_file(file, _READ, directory)
+            with _opening() as handles:
+                handle = handles.open(file, _READ, directory)
                 yield handle, _size(os.fstat(handle))
 
     @contextlib.contextmanager
@@ -183,11 +184,11 @@ class FileStore:
         lead anywhere.
         """
         *directories, file = name.split("/")
-        with _opening() as open_directory, _about(self._inside(name)):
-            directory = open_directory(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
+        with _opening() as handles, _about(self._inside(name)):
+            directory = handles.open(self._root, _DIRECTORY & ~os.O_NOFOLLOW)
             for each in directories:
                 try:
-                    directory = open_directory(each, _DIRECTORY, directory)
+                    directory = handles.open(each, _DIRECTORY, directory)
                 except NotADirectoryError:
                     raise ValueError(f"is missing: {each} is a link or a file") from None
             yield directory, file
@@ -249,36 +250,28 @@ def _warn_of_no_locks(device: int, url: str) -> None:
 without_locks: set[int] = set()
 
 
+class _Handles(list[int]):
+    """Handles of files, opened by path, flags and directory."""
+
+    def open(self, path: str, flags: int, directory: int | None = None) -> int:
+        self.extend(map(partial(os.open, mode=0o666, dir_fd=directory), [path], [flags]))
+        return self[-1]
+
+
 @contextlib.contextmanager
-def _opening() -> Iterator[Callable[..., int]]:
-    """Give a function that opens files by path, flags and directory; all are closed at the end.
+def _opening() -> Iterator[_Handles]:
+    """Give a list that opens files; all of them are closed at the end.
 
     Python checks for Ctrl-C when a call returns, and drops the result: a handle of ``os.open``
     would stay open. So one call of C code opens a file and keeps its handle, and another one closes
     all of them.
     """
-    handles: list[int] = []
+    handles = _Handles()
     closed = map(os.close, handles)
-
-    def open_file(path: str, flags: int, directory: int | None = None) -> int:
-        handles.extend(map(partial(os.open, dir_fd=directory), [path], [flags]))
-        return handles[-1]
-
     try:
-        yield open_file
+        yield handles
     finally:
         deque(closed, maxlen=0)
-
-
-@contextlib.contextmanager
-def _about(path: str) -> Iterator[None]:
-    """Add the file name to errors of the operating system."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None or not os.path.isabs(error.filename):
-            error.filename = path
-        raise
 
 
 def _size(found: os.stat_result) -> int:
@@ -288,16 +281,27 @@ def _size(found: os.stat_result) -> int:
 
 
 def _write_new(path: str, parts: Sequence[Any]) -> None:
-    with _about(path):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    with _about(path), _opening() as handles:
         try:
+            handle = handles.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
             _write_all(handle, parts)
             os.fsync(handle)
         except BaseException:
-            _remove_again(path)
+            if handles:
+                _remove_again(path)
             raise
-        finally:
-            os.close(handle)
+
+
+def _remove_directory(path: str, parent: int | None = None) -> None:
+    """Remove a directory with all files: ``shutil.rmtree``, but Ctrl-C leaves no handle open."""
+    with _opening() as handles:
+        here = handles.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, parent)
+        for name in os.listdir(here):
+            if stat.S_ISDIR(os.stat(name, dir_fd=here, follow_symlinks=False).st_mode):
+                _remove_directory(name, here)
+            else:
+                os.unlink(name, dir_fd=here)
+    os.rmdir(path, dir_fd=parent)
 
 
 def _remove_again(path: str) -> None:
@@ -335,9 +339,9 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
 
 
 def _sync_directory(directory: str) -> None:
-    with _about(directory):
+    with _about(directory), _opening() as handles:
         try:
-            handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            handle = handles.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         except PermissionError:
             return  # writable, but not readable; PostgreSQL ignores these cases too
         try:
@@ -345,5 +349,3 @@ def _sync_directory(directory: str) -> None:
         except OSError as error:
             if error.errno not in (errno.EBADF, errno.EINVAL):  # not on this file system
                 raise
-        finally:
-            os.close(handle)

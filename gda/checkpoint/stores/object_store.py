@@ -67,6 +67,12 @@ class KvStore:
         self._kv = where if where.path.endswith("/") or not where.path else where + "/"
         self.url = _url_of(self._kv)
 
+    @property
+    def directory(self) -> str | None:
+        """The directory behind the driver of files; ``None`` for another driver."""
+        spec = self._kv.spec().to_json()
+        return spec["path"] if spec["driver"] == "file" else None
+
     def join(self, name: str) -> str:
         return self.url + name
 
@@ -128,15 +134,15 @@ class KvStore:
     def size(self, name: str) -> int | None:
         return None
 
-    def entries(self) -> list[str]:
+    def entries(self, directory: str = "") -> list[str]:
         # TensorStore cannot list one level; a store lists 1,000 names in an answer.
         names = self._wait("", self._kv.list)
-        return sorted({_text(name).partition("/")[0] for name in names})
+        within = f"{directory}/" if directory else ""
+        texts = [name for name in map(_text, names) if name.startswith(within)]
+        return sorted({name.removeprefix(within).partition("/")[0] for name in texts})
 
     def remove(self, name: str) -> None:
-        # "0" follows "/". An object is removed only after it was found: the driver of files fails
-        # for the name of a directory.
-        within = self._range(name, f"{name}0")
+        within = self._range(name, f"{name}0")  # "0" follows "/"
         there = self._wait(name, lambda: self._kv.list(within))
         below = f"{name}/".encode()
         keys = deque(key for key in there if key == name.encode() or key.startswith(below))

@@ -18,6 +18,8 @@ from gda.storage.options import Options
 def open_store(path: Any, timeout: float) -> Store:
     """Return the store of a path, a URL, a TensorStore key-value store or the spec of one.
 
+    A key-value store of the driver ``file`` is a directory, which has locks and is synchronized.
+
     Args:
       timeout: seconds to wait for each answer of an object store.
 
@@ -32,7 +34,9 @@ def open_store(path: Any, timeout: float) -> Store:
     if isinstance(path, str):
         return _of_text(path, timeout)
     if names_store(path):
-        return KvStore(path, timeout)
+        store = KvStore(path, timeout)
+        directory = store.directory
+        return store if directory is None else FileStore(directory)
     raise TypeError(
         "the first argument must be the path of a checkpoint: a directory, a URL such as "
         "'s3://bucket/run', or a TensorStore key-value store or the spec of one, not a "

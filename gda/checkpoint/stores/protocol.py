@@ -69,8 +69,8 @@ class Store(Protocol):
         """Return the size of a file, or ``None`` if that costs as much as reading it."""
         ...
 
-    def entries(self) -> list[str]:
-        """Return the names at the top level."""
+    def entries(self, directory: str = "") -> list[str]:
+        """Return the names in a directory, by default at the top level."""
         ...
 
     def remove(self, name: str) -> None:

@@ -11,6 +11,8 @@ The file is one JSON object, with
 A shape is a list of integers, a dtype a name as ``--dtype`` takes it; a spec is a list of null,
 axes and lists of axes, or a text as ``--spec`` takes it; a mesh may be a text as well. If the mesh
 is given, the object may also be ``parameters`` alone.
+
+A file may have 16 MiB: more than 100,000 parameters.
 """
 
 from __future__ import annotations
@@ -19,17 +21,22 @@ import difflib
 import json
 import reprlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from gda.layout.notation.dtypes import parse_dtype
 from gda.layout.notation.layouts import NOT_SHARDED, parse_mesh, parse_spec
 from gda.layout.notation.mistakes import MisreadError, MistakesError
 from gda.layout.notation.name_ranges import with_ranges
-from gda.layout.notation.planned_grid import check_shape_and_mesh, mistakes_of_spec, plan_grid
+from gda.layout.notation.planned_grid import (
+    check_dimensions,
+    check_shape_and_mesh,
+    mistakes_of_spec,
+    plan_grid,
+)
 from gda.layout.spec import check_spec
 from gda.layout.strict_json import parse_json
 from gda.layout.text import counted, format_mesh
@@ -40,6 +47,8 @@ if TYPE_CHECKING:
     from gda.layout.grid import ShardGrid
     from gda.layout.spec import Shape, SpecEntry
 
+_MOST_BYTES = 2**24
+_MOST_LETTERS = 10_000  # of a spec or a mesh as a text
 _SHOWN = 20
 _KEYS_SHOWN = 8
 _EXPECTED = 'expected is {"mesh": {...}, "parameters": {NAME: {"shape": [...], ...}, ...}}'
@@ -114,12 +123,17 @@ class ModelText(NamedTuple):
     text: str
 
 
-def text_of(path: str, content: bytes) -> ModelText:
-    """Return the text of the content of a file.
+def text_of(path: str, file: BinaryIO) -> ModelText:
+    """Return the text of an open file.
 
     Raises:
-      MistakesError: it is not UTF-8.
+      MistakesError: it is too large, or not UTF-8.
     """
+    content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise MistakesError(
+            f"{path} has more than {_MOST_BYTES:,} bytes; describe the model in several files"
+        )
     try:
         return ModelText(path, content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -222,6 +236,7 @@ def _mesh_from(given: Any) -> dict[str, int]:
     if given is None:
         raise MistakesError(f"there is none; give {expected}, or --mesh data=16,model=4")
     if isinstance(given, str):
+        _check_letters("mesh", given)
         return parse_mesh(given)
     if not isinstance(given, dict) or not given:
         raise MistakesError(f"expected are {expected}, not {_short(given)}")
@@ -318,6 +333,7 @@ def _parameter(array: ModelArray, mesh: Mapping[str, int], pad: bool, *, hint: b
 def _shape_of(given: Any) -> Shape:
     if not isinstance(given, list) or not all(type(size) is int for size in given):
         raise _WrongError(f'"shape" must be a list of integers, not {_short(given)}')
+    _check_dimensions("shape", given)
     if any(not 0 <= size < 2**63 for size in given):
         raise _WrongError(f'"shape" is {_short(given)}; sizes are from 0 to 2**63 - 1')
     return tuple(given)
@@ -338,11 +354,15 @@ _known_dtype = lru_cache(maxsize=256)(parse_dtype)
 def _spec_of(given: Any) -> tuple[SpecEntry, ...]:
     if given is None:
         return ()
+    for value in (given, *given) if isinstance(given, list) else ():
+        if isinstance(value, list):
+            _check_dimensions("spec", value)
     try:
         if isinstance(given, str):
+            _check_letters("spec", given)
             return parse_spec(given)
         entries = check_spec(given, (0,) * len(given) if isinstance(given, list) else ())
-    except MisreadError as error:
+    except (MisreadError, MistakesError) as error:
         raise _WrongError(f'"spec" {error}') from None
     except (TypeError, ValueError) as error:
         raise _WrongError(str(error)) from None
@@ -355,17 +375,37 @@ def _spec_of(given: Any) -> tuple[SpecEntry, ...]:
     return entries
 
 
+def _check_dimensions(kind: str, value: Sized) -> None:
+    try:
+        check_dimensions(kind, value)
+    except MistakesError as error:
+        raise _WrongError(*error.lines) from None
+
+
+def _check_letters(kind: str, text: str) -> None:
+    """Raise ``MistakesError`` if a text is too long to be read with good messages."""
+    if len(text) > _MOST_LETTERS:
+        raise MistakesError(
+            f"is a text of {len(text):,} characters, and a {kind} has at most {_MOST_LETTERS:,}"
+        )
+
+
 # Words.
 
 
 def _unknown_keys(given: Mapping[str, Any], known: Sequence[str], hint: str = "") -> list[str]:
-    """Return a message for each key that is not known, in the order of the file."""
+    """Return a message for each key that is not known, in the order of the file; the last for many.
+
+    A file may have a million.
+    """
+    keys = [key for key in given if key not in known]
     messages = []
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(key[:60], known, n=1)
-            what = f"did you mean {_named(near)}?" if near else f"known are {_named(known)}{hint}"
-            messages.append(f"{_named([key])} is not known; {what}")
+    for key in keys[:_KEYS_SHOWN]:
+        near = difflib.get_close_matches(key[:60], known, n=1)
+        what = f"did you mean {_named(near)}?" if near else f"known are {_named(known)}{hint}"
+        messages.append(f"{_named([key])} is not known; {what}")
+    if rest := keys[_KEYS_SHOWN:]:
+        messages.append(f"{_named(rest)} are not known")
     return messages
 
 

@@ -6,7 +6,7 @@ No devices are needed. The mesh has a limit because some answers take O(devices)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 from gda.layout.notation.layouts import NOT_SHARDED
@@ -117,16 +117,21 @@ def check_shape_and_mesh(shape: Shape, mesh: Mapping[str, int]) -> None:
       MistakesError: the shape or the mesh has more than 64 dimensions, or there are too many
         devices.
     """
-    for value, kind in ((shape, "shape"), (mesh, "mesh")):
-        if len(value) > _MAX_DIMENSIONS:
-            raise MistakesError(
-                f"this {kind} has {len(value)} dimensions; an array has at most {_MAX_DIMENSIONS}"
-            )
+    check_dimensions("shape", shape)
+    check_dimensions("mesh", mesh)
     if (devices := math.prod(mesh.values())) > MAX_DEVICES:
         count = f"{devices:,}" if devices < 10**15 else _power(devices)
         raise MistakesError(
             f"the mesh {_clipped(format_mesh(mesh))} has {count} devices; a plan is for at most "
             f"{MAX_DEVICES:,}"
+        )
+
+
+def check_dimensions(kind: str, value: Sized) -> None:
+    """Raise ``MistakesError`` if a shape, a mesh or a spec has more than 64 dimensions."""
+    if len(value) > _MAX_DIMENSIONS:
+        raise MistakesError(
+            f"this {kind} has {len(value)} dimensions; an array has at most {_MAX_DIMENSIONS}"
         )
 
 

@@ -1,5 +1,6 @@
 """Files of models, read from Python; ``tests/cli/test_tree.py`` has what the command says."""
 
+import io
 import json
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from gda.layout.notation.mistakes import MistakesError
 from gda.layout.notation.model_file import ModelArray, ModelText, read_arrays, read_model, text_of
+from gda.layout.strict_json import parse_json
 
 pytestmark = pytest.mark.no_jax
 
@@ -17,7 +19,7 @@ PARAMETERS = {
 
 
 def file(document: object) -> ModelText:
-    return text_of("model.json", json.dumps(document).encode())
+    return text_of("model.json", io.BytesIO(json.dumps(document).encode()))
 
 
 def test_arrays_are_read_without_a_mesh() -> None:
@@ -50,4 +52,26 @@ def test_all_mistakes_are_one_value_error_without_options_of_the_command() -> No
 
 def test_a_text_that_is_not_utf_8() -> None:
     with pytest.raises(ValueError, match="weights is not a text in UTF-8"):
-        text_of("weights", b"\xff\x00")
+        text_of("weights", io.BytesIO(b"\xff\x00"))
+
+
+def test_100_000_parameters_are_read() -> None:
+    name = "model.layers.{}.self_attention.query_projection.kernel"
+    entry = {"shape": [4096, 4096], "dtype": "bfloat16", "spec": [None, "data"]}
+    text = file({name.format(i): entry for i in range(100_000)}).text
+    assert len(parse_json(text)) == 100_000
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"mesh": "x=1," * 10_000, "parameters": {}}, "mesh: is a text of 40,000 characters"),
+        ({"mesh": {f"a{i}": 1 for i in range(65)}, "parameters": {}}, "mesh has 65 dimensions"),
+        ({"mesh": "x=1", "spec": "x," * 10_000, "parameters": {}}, "a spec has at most 10,000"),
+        ({"mesh": "x=1", **{f"k{i}": 1 for i in range(30)}}, '"k15" and 14 more are not known'),
+    ],
+)
+def test_what_is_too_long(document: dict[str, object], said: str) -> None:
+    with pytest.raises(MistakesError) as caught:
+        read_model(file({"parameters": {}, **document}), None, pad=False)
+    assert said in "\n".join(caught.value.lines)

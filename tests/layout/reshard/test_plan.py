@@ -289,7 +289,8 @@ def check_plan(plan: ReshardPlan) -> None:
         for i in range(target.num_devices)
         if get[i].size
         and not any(
-            source_ids[j] == target_ids[i] and source.index(j) == target.index(i)
+            source_ids[j] == target_ids[i]
+            and whole[source.index(j)].tolist() == whole[target.index(i)].tolist()
             for j in range(source.num_devices)
         )
     ]

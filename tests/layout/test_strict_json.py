@@ -1,0 +1,62 @@
+"""Texts in JSON that are hostile: each is refused with a ``ValueError``, most before parsing."""
+
+import json
+import tracemalloc
+
+import pytest
+
+from gda.layout.strict_json import check_memory, parse_json
+
+pytestmark = pytest.mark.no_jax
+
+MIB = 2**20
+
+
+def repeated(value: str, nbytes: int) -> str:
+    return "[" + ",".join([value] * (nbytes // (len(value) + 1))) + "]"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 200_000, "nested too deeply"),
+        ("[" * 200_000 + "]" * 200_000, "nested too deeply"),
+        ('{"a":' * 200_000, "nested too deeply"),
+        ('{"a": 1, "a": 2}', "one object has these names twice: 'a'"),
+        ("[NaN]", "NaN is not a number of JSON"),
+        ("[-Infinity]", "-Infinity is not a number of JSON"),
+        ("1" * 5000, "integer string conversion"),
+        ("", "Expecting value"),
+    ],
+)
+def test_a_text_that_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_json(text)
+
+
+@pytest.mark.parametrize("value", ["[]", "{}", "[[]]", '{"":""}', '{"list":[]}', '{"a":{"b":[]}}'])
+def test_many_lists_and_objects_are_refused_before_they_are_parsed(value: str) -> None:
+    text = repeated(value, 24 * MIB)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="it has so many .* memory; expected are at most"):
+            parse_json(text)
+        assert tracemalloc.get_traced_memory()[1] < MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_numbers_take_no_more_than_a_gib() -> None:
+    check_memory(repeated("300", 63 * MIB))
+    with pytest.raises(ValueError, match="it has so many values that they may take"):
+        check_memory(repeated("300", 65 * MIB))
+
+
+def test_a_small_text_may_consist_of_empty_lists() -> None:
+    assert parse_json(repeated("[]", MIB // 2)) == [[]] * (MIB // 6)
+
+
+def test_a_long_text_of_ordinary_entries_is_read() -> None:
+    entry = {"path": [0], "kind": "int", "value": "1"}
+    text = json.dumps([entry] * 200_000, separators=(",", ":"))
+    assert parse_json(text) == [entry] * 200_000
