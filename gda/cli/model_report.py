@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from gda.cli.commands import OK, read_given
 from gda.cli.model_memory import ModelMemory
@@ -100,9 +100,12 @@ def read_text(option: str, path: str) -> ModelText:
         raise MistakesError(f"{option}: stdin is closed; give the path of a file instead of -")
     try:
         if path == "-":
-            return text_of("stdin", sys.stdin.buffer.read())
-        return text_of(path, Path(path).read_bytes())
+            return text_of("stdin", sys.stdin.buffer)
+        with open(path, "rb") as file:
+            return text_of(path, file)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise  # the command line shortens it
         raise MistakesError(f"{path} cannot be read: {error.strerror or error}") from None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -70,7 +69,8 @@ def _read(path: str | os.PathLike[str], specs: Any) -> tuple[Any, Any]:
     """Return the shapes in a model file or a checkpoint, and the specs."""
     if not os.path.isfile(path):
         return inspect(path).shapes(), specs
-    arrays = read_arrays(text_of(os.fspath(path), Path(path).read_bytes()))
+    with open(path, "rb") as file:
+        arrays = read_arrays(text_of(os.fspath(path), file))
     if specs is None:
         specs = {each.name: PartitionSpec(*each.spec) for each in arrays}
     return {each.name: jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays}, specs

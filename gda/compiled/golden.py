@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gda.compiled.hlo import Collective, format_axes, format_size, summed
+from gda.layout.strict_json import parse_json
 from gda.layout.text import format_mesh
 
 _VERSION = 1
@@ -45,7 +46,7 @@ def check(name: str, found: dict[str, Any], path: Path, tolerance: float) -> Non
         path.write_text(json.dumps(found, indent=1) + "\n")
         return
     try:
-        golden = json.loads(path.read_text())
+        golden = parse_json(path.read_text())
     except FileNotFoundError as error:
         raise FileNotFoundError(
             error.errno, "there is no golden file; write it with pytest --update-golden", str(path)

@@ -85,8 +85,9 @@ class Rehearsal:
       fits: the program fits into the memory of a device. None if the capacity is unknown, as on a
         CPU.
       capacity_bytes: the memory that programs have on a device of this kind; None if unknown.
-      peak_bytes: the most memory in use at a time, by the compiler; for a program that does not
-        fit, the memory that the compiler asks for, as exactly as it tells.
+      peak_bytes: the most memory in use at a time, by the compiler for TPUs. On other devices it is
+        the sum of the parts below, less ``aliased_bytes``. For a program that does not fit it is
+        the memory that the compiler asks for, as exactly as it tells.
       argument_bytes: bytes of the arguments that the program uses, in the layout of the device; for
         a program that does not fit, without the padding of that layout.
       output_bytes: bytes of the results, those in donated arguments included, and on a CPU 8 for

@@ -160,6 +160,13 @@ def test_errors_are_lines(
     assert said in err
 
 
+@pytest.mark.parametrize("command", [["inspect"], ["verify"]])
+def test_a_path_of_5000_characters_is_a_short_message(run: Run, command: list[str]) -> None:
+    code, out, err = run(*command, "/" + "n" * 4999)
+    said = f"gda: File name too long: /{'n' * 59}… (5,000 characters)\n"
+    assert (code, out, err) == (2, "", said)
+
+
 def test_a_mistake_in_gda_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Any, **_: Any) -> None:
         raise AttributeError("a bug")

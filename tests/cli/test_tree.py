@@ -634,3 +634,9 @@ def test_any_document_gives_an_answer_or_a_message(
     path = tmp_path_factory.mktemp("any") / "model.json"
     path.write_text(json.dumps(document))
     assert cli.main(["plan", "--tree", str(path)]) in (0, 2)
+
+
+def test_a_name_of_5000_characters_is_a_short_message(run: Run) -> None:
+    code, out, err = run("plan", "--tree", "n" * 5000, "--mesh", "x=4")
+    said = f"gda: File name too long: {'n' * 60}… (5,000 characters)\n"
+    assert (code, out, err) == (2, "", said)

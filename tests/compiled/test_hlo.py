@@ -491,6 +491,68 @@ def test_forms_of_groups(text: str) -> None:
     assert only(reduction(f"replica_groups={text}, channel_id=1")).axes == ("x",)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mesh['x'=2,'y'=4] {}", [[0], [1], [2], [3], [4], [5], [6], [7]]),
+        ("mesh['x'=2,'y'=4] {'x'}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("mesh['x'=2,'y'=4] {'x','y'}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
+        ("mesh['x'=2,'y'=4] {'y','x'}", [[0, 4, 1, 5, 2, 6, 3, 7]]),
+        ("mesh['x'=8] {'x':(1)2}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("mesh['x'=8] {'x':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("mesh['x'=8] {'x':(4)2}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        ("mesh['x'=8] {'x':(1)2,'x':(4)2}", [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        ("mesh['x'=8] {'x':(4)2,'x':(1)2}", [[0, 4, 1, 5], [2, 6, 3, 7]]),
+        ("mesh['x'=2,'y'=4] {'y':(2)2,'x'}", [[0, 4, 1, 5], [2, 6, 3, 7]]),
+        ("mesh['x'=2,'y'=4], device_ids=([2,4]T(1,0)) {'x'}", [[0, 2], [4, 6], [1, 3], [5, 7]]),
+        ("mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'x'}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (
+            "mesh['x'=2,'y'=2,'z'=2], device_ids=([2,2,2]T(2,0,1)) {'y':(1)2}",
+            [[0, 4], [2, 6], [1, 5], [3, 7]],
+        ),
+        ("mesh['x'=4], device_ids=(3,0,2,1) {'x':(2)2}", [[3, 0], [2, 1]]),
+        (
+            "mesh['x'=2,'y'=4], device_ids=(7,6,5,4,3,2,1,0) {'y':(1)2}",
+            [[7, 5], [6, 4], [3, 1], [2, 0]],
+        ),
+        ("mesh['axis_0'=2,'axis_1'=1,'axis_2'=2] {'axis_0'}", [[0, 2], [1, 3]]),
+        ("mesh['x y'=2,'a=b'=2] {'a=b'}", [[0, 1], [2, 3]]),
+        ("mesh['c,d'=2,'{e}]'=2] {'c,d','{e}]'}", [[0, 1, 2, 3]]),
+        ("mesh['<a> (b'=4] {'<a> (b':(2)2}", [[0, 1], [2, 3]]),
+    ],
+)
+def test_groups_of_a_mesh_one_by_one(text: str, expected: list[list[int]]) -> None:
+    groups = tuple(map(tuple, expected))
+    assert parse_groups(text) == groups
+    assert only(reduction(f"replica_groups={text}, channel_id=1")).groups == groups
+
+
+def _points(names: Sequence[str], sizes: dict[str, int]) -> list[dict[str, int]]:
+    """Return the coordinates along some axes, the last of which varies fastest."""
+    every = itertools.product(*(range(sizes[name]) for name in names))
+    return [dict(zip(names, point, strict=True)) for point in every]
+
+
+@given(st.permutations(["x", "y", "z"]), st.permutations(range(3)), st.integers(1, 3))
+def test_groups_of_a_mesh_in_any_order_of_axes_and_devices(
+    names: list[str], order: list[int], count: int
+) -> None:
+    sizes = {"x": 2, "y": 3, "z": 4}
+    transposed = np.arange(24).reshape(4, 3, 2).transpose(order).ravel()
+    ids = dict(zip(itertools.product(*map(range, sizes.values())), transposed, strict=True))
+    inside, outside = names[:count], [name for name in sizes if name not in names[:count]]
+    expected = [
+        [ids[tuple((out | into)[name] for name in sizes)] for into in _points(inside, sizes)]
+        for out in _points(outside, sizes)
+    ]
+    mesh = ",".join(f"'{name}'={size}" for name, size in sizes.items())
+    axes = ",".join(map(repr, inside))
+    by_iota = f"[4,3,2]T({','.join(map(str, order))})"
+    for device_ids in (by_iota, ",".join(map(str, transposed))):
+        groups = parse_groups(f"mesh[{mesh}], device_ids=({device_ids}) {{{axes}}}")
+        assert groups == tuple(map(tuple, expected))
+
+
 def test_the_empty_list_is_all_devices() -> None:
     assert parse_groups("{}") == parse_groups("{{}}") == ()
 

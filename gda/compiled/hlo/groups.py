@@ -61,11 +61,13 @@ def axes_of_pairs(pairs: Pairs, mesh_shape: Mapping[str, int]) -> tuple[str, ...
 # The forms.
 
 _IOTA = re.compile(r"\[([\d,]+)\](?:<=\[([\d,]+)\])?(?:T\(([\d,]+)\))?")
+# A name is in quotes since XLA of 2026, and may have any other character.
 _MESH = re.compile(
-    r"@?mesh(?:\[([^\]]*)\]|<([^>]*)>)(?:,\s*device_ids=\(((?:[^()]|\([^()]*\))*)\))?\s*\{([^}]*)\}"
+    r"@?mesh(?:\[((?:'[^']*'|[^'\]])*)\]|<([^>]*)>)"
+    r"(?:,\s*device_ids=\(((?:[^()]|\([^()]*\))*)\))?\s*\{((?:'[^']*'|[^'}])*)\}"
 )
-_AXIS_SIZE = re.compile(r"'?([^',=]+)'?=(\d+)")
-_AXIS_PART = re.compile(r"'?([^',:]+)'?(?::\((\d+)\)(\d+))?")
+_AXIS_SIZE = re.compile(r"(?:'([^']*)'|([^',=]+))=(\d+)")
+_AXIS_PART = re.compile(r"(?:'([^']*)'|([^',:]+))(?::\((\d+)\)(\d+))?")
 
 
 def parse_groups(text: str) -> Groups | None:
@@ -104,7 +106,7 @@ def _as_groups(array: npt.NDArray[np.int64]) -> Groups:
 
 
 def _groups_of_mesh(mesh: str, device_ids: str | None, axes: str) -> Groups | None:
-    sizes = {name: int(size) for name, size in _AXIS_SIZE.findall(mesh)}
+    sizes = {quoted or bare: int(size) for quoted, bare, size in _AXIS_SIZE.findall(mesh)}
     if device_ids is None:
         positions = np.arange(math.prod(sizes.values()))
     elif iota := _IOTA.fullmatch(device_ids.strip()):
@@ -112,21 +114,24 @@ def _groups_of_mesh(mesh: str, device_ids: str | None, axes: str) -> Groups | No
     else:
         positions = np.array(numbers(device_ids))
     # A part of an axis, 'a':(2)4, has size 4 after slower parts of size 2: split axes like this.
-    parts: dict[str, list[tuple[int, int]]] = {name: [] for name in sizes}
-    for name, before, size in _AXIS_PART.findall(axes):
-        if name not in sizes:
-            return None
-        parts[name].append((int(before or 1), int(size or sizes[name])))
+    wanted = [
+        (quoted or bare, int(before or 1), int(size or sizes.get(quoted or bare, 0)))
+        for quoted, bare, before, size in _AXIS_PART.findall(axes)
+    ]
+    if not {name for name, _, _ in wanted} <= sizes.keys():
+        return None
     dims: list[int] = []
-    chosen: list[int] = []
+    dimension_of: dict[tuple[str, int, int], int] = {}
     for name, size in sizes.items():
         rest = 1
-        for before, of_part in sorted(parts[name]):
+        for part in sorted(part for part in wanted if part[0] == name):
+            _, before, of_part = part
             dims += [before // rest, of_part]
-            chosen.append(len(dims) - 1)
+            dimension_of[part] = len(dims) - 1
             rest = before * of_part
         dims.append(size // rest)
     if math.prod(dims) != positions.size:
         return None
+    chosen = [dimension_of[part] for part in wanted]  # the first that is written varies slowest
     grouped = np.moveaxis(positions.reshape(dims), chosen, range(-len(chosen), 0))
     return _as_groups(grouped.reshape(-1, math.prod(dims[axis] for axis in chosen)))

@@ -70,7 +70,7 @@ _DEFINITION = re.compile(r"\s*(ROOT\s+)?%?([\w.\-]+)\s+=\s+(.*)$")
 _HEADER = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$")
 _STRING = r'"(?:\\.|[^"\\])*"'
 # A group of thousands of devices is one token.
-_TOKEN = re.compile(rf"{_STRING}|\{{[\d,]*\}}|[()\[\]{{}},]")
+_TOKEN = re.compile(rf"{_STRING}|'[^']*'|\{{[\d,]*\}}|[()\[\]{{}},]")  # names of axes are in '
 _STRING_OR_COMMENT = re.compile(rf"({_STRING})|/\*.*?\*/")
 
 
