@@ -7,7 +7,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,14 @@ def is_running(pid: int) -> bool:
         return not select.select([process], [], [], 0)[0]
     finally:
         os.close(process)
+
+
+def wait_for(paths: Iterable[Path]) -> None:
+    """Wait until there is a file at each path."""
+    limit = time.monotonic() + 60
+    while missing := [path for path in paths if not path.exists()]:
+        assert time.monotonic() < limit, f"not there: {missing}"
+        time.sleep(0.02)
 
 
 def wait_until_gone(pids: list[int]) -> None:

@@ -143,7 +143,8 @@ class _Server:
 
     def close(self) -> None:
         if os.getpid() == self._owner:
-            self._socket.shutdown(socket.SHUT_RDWR)
+            with self._socket:  # others may have copies of it
+                self._socket.shutdown(socket.SHUT_RDWR)
             self._process.wait()
 
 

@@ -14,7 +14,7 @@ from textwrap import dedent
 
 import pytest
 import running
-from running import ignoring, is_running, wait_until_gone, without_address
+from running import ignoring, is_running, wait_for, wait_until_gone, without_address
 
 import gda.launch
 from gda.launch.__main__ import main
@@ -83,13 +83,6 @@ def launch_forked(*args: str) -> subprocess.CompletedProcess[str]:
 def after_the_last_reason(stderr: str) -> str:
     """The words of the launcher about the end, after its last prefix."""
     return stderr[stderr.rindex("gda.launch: ") :]
-
-
-def wait_for(paths: list[Path]) -> None:
-    limit = time.monotonic() + LIMIT_SECONDS
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < limit, "the program did not start"
-        time.sleep(0.02)
 
 
 # Programs that use JAX.
