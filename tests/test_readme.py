@@ -18,6 +18,8 @@ from measured import figures_of, is_in
 
 import gda
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
