@@ -191,9 +191,7 @@ def test_surplus_nones_change_nothing(case: ShardedCase[Mesh], surplus: int) -> 
 
 
 @given(sharded_cases(meshes(shuffle=False)), st.randoms(use_true_random=False))
-def test_devices_change_places_and_the_places_keep_what_they_hold(
-    case: ShardedCase[Mesh], random: Any
-) -> None:
+def test_blocks_belong_to_positions_and_not_devices(case: ShardedCase[Mesh], random: Any) -> None:
     devices = list(case.mesh.devices.flat)
     random.shuffle(devices)
     mesh = Mesh(
@@ -290,7 +288,7 @@ def test_a_wrong_argument_is_refused(
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 @pytest.mark.parametrize("mesh", [None, {"x": 4, "y": 2}, np.zeros((4, 2))])
-def test_what_is_no_mesh_is_refused(
+def test_other_meshes_are_refused(
     function: Callable[[Any, Any, Any], object], mesh: object
 ) -> None:
     with pytest.raises(TypeError) as info:

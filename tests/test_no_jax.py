@@ -21,7 +21,7 @@ sys.exit(pytest.main([*options, "--confcutdir", *sys.argv[1:]]))
 """
 
 
-def test_what_is_said_to_need_no_jax_needs_none(tmp_path: Path) -> None:
+def test_modules_marked_no_jax_import_none(tmp_path: Path) -> None:
     mark = re.compile(r"^pytestmark = pytest\.mark\.no_jax$", re.MULTILINE)
     files = sorted(str(f) for f in TESTS.rglob("test_*.py") if mark.search(f.read_text()))
     assert len(files) > 8

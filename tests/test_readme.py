@@ -117,7 +117,7 @@ def test_every_python_block_is_all_examples() -> None:
     assert "doctest:" not in README, "an example must not be skipped or be compared loosely"
 
 
-def test_every_python_block_does_what_it_shows(tmp_path: Path) -> None:
+def test_python_blocks_give_the_shown_results(tmp_path: Path) -> None:
     # As a reader would type it: in order, in a process where nothing was imported or set before.
     lines = [""] * len(README.splitlines())
     for language, text, first in blocks_of(README):
@@ -133,7 +133,7 @@ def test_every_python_block_does_what_it_shows(tmp_path: Path) -> None:
     assert re.search(rf"\b{examples} passed", done.stdout), done.stdout
 
 
-def test_the_quickstart_program_prints_what_the_readme_shows() -> None:
+def test_quickstart_program_prints_the_shown_output() -> None:
     section = README.partition("## Quickstart in 60 seconds\n")[2].partition("\n## ")[0]
     shown = [
         example.want
@@ -161,7 +161,7 @@ def test_the_table_names_every_extra_for_users() -> None:
     assert named == set(project["optional-dependencies"]) - {"bench", "dev", "docs"}
 
 
-def test_the_page_of_libraries_runs_what_the_table_says() -> None:
+def test_page_of_libraries_runs_every_row_of_the_table() -> None:
     table = README.partition("| library | parameters | in the step |")[2].partition("\n\n")[0]
     fragments = re.findall(r"`([^`]+)`", table)
     assert len(fragments) == 6
@@ -209,7 +209,7 @@ def test_every_figure_of_the_speed_section_was_measured() -> None:
         ("no figure of 2026 here", []),
     ],
 )
-def test_what_counts_as_a_figure(text: str, figures: list[tuple[str, str]]) -> None:
+def test_figures_of_a_text(text: str, figures: list[tuple[str, str]]) -> None:
     assert figures_of(text) == figures
 
 

@@ -301,7 +301,7 @@ def test_sums_of_blocks_add_up(way: str) -> None:
 
 
 @two_ways
-def test_what_was_begun_may_be_deleted(way: str, explicit_mesh: Mesh) -> None:
+def test_array_may_be_deleted_after_begin(way: str, explicit_mesh: Mesh) -> None:
     g = cut(batch(8, 8), explicit_mesh, P("x"))
     pending = fp.begin(g.array)
     g.delete()
@@ -310,7 +310,7 @@ def test_what_was_begun_may_be_deleted(way: str, explicit_mesh: Mesh) -> None:
 
 @two_ways
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_was_begun_may_be_donated(way: str, dtype: str) -> None:
+def test_array_may_be_donated_after_begin(way: str, dtype: str) -> None:
     data = np.ones((8, 1 << 16), jnp.dtype(dtype))
     expected = sums_of_numpy(data)
     g = cut(data, mesh_of({"x": 8}), P("x"))
@@ -331,7 +331,7 @@ def test_in_a_trace_there_is_no_value(auto_mesh: Mesh) -> None:
         jax.jit(lambda x: fp.begin(x))(g.array)
 
 
-def test_what_was_deleted_has_none(auto_mesh: Mesh) -> None:
+def test_deleted_array_has_no_fingerprint(auto_mesh: Mesh) -> None:
     g = cut(batch(8), auto_mesh, P("x"))
     g.delete()
     with pytest.raises(RuntimeError, match="was deleted, by delete"):
@@ -392,7 +392,7 @@ def test_an_array_of_another_process_alone() -> None:
 
 
 @pytest.mark.processes(4, devices=2)
-def test_each_process_sums_up_what_it_writes() -> None:
+def test_each_process_sums_the_blocks_it_writes() -> None:
     data = batch(8, 8)
     g = cut(data, ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2}), P("x"))
     mine = fp.sums_of(g.array)

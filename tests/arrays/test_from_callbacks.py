@@ -232,7 +232,7 @@ def test_other_byte_orders_are_turned(mesh: Mesh) -> None:
     np.testing.assert_array_equal(asked, [1, 2] * 4)
 
 
-def test_what_numpy_saves_of_bfloat16_is_read_back(mesh: Mesh, tmp_path: Path) -> None:
+def test_bfloat16_saved_by_numpy_is_read_back(mesh: Mesh, tmp_path: Path) -> None:
     data = np.arange(8).astype(jnp.bfloat16)
     np.save(tmp_path / "data.npy", data)
     raw = np.load(tmp_path / "data.npy")
@@ -524,7 +524,7 @@ def test_an_array_outlives_the_jax_arrays_that_the_callback_kept(
         np.testing.assert_array_equal(shard.data, DATA[shard.index])
 
 
-def test_keys_and_casts_outlive_what_the_callback_kept(auto_mesh: Mesh) -> None:
+def test_keys_and_casts_outlive_data_of_the_callback(auto_mesh: Mesh) -> None:
     keys = jax.random.split(jax.random.key(0), 8)
     held = on_device((slice(None), slice(None)))
     expected = np.asarray(jax.random.key_data(keys))
@@ -880,7 +880,7 @@ def test_a_mesh_that_is_none_is_pointed_out() -> None:
         gda.GlobalArray.from_callback((8,), {"x": 4}, P("x"), np.zeros)  # pyright: ignore
 
 
-def test_into_takes_a_view_of_what_it_filled_and_no_data(auto_mesh: Mesh) -> None:
+def test_into_takes_a_view_of_out_and_no_data(auto_mesh: Mesh) -> None:
     def fill(index: gda.Index, out: np.ndarray) -> np.ndarray:
         out[:] = DATA[index]
         return out[:1]
@@ -947,7 +947,7 @@ def test_into_says_when_an_array_is_returned_and_not_filled(auto_mesh: Mesh) -> 
         ([DATA[i : i + 1] for i in range(8)], ValueError, r"index \[0:2, :\] has shape \(1, 2\)"),
     ],
 )
-def test_what_a_batched_callback_returns_is_checked(
+def test_result_of_a_batched_callback_is_checked(
     auto_mesh: Mesh, returned: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -976,7 +976,7 @@ def test_what_a_batched_callback_returns_is_checked(
         ),
     ],
 )
-def test_what_a_placing_callback_returns_is_checked(
+def test_result_of_a_placing_callback_is_checked(
     auto_mesh: Mesh, spoil: Callable, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

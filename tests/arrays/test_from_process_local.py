@@ -56,7 +56,7 @@ def test_memory_of_the_caller_does_not_become_that_of_the_array(mesh: Mesh) -> N
 
 
 @given(sharded_cases(max_dims=3))
-def test_it_is_what_jax_makes_of_the_same_data(case: ShardedCase) -> None:
+def test_agrees_with_jax_on_the_same_data(case: ShardedCase) -> None:
     data = batch(*case.global_shape, dtype=np.int32)
     sharding = NamedSharding(case.mesh, P(*case.spec))
     g = build(data, case.mesh, case.spec)

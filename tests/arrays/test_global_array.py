@@ -70,7 +70,7 @@ def test_a_scalar_is_printed_as_its_value(mesh: Mesh) -> None:
 
 
 @pytest.mark.processes(2, devices=4)
-def test_what_several_processes_hold_is_not_one_numpy_array() -> None:
+def test_array_of_several_processes_is_not_one_numpy_array() -> None:
     mesh = mesh_of({"x": 4, "y": 2})
     with pytest.raises(RuntimeError, match=r"g.gather\(\) gives the whole value to every process"):
         np.asarray(make(mesh))
@@ -253,7 +253,7 @@ def test_an_array_on_one_device_has_one_shard_and_a_mesh_of_that_device() -> Non
     np.testing.assert_array_equal(shard.data, DATA)
 
 
-def test_from_array_says_what_it_takes() -> None:
+def test_from_array_refuses_other_kinds_of_input() -> None:
     with pytest.raises(TypeError, match=r"not ndarray; .* GlobalArray\.from_source\(array, mesh, "):
         gda.GlobalArray.from_array(DATA)
     with pytest.raises(
@@ -488,7 +488,7 @@ def values(result: object) -> object:
 
 
 @pytest.mark.parametrize("name", sorted(set(DELEGATED) - {"at"}))  # nothing without an index
-def test_it_gives_what_the_array_gives(auto_mesh: Mesh, name: str) -> None:
+def test_methods_agree_with_the_array(auto_mesh: Mesh, name: str) -> None:
     # Where JAX answers for arrays of one device only, one of that.
     one = Mesh(auto_mesh.devices[:1, :1], ("x", "y"))
     mesh = one if name.startswith("unsafe_") or name == "argpartition" else auto_mesh
@@ -565,7 +565,7 @@ def test_type_checkers_know_the_same_methods() -> None:
     assert set(DELEGATED) - own - told <= {"flat", "unsafe_raw_buffer"}
 
 
-def test_what_is_not_there_in_a_trace_is_no_attribute(auto_mesh: Mesh) -> None:
+def test_attributes_missing_in_a_trace_are_no_attributes(auto_mesh: Mesh) -> None:
     def look(g: gda.GlobalArray) -> jax.Array:
         assert not hasattr(g, "sharding")  # nor has the tracer
         assert getattr(g, "spec", "unknown") == "unknown"
@@ -696,7 +696,7 @@ def test_a_process_without_a_block_has_no_value() -> None:
             np.asarray(g)
 
 
-def test_unpickling_without_the_devices_says_what_is_missing(mesh: Mesh, tmp_path) -> None:
+def test_unpickling_without_the_devices_names_them(mesh: Mesh, tmp_path) -> None:
     path = tmp_path / "array.pickle"
     path.write_bytes(pickle.dumps(make(mesh)))
     script = (
@@ -730,7 +730,7 @@ def test_unflattening_takes_anything(leaf: object) -> None:
         g.mesh  # noqa: B018
 
 
-def test_what_the_array_inside_lacks_is_said_of_it(explicit_mesh: Mesh) -> None:
+def test_attribute_error_names_the_value_inside(explicit_mesh: Mesh) -> None:
     abstract = jax.eval_shape(lambda g: g, make(explicit_mesh))
     with pytest.raises(AttributeError, match="'nbytes' here: 'ShapeDtypeStruct' object"):
         abstract.nbytes  # noqa: B018
@@ -786,7 +786,7 @@ def test_a_container_around_no_array_names_to_numpy(mesh: Mesh) -> None:
     assert shapes == {"w": (8, 2)}
 
 
-def test_abstract_values_keep_what_they_know(mesh: Mesh) -> None:
+def test_abstract_values_keep_shape_and_sharding(mesh: Mesh) -> None:
     sharding = NamedSharding(mesh, P("x"))
     g = gda.GlobalArray(array=jax.ShapeDtypeStruct((8, 2), jnp.float32, sharding=sharding))
     assert (g.shape, g.dtype, g.mesh, g.spec) == ((8, 2), np.float32, mesh, P("x"))
@@ -811,7 +811,7 @@ def test_traced_over_explicit_axes_it_knows_its_layout(explicit_mesh: Mesh) -> N
     assert (shard.device, shard.index, shard.replica_id) == (None, (slice(0, 2), slice(1, 2)), 0)
 
 
-def test_traced_over_auto_axes_it_says_what_to_use(auto_mesh: Mesh) -> None:
+def test_traced_over_auto_axes_error_names_another_way(auto_mesh: Mesh) -> None:
     def look(g: gda.GlobalArray) -> jax.Array:
         assert (g.shape, g.dtype, g.ndim, g.size) == ((8, 2), np.float32, 2, 16)
         assert repr(g) == "GlobalArray(shape=(8, 2), dtype=float32, traced)"

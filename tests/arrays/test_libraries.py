@@ -100,7 +100,7 @@ def test_treescope_pictures_containers_in_trees(mesh: Mesh) -> None:
         )
 
 
-def test_treescope_shows_what_has_no_data(auto_mesh: Mesh) -> None:
+def test_treescope_shows_arrays_without_data(auto_mesh: Mesh) -> None:
     g = cut(batch(8), auto_mesh, P("x"))
     texts = []
     jax.jit(lambda g: texts.append(treescope.render_to_text(g)))(g)
@@ -316,7 +316,7 @@ def nnx_step(module: Dense, optimizer: Any, x: Any) -> Any:
     return loss
 
 
-def test_nnx_trains_what_the_documentation_says_to_write(auto_mesh: Mesh) -> None:
+def test_nnx_trains_as_documented(auto_mesh: Mesh) -> None:
     w, b = cut(batch(4, 4), auto_mesh, P("x")), cut(batch(4), auto_mesh, P())
     module = Dense(w.array, b.array)
     optimizer = nnx.Optimizer(module, optax.adam(1e-2), wrt=nnx.Param)

@@ -331,14 +331,14 @@ def test_a_part_of_an_array_has_no_mask(mesh: Mesh) -> None:
                 mapped(p)
 
 
-def test_what_is_no_array(mesh: Mesh) -> None:
+def test_values_that_are_no_array_are_refused(mesh: Mesh) -> None:
     with pytest.raises(TypeError, match="not list; give other sources to from_source"):
         PaddedArray.from_array([1, 2], mesh, P("x"))
     with pytest.raises(TypeError, match="is a PaddedArray already; move it with reshard"):
         PaddedArray.from_array(padded(batch(5), mesh, P("x")), mesh, P("x"))
 
 
-def test_what_is_no_fill(mesh: Mesh) -> None:
+def test_impossible_fill_is_refused(mesh: Mesh) -> None:
     with pytest.raises(ValueError, match=r"fill=0.5 is not a value of int32"):
         padded(batch(5, dtype=np.int32), mesh, P("x"), fill=0.5)
     with pytest.raises(TypeError, match="fill must be a number, not 'zero'"):
@@ -359,7 +359,7 @@ def test_functions_of_numpy_and_jax_do_not_see_padding_by_accident(mesh: Mesh) -
     assert np.sum(p) == batch(5).sum()  # pyright: ignore
 
 
-def test_what_does_not_fit_its_shape(mesh: Mesh) -> None:
+def test_array_that_does_not_fit_its_shape(mesh: Mesh) -> None:
     p = PaddedArray(padded(batch(5), mesh, P("x")).array, (3,))
     with pytest.raises(ValueError, match=r"has shape \(8,\); \(3,\) sharded by P\('x'\)"):
         p.grid  # noqa: B018

@@ -177,7 +177,7 @@ def test_several_at_once(auto_mesh: Mesh, tmp_path: Path, gate: threading.Event)
         np.testing.assert_array_equal(restore(tmp_path / str(number))["a"], DATA + number)
 
 
-def test_what_is_wrong_with_the_tree_is_said_at_once(tmp_path: Path) -> None:
+def test_mistakes_in_the_tree_are_raised_at_once(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a leaf of type object cannot be saved"):
         save_async(tmp_path, {"a": object()})
     save(tmp_path, {"a": 1})
@@ -332,9 +332,7 @@ def _crc(data: np.ndarray) -> int:
     return google_crc32c.value(data.tobytes())
 
 
-def test_what_was_altered_consistently_is_seen_by_its_fingerprint(
-    mesh: Mesh, tmp_path: Path
-) -> None:
+def test_fingerprint_finds_a_consistent_alteration(mesh: Mesh, tmp_path: Path) -> None:
     save(tmp_path, {"a": cut(DATA, mesh, P("x")), "b": cut(DATA, mesh, P("x"))})
     forge(tmp_path, 200)
     restore(tmp_path, mesh=mesh, specs=P("y"))
@@ -368,7 +366,7 @@ def test_fingerprints_that_cannot_be_compared(auto_mesh: Mesh, tmp_path: Path) -
         restore(tmp_path, like, cast=True, check_fingerprint=True)
 
 
-def test_a_program_that_ends_finishes_what_it_saves(tmp_path: Path) -> None:
+def test_program_that_ends_finishes_its_save(tmp_path: Path) -> None:
     # Python 3.12 and newer start no thread any more once the main one has ended.
     program = """
 import sys

@@ -410,7 +410,7 @@ def test_shapes_of_a_function_that_makes_the_tree(mesh: Mesh, tmp_path: Path) ->
     np.testing.assert_array_equal(restored.weights, tree.weights)
 
 
-def test_arrays_that_were_donated_say_how_they_were(mesh: Mesh, tmp_path: Path) -> None:
+def test_donated_arrays_as_like(mesh: Mesh, tmp_path: Path) -> None:
     tree = {"g": cut(DATA, mesh, P("x")), "a": jnp.asarray(DATA)}
     save(tmp_path, tree)
     shardings = jax.tree.map(lambda x: x.sharding, tree)
@@ -456,9 +456,7 @@ def test_casts_are_those_of_numpy(auto_mesh: Mesh, tmp_path: Path) -> None:
     np.testing.assert_array_equal(restored["b"], np.arange(5, dtype=np.int8))
 
 
-def test_what_is_not_committed_stays_so_under_a_mesh_that_is_set(
-    mesh: Mesh, tmp_path: Path
-) -> None:
+def test_uncommitted_arrays_stay_so_under_a_mesh_that_is_set(mesh: Mesh, tmp_path: Path) -> None:
     few = mesh_of({"z": 2})
     tree = {
         "w": cut(batch(8), few, P("z")),

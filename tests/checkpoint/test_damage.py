@@ -256,7 +256,7 @@ def test_every_other_length_of_a_file_is_found(damaged: Damaged, trials: Trials)
 
 
 @tried("a file is too short, too long, empty or missing", sample=30)
-def test_files_that_are_not_what_was_written_are_found(damaged: Damaged, trials: Trials) -> None:
+def test_altered_files_are_found(damaged: Damaged, trials: Trials) -> None:
     cases: list[tuple[Path, bytes | None]] = []
     for file in [*damaged.chunks, *damaged.data.glob("*/zarr.json"), damaged.manifest]:
         whole = damaged.whole[file]
@@ -408,7 +408,7 @@ def test_verify_lists_all_that_is_wrong(damaged: Damaged) -> None:
     assert len(caught.value.problems) == len(damaged.whole) - 1
 
 
-def test_what_is_not_wanted_may_be_damaged(plain: Damaged) -> None:
+def test_damage_elsewhere_does_not_matter(plain: Damaged) -> None:
     array = next(a["name"] for a in plain.body["arrays"] if a["name"].endswith("w"))
     for file in (plain.data / array).iterdir():
         file.unlink()
@@ -799,7 +799,7 @@ def test_sparse_files_are_not_read(plain: Damaged) -> None:
         plain.mend()
 
 
-def test_what_a_manifest_declares_must_be_in_the_files_first(plain: Damaged) -> None:
+def test_memory_is_taken_only_for_data_in_files(plain: Damaged) -> None:
     def grow(body: dict[str, Any]) -> None:
         huge(body)
 
@@ -895,7 +895,7 @@ def test_inspect_shows_nothing_that_a_terminal_obeys(plain: Damaged) -> None:
 # Nothing is unpickled, and no code comes from a file.
 
 
-def test_the_package_has_no_way_to_run_what_it_reads() -> None:
+def test_package_cannot_execute_data() -> None:
     forbidden = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "importlib"}
     calls = {"eval", "exec", "compile", "__import__"}
     files = sorted(Path(gda.checkpoint.__file__).parent.rglob("*.py"))

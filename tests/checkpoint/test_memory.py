@@ -202,7 +202,7 @@ def test_restore_takes_no_more_than_max_bytes_beside_the_arrays(
     assert nbytes < 64 * MIB + most + SLACK
 
 
-def test_what_was_saved_does_not_stay_on_the_host(tmp_path: Path) -> None:
+def test_saved_data_does_not_stay_on_the_host(tmp_path: Path) -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 

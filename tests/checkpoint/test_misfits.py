@@ -254,7 +254,7 @@ def test_arguments_of_save(
         ([jax.ShapeDtypeStruct((2,), np.float32)], TypeError, "a leaf of type ShapeDtypeStruct"),
     ],
 )
-def test_what_cannot_be_saved(
+def test_unsavable_trees_are_refused(
     tmp_path: Path, tree: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=re.escape(message)) as caught:
@@ -540,7 +540,7 @@ def test_tree_and_path_in_the_wrong_order(first: Any, tmp_path: Path) -> None:
         inspect(first)
 
 
-def test_what_is_beside_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
+def test_files_beside_a_checkpoint_are_left_alone(tmp_path: Path) -> None:
     save(tmp_path, {"a": DATA})
     (tmp_path / "notes.txt").write_text("mine")
     save(tmp_path / "sub", {"a": 1})
@@ -559,7 +559,7 @@ def test_a_path_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.Monkey
     assert restore("~/run") == {"a": 1}
 
 
-def test_whether_there_is_a_checkpoint(tmp_path: Path) -> None:
+def test_exists(tmp_path: Path) -> None:
     assert not exists(tmp_path)
     assert not exists(tmp_path / "missing")
     (tmp_path / "data-0123456789abcdef").mkdir()

@@ -152,7 +152,7 @@ def test_a_checkpoint_is_replaced_only_if_that_is_asked_for(
     assert new != old
 
 
-def test_what_a_save_that_died_has_left_goes_with_the_next(
+def test_next_save_removes_leftovers_of_one_that_died(
     spec: dict[str, Any], auto_mesh: Mesh
 ) -> None:
     open_kv(spec).write("data-0123456789abcdef/zarr.json", b"{}").result()
@@ -246,7 +246,7 @@ def test_the_memory_of_an_open_store_is_shared() -> None:
         (None, TypeError, "not a NoneType"),
     ],
 )
-def test_what_is_no_path(path: Any, error: type[Exception], said: str) -> None:
+def test_bad_paths_are_refused(path: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         checkpoint.save(path, {})
     with pytest.raises(error, match=said):
@@ -609,7 +609,7 @@ def test_a_web_server_without_a_checkpoint(server: Server) -> None:
 
 
 @pytest.mark.parametrize("what", ["500", "503", "drop"])
-def test_what_may_come_back_is_waited_for_aloud(
+def test_passing_faults_are_waited_out_and_logged(
     spec: dict[str, Any],
     patient: dict[str, Any],
     proxy: Proxy,
@@ -638,7 +638,7 @@ def test_writes_that_fail_now_and_then_are_repeated_here(
     assert len(directories(spec)) == 2
 
 
-def test_what_does_not_come_back_is_given_up(
+def test_lasting_faults_are_given_up(
     patient: dict[str, Any],
     proxy: Proxy,
     monkeypatch: pytest.MonkeyPatch,
@@ -687,7 +687,7 @@ def test_a_listing_that_fails(through: dict[str, Any], proxy: Proxy) -> None:
         checkpoint.save(few_retries(through), {"a": batch(3)})
 
 
-def test_what_was_replaced_and_cannot_be_removed_goes_with_the_next_save(
+def test_next_save_removes_replaced_data(
     spec: dict[str, Any],
     through: dict[str, Any],
     proxy: Proxy,
@@ -710,7 +710,7 @@ def is_commit(request: Request) -> bool:
     return request.method == "PUT" and request.is_manifest
 
 
-def test_a_commit_whose_answer_is_lost_is_a_commit(
+def test_commit_with_a_lost_answer_is_a_commit(
     spec: dict[str, Any], through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh
 ) -> None:
     checkpoint.save(spec, tree_of(auto_mesh))

@@ -42,7 +42,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_inspect_prints_what_there_is(run: Run, path: Path) -> None:
+def test_inspect_prints_the_contents(run: Run, path: Path) -> None:
     code, out, err = run("inspect", path)
     assert (code, err) == (0, "")
     assert out == f"{gda.checkpoint.inspect(path)}\n"

@@ -79,7 +79,7 @@ def test_one_process_and_one_element(run: Run) -> None:
     assert out.endswith("\n… 48 more devices; --json lists them\n")
 
 
-def test_what_is_distinct_on_a_process(run: Run) -> None:
+def test_distinct_bytes_of_a_process(run: Run) -> None:
     base = ("plan", "--shape", "12x2", "--dtype", "f32", "--no-picture")
     _, out, _ = run(*base, "--mesh", "x=4,y=2", "--spec", "x", "--devices-per-process", "4")
     assert "per process   96 B; 48 B of it distinct (2 blocks)\n" in out
@@ -327,7 +327,7 @@ def words_of(case: ShardedCase[Any]) -> list[str]:
 
 @rarely(2)
 @given(sharded_cases(mesh_shapes()), st.data())
-def test_devices_hold_what_jax_says(case: ShardedCase[Any], data: st.DataObject) -> None:
+def test_devices_hold_the_blocks_of_jax(case: ShardedCase[Any], data: st.DataObject) -> None:
     mesh = mesh_of(case.mesh_shape)
     devices = mesh.devices.size
     per_process = data.draw(st.sampled_from([n for n in range(1, devices + 1) if devices % n == 0]))
@@ -525,7 +525,7 @@ def test_bad_input(run: Run, args: dict[str, str], said: str) -> None:
         assert err.count("\n") <= 3
 
 
-def test_what_is_missing(run: Run) -> None:
+def test_missing_options_are_named(run: Run) -> None:
     code, out, err = run("plan", "--shape", "8", "--mesh", "x=4")
     assert (code, out) == (2, "")
     assert err == (

@@ -146,7 +146,7 @@ def test_too_many_moves_for_links(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     assert document["largest_sender"] == {"device": 0, "nbytes": 1792}
 
 
-def test_too_many_moves_for_what_is_sent(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_moves_to_count_sent_bytes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     # Two holders of each block, and pieces of 1, 2 and 3 rows.
     args = ("--shape", "12x4", "--dtype", "f32", "--mesh", "x=3,y=2", "--spec", "x")
     args = (*args, "--to-mesh", "x=4,y=2", "--devices-per-process", "2")
@@ -352,7 +352,7 @@ def test_bad_input(run: Run, args: tuple[str, ...], said: str) -> None:
     assert err.count("\n") <= 3
 
 
-def test_what_is_missing(run: Run) -> None:
+def test_missing_options_are_named(run: Run) -> None:
     code, out, err = run("reshard", "--shape", "8", "--to-spec", "x")
     assert (code, out) == (2, "")
     assert err == (

@@ -132,7 +132,7 @@ def test_for_programs(write: Callable[[Any], Path]) -> None:
     ]
 
 
-def test_where_mesh_dtype_and_spec_may_stand(write: Callable[[Any], Path]) -> None:
+def test_places_of_mesh_dtype_and_spec(write: Callable[[Any], Path]) -> None:
     parameters = {"w": {"shape": [8, 8], "dtype": "f32"}, "b": {"shape": [8], "spec": None}}
     path = write({"dtype": "i16", "spec": "data", "parameters": parameters, "about": "a test"})
     rows = {row["name"]: row for row in plan(path, "--mesh", "data=2,model=2")["parameters"]}
@@ -285,7 +285,7 @@ def test_the_example_is_llama_2_7b() -> None:
     assert len(rows) == 12
 
 
-def test_the_example_is_what_its_program_prints() -> None:
+def test_example_is_the_output_of_its_program() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLES / "transformer_7b.py"],
         capture_output=True,
@@ -558,7 +558,9 @@ def test_all_mistakes_of_a_parameter_are_said(run: Run, write: Callable[[Any], P
         assert all(part in line for part, line in zip(said, mistakes[name], strict=True))
 
 
-def test_what_does_not_go_together(run: Run, write: Callable[[Any], Path], tmp_path: Path) -> None:
+def test_options_that_exclude_each_other(
+    run: Run, write: Callable[[Any], Path], tmp_path: Path
+) -> None:
     path = write(SMALL)
     for args, said in (
         (("--shape", "8"), "--shape cannot be used with --tree, which plans a model; omit"),

@@ -231,7 +231,7 @@ def test_axes_are_those_of_the_mesh_whatever_the_order_of_its_devices(order: str
         lambda a: jax.lax.ppermute(a, "x", [(0, 1)]),
     ],
 )
-def test_bytes_are_of_the_type_in_which_a_cpu_sends(body: Any, auto_mesh: Mesh) -> None:
+def test_bytes_are_of_the_dtype_a_cpu_sends(body: Any, auto_mesh: Mesh) -> None:
     x = abstract((16, 32), auto_mesh, "x", dtype=jnp.bfloat16)
     found = only(mapped(body, auto_mesh, P("x"), P("x")), x)
     assert (set(found.operand_dtypes), found.nbytes) == ({"float32"}, 4 * 32 * 4)
@@ -574,7 +574,7 @@ def _programs(draw: st.DrawFn) -> Any:
 
 @rarely(2)
 @given(_programs())
-def test_random_programs_communicate_what_they_say(case: Any) -> None:
+def test_random_programs_communicate_as_written(case: Any) -> None:
     mesh, kind, axes, block, dtype, length = case
     names, sizes = mesh.axis_names, dict(mesh.shape)
     size = sizes[axes[0]]
@@ -634,7 +634,7 @@ GOOD: list[Any] = [
 
 
 @pytest.mark.parametrize("allow", GOOD, ids=map(str, range(len(GOOD))))
-def test_what_is_allowed_passes(step: Any, allow: Any) -> None:
+def test_allowed_collectives_pass(step: Any, allow: Any) -> None:
     gda.assert_collectives(*step, allow=allow)
     assert [each.kind for each in gda.collectives(*step)] == ["all-reduce", "all-gather"]
 
@@ -664,7 +664,7 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("allow", "message"), BAD, ids=map(str, range(len(BAD))))
-def test_what_is_not_allowed_fails_with_the_table(step: Any, allow: Any, message: str) -> None:
+def test_other_collectives_fail_with_the_table(step: Any, allow: Any, message: str) -> None:
     with pytest.raises(AssertionError) as caught:
         gda.assert_collectives(*step, allow=allow)
     text = str(caught.value)
@@ -758,7 +758,7 @@ def test_axes_are_those_that_collectives_names_whatever_meshes_there_are(auto_me
         gda.assert_collectives(total, static, x, allow={"all-reduce": "j"})
 
 
-def test_what_is_no_mesh_is_an_error_of_the_assertion_too(step: Any) -> None:
+def test_assertion_refuses_other_meshes(step: Any) -> None:
     with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh, not {'x': 8}"):
         gda.assert_collectives(*step, allow={"all-reduce": "x"}, mesh={"x": 8})
 
@@ -793,7 +793,7 @@ def test_a_bad_bound_is_an_error(step: Any, max_bytes: Any) -> None:
 # Bad input.
 
 
-def test_what_is_no_function_is_an_error(auto_mesh: Mesh) -> None:
+def test_values_that_are_no_function_are_refused(auto_mesh: Mesh) -> None:
     with pytest.raises(TypeError, match="fun must be a function, plain or jitted, not int"):
         gda.collectives(3, abstract((8,), auto_mesh))
 
@@ -833,6 +833,6 @@ def test_a_compiler_that_gives_no_text_is_an_error(
         gda.collectives(lambda x: x, abstract((8,), auto_mesh, "x"))
 
 
-def test_what_is_no_mesh_is_an_error(auto_mesh: Mesh) -> None:
+def test_other_meshes_are_refused(auto_mesh: Mesh) -> None:
     with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh, not {'x': 8}"):
         gda.collectives(lambda x: x, abstract((8,), auto_mesh, "x"), mesh={"x": 8})

@@ -277,7 +277,7 @@ BESIDE = """
 """
 
 
-def test_a_collective_beside_which_a_tpu_computes_counts_once() -> None:
+def test_collective_overlapped_on_a_tpu_counts_once() -> None:
     body = """
         %q = f32[4]{0} parameter(0)
         %s = (f32[4], f32[16], u32[]) fusion(%q), kind=kCustom, calls=%begin
@@ -303,7 +303,7 @@ SCATTERED = """
 """
 
 
-def test_a_reduce_scatter_that_a_tpu_writes_as_an_all_reduce_of_which_each_keeps_a_part() -> None:
+def test_reduce_scatter_written_by_a_tpu_as_an_all_reduce() -> None:
     found = only(
         """
         %p = f32[16,4]{1,0} parameter(0)
@@ -348,7 +348,7 @@ def test_a_send_between_devices(attributes: str) -> None:
     assert found.pairs == ((0, 1), (1, 2))
 
 
-def test_what_goes_to_the_host_is_none() -> None:
+def test_transfers_to_the_host_are_no_collectives() -> None:
     assert not read(
         """
         %p = f32[2,4]{1,0} parameter(0)
@@ -419,7 +419,7 @@ def test_a_collective_between_slices_and_one_within(transfer: str, target: str, 
         ("{{700000,800000}}", None),
     ],
 )
-def test_the_axes_over_slices_are_those_in_which_devices_differ(target: str, axes: object) -> None:
+def test_axes_over_slices(target: str, axes: object) -> None:
     across, _ = between_slices("ALL_REDUCE", target, {"x": 2, "y": 2, "z": 2})
     assert across.axes == axes
 
@@ -635,7 +635,7 @@ def test_a_part_of_an_axis(before: int, size: int, after: int, other: int) -> No
 
 
 @given(mesh_shapes(max_devices=32), st.data())
-def test_a_permutation_moves_along_the_axes_on_which_its_ends_differ(
+def test_permutation_moves_along_axes_on_which_its_ends_differ(
     mesh: dict[str, int], data: st.DataObject
 ) -> None:
     sizes = tuple(mesh.values())
@@ -748,7 +748,7 @@ def test_a_loop_counts_plainly_where_conversions_keep_every_number(
         r'backend_config="{\"known_trip_count\":{\"n\":\"11\"}}"',
     ],
 )
-def test_what_the_compiler_says_of_a_length_comes_first(config: str) -> None:
+def test_length_named_by_the_compiler_comes_first(config: str) -> None:
     assert loop(0, 7, 0, "pred[] custom-call(%i.1, %stop)", f", {config}") == 11
 
 
@@ -825,7 +825,7 @@ def test_a_computation_that_is_called_twice_counts_twice() -> None:
     assert only(body, before=CALLED).count == 6
 
 
-def test_what_nobody_calls_does_not_count() -> None:
+def test_uncalled_computations_do_not_count() -> None:
     assert not read("%p = f32[8]{0} parameter(0)", before=CALLED)
 
 
@@ -838,7 +838,7 @@ def test_collectives_come_in_the_order_of_the_program() -> None:
     assert [found.op_name for found in read(body)] == ["1", "2"]
 
 
-def test_what_is_called_comes_where_it_is_called() -> None:
+def test_called_computations_come_in_place_of_the_call() -> None:
     def named(kind: str, name: str, operand: str = "%p") -> str:
         more = f'replica_groups={{}}, metadata={{op_name="{name}"}}'
         return f"f32[8]{{0}} {kind}({operand}), {more}"
@@ -999,7 +999,7 @@ def test_a_line_that_looks_like_a_collective_and_cannot_be_read_is_an_error(line
         read(f"%p = f32[8]{{0}} parameter(0)\n{line}")
 
 
-def test_a_call_of_what_is_not_there_is_an_error() -> None:
+def test_call_of_a_missing_computation_is_an_error() -> None:
     with pytest.raises(ValueError, match="gda cannot read it: 'a call of gone, which is not in"):
         read("%p = f32[8]{0} parameter(0)\n%a = f32[8]{0} call(%p), to_apply=%gone")
 
@@ -1012,7 +1012,7 @@ def test_a_call_of_what_is_not_there_is_an_error() -> None:
         ("condition=%k.1, body=%called", "lost"),
     ],
 )
-def test_a_loop_of_what_is_not_there_is_an_error(attributes: str, missing: str) -> None:
+def test_loop_of_a_missing_computation_is_an_error(attributes: str, missing: str) -> None:
     body = f"%p = f32[8]{{0}} parameter(0)\n%w = f32[8]{{0}} while(%p), {attributes}"
     broken = "%k.1 (q: f32[8]) -> pred[] {\n  ROOT %c = pred[] fusion(), calls=%lost\n}\n"
     before = CALLED + (broken if missing == "lost" else "")
@@ -1035,7 +1035,7 @@ def test_a_text_that_is_no_program_is_an_error(text: str) -> None:
         read_collectives(text, MESH)
 
 
-def test_what_looks_like_a_comment_in_a_string_is_none() -> None:
+def test_comment_in_a_string_is_none() -> None:
     name = 'op_name="jit(f)/*a*/dot"'
     found = only(reduction(f"/*index=5*/replica_groups={{}}, metadata={{{name}}}"))
     assert (found.axes, found.op_name) == (("x", "y"), "jit(f)/*a*/dot")

@@ -38,7 +38,7 @@ def variables(**changes: object) -> dict[str, str]:
     return environment(**{**arguments, **changes})
 
 
-def test_close_ends_children_and_what_they_started() -> None:
+def test_close_ends_children_and_grandchildren() -> None:
     with Children() as children:
         process = children.start([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE)
         assert process.stdout is not None
@@ -94,7 +94,7 @@ def test_a_port_is_not_given_to_others() -> None:
         other.bind(("127.0.0.1", port.number))
 
 
-def test_environment_says_who_the_others_are() -> None:
+def test_environment_names_the_other_processes() -> None:
     given = variables()
     assert given["JAX_COORDINATOR_ADDRESS"] == "127.0.0.1:1234"
     assert given["JAX_NUM_PROCESSES"] == "4"
@@ -111,7 +111,7 @@ def test_environment_without_devices_leaves_the_platform_alone() -> None:
     assert "device_count" not in given["XLA_FLAGS"]
 
 
-def test_environment_keeps_what_is_set() -> None:
+def test_environment_keeps_variables_that_are_set() -> None:
     inherited = {
         "HOME": "/home/me",
         "GDA_CHECK_AGREEMENT": "0",
@@ -123,7 +123,7 @@ def test_environment_keeps_what_is_set() -> None:
     assert given["XLA_FLAGS"].count("collective_timeout") == 1
 
 
-def test_a_process_reads_what_environment_wrote() -> None:
+def test_process_reads_the_environment_back() -> None:
     given = variables(heartbeat_timeout=10_000_000)
     expected = {
         "coordinator_address": "127.0.0.1:1234",

@@ -143,7 +143,7 @@ EARLY = """
 """
 
 
-def test_who_ended_too_early_is_said(program: Program) -> None:
+def test_process_that_ended_too_early_is_named(program: Program) -> None:
     done = launch("-n", "2", "--agreement-timeout", "3", program(BY_GDA + EARLY))
     assert done.returncode == 1
     last = after_the_last_reason(done.stderr)
@@ -155,7 +155,7 @@ def test_who_ended_too_early_is_said(program: Program) -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_failure_ends_those_who_wait_in_a_collective(program: Program, failing: int) -> None:
+def test_failure_ends_processes_waiting_in_a_collective(program: Program, failing: int) -> None:
     ending = f"""
     total()
     if RANK == {failing}:
@@ -170,7 +170,7 @@ def test_a_failure_ends_those_who_wait_in_a_collective(program: Program, failing
     assert rest[-1] == "ValueError: boom"
 
 
-def test_the_kill_of_the_coordinator_ends_those_who_wait_in_a_collective(program: Program) -> None:
+def test_kill_of_the_coordinator_ends_processes_waiting_in_a_collective(program: Program) -> None:
     ending = """
     total()
     if RANK == 0:
@@ -352,7 +352,7 @@ def test_threads_of_a_program_are_waited_for(program: Program) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0] worked\n", "")
 
 
-def test_who_had_ended_and_who_was_about_to_is_told_apart(program: Program) -> None:
+def test_ended_and_ending_processes_are_told_apart(program: Program) -> None:
     path = program("""
     import atexit
     if RANK == 0:
@@ -527,7 +527,7 @@ def test_lines_keep_the_last_ones() -> None:
         (b"loss 3 [Gloo] Rank 1", True),
     ],
 )
-def test_what_gloo_says_of_its_connections_is_left_out(line: bytes, is_shown: bool) -> None:
+def test_connection_messages_of_gloo_are_omitted(line: bytes, is_shown: bool) -> None:
     with open(os.devnull, "rb") as pipe:
         lines = Lines(pipe, "[0] ", 1)
     assert lines.take(line + b"\n") == (b"[0] " + line + b"\n" if is_shown else b"")
@@ -629,7 +629,7 @@ def test_the_first_failure_comes_last_and_the_others_before(program: Program) ->
     assert rest[-1] == "ValueError: cause"
 
 
-def test_what_a_program_does_at_exit_is_not_waited_for(program: Program) -> None:
+def test_exit_handlers_are_not_waited_for(program: Program) -> None:
     path = program("""
     import atexit
     atexit.register(time.sleep, 300)
@@ -679,7 +679,7 @@ def test_a_signal_ends_all(program: Program, tmp_path: Path, number: int, code: 
     assert not any(is_running(int(path.read_text())) for path in pid_files)
 
 
-def test_what_is_ignored_on_entry(program: Program, tmp_path: Path) -> None:
+def test_signals_ignored_on_entry(program: Program, tmp_path: Path) -> None:
     path = program(f"""
     import pathlib, signal
     print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
@@ -730,7 +730,7 @@ def test_no_process_outlives_a_launcher_that_is_killed(program: Program, tmp_pat
     wait_until_gone(pids)
 
 
-def test_what_a_program_leaves_behind_ends_too(program: Program) -> None:
+def test_processes_left_behind_end_too(program: Program) -> None:
     path = program("""
     import subprocess
     print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]).pid)
@@ -753,7 +753,7 @@ def test_the_time_limit_shows_where_all_processes_are(program: Program) -> None:
     assert done.stderr.endswith("gda.launch: not done after 3 s; all stacks are shown above\n")
 
 
-def test_the_time_limit_says_who_shows_no_stack(program: Program) -> None:
+def test_time_limit_names_processes_without_a_stack(program: Program) -> None:
     path = program("""
     import signal
     if RANK == 1:
@@ -776,7 +776,7 @@ def test_the_time_limit_says_who_shows_no_stack(program: Program) -> None:
 FREEZE = "    os.kill(os.getpid(), 19)\n"
 
 
-def test_a_stopped_process_is_blamed_and_not_who_waited_for_it(program: Program) -> None:
+def test_stopped_process_is_blamed_and_not_its_peers(program: Program) -> None:
     path = program(f"""
     if RANK == 1:
         open("here", "w").close()
@@ -850,7 +850,7 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert "python -m gda.launch -n 4 --devices-per-process 2 train.py" in capsys.readouterr().out
 
 
-def test_initialize_of_nothing_says_how_to_start() -> None:
+def test_initialize_without_variables_names_the_launcher() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import gda.launch; gda.launch.initialize()"],
         env=environment(),
@@ -903,7 +903,7 @@ def test_initialize_names_a_variable_that_is_wrong(no_variables: pytest.MonkeyPa
         gda.launch.initialize()
 
 
-def test_initialize_passes_what_is_given_and_prefers_it(no_variables: pytest.MonkeyPatch) -> None:
+def test_initialize_prefers_arguments_to_variables(no_variables: pytest.MonkeyPatch) -> None:
     calls = []
     no_variables.setattr("jax.distributed.initialize", lambda **options: calls.append(options))
     gda.launch.initialize(initialization_timeout=5)

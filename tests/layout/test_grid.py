@@ -152,7 +152,7 @@ def test_an_element_is_located_on_all_devices_that_hold_it() -> None:
     assert ShardGrid((8, 2), XY, P(None, "y")).locate((5, 1)).tolist() == [1, 3, 5, 7]
 
 
-def test_coordinates_say_which_part_of_each_dimension_a_device_holds() -> None:
+def test_coordinates_of_a_device_in_each_dimension() -> None:
     assert ShardGrid((8, 2), XY, P("x", "y")).coordinates(5) == (2, 1)
     assert ShardGrid((8, 2), XY, P(("y", "x"))).coordinates((2, 1)) == (6, 0)
     assert ShardGrid((0, 2), XY, P("x", "y")).coordinates(5) == (0, 1)
@@ -320,14 +320,14 @@ def check_against_the_definition(case: ShardedCase[dict[str, int]]) -> None:
 
 
 @given(small_cases)
-def test_arrays_of_all_devices_are_what_they_are_said_to_mean(
+def test_arrays_of_all_devices_follow_the_definition(
     case: ShardedCase[dict[str, int]],
 ) -> None:
     check_against_the_definition(case)
 
 
 @given(large_cases)
-def test_arrays_of_many_devices_are_what_they_are_said_to_mean(
+def test_arrays_of_many_devices_follow_the_definition(
     case: ShardedCase[dict[str, int]],
 ) -> None:
     check_against_the_definition(case)

@@ -144,7 +144,7 @@ def test_ten_thousand_hosts_need_not_exist() -> None:
 # A value.
 
 
-def test_a_view_says_what_it_is_of() -> None:
+def test_repr() -> None:
     grid = ShardGrid((8, 2), XY, P("x"), process_of=TWO_HOSTS)
     assert repr(grid.view(1)) == "ProcessView(process 1: 4 devices, 2 blocks of shape (2, 2))"
     one = ShardGrid((8, 2), {"x": 1}, P(), process_of=[3]).view(np.int64(3))
@@ -209,7 +209,7 @@ def whole_array(shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 @given(grids())
-def test_a_process_reads_what_its_devices_hold_each_block_once(grid: ShardGrid) -> None:
+def test_process_reads_each_block_of_its_devices_once(grid: ShardGrid) -> None:
     whole = whole_array(grid.global_shape)
     indices = grid.indices()
     for view in views_of(grid):
@@ -326,9 +326,7 @@ def test_the_global_shape_is_inferred_from_any_local_shape(grid: ShardGrid) -> N
 
 
 @given(grids(may_pad=False), st.data())
-def test_what_is_inferred_has_the_local_shape_that_was_given(
-    grid: ShardGrid, data: st.DataObject
-) -> None:
+def test_inferred_shape_has_the_given_local_shape(grid: ShardGrid, data: st.DataObject) -> None:
     assert grid.processes is not None
     process = data.draw(st.sampled_from(grid.processes.numbers), label="process")
     assume(grid.view(process).is_regular)

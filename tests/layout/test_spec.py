@@ -292,7 +292,7 @@ def test_a_spec_with_unreduced_axes_has_no_layout() -> None:
     )
 
 
-def test_a_shape_that_cannot_be_cut_is_answered_with_what_would_work() -> None:
+def test_indivisible_shape_is_answered_with_shapes_that_work() -> None:
     assert str(indivisible_error((("x",), ()), (6, 2), MESH)) == (
         "global shape (6, 2) cannot be sharded by P('x') on the mesh {'x': 4, 'y': 2}: dimension "
         "0 of size 6 is sharded 4 ways by mesh axis 'x', and 6 is not divisible by 4; 4 and 8 are "

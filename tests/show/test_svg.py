@@ -219,7 +219,7 @@ def test_hover_texts_of_several_blocks_have_the_names_of_the_mesh() -> None:
     assert blocks_of(svg)[0].title == "[0:1024, 0:2048], 16 blocks\nTPU 4080-4095"
 
 
-def test_sides_say_their_size_and_what_cuts_them() -> None:
+def test_sides_name_their_size_and_axes() -> None:
     texts = texts_of(svg_of(subject((24, 7, 10), XY, (("y", "x"), None, None))))
     assert {"24y, x: 8 \xd7 3", "7", "10"} <= {*texts}
 
@@ -342,12 +342,12 @@ def test_the_table_and_the_text_say_the_same() -> None:
     assert {line[:8].strip(): line[8:] for line in head}.items() <= said.items()
 
 
-def test_what_is_not_known_is_left_out_of_the_table() -> None:
+def test_unknown_facts_are_omitted() -> None:
     facts = facts_of(html_of(subject((8, 2), XY, ("x",), dtype=None)))
     assert {*facts} == {"shape", "mesh", "spec", "blocks"}
 
 
-def test_it_says_what_it_shows_to_those_who_cannot_see_it() -> None:
+def test_picture_has_a_label_for_screen_readers() -> None:
     root = ElementTree.fromstring(svg_of(subject((8, 2), XY, ("x",))))
     assert root.get("role") == "img"
     assert root.get("aria-label") == (
@@ -394,7 +394,7 @@ def test_prng_keys_have_a_picture(auto_mesh: Mesh) -> None:
     assert facts_of(g._repr_html_() or "")["dtype"] == "key&lt;fry&gt;"
 
 
-def test_where_there_is_no_picture_the_text_is_shown(auto_mesh: Mesh) -> None:
+def test_text_is_shown_without_a_picture(auto_mesh: Mesh) -> None:
     deleted = cut(batch(8, 2), auto_mesh, P("x"))
     deleted.delete()
     for array in (deleted, *(gda.GlobalArray(array=x) for x in (None, object(), "x"))):
@@ -566,7 +566,7 @@ def subjects(draw: st.DrawFn) -> Subject:
 
 
 @given(subjects())
-def test_every_block_is_drawn_once_and_says_what_it_is(subject: Subject) -> None:
+def test_every_block_is_drawn_once_with_a_title(subject: Subject) -> None:
     svg = svg_of(subject)
     blocks = blocks_of(svg)
     titles = [block.title for block in blocks]

@@ -432,7 +432,7 @@ def test_a_memory_that_is_not_the_default_is_named() -> None:
     assert "memory  pinned_host\n" in picture(Subject(grid, memory_kind="pinned_host"))
 
 
-def test_which_dimensions_are_rows_and_columns_where_the_index_is_beside_the_box() -> None:
+def test_rows_and_columns_are_named_beside_large_boxes() -> None:
     outer = gda.ShardGrid((64, 64, 64, 64), {"x": 2, "y": 8, "z": 8}, ("x", "y", None, "z"))
     assert "sides   rows dimension 1, columns dimension 3\n" in picture(outer)
     matrix = gda.ShardGrid((64, 64), {"y": 8, "z": 8}, ("y", "z"))
@@ -684,7 +684,7 @@ def test_a_width_that_is_no_integer() -> None:
         gda.show.text((8,), {"x": 4}, ("x",), width=80.5)
 
 
-def test_what_the_grid_refuses_is_refused_in_its_words() -> None:
+def test_errors_of_the_grid_pass_through() -> None:
     with pytest.raises(
         ValueError, match="dimension 0 of size 6 is sharded 4 ways by mesh axis 'x'"
     ):

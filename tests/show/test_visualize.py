@@ -54,7 +54,7 @@ def test_an_array_is_printed_as_text_shows_it(
     assert capsys.readouterr().out == gda.show.text(x) + "\n"
 
 
-def test_what_may_be_shown() -> None:
+def test_grids_plans_and_arrays_can_be_shown() -> None:
     grid = gda.ShardGrid((8, 2), {"x": 4}, ("x",))
     assert printed(grid) == gda.show.text(grid) + "\n"
     assert printed((8, 2), {"x": 4}, P("x"), dtype="int8").startswith("plan (8, 2) int8\n")
@@ -238,7 +238,7 @@ def test_sizes_that_are_not_known(kind: AxisType) -> None:
     )
 
 
-def test_what_goes_wrong_while_it_is_drawn(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_while_drawing_is_printed(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(*arguments: Any) -> None:
         raise RuntimeError("lost")
 
@@ -266,7 +266,7 @@ def test_on_one_device_without_a_mesh() -> None:
     assert while_tracing(jnp.zeros(3)).startswith("traced jax.Array (3,) float32")
 
 
-def test_where_jax_names_no_spec_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharding_without_a_spec_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
     monkeypatch.setattr(
         jax.debug, "inspect_array_sharding", lambda x, callback: [callback(s) for s in found]
@@ -282,7 +282,7 @@ def test_where_jax_names_no_spec_a_line_says_so(monkeypatch: pytest.MonkeyPatch)
     assert while_tracing(x) == f"traced jax.Array (6, 8) float32: sharded unevenly, by {uneven}\n"
 
 
-def test_a_program_computes_what_it_did(mesh: Mesh) -> None:
+def test_program_computes_the_same_with_a_picture(mesh: Mesh) -> None:
     def look(x: jax.Array) -> jax.Array:
         gda.visualize_sharding(x, file=io.StringIO())
         return jnp.sin(x)
@@ -397,7 +397,7 @@ def test_ipython_in_a_terminal_is_a_terminal(
 # What cannot be shown.
 
 
-def test_what_has_no_sharding() -> None:
+def test_values_without_a_sharding_are_refused() -> None:
     with pytest.raises(TypeError, match="there is a picture of a GlobalArray, .* not of ndarray"):
         printed(DATA)
 
@@ -412,7 +412,7 @@ def test_a_traced_array_has_its_own(explicit_mesh: Mesh, options: dict[str, Any]
         look(on(explicit_mesh, P("x")))
 
 
-def test_text_of_a_traced_array_says_who_can_show_it(explicit_mesh: Mesh) -> None:
+def test_text_of_a_traced_array_names_visualize_sharding(explicit_mesh: Mesh) -> None:
     look = jax.jit(lambda x: gda.show.text(x) and x)
     with pytest.raises(TypeError, match="is being traced, .*; gda.visualize_sharding shows it"):
         look(on(explicit_mesh, P("x")))

@@ -118,9 +118,7 @@ def test_a_name_that_is_not_there(model: Path, tmp_path_factory: Any) -> None:
         open_safetensors(write(other.parent / "d.safetensors", {}))["a"]
 
 
-def test_whether_a_name_is_there_is_known_without_a_search(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_membership_needs_no_search(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("difflib.get_close_matches")
     tensors = open_safetensors(model)
     name = next(iter(tensors))
@@ -309,7 +307,7 @@ def test_a_tensor_in_two_files(model: Path) -> None:
         open_safetensors(files)
 
 
-def test_where_nothing_is(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="has no .safetensors file and no index"):
         open_safetensors(tmp_path)
     for name in ["a.safetensors", "model.safetensors.index.json"]:
@@ -442,7 +440,7 @@ def read_all(path: Path) -> dict[str, np.ndarray] | str:
 
 
 @given(header=HEADERS, size=st.integers(0, 40))
-def test_what_the_package_refuses_is_refused(
+def test_files_refused_by_the_package_are_refused(
     tmp_path_factory: pytest.TempPathFactory, header: dict[str, Any], size: int
 ) -> None:
     path = write(tmp_path_factory.getbasetemp() / "fuzzed.safetensors", header, bytes(size))

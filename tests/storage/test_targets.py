@@ -84,13 +84,13 @@ def test_of_a_tensorstore_with_shards_a_whole_shard_is_written(tmp_path: Path) -
     assert target_of(open_tensorstore(tmp_path, chunk_layout=layout)).chunks == (4, 6)
 
 
-def test_where_a_tensorstore_does_not_know_its_chunks_they_may_be_anything(tmp_path: Path) -> None:
+def test_tensorstore_without_known_chunks_has_any(tmp_path: Path) -> None:
     whole = open_tensorstore(tmp_path, chunk_layout=ts.ChunkLayout(chunk_shape=[4, 3]))
     assert target_of(whole[[3, 1, 2]]).chunks == (3, 3)
     assert target_of(ts.array(np.zeros((4, 4)))).chunks in ((4, 4), None)
 
 
-def test_what_looks_like_an_array_is_a_target() -> None:
+def test_array_likes_are_targets() -> None:
     like = SimpleNamespace(shape=[2, 3], dtype="float32", chunks=NotImplemented)
     with pytest.raises(TypeError, match="a SimpleNamespace is not a target"):
         target_of(like)
@@ -108,12 +108,12 @@ def test_what_looks_like_an_array_is_a_target() -> None:
     [None, 3, [1, 2], {"a": np.zeros(2)}, "a.npy", np.float32(1), Future()],
     ids=lambda given: type(given).__name__,
 )
-def test_what_is_no_target(given: Any) -> None:
+def test_other_values_are_no_target(given: Any) -> None:
     with pytest.raises(TypeError, match=f"a {type(given).__name__} is not a target.*TensorStore"):
         target_of(given)
 
 
-def test_what_has_or_becomes_a_target_is_named(tmp_path: Path) -> None:
+def test_containers_of_targets_are_named(tmp_path: Path) -> None:
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": str(tmp_path / "t")}}
     opening = ts.open(spec, create=True, dtype=ts.float32, shape=(3,))
     with pytest.raises(TypeError, match=r"a Future is not a target; call \.result\(\) on it, and"):
@@ -252,7 +252,7 @@ def make_target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]
         (ml_dtypes.float4_e2m1fn, "float32", None),
     ],
 )
-def test_what_a_library_lacks_is_not_asked_of_it(
+def test_dtypes_missing_in_a_library_are_not_suggested(
     make_target: Any, dtype: Any, wide: str, bits: str | None
 ) -> None:
     dtype = np.dtype(dtype)

@@ -154,7 +154,7 @@ def test_an_error_stops_the_rest(max_workers: int | None, where: str) -> None:
     assert len(begun) < 100
 
 
-def test_what_a_library_had_begun_is_cancelled() -> None:
+def test_future_of_a_library_is_cancelled() -> None:
     future: Future[None] = Future()
 
     def fail() -> None:
@@ -285,7 +285,7 @@ def test_errors_that_are_named_are_tried_again(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_last_error_says_how_many_attempts_there_were(kind: str) -> None:
+def test_last_error_counts_the_attempts(kind: str) -> None:
     max_workers, task = KINDS[kind]
     flaky = Flaky(9)
     with pytest.raises(OSError, match="failure 3") as caught:
@@ -301,7 +301,7 @@ def test_errors_that_are_not_named_are_not_tried_again() -> None:
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_another_error_after_an_attempt_says_which_it_was_in() -> None:
+def test_other_error_names_its_attempt() -> None:
     errors = iter([OSError("slow"), ValueError("wrong")])
 
     def work() -> None:

@@ -83,7 +83,7 @@ def test_a_failing_global_array_is_printed_with_its_content() -> None:
     )
 
 
-def test_a_case_says_how_its_array_is_cut() -> None:
+def test_case_has_mesh_shape_and_grid() -> None:
     case = ShardedCase((8, 2), mesh_of({"x": 4, "y": 2}), P("x", "y"))
     assert case.mesh_shape == {"x": 4, "y": 2}
     assert case.grid == gda.ShardGrid((8, 2), {"x": 4, "y": 2}, P("x", "y"))
@@ -97,7 +97,7 @@ def test_a_case_cannot_be_changed() -> None:
         case.spec = P()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_the_repr_of_a_case_shows_what_tells_it_apart() -> None:
+def test_repr_of_a_case() -> None:
     devices = jax.devices()
     assert repr(ShardedCase((8, 2), {"x": 4, "y": 2}, P(("y", "x"), None))) == (
         "ShardedCase((8, 2), {'x': 4, 'y': 2}, P(('y', 'x'), None))"
@@ -169,7 +169,7 @@ SHRUNK: list[tuple[str, Callable[[ShardedCase[Mesh]], object], str]] = [
 @pytest.mark.parametrize(
     ("condition", "smallest"), [row[1:] for row in SHRUNK], ids=[row[0] for row in SHRUNK]
 )
-def test_cases_shrink_to_what_can_be_read(
+def test_cases_shrink_to_readable_ones(
     condition: Callable[[ShardedCase[Mesh]], object], smallest: str
 ) -> None:
     found = find(sharded_cases(), lambda case: bool(condition(case)), settings=SEARCH)
@@ -231,7 +231,7 @@ def test_mesh_shapes_have_one_to_three_axes_and_eight_devices_at_most(
         max_devices=1000,
     )
 )
-def test_mesh_shapes_keep_what_was_asked_for(shape: dict[str, int]) -> None:
+def test_mesh_shapes_keep_their_limits(shape: dict[str, int]) -> None:
     assert tuple(shape) in (("data", "model"), ("data", "model", "expert"))
     assert min(shape.values()) >= 2
     assert math.prod(shape.values()) <= 1000
@@ -303,7 +303,7 @@ def test_every_case_is_one_that_jax_takes(case: ShardedCase[Mesh]) -> None:
         mesh_shapes(max_devices=4096), min_dims=1, max_dims=2, max_block_side=5, allow_empty=False
     )
 )
-def test_cases_without_devices_keep_what_was_asked_for(case: ShardedCase[dict[str, int]]) -> None:
+def test_cases_without_devices_keep_their_limits(case: ShardedCase[dict[str, int]]) -> None:
     assert isinstance(case.mesh, dict)
     assert 1 <= len(case.global_shape) <= 2
     assert all(1 <= side <= 5 for side in case.grid.shard_shape)
@@ -322,7 +322,7 @@ def test_shapes_of_a_long_spec_are_as_long(data: st.DataObject) -> None:
 
 
 @given(global_arrays())
-def test_global_arrays_hold_what_their_shards_hold(g: gda.GlobalArray) -> None:
+def test_global_arrays_agree_with_their_shards(g: gda.GlobalArray) -> None:
     whole = np.asarray(g)
     assert g.dtype.name in ("float32", "int32", "bool", "complex64", "uint8", "bfloat16")
     for shard in g.local_shards:

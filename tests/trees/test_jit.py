@@ -79,7 +79,7 @@ def test_lower_and_eval_shape_stay_reachable(mesh: Mesh) -> None:
     assert f.__name__ == "<lambda>"
 
 
-def test_what_is_lowered_with_containers_of_shapes_is_called_with_containers(mesh: Mesh) -> None:
+def test_programs_lowered_with_containers_take_containers(mesh: Mesh) -> None:
     f = gda.jit(lambda tree: tree["a"] @ tree["b"].T, out_specs=P("y", "x"))
     tree = {"a": make(mesh), "b": make(mesh)}
     shape = jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=NamedSharding(mesh, P("x", "y")))
@@ -104,7 +104,7 @@ def test_out_specs_may_be_a_prefix_with_gaps(mesh: Mesh) -> None:
     np.testing.assert_allclose(result["free"], DATA.sum(), rtol=1e-5)
 
 
-def test_in_specs_move_what_is_cut_otherwise(mesh: Mesh) -> None:
+def test_in_specs_reshard_arguments(mesh: Mesh) -> None:
     seen = []
 
     def body(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -230,7 +230,7 @@ def test_explicit_bodies_keep_their_types(explicit_mesh: Mesh) -> None:
     assert result.grid.spec == ("x",)
 
 
-def test_where_jax_cannot_tell_a_layout_the_note_says_what_helps(explicit_mesh: Mesh) -> None:
+def test_ambiguous_layout_has_a_note(explicit_mesh: Mesh) -> None:
     for out_specs in (None, {"a": P("x"), "b": None}):
         f = gda.jit(lambda x: {"a": x @ x.T, "b": x @ x.T}, out_specs=out_specs)
         with pytest.raises(Exception, match="ambiguous") as caught:
@@ -321,14 +321,14 @@ def test_one_spec_for_all_arguments_leaves_static_arguments_alone(auto_mesh: Mes
     assert f(make(auto_mesh), 4).shape == (4, 512)
 
 
-def test_what_is_not_a_function_is_refused() -> None:
+def test_values_that_are_no_function_are_refused() -> None:
     with pytest.raises(TypeError, match="takes a function, not 3"):
         gda.jit(3)
 
 
 @rarely(2)
 @given(sharded_cases())
-def test_out_specs_are_what_comes_out(case: ShardedCase) -> None:
+def test_results_have_their_out_specs(case: ShardedCase) -> None:
     shape, mesh = case.global_shape, case.mesh
     spec = P(*tuple(case.spec)[: len(shape)])
     asked = gda.ShardGrid(shape, mesh.shape, spec)
@@ -373,7 +373,7 @@ def test_constrain_moves_outside_a_trace_and_constrains_inside(mesh: Mesh) -> No
     assert (single.sharding, np.array_equal(single, DATA)) == (NamedSharding(mesh, P("x")), True)
 
 
-def test_constrain_explains_what_does_not_fit(mesh: Mesh) -> None:
+def test_constrain_explains_misfits(mesh: Mesh) -> None:
     with pytest.raises(ValueError, match="global shape \\(64, 32\\) cannot be sharded|'z'"):
         gda.constrain(make(mesh), P("z"))
     with pytest.raises(ValueError, match="over no mesh; pass mesh="):
@@ -504,7 +504,7 @@ def test_functions_with_a_gradient_of_their_own_take_containers(
             np.testing.assert_array_equal(ours, theirs)
 
 
-def test_where_jax_refuses_containers_arrays_do(mesh: Mesh) -> None:
+def test_arrays_pass_where_jax_refuses_containers(mesh: Mesh) -> None:
     g = make(mesh, data=DATA - 0.5)
     expected = (DATA > 0.5).astype(np.float32)
     loss = gda.jit(lambda x: jax.nn.relu(x).sum())

@@ -181,7 +181,7 @@ def test_measuring_makes_no_arrays(mesh: Mesh) -> None:
     assert len(rows_of(report)) == 4
 
 
-def test_what_was_deleted_takes_nothing_and_is_named(mesh: Mesh) -> None:
+def test_deleted_arrays_take_nothing_and_are_named(mesh: Mesh) -> None:
     w, kept = put(mesh, P("x")), put(mesh, P("x"))
     w.delete()
     report = gda.memory(params={"w": w, "kept": kept}, ema=gda.GlobalArray.from_array(w))
@@ -425,7 +425,7 @@ def test_a_block_without_error_does_nothing() -> None:
         assert result is None
 
 
-def test_what_is_replaced_in_the_block_is_freed(mesh: Mesh) -> None:
+def test_arrays_replaced_in_the_block_are_freed(mesh: Mesh) -> None:
     params = {"w": put(mesh, P("x")), "g": cut(DATA, mesh, P("x")), "key": jax.random.key(0)}
     held = [weakref.ref(params["w"]), weakref.ref(params["g"].array)]
     kept, donated = put(mesh, P("x")), put(mesh, P("x"))

@@ -192,7 +192,7 @@ def test_bfloat16_of_files_that_do_not(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(g), data)
 
 
-def test_what_zarr_fills_in(tmp_path: Path) -> None:
+def test_fill_value_of_zarr(tmp_path: Path) -> None:
     array = zarr.create_array(tmp_path / "a", shape=(8, 6), chunks=(2, 3), dtype="f4", fill_value=7)
     array[0:2] = 1
     expected = np.full((8, 6), 7, np.float32)
@@ -809,7 +809,7 @@ class WithoutShape:
 
 
 @pytest.mark.parametrize("source", [3.0, [1.0, 2.0], None, WithoutShape(), "data.npy"])
-def test_what_is_no_source(source: Any) -> None:
+def test_other_values_are_no_source(source: Any) -> None:
     with pytest.raises(TypeError, match=r"is not a source; a source has shape, dtype and NumPy"):
         gda.GlobalArray.from_source(source, MESH, P())
 
@@ -844,7 +844,7 @@ def test_sources_that_lie(source: Any, error: type[Exception], message: str) -> 
         gda.GlobalArray.from_source(source, MESH, P("x"))
 
 
-def test_raw_bytes_that_are_not_what_was_asked_for() -> None:
+def test_raw_bytes_of_another_size_are_refused() -> None:
     source = with_attributes(dtype=np.dtype("V2"))
     with pytest.raises(TypeError, match="of 2 bytes without a NumPy type .* of 4 bytes"):
         gda.GlobalArray.from_source(source, MESH, P(), dtype=np.float32)
@@ -958,7 +958,7 @@ def test_keys_of_specs_that_differ_are_named_and_no_others() -> None:
             gda.load_tree({"w": DATA}, MESH, other)
 
 
-def test_what_has_or_becomes_a_source_is_named(tmp_path: Path) -> None:
+def test_containers_of_sources_are_named(tmp_path: Path) -> None:
     opening = ts.open({"driver": "array", "array": [1.0, 2.0], "dtype": "float32"})
     message = r"a Future is not a source; call \.result\(\) on it, and pass the result"
     with pytest.raises(TypeError, match=message):

@@ -460,7 +460,7 @@ def test_ctrl_c_while_waiting_loses_no_batch() -> None:
 # The state of the iterator.
 
 
-def test_the_state_is_that_of_what_was_handed_out(auto_mesh: Mesh) -> None:
+def test_state_is_that_of_the_last_batch_handed_out(auto_mesh: Mesh) -> None:
     source = Counter(stop=6)
     with gda.prefetch(source, auto_mesh, P("x"), size=4) as batches:
         until(lambda: source.asked == 4)

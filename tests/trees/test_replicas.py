@@ -130,7 +130,7 @@ def test_a_program_that_computes_something_else_on_each_device(auto_mesh: Mesh) 
     assert pickle.loads(pickle.dumps(e.value)).mismatches == e.value.mismatches
 
 
-def test_what_is_compared_and_what_is_not(mesh: Mesh) -> None:
+def test_replicated_arrays_alone_are_compared(mesh: Mesh) -> None:
     tree = {
         "one device": jnp.ones(3),
         "scalar": cut(np.float32(3), mesh, P()),
@@ -268,7 +268,7 @@ def test_a_pending_check_waits_for_nothing(way: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
-def test_what_is_checked_may_be_donated(way: str, dtype: str) -> None:
+def test_array_may_be_donated_during_the_check(way: str, dtype: str) -> None:
     w = flipped(cut(batch(64).astype(jnp.dtype(dtype)), mesh_of({"x": 4}), P()), 2)
     check = gda.check_replicas_agree({"w": w}, wait=False)
     jax.block_until_ready(jax.jit(lambda x: x + x, donate_argnums=0)(w))

@@ -236,7 +236,7 @@ def test_workers_write_to_zarr(auto_mesh: Mesh, tmp_path: Path) -> None:
     np.testing.assert_array_equal(target[:], DATA)
 
 
-def test_what_was_stored_does_not_stay_on_the_host() -> None:
+def test_stored_data_does_not_stay_on_the_host() -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
@@ -389,7 +389,7 @@ def test_nothing_is_written_before_all_is_checked(auto_mesh: Mesh) -> None:
 # Bad input.
 
 
-def test_what_is_no_array(auto_mesh: Mesh) -> None:
+def test_values_that_are_no_array_are_refused(auto_mesh: Mesh) -> None:
     target = Counting((16, 8))
     message = r"not \w+; for a tree use gda\.store_tree"
     for other in (DATA, {"a": cut(DATA, auto_mesh, P())}, None, [1.0]):
@@ -628,7 +628,7 @@ def bytes_written(sizes: list[int], spec: P) -> int:
     [[64] * 16, [256, 8] * 8, [4, 8, 16, 32, 64, 128], [512, 8, 8, 8, 256, 8, 8, 8, 128]],
     ids=["equal", "weights and biases", "growing", "few large"],
 )
-def test_what_all_processes_hold_is_shared_out_by_bytes(
+def test_replicated_blocks_are_shared_out_by_bytes(
     process_pool: Callable[..., Pool], sizes: list[int], spec: P
 ) -> None:
     written = process_pool(4, devices=2).run(bytes_written, sizes, spec)
@@ -715,7 +715,7 @@ class Hung(Counting):
 
 
 @pytest.mark.processes(2, devices=4)
-def test_who_does_not_come_in_time_is_named(shared_tmp_path: Path) -> None:
+def test_late_process_is_named(shared_tmp_path: Path) -> None:
     mesh = ordered_mesh(range(8), {"x": 8})
     g = cut(DATA, mesh, P("x"))
     gave_up = shared_tmp_path / "gave-up"
