@@ -5,23 +5,23 @@
 from gda.arrays.global_array import GlobalArray as GlobalArray
 from gda.arrays.padded_array import PaddedArray as PaddedArray
 from gda.trees.load import load_tree as load_tree
-from gda.trees.prefetch import prefetch as prefetch
-from gda.trees.prefetch import Prefetched as Prefetched
+from gda.trees.batches.prefetch import prefetch as prefetch
+from gda.trees.batches.prefetch import Prefetched as Prefetched
 from gda.arrays.shard import Shard as Shard
 from gda.layout.spec import Index as Index
 from gda.trees.to_numpy import to_numpy as to_numpy
-from gda.arrays.fingerprint import fingerprint as fingerprint
+from gda.arrays.fingerprints.fingerprint import fingerprint as fingerprint
 from gda.show.visualize import visualize_sharding as visualize_sharding
 from gda import show as show
-from gda.trees.live_arrays import memory as memory
-from gda.trees.live_arrays import explaining_oom as explaining_oom
+from gda.trees.memory.live_arrays import memory as memory
+from gda.trees.memory.live_arrays import explaining_oom as explaining_oom
 from gda.show.memory_report import MemoryReport as MemoryReport
 from gda.show.memory_report import ArrayMemory as ArrayMemory
 from gda.show.memory_report import DeviceMemory as DeviceMemory
 from gda import storage as storage
 from gda.storage.options import Retry as Retry
 from gda.arrays.buffers import aligned_empty as aligned_empty
-from gda.arrays.narrowing import DoesNotFitError as DoesNotFitError
+from gda.arrays.dtypes import DoesNotFitError as DoesNotFitError
 from gda.mesh import LayoutUnknownError as LayoutUnknownError
 
 # Compute.
@@ -36,8 +36,8 @@ from gda.compiled.hlo import Traffic as Traffic
 # Move and save.
 from gda.trees.resharding import reshard_tree as reshard_tree
 from gda import checkpoint as checkpoint
-from gda.trees.store import store as store
-from gda.trees.store import store_tree as store_tree
+from gda.trees.files.store import store as store
+from gda.trees.files.store import store_tree as store_tree
 
 # Many processes.
 from gda import launch as launch
@@ -79,17 +79,17 @@ from gda.arrays import libraries as libraries
 from gda.mesh import get_shard_shape as get_shard_shape
 from gda.mesh import get_shard_indices as get_shard_indices
 from gda.mesh import get_shard_indices_replica_ids as get_shard_indices_replica_ids
-from gda.trees.host_local import (
+from gda.trees.batches.host_local import (
     host_local_array_to_global_array as host_local_array_to_global_array,
 )
-from gda.trees.host_local import (
+from gda.trees.batches.host_local import (
     global_array_to_host_local_array as global_array_to_host_local_array,
 )
-from gda.trees.batches import host_to_global_array as host_to_global_array
-from gda.trees.batches import host_to_global_device_array as host_to_global_device_array
-from gda.trees.batches import global_to_host_array as global_to_host_array
-from gda.trees.batches import with_sharding_constraint as with_sharding_constraint
-from gda.trees.batches import DataPartitionType as DataPartitionType
+from gda.trees.batches.partitions import host_to_global_array as host_to_global_array
+from gda.trees.batches.partitions import host_to_global_device_array as host_to_global_device_array
+from gda.trees.batches.partitions import global_to_host_array as global_to_host_array
+from gda.trees.batches.partitions import with_sharding_constraint as with_sharding_constraint
+from gda.trees.batches.partitions import DataPartitionType as DataPartitionType
 
 __all__ = [  # noqa: RUF022
     # Build an array and look at it.

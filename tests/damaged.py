@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
 import gda
-from gda.checkpoint import packing, writer
+from gda.checkpoint.writing import packing, writer
 
 Edit = Callable[[dict[str, Any]], object]
 

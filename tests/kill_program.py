@@ -27,9 +27,10 @@ from memory_program import memory_taken
 
 import gda
 import gda.launch
-from gda.checkpoint import saving, writer
+from gda.checkpoint import saving
 from gda.checkpoint.format.zarr_format import require_crc32c
 from gda.checkpoint.stores import directory
+from gda.checkpoint.writing import writer
 from gda.launch.children import environment
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 import gda
-from gda.arrays import staging
+from gda.arrays.transport import staging
 from gda.multihost import places
 
 process, address = int(sys.argv[1]), sys.argv[2]

@@ -21,7 +21,8 @@ from trials import Trials, rarely, tried
 
 import gda
 from gda import PaddedArray
-from gda.checkpoint import packing, restore, save, verify, writer
+from gda.checkpoint import restore, save, verify
+from gda.checkpoint.writing import packing, writer
 from gda.testing.strategies import meshes, partition_specs
 
 MESHES = [

@@ -322,7 +322,7 @@ WORKS = [
             ("1 block on all of 8 devices", (1, 8), None),
         ]
     ],
-    # For information: why gda.arrays.placing places blocks as it does.
+    # For information: why gda.arrays.construction.placing places blocks as it does.
     *[
         Work(
             f"place {devices} aligned blocks of {_size(4 * KIB)} on {devices} devices",

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from gda.arrays.fingerprint_formula import width_of
+from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
 from gda.mesh import is_tracer, mesh_on
 

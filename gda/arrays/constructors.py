@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
-from gda.arrays import from_callbacks, from_process_local
+from gda.arrays.construction import from_callbacks, from_process_local
 from gda.layout.boundary import public
 from gda.layout.spec import Index, SpecLike
 from gda.mesh import Device, MeshLike, after_spec, is_tracer, sharding_of

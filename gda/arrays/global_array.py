@@ -17,12 +17,15 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from gda.arrays import fingerprint, from_callbacks, libraries, moving, pickling
+from gda.arrays import libraries, pickling
+from gda.arrays.construction import from_callbacks
 from gda.arrays.constructors import ArrayConstructors
+from gda.arrays.fingerprints import fingerprint
 from gda.arrays.liveness import deleted_error, describe, live, real
 from gda.arrays.operators import ArrayOperators
 from gda.arrays.process_local import is_all_here
 from gda.arrays.shard import DataByDevice, LocalShards, Shard
+from gda.arrays.transport import moving
 from gda.layout.boundary import hide_own_frames, public, set_module, unexpected_keyword
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecLike, format_spec

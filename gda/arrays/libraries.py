@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from gda.arrays.from_callbacks import array_from_callback
-from gda.arrays.moving import reshard
+from gda.arrays.construction.from_callbacks import array_from_callback
+from gda.arrays.transport.moving import reshard
 from gda.layout.boundary import set_module
 from gda.layout.spec import format_spec
 from gda.mesh import is_tracer

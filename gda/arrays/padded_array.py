@@ -19,12 +19,15 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from gda.arrays import fingerprint, from_callbacks, libraries, moving, pickling
-from gda.arrays.blocks import BlockReader
+from gda.arrays import libraries, pickling
+from gda.arrays.construction import from_callbacks
+from gda.arrays.construction.blocks import BlockReader
+from gda.arrays.construction.placing import start_of
+from gda.arrays.fingerprints import fingerprint
 from gda.arrays.liveness import deleted_error, describe, live, real
-from gda.arrays.placing import start_of
 from gda.arrays.process_local import has_padding_for, is_all_here, without_padding
 from gda.arrays.shard import DataByDevice, LocalShards, Shard
+from gda.arrays.transport import moving
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Index, Shape, SpecLike, check_shape, format_spec, shape_at

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from gda.arrays.from_callbacks import array_from_callback
+from gda.arrays.construction.from_callbacks import array_from_callback
 from gda.arrays.process_local import is_all_here
 from gda.layout.spec import Shape
 from gda.multihost.agreement import checking_agreement

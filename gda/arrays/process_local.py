@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from gda.arrays.bits import first_elements
 from gda.arrays.buffers import aligned_empty
-from gda.arrays.narrowing import is_extended
+from gda.arrays.dtypes import is_extended
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import Shape, SpecLike, shape_at
 from gda.mesh import (

@@ -4,11 +4,8 @@
 without a device. A checkpoint is a directory, or a prefix of an object store: zarr v3 arrays that
 any tool reads, and a manifest that is written last, with size and checksum of every file.
 
-Read in this order: ``format`` (the contents of the files), ``stores`` (their places); to save,
-``saving``, ``claiming`` (the path), ``leaves_to_save``, ``packing`` (small arrays), ``writer``; to
-restore, ``restoring``, ``found`` (the manifest), ``leaves_to_restore``, ``files``, ``arrivals``,
-``shared_chunks``, ``reader``, ``proving`` (fingerprints); ``inspecting``; to compare,
-``comparing``, ``sides`` (the two that it compares), ``differences`` and ``element_differences``.
+Read in this order: ``format`` (the contents of the files), ``stores`` (their places), ``saving``
+over ``writing``, ``restoring`` over ``reading``, ``inspecting``, ``comparing``.
 
 >>> import gda, numpy as np, tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -17,10 +14,10 @@ restore, ``restoring``, ``found`` (the manifest), ``leaves_to_restore``, ``files
 {'step': 1, 'w': array([0, 1, 2])}
 """
 
-from gda.checkpoint.comparing import diff as diff
-from gda.checkpoint.differences import Differences as Differences
-from gda.checkpoint.differences import LeafDifference as LeafDifference
-from gda.checkpoint.element_differences import ElementDifferences as ElementDifferences
+from gda.checkpoint.comparing.diff import diff as diff
+from gda.checkpoint.comparing.differences import Differences as Differences
+from gda.checkpoint.comparing.differences import LeafDifference as LeafDifference
+from gda.checkpoint.comparing.elements import ElementDifferences as ElementDifferences
 from gda.checkpoint.format.chunks import ChunkGrid as ChunkGrid
 from gda.checkpoint.format.errors import CheckpointNotFoundError as CheckpointNotFoundError
 from gda.checkpoint.format.errors import CorruptionError as CorruptionError

@@ -8,14 +8,14 @@ from typing import Any
 
 import jax
 
-from gda.checkpoint.files import Chunk, Files
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.errors import CheckpointNotFoundError, CorruptionError, said
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, StoredArray
 from gda.checkpoint.format.structure import format_path, unflatten
-from gda.checkpoint.found import check_not_replaced, load_complete, read_complete
-from gda.checkpoint.leaves_to_restore import check_keys, saved_type
-from gda.checkpoint.proving import ChunkSums
+from gda.checkpoint.reading.files import Chunk, Files
+from gda.checkpoint.reading.fingerprints import ChunkSums
+from gda.checkpoint.reading.manifest_at import check_not_replaced, load_complete, read_complete
+from gda.checkpoint.reading.restored_leaves import check_keys, saved_type
 from gda.checkpoint.stores.opening import open_store, options_for
 from gda.checkpoint.stores.protocol import Store
 from gda.layout.boundary import public, set_module

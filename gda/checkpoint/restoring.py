@@ -12,11 +12,11 @@ from jax.sharding import Mesh
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.format.structure import checked_path, subtree, unflatten
-from gda.checkpoint.found import read_complete
-from gda.checkpoint.leaves_to_restore import Target, layout_of, targets_like, targets_of
-from gda.checkpoint.proving import check_fingerprints, check_provable
-from gda.checkpoint.reader import read_arrays
-from gda.checkpoint.shared_chunks import NAME, layout_to_share, processes_together
+from gda.checkpoint.reading.fingerprints import check_fingerprints, check_provable
+from gda.checkpoint.reading.manifest_at import read_complete
+from gda.checkpoint.reading.read_once import NAME, layout_to_share, processes_together
+from gda.checkpoint.reading.reader import read_arrays
+from gda.checkpoint.reading.restored_leaves import Target, layout_of, targets_like, targets_of
 from gda.checkpoint.stores.opening import open_store
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike, processes_of

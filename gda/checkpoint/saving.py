@@ -22,17 +22,17 @@ from typing import Any, TypeVar
 
 import jax
 
-from gda.checkpoint.claiming import Claim, claimed, remove
-from gda.checkpoint.files import Files, group_of
 from gda.checkpoint.format import manifest_json, zarr_format
 from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.format.structure import flatten
-from gda.checkpoint.found import load_manifest
-from gda.checkpoint.leaves_to_save import check_same_values, sources_of, values_of
+from gda.checkpoint.reading.files import Files, group_of
+from gda.checkpoint.reading.manifest_at import load_manifest
 from gda.checkpoint.stores.opening import open_store, options_for
 from gda.checkpoint.stores.protocol import Store
-from gda.checkpoint.writer import Share, Writer
+from gda.checkpoint.writing.claim import Claim, claimed, remove
+from gda.checkpoint.writing.saved_leaves import check_same_values, sources_of, values_of
+from gda.checkpoint.writing.writer import Share, Writer
 from gda.layout.boundary import public, set_module
 from gda.multihost import coordination
 from gda.multihost.agreement import check_same_call, timeout_of_checks

@@ -11,7 +11,7 @@ Read in this order: ``commands`` and ``planned_array`` (an array from all option
 ``array_numbers``, ``reshards``; ``model_report`` with ``model_numbers`` and ``model_memory``;
 ``model_reshard`` with ``model_moves`` and ``model_suggestion``; ``rehearsals`` with
 ``compilations`` and ``rehearsal_program``; ``checkpoints``, ``diffs``; ``tables`` and
-``pictures`` (output). The texts of options and files are read by ``gda.layout.notation``.
+``pictures`` (output). The texts of options and files are read by ``gda.planning.notation``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from gda.cli.plans import add_plan
 from gda.cli.rehearsals import add_rehearse
 from gda.cli.reshards import add_reshard
 from gda.launch.arguments import WRONG, Parser
-from gda.layout.notation.mistakes import MistakesError
 from gda.layout.text import printable
+from gda.planning.notation.mistakes import MistakesError
 
 _COMMANDS = (add_plan, add_reshard, add_rehearse, add_inspect, add_verify, add_diff)
 

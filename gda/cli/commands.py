@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from gda.launch.arguments import Parser
-from gda.layout.notation.mistakes import MisreadError, MistakesError
+from gda.planning.notation.mistakes import MisreadError, MistakesError
 
 T = TypeVar("T")
 
@@ -17,6 +17,9 @@ OK, DAMAGED, DIFFERENT, INTERRUPTED = 0, 1, 1, 130
 
 # These are reported in one line. Any other exception is a bug in gda and keeps its traceback.
 ERRORS = (OSError, ValueError, RuntimeError, ImportError, MemoryError)
+
+# For commands that only calculate: any other ValueError is a bug in gda and keeps its traceback.
+CALCULATION_ERRORS = (OSError, ImportError, MemoryError, MistakesError)
 
 
 def add_command(
@@ -73,3 +76,10 @@ def read_given(options: argparse.Namespace, name: str, parse: Callable[[str], T]
 def shows_progress() -> bool:
     """Return whether stderr is a terminal and rich, which draws a bar there, is installed."""
     return sys.stderr.isatty() and find_spec("rich") is not None
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """Print one JSON document."""
+    import json
+
+    print(json.dumps(document, indent=1, allow_nan=False))

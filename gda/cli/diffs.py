@@ -7,7 +7,7 @@ from typing import Any
 
 from gda.cli.checkpoints import add_timeout
 from gda.cli.commands import DIFFERENT, OK, add_command, shows_progress
-from gda.layout.notation.mistakes import MistakesError
+from gda.planning.notation.mistakes import MistakesError
 
 _EPILOG = """\
 exit code:

@@ -1,7 +1,7 @@
 """The report of ``gda plan --tree FILE``: the bytes of a whole model on each device.
 
-``gda/layout/notation/model_file.py`` describes the file, ``gda/cli/model_numbers.py`` and
-``gda/cli/model_memory.py`` the document of ``--json``.
+``gda/planning/notation/model_file.py`` describes the file, ``gda/planning/model.py`` and
+``gda/planning/memory.py`` the document of ``--json``.
 """
 
 from __future__ import annotations
@@ -11,26 +11,19 @@ import errno
 import sys
 from collections.abc import Mapping, Sequence
 
-from gda.cli.commands import OK, read_given
-from gda.cli.model_memory import ModelMemory
-from gda.cli.model_numbers import ModelPlan, Row
-from gda.cli.planned_array import check_devices_per_process, format_shape, print_json
-from gda.cli.tables import (
-    facts,
-    held_and_distinct,
-    in_processes,
-    left_out,
-    listed,
-    two_tables,
-)
-from gda.compiled.device_kinds import DeviceKind, kind_named
-from gda.layout.notation.layouts import parse_mesh
-from gda.layout.notation.mistakes import MistakesError
-from gda.layout.notation.model_file import ModelText, read_model, text_of
-from gda.layout.notation.numbers import parse_number
+from gda.cli.commands import OK, print_json, read_given
+from gda.cli.tables import facts, held_and_distinct, left_out, two_tables
 from gda.layout.padding import format_padding
 from gda.layout.spec import format_spec
-from gda.layout.text import counted, format_bytes, format_mesh
+from gda.layout.text import counted, format_bytes, format_mesh, in_processes, listed
+from gda.planning.device_kinds import DeviceKind, kind_named
+from gda.planning.memory import ModelMemory
+from gda.planning.model import ModelPlan, Row
+from gda.planning.notation.layouts import parse_mesh
+from gda.planning.notation.mistakes import MistakesError
+from gda.planning.notation.model_file import ModelText, read_model, text_of
+from gda.planning.notation.numbers import parse_number
+from gda.planning.planned_array import check_devices_per_process, format_shape
 
 _OF_ONE_ARRAY = ("shape", "dtype", "spec", "process", "locate")
 _ROWS_SHOWN = 10

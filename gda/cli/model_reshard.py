@@ -1,6 +1,6 @@
 """The report of ``gda reshard --tree FILE``: the moves of a whole model to other devices.
 
-``gda/cli/model_moves.py`` describes the document of ``--json``, ``gda/cli/model_suggestion.py``
+``gda/planning/moves.py`` describes the document of ``--json``, ``gda/planning/suggestion.py``
 finds another target that moves less.
 """
 
@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gda.cli.commands import OK, read_given
-from gda.cli.model_moves import ModelMoves, Row, moves_of
-from gda.cli.model_numbers import ModelPlan
+from gda.cli.commands import OK, print_json, read_given
 from gda.cli.model_report import plan_model, read_text, refuse_options
-from gda.cli.model_suggestion import Suggestion, suggestion_for
-from gda.cli.planned_array import format_shape, print_json
 from gda.cli.reshards import LINKS_LISTED, Answer, link_lines, mistakes_after, totals
-from gda.cli.tables import facts, in_processes, left_out, listed, terminal_width, two_tables
-from gda.layout.notation.layouts import parse_mesh
-from gda.layout.notation.mistakes import MistakesError
-from gda.layout.notation.model_file import Mistakes
-from gda.layout.notation.numbers import parse_number
+from gda.cli.tables import facts, left_out, terminal_width, two_tables
 from gda.layout.padding import format_padding, format_percent
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes, format_mesh
+from gda.layout.text import counted, format_bytes, format_mesh, in_processes, listed
+from gda.planning.model import ModelPlan
+from gda.planning.moves import ModelMoves, Row, moves_of
+from gda.planning.notation.layouts import parse_mesh
+from gda.planning.notation.mistakes import MistakesError
+from gda.planning.notation.model_file import Mistakes
+from gda.planning.notation.numbers import parse_number
+from gda.planning.planned_array import format_shape
+from gda.planning.suggestion import Suggestion, suggestion_for
 
 _OF_ONE_ARRAY = ("shape", "dtype", "spec", "to_spec")
 _PROCESSES_SHOWN = 8

@@ -7,8 +7,8 @@ import os
 import re
 import sys
 
-from gda.cli.planned_array import PlannedArray
 from gda.cli.tables import terminal_width
+from gda.planning.planned_array import PlannedArray
 
 # Narrower pictures side by side cannot be read.
 _NARROWEST = 48

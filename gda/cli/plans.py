@@ -1,7 +1,7 @@
 """The command ``gda plan``: the layout of an array or a model on devices that need not exist.
 
-``gda/cli/array_numbers.py`` describes the document of ``--json``. ``gda/cli/model_report.py`` runs
-``--tree``, whose document ``gda/cli/model_numbers.py`` describes.
+``gda/planning/array.py`` describes the document of ``--json``. ``gda/cli/model_report.py`` runs
+``--tree``, whose document ``gda/planning/model.py`` describes.
 """
 
 from __future__ import annotations
@@ -10,22 +10,15 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from gda.cli.commands import OK, add_command, read_option
-from gda.cli.planned_array import (
-    ERRORS,
-    PlannedArray,
-    add_array_options,
-    format_shape,
-    padding_words,
-    print_json,
-    read_array,
-)
+from gda.cli.array_options import add_array_options, read_array
+from gda.cli.commands import CALCULATION_ERRORS, OK, add_command, print_json, read_option
 from gda.cli.tables import facts, held_and_distinct, left_out, terminal_width
-from gda.layout.notation.mistakes import MistakesError
-from gda.layout.notation.numbers import parse_number, parse_point
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_index, format_mesh
+from gda.planning.notation.mistakes import MistakesError
+from gda.planning.notation.numbers import parse_number, parse_point
+from gda.planning.planned_array import PlannedArray, format_shape, padding_words
 
 _ROWS = 16
 _AXES_AS_COLUMNS = 4
@@ -55,7 +48,7 @@ examples:
 
 def add_plan(commands: Any) -> None:
     says = "Show the blocks and bytes of each device of a mesh; no device is needed."
-    parser = add_command(commands, plan, says, epilog=_EPILOG, errors=ERRORS)
+    parser = add_command(commands, plan, says, epilog=_EPILOG, errors=CALCULATION_ERRORS)
     add_array_options(parser)
     parser.add_argument(
         "--process",
@@ -91,8 +84,8 @@ def plan(options: argparse.Namespace) -> int:
         from gda.cli.model_report import plan_tree
 
         return plan_tree(options)
-    from gda.cli.array_numbers import document_of
     from gda.cli.pictures import picture_lines
+    from gda.planning.array import document_of
 
     if options.device is not None or options.optimizer is not None:
         raise MistakesError("--device and --optimizer are for a model; give --tree FILE")
@@ -176,7 +169,7 @@ def _summary(array: PlannedArray) -> list[str]:
 
 
 def _bytes_of_a_process(array: PlannedArray) -> str:
-    from gda.cli.array_numbers import distinct_of
+    from gda.planning.array import distinct_of
 
     held = array.block_bytes * array.devices_per_process
     blocks, elements = distinct_of(array.grid, array.devices_per_process)
@@ -189,7 +182,7 @@ def _bytes_of_a_process(array: PlannedArray) -> str:
 
 
 def _process_lines(array: PlannedArray, process: int) -> list[str]:
-    from gda.cli.array_numbers import LISTED, about_process
+    from gda.planning.array import LISTED, about_process
 
     about = about_process(array, process, limit=_ROWS)
     mesh, first, count = array.grid.mesh_shape, process * about["num_devices"], about["num_devices"]
@@ -222,7 +215,7 @@ def _process_lines(array: PlannedArray, process: int) -> list[str]:
 
 
 def _element_lines(array: PlannedArray, element: tuple[int, ...]) -> list[str]:
-    from gda.cli.array_numbers import LISTED, about_element
+    from gda.planning.array import LISTED, about_element
 
     about = about_element(array, element, limit=_ROWS)
     mesh, count = array.grid.mesh_shape, about["num_devices"]

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gda.cli.compilations import Report, Request, num_cpus
+from gda.cli.rehearsal_processes import Report, Request, num_cpus
 from gda.layout.boundary import below
-from gda.layout.notation.mistakes import MistakesError
 from gda.layout.text import counted, format_mesh
+from gda.planning.notation.mistakes import MistakesError
 
 _IMPORT_FILES = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 _SHARDING = re.compile(r"NamedSharding\(mesh=.*?, spec=(.*?), memory_kind=\w+\)")

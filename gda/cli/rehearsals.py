@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gda.cli.commands import ERRORS, OK, add_command, read_given, read_option, shows_progress
 from gda.cli.tables import terminal_width, two_tables
-from gda.compiled.device_kinds import KINDS
 from gda.launch.arguments import WRONG
-from gda.layout.notation.layouts import parse_mesh, parse_spec
-from gda.layout.notation.mistakes import MistakesError
-from gda.layout.notation.numbers import parse_number
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh
+from gda.planning.device_kinds import KINDS
+from gda.planning.notation.layouts import parse_mesh, parse_spec
+from gda.planning.notation.mistakes import MistakesError
+from gda.planning.notation.numbers import parse_number
 
 if TYPE_CHECKING:
-    from gda.cli.compilations import Report, Request
+    from gda.cli.rehearsal_processes import Report, Request
 
 _DOES_NOT_FIT = 1
 _MOST_DEVICES = 100_000  # several times the largest topology
@@ -88,7 +88,7 @@ def add_rehearse(commands: Any) -> None:
 
 
 def rehearse(options: argparse.Namespace) -> int:
-    from gda.cli.compilations import reports_of
+    from gda.cli.rehearsal_processes import reports_of
     from gda.storage.progress import shown
 
     requests = [*_requests(options)]
@@ -113,7 +113,7 @@ def rehearse(options: argparse.Namespace) -> int:
 
 
 def _requests(options: argparse.Namespace) -> Iterator[Request]:
-    from gda.cli.compilations import Request
+    from gda.cli.rehearsal_processes import Request
 
     found = re.fullmatch(r"(.+\.py):(\w+)", options.program)
     if not found:

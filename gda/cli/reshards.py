@@ -26,29 +26,21 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gda.cli.commands import OK, add_command, read_given
-from gda.cli.planned_array import (
-    ERRORS,
-    PlannedArray,
-    add_array_options,
-    format_shape,
-    padding_words,
-    plan_array,
-    print_json,
-    read_array,
-)
+from gda.cli.array_options import add_array_options, read_array
+from gda.cli.commands import CALCULATION_ERRORS, OK, add_command, print_json, read_given
 from gda.cli.tables import facts, left_out, terminal_width
 from gda.layout.former_names import with_former_keys
-from gda.layout.notation.layouts import parse_mesh, parse_spec
-from gda.layout.notation.mistakes import MistakesError
-from gda.layout.notation.numbers import parse_number
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh
+from gda.planning.notation.layouts import parse_mesh, parse_spec
+from gda.planning.notation.mistakes import MistakesError
+from gda.planning.notation.numbers import parse_number
+from gda.planning.planned_array import PlannedArray, format_shape, padding_words, plan_array
 
 if TYPE_CHECKING:
-    from gda.cli.model_moves import ModelMoves
     from gda.layout.reshard.plan import ReshardPlan
+    from gda.planning.moves import ModelMoves
 
 # Some answers list every move, about 10 million in a second.
 MOST_MOVES = 5_000_000
@@ -76,7 +68,7 @@ examples:
 
 def add_reshard(commands: Any) -> None:
     says = "Show the bytes that move when a layout changes; no device is needed."
-    parser = add_command(commands, reshard, says, epilog=_EPILOG, errors=ERRORS)
+    parser = add_command(commands, reshard, says, epilog=_EPILOG, errors=CALCULATION_ERRORS)
     add_array_options(parser)
     parser.add_argument("--to-mesh", metavar="MESH", help="the new mesh; by default the same")
     parser.add_argument("--to-spec", metavar="SPEC", help="the new spec; by default the same")

@@ -60,15 +60,6 @@ def two_tables(
     return lines
 
 
-def listed(words: Sequence[str]) -> str:
-    """Return words as a list in a sentence.
-
-    >>> listed(['a', 'b', 'c'])
-    'a, b and c'
-    """
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-
-
 def left_out(shown: int, count: int, one: str, in_json: int | None = None) -> list[str]:
     """Return the line for the rows that a table omits, if it omits any.
 
@@ -86,18 +77,6 @@ def left_out(shown: int, count: int, one: str, in_json: int | None = None) -> li
     what = "them" if in_json is None or count <= in_json else f"{in_json:,}"
     more = counted(count - shown, f"more {one}", f"more {one}{'es' if one.endswith('s') else 's'}")
     return [f"… {more}; --json lists {what}"]
-
-
-def in_processes(num_devices: int, devices_per_process: int) -> str:
-    """Return a number of devices in words.
-
-    >>> in_processes(1024, 8), in_processes(4, 4)
-    ('1,024 devices in 128 processes of 8', '4 devices')
-    """
-    devices, processes = counted(num_devices, "device"), num_devices // devices_per_process
-    if processes == 1:
-        return devices
-    return f"{devices} in {processes:,} processes of {devices_per_process:,}"
 
 
 def held_and_distinct(held: int, distinct: Iterable[int]) -> str:

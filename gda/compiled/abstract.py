@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec
 from gda.arrays.padded_array import PaddedArray
 from gda.checkpoint.inspecting import Contents, inspect
 from gda.layout.boundary import public, set_module
-from gda.layout.notation.model_file import read_arrays, text_of
 from gda.mesh import MeshLike, mesh_and_spec, mesh_grid, named_sharding
+from gda.planning.notation.model_file import read_arrays, text_of
 from gda.trees.leaves import is_container, with_paths
 from gda.trees.specs import SpecOf, layout, layouts_of
 

@@ -20,7 +20,6 @@ from jax.stages import Compiled, Lowered, Traced
 from jax.tree_util import keystr
 
 from gda.compiled.collectives import collectives_in, temporaries_in, text_of
-from gda.compiled.device_kinds import kind_of_device
 from gda.compiled.flops import flops_of
 from gda.compiled.hlo import Collectives
 from gda.compiled.programs import Program, compiled, meshes_of, stage_of, unwrapped
@@ -28,6 +27,7 @@ from gda.compiled.rehearsal import ArgumentBytes, Rehearsal, traffic_of
 from gda.compiled.topologies import without_hardware
 from gda.layout.boundary import public, set_module
 from gda.layout.text import format_bytes
+from gda.planning.device_kinds import kind_of_device
 
 # "… the total memory required for HLO temporaries (19.75G) exceeds available HBM (15.75G) …", and
 # of JAX 0.8: "… Used 24.00G of 15.75G hbm …"

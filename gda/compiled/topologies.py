@@ -22,9 +22,9 @@ import jax
 from jax.experimental import mesh_utils, topologies
 from jax.sharding import Mesh
 
-from gda.compiled.device_kinds import KINDS
 from gda.layout.boundary import public, set_module
 from gda.layout.text import counted, format_mesh
+from gda.planning.device_kinds import KINDS
 
 _NAME = re.compile(r"[a-z0-9]+:[1-9]\d*(x[1-9]\d*){1,2}(_(un)?twisted)?")
 _AT_MOST_16 = ("v5e", "v6e")

@@ -3,8 +3,7 @@
 NumPy, no JAX. Read in this order: ``spec`` (specs and their errors), ``numbering`` (devices and
 blocks as mixed-radix numbers), ``tiling`` (the blocks of a shape), ``grid`` (``ShardGrid``),
 ``processes`` and ``process_view`` (the same by process), ``reshard`` (the moves between grids),
-``padding``, ``sharing`` (reads that processes share), ``notation`` (meshes, specs and models as
-people write them). All packages use ``text`` (amounts and names in messages), ``tables`` (text for
-a terminal), ``strict_json``, ``dtype_names`` and ``boundary``
+``padding``, ``sharing`` (reads that processes share). All packages use ``text`` (amounts and names
+in messages), ``tables`` (text for a terminal), ``strict_json``, ``dtype_names`` and ``boundary``
 (tracebacks without gda's inner frames).
 """

@@ -1,9 +1,10 @@
-"""Types of elements by the names that people write for them, in Python and on a command line."""
+"""Dtypes: the names that people write for them, in Python and on a command line, and their bits."""
 
 from __future__ import annotations
 
 import difflib
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # each is imported when it is needed, as that takes time
@@ -125,3 +126,28 @@ def _names_of_ml_dtypes() -> list[str]:
     import ml_dtypes
 
     return [each for each in dir(ml_dtypes) if _OF_ML_DTYPES.fullmatch(each)]
+
+
+@lru_cache(maxsize=64)
+def width_of(dtype: np.dtype[Any]) -> tuple[int, int]:
+    """Return how many bits an element of a dtype has, and how many 32-bit words hold them.
+
+    Raises:
+      TypeError: it is not of numbers.
+
+    >>> import ml_dtypes, numpy as np
+    >>> width_of(np.dtype('complex64')), width_of(np.dtype(ml_dtypes.int4))
+    ((64, 2), (4, 1))
+    """
+    import ml_dtypes
+
+    bits = dtype.itemsize * 8
+    if getattr(ml_dtypes, dtype.name, None) is dtype.type:
+        info = ml_dtypes.iinfo if "int" in dtype.name else ml_dtypes.finfo
+        bits = info(dtype).bits
+    elif dtype.kind not in "biufc":
+        raise TypeError(
+            f"a fingerprint is of numbers, not of {dtype}; view raw bytes as what they are with "
+            "array.view(dtype), or take the fingerprint of the numbers that stand for the values"
+        )
+    return bits, -(-bits // 32)

@@ -55,6 +55,27 @@ def join_some(parts: Sequence[str]) -> str:
     return "; ".join(shown)
 
 
+def listed(words: Sequence[str]) -> str:
+    """Return words as a list in a sentence.
+
+    >>> listed(['a', 'b', 'c'])
+    'a, b and c'
+    """
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def in_processes(num_devices: int, devices_per_process: int) -> str:
+    """Return a number of devices in words.
+
+    >>> in_processes(1024, 8), in_processes(4, 4)
+    ('1,024 devices in 128 processes of 8', '4 devices')
+    """
+    devices, processes = counted(num_devices, "device"), num_devices // devices_per_process
+    if processes == 1:
+        return devices
+    return f"{devices} in {processes:,} processes of {devices_per_process:,}"
+
+
 def itemsize_error(itemsize: object) -> TypeError:
     """Return the error for a wrong number of bytes of one element."""
     return TypeError(

@@ -24,7 +24,7 @@ _MODULE_OF = {
     "open_safetensors": "gda.storage.safetensors",
     "SafetensorsFiles": "gda.storage.safetensors",
     "SafetensorsTensor": "gda.storage.safetensors",
-    "save_safetensors": "gda.trees.save_safetensors",
+    "save_safetensors": "gda.trees.files.save_safetensors",
     "SliceTarget": "gda.storage.targets",
 }
 

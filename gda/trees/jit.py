@@ -19,10 +19,10 @@ from jax.sharding import (
 
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.liveness import live
-from gda.arrays.moving import reshard
 from gda.arrays.operators import unwrapped
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import has_padding_for
+from gda.arrays.transport.moving import reshard
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.spec import (

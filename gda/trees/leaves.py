@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import jax
 from jax.tree_util import keystr
 
+from gda.arrays.construction.placing import is_empty
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.liveness import live
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.placing import is_empty
 from gda.layout.grid import ShardGrid
 from gda.mesh import grid_of_array
 

@@ -12,10 +12,10 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.tree_util import keystr
 
-from gda.arrays.fingerprint_formula import Words
+from gda.arrays.fingerprints.formula import Words
+from gda.arrays.fingerprints.replicas import LANES, PendingReplicas, begin_replicas
 from gda.arrays.liveness import real
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.replica_sums import LANES, PendingReplicas, begin_replicas
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray

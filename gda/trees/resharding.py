@@ -8,8 +8,8 @@ import jax
 from jax.sharding import PartitionSpec
 
 from gda.arrays.global_array import GlobalArray
-from gda.arrays.moving import Wanted, reshard_all
 from gda.arrays.padded_array import PaddedArray
+from gda.arrays.transport.moving import Wanted, reshard_all
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike, mesh_and_spec
 from gda.trees.leaves import array_of, is_container, with_paths

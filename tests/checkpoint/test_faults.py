@@ -26,7 +26,8 @@ from meshes import mesh_of
 from trials import Trials, tried
 
 import gda
-from gda.checkpoint import SaveError, writer
+from gda.checkpoint import SaveError
+from gda.checkpoint.writing import writer
 
 
 def open_files() -> list[str]:

@@ -16,9 +16,10 @@ from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
 
 import gda
-from gda.checkpoint import inspect, packing, restore, save, verify, writer
+from gda.checkpoint import inspect, restore, save, verify
 from gda.checkpoint.format.manifest import ArrayLeaf, Manifest
 from gda.checkpoint.format.manifest_json import load
+from gda.checkpoint.writing import packing, writer
 
 KNOWN_TO_ZARR = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),

@@ -21,8 +21,11 @@ from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
 from trials import rarely
 
 import gda
-from gda.checkpoint import arrivals, packing, reader, restore, restoring, save, saving, writer
+from gda.checkpoint import restore, restoring, save, saving
+from gda.checkpoint.reading import blocks as arrivals
+from gda.checkpoint.reading import reader
 from gda.checkpoint.stores.directory import FileStore
+from gda.checkpoint.writing import packing, writer
 from gda.testing import Pool
 from gda.testing.strategies import mesh_shapes, meshes, partition_specs
 

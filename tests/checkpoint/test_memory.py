@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec as P
 from trials import Trials, tried
 
 import gda
-from gda.checkpoint import writer
 from gda.checkpoint.format import zarr_format
+from gda.checkpoint.writing import writer
 
 MIB = 2**20
 Taken = Callable[..., tuple[int, str, str]]

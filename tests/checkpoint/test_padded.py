@@ -17,7 +17,8 @@ from meshes import ORDERS, batch, mesh_of, ordered_mesh
 
 import gda
 from gda import PaddedArray
-from gda.checkpoint import inspect, packing, restore, save, save_async, verify, writer
+from gda.checkpoint import inspect, restore, save, save_async, verify
+from gda.checkpoint.writing import packing, writer
 from gda.testing import Pool
 
 DATA = {"large": batch(37, 9), "small": batch(5, 3) + 1000, "even": batch(8, 2), "one": batch(1, 1)}

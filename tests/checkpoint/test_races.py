@@ -14,7 +14,7 @@ from trials import Trials, tried
 
 import gda
 from gda.checkpoint import SaveError
-from gda.checkpoint.files import Files
+from gda.checkpoint.reading.files import Files
 from gda.checkpoint.stores import directory
 from gda.storage.options import Options
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from trials import rarely
 
 from gda import cli
-from gda.compiled.device_kinds import kind_named
+from gda.planning.device_kinds import kind_named
 
 LLAMA = Path(__file__).parents[2] / "examples" / "transformer_7b.json"
 GIB = 2**30

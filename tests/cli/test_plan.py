@@ -552,7 +552,7 @@ def test_a_mistake_in_gda_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(*_: Any) -> Any:
         raise ValueError("a bug")
 
-    monkeypatch.setattr("gda.cli.array_numbers.document_of", fail)
+    monkeypatch.setattr("gda.planning.array.document_of", fail)
     with pytest.raises(ValueError, match="a bug"):
         plan("--shape", "8", "--dtype", "f32", "--mesh", "x=4", "--spec", "x")
 

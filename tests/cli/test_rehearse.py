@@ -15,8 +15,8 @@ from meshes import mesh_of
 from running import wait_until_gone
 
 import gda
-from gda.cli import compilations
-from gda.cli.compilations import Report, Request
+from gda.cli import rehearsal_processes as compilations
+from gda.cli.rehearsal_processes import Report, Request
 
 TRAIN = """
 import os

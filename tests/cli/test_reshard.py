@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gda import ReshardPlan, ShardGrid, cli
 from gda.cli import reshards
-from gda.layout.notation.layouts import parse_spec
+from gda.planning.notation.layouts import parse_spec
 
 pytestmark = pytest.mark.no_jax
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from trials import rarely
 
 from gda import ShardGrid
-from gda.cli import model_suggestion, reshards
-from gda.cli.model_moves import moves_of
+from gda.cli import reshards
 from gda.cli.model_report import plan_model, read_text
+from gda.planning import suggestion as model_suggestion
+from gda.planning.moves import moves_of
 
 pytestmark = pytest.mark.no_jax
 

@@ -29,9 +29,9 @@ from meshes import batch, cut, mesh_of
 from safetensors.numpy import save_file
 
 import gda
-from gda.arrays import from_sources
-from gda.arrays import placing as placing_module
-from gda.arrays.blocks import BlockReader
+from gda.arrays.construction import from_sources
+from gda.arrays.construction import placing as placing_module
+from gda.arrays.construction.blocks import BlockReader
 from gda.storage.progress import shown
 
 MESH = mesh_of({"x": 4, "y": 2})

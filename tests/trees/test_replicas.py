@@ -17,8 +17,8 @@ from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
 from trials import Trials, rarely, tried
 
 import gda
-from gda.arrays import replica_sums
-from gda.arrays.fingerprint_formula import sums_of_numpy
+from gda.arrays.fingerprints import replicas as replica_sums
+from gda.arrays.fingerprints.formula import sums_of_numpy
 from gda.testing.strategies import global_arrays
 
 P = PartitionSpec

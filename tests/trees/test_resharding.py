@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, ordered_mesh
 
 import gda
-from gda.arrays import carrying
+from gda.arrays.transport import carrying
 
 MODEL = {
     "table": batch(50, 4),

@@ -1,0 +1,364 @@
+"""The step from the result of a callback to a block that JAX may keep: ownership and alignment.
+
+JAX takes a NumPy array whose memory is 64-byte aligned as the device buffer itself on CPU, and some
+versions copy the others after the placing call has returned. So memory that other code can reach
+must not be handed over. A block is *adopted*, that is handed over without a copy, when it owns its
+memory and gda holds the only reference to it; anything else is copied at once into an aligned
+buffer of gda's, which JAX then adopts: one copy, where JAX would make one too. A ``jax.Array`` that
+other code refers to is copied on its device: deleting or donating it would delete the shard.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import getweakrefcount
+
+import jax
+import numpy as np
+
+from gda.arrays.bits import padded
+from gda.arrays.buffers import ALIGNMENT, Buffers, Memory
+from gda.arrays.dtypes import (
+    WIDE_DTYPES,
+    asked_dtype,
+    check_fits,
+    fill_of,
+    is_extended,
+    is_raw,
+    jax_dtype,
+    narrowed_dtype,
+    native,
+    objects_error,
+)
+from gda.arrays.liveness import deleted_error, traced_error
+from gda.layout.grid import ShardGrid
+from gda.layout.spec import Index, Shape, shape_at
+from gda.layout.text import format_index
+from gda.mesh import Device, is_tracer
+
+Block = np.ndarray[Any, Any] | jax.Array
+
+
+class BlockReader:
+    """Turns results of callbacks into blocks of one shape and one dtype that JAX may keep.
+
+    Args:
+      grid: the grid of the array; every block must have the shape of its index. If the grid is
+        padded, a block that is smaller than ``shard_shape`` is copied into one of that shape.
+      dtype: the dtype that the user asked for, or ``None`` to take that of the first block.
+      copy: ``True`` copies every block, ``False`` adopts every block, ``None`` copies those that
+        other code can reach.
+      device: where a ``jax.Array`` goes that is spread over several devices.
+      count: how many blocks will be read.
+      align: copy unaligned blocks into aligned memory also where they could be adopted.
+      in_threads: blocks are read in several threads. Each settles the NumPy memory it was given
+        before it asks for more, with the x64 mode of the thread that made this reader: JAX's modes
+        belong to a thread. What else a ``jax.Array`` needs than a copy is left for ``finish``.
+      fill: value of the padding.
+
+    ``dtype`` is the dtype that the array has in JAX; ``None`` until it is known.
+    """
+
+    # Guards buffers and dtype. One for all readers: it is held for microseconds, and making one
+    # for each would be felt in a loop over batches.
+    _lock = threading.Lock()
+
+    def __init__(
+        self,
+        grid: ShardGrid,
+        dtype: Any = None,
+        copy: bool | None = None,
+        device: Device | None = None,
+        count: int = 1,
+        align: bool = False,
+        in_threads: bool = False,
+        fill: object = 0,
+    ) -> None:
+        if copy is not None and copy is not True and copy is not False:
+            raise TypeError(f"copy must be True, False or None, not {copy!r}")
+        self.grid = grid
+        self.shape = grid.shard_shape
+        self.asked = None if dtype is None else asked_dtype(dtype)
+        self.dtype = None if self.asked is None else jax_dtype(self.asked)
+        self.copy = copy
+        self._device = device
+        self._count = count
+        self._align = align and copy is None
+        self._buffers: dict[np.dtype[Any], Buffers] = {}
+        self._in_threads = in_threads
+        self._fill = fill
+        self._narrowed = (
+            {wide: narrowed_dtype(wide, "") for wide in WIDE_DTYPES} if in_threads else {}
+        )
+
+    def read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
+        """Return the block of ``callback`` at each index, safe to hand over.
+
+        A block is settled before the callback is called again.
+
+        Raises:
+          TypeError, ValueError: it is not an array of the shape and the dtype of the others.
+          DoesNotFitError: a value does not fit the dtype that the array has in JAX.
+          Exception: whatever the callback raises, with a note of the index.
+        """
+        # Of a padded grid some blocks are smaller.
+        shape, usual = None if self.grid.is_padded else self.shape, None
+        blocks: list[Block] = []
+        index: Index = ()
+        try:
+            for index in indices:
+                value: Any = callback(index)
+                references = sys.getrefcount(value) + getweakrefcount(value)
+                # The usual block first: in a loop over batches every microsecond here is felt.
+                if (
+                    references <= _ONE_REFERENCE
+                    and type(value) is np.ndarray
+                    and value.dtype is usual
+                    and value.shape == shape
+                    and _owns_memory(value)
+                ):
+                    blocks.append(value)
+                else:
+                    block = self.settle(index, value, references)
+                    blocks.append(block)
+                    if block is value and self.copy is None and not self._align:
+                        usual = value.dtype  # a fresh block of it needs nothing done to it
+        except Exception as error:
+            self.note(error, index)
+            raise
+        return blocks
+
+    def note(self, error: Exception, index: Index) -> None:
+        """Add to an error which block was being read, unless that was said already."""
+        known = "gda: while reading index "
+        if not any(note.startswith(known) for note in getattr(error, "__notes__", ())):
+            error.add_note(f"{known}{format_index(index)} of {self.grid!r}")
+
+    def check_unused(self, index: Index, value: Any) -> None:
+        """Raise ``ValueError`` or ``TypeError`` if a block that is not needed could not be one."""
+        self.check_shape(index, value.shape if hasattr(value, "shape") else _shape_of(value, index))
+
+    def fill(
+        self, callback: Callable[[Index, np.ndarray[Any, Any]], object], indices: Iterable[Index]
+    ) -> list[Block]:
+        """Return aligned buffers that ``callback(index, out)`` filled, with the same errors."""
+        if is_extended(self.asked):
+            raise TypeError(f"into=True hands out NumPy memory, and NumPy has no {self.asked}")
+        dtype = np.dtype(self.asked)
+        # Threads share what is kept and locked; alone there is a quicker way.
+        own = None if self._in_threads else Buffers(dtype, self._count)
+
+        def filled(index: Index) -> np.ndarray[Any, Any]:
+            out = (
+                self.empty(dtype, index) if own is None else own.empty(shape_at(index, self.shape))
+            )
+            returned = callback(index, out)
+            is_data = isinstance(returned, list | tuple) or hasattr(returned, "__array__")
+            if is_data and not _is_part_of(returned, out):
+                raise TypeError(
+                    "with into=True the callback fills its second argument, but it returned data "
+                    f"of its own, a {type(returned).__name__}; write `out[...] = value`, or omit "
+                    "into=True"
+                )
+            return out
+
+        return self.read(filled, indices)
+
+    def settle(self, index: Index, value: object, references: int) -> Block:
+        """Return a block that JAX may keep, made of a value with so many references to it."""
+        is_sole = references <= _ONE_REFERENCE
+        if type(value) is not np.ndarray:
+            if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):
+                value = value.__jax_array__()  # pyright: ignore[reportAttributeAccessIssue]
+                is_sole = False
+            if is_tracer(value):
+                raise traced_error(f"the block at index {format_index(index)}")
+            if isinstance(value, jax.Array):
+                if value.is_deleted():
+                    raise deleted_error(value, f"the block at {format_index(index)}, a jax.Array")
+                if not self._in_threads:
+                    return self.settle_jax(index, value, is_sole)
+                return value if self.copy else self._own(value, is_sole)
+            array = as_numpy(value, index)
+            # An object may hand out an array that it keeps; of a list or number a new one is made.
+            is_new = array.base is None and not hasattr(value, "__array__")
+            return self._from_numpy(index, array, is_new)
+        return self._from_numpy(index, value, is_sole and _owns_memory(value))
+
+    def finish(self, index: Index, block: Block) -> Block:
+        """Return what a thread read as what JAX may keep; called in the thread of the caller."""
+        if self._in_threads and isinstance(block, jax.Array):
+            return self.settle_jax(index, block, is_sole=True)
+        return block
+
+    def settle_own(self, index: Index, buffer: np.ndarray[Any, Any]) -> Block:
+        """Return a buffer of ``empty`` that was filled and will not be written to any more."""
+        return self._from_numpy(index, buffer, sole=True)
+
+    def empty(self, dtype: np.dtype[Any], index: Index | None = None) -> np.ndarray[Any, Any]:
+        """Return an aligned buffer for one block: that at ``index``, or one with its padding."""
+        shape = self.shape if index is None else shape_at(index, self.shape)
+        with self._lock:
+            buffers = self._buffers.get(dtype)
+            if buffers is None:
+                # Elsewhere a buffer is free when its block was sent.
+                are_kept = self._device is None or self._device.platform == "cpu"
+                buffers = self._buffers[dtype] = Buffers(dtype, self._count, are_kept)
+            return buffers.empty(shape)
+
+    def padding(self) -> Block:
+        """Return a block that is padding alone; call it when ``dtype`` is known."""
+        if is_extended(self.dtype):
+            return jax.lax.full(self.shape, 0, self.dtype)
+        dtype = np.dtype(self.dtype)
+        out = self.empty(dtype)
+        out[...] = fill_of(self._fill, dtype)
+        return out
+
+    def settle_jax(self, index: Index, value: jax.Array, is_sole: bool) -> Block:
+        """Return an array of one device, of the dtype asked for.
+
+        Args:
+          is_sole: no other code will delete or donate it.
+        """
+        self.check_shape(index, value.shape)
+        if is_extended(value.dtype) != is_extended(self.asked or value.dtype):
+            raise self._keys_error(index, value.dtype)
+        if value.dtype != jax_dtype(value.dtype, index):
+            # Made with x64, which is off now: JAX would narrow it without a look at its values.
+            return self._from_numpy(index, np.asarray(value), sole=False)
+        if len(value.devices()) > 1:
+            value = jax.device_put(value, self._device)  # pyright: ignore
+        if self.asked is not None and value.dtype != self.dtype:
+            value, is_sole = value.astype(self.dtype), True
+        self._check_dtype(index, value.dtype)
+        return self._own(value, is_sole)
+
+    def _own(self, value: jax.Array, is_sole: bool) -> jax.Array:
+        """Return an array that lives on when others that share its memory are deleted."""
+        if value.shape != self.shape:
+            fill = 0 if is_extended(value.dtype) else fill_of(self._fill, value.dtype)
+            return padded(value, self.shape, fill)
+        if self.copy is False or (is_sole and not self.copy):
+            return value
+        return jax.device_put(value, value.sharding, may_alias=False)
+
+    def _keys_error(self, index: Index, dtype: Any) -> TypeError:
+        return TypeError(
+            f"dtype={self.asked} was asked for, but the block at index {format_index(index)} has "
+            f"dtype {dtype}; keys are made of numbers by jax.random.wrap_key_data(block) and "
+            "numbers of keys by jax.random.key_data(block)"
+        )
+
+    def _from_numpy(self, index: Index, value: np.ndarray[Any, Any], sole: bool) -> Block:
+        wanted = self.asked or native(value.dtype)
+        if self.asked is None and wanted.hasobject and wanted.names is None:
+            raise objects_error(value, index)
+        if is_extended(wanted):
+            raise self._keys_error(index, value.dtype)
+        if is_raw(value.dtype) and value.dtype.itemsize == wanted.itemsize:
+            value = value.view(wanted)
+        final = self._narrowed.get(wanted) or jax_dtype(wanted, index)
+        self.check_shape(index, value.shape)
+        is_converted = value.dtype != wanted
+        is_whole = value.shape == self.shape
+        if is_converted:
+            value = self._copied(value, wanted) if is_whole else value.astype(wanted)
+        self._check_dtype(index, final)
+        if value.dtype != final:
+            with np.errstate(over="ignore"):
+                narrow = self._copied(value, final)
+            check_fits(value, narrow[tuple(map(slice, value.shape))], index)
+            return narrow
+        if not is_whole:
+            return self._copied(value, final)
+        if is_converted or self.copy is False:
+            return value
+        needs_alignment = self._align and value.ctypes.data % ALIGNMENT
+        if sole and self.copy is None and not needs_alignment:
+            return value
+        return self._copied(value, final)
+
+    def _copied(self, value: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        out = self.empty(dtype)
+        if value.shape != self.shape:
+            out[...] = fill_of(self._fill, dtype)
+            np.copyto(out[tuple(map(slice, value.shape))], value, casting="unsafe")
+        else:
+            np.copyto(out, value, casting="unsafe")
+        return out
+
+    def check_shape(self, index: Index, shape: Shape) -> None:
+        """Raise ``ValueError`` if a block of this shape is not what a device holds."""
+        expected = shape_at(index, self.shape) if self.grid.is_padded else self.shape
+        if shape != expected:
+            whole = shape == self.grid.global_shape
+            hint = ". That is the whole array: return array[index]" if whole else ""
+            raise ValueError(
+                f"the block at index {format_index(index)} has shape {shape}; a shard of this "
+                f"array has shape {expected}{hint}"
+            )
+
+    def _check_dtype(self, index: Index, dtype: Any) -> None:
+        with self._lock:
+            if self.dtype is None:
+                self.dtype = dtype
+        if dtype != self.dtype:
+            raise TypeError(
+                f"the block at index {format_index(index)} has dtype {dtype}, those before it "
+                f"{self.dtype}; return one dtype, or cast with dtype="
+            )
+
+
+def as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
+    """Return a block as a NumPy array; ``TypeError`` if it is masked or there is none."""
+    if value is None:
+        raise TypeError(
+            f"the callback returned None for index {format_index(index)}; it must return the block"
+        )
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"the block at index {format_index(index)} is a masked array and JAX has no masks; "
+            "return block.filled(value)"
+        )
+    return np.asarray(value)
+
+
+def _shape_of(value: Any, index: Index) -> Shape:
+    if hasattr(value, "__jax_array__"):
+        return value.__jax_array__().shape
+    return as_numpy(value, index).shape
+
+
+def _owns_memory(value: np.ndarray[Any, Any]) -> bool:
+    # C code makes arrays over its own memory that refer to nothing and own nothing.
+    base = value.base
+    return value.flags.owndata if base is None else type(base) is Memory
+
+
+def _is_part_of(returned: Any, out: np.ndarray[Any, Any]) -> bool:
+    return isinstance(returned, np.ndarray) and np.may_share_memory(returned, out)
+
+
+class _Probe(BlockReader):
+    references = 0
+
+    def settle(self, index: Index, value: object, references: int) -> Block:
+        self.references = references
+        return np.empty(0)
+
+
+def _count_one_reference() -> int:
+    probe = _Probe(ShardGrid((0,), {}, ()))
+    probe.read(lambda _: np.empty(0), [()])
+    return probe.references
+
+
+# The answer of `sys.getrefcount` in `BlockReader.read` for a value without other references. It
+# differs between versions of Python, so that very code is asked; a debugger that looks on may hold
+# one more, and two are never exceeded without one.
+_ONE_REFERENCE = -1
+_ONE_REFERENCE = min(_count_one_reference(), 2)

@@ -1,0 +1,270 @@
+"""From callbacks, sources and device buffers to one ``jax.Array``: the constructors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from gda.arrays.construction.blocks import Block, BlockReader
+from gda.arrays.construction.from_sources import Build, build_of_source, read_all
+from gda.arrays.construction.placing import Plan, plan_of
+from gda.arrays.transport.reading_once import read_builds, reads_wanted
+from gda.layout.spec import Index, SpecLike
+from gda.layout.text import format_index
+from gda.mesh import Device, MeshLike
+from gda.multihost.agreement import checked, together
+from gda.multihost.descriptions import Description, describe, describe_wanted
+from gda.storage.options import Options
+
+
+@checked("GlobalArray.from_callback")
+def array_from_callback(
+    global_shape: Iterable[int],
+    mesh: MeshLike,
+    spec: SpecLike | None,
+    data_callback: Callable[..., Any],
+    *,
+    dtype: npt.DTypeLike | None = None,
+    copy: bool | None = None,
+    into: bool = False,
+    options: Options | None = None,
+    pad: bool = False,
+    fill: object = 0,
+) -> jax.Array:
+    """Build an array by one call of ``data_callback`` per distinct index of this process.
+
+    ``GlobalArray.from_callback`` documents the arguments and the errors.
+    """
+    plan = plan_of(global_shape, mesh, spec, pad)
+    plan.check_dtype_is_known(dtype)
+    _check_callable(data_callback)
+    if into and dtype is None:
+        raise ValueError("into=True needs dtype=, the type of the buffer that the callback fills")
+    if into and copy is not None:
+        raise ValueError("copy= is for blocks that the callback returns; omit it with into=True")
+    if options is None and not plan.places_early:
+        # Nothing overlaps here, so all blocks are read in a row and placed at once.
+        reader = plan.reader(dtype, copy, fill=fill)
+        read = reader.fill if into else reader.read
+        return plan.place(read(data_callback, plan.distinct), reader.dtype, reader.padding)
+    options = options or Options()
+    reader = plan.reader(dtype, copy, fill=fill, in_threads=options.are_for_threads)
+    build = Build(plan, reader, partial(reader.fill if into else reader.read, data_callback))
+    read_all([build], options, "from_callback")
+    return build.array()
+
+
+def array_from_source(
+    source: Any,
+    mesh: MeshLike,
+    spec: SpecLike | None,
+    dtype: npt.DTypeLike | None,
+    options: Options,
+    *,
+    pad: bool = False,
+    fill: object = 0,
+) -> jax.Array:
+    """Build an array of the slices of a source that this process needs.
+
+    See ``GlobalArray.from_source``.
+    """
+
+    @cache  # the build that the processes agree on is the one that is read
+    def build() -> Build:
+        return build_of_source(source, mesh, spec, dtype, options, pad=pad, fill=fill)
+
+    def work() -> jax.Array:
+        read_builds([build()], options, "from_source")
+        return build().array()
+
+    def wanted() -> Description:
+        given = {"mesh": mesh, "spec": spec, "dtype": build().wanted().dtype}
+        shape = build().plan.grid.global_shape
+        array = describe_wanted({**given, "global_shape": shape, "pad": pad, "fill": fill})
+        return array | reads_wanted([build()], options)
+
+    name = "PaddedArray.from_source" if pad else "GlobalArray.from_source"
+    communicates = options.read_once is not False
+    return together(name, mesh, work, describe, wanted=wanted, communicates=communicates)
+
+
+@checked("GlobalArray.from_batched_callback")
+def array_from_batched_callback(
+    global_shape: Iterable[int],
+    mesh: MeshLike,
+    spec: SpecLike | None,
+    data_callback: Callable[[list[Index]], Iterable[Any]],
+    *,
+    dtype: npt.DTypeLike | None = None,
+    copy: bool | None = None,
+) -> jax.Array:
+    """Build an array by one call of ``data_callback`` with the index of every local device.
+
+    See ``GlobalArray.from_batched_callback``.
+    """
+    plan = plan_of(global_shape, mesh, spec)
+    plan.check_dtype_is_known(dtype)
+    _check_callable(data_callback)
+    reader = plan.reader(dtype, copy)
+    blocks: list[Block] = []
+    if plan.devices:
+        batch = _Batch(data_callback(list(plan.indices)), plan, reader)
+        blocks = reader.read(batch.next_distinct, plan.distinct)
+        batch.check_rest()
+    return plan.place(blocks, reader.dtype)
+
+
+@checked("GlobalArray.from_batched_callback_with_devices")
+def array_from_batched_callback_with_devices(
+    global_shape: Iterable[int],
+    mesh: MeshLike,
+    spec: SpecLike | None,
+    data_callback: Callable[[list[tuple[Index, tuple[Device, ...]]]], Iterable[jax.Array]],
+    *,
+    dtype: npt.DTypeLike | None = None,
+) -> jax.Array:
+    """Build an array from on-device arrays that one call of ``data_callback`` returns.
+
+    See ``GlobalArray.from_batched_callback_with_devices``.
+    """
+    plan = plan_of(global_shape, mesh, spec)
+    plan.check_dtype_is_known(dtype)
+    _check_callable(data_callback)
+    reader = plan.reader(dtype, None)
+    request = list(zip(plan.distinct, plan.holders, strict=True))
+    buffers: list[Any] = []
+    if request:
+        buffers = _as_list(data_callback(request), len(plan.devices), "device")
+    expected = [device for _, devices in request for device in devices]
+    order = "the devices that the callback was given"
+    return plan.assemble(buffers, expected, reader, "the callback's array", order)
+
+
+@checked("GlobalArray")
+def array_from_device_buffers(
+    global_shape: Iterable[int],
+    mesh: MeshLike,
+    spec: SpecLike | None,
+    device_buffers: Iterable[jax.Array],
+    dtype: npt.DTypeLike | None,
+) -> jax.Array:
+    """Build an array of single-device arrays in ``mesh.local_devices`` order."""
+    plan = plan_of(global_shape, mesh, spec)
+    plan.check_dtype_is_known(dtype)
+    order = "mesh.local_devices"
+    buffers = _as_list(device_buffers, len(plan.devices), f"device of {order}")
+    wanted = plan.reader(dtype, None)
+    reader = plan.reader(None, None) if buffers else wanted
+    array = plan.assemble(buffers, plan.devices, reader, "device_buffers", order)
+    if wanted.dtype is not None and array.dtype != wanted.dtype:
+        raise TypeError(
+            f"device_buffers have dtype {array.dtype}, not {wanted.dtype}; give that dtype, or "
+            "convert them with .astype"
+        )
+    return array
+
+
+def _check_callable(callback: object) -> None:
+    if not callable(callback):
+        raise TypeError(f"data_callback must be a function, not {type(callback).__name__}")
+
+
+class _Batch:
+    """The blocks that a batched callback returned, taken one by one.
+
+    A result that is not a list or a tuple may make its blocks as it is walked through, all in one
+    buffer, so each is settled before the next is asked for. Of a list each block is let go of as it
+    is taken, which leaves the reader as the only holder of one that is not kept elsewhere.
+    """
+
+    def __init__(self, returned: Any, plan: Plan, reader: BlockReader) -> None:
+        self._count = count = len(plan.indices)
+        self._plan, self._reader = plan, reader
+        self._taken = 0
+        self._take: Callable[[], Any]
+        if isinstance(returned, list | tuple):
+            remaining = _as_list(returned, count, _PER_INDEX)
+            _check_one_each(remaining, plan)
+            remaining.reverse()
+            self._take = remaining.pop
+        else:
+            self._take = iter(_iterable(returned, count, _PER_INDEX)).__next__
+
+    def next_distinct(self, _: Index) -> Any:
+        """Return the block of the next device that holds what no device before it does."""
+        while self._taken not in self._plan.firsts:
+            self._pass_over()
+        return self._next()
+
+    def check_rest(self) -> None:
+        """Look at the blocks of the last replicas; raise if their number is not right."""
+        while self._taken < self._count:
+            self._pass_over()
+        try:
+            self._take()
+        except (IndexError, StopIteration):
+            return
+        raise ValueError(f"expected {self._count} arrays, one per {_PER_INDEX}, not more")
+
+    def _pass_over(self) -> None:
+        index, block = self._plan.indices[self._taken], self._next()
+        try:
+            self._reader.check_unused(index, block)
+        except Exception as error:
+            self._reader.note(error, index)
+            raise
+
+    def _next(self) -> Any:
+        index = self._plan.indices[self._taken]
+        try:
+            block = self._take()
+        except StopIteration:
+            raise ValueError(
+                f"expected {self._count} arrays, one per {_PER_INDEX}, not {self._taken}"
+            ) from None
+        except Exception as error:
+            self._reader.note(error, index)
+            raise
+        self._taken += 1
+        return block
+
+
+def _check_one_each(arrays: list[Any], plan: Plan) -> None:
+    """Raise ``ValueError`` if one NumPy array is the block of several indices."""
+    block_of: dict[int, int] = {}
+    for array, block in zip(arrays, plan.block_of_device, strict=True):
+        if not isinstance(array, np.ndarray):
+            continue
+        if block_of.setdefault(id(array), block) != block:
+            first, second = (
+                format_index(plan.distinct[number]) for number in (block_of[id(array)], block)
+            )
+            raise ValueError(
+                f"the callback returned one array for the indices {first} and {second}; a buffer "
+                "that is filled again and again holds only the last block. Return array.copy(), or "
+                "yield the blocks one by one: each is copied before the next"
+            )
+
+
+_PER_INDEX = "index, repeats included"
+
+
+def _iterable(returned: Any, count: int, per: str) -> Iterable[Any]:
+    is_one = isinstance(returned, np.ndarray | jax.Array | Mapping | str)
+    if is_one or not isinstance(returned, Iterable):
+        raise TypeError(
+            f"expected a sequence of {count} arrays, one per {per}, not {type(returned).__name__}"
+        )
+    return returned
+
+
+def _as_list(returned: Any, count: int, per: str) -> list[Any]:
+    arrays = list(_iterable(returned, count, per))
+    if len(arrays) != count:
+        raise ValueError(f"expected {count} arrays, one per {per}, not {len(arrays)}")
+    return arrays

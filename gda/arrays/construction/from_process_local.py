@@ -1,0 +1,291 @@
+"""One global array from the part that each process has; ``process_local`` is the way back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import cache, lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from gda.arrays.buffers import ALIGNMENT, Buffers, aligned_empty
+from gda.arrays.construction.blocks import Block, BlockReader
+from gda.arrays.construction.placing import hashable_over, plan_over
+from gda.arrays.dtypes import KEPT_DTYPES, is_extended
+from gda.arrays.liveness import deleted_error, traced_error
+from gda.arrays.process_local import local_sharding
+from gda.layout.grid import ShardGrid
+from gda.layout.process_view import infer_global_shape
+from gda.layout.spec import Shape, SpecLike, check_shape
+from gda.mesh import MeshAndSpec, MeshLike, is_tracer, processes_of, view_of
+from gda.multihost.agreement import checked
+
+
+@checked("GlobalArray.from_process_local", reads=False)
+def array_from_process_local(
+    local_data: Any,
+    mesh: MeshLike,
+    spec: SpecLike | None = None,
+    global_shape: Iterable[int] | None = None,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    copy: bool | None = None,
+    batch: Batch | None = None,
+) -> jax.Array:
+    """Build an array from the part that each process has.
+
+    ``GlobalArray.from_process_local`` documents the arguments and the errors.
+    ``batch`` is for the leaves of a tree.
+    """
+    local = as_array(local_data)
+    plan = _plan_for(local, mesh, spec, global_shape)
+    whole = plan.whole
+    # The usual leaf of a batch first: in a loop over steps every microsecond here is felt.
+    if (
+        dtype is None
+        and copy is None
+        and type(local) is np.ndarray
+        and plan.is_copied_by_jax(local)
+    ):
+        array = whole.place([local[index] for index in plan.indices], local.dtype)
+        if batch is None:
+            return array.block_until_ready()
+        batch.pending.append(array)
+        return array
+    whole.check_dtype_is_known(dtype)
+    reader = whole.reader(dtype, copy)
+    if not whole.devices:
+        return whole.place([], reader.dtype)
+    if isinstance(local, jax.Array):
+        if plan.sharding is None and is_extended(local.dtype):
+            return _from_key_data(local, mesh, spec, global_shape)
+        if plan.sharding is not None and _stays_on_devices(local, plan.sharding):
+            return _from_pieces(local, plan, reader)
+        # On the CPU this is the memory of the array, which is not for others to keep.
+        local, reader.copy = np.asarray(local), reader.copy or None
+    if dtype is None and type(local) is np.ndarray:
+        try:
+            blocks = _blocks_at_once(local, plan, reader.copy, batch and batch.buffers)
+        except (TypeError, ValueError):
+            pass  # reported below, with index and element
+        else:
+            return whole.place(blocks, local.dtype)
+    take = iter(plan.indices).__next__
+    return whole.place(reader.read(lambda _: local[take()], whole.distinct), reader.dtype)
+
+
+class Batch:
+    """The state that the leaves of a tree share while they are built; at the end all are done.
+
+    Attributes:
+      buffers: of bytes, for what is copied: small leaves share their memory.
+      pending: arrays whose data JAX is still copying.
+    """
+
+    def __init__(self, leaves: int) -> None:
+        self.buffers = Buffers(np.dtype(np.uint8), leaves)
+        self.pending: list[jax.Array] = []
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for array in self.pending:
+            array.block_until_ready()
+
+
+class _LocalPlan:
+    """The places of the blocks of this process in its local data.
+
+    Attributes:
+      whole: what this process reads of the global array.
+      indices: for each block of ``whole.distinct``, where it is in the local data.
+      sharding: that of the local array; ``None`` if that is not what the local data is.
+    """
+
+    def __init__(self, local_shape: Shape, over: MeshAndSpec, global_shape: Shape | None) -> None:
+        mesh, spec, memory_kind = over
+        if global_shape is None:
+            processes = processes_of(mesh)
+            me = jax.process_index()
+            global_shape = infer_global_shape(local_shape, mesh.shape, spec, processes, me)
+        self.whole = plan_over(global_shape, over)
+        view = view_of(global_shape, mesh, self.whole.grid.spec)
+        self.indices = view.indices_within(local_shape) if self.whole.devices else []
+        # True if the local data is its blocks one after the other, each in one piece.
+        block = self.whole.grid.shard_shape
+        rows = len(self.indices) * block[0] if block else 0
+        self.is_in_rows = 0 not in local_shape and local_shape == (rows, *block[1:])
+        self.alignment = ALIGNMENT * len(self.indices)
+        self._known_offsets: dict[int, frozenset[int]] = {}
+        # A block that several devices hold JAX would copy for each of them.
+        is_one_each = len(self.whole.distinct) == len(self.whole.devices)
+        self._may_be_copied_by_jax = (
+            self.is_in_rows
+            and is_one_each
+            and self.whole.devices[0].platform == "cpu"
+            and memory_kind in (None, self.whole.devices[0].default_memory().kind)
+            and _jax_copies_unaligned()
+        )
+        self.sharding: NamedSharding | None = None
+        if view.is_regular and view.local_shape == local_shape:
+            sharding = local_sharding(global_shape, mesh, spec)
+            if memory_kind is not None:
+                sharding = sharding.with_memory_kind(memory_kind)
+            if len(sharding.device_set) == len(self.whole.devices):
+                self.sharding = sharding
+
+    def is_copied_by_jax(self, local: np.ndarray[Any, Any]) -> bool:
+        """Return True if JAX copies every block of ``local``, and keeps none of its memory.
+
+        It does so by several threads, which is quicker than a copy made here.
+        """
+        return (
+            self._may_be_copied_by_jax
+            and local.dtype in KEPT_DTYPES
+            and local.flags.c_contiguous
+            # No block begins where JAX takes memory as it is.
+            and -local.__array_interface__["data"][0] % ALIGNMENT
+            not in self._offsets(local.dtype.itemsize)
+        )
+
+    def _offsets(self, itemsize: int) -> frozenset[int]:
+        """Return where the blocks of data in rows begin, in bytes from the first, modulo 64."""
+        if itemsize not in self._known_offsets:
+            step = math.prod(self.whole.grid.shard_shape) * itemsize
+            offsets = frozenset(i * step % ALIGNMENT for i in range(len(self.indices)))
+            self._known_offsets[itemsize] = offsets
+        return self._known_offsets[itemsize]
+
+
+@cache
+def _jax_copies_unaligned() -> bool:
+    """Return whether JAX copies memory that is not aligned, and is done when the array is ready.
+
+    No version is known that does not. It is looked at because a version that did not would change
+    arrays without a word.
+    """
+    memory = aligned_empty(ALIGNMENT * 64 + 16, np.uint8)
+    block = memory[16:]
+    block[:] = 0
+    sharding = NamedSharding(
+        Mesh(np.array(jax.local_devices(backend="cpu")[:1]), ("device",)), PartitionSpec()
+    )
+    array = jax.make_array_from_callback(block.shape, sharding, lambda _: block)
+    array.block_until_ready()
+    block[:] = 1
+    return not np.asarray(array).any()
+
+
+def _blocks_at_once(
+    local: np.ndarray[Any, Any], plan: _LocalPlan, copy: bool | None, buffers: Buffers | None
+) -> list[Block]:
+    """Return the blocks in memory of gda's own, in a third of the time of a reader.
+
+    Raises:
+      TypeError, ValueError: JAX does not have the dtype, or a value does not fit the one it has.
+    """
+    is_done = copy is False
+    if local.dtype not in KEPT_DTYPES:
+        given = local
+        as_one = ShardGrid(local.shape, {}, ())
+        reader = BlockReader(as_one, None, copy)
+        (narrowed,) = reader.read(lambda index: given[index], as_one.indices())
+        local = np.asarray(narrowed)
+        is_done = is_done or (plan.is_in_rows and not local.nbytes % plan.alignment)
+    if is_done:
+        return [local[index] for index in plan.indices]
+    shape, dtype = plan.whole.grid.shard_shape, local.dtype
+    nbytes = math.prod(shape) * dtype.itemsize
+    step = -(-nbytes // ALIGNMENT) * ALIGNMENT
+    if buffers is None:
+        buffers = Buffers(np.dtype(np.uint8), count=1)
+    memory = buffers.empty((len(plan.indices) * step,))
+    if plan.is_in_rows and step == nbytes:
+        copied = np.ndarray(local.shape, dtype, memory)
+        np.copyto(copied, local)
+        return [copied[index] for index in plan.indices]
+    blocks: list[Block] = []
+    for number, index in enumerate(plan.indices):
+        block = np.ndarray(shape, dtype, memory, number * step)
+        np.copyto(block, local[index])
+        blocks.append(block)
+    return blocks
+
+
+def as_array(local_data: Any) -> Any:
+    """Return a ``jax.Array``, or a NumPy array whose memory other code may use."""
+    if type(local_data) is np.ndarray:
+        return local_data
+    if not isinstance(local_data, jax.Array) and hasattr(local_data, "__jax_array__"):
+        local_data = local_data.__jax_array__()
+    if is_tracer(local_data):
+        raise traced_error("local data")
+    if isinstance(local_data, jax.Array):
+        if local_data.is_deleted():
+            raise deleted_error(local_data, "jax.Array")
+        if not local_data.is_fully_addressable:
+            raise ValueError(
+                f"local data of shape {local_data.shape} is a global array already: other "
+                "processes hold parts of it. Use it unchanged, or wrap it with "
+                "GlobalArray.from_array"
+            )
+        return local_data
+    return local_data if isinstance(local_data, np.ndarray) else np.asarray(local_data)
+
+
+def _stays_on_devices(local: jax.Array, sharding: NamedSharding) -> bool:
+    """Return True if an array is moved from device to device, and not through the host."""
+    if is_extended(local.dtype):
+        return True
+    if jax.dtypes.canonicalize_dtype(local.dtype) != local.dtype:
+        return False  # made with x64, which is off now: its values must be looked at
+    # Between CPU devices JAX takes 8 times as long as through NumPy.
+    on_cpu = all(device.platform == "cpu" for device in local.devices())
+    return not on_cpu or local.sharding.is_equivalent_to(sharding, local.ndim)
+
+
+def _from_pieces(local: jax.Array, plan: _LocalPlan, reader: BlockReader) -> jax.Array:
+    """Build the array of a local ``jax.Array``, whose shards are used if they are where needed."""
+    sharding: Any = plan.sharding
+    if not local.sharding.is_equivalent_to(sharding, local.ndim):
+        local = jax.device_put(local, sharding)
+    pieces = {shard.device: shard.data for shard in local.addressable_shards}
+    whole = plan.whole
+    buffers = [pieces[device] for device in whole.devices]
+    if reader.asked is None and not reader.copy:
+        return jax.make_array_from_single_device_arrays(
+            whole.grid.global_shape, whole.sharding, buffers
+        )
+    order = "mesh.local_devices"
+    return whole.assemble(buffers, whole.devices, reader, "the local data", order)
+
+
+def _from_key_data(
+    keys: jax.Array, mesh: MeshLike, spec: SpecLike | None, global_shape: Iterable[int] | None
+) -> jax.Array:
+    """Build the array of PRNG keys of their numbers, which have a dimension more."""
+    data = np.asarray(jax.random.key_data(keys))
+    shape = None if global_shape is None else (*global_shape, *data.shape[keys.ndim :])
+    plan = _plan_for(data, mesh, spec, shape)
+    array = plan.whole.place(_blocks_at_once(data, plan, None, None), data.dtype)
+    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(keys))
+
+
+def _plan_for(
+    local: Any, mesh: MeshLike, spec: SpecLike | None, global_shape: Iterable[int] | None
+) -> _LocalPlan:
+    if isinstance(global_shape, tuple | list) and None in global_shape:
+        raise ValueError(
+            f"global_shape is {global_shape}; give every size, or omit it, and gda infers all"
+        )
+    shape = None if global_shape is None else check_shape(global_shape)
+    over = hashable_over(mesh, spec, local.shape if shape is None else shape)
+    return _cached_plan(local.shape, over, shape)
+
+
+_cached_plan = lru_cache(maxsize=256)(_LocalPlan)

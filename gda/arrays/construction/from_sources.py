@@ -1,0 +1,242 @@
+"""Arrays while their blocks are read, many at a time; the step from a source to such an array."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from gda.arrays.bits import sliceable
+from gda.arrays.construction.blocks import Block, BlockReader
+from gda.arrays.construction.placing import Plan, plan_of
+from gda.arrays.dtypes import is_raw, narrowed_dtype, native
+from gda.layout.spec import Index, SpecLike
+from gda.mesh import Device, MeshLike
+from gda.storage.options import Options
+from gda.storage.progress import shown
+from gda.storage.sources import AsyncSource, Source, source_of
+from gda.storage.tasks import AsyncTask, Future, Task, Transfer, run
+
+
+class Build:
+    """An array while its blocks are read, many at a time.
+
+    Args:
+      plan: what is read.
+      reader: of the array's blocks.
+      read: gets a list of one index and returns a list of its block; called in any thread.
+      source: that of the blocks, if they are slices of one; ``AsyncSource`` is used instead of
+        ``read``.
+      dtype: of what is read, if that is known.
+      note: adds to an error which array it was.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        reader: BlockReader,
+        read: Callable[[list[Index]], list[Block]],
+        source: Source | None = None,
+        dtype: np.dtype[Any] | None = None,
+        note: Callable[[Exception], object] = lambda _: None,
+    ) -> None:
+        self.plan = plan
+        self.reader, self._read, self.source = reader, read, source
+        # Empty blocks are not read: some libraries refuse.
+        has_elements = math.prod(reader.shape) > 0
+        self._begin = source.begin if isinstance(source, AsyncSource) and has_elements else None
+        self.dtype = dtype
+        self._note = note
+        self._places_early = plan.places_early
+        self._blocks: list[Any] = [None] * len(plan.distinct)
+        self._arrays: dict[Device, jax.Array] = {}
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block as it is read; as if of 8 bytes an element until that is known."""
+        dtype = self.dtype or self.reader.dtype
+        return math.prod(self.reader.shape) * (8 if dtype is None else dtype.itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks that this process reads."""
+        return len(self._blocks) * self.block_bytes
+
+    def tasks(
+        self, report: Callable[[int], object], others: Container[int] = ()
+    ) -> Iterator[Task | AsyncTask]:
+        """Yield the tasks for each block except ``others``; ``report`` is told the bytes of one."""
+        for number, index in enumerate(self.plan.distinct):
+            if number in others:
+                continue
+            nbytes = self._held_bytes()
+            if self._begin is None:
+                finish = partial(self.keep, number, index, report, self.reader.finish)
+                yield Task(nbytes, partial(self._work, index), finish)
+            else:
+                yield self._async_task(self._begin, nbytes, number, index, report)
+
+    def array(self) -> jax.Array:
+        """Return the array, after all tasks are done."""
+        plan, dtype = self.plan, self.reader.dtype
+        if not (self._places_early and plan.devices):
+            return plan.place(self._blocks, dtype, self.reader.padding)
+        if plan.has_padding_alone:
+            self._send(len(self._blocks), self.reader.padding())
+        arrays = [self._arrays[device] for device in plan.devices]
+        return jax.make_array_from_single_device_arrays(
+            plan.shape, plan.sharding, arrays, dtype=dtype
+        )
+
+    def wanted(self) -> jax.ShapeDtypeStruct:
+        """Return shape, dtype and layout of the array."""
+        plan = self.plan
+        return jax.ShapeDtypeStruct(plan.shape, self.reader.dtype, sharding=plan.sharding)
+
+    def _held_bytes(self) -> int:
+        """Bytes of one block as it is read, and of its copy where it has to be cast."""
+        read, dtype = self.dtype, self.reader.dtype
+        if read is None or dtype is None or read == dtype:
+            return self.block_bytes
+        return self.block_bytes + math.prod(self.reader.shape) * dtype.itemsize
+
+    def _work(self, index: Index) -> Block:
+        try:
+            return self._read([index])[0]
+        except Exception as error:
+            self._note(error)  # the reader has noted the index
+            raise
+
+    def _async_task(
+        self,
+        begin: Callable[[Index, np.ndarray[Any, Any]], Future],
+        nbytes: int,
+        number: int,
+        index: Index,
+        report: Callable[[int], object],
+    ) -> AsyncTask:
+        assert self.dtype is not None
+        dtype = self.dtype
+        out: list[np.ndarray[Any, Any]] = []
+
+        def start() -> Future:
+            out[:] = [self.reader.empty(dtype, index)]
+            return begin(index, out[0])
+
+        def finish(_: object) -> Transfer | None:
+            return self.keep(number, index, report, self.reader.settle_own, out.pop())
+
+        return AsyncTask(nbytes, start, finish, partial(self.note_where, index))
+
+    def note_where(self, index: Index, error: Exception) -> None:
+        self.reader.note(error, index)
+        self._note(error)
+
+    def keep(
+        self,
+        number: int,
+        index: Index,
+        report: Callable[[int], object],
+        settle: Callable[[Index, Any], Block],
+        read: Any,
+    ) -> Transfer | None:
+        """Settle what was read and keep it: on the host, or at once on its devices."""
+        try:
+            block = settle(index, read)
+        except Exception as error:
+            self.note_where(index, error)
+            raise
+        report(self.block_bytes)
+        if not self._places_early:
+            self._blocks[number] = block
+            return None
+        arrays = self._send(number, block)
+        return Transfer(lambda: are_sent(arrays), lambda: jax.block_until_ready(arrays))
+
+    def _send(self, number: int, block: Block) -> list[jax.Array]:
+        """Begin to place a block on the devices that hold it."""
+        targets = self.plan.targets(number)
+        # A list at once: the transfers of one block do not wait for each other.
+        arrays: list[jax.Array] = jax.device_put([block] * len(targets), targets)
+        self._arrays.update(zip(self.plan.holders[number], arrays, strict=True))
+        return arrays
+
+
+def are_sent(arrays: list[Any]) -> bool:
+    return all(array.is_ready() for array in arrays)
+
+
+def build_of_source(
+    source: Any,
+    mesh: MeshLike,
+    spec: SpecLike | None,
+    dtype: npt.DTypeLike | None,
+    options: Options,
+    note: Callable[[Exception], object] = lambda _: None,
+    *,
+    pad: bool = False,
+    fill: object = 0,
+) -> Build:
+    """Return the build of an array of a source; nothing is read.
+
+    Raises:
+      TypeError, ValueError: it cannot be built; what ``GlobalArray.from_source`` says.
+    """
+    found = source_of(sliceable(source))
+    plan = plan_of(found.shape, mesh, spec, pad)
+    in_threads = options.are_for_threads
+    reader = plan.reader(dtype, None, fill=fill, always_align=True, in_threads=in_threads)
+    _check_raw(found.dtype, reader.asked)
+    if reader.dtype is None:
+        reader.dtype = narrowed_dtype(found.dtype, f"the {type(source).__name__} has dtype ")
+    read = partial(reader.read, partial(_read_source, found, reader))
+    return Build(plan, reader, read, found, native(found.dtype), note)
+
+
+def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
+    if not math.prod(reader.shape):
+        return reader.empty(native(source.dtype), index)
+    block = source.read(index, partial(reader.empty, index=index))
+    dtype = getattr(block, "dtype", None)
+    is_other = isinstance(dtype, np.dtype) and native(dtype) != native(source.dtype)
+    if is_other and reader.asked is None:
+        raise TypeError(
+            f"the source has dtype {source.dtype}, but its block has dtype {dtype}, as in "
+            f"libraries that scale their data; pass dtype={dtype}"
+        )
+    return block
+
+
+def _check_raw(dtype: np.dtype[Any], asked: Any) -> None:
+    if is_raw(dtype) and asked is not None and asked.itemsize != dtype.itemsize:
+        raise TypeError(
+            f"the source has elements of {dtype.itemsize} bytes without a NumPy type ({dtype}); "
+            f"they cannot be {asked}, of {asked.itemsize} bytes. Pass the dtype that was saved"
+        )
+
+
+def read_all(builds: Sequence[Build], options: Options, description: str) -> None:
+    """Read the blocks of all arrays in one go, so that those of small ones overlap too."""
+    with shown(options.progress, description) as show:
+        report = reporter(builds, show)
+        run(chain.from_iterable(build.tasks(report) for build in builds), options)
+
+
+def reporter(builds: Sequence[Build], show: Callable[[int, int], object]) -> Callable[[int], None]:
+    """Return the function to call with the bytes of every read."""
+    done = total = 0
+
+    def report(nbytes: int) -> None:
+        nonlocal done, total
+        # Not before: the size of a callback's blocks is known when one was read.
+        total = total or sum(build.nbytes for build in builds)
+        done += nbytes
+        show(done, total)
+
+    return report

@@ -1,0 +1,278 @@
+"""The blocks of an array that this process needs, and their way onto its devices.
+
+``jax.make_array_from_callback``, fed with blocks that were read before, is the fastest public way
+to place blocks: lists through ``device_put`` take 4 to 5 times as long, a loop of ``device_put`` 6
+to 8 times (benchmarks/RESULTS.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import jax
+import numpy.typing as npt
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from gda.arrays.construction.blocks import Block, BlockReader
+from gda.arrays.dtypes import is_extended
+from gda.arrays.liveness import deleted_error, traced_error
+from gda.layout.grid import ShardGrid
+from gda.layout.spec import Index, Shape, SpecLike, check_shape, check_spec
+from gda.mesh import (
+    Device,
+    MeshAndSpec,
+    MeshLike,
+    is_tracer,
+    local_positions,
+    mesh_and_spec,
+    mesh_grid,
+    named_sharding,
+)
+
+
+def plan_of(
+    global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None, pad: bool = False
+) -> Plan:
+    """Return the plan, from a cache where the same array was built before."""
+    shape = check_shape(global_shape)
+    return plan_over(shape, hashable_over(mesh, spec, shape), pad)
+
+
+def hashable_over(mesh: MeshLike, spec: SpecLike | None, shape: Shape) -> MeshAndSpec:
+    """Return mesh and spec as a key of what is kept for them."""
+    over = mesh_and_spec(mesh, spec)
+    if isinstance(over.spec, PartitionSpec):
+        return over
+    return over._replace(spec=check_spec(over.spec, shape, over.mesh.shape))
+
+
+@lru_cache(maxsize=256)
+def plan_over(shape: Shape, over: MeshAndSpec, pad: bool = False) -> Plan:
+    """Return the plan of a checked shape."""
+    return Plan(mesh_grid(shape, over.mesh, over.spec, pad), over)
+
+
+class Plan:
+    """The blocks that this process reads for one shape, mesh and spec, and their devices.
+
+    Attributes:
+      grid, sharding: of the whole array.
+      shape: of the array on the devices, with the padding of the grid.
+      memory_kind: that which was asked for, if one was.
+      devices, indices: the devices of this process, in device order, and what each holds.
+      distinct: the indices without repeats; a *block* is a position in this list. Devices that hold
+        padding alone have the block after the last one, which no code reads.
+      block_of_device: the block of each device.
+      firsts: the devices, by position in ``devices``, that are the first to hold their block.
+    """
+
+    def __init__(self, grid: ShardGrid, over: MeshAndSpec) -> None:
+        local = local_positions(over.mesh)
+        self.grid = grid
+        self.memory_kind = over.memory_kind
+        self.shape = grid.padded_shape
+        self.sharding = named_sharding(self.shape, *over)
+        self.devices = tuple(local)
+        self.indices = [index for index, _ in grid.shards_at(local.values())]
+        first_at: dict[tuple[int | None, ...], int] = {}
+        for i, index in enumerate(self.indices):
+            if not (grid.is_padded and is_empty(index)):
+                first_at.setdefault(start_of(index), i)
+        self.firsts = set(first_at.values())
+        self.distinct = [self.indices[i] for i in first_at.values()]
+        self._block_at = {start: block for block, start in enumerate(first_at)}
+        self.block_of_device = [self._block_of(index) for index in self.indices]
+        self.has_padding_alone = len(self.distinct) in self.block_of_device
+        self._first_device = self.devices[0] if local else None
+        self._platform = self.devices[0].platform if local else ""
+        # JAX copies an unaligned block for every device that holds it, and an aligned one for none.
+        has_replicas = len(self.distinct) < len(self.devices)
+        self._align = has_replicas and self._platform == "cpu"
+        # JAX asks with the index objects of its own cached map. They are kept here, so that as
+        # long as this plan lives no other object has their id.
+        asked: Any = self.sharding.addressable_devices_indices_map(self.shape).values()
+        self._asked: list[Index] = list(asked)
+        self._block_of_id = {id(index): self._block_of(index) for index in self._asked}
+
+    def _block_of(self, index: Index) -> int:
+        # The blocks without padding start at the same place in both shapes.
+        return self._block_at.get(start_of(index), len(self._block_at))
+
+    def number_of(self, index: Index) -> int | None:
+        """Return the block at an index; ``None`` if no device of this process holds it."""
+        return self._block_at.get(start_of(index))
+
+    def check_dtype_is_known(self, dtype: object) -> None:
+        if dtype is None and not self.distinct:
+            mesh, process = dict(self.grid.mesh_shape), f"process {jax.process_index()}"
+            why = (
+                f"the devices of {process} in the mesh {mesh} hold padding alone"
+                if self.devices
+                else f"no device of the mesh {mesh} belongs to {process}"
+            )
+            raise ValueError(f"{why}, so no block tells the dtype; pass dtype=")
+
+    @cached_property
+    def holders(self) -> list[tuple[Device, ...]]:
+        """The devices that hold each block."""
+        holders: list[list[Device]] = [
+            [] for _ in range(len(self.distinct) + self.has_padding_alone)
+        ]
+        for device, block in zip(self.devices, self.block_of_device, strict=True):
+            holders[block].append(device)
+        return [tuple(devices) for devices in holders]
+
+    def targets(self, block: int) -> list[Any]:
+        """Return where ``jax.device_put`` sends a block: to the memory of each holder."""
+        if self.memory_kind is None:
+            return list(self.holders[block])
+        kind = self.memory_kind
+        return [SingleDeviceSharding(device, memory_kind=kind) for device in self.holders[block]]
+
+    @property
+    def places_early(self) -> bool:
+        """True if blocks go to their devices while others are read: on all but CPU."""
+        return self._platform != "" and places_early(self._platform)
+
+    def reader(
+        self,
+        dtype: npt.DTypeLike | None,
+        copy: bool | None,
+        *,
+        fill: object = 0,
+        always_align: bool = False,
+        in_threads: bool = False,
+    ) -> BlockReader:
+        """Return a ``BlockReader``, which makes blocks ready for JAX.
+
+        On CPU, blocks that several devices hold are aligned; with ``always_align`` all are.
+        """
+        count = len(self.distinct)
+        align = self._align or (always_align and self._platform == "cpu")
+        first, grid = self._first_device, self.grid
+        return BlockReader(grid, dtype, copy, first, count, align, in_threads, fill)
+
+    def place(
+        self, blocks: Sequence[Block], dtype: Any, padding: Callable[[], Block] | None = None
+    ) -> jax.Array:
+        """Build the array of one block per distinct index; ``padding`` makes one without data."""
+        if not self.devices:
+            # JAX would ask for the one block of a replicated array here too.
+            return jax.make_array_from_single_device_arrays(
+                self.shape, self.sharding, [], dtype=dtype
+            )
+        if self.has_padding_alone and padding is not None:
+            blocks = [*blocks, padding()]
+        if is_extended(dtype):
+            return self._place_keys(blocks)
+        block_of_id = self._block_of_id
+
+        def block_for(index: Any) -> Block:
+            try:
+                return blocks[block_of_id[id(index)]]
+            except KeyError:
+                return blocks[self._block_of(index)]
+
+        return jax.make_array_from_callback(self.shape, self.sharding, block_for)
+
+    def _place_keys(self, blocks: Sequence[Block]) -> jax.Array:
+        """Build an array of PRNG keys, for which JAX's callback does not know kinds of memory."""
+        arrays: dict[Device, jax.Array] = {}
+        for number, block in enumerate(blocks):
+            targets = self.targets(number)
+            placed: list[jax.Array] = jax.device_put([block] * len(targets), targets)
+            arrays.update(zip(self.holders[number], placed, strict=True))
+        return jax.make_array_from_single_device_arrays(
+            self.shape, self.sharding, [arrays[device] for device in self.devices]
+        )
+
+    def assemble(
+        self,
+        buffers: Sequence[object],
+        expected: Sequence[Device],
+        reader: BlockReader,
+        what: str,
+        order: str,
+    ) -> jax.Array:
+        """Check single-device arrays against the devices they must be on; put them together.
+
+        Args:
+          buffers, what: the arrays, and what they are in messages.
+          expected, order: the devices, and what says their order.
+        """
+        index_of = dict(zip(self.devices, self.indices, strict=True))
+        on_device: dict[Device, jax.Array] = {}
+        dtype = None
+        for i, (buffer, device) in enumerate(zip(buffers, expected, strict=True)):
+            array = _array_on(device, buffer, f"{what}[{i}]", order)
+            reader.check_shape(index_of[device], array.shape)
+            dtype = array.dtype if dtype is None else dtype
+            if reader.asked is None and array.dtype != dtype:
+                raise TypeError(
+                    f"{what}[{i}] has dtype {array.dtype}, those before it {dtype}; give all one "
+                    "dtype with .astype"
+                )
+            on_device[device] = array
+        arrays: dict[Device, Any] = {
+            device: reader.settle_jax(index_of[device], array, is_sole=True)
+            for device, array in on_device.items()
+        }
+        return jax.make_array_from_single_device_arrays(
+            self.shape,
+            self._sharding_of(arrays, what),
+            [arrays[device] for device in self.devices],
+            dtype=reader.dtype,
+        )
+
+    def _sharding_of(self, arrays: Mapping[Device, jax.Array], what: str) -> NamedSharding:
+        """Return the sharding in the kind of memory that all arrays are in."""
+        device_of = {array.sharding.memory_kind: device for device, array in arrays.items()}
+        wanted = self.memory_kind or next(iter(device_of), None)
+        if other := next((kind for kind in device_of if kind != wanted), None):
+            raise ValueError(
+                f"{what} for {device_of[other]} is in {other!r} memory, and this array is in "
+                f"{wanted!r} memory; put it there with jax.device_put(buffer, "
+                f"SingleDeviceSharding(device, memory_kind={wanted!r}))"
+            )
+        if wanted == self.sharding.memory_kind:
+            return self.sharding
+        return self.sharding.with_memory_kind(wanted)  # pyright: ignore[reportArgumentType]
+
+
+def _array_on(device: Device, buffer: object, name: str, order: str) -> jax.Array:
+    """Return a buffer that is an array on ``device`` alone; raise if it is anything else."""
+    if is_tracer(buffer):
+        raise traced_error(name)
+    if not isinstance(buffer, jax.Array):
+        raise TypeError(
+            f"{name} is a {type(buffer).__name__}, not a jax.Array on {device}; put it there with "
+            "jax.device_put, or use from_callback for host data"
+        )
+    if buffer.is_deleted():
+        raise deleted_error(buffer, f"{name}, a jax.Array")
+    if buffer.devices() != {device}:
+        on = ", ".join(sorted(map(str, buffer.devices())))
+        raise ValueError(
+            f"{name} is on {on}; expected is {device}. Put one array on each device, in the "
+            f"order of {order}"
+        )
+    return buffer
+
+
+def places_early(platform: str) -> bool:
+    """Return whether to send blocks to their devices while others are read."""
+    # On CPU there is nothing to send, and placing all at once was 1.2 to 1.4 times faster.
+    return platform != "cpu"
+
+
+def is_empty(index: Index) -> bool:
+    """Return whether an index has no elements: of a padded grid, that of padding alone."""
+    return any(s.start == s.stop is not None for s in index)
+
+
+def start_of(index: Index) -> tuple[int | None, ...]:
+    """Return a key of the block at an index."""
+    # Blocks have one shape, so their starts differ; slices are not hashable before Python 3.12.
+    return tuple([s.start for s in index])

@@ -1,0 +1,207 @@
+"""A digest of shape, dtype and content: equal for equal arrays, however they are sharded.
+
+Each block is summed up on its device, by ``on_devices``, and only the sums are put together;
+``formula`` defines a sum.
+
+Three steps, apart so that others can go between: ``begin`` starts the sums of blocks on their
+devices, ``add`` puts those of all processes together, ``digest_of`` makes the text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from gda.arrays.dtypes import is_extended
+from gda.arrays.fingerprints.formula import (
+    LANES,
+    Words,
+    add,
+    digest_of,
+    fingerprint_of_numpy,
+    sums_of_numpy,
+)
+from gda.arrays.fingerprints.on_devices import device_of, started
+from gda.arrays.liveness import elsewhere_error, live
+from gda.arrays.process_local import distinct_shards
+from gda.layout.boundary import public, set_module
+from gda.layout.grid import ShardGrid
+from gda.layout.spec import Shape
+from gda.mesh import grid_of_array, processes_of, sharding_of
+from gda.multihost.agreement import check_same_call, watching
+
+# The most elements that NumPy sums up in this process, at once, if the devices are CPUs: to start a
+# program there takes longer, and to compile it much longer.
+SMALL = 1 << 16
+
+_OTHERWISE = "of anything else take gda.fingerprint(numpy.asarray(x))"
+
+
+@set_module("gda")
+@public
+def fingerprint(x: Any) -> str:
+    """Return the fingerprint of an array: a digest of shape, dtype and content, 32 hex digits.
+
+    A NumPy array, a ``jax.Array``, a ``GlobalArray`` and a ``PaddedArray`` of the same shape, dtype
+    and content have the same fingerprint, and a checkpoint records it. Of a NumPy array it needs no
+    device, makes no copy, reads a memory map in pieces and never communicates.
+    ``GlobalArray.fingerprint`` says what the digest sees, and when several processes must call this
+    together.
+
+    Args:
+      x: a container, a ``jax.Array`` or a NumPy array, of any byte order and memory layout. The
+        dtype counts: JAX makes a float64 array float32 unless ``jax_enable_x64`` is set.
+
+    Raises:
+      TypeError: ``x`` is something else, holds no numbers, or is being traced.
+      ValueError, RuntimeError: as ``GlobalArray.fingerprint``.
+
+    >>> import gda, jax.numpy as jnp, numpy as np
+    >>> gda.fingerprint(np.arange(6, dtype=np.int32)) == gda.fingerprint(jnp.arange(6))
+    True
+    >>> gda.fingerprint(np.arange(6)) == gda.fingerprint(np.arange(6).reshape(2, 3))
+    False
+    """
+    if isinstance(x, np.ndarray | np.generic):
+        return fingerprint_of_numpy(np.asarray(x))
+    if hasattr(x, "padded_shape"):
+        return x.fingerprint()
+    array = live(x, otherwise=_OTHERWISE)
+    return fingerprint_of(array, grid_of_array(array))
+
+
+def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
+    """Return the fingerprint of an array, or of the part of it that a padded grid names.
+
+    Args:
+      grid: that of the array, with its processes, or the padded one without the padding.
+    """
+    if array.is_fully_addressable:
+        return digest_of(grid.global_shape, array.dtype, begin(array, grid).result())
+    mesh: Any = sharding_of(array).mesh
+    numbers = processes_of(mesh).numbers
+    if len(numbers) == 1:
+        raise elsewhere_error("fingerprint()", numbers[0])
+    name = "GlobalArray.fingerprint"
+    check_same_call(name, array, {"shape": grid.global_shape})
+    with watching(name, tuple(range(jax.process_count()))) as roll:
+        mine = begin(array, grid).result()
+        received = roll.all_gather(mine.astype("<u4").view(np.uint8))
+    return digest_of(grid.global_shape, array.dtype, add(received.view("<u4")))
+
+
+def sums_of(array: jax.Array) -> Words:
+    """Return what ``begin`` starts, waited for."""
+    return begin(array).result()
+
+
+class Pending:
+    """Sums that devices are working on. ``result()`` may be asked of another thread."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, *parts: Words | jax.Array) -> None:
+        self._parts = parts
+
+    def result(self) -> Words:
+        """Wait, and return the sums: uint32 ``[LANES]``.
+
+        Raises:
+          Exception: whatever the computation of the array itself raised.
+        """
+        with jax.transfer_guard("allow"):
+            return add(sums for part in self._parts for sums in np.asarray(part).reshape(-1, LANES))
+
+
+def begin(array: jax.Array, grid: ShardGrid | None = None) -> Pending:
+    """Start the sums over the blocks that this process writes, on the first device of each.
+
+    So over all processes each block counts once; see ``ProcessView.written_blocks``.
+
+    Never communicates. Does not wait, not even for the array to be computed, except on CPU for
+    small arrays, whose sums it makes at once, and for floats below 32 bits, and everywhere for
+    elements of 1 or 6 bits. Afterwards the array may be donated or deleted. Copies only blocks that
+    are small or not in the devices' own memory. The first block of a shape
+    and dtype costs a compilation, for all devices together.
+
+    Args:
+      array: any ``jax.Array`` with a mesh and spec, or on one device.
+      grid: that of the array, with its processes, or the padded one without the padding.
+
+    Raises:
+      TypeError: it is being traced, is no ``jax.Array``, or has no mesh and spec.
+      RuntimeError: it was deleted or donated.
+
+    >>> import jax.numpy as jnp
+    >>> pending = [begin(x) for x in (jnp.ones(4), jnp.zeros(4))]
+    >>> [digest_of((4,), 'float32', p.result())[:6] for p in pending]
+    ['e39b15', '2e1cb9']
+    """
+    array = live(array, otherwise=_OTHERWISE)
+    grid = grid_of_array(array) if grid is None else grid
+    shards = distinct_shards(array, grid)
+    written = grid.view(jax.process_index()).written_blocks()
+    return begin_blocks({number: shards[number] for number in written}, grid)
+
+
+def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Pending:
+    """Start the sums over some blocks, each on its device.
+
+    As ``begin``, for blocks that are no longer parts of an array, such as copies.
+
+    Args:
+      blocks: single-device arrays by the number of the block; of keys, keys or their numbers. They
+        have the shard shape; of a padded grid, that of their index.
+      grid: that of the array.
+    """
+    if not blocks or not math.prod(grid.shard_shape):
+        return Pending(add([]))
+    chosen = dict(blocks)
+    some = next(iter(chosen.values()))
+    # Overrides the settings of the user: see gda/multihost/allgather.py.
+    with jax.disable_jit(False), jax.transfer_guard("allow"):
+        if is_extended(some.dtype):
+            chosen = {number: jax.random.key_data(block) for number, block in chosen.items()}
+        is_small = len(chosen) * math.prod(grid.shard_shape) <= SMALL
+        if is_small and device_of(some).platform == "cpu":
+            return Pending(_by_numpy(chosen, grid))
+        by_shape: dict[Shape, list[int]] = {}
+        for number, block in chosen.items():
+            if block.size:
+                by_shape.setdefault(block.shape, []).append(number)
+        return Pending(
+            *[
+                started(
+                    [chosen[number] for number in numbers],
+                    [_starts(grid, number, len(shape)) for number in numbers],
+                )
+                for shape, numbers in by_shape.items()
+            ]
+        )
+
+
+def _starts(grid: ShardGrid, number: int, rank: int) -> Shape:
+    """Return where a block begins in each dimension, and 0 in those of the numbers of a key."""
+    starts = tuple([part.start or 0 for part in grid.block_index(number)])
+    return starts + (0,) * (rank - len(starts))
+
+
+def _by_numpy(blocks: dict[int, jax.Array], grid: ShardGrid) -> Words:
+    """Return the sums of small blocks, put together first if that is the whole array."""
+    if len(blocks) < grid.num_shards:
+        return add(
+            sums_of_numpy(np.asarray(block), _starts(grid, number, block.ndim))
+            for number, block in blocks.items()
+            if block.size
+        )
+    first, *rest = blocks.values()
+    if not rest:
+        return sums_of_numpy(np.asarray(first))
+    whole = np.empty((*grid.global_shape, *first.shape[len(grid.global_shape) :]), first.dtype)
+    for number, block in blocks.items():
+        whole[grid.block_index(number)] = block
+    return sums_of_numpy(whole)

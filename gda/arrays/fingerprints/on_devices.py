@@ -1,0 +1,350 @@
+"""The sums of blocks, made on the devices that hold them.
+
+A block is taken apart into rows of the same length (``Plan``). Every element has a key, which its
+place in the whole array determines; ``gda/arrays/fingerprints/formula.py`` says what a sum is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from gda.arrays.bits import as_unsigned, is_narrow
+from gda.arrays.fingerprints.formula import (
+    LANES,
+    LAST_SHIFT,
+    ORIGIN,
+    ROUNDS,
+    WORD,
+    constants_of,
+    key_at,
+    keys_from,
+    outer_sums,
+)
+from gda.layout.dtype_names import width_of
+from gda.layout.spec import Shape
+from gda.mesh import Device
+
+# The most columns of a row, and the rows of one turn of the loop: the keys and the sums of all
+# columns then stay in the cache.
+MAX_COLUMNS = 4096
+_ROWS_PER_TURN = 4
+# Keys of larger blocks are made anew each time: they are a thousandth of the block.
+_MAX_KEPT = 1 << 20
+
+
+# The rows and columns of a block.
+
+
+class _Rows(NamedTuple):
+    """A part of a block, as rows of the same length: ``chunks`` of each lead, one after another.
+
+    A lead is what a block has at one place in the dimensions before ``axis``.
+    """
+
+    first: int  # where in a lead they begin, in elements
+    chunks: int
+    columns: int  # elements of a row
+
+
+class Plan(NamedTuple):
+    """The rows and columns of a block, the same for every block of a shape.
+
+    ``axis`` is taken in chunks of a power of two, and a chunk with all that comes after it is a
+    row. What is left of ``axis`` after the last chunk makes a shorter row of each lead.
+    """
+
+    shape: Shape
+    axis: int
+    chunk: int
+    words: int  # of 32 bits, in an element
+    lanes: int  # the first ones of the formula
+
+    @property
+    def leads(self) -> int:
+        return math.prod(self.shape[: self.axis])
+
+    @property
+    def trail(self) -> int:
+        return math.prod(self.shape[self.axis + 1 :])
+
+    def parts(self) -> list[_Rows]:
+        chunks, rest = divmod(self.shape[self.axis], self.chunk)
+        columns = self.chunk * self.trail
+        parts = [_Rows(0, chunks, columns), _Rows(chunks * columns, 1, rest * self.trail)]
+        return [part for part in parts if part.chunks * part.columns]
+
+
+def plan_of(shape: Shape, words: int, lanes: int = LANES) -> Plan:
+    shape = shape or (1,)
+    axis, trail = len(shape) - 1, 1
+    while axis and trail * shape[axis] <= MAX_COLUMNS:
+        trail *= shape[axis]
+        axis -= 1
+    return Plan(shape, axis, 1 << (MAX_COLUMNS // trail).bit_length() - 1, words, lanes)
+
+
+class _Keys(NamedTuple):
+    """The keys of some rows; their sum is that of an element. Each is uint32 ``[lanes, ...]``."""
+
+    leads: Any
+    chunks: Any  # one more than there are
+    columns: Any
+    carry: Any  # the column from which on a row has the key of the next chunk; the same in all
+
+
+def _keys_of(plan: Plan, start: Shape) -> list[_Keys]:
+    """Return the keys of each part of a block that begins at ``start``."""
+    start = start or (0,)
+    axis, chunk = plan.axis, plan.chunk
+    constants = [constants_of(dimension) for dimension in range(len(start))]
+    sides = [
+        keys_from(*of) if dimension != axis else np.zeros((LANES, 1), np.uint32)
+        for dimension, of in enumerate(zip(constants, start, plan.shape, strict=True))
+    ]
+    leads = outer_sums(key_at(constants_of(ORIGIN), 1), *sides[:axis])
+    trail = outer_sums(*sides[axis:], keys_from(constants_of(WORD), 0, plan.words))
+    keys = []
+    for part in plan.parts():
+        first = start[axis] + part.first // plan.trail
+        if part.columns == chunk * plan.trail:
+            # Wherever a block begins, the lower bits of its coordinates are the same in all chunks.
+            offset = first % chunk
+            low = np.roll(keys_from(constants[axis], 0, chunk), -offset, 1)
+            bits = chunk.bit_length() - 1
+            high = keys_from(constants[axis][:, bits:], first >> bits, part.chunks + 1)
+        else:
+            offset = 0
+            low = keys_from(constants[axis], first, part.columns // plan.trail)
+            high = np.zeros((LANES, 2), np.uint32)
+        carry = np.full((LANES, 1), (chunk - offset) * plan.trail * plan.words, np.uint32)
+        of_rows = (leads, high, outer_sums(low, trail), carry)
+        keys.append(_Keys(*(part[: plan.lanes] for part in of_rows)))
+    return keys
+
+
+# On the devices. One program for all devices that hold blocks of an array, because JAX compiles for
+# each set of devices anew.
+
+
+def started(
+    blocks: Sequence[jax.Array],
+    starts: Sequence[Shape],
+    *,
+    lanes: int = LANES,
+    waits: bool = True,
+) -> jax.Array:
+    """Return the sums of each block on its device, uint32 ``[lanes * blocks]``, not waited for.
+
+    Arguments are those of ``prepared``.
+    """
+    run, arguments = prepared(blocks, starts, lanes=lanes, waits=waits)
+    with jax.set_mesh(arguments[0].sharding.mesh):
+        sums = run(*arguments)
+    sums.copy_to_host_async()
+    return sums
+
+
+def prepared(
+    blocks: Sequence[jax.Array],
+    starts: Sequence[Shape],
+    *,
+    lanes: int = LANES,
+    waits: bool = True,
+) -> tuple[Any, tuple[Any, ...]]:
+    """Return the program that sums up each block, and its arguments.
+
+    Args:
+      blocks: single-device arrays of one shape, each on another device.
+      starts: where each block begins in the whole array, which may be far out.
+      lanes: how many of the lanes of the formula to sum up.
+      waits: floats below 32 bits on CPU are waited for, and not copied. If not, they are copied.
+    """
+    parts = [_for_xla(block, waits) for block in blocks]
+    mesh = line_of(tuple(map(device_of, parts)))
+    kind = device_of(parts[0]).default_memory().kind
+    if parts[0].sharding.memory_kind not in (None, kind):
+        own = [SingleDeviceSharding(device_of(part), memory_kind=kind) for part in parts]
+        parts = jax.device_put(parts, own)
+    joined = as_one(parts, mesh)
+    if _is_changed(parts[0]):
+        with jax.set_mesh(mesh):
+            joined = unsigned_program(mesh, not joined.ndim)(joined)
+    plan = plan_of(parts[0].shape, width_of(parts[0].dtype)[1], lanes)
+    place = _placed_keys if parts[0].size <= _MAX_KEPT else _placed_keys.__wrapped__
+    with jax.set_mesh(mesh):
+        keys = place(mesh, plan, tuple(starts))
+    return program(mesh, plan, not parts[0].ndim), (joined, keys)
+
+
+def device_of(part: jax.Array) -> Any:
+    (device,) = part.devices()
+    return device
+
+
+@lru_cache(maxsize=256)
+def line_of(devices: tuple[Device, ...]) -> Mesh:
+    return Mesh(np.array(devices), ("block",))
+
+
+def as_one(blocks: list[jax.Array], mesh: Mesh) -> jax.Array:
+    """Return an array whose parts are the blocks, without a move."""
+    shape = blocks[0].shape
+    # Scalars have no dimension to be put side by side in; each device gets its own all the same.
+    spec = spec_of_blocks(not shape)
+    shape = (shape[0] * len(blocks), *shape[1:]) if shape else ()
+    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, spec), blocks)
+
+
+def spec_of_blocks(are_scalars: bool) -> PartitionSpec:
+    """Return the spec of what ``as_one`` returns."""
+    return PartitionSpec() if are_scalars else PartitionSpec("block")
+
+
+@lru_cache(maxsize=256)
+def _placed_keys(mesh: Mesh, plan: Plan, starts: tuple[Shape, ...]) -> list[_Keys]:
+    """Return the keys of each block on its device: uint32 ``[lanes * blocks, ...]``."""
+    of_blocks = [_keys_of(plan, start) for start in starts]
+    together = jax.tree.map(lambda *keys: np.concatenate(keys), *of_blocks)
+    return jax.device_put(together, NamedSharding(mesh, PartitionSpec("block")))
+
+
+@lru_cache(maxsize=1024)
+def program(mesh: Mesh, plan: Plan, is_scalar: bool) -> Any:
+    """Return what takes all blocks and their keys: the sums of each, ``[lanes * blocks]``."""
+    by_block = PartitionSpec("block")
+    # XLA reduces on CPU one element at a time: 5 times slower than a loop over vectors of sums. On
+    # other devices a loop would run one row at a time.
+    sums_of_rows = by_loop if mesh.devices.flat[0].platform == "cpu" else by_reduction
+    return jax.jit(
+        jax.shard_map(
+            partial(_sums_of_block, plan, sums_of_rows),
+            mesh=mesh,
+            in_specs=(spec_of_blocks(is_scalar), by_block),
+            out_specs=by_block,
+            check_vma=False,
+        )
+    )
+
+
+@lru_cache(maxsize=64)
+def unsigned_program(mesh: Mesh, are_scalars: bool) -> Any:
+    """Return what takes blocks as one, and returns their bits as unsigned integers: a copy."""
+    spec = spec_of_blocks(are_scalars)
+    return jax.jit(
+        jax.shard_map(as_unsigned, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    )
+
+
+def _sums_of_block(plan: Plan, sums_of_rows: Any, block: jax.Array, keys: list[_Keys]) -> jax.Array:
+    elements = block.reshape(plan.leads, -1)
+    total = jnp.zeros(plan.lanes, jnp.uint32)
+    for rows, of_rows in zip(plan.parts(), keys, strict=True):
+        total += sums_of_rows(elements, rows, of_rows)
+    return total
+
+
+def by_loop(elements: jax.Array, rows: _Rows, keys: _Keys) -> jax.Array:
+    """Return the sums of some rows, a few of them at a time, column by column."""
+    count = elements.shape[0] * rows.chunks
+    per_turn = next(n for n in range(_ROWS_PER_TURN, 0, -1) if not count % n)
+    row_at = _row_getter(elements, rows)
+    lanes, width = keys.columns.shape
+    stays = jnp.arange(width, dtype=jnp.uint32) < keys.carry[0]
+
+    def turn(i: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        for row in range(per_turn):
+            lead, chunk = jnp.divmod(i * per_turn + row, rows.chunks)
+            words = words_of(row_at(lead, chunk))
+            high = lax.dynamic_slice(keys.chunks, (0, chunk), (lanes, 2))
+            of_lead = lax.dynamic_slice(keys.leads, (0, lead), (lanes, 1))
+            high += of_lead
+            sums = tuple(
+                sums[lane] + mixed(words + (keys.columns[lane] + jnp.where(stays, *high[lane])))
+                for lane in range(lanes)
+            )
+        return sums
+
+    zeros = (jnp.zeros(width, jnp.uint32),) * lanes
+    sums = lax.fori_loop(0, count // per_turn, turn, zeros)
+    return jnp.stack([lane.sum(dtype=jnp.uint32) for lane in sums])
+
+
+def _row_getter(elements: jax.Array, rows: _Rows) -> Any:
+    """Return what takes lead and chunk, and returns the elements of that row."""
+    taken = rows.chunks * rows.columns
+    # Beyond 2**31 JAX cannot count, and a copy is made.
+    if elements.shape[1] == taken or elements.shape[1] >= 2**31:
+        flat = elements[:, rows.first : rows.first + taken].reshape(-1, rows.columns)
+        return lambda lead, chunk: flat[lead * rows.chunks + chunk]
+
+    def row_at(lead: jax.Array, chunk: jax.Array) -> jax.Array:
+        begin = rows.first + chunk * rows.columns
+        return lax.dynamic_slice(elements, (lead, begin), (1, rows.columns))[0]
+
+    return row_at
+
+
+def by_reduction(elements: jax.Array, rows: _Rows, keys: _Keys) -> jax.Array:
+    """Return the sums of some rows, all at once."""
+    # Before any slicing, for which XLA might take floats of 8 bits through 32.
+    taken = as_unsigned(elements)[:, rows.first : rows.first + rows.chunks * rows.columns]
+    words = words_of(taken).reshape(elements.shape[0], rows.chunks, -1)
+    stays = jnp.arange(words.shape[2], dtype=jnp.uint32) < keys.carry[0]
+    sums = []
+    for lane in range(len(keys.columns)):
+        here, after = keys.chunks[lane, :-1, None], keys.chunks[lane, 1:, None]
+        key = jnp.where(stays, here, after) + keys.columns[lane]
+        of_lane = mixed(words + (key + keys.leads[lane, :, None, None]))
+        sums.append(of_lane.sum(dtype=jnp.uint32))
+    return jnp.stack(sums)
+
+
+def mixed(x: jax.Array) -> jax.Array:
+    """Return what NumPy makes of these words in ``gda/arrays/fingerprints/formula.py``."""
+    for shift, factor in ROUNDS:
+        x = (x ^ (x >> shift)) * jnp.uint32(factor)
+    return x ^ (x >> LAST_SHIFT)
+
+
+# The bits of an element.
+
+
+def _for_xla(block: jax.Array, waits: bool) -> jax.Array:
+    """Return a block, or unsigned integers of the same bits if XLA would change these.
+
+    XLA cannot take elements of 1 and of 6 bits apart. And in loops on CPU it takes floats of 16 and
+    8 bits through 32, for which it copies the whole block, and changes NaNs. NumPy's view of their
+    memory, which for 8 and 16 bits becomes a ``jax.Array`` without a copy, has to wait for them.
+
+    Args:
+      waits: if not, a float of 4 to 16 bits stays, for ``unsigned_program``.
+    """
+    bits, device = width_of(block.dtype)[0], device_of(block)
+    if bits not in (1, 6) and not (waits and _is_changed(block)):
+        return block
+    values = np.asarray(block).view(f"u{block.dtype.itemsize}")
+    return jax.device_put(values if bits >= 8 else values & np.uint8((1 << bits) - 1), device)
+
+
+def _is_changed(block: jax.Array) -> bool:
+    """Return whether loops of XLA change the bits of this block."""
+    return is_narrow(block.dtype) and device_of(block).platform == "cpu"
+
+
+def words_of(elements: jax.Array) -> jax.Array:
+    """Return the words of elements, one after another in the last dimension: uint32."""
+    shape = elements.shape[:-1]
+    if jnp.issubdtype(elements.dtype, jnp.complexfloating):
+        elements = jnp.stack([elements.real, elements.imag], -1).reshape(*shape, -1)
+    if width_of(elements.dtype)[1] > 1:
+        return lax.bitcast_convert_type(elements, jnp.uint32).reshape(*shape, -1)
+    return as_unsigned(elements).astype(jnp.uint32)

@@ -1,0 +1,375 @@
+"""Arrays on their way from any devices to any others.
+
+Pieces that stay in their process are copied there. The others go in rounds: the pieces of a round
+are packed into flat buffers, which one ``ppermute`` over the devices of all meshes carries, so XLA
+is the only transport. ``gda/layout/reshard/rounds.py`` makes the rounds from a ``ReshardPlan``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from gda.arrays.dtypes import is_extended
+from gda.arrays.transport.staging import DeviceMemory, HostMemory, Memory
+from gda.layout.grid import ShardGrid
+from gda.layout.reshard.plan import ReshardPlan
+from gda.layout.reshard.rounds import Chunk, Piece, Round, rounds_of
+from gda.layout.spec import Shape
+from gda.mesh import Device, devices_of, mesh_of_all, mesh_on, processes_of, sharding_of
+from gda.multihost.agreement import watching
+from gda.multihost.roll import Roll
+from gda.multihost.settings import own_settings
+
+# A chunk of this size is still in the cache when it is unpacked.
+_CHUNK_BYTES_ON_CPU = 8 * 1024 * 1024
+# The buffers of a device at a time: sent and received, of this round and of the next.
+_BUFFERS = 4
+
+
+class Order(NamedTuple):
+    """An array and its new layout.
+
+    Attributes:
+      array: a ``jax.Array``, or in a process without its data a ``jax.ShapeDtypeStruct`` with its
+        sharding.
+      source, target: the grids of both layouts, with processes; of one shape.
+      sharding: the new one, of the padded shape of ``target``.
+    """
+
+    array: Any
+    source: ShardGrid
+    target: ShardGrid
+    sharding: NamedSharding
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices of both layouts."""
+        source: Any = sharding_of(self.array).mesh
+        target: Any = self.sharding.mesh
+        return *devices_of(source), *devices_of(target)
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if the devices are those of CPUs."""
+        return self.devices[0].platform == "cpu"
+
+    @property
+    def is_local(self) -> bool:
+        """True if this process has the devices of both layouts."""
+        mine = jax.process_index()
+        return all(device.process_index == mine for device in self.devices)
+
+
+def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> list[jax.Array]:
+    """Return the arrays in their new layouts. Communicates.
+
+    The processes with devices of any of the meshes call it, with the same orders.
+
+    Args:
+      name: the function that the user called.
+      max_bytes: what a device may hold beside the arrays, and at least one element for each buffer.
+      donate: delete each array when its pieces are on their way. Blocks that stay are copied.
+    """
+    leaves = [_Leaf(number, order) for number, order in enumerate(orders)]
+    mesh = mesh_of_all(device for order in orders for device in order.devices)
+    if mesh is None or not mesh.local_devices:
+        with own_settings():
+            return [leaf.result() for leaf in leaves]
+    processes = processes_of(mesh).numbers
+    platforms = sorted({device.platform for device in devices_of(mesh)})
+    if platforms[1:] and processes[1:]:
+        raise ValueError(
+            f"the devices are of the platforms {' and '.join(platforms)}; an array moves between "
+            "processes within one platform"
+        )
+    results: dict[int, jax.Array] = {}
+    with watching(name, processes) as roll, own_settings():
+        waves = list(_waves(leaves, max_bytes))
+        # An array may be several leaves of a tree.
+        last = {id(leaf.order.array): leaf for wave in waves for leaf in wave}
+        for wave in waves:
+            _Wave(wave, mesh, max_bytes, roll).carry()
+            if donate:
+                jax.block_until_ready([leaf.copy_kept() for leaf in wave])
+                for leaf in wave:
+                    if last[id(leaf.order.array)] is leaf:
+                        leaf.delete()
+            results |= {leaf.number: leaf.result() for leaf in wave}
+    return [results[number] for number in range(len(leaves))]
+
+
+def _waves(leaves: Iterable[_Leaf], max_bytes: int) -> Iterator[list[_Leaf]]:
+    """Yield the leaves in groups of one dtype, so that small ones share the rounds.
+
+    A group has no more than ``max_bytes`` on a device, or one leaf: it is held twice if donated.
+    """
+    wave: list[_Leaf] = []
+    held = 0
+    for leaf in sorted(leaves, key=lambda leaf: (str(leaf.dtype), leaf.number)):
+        if wave and (wave[0].dtype != leaf.dtype or held + leaf.nbytes > max_bytes):
+            yield wave
+            wave, held = [], 0
+        wave.append(leaf)
+        held += leaf.nbytes
+    if wave:
+        yield wave
+
+
+class _Leaf:
+    """One array: the blocks that this process has of it, and those that it is to have.
+
+    PRNG keys move as the numbers that they consist of.
+    """
+
+    def __init__(self, number: int, order: Order) -> None:
+        self.number, self.order = number, order
+        source: Any = sharding_of(order.array).mesh
+        target: Any = order.sharding.mesh
+        self._from, self._to = devices_of(source), devices_of(target)
+        self._is_keys = is_extended(order.array.dtype)
+        one = jax.ShapeDtypeStruct((), order.array.dtype)
+        numbers: Any = jax.eval_shape(jax.random.key_data, one) if self._is_keys else one
+        self.dtype, self._key_shape = numbers.dtype, numbers.shape
+        self._new: dict[int, jax.Array] = {}
+        self._kept: set[int] = set()
+
+    @property
+    def new_devices(self) -> list[Device]:
+        """The devices of the new layout in this process, in device order."""
+        mine = jax.process_index()
+        return [device for device in self._to if device.process_index == mine]
+
+    @property
+    def block_shape(self) -> Shape:
+        """The shape of the new blocks."""
+        return *self.order.target.shard_shape, *self._key_shape
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of a new block."""
+        return math.prod(self.block_shape) * self.dtype.itemsize
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield all pieces, between the ids of devices; the same in every process."""
+        source, target = self.order.source, self.order.target
+        from_ids, to_ids = ([device.id for device in of] for of in (self._from, self._to))
+        plan = ReshardPlan(source, target, itemsize=1, source_ids=from_ids, target_ids=to_ids)
+        beside = (0,) * len(self._key_shape)
+        for move in plan.moves():
+            yield Piece(
+                self.number,
+                from_ids[move.source],
+                to_ids[move.target],
+                (*[part.start for part in move.source_index], *beside),
+                (*[part.start for part in move.target_index], *beside),
+                (*[part.stop - part.start for part in move.target_index], *self._key_shape),
+            )
+
+    def blocks(self) -> dict[int, jax.Array]:
+        """Return the blocks of this process by the ids of their devices, in the default memory."""
+        if not isinstance(self.order.array, jax.Array):
+            return {}
+        blocks = {}
+        for shard in self.order.array.addressable_shards:
+            block, device = shard.data, shard.device
+            if self._is_keys:
+                with jax.set_mesh(mesh_on(device)):
+                    block = jax.random.key_data(block)
+            if block.sharding.memory_kind != device.default_memory().kind:
+                block = jax.device_put(block, SingleDeviceSharding(device))
+            blocks[device.id] = block
+        return blocks
+
+    def fill(self, device: Device, block: jax.Array, *, is_old: bool = False) -> None:
+        """Give a device its new block; ``is_old`` if it is also a block of the array before."""
+        self._new[device.id] = block
+        if is_old:
+            self._kept.add(device.id)
+
+    def is_filled(self, device: Device) -> bool:
+        """Return whether a device has its new block."""
+        return device.id in self._new
+
+    def result(self) -> jax.Array:
+        """Return the array of the new blocks."""
+        kind = self.order.sharding.memory_kind
+        blocks = []
+        for device in self.new_devices:
+            block = self._new[device.id]
+            if self._is_keys:
+                with jax.set_mesh(mesh_on(device)):
+                    block = jax.random.wrap_key_data(block, impl=self._impl)
+            if block.sharding.memory_kind != kind:
+                block = jax.device_put(block, SingleDeviceSharding(device, memory_kind=kind))
+            blocks.append(block)
+        shape, dtype = self.order.target.padded_shape, self.order.array.dtype
+        return jax.make_array_from_single_device_arrays(
+            shape, self.order.sharding, blocks, dtype=dtype
+        )
+
+    def copy_kept(self) -> list[jax.Array]:
+        """Take copies, not waited for, of the blocks that are in both arrays; return them."""
+        for number in self._kept:
+            block = self._new[number]
+            self._new[number] = jax.device_put(block, block.sharding, may_alias=False)
+        return [self._new[number] for number in self._kept]
+
+    def delete(self) -> None:
+        """Delete the array before, if this process has any of it."""
+        if isinstance(self.order.array, jax.Array):
+            self.order.array.delete()
+
+    @property
+    def _impl(self) -> Any:
+        """The kind of the PRNG keys, which JAX tells of an array alone."""
+        found: list[Any] = []
+        one = jax.ShapeDtypeStruct((), self.order.array.dtype)
+        jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), one)
+        return found[0]
+
+
+class _Wave:
+    """Some arrays of one dtype, whose pieces move together."""
+
+    def __init__(self, leaves: Sequence[_Leaf], mesh: Mesh, max_bytes: int, roll: Roll) -> None:
+        self._leaves = {leaf.number: leaf for leaf in leaves}
+        self._blocks = {leaf.number: leaf.blocks() for leaf in leaves}
+        self._new: dict[tuple[int, int], Any] = {}
+        self._roll, self._mesh = roll, mesh
+        devices = devices_of(mesh)
+        self._place = {device.id: place for place, device in enumerate(devices)}
+        self._process = {device.id: device.process_index for device in devices}
+        self._mine = {device.id: device for device in mesh.local_devices}
+        dtype = leaves[0].dtype
+        is_cpu = devices[0].platform == "cpu"
+        self._memory: Memory = HostMemory(dtype) if is_cpu else DeviceMemory(dtype)
+        nbytes = max_bytes // _BUFFERS
+        nbytes = min(nbytes, _CHUNK_BYTES_ON_CPU) if is_cpu else nbytes
+        self._most = max(nbytes // dtype.itemsize, 1)
+
+    def carry(self) -> None:
+        """Give the devices of this process their new blocks."""
+        near: list[Piece] = []
+        far: list[Piece] = []
+        for leaf in self._leaves.values():
+            for piece in leaf.pieces():
+                if self._process[piece.source] != self._process[piece.target]:
+                    far.append(piece)
+                elif piece.source in self._mine:
+                    near.append(piece)
+        for piece in near:
+            self._move(piece)
+        self._carry_far(rounds_of(far, self._most))
+        for leaf in self._leaves.values():
+            for device in leaf.new_devices:
+                if not leaf.is_filled(device):
+                    new = self._new_block(leaf, device)
+                    leaf.fill(device, self._memory.placed(new, device))
+
+    def _new_block(self, leaf: _Leaf, device: Device) -> Any:
+        key = leaf.number, device.id
+        if key not in self._new:
+            has_padding = leaf.order.target.is_padded
+            self._new[key] = self._memory.block(leaf.block_shape, device, zero=has_padding)
+        return self._new[key]
+
+    # Within this process.
+
+    def _move(self, piece: Piece) -> None:
+        leaf, device = self._leaves[piece.leaf], self._mine[piece.target]
+        block = self._blocks[piece.leaf][piece.source]
+        if piece.sizes == block.shape == leaf.block_shape:
+            is_old = piece.source == piece.target
+            leaf.fill(device, block if is_old else jax.device_put(block, device), is_old=is_old)
+            return
+        source = self._memory.given(block)
+        for part in piece.parts(self._most):
+            into = self._new_block(leaf, device)
+            self._new[part.leaf, device.id] = self._memory.copy(
+                into, part.target_starts, source, part.source_starts, part.sizes
+            )
+
+    # Between processes.
+
+    def _carry_far(self, rounds: Iterable[Round]) -> None:
+        last: tuple[Round, Future[jax.Array]] | None = None
+        for each in rounds:
+            arriving = self._sent(each)
+            # One round is on its way while that before it is unpacked.
+            if last is not None:
+                self._unpack(*last)
+            last = each, arriving
+        if last is not None:
+            self._unpack(*last)
+
+    def _sent(self, this: Round) -> Future[jax.Array]:
+        chunk_of = {chunk.source: chunk for chunk in this.chunks}
+        buffers = []
+        for number, device in self._mine.items():
+            if number in chunk_of:
+                flat = self._packed(chunk_of[number], this.length, device)
+            else:
+                flat = self._memory.flat(this.length, device)
+            buffers.append(self._memory.sent(flat, device))
+        pairs = tuple((self._place[source], self._place[target]) for source, target in this.pairs)
+        sharding, permute = permutation(self._mesh, pairs)
+        shape = (this.length * self._mesh.size,)
+
+        def send() -> jax.Array:
+            with own_settings(), jax.set_mesh(self._mesh):
+                sent = jax.make_array_from_single_device_arrays(shape, sharding, buffers)
+                return permute(sent).block_until_ready()
+
+        return self._roll.begin(send)
+
+    def _packed(self, chunk: Chunk, length: int, device: Device) -> Any:
+        flat = None
+        for offset, piece in chunk.placed():
+            source = self._memory.given(self._blocks[piece.leaf][piece.source])
+            if piece.size == length:
+                flat = self._memory.flat_of(source, piece.source_starts, piece.sizes)
+                if flat is not None:
+                    return flat
+            flat = self._memory.flat(length, device) if flat is None else flat
+            flat = self._memory.copy(flat, (offset,), source, piece.source_starts, piece.sizes)
+        return flat
+
+    def _unpack(self, this: Round, arriving: Future[jax.Array]) -> None:
+        arrived = self._roll.result(arriving)
+        flat_on = {shard.device.id: shard.data for shard in arrived.addressable_shards}
+        for chunk in this.chunks:
+            if chunk.target not in self._mine:
+                continue
+            flat = self._memory.given(flat_on[chunk.target])
+            for offset, piece in chunk.placed():
+                into = self._new_block(self._leaves[piece.leaf], self._mine[chunk.target])
+                self._new[piece.leaf, chunk.target] = self._memory.copy(
+                    into, piece.target_starts, flat, (offset,), piece.sizes
+                )
+
+
+@lru_cache(maxsize=1024)
+def permutation(
+    mesh: Mesh, pairs: tuple[tuple[int, int], ...]
+) -> tuple[NamedSharding, Callable[[jax.Array], jax.Array]]:
+    """Return the program that sends flat buffers from devices to others, and their sharding.
+
+    Args:
+      mesh: of one axis.
+      pairs: positions of sender and receiver.
+    """
+    (axis,) = mesh.axis_names
+    spec = PartitionSpec(axis)
+
+    def permute(flat: jax.Array) -> jax.Array:
+        return jax.lax.ppermute(flat, axis, pairs)
+
+    program = jax.jit(jax.shard_map(permute, mesh=mesh, in_specs=spec, out_specs=spec))
+    return NamedSharding(mesh, spec), program

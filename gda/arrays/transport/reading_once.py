@@ -1,0 +1,203 @@
+"""Arrays whose blocks are read once by all processes together, and not once by each.
+
+A block that several processes need is divided into parts, one for each of them where it is large.
+Each process reads its parts into the memory of the blocks, which the exchange completes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.sharding import Mesh
+
+from gda.arrays.construction.blocks import as_numpy
+from gda.arrays.construction.from_sources import Build, read_all, reporter
+from gda.arrays.dtypes import native
+from gda.arrays.transport.exchanging import Needed, Part, read_shared
+from gda.layout.sharing import holders_of, parts_of
+from gda.layout.spec import Index, shape_at
+from gda.layout.text import format_index
+from gda.mesh import devices_of, mesh_of_all, processes_of
+from gda.multihost.descriptions import Description
+from gda.storage.options import Options
+from gda.storage.progress import shown
+from gda.storage.sources import AsyncSource, Source
+from gda.storage.tasks import AsyncTask, Task, run
+
+# A smaller part would not be read in much less time: a request takes as long as so many bytes.
+_LEAST_BYTES_OF_A_PART = 4 * 2**20
+
+
+def reads_wanted(builds: Sequence[Build], options: Options) -> Description:
+    """Return what decides which process reads and sends which part, if reads are shared."""
+    if options.read_once is False:
+        return {}
+    sources = {
+        ("", f"source {number}"): str((build.plan.grid.global_shape, source.dtype, source.chunks))
+        for number, build in enumerate(builds)
+        if (source := build.source)
+    }
+    return {("", "read_once"): str(options.read_once)} | sources
+
+
+def read_builds(builds: Sequence[Build], options: Options, name: str) -> None:
+    """Read the blocks of all arrays, with ``read_once`` by all processes together.
+
+    Args:
+      options: communicates, unless its ``read_once`` is ``False``. Then all processes must have
+        compared ``reads_wanted``.
+      name: the function that the user called.
+    """
+    read_once = options.read_once
+    mesh = None
+    if read_once is not False:
+        mesh = mesh_of_several(build.plan.sharding for build in builds)
+    if mesh is None:
+        read_all(builds, options, name)
+        return
+    processes = processes_of(mesh).numbers
+    with shown(options.progress, name) as show:
+        report = reporter(builds, show)
+        shared = [SharedBlocks(build, build.source, report) for build in builds if build.source]
+        parts = [(blocks, part) for blocks in shared for part in blocks.parts]
+        own = [
+            build.tasks(report, blocks.numbers)
+            for build, blocks in zip(builds, shared, strict=True)
+        ]
+
+        def tasks(numbers: Iterable[int]) -> Iterator[Task | AsyncTask]:
+            while own:
+                yield from own.pop(0)
+            for blocks, part in (parts[number] for number in numbers):
+                yield blocks.task(part)
+
+        def sent(readers: Sequence[int]) -> Any:
+            pairs = zip(readers, parts, strict=True)
+            parts_sent = [Part(reader, *part.needed) for reader, (_, part) in pairs]
+            return parts_sent, lambda number: parts[number][0].memory(parts[number][1])
+
+        needed = [part.needed for _, part in parts]
+        read_shared(
+            name,
+            processes,
+            needed,
+            lambda numbers: run(tasks(numbers), options),
+            sent,
+            own_nbytes=sum(blocks.own_nbytes for blocks in shared),
+            always=read_once is True,
+        )
+        for blocks in shared:
+            blocks.settle()
+
+
+def mesh_of_several(shardings: Iterable[Any]) -> Mesh | None:
+    """Return a mesh of all devices, if they are of several processes and also of this one."""
+    meshes = {sharding.mesh for sharding in shardings}
+    mesh = mesh_of_all(device for each in meshes for device in devices_of(each))
+    is_shared = mesh is not None and mesh.local_devices and processes_of(mesh).numbers[1:]
+    return mesh if is_shared else None
+
+
+class _BlockPart(NamedTuple):
+    """A part of a block that several processes need.
+
+    Attributes:
+      block: the index of the block.
+      within: the index of the part within the block.
+    """
+
+    block: Index
+    within: Index
+    needed: Needed
+
+
+class SharedBlocks:
+    """The blocks of one array that several processes need, and their memory in this one.
+
+    Parts are read with the dtype that the source has, and the blocks are cast when they are whole.
+
+    Attributes:
+      parts: the same in every process.
+      numbers: the blocks that are in this process.
+    """
+
+    def __init__(self, build: Build, source: Source, report: Callable[[int], object]) -> None:
+        self._build, self._source, self._report = build, source, report
+        self.parts = list(self._parts())
+        numbers = {build.plan.number_of(part.block) for part in self.parts}
+        self.numbers = numbers - {None}
+        self._memory: dict[int, np.ndarray[Any, Any]] = {}
+
+    @property
+    def own_nbytes(self) -> int:
+        """Bytes of the blocks that no other process has."""
+        return self._build.nbytes - len(self.numbers) * self._build.block_bytes
+
+    def _parts(self) -> Iterator[_BlockPart]:
+        grid, dtype = self._build.plan.grid, self._source.dtype
+        if dtype.hasobject or not math.prod(grid.shard_shape):
+            return
+        mesh: Any = self._build.plan.sharding.mesh
+        for block, holders in enumerate(holders_of(grid, processes_of(mesh))):
+            index = grid.block_index(block)
+            sizes = shape_at(index, grid.shard_shape)
+            nbytes = math.prod(sizes) * dtype.itemsize
+            if len(holders) < 2 or not nbytes:  # of a padded grid, some have no elements
+                continue
+            start = tuple([along.start or 0 for along in index])
+            count = min(len(holders), nbytes // _LEAST_BYTES_OF_A_PART)
+            for within in parts_of(start, sizes, count, self._source.chunks):
+                nbytes = math.prod(shape_at(within, sizes)) * dtype.itemsize
+                yield _BlockPart(index, within, Needed(holders, nbytes))
+
+    def memory(self, part: _BlockPart) -> np.ndarray[Any, Any]:
+        """Return the memory of a part, of a block that this process has."""
+        number: Any = self._build.plan.number_of(part.block)
+        if number not in self._memory:
+            dtype = native(self._source.dtype)
+            self._memory[number] = self._build.reader.empty(dtype, part.block)
+        return self._memory[number][(*part.within, ...)]  # with the dots, also of a scalar a view
+
+    def task(self, part: _BlockPart) -> Task | AsyncTask:
+        """Return the task that reads a part into its memory."""
+        firsts = [along.start or 0 for along in part.block]
+        index = tuple(
+            slice(first + along.start, first + along.stop)
+            for first, along in zip(firsts, part.within, strict=True)
+        )
+        out, nbytes, source = self.memory(part), part.needed.nbytes, self._source
+        if isinstance(source, AsyncSource):
+            note = partial(self._build.note_where, index)
+            return AsyncTask(nbytes, lambda: source.begin(index, out), note=note)
+        return Task(nbytes, partial(self._read, index, out))
+
+    def _read(self, index: Index, out: np.ndarray[Any, Any]) -> None:
+        def empty(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+            fits = dtype == out.dtype and out.flags.c_contiguous
+            return out if fits else np.empty(out.shape, dtype)
+
+        try:
+            block = as_numpy(self._source.read(index, empty), index)
+            if block is out:
+                return
+            if block.shape != out.shape or native(block.dtype) != out.dtype:
+                raise TypeError(
+                    f"the block at index {format_index(index)} has shape {block.shape} and dtype "
+                    f"{block.dtype}, but the source says {out.shape} and {out.dtype}; omit "
+                    "read_once for a source that converts its data"
+                )
+            out[...] = block
+        except Exception as error:
+            self._build.note_where(index, error)
+            raise
+
+    def settle(self) -> None:
+        """Make blocks of the array of the memory, which is complete."""
+        build = self._build
+        for number in sorted(self._memory):
+            index, memory = build.plan.distinct[number], self._memory.pop(number)
+            build.keep(number, index, self._report, build.reader.settle_own, memory)

@@ -1,0 +1,162 @@
+"""The copies of pieces between blocks and flat buffers: by NumPy on CPU, by XLA elsewhere.
+
+NumPy reaches the memory of CPU devices without a copy, and compiles nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from gda.arrays.bits import is_narrow
+from gda.arrays.buffers import ALIGNMENT, aligned_empty
+from gda.layout.dtype_names import width_of
+from gda.layout.spec import Shape
+from gda.mesh import Device, mesh_on
+
+
+class Memory(Protocol):
+    """The memory of devices: blocks of one dtype, flat buffers, and copies between them."""
+
+    def block(self, shape: Shape, device: Device, *, zero: bool) -> Any:
+        """Return a new block, of zeros or of anything."""
+        ...
+
+    def flat(self, size: int, device: Device) -> Any:
+        """Return a new flat buffer, of numbers that XLA sends as they are."""
+        ...
+
+    def flat_of(self, source: Any, start: Shape, sizes: Shape) -> Any:
+        """Return a piece as a flat buffer without a copy; ``None`` if it does not lie so."""
+        ...
+
+    def given(self, array: jax.Array) -> Any:
+        """Return a block, or a flat buffer that has arrived, to copy from."""
+        ...
+
+    def copy(self, into: Any, at: Shape, source: Any, start: Shape, sizes: Shape) -> Any:
+        """Return ``into`` with a piece copied into it; either may be a flat buffer.
+
+        Args:
+          at, start: the first element in ``into`` and in ``source``.
+          sizes: of the piece.
+        """
+        ...
+
+    def placed(self, block: Any, device: Device) -> jax.Array:
+        """Return a block as an array on its device; nothing may be copied into it any more."""
+        ...
+
+    def sent(self, flat: Any, device: Device) -> jax.Array:
+        """Return a flat buffer as an array on its device."""
+        ...
+
+
+class HostMemory:
+    """The memory of CPU devices."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype, self._plain = dtype, _plain(dtype)
+
+    def block(self, shape: Shape, device: Device, *, zero: bool) -> Any:
+        block = aligned_empty(shape, self._plain)
+        if zero:
+            block[...] = 0
+        return block
+
+    def flat(self, size: int, device: Device) -> Any:
+        return aligned_empty(size, self._plain)
+
+    def flat_of(self, source: Any, start: Shape, sizes: Shape) -> Any:
+        piece = _box(source, start, sizes)
+        is_flat = piece.flags.c_contiguous and piece.ctypes.data % ALIGNMENT == 0
+        return piece.reshape(-1) if is_flat else None
+
+    def given(self, array: jax.Array) -> Any:
+        return np.asarray(array).view(self._plain)
+
+    def copy(self, into: Any, at: Shape, source: Any, start: Shape, sizes: Shape) -> Any:
+        _box(into, at, sizes)[...] = _box(source, start, sizes)
+        return into
+
+    def placed(self, block: Any, device: Device) -> jax.Array:
+        return jax.device_put(block.view(self._dtype), device)
+
+    def sent(self, flat: Any, device: Device) -> jax.Array:
+        return jax.device_put(flat, device)
+
+
+class DeviceMemory:
+    """The memory of any devices."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
+        bits, _ = width_of(dtype)
+        self._plain = _plain(dtype) if bits >= 8 else dtype
+
+    def block(self, shape: Shape, device: Device, *, zero: bool) -> Any:
+        return jax.numpy.zeros(shape, self._dtype, device=device)
+
+    def flat(self, size: int, device: Device) -> Any:
+        return jax.numpy.zeros(size, self._plain, device=device)
+
+    def flat_of(self, source: Any, start: Shape, sizes: Shape) -> Any:
+        return None
+
+    def given(self, array: jax.Array) -> Any:
+        return array
+
+    def copy(self, into: Any, at: Shape, source: Any, start: Shape, sizes: Shape) -> Any:
+        (here,), (there,) = into.devices(), source.devices()
+        with jax.set_mesh(mesh_on(there)):  # that of the user has other devices
+            piece = _taken(source, start, _sizes_in(source, sizes))
+        if here != there:
+            piece = jax.device_put(piece, here)
+        with jax.set_mesh(mesh_on(here)):
+            into = _filled(into, piece, at, _sizes_in(into, sizes))
+        if here != there:
+            # Else pieces of copies that wait for their turn take up the memory.
+            into.block_until_ready()
+        return into
+
+    def placed(self, block: Any, device: Device) -> jax.Array:
+        return block
+
+    def sent(self, flat: Any, device: Device) -> jax.Array:
+        return flat
+
+
+def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return numbers of the same bits for a narrow float, and for a dtype that NumPy lacks.
+
+    NumPy copies those five times as fast.
+    """
+    is_plain = dtype.kind != "V" and not is_narrow(dtype)
+    return dtype if is_plain else np.dtype(f"u{dtype.itemsize}")
+
+
+def _sizes_in(buffer: Any, sizes: Shape) -> Shape:
+    """Return the sizes of a piece in a block, or in a flat buffer."""
+    return sizes if buffer.ndim == len(sizes) else (math.prod(sizes),)
+
+
+def _box(buffer: Any, start: Shape, sizes: Shape) -> Any:
+    ends = zip(start, _sizes_in(buffer, sizes), strict=True)
+    box = [slice(first, first + size) for first, size in ends]
+    return buffer[(*box, ...)].reshape(sizes)  # with the dots, also of a scalar a view
+
+
+@partial(jax.jit, static_argnums=2)
+def _taken(source: jax.Array, start: Shape, sizes: Shape) -> jax.Array:
+    return jax.lax.dynamic_slice(source, start, sizes)
+
+
+@partial(jax.jit, donate_argnums=0, static_argnums=3)
+def _filled(into: jax.Array, piece: jax.Array, at: Shape, sizes: Shape) -> jax.Array:
+    if piece.dtype != into.dtype:
+        piece = jax.lax.bitcast_convert_type(piece, into.dtype)
+    return jax.lax.dynamic_update_slice(into, piece.reshape(sizes), at)

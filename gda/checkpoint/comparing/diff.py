@@ -1,0 +1,245 @@
+"""The comparison of two checkpoints, or of a checkpoint and a tree, leaf by leaf."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple
+from typing import Any
+
+import jax
+
+from gda.checkpoint.comparing.differences import Differences, are_of_one_type, differences_of
+from gda.checkpoint.comparing.elements import (
+    ElementDifferences,
+    element_differences,
+    from_json,
+    merged,
+)
+from gda.checkpoint.comparing.trees import GivenSide, SavedSide, Side
+from gda.checkpoint.format import zarr_format
+from gda.checkpoint.format.errors import CorruptionError
+from gda.checkpoint.format.manifest import ArrayLeaf, Path
+from gda.checkpoint.format.structure import checked_path, noting_path
+from gda.checkpoint.reading.manifest_at import read_complete
+from gda.checkpoint.stores.opening import names_store, open_store, options_for
+from gda.checkpoint.stores.protocol import Store
+from gda.layout.boundary import public, set_module
+from gda.multihost.agreement import check_same_call
+from gda.multihost.steps import all_do
+from gda.storage import tasks
+from gda.storage.options import Options, ProgressLike
+from gda.storage.progress import shown
+
+_MAX_BYTES = 256 * 2**20
+_BESIDE_BYTES = 16 * 2**20  # that a comparison takes beside both parts
+
+
+@set_module("gda.checkpoint")
+@public
+def diff(
+    a: Any,
+    b: Any,
+    *,
+    values: bool = False,
+    at: Iterable[str | int] = (),
+    timeout: float = 600,
+    progress: ProgressLike = False,
+) -> Differences:
+    """Compare two checkpoints, or a checkpoint and a tree; leaves match by path.
+
+    Reads only the manifests of checkpoints, and compares the fingerprints there. Those of a tree
+    are computed, on its devices. Containers, layouts and classes of nodes do not count. Uses no
+    device, and does not communicate, to compare two checkpoints. Of a tree, each process compares
+    the blocks that it would save. Communicates then: all processes must call it, with the same
+    tree; all get the same answer.
+
+    Args:
+      a, b: the path of a checkpoint, as for ``save``, or a tree of arrays and values; one of them
+        is a path.
+      values: read the arrays of one type and other or unknown content, in parts of some MB, and
+        return the number of elements that differ, and the largest difference. Takes up to
+        400 MiB of memory, or more if the chunks of the checkpoint are larger than 16 MiB.
+      at: compare only the subtree at this path, such as ``['params']``; a tree is that subtree.
+      timeout: seconds to wait for each answer of an object store, as for ``save``.
+      progress: as for ``restore``, of the bytes that ``values`` reads.
+
+    Raises:
+      CheckpointNotFoundError: there is no complete checkpoint.
+      CorruptionError: a manifest is damaged; or with ``values``, a file is.
+      TypeError: neither ``a`` nor ``b`` is a path, or a leaf of the tree is of a kind that
+        cannot be saved.
+      KeyError: there is nothing at ``at``.
+      RuntimeError: a checkpoint was replaced while it was read, as for ``restore``; or an array of
+        the tree was deleted or donated.
+      OSError: reading failed for another reason; the message names the file.
+      DisagreementError, LateProcessError: of a tree in several processes, these have different
+        values, or one failed or did not arrive in time.
+
+    >>> import gda, numpy as np, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gda.checkpoint.save(folder + '/1', {'w': np.zeros((2, 3)), 'step': 1})
+    ...     gda.checkpoint.save(folder + '/2', {'w': np.ones((2, 3)), 'step': 1})
+    ...     differences = gda.checkpoint.diff(folder + '/1', folder + '/2', values=True)
+    >>> print(*differences.of_other_content, differences.num_equal)
+    ['w'] float64[2,3] 6 of 6 elements; largest 1.0 at [0,0], relative 1 at [0,0] 1
+    """
+    where = checked_path(at)
+    are_paths = names_store(a), names_store(b)
+    if not any(are_paths):
+        raise TypeError(
+            f"diff compares with a checkpoint, but a is a {type(a).__name__} and b is a "
+            f"{type(b).__name__}; pass the path of a checkpoint as one of them"
+        )
+    if values:
+        zarr_format.require_crc32c()
+    stores = [
+        open_store(side, timeout)
+        for side, is_path in zip((a, b), are_paths, strict=True)
+        if is_path
+    ]
+
+    def compare(*saved: SavedSide) -> Differences:
+        if not all(are_paths):
+            given = b if are_paths[0] else a
+            asked = {
+                "order": "checkpoint, tree" if are_paths[0] else "tree, checkpoint",
+                "checkpoint": saved[0].data,
+                "at": where,
+                "values": values,
+            }
+            check_same_call("gda.checkpoint.diff", given, asked)
+        following = iter(saved)
+        of_a, of_b = (
+            next(following) if is_path else GivenSide(side, where)
+            for side, is_path in zip((a, b), are_paths, strict=True)
+        )
+        return _compared(of_a, of_b, options)
+
+    options = Options(None, _MAX_BYTES, progress) if values else None
+    if options is not None:
+        options = options_for(max(stores, key=lambda store: store.is_remote), options)
+    return _with_sides(stores, where, compare)
+
+
+def _with_sides(
+    stores: list[Store], at: Path, compare: Callable[..., Differences], *before: SavedSide
+) -> Differences:
+    """Return ``compare`` of the checkpoints; call it again if one is replaced meanwhile."""
+    if not stores:
+        try:
+            return compare(*before)
+        except CorruptionError:
+            for side in before:
+                side.check_not_replaced()
+            raise
+    store, *rest = stores
+    return read_complete(
+        store,
+        lambda manifest: _with_sides(rest, at, compare, *before, SavedSide(store, manifest, at)),
+        is_alone=lambda: jax.process_count() == 1,
+    )
+
+
+def _compared(a: Side, b: Side, options: Options | None) -> Differences:
+    """Compare two sides.
+
+    Args:
+      options: those of reads of elements; ``None`` for none.
+    """
+    for given, other in ((a, b), (b, a)):
+        if isinstance(given, GivenSide) and isinstance(other, SavedSide):
+            given.record_fingerprints(_to_compare(a, b, other))
+    names = a.name, b.name
+    differences = differences_of(names, a.leaves, b.leaves, {})
+    if options is None:
+        return differences
+    leaves = (*differences.of_other_content, *differences.of_unknown_content)
+    paths = [leaf.path for leaf in leaves if isinstance(a.leaves[leaf.path], ArrayLeaf)]
+    elements = _elements(a, b, paths, options)
+    return differences_of(names, a.leaves, b.leaves, elements)
+
+
+def _to_compare(a: Side, b: Side, saved: SavedSide) -> list[Path]:
+    """Return the paths of arrays with a recorded fingerprint and the same type on both sides."""
+    return [
+        path
+        for path, leaf in saved.leaves.items()
+        if isinstance(leaf, ArrayLeaf)
+        and leaf.fingerprint is not None
+        and path in a.leaves
+        and path in b.leaves
+        and are_of_one_type(a.leaves[path], b.leaves[path])
+    ]
+
+
+def _elements(
+    a: Side, b: Side, paths: list[Path], options: Options
+) -> dict[Path, ElementDifferences]:
+    """Return the elements that differ of each array; with a tree all processes must call it."""
+    if isinstance(a, SavedSide) and isinstance(b, SavedSide):
+        return dict(zip(paths, _of_this_process(a, b, paths, options), strict=True))
+
+    def judge(parts: dict[int, Any]) -> list[Any]:
+        return [
+            astuple(merged([from_json(each) for each in of_all]))
+            for of_all in zip(*parts.values(), strict=True)
+        ]
+
+    done = all_do(
+        lambda: _of_this_process(a, b, paths, options),
+        tell=lambda mine: [astuple(each) for each in mine],
+        judge=judge,
+        what="comparing the elements of a tree with a checkpoint",
+        timeout=600,
+    )
+    return {path: from_json(each) for path, each in zip(paths, done.verdict, strict=True)}
+
+
+def _of_this_process(
+    a: Side, b: Side, paths: list[Path], options: Options
+) -> list[ElementDifferences]:
+    """Return the elements that differ in the parts of arrays that this process compares."""
+    found: list[list[ElementDifferences]] = [[] for _ in paths]
+    comparisons = [
+        (number, part, compare)
+        for number, path in enumerate(paths)
+        for part, compare in _comparisons(a, b, path)
+    ]
+    total = sum(part for _, part, _ in comparisons)
+    done = 0
+
+    def finish(number: int, nbytes: int, differences: ElementDifferences) -> None:
+        nonlocal done
+        found[number] = [merged([*found[number], differences])]
+        done += nbytes
+        show(done, total)
+
+    each = [
+        tasks.Task(
+            2 * part + _BESIDE_BYTES,
+            compare,
+            lambda found, number=number, part=part: finish(number, part, found),
+        )
+        for number, part, compare in comparisons
+    ]
+    with shown(options.progress, "diff") as show:
+        tasks.run(each, options)
+    return [merged(parts) for parts in found]
+
+
+def _comparisons(
+    a: Side, b: Side, path: Path
+) -> Iterator[tuple[int, Callable[[], ElementDifferences]]]:
+    """Yield the bytes of each part of an array, and the function that compares it."""
+    driver, other = (b, a) if isinstance(b, GivenSide) else (a, b)
+    assert isinstance(other, SavedSide)
+    leaf = other.leaves[path]
+    assert isinstance(leaf, ArrayLeaf)
+    for start, shape, read in driver.parts(path):
+
+        def compare(start=start, shape=shape, read=read) -> ElementDifferences:
+            with noting_path(path):
+                return element_differences(read(), other.read(path, start, shape), start)
+
+        yield math.prod(shape) * leaf.dtype.itemsize, compare

@@ -1,0 +1,222 @@
+"""The differences between two trees of arrays and values, leaf by leaf, as a value to print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gda.checkpoint.comparing.elements import ElementDifferences
+from gda.checkpoint.format.errors import said
+from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path
+from gda.checkpoint.format.structure import format_path
+from gda.layout.boundary import set_module
+from gda.layout.tables import table
+from gda.layout.text import counted, format_bytes
+
+_MOST_ROWS = 20  # of each kind of difference, in the text
+_MOST_LETTERS = 60  # of a value, in the text
+
+
+@set_module("gda.checkpoint")
+@dataclass(frozen=True)
+class LeafDifference:
+    """A leaf that differs between two trees; ``Differences`` has them.
+
+    Attributes:
+      path: the keys and indices that lead to it.
+      a, b: the leaf in each tree, as text: dtype and shape of an array, or the value. ``None`` in a
+        tree without it.
+      elements: the elements that differ, if ``diff`` read them.
+
+    >>> import gda
+    >>> print(gda.checkpoint.LeafDifference(('params', 'w'), 'float32[8]', 'float32[9]'))
+    ['params']['w'] float32[8] -> float32[9]
+    """
+
+    path: Path
+    a: str | None
+    b: str | None
+    elements: ElementDifferences | None = None
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, self._cells))
+
+    @property
+    def _cells(self) -> tuple[str, str, str]:
+        texts = dict.fromkeys(text for text in (self.a, self.b) if text is not None)
+        what = " -> ".join(map(_shortened, texts))
+        return format_path(self.path), what, str(self.elements or "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the values for JSON."""
+        entry = {"path": list(self.path), "a": self.a, "b": self.b}
+        return entry if self.elements is None else entry | {"elements": self.elements.to_dict()}
+
+
+@set_module("gda.checkpoint")
+@dataclass(frozen=True)
+class Differences:
+    """The differences between two trees; true if there are any. ``print`` shows them as a report.
+
+    Attributes:
+      a, b: the paths of the checkpoints; ``'the tree'`` for a tree.
+      only_in_a, only_in_b: leaves that the other tree does not have.
+      of_other_type: arrays of another shape or dtype, values of another type, and arrays in place
+        of values or of PRNG keys.
+      of_other_content: leaves of one type and another content.
+      of_unknown_content: arrays of one type that cannot be compared without reading them, because
+        one was saved with ``fingerprint=False``.
+      num_equal: the number of leaves that are the same.
+      equal_nbytes: bytes of the arrays that are the same.
+
+    >>> import gda, numpy as np, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gda.checkpoint.save(folder, {'w': np.zeros(4), 'step': 7})
+    ...     differences = gda.checkpoint.diff(folder, {'w': np.zeros(4), 'step': 8})
+    >>> differences.are_equal, differences.num_equal, differences.equal_nbytes
+    (False, 1, 32)
+    >>> print(*differences.of_other_content)
+    ['step'] 7 -> 8
+    """
+
+    a: str
+    b: str
+    only_in_a: tuple[LeafDifference, ...] = ()
+    only_in_b: tuple[LeafDifference, ...] = ()
+    of_other_type: tuple[LeafDifference, ...] = ()
+    of_other_content: tuple[LeafDifference, ...] = ()
+    of_unknown_content: tuple[LeafDifference, ...] = ()
+    num_equal: int = 0
+    equal_nbytes: int = 0
+
+    @property
+    def are_equal(self) -> bool:
+        """True if all leaves are known to be the same; containers and layouts do not count."""
+        return not any(leaves for _, leaves in self._kinds)
+
+    def __bool__(self) -> bool:
+        return not self.are_equal
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the differences for JSON.
+
+        >>> import gda
+        >>> gda.checkpoint.Differences('x', 'y', num_equal=2, equal_nbytes=8).to_dict()['equal']
+        {'leaves': 2, 'nbytes': 8}
+        """
+        return {
+            "a": self.a,
+            "b": self.b,
+            "are_equal": self.are_equal,
+            "equal": {"leaves": self.num_equal, "nbytes": self.equal_nbytes},
+            **{
+                kind.replace(" ", "_"): [leaf.to_dict() for leaf in leaves]
+                for kind, leaves in self._kinds
+            },
+        }
+
+    def __str__(self) -> str:
+        lines = table([("a:", self.a), ("b:", self.b)])
+        for kind, leaves in self._kinds:
+            if not leaves:
+                continue
+            lines.append(f"{kind}: {_leaves(len(leaves))}")
+            lines += [f"  {line}" for line in table([each._cells for each in leaves[:_MOST_ROWS]])]
+            if (more := len(leaves) - _MOST_ROWS) > 0:
+                lines.append(f"  … {counted(more, 'more leaf', 'more leaves')}")
+        return "\n".join([*lines, f"the same: {self._equal}"])
+
+    @property
+    def _equal(self) -> str:
+        every = "all of " if self.are_equal and self.num_equal > 1 else ""
+        return f"{every}{_leaves(self.num_equal)}, {format_bytes(self.equal_nbytes)}"
+
+    @property
+    def _kinds(self) -> list[tuple[str, tuple[LeafDifference, ...]]]:
+        return [
+            ("only in a", self.only_in_a),
+            ("only in b", self.only_in_b),
+            ("of other type", self.of_other_type),
+            ("of other content", self.of_other_content),
+            ("of unknown content", self.of_unknown_content),
+        ]
+
+
+def are_of_one_type(a: Leaf, b: Leaf) -> bool:
+    """Return True if two leaves have the same shape and dtype, or are values of one type."""
+    if isinstance(a, ArrayLeaf) and isinstance(b, ArrayLeaf):
+        return (a.shape, a.dtype, a.key_impl) == (b.shape, b.dtype, b.key_impl)
+    if isinstance(a, ArrayLeaf) or isinstance(b, ArrayLeaf):
+        return False
+    return type(a.value) is type(b.value)
+
+
+def differences_of(
+    names: tuple[str, str],
+    a: Mapping[Path, Leaf],
+    b: Mapping[Path, Leaf],
+    elements: Mapping[Path, ElementDifferences],
+) -> Differences:
+    """Return the differences between two trees.
+
+    Args:
+      names: those of both.
+      elements: the elements that differ of arrays that were read.
+    """
+    only_in_a = [
+        LeafDifference(path, _text(leaf), None) for path, leaf in a.items() if path not in b
+    ]
+    only_in_b = [
+        LeafDifference(path, None, _text(leaf)) for path, leaf in b.items() if path not in a
+    ]
+    other_type, other_content, unknown, equal = [], [], [], []
+    for path, leaf in a.items():
+        if (other := b.get(path)) is None:
+            continue
+        is_same = _is_same(leaf, other)
+        if not are_of_one_type(leaf, other):
+            kind = other_type
+        elif (read := elements.get(path)) is not None:
+            kind = other_content if read.count else equal
+        else:
+            kind = unknown if is_same is None else equal if is_same else other_content
+        if kind is equal:
+            equal.append(leaf)
+        else:
+            texts = _text(leaf), _text(other)
+            kind.append(LeafDifference(path, *texts, elements=elements.get(path)))
+    return Differences(
+        *names,
+        only_in_a=tuple(only_in_a),
+        only_in_b=tuple(only_in_b),
+        of_other_type=tuple(other_type),
+        of_other_content=tuple(other_content),
+        of_unknown_content=tuple(unknown),
+        num_equal=len(equal),
+        equal_nbytes=sum(leaf.nbytes for leaf in equal if isinstance(leaf, ArrayLeaf)),
+    )
+
+
+def _is_same(a: Leaf, b: Leaf) -> bool | None:
+    """Return whether two leaves of one type have the same content; ``None`` if that is unknown."""
+    if isinstance(a, ArrayLeaf) and isinstance(b, ArrayLeaf):
+        if a.fingerprint is None or b.fingerprint is None:
+            return None
+        return a.fingerprint == b.fingerprint
+    return _text(a) == _text(b)  # not ==: NaN is the same as NaN, and 0.0 is not -0.0
+
+
+def _text(leaf: Leaf) -> str:
+    if not isinstance(leaf, ArrayLeaf):
+        return said(leaf.value)
+    text = f"{leaf.dtype.name}[{','.join(map(str, leaf.shape))}]"
+    return f"{text} of keys of {leaf.key_impl}" if leaf.key_impl else text
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}…"
+
+
+def _leaves(count: int) -> str:
+    return counted(count, "leaf", "leaves")

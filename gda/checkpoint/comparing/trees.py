@@ -1,0 +1,236 @@
+"""The two sides of a comparison: a checkpoint, or a tree in memory; read part by part."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from gda.arrays.fingerprints import fingerprint
+from gda.arrays.fingerprints.formula import LANES, add, digest_of, sums_of_numpy
+from gda.checkpoint.format.chunks import ChunkGrid, chunk_shape_of
+from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, Path
+from gda.checkpoint.format.structure import flatten, subtree
+from gda.checkpoint.reading.files import Chunk, Files
+from gda.checkpoint.reading.manifest_at import check_not_replaced
+from gda.checkpoint.stores.protocol import Store
+from gda.checkpoint.writing.saved_leaves import (
+    Block,
+    Source,
+    check_same_values,
+    sources_of,
+    values_of,
+)
+from gda.layout.spec import Index, Shape
+from gda.multihost.steps import all_do
+
+AnyArray = np.ndarray[Any, Any]
+
+_PART_BYTES = 16 * 2**20
+_CACHE_BYTES = 128 * 2**20  # of chunks, which the parts of an array sharded otherwise need again
+
+
+class Part(NamedTuple):
+    """A block of an array to compare: its first element, its sizes, and a function to read it."""
+
+    start: Shape
+    shape: Shape
+    read: Callable[[], AnyArray]
+
+
+class SavedSide:
+    """A checkpoint, or its subtree at a path.
+
+    Raises:
+      KeyError: there is nothing at the path.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest, at: Path) -> None:
+        subtree(manifest.structure, at)
+        self.name = store.url
+        self.data = manifest.data
+        self.leaves: dict[Path, Leaf] = {
+            leaf.path: leaf for leaf in manifest.leaves if leaf.path[: len(at)] == at
+        }
+        self._files = Files(store, manifest)
+        self._chunks = _Chunks(self._files)
+
+    def parts(self, path: Path) -> Iterator[Part]:
+        """Yield the parts of an array: its chunks, or the whole if it is a small one."""
+        leaf = self._array(path)
+        if leaf.array is None:
+            first = (0,) * len(leaf.shape)
+            yield Part(first, leaf.shape, lambda: self.read(path, first, leaf.shape))
+            return
+        grid = self._files.manifest.arrays[leaf.array].grid
+        for chunk in range(grid.num_chunks):
+            shape, where = grid.shape_within(chunk), (leaf.array, chunk)
+            index = tuple(map(slice, shape))
+            yield Part(grid.start(chunk), shape, functools.partial(self._within, where, index))
+
+    def _within(self, where: Chunk, index: Index) -> AnyArray:
+        return _loaded(self._files, where)[index]
+
+    def read(self, path: Path, start: Shape, shape: Shape) -> AnyArray:
+        """Return a block of an array; by any thread.
+
+        Raises:
+          CorruptionError: a file is damaged or missing.
+        """
+        leaf = self._array(path)
+        out = np.empty(leaf.shape if leaf.array is None else shape, leaf.dtype)
+        if leaf.array is None:
+            for piece in leaf.pieces:
+                size = self._files.manifest.arrays[piece.array].chunk_shape[0]
+                chunk = self._chunks[piece.array, piece.offset // size]
+                out[_index(piece.start, piece.shape)] = piece.of_chunk(chunk)
+            return out[_index(start, shape)]
+        for overlap in self._files.manifest.arrays[leaf.array].grid.overlaps(start, shape):
+            part = self._chunks[leaf.array, overlap.chunk][overlap.in_chunk]
+            if part.shape == shape:
+                return part
+            out[overlap.in_block] = part
+        return out
+
+    def check_not_replaced(self) -> None:
+        """Raise ``RuntimeError`` if another checkpoint has replaced this one."""
+        check_not_replaced(self._files.store, self._files.manifest)
+
+    def _array(self, path: Path) -> ArrayLeaf:
+        leaf = self.leaves[path]
+        assert isinstance(leaf, ArrayLeaf)
+        return leaf
+
+
+@dataclass
+class _Slot:
+    """A chunk that one thread reads, and others wait for."""
+
+    guard: threading.Lock = field(default_factory=threading.Lock)
+    data: AnyArray | None = None
+
+
+class _Chunks:
+    """The chunks of a checkpoint, of which the last ones are kept."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._guard = threading.Lock()
+        self._slots: OrderedDict[Chunk, _Slot] = OrderedDict()
+
+    def __getitem__(self, where: Chunk) -> AnyArray:
+        with self._guard:
+            slot = self._slots.setdefault(where, _Slot())
+            self._slots.move_to_end(where)
+        with slot.guard:
+            if slot.data is None:
+                slot.data = _loaded(self._files, where)
+            data = slot.data
+        with self._guard:
+            held = sum(
+                0 if each.data is None else each.data.nbytes for each in self._slots.values()
+            )
+            while held > _CACHE_BYTES:
+                _, oldest = self._slots.popitem(last=False)
+                held -= 0 if oldest.data is None else oldest.data.nbytes
+        return data
+
+
+class GivenSide:
+    """A tree of arrays and values in memory.
+
+    Raises:
+      TypeError, ValueError, RuntimeError: as a save of the tree.
+    """
+
+    name = "the tree"
+
+    def __init__(self, tree: Any, at: Path) -> None:
+        sources = sources_of(flatten(tree)[1])
+        self.leaves: dict[Path, Leaf] = {}
+        self._sources: dict[Path, Source] = {}
+        self._all = sources
+        for source in sources:
+            leaf = source.leaf if isinstance(source, Source) else source
+            leaf = replace(leaf, path=at + leaf.path)
+            self.leaves[leaf.path] = leaf
+            if isinstance(source, Source):
+                self._sources[leaf.path] = source
+
+    def record_fingerprints(self, paths: Collection[Path]) -> None:
+        """Compute the fingerprints of arrays. All processes must call it, with the same paths.
+
+        Raises:
+          DisagreementError, LateProcessError: a value or a local array is not the same in all
+            processes, or one failed or is late.
+        """
+        sources = [self._sources[path] for path in paths]
+
+        def work() -> dict[str, Any]:
+            begun = [_begin(source) for source in sources]
+            values = values_of(self._all) if jax.process_count() > 1 else {}
+            return {
+                "values": values,
+                "sums": [sums.result().tolist() for sums in begun],
+            }
+
+        def judge(parts: dict[int, Any]) -> list[str]:
+            check_same_values([part["values"] for part in parts.values()])
+            shares = [part["sums"] for part in parts.values()]
+            return [
+                digest_of(*source.saved_type, add(np.array(of_all, np.uint32).reshape(-1, LANES)))
+                for source, of_all in zip(sources, zip(*shares, strict=True), strict=True)
+            ]
+
+        what = "comparing fingerprints of a tree with a checkpoint"
+        done = all_do(work, judge=judge, what=what, timeout=600)
+        for path, digest in zip(paths, done.verdict, strict=True):
+            leaf: Any = self.leaves[path]
+            self.leaves[path] = replace(leaf, fingerprint=digest)
+
+    def parts(self, path: Path) -> Iterator[Part]:
+        """Yield the parts of an array that this process compares: all processes, each once."""
+        for block in self._sources[path].blocks:
+            shape: Shape = block.data.shape
+            if not block.data.size:
+                continue
+            grid = ChunkGrid(shape, chunk_shape_of(shape, block.data.dtype.itemsize, _PART_BYTES))
+            for chunk in range(grid.num_chunks):
+                first, sizes = grid.start(chunk), grid.shape_within(chunk)
+                start = tuple([a + b for a, b in zip(block.start, first, strict=True)])
+                index = _index(first, sizes)
+                yield Part(start, sizes, functools.partial(_on_host, block, index))
+
+
+Side = SavedSide | GivenSide
+
+
+def _loaded(files: Files, where: Chunk) -> AnyArray:
+    files.check_size(where)  # before memory is allocated for what it should have
+    return files.loaded(where)
+
+
+def _begin(source: Source) -> fingerprint.Pending:
+    """Start the sums over the blocks that this process writes of an array."""
+    if source.grid is None:
+        return fingerprint.Pending(
+            *[sums_of_numpy(np.asarray(block.data), block.start) for block in source.blocks]
+        )
+    blocks: dict[int, Any] = {block.number: block.data for block in source.blocks}
+    return fingerprint.begin_blocks(blocks, source.grid)
+
+
+def _on_host(block: Block, index: Index) -> AnyArray:
+    with jax.transfer_guard("allow"):
+        hosted = block.hosted
+        return np.asarray(hosted[index] if index else hosted)
+
+
+def _index(start: Shape, shape: Shape) -> Index:
+    return tuple([slice(a, a + n) for a, n in zip(start, shape, strict=True)])

@@ -1,0 +1,232 @@
+"""Arrays that are being read: their blocks on the host, and the chunks that have parts of them.
+
+A chunk that is one contiguous part of a block is read straight into the memory that becomes the
+array; others go through a buffer. The chunks are computed from integers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gda.arrays.buffers import Buffers
+from gda.checkpoint.format.manifest import Piece, StoredArray
+from gda.checkpoint.reading.files import Chunk, Files
+from gda.checkpoint.reading.restored_leaves import Target
+from gda.layout.sharing import holders_of
+from gda.layout.spec import Index, Shape, shape_at
+from gda.mesh import processes_of
+
+
+class Box(NamedTuple):
+    """A block of an array, without its padding.
+
+    Attributes:
+      block: its number among those of this process; ``None`` if this process does not need it.
+      holders: the processes that need it, if all blocks of all processes are asked for.
+    """
+
+    block: int | None
+    start: Shape
+    shape: Shape
+    holders: tuple[int, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Use:
+    """A part of a chunk that a block needs: ``block[in_block] = chunk[in_chunk]``.
+
+    Attributes:
+      arrival, box: the array, and its block.
+      is_whole: True if it is the whole chunk.
+      piece: in a chunk of a pack, the piece that ``in_chunk`` is a part of.
+      staged: memory of the part where this process reads it for others only.
+    """
+
+    arrival: Arrival
+    box: Box
+    in_block: Index
+    in_chunk: Index
+    is_whole: bool = False
+    piece: Piece | None = None
+    staged: np.ndarray[Any, Any] | None = None
+
+    @property
+    def shape(self) -> Shape:
+        """The sizes of the part."""
+        return shape_at(self.in_block, self.box.shape)
+
+    @property
+    def memory(self) -> np.ndarray[Any, Any]:
+        """The memory of the part in this process."""
+        if self.box.block is not None:
+            # The dots make it a view also without dimensions.
+            return self.arrival.blocks[self.box.block][(*self.in_block, ...)]
+        if self.staged is None:
+            self.staged = np.empty(self.shape, self.arrival.target.leaf.dtype)
+        return self.staged
+
+
+@dataclass(eq=False)
+class Arrival:
+    """An array that is being read: its blocks on the host, and in the end its value."""
+
+    target: Target
+    blocks: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    value: Any = None
+
+    @property
+    def block_shape(self) -> Shape:
+        plan = self.target.plan
+        return self.target.leaf.shape if plan is None else plan.grid.shard_shape
+
+    @property
+    def boxes(self) -> list[Box]:
+        """Its blocks in this process."""
+        plan = self.target.plan
+        if plan is None:
+            return [Box(0, (0,) * len(self.block_shape), self.block_shape)]
+        return [self._box(number, index) for number, index in enumerate(plan.distinct)]
+
+    def boxes_of(self, processes: tuple[int, ...]) -> Iterator[Box]:
+        """Yield its blocks in all processes, which are those that get the whole if it is NumPy's.
+
+        The same in every process, except for the numbers of the blocks.
+        """
+        plan = self.target.plan
+        if plan is None:
+            yield self.boxes[0]._replace(holders=processes)
+            return
+        mesh: Any = plan.sharding.mesh
+        for block, holders in enumerate(holders_of(plan.grid, processes_of(mesh))):
+            index = plan.grid.block_index(block)
+            box = self._box(plan.number_of(index), index, holders)
+            if math.prod(box.shape):
+                yield box
+
+    def _box(self, block: int | None, index: Index, holders: tuple[int, ...] = ()) -> Box:
+        start = tuple([along.start or 0 for along in index])
+        return Box(block, start, shape_at(index, self.block_shape), holders)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its blocks on the host."""
+        plan = self.target.plan
+        count = 1 if plan is None else len(plan.distinct)
+        return count * math.prod(self.block_shape) * self.target.leaf.dtype.itemsize
+
+    @property
+    def most_nbytes(self) -> int:
+        """Bytes that only pass through the host in the process with most of its blocks."""
+        plan = self.target.plan
+        if plan is None or next(iter(plan.sharding.device_set)).platform == "cpu":
+            return 0
+        block = math.prod(self.block_shape) * self.target.leaf.dtype.itemsize
+        counts = Counter(process for box in self.boxes_of((0,)) for process in box.holders)
+        return block * max(counts.values(), default=0)
+
+    @property
+    def stays_on_host(self) -> bool:
+        plan = self.target.plan
+        return plan is None or not plan.places_early
+
+    def allocate(self) -> None:
+        boxes = self.boxes
+        buffers = Buffers(self.target.leaf.dtype, len(boxes))
+        self.blocks = [buffers.empty(self.block_shape) for _ in boxes]
+        for block, box in zip(self.blocks, boxes, strict=True):
+            if box.shape != self.block_shape:
+                block[...] = 0
+
+    def finish(self) -> None:
+        """Make the value from the blocks."""
+        target, blocks = self.target, self.blocks
+        self.blocks = []
+        if target.dtype != target.leaf.dtype:
+            blocks = [block.astype(target.dtype) for block in blocks]
+        if target.plan is None:
+            self.value = target.wrap(blocks[0])
+        else:
+            array = target.plan.place(blocks, target.dtype, self._padding)
+            self.value = target.wrap(array)
+
+    def _padding(self) -> np.ndarray[Any, Any]:
+        return np.zeros(self.block_shape, self.target.dtype)
+
+
+def uses_of(
+    arrivals: Iterable[Arrival],
+    arrays: Sequence[StoredArray],
+    boxes_of: Callable[[Arrival], Iterable[Box]] = lambda arrival: arrival.boxes,
+) -> dict[Chunk, list[Use]]:
+    """Return the chunks that are needed, each with its uses: by default, in this process."""
+    uses: dict[Chunk, list[Use]] = {}
+    for arrival in arrivals:
+        leaf = arrival.target.leaf
+        for box in boxes_of(arrival):
+            if leaf.array is not None:
+                for overlap in arrays[leaf.array].grid.overlaps(box.start, box.shape):
+                    use = Use(
+                        arrival,
+                        box,
+                        in_block=overlap.in_block,
+                        in_chunk=overlap.in_chunk,
+                        is_whole=overlap.is_whole,
+                    )
+                    uses.setdefault((leaf.array, overlap.chunk), []).append(use)
+                continue
+            for piece in leaf.pieces:
+                if (common := _common(box.start, box.shape, piece)) is not None:
+                    chunk = piece.offset // arrays[piece.array].chunk_shape[0]
+                    in_block, in_chunk = common
+                    use = Use(arrival, box, in_block=in_block, in_chunk=in_chunk, piece=piece)
+                    uses.setdefault((piece.array, chunk), []).append(use)
+    return uses
+
+
+def _common(start: Shape, shape: Shape, piece: Piece) -> tuple[Index, Index] | None:
+    """Return the common part of a block and a piece, as an index of each."""
+    if start == piece.start and shape == piece.shape:
+        whole = tuple([slice(0, size) for size in shape])
+        return whole, whole
+    in_block, in_piece = [], []
+    for a, n, b, m in zip(start, shape, piece.start, piece.shape, strict=True):
+        first, last = max(a, b), min(a + n, b + m)
+        if first >= last:
+            return None
+        in_block.append(slice(first - a, last - a))
+        in_piece.append(slice(first - b, last - b))
+    return tuple(in_block), tuple(in_piece)
+
+
+def _direct(uses: list[Use]) -> np.ndarray[Any, Any] | None:
+    """Return the memory to read a chunk into, if the chunk is a contiguous part of one block."""
+    if len(uses) != 1 or not uses[0].is_whole:
+        return None
+    memory = uses[0].memory
+    return memory if memory.flags.c_contiguous else None
+
+
+def buffered_bytes(files: Files, where: Chunk, uses: list[Use]) -> int:
+    """Return the memory, beside the blocks, that reading a chunk takes."""
+    buffer = 0 if _direct(uses) is not None else files.manifest.arrays[where[0]].nbytes_per_chunk
+    return buffer + files.loading_bytes(where, has_out=True)
+
+
+def read_chunk(files: Files, where: Chunk, uses: list[Use]) -> None:
+    """Read a chunk, check it, and give every block its part."""
+    destination = _direct(uses)
+    if destination is not None:
+        files.load(where, destination.reshape(-1).view(np.uint8))
+        return
+    data = files.loaded(where)
+    for use in uses:
+        part = data
+        if use.piece is not None:
+            part = use.piece.of_chunk(data)
+        use.memory[...] = part[use.in_chunk]

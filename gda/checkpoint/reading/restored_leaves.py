@@ -1,0 +1,404 @@
+"""The leaves that a restore returns, each with its type and layout.
+
+They come from ``like``, a tree of arrays and values, or from a mesh and specs. Every mismatch with
+the checkpoint is found here, before anything is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.tree_util import keystr
+
+from gda.arrays.construction.placing import Plan, plan_of
+from gda.arrays.global_array import GlobalArray
+from gda.arrays.padded_array import PaddedArray
+from gda.checkpoint.format.errors import said
+from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, Path, ValueLeaf
+from gda.checkpoint.format.structure import format_path, path_of_keys, unflatten
+from gda.layout.spec import Shape, check_spec
+from gda.layout.text import join_some
+from gda.mesh import MeshAndSpec, mesh_and_spec, mesh_grid
+from gda.trees.leaves import is_container
+from gda.trees.matching import NOTHING
+from gda.trees.specs import layout, layouts_of
+
+# The container of an array; ``None`` for a ``jax.Array`` without one.
+Container = type[GlobalArray] | type[PaddedArray] | None
+
+
+@dataclass(frozen=True)
+class Target:
+    """An array of the checkpoint, and the value to make from it.
+
+    Attributes:
+      leaf: the array.
+      dtype: the dtype to restore; for keys that of their data.
+      plan: the blocks that this process needs, and their devices; ``None`` for a NumPy array.
+      wrap: makes the value from the ``jax.Array`` or the NumPy array.
+    """
+
+    leaf: ArrayLeaf
+    dtype: np.dtype[Any]
+    plan: Plan | None
+    wrap: Callable[[Any], Any]
+
+
+def saved_type(leaf: ArrayLeaf) -> tuple[Shape, Any]:
+    """Return shape and dtype of the saved array; for keys not those of their data."""
+    if leaf.key_impl is None:
+        return leaf.shape, leaf.dtype
+    return leaf.shape[: -_key_ndim(leaf)], _key_dtype(leaf.key_impl)
+
+
+class _Mismatch(Exception):  # noqa: N818
+    """A reason why a leaf does not fit."""
+
+
+def targets_like(
+    manifest: Manifest,
+    like: Any,
+    at: Path,
+    partial: bool,
+    cast: bool,
+    layout: Layout | None,
+    pad: bool,
+) -> tuple[list[Target | Any], Any]:
+    """Return a target or a value for every leaf of ``like``, and the structure of ``like``.
+
+    Raises:
+      ValueError: leaves are missing or surplus, or a shape or a kind differs: all in one message.
+      TypeError: a dtype differs.
+    """
+    wanted, definition = jax.tree_util.tree_flatten_with_path(like, is_leaf=is_container)
+    saved = {leaf.path[len(at) :]: leaf for leaf in manifest.leaves if leaf.path[: len(at)] == at}
+    paths = [path_of_keys(keys) for keys, _ in wanted]
+    _check_same_leaves(paths, saved, partial, at)
+    if layout is not None and layout.surplus:
+        raise ValueError(join_some(layout.surplus))
+    results: list[Target | Any] = []
+    problems: list[tuple[Path, str]] = []
+    are_dtypes = True
+    for path, (_, leaf) in zip(paths, wanted, strict=True):
+        try:
+            place = None if layout is None else layout.place_of(path)
+            results.append(_target_like(saved[path], leaf, cast, place, pad))
+        except (_Mismatch, ValueError, TypeError) as error:
+            are_dtypes = are_dtypes and isinstance(error, TypeError)
+            problems.append((at + path, str(error)))
+    if problems:
+        kind = TypeError if are_dtypes else ValueError
+        raise kind(f"the checkpoint does not match like: {_listed(problems)}")
+    return results, definition
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layouts that the arguments give to leaves of a checkpoint, by path.
+
+    Attributes:
+      name: the argument that gives them, for messages.
+      surplus: messages about layouts for leaves that the checkpoint does not have.
+    """
+
+    places: dict[Path, MeshAndSpec]
+    name: str
+    surplus: list[str]
+
+    def place_of(self, path: Path) -> MeshAndSpec | None:
+        """Return the layout of a leaf; ``None`` if it has none.
+
+        Raises:
+          ValueError: the mesh does not have an axis of the spec; also if the leaf is not an array.
+        """
+        place = self.places.get(path)
+        if place is not None:
+            mesh_grid((0,) * len(tuple(place.spec)), place.mesh, place.spec)  # 0 fits any spec
+        return place
+
+
+def _listed(problems: Sequence[tuple[Path, str]]) -> str:
+    """Return every reason once, with its paths."""
+    paths: dict[str, list[str]] = {}
+    for path, reason in problems:
+        paths.setdefault(reason, []).append(format_path(path))
+    return join_some([f"at {join_some(places)}, {reason}" for reason, places in paths.items()])
+
+
+def layout_of(mesh: Any, specs: Any, manifest: Manifest, at: Path) -> Layout | None:
+    """Return the layouts that the arguments give below a path; ``None`` if they give none.
+
+    Raises:
+      TypeError, ValueError, Exception: as ``layouts_of``.
+    """
+    if mesh is None and specs is None:
+        return None
+    if isinstance(specs, list | tuple) and all(
+        entry is None or isinstance(entry, str | tuple) for entry in specs
+    ):
+        specs = PartitionSpec(*specs)
+    leaves = unflatten(manifest.structure, manifest.leaves, at)
+    prefix = layouts_of(leaves, mesh, specs, _shaped)
+    surplus = [keystr(pair.keys) for pair in prefix.pairs if pair.leaf is NOTHING]
+    places = {
+        pair.leaf.path[len(at) :]: mesh_and_spec(*layout(mesh, pair.found))
+        for pair in prefix.pairs
+        if pair.leaf is not NOTHING and pair.found is not NOTHING
+    }
+    said = f"the checkpoint has no {join_some(surplus)}, which {prefix.name} has"
+    return Layout(places, prefix.name, [said] if surplus else [])
+
+
+def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
+    return jax.ShapeDtypeStruct(*saved_type(leaf)) if isinstance(leaf, ArrayLeaf) else None
+
+
+def targets_of(
+    manifest: Manifest, at: Path, layout: Layout | None, pad: bool
+) -> list[Target | Any]:
+    """Return a target or a value for every leaf of the manifest; ``None`` outside of ``at``.
+
+    Without a layout every array but keys becomes a NumPy array.
+
+    Raises:
+      ValueError: an array has no spec, or a spec has no array or does not fit it.
+      KeyError: there is nothing at ``at``.
+    """
+    results: list[Target | Any] = []
+    problems: list[str] = []
+    unfit: list[tuple[Path, str]] = []
+    lacking = []
+    if layout is not None:
+        problems += layout.surplus
+    for leaf in manifest.leaves:
+        path = leaf.path[len(at) :]
+        if leaf.path[: len(at)] != at:
+            results.append(None)
+            continue
+        try:
+            place = None if layout is None else layout.place_of(path)
+            if isinstance(leaf, ValueLeaf):
+                results.append(leaf.value)
+            elif layout is not None and place is None:
+                lacking.append(format_path(leaf.path))
+            else:
+                results.append(_target_of(leaf, place, pad))
+        except (ValueError, TypeError) as error:
+            unfit.append((leaf.path, str(error)))
+    if unfit:
+        problems.append(_listed(unfit))
+    if lacking:
+        problems.append(f"{layout and layout.name} has nothing for {join_some(lacking)}")
+    if problems:
+        what = f"{layout.name} does not fit the checkpoint" if layout else "the restore fails"
+        raise ValueError(f"{what}: {join_some(problems)}")
+    return results
+
+
+def _target_of(leaf: ArrayLeaf, place: MeshAndSpec | None, pad: bool) -> Target:
+    if place is not None:
+        # jax.random takes no container of keys.
+        is_bare = leaf.key_impl is not None and leaf.kind == "jax.Array"
+        container = None if is_bare else GlobalArray
+        return _jax_target(leaf, leaf.dtype, _sharding(leaf, place, pad), container, pad)
+    if leaf.key_impl is not None:  # NumPy has no keys
+        return _uncommitted_target(leaf, leaf.dtype, None, is_weak=False)
+    return _numpy_target(leaf, leaf.dtype)
+
+
+def _sharding(leaf: ArrayLeaf, place: MeshAndSpec, pad: bool) -> NamedSharding:
+    """Return the sharding of an array; errors as for any array."""
+    mesh, spec, memory_kind = place
+    mesh_grid(saved_type(leaf)[0], mesh, spec, pad)
+    return NamedSharding(mesh, PartitionSpec(*spec), memory_kind=memory_kind)
+
+
+def _check_same_leaves(
+    paths: Sequence[Path], saved: dict[Path, Leaf], partial: bool, at: Path
+) -> None:
+    missing = [format_path(at + path) for path in paths if path not in saved]
+    there = set(paths)
+    surplus = [] if partial else [format_path(at + path) for path in saved if path not in there]
+    said = []
+    if missing:
+        said.append(f"it has no {join_some(missing)}")
+    if surplus:
+        said.append(f"like has no {join_some(surplus)} (partial=True omits them)")
+    if said:
+        raise ValueError(f"the checkpoint does not match like: {'; '.join(said)}")
+
+
+def _target_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad: bool) -> Any:
+    if isinstance(leaf, ValueLeaf):
+        return _value_like(leaf.value, like, cast)
+    container = _container_of(like)
+    array = like if container is None else like.array
+    pad = pad or container is PaddedArray
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise _Mismatch(f"it has an array of shape {leaf.shape}, and like has {_said(like)}")
+    is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
+    if is_key != (leaf.key_impl is not None):
+        kinds = ("PRNG keys", f"an array of {leaf.dtype}")
+        raise _Mismatch(
+            f"it has {kinds[not leaf.key_impl]}, and like has {kinds[not is_key]}; "
+            "convert with jax.random.wrap_key_data or key_data"
+        )
+    shape = leaf.shape[: len(leaf.shape) - _key_ndim(leaf)]
+    # Of other containers the array, because a tree function may have put anything into them.
+    wanted_shape = tuple(like.shape if container is PaddedArray else array.shape)
+    if wanted_shape != shape:
+        raise _Mismatch(f"it has shape {shape}, and like has {wanted_shape}")
+    dtype = leaf.dtype
+    if leaf.key_impl is not None:
+        if array.dtype != _key_dtype(leaf.key_impl):
+            raise _Mismatch(f"it has keys of {leaf.key_impl!r}, and like has {array.dtype}")
+    elif (wanted := np.dtype(array.dtype).newbyteorder("=")) != leaf.dtype:
+        if not cast:
+            raise TypeError(f"it has dtype {leaf.dtype}, and like has {wanted}; pass cast=True")
+        dtype = wanted
+    if isinstance(array, np.ndarray | np.generic):
+        return _numpy_target(leaf, dtype)
+    sharding = getattr(array, "sharding", None)
+    if place is not None:
+        sharding = _sharding(leaf, place, pad)
+    if sharding is None:
+        raise _Mismatch(
+            "like has no sharding for the array; give its ShapeDtypeStruct one, or pass mesh and "
+            "specs"
+        )
+    if isinstance(sharding, SingleDeviceSharding) and not getattr(array, "committed", True):
+        return _uncommitted_target(leaf, dtype, container, getattr(array, "weak_type", False))
+    return _jax_target(leaf, dtype, sharding, container, pad)
+
+
+def _container_of(like: Any) -> Container:
+    if isinstance(like, PaddedArray):
+        return PaddedArray
+    return GlobalArray if is_container(like) else None
+
+
+def _contained(container: Container, array: Any, leaf: ArrayLeaf) -> Any:
+    if container is PaddedArray:
+        return PaddedArray(array, saved_type(leaf)[0])
+    return array if container is None else GlobalArray(array=array)
+
+
+def _value_like(value: Any, like: Any, cast: bool) -> Any:
+    if isinstance(like, np.str_ | np.bytes_):
+        like = like.item()
+    if type(value) is type(like):
+        return value
+    if cast and isinstance(like, bool | int | float | complex):
+        return type(like)(value)
+    raise _Mismatch(
+        f"it has the {type(value).__name__} {said(value):.40}, and like has {_said(like)}; put a "
+        f"value of type {type(value).__name__} there"
+    )
+
+
+def _said(like: Any) -> str:
+    shape = getattr(like, "shape", None)
+    return (
+        f"the {type(like).__name__} {like!r:.40}"
+        if shape is None
+        else f"an array of shape {tuple(shape)}"
+    )
+
+
+def _key_ndim(leaf: ArrayLeaf) -> int:
+    """Return the number of last dimensions that belong to one key."""
+    return 0 if leaf.key_impl is None else _key_data(leaf.key_impl).ndim
+
+
+def _key_data(impl: str) -> jax.ShapeDtypeStruct:
+    """Return shape and dtype of the data of one key."""
+    return jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=impl)))
+
+
+def _key_dtype(impl: str) -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
+
+
+def _numpy_target(leaf: ArrayLeaf, dtype: np.dtype[Any]) -> Target:
+    return Target(leaf, dtype, None, lambda array: array)
+
+
+def _uncommitted_target(
+    leaf: ArrayLeaf, dtype: np.dtype[Any], container: Container, is_weak: bool
+) -> Target:
+    """Return the target of an array that is not committed to devices, such as a step count.
+
+    Args:
+      is_weak: True if its dtype gives way to those of others, as for Python's numbers.
+    """
+    _check_kept(dtype)
+    check_keys(leaf)
+
+    def wrap(data: Any) -> Any:
+        # jax.numpy would commit it to the current mesh.
+        array = jax.device_put(data.item() if is_weak and not data.ndim else data)
+        if array.dtype != data.dtype:
+            array = jax.device_put(data)
+        if leaf.key_impl is not None:
+            array = jax.random.wrap_key_data(array, impl=leaf.key_impl)
+        return _contained(container, array, leaf)
+
+    return Target(leaf, dtype, None, wrap)
+
+
+def _jax_target(
+    leaf: ArrayLeaf, dtype: np.dtype[Any], sharding: Sharding, container: Container, pad: bool
+) -> Target:
+    if isinstance(sharding, SingleDeviceSharding):
+        (device,) = sharding.device_set
+        named: Any = NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
+    else:
+        named = sharding
+    if not isinstance(named, NamedSharding) or not isinstance(named.mesh, Mesh):
+        raise _Mismatch(
+            f"like has the sharding {sharding!r}, which has no mesh and spec; use a NamedSharding"
+        )
+    _check_kept(dtype)
+    check_keys(leaf)
+    # The data of keys has more dimensions, which are not sharded.
+    rank = len(leaf.shape) - _key_ndim(leaf)
+    spec = check_spec(named.spec, leaf.shape[:rank], named.mesh.shape)
+    plan = plan_of(leaf.shape, named.mesh, spec, pad)
+    container = PaddedArray if plan.grid.is_padded else container
+
+    def wrap(array: Any) -> Any:
+        if isinstance(sharding, SingleDeviceSharding) and array.is_fully_addressable:
+            array = jax.device_put(array, sharding)
+        if leaf.key_impl is not None:
+            array = jax.random.wrap_key_data(array, impl=leaf.key_impl)
+        if sharding.memory_kind is not None and array.sharding.memory_kind != sharding.memory_kind:
+            array = jax.device_put(array, array.sharding.with_memory_kind(sharding.memory_kind))
+        return _contained(container, array, leaf)
+
+    return Target(leaf, dtype, plan, wrap)
+
+
+def check_keys(leaf: ArrayLeaf) -> None:
+    """Raise ``ValueError`` if JAX does not have this kind of PRNG keys, or their data differs."""
+    if leaf.key_impl is None:
+        return
+    key = _key_data(leaf.key_impl)
+    if leaf.dtype != key.dtype or leaf.shape[len(leaf.shape) - key.ndim :] != key.shape:
+        raise ValueError(
+            f"it has keys of {leaf.key_impl!r}, which are {key.dtype}{list(key.shape)} each, but "
+            f"their data is {leaf.dtype}{list(leaf.shape)}"
+        )
+
+
+def _check_kept(dtype: np.dtype[Any]) -> None:
+    final = jax.dtypes.canonicalize_dtype(dtype)
+    if final != dtype:
+        raise TypeError(
+            f"it has dtype {dtype}, which JAX narrows to {final} without jax_enable_x64; set it, "
+            "or pass in like=... an array of another dtype with cast=True, or a NumPy array"
+        )

@@ -1,0 +1,129 @@
+"""The claim of a save on its path: it keeps other saves out and finds data to remove."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gda.checkpoint.format import manifest_json
+from gda.checkpoint.format.errors import CorruptionError, SaveError
+from gda.checkpoint.reading.manifest_at import load_manifest
+from gda.checkpoint.stores.protocol import LOCK, Store
+from gda.layout.text import join_some
+
+# The array of a large leaf, one of packed leaves, and the document of their group.
+_OF_DATA = re.compile(r"\d{5,}(\..+)?|packed\..+|zarr\.json", re.DOTALL)
+NEW = f"{manifest_json.NAME}.new"  # of a save that is committing, in a directory
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The directory of a save, and the data to remove after the commit.
+
+    Attributes:
+      data: the name of a new directory.
+      replaced: the names at the top level to remove.
+      version: the version of the present manifest, for the store to detect a change.
+    """
+
+    data: str
+    replaced: tuple[str, ...]
+    version: bytes | None = None
+
+
+@contextlib.contextmanager
+def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
+    """Keep other saves out of the path, if the store has locks, and give the claim.
+
+    Raises:
+      FileExistsError: the path has a checkpoint, without ``overwrite``, or other files.
+      SaveError: another save is running.
+    """
+    if not store.is_remote:
+        # Before the lock file is made, which must not go into a directory of another program.
+        try:
+            _check_may_be_saved_into(store, store.entries(), overwrite)
+        except FileNotFoundError:
+            pass
+        except NotADirectoryError:
+            raise NotADirectoryError(
+                f"{store.url} is a file, or below one; expected is a directory, or a path that "
+                "does not exist. Choose another path"
+            ) from None
+    with store.lock() as is_locked:
+        version = store.version(manifest_json.NAME)  # first, to detect later changes
+        entries = store.entries()
+        _check_may_be_saved_into(store, entries, overwrite)
+        if NEW in entries and not store.is_remote:
+            if not is_locked:
+                raise SaveError(
+                    f"another save into {store.url} is committing, or died while committing: "
+                    f"{store.join(NEW)} exists, and this file system has no locks. If no save is "
+                    "running, remove that file"
+                )
+            remove(store, NEW)
+        committed = None
+        before = [
+            name
+            for name in entries
+            if manifest_json.DATA_PATTERN.fullmatch(name) and _holds_data_alone(store, name)
+        ]
+        is_readable = True
+        if manifest_json.NAME in entries:
+            try:
+                committed = load_manifest(store).data
+            except CorruptionError:
+                is_readable = False  # so the data in use is unknown
+        if is_locked and is_readable:
+            # Left by saves that died. Without a lock one of them may still be running.
+            for name in before:
+                if name != committed:
+                    remove(store, name)
+            before = [committed] if committed in before else []
+        yield Claim(f"data-{uuid.uuid4().hex[:16]}", tuple(before), version)
+
+
+def _holds_data_alone(store: Store, name: str) -> bool:
+    """Return whether a directory has nothing but what a save writes into its own."""
+    try:
+        return all(map(_OF_DATA.fullmatch, store.entries(name)))
+    except NotADirectoryError:
+        return False
+
+
+def remove(store: Store, name: str) -> None:
+    """Remove data that is no longer used; a failure is only logged."""
+    try:
+        store.remove(name)
+    except OSError as error:
+        logging.getLogger("gda").warning(
+            "%s is no longer used and could not be removed: %s; remove it", store.join(name), error
+        )
+
+
+def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) -> None:
+    foreign = [name for name in entries if not _is_ours(name)]
+    # Beside a checkpoint, complete or not, other files are ignored.
+    if foreign and len(foreign) + (LOCK in entries) == len(entries):
+        raise FileExistsError(
+            f"{store.url} is not empty and not a checkpoint: it has {join_some(foreign)}. "
+            "Save into a directory of its own"
+        )
+    if manifest_json.NAME in entries:
+        try:
+            store.size(manifest_json.NAME)
+        except ValueError as error:
+            raise FileExistsError(f"{store.join(manifest_json.NAME)} {error}; remove it") from None
+    if manifest_json.NAME in entries and not overwrite:
+        raise FileExistsError(
+            f"there is a checkpoint at {store.url}; pass overwrite=True to replace it"
+        )
+
+
+def _is_ours(name: str) -> bool:
+    known = (manifest_json.NAME, NEW, LOCK)
+    return name in known or manifest_json.DATA_PATTERN.fullmatch(name) is not None

@@ -1,0 +1,129 @@
+"""Many small arrays packed into one, so that a thousand cost as much as one of their total size.
+
+Every process has its own packs, one for each dtype. A piece is within one chunk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+
+from gda.arrays.fingerprints.formula import Words, add, sums_of_stack
+from gda.arrays.transport.to_host import HostBlock
+from gda.checkpoint.format.manifest import Piece, StoredArray
+from gda.checkpoint.writing.saved_leaves import Block, Keyed, Source, to_host
+from gda.layout.spec import Shape
+from gda.storage.options import Options
+
+PACK_BYTES = 4 * 2**20  # of a chunk
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A piece of a leaf in a pack, and the blocks that it consists of.
+
+    Attributes:
+      number: the number of the leaf.
+      piece: its place, by the number of the pack among those of this process.
+    """
+
+    number: int
+    piece: Piece
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """The small arrays of one dtype that this process writes.
+
+    Attributes:
+      array: the stored array.
+      pieces: in the order of their places.
+    """
+
+    array: StoredArray
+    pieces: tuple[Placed, ...]
+
+    def chunks(self, options: Options) -> Iterator[tuple[int, list[PlacedBlock]]]:
+        """Yield every chunk, and its blocks, which are being transferred to the host."""
+        (size,) = self.array.chunk_shape
+        blocks = ((placed, block) for placed in self.pieces for block in placed.blocks)
+        for chunk, each in itertools.groupby(
+            to_host(blocks, options), lambda host: host.key[0].piece.offset // size
+        ):
+            yield chunk, list(each)
+
+
+PlacedBlock: TypeAlias = HostBlock[Keyed[Placed]]
+
+
+def packs_of(sources: Iterable[Source], codec: str) -> list[Pack]:
+    """Return the packs of this process, with the blocks that it writes of small arrays."""
+    by_dtype: dict[np.dtype[Any], list[Source]] = {}
+    for source in sources:
+        if source.blocks and source.leaf.nbytes:
+            by_dtype.setdefault(source.leaf.dtype, []).append(source)
+    return [_pack(number, dtype, by_dtype[dtype], codec) for number, dtype in enumerate(by_dtype)]
+
+
+def _pack(number: int, dtype: np.dtype[Any], sources: Iterable[Source], codec: str) -> Pack:
+    """Lay sources end to end; a piece that does not fit into a chunk begins the next."""
+    most = PACK_BYTES // dtype.itemsize
+    pieces: list[Placed] = []
+    end = 0
+    for source in sources:
+        for start, shape, blocks in _boxes(source):
+            size = math.prod(shape)
+            if end % most + size > most:
+                end += -end % most
+            piece = Piece(array=number, offset=end, start=start, shape=shape)
+            pieces.append(Placed(source.number, piece, blocks))
+            end += size
+    chunk = min(end, most)
+    name = f"packed.{dtype.name}.{jax.process_index()}"
+    array = StoredArray.planned(name, (-(-end // chunk) * chunk,), (chunk,), dtype, codec)
+    return Pack(array, tuple(pieces))
+
+
+def _boxes(source: Source) -> Iterable[tuple[Shape, Shape, tuple[Block, ...]]]:
+    """Return start, shape and blocks of the parts of an array that become a piece each."""
+    if source.is_mine:
+        return [((0,) * len(source.leaf.shape), source.leaf.shape, source.blocks)]
+    return [(block.start, block.data.shape, (block,)) for block in source.blocks]
+
+
+def fill(array: StoredArray, blocks: Iterable[PlacedBlock]) -> np.ndarray[Any, Any]:
+    """Return the data of a chunk of a pack."""
+    (size,) = array.chunk_shape
+    out = np.zeros(size, array.dtype)
+    for each in blocks:
+        (placed, block), data = each.key, each.values()
+        box = _box(block.start, placed.piece.start, data.shape)
+        placed.piece.of_chunk(out)[box] = data
+    return out
+
+
+def sums_of(data: np.ndarray[Any, Any], blocks: Sequence[PlacedBlock]) -> dict[int, Words]:
+    """Return the share of a chunk in the fingerprint of each leaf with a piece there."""
+    alike: dict[Any, list[Placed]] = {}
+    for placed in dict.fromkeys(each.key[0] for each in blocks):
+        alike.setdefault((placed.piece.start, placed.piece.shape), []).append(placed)
+    sums: dict[int, Words] = {}
+    for (start, _), pieces in alike.items():
+        stack = np.stack([placed.piece.of_chunk(data) for placed in pieces])
+        for placed, of_piece in zip(pieces, sums_of_stack(stack, start), strict=True):
+            sums[placed.number] = add([sums.get(placed.number, add([])), of_piece])
+    return sums
+
+
+def _box(start: Shape, origin: Shape, shape: Shape) -> tuple[slice, ...]:
+    return tuple(
+        slice(first - at, first - at + size)
+        for first, at, size in zip(start, origin, shape, strict=True)
+    )

@@ -1,0 +1,350 @@
+"""The writes of a save: the chunks of this process, and the records of all processes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from gda.arrays.fingerprints import fingerprint
+from gda.arrays.fingerprints.formula import LANES, Words, add, digest_of, sums_of_numpy
+from gda.checkpoint.format import manifest_json, zarr_format
+from gda.checkpoint.format.chunks import chunk_shape_of
+from gda.checkpoint.format.errors import SaveError
+from gda.checkpoint.format.manifest import Leaf, Piece, StoredArray, ValueLeaf
+from gda.checkpoint.stores.protocol import Store
+from gda.checkpoint.writing.packing import Pack, fill, packs_of, sums_of
+from gda.checkpoint.writing.saved_leaves import Source, is_on_accelerator, on_host, to_host
+from gda.layout.spec import Shape
+from gda.storage import tasks
+from gda.storage.options import Options
+from gda.storage.progress import shown
+
+CHUNK_BYTES = 16 * 2**20
+PACKED_BELOW = 2**20  # bytes of an array; the files of an unpacked array cost some ms
+
+Sums = Mapping[int, fingerprint.Pending]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The part of this process in the save of a tree.
+
+    Attributes:
+      sources: every leaf of the tree.
+      sums: by leaf, the sums over the blocks that this process writes, if they are begun.
+    """
+
+    sources: Sequence[Source | ValueLeaf]
+    sums: Sums = field(default_factory=dict)
+
+    @cached_property
+    def small(self) -> list[Source]:
+        """The arrays that are packed."""
+        return [each for each in self._arrays if each.leaf.nbytes < PACKED_BELOW]
+
+    @cached_property
+    def large(self) -> list[Source]:
+        """The arrays that are not packed: each is an array on disk."""
+        return [each for each in self._arrays if each.leaf.nbytes >= PACKED_BELOW]
+
+    @property
+    def _arrays(self) -> list[Source]:
+        return [each for each in self.sources if isinstance(each, Source)]
+
+
+class _Chunk(NamedTuple):
+    """A chunk that this process writes.
+
+    Attributes:
+      array, number: the array, and the number of the chunk in it.
+      made_bytes: memory that ``make`` takes.
+      make: returns the data, and sums over packed leaves; any thread may call it.
+      release: called when the chunk is written.
+    """
+
+    array: StoredArray
+    number: int
+    made_bytes: int
+    make: Callable[[], tuple[np.ndarray[Any, Any], dict[int, Words]]]
+    release: Callable[[], object]
+
+
+class _Written(NamedTuple):
+    """A chunk in the store: its array, its number, checksum and size, and sums over leaves."""
+
+    array: str
+    number: int
+    crc: int
+    nbytes: int
+    sums: dict[int, Words]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A writer of shares into one directory of a store.
+
+    Attributes:
+      data: the directory.
+      codec: ``"bytes"`` or ``"zstd"``.
+      fingerprints: True to record the fingerprints of the arrays.
+    """
+
+    store: Store
+    data: str
+    codec: str
+    fingerprints: bool
+    options: Options
+
+    def copy_to_host(self, share: Share) -> Share:
+        """Return the share with copies on the host; the arrays of the caller may then change."""
+        large = on_host(share.large, self.options, adopt=True)
+        small = on_host(share.small, Options(), adopt=False)
+        copies = {source.number: source for source in [*large, *small]}
+        # Accelerators sum up their blocks faster than this process sums up the copies, which are
+        # NumPy arrays.
+        on_accelerators = [
+            source
+            for source in share.large
+            if any(is_on_accelerator(block.data) for block in source.blocks)
+        ]
+        return Share(
+            [
+                copies[source.number] if isinstance(source, Source) else source
+                for source in share.sources
+            ],
+            self._begin_sums(on_accelerators),
+        )
+
+    def write(self, share: Share) -> dict[str, Any]:
+        """Write a share; return its part for ``records``, as JSON."""
+        left = [source for source in share.large if source.number not in share.sums]
+        sums = {**share.sums, **self._begin_sums(left)}
+        arrays = {source.number: self._array_of(source) for source in share.large}
+        packs = packs_of(share.small, self.codec)
+        documents = [*arrays.values()] if jax.process_index() == 0 else []
+        documents += [pack.array for pack in packs]
+        chunks = itertools.chain(self._large_chunks(share.large, arrays), self._pack_chunks(packs))
+        total = sum(source.written_bytes for source in share.large)
+        total += sum(pack.array.grid.num_chunks * pack.array.nbytes_per_chunk for pack in packs)
+        written = self._written(documents, chunks, total)
+        of_array: dict[str, list[tuple[int, int, int]]] = {}
+        for each in written:
+            of_array.setdefault(each.array, []).append((each.number, each.crc, each.nbytes))
+        return {
+            "arrays": {number: of_array.get(arrays[number].name, []) for number in arrays},
+            "packs": [
+                manifest_json.dump_array(_with_chunks(pack.array, of_array[pack.array.name]))
+                for pack in packs
+            ],
+            "pieces": [
+                [placed.number, manifest_json.dump_piece(placed.piece)]
+                for pack in packs
+                for placed in pack.pieces
+            ],
+            "sums": self._sums(share.large, sums, written) if self.fingerprints else {},
+        }
+
+    def write_group(self, document: bytes) -> None:
+        """Write the ``zarr.json`` that makes the arrays of all processes one zarr group."""
+        self.store.write(f"{self.data}/zarr.json", [document])
+        self.store.flush()
+
+    def records(
+        self, share: Share, parts: Sequence[dict[str, Any]]
+    ) -> tuple[tuple[StoredArray, ...], tuple[Leaf, ...]]:
+        """Return the arrays of all processes, and the leaves, for the manifest.
+
+        Args:
+          parts: the results of ``write`` in all processes.
+        """
+        arrays: list[StoredArray] = []
+        place: dict[int, int] = {}
+        for source in share.large:
+            place[source.number] = len(arrays)
+            chunks = [part["arrays"][str(source.number)] for part in parts]
+            arrays.append(_with_chunks(self._array_of(source), itertools.chain(*chunks)))
+        pieces: dict[int, list[Piece]] = {}
+        for part in parts:
+            for number, (pack, *where) in part["pieces"]:
+                piece = manifest_json.load_piece([len(arrays) + pack, *where], "a piece")
+                pieces.setdefault(number, []).append(piece)
+            arrays += [manifest_json.load_array(value, "a pack") for value in part["packs"]]
+        leaves = [
+            replace(
+                source.leaf,
+                fingerprint=self._digest(source, parts),
+                array=place.get(source.number),
+                pieces=tuple(pieces.get(source.number, ())),
+            )
+            if isinstance(source, Source)
+            else source
+            for source in share.sources
+        ]
+        return tuple(arrays), tuple(leaves)
+
+    def _array_of(self, source: Source) -> StoredArray:
+        """Return the array on disk of a large leaf."""
+        leaf = source.leaf
+        words = re.sub(r"[^0-9A-Za-z_-]+", ".", ".".join(map(str, leaf.path))).strip(".")
+        name = f"{source.number:05}.{words[:80]}".rstrip(".")
+        chunk_shape = chunk_shape_of(source.block_shape, leaf.dtype.itemsize, CHUNK_BYTES)
+        return StoredArray.planned(name, leaf.shape, chunk_shape, leaf.dtype, self.codec)
+
+    # The chunks.
+
+    def _large_chunks(
+        self, sources: Iterable[Source], arrays: Mapping[int, StoredArray]
+    ) -> Iterator[_Chunk]:
+        blocks = ((source, block) for source in sources for block in source.blocks)
+        for host in to_host(blocks, self.options):
+            source, block = host.key
+            array = arrays[source.number]
+            overlaps = list(array.grid.overlaps(block.start, block.data.shape))
+            release = _AfterLast(host.release, len(overlaps))
+            for overlap in overlaps:
+
+                def make(host: Any = host, overlap: Any = overlap, array: Any = array) -> Any:
+                    return _whole_chunk(host.values()[overlap.in_block], array.chunk_shape), {}
+
+                made_bytes = 0 if overlap.is_whole else array.nbytes_per_chunk
+                yield _Chunk(array, overlap.chunk, made_bytes, make, release)
+
+    def _pack_chunks(self, packs: Iterable[Pack]) -> Iterator[_Chunk]:
+        for pack in packs:
+            for number, blocks in pack.chunks(self.options):
+
+                def make(pack: Pack = pack, blocks: Any = blocks) -> Any:
+                    data = fill(pack.array, blocks)
+                    return data, sums_of(data, blocks) if self.fingerprints else {}
+
+                def release(blocks: Any = blocks) -> None:
+                    for block in blocks:
+                        block.release()
+
+                yield _Chunk(pack.array, number, pack.array.nbytes_per_chunk, make, release)
+
+    def _written(
+        self, documents: Iterable[StoredArray], chunks: Iterable[_Chunk], total: int
+    ) -> list[_Written]:
+        """Write the ``zarr.json`` of arrays, and chunks; return the chunks."""
+        written: list[_Written] = []
+        done = 0
+
+        def finish(chunk: _Chunk, one: _Written) -> None:
+            nonlocal done
+            chunk.release()
+            written.append(one)
+            array = chunk.array
+            done += math.prod(array.grid.shape_within(chunk.number)) * array.dtype.itemsize
+            show(done, total)
+
+        of_documents = (
+            tasks.Task(array.metadata[0], functools.partial(self._write_document, array))
+            for array in documents
+        )
+        of_chunks = (
+            tasks.Task(
+                self._held_bytes(chunk),
+                functools.partial(self._write_chunk, chunk),
+                functools.partial(finish, chunk),
+            )
+            for chunk in chunks
+        )
+        with shown(self.options.progress, "save") as show:
+            tasks.run(itertools.chain(of_documents, of_chunks), self.options)
+        self.store.flush()
+        return written
+
+    def _write_document(self, array: StoredArray) -> None:
+        self.store.write(f"{self.data}/{array.name}/zarr.json", [array.document])
+
+    def _held_bytes(self, chunk: _Chunk) -> int:
+        """Return the memory that a chunk takes, compression included."""
+        compressing = 2 * chunk.array.nbytes_per_chunk if self.codec == "zstd" else 0
+        return max(chunk.array.nbytes_per_chunk, chunk.made_bytes + compressing)
+
+    def _write_chunk(self, chunk: _Chunk) -> _Written:
+        data, sums = chunk.make()
+        if self.codec == "zstd":
+            data = zarr_format.compress(data)
+        payload = data.reshape(-1).view(np.uint8)
+        crc = zarr_format.crc32c(payload)
+        name = f"{self.data}/{chunk.array.name}/{chunk.array.grid.key(chunk.number)}"
+        self.store.write(name, [payload, crc.to_bytes(zarr_format.CRC_BYTES, "little")])
+        return _Written(chunk.array.name, chunk.number, crc, payload.nbytes, sums)
+
+    # The fingerprints.
+
+    def _begin_sums(self, sources: Iterable[Source]) -> Sums:
+        """Begin the sums over the blocks on devices that this process writes of large arrays."""
+        if not self.fingerprints:
+            return {}
+        sums = {}
+        for source in sources:
+            if source.grid is not None:
+                blocks: dict[int, Any] = {block.number: block.data for block in source.blocks}
+                sums[source.number] = fingerprint.begin_blocks(blocks, source.grid)
+        return sums
+
+    def _sums(
+        self, large: Iterable[Source], begun: Sums, written: Iterable[_Written]
+    ) -> dict[int, list[int]]:
+        """Return the share of this process in the fingerprint of each leaf."""
+        sums: dict[int, Words] = {}
+        for source in large:
+            if source.grid is not None:
+                sums[source.number] = begun[source.number].result()
+            elif source.blocks:
+                (block,) = source.blocks
+                sums[source.number] = sums_of_numpy(np.asarray(block.data))
+        for each in written:
+            for number, words in each.sums.items():
+                sums[number] = add([sums.get(number, add([])), words])
+        return {number: words.tolist() for number, words in sums.items()}
+
+    def _digest(self, source: Source, parts: Sequence[dict[str, Any]]) -> str | None:
+        if not self.fingerprints:
+            return None
+        sums = [part["sums"].get(str(source.number), [0] * LANES) for part in parts]
+        return digest_of(*source.saved_type, add(np.array(sums, np.uint32)))
+
+
+class _AfterLast:
+    """A function that runs at the last of several calls."""
+
+    def __init__(self, function: Callable[[], object], times: int) -> None:
+        self._function = function
+        self._times = times
+
+    def __call__(self) -> None:
+        self._times -= 1
+        if not self._times:
+            self._function()
+
+
+def _whole_chunk(data: np.ndarray[Any, Any], chunk_shape: Shape) -> np.ndarray[Any, Any]:
+    """Return the data of a chunk, contiguous, with zeros beyond the edge of the array."""
+    if data.shape == chunk_shape:
+        return np.asarray(data, order="C")
+    chunk = np.zeros(chunk_shape, data.dtype)
+    chunk[tuple(map(slice, data.shape))] = data
+    return chunk
+
+
+def _with_chunks(array: StoredArray, chunks: Iterable[tuple[int, int, int]]) -> StoredArray:
+    """Return an array with number, checksum and size of all of its chunks."""
+    by_number = {number: (crc, size) for number, crc, size in chunks}
+    missing = array.grid.num_chunks - len(by_number)
+    if missing:
+        raise SaveError(f"no process wrote {missing} chunks of {array.name}; save again")
+    crcs, sizes = zip(*[by_number[chunk] for chunk in range(len(by_number))], strict=True)
+    return replace(array, crcs=crcs, sizes=sizes if array.codec == "zstd" else None)

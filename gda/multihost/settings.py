@@ -1,0 +1,18 @@
+"""The settings of JAX under which gda computes, whatever the user has set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+
+@contextmanager
+def own_settings() -> Iterator[None]:
+    """Override the settings of the user, for this thread.
+
+    Without 64 bits, JAX would narrow the blocks that have them.
+    """
+    with jax.disable_jit(False), jax.transfer_guard("allow"), jax.enable_x64(True):
+        yield

@@ -1,0 +1,224 @@
+"""The document of ``gda plan --tree --json``, for a whole model, with the keys
+
+- ``mesh``, ``num_devices``, ``num_processes``, ``devices_per_process``; ``notes``: surprises,
+  in words;
+- ``num_parameters``, ``num_elements`` and ``nbytes``: of the model once;
+- ``nbytes_per_device``, ``nbytes_per_process``, ``nbytes_on_devices``: all replicas counted, and
+  padding; ``nbytes_padding``: the padding on all devices, ``percent_padding`` of the rest;
+  ``nbytes_distinct_per_process``: the bytes that a process reads, as ``[least, most]`` (also under
+  its former key ``distinct_nbytes_per_process``, which gda 0.2 removes);
+- ``parameters``: rows, most bytes per device first. A row is one parameter, or several that differ
+  only in numbers in their names: ``name`` (with ranges such as ``0-31``), ``names``, ``count``,
+  ``nbytes_per_device`` and ``nbytes_padding`` (on all devices) of all of them, and for each:
+  ``shape``, ``dtype``, ``spec``, ``shard_shape``, ``padded_shape``, ``percent_padding``,
+  ``num_replicas``, ``nbytes``;
+- ``savings``: replicated rows that could be sharded, most saved first: ``name``, ``count``,
+  ``spec``, ``better_spec``, and ``nbytes_saved_per_device`` by all of the row;
+- ``memory``, with ``--device``: see ``gda/planning/memory.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gda.layout.former_names import with_former_keys
+from gda.layout.grid import ShardGrid
+from gda.layout.padding import Padding, padding_of
+from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
+from gda.planning.array import FORMER_KEYS, distinct_of
+from gda.planning.notation.model_file import Parameter
+from gda.planning.notation.name_ranges import with_ranges
+from gda.planning.planned_array import BELOW_A_BYTE, is_below_a_byte, spec_for_json
+
+
+@dataclass(frozen=True)
+class Row:
+    """Parameters that differ only in numbers in their names."""
+
+    name: str
+    names: tuple[str, ...]
+    parameter: Parameter
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Bytes of all of them on one device."""
+        return self.count * _block_bytes(self.parameter.grid, self.parameter.dtype.itemsize)
+
+    @property
+    def padding(self) -> Padding:
+        return padding_of([(self.parameter.grid, self.count * self.parameter.dtype.itemsize)])
+
+    @cached_property
+    def better_spec(self) -> tuple[SpecEntry, ...]:
+        """The spec with unused mesh axes added, if their sizes divide a dimension.
+
+        The largest axis comes first. Each becomes the last axis of the dimension with the largest
+        blocks, so that the present axes stay in place.
+        """
+        grid = self.parameter.grid
+        axes = [list(names) for names in axes_of(grid)]
+        left = list(grid.shard_shape)
+        used = {name for names in axes for name in names}
+        sizes = sorted(grid.mesh_shape.items(), key=lambda item: -item[1])
+        for name, size in sizes:
+            dimensions = [d for d, rest in enumerate(left) if rest and rest % size == 0]
+            if name not in used and size > 1 and dimensions:
+                chosen = max(dimensions, key=left.__getitem__)
+                axes[chosen].append(name)
+                left[chosen] //= size
+        return entries_of(tuple(map(tuple, axes)))
+
+    @cached_property
+    def bytes_saved_per_device(self) -> int:
+        """The bytes that ``better_spec`` would save on a device, for all of them."""
+        grid, itemsize = self.parameter.grid, self.parameter.dtype.itemsize
+        better = ShardGrid(grid.global_shape, grid.mesh_shape, self.better_spec, pad=True)
+        return self.bytes_per_device - self.count * _block_bytes(better, itemsize)
+
+    def describe(self) -> dict[str, Any]:
+        grid, itemsize = self.parameter.grid, self.parameter.dtype.itemsize
+        return {
+            "name": self.name,
+            "names": list(self.names),
+            "count": self.count,
+            "nbytes_per_device": self.bytes_per_device,
+            "shape": list(grid.global_shape),
+            "dtype": self.parameter.dtype.name,
+            "spec": spec_for_json(grid.spec),
+            "shard_shape": list(grid.shard_shape),
+            "padded_shape": list(grid.padded_shape),
+            **self.padding.describe(),
+            "num_replicas": grid.num_replicas,
+            "nbytes": math.prod(grid.global_shape) * itemsize,
+        }
+
+    def describe_saving(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "count": self.count,
+            "spec": spec_for_json(self.parameter.grid.spec),
+            "better_spec": spec_for_json(self.better_spec),
+            "nbytes_saved_per_device": self.bytes_saved_per_device,
+        }
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """All parameters of a model on one mesh."""
+
+    mesh: Mapping[str, int]
+    devices_per_process: int
+    parameters: Sequence[Parameter]
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(self.mesh.values())
+
+    @property
+    def num_processes(self) -> int:
+        return self.num_devices // self.devices_per_process
+
+    @property
+    def num_elements(self) -> int:
+        return sum(math.prod(p.grid.global_shape) for p in self.parameters)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(math.prod(p.grid.global_shape) * p.dtype.itemsize for p in self.parameters)
+
+    @property
+    def bytes_per_device(self) -> int:
+        return sum(_block_bytes(p.grid, p.dtype.itemsize) for p in self.parameters)
+
+    @property
+    def padding(self) -> Padding:
+        return padding_of((p.grid, p.dtype.itemsize) for p in self.parameters)
+
+    @property
+    def notes(self) -> list[str]:
+        """The surprises, in words."""
+        return [BELOW_A_BYTE] if any(is_below_a_byte(p.dtype) for p in self.parameters) else []
+
+    @cached_property
+    def distinct_bytes(self) -> tuple[int, int]:
+        """The least and the most distinct bytes of one process, over all processes."""
+        nbytes: dict[Any, int] = defaultdict(int)
+        grids: dict[Any, ShardGrid] = {}
+        for parameter in self.parameters:
+            grid, itemsize = parameter.grid, parameter.dtype.itemsize
+            # Blocks of a padded array have several sizes, so only equal shapes are added up.
+            layout = axes_of(grid), grid.global_shape if grid.is_padded else None
+            nbytes[layout] += itemsize if grid.is_padded else _block_bytes(grid, itemsize)
+            grids.setdefault(layout, grid)
+        totals: Any = np.zeros(self.num_processes, np.int64)
+        for layout, grid in grids.items():
+            blocks, elements = distinct_of(grid, self.devices_per_process)
+            totals += nbytes[layout] * (elements if grid.is_padded else blocks)
+        return int(totals.min()), int(totals.max())
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Most bytes per device first; of equal ones, in the order of the file."""
+        alike: dict[Any, list[Parameter]] = defaultdict(list)
+        for parameter in self.parameters:
+            grid = parameter.grid
+            alike[grid.global_shape, parameter.dtype, grid.spec].append(parameter)
+        rows = [
+            Row(name, tuple(names), parameters[0])
+            for parameters in alike.values()
+            for name, names in with_ranges(parameter.name for parameter in parameters)
+        ]
+        return sorted(rows, key=lambda row: -row.bytes_per_device)
+
+    @cached_property
+    def savings(self) -> list[Row]:
+        """The rows that could be sharded further, most saved first."""
+        rows = [row for row in self.rows if row.bytes_saved_per_device]
+        return sorted(rows, key=lambda row: -row.bytes_saved_per_device)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the document of ``--json``."""
+        return {
+            **self.describe_totals(),
+            "parameters": [row.describe() for row in self.rows],
+            "savings": [row.describe_saving() for row in self.savings],
+        }
+
+    def describe_totals(self) -> dict[str, Any]:
+        """Return the document without its rows."""
+        document = {
+            "mesh": dict(self.mesh),
+            "num_devices": self.num_devices,
+            "num_processes": self.num_processes,
+            "devices_per_process": self.devices_per_process,
+            "notes": self.notes,
+            "num_parameters": len(self.parameters),
+            "num_elements": self.num_elements,
+            "nbytes": self.nbytes,
+            "nbytes_per_device": self.bytes_per_device,
+            "nbytes_per_process": self.bytes_per_device * self.devices_per_process,
+            "nbytes_on_devices": self.bytes_per_device * self.num_devices,
+            **self.padding.describe(),
+            "nbytes_distinct_per_process": list(self.distinct_bytes),
+        }
+        return with_former_keys(document, FORMER_KEYS)
+
+
+def axes_of(grid: ShardGrid) -> AxesByDimension:
+    """Return the mesh axes that shard each dimension."""
+    return axes_by_dimension(grid.spec, len(grid.global_shape), grid.mesh_shape)
+
+
+def _block_bytes(grid: ShardGrid, itemsize: int) -> int:
+    return math.prod(grid.shard_shape) * itemsize

@@ -1,0 +1,284 @@
+"""The moves of a whole model, and the document of ``gda reshard --tree --json``, with the keys
+
+- ``source`` and ``target``: the totals of the two layouts, as ``gda plan --tree`` has them;
+- those of ``gda reshard`` for one array, added up over all parameters; ``nbytes_peak_extra`` are
+  the bytes that a device holds twice if all parameters move together;
+- ``nbytes_peak_per_device``, ``nbytes_peak_per_process``: old and new blocks together;
+  ``nbytes_peak_one_by_one``: on a device, if each parameter is freed once it has moved;
+- ``processes``: for each its number as ``process``; ``nbytes_kept`` of its new blocks on their
+  device, ``nbytes_within`` from another of its devices, ``nbytes_received`` and ``nbytes_sent``
+  from and to other processes (null if it needs too many moves); at most 16,384;
+- ``parameters``: rows as in ``gda plan --tree``, most bytes between processes first: ``name``,
+  ``names``, ``count``, ``shape``, ``dtype``; ``nbytes_kept``, ``nbytes_within_processes``,
+  ``nbytes_between_processes`` of all of the row; ``before`` and ``after``, each with ``spec``,
+  ``shard_shape``, ``padded_shape`` (``shape`` if the mesh divides it), and ``nbytes_padding`` of
+  all of the row on all devices with ``percent_padding``;
+- ``suggestion``: null, or another target that moves less: ``mesh``, its axes in another order, and
+  ``process_order``, the process at each place of the new mesh (null where nothing changes), with
+  ``nbytes_between_processes`` and ``nbytes_moved``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gda.layout.grid import ShardGrid
+from gda.layout.numbering import IntArray
+from gda.layout.padding import Padding, padding_of
+from gda.layout.processes import Processes
+from gda.layout.reshard.flow import tiling_of
+from gda.layout.reshard.overlaps import sizes_of
+from gda.layout.reshard.plan import Link, ReshardPlan
+from gda.planning.model import ModelPlan
+from gda.planning.notation.model_file import Parameter
+from gda.planning.notation.name_ranges import with_ranges
+from gda.planning.planned_array import spec_for_json
+
+
+class Alike(NamedTuple):
+    """Parameters that move alike: one of them, before and after, and the names of all."""
+
+    before: Parameter
+    after: Parameter
+    names: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of them, once."""
+        size = math.prod(self.before.grid.global_shape)
+        return size * self.before.dtype.itemsize * len(self.names)
+
+    def padding(self, grid: ShardGrid) -> Padding:
+        """Return the padding of all of them on the devices of a grid."""
+        return padding_of([(grid, self.before.dtype.itemsize * len(self.names))])
+
+
+class _Sum:
+    """An attribute of ``ReshardPlan``, added up over all plans of a model."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, moves: ModelMoves, owner: type) -> int:
+        return sum(count * getattr(plan, self._name) for plan, count in moves.plans)
+
+
+@dataclass(frozen=True)
+class ModelMoves:
+    """The moves of all parameters of a model, each kind planned once; as in ``ReshardPlan``.
+
+    Attributes:
+      source, target: the model before and after.
+      alike: its parameters.
+      order: the process at each place of the target mesh; None for the numbers of the places.
+    """
+
+    source: ModelPlan
+    target: ModelPlan
+    alike: Sequence[Alike]
+    order: tuple[int, ...] | None = None
+
+    @cached_property
+    def plans(self) -> list[tuple[ReshardPlan, int]]:
+        """Each distinct plan, and the number of parameters that it is for."""
+        size, ids = self.target.devices_per_process, None
+        here = Processes(np.arange(self.source.num_devices) // self.source.devices_per_process)
+        there = Processes(np.arange(self.target.num_devices) // size)
+        if self.order is not None:
+            ids = (np.array(self.order)[:, None] * size + np.arange(size)).ravel()
+            there = Processes(ids // size)
+        return [
+            (
+                ReshardPlan(
+                    _with_processes(group.before.grid, here),
+                    _with_processes(group.after.grid, there),
+                    itemsize=group.before.dtype.itemsize,
+                    target_ids=ids,
+                ),
+                len(group.names),
+            )
+            for group in self.alike
+        ]
+
+    # In all.
+
+    num_moves = _Sum()
+    nbytes_total = _Sum()
+    nbytes_kept = _Sum()
+    nbytes_moved = _Sum()
+    nbytes_within_processes = _Sum()
+    nbytes_between_processes = _Sum()
+    nbytes_peak_extra = _Sum()
+
+    @property
+    def num_listed(self) -> int:
+        """The moves of all distinct plans."""
+        return sum(plan.num_moves for plan, _ in self.plans)
+
+    @property
+    def lists_moves(self) -> bool:
+        return any(plan.lists_moves for plan, _ in self.plans)
+
+    # Bytes that a device holds.
+
+    @property
+    def nbytes_peak_per_device(self) -> int:
+        return self.source.bytes_per_device + self.nbytes_peak_extra
+
+    @property
+    def nbytes_peak_per_process(self) -> int:
+        before = self.source.bytes_per_device * self.source.devices_per_process
+        return before + self.nbytes_peak_extra * self.target.devices_per_process
+
+    @property
+    def nbytes_peak_one_by_one(self) -> int:
+        """The most bytes on a device if each parameter is freed once it has moved."""
+        peak = held = self.source.bytes_per_device
+        for plan, count in self.plans:
+            old, new = (
+                math.prod(grid.shard_shape) * plan.itemsize for grid in (plan.source, plan.target)
+            )
+            if extra := plan.nbytes_peak_extra:
+                peak = max(peak, held + extra, held + (count - 1) * (new - old) + extra)
+            held += count * (new - old)
+        return peak
+
+    # By device and by process.
+
+    @cached_property
+    def received_by_device(self) -> IntArray:
+        return self._by_device("received_by_device", self.target)
+
+    @cached_property
+    def sent_by_device(self) -> IntArray:
+        return self._by_device("sent_by_device", self.source)
+
+    def _by_device(self, name: str, model: ModelPlan) -> IntArray:
+        totals = np.zeros(model.num_devices, np.int64)
+        for plan, count in self.plans:
+            totals += count * getattr(plan, name)
+        return totals
+
+    @cached_property
+    def received_by_process(self) -> dict[int, int]:
+        return self._by_process("received_by_process", self.target)
+
+    @cached_property
+    def sent_by_process(self) -> dict[int, int]:
+        return self._by_process("sent_by_process", self.source)
+
+    def _by_process(self, name: str, model: ModelPlan) -> dict[int, int]:
+        totals = dict.fromkeys(range(model.num_processes), 0)
+        for plan, count in self.plans:
+            for process, nbytes in getattr(plan, name).items():
+                totals[process] += count * nbytes
+        return totals
+
+    def links(self) -> list[Link]:
+        totals: Counter[tuple[int, int]] = Counter()
+        for plan, count in self.plans:
+            for sender, receiver, nbytes in plan.links():
+                totals[sender, receiver] += count * nbytes
+        links = [Link(*pair, nbytes) for pair, nbytes in totals.items()]
+        return sorted(links, key=lambda link: (-link.nbytes, link))
+
+    def processes(self, *, knows_senders: bool) -> list[dict[str, Any]]:
+        """Return the bytes of each process that has devices before or after."""
+        needed = np.zeros(self.target.num_devices, np.int64)
+        for plan, count in self.plans:
+            sizes = sizes_of(plan.target.block_ids, tiling_of(plan.target))
+            needed += sizes * (plan.itemsize * count)
+        kept = self._of_processes(needed - self.received_by_device)
+        received = self._of_processes(self.received_by_device)
+        from_others = self.received_by_process
+        sent = self.sent_by_process if knows_senders else {}
+        return [
+            {
+                "process": process,
+                "nbytes_kept": kept.get(process, 0),
+                "nbytes_within": received.get(process, 0) - from_others.get(process, 0),
+                "nbytes_received": from_others.get(process, 0),
+                "nbytes_sent": sent.get(process, 0) if knows_senders else None,
+            }
+            for process in range(max(self.source.num_processes, self.target.num_processes))
+        ]
+
+    def _of_processes(self, nbytes: IntArray) -> dict[int, int]:
+        """Add up the bytes of the devices of each process of the target."""
+        totals = nbytes.reshape(-1, self.target.devices_per_process).sum(axis=1)
+        return dict(enumerate(totals.tolist()))
+
+    # By parameter.
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Parameters that move alike and differ only in numbers in their names."""
+        rows = [
+            Row(name, group._replace(names=tuple(names)), plan)
+            for group, (plan, _) in zip(self.alike, self.plans, strict=True)
+            for name, names in with_ranges(group.names)
+        ]
+        return sorted(rows, key=lambda row: -row.nbytes("between_processes"))
+
+
+class Row(NamedTuple):
+    """A row of ``parameters``; the plan is that of one of them."""
+
+    name: str
+    alike: Alike
+    plan: ReshardPlan
+
+    @property
+    def title(self) -> str:
+        """Its name and the number of its parameters."""
+        count = len(self.alike.names)
+        return f"{self.name} (x{count})" if count > 1 else self.name
+
+    @property
+    def is_padded(self) -> bool:
+        return self.plan.source.is_padded or self.plan.target.is_padded
+
+    def nbytes(self, kind: str) -> int:
+        """Return the bytes of all of them that are kept or move."""
+        return len(self.alike.names) * getattr(self.plan, f"nbytes_{kind}")
+
+    def describe(self) -> dict[str, Any]:
+        kinds = ("kept", "within_processes", "between_processes")
+        return {
+            "name": self.name,
+            "names": list(self.alike.names),
+            "count": len(self.alike.names),
+            "shape": list(self.plan.source.global_shape),
+            "dtype": self.alike.before.dtype.name,
+            **{f"nbytes_{kind}": self.nbytes(kind) for kind in kinds},
+            "before": self._describe(self.plan.source),
+            "after": self._describe(self.plan.target),
+        }
+
+    def _describe(self, grid: ShardGrid) -> dict[str, Any]:
+        return {
+            "spec": spec_for_json(grid.spec),
+            "shard_shape": list(grid.shard_shape),
+            "padded_shape": list(grid.padded_shape),
+            **self.alike.padding(grid).describe(),
+        }
+
+
+def moves_of(source: ModelPlan, target: ModelPlan) -> ModelMoves:
+    """Return the moves of a model; both plans have the same parameters in the same order."""
+    alike: dict[Any, list[tuple[Parameter, Parameter]]] = defaultdict(list)
+    for before, after in zip(source.parameters, target.parameters, strict=True):
+        alike[before.grid, after.grid, before.dtype].append((before, after))
+    groups = [Alike(*pairs[0], tuple(old.name for old, _ in pairs)) for pairs in alike.values()]
+    return ModelMoves(source, target, groups)
+
+
+def _with_processes(grid: ShardGrid, processes: Processes) -> ShardGrid:
+    return ShardGrid(grid.global_shape, grid.mesh_shape, grid.spec, pad=True, process_of=processes)

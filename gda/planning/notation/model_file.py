@@ -1,0 +1,425 @@
+"""Files that describe a model: names with shapes, dtypes and specs; as ``gda plan --tree`` reads.
+
+The file is one JSON object, with
+
+- ``parameters``: for each name ``{"shape": [...], "dtype": ..., "spec": ...}``;
+- ``mesh``: sizes of the axes by name, in mesh order; ``--mesh`` overrides it;
+- ``dtype`` and ``spec``: for the parameters without their own. Without a spec, or with null, a
+  parameter is not sharded;
+- ``about``: anything a reader should know.
+
+A shape is a list of integers, a dtype a name as ``--dtype`` takes it; a spec is a list of null,
+axes and lists of axes, or a text as ``--spec`` takes it; a mesh may be a text as well. If the mesh
+is given, the object may also be ``parameters`` alone.
+
+A file may have 16 MiB: more than 100,000 parameters.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import reprlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from gda.layout.spec import check_spec
+from gda.layout.strict_json import parse_json
+from gda.layout.text import counted, format_mesh
+from gda.planning.notation.dtypes import parse_dtype
+from gda.planning.notation.layouts import NOT_SHARDED, parse_mesh, parse_spec
+from gda.planning.notation.mistakes import MisreadError, MistakesError
+from gda.planning.notation.name_ranges import with_ranges
+from gda.planning.notation.planned_grid import (
+    check_dimensions,
+    check_shape_and_mesh,
+    mistakes_of_spec,
+    plan_grid,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gda.layout.grid import ShardGrid
+    from gda.layout.spec import Shape, SpecEntry
+
+_MOST_BYTES = 2**24
+_MOST_LETTERS = 10_000  # of a spec or a mesh as a text
+_SHOWN = 20
+_KEYS_SHOWN = 8
+_EXPECTED = 'expected is {"mesh": {...}, "parameters": {NAME: {"shape": [...], ...}, ...}}'
+_OF_A_MODEL = ("about", "mesh", "dtype", "spec", "parameters")
+_OF_A_PARAMETER = ("shape", "dtype", "spec")
+
+
+class ModelArray(NamedTuple):
+    """An array of a file, not yet checked against a mesh."""
+
+    name: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    spec: tuple[SpecEntry, ...]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An array of a model on a mesh."""
+
+    name: str
+    dtype: np.dtype[Any]
+    grid: ShardGrid
+
+    @property
+    def title(self) -> str:
+        """Dtype and shape as JAX prints them."""
+        return f"{self.dtype.name}[{','.join(map(str, self.grid.global_shape))}]"
+
+
+class Mistakes:
+    """The mistakes of a file, collected for one message."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._by_message: dict[str, list[str]] = defaultdict(list)
+
+    def add(self, message: str, name: str = "") -> None:
+        """Add a mistake; ``name`` is the parameter that has it."""
+        self._by_message[message].append(name)
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Add the mistakes of a parameter that the block raises."""
+        try:
+            yield
+        except _WrongError as error:
+            for message in error.args:
+                self.add(message, name)
+
+    def check(self) -> None:
+        """Raise ``MistakesError`` if there are any; parameters with the same one share a line."""
+        lines = [
+            f"  {name}: {message}" if name else f"  {message}"
+            for message, names in self._by_message.items()
+            for name, _ in with_ranges(names)
+        ]
+        if not lines:
+            return
+        count = sum(map(len, self._by_message.values()))
+        more = (
+            [f"  … and {len(lines) - _SHOWN} more lines like these"] if len(lines) > _SHOWN else []
+        )
+        kind = "a mistake" if count == 1 else f"{count:,} mistakes"
+        raise MistakesError(f"{self._path} has {kind}:", *lines[:_SHOWN], *more)
+
+
+class ModelText(NamedTuple):
+    """A file with its text; ``path`` is its name in messages."""
+
+    path: str
+    text: str
+
+
+def text_of(path: str, file: BinaryIO) -> ModelText:
+    """Return the text of an open file.
+
+    Raises:
+      MistakesError: it is too large, or not UTF-8.
+    """
+    content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise MistakesError(
+            f"{path} has more than {_MOST_BYTES:,} bytes; describe the model in several files"
+        )
+    try:
+        return ModelText(path, content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise MistakesError(f"{path} is not a text in UTF-8: {error}") from None
+
+
+def read_arrays(file: ModelText) -> list[ModelArray]:
+    """Return the arrays of a file, for any mesh.
+
+    The mesh of the file is not read, and the specs are not checked against a mesh.
+
+    Raises:
+      MistakesError: all mistakes of the file, with the names of the arrays that have them.
+
+    >>> read_arrays(ModelText('model.json', '{"w": {"shape": [8], "dtype": "f32", "spec": "x"}}'))
+    [ModelArray(name='w', shape=(8,), dtype=dtype('float32'), spec=('x',))]
+    """
+    mistakes = Mistakes(file.path)
+    model = _model_of(file, mistakes)
+    defaults = _defaults_of(model, mistakes)
+    arrays = []
+    for name, entry in model["parameters"].items():
+        with mistakes.of(name):
+            arrays.append(_array(name, entry, defaults))
+    mistakes.check()
+    return arrays
+
+
+def read_model(
+    file: ModelText, mesh: Mapping[str, int] | None, *, pad: bool, option: str | None = None
+) -> tuple[dict[str, int], list[Parameter]]:
+    """Return the mesh and the parameters of a model.
+
+    Args:
+      file: a file and its text.
+      mesh: sizes by axis; they override the mesh of the file.
+      pad: pad the sizes that do not divide.
+      option: the option of the command line that gives the mesh; messages name it and ``--pad``.
+
+    Raises:
+      MistakesError: all mistakes of the file, with the names of the parameters that have them.
+    """
+    mistakes = Mistakes(file.path)
+    model = _model_of(file, mistakes)
+    sizes = _mesh_of(model, mesh, mistakes)
+    mistakes.check()
+    defaults = _defaults_of(model, mistakes)
+    arrays, parameters = [], []
+    for name, entry in model["parameters"].items():
+        with mistakes.of(name):
+            arrays.append(_array(name, entry, defaults, sizes, pad))
+            parameters.append(_parameter(arrays[-1], sizes, pad, hint=option is not None))
+    if mesh is not None:
+        _check_axes(arrays, sizes, model.get("mesh"), file.path, option or "mesh")
+    mistakes.check()
+    return sizes, parameters
+
+
+class _WrongError(Exception):
+    """The mistakes of a parameter, message by message."""
+
+
+def _model_of(file: ModelText, mistakes: Mistakes) -> dict[str, Any]:
+    """Return the object of a file, with ``parameters``.
+
+    Raises:
+      MistakesError: it is no JSON, or no object.
+    """
+    try:
+        document = parse_json(file.text)
+    except ValueError as error:
+        raise MistakesError(f"{file.path} cannot be read as JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise MistakesError(f"{file.path} is {_kind(document)}; {_EXPECTED}")
+    if "parameters" not in document and not {"mesh", "about"} & document.keys():
+        return {"parameters": document}
+    if not isinstance(document.get("parameters"), dict):
+        found = "parameters" in document
+        given = f"is {_kind(document['parameters'])}" if found else "is missing"
+        mistakes.add(f'"parameters" {given}; {_EXPECTED}')
+    for message in _unknown_keys(document, _OF_A_MODEL, ' (names go into "parameters")'):
+        mistakes.add(message)
+    return {"parameters": {}, **document}
+
+
+def _mesh_of(
+    model: Mapping[str, Any], mesh: Mapping[str, int] | None, mistakes: Mistakes
+) -> dict[str, int]:
+    try:
+        sizes = _mesh_from(model.get("mesh")) if mesh is None else dict(mesh)
+        check_shape_and_mesh((), sizes)
+    except (MisreadError, MistakesError) as error:
+        mistakes.add(f"mesh: {error}")
+        return {}
+    return sizes
+
+
+def _mesh_from(given: Any) -> dict[str, int]:
+    expected = 'sizes by axis such as {"data": 16, "model": 4}'
+    if given is None:
+        raise MistakesError(f"there is none; give {expected}, or --mesh data=16,model=4")
+    if isinstance(given, str):
+        _check_letters("mesh", given)
+        return parse_mesh(given)
+    if not isinstance(given, dict) or not given:
+        raise MistakesError(f"expected are {expected}, not {_short(given)}")
+    for name, size in given.items():
+        if not name or name in NOT_SHARDED:
+            raise MistakesError(f"an axis cannot have the name {name!r}")
+        if type(size) is not int or size < 1:
+            raise MistakesError(f"axis {name!r} has the size {_short(size)}; it must be 1 or more")
+    return given
+
+
+class _Defaults(NamedTuple):
+    """The dtype and the spec of the parameters without their own."""
+
+    dtype: np.dtype[Any] | None
+    spec: tuple[SpecEntry, ...]
+
+
+def _defaults_of(model: Mapping[str, Any], mistakes: Mistakes) -> _Defaults:
+    values = {}
+    for key, read in (("dtype", _dtype_of), ("spec", _spec_of)):
+        try:
+            values[key] = None if model.get(key) is None else read(model[key])
+        except _WrongError as error:
+            mistakes.add(error.args[0])
+    return _Defaults(values.get("dtype"), values.get("spec") or ())
+
+
+def _array(
+    name: str,
+    entry: Any,
+    defaults: _Defaults,
+    mesh: Mapping[str, int] | None = None,
+    pad: bool = False,
+) -> ModelArray:
+    """Return a parameter; of a wrong one, its mistakes on a mesh are reported as well."""
+    if not isinstance(entry, dict):
+        raise _WrongError(f'expected is {{"shape": [...], ...}}, not {_short(entry)}')
+    wrong = _unknown_keys(entry, _OF_A_PARAMETER)
+    given = {key: value for key, value in entry.items() if (key, value) != ("dtype", None)}
+    values: dict[str, Any] = defaults._asdict()
+    for key, read in (("shape", _shape_of), ("dtype", _dtype_of), ("spec", _spec_of)):
+        try:
+            if key in given:
+                values[key] = read(given[key])
+        except _WrongError as error:
+            wrong += error.args
+            values[key] = None
+    if "shape" not in given:
+        wrong.append('there is no "shape"')
+    if "dtype" not in given and defaults.dtype is None:
+        wrong.append('there is no "dtype", here or for all parameters')
+    if wrong and mesh is not None:
+        # The readable part of its layout may be wrong, too.
+        wrong += mistakes_of_spec(values["spec"] or (), mesh, values.get("shape"), pad=pad)
+    if wrong:
+        raise _WrongError(*wrong)
+    return ModelArray(name, **values)
+
+
+def _check_axes(
+    arrays: Sequence[ModelArray], mesh: Mapping[str, int], of_file: Any, path: str, option: str
+) -> None:
+    """Check that the mesh that is given has all axes of the specs.
+
+    Raises:
+      MistakesError: it lacks some; one line for each axis, not for each parameter.
+    """
+    lacking: dict[str, list[str]] = defaultdict(list)
+    for array in arrays:
+        for entry in array.spec:
+            for axis in (entry,) if isinstance(entry, str) else entry or ():
+                if axis not in mesh:
+                    lacking[axis].append(array.name)
+    if not lacking:
+        return
+    hint = f"; the mesh of the file is {_short(of_file)}" if of_file is not None else ""
+    lines = [
+        f"{option}: {format_mesh(mesh)} has no axis {axis!r}, which shards "
+        f"{counted(len(names), 'parameter')} of {path}, such as {names[0]}{hint}"
+        for axis, names in lacking.items()
+    ]
+    raise MistakesError(*lines[:_SHOWN])
+
+
+def _parameter(array: ModelArray, mesh: Mapping[str, int], pad: bool, *, hint: bool) -> Parameter:
+    try:
+        grid = plan_grid(array.shape, array.dtype, mesh, array.spec, pad=pad, hint=hint)
+    except MistakesError as error:
+        raise _WrongError(*error.lines) from None
+    return Parameter(array.name, array.dtype, grid)
+
+
+def _shape_of(given: Any) -> Shape:
+    if not isinstance(given, list) or not all(type(size) is int for size in given):
+        raise _WrongError(f'"shape" must be a list of integers, not {_short(given)}')
+    _check_dimensions("shape", given)
+    if any(not 0 <= size < 2**63 for size in given):
+        raise _WrongError(f'"shape" is {_short(given)}; sizes are from 0 to 2**63 - 1')
+    return tuple(given)
+
+
+def _dtype_of(given: Any) -> np.dtype[Any]:
+    if not isinstance(given, str):
+        raise _WrongError(f'"dtype" must be a name such as "bfloat16", not {_short(given)}')
+    try:
+        return _known_dtype(given)
+    except MisreadError as error:
+        raise _WrongError(f'"dtype" {error}') from None
+
+
+_known_dtype = lru_cache(maxsize=256)(parse_dtype)
+
+
+def _spec_of(given: Any) -> tuple[SpecEntry, ...]:
+    if given is None:
+        return ()
+    for value in (given, *given) if isinstance(given, list) else ():
+        if isinstance(value, list):
+            _check_dimensions("spec", value)
+    try:
+        if isinstance(given, str):
+            _check_letters("spec", given)
+            return parse_spec(given)
+        entries = check_spec(given, (0,) * len(given) if isinstance(given, list) else ())
+    except (MisreadError, MistakesError) as error:
+        raise _WrongError(f'"spec" {error}') from None
+    except (TypeError, ValueError) as error:
+        raise _WrongError(str(error)) from None
+    for word in NOT_SHARDED:
+        if any(word in (entry if isinstance(entry, tuple) else (entry,)) for entry in entries):
+            raise _WrongError(
+                f'"spec" is {_short(given)}; in a list, a dimension that is not sharded is null, '
+                f'not "{word}"'
+            )
+    return entries
+
+
+def _check_dimensions(kind: str, value: Sized) -> None:
+    try:
+        check_dimensions(kind, value)
+    except MistakesError as error:
+        raise _WrongError(*error.lines) from None
+
+
+def _check_letters(kind: str, text: str) -> None:
+    """Raise ``MistakesError`` if a text is too long to be read with good messages."""
+    if len(text) > _MOST_LETTERS:
+        raise MistakesError(
+            f"is a text of {len(text):,} characters, and a {kind} has at most {_MOST_LETTERS:,}"
+        )
+
+
+# Words.
+
+
+def _unknown_keys(given: Mapping[str, Any], known: Sequence[str], hint: str = "") -> list[str]:
+    """Return a message for each key that is not known, in the order of the file; the last for many.
+
+    A file may have a million.
+    """
+    keys = [key for key in given if key not in known]
+    messages = []
+    for key in keys[:_KEYS_SHOWN]:
+        near = difflib.get_close_matches(key[:60], known, n=1)
+        what = f"did you mean {_named(near)}?" if near else f"known are {_named(known)}{hint}"
+        messages.append(f"{_named([key])} is not known; {what}")
+    if rest := keys[_KEYS_SHOWN:]:
+        messages.append(f"{_named(rest)} are not known")
+    return messages
+
+
+def _named(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - _KEYS_SHOWN:,} more" if len(keys) > _KEYS_SHOWN else ""
+    return ", ".join(json.dumps(key[:60]) for key in keys[:_KEYS_SHOWN]) + more
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a text"}
+    return kinds.get(type(value), _short(value))
+
+
+def _short(value: Any) -> str:
+    """Return a value in a few characters; null, true and false as in JSON."""
+    is_word = value is None or isinstance(value, bool)
+    return json.dumps(value) if is_word else reprlib.repr(value)

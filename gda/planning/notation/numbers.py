@@ -1,0 +1,122 @@
+"""The parsers for numbers on a command line: shapes, elements and single numbers.
+
+A text that cannot be read raises ``MisreadError``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from gda.planning.notation.mistakes import MisreadError
+
+if TYPE_CHECKING:
+    from gda.layout.spec import Shape
+
+
+def parse_shape(text: str) -> Shape:
+    """Return a shape: ``65536x8192``, ``65536,8192`` or ``(65536, 8192)``; ``()`` or ``scalar``.
+
+    Raises:
+      MisreadError: it is none of these, or a size is negative or not below 2**63.
+
+    >>> parse_shape('65536x8192'), parse_shape('(65_536,)'), parse_shape('scalar')
+    ((65536, 8192), (65536,), ())
+    """
+    if text.strip() == "scalar":
+        return ()
+    return _parse_numbers(text, "size", "a shape such as 65536x8192, or () for a scalar")
+
+
+def parse_point(text: str) -> tuple[int, ...]:
+    """Return the coordinates of an element: ``5,7`` or ``(5, 7)``; ``()`` for a scalar.
+
+    Raises:
+      MisreadError: it is none of these, or a coordinate is negative or not below 2**63.
+
+    >>> parse_point('5,7')
+    (5, 7)
+    """
+    return _parse_numbers(text, "coordinate", "an element such as 5,7, or () for a scalar")
+
+
+def parse_number(text: str) -> int:
+    """Return an integer from 0 to 2**63 - 1: ``128`` or ``65_536``.
+
+    Raises:
+      MisreadError: it is not one.
+
+    >>> parse_number('65_536')
+    65536
+    """
+    return number_in(text, text, 0, "number")
+
+
+def number_in(text: str, part: str, at: int, one: str, least: int = 0) -> int:
+    """Return the integer in a part of a text.
+
+    Args:
+      text: all of it, for messages.
+      part: the number.
+      at: its position in the text.
+      one: the word for it in messages.
+      least: its smallest valid value.
+
+    Raises:
+      MisreadError: it is no integer, begins with a needless 0, is too small, or not below 2**63.
+    """
+    at += len(part) - len(part.lstrip())
+    part = part.strip()
+    if re.fullmatch(r"[0-9]+(_[0-9]+)*", part):
+        digits = part.replace("_", "")
+        if digits.startswith("0") and digits != "0":
+            raise MisreadError(f"a {one} must not begin with 0", text, at)
+        if len(digits) > 19 or int(digits) >= 2**63:
+            raise MisreadError(f"this {one} is too large; it must be below 2**63", text, at)
+        if int(digits) < least:
+            raise MisreadError(f"this {one} must be {least} or more", text, at)
+        return int(digits)
+    if re.fullmatch(r"-[0-9_]+", part):
+        raise MisreadError(f"this {one} must be {least} or more", text, at)
+    if re.fullmatch(r"[0-9_.]+ ?[kKmMgG]i?[bB]?", part):
+        raise MisreadError(
+            f"write the {one} in full, such as 65536 or 65_536: k could mean 1000 or 1024", text, at
+        )
+    raise MisreadError(f"a {one} was expected, an integer such as 8192 or 8_192", text, at)
+
+
+def _parse_numbers(text: str, one: str, expected: str) -> tuple[int, ...]:
+    start, inside = _inside_brackets(text)
+    if not inside.strip():
+        if start == len(text) - len(text.lstrip()):
+            raise MisreadError(f"{expected} was expected", text, start)
+        return ()
+    separators = re.findall("[x,]", inside)
+    separator = separators[0] if separators else ","
+    if len({*separators}) > 1:
+        raise MisreadError(
+            f"write x or a comma between {one}s, not both; inside a {one} only _ is allowed, such "
+            "as 16_384",
+            text,
+            start + inside.index("," if separator == "x" else "x"),
+        )
+    parts = inside.split(separator)
+    if separator == "," and separators and not parts[-1].strip():
+        parts.pop()  # as in (8,)
+    numbers = []
+    for part in parts:
+        numbers.append(number_in(text, part, start, one))
+        start += len(part) + 1
+    return tuple(numbers)
+
+
+def _inside_brackets(text: str) -> tuple[int, str]:
+    """Return the position and the text inside the brackets around a text, if it has any."""
+    stripped = text.strip()
+    start = len(text) - len(text.lstrip())
+    closing = {"(": ")", "[": "]"}.get(stripped[:1])
+    if closing is None:
+        return start, stripped
+    if not stripped.endswith(closing):
+        raise MisreadError(f"this bracket is not closed; {closing} was expected", text, start)
+    return start + 1, stripped[1:-1]

@@ -1,0 +1,144 @@
+"""The grid of a shape, a mesh and a spec that people wrote, within limits.
+
+No devices are needed. The mesh has a limit because some answers take O(devices).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Sized
+from typing import TYPE_CHECKING, Any
+
+from gda.layout.padding import format_percent, padding_of
+from gda.layout.spec import axis_errors
+from gda.layout.text import counted, format_mesh
+from gda.planning.notation.layouts import NOT_SHARDED
+from gda.planning.notation.mistakes import MistakesError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gda.layout.grid import ShardGrid
+    from gda.layout.spec import Shape, SpecEntry
+
+MAX_DEVICES = 2**22
+_MAX_DIMENSIONS = 64  # of an array in NumPy, and so of a mesh
+
+# Other words that users write for it.
+_MEANS_NOT_SHARDED = {*(word.lower() for word in NOT_SHARDED), "replicated", "replicate", "-", "*"}
+
+
+def plan_grid(
+    shape: Shape,
+    dtype: np.dtype[Any],
+    mesh: Mapping[str, int],
+    spec: Sequence[SpecEntry],
+    *,
+    pad: bool,
+    hint: bool = True,
+) -> ShardGrid:
+    """Return the grid of an array, on a mesh without processes.
+
+    Args:
+      pad: pad the sizes that do not divide.
+      hint: name the option ``--pad`` in the message for such a size.
+
+    Raises:
+      MistakesError: the spec does not fit the shape and the mesh, a line for each reason; or the
+        array is too large.
+    """
+    from gda.layout.grid import ShardGrid
+
+    check_shape_and_mesh(shape, mesh)
+    try:
+        grid = ShardGrid(shape, mesh, spec, pad=pad)
+    except ValueError as error:
+        first, *more = dict.fromkeys([str(error), *mistakes_of_spec(spec, mesh, shape, pad=pad)])
+        first += _hint_of_not_sharded(mesh, spec)
+        first += _hint_of_padding(shape, mesh, spec) if hint else ""
+        raise MistakesError(first, *more) from None
+    nbytes = math.prod(grid.shard_shape) * dtype.itemsize * grid.num_devices
+    if nbytes >= 2**63:
+        raise MistakesError(
+            f"shape {_clipped(str(shape))} of {dtype.name} takes {_power(nbytes)} bytes on "
+            f"{counted(grid.num_devices, 'device')}; a plan counts to 2**63 "
+            f"({2**63:.1e}); check the sizes"
+        )
+    return grid
+
+
+def mistakes_of_spec(
+    spec: Sequence[SpecEntry],
+    mesh: Mapping[str, int],
+    shape: Shape | None = None,
+    *,
+    pad: bool = False,
+) -> list[str]:
+    """Return the mistakes in the axes of a spec, and of its known axes on a shape."""
+    from gda.layout.grid import ShardGrid
+
+    axes = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
+    mistakes = [str(error) for error in axis_errors(tuple(axes), spec, mesh)]
+    if shape is not None:
+        unused = dict(mesh)
+        known = [[name for name in names if unused.pop(name, 0)] for names in axes]
+        try:
+            ShardGrid(shape, mesh, known[: len(shape)], pad=pad)
+        except ValueError as error:
+            mistakes.append(str(error))
+    return mistakes
+
+
+def _hint_of_not_sharded(mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:
+    entries = [entry for entry in spec if isinstance(entry, str) and entry not in mesh]
+    words = [entry for entry in entries if entry.lower() in _MEANS_NOT_SHARDED]
+    return (
+        f"; a dimension that is not sharded is _, or null in a list, not {words[0]}"
+        if words
+        else ""
+    )
+
+
+def _hint_of_padding(shape: Shape, mesh: Mapping[str, int], spec: Sequence[SpecEntry]) -> str:
+    from gda.layout.grid import ShardGrid
+
+    try:
+        grid = ShardGrid(shape, mesh, spec, pad=True)
+    except ValueError:
+        return ""
+    percent = format_percent(padding_of([(grid, 1)]).percent)
+    return f"; or give --pad: padded to {grid.padded_shape}, {percent} more"
+
+
+def check_shape_and_mesh(shape: Shape, mesh: Mapping[str, int]) -> None:
+    """Check that the shape and the mesh are within the limits of a plan.
+
+    Raises:
+      MistakesError: the shape or the mesh has more than 64 dimensions, or there are too many
+        devices.
+    """
+    check_dimensions("shape", shape)
+    check_dimensions("mesh", mesh)
+    if (devices := math.prod(mesh.values())) > MAX_DEVICES:
+        count = f"{devices:,}" if devices < 10**15 else _power(devices)
+        raise MistakesError(
+            f"the mesh {_clipped(format_mesh(mesh))} has {count} devices; a plan is for at most "
+            f"{MAX_DEVICES:,}"
+        )
+
+
+def check_dimensions(kind: str, value: Sized) -> None:
+    """Raise ``MistakesError`` if a shape, a mesh or a spec has more than 64 dimensions."""
+    if len(value) > _MAX_DIMENSIONS:
+        raise MistakesError(
+            f"this {kind} has {len(value)} dimensions; an array has at most {_MAX_DIMENSIONS}"
+        )
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) < 60 else f"{text[:59]}…"
+
+
+def _power(number: int) -> str:
+    """Return the magnitude of a number, even if too large for a float: ``about 10**18``."""
+    return f"about 10**{len(str(number)) - 1}"

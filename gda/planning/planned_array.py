@@ -1,0 +1,194 @@
+"""The array that the options of a command describe: its grid and numbers.
+
+No devices are needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gda.layout.padding import Padding, format_padding, padding_of
+from gda.layout.text import counted, format_mesh, in_processes
+from gda.planning.notation.mistakes import MistakesError
+from gda.planning.notation.planned_grid import plan_grid
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gda.layout.grid import ShardGrid
+    from gda.layout.spec import Index, Shape, SpecEntry
+
+_SUGGESTED = 4
+
+BELOW_A_BYTE = "an element counts as one byte, as in NumPy; devices may pack several in one"
+
+
+@dataclass(frozen=True)
+class PlannedArray:
+    """An array that need not exist, on devices that need not exist.
+
+    Attributes:
+      grid: its layout, with the process of each device.
+      dtype: dtype of its elements.
+      devices_per_process: number of devices of each process, consecutive in device order.
+      notes: surprises, in words.
+    """
+
+    grid: ShardGrid
+    dtype: np.dtype[Any]
+    devices_per_process: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.grid.global_shape) * self.dtype.itemsize
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, which are the bytes on one device."""
+        return math.prod(self.grid.shard_shape) * self.dtype.itemsize
+
+    @property
+    def padding(self) -> Padding:
+        return padding_of([(self.grid, self.dtype.itemsize)])
+
+    @property
+    def num_processes(self) -> int:
+        return self.grid.num_devices // self.devices_per_process
+
+    @property
+    def devices_and_processes(self) -> str:
+        """Numbers in words: ``1,024 devices in 128 processes of 8``."""
+        return in_processes(self.grid.num_devices, self.devices_per_process)
+
+    @property
+    def title(self) -> str:
+        """Dtype and shape as JAX prints them: ``bfloat16[65536,8192]``."""
+        return f"{self.dtype.name}[{','.join(map(str, self.grid.global_shape))}]"
+
+    def describe(self) -> dict[str, Any]:
+        """Return its part of a JSON document."""
+        grid = self.grid
+        return {
+            "shape": list(grid.global_shape),
+            "dtype": self.dtype.name,
+            "itemsize": self.dtype.itemsize,
+            "nbytes": self.nbytes,
+            "mesh": dict(grid.mesh_shape),
+            "spec": spec_for_json(grid.spec),
+            "shard_shape": list(grid.shard_shape),
+            "padded_shape": list(grid.padded_shape),
+            "num_devices": grid.num_devices,
+            "num_shards": grid.num_shards,
+            "num_replicas": grid.num_replicas,
+            "num_processes": self.num_processes,
+            "devices_per_process": self.devices_per_process,
+            "nbytes_per_device": self.block_bytes,
+            "nbytes_per_process": self.block_bytes * self.devices_per_process,
+            "nbytes_on_devices": self.block_bytes * grid.num_devices,
+            **self.padding.describe(),
+            "notes": list(self.notes),
+        }
+
+
+def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
+    """Return whether a type has less than eight bits, as int4 does."""
+    return dtype.name.strip("uint") in ("1", "2", "4") or dtype.name.startswith(
+        ("float4", "float6")
+    )
+
+
+def plan_array(
+    shape: Shape,
+    dtype: np.dtype[Any],
+    mesh: Mapping[str, int],
+    spec: Sequence[SpecEntry],
+    devices_per_process: int | None,
+    *,
+    pad: bool,
+) -> PlannedArray:
+    """Return the array that parsed options describe.
+
+    Raises:
+      MistakesError: as ``plan_grid``, or the devices of a process do not divide the mesh.
+    """
+    import numpy as np
+
+    from gda.layout.grid import ShardGrid
+    from gda.layout.processes import Processes
+
+    grid = plan_grid(shape, dtype, mesh, spec, pad=pad)
+    devices = check_devices_per_process(devices_per_process, mesh)
+    processes = Processes(np.arange(grid.num_devices) // devices)
+    notes = [BELOW_A_BYTE] if is_below_a_byte(dtype) else []
+    if empty := _num_empty_devices(grid):
+        notes.append(f"{counted(empty, 'device')} of {grid.num_devices:,} would hold padding alone")
+    grid = ShardGrid(shape, mesh, spec, pad=pad, process_of=processes)
+    return PlannedArray(grid, dtype, devices, tuple(notes))
+
+
+def _num_empty_devices(grid: ShardGrid) -> int:
+    """Return the number of devices that hold padding alone."""
+    if not grid.is_padded or 0 in grid.global_shape:
+        return 0
+    sizes = zip(grid.global_shape, grid.shard_shape, strict=True)
+    return grid.num_devices - grid.num_replicas * math.prod(
+        -(-size // step) for size, step in sizes
+    )
+
+
+def check_devices_per_process(devices_per_process: int | None, mesh: Mapping[str, int]) -> int:
+    """Return the devices of each process; all devices by default.
+
+    Raises:
+      MistakesError: the number does not divide the devices of the mesh; the message has some that
+        do.
+    """
+    devices = math.prod(mesh.values())
+    if devices_per_process is None:
+        return devices
+    if devices_per_process and not devices % devices_per_process:
+        return devices_per_process
+    dividing = [number for number in range(1, math.isqrt(devices) + 1) if devices % number == 0]
+    dividing = sorted({*dividing, *(devices // number for number in dividing)})
+    near = sorted(dividing, key=lambda number: abs(number - devices_per_process))[:_SUGGESTED]
+    which = "the numbers that do are" if len(dividing) <= _SUGGESTED else "the nearest that do are"
+    raise MistakesError(
+        f"{devices_per_process} devices per process do not divide the {devices} devices of the "
+        f"mesh {format_mesh(mesh)}; {which} {', '.join(map(str, sorted(near)))}"
+        if devices > 1
+        else f"the mesh {format_mesh(mesh)} has 1 device, so a process has 1, not "
+        f"{devices_per_process}"
+    )
+
+
+# Output.
+
+
+def padding_words(array: PlannedArray) -> list[str]:
+    """Return the padding of an array in words, if it has any."""
+    shape = format_shape(array.grid.padded_shape)
+    words = f"to {shape}: {format_padding(array.padding)} more on all devices"
+    return [words] if array.grid.is_padded else []
+
+
+def format_shape(sizes: Sequence[int]) -> str:
+    """Return sizes as Python writes a tuple.
+
+    >>> format_shape([1024, 512]), format_shape([8])
+    ('(1024, 512)', '(8,)')
+    """
+    return str(tuple(sizes))
+
+
+def index_for_json(index: Index, shape: Shape) -> list[list[int]]:
+    """Return ``[start, stop]`` of each dimension, sharded or not."""
+    return [list(part.indices(size)[:2]) for part, size in zip(index, shape, strict=True)]
+
+
+def spec_for_json(spec: Iterable[SpecEntry]) -> list[Any]:
+    """Return a spec as ``--tree`` reads it: null, names and lists of names."""
+    return [list(entry) if isinstance(entry, tuple) else entry for entry in spec]

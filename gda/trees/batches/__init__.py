@@ -1,0 +1,1 @@
+"""Data of one host to global arrays: ``partitions``, ``host_local``, ``prefetch``."""

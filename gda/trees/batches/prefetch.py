@@ -1,0 +1,402 @@
+"""Batches of an iterator to trees of global arrays, made in a thread ahead of the training step."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import operator
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from gda.arrays.construction.from_process_local import Batch, array_from_process_local, as_array
+from gda.arrays.global_array import GlobalArray
+from gda.arrays.padded_array import PaddedArray
+from gda.layout.boundary import public, set_module
+from gda.layout.grid import ShardGrid
+from gda.layout.process_view import infer_global_shape
+from gda.layout.spec import Shape
+from gda.mesh import MeshLike, mesh_and_spec, processes_of
+from gda.trees.leaves import is_container, with_paths
+from gda.trees.specs import SpecOf, layout, layouts_of
+
+_SECONDS_AT_EXIT = 5.0
+
+
+@set_module("gda")
+@public
+def prefetch(
+    iterator: Iterable[Any],
+    mesh: MeshLike | Any,
+    spec: PartitionSpec | SpecOf | Any = None,
+    *,
+    size: int = 2,
+    pad: bool = False,
+) -> Prefetched:
+    """Return an iterator of the same batches as ``GlobalArray``s, made ahead in a thread.
+
+    Each process passes the batches of its own part, as to ``GlobalArray.from_process_local``: all
+    leaves are arrays or numbers. They are copied, so the iterator may use the memory of a batch
+    again. Never communicates between processes: they must have as many batches, of equal shapes.
+
+    An error of the iterator, or of a batch that cannot be placed, is raised where that batch would
+    have come, with a note of its number. The thread ends with the iterator, with ``close()`` or the
+    end of a ``with`` block, and when the result is garbage. A context manager of JAX around the
+    loop, such as ``jax.transfer_guard``, does not apply in the thread; the value of
+    ``jax_enable_x64`` does.
+
+    Args:
+      iterator: any iterable of pytrees: of grain, a ``torch.utils.data.DataLoader``, a generator.
+        Only the thread takes batches from it.
+      mesh: ``jax.sharding.Mesh``. Or, in place of mesh and spec, a ``NamedSharding`` or a tree of
+        them that is a prefix of a batch.
+      spec: one ``PartitionSpec``, a tree of them that is a prefix of a batch, or a function
+        ``(path, leaf)`` as in ``load_tree``; here the leaf has the shape of this process's part.
+      size: the most batches that are fetched and not yet handed out, including the one that is
+        being made.
+      pad: return a ``PaddedArray``, padded with 0, where the mesh does not divide the shape, as
+        that of a short last batch. A dimension that is sharded over several processes must divide
+        all the same, because no process knows its global size.
+
+    Raises:
+      TypeError: ``iterator`` is not an iterable, or mesh and spec are not as above.
+      ValueError: ``size`` is less than 1.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('data',))
+    >>> batches = ({'tokens': np.full((16, 4), step)} for step in range(3))
+    >>> for batch in gda.prefetch(batches, mesh, P('data')):
+    ...     print(batch['tokens'].shape, batch['tokens'].max())
+    (16, 4) 0
+    (16, 4) 1
+    (16, 4) 2
+    """
+    count = operator.index(size)
+    if count < 1:
+        raise ValueError(f"size is {count}; prefetch at least 1 batch")
+    layouts_of((), mesh, spec, _shaped, "spec")  # raises if they are of another kind
+    try:
+        source = iter(iterator)
+    except TypeError as error:
+        raise TypeError(
+            f"prefetch takes an iterable of batches, not {type(iterator).__name__}; pass the "
+            "loader, or a generator that yields batches"
+        ) from error
+    return Prefetched(source, partial(_placed, mesh=mesh, spec=spec, pad=pad), count)
+
+
+@set_module("gda")
+class Prefetched(Iterator[Any]):
+    """The iterator that ``gda.prefetch`` returns, for one thread to use.
+
+    As a context manager it closes itself at the end of the block.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('data',))
+    >>> with gda.prefetch([np.zeros(8), np.ones(8)], mesh, P('data')) as batches:
+    ...     next(batches)
+    GlobalArray(shape=(8,), dtype=float32, mesh={'data': 8}, spec=P('data'))
+    """
+
+    def __init__(self, source: Iterator[Any], place: Callable[[Any], Any], size: int) -> None:
+        x64: bool = jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+        self._start = partial(_Run, source, place, size, x64)
+        self._source = source
+        self._state = _state_of(source)
+        self._is_closed = False
+        self._run: _Run | None = None
+        self._run = self._start()
+
+    def __iter__(self) -> Self:
+        return self
+
+    @public
+    def __next__(self) -> Any:
+        run = self._run
+        if run is None:
+            raise StopIteration
+        made = run.following()
+        if made.error is None:
+            self._state = made.state
+            run.hand_out()
+            return made.batch
+        self._run = None
+        run.hand_out()
+        try:
+            raise made.error
+        finally:
+            del made  # the traceback has this frame, which would keep the error
+
+    @public
+    def get_state(self) -> Any:
+        """Return the state of the iterator after the last batch that was handed out.
+
+        It is what ``get_state()`` of the iterator returned at that batch, and does not count what
+        was fetched ahead. Before the first batch it is the state at the start.
+
+        Raises:
+          TypeError: the iterator has no ``get_state``.
+        """
+        self._check_has("get_state")
+        return copy.deepcopy(self._state)
+
+    @public
+    def set_state(self, state: Any) -> None:
+        """Continue from a state that ``get_state`` returned, also after the end or an error.
+
+        Batches that were fetched ahead are discarded. Waits for the batch that is being made.
+
+        Raises:
+          TypeError: the iterator has no ``set_state``.
+          ValueError: this was closed.
+          Exception: an error of its ``set_state``; then there are no more batches.
+        """
+        self._check_has("set_state")
+        if self._is_closed:
+            raise ValueError("the prefetched batches were closed; call gda.prefetch again")
+        if self._run is not None:
+            self._run.end()
+            self._run = None
+        self._source.set_state(copy.deepcopy(state))  # pyright: ignore[reportAttributeAccessIssue]
+        self._state = _state_of(self._source)
+        self._run = self._start()
+
+    @public
+    def close(self) -> None:
+        """End the thread, and call ``close()`` of the iterator if it has one.
+
+        Waits for the batch that is being made. There are no more batches afterwards.
+        """
+        run, self._run = self._run, None
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if run is not None:
+            run.end(closes=True)
+        if run is None or not run.has_closed:
+            _close(self._source)
+        elif run.failure is not None:
+            raise run.failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        run = getattr(self, "_run", None)
+        if run is not None:
+            run.stop(closes=True)  # without waiting: any thread may be collecting garbage
+
+    def _check_has(self, method: str) -> None:
+        if not hasattr(self._source, method):
+            raise TypeError(
+                f"the iterator is a {type(self._source).__name__}, which has no {method}(); "
+                "prefetch an iterator that has get_state() and set_state(state), such as one of "
+                "grain"
+            )
+
+
+_THE_END = object()
+
+
+class _Made(NamedTuple):
+    """A batch and the state of the iterator after it; or the error that came in its place."""
+
+    batch: Any = None
+    state: Any = None
+    error: BaseException | None = None
+
+
+class _Run:
+    """A thread that makes batches, until the iterator ends, an error or ``stop``.
+
+    The thread keeps this and not the ``Prefetched``, which may become garbage meanwhile.
+
+    Attributes:
+      has_closed: True if the thread has called ``close()`` of the iterator.
+      failure: the error of that.
+    """
+
+    def __init__(
+        self, source: Iterator[Any], place: Callable[[Any], Any], size: int, x64: bool
+    ) -> None:
+        self._source, self._place, self._size, self._x64 = source, place, size, x64
+        self._made: deque[_Made] = deque()
+        # Each says only that the other side may look again, so that a Ctrl-C between two lines of
+        # the caller's thread loses nothing. They are no Condition for the reason in storage.tasks.
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_over = self._closes = False
+        self.has_closed = False
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="gda-prefetch")
+        _running.add(self)
+        self._thread.start()
+
+    # In the caller's thread.
+
+    def following(self) -> _Made:
+        """Return the next batch, or the error in its place, when it is there; do not remove it."""
+        while not self._made:
+            self._wake(self._room)
+            self._news.get()
+        return self._made[0]
+
+    def hand_out(self) -> None:
+        """Remove the batch that ``following`` returned: there is room for another."""
+        self._made.popleft()
+        self._wake(self._room)
+
+    def stop(self, *, closes: bool = False) -> None:
+        """Let the thread end after the batch that it is making; ``closes`` the iterator there."""
+        self._closes = self._closes or closes
+        self._is_over = True
+        self._wake(self._room)
+
+    def end(self, *, closes: bool = False, timeout: float | None = None) -> None:
+        """Stop, and wait until the thread has ended."""
+        self.stop(closes=closes)
+        self._thread.join(timeout)
+
+    # In its own thread.
+
+    def _serve(self) -> None:
+        with jax.enable_x64(self._x64):
+            last = self._make_all()
+            if self._closes:
+                self.has_closed = True
+                try:
+                    _close(self._source)
+                except BaseException as error:
+                    self.failure = error
+        del self._source, self._place  # an error may keep this for long
+        self._add(last)
+        del last  # the frames of the error lead to this one
+
+    def _make_all(self) -> _Made:
+        """Make batches as long as there is room; return the error that ended it."""
+        number = 0
+        try:
+            while True:
+                while len(self._made) >= self._size and not self._is_over:
+                    self._room.get()
+                if self._is_over:
+                    return _Made(error=StopIteration())
+                host = next(self._source, _THE_END)
+                if host is _THE_END:
+                    return _Made(error=StopIteration())
+                self._add(_Made(self._place(host), _state_of(self._source)))
+                del host
+                number += 1
+        except BaseException as error:
+            if isinstance(error, StopIteration):  # which would end the loop of the user in silence
+                error = RuntimeError("a leaf of a batch raised StopIteration")
+            error.add_note(f"gda: in batch {number} of prefetch, counted from 0")
+            return _Made(error=error)
+
+    def _add(self, made: _Made) -> None:
+        self._made.append(made)
+        self._wake(self._news)
+
+    # Not a function of the module, which may be gone when the last objects are.
+    @staticmethod
+    def _wake(waiting: queue.SimpleQueue[None]) -> None:
+        # One is enough: the side that gets it looks at everything that was done before.
+        if waiting.empty():
+            waiting.put(None)
+
+
+def _state_of(source: Any) -> Any:
+    """Return the state of an iterator, which may change it later; ``None`` if it has none."""
+    return copy.deepcopy(source.get_state()) if hasattr(source, "get_state") else None
+
+
+def _close(source: Any) -> None:
+    if hasattr(source, "close"):
+        source.close()
+
+
+# A thread that uses JAX while the interpreter takes it apart may crash.
+_running: weakref.WeakSet[_Run] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    deadline = time.monotonic() + _SECONDS_AT_EXIT
+    runs = list(_running)
+    for run in runs:
+        run.stop(closes=True)
+    for run in runs:
+        run.end(timeout=max(0.0, deadline - time.monotonic()))
+
+
+# One batch.
+
+
+def _placed(tree: Any, *, mesh: Any, spec: Any, pad: bool) -> Any:
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
+    layouts = layouts_of(tree, mesh, spec, _shaped, "spec").of_each_leaf()
+
+    with Batch(len(leaves)) as batch:
+
+        def placed(leaf: Any, found: Any) -> GlobalArray | PaddedArray:
+            return _placed_leaf(leaf, *layout(mesh, found), pad, batch)
+
+        return jax.tree.unflatten(structure, with_paths(tree, placed, leaves, layouts))
+
+
+def _placed_leaf(
+    leaf: Any, mesh: Any, spec: Any, pad: bool, batch: Batch
+) -> GlobalArray | PaddedArray:
+    try:
+        return GlobalArray(array=array_from_process_local(leaf, mesh, spec, batch=batch))
+    except ValueError as error:
+        local_shape = np.shape(as_array(leaf))
+        shape = _shape_to_pad(local_shape, mesh, spec)
+        if shape is None or not pad:
+            if shape is not None:
+                error.add_note("gda: prefetch(..., pad=True) makes a PaddedArray of it")
+            elif pad and "is not divisible by" in str(error):
+                error.add_note(
+                    "gda: pad=True pads only a dimension that this process has whole. Let every "
+                    "process drop its short batch, or make the batches of all equally long"
+                )
+            raise
+    return PaddedArray.from_process_local(leaf, mesh, spec, shape)
+
+
+def _shape_to_pad(local_shape: Shape, mesh: Any, spec: Any) -> Shape | None:
+    """Return the global shape if it is known and padding makes it fit; else ``None``."""
+    over = mesh_and_spec(mesh, spec)
+    processes = processes_of(over.mesh)
+    sizes = over.mesh.shape
+    me = jax.process_index()
+    try:
+        shape = infer_global_shape(local_shape, sizes, over.spec, processes, me, pad=True)
+    except ValueError:
+        return None
+    return shape if ShardGrid(shape, sizes, over.spec, pad=True).is_padded else None
+
+
+def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
+    array = as_array(leaf)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)

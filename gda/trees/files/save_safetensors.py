@@ -1,0 +1,296 @@
+"""Trees to safetensors files: each process writes its own bytes of files of known size."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import keystr
+
+from gda.arrays.fingerprints.formula import fingerprint_of_numpy
+from gda.arrays.transport.to_host import apart
+from gda.layout.boundary import public, set_module
+from gda.mesh import mesh_of_all
+from gda.multihost.agreement import timeout_of_checks, together, wait_for_arrays
+from gda.multihost.descriptions import Description, describe
+from gda.multihost.steps import all_do
+from gda.storage import new_files
+from gda.storage.options import check_count
+from gda.storage.safetensors_format import METADATA, FileLayout, Tensor, dtype_name, file_of
+from gda.storage.safetensors_model import MODEL, files_of_model, replace_model
+from gda.trees.files.written_leaves import Leaf, leaves_of, write_leaves
+from gda.trees.leaves import is_container, path_of, with_paths
+from gda.trees.matching import name_of
+
+_LONG_WAIT = 1800.0  # seconds, for processes that write longer
+_NAME = "gda.storage.save_safetensors"
+
+NameOf = Callable[[str, jax.ShapeDtypeStruct], str]
+
+
+@set_module("gda.storage")
+@public
+def save_safetensors(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    max_file_bytes: int = 5 * 2**30,
+    metadata: Mapping[str, str] | None = None,
+    names: NameOf | None = None,
+) -> None:
+    """Save a tree of arrays of any layout as safetensors files; nothing is gathered.
+
+    Communicates: every process of the program must call it, with the same tree. They all write into
+    one folder, each its own blocks, and replicated ones in turns. The bytes are those that the
+    safetensors package writes of the same tensors.
+
+    The files are written into a hidden folder beside their place. When all processes have written,
+    and all is on disk, they take the place of those that are there. If a process fails, all raise,
+    and the old files stay. If the program is killed, at whatever moment, the path has the old model
+    or the new one, each whole, and the next save to this path removes what else is left.
+
+    Args:
+      path: a folder, for ``model.safetensors``, or for several files and their index
+        ``model.safetensors.index.json``, named as those of published models; or a file that ends
+        with ``.safetensors``. Missing folders are made. The present model of the folder is
+        replaced: ``model.safetensors``, the index, and the files of such names that it lists. Other
+        files stay. Where the folder has safetensors files, several new ones have a random number in
+        their names: ``model-0123456789abcdef-00001-of-00002.safetensors``. Read them by the index.
+        If the present index names ``model.safetensors``, even a single new file has such a name and
+        an index.
+      tree: a pytree of ``GlobalArray``s, ``PaddedArray``s, which are saved without padding,
+        ``jax.Array``s and NumPy arrays. NumPy arrays, and arrays that only one process holds, must
+        be the same in all processes.
+      max_file_bytes: the most bytes of data in a file. In a folder, a larger array has a file of
+        its own.
+      metadata: texts by name, for the header of every file. PyTorch's transformers wants
+        ``{'format': 'pt'}``.
+      names: a function ``(path, leaf)`` that returns the name of an array in the files. A path is
+        such as ``'layers/0/weight'``, which is named ``'layers.0.weight'`` by default. A leaf is a
+        ``jax.ShapeDtypeStruct``.
+
+    Raises, before anything is written:
+      TypeError: a leaf is not an array, or of a dtype that safetensors has not, with a note of its
+        path; or ``metadata`` is not of texts.
+      ValueError: two leaves have the same name; a name, ``path`` or ``metadata`` cannot be used,
+        because it is too long or has surrogates; a single file is too small for all; or a header or
+        the index would be larger than ``open_safetensors`` accepts.
+      RuntimeError: an array was deleted or donated.
+      DisagreementError, LateProcessError: the processes have different trees, or one is late.
+
+    Raises, afterwards:
+      OSError: a file cannot be written, and is named; a note has index and path of the array.
+      DisagreementError, LateProcessError: another process failed or ended; the message says why.
+
+    Copies of blocks from accelerators take at most 64 MiB on the host at a time, or one block.
+
+    >>> import gda, jax, numpy as np, os, tempfile
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> w = gda.GlobalArray.from_source(np.ones((8, 2), np.float32), mesh, P('x', 'y'))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     gda.storage.save_safetensors(folder, {'layers': [{'w': w}], 'step': np.int32(3)})
+    ...     print(os.listdir(folder), gda.storage.open_safetensors(folder)['layers.0.w'][:1, :])
+    ['model.safetensors'] [[1. 1.]]
+    """
+    check_count(max_file_bytes, "max_file_bytes")
+
+    @cache  # the processes agree on the same plan that is written
+    def prepared() -> _Plan:
+        return _plan(os.fspath(path), tree, max_file_bytes, metadata, names)
+
+    together(
+        _NAME,
+        mesh_of_all(jax.devices()),
+        lambda: _save(prepared(), tree),
+        lambda _: {},  # it has no result that could differ
+        wanted=lambda: prepared().described(),
+        always=True,
+    )
+
+
+# The plan.
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """All that a save writes, known before.
+
+    Attributes:
+      path, max_file_bytes: as they were given.
+      names: of the leaves.
+    """
+
+    path: str
+    max_file_bytes: int
+    tree: Any
+    leaves: Sequence[Leaf]
+    names: Sequence[str]
+    files: Sequence[FileLayout]
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the files."""
+        return Path(self.path).parent if self.is_one_file else Path(self.path)
+
+    @property
+    def is_one_file(self) -> bool:
+        """True if a file was given, and not a folder."""
+        return self.path.endswith(".safetensors")
+
+    def described(self) -> Description:
+        """Return what must be the same in all processes."""
+        paths = [keystr(keys) for keys, _ in _with_paths(self.tree)]
+        fields = {
+            ("", "path"): self.path,
+            ("", "files"): f"of at most {self.max_file_bytes} bytes",
+            ("", "metadata"): str(self.files[0].metadata),
+        }
+        for path, name, leaf in zip(paths, self.names, self.leaves, strict=True):
+            fields[path, "name"] = name
+            if leaf.own is not None:
+                own = apart(leaf.own) if isinstance(leaf.own, jax.Array) else leaf.own
+                fields[path, "fingerprint"] = fingerprint_of_numpy(np.asarray(own))
+        return describe(self.tree) | fields
+
+    def write(self, folder: Path) -> None:
+        """Write the blocks of this process into the files in a folder."""
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"process {jax.process_index()} does not find {folder}, which process 0 has made; "
+                "all processes must see the same folder"
+            )
+        place_of = {
+            entry.name: (number, len(file.header) + entry.start)
+            for number, file in enumerate(self.files)
+            for entry in file.entries
+        }
+        places = [place_of[name] for name in self.names]
+        write_leaves(self.tree, self.leaves, places, [folder / file.name for file in self.files])
+
+
+def _plan(
+    path: str,
+    tree: Any,
+    max_file_bytes: int,
+    metadata: Mapping[str, str] | None,
+    name_by: NameOf | None,
+) -> _Plan:
+    if "://" in path or not path:
+        raise ValueError(f"path {path!r} is not a folder or file of a mounted file system")
+    is_file = path.endswith(".safetensors")
+    new_files.check_path(path, "path", new_files.SPARE_BYTES if is_file else 0)
+    metadata = _checked_metadata(metadata)
+    leaves = leaves_of(tree)
+    names = _names(tree, leaves, name_by)
+    tensors = [
+        Tensor(name, dtype_name(leaf.dtype), leaf.shape)
+        for name, leaf in zip(names, leaves, strict=True)
+    ]
+    if not is_file:
+        files = files_of_model(tensors, max_file_bytes, metadata)
+        return _Plan(path, max_file_bytes, tree, leaves, names, files)
+    total = sum(tensor.nbytes for tensor in tensors)
+    if total > max_file_bytes:
+        raise ValueError(
+            f"the tree has {total} bytes, more than max_file_bytes={max_file_bytes}; pass a folder "
+            f"in place of {path}, for several files, or a larger max_file_bytes"
+        )
+    file = file_of(os.path.basename(path), tensors, metadata)
+    return _Plan(path, max_file_bytes, tree, leaves, names, [file])
+
+
+def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
+    if metadata is None:
+        return None
+    if not isinstance(metadata, Mapping) or not all(
+        isinstance(text, str) for item in metadata.items() for text in item
+    ):
+        raise TypeError(f"metadata must map texts to texts, not be {metadata!r:.200}")
+    for text in itertools.chain.from_iterable(metadata.items()):
+        if not _is_unicode(text):
+            raise ValueError(
+                f"metadata has the text {text!r:.80}, of which UTF-8 has not every character; "
+                "remove its surrogates"
+            )
+    return dict(metadata)
+
+
+def _is_unicode(text: str) -> bool:
+    return text.encode(errors="ignore").decode() == text
+
+
+def _with_paths(tree: Any) -> list[tuple[Any, Any]]:
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)[0]
+
+
+def _names(tree: Any, leaves: Sequence[Leaf], name_by: NameOf | None) -> list[str]:
+    def name(keys: Any, leaf: Leaf) -> str:
+        texts = [str(name_of(key)) for key in keys]
+        if name_by is None:
+            given = ".".join(texts)
+        else:
+            given = name_by("/".join(texts), jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        if not isinstance(given, str):
+            raise TypeError(f"names({'/'.join(texts)!r}, leaf) returned {given!r:.80}, not a text")
+        if given in ("", METADATA) or not _is_unicode(given):
+            raise ValueError(
+                f"the name {given!r} cannot be used in a safetensors file; "
+                "put the array into a dict under another name, or pass names="
+            )
+        return given
+
+    paths = [keys for keys, _ in _with_paths(tree)]
+    names = with_paths(tree, name, paths, leaves)
+    first_of: dict[str, int] = {}
+    for number, each in enumerate(names):
+        first = first_of.setdefault(each, number)
+        if first != number:
+            raise ValueError(
+                f"the arrays at {path_of(tree, first)} and {path_of(tree, number)} have the same "
+                f"name {each!r}; pass names=, a function (path, leaf) that returns different names"
+            )
+    return names
+
+
+# Writing.
+
+
+def _save(plan: _Plan, tree: Any) -> None:
+    """Create the files, write them, and move them to their places; process 0 creates and moves."""
+    wait_for_arrays(_NAME, tree)
+    is_first = jax.process_index() == 0
+    step = partial(all_do, timeout=max(timeout_of_checks(), _LONG_WAIT))
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> str:
+            if not is_first:
+                return ""
+            name = Path(plan.path).name if plan.is_one_file else MODEL
+            folder = stack.enter_context(new_files.folder_beside(plan.folder, name))
+            for file in plan.files:
+                new_files.create(folder / file.name, file.header, file.nbytes)
+            return folder.name
+
+        what = f"of {_NAME} to {plan.path}"
+        begun = step(begin, what=f"the beginning {what}", judge=lambda names: names[0])
+        folder = plan.folder / begun.verdict
+        step(lambda: plan.write(folder), what=f"the writing {what}")
+        move = partial(_commit, plan, folder) if is_first else lambda: None
+        step(move, what=f"the end {what}")
+
+
+def _commit(plan: _Plan, partial_folder: Path) -> None:
+    if plan.is_one_file:
+        (file,) = plan.files
+        new_files.move(partial_folder / file.name, plan.folder / file.name)
+    else:
+        replace_model(partial_folder, plan.folder, plan.files)

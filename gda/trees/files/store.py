@@ -1,0 +1,433 @@
+"""Arrays out to storage: every distinct block written once, by one of the processes that hold it.
+
+A target is anything that takes slices: a memory map, a Zarr array, an HDF5 data set, a TensorStore.
+``gda.storage.targets`` finds its properties before anything is written, and
+``gda.storage.chunk_conflicts`` the chunks that two blocks share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from gda.arrays.dtypes import is_extended
+from gda.arrays.global_array import GlobalArray
+from gda.arrays.liveness import kind_error
+from gda.arrays.padded_array import PaddedArray
+from gda.arrays.process_local import distinct_shards
+from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, HostBlocks
+from gda.layout.boundary import public, set_module
+from gda.layout.grid import ShardGrid
+from gda.layout.numbering import IntArray
+from gda.layout.processes import turns_of
+from gda.layout.sharing import writing_of_grid
+from gda.layout.spec import Index, Shape, shape_at
+from gda.layout.text import format_index, format_processes
+from gda.mesh import is_tracer, mesh_of_all
+from gda.multihost.agreement import (
+    checking_agreement,
+    timeout_of_checks,
+    together,
+    wait_for_arrays,
+)
+from gda.multihost.descriptions import describe
+from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
+from gda.storage.options import Options, ProgressLike
+from gda.storage.progress import shown
+from gda.storage.targets import SliceTarget, Target, check_fit, target_of
+from gda.storage.tasks import AsyncTask, Task, run
+from gda.trees.leaves import (
+    array_of,
+    blocks_to_write,
+    grid_of_leaf,
+    is_container,
+    path_of,
+    with_paths,
+)
+from gda.trees.matching import targets_for
+
+_OTHERWISE = (
+    "for a tree use gda.store_tree; for a NumPy array that every process has, let one process "
+    "assign it to the target"
+)
+
+
+@set_module("gda")
+@public
+def store(
+    g: GlobalArray | PaddedArray | jax.Array,
+    target: SliceTarget,
+    *,
+    max_workers: int | None = None,
+    max_bytes: int | None = None,
+    progress: ProgressLike = False,
+    wait_for_all: bool = False,
+    timeout: float | None = None,
+) -> None:
+    """Write an array to ``target``: over all processes each distinct block once, by one process.
+
+    Processes share replicated blocks out evenly, and only the blocks that this process writes are
+    copied to its host. All processes that hold a part of the array must call this. An array that
+    only this process holds is written by this process. Returns when the blocks of this process are
+    in the target: durable in a TensorStore, or in its transaction if it has one. In other targets
+    they are as after an assignment; call ``target.flush()`` yourself.
+
+    Does not communicate, so other processes may still be writing when it returns. To read the
+    target afterwards, in process 0 for instance, pass ``wait_for_all=True``.
+
+    Args:
+      g: the array, with a mesh and a spec or on one device. Of a ``PaddedArray`` the elements
+        without the padding are written.
+      target: a target of the shape of ``g``, and of its dtype or one that holds each of its values
+        exactly. Anything with ``shape``, ``dtype`` and NumPy's slice assignment, such as
+        ``numpy.memmap``, ``zarr.Array`` or ``h5py.Dataset``; or a TensorStore. Each process opens
+        its own.
+      max_workers: number of threads that write. By default the caller's thread alone writes block
+        after block, because not every library is thread-safe. A TensorStore writes concurrently by
+        itself.
+      max_bytes: the most host memory for copies of blocks, 256 MiB by default. A larger block is
+        copied alone. Within the bound, copies are begun ahead of the writing.
+      progress: ``True`` shows bytes and rate of this process on stderr, which needs
+        ``pip install 'gda[progress]'``; a function is called with ``(nbytes_done, nbytes_total)``.
+      wait_for_all: communicate, and return, in every process that holds a part, when all have
+        written. If one process fails, all raise. If they hold different arrays, all raise before
+        anything is written.
+      timeout: with ``wait_for_all``, seconds to wait for the other processes, which may have more
+        to write; by default as ``gda.check_processes_agree``.
+
+    Raises, before anything is written:
+      TypeError: ``g`` is not an array, is traced or has PRNG keys, or ``target`` is not a target.
+      RuntimeError: the array was deleted or donated.
+      ImportError: ``progress=True`` without rich.
+      ValueError: shapes differ, the dtype of the target cannot hold the values, the target is
+        read-only, or several processes, or threads, would write into one of its chunks. The message
+        has a shape of chunks that fits.
+
+    Raises, afterwards:
+      Exception: any error of the target, with a note of the index. No block is begun after it, and
+        no thread is left.
+      DisagreementError, LateProcessError, ConnectionError: with ``wait_for_all``, as
+        ``gda.check_processes_agree``.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
+    >>> data = np.arange(16, dtype=np.float32).reshape(8, 2)
+    >>> g = gda.GlobalArray.from_callback((8, 2), mesh, P('x'), lambda index: data[index])
+    >>> target = np.empty((8, 2), np.float32)
+    >>> gda.store(g, target)
+    >>> np.array_equal(target, data)
+    True
+    """
+    options = Options(max_workers, max_bytes, progress)
+    if not (is_container(g) or isinstance(g, jax.Array)):
+        raise kind_error(g, _OTHERWISE)
+    _store("store", g, [g], lambda: [target], options, _Waiting(wait_for_all, timeout))
+
+
+@set_module("gda")
+@public
+def store_tree(
+    tree: Any,
+    targets: Any,
+    *,
+    max_workers: int | None = None,
+    max_bytes: int | None = None,
+    progress: ProgressLike = False,
+    wait_for_all: bool = False,
+    timeout: float | None = None,
+) -> None:
+    """Write every array of a tree to the target at the same place in ``targets``; see ``store``.
+
+    All leaves are checked before the first is written. Processes share replicated leaves out by
+    their bytes, the largest first, so that no process writes much more than another.
+
+    Args:
+      tree: a pytree of arrays as ``store`` takes, the same in every process.
+      targets: a tree of the same structure, or a mapping such as ``zarr.Group`` or ``h5py.Group``.
+        In a mapping that is not a pytree a leaf is found by the text of its key, also if the tree
+        has a list or a dataclass there; other entries of the mapping are ignored.
+      max_workers, max_bytes, progress, wait_for_all, timeout: as for ``store``; ``max_bytes`` is
+        for the whole tree.
+
+    Raises:
+      ValueError: targets are missing or surplus, or one is for two leaves. The message names all
+        missing targets.
+      Exception: any error of ``store``, with a note of the leaf's path.
+
+    >>> import gda, jax, numpy as np
+    >>> from jax.sharding import PartitionSpec as P
+    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
+    >>> batch = {'tokens': np.arange(8), 'step': np.int32(3)}
+    >>> specs = {'tokens': P('x'), 'step': P()}
+    >>> tree = gda.host_local_array_to_global_array(batch, mesh, specs)
+    >>> targets = {'tokens': np.empty(8, int), 'step': np.empty((), int)}
+    >>> gda.store_tree(tree, targets)
+    >>> targets
+    {'tokens': array([0, 1, 2, 3, 4, 5, 6, 7]), 'step': array(3)}
+    """
+    options = Options(max_workers, max_bytes, progress)
+    waiting = _Waiting(wait_for_all, timeout)
+    leaves = jax.tree.leaves(tree, is_leaf=is_container)
+    _store("store_tree", tree, leaves, lambda: targets_for(tree, targets), options, waiting)
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """The wait for the other processes, if it was asked for, and its limit in seconds."""
+
+    wait_for_all: bool
+    timeout: float | None
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and not self.wait_for_all:
+            raise ValueError("timeout= limits the wait of wait_for_all=True; pass both or neither")
+
+
+def _store(
+    name: str,
+    tree: Any,
+    leaves: Sequence[Any],
+    find_targets: Callable[[], Sequence[Any]],
+    options: Options,
+    waiting: _Waiting,
+) -> None:
+
+    def work() -> None:
+        if waiting.wait_for_all:
+            wait_for_arrays(name, tree)
+        jobs = _jobs(tree, leaves, find_targets(), options)
+        _write(name, tree, jobs, options)
+
+    if not waiting.wait_for_all:
+        work()
+        return
+    timeout = timeout_of_checks() if waiting.timeout is None else waiting.timeout
+    with checking_agreement(False, timeout=timeout):
+        together(
+            name,
+            _common_mesh(leaves),
+            work,
+            lambda _: {},  # a write has no result that could differ
+            wanted=lambda: describe(tree),
+            always=True,
+        )
+
+
+def _common_mesh(leaves: Sequence[Any]) -> Mesh | None:
+    """Return a mesh of all devices that hold the arrays; None if something is not an array."""
+    arrays = [leaf.array if is_container(leaf) else leaf for leaf in leaves]
+    if not all(isinstance(array, jax.Array) and not is_tracer(array) for array in arrays):
+        return None
+    return mesh_of_all(device for array in arrays for device in array.sharding.device_set)
+
+
+# The arrays.
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One array, its target, and the numbers of the blocks that this process writes."""
+
+    array: jax.Array
+    grid: ShardGrid
+    target: Target
+    blocks: tuple[int, ...]
+
+    def nbytes_of(self, block: int) -> int:
+        """Return the bytes of a block's copy on the host, if it must be copied."""
+        itemsize = max(self.array.dtype.itemsize, self.target.dtype.itemsize)
+        shape = self.grid.shard_shape
+        if self.grid.is_padded:
+            shape = shape_at(self.grid.block_index(block), shape)
+        return math.prod(shape) * itemsize
+
+
+def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Options) -> list[_Job]:
+    """Return the blocks to write and their targets, checked."""
+    arrays = with_paths(tree, _array_of, leaves)
+    grids = with_paths(tree, grid_of_leaf, leaves)
+
+    def job(array: jax.Array, grid: ShardGrid, given: Any, turn: int) -> _Job:
+        # jax.tree.map over a tree with containers puts each target into a container.
+        target = target_of(given.array if is_container(given) else given)
+        check_fit(target, grid.global_shape, np.dtype(array.dtype))
+        _check_chunks(grid, target, turn, options)
+        return _Job(array, grid, target, blocks_to_write(array, grid, turn))
+
+    layouts = [(tuple(grid.mesh_shape.items()), grid.spec, grid.processes) for grid in grids]
+    turns = turns_of([array.nbytes for array in arrays], layouts)
+    return with_paths(tree, job, arrays, grids, targets, turns)
+
+
+def _array_of(leaf: Any) -> jax.Array:
+    array = array_of(leaf, _OTHERWISE)
+    if is_extended(array.dtype):
+        raise TypeError(
+            f"no target holds {array.dtype}; store the numbers of the keys: "
+            "jax.random.key_data(array)"
+        )
+    return array
+
+
+def _blocks_in_parts(grid: ShardGrid) -> IntArray:
+    """Return the numbers of the blocks that have elements, in the shape of the parts."""
+    sizes = zip(grid.global_shape, grid.shard_shape, strict=True)
+    with_elements = tuple([slice(-(-size // step)) for size, step in sizes])
+    return np.arange(grid.num_shards).reshape(grid.parts)[with_elements]
+
+
+def _writers(grid: ShardGrid, turn: int) -> IntArray:
+    """Return the process that writes each block of ``_blocks_in_parts``."""
+    processes: Any = grid.processes
+    blocks = _blocks_in_parts(grid)
+    writing = writing_of_grid(grid, processes)
+    return writing.writers(blocks.ravel(), turn).reshape(blocks.shape)
+
+
+def _check_chunks(grid: ShardGrid, target: Target, turn: int, options: Options) -> None:
+    """Raise unless every chunk has one writer: a process, or a thread if several threads write."""
+    has_several_processes = grid.processes is not None and len(grid.processes.numbers) > 1
+    if 0 in grid.global_shape or not (has_several_processes or options.are_for_threads):
+        return
+    if not target.allows_processes:
+        _check_one_process(grid, turn)
+    if target.chunks is None:
+        return
+    if are_aligned(grid.shard_shape, grid.parts, target.chunks, target.origin):
+        return
+    by_threads = options.are_for_threads and not target.allows_threads
+    # Any of several threads may write any block.
+    writers = _blocks_in_parts(grid) if by_threads else _writers(grid, turn)
+    conflicts = conflicts_between(writers, grid.shard_shape, target.chunks, target.origin)
+    if conflicts:
+        who = "two threads" if by_threads else format_processes(conflicts[0].writers)
+        text = _shared_chunk_text(grid, target.chunks, target.origin, conflicts, who)
+        alone = ", or max_workers=1" if by_threads and not has_several_processes else ""
+        raise ValueError(text + alone)
+
+
+def _check_one_process(grid: ShardGrid, turn: int) -> None:
+    """Raise if several processes would write into an HDF5 file."""
+    writers = set(_writers(grid, turn).ravel().tolist())
+    if len(writers) > 1:
+        raise ValueError(
+            "the target is in an HDF5 file, which only one process at a time may write, but "
+            f"{format_processes(writers)} have blocks to write; gather the array with "
+            "g.gather(process=0), write a file for each process, or use a Zarr array"
+        )
+
+
+def _shared_chunk_text(
+    grid: ShardGrid, chunks: Shape, origin: Shape, conflicts: Sequence[Conflict], who: str
+) -> str:
+    dimension, boundary, _ = conflicts[0]
+    fitting = fitting_chunks(grid.shard_shape, chunks, [each.dimension for each in conflicts])
+    must_move = any(first % size for first, size in zip(origin, fitting, strict=True))
+    return (
+        f"the target has chunks of shape {chunks}, and the blocks have shape {grid.shard_shape}: "
+        f"the elements {boundary - 1} and {boundary} of dimension {dimension} are in one chunk, "
+        f"which {who} would write at the same time, so that data could be lost; use chunks of "
+        f"{fitting}{' that begin at the first element of the target' if must_move else ''}"
+    )
+
+
+# Writing.
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The place of a block: an index of the target of a leaf."""
+
+    index: Index
+    target: Target
+    tree: Any
+    number: int
+
+    def note(self, error: Exception) -> None:
+        """Add a note to an error: the block and the leaf that were being written."""
+        path = path_of(self.tree, self.number)
+        of_leaf = f" of {path}" if path else ""
+        error.add_note(f"gda: while writing index {format_index(self.index)}{of_leaf}")
+
+
+_Block: TypeAlias = HostBlock[_Place]
+
+
+def _write(name: str, tree: Any, jobs: Sequence[_Job], options: Options) -> None:
+    max_bytes = options.max_bytes or MAX_BYTES
+    total = sum(job.nbytes_of(block) for job in jobs for block in job.blocks)
+    done = 0
+
+    def finish(block: _Block) -> None:
+        nonlocal done
+        done += block.nbytes
+        block.release()
+        show(done, total)
+
+    with shown(options.progress, name) as show:
+        blocks = HostBlocks(_blocks(tree, jobs), max_bytes)
+        tasks = (_task(block, finish) for block in blocks)
+        run(tasks, replace(options, max_bytes=max_bytes))
+
+
+def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Place, jax.Array, int]]:
+    for number, job in enumerate(jobs):
+        data_of = distinct_shards(job.array, job.grid) if job.blocks else {}
+        for block in job.blocks:
+            place = _Place(job.grid.block_index(block), job.target, tree, number)
+            yield place, data_of[block], job.nbytes_of(block)
+
+
+def _task(block: _Block, finish: Callable[[_Block], None]) -> Task | AsyncTask:
+    place = block.key
+
+    def work() -> None:
+        try:
+            place.target.handle[place.index] = _values(block)
+        except Exception as error:
+            place.note(error)
+            raise
+
+    if place.target.is_asynchronous:
+        return AsyncTask(block.nbytes, lambda: _Commit(block), lambda _: finish(block))
+    return Task(block.nbytes, work, lambda _: finish(block))
+
+
+def _values(block: _Block) -> np.ndarray[Any, Any]:
+    """Return a block on the host, as the target takes it."""
+    return block.values().astype(block.key.target.dtype, copy=False)
+
+
+class _Commit:
+    """A block that TensorStore is writing; its ``Future``."""
+
+    def __init__(self, block: _Block) -> None:
+        self._place = block.key
+        # Neither a jax.Array nor its cast changes, so no copy is needed.
+        written = block.key.target.handle[block.key.index].write(
+            _values(block), can_reference_source_data_indefinitely=True
+        )
+        self._future: Any = written.commit
+
+    def add_done_callback(self, callback: Callable[[Any], Any], /) -> None:
+        self._future.add_done_callback(callback)
+
+    def result(self) -> None:
+        try:
+            self._future.result()
+        except Exception as error:
+            self._place.note(error)
+            raise
+
+    def cancel(self) -> None:
+        """Wait for it: a write that goes on after the error could collide with the next attempt."""
+        with suppress(Exception):
+            self._future.result()

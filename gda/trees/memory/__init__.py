@@ -1,0 +1,1 @@
+"""The memory of all live arrays: ``live_arrays`` over ``addresses`` (shared buffers)."""

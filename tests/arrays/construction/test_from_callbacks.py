@@ -1,0 +1,1217 @@
+"""The three constructors with a callback: number of reads, ownership of memory, dtypes."""
+
+import math
+import pickle
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+from meshes import mesh_of
+from trials import rarely
+
+import gda
+from gda.arrays.construction import placing
+from gda.layout.spec import Index
+from gda.mesh import Device
+from gda.testing.strategies import ShardedCase, sharded_cases
+
+DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
+SPECS = [P("x", "y"), P("x"), P("y"), P(None, "y"), P(("y", "x")), P()]
+
+
+def place(request: list[tuple[gda.Index, tuple[Device, ...]]], data: Any) -> list[jax.Array]:
+    return [jax.device_put(data[index], d) for index, devices in request for d in devices]
+
+
+def aligned_block(index: gda.Index) -> np.ndarray:
+    """Return what ``DATA`` holds at ``index``, in aligned memory of its own."""
+    block = gda.aligned_empty(DATA[index].shape, DATA.dtype)
+    block[:] = DATA[index]
+    return block
+
+
+# What is read, and how often.
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_from_callback_reads_every_distinct_block_once(mesh: Mesh, spec: P) -> None:
+    calls = []
+
+    def read(index: gda.Index) -> np.ndarray:
+        calls.append(index)
+        return DATA[index]
+
+    g = gda.GlobalArray.from_callback((8, 2), mesh, spec, read)
+    np.testing.assert_array_equal(g, DATA)
+    expected = list(gda.get_shard_indices((8, 2), mesh, spec).values())
+    assert calls == [index for i, index in enumerate(expected) if index not in expected[:i]]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_from_batched_callback_is_called_once_with_an_index_per_device(mesh: Mesh, spec: P) -> None:
+    calls = []
+
+    def read(indices: list[gda.Index]) -> list[np.ndarray]:
+        calls.append(list(indices))
+        return [DATA[index] for index in indices]
+
+    g = gda.GlobalArray.from_batched_callback((8, 2), mesh, spec, read)
+    np.testing.assert_array_equal(g, DATA)
+    assert calls == [list(gda.get_shard_indices((8, 2), mesh, spec).values())]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_from_batched_callback_with_devices_gets_every_distinct_index_once(
+    mesh: Mesh, spec: P
+) -> None:
+    calls = []
+
+    def read(request: list[tuple[gda.Index, tuple[Device, ...]]]) -> list[jax.Array]:
+        calls.append(request)
+        return place(request, DATA)
+
+    g = gda.GlobalArray.from_batched_callback_with_devices((8, 2), mesh, spec, read)
+    np.testing.assert_array_equal(g, DATA)
+    ((request,),) = [calls]
+    by_device = {device: index for index, devices in request for device in devices}
+    assert by_device == gda.get_shard_indices((8, 2), mesh, spec)
+    assert len(request) == g.grid.num_shards
+    assert all(len(devices) == g.grid.num_replicas for _, devices in request)
+
+
+@given(sharded_cases())
+def test_all_constructors_agree_with_jax(case: ShardedCase) -> None:
+    shape, mesh, spec = case.global_shape, case.mesh, case.spec
+    data = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    trimmed = P(*tuple(spec)[: len(shape)])
+    expected = jax.make_array_from_callback(shape, NamedSharding(mesh, trimmed), lambda i: data[i])
+    for g in [
+        gda.GlobalArray.from_callback(shape, mesh, spec, lambda index: data[index]),
+        gda.GlobalArray.from_callback(
+            shape, mesh, spec, lambda i, out: np.copyto(out, data[i]), dtype=np.int32, into=True
+        ),
+        gda.GlobalArray.from_batched_callback(
+            shape, mesh, spec, lambda indices: [data[index] for index in indices]
+        ),
+        gda.GlobalArray.from_batched_callback_with_devices(
+            shape, mesh, spec, lambda request: place(request, data)
+        ),
+    ]:
+        assert g.array.sharding == expected.sharding
+        np.testing.assert_array_equal(g, data)
+        for ours, theirs in zip(
+            g.array.addressable_shards, expected.addressable_shards, strict=True
+        ):
+            assert ours.device == theirs.device
+            np.testing.assert_array_equal(ours.data, theirs.data)
+
+
+def test_specs_and_shapes_may_be_lists(mesh: Mesh) -> None:
+    g = gda.GlobalArray.from_callback([8, 2], mesh, [["y", "x"]], lambda index: DATA[index])
+    assert g.spec == P(("y", "x"))
+    np.testing.assert_array_equal(g, DATA)
+
+
+def test_a_spec_longer_than_the_rank_loses_its_surplus_nones(mesh: Mesh) -> None:
+    scalar = gda.GlobalArray.from_callback((), mesh, P(None), lambda _: 3.0)
+    assert (float(scalar), scalar.spec) == (3.0, P())
+    assert scalar.local_shards[5].replica_id == 5
+    row = gda.GlobalArray.from_callback((8,), mesh, P("x", None), lambda i: np.zeros(2))
+    assert row.spec == P("x")
+    assert jax.jit(lambda g: g * 2)(row).shape == (8,)
+
+
+# Whatever a callback returns.
+
+DTYPES = [
+    np.bool_, np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32, np.float16, np.float32,
+    np.complex64, jnp.int4, jnp.uint4, jnp.int2, jnp.uint2, jnp.bfloat16, jnp.float8_e4m3b11fnuz,
+    jnp.float8_e4m3fn, jnp.float8_e4m3fnuz, jnp.float8_e5m2, jnp.float8_e5m2fnuz, jnp.float8_e3m4,
+    jnp.float8_e4m3, jnp.float8_e8m0fnu, jnp.float4_e2m1fn,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: np.dtype(d).name)
+def test_every_dtype_of_jax_goes_through(auto_mesh: Mesh, dtype: Any) -> None:
+    data = np.array([0, 1] * 8).reshape(8, 2).astype(dtype)
+    expected = jax.make_array_from_callback(
+        (8, 2), NamedSharding(auto_mesh, P("x")), lambda index: data[index]
+    )
+    for g in [
+        gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), lambda index: data[index]),
+        gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), lambda i: data[i], dtype=dtype),
+        gda.GlobalArray.from_callback(
+            (8, 2), auto_mesh, P("x"), lambda i, o: np.copyto(o, data[i]), dtype=dtype, into=True
+        ),
+    ]:
+        assert g.dtype == expected.dtype == np.dtype(dtype)
+        assert np.asarray(g).tobytes() == np.asarray(expected).tobytes() == data.tobytes()
+
+
+class _ArrayLike:
+    def __init__(self, data: np.ndarray) -> None:
+        self.data = data
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.data
+
+
+class _JaxArrayLike:
+    def __init__(self, data: np.ndarray) -> None:
+        self.data = data
+
+    def __jax_array__(self) -> jax.Array:
+        return jnp.asarray(self.data)
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda block: block,
+        lambda block: block.tolist(),
+        lambda block: tuple(map(tuple, block)),
+        lambda block: np.asfortranarray(block),
+        lambda block: memoryview(np.ascontiguousarray(block)),
+        lambda block: _ArrayLike(block),
+        lambda block: _JaxArrayLike(block),
+        lambda block: jnp.asarray(block),
+        lambda block: jax.device_put(block, jax.devices()[5]),
+        lambda block: gda.GlobalArray.from_array(jnp.asarray(block)),
+        lambda block: jax.device_put(
+            block, NamedSharding(Mesh(np.array(jax.devices()[:2]), ("d",)), P("d"))
+        ),
+        lambda block: block if block[0, 0] else jax.device_put(block, jax.devices()[5]),
+    ],
+    ids=[
+        "array", "list", "tuple", "fortran", "memoryview", "array-like", "jax-array-like", "jax",
+        "jax-elsewhere", "container", "jax-sharded", "mixed",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("spec", [P("x"), P()])
+def test_callbacks_may_return_any_kind_of_array(
+    mesh: Mesh, spec: P, convert: Callable[[np.ndarray], Any]
+) -> None:
+    g = gda.GlobalArray.from_callback((8, 2), mesh, spec, lambda i: convert(DATA[i]), dtype="f4")
+    np.testing.assert_array_equal(g, DATA)
+    assert g.array.committed
+    batched = gda.GlobalArray.from_batched_callback(
+        (8, 2), mesh, spec, lambda indices: (convert(DATA[i]) for i in indices), dtype="f4"
+    )
+    np.testing.assert_array_equal(batched, DATA)
+
+
+def test_a_memory_map_is_read_block_by_block(mesh: Mesh, tmp_path: Path) -> None:
+    np.save(tmp_path / "data.npy", DATA)
+    source = np.load(tmp_path / "data.npy", mmap_mode="r+")
+    g = gda.GlobalArray.from_callback((8, 2), mesh, P("x"), lambda index: source[index])
+    source[:] = -1
+    np.testing.assert_array_equal(g, DATA)
+
+
+def test_other_byte_orders_are_turned(mesh: Mesh) -> None:
+    for dtype, ours in [(">f4", np.float32), (">i2", np.int16), (">i8", np.int32)]:
+        data = np.arange(8).astype(dtype)
+        g = gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda i, data=data: data[i])
+        assert g.dtype == ours
+        np.testing.assert_array_equal(g, np.arange(8))
+    asked = gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda i: [1, 2], dtype=">f4")
+    assert asked.dtype == np.float32
+    np.testing.assert_array_equal(asked, [1, 2] * 4)
+
+
+def test_bfloat16_saved_by_numpy_is_read_back(mesh: Mesh, tmp_path: Path) -> None:
+    data = np.arange(8).astype(jnp.bfloat16)
+    np.save(tmp_path / "data.npy", data)
+    raw = np.load(tmp_path / "data.npy")
+    assert raw.dtype == "V2"
+    g = gda.GlobalArray.from_callback(
+        (8,), mesh, P("x"), lambda index: raw[index], dtype=jnp.bfloat16
+    )
+    np.testing.assert_array_equal(g, data)
+    with pytest.raises(TypeError, match=r"dtype \|V2, .* such as dtype=jax\.numpy\.bfloat16"):
+        gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda index: raw[index])
+    with pytest.raises(ValueError, match="float32|cast|setting"):
+        gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda i: raw[i], dtype=np.float32)
+
+
+def test_prng_keys_go_through(mesh: Mesh) -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    for dtype in (None, keys.dtype):
+        g = gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda i: keys[i], dtype=dtype)
+        assert g.dtype == keys.dtype
+        np.testing.assert_array_equal(jax.random.key_data(g.array), jax.random.key_data(keys))
+    with pytest.raises(TypeError, match=r"index \[0:2\] has dtype key<fry>; .*key_data\(block\)"):
+        gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda i: keys[i], dtype=np.float32)
+    with pytest.raises(TypeError, match="NumPy has no key<fry>"):
+        gda.GlobalArray.from_callback(
+            (8,), mesh, P("x"), lambda i, out: None, dtype=keys.dtype, into=True
+        )
+    with pytest.raises(TypeError, match=r"index \[0:2\] has dtype uint32; .*wrap_key_data"):
+        gda.GlobalArray.from_callback(
+            (8,), mesh, P("x"), lambda _: np.zeros(2, np.uint32), dtype=keys.dtype
+        )
+
+
+def test_numbers_make_scalars(mesh: Mesh) -> None:
+    for number, dtype in [(3, np.int32), (2.5, np.float32), (True, np.bool_), (1j, np.complex64)]:
+        g = gda.GlobalArray.from_callback((), mesh, P(), lambda _, n=number: n)
+        assert (g.dtype, np.asarray(g)[()]) == (dtype, number)
+
+
+# Whose memory it is.
+
+
+def unaligned(shape: tuple[int, ...]) -> np.ndarray:
+    """Return a view that starts 4 bytes after a multiple of 64."""
+    memory = gda.aligned_empty(int(np.prod(shape)) + 1, np.float32)
+    return memory[1:].reshape(shape)
+
+
+@rarely(2)
+@given(
+    spec=st.sampled_from([P("x"), P("x", "y"), P("y"), P()]),
+    aligned=st.booleans(),
+    batched=st.booleans(),
+    rows=st.sampled_from([8, 64, 4096]),
+)
+def test_writing_to_the_source_afterwards_changes_nothing(
+    spec: P, aligned: bool, batched: bool, rows: int
+) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    shape = (rows, 16)
+    source = gda.aligned_empty(shape, np.float32) if aligned else unaligned(shape)
+    source[:] = np.arange(source.size).reshape(shape)
+    before = source.copy()
+    if batched:
+        g = gda.GlobalArray.from_batched_callback(
+            shape, mesh, spec, lambda indices: [source[index] for index in indices]
+        )
+    else:
+        g = gda.GlobalArray.from_callback(shape, mesh, spec, lambda index: source[index])
+    source[:] = -1
+    np.testing.assert_array_equal(g, before)
+
+
+@rarely(2)
+@given(
+    spec=st.sampled_from([P("x"), P("x", "y"), P(("y", "x"))]),
+    aligned=st.booleans(),
+    hidden=st.booleans(),
+    rows=st.sampled_from([8, 64, 4096]),
+)
+def test_a_scratch_buffer_may_be_used_for_every_block(
+    spec: P, aligned: bool, hidden: bool, rows: int
+) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
+    shape = (rows, 16)
+    data = np.arange(rows * 16, dtype=np.float32).reshape(shape)
+    block_shape = gda.get_shard_shape(shape, mesh, spec)
+    scratch = gda.aligned_empty(block_shape, np.float32) if aligned else unaligned(block_shape)
+
+    def read(index: gda.Index) -> Any:
+        scratch[:] = data[index]
+        return _ArrayLike(scratch) if hidden else scratch
+
+    g = gda.GlobalArray.from_callback(shape, mesh, spec, read)
+    scratch[:] = -1
+    np.testing.assert_array_equal(g, data)
+
+
+@pytest.mark.parametrize("spec", [P("x", "y"), P("x"), P("y")])
+def test_a_lazy_batch_may_use_one_buffer_for_all_blocks(mesh: Mesh, spec: P) -> None:
+    scratch = np.empty(gda.get_shard_shape((8, 2), mesh, spec), np.float32)
+
+    def read(indices: list[gda.Index]) -> Iterator[np.ndarray]:
+        for index in indices:
+            scratch[:] = DATA[index]
+            yield scratch
+
+    g = gda.GlobalArray.from_batched_callback((8, 2), mesh, spec, read)
+    scratch[:] = -1
+    np.testing.assert_array_equal(g, DATA)
+
+
+def test_any_lazy_iterable_may_use_one_buffer(auto_mesh: Mesh) -> None:
+    class Loader:
+        def __init__(self, indices: list[gda.Index]) -> None:
+            self.indices = indices
+
+        def __iter__(self) -> Iterator[np.ndarray]:
+            scratch = np.empty((2, 2), np.float32)
+            for index in self.indices:
+                scratch[:] = DATA[index]
+                yield scratch
+
+    for batch in (Loader, lambda indices: map(DATA.__getitem__, indices)):
+        g = gda.GlobalArray.from_batched_callback((8, 2), auto_mesh, P("x"), batch)
+        np.testing.assert_array_equal(g, DATA)
+
+
+def test_an_array_over_memory_of_somebody_else_is_copied(auto_mesh: Mesh) -> None:
+    scratch = gda.aligned_empty((2, 2), np.float32)
+
+    class Foreign:
+        __array_interface__ = scratch.__array_interface__
+
+    def read(index: gda.Index) -> np.ndarray:
+        scratch[:] = DATA[index]
+        return np.asarray(Foreign())
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), read)
+    scratch[:] = -1
+    np.testing.assert_array_equal(g, DATA)
+
+
+def test_a_block_that_is_weakly_referred_to_is_copied(auto_mesh: Mesh) -> None:
+    cache = []
+
+    def read(index: gda.Index) -> np.ndarray:
+        block = aligned_block(index)
+        cache.append(weakref.ref(block))
+        return block
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), read)
+    for reference in cache:
+        block = reference()
+        if block is not None:
+            block[:] = -1
+    np.testing.assert_array_equal(g, DATA)
+
+
+def test_a_block_that_the_callback_keeps_is_copied(auto_mesh: Mesh) -> None:
+    kept = []
+
+    def read(index: gda.Index) -> np.ndarray:
+        block = aligned_block(index)
+        kept.append(block)
+        return block
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), read)
+    for block in kept:
+        block[:] = -1
+    np.testing.assert_array_equal(g, DATA)
+
+
+@pytest.mark.parametrize("keep", [lambda out: out, lambda out: out[:1], lambda out: out.ravel()])
+def test_a_filled_buffer_that_the_callback_keeps_is_copied(
+    auto_mesh: Mesh, keep: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    kept = []
+
+    def fill(index: gda.Index, out: np.ndarray) -> None:
+        out[:] = DATA[index]
+        kept.append(keep(out))
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), fill, dtype=np.float32, into=True)
+    for block in kept:
+        block[:] = -1
+    np.testing.assert_array_equal(g, DATA)
+
+
+def pointers(g: gda.GlobalArray) -> list[int]:
+    return [g.local_data(i).unsafe_buffer_pointer() for i in range(len(g.local_shards))]
+
+
+def test_fresh_aligned_blocks_are_adopted_without_a_copy(auto_mesh: Mesh) -> None:
+    addresses = []
+
+    def read(index: gda.Index) -> np.ndarray:
+        block = aligned_block(index)
+        addresses.append(block.ctypes.data)
+        return block
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), read)
+    assert pointers(g) == [address for address in addresses for _ in range(2)]
+    np.testing.assert_array_equal(g, DATA)
+
+
+def test_replicas_share_one_buffer_also_of_unaligned_blocks(auto_mesh: Mesh) -> None:
+    def read(index: gda.Index) -> np.ndarray:
+        refused = []  # kept, or NumPy would offer them again
+        while (block := np.empty((2, 2), np.float32)).ctypes.data % 64 == 0:
+            refused.append(block)
+        block[:] = DATA[index]
+        return block
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), read)
+    np.testing.assert_array_equal(g, DATA)
+    assert pointers(g)[::2] == pointers(g)[1::2]
+
+
+def test_copy_true_copies_fresh_blocks_too(auto_mesh: Mesh) -> None:
+    addresses = []
+
+    def read(index: gda.Index) -> np.ndarray:
+        block = aligned_block(index)
+        addresses.append(block.ctypes.data)
+        return block
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), read, copy=True)
+    assert not set(pointers(g)) & set(addresses)
+    np.testing.assert_array_equal(g, DATA)
+
+
+def test_copy_false_adopts_views(auto_mesh: Mesh) -> None:
+    source = gda.aligned_empty((8, 32), np.float32)
+    source[:] = 1
+    g = gda.GlobalArray.from_callback(
+        (8, 32), auto_mesh, P("x"), lambda index: source[index], copy=False
+    )
+    assert pointers(g)[::2] == [source[i:].ctypes.data for i in (0, 2, 4, 6)]
+
+
+def on_device(index: gda.Index) -> jax.Array:
+    """Return what ``DATA`` holds at ``index``, on the last device."""
+    return jax.device_put(DATA[index], jax.devices()[-1], may_alias=False)
+
+
+def constructors_of(make: Callable[[gda.Index], Any]) -> list[Callable[..., gda.GlobalArray]]:
+    """Return the constructors that take what ``make`` returns, each with mesh and spec to come."""
+    return [
+        partial(build_by, make),
+        partial(build_by, make, max_workers=2),
+        lambda mesh, spec, **options: gda.GlobalArray.from_batched_callback(
+            (8, 2), mesh, spec, lambda indices: [make(index) for index in indices], **options
+        ),
+        lambda mesh, spec, **options: gda.GlobalArray.from_batched_callback(
+            (8, 2), mesh, spec, lambda indices: (make(index) for index in indices), **options
+        ),
+    ]
+
+
+def build_by(
+    make: Callable[[gda.Index], Any], mesh: Mesh, spec: P, **options: Any
+) -> gda.GlobalArray:
+    return gda.GlobalArray.from_callback((8, 2), mesh, spec, make, **options)
+
+
+@pytest.mark.parametrize("way", range(5))
+@pytest.mark.parametrize("end", ["delete", "donate"])
+@pytest.mark.parametrize("spec", [P("x"), P()])
+def test_an_array_outlives_the_jax_arrays_that_the_callback_kept(
+    mesh: Mesh, spec: P, end: str, way: int
+) -> None:
+    kept = []
+
+    def make(index: gda.Index) -> Any:
+        kept.append(on_device(index))
+        return kept[-1]
+
+    def in_container(index: gda.Index) -> gda.GlobalArray:
+        return gda.GlobalArray.from_array(make(index))
+
+    g = [*constructors_of(make), partial(build_by, in_container)][way](mesh, spec)
+    for block in kept:
+        if end == "delete":
+            block.delete()
+        else:
+            jax.jit(lambda x: x + 1, donate_argnums=0)(block)
+        assert block.is_deleted()
+    for shard in g.local_shards:
+        np.testing.assert_array_equal(shard.data, DATA[shard.index])
+
+
+def test_keys_and_casts_outlive_data_of_the_callback(auto_mesh: Mesh) -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    held = on_device((slice(None), slice(None)))
+    expected = np.asarray(jax.random.key_data(keys))
+    g = gda.GlobalArray.from_callback((8,), auto_mesh, P(), lambda _: keys)
+    cast = gda.GlobalArray.from_callback((8, 2), auto_mesh, P(), lambda _: held, dtype=jnp.bfloat16)
+    for array in (keys, held):
+        array.delete()
+    np.testing.assert_array_equal(jax.random.key_data(g.array), expected)
+    np.testing.assert_array_equal(cast, DATA)
+
+
+@pytest.mark.parametrize("way", range(3))
+def test_fresh_jax_arrays_are_adopted_unless_a_copy_is_asked_for(mesh: Mesh, way: int) -> None:
+    addresses = []
+
+    def make(index: gda.Index) -> jax.Array:
+        block = on_device(index)
+        addresses.append(block.unsafe_buffer_pointer())
+        return block
+
+    build = constructors_of(make)[way]
+    adopted, copied = build(mesh, P()), build(mesh, P(), copy=True)
+    assert pointers(adopted)[-1] == addresses[0]
+    assert pointers(copied)[-1] not in addresses
+    np.testing.assert_array_equal(adopted, DATA)
+    np.testing.assert_array_equal(copied, DATA)
+
+
+def test_copy_false_shares_a_jax_array_that_is_kept(auto_mesh: Mesh) -> None:
+    block = on_device((slice(None), slice(None)))
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P(), lambda _: block, copy=False)
+    assert pointers(g)[-1] == block.unsafe_buffer_pointer()
+
+
+def test_a_jax_array_as_a_source_may_be_deleted(mesh: Mesh) -> None:
+    source = on_device((slice(None), slice(None)))
+    g = gda.GlobalArray.from_source(source, mesh, P())
+    source.delete()
+    for shard in g.local_shards:
+        np.testing.assert_array_equal(shard.data, DATA[shard.index])
+
+
+@pytest.mark.parametrize(
+    ("shape", "error"), [((2**60,), MemoryError), ((2**40, 2**40), ValueError)]
+)
+def test_a_block_without_memory_is_named(mesh: Mesh, shape: Any, error: Any) -> None:
+    def fill(index: gda.Index, out: np.ndarray) -> None:
+        raise AssertionError("there is no memory to fill")
+
+    block = (shape[0] // 4, *shape[1:])
+    notes = f"gda: no memory for an array of shape {block} and dtype int8, "
+    for options in ({}, {"max_workers": 2}):
+        with pytest.raises(error) as caught:
+            gda.GlobalArray.from_callback(
+                shape, mesh, P("x"), fill, dtype=np.int8, into=True, **options
+            )
+        assert caught.value.__notes__[0].startswith(notes)
+        assert "while reading index" in caught.value.__notes__[1]
+
+
+def test_into_hands_out_aligned_buffers_that_become_the_array(auto_mesh: Mesh) -> None:
+    outs = []
+
+    def fill(index: gda.Index, out: np.ndarray) -> np.ndarray:
+        outs.append((out.shape, out.dtype, out.ctypes.data, out.flags.c_contiguous))
+        out[:] = DATA[index]
+        return out
+
+    g = gda.GlobalArray.from_callback(
+        (8, 2), auto_mesh, P("x"), fill, dtype=jnp.bfloat16, into=True
+    )
+    np.testing.assert_array_equal(g, DATA)
+    assert [out[:2] for out in outs] == [((2, 2), jnp.bfloat16)] * 4
+    assert all(address % 64 == 0 and contiguous for *_, address, contiguous in outs)
+    assert pointers(g)[::2] == [address for _, _, address, _ in outs]
+
+
+def test_into_reads_files_straight_into_the_buffers(auto_mesh: Mesh, tmp_path: Path) -> None:
+    path = tmp_path / "raw"
+    DATA.tofile(path)
+
+    def fill(index: gda.Index, out: np.ndarray) -> int:
+        with path.open("rb") as file:
+            file.seek(index[0].start * 8)
+            return file.readinto(out)  # the count that it returns is no mistake
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), fill, dtype=np.float32, into=True)
+    np.testing.assert_array_equal(g, DATA)
+
+
+# Types: no silently wrong values.
+
+
+def build(mesh: Mesh, data: Any, **options: Any) -> gda.GlobalArray:
+    data = np.asarray(data)
+    return gda.GlobalArray.from_callback(data.shape, mesh, P("x"), lambda i: data[i], **options)
+
+
+def test_64_bit_values_that_fit_are_narrowed(auto_mesh: Mesh) -> None:
+    for wide, narrow in [
+        (np.int64, np.int32), (np.uint64, np.uint32), (np.float64, np.float32),
+        (np.complex128, np.complex64),
+    ]:  # fmt: skip
+        g = build(auto_mesh, np.arange(8).astype(wide))
+        assert g.dtype == narrow
+        np.testing.assert_array_equal(g, np.arange(8))
+    limits = np.array([-(2**31), 2**31 - 1] * 4)
+    np.testing.assert_array_equal(build(auto_mesh, limits), limits)
+
+
+def test_floats_round_as_jax_rounds_them(auto_mesh: Mesh) -> None:
+    data = np.array([0.1, 1e-50, np.inf, -np.inf, np.nan, 3.4e38, 1 + 1e-12, -0.0])
+    expected = np.asarray(jnp.asarray(data))
+    assert np.asarray(build(auto_mesh, data)).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (np.int64(2**31), r"\[4:6\] has dtype int64, .* to int32 .* value 2147483648 at \(5,\)"),
+        (np.int64(-(2**40)), r"\[4:6\] .* to int32 .* value -1099511627776 at \(5,\)"),
+        (np.uint64(2**32), r"\[4:6\] .* to uint32 .* value 4294967296 at \(5,\)"),
+        (np.float64(1e39), r"\[4:6\] .* to float32 .* value 1e\+39 at \(5,\)"),
+        (np.complex128(1e39j), r"\[4:6\] .* to complex64 .* value 1e\+39j at \(5,\)"),
+        (np.complex128(complex(np.inf, 1e39)), r"to complex64 .* at \(5,\)"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_an_error_that_names_it(
+    auto_mesh: Mesh, bad: Any, message: str
+) -> None:
+    data = np.zeros(8, type(bad))
+    data[5] = bad
+    with pytest.raises(gda.DoesNotFitError, match=message) as caught:
+        build(auto_mesh, data)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, OverflowError)
+    with pytest.raises(gda.DoesNotFitError):
+        gda.GlobalArray.from_batched_callback(
+            (8,), auto_mesh, P("x"), lambda indices: [data[i] for i in indices]
+        )
+
+
+def test_python_numbers_that_do_not_fit_are_errors_too(auto_mesh: Mesh) -> None:
+    for number in (2**31, 2**40, -(2**40), 2**63, 1e300):
+        with pytest.raises(gda.DoesNotFitError):
+            gda.GlobalArray.from_callback((), auto_mesh, P(), lambda _, n=number: n)
+    for block in (2**70, [1, 2**70], [-(2**64), 1]):
+        shape = np.shape(block)
+        with pytest.raises(gda.DoesNotFitError, match="which 64 bits cannot hold"):
+            gda.GlobalArray.from_callback(shape, auto_mesh, P(), lambda _, b=block: b)
+    g = gda.GlobalArray.from_callback((), auto_mesh, P(), lambda _: 2**70, dtype=np.float32)
+    assert float(g) == 2.0**70
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=4, max_size=4))
+def test_integers_come_out_as_they_went_in_or_not_at_all(values: list[int]) -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
+    fits = all(-(2**31) <= value < 2**31 for value in values)
+    try:
+        g = build(mesh, np.array(values, np.int64))
+    except gda.DoesNotFitError:
+        assert not fits
+    else:
+        assert np.asarray(g).tolist() == values
+
+
+def test_an_explicit_dtype_is_a_cast(auto_mesh: Mesh) -> None:
+    data = np.array([2**33 + 5, -1, 300, 0, 1, 2, 3, 4])
+    for dtype in (np.int32, np.uint8, np.float32, jnp.bfloat16, np.bool_):
+        g = build(auto_mesh, data, dtype=dtype)
+        assert g.dtype == dtype
+        np.testing.assert_array_equal(g, data.astype(dtype))
+    on_device = gda.GlobalArray.from_callback(
+        (8,), auto_mesh, P("x"), lambda i: jnp.arange(8)[i], dtype=jnp.float16
+    )
+    assert on_device.dtype == np.float16
+
+
+def test_asking_for_64_bits_without_x64_warns_and_checks(auto_mesh: Mesh) -> None:
+    with pytest.warns(UserWarning, match="dtype=float64 is not available without jax_enable_x64"):
+        g = build(auto_mesh, np.arange(8), dtype=np.float64)
+    assert g.dtype == np.float32
+    with pytest.warns(UserWarning, match="int64") as caught:
+        gda.GlobalArray.from_batched_callback((), auto_mesh, P(), lambda i: [0] * 8, dtype="i8")
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.warns(UserWarning, match="int64"), pytest.raises(gda.DoesNotFitError):
+        build(auto_mesh, np.arange(8) * 2**40, dtype=np.int64)
+
+
+def test_with_x64_nothing_is_narrowed(auto_mesh: Mesh) -> None:
+    jax.config.update("jax_enable_x64", True)
+    try:
+        for data in (np.arange(8) * 2**40, np.arange(8) * 1e300):
+            g = build(auto_mesh, data)
+            assert g.dtype == data.dtype
+            np.testing.assert_array_equal(g, data)
+    finally:
+        jax.config.update("jax_enable_x64", False)
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        (np.zeros(3), ValueError, r"index \[0:2\] has shape \(3,\); a shard .* shape \(2,\)"),
+        (5.0, ValueError, r"index \[0:2\] has shape \(\)"),
+        (jnp.zeros((2, 1)), ValueError, r"index \[0:2\] has shape \(2, 1\)"),
+        (None, TypeError, r"returned None for index \[0:2\]; it must return the block"),
+        (np.array(["a", "b"]), TypeError, r"index \[0:2\] has dtype <U1, which JAX does not have"),
+        (np.zeros(2, "M8[s]"), TypeError, r"dtype datetime64\[s\], which JAX does not have"),
+        (np.zeros(2, [("a", "i4")]), TypeError, r"which JAX does not have"),
+        (
+            np.zeros(2, "m8[s]"),
+            TypeError,
+            r"dtype timedelta64\[s\], which .* with \.astype\('int64'\)",
+        ),
+        (np.zeros(2, np.longdouble), TypeError, r"which JAX does not have"),
+        (np.ma.masked_array([1.0, 2.0], [0, 1]), TypeError, r"masked array .*filled"),
+        ([object(), 1], TypeError, r"has dtype object, .*, and holds a object; convert it to"),
+        (
+            np.array([1, 2], object),
+            TypeError,
+            r"object, .* pandas .*block\.astype\('int64'\) or dtype=",
+        ),
+        (np.array([1, 2.5], object), TypeError, r"has dtype object, .*block\.astype\('float64'\)"),
+        (np.array([True, False], object), TypeError, r"block\.astype\('bool'\)"),
+        (np.array([1.5, None], object), TypeError, r"holds a NoneType; .*astype\('float64'\)"),
+        (np.array([Decimal(1), 2], object), TypeError, r"block\.astype\('float64'\)"),
+        ({"a": 1}, TypeError, r"\[0:2\] is a dict; return an array, a number or a list of them"),
+        ("ab", TypeError, r"index \[0:2\] has dtype <U2, which JAX does not have"),
+        ((n for n in [1, 2]), TypeError, r"\[0:2\] is a generator; return an array, a"),
+        (np.zeros(8), ValueError, r"shape \(8,\); .* the whole array: return array\[index\]"),
+    ],
+)
+def test_a_block_that_cannot_be_is_named(
+    auto_mesh: Mesh, returned: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        gda.GlobalArray.from_callback((8,), auto_mesh, P("x"), lambda _: returned)
+
+
+def test_blocks_of_differing_dtypes_are_named(auto_mesh: Mesh) -> None:
+    def read(index: gda.Index) -> np.ndarray:
+        return np.zeros(2, np.float32 if index[0].start < 4 else np.int32)
+
+    with pytest.raises(TypeError, match=r"index \[4:6\] has dtype int32, those before it float32"):
+        gda.GlobalArray.from_callback((8,), auto_mesh, P("x"), read)
+    g = gda.GlobalArray.from_callback((8,), auto_mesh, P("x"), read, dtype=np.int8)
+    assert g.dtype == np.int8
+
+
+class DiskError(Exception):
+    pass
+
+
+def test_an_exception_of_the_callback_comes_with_a_note_of_the_index(auto_mesh: Mesh) -> None:
+    def read(index: gda.Index) -> np.ndarray:
+        if index[0].start == 4:
+            raise DiskError("disk")
+        return DATA[index]
+
+    with pytest.raises(DiskError, match="disk") as caught:
+        gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), read)
+    assert str(caught.value) == "disk"
+    assert caught.value.__notes__ == [
+        "gda: while reading index [4:6, :] of ShardGrid((8, 2), {'x': 4, 'y': 2}, P('x'))"
+    ]
+
+
+@pytest.mark.parametrize(("fails_at", "text"), [(1, "[0:2, :]"), (4, "[4:6, :]"), (7, "[6:8, :]")])
+def test_a_lazy_batch_that_fails_is_noted_with_its_own_index(
+    auto_mesh: Mesh, fails_at: int, text: str
+) -> None:
+    def read(indices: list[gda.Index]) -> Iterator[np.ndarray]:
+        for i, index in enumerate(indices):
+            if i == fails_at:
+                raise DiskError("disk")
+            yield DATA[index]
+
+    with pytest.raises(DiskError) as caught:
+        gda.GlobalArray.from_batched_callback((8, 2), auto_mesh, P("x"), read)
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"gda: while reading index {text} of ShardGrid")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"into": True}, ValueError, "into=True needs dtype="),
+        ({"into": True, "dtype": "f4", "copy": True}, ValueError, "omit it with into=True"),
+        ({"copy": 0}, TypeError, "copy must be True, False or None, not 0"),
+        ({"copy": "maybe"}, TypeError, "copy must be True, False or None, not 'maybe'"),
+        ({"dtype": "nonsense"}, TypeError, "the argument dtype='nonsense' is not a dtype; a dtype"),
+        (
+            {"dtype": "floot32"},
+            TypeError,
+            r"dtype='floot32' is not a dtype; did you mean float",
+        ),
+        ({"dtype": "U3"}, TypeError, "dtype=<U3, which JAX does not have"),
+    ],
+)
+def test_options_are_checked_before_anything_is_read(
+    auto_mesh: Mesh, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    calls = []
+    with pytest.raises(error, match=message):
+        gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), calls.append, **options)
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec", "error", "message"),
+    [
+        ((6, 2), P("x"), ValueError, "dimension 0 of size 6 is sharded 4 ways by mesh axis 'x'"),
+        ((8,), P("x", "y"), ValueError, r"P\('x', 'y'\) has 2 entries, but global shape \(8,\)"),
+        ((8,), P("z"), ValueError, "shards dimension 0 by mesh axis 'z'"),
+        ((8,), "x", TypeError, r"is a string; write P\('x'\)"),
+        ((8.5,), P("x"), TypeError, "global_shape must be a sequence of integers"),
+        ((-8,), P("x"), ValueError, "negative size"),
+        ((8,), P(P.UNCONSTRAINED), ValueError, "UNCONSTRAINED, so it has no fixed layout"),
+        ((8,), P("x", unreduced={"y"}), ValueError, "unreduced axes"),
+        ((8,), [{"x"}], TypeError, "entry 0 of the spec is {'x'}; an entry is None, the name"),
+    ],
+)
+def test_shapes_and_specs_are_checked_before_anything_is_read(
+    auto_mesh: Mesh, shape: Any, spec: Any, error: type[Exception], message: str
+) -> None:
+    calls = []
+    for constructor in (
+        gda.GlobalArray.from_callback,
+        gda.GlobalArray.from_batched_callback,
+        gda.GlobalArray.from_batched_callback_with_devices,
+    ):
+        with pytest.raises(error, match=message):
+            constructor(shape, auto_mesh, spec, calls.append)
+    assert calls == []
+
+
+def test_a_callback_that_is_none_is_pointed_out(auto_mesh: Mesh) -> None:
+    for constructor in (
+        gda.GlobalArray.from_callback,
+        gda.GlobalArray.from_batched_callback,
+        gda.GlobalArray.from_batched_callback_with_devices,
+    ):
+        with pytest.raises(TypeError, match="data_callback must be a function, not ndarray"):
+            constructor((8, 2), auto_mesh, P("x"), DATA)
+
+
+def test_a_mesh_that_is_none_is_pointed_out() -> None:
+    with pytest.raises(TypeError, match=r"must be a jax\.sharding\.Mesh, .* gda\.ShardGrid"):
+        gda.GlobalArray.from_callback((8,), {"x": 4}, P("x"), np.zeros)  # pyright: ignore
+
+
+def test_into_takes_a_view_of_out_and_no_data(auto_mesh: Mesh) -> None:
+    def fill(index: gda.Index, out: np.ndarray) -> np.ndarray:
+        out[:] = DATA[index]
+        return out[:1]
+
+    g = gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), fill, dtype="f4", into=True)
+    np.testing.assert_array_equal(g, DATA)
+    for data in ([[1, 2], [3, 4]], np.float32(1), jnp.zeros((2, 2))):
+        with pytest.raises(TypeError, match="data of its own"):
+            gda.GlobalArray.from_callback(
+                (8, 2), auto_mesh, P("x"), lambda i, out, d=data: d, dtype="f4", into=True
+            )
+
+
+def test_a_traced_block_is_refused_with_words(auto_mesh: Mesh) -> None:
+    def build(x: jax.Array) -> jax.Array:
+        error = jax.errors.UnexpectedTracerError  # JAX's own, and a TypeError
+        with pytest.raises(error, match=r"\[0:2, :\] is being traced, so it has no data"):
+            gda.GlobalArray.from_callback((8, 2), auto_mesh, P("x"), lambda i: x[i])
+        return x
+
+    jax.jit(build)(DATA)
+
+
+def test_a_64_bit_jax_array_is_looked_at_when_x64_is_off(auto_mesh: Mesh) -> None:
+    jax.config.update("jax_enable_x64", True)
+    try:
+        large, small = jnp.array([2**40, 1]), jnp.array([7, 1])
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert large.dtype == np.int64
+    for dtype in (None, np.int32):
+        g = gda.GlobalArray.from_callback((8,), auto_mesh, P("x"), lambda i: small, dtype=dtype)
+        np.testing.assert_array_equal(g, [7, 1] * 4)
+    with pytest.raises(gda.DoesNotFitError, match=r"value 1099511627776 at \(0,\)"):
+        gda.GlobalArray.from_callback((8,), auto_mesh, P("x"), lambda i: large)
+
+
+def test_into_says_when_an_array_is_returned_and_not_filled(auto_mesh: Mesh) -> None:
+    with pytest.raises(TypeError, match=r"data of its own, a ndarray; write `out\[...\] ="):
+        gda.GlobalArray.from_callback(
+            (8, 2), auto_mesh, P("x"), lambda i, out: DATA[i], dtype="f4", into=True
+        )
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        ([DATA[:2]] * 3, ValueError, "expected 8 arrays, one per index, repeats included, not 3"),
+        (
+            DATA,
+            TypeError,
+            "expected a sequence of 8 arrays, one per index, repeats included, not ndarray",
+        ),
+        (None, TypeError, "not NoneType"),
+        (3, TypeError, "not int"),
+        ({0: DATA[:2]}, TypeError, "not dict"),
+        (iter([DATA[:2]] * 3), ValueError, "expected 8 arrays, one per index, .* not 3"),
+        (iter([DATA[:2]] * 9), ValueError, "expected 8 arrays, one per index, .* not more"),
+        (
+            [DATA[:2], DATA[:1], *(DATA[:2] for _ in range(6))],
+            ValueError,
+            r"index \[0:2, :\] has shape \(1, 2\)",
+        ),
+        ([DATA[i : i + 1] for i in range(8)], ValueError, r"index \[0:2, :\] has shape \(1, 2\)"),
+    ],
+)
+def test_result_of_a_batched_callback_is_checked(
+    auto_mesh: Mesh, returned: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        gda.GlobalArray.from_batched_callback((8, 2), auto_mesh, P("x"), lambda _: returned)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (lambda arrays: arrays[:3], ValueError, "expected 8 arrays, one per device, not 3"),
+        (lambda arrays: list(map(np.asarray, arrays)), TypeError, r"array\[0\] is a ndarray"),
+        (
+            lambda arrays: arrays[::-1],
+            ValueError,
+            r"array\[0\] is on .*7; expected is .*0\. ",
+        ),
+        (
+            lambda arrays: arrays[::-1],
+            ValueError,
+            "in the order of the devices that the callback wa",
+        ),
+        (
+            lambda arrays: [*arrays[:7], arrays[7].astype("int8")],
+            TypeError,
+            r"array\[7\] has dtype int8, those before it float32; give all one dtype",
+        ),
+    ],
+)
+def test_result_of_a_placing_callback_is_checked(
+    auto_mesh: Mesh, spoil: Callable, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        gda.GlobalArray.from_batched_callback_with_devices(
+            (8, 2), auto_mesh, P("x", "y"), lambda request: spoil(place(request, DATA))
+        )
+
+
+def test_a_placing_callback_is_not_called_for_a_bad_dtype(auto_mesh: Mesh) -> None:
+    calls = []
+    with pytest.raises(TypeError, match="nonsense"):
+        gda.GlobalArray.from_batched_callback_with_devices(
+            (8, 2), auto_mesh, P("x"), calls.append, dtype="nonsense"
+        )
+    assert calls == []
+
+
+def test_a_placing_callback_may_be_cast(auto_mesh: Mesh) -> None:
+    g = gda.GlobalArray.from_batched_callback_with_devices(
+        (8, 2), auto_mesh, P("x"), lambda request: place(request, DATA), dtype=jnp.bfloat16
+    )
+    assert g.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(g, DATA)
+
+
+# A process without a device of the mesh.
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_process_without_a_device_of_the_mesh_needs_a_dtype() -> None:
+    mesh = Mesh(np.array([d for d in jax.devices() if d.process_index == 1]), ("x",))
+    make = gda.GlobalArray
+    reads: list[Index] = []
+
+    def read(index: Index) -> np.ndarray:
+        reads.append(index)
+        return np.zeros(2, np.float32)
+
+    if jax.process_index() == 1:
+        g = make.from_callback((8,), mesh, P("x"), read)
+        assert [shard.index for shard in g.local_shards] == reads
+        assert reads == [(slice(i, i + 2),) for i in range(0, 8, 2)]
+        return
+    message = "no device of the mesh {'x': 4} belongs to process 0, so no block tells the dtype"
+    for construct in (
+        make.from_callback,
+        make.from_batched_callback,
+        make.from_batched_callback_with_devices,
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            construct((8,), mesh, P("x"), read)
+        for spec in (P("x"), P()):
+            g = construct((8,), mesh, spec, read, dtype=np.float32)
+            assert (g.shape, g.dtype, g.spec) == ((8,), np.float32, spec)
+            assert (len(g.local_shards), len(g.global_shards)) == (0, 4)
+            assert [shard.data for shard in g.global_shards] == [None] * 4
+            assert not g.is_fully_addressable
+    assert reads == []
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make((8,), mesh, P("x"), [])
+    g = make((8,), mesh, P("x"), [], dtype=np.float32)
+    assert (g.shape, g.dtype, len(g.local_shards)) == ((8,), np.float32, 0)
+    for data in (g.addressable_data, g.local_data):
+        with pytest.raises(RuntimeError, match="no device of the mesh .* belongs to process 0, so"):
+            data(0)
+
+
+def test_the_dtype_of_buffers_may_be_given(auto_mesh: Mesh) -> None:
+    buffers = [jax.device_put(DATA[:2], device) for device in auto_mesh.devices.flat]
+    g = gda.GlobalArray((8, 2), auto_mesh, P("x"), buffers, dtype=np.float32)
+    for shard, buffer in zip(g.local_shards, buffers, strict=True):
+        assert shard.data.unsafe_buffer_pointer() == buffer.unsafe_buffer_pointer()
+    with pytest.raises(TypeError, match="device_buffers have dtype float32, not int32"):
+        gda.GlobalArray((8, 2), auto_mesh, P("x"), buffers, dtype=np.int32)
+
+
+# A sharding in place of mesh and spec.
+
+
+KINDS = pytest.mark.parametrize("kind", ["device", "pinned_host", "unpinned_host"])
+
+
+def is_in(g: gda.GlobalArray, sharding: NamedSharding, data: np.ndarray = DATA) -> bool:
+    """Return whether an array has this sharding, memory kind included, and every value."""
+    kinds = {shard.data.sharding.memory_kind for shard in g.local_shards}
+    return (
+        g.sharding == sharding
+        and kinds == {sharding.memory_kind}
+        and np.array_equal(np.asarray(g), data)
+    )
+
+
+def single_buffers(sharding: NamedSharding) -> list[jax.Array]:
+    kind = sharding.memory_kind
+    return [
+        jax.device_put(DATA[index], SingleDeviceSharding(device, memory_kind=kind))
+        for device, index in gda.get_shard_indices(DATA.shape, sharding).items()
+    ]
+
+
+@KINDS
+def test_a_sharding_stands_in_place_of_mesh_and_spec(mesh: Mesh, kind: str) -> None:
+    sharding = NamedSharding(mesh, P("x"), memory_kind=kind)
+    make = gda.GlobalArray
+    read = DATA.__getitem__
+
+    def placed(request: Any) -> list[jax.Array]:
+        of = [SingleDeviceSharding(d, memory_kind=kind) for _, ds in request for d in ds]
+        return jax.device_put([DATA[index] for index, ds in request for _ in ds], of)
+
+    assert is_in(make.from_callback(DATA.shape, sharding, read), sharding)
+    assert is_in(make.from_callback(DATA.shape, mesh=sharding, data_callback=read), sharding)
+    assert is_in(make.from_callback(DATA.shape, sharding, read, max_workers=2), sharding)
+    assert is_in(
+        make.from_batched_callback(DATA.shape, sharding, lambda all_: list(map(read, all_))),
+        sharding,
+    )
+    assert is_in(make.from_batched_callback_with_devices(DATA.shape, sharding, placed), sharding)
+    assert is_in(make.from_source(DATA, sharding), sharding)
+    assert is_in(make.from_source(DATA, sharding, max_workers=2), sharding)
+    assert is_in(make(DATA.shape, sharding, single_buffers(sharding)), sharding)
+    assert is_in(make(DATA.shape, mesh, P("x"), single_buffers(sharding)), sharding)
+
+
+@KINDS
+def test_blocks_placed_early_go_to_the_memory_of_the_sharding(
+    mesh: Mesh, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placing, "places_early", lambda _: True)
+    sharding = NamedSharding(mesh, P("x"), memory_kind=kind)
+    assert is_in(gda.GlobalArray.from_source(DATA, sharding), sharding)
+
+
+@KINDS
+def test_keys_go_into_the_memory_of_a_sharding(mesh: Mesh, kind: str) -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    sharding = NamedSharding(mesh, P("x"), memory_kind=kind)
+    g = gda.GlobalArray.from_callback((8,), sharding, lambda index: keys[index])
+    for made in (g, pickle.loads(pickle.dumps(g))):
+        assert made.sharding == sharding
+        np.testing.assert_array_equal(jax.random.key_data(made.array), jax.random.key_data(keys))
+
+
+def test_a_single_device_has_its_sharding_too() -> None:
+    device = jax.devices()[5]
+    sharding = SingleDeviceSharding(device, memory_kind="pinned_host")
+    g = gda.GlobalArray.from_callback(DATA.shape, sharding, DATA.__getitem__)
+    assert g.array.devices() == {device}
+    assert g.sharding.memory_kind == "pinned_host"
+    wrapped = gda.GlobalArray.from_array(jax.device_put(DATA, sharding))
+    assert wrapped.sharding == g.sharding
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda sharding: gda.GlobalArray.from_callback((8, 2), sharding, P("x"), np.zeros),
+            "the spec .* was given with NamedSharding.*, which has its own; give the sharding",
+        ),
+        (
+            lambda sharding: gda.GlobalArray.from_callback((8, 2), sharding, P("x")),
+            "the spec .* was given with",
+        ),
+        (
+            lambda sharding: gda.GlobalArray.from_process_local(DATA, sharding, P("x")),
+            "the spec .* was given with",
+        ),
+        (
+            lambda sharding: gda.GlobalArray.from_callback((8, 2), sharding),
+            "data_callback must be a function, not NoneType",
+        ),
+        (
+            lambda sharding: gda.GlobalArray.from_source(DATA, sharding.mesh),
+            r"a mesh was given without a spec; write P\(\) for .* or give a NamedSharding",
+        ),
+        (
+            lambda _: gda.GlobalArray.from_source(DATA, jax.devices()[0]),
+            "mesh must be a jax.sharding.Mesh, or a NamedSharding in place of mesh and spec, not",
+        ),
+    ],
+)
+def test_a_spec_is_given_once(
+    mesh: Mesh, call: Callable[[NamedSharding], object], message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        call(NamedSharding(mesh, P("x")))
+
+
+def test_device_buffers_are_in_one_kind_of_memory(mesh: Mesh) -> None:
+    sharding = NamedSharding(mesh, P("x"))
+    pinned = sharding.with_memory_kind("pinned_host")
+    buffers = single_buffers(pinned)
+    text = (
+        r"device_buffers for \S*3\S* is in 'device' memory, and this array is in 'pinned_host' "
+        r"memory; put it there with jax.device_put\(buffer, SingleDeviceSharding\(device, "
+        r"memory_kind='pinned_host'\)\)"
+    )
+    buffers[3] = single_buffers(sharding)[3]
+    with pytest.raises(ValueError, match=text):
+        gda.GlobalArray(DATA.shape, mesh, P("x"), buffers)
+    with pytest.raises(ValueError, match="is in 'device' memory, and .* in 'pinned_host' memory"):
+        gda.GlobalArray(DATA.shape, pinned, single_buffers(sharding))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    ("shape", "spec"), [((), P(("a", "b"))), ((), ["a"]), ((8,), P("x", "a")), ((8,), ["x", ["a"]])]
+)
+def test_surplus_axes_of_size_1_shard_nothing(
+    shape: tuple[int, ...], spec: Any, kind: AxisType
+) -> None:
+    mesh = mesh_of({"a": 1, "x": 4, "b": 1}, kind)
+    data = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    g = gda.GlobalArray.from_callback(shape, mesh, spec, lambda index: data[index])
+    assert g.grid.spec == ("x",)[: len(shape)]
+    np.testing.assert_array_equal(np.asarray(g), data)
+    local = gda.GlobalArray.from_process_local(data, mesh, spec)
+    assert local.sharding == g.sharding
+    assert g.reshard(spec).sharding == g.sharding
+    assert gda.constrain(g, spec).sharding == g.sharding
+    assert gda.jit(lambda x: x, out_specs=P(*spec))(g).grid == g.grid
+
+
+def test_one_buffer_for_several_indices_is_refused(mesh: Mesh) -> None:
+    def one_buffer(indices: list[gda.Index]) -> list[np.ndarray]:
+        buffer = np.empty((2, 2), np.float32)
+        blocks = []
+        for index in indices:
+            buffer[:] = DATA[index][:2]
+            blocks.append(buffer)
+        return blocks
+
+    text = r"returned one array for the indices \[0:2, :\] and \[2:4, :\]; .* Return array.copy\(\)"
+    with pytest.raises(ValueError, match=text):
+        gda.GlobalArray.from_batched_callback(DATA.shape, mesh, P("x"), one_buffer)
+    g = gda.GlobalArray.from_batched_callback((2, 2), mesh, P(), lambda i: one_buffer(i[:1]) * 8)
+    np.testing.assert_array_equal(np.asarray(g), DATA[:2])

@@ -1,0 +1,432 @@
+"""The fingerprint of a sharded array, which equals NumPy's for the whole array under any layout."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+from trials import rarely
+
+import gda
+from gda.arrays.fingerprints import fingerprint as fp
+from gda.arrays.fingerprints import on_devices as block_sums
+from gda.arrays.fingerprints.fingerprint import fingerprint
+from gda.arrays.fingerprints.formula import (
+    add,
+    digest_of,
+    fingerprint_of_numpy,
+    sums_of_numpy,
+)
+from gda.layout.grid import ShardGrid
+from gda.testing.strategies import (
+    global_arrays,
+    mesh_shapes,
+    meshes,
+    partition_specs,
+    sharded_cases,
+)
+
+P = PartitionSpec
+# JAX 0.10 knows float6 by name, and cannot make arrays of it. Types of 64 bits have their own test.
+DTYPES = [
+    *("bool", "int2", "int4", "int8", "int16", "int32", "uint2", "uint4", "uint8", "uint16"),
+    *("uint32", "float16", "float32", "bfloat16", "complex64", "float4_e2m1fn", "float8_e3m4"),
+    *("float8_e4m3", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "float8_e5m2"),
+    *("float8_e5m2fnuz", "float8_e8m0fnu"),
+    *(name for name in ("float6_e2m3fn", "float6_e3m2fn") if jax.__version_info__ >= (0, 12)),
+]
+
+
+@pytest.fixture(params=["on devices", "all at once", "by NumPy"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Each of the ways in which sums are made: that of large arrays on CPU, of others, of small."""
+    if request.param != "by NumPy":
+        monkeypatch.setattr(fp, "SMALL", 0)
+    if request.param != "all at once":
+        yield request.param
+        return
+    monkeypatch.setattr(block_sums, "by_loop", block_sums.by_reduction)
+    block_sums.program.cache_clear()
+    yield request.param
+    block_sums.program.cache_clear()
+
+
+two_ways = pytest.mark.parametrize("way", ["on devices", "by NumPy"], indirect=True)
+
+
+def test_it_never_changes(way: str) -> None:
+    # As recorded in checkpoints; of more dtypes in test_fingerprint_formula.py.
+    data = (np.arange(64) % 5 - 2).reshape(8, 8).astype(np.float32)
+    g = cut(data, mesh_of({"x": 2, "y": 2}), P("y", "x"))
+    assert g.fingerprint() == "fbe80e12002d50a4c047432ad140736f"
+
+
+# However it is cut.
+
+
+LAYOUTS = [P(), P(("y", "x")), P(None, "y"), P("y", "x")]
+
+
+@two_ways
+def test_layouts(way: str, auto_mesh: Mesh) -> None:
+    data = batch(16, 8, 1, 5)
+    expected = fingerprint_of_numpy(data)
+    for spec in LAYOUTS:
+        assert cut(data, auto_mesh, spec).fingerprint() == expected
+    assert fingerprint(jnp.asarray(data)) == expected
+
+
+@pytest.mark.parametrize("way", ["on devices"], indirect=True)
+@pytest.mark.parametrize(
+    ("shape", "spec"),
+    [
+        ((4 * 5003,), P(("x", "y"))),  # blocks that begin and end amid a chunk
+        ((4 * 12288,), P(("y", "x"))),
+        ((2, 2 * 5001), P("x", "y")),
+        ((4, 3, 5000, 2), P("x", None, "y", None)),
+        ((6000, 6), P("y")),
+        ((2, 4100), P(None, "x")),
+    ],
+)
+def test_blocks_of_several_rows(way: str, shape: tuple[int, ...], spec: P) -> None:
+    data = np.random.default_rng(1).integers(0, 2**32, shape, dtype=np.uint32)
+    assert cut(data, mesh_of({"x": 2, "y": 2}), spec).fingerprint() == fingerprint_of_numpy(data)
+
+
+@pytest.mark.parametrize("way", ["all at once"], indirect=True)
+@pytest.mark.parametrize(
+    ("shape", "spec"), [((4, 2 * 5001), P("x", "y")), ((2, 3, 5000, 2), P("x", None, "y"))]
+)
+def test_blocks_of_several_rows_all_at_once(way: str, shape: tuple[int, ...], spec: P) -> None:
+    data = np.random.default_rng(1).integers(0, 2**32, shape, dtype=np.uint32)
+    assert cut(data, mesh_of({"x": 2, "y": 2}), spec).fingerprint() == fingerprint_of_numpy(data)
+
+
+# Zeros, infinities and NaNs of both signs, quiet and signalling, as floats of 32 and of 16 bits.
+SPECIAL = [0, 0x80000000, 0x7FC00000, 0xFFC00000, 0x7FC00001, 0x7F800001, 0x7FA00000]
+SPECIAL += [0x7E00FE00, 0x7E017D01, 0x7FC17F81, 0xFF818000, 0x7C00FC00]
+
+
+@pytest.mark.parametrize(
+    ("way", "dtypes"),
+    [
+        ("on devices", ["float32", "bfloat16", "float16", "float8_e5m2", "float8_e4m3"]),
+        ("on devices", ["complex64"]),
+        # Narrower ones reach the devices of this platform as integers.
+        ("all at once", ["float32", "complex64"]),
+    ],
+    indirect=["way"],
+)
+def test_bits_of_every_kind_of_nan(way: str, dtypes: list[str]) -> None:
+    raw = np.array(SPECIAL * 2, "<u4").tobytes() + np.random.default_rng(7).bytes(8000)
+    for dtype in dtypes:
+        data = np.frombuffer(raw, jnp.dtype(dtype)).reshape(2, -1)
+        assert cut(data, mesh_of({"x": 2}), P("x")).fingerprint() == fingerprint_of_numpy(data)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((1 << 20,), "float32"),
+        ((1 << 20,), "int8"),
+        ((256, 5000), "bfloat16"),
+        ((256, 5000), "complex64"),
+    ],
+)
+def test_blocks_are_not_copied(shape: tuple[int, ...], dtype: str) -> None:
+    block = jax.device_put(np.zeros(shape, jnp.dtype(dtype)), jax.devices()[0])
+    program, (words, keys) = block_sums.prepared([block], [(0,) * len(shape)])
+    (taken,) = words.addressable_shards
+    assert taken.data.unsafe_buffer_pointer() == block.unsafe_buffer_pointer()
+    used = program.lower(words, keys).compile().memory_analysis()
+    assert used.temp_size_in_bytes < block.nbytes / 2
+
+
+def test_a_block_far_out_in_a_long_dimension(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of a dimension that 32 bits cannot count, no array is at hand.
+    monkeypatch.setattr(block_sums, "MAX_COLUMNS", 64)
+    block, start = np.arange(300).astype(np.int8), 2**33 + 12345
+    assert [part.chunks for part in block_sums.plan_of(block.shape, 1).parts()] == [4, 1]
+    found = block_sums.started([jnp.asarray(block)], [(start,)])
+    assert np.array_equal(found, sums_of_numpy(block, start=(start,)))
+
+
+@two_ways
+def test_every_kind_of_number(way: str) -> None:
+    mesh, found, expected = mesh_of({"x": 2}), {}, {}
+    for dtype in DTYPES:
+        kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+        data = np.arange(-3, 13).astype(np.float32).astype(kind)
+        found[dtype] = cut(data, mesh, P("x")).fingerprint()
+        expected[dtype] = fingerprint_of_numpy(data)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("way", "dtype"),
+    [
+        *(("on devices", dtype) for dtype in ("int64", "float64", "complex128")),
+        ("all at once", "complex128"),
+        ("by NumPy", "float64"),
+    ],
+    indirect=["way"],
+)
+def test_numbers_of_64_bits(way: str, dtype: str) -> None:
+    data = (np.arange(-3, 13) * 2.0**40).astype(dtype)
+    with jax.enable_x64(True):
+        g = cut(data, mesh_of({"x": 2}), P("x"))
+        assert g.fingerprint() == fingerprint_of_numpy(data)
+    assert g.fingerprint() == fingerprint_of_numpy(data)  # made with x64, which is off now
+
+
+@two_ways
+def test_keys_by_their_numbers(way: str, explicit_mesh: Mesh) -> None:
+    digests = set()
+    for impl in ("threefry2x32", "rbg"):
+        keys = jax.random.split(jax.random.key(3, impl=impl), 8)
+        sums = sums_of_numpy(np.asarray(jax.random.key_data(keys)))
+        expected = digest_of(keys.shape, keys.dtype, sums)
+        g = gda.GlobalArray.from_array(jax.device_put(keys, NamedSharding(explicit_mesh, P("x"))))
+        assert g.fingerprint() == fingerprint(keys) == expected
+        with jax.set_mesh(explicit_mesh):
+            assert g.fingerprint() == expected
+        digests.add(expected)
+    assert len(digests) == 2
+
+
+@two_ways
+def test_one_number_and_no_numbers(way: str, explicit_mesh: Mesh) -> None:
+    for data in (np.float32(3), np.zeros((0, 8), np.float32), np.zeros((8, 0), np.float32)):
+        assert cut(data, explicit_mesh, P()).fingerprint() == fingerprint_of_numpy(np.asarray(data))
+    nothing = np.zeros((0, 8), np.float32)
+    assert cut(nothing, explicit_mesh, P("x")).fingerprint() == fingerprint_of_numpy(nothing)
+
+
+@two_ways
+def test_arrays_in_the_memory_of_the_host(way: str, auto_mesh: Mesh) -> None:
+    data = batch(8, 8)
+    sharding = NamedSharding(auto_mesh, P("x", "y"), memory_kind="pinned_host")
+    assert fingerprint(jax.device_put(data, sharding)) == fingerprint_of_numpy(data)
+
+
+@two_ways
+def test_whatever_is_set(way: str, explicit_mesh: Mesh) -> None:
+    g, expected = cut(batch(8, 8), explicit_mesh, P("x")), fingerprint_of_numpy(batch(8, 8))
+    with jax.set_mesh(explicit_mesh):
+        assert g.fingerprint() == expected
+    with jax.disable_jit():
+        assert g.fingerprint() == expected
+    with jax.transfer_guard("disallow"):
+        assert g.fingerprint() == expected
+
+
+@st.composite
+def layouts_of_one_shape(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[Mesh, P]]]:
+    """Draw a shape of 1 to 4 dimensions and two ways to cut it, each over a mesh of its own."""
+    layouts = []
+    for mesh in (draw(meshes()), draw(meshes())):
+        layouts.append((mesh, draw(partition_specs(mesh, max_entries=4))))
+    rank = max(1, *(len(spec) for _, spec in layouts), draw(st.integers(1, 4)))
+    shape = []
+    for dimension in range(rank):
+        ways = [ways_of(mesh, spec, dimension) for mesh, spec in layouts]
+        shape.append(math.lcm(*ways) * draw(st.integers(1, 2)))
+    return tuple(shape), layouts
+
+
+def ways_of(mesh: Mesh, spec: P, dimension: int) -> int:
+    entry: Any = spec[dimension] if dimension < len(spec) else None
+    names = (entry,) if isinstance(entry, str) else entry or ()
+    return math.prod(mesh.shape[name] for name in names)
+
+
+@rarely(2)
+@given(layouts_of_one_shape(), st.sampled_from(["float32", "int8", "bfloat16", "complex64"]))
+def test_any_resharding_keeps_it(drawn: Any, dtype: str) -> None:
+    shape, layouts = drawn
+    data = np.random.default_rng(2).integers(-100, 100, shape).astype(jnp.dtype(dtype))
+    one, other = (cut(data, mesh, spec) for mesh, spec in layouts)
+    assert one.fingerprint() == other.fingerprint() == fingerprint_of_numpy(data)
+
+
+@rarely(5)
+@given(case=sharded_cases(), columns=st.sampled_from([2, 3, 8]))
+def test_any_block_is_taken_apart_as_numpy_does(case: Any, columns: int) -> None:
+    data = np.random.default_rng(columns).standard_normal(case.global_shape).astype(np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fp, "SMALL", 0)
+        patch.setattr(block_sums, "MAX_COLUMNS", columns)
+        g = cut(data, case.mesh, case.spec)
+        assert g.fingerprint() == fingerprint_of_numpy(data)
+
+
+@rarely(2)
+@given(g=global_arrays(), data=st.data())
+def test_any_change_of_one_element_is_seen(g: gda.GlobalArray, data: st.DataObject) -> None:
+    value = np.array(g)
+    if not value.size:
+        return
+    at = data.draw(st.integers(0, value.nbytes - 1))
+    raw = value.reshape(-1).view(np.uint8)
+    raw[at] ^= 1 if value.dtype == bool else data.draw(st.integers(1, 255))
+    assert cut(value, g.mesh, g.spec).fingerprint() != g.fingerprint()
+
+
+# In steps.
+
+
+@two_ways
+def test_sums_of_blocks_add_up(way: str) -> None:
+    data = batch(8, 8)
+    g = cut(data, mesh_of({"x": 2}), P("x"))
+    shards = gda.arrays.process_local.distinct_shards(g.array, g.grid)
+    parts = [fp.begin_blocks({block: shards[block]}, g.grid).result() for block in range(2)]
+    together = [fp.begin_blocks(some, g.grid) for some in ({1: shards[1], 0: shards[0]}, {})]
+    whole = sums_of_numpy(data)
+    assert np.array_equal(add(parts), whole)
+    assert np.array_equal(add(pending.result() for pending in together), whole)
+    for block, sums in enumerate(parts):
+        index = g.grid.block_index(block)
+        starts = [part.start or 0 for part in index]
+        assert np.array_equal(sums, sums_of_numpy(data[index], starts))
+    assert digest_of((8, 8), "float32", whole) == g.fingerprint()
+
+
+@two_ways
+def test_array_may_be_deleted_after_begin(way: str, explicit_mesh: Mesh) -> None:
+    g = cut(batch(8, 8), explicit_mesh, P("x"))
+    pending = fp.begin(g.array)
+    g.delete()
+    assert np.array_equal(pending.result(), sums_of_numpy(batch(8, 8)))
+
+
+@two_ways
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_array_may_be_donated_after_begin(way: str, dtype: str) -> None:
+    data = np.ones((8, 1 << 16), jnp.dtype(dtype))
+    expected = sums_of_numpy(data)
+    g = cut(data, mesh_of({"x": 8}), P("x"))
+    pending = fp.begin(g.array)
+    jax.block_until_ready(jax.jit(lambda x: x + 1, donate_argnums=0)(g.array))
+    assert g.is_deleted()
+    assert np.array_equal(pending.result(), expected)
+
+
+# What cannot be.
+
+
+def test_in_a_trace_there_is_no_value(auto_mesh: Mesh) -> None:
+    g = cut(batch(8), auto_mesh, P("x"))
+    with pytest.raises(TypeError, match="is being traced, so it has no data; call this outside"):
+        jax.jit(lambda g: g.fingerprint())(g)
+    with pytest.raises(TypeError, match="call this outside jit"):
+        jax.jit(lambda x: fp.begin(x))(g.array)
+
+
+def test_deleted_array_has_no_fingerprint(auto_mesh: Mesh) -> None:
+    g = cut(batch(8), auto_mesh, P("x"))
+    g.delete()
+    with pytest.raises(RuntimeError, match="was deleted, by delete"):
+        g.fingerprint()
+    with pytest.raises(RuntimeError, match=r"jax.Array\(shape=\(8,\), .* was deleted"):
+        fp.begin(g.array)
+
+
+def test_other_things_are_refused(auto_mesh: Mesh) -> None:
+    message = r"expected a GlobalArray or a jax.Array, not list; .* gda.fingerprint\(numpy.asarray"
+    with pytest.raises(TypeError, match=message):
+        fingerprint([1, 2])
+    with pytest.raises(TypeError, match="a fingerprint is of numbers, not of object"):
+        gda.fingerprint(np.array([None]))
+
+
+def test_a_numpy_array_has_the_fingerprint_of_the_sharded_one(auto_mesh: Mesh) -> None:
+    data = batch(8, 8)
+    g = cut(data, auto_mesh, P("x", "y"))
+    assert g.fingerprint() == gda.fingerprint(g) == gda.fingerprint(g.array)
+    assert g.fingerprint() == gda.fingerprint(data) == gda.fingerprint(np.asfortranarray(data))
+    assert gda.fingerprint(data[0, 0]) == gda.fingerprint(data[:1, 0].reshape(()))
+
+
+# Many processes.
+
+
+@pytest.mark.processes(4, devices=2)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_all_processes_find_the_same(kind: AxisType) -> None:
+    assert jax.process_count() == 4
+    data = batch(16, 8)
+    expected = fingerprint_of_numpy(data)
+    for order in ORDERS.values():
+        mesh = ordered_mesh(order, {"x": 4, "y": 2}, kind)
+        for spec in (P(), P(("y", "x")), P(None, "y")):
+            assert cut(data, mesh, spec).fingerprint() == expected
+    assert fingerprint(jnp.asarray(data)) == expected
+
+
+@pytest.mark.processes(4, devices=2)
+def test_processes_without_devices_of_the_mesh_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = batch(16, 8)
+    g = cut(data, ordered_mesh([2, 6, 3, 7], {"x": 4}), P("x"))
+    assert g.fingerprint() == fingerprint_of_numpy(data)
+    monkeypatch.setattr(fp, "SMALL", 0)
+    assert g.fingerprint() == fingerprint_of_numpy(data)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_an_array_of_another_process_alone() -> None:
+    g = cut(batch(8), ordered_mesh([4, 5], {"x": 2}), P("x"))
+    if jax.process_index() == 2:
+        assert g.fingerprint() == fingerprint_of_numpy(batch(8))
+    else:
+        with pytest.raises(ValueError, match="only process 2 holds"):
+            g.fingerprint()
+
+
+@pytest.mark.processes(4, devices=2)
+def test_each_process_sums_the_blocks_it_writes() -> None:
+    data = batch(8, 8)
+    g = cut(data, ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2}), P("x"))
+    mine = fp.sums_of(g.array)
+    grid = ShardGrid((8, 8), {"x": 4}, P("x"), process_of=[0, 1, 2, 3])
+    others = [sums_of_numpy(data[grid.block_index(b)], (2 * b, 0)) for b in range(4)]
+    written = gda.arrays.process_local.grid_of((8, 8), g.mesh, g.spec).view(jax.process_index())
+    expected = add(others[block] for block in written.written_blocks())
+    assert np.array_equal(mine, expected)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_processes_that_bring_different_arrays_are_told() -> None:
+    mesh = ordered_mesh(range(8), {"x": 8})
+    with gda.checking_agreement(False):
+        g = cut(batch(8 + 8 * jax.process_index()), mesh, P("x"))
+    with (
+        gda.checking_agreement(timeout=20),
+        pytest.raises(gda.DisagreementError, match=r"GlobalArray.fingerprint .*shape"),
+    ):
+        g.fingerprint()
+
+
+def fingerprint_everywhere(grid: ShardGrid, order: list[int], expected: str) -> None:
+    """Run in every process: build an array over these devices, and take its fingerprint."""
+    data = batch(*grid.global_shape, dtype=np.int32)
+    g = cut(data, ordered_mesh(order, dict(grid.mesh_shape)), grid.spec)
+    if len({device.process_index for device in g.mesh.devices.flat}) > 1:
+        assert g.fingerprint() == expected
+
+
+@rarely(5)
+@given(data=st.data())
+def test_any_layout_over_processes(process_pool: Any, data: st.DataObject) -> None:
+    grid = data.draw(sharded_cases(mesh_shapes(max_devices=8))).grid
+    order = data.draw(st.permutations(range(8)))[: grid.num_devices]
+    expected = fingerprint_of_numpy(batch(*grid.global_shape, dtype=np.int32))
+    process_pool(4, devices=2).run(fingerprint_everywhere, grid, order, expected)

@@ -1,0 +1,426 @@
+"""The differences between two checkpoints, or a checkpoint and a tree."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorstore as ts
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+from trials import rarely
+
+import gda
+from gda.checkpoint import Differences, LeafDifference, diff, save
+from gda.checkpoint.comparing.diff import trees as sides
+from gda.checkpoint.reading.files import Files
+from gda.checkpoint.writing import packing, writer
+
+KINDS = ["only_in_a", "only_in_b", "of_other_type", "of_other_content", "of_unknown_content"]
+
+
+def limit_sizes(patch: pytest.MonkeyPatch) -> None:
+    """Make small arrays take the ways of large ones: own arrays from 256 bytes, chunks of 64."""
+    patch.setattr(writer, "PACKED_BELOW", 256)
+    patch.setattr(writer, "CHUNK_BYTES", 64)
+    patch.setattr(packing, "PACK_BYTES", 256)
+    patch.setattr(sides, "_PART_BYTES", 64)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_sizes(monkeypatch)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., Path]:
+    """Saves a tree into a new folder; returns its path."""
+
+    def write(tree: Any, **options: Any) -> Path:
+        path = tmp_path / f"step-{len(list(tmp_path.iterdir()))}"
+        save(path, tree, **options)
+        return path
+
+    return write
+
+
+def paths(differences: Differences) -> dict[str, list[Any]]:
+    """Return the paths of each kind of difference that there is."""
+    found = {kind: [leaf.path for leaf in getattr(differences, kind)] for kind in KINDS}
+    return {kind: each for kind, each in found.items() if each}
+
+
+A = {"w": batch(4, 3), "b": batch(3), "old": np.ones(2), "step": 1, "name": "a", "n": np.zeros(2)}
+B = A | {"w": batch(4, 3) + 1, "b": batch(4), "step": 2, "n": 0, "new": [np.ones(5)]}
+del B["old"]
+
+
+def test_each_kind_of_difference(saved: Callable[..., Path]) -> None:
+    a, b = saved(A), saved(B)
+    differences = diff(a, b)
+    assert differences == Differences(
+        str(a),
+        str(b),
+        only_in_a=(LeafDifference(("old",), "float64[2]", None),),
+        only_in_b=(LeafDifference(("new", 0), None, "float64[5]"),),
+        of_other_type=(
+            LeafDifference(("b",), "float32[3]", "float32[4]"),
+            LeafDifference(("n",), "float64[2]", "0"),
+        ),
+        of_other_content=(
+            LeafDifference(("step",), "1", "2"),
+            LeafDifference(("w",), "float32[4,3]", "float32[4,3]"),
+        ),
+        num_equal=1,
+    )
+    assert differences
+    assert not differences.are_equal
+    assert str(differences).splitlines() == [
+        f"a:  {a}",
+        f"b:  {b}",
+        "only in a: 1 leaf",
+        "  ['old']  float64[2]",
+        "only in b: 1 leaf",
+        "  ['new'][0]  float64[5]",
+        "of other type: 2 leaves",
+        "  ['b']  float32[3] -> float32[4]",
+        "  ['n']  float64[2] -> 0",
+        "of other content: 2 leaves",
+        "  ['step']  1 -> 2",
+        "  ['w']     float32[4,3]",
+        "the same: 1 leaf, 0 B",
+    ]
+
+
+def test_a_checkpoint_is_the_same_as_itself_and_its_tree(saved: Callable[..., Path]) -> None:
+    path = saved(A)
+    for differences in (diff(path, path), diff(path, A), diff(A, path), diff(path, A, values=True)):
+        assert differences.are_equal
+        assert not differences
+        assert (differences.num_equal, differences.equal_nbytes) == (6, 48 + 12 + 16 + 16)
+    assert str(diff(path, A)).splitlines()[1:] == [
+        "b:  the tree",
+        "the same: all of 6 leaves, 92 B",
+    ]
+
+
+def test_no_data_is_read(saved: Callable[..., Path]) -> None:
+    a, b = saved(A), saved(B)
+    expected = diff(a, b)
+    for path in (a, b):
+        (data,) = path.glob("data-*")
+        shutil.rmtree(data)
+    assert diff(a, b) == expected
+    with pytest.raises(gda.checkpoint.CorruptionError, match=r"\['w'\], chunk c.0: .* is missing"):
+        diff(a, b, values=True)
+
+
+@pytest.mark.parametrize("form", [{}, {"compression": "zstd"}])
+@pytest.mark.usefixtures("small")
+def test_values(saved: Callable[..., Path], form: dict[str, str]) -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    data = batch(16, 24)
+    other = data.copy()
+    other[3, 5] += 2
+    other[15, 23] += 1
+    a = saved({"w": cut(data, mesh, P("x")), "b": data[0, :3], "same": data}, **form)
+    # Other chunks: each overlaps several.
+    tree = {"w": cut(other, mesh, P(None, "y")), "b": data[0, :3] * 2, "same": data}
+    b = saved(tree, **form)
+    for differences in (diff(a, b, values=True), diff(a, tree, values=True)):
+        small, large = differences.of_other_content
+        assert (small.path, large.path) == (("b",), ("w",))
+        assert str(small.elements) == "2 of 3 elements; largest 2.0 at [2], relative 0.5 at [1]"
+        relative = np.float64(2 / 79)
+        assert large.elements == gda.checkpoint.ElementDifferences(
+            2, 384, 2.0, (3, 5), relative, (3, 5)
+        )
+    backwards = diff(tree, a, values=True).of_other_content[1].elements
+    assert backwards == large.elements
+
+
+def test_arrays_without_a_fingerprint_are_unknown_until_read(saved: Callable[..., Path]) -> None:
+    a, b = saved(A, fingerprint=False), saved(B)
+    assert paths(diff(a, b))["of_unknown_content"] == [("w",)]
+    unknown = diff(a, a)
+    assert paths(unknown) == {"of_unknown_content": [("b",), ("n",), ("old",), ("w",)]}
+    assert unknown  # not known to be the same
+    assert "of unknown content: 4 leaves" in str(unknown)
+    assert diff(a, a, values=True).are_equal
+    assert diff(a, A, values=True).are_equal
+    (_, changed) = diff(a, b, values=True).of_other_content
+    assert changed.elements is not None
+    assert changed.elements.count == 12
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_layouts_and_containers_do_not_count(saved: Callable[..., Path], kind: AxisType) -> None:
+    data, keys = batch(8, 4), jax.random.split(jax.random.key(1), 8)
+    path = saved({"pair": Pair(data, [keys]), "half": data.astype(ml_dtypes.bfloat16)})
+    mesh = ordered_mesh(ORDERS["shuffled"], {"x": 4, "y": 2}, kind)
+    odd = gda.PaddedArray.from_callback((8, 4), mesh_of({"x": 3}), P("x"), lambda i: data[i])
+    for first in (cut(data, mesh, P("x", "y")), jnp.asarray(data), odd):
+        tree = {"pair": {"first": first, "second": (keys,)}, "half": jnp.asarray(data, "bfloat16")}
+        assert diff(path, tree).are_equal
+        assert diff(path, tree | {"half": data}).of_other_type
+        other = tree | {"pair": Pair(first + 1 if first is not odd else data + 1, [keys])}
+        (found,) = diff(path, other, values=True).of_other_content
+        assert found.elements is not None
+        assert (found.elements.count, found.elements.largest) == (32, 1.0)
+
+
+def test_keys_differ_by_their_numbers(saved: Callable[..., Path]) -> None:
+    a = saved({"k": jax.random.key(0)})
+    (found,) = diff(a, {"k": jax.random.key(5)}, values=True).of_other_content
+    assert found.a == "uint32[2] of keys of threefry2x32"
+    assert str(found.elements) == "1 of 2 elements; largest 5 at [1], relative 1 at [1]"
+    assert diff(a, {"k": jax.random.key_data(jax.random.key(0))}).of_other_type
+    assert diff(a, {"k": jax.random.key(0, impl="rbg")}).of_other_type
+
+
+def test_values_are_the_same_by_type_and_digits(saved: Callable[..., Path]) -> None:
+    values = {"nan": float("nan"), "zero": 0.0, "one": 1, "true": True, "text": "x" * 90, "b": b"a"}
+    path = saved(values)
+    assert diff(path, values).are_equal
+    others = values | {"zero": -0.0, "one": 1.0, "true": 1, "text": "x" * 90 + "y", "b": b"b"}
+    found = diff(path, others)
+    assert paths(found) == {
+        "of_other_type": [("one",), ("true",)],
+        "of_other_content": [("b",), ("text",), ("zero",)],
+    }
+    assert f"['text']  '{'x' * 59}… -> '{'x' * 59}…\n" in str(found)
+    assert found.of_other_content[1].b == repr("x" * 90 + "y")
+
+
+def test_only_a_subtree(saved: Callable[..., Path]) -> None:
+    a = saved({"params": [batch(2), batch(3)], "step": 1})
+    b = saved({"params": [batch(2), batch(3) + 1], "step": 2})
+    assert paths(diff(a, b, at=["params"])) == {"of_other_content": [("params", 1)]}
+    assert diff(a, b, at=["params", 0]).are_equal
+    assert paths(diff(a, [batch(2), batch(3) * 2], at=["params"], values=True)) == {
+        "of_other_content": [("params", 1)]
+    }
+    with pytest.raises(KeyError, match=r"\['opt'\] is not in the checkpoint"):
+        diff(a, b, at=["opt"])
+    with pytest.raises(TypeError, match="at must be a list of keys"):
+        diff(a, b, at="params")
+
+
+def test_a_report_names_the_first_of_many(saved: Callable[..., Path]) -> None:
+    tree = {f"w{i:03}": i for i in range(50)}
+    lines = str(diff(saved(tree), saved({name: i + 1 for name, i in tree.items()}))).splitlines()
+    assert lines[2] == "of other content: 50 leaves"
+    assert lines[-2:] == ["  … 30 more leaves", "the same: 0 leaves, 0 B"]
+    assert len(lines) == 2 + 1 + 20 + 2
+
+
+def test_a_dictionary_for_programs(saved: Callable[..., Path]) -> None:
+    a = saved({"w": np.array([1.0, np.inf]), "s": 1})
+    document = diff(a, {"w": np.array([1.0, 2.0]), "t": 1}, values=True).to_dict()
+    assert json.loads(json.dumps(document, allow_nan=False)) == {
+        "a": str(a),
+        "b": "the tree",
+        "are_equal": False,
+        "equal": {"leaves": 0, "nbytes": 0},
+        "only_in_a": [{"path": ["s"], "a": "1", "b": None}],
+        "only_in_b": [{"path": ["t"], "a": None, "b": "1"}],
+        "of_other_type": [],
+        "of_other_content": [
+            {
+                "path": ["w"],
+                "a": "float64[2]",
+                "b": "float64[2]",
+                "elements": {
+                    "count": 1,
+                    "size": 2,
+                    "largest": "inf",
+                    "largest_at": [1],
+                    "largest_relative": "inf",
+                    "largest_relative_at": [1],
+                },
+            }
+        ],
+        "of_unknown_content": [],
+    }
+
+
+def test_object_stores(saved: Callable[..., Path]) -> None:
+    store = ts.KvStore.open("memory://").result()
+    save(store, B)
+    assert paths(diff(saved(A), store, values=True)) == paths(diff(A, store))
+    assert diff(B, store).are_equal
+
+
+def test_the_progress_is_that_of_the_reads(saved: Callable[..., Path]) -> None:
+    seen: list[tuple[int, int]] = []
+    diff(saved(A), saved(B), values=True, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(48, 48)]
+
+
+# Properties.
+
+DTYPES = [np.float32, np.float64, np.int8, np.int64, np.bool_, ml_dtypes.bfloat16, np.complex64]
+SHAPES = [(), (0, 3), (3,), (2, 2), (37, 9), (16, 8)]
+
+
+def _leaf(draw: Any) -> Any:
+    if draw(st.integers(0, 4)) == 0:
+        return draw(st.sampled_from([0, 1, 1.0, True, "a", "1", b"1"]))
+    seed = draw(st.integers(0, 2))
+    data = np.random.default_rng(seed).integers(0, 9, draw(st.sampled_from(SHAPES)))
+    return data.astype(draw(st.sampled_from(DTYPES)))
+
+
+@st.composite
+def pairs_of_trees(draw: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    names = st.sets(st.sampled_from("abcdef"))
+    a = {name: _leaf(draw) for name in sorted(draw(names))}
+    b = {name: _leaf(draw) for name in sorted(draw(names))}
+    for name in sorted(draw(names) & a.keys()):
+        b[name] = a[name]
+        if isinstance(a[name], np.ndarray) and a[name].size and draw(st.booleans()):
+            b[name] = a[name].copy()
+            b[name][draw(st.tuples(*[st.integers(0, n - 1) for n in a[name].shape]))] += 1
+    return a, b
+
+
+@rarely(2)
+@given(pairs_of_trees(), st.booleans(), st.booleans())
+def test_any_two_trees(trees: Any, is_compressed: bool, has_fingerprints: bool) -> None:
+    a, b = trees
+    store = ts.KvStore.open("memory://").result()
+    form = {"compression": "zstd"} if is_compressed else {}
+    with pytest.MonkeyPatch.context() as patch:
+        limit_sizes(patch)
+        save(store / "a/", a, fingerprint=has_fingerprints, **form)
+        save(store / "b/", b)
+        read = diff(store / "a/", store / "b/", values=True)
+        with_tree = diff(store / "a/", b, values=True)
+        backwards = diff(a, store / "b/")
+    expected = _expected(a, b)
+    assert paths(read) == paths(with_tree) == paths(backwards) == expected
+    assert read == replace(with_tree, b=read.b)
+    assert bool(read) == bool(expected)
+    shared = a.keys() & b.keys()
+    assert read.num_equal == len(shared) - sum(map(len, [*expected.values()])) + len(
+        a.keys() ^ b.keys()
+    )
+    for leaf in read.of_other_content:
+        (name,) = leaf.path
+        if leaf.elements is not None:
+            assert isinstance(name, str)
+            x, y = a[name], b[name]
+            assert leaf.elements.count == np.count_nonzero(x != y)
+            wide = np.complex128 if x.dtype.kind == "c" else np.float64
+            assert leaf.elements.largest == np.abs(x.astype(wide) - y.astype(wide)).max()
+
+
+def _expected(a: dict[str, Any], b: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return the paths of each kind of difference, by NumPy."""
+    found: dict[str, list[Any]] = {kind: [] for kind in KINDS}
+    found["only_in_a"] = [(name,) for name in a if name not in b]
+    found["only_in_b"] = [(name,) for name in sorted(b) if name not in a]
+    for name in a.keys() & b.keys():
+        x, y = a[name], b[name]
+        if type(x) is not type(y) or _type(x) != _type(y):
+            found["of_other_type"].append((name,))
+        elif not np.array_equal(x, y):
+            found["of_other_content"].append((name,))
+    return {kind: sorted(each) for kind, each in found.items() if each}
+
+
+def _type(leaf: Any) -> Any:
+    return (leaf.shape, leaf.dtype) if isinstance(leaf, np.ndarray) else None
+
+
+# Many processes.
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_tree_over_processes(shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_sizes(monkeypatch)
+    mesh = ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2})
+    data = batch(32, 8)
+    tree = {"w": cut(data, mesh, P("x", "y")), "own": jnp.ones(3), "host": np.arange(3), "step": 1}
+    save(shared_tmp_path, tree)
+    assert diff(shared_tmp_path, tree).are_equal
+    other = data.copy()
+    other[0, 0] += 1  # in a block of process 0
+    other[31, 7] += 2  # and of process 1
+    now = tree | {"w": cut(other, mesh, P(("y", "x"))), "step": 2}
+    said: list[tuple[int, int]] = []
+    progress = lambda *each: said.append(each)  # noqa: E731
+    differences = diff(now, shared_tmp_path, values=True, progress=progress)
+    assert said[-1] == (32 * 8 * 4 // 2,) * 2, "the share of this process"
+    assert paths(differences) == {"of_other_content": [("step",), ("w",)]}
+    elements = differences.of_other_content[1].elements
+    assert elements is not None
+    assert (elements.count, elements.size) == (2, 256)
+    assert (elements.largest, elements.largest_at) == (2.0, (31, 7))
+    assert elements.largest_relative_at == (0, 0)
+    assert diff(shared_tmp_path, now, at=[]).num_equal == 2
+    with pytest.raises(gda.DisagreementError, match=r"at \['step'\], process 0 has 0, process 1"):
+        diff(shared_tmp_path, tree | {"step": jax.process_index()})
+
+
+# Bad inputs.
+
+
+def test_one_of_both_is_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"a is a dict and b is a ndarray; pass the path"):
+        diff(A, np.ones(3))
+    with pytest.raises(gda.checkpoint.CheckpointNotFoundError, match="no checkpoint at .*/none"):
+        diff(tmp_path / "none", A)
+    with pytest.raises(gda.checkpoint.CheckpointNotFoundError, match="no checkpoint at .*/none"):
+        diff(A, tmp_path / "none")
+
+
+def test_damage_is_named(saved: Callable[..., Path]) -> None:
+    a, b = saved(A), saved(B)
+    for chunk in b.glob("data-*/packed.float32*/c.*"):
+        chunk.write_bytes(b"\xff" * chunk.stat().st_size)
+    assert diff(a, b)
+    with pytest.raises(
+        gda.checkpoint.CorruptionError, match=r"array.* chunk c.0: .* is damaged"
+    ) as e:
+        diff(a, b, values=True)
+    assert "gda: at ['w'] of the tree" in e.value.__notes__
+    (b / "manifest.json").write_bytes(b"{}")
+    with pytest.raises(gda.checkpoint.CorruptionError, match="does not begin like a manifest"):
+        diff(a, b)
+
+
+def test_a_leaf_that_no_checkpoint_holds(saved: Callable[..., Path]) -> None:
+    with pytest.raises(TypeError, match="a leaf of type object") as e:
+        diff(saved(A), {"w": object()})
+    assert "gda: at ['w'] of the tree" in e.value.__notes__
+
+
+def test_a_checkpoint_that_is_replaced_meanwhile_is_read_again(
+    saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = saved(A), saved(B)
+    loaded, times = Files.loaded, []
+
+    def replacing(self: Files, where: Any) -> Any:
+        if not times:
+            times.append(save(b, A, overwrite=True))
+        return loaded(self, where)
+
+    monkeypatch.setattr(Files, "loaded", replacing)
+    assert diff(a, b, values=True).are_equal

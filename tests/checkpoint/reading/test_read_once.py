@@ -1,0 +1,155 @@
+"""Restores by all processes together: each chunk is read by one of those that need it."""
+
+import tempfile
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from meshes import batch, is_right, ordered_mesh, total
+from trials import Trials, tried
+
+import gda
+from gda.checkpoint import restore, save
+from gda.checkpoint.reading import files
+from gda.multihost.allgather import all_gather
+
+AXES = [{"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2}]
+DTYPES = [
+    np.dtype(of)
+    for of in (np.float32, bool, np.complex64, np.int16, ml_dtypes.bfloat16, ml_dtypes.int4)
+]
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The chunks that this process reads."""
+    chunks: list[tuple[int, int]] = []
+    load = files.Files.load
+
+    def noting(self: Any, where: Any, out: Any) -> None:
+        chunks.append(where)
+        load(self, where, out)
+
+    monkeypatch.setattr(files.Files, "load", noting)
+    return chunks
+
+
+def one_folder() -> str:
+    """Return a new folder, the same in all processes."""
+    mine = tempfile.mkdtemp() if jax.process_index() == 0 else ""
+    data = np.frombuffer(mine.encode().ljust(200), np.uint8)
+    return all_gather(data, tuple(range(jax.process_count())))[0].tobytes().decode().strip()
+
+
+@pytest.mark.processes(4, devices=2)
+def test_each_chunk_of_a_checkpoint_is_read_once(loaded: list[tuple[int, int]]) -> None:
+    folder = one_folder()
+    tree = {
+        "w": batch(64, 24),
+        "v": batch(8, 16) * 2,
+        "scalar": np.float32(3),
+        "n": np.arange(7, dtype=np.int32),
+    }
+    rows = ordered_mesh(range(8), {"x": 8})
+    saved = gda.load_tree(tree, rows, {"w": P("x"), "v": P(None, "x"), "scalar": P(), "n": P()})
+    save(f"{folder}/c", saved | {"step": 3})
+    mesh = ordered_mesh([5, 0, 3, 6, 1, 2, 7, 4], {"x": 4, "y": 2})
+    for spec in (P(), P("y"), P(None, "x"), P(("y", "x"))):
+        loaded.clear()
+        specs = {"w": spec, "v": spec, "scalar": P(), "n": P(), "step": P()}
+        restored = restore(
+            f"{folder}/c", mesh=mesh, specs=specs, read_once=True, check_fingerprint=True
+        )
+        assert restored["step"] == 3
+        for name, data in tree.items():
+            assert is_right(restored[name], data)
+        counts = np.zeros((8, 16), int)
+        for chunk in loaded:
+            counts[chunk] += 1
+        assert total(counts).max() == 1
+    loaded.clear()
+    on_hosts = restore(f"{folder}/c", read_once=True)
+    jax.tree.map(np.testing.assert_array_equal, on_hosts, tree | {"step": 3})
+    assert total(len(loaded)) == total(len(set(loaded)))
+    padded = restore(f"{folder}/c", at=["n"], mesh=mesh, specs=P("x"), pad=True, read_once=True)
+    np.testing.assert_array_equal(padded.gather(), tree["n"])
+
+
+@pytest.mark.processes(4, devices=2)
+def test_progress_counts_bytes_read_by_other_processes() -> None:
+    folder = one_folder()
+    mesh = ordered_mesh(range(8), {"x": 8})
+    save(f"{folder}/c", gda.load_tree([batch(64, 24) + n for n in range(4)], mesh, P("x")))
+    for read_once in (True, None):
+        said: list[tuple[int, int]] = []
+        restore(
+            f"{folder}/c",
+            mesh=mesh,
+            specs=P(),
+            read_once=read_once,
+            progress=lambda *each, said=said: said.append(each),
+        )
+        assert said[-1] == (4 * 64 * 24 * 4,) * 2
+        assert said == sorted(said)
+
+
+@pytest.mark.processes(4, devices=2)
+def test_arrays_on_a_device_of_each_process_are_read_by_each() -> None:
+    folder = one_folder()
+    mesh = ordered_mesh(range(8), {"x": 8})
+    local = {name: jax.device_put(batch(5), jax.local_devices()[1]) for name in "ab"}
+    tree = {"w": gda.GlobalArray.from_source(batch(8), mesh, P()), "n": np.arange(3), **local}
+    save(f"{folder}/c", tree)
+    for like in (tree, {"n": tree["n"], **local}):
+        restored = restore(f"{folder}/c", like, partial=True, read_once=True)
+        for name in "ab":
+            assert restored[name].sharding == local[name].sharding
+            np.testing.assert_array_equal(restored[name], local[name])
+        np.testing.assert_array_equal(restored["n"], np.arange(3))
+        assert "w" not in like or is_right(restored["w"], batch(8))
+
+
+@pytest.mark.processes(2, devices=4)
+def test_processes_with_other_options_are_told() -> None:
+    folder = one_folder()
+    mesh = ordered_mesh(range(8), {"x": 8})
+    save(f"{folder}/c", gda.load_tree([batch(8)], mesh, P("x")))
+    me = jax.process_index()
+    for options in ({"read_once": [True, None][me]}, {"read_once": True, "max_bytes": 10 + me}):
+        with pytest.raises(gda.DisagreementError, match="read_once|max_bytes"):
+            restore(f"{folder}/c", mesh=mesh, specs=P(), **options)
+
+
+def restore_at_random(seed: int) -> None:
+    """Save and restore random arrays between random layouts."""
+    chance = np.random.default_rng(seed)
+    folder = one_folder()
+
+    def some() -> tuple[Any, P]:
+        mesh = ordered_mesh(chance.permutation(8), AXES[chance.integers(len(AXES))])
+        names = [None, *chance.permutation(mesh.axis_names)][: chance.integers(1, 4)]
+        return mesh, P(*chance.permutation(np.array(names, object))[:2])
+
+    shape = tuple(8 * chance.integers(1, 5, size=2))
+    data = [
+        chance.integers(0, 2, shape).astype(DTYPES[chance.integers(len(DTYPES))]) for _ in range(5)
+    ]
+    mesh, spec = some()
+    save(f"{folder}/c", gda.load_tree(data, mesh, spec))
+    mesh, spec = some()
+    restored = restore(
+        f"{folder}/c", mesh=mesh, specs=spec, read_once=[True, None][chance.integers(2)]
+    )
+    for array, each in zip(restored, data, strict=True):
+        assert is_right(array, each), f"{mesh.shape}, {spec}"
+
+
+@tried("a checkpoint of any layout is restored onto any other by reading once", 6, full=200)
+def test_any_layout_is_restored_from_any_other(trials: Trials, process_pool: Any) -> None:
+    pool = process_pool(4, devices=2)
+    for _ in range(trials.most):
+        pool.run(restore_at_random, trials.chance.randrange(2**32))
+        trials.count("restored")

@@ -1,0 +1,77 @@
+"""Files of models, read from Python; ``tests/cli/test_tree.py`` has what the command says."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+
+from gda.layout.strict_json import parse_json
+from gda.planning.notation.mistakes import MistakesError
+from gda.planning.notation.model_file import ModelArray, ModelText, read_arrays, read_model, text_of
+
+pytestmark = pytest.mark.no_jax
+
+PARAMETERS = {
+    "up": {"shape": [8, 16], "spec": ["model", "data"]},
+    "norm": {"shape": [6], "dtype": "f32", "spec": "data"},
+}
+
+
+def file(document: object) -> ModelText:
+    return text_of("model.json", io.BytesIO(json.dumps(document).encode()))
+
+
+def test_arrays_are_read_without_a_mesh() -> None:
+    up, norm = read_arrays(file({"dtype": "f16", "mesh": "no mesh", "parameters": PARAMETERS}))
+    assert up == ModelArray("up", (8, 16), np.dtype(np.float16), ("model", "data"))
+    assert norm == ModelArray("norm", (6,), np.dtype(np.float32), ("data",))
+
+
+def test_a_model_is_read_onto_the_mesh_that_is_given() -> None:
+    document = {"dtype": "f16", "mesh": {"data": 64}, "parameters": PARAMETERS}
+    mesh, (up, norm) = read_model(file(document), {"data": 2, "model": 4}, pad=False)
+    assert mesh == {"data": 2, "model": 4}
+    assert up.grid.shard_shape == (2, 8)
+    assert (norm.title, norm.grid.shard_shape) == ("float32[6]", (3,))
+
+
+def test_all_mistakes_are_one_value_error_without_options_of_the_command() -> None:
+    document = {"a": {"shape": [6], "dtype": "f32", "spec": "data"}, "b": {"shape": [2.5]}}
+    with pytest.raises(ValueError, match=r"model\.json has 3 mistakes:\n") as caught:
+        read_model(file(document), {"data": 4}, pad=False)
+    assert isinstance(caught.value, MistakesError)
+    assert "  a: global shape (6,) cannot be sharded by P('data') on the mesh" in str(caught.value)
+    assert '  b: there is no "dtype", here or for all parameters' in caught.value.lines
+    assert "--" not in str(caught.value)
+    with pytest.raises(ValueError, match="mesh: data=4 has no axis 'model', which shards"):
+        read_model(file({"dtype": "f32", "parameters": PARAMETERS}), {"data": 4}, pad=True)
+    with pytest.raises(ValueError, match=r"model\.json has 2 mistakes:"):
+        read_arrays(file({"b": {"shape": [2.5]}}))
+
+
+def test_a_text_that_is_not_utf_8() -> None:
+    with pytest.raises(ValueError, match="weights is not a text in UTF-8"):
+        text_of("weights", io.BytesIO(b"\xff\x00"))
+
+
+def test_100_000_parameters_are_read() -> None:
+    name = "model.layers.{}.self_attention.query_projection.kernel"
+    entry = {"shape": [4096, 4096], "dtype": "bfloat16", "spec": [None, "data"]}
+    text = file({name.format(i): entry for i in range(100_000)}).text
+    assert len(parse_json(text)) == 100_000
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"mesh": "x=1," * 10_000, "parameters": {}}, "mesh: is a text of 40,000 characters"),
+        ({"mesh": {f"a{i}": 1 for i in range(65)}, "parameters": {}}, "mesh has 65 dimensions"),
+        ({"mesh": "x=1", "spec": "x," * 10_000, "parameters": {}}, "a spec has at most 10,000"),
+        ({"mesh": "x=1", **{f"k{i}": 1 for i in range(30)}}, '"k15" and 14 more are not known'),
+    ],
+)
+def test_too_long_files_are_refused(document: dict[str, object], said: str) -> None:
+    with pytest.raises(MistakesError) as caught:
+        read_model(file({"parameters": {}, **document}), None, pad=False)
+    assert said in "\n".join(caught.value.lines)

@@ -1,0 +1,36 @@
+"""One name for names that differ only in numbers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gda.planning.notation.name_ranges import with_ranges
+
+pytestmark = pytest.mark.no_jax
+
+
+@given(st.lists(st.from_regex(r"[ab]?[0-9]{0,2}[.x][0-9]{0,2}", fullmatch=True), unique=True))
+def test_ranges_stand_for_every_name_once(names: list[str]) -> None:
+    rows = with_ranges(names)
+    assert sorted(name for _, members in rows for name in members) == sorted(names)
+    for label, members in rows:
+        if len(members) == 1:
+            assert label == members[0]
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        ([], []),
+        (["w"], ["w"]),
+        (["h.9.w", "h.10.w", "h.2.w"], ["h.2,9-10.w"]),
+        (["h.00", "h.01", "h.02"], ["h.00-02"]),
+        (["h.0", "h.00"], ["h.0,00"]),
+        (["h.09", "h.10"], ["h.09-10"]),
+        ([f"h.{i}.e.{j}" for i in range(4) for j in range(8)], ["h.0-3.e.0-7"]),
+        (["a.0.e.0", "a.0.e.1", "a.1.e.0", "a.1.e.2"], ["a.0.e.0-1", "a.1.e.0,2"]),
+        (["1" * 5000, "2" * 5000], [f"{'1' * 5000},{'2' * 5000}"]),
+    ],
+)
+def test_ranges(names: list[str], labels: list[str]) -> None:
+    assert [label for label, _ in with_ranges(names)] == labels

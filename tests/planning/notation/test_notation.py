@@ -1,0 +1,347 @@
+"""Parsers of shapes, meshes, specs and dtypes, and the format of lines."""
+
+import json
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax import numpy as jnp
+from jax.sharding import PartitionSpec
+
+from gda.layout.spec import format_spec
+from gda.planning.notation.dtypes import parse_dtype
+from gda.planning.notation.layouts import parse_mesh, parse_spec
+from gda.planning.notation.mistakes import MisreadError
+from gda.planning.notation.numbers import parse_number, parse_point, parse_shape
+from gda.storage.sources import SAFETENSORS_DTYPES
+
+NAMES = st.text("abcdefgxyz_0123456789-.", min_size=1, max_size=6).filter(
+    lambda name: name not in ("_", "P")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("65536x8192", (65536, 8192)),
+        ("65536,8192", (65536, 8192)),
+        ("(65536, 8192)", (65536, 8192)),
+        (" [ 8 x 2 ] ", (8, 2)),
+        ("8", (8,)),
+        ("(8,)", (8,)),
+        ("8,", (8,)),
+        ("0x3", (0, 3)),
+        ("65_536", (65536,)),
+        ("()", ()),
+        ("( )", ()),
+        ("[]", ()),
+        ("scalar", ()),
+        ("9223372036854775807", (2**63 - 1,)),
+    ],
+)
+def test_shapes(text: str, shape: tuple[int, ...]) -> None:
+    assert parse_shape(text) == shape
+
+
+def test_points_and_numbers() -> None:
+    assert parse_point("5,7") == parse_point("(5, 7)") == parse_point("5x7") == (5, 7)
+    assert parse_point("()") == ()
+    assert parse_number(" 65_536 ") == 65536
+
+
+@pytest.mark.parametrize(
+    ("text", "mesh"),
+    [
+        ("data=64,model=16", {"data": 64, "model": 16}),
+        ("model=16,data=64", {"model": 16, "data": 64}),
+        ("data:64, model:16", {"data": 64, "model": 16}),
+        ("{'data': 64, \"model\": 16}", {"data": 64, "model": 16}),
+        ("{'data': 64,}", {"data": 64}),
+        ("x=1", {"x": 1}),
+        ("tp-1=4,y.z=2", {"tp-1": 4, "y.z": 2}),
+    ],
+)
+def test_meshes(text: str, mesh: dict[str, int]) -> None:
+    assert list(parse_mesh(text).items()) == list(mesh.items())
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("data,model", ("data", "model")),
+        (" data, model", ("data", "model")),
+        ("data+model,_", (("data", "model"), None)),
+        ("_,model", (None, "model")),
+        ("", ()),
+        (" ", ()),
+        ("_", (None,)),
+        ("P", ("P",)),
+        # Python.
+        ("P()", ()),
+        ("P('data', None)", ("data", None)),
+        ("PartitionSpec(('data', 'model'), None)", (("data", "model"), None)),
+        ("jax.P('data',)", ("data",)),
+        ("()", ()),
+        ("('data', None)", ("data", None)),
+        ("('data', 'model')", ("data", "model")),
+        ("(('data', 'model'),)", (("data", "model"),)),
+        ("[('data', 'model'), None]", (("data", "model"), None)),
+        # JSON.
+        ("[]", ()),
+        ('["data", "model"]', ("data", "model")),
+        ('[["data", "model"], null]', (("data", "model"), None)),
+        ('[["data", "model"]]', (("data", "model"),)),
+    ],
+)
+def test_specs(text: str, spec: tuple[object, ...]) -> None:
+    assert parse_spec(text) == spec
+
+
+BOTH = "if all of these shard one dimension, or {} if each shards its own"
+IN_BRACKETS = "in brackets, the name of a mesh axis in quotes was expected, or None"
+A_NAME = "the name of a mesh axis was expected, or _ for a dimension that is not sharded"
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "at"),
+    [
+        ("(data,model)", f"{IN_BRACKETS}; write data+model {BOTH.format('data,model')}", 1),
+        ("(data, model", f"{IN_BRACKETS}; write data+model {BOTH.format('data,model')}", 1),
+        ("(data,model),_", f"{IN_BRACKETS}; write data+model,_", 1),
+        ("[data,model],None", f"{IN_BRACKETS}; write data+model,_", 1),
+        ("[(data,model),_]", f"{IN_BRACKETS}; write data+model,_", 2),
+        ("[data,model]", f"{IN_BRACKETS}; write data,model", 1),
+        ("[data],[model]", f"{IN_BRACKETS}; write data,model", 1),
+        ("(data)", f"{IN_BRACKETS}; write data", 1),
+        ("P(data, None)", f"{IN_BRACKETS}; write data,_", 2),
+        ('["_", "None"]', f"{IN_BRACKETS}; write _,_", 1),
+        ("['data', null]", f"{IN_BRACKETS}; write data,_", 9),
+        ('["data", None, null]', f"{IN_BRACKETS}; write data,_,_", 15),
+        ("('data')", "this is not a tuple in Python; write data", 0),
+        ("(('data', 'model'))", "this is not a tuple in Python; write data+model", 0),
+        ("('data', 'model'), None", "the spec ends before this; write data+model,_", 17),
+        ("null,model", f"{A_NAME}; write _,model", 0),
+        ("data,None", f"{A_NAME}; write data,_", 5),
+        ("data,", f"{A_NAME}; write data", 5),
+        ("data,,model", f"{A_NAME}; write data,_,model", 5),
+        (",", A_NAME, 0),
+        ("data+", f"{A_NAME}; write data", 5),
+        ("data+_", f"{A_NAME}; write data", 5),
+        ("_+data", "a dimension that is not sharded has no axis; write data", 1),
+        (
+            "'data','model'",
+            "a name in quotes must be in brackets, as in Python and JSON; write da",
+            0,
+        ),
+        ("data model", "a comma and the next entry were expected; write data,model", 5),
+        ("{data}", A_NAME, 0),
+        ("['data' 'model']", "a comma or ] was expected; write data,model", 8),
+        ("['data'", "a comma or ] was expected; write data", 7),
+        ("P('x'", "a comma or ) was expected; write x", 5),
+        ("P('x') y", "the spec ends before this; write x,y", 7),
+        ("P('x", "this quote is not closed", 2),
+    ],
+)
+def test_every_other_spelling_of_a_spec_is_shown_the_right_one(
+    text: str, message: str, at: int
+) -> None:
+    with pytest.raises(MisreadError, match=re.escape(message)) as caught:
+        parse_spec(text)
+    assert caught.value.position == at
+    for right in re.findall(r"(?:write|or) (\S+?)(?= where|$)", str(caught.value)):
+        parse_spec(right)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("bfloat16", "bfloat16"),
+        ("bf16", "bfloat16"),
+        ("BF16", "bfloat16"),
+        ("jnp.bfloat16", "bfloat16"),
+        ("f32", "float32"),
+        ("F32", "float32"),
+        ("fp16", "float16"),
+        ("f16", "float16"),
+        ("i32", "int32"),
+        ("s64", "int64"),
+        ("u16", "uint16"),
+        ("c64", "complex64"),
+        ("s8", "int8"),
+        ("pred", "bool"),
+        ("bool", "bool"),
+        ("int8", "int8"),
+        ("int4", "int4"),
+        ("float8_e4m3fn", "float8_e4m3fn"),
+        ("float8e4m3fn", "float8_e4m3fn"),
+    ],
+)
+def test_dtypes(text: str, name: str) -> None:
+    assert parse_dtype(text).name == name
+
+
+def test_every_dtype_of_jax_is_known() -> None:
+    names = [name for name in dir(ml_dtypes) if re.match("b?float|u?int", name)]
+    names += [
+        np.dtype(kind).name
+        for kind in (
+            *(jnp.bool_, jnp.int8, jnp.int16, jnp.int32, jnp.int64, jnp.complex64, jnp.complex128),
+            *(jnp.uint8, jnp.uint16, jnp.uint32, jnp.uint64, jnp.float16, jnp.float32, jnp.float64),
+        )
+    ]
+    for name in names:
+        assert parse_dtype(name) == np.dtype(getattr(ml_dtypes, name, name))
+
+
+def test_the_dtypes_of_safetensors_are_known() -> None:
+    for name, dtype in SAFETENSORS_DTYPES.items():
+        assert parse_dtype(name) == dtype
+
+
+# Properties.
+
+
+@given(st.lists(st.integers(0, 2**63 - 1), max_size=5))
+def test_shapes_are_read_as_python_writes_them(sizes: list[int]) -> None:
+    shape = tuple(sizes)
+    assert parse_shape(str(shape)) == shape
+    if shape:
+        assert parse_shape("x".join(map(str, shape))) == shape
+        assert parse_shape(",".join(map(str, shape))) == shape
+
+
+@given(st.dictionaries(NAMES, st.integers(1, 2**40), min_size=1, max_size=5))
+def test_meshes_are_read_as_python_writes_them(mesh: dict[str, int]) -> None:
+    assert list(parse_mesh(str(mesh)).items()) == list(mesh.items())
+    assert parse_mesh(",".join(f"{name}={size}" for name, size in mesh.items())) == mesh
+
+
+ENTRIES = st.one_of(
+    st.none(), NAMES, st.lists(NAMES, min_size=2, max_size=3, unique=True).map(tuple)
+)
+
+
+@given(st.lists(ENTRIES, max_size=5))
+def test_specs_are_read_as_python_and_people_write_them(entries: list[object]) -> None:
+    spec = tuple(entries)
+    assert parse_spec(format_spec(spec)) == spec
+    assert parse_spec(str(PartitionSpec(*spec))) == spec
+    assert parse_spec(json.dumps(spec)) == spec
+    assert parse_spec(repr(spec)) == parse_spec(repr(list(spec))) == spec
+    words = ["_" if e is None else "+".join(e) if isinstance(e, tuple) else e for e in spec]
+    assert parse_spec(",".join(words)) == spec
+
+
+@given(st.text(), st.sampled_from([parse_shape, parse_point, parse_mesh, parse_spec, parse_dtype]))
+def test_whatever_is_written_is_read_or_misread(text: str, parse: object) -> None:
+    if (error := misread(parse, text)) is not None:
+        assert 0 <= error.position <= len(text)
+        first, shown, caret = error.lines("--it")
+        assert first.startswith("--it: ")
+        assert caret.strip() == "^"
+        assert len(caret) <= len(shown) + 1
+        assert shown.isprintable()
+
+
+def misread(parse: object, text: str) -> MisreadError | None:
+    try:
+        parse(text)
+    except MisreadError as error:
+        return error
+    return None
+
+
+# Bad inputs: the message, and the place of the caret.
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "message", "at"),
+    [
+        (parse_shape, "", "a shape such as 65536x8192, or () for a scalar was expected", 0),
+        (parse_shape, "8xx2", "a size was expected, an integer such as 8192 or 8_192", 2),
+        (parse_shape, "8,,2", "a size was expected", 2),
+        (parse_shape, "8x", "a size was expected", 2),
+        (parse_shape, "8x-2", "this size must be 0 or more", 2),
+        (parse_shape, "8x1__0", "a size was expected", 2),
+        (parse_shape, "8.5", "a size was expected, an integer", 0),
+        (parse_shape, "2x64k", "write the size in full, such as 65536 or 65_536", 2),
+        (parse_shape, "2x64 Ki", "k could mean 1000 or 1024", 2),
+        (parse_shape, f"8x{10**30}", "this size is too large; it must be below 2**63", 2),
+        (parse_shape, "9" * 10_000, "this size is too large", 0),
+        (parse_shape, str(2**63), "this size is too large", 0),
+        (parse_shape, "(8", "this bracket is not closed; ) was expected", 0),
+        (parse_shape, " (65536,8192", "this bracket is not closed", 1),
+        (parse_shape, "[8)", "this bracket is not closed; ] was expected", 0),
+        (parse_shape, "16,384x8192", "write x or a comma between sizes, not both", 6),
+        (parse_shape, "8x16,384", "write x or a comma between sizes, not both", 4),
+        (parse_shape, "16,084", "a size must not begin with 0", 3),
+        (parse_shape, "007", "a size must not begin with 0", 0),
+        (parse_shape, "²", "a size was expected", 0),
+        (parse_point, "5,a", "a coordinate was expected", 2),
+        (parse_point, "5,-1", "this coordinate must be 0 or more", 2),
+        (parse_point, "", "an element such as 5,7, or () for a scalar was expected", 0),
+        (parse_number, "x", "a number was expected", 0),
+        (parse_mesh, "", "an axis with its size was expected, such as data=64", 0),
+        (parse_mesh, "data", "the size of axis 'data' was expected, such as data=8", 4),
+        (parse_mesh, "8", "an axis with its size was expected; did you mean x=8?", 0),
+        (parse_mesh, " 4x2", "an axis with its size was expected; did you mean x=4,y=2?", 1),
+        (
+            parse_mesh,
+            "(4, 2, 1)",
+            "an axis with its size was expected; did you mean x=4,y=2,z=1",
+            0,
+        ),
+        (parse_mesh, "4x0", "the size of axis '4x0' was expected, such as 4x0=8", 3),
+        (parse_mesh, "data=64,data=2", "axis 'data' is given twice; every axis has one size", 8),
+        (parse_mesh, "x=4,,y=2", "an axis with its size was expected", 4),
+        (parse_mesh, "x=0", "this size must be 1 or more", 2),
+        (parse_mesh, "x=-4", "this size must be 1 or more", 2),
+        (parse_mesh, "x=4 y=2", "a comma and the next axis were expected", 4),
+        (parse_mesh, "x=", "a size was expected", 2),
+        (parse_mesh, "{x=4", "a comma and the next axis were expected", 4),
+        (parse_mesh, "{x=4}}", "the mesh ends before this; omit the rest", 5),
+        (parse_mesh, "_=4", "no axis can have the name _: in a spec it means 'not sharded'", 0),
+        (parse_mesh, "'_'=4", "no axis can have the name _: in a spec it means 'not sharded'", 0),
+        (parse_mesh, "x='4", "this quote is not closed", 2),
+        (parse_dtype, "", "the name of a dtype was expected, such as float32, bfloat16 or int8", 0),
+        (parse_dtype, "floot32", "the name of a dtype was expected; did you mean float32", 0),
+        (parse_dtype, "f33", "did you mean float32", 0),
+        (parse_dtype, "i8", "i8 means int8 in JAX and int64 in NumPy; write one of these", 0),
+        (parse_dtype, "u4", "u4 means uint4 in JAX and uint32 in NumPy", 0),
+        (parse_dtype, "I4", "i4 means int4 in JAX and int32 in NumPy", 0),
+        (parse_dtype, "f8_e4m3", "did you mean F8_E4M3?", 0),
+        (parse_dtype, " double", "did you mean float64?", 1),
+        (parse_dtype, "half", "did you mean float16?", 0),
+        (parse_dtype, "long", "did you mean int64?", 0),
+        (parse_dtype, "int", "did you mean int32 or int64?", 0),
+        (parse_dtype, "float", "did you mean float32 or float64?", 0),
+        (parse_dtype, "object", "the name of a dtype was expected", 0),
+        (parse_dtype, "float128", "did you mean float", 0),
+        (parse_dtype, "datetime64[ns]", "the name of a dtype was expected", 0),
+        (parse_dtype, "finfo", "the name of a dtype was expected", 0),
+    ],
+)
+def test_misread_text_is_pointed_at(parse: object, text: str, message: str, at: int) -> None:
+    with pytest.raises(MisreadError, match=re.escape(message)) as caught:
+        parse(text)
+    assert caught.value.position == at
+
+
+def test_the_caret_is_below_the_place() -> None:
+    with pytest.raises(MisreadError) as caught:
+        parse_spec("a\x1b,,b")
+    assert caught.value.lines("--spec") == [
+        "--spec: the name of a mesh axis was expected, or _ for a dimension that is not sharded",
+        r"  a\x1b,,b",
+        "        ^",
+    ]
+    with pytest.raises(MisreadError) as caught:
+        parse_shape("2x" * 200 + "a" + "x2" * 200)
+    _, shown, caret = caught.value.lines("--shape")
+    assert shown[len(caret) - 1] == "a"
+    assert len(shown) < 80
+    assert shown.strip().startswith("…")
+    assert shown.endswith("…")

@@ -1,0 +1,38 @@
+"""The table of kinds of devices."""
+
+import re
+
+import pytest
+
+from gda.planning.device_kinds import KINDS, kind_named, kind_of_device
+
+pytestmark = pytest.mark.no_jax
+
+
+def test_a_kind_is_found_by_name_and_by_the_word_of_jax() -> None:
+    assert kind_named("V6e ") is kind_of_device("TPU v6 lite")
+    assert kind_of_device("TPU v5") is kind_named("v5p")
+    assert kind_of_device("NVIDIA H100 80GB HBM3") is kind_named("h100")
+    assert kind_of_device("cpu") is None
+
+
+def test_names_and_words_of_jax_are_unique() -> None:
+    words = [word for kind in KINDS for word in kind.device_kinds]
+    assert len(set(words)) == len(words)
+    assert len({kind.name for kind in KINDS}) == len(KINDS)
+    assert all(kind.name == kind.name.lower() for kind in KINDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "v5",
+            "no kind of device has the name 'v5'; did you mean v5p or v5e? known are v2, v3, v4",
+        ),
+        ("abacus", "no kind of device has the name 'abacus'; known are v2,"),
+    ],
+)
+def test_an_unknown_name_lists_the_known_ones(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        kind_named(name)

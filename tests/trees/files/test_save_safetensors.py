@@ -1,0 +1,622 @@
+"""Trees saved as safetensors files: equal to those of the real package, whole or not at all."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+from safetensors import safe_open
+from safetensors.numpy import load_file, save
+from trials import rarely
+
+import gda
+from gda.storage import new_files, open_safetensors, save_safetensors
+from gda.storage.options import Options
+from gda.storage.safetensors_model import replace_model
+from gda.storage.sources import SAFETENSORS_DTYPES
+from gda.testing import Pool
+from gda.testing.strategies import ShardedCase, global_arrays, mesh_shapes, sharded_cases
+
+DATA = batch(16, 8)
+SPECS = [P(), P("x"), P("x", "y"), P(("y", "x")), P(None, "y"), P(None, ("x", "y"))]
+
+
+@pytest.fixture(autouse=True)
+def _no_file_is_left_open() -> Iterator[None]:
+    before = _open_files()
+    yield
+    assert _open_files() == before
+
+
+def _open_files() -> list[str]:
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    names = [os.readlink(link) for link in links]
+    return sorted(name for name in names if name.endswith((".safetensors", ".partial")))
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def bytes_of(tree: dict[str, Any], metadata: Any = None) -> bytes:
+    """Return what the package writes."""
+    arrays = {name: np.ascontiguousarray(value) for name, value in tree.items()}
+    shaped = {name: array.reshape(np.shape(tree[name])) for name, array in arrays.items()}
+    return save(shaped, metadata)
+
+
+# The bytes.
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_file_is_that_of_the_package(mesh: Mesh, spec: P, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a.safetensors"
+    save_safetensors(path, {"w": cut(DATA, mesh, spec)}, metadata={"format": "pt"})
+    assert path.read_bytes() == bytes_of({"w": DATA}, {"format": "pt"})
+    assert names_in(path.parent) == ["a.safetensors"]
+
+
+def test_a_tree_of_everything(auto_mesh: Mesh, tmp_path: Path) -> None:
+    rows = gda.load_tree(DATA[:13], auto_mesh, P("x"), pad=True)
+    odd = gda.load_tree(DATA[:13, :7], auto_mesh, P("x", "y"), pad=True)
+    tree = {
+        "padded": [rows, odd],
+        "jax": jax.device_put(DATA, NamedSharding(auto_mesh, P("y"))),
+        "one device": jnp.asarray(DATA[0]),
+        "numpy": (DATA.T, DATA[::2, ::3], np.asfortranarray(DATA), DATA.astype(">f4")),
+        "scalar": np.int32(3),
+        "nothing": None,
+        "empty": jnp.zeros((0, 4)),
+        "deep": {"a": {"b.c": cut(batch(4, 6, 8), auto_mesh, P(None, "y", "x"))}},
+    }
+    save_safetensors(tmp_path, tree)
+    expected = {
+        "padded.0": DATA[:13],
+        "padded.1": DATA[:13, :7],
+        "jax": DATA,
+        "one device": DATA[0],
+        "numpy.0": DATA.T,
+        "numpy.1": DATA[::2, ::3],
+        "numpy.2": DATA,
+        "numpy.3": DATA,
+        "scalar": np.int32(3),
+        "empty": np.zeros((0, 4), np.float32),
+        "deep.a.b.c": batch(4, 6, 8),
+    }
+    assert (tmp_path / "model.safetensors").read_bytes() == bytes_of(expected)
+    loaded = load_file(tmp_path / "model.safetensors")
+    assert all(np.array_equal(loaded[name], expected[name]) for name in expected)
+
+
+def test_every_dtype(auto_mesh: Mesh, tmp_path: Path) -> None:
+    data = {name: (DATA % 3).astype(dtype) for name, dtype in SAFETENSORS_DTYPES.items()}
+    wide = [name for name in data if data[name].dtype.itemsize == 8 and name != "C64"]
+    tree = {
+        name: values if name in wide else cut(values, auto_mesh, P("x", "y"))
+        for name, values in data.items()
+    }
+    save_safetensors(tmp_path / "a.safetensors", tree)
+    assert (tmp_path / "a.safetensors").read_bytes() == bytes_of(data)
+
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
+ARRAYS = st.builds(
+    lambda dtype, shape: np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype),
+    st.sampled_from([*SAFETENSORS_DTYPES.values()]),
+    st.lists(st.integers(0, 4), max_size=3),
+)
+
+
+@given(
+    st.dictionaries(NAMES.filter("__metadata__".__ne__), ARRAYS, min_size=1, max_size=8),
+    st.none() | st.dictionaries(NAMES, st.text(max_size=5).filter(str.isprintable), max_size=1),
+)
+def test_any_names_dtypes_and_shapes(
+    tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any], metadata: Any
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "a.safetensors"
+    save_safetensors(path, tree, metadata=metadata)
+    assert path.read_bytes() == bytes_of(tree, metadata)
+
+
+@given(global_arrays())
+def test_any_layout(tmp_path_factory: pytest.TempPathFactory, g: gda.GlobalArray) -> None:
+    path = tmp_path_factory.mktemp("any") / "a.safetensors"
+    save_safetensors(path, {"w": g})
+    assert path.read_bytes() == bytes_of({"w": np.asarray(g)})
+
+
+@rarely(2)
+@given(
+    st.data(),
+    st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    st.sampled_from([1, 50, 10**6]),
+    st.sampled_from([0, 9, 10**6]),
+    st.sampled_from([1, 100, 10**6]),
+)
+def test_any_stripes(
+    tmp_path_factory: pytest.TempPathFactory,
+    data: st.DataObject,
+    shape: list[int],
+    part_bytes: int,
+    long_run: int,
+    max_bytes: int,
+) -> None:
+    mesh = mesh_of({"x": 2, "y": 2, "z": 2})
+    axes = data.draw(st.permutations([*"xyz", *[None] * len(shape)]))
+    values = np.arange(np.prod(shape, dtype=int), dtype=np.int32).reshape(shape)
+    tree = gda.load_tree({"w": values}, mesh, P(*axes[: len(shape)]), pad=True)
+    path = tmp_path_factory.mktemp("any") / "a.safetensors"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(new_files, "PART_BYTES", part_bytes)
+        patch.setattr("gda.trees.files.written_leaves._LONG_RUN", long_run)
+        patch.setattr("gda.trees.files.written_leaves._MAX_BYTES", max_bytes)
+        patch.setattr("gda.trees.files.written_leaves._OPTIONS", Options(4, max_bytes))
+        save_safetensors(path, tree)
+    assert path.read_bytes() == bytes_of({"w": values})
+
+
+def test_columns_on_the_devices_of_a_process_are_written_as_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+    pwrite = os.pwrite
+
+    def counting(file: int, data: Any, offset: int) -> int:
+        written.append(len(data))
+        return pwrite(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", counting)
+    mesh = mesh_of({"x": 2, "y": 4})
+    save_safetensors(tmp_path, {"w": cut(DATA, mesh, P("x", "y"))})
+    assert written == [256, 256]
+    written.clear()
+    monkeypatch.setattr("gda.trees.files.written_leaves._LONG_RUN", 0)
+    save_safetensors(tmp_path, {"w": cut(DATA, mesh, P("x", "y"))})
+    assert written == [8] * 64
+    assert np.array_equal(open_safetensors(tmp_path)["w"][...], DATA)
+
+
+def test_large_rows_are_copied_in_parts(tmp_path: Path) -> None:
+    values = np.arange(2 * 2048 * 2048, dtype=np.float32).reshape(2, 2048, 2048)
+    tree = {
+        "w": cut(values, mesh_of({"x": 8}), P(None, None, "x")),
+        "v": np.asfortranarray(values[:1]),
+    }
+    tracemalloc.start()
+    try:
+        save_safetensors(tmp_path / "a.safetensors", tree)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * new_files.PART_BYTES  # of two threads; a row has 16 MiB
+    tensors = open_safetensors(tmp_path / "a.safetensors")
+    assert np.array_equal(tensors["w"][...], values)
+    assert np.array_equal(tensors["v"][...], values[:1])
+
+
+def test_several_texts_of_metadata(tmp_path: Path) -> None:
+    metadata = {"b": "ü", "a": '"', "format": "pt"}
+    save_safetensors(tmp_path, {"w": DATA}, metadata=metadata)
+    with safe_open(tmp_path / "model.safetensors", "numpy") as file:
+        assert file.metadata() == metadata
+    first = (tmp_path / "model.safetensors").read_bytes()
+    save_safetensors(tmp_path, {"w": DATA}, metadata=dict(sorted(metadata.items())))
+    assert (tmp_path / "model.safetensors").read_bytes() == first
+
+
+def test_an_empty_tree(tmp_path: Path) -> None:
+    save_safetensors(tmp_path, {})
+    assert (tmp_path / "model.safetensors").read_bytes() == save({})
+
+
+# Names.
+
+
+def test_names_by_a_function(auto_mesh: Mesh, tmp_path: Path) -> None:
+    seen = []
+
+    def name(path: str, leaf: jax.ShapeDtypeStruct) -> str:
+        seen.append((path, leaf.shape, leaf.dtype))
+        return f"model.{path.replace('/', '.')}.weight"
+
+    tree = {"layers": [{"w": cut(DATA, auto_mesh, P("x"))}], "b": DATA[0].astype(">f8")}
+    save_safetensors(tmp_path, tree, names=name)
+    assert sorted(open_safetensors(tmp_path)) == ["model.b.weight", "model.layers.0.w.weight"]
+    assert seen == [("b", (8,), np.float64), ("layers/0/w", (16, 8), np.float32)]
+
+
+@pytest.mark.parametrize(
+    ("tree", "names", "message"),
+    [
+        ({"a.b": DATA, "a": {"b": DATA}}, None, r"at \['a'\]\['b'\] and \['a.b'\] have the same"),
+        ({"a": DATA, "b": DATA}, lambda *_: "w", "have the same name 'w'; pass names="),
+        (DATA, None, "the name '' cannot be used .* put the array into a dict"),
+        ({"__metadata__": DATA}, None, "the name '__metadata__' cannot be used"),
+        ({"\ud800": DATA}, None, r"the name '\\ud800' cannot be used"),
+    ],
+)
+def test_names_that_cannot_be_used(tree: Any, names: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        save_safetensors(tmp_path / "new", tree, names=names)
+    assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (3.5, "not float; or a NumPy array, such as numpy.asarray"),
+        ("text", "expected a GlobalArray or a jax.Array, not str"),
+        (np.ma.array([1]), "a masked array would lose its mask"),
+        (np.array(["x"]), "no dtype <U1; convert the array to one of bool, uint8, int8"),
+        (np.zeros(2, complex), "no dtype complex128"),
+        (np.zeros(2, ml_dtypes.int4), "no dtype int4"),
+        (np.zeros(2, ml_dtypes.float8_e4m3), "no dtype float8_e4m3;"),
+    ],
+)
+def test_leaves_that_cannot_be_saved(leaf: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=message) as raised:
+        save_safetensors(tmp_path / "new", {"a": [DATA, leaf]})
+    assert raised.value.__notes__ == ["gda: at ['a'][1] of the tree"]
+    with pytest.raises(TypeError, match=r"names\('a/0', leaf\) returned 3, not a text") as raised:
+        save_safetensors(tmp_path / "new", {"a": [DATA]}, names=lambda *_: 3)
+    assert raised.value.__notes__ == ["gda: at ['a'][0] of the tree"]
+    assert names_in(tmp_path) == []
+
+
+def test_arrays_that_cannot_be_saved(auto_mesh: Mesh, tmp_path: Path) -> None:
+    gone = cut(DATA, auto_mesh, P("x"))
+    gone.delete()
+    with pytest.raises(RuntimeError, match="was deleted"):
+        save_safetensors(tmp_path, {"w": gone})
+    with pytest.raises(TypeError, match=r"no file holds key<fry>; .*jax\.random\.key_data"):
+        save_safetensors(tmp_path, {"w": jax.random.key(0)})
+    with pytest.raises(TypeError, match="is being traced"):
+        jax.jit(lambda x: save_safetensors(tmp_path, {"w": x}))(DATA)
+    assert names_in(tmp_path) == []
+
+
+def test_bad_arguments(tmp_path: Path) -> None:
+    for value in (0, -1, 2.5, None, True):
+        with pytest.raises(ValueError, match="max_file_bytes must be a whole number, at least 1"):
+            save_safetensors(tmp_path, {"w": DATA}, max_file_bytes=value)
+    for metadata in ({"a": 1}, {1: "a"}, "text", [("a", "b")]):
+        with pytest.raises(TypeError, match="metadata must map texts to texts, not be"):
+            save_safetensors(tmp_path, {"w": DATA}, metadata=metadata)
+    for metadata in ({"a": "\ud800"}, {"\udfff": "a"}):
+        with pytest.raises(ValueError, match="metadata has the text .* remove its surrogates"):
+            save_safetensors(tmp_path, {"w": DATA}, metadata=metadata)
+    long = ["x" * 5000, f"{'x' * 5000}/a", f"{'x' * 5000}.safetensors", f"{'x' * 230}.safetensors"]
+    for path in [*long, "x/" * 2100]:
+        with pytest.raises(ValueError, match=r"path is 'x.*too long; a name has at most 2.. bytes"):
+            save_safetensors(path, {"w": DATA})
+    with pytest.raises(ValueError, match=r"path is .*, which is no file name: surrogates not allo"):
+        save_safetensors(tmp_path / "\ud800", {"w": DATA})
+    for path in ("", "gs://bucket/model", "s3://bucket/a.safetensors"):
+        with pytest.raises(ValueError, match="is not a folder or file of a mounted file system"):
+            save_safetensors(path, {"w": DATA})
+    with pytest.raises(ValueError, match=r"has 512 bytes, more than max_file_bytes=100; pass a fo"):
+        save_safetensors(tmp_path / "a.safetensors", {"w": DATA}, max_file_bytes=100)
+    assert names_in(tmp_path) == []
+
+
+def test_a_header_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = dict.fromkeys("abcd", DATA)
+    monkeypatch.setattr("gda.storage.safetensors_format.MOST_HEADER_BYTES", 200)
+    with pytest.raises(ValueError, match=r"the header of model\.safetensors would have .* smaller"):
+        save_safetensors(tmp_path, tree)
+    with pytest.raises(
+        ValueError, match=r"index\.json would have .* bytes; readers accept at most"
+    ):
+        save_safetensors(tmp_path, tree, max_file_bytes=512)
+    assert names_in(tmp_path) == []
+    monkeypatch.setattr("gda.storage.safetensors_format.MOST_HEADER_BYTES", 400)
+    monkeypatch.setattr("gda.storage.safetensors_format.MOST_HEADER_VALUES", 20)
+    with pytest.raises(ValueError, match="would have 32 values; readers accept at most 20"):
+        save_safetensors(tmp_path, tree)
+    save_safetensors(tmp_path, {"a": DATA, "b": DATA})
+    assert len(open_safetensors(tmp_path)) == 2
+
+
+# Several files.
+
+
+def test_files_and_index_are_those_of_published_models(auto_mesh: Mesh, tmp_path: Path) -> None:
+    values = {"a": DATA, "b": DATA[:1], "c": DATA[:9], "d": DATA[:4], "e": DATA[:4]}
+    tree = {name: cut(each, auto_mesh, P(None, "y")) for name, each in values.items()}
+    save_safetensors(tmp_path, tree, max_file_bytes=256, metadata={"format": "pt"})
+    # As transformers fills them: what is larger than the limit has a file of its own.
+    groups = ["a", "c", "bd", "e"]
+    files = [f"model-0000{i}-of-00004.safetensors" for i in range(1, 5)]
+    assert names_in(tmp_path) == [*files, "model.safetensors.index.json"]
+    for file, group in zip(files, groups, strict=True):
+        expected = bytes_of({name: values[name] for name in group}, {"format": "pt"})
+        assert (tmp_path / file).read_bytes() == expected
+    index = (tmp_path / "model.safetensors.index.json").read_text()
+    weight_map = {name: file for file, group in zip(files, groups, strict=True) for name in group}
+    content = {"metadata": {"total_size": 34 * 32}, "weight_map": weight_map}
+    assert index == json.dumps(content, indent=2, sort_keys=True) + "\n"
+    loaded = gda.load_tree(open_safetensors(tmp_path), auto_mesh, P(None, "x"))
+    assert all(np.array_equal(loaded[name], values[name]) for name in values)
+
+
+@pytest.mark.parametrize("before", [256, 512, 10**6])
+@pytest.mark.parametrize("after", [256, 512, 10**6])
+def test_the_model_of_a_folder_is_replaced_and_other_files_stay(
+    before: int, after: int, tmp_path: Path
+) -> None:
+    others = ["config.json", "adapter.safetensors", "model-1-of-2.safetensors"]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    save_safetensors(tmp_path, {str(i): DATA + i for i in range(3)}, max_file_bytes=before)
+    save_safetensors(tmp_path, {str(i): DATA - i for i in range(4)}, max_file_bytes=after)
+    alone = tmp_path / "alone"
+    save_safetensors(alone, {str(i): DATA - i for i in range(4)}, max_file_bytes=after)
+    token = r"(?<=^model)-[0-9a-f]{16}(?=-)"  # of files that come beside others
+    plain = {name: re.sub(token, "", name) for name in names_in(tmp_path)}
+    assert sorted(plain.values()) == sorted([*names_in(alone), *others, "alone"])
+    index = "model.safetensors.index.json"
+    assert {name != plain[name] for name in plain if "-of-0" in name} <= {True}
+    for name in plain.keys() - {*others, "alone", index}:
+        assert (tmp_path / name).read_bytes() == (alone / plain[name]).read_bytes()
+    if index in plain:
+        content = json.loads((tmp_path / index).read_text())
+        files = content["weight_map"]
+        content["weight_map"] = {name: plain[file] for name, file in files.items()}
+        assert content == json.loads((alone / index).read_text())
+    assert all((tmp_path / name).read_text() == "mine" for name in others)
+
+
+def test_only_files_that_the_old_index_may_mean_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("mine")
+    index = tmp_path / "model.safetensors.index.json"
+    for files in ({"a": "other", "b": "../x", "c": 3}, [], None):
+        index.write_text(json.dumps({"weight_map": files}))
+        save_safetensors(tmp_path, {"w": DATA})
+        assert names_in(tmp_path) == ["model.safetensors", "other"]
+    for replaced in (["other", "../x", 3, None], "other", 3, {"other": 1}):
+        index.write_text(json.dumps({"weight_map": {}, "metadata": {"replaces": replaced}}))
+        save_safetensors(tmp_path, {"w": DATA})
+        assert names_in(tmp_path) == ["model.safetensors", "other"]
+    index.write_text("{")
+    save_safetensors(tmp_path, {"w": DATA})
+    assert names_in(tmp_path) == ["model.safetensors", "other"]
+
+
+# Whole or not at all.
+
+
+def test_a_full_disk_is_named_with_its_file(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    for path in (tmp_path / "new", tmp_path / "new.safetensors"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # as much as a full disk takes
+        try:
+            with pytest.raises(OSError, match=r"File too large: '.*new.*\.safetensors'") as raised:
+                save_safetensors(path, {"w": np.zeros(8192)})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert Path(raised.value.filename).is_relative_to(tmp_path)
+        assert names_in(tmp_path) == []
+    signal.signal(signal.SIGXFSZ, before)
+
+
+def fail_at(call: int, patch: pytest.MonkeyPatch, name: str = "pwrite") -> None:
+    """Make a function of ``os`` fail at its n-th call, as on a full disk."""
+    works, calls = getattr(os, name), iter(range(call))
+
+    def function(*args: Any) -> Any:
+        if next(calls, None) is None:
+            raise OSError(28, "No space left on device")
+        return works(*args)
+
+    patch.setattr(os, name, function)
+
+
+@pytest.mark.parametrize("name", ["pwrite", "fsync"])
+def test_a_failed_save_leaves_the_old_files(
+    name: str, auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = {"a": cut(DATA, auto_mesh, P("x", "y")), "b": DATA}
+    save_safetensors(tmp_path, tree, max_file_bytes=600)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(before) == 3
+    new = jax.tree.map(lambda x: x + 1, tree)
+    for call in range(3):
+        with monkeypatch.context() as patch:
+            fail_at(call, patch, name)
+            with pytest.raises(OSError, match=r"No space left on device: '.*'") as raised:
+                save_safetensors(tmp_path, new, max_file_bytes=600)
+            assert Path(raised.value.filename).suffix == ".safetensors"
+            if name == "pwrite" and call < 2:
+                notes = ["gda: while writing index [0:4, 0:4] of ['a']"] * (not call)
+                assert not call or raised.value.__notes__[0].startswith("gda: while writing index")
+                assert raised.value.__notes__[: len(notes)] == notes
+            with pytest.raises(OSError, match="No space left"):
+                save_safetensors(tmp_path / "new" / "deep", new)
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+import gda
+os.pwrite = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+gda.storage.save_safetensors(sys.argv[1], {"w": np.ones(8)})
+"""
+
+
+def test_next_save_removes_leftovers_of_a_killed_one(tmp_path: Path) -> None:
+    save_safetensors(tmp_path, {"w": DATA})
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
+    assert ended.returncode == -signal.SIGKILL
+    assert len(names_in(tmp_path)) == 2
+    assert np.array_equal(open_safetensors(tmp_path)["w"][...], DATA)
+    # That of another file in the same folder is left alone, and so is one that is being written.
+    save_safetensors(tmp_path / "other.safetensors", {"w": DATA})
+    assert len(names_in(tmp_path)) == 3
+    with new_files.folder_beside(tmp_path, "model.safetensors") as running:
+        assert names_in(tmp_path) == sorted(
+            [running.name, "model.safetensors", "other.safetensors"]
+        )
+        save_safetensors(tmp_path, {"w": -DATA})
+        assert running.exists()
+    assert names_in(tmp_path) == ["model.safetensors", "other.safetensors"]
+    assert np.array_equal(open_safetensors(tmp_path / "model.safetensors")["w"][...], -DATA)
+
+
+def test_only_folders_of_saves_of_the_same_name_are_removed(tmp_path: Path) -> None:
+    left = tmp_path / f".a[1].safetensors.{'0123abcd' * 2}.partial"
+    mine = tmp_path / ".a[1].safetensors.mine.partial"
+    other = tmp_path / f".a1.safetensors.{'0123abcd' * 2}.partial"
+    for folder in (left, mine, other):
+        folder.mkdir()
+    save_safetensors(tmp_path / "a[1].safetensors", {"w": DATA})
+    assert names_in(tmp_path) == sorted([mine.name, other.name, "a[1].safetensors"])
+
+
+# Several processes.
+
+
+in_all_sizes = pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param((n, d), marks=pytest.mark.processes(n, devices=d), id=f"{n} x {d}")
+        for n, d in [(2, 4), (4, 2)]
+    ],
+)
+
+
+@in_all_sizes
+def test_many_processes_write_one_model(size: tuple[int, int], shared_tmp_path: Path) -> None:
+    values = {str(i): DATA + i for i in range(len(SPECS))} | {"local": DATA, "padded": DATA[:11]}
+    for order in ORDERS.values():
+        mesh = ordered_mesh(order, {"x": 4, "y": 2}, AxisType.Explicit)
+        tree: dict[str, Any] = {str(i): cut(DATA + i, mesh, spec) for i, spec in enumerate(SPECS)}
+        tree["local"] = jnp.asarray(DATA)
+        tree["padded"] = gda.load_tree(DATA[:11], mesh, P("x"), pad=True)
+        save_safetensors(shared_tmp_path, tree, max_file_bytes=1500)
+        tensors = open_safetensors(shared_tmp_path)
+        assert all(np.array_equal(tensors[name][...], values[name]) for name in values)
+        loaded = gda.load_tree(tensors, mesh, P())
+        assert all(np.array_equal(loaded[name], values[name]) for name in values)
+        gda.check_processes_agree({}, name="read")
+        save_safetensors(shared_tmp_path / "one.safetensors", tree)
+        assert (shared_tmp_path / "one.safetensors").read_bytes() == bytes_of(values)
+        gda.check_processes_agree({}, name="read")
+
+
+def save_case(path: Path, case: ShardedCase, order: list[int]) -> None:
+    size = int(np.prod(list(case.mesh_shape.values())))
+    mesh = ordered_mesh(order[:size], dict(case.mesh_shape))
+    data = batch(*case.global_shape, dtype=np.int32)
+    with gda.checking_agreement(False):
+        g = cut(data, mesh, case.spec)
+    save_safetensors(path, {"w": g, "v": g})
+
+
+@rarely(2)
+@given(sharded_cases(mesh_shapes(max_devices=8), max_dims=3), st.permutations(range(8)))
+def test_any_layout_of_many_processes(
+    tmp_path_factory: pytest.TempPathFactory,
+    process_pool: Callable[..., Pool],
+    case: ShardedCase,
+    order: list[int],
+) -> None:
+    data = batch(*case.global_shape, dtype=np.int32)
+    for n, devices in [(2, 4), (4, 2)]:
+        path = tmp_path_factory.mktemp("any") / "a.safetensors"
+        process_pool(n, devices=devices).run(save_case, path, case, order)
+        assert path.read_bytes() == bytes_of({"w": data, "v": data})
+
+
+@pytest.mark.processes(2, devices=4)
+def test_if_one_process_fails_all_raise_and_nothing_is_left(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = {"w": cut(DATA, ordered_mesh(range(8), {"x": 8}), P("x"))}
+    for failing in (0, 1):
+        with monkeypatch.context() as patch:
+            if jax.process_index() == failing:
+                fail_at(1, patch)
+            error = OSError if jax.process_index() == failing else gda.DisagreementError
+            with pytest.raises(error, match="No space left on device"):
+                save_safetensors(shared_tmp_path / "new", tree)
+        gda.check_processes_agree({}, name="over")
+        assert names_in(shared_tmp_path) == []
+
+
+@pytest.mark.processes(2, devices=4)
+def test_processes_that_do_not_agree_write_nothing(shared_tmp_path: Path) -> None:
+    me = jax.process_index()
+    with gda.checking_agreement(False):
+        g = cut(DATA, ordered_mesh(range(8), {"x": 8}), P("x"))
+    for tree, options, message in [
+        ({"w": g, "b": np.zeros(me + 1)}, {}, r"\['b'\].*shape \(1,\)"),
+        ({f"w{me}": g}, {}, "structure"),
+        ({"b": np.full(3, me)}, {}, r"at \['b'\], process 0: fingerprint"),
+        ({"b": jnp.full(3, me)}, {}, r"at \['b'\], process 0: fingerprint"),
+        ({"w": g}, {"metadata": {"a": str(me)}}, "metadata {'a': '0'}"),
+        ({"w": g}, {"names": lambda *_: f"w{me}"}, r"at \['w'\], process 0: name w0"),
+        ({"w": g, "v": g}, {"max_file_bytes": 512 + 512 * me}, "files"),
+        # As many files, but of other tensors: [a], [b, c] and [a, b], [c].
+        (
+            {"a": np.ones(8, np.int8), "b": np.ones(4, np.int8), "c": np.ones(4, np.int8)},
+            {"max_file_bytes": 8 + 4 * me},
+            "process 0: files of at most 8 bytes, process 1: of at most 12 bytes",
+        ),
+    ]:
+        with pytest.raises(gda.DisagreementError, match=message):
+            save_safetensors(shared_tmp_path / "new", tree, **options)
+    error = TypeError if me else gda.DisagreementError
+    with pytest.raises(error, match="no dtype complex128"):
+        save_safetensors(shared_tmp_path / "new", {"w": np.zeros(2, [float, complex][me])})
+    with pytest.raises(gda.DisagreementError, match="path"):
+        save_safetensors(shared_tmp_path / f"new{me}", {"w": g})
+    assert names_in(shared_tmp_path) == []
+
+
+@pytest.mark.processes(2, devices=4)
+def test_all_wait_for_the_process_that_moves_the_files(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*args: Any) -> None:
+        time.sleep(5)
+        replace_model(*args)
+
+    monkeypatch.setattr("gda.trees.files.save_safetensors.replace_model", slow)
+    with gda.checking_agreement(timeout=4):
+        save_safetensors(shared_tmp_path, {"w": DATA})
+    assert names_in(shared_tmp_path) == ["model.safetensors"]
+
+
+@pytest.mark.processes(2, devices=4)
+def test_a_folder_that_is_not_shared_is_named(
+    shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = shared_tmp_path / str(jax.process_index())
+    own.mkdir()
+    monkeypatch.chdir(own)
+    error = FileNotFoundError if jax.process_index() else gda.DisagreementError
+    with pytest.raises(error, match="all processes must see the same folder"):
+        save_safetensors("model", {"w": np.zeros(3), "v": np.zeros(3)})
+    gda.check_processes_agree({}, name="over")
+    assert names_in(own) == []

@@ -1,0 +1,459 @@
+"""The live arrays by name, and the note of a device that is out of memory."""
+
+import gc
+import json
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from meshes import batch, cut, mesh_of
+from trials import rarely
+
+import gda
+from gda.trees.memory import addresses, live_arrays
+
+DATA = batch(8, 6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _quick_collections() -> Iterator[None]:
+    """Keep collections of garbage from looking at what was there before: 0.1 s each."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _only_arrays_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the arrays of other tests, some of which modules and caches keep."""
+    live = jax.live_arrays
+    others = live()  # kept, so that no new array has the id of one of them
+    ids = set(map(id, others))
+    monkeypatch.setattr(
+        jax, "live_arrays", lambda *args: [x for x in live(*args) if id(x) not in ids]
+    )
+
+
+def put(mesh: Mesh, spec: Any, data: Any = DATA) -> jax.Array:
+    return jax.device_put(jnp.asarray(data), NamedSharding(mesh, spec)).block_until_ready()
+
+
+def rows_of(report: gda.MemoryReport) -> dict[str, gda.ArrayMemory]:
+    """Return the rows of named arrays, by their names."""
+    return {row.label: row for row in report.arrays if row.names}
+
+
+def bytes_by_address() -> int:
+    """Return the bytes of all live arrays, by the address of every buffer: slow, and exact."""
+    gc.collect()
+    found: dict[Any, int] = {}
+    for array in jax.live_arrays():
+        for shard in array.addressable_shards:
+            each: Any = shard.data
+            key = shard.device, each.unsafe_buffer_pointer()
+            found[key] = max(found.get(key, 0), each.nbytes)
+    return sum(found.values())
+
+
+def test_arrays_of_trees_have_their_paths(mesh: Mesh) -> None:
+    w, b = cut(DATA, mesh, P("x", "y")), put(mesh, P("x"))
+    padded = gda.PaddedArray.from_array(batch(5), mesh, P("x"))
+    params = {"layers": [{"w": w, "b": b}], "p": padded, "step": 3, "host": DATA, "none": None}
+    rows = rows_of(gda.memory(params=params, opt=(jnp.zeros(4),)))
+    assert rows == {
+        "params['layers'][0]['w']": (
+            *(("params['layers'][0]['w']",), 1, (8, 6), "float32"),
+            *("P('x', 'y') on x=4,y=2", None, 192, 24, 0),
+        ),
+        "params['layers'][0]['b']": (
+            *(("params['layers'][0]['b']",), 1, (8, 6), "float32"),
+            *("P('x') on x=4,y=2", None, 384, 48, 0),
+        ),
+        "params['p']": (
+            *(("params['p']",), 1, (8,), "float32", "P('x') on x=4,y=2", None, 64, 8, 0),
+        ),
+        "opt[0]": (("opt[0]",), 1, (4,), "float32", "CPU 0", None, 16, 16, 0),
+    }
+
+
+def test_unnamed_arrays_are_grouped_with_their_number(mesh: Mesh) -> None:
+    shape = (8, 314)  # of no other test
+    kept = [put(mesh, P("x"), np.full(shape, i)) for i in range(3)] + [jnp.ones(shape)]
+    found = [row for row in gda.memory(w=kept[0]).arrays if row.shape == shape]
+    each = 8 * 314 * 4
+    assert [(row.label, row.layout, row.nbytes, row.nbytes_per_device) for row in found] == [
+        ("2 unnamed", "P('x') on x=4,y=2", 4 * each, 4 * each // 8),
+        ("w", "P('x') on x=4,y=2", 2 * each, 2 * each // 8),
+        ("1 unnamed", "CPU 0", each, each),
+    ]
+
+
+def test_the_largest_come_first_and_sums_agree(mesh: Mesh) -> None:
+    tree = [put(mesh, P("x"), batch(8, size)) for size in (3, 50, 7)]
+    report = gda.memory(tree=tree)
+    sizes = [row.nbytes for row in report.arrays]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) == report.nbytes == sum(each.nbytes for each in report.devices)
+    for each in report.devices:
+        assert sum(each.by_tree.values()) == each.nbytes
+        assert each.by_tree["tree"] == 4 * 2 * (3 + 50 + 7)
+    assert [each.device for each in report.devices] == [f"CPU {i}" for i in range(8)]
+
+
+def test_an_array_in_several_places_counts_once_and_has_all_names(mesh: Mesh) -> None:
+    w = put(mesh, P("x"))
+    report = gda.memory(params=[w, w], ema=gda.GlobalArray.from_array(w))
+    assert {name: row.nbytes for name, row in rows_of(report).items()} == {
+        "params[0] = params[1] = ema": 384
+    }
+
+
+def renamed(array: jax.Array) -> jax.Array:
+    """Return an array with the same buffers over another mesh."""
+    return jax.device_put(array, addresses._renamed(array.sharding))
+
+
+def rebuilt(array: jax.Array) -> jax.Array:
+    parts = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
+
+
+def put_back(array: jax.Array) -> jax.Array:
+    return jax.device_put(renamed(array), array.sharding)
+
+
+@pytest.mark.parametrize("share", [renamed, rebuilt, put_back])
+def test_arrays_that_share_all_buffers_are_one(
+    mesh: Mesh, share: Callable[[jax.Array], jax.Array]
+) -> None:
+    w = put(mesh, P("x"))
+    before = gda.memory(w=w)
+    other = share(w)
+    assert other is not w
+    both = gda.memory(w=w, other=other)
+    assert rows_of(both)["w = other"].nbytes == 384
+    unnamed = gda.memory(w=w)
+    assert both.nbytes == unnamed.nbytes == before.nbytes
+    assert unnamed.num_aliases > before.num_aliases
+
+
+def test_shards_are_part_of_their_array(mesh: Mesh) -> None:
+    w = put(mesh, P("x"))
+    before = gda.memory(w=w)
+    shards = [shard.data for shard in w.addressable_shards]
+    report = gda.memory(w=w, first=shards[0])
+    assert report.nbytes == before.nbytes
+    assert report.num_aliases == before.num_aliases + 7
+    rows = rows_of(report)
+    assert (rows["w"].nbytes, rows["w"].nbytes_shared) == (384, 0)
+    assert (rows["first"].nbytes, rows["first"].nbytes_shared) == (0, 48)
+    assert "shares 48 B" in str(report)
+    # With the shards named first, the array has the rest.
+    rows = rows_of(gda.memory(first=shards[0], w=w))
+    assert (rows["w"].nbytes, rows["w"].nbytes_shared, rows["first"].nbytes) == (336, 48, 48)
+    w.delete()
+    assert gda.memory(w=w).nbytes == before.nbytes - 384 + sum(
+        0 if shard.is_deleted() else 48 for shard in shards
+    )
+
+
+def test_measuring_makes_no_arrays(mesh: Mesh) -> None:
+    arrays = [put(mesh, P("x")) for _ in range(3)]
+    parts = [jnp.ones((2, 6))]  # which may be a part of them
+    parts[0].unsafe_buffer_pointer()  # which JAX 0.8 makes with an array of its own
+    gc.collect()
+    before = len(jax.live_arrays())
+    report = gda.memory(arrays=arrays, parts=parts)
+    assert len(jax.live_arrays()) == before
+    kept = weakref.ref(arrays[0])
+    del arrays
+    assert kept() is None
+    assert len(rows_of(report)) == 4
+
+
+def test_deleted_arrays_take_nothing_and_are_named(mesh: Mesh) -> None:
+    w, kept = put(mesh, P("x")), put(mesh, P("x"))
+    w.delete()
+    report = gda.memory(params={"w": w, "kept": kept}, ema=gda.GlobalArray.from_array(w))
+    assert report.deleted == ("params['w']", "ema")
+    assert rows_of(report).keys() == {"params['kept']"}
+    assert "deleted or donated: params['w']; ema" in str(report)
+
+
+def test_kinds_of_memory_are_apart(mesh: Mesh) -> None:
+    kind = next(
+        memory.kind
+        for memory in jax.devices()[0].addressable_memories()
+        if memory.kind == "pinned_host"
+    )
+    w = put(mesh, P("x"))
+    host = jax.device_put(w, NamedSharding(mesh, P("x"), memory_kind=kind))
+    report = gda.memory(w=w, host=host)
+    rows = rows_of(report)
+    assert (rows["w"].memory_kind, rows["host"].memory_kind) == (None, kind)
+    assert (rows["w"].nbytes, rows["host"].nbytes) == (384, 384)
+    pinned = [each for each in report.devices if each.memory_kind == kind]
+    assert {each.by_tree["host"] for each in pinned} == {48}
+    assert [each.device for each in pinned] == [f"CPU {i}" for i in range(8)]
+    assert f"CPU 0-7 {kind}" in str(report)
+
+
+def test_odd_arrays(mesh: Mesh) -> None:
+    tree = {
+        "keys": jax.device_put(jax.random.split(jax.random.key(0), 8), NamedSharding(mesh, P("x"))),
+        "int4": jnp.zeros(7, jnp.int4),
+        "empty": put(mesh, P("x"), np.zeros((0, 3), np.float32)),
+        "scalar": jnp.float32(1),
+        "replicated": put(mesh, P()),
+    }
+    rows = rows_of(gda.memory(t=tree))
+    assert {name: row.nbytes for name, row in rows.items()} == {
+        "t['keys']": 128,
+        "t['int4']": 7,
+        "t['empty']": 0,
+        "t['scalar']": 4,
+        "t['replicated']": 8 * 192,
+    }
+    assert rows["t['keys']"].dtype == "uint32"
+    with jax.enable_x64(True):
+        assert rows_of(gda.memory(x=jnp.zeros(3, "float64")))["x"].nbytes == 24
+
+
+def test_an_array_deleted_meanwhile_has_no_address(mesh: Mesh) -> None:
+    arrays = [put(mesh, P("x")), renamed(put(mesh, P("x"))), jnp.ones(3)]
+    blocks_of = addresses.BlocksOf()
+    blocks = [blocks_of[array.sharding, array.shape, array.dtype] for array in arrays]
+    for array in arrays:
+        array.delete()
+    assert addresses.addresses_of(arrays, blocks) == [None, None, None]
+
+
+# Which arrays share buffers, against the addresses of all buffers.
+
+SHARE = {"renamed": renamed, "rebuilt": rebuilt, "put back": put_back}
+
+
+@rarely(3)
+@given(st.lists(st.tuples(st.sampled_from(["new", "part", *SHARE]), st.integers(0, 99))))
+def test_every_byte_counts_once(steps: list[tuple[str, int]]) -> None:
+    mesh = mesh_of({"x": 4, "y": 2})
+    gc.collect()
+    first, before = gda.memory().nbytes, bytes_by_address()
+    arrays, kept = [put(mesh, P("x"))], []
+    for step, number in steps:
+        chosen = arrays[number % len(arrays)]
+        if step == "new":
+            spec = [P(), P("x"), P("y", None), P(("x", "y"))][number % 4]
+            arrays.append(put(mesh, spec, batch(8, 1 + number % 3)))
+        elif step == "part":
+            kept.append(chosen.addressable_shards[number % 8].data)
+        else:
+            arrays.append(SHARE[step](chosen))
+        if number % 5 == 0:
+            arrays.append(arrays.pop(0))
+            if len(arrays) > 2:
+                del arrays[number % len(arrays)]
+        chosen = None
+    gc.collect()
+    named = gda.memory(arrays=arrays[::2], kept=kept[1:])
+    assert named.nbytes == gda.memory().nbytes
+    assert named.nbytes - first == bytes_by_address() - before
+    arrays.clear()
+    kept.clear()
+
+
+def test_all_bytes_of_live_arrays_are_known(mesh: Mesh) -> None:
+    kept = [put(mesh, spec, batch(64, 64)) for spec in (P("x"), P(), P("y", "x"))]
+    kept += [jnp.ones((32, i)) for i in range(1, 9)] + [kept[0].addressable_shards[0].data]
+    gc.collect()
+    nbytes = gda.memory(kept=kept[3:]).nbytes
+    assert nbytes == pytest.approx(bytes_by_address(), rel=0.01)
+
+
+def test_of_very_many_the_largest_are_compared(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = [put(mesh, P("x"), np.full((8, 271), i)) for i in range(10)]
+    large = put(mesh, P("x"), np.zeros((8, 9271)))
+    monkeypatch.setattr(addresses, "_MOST_BLOCKS", 24)
+    split = []
+    twin = addresses._twin
+    monkeypatch.setattr(addresses, "_twin", lambda array: split.append(array.shape) or twin(array))
+    report = gda.memory(small=[*small, renamed(small[0])], large=[large, renamed(large)])
+    assert split == [(8, 9271), (8, 9271), (8, 271)]
+    rows = rows_of(report)
+    assert rows["large[0] = large[1]"].nbytes == 2 * 4 * 8 * 9271
+    assert sum(row.nbytes for name, row in rows.items() if "small" in name) == 11 * 8 * 8 * 271
+
+
+# Many processes.
+
+
+@pytest.mark.processes(2, devices=4)
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_process_counts_its_own_devices(kind: AxisType) -> None:
+    mesh = mesh_of({"x": 4, "y": 2}, kind)
+    w = cut(batch(8, 1000), mesh, P("x", "y"))
+    report = gda.memory(w=w)
+    process = jax.process_index()
+    assert rows_of(report)["w"].nbytes == 16000
+    assert rows_of(report)["w"].nbytes_per_device == 4000
+    assert [each.device for each in report.devices] == [
+        f"CPU {device.id}" for device in jax.local_devices()
+    ]
+    assert f"of process {process} of 2" in report.headline
+    shards = [shard.data for shard in w.array.addressable_shards]
+    again = gda.memory(w=w, shards=shards)
+    assert again.nbytes == report.nbytes
+    assert rows_of(again)["shards[0]"].nbytes_shared == 4000
+
+
+@pytest.mark.processes(8, devices=1)
+def test_one_device_in_each_process() -> None:
+    w = cut(batch(8, 1000), mesh_of({"x": 8}), P("x"))
+    report = gda.memory(w=w)
+    kept = w.array.addressable_shards[0].data
+    assert rows_of(report)["w"].nbytes == 4000
+    assert gda.memory(w=w, kept=kept).nbytes == report.nbytes
+
+
+@pytest.mark.processes(2, devices=4)
+def test_an_array_of_another_process_takes_nothing_here() -> None:
+    w = cut(batch(8), mesh_of({"x": 2}), P())
+    row = rows_of(gda.memory(w=w))["w"]
+    held = 32 if jax.process_index() == 0 else 0
+    assert (row.nbytes, row.nbytes_per_device, row.memory_kind) == (2 * held, held, None)
+
+
+# Mistakes, and places where it must work.
+
+
+def test_a_traced_array_is_refused(mesh: Mesh) -> None:
+    @jax.jit
+    def step(w: Any) -> Any:
+        with pytest.raises(TypeError, match=r"^params\['w'\] is being traced, so it has no data"):
+            gda.memory(params={"w": w})
+        with pytest.raises(TypeError, match=r"params is being traced"):
+            gda.explaining_oom(params=w)
+        return w
+
+    step(put(mesh, P("x")))
+    step(cut(DATA, mesh, P("x")))
+
+
+def test_it_adds_nothing_to_a_program(mesh: Mesh) -> None:
+    arrays = [put(mesh, P("x")), put(mesh, P("x", None)), jax.random.key(0)]
+    arrays.append(renamed(arrays[0]))
+
+    def step(x: jax.Array) -> jax.Array:
+        assert "arrays[0] = arrays[3]" in rows_of(gda.memory(arrays=arrays))
+        return x + 1
+
+    jaxpr = jax.make_jaxpr(step)(jnp.ones(4))
+    assert [str(equation.primitive) for equation in jaxpr.eqns] == ["add"]
+    jax.vmap(step)(jnp.ones(4))
+    jax.grad(lambda x: step(x).sum())(jnp.ones(4))
+    with jax.set_mesh(mesh):
+        step(jnp.ones(4))
+
+
+def test_inside_shard_map_nothing_is_compared(mesh: Mesh) -> None:
+    w = put(mesh, P("x"))
+    other = renamed(w)
+
+    def block(x: jax.Array) -> jax.Array:
+        assert rows_of(gda.memory(w=w, other=other)).keys() == {"w", "other"}
+        return x
+
+    jax.shard_map(block, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(w)
+
+
+def test_a_mesh_with_explicit_axes() -> None:
+    mesh = mesh_of({"x": 4, "y": 2}, AxisType.Explicit)
+    w = put(mesh, P("x", "y"))
+    other = jax.device_put(w, NamedSharding(Mesh(mesh.devices, ("x", "y")), P("x", "y")))
+    assert "w = other" in rows_of(gda.memory(w=w, other=other))
+
+
+# The error of a device that is out of memory.
+
+
+def exhaust() -> None:
+    jnp.zeros((2**23, 2**23)).block_until_ready()
+
+
+def test_the_error_gets_the_table(mesh: Mesh) -> None:
+    params, opt = {"w": cut(DATA, mesh, P("x"))}, [jnp.zeros(3)]
+    with (
+        pytest.raises(jax.errors.JaxRuntimeError, match="^RESOURCE_EXHAUSTED") as caught,
+        gda.explaining_oom(params=params, opt=opt),
+    ):
+        exhaust()
+    (note,) = [each for each in caught.value.__notes__ if each.startswith("gda")]
+    assert note.startswith("gda: the memory when this was raised:\n")
+    assert "params['w']" in note
+    assert "opt[0]" in note
+    with (
+        pytest.raises(MemoryError, match="^on the host") as of_host,
+        gda.explaining_oom(params=params),
+    ):
+        raise MemoryError("on the host")
+    assert "params['w']" in of_host.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("RESOURCE_EXHAUSTED"), jax.errors.JaxRuntimeError("INTERNAL"), KeyboardInterrupt()],
+)
+def test_other_errors_are_untouched(error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught, gda.explaining_oom():
+        raise error
+    assert caught.value is error
+    assert not hasattr(error, "__notes__")
+
+
+def test_a_block_without_error_does_nothing() -> None:
+    with gda.explaining_oom(x=jnp.ones(3)) as result:
+        assert result is None
+
+
+def test_arrays_replaced_in_the_block_are_freed(mesh: Mesh) -> None:
+    params = {"w": put(mesh, P("x")), "g": cut(DATA, mesh, P("x")), "key": jax.random.key(0)}
+    held = [weakref.ref(params["w"]), weakref.ref(params["g"].array)]
+    kept, donated = put(mesh, P("x")), put(mesh, P("x"))
+    explaining = gda.explaining_oom(params=params, kept=kept, donated=donated)
+    del params
+    assert [each() for each in held] == [None, None]
+    donated.delete()
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught, explaining:
+        exhaust()
+    (note,) = [each for each in caught.value.__notes__ if each.startswith("gda")]
+    assert "kept" in note
+    assert "params" not in note
+    assert "deleted or donated: donated" in note
+
+
+def test_a_failing_table_does_not_replace_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(live_arrays, "_report", fail)
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught, gda.explaining_oom():
+        exhaust()
+    notes = [each for each in caught.value.__notes__ if each.startswith("gda")]
+    assert notes == ["gda: no table of the memory, because of RuntimeError: on purpose"]
+
+
+def test_the_report_is_json(mesh: Mesh) -> None:
+    report = gda.memory(w=put(mesh, P("x")))
+    document = json.loads(json.dumps(report.to_dict()))
+    assert document == report.to_dict()
+    assert document["arrays"][0].keys() == {*gda.ArrayMemory._fields}
+    assert document["nbytes"] == report.nbytes
