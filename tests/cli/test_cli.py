@@ -290,16 +290,6 @@ except RuntimeError:
     assert done.stdout.endswith(" is whole: 8 leaves, 160 B\nno devices\n")
 
 
-def test_help_loads_nothing_heavy() -> None:
-    code = (
-        "import sys; from gda.cli import main; main([]);"
-        "heavy = {'jax', 'numpy', 'rich', 'tensorstore', 'gda.checkpoint'} & set(sys.modules);"
-        "sys.exit(str(heavy) if heavy else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_a_pipe_that_is_closed_is_no_error(path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "gda", "inspect", path], stdout=subprocess.PIPE, stderr=-1

@@ -1,8 +1,5 @@
 import itertools
-import json
 import re
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -699,16 +696,3 @@ def test_all_pictures_refuse_the_same(show: Any) -> None:
         show(8)
     with pytest.raises(TypeError, match=r"a sequence of integers such as \(8, 2\), not with int"):
         show(8, {"x": 4}, ("x",))
-
-
-def test_pictures_need_no_jax() -> None:
-    program = """
-import json, sys
-import gda
-text = gda.show.text((8,), {"x": 4}, ("x",), dtype="bfloat16")
-print(json.dumps([text.splitlines()[0], "jax" in sys.modules]))
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert json.loads(run.stdout) == ["plan (8,) bfloat16", False]
