@@ -8,10 +8,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 PROGRAM = """
-import contextlib, importlib, io, pkgutil, sys
+import contextlib, importlib, io, pkgutil, sys, traceback
 
 sys.modules["jax"] = sys.modules["jaxlib"] = None
-import gda
+import gda, gda.testing
 from gda.cli import main
 
 def check(heavy, *commands, code=0):
@@ -20,7 +20,7 @@ def check(heavy, *commands, code=0):
             assert main(command.split()) == code, command
     assert not heavy & set(sys.modules), heavy & set(sys.modules)
 
-HEAVY = {"tensorstore", "gda.checkpoint"}
+HEAVY = {"tensorstore", "gda.checkpoint", "hypothesis"}
 with contextlib.redirect_stdout(io.StringIO()):
     main([])
 check({*HEAVY, "rich", "numpy"})
@@ -35,6 +35,11 @@ check(HEAVY, "plan --shape 1 --spec x", code=2)
 
 gda.ShardGrid((8,), {"x": 4}, ("x",)).starts
 assert gda.show.text((8,), {"x": 4}, ("x",), dtype="bfloat16").startswith("plan (8,) bfloat16\\n")
+try:
+    gda.ShardGrid((6,), {"x": 4}, ("z",))
+except ValueError as error:
+    frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    assert frames == ["<module>", "__init__"], frames
 for name in sys.argv[1:]:
     module = importlib.import_module(name)
     for below in pkgutil.walk_packages(getattr(module, "__path__", []), f"{name}."):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from markdown_blocks import blocks_of
@@ -197,28 +196,3 @@ def test_every_figure_of_the_speed_section_was_measured() -> None:
     if figures := figures_of(section):
         results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
         assert [figure for figure in figures if not is_in(figure, results)] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "figures"),
-    [
-        ("58 times faster than 1,024 devices", [("58", "times")]),
-        ("24.5 ms, 1.05x and 3µs", [("24.5", "ms"), ("1.05", "x"), ("3", "µs")]),
-        ("2.5 to 10 times", [("2.5", "times"), ("10", "times")]),
-        ("| cold, JAX 0.12 | 4.2 times | **17** |", [("4.2", "times"), ("17", "")]),
-        ("no figure of 2026 here", []),
-    ],
-)
-def test_figures_of_a_text(text: str, figures: list[tuple[str, str]]) -> None:
-    assert figures_of(text) == figures
-
-
-def test_a_figure_counts_as_measured_with_its_unit_or_alone_in_a_cell() -> None:
-    results = "| all indices | 14.1 times | 3.2 |\n"
-    assert is_in(("14.1", "times"), results)
-    assert is_in(("3.2", "ms"), results)
-    assert is_in(("14.1", ""), results)
-    assert not is_in(("4.1", "times"), results)
-    assert not is_in(("14.1", "ms"), results)
-    assert not is_in(("14", "times"), results)
-    assert not is_in(("14", ""), results)

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,22 +56,6 @@ def test_the_notebook_has_the_cells_of_the_program() -> None:
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     expected = notebook_of(PROGRAM.read_text(encoding="utf-8"))
     assert notebook == expected, "write it again with: python tests/test_tour.py"
-
-
-def test_every_step_begins_with_text() -> None:
-    kinds = [kind for kind, _ in cells_of(PROGRAM.read_text(encoding="utf-8"))]
-    assert len(kinds) >= 20
-    assert all({a, b} == {"markdown", "code"} for a, b in pairwise(kinds))
-
-
-def test_every_step_asserts_and_draws() -> None:
-    code = [text for kind, text in cells_of(PROGRAM.read_text(encoding="utf-8")) if kind == "code"]
-    assert "assert jax.device_count() == 3" in code[0]
-    # Two cells are a picture and nothing else.
-    for text in code[1:]:
-        if len(text.splitlines()) > 1:  # else the line is all that the cell is about
-            assert "\nassert " in text, text
-            assert "\ngda.visualize_sharding(" in text or "gda.collectives(" in text, text
 
 
 def plain_environment() -> dict[str, str]:

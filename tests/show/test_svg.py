@@ -148,9 +148,6 @@ def test_colors_are_of_processes() -> None:
     blocks = blocks_of(svg_of(subject((8, 2), XY, ("x", "y"), [0, 1] * 4)))
     first, second = colors_of(2)
     assert [block.colors for block in blocks] == [[first], [second]] * 4
-
-
-def test_without_processes_there_is_one_color_and_no_legend() -> None:
     svg = svg_of(subject((8, 2), XY, ("x", "y")))
     assert all(block.colors == [*colors_of(1)] for block in blocks_of(svg))
     assert "process" not in svg
@@ -185,12 +182,6 @@ def test_a_cell_of_several_blocks_has_the_colors_of_their_processes() -> None:
 def test_cells_too_small_for_several_colors_have_one_and_say_so() -> None:
     svg = svg_of(subject((256, 256), {"a": 256, "b": 256}, ("a", "b"), np.arange(65536) // 2))
     assert "each in the colour of one of its processes" in texts_of(svg)
-
-
-def test_more_processes_than_are_shown_are_told_of() -> None:
-    svg = svg_of(subject((8,), {"x": 8}, (), np.arange(8)))
-    assert len(blocks_of(svg)[0].colors) == 4
-    assert "several colours: held by several processes, at most 4 of them shown" in texts_of(svg)
 
 
 def test_many_replicas_are_named_in_short() -> None:
@@ -304,20 +295,12 @@ def test_arrays_without_elements(spec: tuple[str | None, ...]) -> None:
     assert "no elements" in texts_of(svg)
 
 
-def test_a_scalar() -> None:
+def test_a_scalar_and_a_size_beyond_int64() -> None:
     svg = svg_of(subject((), XY, (), dtype="int8"))
     assert [block.title.split("\n")[0] for block in blocks_of(svg)] == ["[()]"]
     assert "1 block, on each of 8 devices" in texts_of(svg)
-
-
-def test_one_device_and_axes_of_size_1() -> None:
-    (block,) = blocks_of(svg_of(subject((3, 5), {"x": 1, "y": 1}, ("x", "y"), [7])))
-    assert block.title == "[:, :]\ndevice 0\nprocess 7\n60 B on each device"
-
-
-def test_sizes_beyond_int64() -> None:
-    svg = svg_of(subject((2**70, 3), XY, ("x",)))
-    assert blocks_of(svg)[1].title.startswith(f"[{2**68}:{2**69}, :]\n")
+    huge = svg_of(subject((2**70, 3), XY, ("x",)))
+    assert blocks_of(huge)[1].title.startswith(f"[{2**68}:{2**69}, :]\n")
 
 
 # The page.
@@ -379,6 +362,9 @@ def test_the_last_expression_of_a_cell_is_a_picture(mesh: Mesh) -> None:
     g = cut(batch(8, 2), mesh, P("x"))
     assert g._repr_html_() == html_of(subject_of(g))
     assert facts_of(g._repr_html_() or "")["bytes"].endswith("64 B without replicas")
+    keys = jax.random.split(jax.random.key(0), 8)
+    g = gda.GlobalArray.from_array(jax.device_put(keys, NamedSharding(mesh, P("x"))))
+    assert facts_of(g._repr_html_() or "")["dtype"] == "key&lt;fry&gt;"
 
 
 def test_no_data_is_read_for_a_picture(auto_mesh: Mesh) -> None:
@@ -386,12 +372,6 @@ def test_no_data_is_read_for_a_picture(auto_mesh: Mesh) -> None:
     with jax.transfer_guard("disallow"):
         assert g._repr_html_() is not None
     assert "_pieces" not in [slot for slot in g.__slots__ if hasattr(g, slot)]
-
-
-def test_prng_keys_have_a_picture(auto_mesh: Mesh) -> None:
-    keys = jax.random.split(jax.random.key(0), 8)
-    g = gda.GlobalArray.from_array(jax.device_put(keys, NamedSharding(auto_mesh, P("x"))))
-    assert facts_of(g._repr_html_() or "")["dtype"] == "key&lt;fry&gt;"
 
 
 def test_text_is_shown_without_a_picture(auto_mesh: Mesh) -> None:
@@ -540,12 +520,12 @@ def lab(color: str) -> list[float]:
     return [116 * y - 16, 500 * (x - y), 200 * (y - z)]
 
 
-@pytest.mark.parametrize("num_processes", range(1, 25))
-def test_up_to_24_processes_have_colors_of_their_own(num_processes: int) -> None:
-    colors = colors_of(num_processes)
-    assert len({*colors}) == num_processes
-    distances = [math.dist(lab(a), lab(b)) for a, b in itertools.combinations(colors, 2)]
-    assert min(distances, default=20) >= 20
+def test_up_to_24_processes_have_colors_of_their_own() -> None:
+    for num_processes in range(1, 25):
+        colors = colors_of(num_processes)
+        assert len({*colors}) == num_processes
+        distances = [math.dist(lab(a), lab(b)) for a, b in itertools.combinations(colors, 2)]
+        assert min(distances, default=20) >= 20
 
 
 # Properties.

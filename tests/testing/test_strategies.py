@@ -1,7 +1,6 @@
 import doctest
 import importlib
 import math
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
@@ -83,16 +82,12 @@ def test_a_failing_global_array_is_printed_with_its_content() -> None:
     )
 
 
-def test_case_has_mesh_shape_and_grid() -> None:
+def test_a_case_is_a_value_with_mesh_shape_and_grid() -> None:
     case = ShardedCase((8, 2), mesh_of({"x": 4, "y": 2}), P("x", "y"))
     assert case.mesh_shape == {"x": 4, "y": 2}
     assert case.grid == gda.ShardGrid((8, 2), {"x": 4, "y": 2}, P("x", "y"))
     assert case == ShardedCase((8, 2), mesh_of({"x": 4, "y": 2}), P("x", "y"))
     assert hash(case) == hash(ShardedCase((8, 2), mesh_of({"x": 4, "y": 2}), P("x", "y")))
-
-
-def test_a_case_cannot_be_changed() -> None:
-    case = ShardedCase((8,), {"x": 4}, P("x"))
     with pytest.raises(FrozenInstanceError):
         case.spec = P()  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -120,18 +115,12 @@ def test_repr_of_a_case() -> None:
 
 
 SHRUNK: list[tuple[str, Callable[[ShardedCase[Mesh]], object], str]] = [
-    ("anything", lambda c: True, "ShardedCase((), Mesh({'x': 1}), P())"),
     ("shards", lambda c: c.grid.num_shards > 1, "ShardedCase((2,), Mesh({'x': 2}), P('x'))"),
     ("replicas", lambda c: c.grid.num_replicas > 1, "ShardedCase((), Mesh({'x': 2}), P())"),
     (
         "an axis of size 1 that is used",
         lambda c: c.spec and c.spec[0] and c.grid.num_devices == 1,
         "ShardedCase((1,), Mesh({'x': 1}), P('x'))",
-    ),
-    (
-        "a tuple of names",
-        lambda c: any(isinstance(entry, tuple) for entry in c.spec),
-        "ShardedCase((1,), Mesh({'x': 1, 'y': 1}), P(('x', 'y')))",
     ),
     (
         "a tuple in another order than the mesh",
@@ -143,16 +132,7 @@ SHRUNK: list[tuple[str, Callable[[ShardedCase[Mesh]], object], str]] = [
         lambda c: len(c.spec) and c.spec[-1] is None,
         "ShardedCase((1,), Mesh({'x': 1}), P(None))",
     ),
-    (
-        "a spec shorter than the shape",
-        lambda c: len(c.spec) < len(c.global_shape),
-        "ShardedCase((1,), Mesh({'x': 1}), P())",
-    ),
-    (
-        "an empty dimension",
-        lambda c: 0 in c.global_shape,
-        "ShardedCase((0,), Mesh({'x': 1}), P())",
-    ),
+    ("no elements", lambda c: 0 in c.global_shape, "ShardedCase((0,), Mesh({'x': 1}), P())"),
     (
         "a subset of the devices",
         lambda c: device_ids(c.mesh) == [1],
@@ -282,12 +262,9 @@ def test_specs_use_every_axis_once_at_most(data: st.DataObject, mesh_shape: dict
     axes_by_dimension(tuple(spec), 2, mesh_shape)
 
 
-def test_a_mesh_without_axes_has_specs_that_cut_nothing() -> None:
+def test_specs_without_axes_or_entries() -> None:
     spec = find(partition_specs({}), lambda spec: len(spec) == 2, settings=SEARCH)
     assert tuple(spec) == (None, None)
-
-
-def test_no_entries_leave_only_the_empty_spec() -> None:
     assert find(partition_specs({"x": 4}, max_entries=0), lambda spec: True) == P()
 
 
@@ -368,45 +345,24 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: mesh_shapes(max_devices=3, min_axes=2, min_axis_size=2),
         ValueError,
-        "no mesh has 2 to 3 axes, named ('x', 'y', 'z'), each of size 2 or more, and at most 3 "
-        "devices",
+        "no mesh has 2 to 3 axes, named ('x', 'y', 'z'), each of size 2 or more, and at most 3 d",
     ),
-    (
-        lambda: mesh_shapes(min_axes=4),
-        ValueError,
-        "no mesh has 4 to 3 axes, named ('x', 'y', 'z'), each of size 1 or more, and at most 8 "
-        "devices",
-    ),
+    (lambda: mesh_shapes(min_axes=4), ValueError, "no mesh has 4 to 3 axes, named ('x', 'y', 'z')"),
     (lambda: mesh_shapes(max_devices=0), ValueError, "and at most 0 devices"),
     (lambda: mesh_shapes(min_axis_size=0), ValueError, "each of size 0 or more"),
     (lambda: meshes({"x": 0}), ValueError, "mesh {'x': 0} has an axis without devices"),
     (
         lambda: find(meshes({"x": 16}), lambda mesh: True),
         ValueError,
-        "a mesh {'x': 16} needs 16 devices, but there are 8; give mesh_shapes a smaller "
-        "max_devices",
+        "a mesh {'x': 16} needs 16 devices, but there are 8; give mesh_shapes a smaller max_devi",
     ),
     (
         lambda: partition_specs([("x", 4)]),  # pyright: ignore[reportArgumentType]
         TypeError,
-        "mesh must be a jax.sharding.Mesh or map axis names to sizes, such as {'x': 4, 'y': 2}, "
-        "not [('x', 4)]",
+        "mesh must be a jax.sharding.Mesh or map axis names to sizes, such as {'x': 4, 'y': 2}, ",
     ),
-    (
-        lambda: global_shapes({"x": 4}, "x"),
-        TypeError,
-        "spec 'x' is a string; write P('x') or ['x']",
-    ),
-    (
-        lambda: global_shapes({"x": 4}, P("y")),
-        ValueError,
-        "spec P('y') shards dimension 0 by mesh axis 'y', but the mesh has the axes {'x': 4}",
-    ),
-    (
-        lambda: global_shapes({"x": 4}, P(P.UNCONSTRAINED)),
-        ValueError,
-        "leaves dimension 0 UNCONSTRAINED, so it has no fixed layout",
-    ),
+    (lambda: global_shapes({"x": 4}, "x"), TypeError, "spec 'x' is a string; write P('x') or"),
+    (lambda: global_shapes({"x": 4}, P("y")), ValueError, "dimension 0 by mesh axis 'y', but the"),
     (
         lambda: global_shapes({"x": 4}, P(None, "x"), max_dims=1),
         ValueError,
@@ -432,9 +388,3 @@ def test_a_missing_hypothesis_asks_for_hypothesis_alone(
     with pytest.raises(ImportError, match="pip install hypothesis$") as info:
         importlib.import_module("gda.testing.strategies")
     assert info.value.name == "hypothesis"
-
-
-def test_the_package_itself_loads_neither_hypothesis_nor_jax() -> None:
-    code = "import sys, gda.testing; print(sys.modules.keys() & {'hypothesis', 'jax'})"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "set()\n"
