@@ -103,9 +103,8 @@ def test_environment_names_the_other_processes() -> None:
     assert given["GDA_CHECK_AGREEMENT"] == "1"
     assert given["GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"] == "60"
     assert "--xla_force_host_platform_device_count=2" in given["XLA_FLAGS"].split()
-
-
-def test_environment_without_devices_leaves_the_platform_alone() -> None:
+    given = variables(devices=None, inherited=None)
+    assert given["PATH"] == os.environ["PATH"]
     given = variables(devices=None)
     assert "JAX_PLATFORMS" not in given
     assert "device_count" not in given["XLA_FLAGS"]
@@ -124,7 +123,9 @@ def test_environment_keeps_variables_that_are_set() -> None:
 
 
 def test_process_reads_the_environment_back() -> None:
-    given = variables(heartbeat_timeout=10_000_000)
+    given = variables(heartbeat_timeout=10_000_000, collective_timeout=10_000_000)
+    assert given["GDA_HEARTBEAT_TIMEOUT_SECONDS"] == "10000000"
+    assert "e+" not in given["XLA_FLAGS"]
     expected = {
         "coordinator_address": "127.0.0.1:1234",
         "num_processes": 4,
@@ -137,16 +138,3 @@ def test_process_reads_the_environment_back() -> None:
     assert arguments_of({}) == {}
     with pytest.raises(ValueError, match=r"^JAX_PROCESS_ID is '\?'; it must be an integer$"):
         arguments_of({"JAX_PROCESS_ID": "?"})
-
-
-def test_environment_writes_long_times_as_integers() -> None:
-    given = variables(heartbeat_timeout=10_000_000, collective_timeout=10_000_000)
-    assert given["GDA_HEARTBEAT_TIMEOUT_SECONDS"] == "10000000"
-    assert "e+" not in given["XLA_FLAGS"]
-
-
-def test_environment_starts_from_that_of_this_process() -> None:
-    given = environment(
-        0, 1, 1, None, heartbeat_timeout=1, collective_timeout=1, agreement_timeout=1
-    )
-    assert given["PATH"] == os.environ["PATH"]

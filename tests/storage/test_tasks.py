@@ -171,18 +171,15 @@ def test_an_asynchronous_error_is_noted() -> None:
         future.set_exception(OSError("gone"))
         return future
 
+    def cannot_begin() -> Future[None]:
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        run([AsyncTask(1, cannot_begin)], Options())
     task = AsyncTask(1, begin, note=lambda error: error.add_note("the third"))
     with pytest.raises(OSError, match="gone") as caught:
         run([task], Options())
     assert caught.value.__notes__ == ["the third"]
-
-
-def test_a_library_that_cannot_begin_fails_alike() -> None:
-    def begin() -> Future[None]:
-        raise OSError("gone")
-
-    with pytest.raises(OSError, match="gone"):
-        run([AsyncTask(1, begin)], Options())
 
 
 _INTERRUPTED = """
@@ -294,14 +291,7 @@ def test_last_error_counts_the_attempts(kind: str) -> None:
     assert flaky.calls == 3
 
 
-def test_errors_that_are_not_named_are_not_tried_again() -> None:
-    flaky = Flaky(9, ValueError)
-    with pytest.raises(ValueError, match="failure 1") as caught:
-        run([Task(1, flaky)], Options(retry=QUICK))
-    assert not hasattr(caught.value, "__notes__")
-
-
-def test_other_error_names_its_attempt() -> None:
+def test_an_error_that_is_not_retried_names_its_attempt() -> None:
     errors = iter([OSError("slow"), ValueError("wrong")])
 
     def work() -> None:
@@ -310,6 +300,10 @@ def test_other_error_names_its_attempt() -> None:
     with pytest.raises(ValueError, match="wrong") as caught:
         run([Task(1, work)], Options(retry=QUICK))
     assert caught.value.__notes__ == ["gda: attempt 2 failed with an error that is not retried"]
+    flaky = Flaky(9, ValueError)
+    with pytest.raises(ValueError, match="failure 1") as caught:
+        run([Task(1, flaky)], Options(retry=QUICK))
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_waiting_ends_when_another_fails() -> None:

@@ -32,7 +32,7 @@ from gda.testing.strategies import (
 P = PartitionSpec
 
 # Shrinking is a search that may stop beside the smallest case; here it takes the same way always.
-SEARCH = settings(database=None, derandomize=True, max_examples=2000)
+SEARCH = settings(database=None, derandomize=True, max_examples=600)
 
 
 @pytest.fixture
