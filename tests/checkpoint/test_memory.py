@@ -69,7 +69,8 @@ def test_many_nodes_of_a_deep_structure(taken: Taken, tmp_path: Path) -> None:
         assert (kind, nbytes < 12 * size) == ("NoneType", True), (nbytes / size, said)
 
 
-@pytest.mark.parametrize("value", ["[]", "{}", '""', "1e9", '{"":""}', "[[]]"])
+# Of other values in tests/layout/test_strict_json.py.
+@pytest.mark.parametrize("value", ['""', "1e9"])
 def test_a_manifest_of_many_values_is_not_parsed(taken: Taken, tmp_path: Path, value: str) -> None:
     gda.checkpoint.save(tmp_path, {"w": np.zeros(3)})
     body = '{"structure":[' + ",".join([value] * (30 * MIB // (len(value) + 1))) + "]}"
@@ -79,7 +80,7 @@ def test_a_manifest_of_many_values_is_not_parsed(taken: Taken, tmp_path: Path, v
     assert nbytes < 700 * MIB
 
 
-@pytest.mark.parametrize("value", ["[]", "{}", '{"":""}', "[[]]", '{"list":[]}'])
+@pytest.mark.parametrize("value", ["[]", '{"list":[]}'])
 def test_a_manifest_of_empty_nodes_is_not_parsed(taken: Taken, tmp_path: Path, value: str) -> None:
     gda.checkpoint.save(tmp_path, {"w": np.zeros(3)})
     size = 24 * MIB

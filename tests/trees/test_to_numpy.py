@@ -55,14 +55,8 @@ def test_deleted_arrays_and_shapes_are_named(mesh: Mesh) -> None:
             gda.to_numpy([DATA, leaf])
         assert message in str(caught.value)
         assert caught.value.__notes__ == ["gda: at [1] of the tree"]
-
-
-def test_in_a_trace_there_is_nothing_to_give(mesh: Mesh) -> None:
     with pytest.raises(TypeError, match="traced"):
         jax.jit(lambda g: gda.to_numpy([g]))(cut(DATA, mesh, P("x")))
-
-
-def test_shapes_alone_have_no_values() -> None:
     shapes = {"w": gda.GlobalArray(array=jax.ShapeDtypeStruct((8, 2), np.float32))}
     with pytest.raises(TypeError, match="ShapeDtypeStruct"):
         gda.to_numpy(shapes)

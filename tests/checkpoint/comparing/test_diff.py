@@ -22,7 +22,7 @@ from trials import rarely
 
 import gda
 from gda.checkpoint import Differences, LeafDifference, diff, save
-from gda.checkpoint.comparing.diff import trees as sides
+from gda.checkpoint.comparing import trees as sides
 from gda.checkpoint.reading.files import Files
 from gda.checkpoint.writing import packing, writer
 
