@@ -152,7 +152,7 @@ def stacked(x: gda.GlobalArray) -> gda.GlobalArray:
     return gda.GlobalArray(array=jnp.stack([x.array, x.array]))
 
 
-def test_the_page_says_what_works() -> None:
+def test_page_is_up_to_date() -> None:
     text = page()
     rows = [line for line in text.splitlines() if line.startswith("| `")]
     assert len(rows) == 75

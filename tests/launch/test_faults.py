@@ -75,7 +75,7 @@ def test_the_coordinator_that_is_killed_is_named(tmp_path: Path) -> None:
     assert "gda.launch: process 0 was killed by SIGKILL" in done.stderr
 
 
-def test_survivors_without_a_launcher_are_told_who_is_missing(tmp_path: Path) -> None:
+def test_survivors_without_a_launcher_name_the_missing_process(tmp_path: Path) -> None:
     # As on a cluster, where nobody ends the other processes: a watcher that only starts them.
     program = """
 if me == 1: die()

@@ -145,7 +145,7 @@ EARLY = """
 """
 
 
-def test_who_ended_too_early_is_said(program: Program) -> None:
+def test_process_that_ended_too_early_is_named(program: Program) -> None:
     done = launch("-n", "2", "--agreement-timeout", "3", program(BY_GDA + EARLY))
     assert done.returncode == 1
     last = after_the_last_reason(done.stderr)
@@ -157,7 +157,7 @@ def test_who_ended_too_early_is_said(program: Program) -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_failure_ends_those_who_wait_in_a_collective(program: Program, failing: int) -> None:
+def test_failure_ends_processes_waiting_in_a_collective(program: Program, failing: int) -> None:
     ending = f"""
     total()
     if RANK == {failing}:
@@ -172,7 +172,7 @@ def test_a_failure_ends_those_who_wait_in_a_collective(program: Program, failing
     assert rest[-1] == "ValueError: boom"
 
 
-def test_the_kill_of_the_coordinator_ends_those_who_wait_in_a_collective(program: Program) -> None:
+def test_kill_of_the_coordinator_ends_processes_waiting_in_a_collective(program: Program) -> None:
     ending = """
     total()
     if RANK == 0:
@@ -354,7 +354,7 @@ def test_threads_of_a_program_are_waited_for(program: Program) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0] worked\n", "")
 
 
-def test_who_had_ended_and_who_was_about_to_is_told_apart(program: Program) -> None:
+def test_ended_and_ending_processes_are_told_apart(program: Program) -> None:
     path = program("""
     import atexit
     if RANK == 0:
@@ -436,16 +436,13 @@ def test_nothing_depends_on_the_name_of_the_machine(program: Program, initialize
 # What the processes are given and what they write.
 
 
-def test_arguments_reach_the_script_untouched(program: Program) -> None:
-    done = launch("-n", "1", program("print(sys.argv[1:])"), "-n", "5", "--timeout", "--", "-m")
-    assert done.stdout == "[0] ['-n', '5', '--timeout', '--', '-m']\n"
-
-
 def test_a_script_runs_as_python_runs_it(program: Program, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("")
     path = program("import beside; print(__name__, __file__, sys.argv, sys.path[0])")
-    done = launch("-n", "1", path)
-    assert done.stdout == f"[0] __main__ {path} {[path]} {tmp_path.resolve()}\n", done.stderr
+    arguments = ["-n", "5", "--timeout", "--", "-m"]  # which reach it untouched
+    done = launch("-n", "1", path, *arguments)
+    said = f"[0] __main__ {path} {[path, *arguments]} {tmp_path.resolve()}\n"
+    assert done.stdout == said, done.stderr
 
 
 def test_a_module_runs_as_python_runs_it(tmp_path: Path) -> None:
@@ -489,11 +486,6 @@ def test_streams_stay_apart_and_lines_whole(program: Program) -> None:
     assert len(done.stdout.splitlines()) == 3 * 501
 
 
-def test_prefixes_of_many_processes_are_aligned(program: Program) -> None:
-    done = launch("-n", "11", program("print('here')"))
-    assert sorted(done.stdout.splitlines()) == sorted(f"[{rank:2}] here" for rank in range(11))
-
-
 def test_a_flood_of_junk_neither_gets_lost_nor_stops_anything(program: Program) -> None:
     path = program("""
     sys.stderr.buffer.write(b"\\xff\\x00\\n" * 1000)
@@ -529,7 +521,7 @@ def test_lines_keep_the_last_ones() -> None:
         (b"loss 3 [Gloo] Rank 1", True),
     ],
 )
-def test_what_gloo_says_of_its_connections_is_left_out(line: bytes, is_shown: bool) -> None:
+def test_connection_messages_of_gloo_are_omitted(line: bytes, is_shown: bool) -> None:
     with open(os.devnull, "rb") as pipe:
         lines = Lines(pipe, "[0] ", 1)
     assert lines.take(line + b"\n") == (b"[0] " + line + b"\n" if is_shown else b"")
@@ -573,10 +565,11 @@ def test_sys_exit_with_a_message_says_it_last(program: Program) -> None:
     assert done.stderr.endswith("failed with exit code 1\n[0] no such data\n")
 
 
-@pytest.mark.parametrize("code", ["sys.exit()", "sys.exit(0)", "pass"])
-def test_a_good_end_is_0(program: Program, code: str) -> None:
-    done = launch("-n", "2", program(code))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def test_a_good_end_is_0_and_prefixes_of_many_processes_are_aligned(program: Program) -> None:
+    path = program("print('here'); [sys.exit, lambda: sys.exit(0), lambda: None][RANK % 3]()")
+    done = launch("-n", "11", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == sorted(f"[{rank:2}] here" for rank in range(11))
 
 
 def test_an_end_without_a_word_is_seen(program: Program) -> None:
@@ -602,11 +595,14 @@ def test_a_kill_is_told_with_the_last_lines(program: Program) -> None:
 
 def test_the_traceback_shows_the_program_only(program: Program) -> None:
     path = program("""
+    import atexit
+    atexit.register(time.sleep, 300)  # which is not waited for
     def work():
         raise ValueError("boom \\udcff")
     work()
     """)
     done = launch("-n", "1", path)
+    assert done.returncode == 1
     assert re.findall(r'File "(.*)", line', done.stderr) == [path, path]
     assert done.stderr.endswith("ValueError: boom ?\n")
 
@@ -629,17 +625,6 @@ def test_the_first_failure_comes_last_and_the_others_before(program: Program) ->
     reason, *rest = after_the_last_reason(done.stderr).splitlines()
     assert reason == "gda.launch: process 1 failed with exit code 1"
     assert rest[-1] == "ValueError: cause"
-
-
-def test_what_a_program_does_at_exit_is_not_waited_for(program: Program) -> None:
-    path = program("""
-    import atexit
-    atexit.register(time.sleep, 300)
-    raise ValueError("boom")
-    """)
-    done = launch("-n", "1", path)
-    assert done.returncode == 1
-    assert done.stderr.endswith("ValueError: boom\n")
 
 
 def test_the_hook_of_a_program_is_called(program: Program) -> None:
@@ -681,7 +666,7 @@ def test_a_signal_ends_all(program: Program, tmp_path: Path, number: int, code: 
     assert not any(is_running(int(path.read_text())) for path in pid_files)
 
 
-def test_what_is_ignored_on_entry(program: Program, tmp_path: Path) -> None:
+def test_signals_ignored_on_entry(program: Program, tmp_path: Path) -> None:
     path = program(f"""
     import pathlib, signal
     print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
@@ -732,7 +717,7 @@ def test_no_process_outlives_a_launcher_that_is_killed(program: Program, tmp_pat
     wait_until_gone(pids)
 
 
-def test_what_a_program_leaves_behind_ends_too(program: Program) -> None:
+def test_processes_left_behind_end_too(program: Program) -> None:
     path = program("""
     import subprocess
     print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]).pid)
@@ -755,7 +740,7 @@ def test_the_time_limit_shows_where_all_processes_are(program: Program) -> None:
     assert done.stderr.endswith("gda.launch: not done after 3 s; all stacks are shown above\n")
 
 
-def test_the_time_limit_says_who_shows_no_stack(program: Program) -> None:
+def test_time_limit_names_processes_without_a_stack(program: Program) -> None:
     path = program("""
     import signal
     if RANK == 1:
@@ -778,7 +763,7 @@ def test_the_time_limit_says_who_shows_no_stack(program: Program) -> None:
 FREEZE = "    os.kill(os.getpid(), 19)\n"
 
 
-def test_a_stopped_process_is_blamed_and_not_who_waited_for_it(program: Program) -> None:
+def test_stopped_process_is_blamed_and_not_its_peers(program: Program) -> None:
     path = program(f"""
     if RANK == 1:
         open("here", "w").close()
@@ -852,7 +837,7 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert "python -m gda.launch -n 4 --devices-per-process 2 train.py" in capsys.readouterr().out
 
 
-def test_initialize_of_nothing_says_how_to_start() -> None:
+def test_initialize_without_variables_names_the_launcher() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import gda.launch; gda.launch.initialize()"],
         env=environment(),
@@ -880,10 +865,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ("variables", "missing"),
     [
         ({"JAX_NUM_PROCESSES": "2"}, "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID"),
-        (
-            {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_PROCESS_ID": "0"},
-            "JAX_NUM_PROCESSES",
-        ),
+        ({"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_PROCESS_ID": "0"}, "JAX_NUM_PROCESSES"),
     ],
 )
 def test_initialize_names_the_variables_that_are_missing(
@@ -897,15 +879,12 @@ def test_initialize_names_the_variables_that_are_missing(
     )
     with pytest.raises(ValueError, match=f"^{re.escape(error)}$"):
         gda.launch.initialize()
-
-
-def test_initialize_names_a_variable_that_is_wrong(no_variables: pytest.MonkeyPatch) -> None:
     no_variables.setenv("JAX_PROCESS_ID", "two")
     with pytest.raises(ValueError, match="^JAX_PROCESS_ID is 'two'; it must be an integer$"):
         gda.launch.initialize()
 
 
-def test_initialize_passes_what_is_given_and_prefers_it(no_variables: pytest.MonkeyPatch) -> None:
+def test_initialize_prefers_arguments_to_variables(no_variables: pytest.MonkeyPatch) -> None:
     calls = []
     no_variables.setattr("jax.distributed.initialize", lambda **options: calls.append(options))
     gda.launch.initialize(initialization_timeout=5)

@@ -323,7 +323,7 @@ def test_many_differences_are_counted() -> None:
 
 
 @pytest.mark.processes(4, devices=2)
-def test_other_threads_check_only_what_they_are_told_to() -> None:
+def test_other_threads_check_only_on_request() -> None:
     def prefetch() -> None:
         for i in range(20):
             gda.GlobalArray.from_callback((8 + 8 * i,), line(), P("x"), zeros(8 + 8 * i))

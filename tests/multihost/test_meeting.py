@@ -23,7 +23,7 @@ def test_one_process_judges_for_itself() -> None:
 
 
 @pytest.mark.processes(4, devices=2)
-def test_everybody_hears_what_one_judges() -> None:
+def test_verdict_of_one_process_reaches_all() -> None:
     for turn in range(3):
         mine = f"{jax.process_index()} in {turn}".encode()
         verdict = meet(mine, join, kind="test", what="test", timeout=20)
