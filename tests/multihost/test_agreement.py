@@ -61,13 +61,13 @@ def test_another_shape_is_said_with_path_and_processes() -> None:
     message = refused({"w": shaped(16 if is_me() else 8), "b": shaped(2)}, name="params")
     assert "check 'params' (test_agreement.py:" in message
     assert message.endswith("at ['w'], process 1: shape (16,), processes 0, 2, 3: (8,)")
-
-
-@pytest.mark.processes(4, devices=2)
-def test_arrays_that_would_add_up_to_a_wrong_sum_are_refused() -> None:
+    message = refused(shaped(jax.process_index() + 1))
+    assert "process 0: shape (1,), process 1: (2,), process 2: (3,), process 3: (4,)" in message
+    # Arrays that would add up to a wrong sum; nothing is said where checks are off.
     n = 16 if is_me() else 8
     with gda.checking_agreement(False):
         g = gda.GlobalArray.from_callback((n,), line(), P("x"), lambda i: np.ones(n // 8))
+    assert g.shape == (n,)
     assert "process 1: shape (16,), processes 0, 2, 3: (8,)" in refused(g)
 
 
@@ -101,12 +101,6 @@ def test_another_check_is_another_name() -> None:
     message = refused(0, name="optimizer" if is_me() else "params")
     assert "process 1: check 'optimizer', processes 0, 2, 3: 'params'. They are at" in message
     assert "process 1 at check 'optimizer' (test_agreement.py:" in message
-
-
-@pytest.mark.processes(4, devices=2)
-def test_all_differ() -> None:
-    message = refused(shaped(jax.process_index() + 1))
-    assert "process 0: shape (1,), process 1: (2,), process 2: (3,), process 3: (4,)" in message
 
 
 @pytest.mark.processes(4, devices=2)
@@ -255,14 +249,6 @@ def test_the_plugin_switches_the_check_on() -> None:
         )
 
 
-@pytest.mark.processes(4, devices=2)
-def test_switched_off_nothing_is_said() -> None:
-    n = 16 if is_me() else 8
-    with gda.checking_agreement(False):
-        g = gda.GlobalArray.from_callback((n,), line(), P("x"), lambda i: np.zeros(n // 8))
-    assert g.shape == (n,)
-
-
 # In one process.
 
 
@@ -272,9 +258,12 @@ def test_one_process_agrees_with_itself() -> None:
         gda.GlobalArray.from_callback((8,), line(), P("x"), zeros(8))
 
 
-def test_a_timeout_is_a_time() -> None:
+def test_a_timeout_is_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="timeout must be a number of seconds above 0, not 0"):
         gda.checking_agreement(timeout=0).__enter__()
+    monkeypatch.setenv("GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS", "soon")
+    with pytest.raises(ValueError, match="TIMEOUT_SECONDS must be a number of seconds above 0"):
+        gda.check_processes_agree(0)
 
 
 # The judges, for more processes than this machine could start.
@@ -284,18 +273,11 @@ def judged(digests: dict[int, str]) -> dict[str, Any]:
     return compare_digests({process: (digest, "here") for process, digest in digests.items()})
 
 
-def test_equal_digests_are_agreement() -> None:
+def test_groups_come_smallest_first_and_of_many_a_few_and_the_majority() -> None:
     assert judged(dict.fromkeys(range(10_000), "same")) == {}
-
-
-def test_groups_come_smallest_first_with_a_spokesman_each() -> None:
-    digests = dict.fromkeys(range(1000), "many") | {7: "few", 900: "few", 3: "one"}
-    said = judged(digests)
+    said = judged(dict.fromkeys(range(1000), "many") | {7: "few", 900: "few", 3: "one"})
     assert said["groups"][:2] == [[3], [7, 900]]
     assert said["spokesmen"] == [3, 7, 0]
-
-
-def test_of_many_groups_a_few_and_the_majority_are_heard() -> None:
     digests = {i: str(i) for i in range(100)} | dict.fromkeys(range(100, 200), "rest")
     said = judged(digests)
     assert len(said["groups"]) == 8
@@ -367,9 +349,3 @@ def test_options_of_gather_are_compared_by_value() -> None:
             g.gather(max_bytes=100 if is_me() else 4000)
         with pytest.raises(gda.DisagreementError, match="process 1: process 0, processes"):
             g.gather(process=0 if is_me() else 2)
-
-
-def test_a_timeout_of_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS", "soon")
-    with pytest.raises(ValueError, match="TIMEOUT_SECONDS must be a number of seconds above 0"):
-        gda.check_processes_agree(0)

@@ -201,11 +201,7 @@ def test_misfits_are_named_with_numbers_and_path(auto_mesh: Mesh) -> None:
 # For Explicit axes JAX itself wants set_mesh.
 @pytest.mark.parametrize(
     ("way", "kind"),
-    [
-        ("set_mesh", AxisType.Auto),
-        ("set_mesh", AxisType.Explicit),
-        ("with mesh", AxisType.Auto),
-    ],
+    [("set_mesh", AxisType.Auto), ("set_mesh", AxisType.Explicit), ("with mesh", AxisType.Auto)],
 )
 def test_a_constraint_inside_jit(way: str, kind: AxisType) -> None:
     mesh = mesh_of({"x": 4, "y": 2}, kind)
