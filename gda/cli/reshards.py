@@ -12,8 +12,7 @@
   devices; ``received_by_process``, ``sent_by_process``: the same between processes;
 - ``largest_sender``, ``largest_receiver``: ``{"device", "nbytes"}``, the first of equals. Bytes
   sent are null if they need too many moves;
-- ``nbytes_peak_extra``: the most bytes that a device needs beside its source block (also under its
-  former key ``peak_extra_nbytes``, which gda 0.2 removes);
+- ``nbytes_peak_extra``: the most bytes that a device needs beside its source block;
 - ``num_links``: pairs of processes that communicate; ``links``: ``{"source_process",
   "target_process", "nbytes"}`` of each, busiest first, at most 16,384. Both are null if they need
   too many moves.
@@ -29,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 from gda.cli.array_options import add_array_options, read_array
 from gda.cli.commands import CALCULATION_ERRORS, OK, add_command, print_json, read_given
 from gda.cli.tables import facts, left_out, terminal_width
-from gda.layout.former_names import with_former_keys
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh
@@ -139,7 +137,7 @@ class Answer:
     def describe(self) -> dict[str, Any]:
         """Return its part of the document of ``--json``."""
         plan, links, is_known = self.plan, self.links, self.knows_senders
-        document = {
+        return {
             "notes": self.notes,
             "nbytes_kept": plan.nbytes_kept,
             "nbytes_within_processes": plan.nbytes_within_processes,
@@ -156,7 +154,6 @@ class Answer:
             "num_links": None if links is None else len(links),
             "links": None if links is None else [link._asdict() for link in links[:LINKS_LISTED]],
         }
-        return with_former_keys(document, {"nbytes_peak_extra": "peak_extra_nbytes"})
 
 
 def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedArray:

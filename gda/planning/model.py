@@ -5,8 +5,7 @@
 - ``num_parameters``, ``num_elements`` and ``nbytes``: of the model once;
 - ``nbytes_per_device``, ``nbytes_per_process``, ``nbytes_on_devices``: all replicas counted, and
   padding; ``nbytes_padding``: the padding on all devices, ``percent_padding`` of the rest;
-  ``nbytes_distinct_per_process``: the bytes that a process reads, as ``[least, most]`` (also under
-  its former key ``distinct_nbytes_per_process``, which gda 0.2 removes);
+  ``nbytes_distinct_per_process``: the bytes that a process reads, as ``[least, most]``;
 - ``parameters``: rows, most bytes per device first. A row is one parameter, or several that differ
   only in numbers in their names: ``name`` (with ranges such as ``0-31``), ``names``, ``count``,
   ``nbytes_per_device`` and ``nbytes_padding`` (on all devices) of all of them, and for each:
@@ -28,11 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from gda.layout.former_names import with_former_keys
 from gda.layout.grid import ShardGrid
 from gda.layout.padding import Padding, padding_of
 from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
-from gda.planning.array import FORMER_KEYS, distinct_of
+from gda.planning.array import distinct_of
 from gda.planning.notation.model_file import Parameter
 from gda.planning.notation.name_ranges import with_ranges
 from gda.planning.planned_array import BELOW_A_BYTE, is_below_a_byte, spec_for_json
@@ -197,7 +195,7 @@ class ModelPlan:
 
     def describe_totals(self) -> dict[str, Any]:
         """Return the document without its rows."""
-        document = {
+        return {
             "mesh": dict(self.mesh),
             "num_devices": self.num_devices,
             "num_processes": self.num_processes,
@@ -212,7 +210,6 @@ class ModelPlan:
             **self.padding.describe(),
             "nbytes_distinct_per_process": list(self.distinct_bytes),
         }
-        return with_former_keys(document, FORMER_KEYS)
 
 
 def axes_of(grid: ShardGrid) -> AxesByDimension:

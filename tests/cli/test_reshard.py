@@ -126,7 +126,6 @@ def test_for_programs() -> None:
         "largest_sender": {"device": 0, "nbytes": 2048},
         "largest_receiver": {"device": 0, "nbytes": 2048},
         "nbytes_peak_extra": 4096,
-        "peak_extra_nbytes": 4096,
         "num_links": 0,
         "links": [],
     }
