@@ -104,6 +104,24 @@ def format_slice(first: slice, last: slice) -> str:
     return ":" if first.start is None and last.stop is None else f"{first.start or 0}:{last.stop}"
 
 
+def format_shape(sizes: Sequence[int]) -> str:
+    """Return sizes as Python writes a tuple.
+
+    >>> format_shape([1024, 512]), format_shape([8])
+    ('(1024, 512)', '(8,)')
+    """
+    return str(tuple(sizes))
+
+
+def typed_shape(dtype: object, shape: Iterable[int]) -> str:
+    """Return a dtype and a shape as JAX prints them.
+
+    >>> typed_shape('float32', (8, 2))
+    'float32[8,2]'
+    """
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
 def format_mesh(mesh_shape: Mapping[str, int]) -> str:
     """Return the sizes of a mesh, as the command line takes them.
 

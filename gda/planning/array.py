@@ -45,7 +45,7 @@ def document_of(
     """Return the document of ``--json``."""
     nbytes = distinct_of(array.grid, array.devices_per_process).elements * array.dtype.itemsize
     return {
-        **array.describe(),
+        **array.document(),
         "nbytes_distinct_per_process": [int(nbytes.min()), int(nbytes.max())],
         "processes": [about_process(array, process) for process in processes],
         "elements": [about_element(array, element) for element in elements],

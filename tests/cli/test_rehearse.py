@@ -15,7 +15,7 @@ from meshes import mesh_of
 from running import wait_until_gone
 
 import gda
-from gda.cli import rehearsal_processes as compilations
+from gda.cli import rehearsal_processes
 from gda.cli.rehearsal_processes import Report, Request
 
 TRAIN = """
@@ -160,7 +160,7 @@ def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.Mo
     def canned(requests: list[Request], _: Any) -> list[Report]:
         return [reports[request.mesh["a"]] for request in requests]
 
-    monkeypatch.setattr(compilations, "reports_of", canned)
+    monkeypatch.setattr(rehearsal_processes, "reports_of", canned)
     command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x4", "--mesh"
     code, out, _ = run(*command, "a,b", "--search")
     assert (code, out) == (

@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from gda.layout.spec import check_spec
 from gda.layout.strict_json import parse_json
 from gda.layout.text import counted, format_mesh
-from gda.planning.notation.dtypes import parse_dtype
 from gda.planning.notation.layouts import NOT_SHARDED, parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MisreadError, MistakesError
 from gda.planning.notation.name_ranges import with_ranges
+from gda.planning.notation.numbers import parse_dtype
 from gda.planning.notation.planned_grid import (
     check_dimensions,
     check_shape_and_mesh,
