@@ -84,8 +84,8 @@ def _run(argv: Sequence[str]) -> int:
         code = options.run(options)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        raise
+    except (BrokenPipeError, NotImplementedError, RecursionError):
+        raise  # the last two, which are kinds of RuntimeError, are mistakes of gda
     except options.errors as error:
         return _failed(error)
 

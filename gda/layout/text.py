@@ -64,6 +64,28 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
+def nearest(word: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """Return the known words that are most like a misspelled one, in capitals or not.
+
+    >>> nearest('Shap', ['shape', 'spec'])
+    ['shape']
+    """
+    # Imported here, because it takes long and only mistakes need it.
+    from difflib import get_close_matches
+
+    words = {each.lower(): each for each in known}
+    return [words[near] for near in get_close_matches(word.lower()[:60], words, n=most)]
+
+
+def did_you_mean(words: Sequence[str]) -> str:
+    """Return a question to end a message with; empty without words.
+
+    >>> did_you_mean(['int32', 'int64']), did_you_mean([])
+    ('; did you mean int32 or int64?', '')
+    """
+    return f"; did you mean {' or '.join(words)}?" if words else ""
+
+
 def in_processes(num_devices: int, devices_per_process: int) -> str:
     """Return a number of devices in words.
 

@@ -13,7 +13,7 @@ from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.hlo.program import Collective
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes
+from gda.layout.text import counted, format_bytes, typed_shape
 
 Axes = tuple[str, ...]
 
@@ -160,7 +160,7 @@ def format_axes(axes: Axes | None) -> str:
 
 def _format_operands(collective: Collective) -> str:
     operands = [
-        f"{dtype}[{','.join(map(str, shape))}]"
+        typed_shape(dtype, shape)
         for dtype, shape in zip(collective.operand_dtypes, collective.operand_shapes, strict=True)
     ]
     if not operands:

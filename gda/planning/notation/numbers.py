@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from gda.layout.dtype_names import dtype_named, similar_dtypes
+from gda.layout.text import did_you_mean
 from gda.planning.notation.mistakes import MisreadError
 
 if TYPE_CHECKING:
@@ -88,12 +89,7 @@ def parse_dtype(text: str) -> np.dtype[Any]:
         )
     if (dtype := dtype_named(name)) is not None:
         return dtype
-    similar = similar_dtypes(name)
-    hint = (
-        f"; did you mean {' or '.join(similar)}?"
-        if similar
-        else ", such as float32, bfloat16 or int8"
-    )
+    hint = did_you_mean(similar_dtypes(name)) or ", such as float32, bfloat16 or int8"
     raise MisreadError(f"the name of a dtype was expected{hint}", text, start)
 
 
