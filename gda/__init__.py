@@ -6,9 +6,7 @@ and read it shard by shard. The names come in the order in which a user meets th
 libraries for the same things come last.
 """
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 # A table of contents that loads nothing: a name's module is imported when the name is first used,
@@ -117,45 +115,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
-
-
-# Modules of before: pickles name them, and programs may import gda.libraries.
-_FORMER = {
-    "gda.array": {
-        "GlobalArray": "gda.GlobalArray",  # the structure of a tree has the class
-        "_unpickled": "gda.GlobalArray._unpickled",
-    },
-    "gda.pickling": {"State": "gda.arrays.pickling.State"},
-    "gda.grid": {"ShardGrid": "gda.ShardGrid"},
-    "gda.views": {"ProcessView": "gda.ProcessView", "_view_of": "gda.ProcessView._unpickled"},
-    "gda.processes": {"Processes": "gda.Processes"},
-    "gda.reshard": {
-        "ReshardPlan": "gda.ReshardPlan",
-        "Move": "gda.Move",
-        "Load": "gda.Load",
-        "Link": "gda.Link",
-    },
-    "gda.reading": {"Retry": "gda.Retry"},
-    "gda.sharding": {"LayoutUnknownError": "gda.LayoutUnknownError"},
-    "gda.hlo.listing": {"Collectives": "gda.Collectives", "Traffic": "gda.Traffic"},
-    "gda.hlo.program": {"Collective": "gda.Collective"},
-    "gda.checkpoint.chunks": {"ChunkGrid": "gda.checkpoint.ChunkGrid"},
-    "gda.checkpoint.manifest": {
-        "ArrayLeaf": "gda.checkpoint.ArrayLeaf",
-        "Piece": "gda.checkpoint.Piece",
-        "StoredArray": "gda.checkpoint.StoredArray",
-        "ValueLeaf": "gda.checkpoint.ValueLeaf",
-    },
-    "gda.libraries": {"register": "gda.arrays.libraries.register"},
-}
-
-
-class _FormerModule(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        if name not in _FORMER[self.__name__]:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return import_module("pkgutil").resolve_name(_FORMER[self.__name__][name])
-
-
-for _name in _FORMER:
-    sys.modules[_name] = _FormerModule(_name)

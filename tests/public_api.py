@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any
 
 import gda
-from gda.layout.former_names import FormerName
 
 MODULES = [
     "gda",
@@ -71,9 +70,7 @@ def _members(kind: type) -> Iterator[str]:
             found |= vars(base)
     for name in sorted(name for name in found if not name.startswith("_")):
         member = found[name]
-        if isinstance(member, FormerName):
-            yield f"former {name}: {member.name}"
-        elif isinstance(member, property | cached_property):
+        if isinstance(member, property | cached_property):
             get = member.fget if isinstance(member, property) else member.func
             yield f"property {name}: {_text(inspect.signature(get).return_annotation, kind)}"
         elif callable(getattr(kind, name, None)):

@@ -123,13 +123,6 @@ assert dir(gda) == before
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_modules_are_imported_by_their_public_names() -> None:
-    from gda.libraries import register  # pyright: ignore[reportMissingImports]
-
-    assert register is gda.libraries.register
-    assert register.__module__ == "gda.libraries"
-
-
 @pytest.mark.parametrize(
     ("name", "successor"), [("GlobalDeviceArray", "GlobalArray"), ("pjit", "jit")]
 )

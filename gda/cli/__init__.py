@@ -7,11 +7,10 @@ checkpoint, ``diff`` at two. ``python -m gda`` is the same command.
 A subcommand has two functions: one adds its arguments to a parser, one runs it and returns the exit
 code. It imports its modules when it runs, so that ``gda --help`` is quick.
 
-Read in this order: ``commands`` and ``planned_array`` (an array from all options); ``plans`` with
-``array_numbers``, ``reshards``; ``model_report`` with ``model_numbers`` and ``model_memory``;
-``model_reshard`` with ``model_moves`` and ``model_suggestion``; ``rehearsals`` with
-``compilations`` and ``rehearsal_program``; ``checkpoints``, ``diffs``; ``tables`` and
-``pictures`` (output). The texts of options and files are read by ``gda.planning.notation``.
+Read in this order: ``commands`` and ``layout_options`` (the options of an array or a model);
+``plans`` and ``reshards``; ``rehearsals`` with ``rehearsal_processes`` and ``rehearsal_program``;
+``checkpoints``; ``facts`` and ``pictures`` (output). What they print is computed elsewhere: plans
+and moves by ``gda.planning``, whose ``notation`` also reads the texts of options and files.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gda.cli.checkpoints import add_inspect, add_verify
+from gda.cli.checkpoints import add_diff, add_inspect, add_verify
 from gda.cli.commands import DAMAGED, INTERRUPTED, OK
-from gda.cli.diffs import add_diff
 from gda.cli.plans import add_plan
 from gda.cli.rehearsals import add_rehearse
 from gda.cli.reshards import add_reshard
@@ -86,8 +84,8 @@ def _run(argv: Sequence[str]) -> int:
         code = options.run(options)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        raise
+    except (BrokenPipeError, NotImplementedError, RecursionError):
+        raise  # the last two, which are kinds of RuntimeError, are mistakes of gda
     except options.errors as error:
         return _failed(error)
 

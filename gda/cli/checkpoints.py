@@ -1,4 +1,4 @@
-"""The commands ``gda inspect PATH`` and ``gda verify PATH``: list a checkpoint, or check it."""
+"""The commands of checkpoints: ``gda inspect PATH``, ``gda verify PATH`` and ``gda diff A B``."""
 
 from __future__ import annotations
 
@@ -10,24 +10,30 @@ import sys
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from gda.cli.commands import OK, add_command, shows_progress
-from gda.cli.tables import terminal_width
+from gda.cli.commands import DIFFERENT, OK, add_command, print_json, shows_progress
+from gda.cli.facts import terminal_width
 from gda.layout.tables import lines_of_rows
+from gda.layout.text import format_bytes
+from gda.planning.notation.mistakes import MistakesError
 
 if TYPE_CHECKING:
     from gda.checkpoint.format.manifest import Leaf
     from gda.checkpoint.inspecting import Contents
+
+_DIFF_EPILOG = """\
+exit code:
+  0 if all leaves are the same, 1 if not, or if that is unknown, 2 for an error.
+"""
 
 
 def _add_path(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path", metavar="PATH", help="a directory, or a URL such as s3://bucket/run"
     )
-    add_timeout(parser)
+    _add_timeout(parser)
 
 
-def add_timeout(parser: argparse.ArgumentParser) -> None:
-    """Add the option ``--timeout`` of commands that read checkpoints."""
+def _add_timeout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
@@ -56,7 +62,7 @@ def inspect(options: argparse.Namespace) -> int:
 
     contents = checkpoint.inspect(options.path, timeout=options.timeout)
     if options.json:
-        print(_json(contents))
+        print_json(_document(contents))
     elif sys.stdout.isatty():
         print(*_for_terminal(contents), sep="\n")
     else:
@@ -73,17 +79,14 @@ def _for_terminal(contents: Contents) -> list[str]:
     return [*heading, *chain.from_iterable(lines), *contents.summary]
 
 
-def _json(contents: Contents) -> str:
-    import json
-
-    document = {
+def _document(contents: Contents) -> dict[str, Any]:
+    return {
         "path": contents.path,
         "data": contents.data,
         "nbytes": contents.nbytes,
         "about": contents.about,
         "leaves": [_leaf_for_json(leaf, contents) for leaf in contents.leaves],
     }
-    return json.dumps(document, indent=1, allow_nan=False)
 
 
 def _leaf_for_json(leaf: Leaf, contents: Contents) -> dict[str, Any]:
@@ -132,7 +135,6 @@ def add_verify(commands: Any) -> None:
 
 def verify(options: argparse.Namespace) -> int:
     from gda import checkpoint
-    from gda.layout.text import format_bytes
 
     contents = checkpoint.verify(
         options.path,
@@ -144,3 +146,50 @@ def verify(options: argparse.Namespace) -> int:
         f"{contents.path} is whole: {len(contents.leaves)} leaves, {format_bytes(contents.nbytes)}"
     )
     return OK
+
+
+def add_diff(commands: Any) -> None:
+    says = "Compare two checkpoints by their fingerprints; only the manifests are read."
+    parser = add_command(commands, diff, says, epilog=_DIFF_EPILOG)
+    parser.add_argument("a", metavar="A", help="a directory, or a URL such as s3://bucket/run")
+    parser.add_argument("b", metavar="B", help="another one")
+    parser.add_argument(
+        "--values",
+        action="store_true",
+        help="read the arrays that differ; print how many elements do, and the largest difference",
+    )
+    parser.add_argument(
+        "--at",
+        metavar="PATH",
+        help="compare only the subtree there, such as params/layers/0",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    _add_timeout(parser)
+
+
+def diff(options: argparse.Namespace) -> int:
+    from gda import checkpoint
+
+    try:
+        differences = checkpoint.diff(
+            options.a,
+            options.b,
+            values=options.values,
+            at=_keys(options.at),
+            timeout=options.timeout,
+            progress=options.values and shows_progress(),
+        )
+    except KeyError as error:
+        raise MistakesError(f"--at: {error.args[0]}") from None
+    except checkpoint.CorruptionError as error:
+        raise MistakesError(*error.problems) from None  # 1 is for a difference
+    if options.json:
+        print_json(differences.to_dict(), sort_keys=True)
+    else:
+        print(differences)
+    return DIFFERENT if differences else OK
+
+
+def _keys(text: str | None) -> list[str | int]:
+    parts = filter(None, (text or "").split("/"))
+    return [int(part) if part.isdecimal() else part for part in parts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -78,8 +78,10 @@ def shows_progress() -> bool:
     return sys.stderr.isatty() and find_spec("rich") is not None
 
 
-def print_json(document: Mapping[str, Any]) -> None:
+def print_json(
+    document: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, sort_keys: bool = False
+) -> None:
     """Print one JSON document."""
     import json
 
-    print(json.dumps(document, indent=1, allow_nan=False))
+    print(json.dumps(document, indent=1, allow_nan=False, sort_keys=sort_keys))

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 
-from gda.cli.tables import terminal_width
+from gda.cli.facts import terminal_width
 from gda.planning.planned_array import PlannedArray
 
 # Narrower pictures side by side cannot be read.

@@ -1,27 +1,50 @@
 """The command ``gda plan``: the layout of an array or a model on devices that need not exist.
 
-``gda/planning/array.py`` describes the document of ``--json``. ``gda/cli/model_report.py`` runs
-``--tree``, whose document ``gda/planning/model.py`` describes.
+``gda/planning/array.py`` describes the document of ``--json`` for an array, and
+``gda/planning/model.py`` and ``gda/planning/memory.py`` that of ``--tree``, for a model.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gda.cli.array_options import add_array_options, read_array
-from gda.cli.commands import CALCULATION_ERRORS, OK, add_command, print_json, read_option
-from gda.cli.tables import facts, held_and_distinct, left_out, terminal_width
+from gda.cli.commands import (
+    CALCULATION_ERRORS,
+    OK,
+    add_command,
+    print_json,
+    read_given,
+    read_option,
+)
+from gda.cli.facts import facts, held_and_distinct, left_out, terminal_width, two_tables
+from gda.cli.layout_options import add_array_options, read_array, read_text, refuse_options
+from gda.layout.padding import format_padding
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes, format_index, format_mesh
+from gda.layout.text import (
+    counted,
+    format_bytes,
+    format_index,
+    format_mesh,
+    format_shape,
+    in_processes,
+)
+from gda.planning.device_kinds import DeviceKind, kind_named
+from gda.planning.notation.layouts import parse_mesh
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.numbers import parse_number, parse_point
-from gda.planning.planned_array import PlannedArray, format_shape, padding_words
+from gda.planning.planned_array import PlannedArray, padding_words
 
-_ROWS = 16
+if TYPE_CHECKING:
+    from gda.planning.memory import ModelMemory
+    from gda.planning.model import ModelPlan, ParameterRow
+
+_DEVICES_SHOWN = 16
+_ROWS_SHOWN = 10
 _AXES_AS_COLUMNS = 4
+_OF_ONE_ARRAY = ("shape", "dtype", "spec", "process", "locate")
 _NEEDED = "give --shape, --dtype, --mesh and --spec for one array, or --tree FILE for a model"
 
 _EPILOG = """\
@@ -81,9 +104,7 @@ def add_plan(commands: Any) -> None:
 
 def plan(options: argparse.Namespace) -> int:
     if options.tree is not None:
-        from gda.cli.model_report import plan_tree
-
-        return plan_tree(options)
+        return _plan_tree(options)
     from gda.cli.pictures import picture_lines
     from gda.planning.array import document_of
 
@@ -144,9 +165,6 @@ def _read_element(text: str, array: PlannedArray) -> tuple[int, ...]:
     return element
 
 
-# For people.
-
-
 def _summary(array: PlannedArray) -> list[str]:
     grid, replicas = array.grid, array.grid.num_replicas
     times = "the array once" if replicas == 1 else f"the array {replicas:,} times"
@@ -184,7 +202,7 @@ def _bytes_of_a_process(array: PlannedArray) -> str:
 def _process_lines(array: PlannedArray, process: int) -> list[str]:
     from gda.planning.array import LISTED, about_process
 
-    about = about_process(array, process, limit=_ROWS)
+    about = about_process(array, process, limit=_DEVICES_SHOWN)
     mesh, first, count = array.grid.mesh_shape, process * about["num_devices"], about["num_devices"]
     which = f"device {first}" if count == 1 else f"devices {first} to {first + count - 1}"
     blocks = {block["block"]: block for block in about["blocks"]}
@@ -217,7 +235,7 @@ def _process_lines(array: PlannedArray, process: int) -> list[str]:
 def _element_lines(array: PlannedArray, element: tuple[int, ...]) -> list[str]:
     from gda.planning.array import LISTED, about_element
 
-    about = about_element(array, element, limit=_ROWS)
+    about = about_element(array, element, limit=_DEVICES_SHOWN)
     mesh, count = array.grid.mesh_shape, about["num_devices"]
     lines = facts(
         [
@@ -257,3 +275,156 @@ def _at(coordinates: list[int], mesh: Mapping[str, int]) -> list[str]:
     if len(mesh) <= _AXES_AS_COLUMNS:
         return [str(coordinate) for coordinate in coordinates]
     return [",".join(map(str, coordinates))]
+
+
+# A model.
+
+
+def _plan_tree(options: argparse.Namespace) -> int:
+    from gda.planning.memory import ModelMemory
+
+    kind = _read_kind(options)
+    model = _read_model(options)
+    memory = kind and ModelMemory(model, kind, options.optimizer, options.pad)
+    if options.json:
+        print_json({**model.document(), **({"memory": memory.document()} if memory else {})})
+        return OK
+    print(*_model_summary(model), sep="\n")
+    if memory:
+        print("", *_memory_lines(memory), sep="\n")
+    if model.rows:
+        print("", *_row_lines(model), sep="\n")
+    if model.savings:
+        print("", *_saving_lines(model), sep="\n")
+    return OK
+
+
+def _read_kind(options: argparse.Namespace) -> DeviceKind | None:
+    if options.device is None:
+        if options.optimizer is not None:
+            raise MistakesError(
+                "--optimizer counts its state in the memory of a device; give --device, such as v5e"
+            )
+        return None
+    try:
+        return kind_named(options.device)
+    except ValueError as error:
+        raise MistakesError(f"--device: {error}") from None
+
+
+def _read_model(options: argparse.Namespace) -> ModelPlan:
+    from gda.planning.model import plan_model
+
+    refuse_options(options, _OF_ONE_ARRAY)
+    mesh = read_given(options, "mesh", parse_mesh)
+    devices = read_given(options, "devices-per-process", parse_number)
+    return plan_model(read_text("--tree", options.tree), mesh, devices, pad=options.pad)
+
+
+def _model_summary(model: ModelPlan) -> list[str]:
+    devices = in_processes(model.num_devices, model.devices_per_process)
+    everywhere = model.bytes_per_device * model.num_devices
+    in_process = model.bytes_per_device * model.devices_per_process
+    times = f": {everywhere / model.nbytes:.4g} times the model" if model.nbytes else ""
+    parameters = counted(len(model.parameters), "parameter")
+    elements = counted(model.num_elements, "element")
+    return facts(
+        [
+            ("model", f"{parameters} of {elements}, {format_bytes(model.nbytes)}"),
+            ("mesh", f"{format_mesh(model.mesh)}: {devices}"),
+            *(("note", note) for note in model.notes),
+            ("", ""),
+            ("per device", format_bytes(model.bytes_per_device)),
+            ("per process", held_and_distinct(in_process, model.distinct_bytes)),
+            ("all devices", f"{format_bytes(everywhere)}{times}"),
+            *(("padding", padding) for padding in _model_padding(model)),
+        ]
+    )
+
+
+def _model_padding(model: ModelPlan) -> list[str]:
+    count = sum(parameter.grid.is_padded for parameter in model.parameters)
+    words = f"{format_padding(model.padding)} more, in {counted(count, 'parameter')}"
+    return [words] if count else []
+
+
+def _memory_lines(memory: ModelMemory) -> list[str]:
+    kind, needed = memory.kind, format_bytes(memory.kind.capacity_bytes - memory.bytes_left)
+    parts = [f"parameters {format_bytes(memory.model.bytes_per_device)}"]
+    if memory.optimizer:
+        parts.append(f"{memory.optimizer} {format_bytes(memory.optimizer_bytes)}")
+    rows = [
+        ("device", f"{kind.name}: {format_bytes(kind.capacity_bytes)} for programs"),
+        *([("note", kind.note)] if kind.note else []),
+        ("needed", f"{needed}: {', '.join(parts)}"),
+    ]
+    if memory.fits:
+        left = format_bytes(memory.bytes_left)
+        return facts([*rows, ("fits", f"yes: {left} left for gradients and activations")])
+    missing = format_bytes(-memory.bytes_left)
+    least = counted(memory.least_devices, "device")
+    return facts(
+        [
+            *rows,
+            ("fits", f"no: {missing} too much; without replicas it needs at least {least}"),
+            ("suggestion", _suggestion_words(memory)),
+        ]
+    )
+
+
+def _suggestion_words(memory: ModelMemory) -> str:
+    suggestion = memory.suggestion
+    if suggestion is None:
+        return "none found with one axis of the mesh larger"
+    changes = []
+    if suggestion.mesh != memory.model.mesh:
+        devices = counted(suggestion.num_devices, "device")
+        changes.append(f"--mesh {format_mesh(suggestion.mesh)}: {devices}")
+    if suggestion.rows:
+        first, *others = suggestion.rows
+        more = f" and {counted(len(others), 'more row')} of --json" if others else ""
+        changes.append(f"{format_spec(first.better_spec)} for {_row_title(first)}{more}")
+    left = format_bytes(suggestion.bytes_left)
+    return f"{', with '.join(changes)}; leaves {left} for gradients and activations"
+
+
+def _row_lines(model: ModelPlan) -> list[str]:
+    header = ["per device", "parameter", "array", "spec", "shard shape", "replicas"]
+    rows = [
+        [
+            format_bytes(row.bytes_per_device),
+            _row_title(row),
+            row.parameter.title,
+            format_spec(row.parameter.grid.spec),
+            format_shape(row.parameter.grid.shard_shape),
+            str(row.parameter.grid.num_replicas),
+        ]
+        for row in model.rows
+    ]
+    if not model.padding.nbytes:
+        return two_tables(header, rows, first=2, right={"per device", "replicas"})
+    header.insert(1, "padding")
+    for row, cells in zip(model.rows, rows, strict=True):
+        cells.insert(1, format_padding(row.padding) if row.padding.nbytes else "")
+    return two_tables(header, rows, first=3, right={"per device", "padding", "replicas"})
+
+
+def _saving_lines(model: ModelPlan) -> list[str]:
+    total = format_bytes(sum(row.bytes_saved_per_device for row in model.savings))
+    header = ["per device", "parameter", "spec", "better spec"]
+    rows = [
+        [
+            format_bytes(row.bytes_saved_per_device),
+            _row_title(row),
+            format_spec(row.parameter.grid.spec),
+            format_spec(row.better_spec),
+        ]
+        for row in model.savings[:_ROWS_SHOWN]
+    ]
+    lines = two_tables(header, rows, first=2, right={"per device"})
+    head = f"Replicated, but could be sharded: this would save {total} per device."
+    return [head, "", *lines, *left_out(len(rows), len(model.savings), "row")]
+
+
+def _row_title(row: ParameterRow) -> str:
+    return f"{row.name} (x{row.count})" if row.count > 1 else row.name

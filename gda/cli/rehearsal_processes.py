@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -26,6 +26,12 @@ _LOG_LINES = 20
 
 # The step of examples/rehearse_transformer.py takes 1 GiB for 256 TPUs.
 _BYTES_OF_ONE = 4 * 2**30
+
+# Of a container, in version 2 and version 1 of cgroups.
+_MEMORY_LIMITS = [
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+]
 
 
 class Request(NamedTuple):
@@ -153,6 +159,10 @@ def _environment(topology: str) -> dict[str, str]:
 
 def _most_processes() -> int:
     """Return the number of processes for which there are cores and memory."""
-    cores = len(os.sched_getaffinity(0))
     found = re.search(r"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text())
-    return max(1, min(cores, int(found[1]) * 1024 // _BYTES_OF_ONE)) if found else cores
+    memory = [int(found[1]) * 1024] if found else []
+    for limit in _MEMORY_LIMITS:
+        with suppress(OSError, ValueError):  # another version of cgroups, or "max"
+            memory.append(int(limit.read_text()))
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min([cores, *(nbytes // _BYTES_OF_ONE for nbytes in memory)]))

@@ -9,15 +9,22 @@ none of the keys of ``Rehearsal.to_dict``.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gda.cli.commands import ERRORS, OK, add_command, read_given, read_option, shows_progress
-from gda.cli.tables import terminal_width, two_tables
+from gda.cli.commands import (
+    ERRORS,
+    OK,
+    add_command,
+    print_json,
+    read_given,
+    read_option,
+    shows_progress,
+)
+from gda.cli.facts import terminal_width, two_tables
 from gda.launch.arguments import WRONG
 from gda.layout.tables import table
 from gda.layout.text import counted, format_bytes, format_mesh
@@ -101,7 +108,7 @@ def rehearse(options: argparse.Namespace) -> int:
         raise MistakesError(*reports[0].lines)
     if options.json:
         documents = [result.document() for result in results]
-        print(json.dumps(documents[0] if is_one else documents, indent=1, allow_nan=False))
+        print_json(documents[0] if is_one else documents)
     elif is_one:
         print(reports[0].text)
     else:

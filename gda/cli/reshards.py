@@ -1,51 +1,45 @@
-"""The command ``gda reshard``: the moves that change the layout of an array, without devices.
+"""The command ``gda reshard``: the moves that change the layout of an array or of a model.
 
-``--json`` prints one document:
-
-- ``source`` and ``target``: the two layouts, as ``gda plan`` describes an array;
-  ``notes``: what this document omits, in words;
-- ``nbytes_kept``, ``nbytes_within_processes``, ``nbytes_between_processes``: the bytes of
-  target blocks that their device has already, that come from another device of its process, and
-  that come from another process. ``nbytes_moved`` is the sum of the last two; ``num_moves`` counts
-  pieces, kept ones included;
-- ``received_by_device``, ``sent_by_device``: ``{"largest", "mean"}`` bytes to and from other
-  devices; ``received_by_process``, ``sent_by_process``: the same between processes;
-- ``largest_sender``, ``largest_receiver``: ``{"device", "nbytes"}``, the first of equals. Bytes
-  sent are null if they need too many moves;
-- ``nbytes_peak_extra``: the most bytes that a device needs beside its source block (also under its
-  former key ``peak_extra_nbytes``, which gda 0.2 removes);
-- ``num_links``: pairs of processes that communicate; ``links``: ``{"source_process",
-  "target_process", "nbytes"}`` of each, busiest first, at most 16,384. Both are null if they need
-  too many moves.
+``gda/planning/moves.py`` describes the documents of ``--json``.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gda.cli.array_options import add_array_options, read_array
 from gda.cli.commands import CALCULATION_ERRORS, OK, add_command, print_json, read_given
-from gda.cli.tables import facts, left_out, terminal_width
-from gda.layout.former_names import with_former_keys
+from gda.cli.facts import facts, left_out, terminal_width, two_tables
+from gda.cli.layout_options import add_array_options, read_array, read_text, refuse_options
+from gda.layout.padding import format_padding, format_percent
 from gda.layout.spec import format_spec
 from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes, format_mesh
+from gda.layout.text import (
+    counted,
+    format_bytes,
+    format_mesh,
+    format_shape,
+    in_processes,
+    listed,
+)
 from gda.planning.notation.layouts import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.numbers import parse_number
-from gda.planning.planned_array import PlannedArray, format_shape, padding_words, plan_array
+from gda.planning.planned_array import PlannedArray, padding_words, plan_array
 
 if TYPE_CHECKING:
     from gda.layout.reshard.plan import ReshardPlan
-    from gda.planning.moves import ModelMoves
+    from gda.planning.model import ModelPlan
+    from gda.planning.moves import ListedMoves, Loads, ModelMoves, MovesRow
+    from gda.planning.suggestion import Suggestion
 
-# Some answers list every move, about 10 million in a second.
-MOST_MOVES = 5_000_000
-LINKS_LISTED = 16_384
 _LINKS_SHOWN = 5
+_PROCESSES_SHOWN = 8
+_PROCESSES_NAMED = 32
+_ROWS_SHOWN = 10
+_OF_ONE_ARRAY = ("shape", "dtype", "spec", "to_spec")
 _NEEDED = (
     "give --shape, --dtype, --mesh and --spec, and --to-mesh, --to-spec or both; "
     "or --tree FILE for a model"
@@ -91,10 +85,9 @@ def add_reshard(commands: Any) -> None:
 
 def reshard(options: argparse.Namespace) -> int:
     if options.tree is not None:
-        from gda.cli.model_reshard import reshard_tree
-
-        return reshard_tree(options)
+        return _reshard_tree(options)
     from gda.layout.reshard.plan import ReshardPlan
+    from gda.planning.moves import ListedMoves
 
     if options.to_tree is not None:
         raise MistakesError("--to-tree is for a model; give --tree too")
@@ -103,60 +96,17 @@ def reshard(options: argparse.Namespace) -> int:
     source = read_array(options, _NEEDED)
     target = _read_target(options, source)
     plan = ReshardPlan(source.grid, target.grid, itemsize=source.dtype.itemsize)
-    answer = Answer(plan, plan.num_moves)
+    moves = ListedMoves(plan, plan.num_moves)
     if options.json:
-        print_json({"source": source.describe(), "target": target.describe(), **answer.describe()})
+        print_json({"source": source.document(), "target": target.document(), **moves.document()})
         return OK
-    print(*_summary(source, target, plan), "", _PIECES, "", *_loads(answer), sep="\n")
-    print("", *link_lines(answer), sep="\n")
+    print(*_summary(source, target, plan), "", _PIECES, "", *_load_lines(moves), sep="\n")
+    print("", *_link_lines(moves), sep="\n")
     if not options.no_picture:
         from gda.cli.pictures import before_and_after
 
         print("", *before_and_after(source, target), sep="\n")
     return OK
-
-
-class Answer:
-    """The moves of an array or a model and their numbers, without those that need too many moves.
-
-    Attributes:
-      plan: the moves.
-      links: bytes from process to process; None if omitted.
-      knows_senders: the bytes that each device and process sends are known.
-      notes: the omissions, in words.
-    """
-
-    def __init__(self, plan: ReshardPlan | ModelMoves, num_listed: int) -> None:
-        is_long = num_listed > MOST_MOVES
-        self.plan = plan
-        self.links = None if is_long else plan.links()
-        self.knows_senders = not (is_long and plan.lists_moves)
-        what = "links are" if self.knows_senders else "links and bytes sent are"
-        self.notes = (
-            [f"{what} omitted: {num_listed:,} pieces are too many to list"] if is_long else []
-        )
-
-    def describe(self) -> dict[str, Any]:
-        """Return its part of the document of ``--json``."""
-        plan, links, is_known = self.plan, self.links, self.knows_senders
-        document = {
-            "notes": self.notes,
-            "nbytes_kept": plan.nbytes_kept,
-            "nbytes_within_processes": plan.nbytes_within_processes,
-            "nbytes_between_processes": plan.nbytes_between_processes,
-            "nbytes_moved": plan.nbytes_moved,
-            "num_moves": plan.num_moves,
-            "received_by_device": _load(plan.received_by_device),
-            "sent_by_device": _load(plan.sent_by_device) if is_known else None,
-            "received_by_process": _load(plan.received_by_process.values()),
-            "sent_by_process": _load(plan.sent_by_process.values()) if is_known else None,
-            "largest_sender": _largest(plan.sent_by_device) if is_known else None,
-            "largest_receiver": _largest(plan.received_by_device),
-            "nbytes_peak_extra": plan.nbytes_peak_extra,
-            "num_links": None if links is None else len(links),
-            "links": None if links is None else [link._asdict() for link in links[:LINKS_LISTED]],
-        }
-        return with_former_keys(document, {"nbytes_peak_extra": "peak_extra_nbytes"})
 
 
 def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedArray:
@@ -168,12 +118,12 @@ def _read_target(options: argparse.Namespace, source: PlannedArray) -> PlannedAr
         devices = source.devices_per_process
     if spec is None:
         spec = grid.spec
-    with mistakes_after():
+    with _mistakes_after():
         return plan_array(grid.global_shape, source.dtype, mesh, spec, devices, pad=options.pad)
 
 
 @contextmanager
-def mistakes_after() -> Iterator[None]:
+def _mistakes_after() -> Iterator[None]:
     """Mark the mistakes that the block raises as mistakes of the new layout."""
     try:
         yield
@@ -193,13 +143,13 @@ def _summary(source: PlannedArray, target: PlannedArray, plan: ReshardPlan) -> l
             *_layout("to", target),
             *(("note", note) for note in dict.fromkeys([*source.notes, *target.notes])),
             ("", ""),
-            *totals(plan),
+            *_totals(plan),
             ("extra memory", f"{format_bytes(plan.nbytes_peak_extra):>10}  at most on a device"),
         ]
     )
 
 
-def totals(plan: ReshardPlan | ModelMoves) -> list[tuple[str, str]]:
+def _totals(plan: ReshardPlan | ModelMoves) -> list[tuple[str, str]]:
     """Return the facts about the bytes that stay and move."""
     total = plan.nbytes_total
 
@@ -227,53 +177,202 @@ def _layout(label: str, array: PlannedArray) -> list[tuple[str, str]]:
     ]
 
 
-def _loads(answer: Answer) -> list[str]:
-    plan = answer.plan
-    loads = {"device": [_load_row("receives", plan.received_by_device, names="device")]}
-    if plan.source.num_processes > 1 or plan.target.num_processes > 1:
-        loads["process"] = [_load_row("receives", plan.received_by_process.values())]
-    if answer.knows_senders:
-        loads["device"][:0] = [_load_row("sends", plan.sent_by_device, names="device")]
-        if "process" in loads:
-            loads["process"][:0] = [_load_row("sends", plan.sent_by_process.values())]
-    rows = [
-        [who if number == 0 else "", *row]
-        for who, group in loads.items()
-        for number, row in enumerate(group)
-    ]
+def _load_lines(moves: ListedMoves) -> list[str]:
+    of_processes = moves.moves.source.num_processes > 1 or moves.moves.target.num_processes > 1
+    rows = []
+    for each in ["device", *(["process"] if of_processes else [])]:
+        label = each
+        for does, name in [("sends", "sent"), ("receives", "received")]:
+            loads = moves.loads(f"{name}_by_{each}")
+            if loads is not None:
+                rows.append([label, *_load_row(does, loads, each)])
+                label = ""
     header = ["each", "", "on average", "at most", ""]
     right = {"at most", "on average"}
     return table([header, *rows], right=right, width=terminal_width())
 
 
-def _load_row(does: str, loads: Iterable[int], names: str = "") -> list[str]:
-    values = [*loads]
-    load, top = _load(values), _largest(values)
-    which = f"{names} {top['device']}" if names and load["largest"] > load["mean"] else ""
-    return [does, format_bytes(round(load["mean"])), format_bytes(load["largest"]), which]
+def _load_row(does: str, loads: Loads, each: str) -> list[str]:
+    is_named = each == "device" and loads.largest > loads.mean
+    which = f"device {loads.position}" if is_named else ""
+    return [does, format_bytes(round(loads.mean)), format_bytes(loads.largest), which]
 
 
-def _load(loads: Iterable[int]) -> dict[str, Any]:
-    values = list(map(int, loads))
-    return {"largest": max(values), "mean": sum(values) / len(values)}
-
-
-def link_lines(answer: Answer) -> list[str]:
+def _link_lines(moves: ListedMoves) -> list[str]:
     """Return the table of the busiest links."""
-    links = answer.links
+    from gda.planning.moves import LISTED
+
+    links = moves.links
     if links is None:
-        return facts(("note", note) for note in answer.notes)
+        return facts(("note", note) for note in moves.notes)
     if not links:
         return facts([("links", "none: no process sends to another")])
     rows = [
         [f"process {link.source_process} to {link.target_process}", format_bytes(link.nbytes)]
         for link in links[:_LINKS_SHOWN]
     ]
-    more = left_out(len(rows), len(links), "link", LINKS_LISTED)
+    more = left_out(len(rows), len(links), "link", LISTED)
     rows = [["busiest links", "bytes"], *rows]
     return [*table(rows, right={"bytes"}, width=terminal_width()), *more]
 
 
-def _largest(loads: Iterable[int]) -> dict[str, int]:
-    values = list(map(int, loads))
-    return {"device": values.index(max(values)), "nbytes": max(values)}
+# A model.
+
+
+def _reshard_tree(options: argparse.Namespace) -> int:
+    from gda.planning.moves import ListedMoves, moves_of
+    from gda.planning.suggestion import document_of, suggestion_for
+
+    moves = moves_of(*_read_models(options))
+    listed_moves = ListedMoves(moves, moves.num_listed)
+    suggestion = suggestion_for(moves)
+    processes = moves.processes(knows_senders=listed_moves.knows_senders)
+    if options.json:
+        print_json(document_of(listed_moves, processes, suggestion))
+        return OK
+    print(*_model_summary(moves), sep="\n")
+    if len(processes) > 1:
+        print("", *_process_lines(processes), sep="\n")
+    print("", *_link_lines(listed_moves), sep="\n")
+    if padded := [row for row in moves.rows if row.is_padded]:
+        print("", *_padding_lines(padded, is_asked=options.pad), sep="\n")
+    if suggestion is not None:
+        print("", *_suggestion_lines(suggestion, moves), sep="\n")
+    return OK
+
+
+def _read_models(options: argparse.Namespace) -> tuple[ModelPlan, ModelPlan]:
+    from gda.planning.model import in_order_of, plan_model
+
+    refuse_options(options, _OF_ONE_ARRAY)
+    if options.to_mesh is None and options.to_tree is None:
+        raise MistakesError("--to-mesh and --to-tree are missing; give one or both")
+
+    mesh, to_mesh = (read_given(options, name, parse_mesh) for name in ("mesh", "to-mesh"))
+    devices = read_given(options, "devices-per-process", parse_number)
+    to_devices = read_given(options, "to-devices-per-process", parse_number)
+    if to_devices is None:
+        to_devices = devices
+    file = read_text("--tree", options.tree)
+    source = plan_model(file, mesh, devices, pad=True)
+    if options.to_tree is not None:
+        file = read_text("--to-tree", options.to_tree)
+    with _mistakes_after():
+        target = plan_model(file, to_mesh, to_devices, pad=True, option="--to-mesh")
+    if options.to_tree is not None:
+        target = in_order_of(source, target, file.path)
+    return source, target
+
+
+def _model_summary(moves: ModelMoves) -> list[str]:
+    source, target = moves.source, moves.target
+    parameters = counted(len(source.parameters), "parameter")
+    before, after = (format_bytes(model.bytes_per_device) for model in (source, target))
+    rows = [
+        ("model", f"{parameters}, {format_bytes(source.nbytes)}"),
+        ("from", _mesh(source)),
+        ("to", _mesh(target)),
+        *(("note", note) for note in source.notes),
+        ("", ""),
+        *_totals(moves),
+        ("", ""),
+        ("per device", f"{before} before, {after} after"),
+        *zip(("held twice", ""), _held_twice(moves), strict=False),
+    ]
+    if any(row.is_padded for row in moves.rows):
+        before, after = (format_padding(model.padding) for model in (source, target))
+        rows.append(("padding", f"{before} before; {after} after; on all devices"))
+    return facts(rows)
+
+
+def _mesh(model: ModelPlan) -> str:
+    return (
+        f"{format_mesh(model.mesh)}: {in_processes(model.num_devices, model.devices_per_process)}"
+    )
+
+
+def _held_twice(moves: ModelMoves) -> list[str]:
+    extra = moves.nbytes_peak_extra
+    if not extra:
+        return [format_bytes(extra)]
+    peak, one_by_one = map(
+        format_bytes, (moves.nbytes_peak_per_device, moves.nbytes_peak_one_by_one)
+    )
+    of_process = format_bytes(moves.nbytes_peak_per_process)
+    return [
+        f"{format_bytes(extra)} per device: {peak} at peak, {of_process} per process",
+        f"{one_by_one} at peak if each parameter is freed once it has moved",
+    ]
+
+
+def _process_lines(processes: Sequence[Mapping[str, Any]]) -> list[str]:
+    from gda.planning.moves import LISTED
+
+    columns = {
+        "keeps": "nbytes_kept",
+        "moves within": "nbytes_within",
+        "receives": "nbytes_received",
+    }
+    if processes[0]["nbytes_sent"] is not None:
+        columns["sends"] = "nbytes_sent"
+    busiest = sorted(
+        processes, key=lambda each: -each["nbytes_received"] - (each["nbytes_sent"] or 0)
+    )
+    shown = sorted(busiest[:_PROCESSES_SHOWN], key=lambda each: each["process"])
+    rows = [
+        [str(each["process"]), *(format_bytes(each[key]) for key in columns.values())]
+        for each in shown
+    ]
+    header = ["process", *columns]
+    return [
+        *table([header, *rows], right={*header}, width=terminal_width()),
+        *left_out(len(rows), len(processes), "process", LISTED),
+    ]
+
+
+def _padding_lines(rows: Sequence[MovesRow], *, is_asked: bool) -> list[str]:
+    parameters = counted(sum(len(row.alike.names) for row in rows), "parameter")
+    head = ("do not divide", f"{parameters}; gda.PaddedArray takes such sizes, padded as below")
+    if is_asked:
+        head = ("padded", parameters)
+    rows = sorted(rows, key=lambda row: -row.alike.padding(row.plan.target).nbytes)
+    header = ["padding after", "parameter", "array", "spec", "before", "after"]
+    cells = [
+        [
+            format_padding(row.alike.padding(row.plan.target)),
+            row.title,
+            row.alike.before.title,
+            " to ".join(dict.fromkeys(map(format_spec, (old.spec, new.spec)))),
+            *(
+                format_shape(grid.padded_shape) if grid.is_padded else "divides"
+                for grid in (old, new)
+            ),
+        ]
+        for row in rows[:_ROWS_SHOWN]
+        for old, new in [(row.plan.source, row.plan.target)]
+    ]
+    return [
+        *facts([head]),
+        "",
+        *two_tables(header, cells, first=2, right={"padding after"}),
+        *left_out(len(cells), len(rows), "row"),
+    ]
+
+
+def _suggestion_lines(suggestion: Suggestion, moves: ModelMoves) -> list[str]:
+    says = []
+    if suggestion.mesh is not None:
+        says.append(f"--to-mesh {format_mesh(suggestion.mesh)}")
+    if suggestion.process_order is not None:
+        order = ", ".join(map(str, suggestion.process_order[:_PROCESSES_NAMED]))
+        if len(suggestion.process_order) > _PROCESSES_NAMED:
+            order += ", … (--json lists all)"
+        says.append(f"the processes in the order {order} in the new mesh")
+    now, then, between = moves.nbytes_moved, suggestion.nbytes_moved, ""
+    if moves.nbytes_between_processes:
+        now, then = moves.nbytes_between_processes, suggestion.nbytes_between_processes
+        between = " between processes"
+    saved = format_percent(100 * (now - then) / now)
+    return facts(
+        [("suggestion", f"{listed(says)}: then {format_bytes(then)} move{between}, {saved} less")]
+    )

@@ -20,7 +20,8 @@ def flops_of(jaxpr: Any) -> float | None:
     expensive counts. The rest of a program, element by element, is not counted.
 
     Returns:
-      the number; None if a loop of unknown length or a kernel of Pallas has such operations.
+      the number; None if there is a ``ragged_dot``, or if a loop of unknown length or a kernel of
+        Pallas has such operations.
 
     >>> import jax, jax.numpy as jnp
     >>> layers, x = jax.ShapeDtypeStruct((3, 8, 8), jnp.float32), jnp.ones((4, 8))
@@ -42,6 +43,8 @@ def flops_of(jaxpr: Any) -> float | None:
 
 def _flops_of_equation(equation: Any) -> float | None:
     name, params = equation.primitive.name, equation.params
+    if name.startswith("ragged_dot"):
+        return None  # its groups have sizes that only the program knows
     if name == "dot_general":
         (contracting, _), _ = params["dimension_numbers"]
         left = equation.invars[0].aval.shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.stages import Compiled, Lowered, Traced, Wrapped
+
+_OPTION = "jax_compilation_cache_include_metadata_in_key"
 
 Program = Callable[..., Any] | Traced | Lowered | Compiled
 
@@ -68,14 +71,37 @@ def compiled(stage: Traced | Lowered | Compiled) -> Compiled:
     if isinstance(stage, Compiled):
         return stage
     lowered = stage.lower() if isinstance(stage, Traced) else stage
-    # JAX's cache may return the same program from another source: its keys omit lines by default.
-    option = "jax_compilation_cache_include_metadata_in_key"
-    before = getattr(jax.config, option)
-    jax.config.update(option, True)
-    try:
+    with _keys_with_lines:
         return lowered.compile()
-    finally:
-        jax.config.update(option, before)
+
+
+class _KeysWithLines:
+    """Makes JAX's cache tell sources apart, while any thread is inside.
+
+    Its keys omit lines by default, so that it may return the same program from another source. The
+    option is one for all threads: the first to enter sets it, and the last to leave resets it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = getattr(jax.config, _OPTION)
+                jax.config.update(_OPTION, True)
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                jax.config.update(_OPTION, self._before)
+
+
+_keys_with_lines = _KeysWithLines()
 
 
 def meshes_of(tree: Any) -> Iterator[Mesh | AbstractMesh]:

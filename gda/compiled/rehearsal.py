@@ -21,7 +21,7 @@ from gda.compiled.hlo import (
 from gda.compiled.hlo.allocations import Temporary
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes, format_mesh
+from gda.layout.text import counted, format_bytes, format_mesh, typed_shape
 
 _ARGUMENTS_SHOWN = 8
 
@@ -100,7 +100,7 @@ class Rehearsal:
         and dtype.
       flops: floating-point operations of the matrix products and convolutions in one call, of one
         device if all share them equally. Loops count with their length; None for a loop of unknown
-        length, or a function that came lowered or compiled.
+        length, a ``ragged_dot``, or a function that came lowered or compiled.
       compile_seconds: the time of tracing, lowering and compiling.
       collectives: as ``gda.collectives`` has them; None if the program does not fit and the
         compiler does not write it.
@@ -285,7 +285,7 @@ class Rehearsal:
 def _of_temporaries(temporaries: Sequence[Temporary]) -> list[str]:
     rows = [
         [
-            f"{each.dtype}[{','.join(map(str, each.shape))}]",
+            typed_shape(each.dtype, each.shape),
             format_bytes(each.nbytes),
             format_source(each) or each.op_name,
         ]
@@ -298,7 +298,7 @@ def _of_arguments(arguments: Sequence[ArgumentBytes]) -> list[str]:
     rows = [
         [
             each.name,
-            f"{each.dtype}[{','.join(map(str, each.shape))}]",
+            typed_shape(each.dtype, each.shape),
             format_bytes(each.nbytes),
             "donated" if each.is_donated else "",
         ]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh
 from jax.stages import Compiled, Lowered, Traced
@@ -271,8 +270,9 @@ def _arguments(
         shardings = structure.flatten_up_to(program.input_shardings)
     for name, (_, leaf), sharding in zip(names, leaves, shardings, strict=True):
         if program is None:
-            # Static arguments, which the program does not have, are skipped.
-            found = next((each for each in given if np.shape(each) == leaf.shape), None)
+            # Static arguments, which the program does not have, are skipped: np.shape would ask
+            # for the length of a range.
+            found = next((each for each in given if getattr(each, "shape", ()) == leaf.shape), None)
             sharding = getattr(found, "sharding", None)
         elif sharding is None:
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from gda.compiled.hlo import (
     sentence,
     summed,
 )
-from gda.layout.text import counted
+from gda.layout.text import counted, did_you_mean, nearest
 
 AxesRule = str | Axes | list[str | Axes]
 Allowed = (
@@ -111,13 +110,11 @@ def _alternatives(over: Any) -> tuple[Axes, ...] | None:
 def _unknown_kind_error(kind: object) -> ValueError:
     known = f"the kinds of collectives are {', '.join(KINDS)}"
     if not isinstance(kind, str):
-        hint = ""
-        if isinstance(kind, tuple) and len(kind) == 3:
-            hint = f"; did you mean {{{kind[:2]!r}: {kind[2]!r}}}?"
+        is_count = isinstance(kind, tuple) and len(kind) == 3
+        hint = did_you_mean([f"{{{kind[:2]!r}: {kind[2]!r}}}"] if is_count else [])
         return ValueError(f"allow has {kind!r}; expected is a kind or (kind, axes); {known}{hint}")
     spelled = _MEANT_BY.get(kind, kind.replace("_", "-").lower())
-    near = difflib.get_close_matches(spelled, KINDS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean([*map(repr, nearest(spelled, KINDS))])
     return ValueError(f"allow names {kind!r}, but {known}{hint}")
 
 
@@ -129,8 +126,7 @@ def check_axes(rules: Iterable[Rule], mesh_shape: dict[str, int]) -> None:
                 f"allow names the axis {name!r}, but no argument or result has a mesh; pass mesh="
             )
         if name not in mesh_shape:
-            near = difflib.get_close_matches(name, map(str, mesh_shape), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean([*map(repr, nearest(name, map(str, mesh_shape)))])
             raise ValueError(
                 f"allow names the axis {name!r}, but the mesh has the axes {mesh_shape}{hint}"
             )

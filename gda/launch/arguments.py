@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
+
+from gda.layout.text import did_you_mean, nearest
 
 WRONG = 2  # the exit code
 
@@ -56,6 +57,5 @@ def _hint(words: Iterable[str], known: Sequence[str]) -> str:
     >>> _hint(['--jsn'], ['--json', '--tree']), _hint(['--nothing'], ['--json'])
     ('; did you mean --json?', '')
     """
-    near = [difflib.get_close_matches(word.lower(), known, n=1) for word in words]
-    meant = dict.fromkeys(word for found in near for word in found)
-    return f"; did you mean {' and '.join(meant)}?" if meant else ""
+    meant = dict.fromkeys(near for word in words for near in nearest(word, known))
+    return did_you_mean([" and ".join(meant)] if meant else [])

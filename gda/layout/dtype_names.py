@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+from gda.layout.text import did_you_mean, nearest
 
 if TYPE_CHECKING:  # each is imported when it is needed, as that takes time
     import numpy as np
@@ -80,13 +81,9 @@ def as_dtype(given: Any, name: str = "dtype=") -> np.dtype[Any]:
         if is_text and (dtype := dtype_named(given)) is not None:
             return dtype
     similar = similar_dtypes(given) if is_text else []
-    hint = (
-        f"did you mean {' or '.join(similar)}?"
-        if similar
-        else "a dtype is such as 'float32', np.int32 or jnp.bfloat16"
-    )
+    hint = did_you_mean(similar) or "; a dtype is such as 'float32', np.int32 or jnp.bfloat16"
     shown = repr(given) if isinstance(given, str | int) else f"a {type(given).__name__}"
-    raise TypeError(f"{name}{shown} is not a dtype; {hint}")
+    raise TypeError(f"{name}{shown} is not a dtype{hint}")
 
 
 def dtype_named(name: str) -> np.dtype[Any] | None:
@@ -118,7 +115,7 @@ def similar_dtypes(name: str) -> list[str]:
     name = name.lower()
     in_capitals = {each.lower(): [each] for each in _IN_SAFETENSORS}
     words = {each: each for each in sorted({*_OF_NUMPY, *_names_of_ml_dtypes()})} | _SHORT
-    near = [words[word] for word in difflib.get_close_matches(name[:40], words, n=3)]
+    near = [words[word] for word in nearest(name, words, 3)]
     return _MEANT.get(name) or in_capitals.get(name) or [*dict.fromkeys(near)]
 
 

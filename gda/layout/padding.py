@@ -18,7 +18,7 @@ class Padding(NamedTuple):
     nbytes: int
     percent: float
 
-    def describe(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """Return its part of a JSON document."""
         return {"nbytes_padding": self.nbytes, "percent_padding": self.percent}
 

@@ -7,14 +7,13 @@ per dimension: ``None`` (not sharded), an axis name, or a tuple of axis names, s
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gda.layout.text import counted
+from gda.layout.text import counted, did_you_mean, nearest
 
 Shape = tuple[int, ...]
 Index = tuple[slice, ...]
@@ -199,12 +198,10 @@ def _unknown_axis_error(
     name: str, dimension: int, entries: Sequence[object], mesh_shape: Mapping[str, int]
 ) -> ValueError:
     # A JAX mesh takes any hashable as the name of an axis.
-    names = {axis.lower(): axis for axis in mesh_shape if type(axis) is str}
-    near = difflib.get_close_matches(name.lower(), names, n=1)
-    hint = f"; did you mean {names[near[0]]!r}?" if near else ""
+    near = nearest(name, [axis for axis in mesh_shape if type(axis) is str])
     return ValueError(
         f"spec {format_spec(entries)} shards dimension {dimension} by mesh axis {name!r}, but the "
-        f"mesh has the axes {dict(mesh_shape)}{hint}"
+        f"mesh has the axes {dict(mesh_shape)}{did_you_mean([*map(repr, near)])}"
     )
 
 

@@ -64,6 +64,28 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
+def nearest(word: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """Return the known words that are most like a misspelled one, in capitals or not.
+
+    >>> nearest('Shap', ['shape', 'spec'])
+    ['shape']
+    """
+    # Imported here, because it takes long and only mistakes need it.
+    from difflib import get_close_matches
+
+    words = {each.lower(): each for each in known}
+    return [words[near] for near in get_close_matches(word.lower()[:60], words, n=most)]
+
+
+def did_you_mean(words: Sequence[str]) -> str:
+    """Return a question to end a message with; empty without words.
+
+    >>> did_you_mean(['int32', 'int64']), did_you_mean([])
+    ('; did you mean int32 or int64?', '')
+    """
+    return f"; did you mean {' or '.join(words)}?" if words else ""
+
+
 def in_processes(num_devices: int, devices_per_process: int) -> str:
     """Return a number of devices in words.
 
@@ -102,6 +124,24 @@ def format_index(first: Sequence[slice], last: Sequence[slice] | None = None) ->
 def format_slice(first: slice, last: slice) -> str:
     """Return ``0:2``, or ``:`` for the whole of a dimension."""
     return ":" if first.start is None and last.stop is None else f"{first.start or 0}:{last.stop}"
+
+
+def format_shape(sizes: Sequence[int]) -> str:
+    """Return sizes as Python writes a tuple.
+
+    >>> format_shape([1024, 512]), format_shape([8])
+    ('(1024, 512)', '(8,)')
+    """
+    return str(tuple(sizes))
+
+
+def typed_shape(dtype: object, shape: Iterable[int]) -> str:
+    """Return a dtype and a shape as JAX prints them.
+
+    >>> typed_shape('float32', (8, 2))
+    'float32[8,2]'
+    """
+    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def format_mesh(mesh_shape: Mapping[str, int]) -> str:

@@ -21,8 +21,6 @@
   ``replica_id``.
 
 ``num_devices`` and ``num_blocks`` count all; the lists have at most the first 16,384 of each.
-``distinct_nbytes_per_process`` is the former key of ``nbytes_distinct_per_process``;
-gda 0.2 removes it.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gda.layout.former_names import with_former_keys
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
 from gda.layout.reshard.flow import tiling_of
@@ -40,7 +37,6 @@ from gda.layout.reshard.overlaps import sizes_of
 from gda.planning.planned_array import PlannedArray, index_for_json
 
 LISTED = 16_384
-FORMER_KEYS = {"nbytes_distinct_per_process": "distinct_nbytes_per_process"}
 
 
 def document_of(
@@ -48,13 +44,12 @@ def document_of(
 ) -> dict[str, Any]:
     """Return the document of ``--json``."""
     nbytes = distinct_of(array.grid, array.devices_per_process).elements * array.dtype.itemsize
-    document = {
-        **array.describe(),
+    return {
+        **array.document(),
         "nbytes_distinct_per_process": [int(nbytes.min()), int(nbytes.max())],
         "processes": [about_process(array, process) for process in processes],
         "elements": [about_element(array, element) for element in elements],
     }
-    return with_former_keys(document, FORMER_KEYS)
 
 
 class Distinct(NamedTuple):

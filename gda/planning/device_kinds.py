@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
+
+from gda.layout.text import did_you_mean, nearest
 
 _GIB = 2**30
 _GB = 10**9
@@ -76,10 +77,9 @@ def kind_named(name: str) -> DeviceKind:
     known = {kind.name: kind for kind in KINDS}
     if (kind := known.get(name.strip().lower())) is not None:
         return kind
-    near = difflib.get_close_matches(name.strip().lower()[:60], known, n=2)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    hint = did_you_mean(nearest(name.strip(), known, 2)) or ";"
     raise ValueError(
-        f"no kind of device has the name {name!r:.80}; {hint}known are {', '.join(known)}"
+        f"no kind of device has the name {name!r:.80}{hint} known are {', '.join(known)}"
     )
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from gda.layout.grid import ShardGrid
 from gda.planning.device_kinds import DeviceKind
-from gda.planning.model import ModelPlan, Row
+from gda.planning.model import ModelPlan, ParameterRow
 from gda.planning.notation.planned_grid import MAX_DEVICES
 from gda.planning.planned_array import spec_for_json
 
@@ -33,7 +33,7 @@ _COPIES, _COUNTER_BYTES = 2, 4
 
 
 @dataclass(frozen=True)
-class Suggestion:
+class FittingLayout:
     """A layout that fits.
 
     Attributes:
@@ -43,14 +43,14 @@ class Suggestion:
     """
 
     mesh: Mapping[str, int]
-    rows: Sequence[Row]
+    rows: Sequence[ParameterRow]
     bytes_left: int
 
     @property
     def num_devices(self) -> int:
         return math.prod(self.mesh.values())
 
-    def describe(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         return {
             "mesh": dict(self.mesh),
             "num_devices": self.num_devices,
@@ -100,7 +100,7 @@ class ModelMemory:
         return self.kind.capacity_bytes - needed
 
     @cached_property
-    def suggestion(self) -> Suggestion | None:
+    def suggestion(self) -> FittingLayout | None:
         """A change that makes it fit: of specs if that is enough, else of one axis of the mesh.
 
         Of several with the same number of devices, it is the one that changes the fewest specs.
@@ -120,28 +120,28 @@ class ModelMemory:
                 yield [{**mesh, name: size * factor} for name, size in mesh.items()]
             factor *= 2
 
-    def _suggestion_on(self, mesh: Mapping[str, int]) -> Suggestion | None:
+    def _suggestion_on(self, mesh: Mapping[str, int]) -> FittingLayout | None:
         """Return a layout on a mesh that fits and changes few specs; None if there is none."""
         try:
             rows = [self._on_mesh(row, mesh) for row in self.model.rows]
         except ValueError:  # a size that the mesh does not divide
             return None
         parameter_bytes = sum(row.bytes_per_device for row in rows)
-        changed: list[Row] = []
+        changed: list[ParameterRow] = []
         for row in sorted(rows, key=lambda row: -row.bytes_saved_per_device):
             if self._bytes_left(parameter_bytes) >= 0:
                 break
             changed.append(row)
             parameter_bytes -= row.bytes_saved_per_device
         left = self._bytes_left(parameter_bytes)
-        return Suggestion(mesh, changed, left) if left >= 0 else None
+        return FittingLayout(mesh, changed, left) if left >= 0 else None
 
-    def _on_mesh(self, row: Row, mesh: Mapping[str, int]) -> Row:
+    def _on_mesh(self, row: ParameterRow, mesh: Mapping[str, int]) -> ParameterRow:
         grid = row.parameter.grid
         grid = ShardGrid(grid.global_shape, mesh, grid.spec, pad=self.pad)
         return replace(row, parameter=replace(row.parameter, grid=grid))
 
-    def describe(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """Return its part of the document of ``--json``."""
         return {
             "device": self.kind.name,
@@ -153,5 +153,5 @@ class ModelMemory:
             "nbytes_left": self.bytes_left,
             "fits": self.fits,
             "least_devices": self.least_devices,
-            "suggestion": self.suggestion.describe() if self.suggestion else None,
+            "suggestion": self.suggestion.document() if self.suggestion else None,
         }

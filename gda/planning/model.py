@@ -5,8 +5,7 @@
 - ``num_parameters``, ``num_elements`` and ``nbytes``: of the model once;
 - ``nbytes_per_device``, ``nbytes_per_process``, ``nbytes_on_devices``: all replicas counted, and
   padding; ``nbytes_padding``: the padding on all devices, ``percent_padding`` of the rest;
-  ``nbytes_distinct_per_process``: the bytes that a process reads, as ``[least, most]`` (also under
-  its former key ``distinct_nbytes_per_process``, which gda 0.2 removes);
+  ``nbytes_distinct_per_process``: the bytes that a process reads, as ``[least, most]``;
 - ``parameters``: rows, most bytes per device first. A row is one parameter, or several that differ
   only in numbers in their names: ``name`` (with ranges such as ``0-31``), ``names``, ``count``,
   ``nbytes_per_device`` and ``nbytes_padding`` (on all devices) of all of them, and for each:
@@ -22,24 +21,29 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from gda.layout.former_names import with_former_keys
 from gda.layout.grid import ShardGrid
 from gda.layout.padding import Padding, padding_of
 from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
-from gda.planning.array import FORMER_KEYS, distinct_of
-from gda.planning.notation.model_file import Parameter
+from gda.planning.array import distinct_of
+from gda.planning.notation.mistakes import MistakesError
+from gda.planning.notation.model_file import Mistakes, ModelText, Parameter, read_model
 from gda.planning.notation.name_ranges import with_ranges
-from gda.planning.planned_array import BELOW_A_BYTE, is_below_a_byte, spec_for_json
+from gda.planning.planned_array import (
+    BELOW_A_BYTE,
+    check_devices_per_process,
+    is_below_a_byte,
+    spec_for_json,
+)
 
 
 @dataclass(frozen=True)
-class Row:
+class ParameterRow:
     """Parameters that differ only in numbers in their names."""
 
     name: str
@@ -86,7 +90,7 @@ class Row:
         better = ShardGrid(grid.global_shape, grid.mesh_shape, self.better_spec, pad=True)
         return self.bytes_per_device - self.count * _block_bytes(better, itemsize)
 
-    def describe(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         grid, itemsize = self.parameter.grid, self.parameter.dtype.itemsize
         return {
             "name": self.name,
@@ -98,12 +102,12 @@ class Row:
             "spec": spec_for_json(grid.spec),
             "shard_shape": list(grid.shard_shape),
             "padded_shape": list(grid.padded_shape),
-            **self.padding.describe(),
+            **self.padding.document(),
             "num_replicas": grid.num_replicas,
             "nbytes": math.prod(grid.global_shape) * itemsize,
         }
 
-    def describe_saving(self) -> dict[str, Any]:
+    def document_of_saving(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "count": self.count,
@@ -168,36 +172,36 @@ class ModelPlan:
         return int(totals.min()), int(totals.max())
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ParameterRow]:
         """Most bytes per device first; of equal ones, in the order of the file."""
         alike: dict[Any, list[Parameter]] = defaultdict(list)
         for parameter in self.parameters:
             grid = parameter.grid
             alike[grid.global_shape, parameter.dtype, grid.spec].append(parameter)
         rows = [
-            Row(name, tuple(names), parameters[0])
+            ParameterRow(name, tuple(names), parameters[0])
             for parameters in alike.values()
             for name, names in with_ranges(parameter.name for parameter in parameters)
         ]
         return sorted(rows, key=lambda row: -row.bytes_per_device)
 
     @cached_property
-    def savings(self) -> list[Row]:
+    def savings(self) -> list[ParameterRow]:
         """The rows that could be sharded further, most saved first."""
         rows = [row for row in self.rows if row.bytes_saved_per_device]
         return sorted(rows, key=lambda row: -row.bytes_saved_per_device)
 
-    def describe(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """Return the document of ``--json``."""
         return {
-            **self.describe_totals(),
-            "parameters": [row.describe() for row in self.rows],
-            "savings": [row.describe_saving() for row in self.savings],
+            **self.document_of_totals(),
+            "parameters": [row.document() for row in self.rows],
+            "savings": [row.document_of_saving() for row in self.savings],
         }
 
-    def describe_totals(self) -> dict[str, Any]:
+    def document_of_totals(self) -> dict[str, Any]:
         """Return the document without its rows."""
-        document = {
+        return {
             "mesh": dict(self.mesh),
             "num_devices": self.num_devices,
             "num_processes": self.num_processes,
@@ -209,10 +213,52 @@ class ModelPlan:
             "nbytes_per_device": self.bytes_per_device,
             "nbytes_per_process": self.bytes_per_device * self.devices_per_process,
             "nbytes_on_devices": self.bytes_per_device * self.num_devices,
-            **self.padding.describe(),
+            **self.padding.document(),
             "nbytes_distinct_per_process": list(self.distinct_bytes),
         }
-        return with_former_keys(document, FORMER_KEYS)
+
+
+def plan_model(
+    file: ModelText,
+    mesh: Mapping[str, int] | None,
+    devices_per_process: int | None,
+    *,
+    pad: bool,
+    option: str = "--mesh",
+) -> ModelPlan:
+    """Return the plan of the model in a file; the arguments are those of ``read_model``.
+
+    Raises:
+      MistakesError: the file has mistakes, or the model does not fit the processes.
+    """
+    sizes, parameters = read_model(file, mesh, pad=pad, option=option)
+    model = ModelPlan(sizes, check_devices_per_process(devices_per_process, sizes), parameters)
+    if model.bytes_per_device * model.num_devices >= 2**63:
+        raise MistakesError(f"{file.path} has more than 2**63 bytes in all; check its sizes")
+    return model
+
+
+def in_order_of(source: ModelPlan, target: ModelPlan, path: str) -> ModelPlan:
+    """Return the target with its parameters in the order of the source.
+
+    Raises:
+      MistakesError: they have other names, shapes or dtypes.
+    """
+    known = {parameter.name: parameter for parameter in target.parameters}
+    mistakes = Mistakes(path)
+    for old in source.parameters:
+        new = known.pop(old.name, None)
+        if new is None:
+            mistakes.add("it is missing; --tree has this parameter", old.name)
+        elif new.title != old.title:
+            mistakes.add(
+                f"{new.title} here, {old.title} in --tree; a move keeps shape and dtype", old.name
+            )
+    for name in known:
+        mistakes.add("--tree does not have this parameter", name)
+    mistakes.check()
+    by_name = {parameter.name: parameter for parameter in target.parameters}
+    return replace(target, parameters=[by_name[old.name] for old in source.parameters])
 
 
 def axes_of(grid: ShardGrid) -> AxesByDimension:

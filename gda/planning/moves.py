@@ -1,8 +1,27 @@
-"""The moves of a whole model, and the document of ``gda reshard --tree --json``, with the keys
+"""The moves of an array or of a whole model.
+
+The document of ``gda reshard --json`` for one array has the keys
+
+- ``source`` and ``target``: the two layouts, as ``gda plan`` has an array;
+  ``notes``: the parts that this document omits, in words;
+- ``nbytes_kept``, ``nbytes_within_processes``, ``nbytes_between_processes``: the bytes of
+  target blocks that their device has already, that come from another device of its process, and
+  that come from another process. ``nbytes_moved`` is the sum of the last two; ``num_moves`` counts
+  pieces, kept ones included;
+- ``received_by_device``, ``sent_by_device``: ``{"largest", "mean"}`` bytes to and from other
+  devices; ``received_by_process``, ``sent_by_process``: the same between processes;
+- ``largest_sender``, ``largest_receiver``: ``{"device", "nbytes"}``, the first of equals. Bytes
+  sent are null if they need too many moves;
+- ``nbytes_peak_extra``: the most bytes that a device needs beside its source block;
+- ``num_links``: pairs of processes that communicate; ``links``: ``{"source_process",
+  "target_process", "nbytes"}`` of each, busiest first, at most 16,384. Both are null if they need
+  too many moves.
+
+That of ``--tree``, for a model, has the keys
 
 - ``source`` and ``target``: the totals of the two layouts, as ``gda plan --tree`` has them;
-- those of ``gda reshard`` for one array, added up over all parameters; ``nbytes_peak_extra`` are
-  the bytes that a device holds twice if all parameters move together;
+- those for one array, added up over all parameters; ``nbytes_peak_extra`` are the bytes that a
+  device holds twice if all parameters move together;
 - ``nbytes_peak_per_device``, ``nbytes_peak_per_process``: old and new blocks together;
   ``nbytes_peak_one_by_one``: on a device, if each parameter is freed once it has moved;
 - ``processes``: for each its number as ``process``; ``nbytes_kept`` of its new blocks on their
@@ -14,12 +33,13 @@
   ``shard_shape``, ``padded_shape`` (``shape`` if the mesh divides it), and ``nbytes_padding`` of
   all of the row on all devices with ``percent_padding``;
 - ``suggestion``: null, or another target that moves less: ``mesh``, its axes in another order, and
-  ``process_order``, the process at each place of the new mesh (null where nothing changes), with
+  ``process_order``, the process at each place of the new mesh (null if nothing changes), with
   ``nbytes_between_processes`` and ``nbytes_moved``.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -36,10 +56,81 @@ from gda.layout.processes import Processes
 from gda.layout.reshard.flow import tiling_of
 from gda.layout.reshard.overlaps import sizes_of
 from gda.layout.reshard.plan import Link, ReshardPlan
+from gda.planning.array import LISTED
 from gda.planning.model import ModelPlan
 from gda.planning.notation.model_file import Parameter
 from gda.planning.notation.name_ranges import with_ranges
 from gda.planning.planned_array import spec_for_json
+
+# Some answers list every move, about 10 million in a second.
+MOST_MOVES = 5_000_000
+
+
+class Loads(NamedTuple):
+    """The bytes that all devices or processes send or receive: the most, and on average.
+
+    Attributes:
+      position: the first of those with the most.
+    """
+
+    largest: int
+    mean: float
+    position: int
+
+
+class ListedMoves:
+    """The moves of an array or a model, without the numbers that need too long a list of them.
+
+    Attributes:
+      moves: the moves.
+      links: bytes from process to process; None if omitted.
+      knows_senders: the bytes that each device and process sends are known.
+      notes: the omissions, in words.
+    """
+
+    def __init__(self, moves: ReshardPlan | ModelMoves, num_listed: int) -> None:
+        is_long = num_listed > MOST_MOVES
+        self.moves = moves
+        self.links = None if is_long else moves.links()
+        self.knows_senders = not (is_long and moves.lists_moves)
+        what = "links are" if self.knows_senders else "links and bytes sent are"
+        self.notes = (
+            [f"{what} omitted: {num_listed:,} pieces are too many to list"] if is_long else []
+        )
+
+    def loads(self, name: str) -> Loads | None:
+        """Return the loads in ``sent_by_device`` and the like; None if they are unknown."""
+        if name.startswith("sent") and not self.knows_senders:
+            return None
+        known = getattr(self.moves, name)
+        values = [*map(int, known.values() if isinstance(known, dict) else known)]
+        most = max(values)
+        return Loads(most, sum(values) / len(values), values.index(most))
+
+    def document(self) -> dict[str, Any]:
+        """Return its part of the document of ``--json``."""
+        moves, links = self.moves, self.links
+        ways = itertools.product(("device", "process"), ("received", "sent"))
+        loads = {(name := f"{does}_by_{who}"): self.loads(name) for who, does in ways}
+        sent, received = loads["sent_by_device"], loads["received_by_device"]
+        return {
+            "notes": self.notes,
+            "nbytes_kept": moves.nbytes_kept,
+            "nbytes_within_processes": moves.nbytes_within_processes,
+            "nbytes_between_processes": moves.nbytes_between_processes,
+            "nbytes_moved": moves.nbytes_moved,
+            "num_moves": moves.num_moves,
+            **{
+                name: each and {"largest": each.largest, "mean": each.mean}
+                for name, each in loads.items()
+            },
+            "largest_sender": sent and {"device": sent.position, "nbytes": sent.largest},
+            "largest_receiver": received
+            and {"device": received.position, "nbytes": received.largest},
+            "nbytes_peak_extra": moves.nbytes_peak_extra,
+            "num_links": None if links is None else len(links),
+            "links": None if links is None else [link._asdict() for link in links[:LISTED]],
+        }
 
 
 class Alike(NamedTuple):
@@ -218,17 +309,17 @@ class ModelMoves:
     # By parameter.
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[MovesRow]:
         """Parameters that move alike and differ only in numbers in their names."""
         rows = [
-            Row(name, group._replace(names=tuple(names)), plan)
+            MovesRow(name, group._replace(names=tuple(names)), plan)
             for group, (plan, _) in zip(self.alike, self.plans, strict=True)
             for name, names in with_ranges(group.names)
         ]
         return sorted(rows, key=lambda row: -row.nbytes("between_processes"))
 
 
-class Row(NamedTuple):
+class MovesRow(NamedTuple):
     """A row of ``parameters``; the plan is that of one of them."""
 
     name: str
@@ -249,7 +340,7 @@ class Row(NamedTuple):
         """Return the bytes of all of them that are kept or move."""
         return len(self.alike.names) * getattr(self.plan, f"nbytes_{kind}")
 
-    def describe(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         kinds = ("kept", "within_processes", "between_processes")
         return {
             "name": self.name,
@@ -258,16 +349,16 @@ class Row(NamedTuple):
             "shape": list(self.plan.source.global_shape),
             "dtype": self.alike.before.dtype.name,
             **{f"nbytes_{kind}": self.nbytes(kind) for kind in kinds},
-            "before": self._describe(self.plan.source),
-            "after": self._describe(self.plan.target),
+            "before": self._layout_document(self.plan.source),
+            "after": self._layout_document(self.plan.target),
         }
 
-    def _describe(self, grid: ShardGrid) -> dict[str, Any]:
+    def _layout_document(self, grid: ShardGrid) -> dict[str, Any]:
         return {
             "spec": spec_for_json(grid.spec),
             "shard_shape": list(grid.shard_shape),
             "padded_shape": list(grid.padded_shape),
-            **self.alike.padding(grid).describe(),
+            **self.alike.padding(grid).document(),
         }
 
 

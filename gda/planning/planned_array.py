@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gda.layout.padding import Padding, format_padding, padding_of
-from gda.layout.text import counted, format_mesh, in_processes
+from gda.layout.text import counted, format_mesh, format_shape, in_processes, typed_shape
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.planned_grid import plan_grid
 
@@ -67,9 +67,9 @@ class PlannedArray:
     @property
     def title(self) -> str:
         """Dtype and shape as JAX prints them: ``bfloat16[65536,8192]``."""
-        return f"{self.dtype.name}[{','.join(map(str, self.grid.global_shape))}]"
+        return typed_shape(self.dtype.name, self.grid.global_shape)
 
-    def describe(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """Return its part of a JSON document."""
         grid = self.grid
         return {
@@ -89,7 +89,7 @@ class PlannedArray:
             "nbytes_per_device": self.block_bytes,
             "nbytes_per_process": self.block_bytes * self.devices_per_process,
             "nbytes_on_devices": self.block_bytes * grid.num_devices,
-            **self.padding.describe(),
+            **self.padding.document(),
             "notes": list(self.notes),
         }
 
@@ -173,15 +173,6 @@ def padding_words(array: PlannedArray) -> list[str]:
     shape = format_shape(array.grid.padded_shape)
     words = f"to {shape}: {format_padding(array.padding)} more on all devices"
     return [words] if array.grid.is_padded else []
-
-
-def format_shape(sizes: Sequence[int]) -> str:
-    """Return sizes as Python writes a tuple.
-
-    >>> format_shape([1024, 512]), format_shape([8])
-    ('(1024, 512)', '(8,)')
-    """
-    return str(tuple(sizes))
 
 
 def index_for_json(index: Index, shape: Shape) -> list[list[int]]:

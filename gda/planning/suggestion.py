@@ -1,9 +1,9 @@
-"""A target that moves less of a model: its axes in another order, or its processes, or both."""
+"""A target that moves less of a model: with its axes or its processes in another order."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,7 +12,8 @@ import numpy as np
 from gda.layout.grid import ShardGrid
 from gda.layout.reshard.flow import tiling_of
 from gda.layout.reshard.overlaps import Pieces
-from gda.planning.moves import Alike, ModelMoves
+from gda.planning.array import LISTED
+from gda.planning.moves import Alike, ListedMoves, ModelMoves
 
 # A second or less each.
 _MOST_PLANNED = 2**17  # devices, of all plans together
@@ -34,10 +35,6 @@ class Suggestion(NamedTuple):
     process_order: tuple[int, ...] | None
     nbytes_between_processes: int
     nbytes_moved: int
-
-    def describe(self) -> dict[str, Any]:
-        """Return its part of the document of ``--json``."""
-        return self._asdict()
 
 
 def suggestion_for(moves: ModelMoves) -> Suggestion | None:
@@ -120,3 +117,22 @@ def _other_order(moves: ModelMoves) -> tuple[int, ...] | None:
             taken.add(process)
     found = tuple(order[place] for place in range(places))
     return None if found == tuple(range(places)) else found
+
+
+def document_of(
+    listed: ListedMoves, processes: Sequence[Mapping[str, Any]], suggestion: Suggestion | None
+) -> dict[str, Any]:
+    """Return the document of ``gda reshard --tree --json``."""
+    moves = listed.moves
+    assert isinstance(moves, ModelMoves)
+    return {
+        "source": moves.source.document_of_totals(),
+        "target": moves.target.document_of_totals(),
+        **listed.document(),
+        "nbytes_peak_per_device": moves.nbytes_peak_per_device,
+        "nbytes_peak_per_process": moves.nbytes_peak_per_process,
+        "nbytes_peak_one_by_one": moves.nbytes_peak_one_by_one,
+        "processes": processes[:LISTED],
+        "parameters": [row.document() for row in moves.rows],
+        "suggestion": None if suggestion is None else suggestion._asdict(),
+    }

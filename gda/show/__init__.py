@@ -5,7 +5,7 @@ displays them.
 
 Read in this order: ``subject`` (the array or plan to show), ``words`` and ``folding``,
 ``terminal`` (text), ``drawing`` (SVG), ``page`` (HTML), ``visualize`` (also inside ``jit``; the
-only module with JAX). ``memory_report`` and ``memory_page`` are the answer of ``gda.memory``.
+only module with JAX). ``memory_report`` is the answer of ``gda.memory``.
 
 >>> import gda
 >>> print(gda.show.text((4,), {'x': 2}, ('x',)))

@@ -1,21 +1,33 @@
-"""The report of ``gda.memory``: the arrays that take the memory of devices, as a table."""
+"""The report of ``gda.memory``: the arrays that take the memory of devices, as text and HTML."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes, format_more, format_numbers, join_some
+from gda.layout.text import (
+    counted,
+    format_bytes,
+    format_more,
+    format_numbers,
+    join_some,
+    typed_shape,
+)
+from gda.show.drawing.colors import colors_of
+from gda.show.drawing.sheet import escape
+from gda.show.page import STYLE
 
-ROWS_SHOWN = 20
+_ROWS_SHOWN = 20
 UNNAMED = "unnamed"
 
 _WIDTH = 100
+_OTHER = "not in arrays"
+_GREY = "rgba(128,128,128,.45)"
+_MOST_BARS = 64
 
 
 @set_module("gda")
@@ -57,7 +69,7 @@ class ArrayMemory(NamedTuple):
     @property
     def kind(self) -> str:
         """Dtype and shape, as XLA writes them."""
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+        return typed_shape(self.dtype, self.shape)
 
     @property
     def place(self) -> str:
@@ -149,11 +161,11 @@ class MemoryReport:
         }
 
     def __repr__(self) -> str:
-        parts = [[self.headline], table_of_devices(self), self._table_of_arrays(), self.notes]
+        parts = [[self.headline], _table_of_devices(self), self._table_of_arrays(), self.notes]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
     def _repr_html_(self) -> str:
-        return import_module("gda.show.memory_page").page_of(self)
+        return _page_of(self)
 
     @property
     def headline(self) -> str:
@@ -192,34 +204,34 @@ class MemoryReport:
                 format_bytes(row.nbytes),
                 f"shares {format_bytes(row.nbytes_shared)}" if row.nbytes_shared else "",
             ]
-            for row in self.arrays[:ROWS_SHOWN]
+            for row in self.arrays[:_ROWS_SHOWN]
         ]
         header = ["array", "", "layout", "per device", "in all", ""]
         if not any(row[-1] for row in rows):
             header, rows = header[:-1], [row[:-1] for row in rows]
         lines = table([header, *rows], right={"per device", "in all"}, width=_WIDTH)
-        more = more_rows(self)
+        more = _more_rows(self)
         return [*lines, more] if more else lines
 
 
-def more_rows(report: MemoryReport) -> str:
+def _more_rows(report: MemoryReport) -> str:
     """Return the number and bytes of the rows that a table omits; empty if there are none."""
-    left = report.arrays[ROWS_SHOWN:]
+    left = report.arrays[_ROWS_SHOWN:]
     nbytes = sum(row.nbytes for row in left)
     return f"{format_more(len(left))}, {format_bytes(nbytes)}" if left else ""
 
 
-def table_of_devices(report: MemoryReport) -> list[str]:
+def _table_of_devices(report: MemoryReport) -> list[str]:
     """Return a table with a line for each run of devices whose numbers read the same."""
     trees = [*dict.fromkeys(name for each in report.devices for name in each.by_tree)]
     groups = [[*group] for _, group in groupby(report.devices, lambda each: _cells(each, trees))]
     if not groups:
         return []
-    rows = [[devices_of(group), *_cells(group[0], trees)[1:]] for group in groups[:ROWS_SHOWN]]
+    rows = [[_devices_of(group), *_cells(group[0], trees)[1:]] for group in groups[:_ROWS_SHOWN]]
     header = ["device", *trees, "arrays", "in use", "not in arrays", "limit"]
     told = [at for at in range(len(header)) if at < len(trees) + 2 or any(row[at] for row in rows)]
     lines = [[line[at] for at in told] for line in (header, *rows)]
-    left = len(report.devices) - sum(map(len, groups[:ROWS_SHOWN]))
+    left = len(report.devices) - sum(map(len, groups[:_ROWS_SHOWN]))
     more = [format_more(left)] if left else []
     return [*table(lines, right={*header[1:]}, width=_WIDTH), *more]
 
@@ -237,10 +249,10 @@ def _size(nbytes: int | None) -> str:
     return "" if nbytes is None else format_bytes(nbytes)
 
 
-def devices_of(group: Sequence[DeviceMemory]) -> str:
+def _devices_of(group: Sequence[DeviceMemory]) -> str:
     """Return the devices of one platform and kind of memory as text: ``TPU 0-7``.
 
-    >>> devices_of([DeviceMemory(f"TPU {i}", "pinned_host", 0, {}) for i in range(4)])
+    >>> _devices_of([DeviceMemory(f"TPU {i}", "pinned_host", 0, {}) for i in range(4)])
     'TPU 0-3 pinned_host'
     """
     named = [each.device.rsplit(" ", 1) for each in group]
@@ -248,3 +260,88 @@ def devices_of(group: Sequence[DeviceMemory]) -> str:
     text = ", ".join(f"{name} {format_numbers(int(at) for _, at in run)}" for name, run in runs)
     kind = group[0].memory_kind
     return text if kind is None else f"{text} {kind}"
+
+
+# As HTML, with a bar for each device.
+
+
+def _page_of(report: MemoryReport) -> str:
+    """Return a report as one HTML element, light or dark, without network or script."""
+    texts = [report.headline, *report.notes]
+    parts = [f"<p>{escape(text)}</p>" for text in texts]
+    if report.arrays:
+        parts.insert(1, _bars(report))
+        parts.insert(2, _arrays(report))
+    return f'<div class="gda-show"><style>{STYLE}</style><div>{"".join(parts)}</div></div>'
+
+
+def _bars(report: MemoryReport) -> str:
+    """Return a table with a bar for each device, and the legend of its colours."""
+    devices = report.devices[:_MOST_BARS]
+    trees = [*dict.fromkeys(name for each in devices for name in each.by_tree)]
+    color_of = dict(zip(trees, colors_of(len(trees)), strict=False)) | {_OTHER: _GREY}
+    longest = max(max(each.bytes_limit or 0, _taken(each)) for each in devices) or 1
+    rows = [
+        [escape(_devices_of([each])), _bar(each, color_of, longest), escape(_numbers(each))]
+        for each in devices
+    ]
+    if len(report.devices) > len(devices):
+        rows.append([escape(format_more(len(report.devices) - len(devices))), "", ""])
+    shown = color_of if any(each.bytes_not_in_arrays for each in devices) else trees
+    legend = " ".join(f"{_segment('12px', color_of[name])} {escape(name)} " for name in shown)
+    return _table(["device", legend, "bytes"], rows)
+
+
+def _taken(device: DeviceMemory) -> int:
+    return device.nbytes + (device.bytes_not_in_arrays or 0)
+
+
+def _numbers(device: DeviceMemory) -> str:
+    text = format_bytes(_taken(device))
+    return f"{text} of {format_bytes(device.bytes_limit)}" if device.bytes_limit else text
+
+
+def _bar(device: DeviceMemory, color_of: dict[str, str], longest: int) -> str:
+    parts = device.by_tree | {_OTHER: device.bytes_not_in_arrays or 0}
+    segments = "".join(
+        _segment(f"{100 * size / longest:.3g}%", color_of[name], f"{name}: {format_bytes(size)}")
+        for name, size in parts.items()
+        if size
+    )
+    return (
+        '<div style="width:22em;height:12px;margin-top:2px;line-height:0;overflow:hidden;'
+        f'white-space:nowrap;border:1px solid rgba(128,128,128,.5)">{segments}</div>'
+    )
+
+
+def _segment(width: str, color: str, title: str = "") -> str:
+    hover = f' title="{escape(title)}"' if title else ""
+    return (
+        f'<span{hover} style="display:inline-block;height:12px;width:{width};'
+        f'background:{color}"></span>'
+    )
+
+
+def _arrays(report: MemoryReport) -> str:
+    rows = [
+        [
+            *map(escape, (row.label, row.kind, row.place)),
+            *map(format_bytes, (row.nbytes_per_device, row.nbytes)),
+            format_bytes(row.nbytes_shared) if row.nbytes_shared else "",
+        ]
+        for row in report.arrays[:_ROWS_SHOWN]
+    ]
+    if more := _more_rows(report):
+        rows.append([escape(more), "", "", "", "", ""])
+    shared = "shared" if any(row.nbytes_shared for row in report.arrays[:_ROWS_SHOWN]) else ""
+    return _table(["array", "", "layout", "per device", "in all", shared], rows)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of cells that are markup."""
+    head = "".join(f'<th scope="col">{cell}</th>' for cell in header)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return (
+        f'<table class="gda-facts gda-memory"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table>"
+    )

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import mesh_of
 
 import gda
-from gda.arrays import operators, pickling
+from gda.arrays import operators
 from gda.testing.strategies import ShardedCase, sharded_cases
 
 DATA = np.arange(16, dtype=np.float32).reshape(8, 2)
@@ -623,11 +623,6 @@ def test_pickling_keeps_a_weak_type(mesh: Mesh, value: complex, shape: tuple[int
     np.testing.assert_array_equal(again, weak)
     strong = gda.GlobalArray.from_array(jax.device_put(np.zeros(shape, np.float32), sharding))
     assert not pickle.loads(pickle.dumps(strong)).array.weak_type
-
-
-def test_pickles_without_memory_kind_are_read(mesh: Mesh) -> None:
-    load, (state,) = make(mesh).__reduce__()
-    assert load(pickling.State(*state[:7])).sharding == NamedSharding(mesh, P("x", "y"))
 
 
 # Every block is here.

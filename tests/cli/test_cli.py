@@ -166,12 +166,15 @@ def test_a_path_of_5000_characters_is_a_short_message(run: Run) -> None:
         assert run(command, "/" + "n" * 4999) == (2, "", said)
 
 
-def test_a_mistake_in_gda_itself_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [AttributeError, NotImplementedError, RecursionError])
+def test_a_mistake_in_gda_itself_is_not_hidden(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     def fail(path: Any, **_: Any) -> None:
-        raise AttributeError("a bug")
+        raise kind("a bug")
 
     monkeypatch.setattr(gda.checkpoint, "inspect", fail)
-    with pytest.raises(AttributeError, match="a bug"):
+    with pytest.raises(kind, match="a bug"):
         cli.main(["inspect", "x"])
 
 

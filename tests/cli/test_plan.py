@@ -134,7 +134,6 @@ def test_for_programs() -> None:
         "percent_padding": 0.0,
         "notes": [],
         "nbytes_distinct_per_process": [16, 16],
-        "distinct_nbytes_per_process": [16, 16],
     }
     assert [process["process"] for process in processes] == [1, 3]
     assert processes[0] == {

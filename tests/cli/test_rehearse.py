@@ -1,6 +1,7 @@
 """``gda rehearse``: programs compiled in other processes, for virtual CPU devices and for TPUs."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from meshes import mesh_of
 from running import wait_until_gone
 
 import gda
-from gda.cli import rehearsal_processes as compilations
+from gda.cli import rehearsal_processes
 from gda.cli.rehearsal_processes import Report, Request
 
 TRAIN = """
@@ -160,7 +161,7 @@ def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.Mo
     def canned(requests: list[Request], _: Any) -> list[Report]:
         return [reports[request.mesh["a"]] for request in requests]
 
-    monkeypatch.setattr(compilations, "reports_of", canned)
+    monkeypatch.setattr(rehearsal_processes, "reports_of", canned)
     command = "rehearse", f"{train}:rehearsal", "--topology", "v5e:2x4", "--mesh"
     code, out, _ = run(*command, "a,b", "--search")
     assert (code, out) == (
@@ -176,6 +177,21 @@ def test_the_best_mesh_is_the_first(run: Run, train: str, monkeypatch: pytest.Mo
     documents = json.loads(run(*command, "a=1,b=8", "--vary", "a=4,b=2;a=1,b=8", "--json")[1])
     assert [each["mesh"] for each in documents] == [{"a": 4, "b": 2}, {"a": 1, "b": 8}]
     assert run(*command, "a=1,b=8")[0] == 1
+
+
+def test_the_memory_limit_of_a_container_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [tmp_path / "memory.max", tmp_path / "memory.limit_in_bytes"]
+    monkeypatch.setattr(rehearsal_processes, "_MEMORY_LIMITS", limits)
+    monkeypatch.setattr(rehearsal_processes, "_BYTES_OF_ONE", 1000)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
+    limits[0].write_text("max\n")
+    assert rehearsal_processes._most_processes() == 8
+    for limit in limits:
+        limit.write_text("2500\n")
+        assert rehearsal_processes._most_processes() == 2
+        limit.unlink()
 
 
 def test_interrupted(tmp_path: Path) -> None:

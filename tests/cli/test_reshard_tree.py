@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from trials import rarely
 
 from gda import ShardGrid
-from gda.cli import reshards
-from gda.cli.model_report import plan_model, read_text
+from gda.cli.layout_options import read_text
+from gda.planning import moves as planned_moves
 from gda.planning import suggestion as model_suggestion
+from gda.planning.model import plan_model
 from gda.planning.moves import moves_of
 
 pytestmark = pytest.mark.no_jax
@@ -141,7 +142,7 @@ def test_too_many_moves(
 ) -> None:
     path = write(MODEL)
     whole = moved(path, *FEWER)
-    monkeypatch.setattr(reshards, "MOST_MOVES", 1)
+    monkeypatch.setattr(planned_moves, "MOST_MOVES", 1)
     code, out, _ = run("reshard", "--tree", path, *FEWER)
     assert code == 0
     assert "\nnote          links " in out

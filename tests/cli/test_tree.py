@@ -104,7 +104,6 @@ def test_for_programs(write: Callable[[Any], Path]) -> None:
         "nbytes_padding": 0,
         "percent_padding": 0.0,
         "nbytes_distinct_per_process": [656, 656],
-        "distinct_nbytes_per_process": [656, 656],
     }
     assert rows[0] == {
         "name": "layers.0-1.up",

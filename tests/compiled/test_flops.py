@@ -119,3 +119,9 @@ def test_a_kernel_of_pallas_with_products_is_unknown() -> None:
 
     shape = jax.ShapeDtypeStruct((8, 8), np.float32)
     assert flops(lambda x: pallas.pallas_call(kernel, shape)(x), (8, 8)) is None
+
+
+def test_the_sizes_of_ragged_groups_are_unknown() -> None:
+    groups = jax.ShapeDtypeStruct((4,), np.int32)
+    shaped = [jax.ShapeDtypeStruct(shape, np.float32) for shape in ((8, 2), (4, 2, 3))]
+    assert flops_of(jax.jit(lax.ragged_dot).trace(*shaped, groups).jaxpr) is None

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import cut, mesh_of
 
 import gda
+from gda.compiled.rehearse import _arguments
 
 
 def abstract(shape: tuple[int, ...], mesh: Mesh, *spec: Any, dtype: Any = np.float32) -> Any:
@@ -349,6 +350,13 @@ def test_a_program_that_fits(kind: AxisType, slice_of_four: Mesh) -> None:
     assert "fits" in repr(rehearsal).splitlines()[0]
     gda.assert_fits(step, w, x)
     gda.assert_collectives(step, w, x, allow=["all-reduce", "reduce-scatter", "all-gather"])
+
+
+def test_a_static_argument_is_no_array_of_a_program_that_does_not_fit(mesh: Mesh) -> None:
+    x = abstract((4,), mesh, "x")
+    traced = jax.jit(lambda n, x: x + len(n), static_argnums=0).trace(range(4), x)
+    (found,) = _arguments(traced, None, iter([range(4), x]))
+    assert (found.name, found.nbytes) == ("x", 4)
 
 
 @pytest.mark.topology

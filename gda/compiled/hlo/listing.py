@@ -12,9 +12,8 @@ from typing import Any, NamedTuple, overload
 from gda.compiled.hlo.allocations import Temporary
 from gda.compiled.hlo.program import Collective
 from gda.layout.boundary import set_module
-from gda.layout.former_names import FormerName, with_former_keys
 from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes
+from gda.layout.text import counted, format_bytes, typed_shape
 
 Axes = tuple[str, ...]
 
@@ -94,22 +93,12 @@ class Collectives(Sequence[Collective]):
         return totals
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the collectives as dicts, lists, strings and numbers, for JSON.
-
-        Also has ``nbytes_total`` and ``nbytes_output`` under their former keys ``total_bytes`` and
-        ``output_nbytes``, until gda 0.2.
-        """
-        document = {
+        """Return the collectives as dicts, lists, strings and numbers, for JSON."""
+        return {
             "mesh": dict(self.mesh_shape),
-            "collectives": [
-                with_former_keys(dataclasses.asdict(each), {"nbytes_output": "output_nbytes"})
-                for each in self
-            ],
+            "collectives": [dataclasses.asdict(each) for each in self],
             "nbytes_total": self.nbytes_total,
         }
-        return with_former_keys(document, {"nbytes_total": "total_bytes"})
-
-    total_bytes = FormerName("nbytes_total")
 
     def __repr__(self) -> str:
         mesh = f"the mesh {self.mesh_shape}" if self.mesh_shape else "an unknown mesh"
@@ -171,7 +160,7 @@ def format_axes(axes: Axes | None) -> str:
 
 def _format_operands(collective: Collective) -> str:
     operands = [
-        f"{dtype}[{','.join(map(str, shape))}]"
+        typed_shape(dtype, shape)
         for dtype, shape in zip(collective.operand_dtypes, collective.operand_shapes, strict=True)
     ]
     if not operands:

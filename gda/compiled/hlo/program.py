@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gda.compiled.hlo.groups import (
     Groups,
@@ -31,7 +31,6 @@ from gda.compiled.hlo.instructions import (
 from gda.compiled.hlo.loops import trip_count
 from gda.compiled.hlo.source_lines import Sources, metadata_of
 from gda.layout.boundary import set_module
-from gda.layout.former_names import FormerName
 
 KINDS = (
     "all-reduce",
@@ -111,14 +110,6 @@ class Collective:
     def nbytes_total(self) -> int | None:
         """``nbytes`` of all executions; None if their number is unknown."""
         return None if self.count is None else self.nbytes * self.count
-
-    output_nbytes = FormerName("nbytes_output")
-    total_bytes = FormerName("nbytes_total")
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # An older pickle has the former name of a field.
-        self.__dict__.update(state)
-        self.__dict__.setdefault("nbytes_output", self.__dict__.pop("output_nbytes", None))
 
 
 def read_collectives(

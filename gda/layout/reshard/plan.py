@@ -33,7 +33,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gda.layout.boundary import set_module
-from gda.layout.former_names import FormerName
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray, read_only
 from gda.layout.reshard.flow import Flow, homes_of, numbers_of, ranks_of, summed
@@ -317,13 +316,6 @@ class ReshardPlan:
             for grid, ids in [(self.source, self.source_ids), (self.target, self.target_ids)]
         )
         return Flow(self.source, self.target, homes_of(source_ids, target_ids))
-
-    bytes_total = FormerName("nbytes_total")
-    bytes_kept = FormerName("nbytes_kept")
-    bytes_moved = FormerName("nbytes_moved")
-    bytes_within_processes = FormerName("nbytes_within_processes")
-    bytes_between_processes = FormerName("nbytes_between_processes")
-    peak_extra_bytes = FormerName("nbytes_peak_extra")
 
     # A value: immutable, equal by content.
 

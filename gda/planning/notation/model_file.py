@@ -17,7 +17,6 @@ A file may have 16 MiB: more than 100,000 parameters.
 
 from __future__ import annotations
 
-import difflib
 import json
 import reprlib
 from collections import defaultdict
@@ -29,11 +28,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from gda.layout.spec import check_spec
 from gda.layout.strict_json import parse_json
-from gda.layout.text import counted, format_mesh
-from gda.planning.notation.dtypes import parse_dtype
+from gda.layout.text import counted, did_you_mean, format_mesh, nearest, typed_shape
 from gda.planning.notation.layouts import NOT_SHARDED, parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MisreadError, MistakesError
 from gda.planning.notation.name_ranges import with_ranges
+from gda.planning.notation.numbers import parse_dtype
 from gda.planning.notation.planned_grid import (
     check_dimensions,
     check_shape_and_mesh,
@@ -76,7 +75,7 @@ class Parameter:
     @property
     def title(self) -> str:
         """Dtype and shape as JAX prints them."""
-        return f"{self.dtype.name}[{','.join(map(str, self.grid.global_shape))}]"
+        return typed_shape(self.dtype.name, self.grid.global_shape)
 
 
 class Mistakes:
@@ -401,9 +400,9 @@ def _unknown_keys(given: Mapping[str, Any], known: Sequence[str], hint: str = ""
     keys = [key for key in given if key not in known]
     messages = []
     for key in keys[:_KEYS_SHOWN]:
-        near = difflib.get_close_matches(key[:60], known, n=1)
-        what = f"did you mean {_named(near)}?" if near else f"known are {_named(known)}{hint}"
-        messages.append(f"{_named([key])} is not known; {what}")
+        near = did_you_mean([_named([each]) for each in nearest(key, known)])
+        what = near or f"; known are {_named(known)}{hint}"
+        messages.append(f"{_named([key])} is not known{what}")
     if rest := keys[_KEYS_SHOWN:]:
         messages.append(f"{_named(rest)} are not known")
     return messages

@@ -12,10 +12,9 @@ from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
 from gda.layout.spec import format_spec
-from gda.planning.notation.dtypes import parse_dtype
 from gda.planning.notation.layouts import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MisreadError
-from gda.planning.notation.numbers import parse_number, parse_point, parse_shape
+from gda.planning.notation.numbers import parse_dtype, parse_number, parse_point, parse_shape
 from gda.storage.sources import SAFETENSORS_DTYPES
 
 NAMES = st.text("abcdefgxyz_0123456789-.", min_size=1, max_size=6).filter(

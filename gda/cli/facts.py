@@ -1,4 +1,4 @@
-"""Facts and tables as wide as the terminal, and words with numbers."""
+"""Facts and tables that fit the terminal, and sentences with numbers."""
 
 from __future__ import annotations
 

@@ -1,16 +1,19 @@
-"""The options of a command that describe one array and its layout."""
+"""The options of a command that describe an array or a model, and its layout."""
 
 from __future__ import annotations
 
 import argparse
+import errno
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from gda.cli.commands import read_given
 from gda.layout.text import listed
-from gda.planning.notation.dtypes import parse_dtype
 from gda.planning.notation.layouts import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MistakesError
-from gda.planning.notation.numbers import parse_number, parse_shape
+from gda.planning.notation.model_file import ModelText, text_of
+from gda.planning.notation.numbers import parse_dtype, parse_number, parse_shape
 from gda.planning.planned_array import PlannedArray, plan_array
 
 
@@ -58,3 +61,38 @@ def read_array(options: argparse.Namespace, says: str) -> PlannedArray:
     if mistakes:
         raise MistakesError(*mistakes)
     return plan_array(shape, dtype, mesh, spec, devices_per_process, pad=options.pad)
+
+
+def refuse_options(options: argparse.Namespace, of_one_array: Sequence[str]) -> None:
+    """Check that the options of one array are not given with ``--tree``.
+
+    Raises:
+      MistakesError: some are.
+    """
+    names = [name for name in of_one_array if getattr(options, name) not in (None, [])]
+    given = [f"--{name.replace('_', '-')}" for name in names]
+    if given:
+        raise MistakesError(
+            f"{listed(given)} cannot be used with --tree, which plans a model; omit either"
+        )
+
+
+def read_text(option: str, path: str) -> ModelText:
+    """Return the text of the file of an option; ``-`` is stdin.
+
+    Raises:
+      MistakesError: the file cannot be read.
+    """
+    if not path:
+        raise MistakesError(f"{option}: the path of a file was expected, or - for stdin")
+    if path == "-" and sys.stdin is None:  # stdin is closed
+        raise MistakesError(f"{option}: stdin is closed; give the path of a file instead of -")
+    try:
+        if path == "-":
+            return text_of("stdin", sys.stdin.buffer)
+        with open(path, "rb") as file:
+            return text_of(path, file)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise  # the command line shortens it
+        raise MistakesError(f"{path} cannot be read: {error.strerror or error}") from None
