@@ -119,6 +119,17 @@ def meet(
     return _open(meeting.hold(_entry(number, kind, what, payload), judge), what)
 
 
+def forget() -> None:
+    """Remove all that is kept of the meetings of this thread; no later thread may have its name."""
+    name, service = threading.current_thread().name, coordination.service()
+    for thread, processes in [*_held]:
+        if thread == name:
+            del _held[thread, processes]
+            if service is not None and jax.process_index() == processes[0]:
+                with contextlib.suppress(Exception):
+                    service.delete(f"{_FOLDER}/{_group_of(thread, processes)}/entry/")
+
+
 # An entry is a header and a payload. A verdict begins with + (judged) or - (refused).
 
 

@@ -13,10 +13,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr
 
 from gda.arrays.construction.from_sources import Build, build_of_source
+from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.arrays.dtypes import narrowed_dtype
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.transport.reading_once import read_builds, reads_wanted
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype
 from gda.mesh import MeshLike, mesh_of_all

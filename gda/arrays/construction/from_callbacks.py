@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gda.arrays.construction.blocks import Block, BlockReader
 from gda.arrays.construction.from_sources import Build, build_of_source, read_all
 from gda.arrays.construction.placing import Plan, plan_of
-from gda.arrays.transport.reading_once import read_builds, reads_wanted
+from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
 from gda.mesh import Device, MeshLike

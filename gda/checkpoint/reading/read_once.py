@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 
 from gda.arrays.construction.placing import Plan
+from gda.arrays.construction.reading_once import mesh_of_several
 from gda.arrays.transport.exchanging import Needed, Part, read_shared
-from gda.arrays.transport.reading_once import mesh_of_several
 from gda.checkpoint.reading.blocks import Arrival, Use, uses_of
 from gda.checkpoint.reading.files import Chunk, Files
 from gda.checkpoint.reading.restored_leaves import Target

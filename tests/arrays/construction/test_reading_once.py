@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, is_right, ordered_mesh, total
 
 import gda
-from gda.arrays.transport import reading_once
+from gda.arrays.construction import reading_once
 from gda.storage.sources import source_of
 from gda.testing import Pool
 
