@@ -21,7 +21,7 @@ from test_other_arguments import CASES, World
 
 import gda
 import gda.launch
-from gda.multihost.roll import Roll
+from gda.multihost.failure_watch import FailureWatch
 
 VICTIM = 2
 OPERATIONS: dict[str, Callable[[World], None]] = {call.__name__: call for call in CASES}
@@ -71,7 +71,7 @@ def same_with_sum(x: jax.Array) -> jax.Array:
 
 def die_at(moment: str, seconds: float) -> None:
     if moment == "before its part of a collective":
-        Roll.begin = die
+        FailureWatch.begin = die
     elif MOMENTS[moment]:
         threading.Timer(seconds, die).start()
     else:

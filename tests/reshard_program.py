@@ -24,7 +24,7 @@ places._machine = lambda: f"machine {process}"
 jax.distributed.initialize(address, 4, process)
 
 rounds = []
-allocate = staging.HostMemory.flat
+allocate = staging.HostStaging.flat
 
 
 def flat(*args: Any) -> Any:
@@ -34,7 +34,7 @@ def flat(*args: Any) -> Any:
     return allocate(*args)
 
 
-staging.HostMemory.flat = flat
+staging.HostStaging.flat = flat
 mesh = Mesh(np.array(jax.devices()), ("x",))
 data = np.arange(160 * 80, dtype=np.float32).reshape(160, 80)
 g = gda.GlobalArray.from_callback(data.shape, mesh, ["x"], lambda index: data[index])

@@ -197,7 +197,6 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("mesh: processes", lambda w: {"mesh": w.half}, ANOTHER_MESH),
         Case("specs", lambda w: {"specs": P("x")}, "process 1: spec P('x')"),
         Case("max_bytes", lambda w: {"max_bytes": 64}, "process 1: max_bytes 64"),
-        Case("read_once", lambda w: {"read_once": None}, "process 1: read_once None"),
     ],
     restore_checked: [
         Case("path", lambda w: {"path": f"{w.folder}/d"}, "process 1: checkpoint 'data-"),
@@ -250,7 +249,6 @@ CASES: dict[Callable[..., None], list[Case]] = {
         Case("specs", lambda w: {"specs": P("x")}, "process 1: spec P('x')"),
         Case("specs", lambda w: {"specs": P("y")}, "process 1 failed: ValueError", ValueError),
         Case("dtype", lambda w: {"dtype": "bfloat16"}, "process 1: dtype bfloat16"),
-        Case("read_once", lambda w: {"read_once": None}, "process 1: read_once None"),
     ],
     from_source: [
         Case("fill", lambda w: {"fill": 1}, "process 1: shape (13, 2), padded with 1"),

@@ -7,13 +7,9 @@ share this machine's cores. Each times its own part; the slowest counts.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,13 +19,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 import gda
 from benchmarks.layout.index_math import mesh_of
 from benchmarks.pairs import Side
-from benchmarks.work import AtMost, Faster, Work
+from benchmarks.work import Faster, Work
 from gda.testing.pool import Pool
 
 SECONDS_PER_REQUEST = 0.02
 DEVICES = 64
 PROCESSES = 4
-MODEL = [(1024, 1024)] * 128  # float32, 512 MiB
 
 
 def _slow_store(blocks: int, workers: int) -> Sequence[Side]:
@@ -73,70 +68,23 @@ def _pool() -> Pool:
     return Pool(PROCESSES, devices=8 // PROCESSES)
 
 
-def _seconds(load: Callable[[bool | None], Any], once: bool | None) -> float:
+def seconds_from_a_slow_store(workers: int | None, once: bool) -> float:
+    sources = [_Store(np.full((64, 256), n, np.float32)) for n in range(256)]
+    mesh, spec = mesh_of((8,), ("replica",)), PartitionSpec()
     start = time.perf_counter()
-    jax.block_until_ready(load(once))
+    jax.block_until_ready(gda.load_tree(sources, mesh, spec, read_once=once, max_workers=workers))
     return time.perf_counter() - start
 
 
-def seconds_from_a_slow_store(workers: int | None, once: bool | None) -> float:
-    sources = [_Store(np.full((64, 256), n, np.float32)) for n in range(256)]
-    mesh, spec = mesh_of((8,), ("replica",)), PartitionSpec()
-
-    def load(once: bool | None) -> Any:
-        return gda.load_tree(sources, mesh, spec, read_once=once, max_workers=workers)
-
-    return _seconds(load, once)
-
-
-def seconds_from_the_page_cache(folder: str, once: bool | None) -> float:
-    mesh = mesh_of((2, 4), ("replica", "data"))  # replicas are in different processes
-
-    def load(once: bool | None) -> Any:
-        with gda.storage.open_safetensors(folder) as tensors:
-            spec = PartitionSpec("data")
-            return gda.load_tree(tensors, mesh, spec, read_once=once, max_workers=2)
-
-    return _seconds(load, once)
-
-
-def values_are_right(folder: str) -> bool:
-    mesh = mesh_of((2, 4), ("replica", "data"))
-    with gda.storage.open_safetensors(folder) as tensors:
-        loaded = [
-            gda.load_tree(tensors, mesh, PartitionSpec("data"), read_once=once)
-            for once in (True, False)
-        ]
-    return all(
-        np.array_equal(one.data, other.data)
-        for name in loaded[0]
-        for one, other in zip(*(tree[name].local_shards for tree in loaded), strict=True)
-    )
-
-
-def _in_processes(
-    seconds: Callable[..., float], choices: Sequence[bool | None], *arguments: Any
-) -> list[Side]:
+def _from_slow_store(workers: int | None) -> Sequence[Side]:
     pool = _pool()
     return [
-        Side(lambda once=once: max(pool.run(seconds, *arguments, once)), times_itself=True)
-        for once in choices
+        Side(
+            lambda once=once: max(pool.run(seconds_from_a_slow_store, workers, once)),
+            times_itself=True,
+        )
+        for once in (True, False)
     ]
-
-
-def _from_slow_store(workers: int | None) -> Sequence[Side]:
-    return _in_processes(seconds_from_a_slow_store, [True, False], workers)
-
-
-def _from_page_cache() -> Sequence[Side]:
-    from safetensors.numpy import save_file
-
-    folder = Path(tempfile.mkdtemp(prefix="gda-benchmark-"))
-    weakref.finalize(_pool(), shutil.rmtree, folder, ignore_errors=True)
-    tensors = {str(n): np.full(shape, n, np.float32) for n, shape in enumerate(MODEL)}
-    save_file(tensors, folder / "model.safetensors")
-    assert all(_pool().run(values_are_right, str(folder)))
-    return _in_processes(seconds_from_the_page_cache, [None, False, True], str(folder))
 
 
 _ALONE, _ONCE = "each process reads for itself", "read_once=True"
@@ -166,11 +114,4 @@ WORKS = [
         )
         for reads, workers in [("one", None), ("8", 8)]
     ],
-    Work(
-        f"load 512 MiB with 2 replicas from the page cache, {PROCESSES} processes",
-        _from_page_cache,
-        {_ALONE: AtMost(1.05), _ONCE: None},
-        ours="read_once=None",
-        seconds=10,
-    ),
 ]

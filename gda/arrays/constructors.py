@@ -212,7 +212,7 @@ class ArrayConstructors:
         spec: SpecLike | None = None,
         *,
         dtype: npt.DTypeLike | None = None,
-        read_once: bool | None = False,
+        read_once: bool = False,
         max_workers: int | None = None,
         max_bytes: int | None = None,
         progress: ProgressLike = False,
@@ -236,9 +236,8 @@ class ArrayConstructors:
             bfloat16, this is the type of these bytes.
           read_once: ``True`` reads a block that several processes need in one of them only, and
             large ones in parts by all of them, and sends the bytes to the others. Communicates:
-            all processes with devices of the mesh must call this. ``None`` decides after each has
-            read its share, by the time that took: where storage is as fast as the page cache,
-            each reads the rest itself. Until all is exchanged, the host holds these blocks.
+            all processes with devices of the mesh must call this. Until all is exchanged, the host
+            holds these blocks.
           max_workers, max_bytes, progress, retry: as in ``from_callback``. More than one worker
             needs a thread-safe library.
 

@@ -446,7 +446,7 @@ class GlobalArray(ArrayConstructors, ArrayOperators):
           process: the process that needs the value. The others get ``None`` and need no memory for
             it. The network traffic is the same.
           max_bytes: the most bytes that a device may hold at a time, by default 256 MiB, and at
-            least one row of a block for each process.
+            least one byte of each process.
 
         Returns:
           a new array that the caller may write to.

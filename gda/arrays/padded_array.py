@@ -166,7 +166,7 @@ class PaddedArray:
         *,
         fill: object = 0,
         dtype: npt.DTypeLike | None = None,
-        read_once: bool | None = False,
+        read_once: bool = False,
         max_workers: int | None = None,
         max_bytes: int | None = None,
         progress: ProgressLike = False,
@@ -232,7 +232,7 @@ class PaddedArray:
         shape = check_shape(global_shape)
         asked = {"global_shape": shape, "mesh": mesh, "spec": spec, "dtype": dtype}
 
-        def work() -> Self:
+        def work(_: object) -> Self:
             given = np.asarray(local_data)
             # All at once, because no block tells the dtype where a process has padding alone.
             as_one = ShardGrid(given.shape, {}, ())
@@ -256,7 +256,7 @@ class PaddedArray:
             mesh,
             work,
             partial(leaf_fields, ""),
-            wanted=lambda: describe_wanted({**asked, "pad": True, "fill": fill}),
+            asked=lambda _: describe_wanted({**asked, "pad": True, "fill": fill}),
         )
 
     @classmethod

@@ -40,7 +40,7 @@ def restore(
     cast: bool = False,
     pad: bool = False,
     check_fingerprint: bool = False,
-    read_once: bool | None = False,
+    read_once: bool = False,
     max_workers: int | None = None,
     max_bytes: int = MAX_BYTES,
     timeout: float = 600,
@@ -75,8 +75,7 @@ def restore(
       read_once: ``True`` reads a chunk that several processes need in one of them only, and sends
         its bytes to the others. Communicates: all processes with devices of the meshes must call
         this, or without a mesh all processes, with the same ``max_bytes``. Arrays on one device are
-        read by its process. ``None`` decides after each has read its share, by the time that took:
-        from storage as fast as the page cache, each reads the rest itself.
+        read by its process.
       max_workers: number of files read at a time; by default the number of cores, from 2 to 32, and
         32 on an object store.
       max_bytes: bound on host memory beyond the arrays themselves; one chunk is always allowed.
@@ -133,7 +132,7 @@ def restore(
         wanted = [target for target in targets if isinstance(target, Target)]
         if check_fingerprint:
             check_provable(store.url, wanted)
-        together = () if read_once is False else processes_together(wanted)
+        together = processes_together(wanted) if read_once else ()
         return _Found(targets, definition, wanted, together)
 
     def asked(manifest: Manifest, found: _Found) -> Description:
@@ -149,7 +148,7 @@ def restore(
         return call_fields(layouts, options)
 
     def agreed(manifest: Manifest) -> _Found:
-        if not (check_fingerprint or read_once is not False):
+        if not (check_fingerprint or read_once):
             return found(manifest)
         looked_up = Future[_Found]()
         try:

@@ -36,7 +36,7 @@ from gda.checkpoint.writing.writer import Share, Writer
 from gda.layout.boundary import public, set_module
 from gda.multihost import coordination
 from gda.multihost.agreement import check_same_call, timeout_of_checks
-from gda.multihost.meeting import DisagreementError, LateProcessError
+from gda.multihost.meeting import DisagreementError, LateProcessError, forget
 from gda.multihost.steps import Done, all_do
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
@@ -202,6 +202,7 @@ class Pending:
                 _unheard.append(self._failure)
                 logging.getLogger("gda").error("%s", self._failure)
             finally:
+                forget()  # its name is that of one save
                 self._is_over = True
                 self._news.put(None)
 

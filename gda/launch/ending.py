@@ -31,6 +31,7 @@ def finish_pending() -> None:
     import jax.numpy as jnp
 
     from gda.multihost import coordination
+    from gda.multihost.settings import own_settings
 
     if not coordination.has_backends() or jax.process_count() == 1:
         return
@@ -40,7 +41,7 @@ def finish_pending() -> None:
     mesh = jax.make_mesh((len(devices),), ("device",), devices=devices)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("device"))
     with suppress(Exception):  # such as the death of another process
-        with jax.set_mesh(mesh), jax.disable_jit(False):  # overrides settings of the program
+        with jax.set_mesh(mesh), own_settings():
             last = jax.jit(lambda: jnp.zeros(len(devices)), out_shardings=sharding)()
         # Not block_until_ready: it has no limit, and Python starts no thread any more.
         limit = time.monotonic() + _LIMIT_SECONDS

@@ -140,7 +140,7 @@ def write(target: int, data: bytes) -> None:
 
 
 def _rest(pipe: IO[bytes]) -> bytes:
-    # One read takes all that is there; the end may never come.
+    # One read takes all bytes that are there. A grandchild may hold the pipe open for ever.
     os.set_blocking(pipe.fileno(), False)
     try:
         return os.read(pipe.fileno(), _MAX_PIPE)

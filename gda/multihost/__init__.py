@@ -4,6 +4,7 @@ Read in this order: ``coordination`` (the only access to JAX's coordination serv
 not export), ``allgather`` (bytes to every process), ``descriptions`` (arrays as text to compare),
 ``background`` (work in a thread, for a caller that looks around), ``places`` (where each process
 is, and which have ended), ``meeting`` (each brings a payload, one judges), ``steps`` (all do it, or
-all hear the reason), ``roll`` (work on devices, in which the failure of one process ends the others
-too), ``agreement`` (checks that all processes have the same arrays, and make the same calls).
+all hear the reason), ``failure_watch`` (work on devices, in which the failure of one process ends
+the others too), ``agreement`` (checks that all processes have the same arrays, and make the same
+calls).
 """

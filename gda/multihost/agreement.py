@@ -31,9 +31,9 @@ from gda.multihost.descriptions import (
     leaf_fields,
     stable_text,
 )
+from gda.multihost.failure_watch import FailureWatch, wait_for
 from gda.multihost.meeting import DisagreementError, meet
 from gda.multihost.places import introduce
-from gda.multihost.roll import Roll, wait_for
 from gda.multihost.steps import all_do
 
 P = ParamSpec("P")
@@ -73,9 +73,7 @@ def check_processes_agree(tree: Any, *, name: str = "tree", timeout: float | Non
     >>> gda.check_processes_agree({'w': jax.ShapeDtypeStruct((8, 2), 'float32')}, name='params')
     """
     seconds = timeout_of_checks() if timeout is None else _seconds(timeout, "timeout")
-    _check_joined()
-    if jax.process_count() > 1:
-        _agree(lambda: tree, describe, _Place("check", repr(name)), seconds)
+    done_by_all(lambda: tree, describe, "check", timeout=seconds, label=repr(name))
 
 
 @set_module("gda")
@@ -126,7 +124,6 @@ def checked(
             introduce()
             if not _is_on():
                 return construct(*args, **kwargs)
-            _check_joined()
             arguments: Any = signature.bind(*args, **kwargs)
             given = arguments.arguments
             for field in ("global_shape", "spec"):
@@ -135,9 +132,9 @@ def checked(
             return together(
                 name.replace("Global", "Padded") if given.get("pad") else name,
                 given["mesh"],
-                lambda: call(*arguments.args, **arguments.kwargs),
+                lambda _: call(*arguments.args, **arguments.kwargs),
                 lambda array: leaf_fields("", array),
-                wanted=(lambda: describe_wanted(given)) if reads else None,
+                asked=(lambda _: describe_wanted(given)) if reads else None,
             )
 
         return constructor
@@ -148,27 +145,32 @@ def checked(
 def together(
     name: str,
     mesh: Any,
-    work: Callable[[], T],
-    outcome: Callable[[T], Description],
+    work: Callable[[Any], T],
+    outcome: Callable[[T], Description] = lambda _: {},
     *,
-    wanted: Callable[[], Description] | None = None,
+    prepare: Callable[[], Any] = lambda: None,
+    asked: Callable[[Any], Description] | None = None,
     communicates: bool = False,
     always: bool = False,
+    timeout: float | None = None,
 ) -> T:
     """Return the result of ``work``, after all processes of the mesh have done theirs and agree.
 
-    If checks are off, and not ``always``, it only works. Checks inside ``work`` are off, because
-    they would repeat this one.
+    If checks are off, and it neither ``communicates`` nor checks ``always``, it only works. Checks
+    inside ``work`` are off, because they would repeat this one.
 
     Args:
       name: of the function that the user called.
-      mesh: the mesh of the processes that take part, or a sharding over it; ``work`` must reject
-        anything else.
-      work: the part of this process. Its exception is raised here and reported to the others.
-      outcome: describes the result.
-      wanted: describes the request, which is compared before.
+      mesh: the mesh of the processes that take part, or a sharding over it; ``prepare`` or ``work``
+        must reject anything else.
+      work: the part of this process, from what it has prepared. Its exception is raised here and
+        reported to the others.
+      outcome: describes the result, by default as equal.
+      prepare: all that can be done before the processes have compared what they were asked for.
+      asked: describes what was prepared; by default that is not compared.
       communicates: True if ``work`` communicates, so that the request is compared in any case.
       always: True to compare the request and the outcome in any case.
+      timeout: seconds to wait for the others; by default that of checks.
 
     Raises:
       DisagreementError, LateProcessError, ConnectionError: as ``check_processes_agree`` does.
@@ -176,23 +178,25 @@ def together(
     if isinstance(mesh, NamedSharding):
         mesh = mesh.mesh
     introduce()
+    timeout = None if timeout is None else _seconds(timeout, "timeout")
     processes = processes_of(mesh).numbers if isinstance(mesh, Mesh) else ()
-    takes_part = len(processes) > 1 and jax.process_index() in processes
     compares = always or _is_on()
+    if compares or communicates:
+        _check_joined()
+    takes_part = len(processes) > 1 and jax.process_index() in processes
     if not takes_part or not (compares or communicates):
-        return work()
-    seconds = timeout_of_checks()
-    if wanted is not None:
-        wait = seconds if compares else max(seconds, _LONG_WAIT)
-        _agree(wanted, dict, _Place(name), wait, processes)
+        return work(prepare())
+    if compares and timeout is None:
+        timeout = timeout_of_checks()
+    prepared = done_by_all(prepare, asked, name, processes, timeout) if asked else prepare()
     if not compares:
-        return work()
+        return work(prepared)
 
     def unchecked() -> T:
-        with _switched(_Switch(False, seconds)):
-            return work()
+        with _switched(_Switch(False, timeout)):
+            return work(prepared)
 
-    return _agree(unchecked, outcome, _Place(f"end of {name}"), seconds, processes)
+    return done_by_all(unchecked, outcome, f"end of {name}", processes, timeout)
 
 
 def check_same_call(
@@ -257,11 +261,19 @@ def done_by_all(
     name: str,
     processes: tuple[int, ...] | None = None,
     timeout: float | None = None,
+    label: str = "",
 ) -> T:
-    """Return the result of ``work``, after all processes have done theirs and agree.
+    """Return the result of ``work``, after some processes, by default all, have done theirs.
 
-    As ``together`` with ``always``, for some processes, by default all. By default it waits long
-    for a process that comes later if checks are off.
+    Raises in all of them if they describe the outcome in different ways, also where checks are off.
+
+    Args:
+      name, label: the function, and the name that the user gave to this use of it.
+      timeout: seconds to wait for the others; by default long if checks are off.
+
+    Raises:
+      DisagreementError: the descriptions differ, or the work of another process failed.
+      LateProcessError, ConnectionError: as ``check_processes_agree`` does.
     """
     _check_joined()
     everybody = tuple(range(jax.process_count()))
@@ -270,22 +282,47 @@ def done_by_all(
         return work()
     if timeout is None:
         timeout = timeout_of_checks() if _is_on() else max(timeout_of_checks(), _LONG_WAIT)
-    return _agree(work, outcome, _Place(name), timeout, processes)
+    what = f"{name} {label}".rstrip() + f" ({user_location()})"
+    here = {("", name): label} if label else {("", "call"): name}
+
+    def described() -> tuple[T, bytes]:
+        result = work()
+        fields = here | outcome(result)
+        return result, json.dumps([[*key, value] for key, value in fields.items()]).encode()
+
+    done = all_do(
+        described,
+        tell=lambda mine: [sha256(mine[1]).hexdigest(), what],
+        judge=compare_digests,
+        kind="digests",
+        what=what,
+        timeout=timeout,
+        processes=processes,
+    )
+    result, text = done.mine
+    if difference := done.verdict:
+        mine = text if jax.process_index() in difference["spokesmen"] else b""
+        judge = functools.partial(say_difference, difference["groups"])
+        said = meet(
+            mine, judge, kind="descriptions", what=what, timeout=timeout, processes=processes
+        )
+        raise DisagreementError(f"{what}: {said.decode()}{difference['places']}")
+    return result
 
 
 @contextmanager
-def watching(name: str, processes: tuple[int, ...]) -> Iterator[Roll]:
-    """Give the roll of some processes that work together, until all of the work here is done.
+def watching(name: str, processes: tuple[int, ...]) -> Iterator[FailureWatch]:
+    """Watch some processes that work together, until all of the work here is done.
 
-    If one of them fails or ends, all raise; see ``Roll``.
+    If one of them fails or ends, all raise; see ``FailureWatch``.
 
     Args:
       name: the function that the user called.
       processes: ascending; each must call it, with the same works in the same order.
     """
-    roll = Roll(f"{name} ({user_location()})", processes, timeout_of_checks())
-    with roll.called():
-        yield roll
+    watch = FailureWatch(f"{name} ({user_location()})", processes, timeout_of_checks())
+    with watch.called():
+        yield watch
 
 
 def user_location() -> str:
@@ -350,57 +387,7 @@ def _seconds(value: float | str, name: str) -> float:
     return seconds
 
 
-# The check.
-
-
-class _Place(NamedTuple):
-    """The place of a process: a function, and the name that the user gave to this use of it."""
-
-    function: str
-    name: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.function} {self.name}".rstrip()
-
-
-def _agree(
-    work: Callable[[], T],
-    describe_outcome: Callable[[T], Description],
-    place: _Place,
-    timeout: float,
-    processes: tuple[int, ...] | None = None,
-) -> T:
-    """Return the result of ``work``, if all processes describe theirs in the same way.
-
-    Raises:
-      DisagreementError: the descriptions differ, or the work of another process failed.
-    """
-    what = f"{place} ({user_location()})"
-    here = {("", place.function if place.name else "call"): place.name or str(place)}
-
-    def described() -> tuple[T, bytes]:
-        result = work()
-        fields = here | describe_outcome(result)
-        return result, json.dumps([[*key, value] for key, value in fields.items()]).encode()
-
-    done = all_do(
-        described,
-        tell=lambda mine: [sha256(mine[1]).hexdigest(), what],
-        judge=compare_digests,
-        kind="digests",
-        what=what,
-        timeout=timeout,
-        processes=processes,
-    )
-    result, text = done.mine
-    if difference := done.verdict:
-        mine = text if jax.process_index() in difference["spokesmen"] else b""
-        judge = functools.partial(say_difference, difference["groups"])
-        said = meet(
-            mine, judge, kind="descriptions", what=what, timeout=timeout, processes=processes
-        )
-        raise DisagreementError(f"{what}: {said.decode()}{difference['places']}")
-    return result
+# The difference of descriptions.
 
 
 def compare_digests(parts: dict[int, tuple[str, str]]) -> dict[str, Any]:

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from gda.multihost.settings import own_settings
+
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -27,9 +29,8 @@ def all_gather(data: Bytes, processes: tuple[int, ...]) -> Bytes:
     mesh, sharding, replicate = _through_leads(processes)
     mine = data.reshape(1, -1)
     shape = (len(processes), data.size)
-    # Overrides the settings of the user: JAX refuses arrays of another mesh, and without jit
-    # nothing is replicated.
-    with jax.set_mesh(mesh), jax.disable_jit(False), jax.transfer_guard("allow"):
+    # JAX refuses arrays of another mesh than that of the user, and without jit replicates nothing.
+    with jax.set_mesh(mesh), own_settings():
         sharded = jax.make_array_from_callback(shape, sharding, lambda _: mine)
         return np.asarray(replicate(sharded).addressable_data(0))
 

@@ -46,6 +46,12 @@ class Background:
                 future.set_exception(error)
 
 
+def wait_and_look(future: Future[Any], look: Callable[[], object]) -> None:
+    """Wait until the work is done; look around now and then, until ``look`` raises."""
+    while not is_done(future):
+        look()
+
+
 def is_done(future: Future[Any]) -> bool:
     """Wait a moment, and return whether the work is done."""
     return bool(wait([future], _LOOK_EVERY).done)

@@ -29,7 +29,7 @@ from gda.layout.boundary import set_module
 from gda.layout.text import MOST_NAMED, format_processes
 from gda.multihost import coordination
 from gda.multihost.allgather import all_gather
-from gda.multihost.background import Background, is_done
+from gda.multihost.background import Background, is_done, wait_and_look
 from gda.multihost.places import Place, ended, is_near, places, post
 
 Judge = Callable[[dict[int, bytes]], bytes]
@@ -119,6 +119,17 @@ def meet(
     return _open(meeting.hold(_entry(number, kind, what, payload), judge), what)
 
 
+def forget() -> None:
+    """Remove all that is kept of the meetings of this thread; no later thread may have its name."""
+    name, service = threading.current_thread().name, coordination.service()
+    for thread, processes in [*_held]:
+        if thread == name:
+            del _held[thread, processes]
+            if service is not None and jax.process_index() == processes[0]:
+                with contextlib.suppress(Exception):
+                    service.delete(f"{_FOLDER}/{_group_of(thread, processes)}/entry/")
+
+
 # An entry is a header and a payload. A verdict begins with + (judged) or - (refused).
 
 
@@ -200,12 +211,15 @@ class _Meeting:
 
         with contextlib.closing(Background("gda-meeting")) as background:
             waiting = background.begin(come)
-            while not is_done(waiting):
+
+            def look() -> None:
                 if failure := self._failure_heard():
                     raise failure
                 # A process may end, or go on to another meeting, when this one has taken place.
                 if (describe := self._failure_seen()) and not is_done(waiting):
                     raise self._failed(describe)
+
+            wait_and_look(waiting, look)
         try:
             verdict = waiting.result()
         except (TimeoutError, ValueError) as error:

@@ -19,8 +19,6 @@ import numpy as np
 
 from gda.layout.spec import Shape
 
-Memory = np.ndarray[Any, Any]
-
 # Blocks that are not contiguous in memory, and those that are joined, are copied in such parts.
 PART_BYTES = 4 * 1024 * 1024
 
@@ -32,7 +30,7 @@ MOST_PATH_BYTES = 4095
 # Not by memory maps, which are faster for short runs: of one page that two hosts change, each on a
 # shared file system, one change may be lost; and a full disk ends the process.
 def write_blocks(
-    file: int, first: int, shape: Shape, start: Shape, blocks: Sequence[Memory]
+    file: int, first: int, shape: Shape, start: Shape, blocks: Sequence[np.ndarray[Any, Any]]
 ) -> None:
     """Write a block of an array, or several side by side, into the data of the array in C order.
 
@@ -62,7 +60,9 @@ def write_blocks(
         _write_runs(file, first, shape, (start[0] + row, *start[1:]), part)
 
 
-def _write_runs(file: int, first: int, shape: Shape, start: Shape, data: Memory) -> None:
+def _write_runs(
+    file: int, first: int, shape: Shape, start: Shape, data: np.ndarray[Any, Any]
+) -> None:
     if not data.size:
         return
     run = axis_of_runs(shape, data.shape)

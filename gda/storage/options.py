@@ -73,7 +73,7 @@ class Options:
     """The options of all functions that load or store.
 
     Attributes:
-      read_once: read what several processes need in one of them; ``None`` if that is quicker.
+      read_once: read what several processes need in one of them.
 
     Raises:
       TypeError, ValueError: an option has a wrong type or value.
@@ -83,7 +83,7 @@ class Options:
     max_bytes: int | None = None
     progress: ProgressLike = False
     retry: Retry | None = None
-    read_once: bool | None = False
+    read_once: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_workers", "max_bytes"):
@@ -98,9 +98,8 @@ class Options:
             raise TypeError(
                 f"retry must be a gda.Retry, such as gda.Retry(OSError), not {self.retry!r}"
             )
-
-        if self.read_once is not None and not isinstance(self.read_once, bool):
-            raise TypeError(f"read_once must be True, False or None, not {self.read_once!r}")
+        if not isinstance(self.read_once, bool):
+            raise TypeError(f"read_once must be True or False, not {self.read_once!r}")
 
     @property
     def are_for_threads(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from types import NoneType
 from typing import Any
 
@@ -13,10 +13,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr
 
 from gda.arrays.construction.from_sources import Build, build_of_source
+from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.arrays.dtypes import narrowed_dtype
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.transport.reading_once import read_builds, reads_wanted
 from gda.layout.boundary import public, set_module
 from gda.layout.dtype_names import as_dtype
 from gda.mesh import MeshLike, mesh_of_all
@@ -39,7 +39,7 @@ def load_tree(
     *,
     dtype: npt.DTypeLike | Any = None,
     pad: bool = False,
-    read_once: bool | None = False,
+    read_once: bool = False,
     max_workers: int | None = None,
     max_bytes: int | None = None,
     progress: ProgressLike = False,
@@ -49,8 +49,8 @@ def load_tree(
 
     The blocks that this process needs are read together, each once, with one set of workers and
     one budget, so that the reads of small arrays overlap too. Nothing is read before all specs and
-    shapes are checked. Unless ``read_once`` is ``False``, it communicates. Otherwise only to check
-    that processes agree, once for the whole tree, where ``gda.checking_agreement`` is on.
+    shapes are checked. It communicates with ``read_once``. Without, processes only check that they
+    agree, once for the whole tree, where ``gda.checking_agreement`` is on.
 
     Args:
       sources: a pytree of sources of ``GlobalArray.from_source``. A mapping that JAX does not know,
@@ -94,24 +94,30 @@ def load_tree(
     options = Options(max_workers, max_bytes, progress, retry, read_once)
     tree = _as_dicts(sources)
 
-    @cache  # the processes agree on the same builds that are read
-    def prepared() -> tuple[list[Build], Any]:
+    def prepare() -> tuple[list[Build], Any]:
         return _builds_of(tree, mesh, specs, dtype, options, pad)
 
-    def wanted() -> Description:
-        builds, structure = prepared()
+    def asked(prepared: tuple[list[Build], Any]) -> Description:
+        builds, structure = prepared
         tree = jax.tree.unflatten(structure, [_contained(b, b.wanted()) for b in builds])
         return describe(tree) | reads_wanted(builds, options)
 
-    def work() -> Any:
-        builds, structure = prepared()
+    def work(prepared: tuple[list[Build], Any]) -> Any:
+        builds, structure = prepared
         read_builds(builds, options, "load_tree")
         arrays = [_contained(build, build.array()) for build in builds]
         return jax.tree.unflatten(structure, arrays)
 
     over = mesh if isinstance(mesh, Mesh) else _mesh_of(mesh)
-    communicates = read_once is not False
-    return together("gda.load_tree", over, work, describe, wanted=wanted, communicates=communicates)
+    return together(
+        "gda.load_tree",
+        over,
+        work,
+        describe,
+        prepare=prepare,
+        asked=asked,
+        communicates=read_once,
+    )
 
 
 def _builds_of(

@@ -24,7 +24,7 @@ from gda.layout.text import counted, format_index, format_numbers, format_proces
 from gda.mesh import Device, devices_of, processes_of, sharding_of
 from gda.multihost.agreement import done_by_all, user_location, watching
 from gda.multihost.descriptions import describe
-from gda.multihost.roll import wait_for
+from gda.multihost.failure_watch import wait_for
 from gda.trees.leaves import array_of, grid_of_leaf, is_container, with_paths
 
 _NAME = "gda.check_replicas_agree"
@@ -253,8 +253,8 @@ class ReplicaCheck:
         line = np.zeros((most, LANES), "<u4")
         here = np.concatenate([sums for _, sums in shared])
         line[: len(here)] = here
-        with watching(_NAME, self._processes) as roll:
-            received = roll.all_gather(line.reshape(-1).view(np.uint8))
+        with watching(_NAME, self._processes) as watch:
+            received = watch.all_gather(line.reshape(-1).view(np.uint8))
         rows = received.view("<u4").reshape(len(self._processes), most, LANES)
         everywhere = [np.zeros((each.grid.num_devices, LANES), np.uint32) for each, _ in shared]
         for process, of_process, row in zip(self._processes, counts, rows, strict=True):

@@ -9,7 +9,8 @@ from jax.sharding import PartitionSpec
 
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.transport.moving import Wanted, reshard_all
+from gda.arrays.transport.carrying import Relayout
+from gda.arrays.transport.moving import reshard_all
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike, mesh_and_spec
 from gda.trees.leaves import array_of, is_container, with_paths
@@ -67,15 +68,16 @@ def reshard_tree(
     found = layouts_of(tree, mesh, specs, _shaped)
     paths = ["/".join(str(name_of(key)) for key in pair.keys) for pair in found.pairs]
 
-    def wanted(leaf: Any, found: Any, path: str) -> tuple[Wanted, bool]:
+    def relayout(leaf: Any, found: Any, path: str) -> Relayout:
         may_pad = pad or isinstance(leaf, PaddedArray)
         over = mesh_and_spec(*layout(mesh, found))
-        one = Wanted(_data_of(leaf), over, leaf.shape if may_pad else None, path)
-        return one, one.order().target.is_padded
+        each = Relayout(_data_of(leaf), over, leaf.shape if may_pad else None, path)
+        each.check()  # here, for an error with the path
+        return each
 
-    each = with_paths(tree, wanted, leaves, found.of_each_leaf(), paths)
-    moved = reshard_all([one for one, _ in each], "gda.reshard_tree", max_bytes, donate)
-    are_padded = [is_padded for _, is_padded in each]
+    relayouts = with_paths(tree, relayout, leaves, found.of_each_leaf(), paths)
+    moved = reshard_all(relayouts, "gda.reshard_tree", max_bytes, donate)
+    are_padded = [each.target.is_padded for each in relayouts]
     return jax.tree.unflatten(structure, map(_like, leaves, moved, are_padded))
 
 

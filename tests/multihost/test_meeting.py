@@ -6,11 +6,12 @@ import time
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from running import wait_for
 
 import gda
-from gda.multihost import coordination, places
+from gda.multihost import coordination, meeting, places
 from gda.multihost.meeting import meet
 
 
@@ -126,6 +127,20 @@ def test_processes_at_different_places_are_told_so() -> None:
         "at a place for dinner"
     )
     meet(b"", join, kind="test", what="in step again", timeout=20)
+
+
+@pytest.mark.processes(2, devices=4)
+def test_nothing_is_left_of_the_meetings_of_a_save(tmp_path: Path) -> None:
+    service = coordination.service()
+    assert service is not None
+    both = (0, 1)
+    path = meet(str(tmp_path).encode(), lambda paths: paths[0], kind="p", what="p", timeout=20)
+    before = service.list("gda/multihost/meeting/")
+    gda.checkpoint.save_async(path.decode(), {"a": np.zeros(3)}).result()
+    assert [name for name, _ in meeting._held if name.startswith("gda-save")] == []
+    service.barrier("after the save", 20, both)
+    left = service.list("gda/multihost/meeting/").keys() - before.keys()
+    assert [key for key in left if "/entry/" in key] == []
 
 
 @pytest.mark.processes(4, devices=2)

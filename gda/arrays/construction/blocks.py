@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from gda.arrays.bits import padded
-from gda.arrays.buffers import ALIGNMENT, Buffers, Memory
+from gda.arrays.buffers import ALIGNMENT, Buffers, OwnedMemory
 from gda.arrays.dtypes import (
     WIDE_DTYPES,
     asked_dtype,
@@ -336,7 +336,7 @@ def _shape_of(value: Any, index: Index) -> Shape:
 def _owns_memory(value: np.ndarray[Any, Any]) -> bool:
     # C code makes arrays over its own memory that refer to nothing and own nothing.
     base = value.base
-    return value.flags.owndata if base is None else type(base) is Memory
+    return value.flags.owndata if base is None else type(base) is OwnedMemory
 
 
 def _is_part_of(returned: Any, out: np.ndarray[Any, Any]) -> bool:

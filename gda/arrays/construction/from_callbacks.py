@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gda.arrays.construction.blocks import Block, BlockReader
 from gda.arrays.construction.from_sources import Build, build_of_source, read_all
 from gda.arrays.construction.placing import Plan, plan_of
-from gda.arrays.transport.reading_once import read_builds, reads_wanted
+from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
 from gda.mesh import Device, MeshLike
@@ -74,23 +74,29 @@ def array_from_source(
     See ``GlobalArray.from_source``.
     """
 
-    @cache  # the build that the processes agree on is the one that is read
-    def build() -> Build:
+    def prepare() -> Build:
         return build_of_source(source, mesh, spec, dtype, options, pad=pad, fill=fill)
 
-    def work() -> jax.Array:
-        read_builds([build()], options, "from_source")
-        return build().array()
-
-    def wanted() -> Description:
-        given = {"mesh": mesh, "spec": spec, "dtype": build().wanted().dtype}
-        shape = build().plan.grid.global_shape
+    def asked(build: Build) -> Description:
+        given = {"mesh": mesh, "spec": spec, "dtype": build.wanted().dtype}
+        shape = build.plan.grid.global_shape
         array = describe_wanted({**given, "global_shape": shape, "pad": pad, "fill": fill})
-        return array | reads_wanted([build()], options)
+        return array | reads_wanted([build], options)
+
+    def work(build: Build) -> jax.Array:
+        read_builds([build], options, "from_source")
+        return build.array()
 
     name = "PaddedArray.from_source" if pad else "GlobalArray.from_source"
-    communicates = options.read_once is not False
-    return together(name, mesh, work, describe, wanted=wanted, communicates=communicates)
+    return together(
+        name,
+        mesh,
+        work,
+        describe,
+        prepare=prepare,
+        asked=asked,
+        communicates=options.read_once,
+    )
 
 
 @checked("GlobalArray.from_batched_callback")

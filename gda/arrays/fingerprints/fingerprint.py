@@ -88,9 +88,9 @@ def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
         raise elsewhere_error("fingerprint()", numbers[0])
     name = "GlobalArray.fingerprint"
     check_same_call(name, array, {"shape": grid.global_shape})
-    with watching(name, tuple(range(jax.process_count()))) as roll:
+    with watching(name, tuple(range(jax.process_count()))) as watch:
         mine = begin(array, grid).result()
-        received = roll.all_gather(mine.astype("<u4").view(np.uint8))
+        received = watch.all_gather(mine.astype("<u4").view(np.uint8))
     return digest_of(grid.global_shape, array.dtype, add(received.view("<u4")))
 
 

@@ -10,21 +10,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import lru_cache
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.arrays.dtypes import is_extended
-from gda.arrays.transport.staging import DeviceMemory, HostMemory, Memory
+from gda.arrays.transport.staging import DeviceStaging, HostStaging, Staging
 from gda.layout.grid import ShardGrid
 from gda.layout.reshard.plan import ReshardPlan
 from gda.layout.reshard.rounds import Chunk, Piece, Round, rounds_of
 from gda.layout.spec import Shape
-from gda.mesh import Device, devices_of, mesh_of_all, mesh_on, processes_of, sharding_of
+from gda.mesh import (
+    Device,
+    MeshAndSpec,
+    devices_of,
+    mesh_of_all,
+    mesh_on,
+    named_sharding,
+    processes_of,
+    sharding_of,
+)
 from gda.multihost.agreement import watching
-from gda.multihost.roll import Roll
+from gda.multihost.failure_watch import FailureWatch
 from gda.multihost.settings import own_settings
 
 # A chunk of this size is still in the cache when it is unpacked.
@@ -33,27 +43,27 @@ _CHUNK_BYTES_ON_CPU = 8 * 1024 * 1024
 _BUFFERS = 4
 
 
-class Order(NamedTuple):
-    """An array and its new layout.
+@dataclass(frozen=True, eq=False)
+class Relayout:
+    """An array, and the layout that it is to have.
 
     Attributes:
       array: a ``jax.Array``, or in a process without its data a ``jax.ShapeDtypeStruct`` with its
         sharding.
-      source, target: the grids of both layouts, with processes; of one shape.
-      sharding: the new one, of the padded shape of ``target``.
+      over: the new mesh and spec. Without a kind of memory, that of the array stays.
+      shape: that of the array without padding, if it may be padded; else ``None``.
+      path: its place in a tree.
     """
 
     array: Any
-    source: ShardGrid
-    target: ShardGrid
-    sharding: NamedSharding
+    over: MeshAndSpec
+    shape: Shape | None = None
+    path: str = ""
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices of both layouts."""
-        source: Any = sharding_of(self.array).mesh
-        target: Any = self.sharding.mesh
-        return *devices_of(source), *devices_of(target)
+        return *devices_of(sharding_of(self.array).mesh), *devices_of(self.over.mesh)
 
     @property
     def on_cpu(self) -> bool:
@@ -66,19 +76,62 @@ class Order(NamedTuple):
         mine = jax.process_index()
         return all(device.process_index == mine for device in self.devices)
 
+    def check(self) -> None:
+        """Raise if the array is missing in this process, or the new layout does not fit."""
+        if not isinstance(self.array, jax.Array) and sharding_of(self.array).addressable_devices:
+            raise ValueError(
+                "this process has devices of the mesh that the array is on, so it must give the "
+                "array and not a jax.ShapeDtypeStruct"
+            )
+        _ = self.source, self.sharding
 
-def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> list[jax.Array]:
+    @cached_property
+    def source(self) -> ShardGrid:
+        """The grid of the layout of today, with processes."""
+        before = sharding_of(self.array)
+        return self._grid(before.mesh, before.spec)
+
+    @cached_property
+    def target(self) -> ShardGrid:
+        """The grid of the new layout, with processes."""
+        return self._grid(self.over.mesh, self.over.spec)
+
+    def _grid(self, mesh: Any, spec: Any) -> ShardGrid:
+        shape = self.array.shape if self.shape is None else self.shape
+        pad, processes = self.shape is not None, processes_of(mesh)
+        return ShardGrid(shape, mesh.shape, spec, pad=pad, process_of=processes)
+
+    @cached_property
+    def sharding(self) -> NamedSharding:
+        """The new sharding, of the padded shape of ``target``."""
+        mesh, _, kind = self.over
+        kind = kind or sharding_of(self.array).memory_kind
+        return named_sharding(self.target.padded_shape, mesh, self.target.spec, kind)
+
+    def described(self) -> dict[str, Any]:
+        """Return the layouts, now and afterwards, as a tree that processes compare."""
+        shape, dtype = self.array.shape, self.array.dtype
+        now = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding_of(self.array))
+        layouts = {"now": now, "wanted": self.sharding}
+        if self.source.is_padded or self.target.is_padded:
+            layouts["shape"] = jax.ShapeDtypeStruct(self.source.global_shape, dtype)
+        return layouts
+
+
+def carry(
+    relayouts: Sequence[Relayout], name: str, max_bytes: int, donate: bool
+) -> list[jax.Array]:
     """Return the arrays in their new layouts. Communicates.
 
-    The processes with devices of any of the meshes call it, with the same orders.
+    The processes with devices of any of the meshes call it, with the same layouts.
 
     Args:
       name: the function that the user called.
       max_bytes: what a device may hold beside the arrays, and at least one element for each buffer.
       donate: delete each array when its pieces are on their way. Blocks that stay are copied.
     """
-    leaves = [_Leaf(number, order) for number, order in enumerate(orders)]
-    mesh = mesh_of_all(device for order in orders for device in order.devices)
+    leaves = [_Leaf(number, each) for number, each in enumerate(relayouts)]
+    mesh = mesh_of_all(device for each in relayouts for device in each.devices)
     if mesh is None or not mesh.local_devices:
         with own_settings():
             return [leaf.result() for leaf in leaves]
@@ -90,16 +143,16 @@ def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> l
             "processes within one platform"
         )
     results: dict[int, jax.Array] = {}
-    with watching(name, processes) as roll, own_settings():
+    with watching(name, processes) as watch, own_settings():
         waves = list(_waves(leaves, max_bytes))
         # An array may be several leaves of a tree.
-        last = {id(leaf.order.array): leaf for wave in waves for leaf in wave}
+        last = {id(leaf.relayout.array): leaf for wave in waves for leaf in wave}
         for wave in waves:
-            _Wave(wave, mesh, max_bytes, roll).carry()
+            _Wave(wave, mesh, max_bytes, watch).carry()
             if donate:
                 jax.block_until_ready([leaf.copy_kept() for leaf in wave])
                 for leaf in wave:
-                    if last[id(leaf.order.array)] is leaf:
+                    if last[id(leaf.relayout.array)] is leaf:
                         leaf.delete()
             results |= {leaf.number: leaf.result() for leaf in wave}
     return [results[number] for number in range(len(leaves))]
@@ -108,7 +161,8 @@ def carry(orders: Sequence[Order], name: str, max_bytes: int, donate: bool) -> l
 def _waves(leaves: Iterable[_Leaf], max_bytes: int) -> Iterator[list[_Leaf]]:
     """Yield the leaves in groups of one dtype, so that small ones share the rounds.
 
-    A group has no more than ``max_bytes`` on a device, or one leaf: it is held twice if donated.
+    A device holds the donated arrays of a group twice for a while. So a group has no more than
+    ``max_bytes`` of new blocks on a device, or it is one leaf.
     """
     wave: list[_Leaf] = []
     held = 0
@@ -128,13 +182,13 @@ class _Leaf:
     PRNG keys move as the numbers that they consist of.
     """
 
-    def __init__(self, number: int, order: Order) -> None:
-        self.number, self.order = number, order
-        source: Any = sharding_of(order.array).mesh
-        target: Any = order.sharding.mesh
+    def __init__(self, number: int, relayout: Relayout) -> None:
+        self.number, self.relayout = number, relayout
+        source: Any = sharding_of(relayout.array).mesh
+        target: Any = relayout.sharding.mesh
         self._from, self._to = devices_of(source), devices_of(target)
-        self._is_keys = is_extended(order.array.dtype)
-        one = jax.ShapeDtypeStruct((), order.array.dtype)
+        self._is_keys = is_extended(relayout.array.dtype)
+        one = jax.ShapeDtypeStruct((), relayout.array.dtype)
         numbers: Any = jax.eval_shape(jax.random.key_data, one) if self._is_keys else one
         self.dtype, self._key_shape = numbers.dtype, numbers.shape
         self._new: dict[int, jax.Array] = {}
@@ -149,7 +203,7 @@ class _Leaf:
     @property
     def block_shape(self) -> Shape:
         """The shape of the new blocks."""
-        return *self.order.target.shard_shape, *self._key_shape
+        return *self.relayout.target.shard_shape, *self._key_shape
 
     @property
     def nbytes(self) -> int:
@@ -158,7 +212,7 @@ class _Leaf:
 
     def pieces(self) -> Iterator[Piece]:
         """Yield all pieces, between the ids of devices; the same in every process."""
-        source, target = self.order.source, self.order.target
+        source, target = self.relayout.source, self.relayout.target
         from_ids, to_ids = ([device.id for device in of] for of in (self._from, self._to))
         plan = ReshardPlan(source, target, itemsize=1, source_ids=from_ids, target_ids=to_ids)
         beside = (0,) * len(self._key_shape)
@@ -174,10 +228,10 @@ class _Leaf:
 
     def blocks(self) -> dict[int, jax.Array]:
         """Return the blocks of this process by the ids of their devices, in the default memory."""
-        if not isinstance(self.order.array, jax.Array):
+        if not isinstance(self.relayout.array, jax.Array):
             return {}
         blocks = {}
-        for shard in self.order.array.addressable_shards:
+        for shard in self.relayout.array.addressable_shards:
             block, device = shard.data, shard.device
             if self._is_keys:
                 with jax.set_mesh(mesh_on(device)):
@@ -199,7 +253,7 @@ class _Leaf:
 
     def result(self) -> jax.Array:
         """Return the array of the new blocks."""
-        kind = self.order.sharding.memory_kind
+        kind = self.relayout.sharding.memory_kind
         blocks = []
         for device in self.new_devices:
             block = self._new[device.id]
@@ -209,9 +263,9 @@ class _Leaf:
             if block.sharding.memory_kind != kind:
                 block = jax.device_put(block, SingleDeviceSharding(device, memory_kind=kind))
             blocks.append(block)
-        shape, dtype = self.order.target.padded_shape, self.order.array.dtype
+        shape, dtype = self.relayout.target.padded_shape, self.relayout.array.dtype
         return jax.make_array_from_single_device_arrays(
-            shape, self.order.sharding, blocks, dtype=dtype
+            shape, self.relayout.sharding, blocks, dtype=dtype
         )
 
     def copy_kept(self) -> list[jax.Array]:
@@ -223,14 +277,14 @@ class _Leaf:
 
     def delete(self) -> None:
         """Delete the array before, if this process has any of it."""
-        if isinstance(self.order.array, jax.Array):
-            self.order.array.delete()
+        if isinstance(self.relayout.array, jax.Array):
+            self.relayout.array.delete()
 
     @property
     def _impl(self) -> Any:
         """The kind of the PRNG keys, which JAX tells of an array alone."""
         found: list[Any] = []
-        one = jax.ShapeDtypeStruct((), self.order.array.dtype)
+        one = jax.ShapeDtypeStruct((), self.relayout.array.dtype)
         jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), one)
         return found[0]
 
@@ -238,18 +292,20 @@ class _Leaf:
 class _Wave:
     """Some arrays of one dtype, whose pieces move together."""
 
-    def __init__(self, leaves: Sequence[_Leaf], mesh: Mesh, max_bytes: int, roll: Roll) -> None:
+    def __init__(
+        self, leaves: Sequence[_Leaf], mesh: Mesh, max_bytes: int, watch: FailureWatch
+    ) -> None:
         self._leaves = {leaf.number: leaf for leaf in leaves}
         self._blocks = {leaf.number: leaf.blocks() for leaf in leaves}
         self._new: dict[tuple[int, int], Any] = {}
-        self._roll, self._mesh = roll, mesh
+        self._watch, self._mesh = watch, mesh
         devices = devices_of(mesh)
         self._place = {device.id: place for place, device in enumerate(devices)}
         self._process = {device.id: device.process_index for device in devices}
         self._mine = {device.id: device for device in mesh.local_devices}
         dtype = leaves[0].dtype
         is_cpu = devices[0].platform == "cpu"
-        self._memory: Memory = HostMemory(dtype) if is_cpu else DeviceMemory(dtype)
+        self._staging: Staging = HostStaging(dtype) if is_cpu else DeviceStaging(dtype)
         nbytes = max_bytes // _BUFFERS
         nbytes = min(nbytes, _CHUNK_BYTES_ON_CPU) if is_cpu else nbytes
         self._most = max(nbytes // dtype.itemsize, 1)
@@ -271,13 +327,13 @@ class _Wave:
             for device in leaf.new_devices:
                 if not leaf.is_filled(device):
                     new = self._new_block(leaf, device)
-                    leaf.fill(device, self._memory.placed(new, device))
+                    leaf.fill(device, self._staging.placed(new, device))
 
     def _new_block(self, leaf: _Leaf, device: Device) -> Any:
         key = leaf.number, device.id
         if key not in self._new:
-            has_padding = leaf.order.target.is_padded
-            self._new[key] = self._memory.block(leaf.block_shape, device, zero=has_padding)
+            has_padding = leaf.relayout.target.is_padded
+            self._new[key] = self._staging.block(leaf.block_shape, device, zero=has_padding)
         return self._new[key]
 
     # Within this process.
@@ -289,10 +345,10 @@ class _Wave:
             is_old = piece.source == piece.target
             leaf.fill(device, block if is_old else jax.device_put(block, device), is_old=is_old)
             return
-        source = self._memory.given(block)
+        source = self._staging.given(block)
         for part in piece.parts(self._most):
             into = self._new_block(leaf, device)
-            self._new[part.leaf, device.id] = self._memory.copy(
+            self._new[part.leaf, device.id] = self._staging.copy(
                 into, part.target_starts, source, part.source_starts, part.sizes
             )
 
@@ -316,8 +372,8 @@ class _Wave:
             if number in chunk_of:
                 flat = self._packed(chunk_of[number], this.length, device)
             else:
-                flat = self._memory.flat(this.length, device)
-            buffers.append(self._memory.sent(flat, device))
+                flat = self._staging.flat(this.length, device)
+            buffers.append(self._staging.sent(flat, device))
         pairs = tuple((self._place[source], self._place[target]) for source, target in this.pairs)
         sharding, permute = permutation(self._mesh, pairs)
         shape = (this.length * self._mesh.size,)
@@ -327,30 +383,30 @@ class _Wave:
                 sent = jax.make_array_from_single_device_arrays(shape, sharding, buffers)
                 return permute(sent).block_until_ready()
 
-        return self._roll.begin(send)
+        return self._watch.begin(send)
 
     def _packed(self, chunk: Chunk, length: int, device: Device) -> Any:
         flat = None
         for offset, piece in chunk.placed():
-            source = self._memory.given(self._blocks[piece.leaf][piece.source])
+            source = self._staging.given(self._blocks[piece.leaf][piece.source])
             if piece.size == length:
-                flat = self._memory.flat_of(source, piece.source_starts, piece.sizes)
+                flat = self._staging.flat_of(source, piece.source_starts, piece.sizes)
                 if flat is not None:
                     return flat
-            flat = self._memory.flat(length, device) if flat is None else flat
-            flat = self._memory.copy(flat, (offset,), source, piece.source_starts, piece.sizes)
+            flat = self._staging.flat(length, device) if flat is None else flat
+            flat = self._staging.copy(flat, (offset,), source, piece.source_starts, piece.sizes)
         return flat
 
     def _unpack(self, this: Round, arriving: Future[jax.Array]) -> None:
-        arrived = self._roll.result(arriving)
+        arrived = self._watch.result(arriving)
         flat_on = {shard.device.id: shard.data for shard in arrived.addressable_shards}
         for chunk in this.chunks:
             if chunk.target not in self._mine:
                 continue
-            flat = self._memory.given(flat_on[chunk.target])
+            flat = self._staging.given(flat_on[chunk.target])
             for offset, piece in chunk.placed():
                 into = self._new_block(self._leaves[piece.leaf], self._mine[chunk.target])
-                self._new[piece.leaf, chunk.target] = self._memory.copy(
+                self._new[piece.leaf, chunk.target] = self._staging.copy(
                     into, piece.target_starts, flat, (offset,), piece.sizes
                 )
 

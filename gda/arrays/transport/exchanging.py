@@ -1,13 +1,12 @@
-"""Reads that processes share: each makes some of them, and their bytes travel to the others.
+"""Bytes from the host of one process to the hosts of others, and reads that processes share.
 
-Bytes travel from host to host by an all-gather among the processes that need them, through one
-device of each, a bounded number at a time; so XLA is the only transport.
+Bytes travel by an all-gather among the processes that need them, through one device of each, a
+bounded number at a time; so XLA is the only transport.
 """
 
 from __future__ import annotations
 
 import itertools
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -20,18 +19,13 @@ from gda.arrays.buffers import aligned_empty
 from gda.layout.sharing import readers_of
 from gda.multihost.agreement import watching
 from gda.multihost.allgather import Bytes, all_gather
-from gda.multihost.roll import Roll
-from gda.multihost.settings import own_settings
+from gda.multihost.failure_watch import FailureWatch
 
-_Memory = np.ndarray[Any, Any]
+MemoryOf = Callable[[int], np.ndarray[Any, Any] | None]
 
 # The most bytes that a device receives at a time, and sends.
 _RECEIVED_BYTES = 64 * 2**20
 _SENT_BYTES = 8 * 2**20
-# The automatic choice expects the exchange to be this fast, and to take this long to begin: what
-# four processes on two cores reach (benchmarks/RESULTS.md).
-_BYTES_PER_SECOND = 4e8
-_SECONDS_TO_BEGIN = 0.2
 
 
 class Needed(NamedTuple):
@@ -47,10 +41,10 @@ class Needed(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Bytes that one process has read, and others need.
+    """Bytes that one process has, and others need.
 
     Attributes:
-      sender: the process that has read them.
+      sender: the process that has them.
       processes: the sender and those that need them, ascending.
       nbytes: their number.
     """
@@ -65,10 +59,7 @@ def read_shared(
     processes: tuple[int, ...],
     needed: Sequence[Needed],
     read: Callable[[list[int]], object],
-    sent: Callable[[list[int]], tuple[Sequence[Part], Callable[[int], _Memory]]],
-    *,
-    own_nbytes: int,
-    always: bool,
+    sent: Callable[[list[int]], tuple[Sequence[Part], MemoryOf]],
 ) -> None:
     """Make each read in one of the processes that need it, and send its bytes to the others.
 
@@ -80,63 +71,28 @@ def read_shared(
       processes: those that take part, ascending.
       needed: the reads.
       read: makes the reads of these numbers, and all that no other process needs, in this process.
-      sent: gets the reader of each read; returns the parts to send, and a function that returns the
-        memory of a part in this process, to be sent or to be filled.
-      own_nbytes: of the reads that no other process needs.
-      always: exchange in any case; else only if that seems to take less time than to read the rest.
+      sent: gets the reader of each read; returns what ``exchange`` takes.
     """
-    me = jax.process_index()
     readers = readers_of(*zip(*needed, strict=True)) if needed else []
-    mine = [number for number, reader in enumerate(readers) if reader == me]
-    rest = [
-        number
-        for number, (reader, each) in enumerate(zip(readers, needed, strict=True))
-        if reader != me and me in each.processes
-    ]
-    with watching(name, processes) as roll:
-        if always:
-            read(mine)
-            is_worth = True
-        else:
-            missing = sum(needed[number].nbytes for number in rest)
-            # The processes decide while they read the second half, so that none waits for it.
-            half = -(-len(mine) // 2)
-            begun = time.monotonic()
-            read(mine[:half])
-            seconds = time.monotonic() - begun
-            was_read = own_nbytes + sum(needed[number].nbytes for number in mine[:half])
-            estimate = seconds * missing / was_read if was_read else 0.0
-            deciding = roll.begin(lambda: bool(needed) and _is_worth(estimate, missing, processes))
-            if half < len(mine):
-                read(mine[half:])
-            is_worth = roll.result(deciding)
-        if is_worth:
-            parts, memory_of = sent(readers)
-            _exchange(parts, memory_of, roll)
-        elif rest:
-            read(rest)
+    with watching(name, processes) as watch:
+        read([number for number, reader in enumerate(readers) if reader == jax.process_index()])
+        exchange(*sent(readers), watch)
 
 
-def _is_worth(seconds: float, nbytes: int, processes: tuple[int, ...]) -> bool:
-    """Return whether all can exchange what they miss in less time than they can read it.
-
-    Communicates.
+def exchange(
+    parts: Sequence[Part],
+    memory_of: MemoryOf,
+    watch: FailureWatch,
+    max_bytes: int = _RECEIVED_BYTES,
+) -> None:
+    """Send the parts of this process, and fill the memory of those that it gets. Communicates.
 
     Args:
-      seconds: that this process would take to read it.
-      nbytes: that it misses.
+      parts: the same in all processes that are in any of them.
+      memory_of: returns the memory of a part in this process, to be sent or to be filled; ``None``
+        for a part that is not wanted here.
+      max_bytes: the most that a device receives at a time, and at least a byte of each process.
     """
-    costs = np.array([seconds, _SECONDS_TO_BEGIN + nbytes / _BYTES_PER_SECOND])
-    said = _gathered(costs.view(np.uint8), processes)
-    reading, exchanging = said.view(np.float64).max(0)
-    return bool(reading > exchanging)
-
-
-# The exchange.
-
-
-def _exchange(parts: Sequence[Part], memory_of: Callable[[int], _Memory], roll: Roll) -> None:
-    """Send the parts of this process, and fill the memory of those that it gets."""
     among: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, part in enumerate(parts):
         if part.processes[1:]:
@@ -144,7 +100,7 @@ def _exchange(parts: Sequence[Part], memory_of: Callable[[int], _Memory], roll: 
     # In the same order in every process: some may be in several of these groups.
     for processes in sorted(among):
         if jax.process_index() in processes:
-            _Group(processes, among[processes], parts, memory_of).exchange(roll)
+            _Group(processes, among[processes], parts, memory_of, max_bytes).exchange(watch)
 
 
 class _Span(NamedTuple):
@@ -164,34 +120,34 @@ class _Group:
         processes: tuple[int, ...],
         numbers: Sequence[int],
         parts: Sequence[Part],
-        memory_of: Callable[[int], _Memory],
+        memory_of: MemoryOf,
+        max_bytes: int,
     ) -> None:
         self._processes, self._parts, self._memory_of = processes, parts, memory_of
         self._numbers: dict[int, list[int]] = {process: [] for process in processes}
         for number in numbers:
             self._numbers[parts[number].sender].append(number)
         most = max(sum(parts[n].nbytes for n in own) for own in self._numbers.values())
-        # A power of two, because every length compiles a program.
-        self._length = min(
-            _power_of_two(most), _SENT_BYTES, _RECEIVED_BYTES // _power_of_two(len(processes))
-        )
+        # A power of two, because every length compiles a program; or what max_bytes allows.
+        most_received = max(max_bytes // _power_of_two(len(processes)), 1)
+        self._length = min(_power_of_two(most), _SENT_BYTES, most_received)
         self._count = -(-most // self._length)
-        self._flat: dict[int, Bytes] = {}
+        self._flat: dict[int, Bytes | None] = {}
 
-    def exchange(self, roll: Roll) -> None:
+    def exchange(self, watch: FailureWatch) -> None:
         """Send and receive all parts."""
         spans = [self._rounds_of(self._numbers[process]) for process in self._processes]
         own = self._processes.index(jax.process_index())
         last: tuple[list[list[_Span]], Future[Bytes]] | None = None
         for each in itertools.islice(zip(*spans, strict=True), self._count):
             data = self._packed(each[own])
-            arriving = roll.begin(lambda data=data: _gathered(data, self._processes))
+            arriving = watch.begin(lambda data=data: all_gather(data, self._processes))
             # One round is on its way while that before it is unpacked.
             if last is not None:
-                self._unpack(last[0], roll.result(last[1]))
+                self._unpack(last[0], watch.result(last[1]))
             last = list(each), arriving
         if last is not None:
-            self._unpack(last[0], roll.result(last[1]))
+            self._unpack(last[0], watch.result(last[1]))
 
     def _rounds_of(self, numbers: Sequence[int]) -> Iterator[list[_Span]]:
         """Yield the spans that are sent in each round; in the end empty ones for ever."""
@@ -213,7 +169,7 @@ class _Group:
     def _packed(self, spans: list[_Span]) -> Bytes:
         data = aligned_empty(self._length, np.uint8)
         for span in spans:
-            flat = self._flat_of(span.part)
+            flat: Any = self._flat_of(span.part)
             data[span.offset : span.offset + span.stop - span.start] = flat[span.start : span.stop]
             self._drop(span)
         return data
@@ -224,32 +180,30 @@ class _Group:
                 continue
             for span in spans:
                 flat = self._flat_of(span.part)
-                size = span.stop - span.start
-                flat[span.start : span.stop] = data[span.offset : span.offset + size]
-                if span.stop == len(flat):
-                    self._write_back(span.part, flat)
+                if flat is not None:
+                    size = span.stop - span.start
+                    flat[span.start : span.stop] = data[span.offset : span.offset + size]
+                    if span.stop == len(flat):
+                        self._write_back(span.part, flat)
                 self._drop(span)
 
-    def _flat_of(self, number: int) -> Bytes:
+    def _flat_of(self, number: int) -> Bytes | None:
         """Return the bytes of a part in a row: its memory, or a copy until all of them are done."""
         if number not in self._flat:
             memory = self._memory_of(number)
-            self._flat[number] = np.ascontiguousarray(memory).reshape(-1).view(np.uint8)
+            if memory is not None:
+                memory = np.ascontiguousarray(memory).reshape(-1).view(np.uint8)
+            self._flat[number] = memory
         return self._flat[number]
 
     def _write_back(self, number: int, flat: Bytes) -> None:
-        memory = self._memory_of(number)
+        memory: Any = self._memory_of(number)
         if not memory.flags.c_contiguous:
             memory[...] = flat.view(memory.dtype).reshape(memory.shape)
 
     def _drop(self, span: _Span) -> None:
         if span.stop == self._parts[span.part].nbytes:
             self._flat.pop(span.part, None)
-
-
-def _gathered(data: Bytes, processes: tuple[int, ...]) -> Bytes:
-    with own_settings():
-        return all_gather(data, processes)
 
 
 def _power_of_two(number: int) -> int:

@@ -19,7 +19,7 @@ from gda.layout.spec import Shape
 from gda.mesh import Device, mesh_on
 
 
-class Memory(Protocol):
+class Staging(Protocol):
     """The memory of devices: blocks of one dtype, flat buffers, and copies between them."""
 
     def block(self, shape: Shape, device: Device, *, zero: bool) -> Any:
@@ -56,7 +56,7 @@ class Memory(Protocol):
         ...
 
 
-class HostMemory:
+class HostStaging:
     """The memory of CPU devices."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
@@ -72,7 +72,7 @@ class HostMemory:
         return aligned_empty(size, self._plain)
 
     def flat_of(self, source: Any, start: Shape, sizes: Shape) -> Any:
-        piece = _box(source, start, sizes)
+        piece = box(source, start, sizes)
         is_flat = piece.flags.c_contiguous and piece.ctypes.data % ALIGNMENT == 0
         return piece.reshape(-1) if is_flat else None
 
@@ -80,7 +80,7 @@ class HostMemory:
         return np.asarray(array).view(self._plain)
 
     def copy(self, into: Any, at: Shape, source: Any, start: Shape, sizes: Shape) -> Any:
-        _box(into, at, sizes)[...] = _box(source, start, sizes)
+        box(into, at, sizes)[...] = box(source, start, sizes)
         return into
 
     def placed(self, block: Any, device: Device) -> jax.Array:
@@ -90,7 +90,7 @@ class HostMemory:
         return jax.device_put(flat, device)
 
 
-class DeviceMemory:
+class DeviceStaging:
     """The memory of any devices."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
@@ -131,9 +131,9 @@ class DeviceMemory:
 
 
 def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return numbers of the same bits for a narrow float, and for a dtype that NumPy lacks.
+    """Return the unsigned integer as wide as a narrow float or a dtype that NumPy lacks.
 
-    NumPy copies those five times as fast.
+    NumPy copies such integers five times as fast. Any other dtype stays.
     """
     is_plain = dtype.kind != "V" and not is_narrow(dtype)
     return dtype if is_plain else np.dtype(f"u{dtype.itemsize}")
@@ -144,10 +144,11 @@ def _sizes_in(buffer: Any, sizes: Shape) -> Shape:
     return sizes if buffer.ndim == len(sizes) else (math.prod(sizes),)
 
 
-def _box(buffer: Any, start: Shape, sizes: Shape) -> Any:
+def box(buffer: Any, start: Shape, sizes: Shape) -> Any:
+    """Return a view of a piece in a block, or in a flat buffer, on the host."""
     ends = zip(start, _sizes_in(buffer, sizes), strict=True)
-    box = [slice(first, first + size) for first, size in ends]
-    return buffer[(*box, ...)].reshape(sizes)  # with the dots, also of a scalar a view
+    part = [slice(first, first + size) for first, size in ends]
+    return buffer[(*part, ...)].reshape(sizes)  # with the dots, also of a scalar a view
 
 
 @partial(jax.jit, static_argnums=2)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 
 from gda.arrays.construction.placing import Plan
+from gda.arrays.construction.reading_once import mesh_of_several
 from gda.arrays.transport.exchanging import Needed, Part, read_shared
-from gda.arrays.transport.reading_once import mesh_of_several
 from gda.checkpoint.reading.blocks import Arrival, Use, uses_of
 from gda.checkpoint.reading.files import Chunk, Files
 from gda.checkpoint.reading.restored_leaves import Target
@@ -58,14 +58,11 @@ def read_chunks_once(
     arrivals: Sequence[Arrival],
     processes: tuple[int, ...],
     read: Callable[[dict[Chunk, list[Use]]], object],
-    *,
-    always: bool,
 ) -> None:
     """Fill the blocks of some arrays. Communicates: all ``processes`` call it.
 
     Args:
       read: reads some chunks, and gives each use its part.
-      always: as in ``read_shared``.
     """
     arrays = files.manifest.arrays
     together = [each for each in arrivals if not _is_on_one_device(each.target.plan)]
@@ -79,15 +76,11 @@ def read_chunks_once(
             shared.append(_SharedChunk(chunk, needed, parts))
         elif needed_by == (jax.process_index(),):
             own.setdefault(chunk, []).extend(parts)
-    own_nbytes = sum(arrays[array].nbytes_per_chunk for array, _ in own)
 
     def read_some(numbers: Iterable[int]) -> None:
-        some = dict(own)
-        own.clear()
         for number in numbers:
-            chunk = shared[number].chunk
-            some[chunk] = [*some.get(chunk, ()), *shared[number].uses]
-        read(some)
+            own.setdefault(shared[number].chunk, []).extend(shared[number].uses)
+        read(own)
 
     def sent(readers: Sequence[int]) -> Any:
         sent_uses: list[Use] = []
@@ -100,5 +93,4 @@ def read_chunks_once(
                 sent_uses.append(use)
         return parts, lambda number: sent_uses[number].memory
 
-    needed = [each.needed for each in shared]
-    read_shared(NAME, processes, needed, read_some, sent, own_nbytes=own_nbytes, always=always)
+    read_shared(NAME, processes, [each.needed for each in shared], read_some, sent)

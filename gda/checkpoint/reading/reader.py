@@ -101,8 +101,7 @@ def _read_together(
         for group, chunks in groups:
             missing.update(chunks)
             _allocate(group)
-            always = options.read_once is True
-            read_chunks_once(files, group, processes, read, always=always)
+            read_chunks_once(files, group, processes, read)
             for chunk in chunks:  # also those that other processes have read
                 arrived(chunk)
             _finish(group)

@@ -78,7 +78,7 @@ def host_local_array_to_global_array(
     GlobalArray(shape=(16, 5), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x'))
     """
 
-    def work() -> tuple[Any, Digests]:
+    def work(_: object) -> tuple[Any, Digests]:
         result = place(local_inputs, global_mesh, pspecs, "pspecs", SPECS, _layout_of)
         return result, _digests(result, local_inputs, global_mesh) if check_replicas else {}
 

@@ -114,7 +114,7 @@ def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType
             "replicated arrays"
         )
 
-    def work() -> Any:
+    def work(_: object) -> Any:
         def layout_of(leaf: Any, part: Any) -> tuple[PartitionSpec, Shape | None]:
             return _layout_of(part, np.shape(leaf), mesh)
 

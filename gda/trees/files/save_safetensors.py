@@ -7,7 +7,7 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,17 +102,12 @@ def save_safetensors(
     ['model.safetensors'] [[1. 1.]]
     """
     check_count(max_file_bytes, "max_file_bytes")
-
-    @cache  # the processes agree on the same plan that is written
-    def prepared() -> _Plan:
-        return _plan(os.fspath(path), tree, max_file_bytes, metadata, names)
-
     together(
         _NAME,
         mesh_of_all(jax.devices()),
-        lambda: _save(prepared(), tree),
-        lambda _: {},  # it has no result that could differ
-        wanted=lambda: prepared().described(),
+        lambda plan: _save(plan, tree),
+        prepare=lambda: _plan(os.fspath(path), tree, max_file_bytes, metadata, names),
+        asked=_Plan.described,
         always=True,
     )
 

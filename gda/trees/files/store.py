@@ -32,8 +32,6 @@ from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import format_index, format_processes
 from gda.mesh import is_tracer, mesh_of_all
 from gda.multihost.agreement import (
-    checking_agreement,
-    timeout_of_checks,
     together,
     wait_for_arrays,
 )
@@ -199,26 +197,23 @@ def _store(
     options: Options,
     waiting: _Waiting,
 ) -> None:
-
-    def work() -> None:
+    def work(_: object) -> None:
         if waiting.wait_for_all:
             wait_for_arrays(name, tree)
         jobs = _jobs(tree, leaves, find_targets(), options)
         _write(name, tree, jobs, options)
 
     if not waiting.wait_for_all:
-        work()
+        work(None)
         return
-    timeout = timeout_of_checks() if waiting.timeout is None else waiting.timeout
-    with checking_agreement(False, timeout=timeout):
-        together(
-            name,
-            _common_mesh(leaves),
-            work,
-            lambda _: {},  # a write has no result that could differ
-            wanted=lambda: describe(tree),
-            always=True,
-        )
+    together(
+        name,
+        _common_mesh(leaves),
+        work,
+        asked=lambda _: describe(tree),
+        always=True,
+        timeout=waiting.timeout,
+    )
 
 
 def _common_mesh(leaves: Sequence[Any]) -> Mesh | None:

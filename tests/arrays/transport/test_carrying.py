@@ -22,7 +22,7 @@ from gda.arrays.transport import carrying, staging
 from gda.testing import Pool
 
 P = PartitionSpec
-PROGRAM = Path(__file__).parents[1] / "reshard_program.py"
+PROGRAM = Path(__file__).parents[2] / "reshard_program.py"
 DATA = batch(16, 6)
 DTYPES = [
     *map(np.dtype, ("float32", "int8", "bool", "complex64", "int64", "float16")),
@@ -129,7 +129,7 @@ def test_any_layout_becomes_any_other(
 def test_the_copies_on_devices_are_those_of_numpy(
     kind: AxisType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(carrying, "HostMemory", staging.DeviceMemory)
+    monkeypatch.setattr(carrying, "HostStaging", staging.DeviceStaging)
     before = ordered_mesh([6, 1, 4, 3], {"x": 4}, kind)
     after = ordered_mesh([0, 1, 7, 5, 2, 3], {"y": 2, "z": 3}, kind)
     for dtype in (np.float32, ml_dtypes.bfloat16, ml_dtypes.int4, bool):
@@ -346,7 +346,7 @@ def fail_in_one_process() -> str:
     """Run in every process: return what each one raises."""
     g = cut(batch(16, 8), ordered_mesh(range(8), {"x": 8}), P("x"))
     if jax.process_index() == 2:
-        staging.HostMemory.flat = no_memory
+        staging.HostStaging.flat = no_memory
     try:
         g.reshard(P(None, "x"))
     except (MemoryError, gda.DisagreementError) as error:

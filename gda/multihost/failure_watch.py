@@ -1,9 +1,9 @@
-"""Work of several processes over their devices, in which a failure of one ends the others too.
+"""A watch over processes that work together, in which a failure of one ends the others too.
 
 A collective waits for a process that failed or died, and names none. So a process that waits for
 its devices looks, now and then, for a process of its machine that has ended, and for an *alarm*: a
-key of the coordination service that a failed process has written. Then each writes its state; a
-process that writes none is the one to look at.
+key of the coordination service that a failed process has written. Then each posts its state; a
+process that posts none is the one to look at.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from typing import TypeVar
 
 import jax
 
-from gda.layout.text import format_processes, join_some
+from gda.layout.text import MOST_NAMED, format_processes, join_some
 from gda.multihost import coordination
 from gda.multihost.allgather import Bytes, all_gather
-from gda.multihost.background import Background, is_done
+from gda.multihost.background import Background, wait_and_look
 from gda.multihost.meeting import DisagreementError, LateProcessError
 from gda.multihost.places import Place, ended, places
 
-_FOLDER = "gda/multihost/roll"
+_FOLDER = "gda/multihost/watch"
 _LOOKS = 10  # for a process that ends, after an error that its end explains
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between looks at the states after an alarm
 _begun: Counter[tuple[int, ...]] = Counter()
 
 T = TypeVar("T")
@@ -43,8 +44,8 @@ class _TransportError(Exception):
     """Work that waits for other processes has failed; the cause is its error."""
 
 
-class Roll:
-    """The processes that do a piece of work together, and their states.
+class FailureWatch:
+    """A watch over the processes that do a piece of work together.
 
     Every process of ``processes`` must make one, for the same works in the same order.
 
@@ -75,22 +76,22 @@ class Roll:
         try:
             yield
         except _AlarmError:
-            self._ring("")
+            self._raise_alarm("")
             raise self._verdict() or DisagreementError(
                 f"{self._what}: another process failed"
             ) from None
         except _TransportError as failure:
             # The cause may be a process that died: the transport cannot tell.
             error: BaseException = failure.__cause__ or failure
-            self._ring(_said(error))
+            self._raise_alarm(_said(error))
             if verdict := self._verdict():
                 raise verdict from error
             raise error from None
         except BaseException as error:
-            self._ring(_said(error))
+            self._raise_alarm(_said(error))
             raise
         else:
-            self._tell("")
+            self._post_state("")
         finally:
             if self._background is not None:
                 self._background.close()
@@ -98,14 +99,12 @@ class Roll:
     def begin(self, work: Callable[[], T]) -> Future[T]:
         """Begin some work that may wait for other processes; after that which was begun before."""
         if self._background is None:
-            self._background = Background("gda-roll")
+            self._background = Background("gda-watch")
         return self._background.begin(work)
 
     def result(self, future: Future[T]) -> T:
         """Return the result of work that was begun, unless another process fails meanwhile."""
-        while not is_done(future):
-            if self._service is not None and self._sees_failure(self._service):
-                raise _AlarmError
+        wait_and_look(future, self._look)
         if error := future.exception():
             raise _TransportError from error
         return future.result()
@@ -114,19 +113,28 @@ class Roll:
         """Return the bytes of all processes; see ``all_gather``."""
         return self.result(self.begin(lambda: all_gather(data, self._processes)))
 
-    def _sees_failure(self, service: coordination.Service) -> bool:
+    def _look(self) -> None:
+        """Raise ``_AlarmError`` if another process has failed or has ended in the middle."""
+        if (service := self._service) is None:
+            return
         with contextlib.suppress(ConnectionError):
             if service.list(self._alarm):
-                return True
+                raise _AlarmError
             gone = ended(self._places, self._processes)
-            return bool(gone) and not self._told(service).keys() >= set(gone)
-        return False
+            if self._states(service, gone).keys() != set(gone):
+                raise _AlarmError
 
-    def _told(self, service: coordination.Service) -> dict[int, tuple[int, str]]:
+    def _states(
+        self, service: coordination.Service, processes: Sequence[int]
+    ) -> dict[int, tuple[int, str]]:
         """Return number and failure of the last work of each process that is done with this one."""
+        folders = [f"{self._folder}/state/"]
+        if len(processes) <= MOST_NAMED:
+            folders = [f"{self._folder}/state/{process}/" for process in processes]
         states = {
-            int(key.rpartition("/")[2]): json.loads(state)
-            for key, state in service.list(f"{self._folder}/state/").items()
+            int(key.split("/")[-2]): json.loads(state)
+            for folder in folders
+            for key, state in service.list(folder).items()
         }
         return {process: state for process, state in states.items() if state[0] >= self._number}
 
@@ -138,33 +146,38 @@ class Roll:
     def _alarm(self) -> str:
         return f"{self._folder}/alarm/{self._number}/"
 
-    def _ring(self, failure: str) -> None:
-        self._tell(failure)
-        if self._service is not None:
-            with contextlib.suppress(Exception):
-                self._service.put(f"{self._alarm}{jax.process_index()}", b"")
+    def _raise_alarm(self, failure: str) -> None:
+        self._post_state(failure)
+        self._put(f"{self._alarm}on", b"")
 
-    def _tell(self, failure: str) -> None:
+    def _post_state(self, failure: str) -> None:
+        state = json.dumps([self._number, failure]).encode()
+        self._put(f"{self._folder}/state/{jax.process_index()}/last", state)
+
+    def _put(self, key: str, value: bytes) -> None:
         if self._service is not None:
             with contextlib.suppress(Exception):
-                state = json.dumps([self._number, failure]).encode()
-                self._service.put(f"{self._folder}/state/{jax.process_index()}", state)
+                self._service.put(key, value)
 
     def _verdict(self) -> Exception | None:
         """Return the error that the states of the others explain, if they explain one."""
         if self._service is None:
             return None
-        deadline = time.monotonic() + self._timeout
+        deadline, pause = time.monotonic() + self._timeout, _FIRST_PAUSE
+        states: dict[int, tuple[int, str]] = {}
+        missing = [*self._processes]
         while True:
             try:
-                told = self._told(self._service)
+                # Of the missing ones alone, less and less often: process 0 answers all processes.
+                states |= self._states(self._service, missing)
             except ConnectionError as error:
                 return error
-            missing = sorted(set(self._processes) - told.keys())
+            missing = [process for process in self._processes if process not in states]
             gone = ended(self._places, missing)
             if not missing or gone or time.monotonic() > deadline:
                 break
-            time.sleep(0.05)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
         if gone:
             return _ended(self._what, gone)
         if missing:
@@ -176,7 +189,7 @@ class Roll:
             )
         failures = [
             f"process {process} failed: {failure}"
-            for process, (number, failure) in sorted(told.items())
+            for process, (number, failure) in sorted(states.items())
             if number == self._number and failure and process != jax.process_index()
         ]
         return DisagreementError(f"{self._what}: {join_some(failures)}") if failures else None
@@ -196,18 +209,23 @@ def wait_for(arrays: Sequence[jax.Array], what: str, processes: tuple[int, ...])
     if service is None or len(processes) < 2:
         return
     found: dict[int, Place] = {}
+
+    def look() -> None:
+        nonlocal found
+        found = found or places(service)  # once: it is much to ask where there are many
+        if gone := ended(found, processes):
+            raise _ended(what, gone)
+
     with closing(Background("gda-wait")) as background:
         waiting = background.begin(lambda: jax.block_until_ready(arrays))
-        while not is_done(waiting):
-            found = found or places(service)  # once: it is much to ask where there are many
-            if gone := ended(found, processes):
-                raise _ended(what, gone)
+        wait_and_look(waiting, look)
     if error := waiting.exception():
-        found = found or places(service)
         # The transport fails a moment before the process is gone.
         for _ in range(_LOOKS):
-            if gone := ended(found, processes):
-                raise _ended(what, gone) from error
+            try:
+                look()
+            except LateProcessError as late:
+                raise late from error
             time.sleep(0.1)
         raise error
 

@@ -34,28 +34,25 @@ _LEAST_BYTES_OF_A_PART = 4 * 2**20
 
 def reads_wanted(builds: Sequence[Build], options: Options) -> Description:
     """Return what decides which process reads and sends which part, if reads are shared."""
-    if options.read_once is False:
+    if not options.read_once:
         return {}
     sources = {
         ("", f"source {number}"): str((build.plan.grid.global_shape, source.dtype, source.chunks))
         for number, build in enumerate(builds)
         if (source := build.source)
     }
-    return {("", "read_once"): str(options.read_once)} | sources
+    return {("", "read_once"): "True"} | sources
 
 
 def read_builds(builds: Sequence[Build], options: Options, name: str) -> None:
     """Read the blocks of all arrays, with ``read_once`` by all processes together.
 
     Args:
-      options: communicates, unless its ``read_once`` is ``False``. Then all processes must have
-        compared ``reads_wanted``.
+      options: with its ``read_once`` it communicates, after all processes have compared
+        ``reads_wanted``.
       name: the function that the user called.
     """
-    read_once = options.read_once
-    mesh = None
-    if read_once is not False:
-        mesh = mesh_of_several(build.plan.sharding for build in builds)
+    mesh = mesh_of_several(build.plan.sharding for build in builds) if options.read_once else None
     if mesh is None:
         read_all(builds, options, name)
         return
@@ -64,14 +61,10 @@ def read_builds(builds: Sequence[Build], options: Options, name: str) -> None:
         report = reporter(builds, show)
         shared = [SharedBlocks(build, build.source, report) for build in builds if build.source]
         parts = [(blocks, part) for blocks in shared for part in blocks.parts]
-        own = [
-            build.tasks(report, blocks.numbers)
-            for build, blocks in zip(builds, shared, strict=True)
-        ]
 
         def tasks(numbers: Iterable[int]) -> Iterator[Task | AsyncTask]:
-            while own:
-                yield from own.pop(0)
+            for build, blocks in zip(builds, shared, strict=True):
+                yield from build.tasks(report, blocks.numbers)
             for blocks, part in (parts[number] for number in numbers):
                 yield blocks.task(part)
 
@@ -81,15 +74,7 @@ def read_builds(builds: Sequence[Build], options: Options, name: str) -> None:
             return parts_sent, lambda number: parts[number][0].memory(parts[number][1])
 
         needed = [part.needed for _, part in parts]
-        read_shared(
-            name,
-            processes,
-            needed,
-            lambda numbers: run(tasks(numbers), options),
-            sent,
-            own_nbytes=sum(blocks.own_nbytes for blocks in shared),
-            always=read_once is True,
-        )
+        read_shared(name, processes, needed, lambda numbers: run(tasks(numbers), options), sent)
         for blocks in shared:
             blocks.settle()
 
@@ -131,11 +116,6 @@ class SharedBlocks:
         numbers = {build.plan.number_of(part.block) for part in self.parts}
         self.numbers = numbers - {None}
         self._memory: dict[int, np.ndarray[Any, Any]] = {}
-
-    @property
-    def own_nbytes(self) -> int:
-        """Bytes of the blocks that no other process has."""
-        return self._build.nbytes - len(self.numbers) * self._build.block_bytes
 
     def _parts(self) -> Iterator[_BlockPart]:
         grid, dtype = self._build.plan.grid, self._source.dtype

@@ -1,7 +1,6 @@
 """Arrays that all processes read together: each byte from storage once, and every bit as it is."""
 
 import itertools
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, is_right, ordered_mesh, total
 
 import gda
-from gda.arrays.transport import exchanging, reading_once
+from gda.arrays.construction import reading_once
 from gda.storage.sources import source_of
 from gda.testing import Pool
 
@@ -147,50 +146,13 @@ def test_chunks_of_stores_are_read_by_one_process(
     assert all(index[0].stop in (30, 60) or index[0].stop % 7 == 0 for index in asked)
 
 
-# The automatic choice.
-
-
-@pytest.mark.processes(4, devices=2)
-@pytest.mark.parametrize("speed", [1e15, 1e-3], ids=["fast network", "slow network"])
-def test_the_automatic_choice_is_by_cost_and_the_same_everywhere(
-    speed: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchanging, "_BYTES_PER_SECOND", speed)
-    monkeypatch.setattr(exchanging, "_SECONDS_TO_BEGIN", 0)
-    mesh = ordered_mesh(range(8), {"x": 8})
-    sources = [Counted(batch(16, 24) + n) for n in range(8)]
-    arrays = gda.load_tree(sources, mesh, P(), read_once=None)
-    for n, (source, array) in enumerate(zip(sources, arrays, strict=True)):
-        assert is_right(array, batch(16, 24) + n)
-        assert (total(source.read) == (1 if speed > 1 else 4)).all()
-
-
 def test_one_process_reads_as_always(mesh: Any) -> None:
     source = Counted(batch(8, 6))
     g = gda.GlobalArray.from_source(source, mesh, P("x"), read_once=True)
     np.testing.assert_array_equal(g, source.data)
     assert (source.read == 1).all()
-    with pytest.raises(TypeError, match="read_once must be True, False or None, not 'yes'"):
+    with pytest.raises(TypeError, match="read_once must be True or False, not 'yes'"):
         gda.load_tree([source], mesh, P(), read_once="yes")
-
-
-@pytest.mark.processes(2, devices=4)
-def test_the_automatic_choice_counts_blocks_of_one_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(exchanging, "_is_worth", lambda seconds, *_: costs.append(seconds))
-    costs: list[float] = []
-
-    class Slow(Counted):
-        def __getitem__(self, index: Any) -> np.ndarray:
-            time.sleep(0.2)
-            return super().__getitem__(index)
-
-    mesh = ordered_mesh(range(8), {"x": 8})
-    sources = [Slow(np.zeros((8, 1000))), Counted(batch(2)), Counted(batch(2))]
-    gda.load_tree(sources, mesh, [P("x"), P(), P()], dtype=np.float32, read_once=None)
-    (seconds,) = costs  # 0.8 for 32,000 bytes of its own; 8 bytes are missing
-    assert seconds < 0.1
 
 
 # Faults.
@@ -215,8 +177,6 @@ def test_different_sources_of_processes_are_an_error() -> None:
         for source in (batch(5 + me), batch(8).astype([np.float16, np.int8][me]), chunked):
             with pytest.raises(gda.DisagreementError, match="source 0"):
                 gda.PaddedArray.from_source(source, mesh, P(), dtype="float32", read_once=True)
-        with pytest.raises(gda.DisagreementError, match="read_once"):
-            gda.load_tree([batch(8)], mesh, P(), read_once=[True, None][me])
 
 
 @pytest.mark.parametrize("chunks", ["auto", (4,), (4, 0), 4, None, {"x": 2}])
