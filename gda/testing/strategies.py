@@ -387,35 +387,25 @@ def sharded_cases(
     >>> find(sharded_cases(mesh_shapes(max_devices=512)), lambda case: case.grid.num_shards > 1)
     ShardedCase((2,), {'x': 2}, P('x'))
     """
-    if mesh is None:
-        mesh = meshes()
-    elif not isinstance(mesh, st.SearchStrategy):
-        mesh = st.just(mesh)
-    return _sharded_cases(mesh, min_dims, max_dims, max_block_side, allow_empty)
+    drawn = meshes() if mesh is None else _as_strategy(mesh)
 
-
-@st.composite
-def _sharded_cases(
-    draw: st.DrawFn,
-    meshes: st.SearchStrategy[MeshT],
-    min_dims: int,
-    max_dims: int,
-    max_block_side: int,
-    allow_empty: bool,
-) -> ShardedCase[MeshT]:
-    mesh = draw(meshes)
-    spec = draw(partition_specs(mesh, max_entries=max_dims))
-    shape = draw(
-        global_shapes(
-            mesh,
-            spec,
-            min_dims=min_dims,
-            max_dims=max_dims,
-            max_block_side=max_block_side,
-            allow_empty=allow_empty,
+    @st.composite
+    def cases(draw: st.DrawFn) -> ShardedCase[Any]:
+        over = draw(drawn)
+        spec = draw(partition_specs(over, max_entries=max_dims))
+        shape = draw(
+            global_shapes(
+                over,
+                spec,
+                min_dims=min_dims,
+                max_dims=max_dims,
+                max_block_side=max_block_side,
+                allow_empty=allow_empty,
+            )
         )
-    )
-    return ShardedCase(shape, mesh, spec)
+        return ShardedCase(shape, over, spec)
+
+    return cases()
 
 
 def global_arrays(
@@ -445,29 +435,19 @@ def global_arrays(
     ...     assert set(np.asarray(g).flat) <= set(range(10))
     >>> test_digits_stay_digits()
     """
-    if cases is None:
-        cases = sharded_cases()
-    elif isinstance(cases, ShardedCase):
-        cases = st.just(cases)
-    if dtype is None:
-        dtype = st.sampled_from(_DTYPES)
-    dtypes = dtype if isinstance(dtype, st.SearchStrategy) else st.just(dtype)
-    return _global_arrays(cases, dtypes, elements)
+    drawn = sharded_cases() if cases is None else _as_strategy(cases)
+    dtypes = st.sampled_from(_DTYPES) if dtype is None else _as_strategy(dtype)
 
+    @st.composite
+    def arrays(draw: st.DrawFn) -> GlobalArray:
+        case = draw(drawn)
+        kind = jax.dtypes.canonicalize_dtype(draw(dtypes))
+        data = draw(_data(case.global_shape, kind, elements))
+        # The repr of a GlobalArray never moves data, so it omits the values of a failing example.
+        note(f"GlobalArray of {case} with {data!r}")
+        return GlobalArray.from_callback(case.global_shape, case.mesh, case.spec, data.__getitem__)
 
-@st.composite
-def _global_arrays(
-    draw: st.DrawFn,
-    cases: st.SearchStrategy[ShardedCase[Mesh]],
-    dtypes: st.SearchStrategy[Any],
-    elements: st.SearchStrategy[Any] | None,
-) -> GlobalArray:
-    case = draw(cases)
-    dtype = jax.dtypes.canonicalize_dtype(draw(dtypes))
-    data = draw(_data(case.global_shape, dtype, elements))
-    # The repr of a GlobalArray never moves data, so it omits the values of a failing example.
-    note(f"GlobalArray of {case} with {data!r}")
-    return GlobalArray.from_callback(case.global_shape, case.mesh, case.spec, data.__getitem__)
+    return arrays()
 
 
 def _data(
@@ -485,6 +465,10 @@ def _data(
     return hnp.arrays(wide, shape, elements=values if elements is None else elements).map(
         lambda data: data.astype(dtype)
     )
+
+
+def _as_strategy(given: Any) -> st.SearchStrategy[Any]:
+    return given if isinstance(given, st.SearchStrategy) else st.just(given)
 
 
 def _more(draw: st.DrawFn) -> bool:

@@ -243,11 +243,12 @@ class ReplicaCheck:
         shared = [
             (each, sums) for each, sums in zip(self._arrays, mine, strict=True) if each.is_shared
         ]
-        counts = [
-            [len(processes_of(each.mesh).positions(process)) for each, _ in shared]
+        layouts = [each for each, _ in shared]
+        places = [
+            [processes_of(each.mesh).positions(process) for each in layouts]
             for process in self._processes
         ]
-        most = max(map(sum, counts), default=0)
+        most = max(sum(map(len, of_process)) for of_process in places)
         if not most:
             return []
         line = np.zeros((most, LANES), "<u4")
@@ -256,12 +257,12 @@ class ReplicaCheck:
         with watching(_NAME, self._processes) as watch:
             received = watch.all_gather(line.reshape(-1).view(np.uint8))
         rows = received.view("<u4").reshape(len(self._processes), most, LANES)
-        everywhere = [np.zeros((each.grid.num_devices, LANES), np.uint32) for each, _ in shared]
-        for process, of_process, row in zip(self._processes, counts, rows, strict=True):
-            parts = np.split(row, np.cumsum(of_process))
-            for (each, _), sums, part in zip(shared, everywhere, parts, strict=False):
-                sums[processes_of(each.mesh).positions(process)] = part
-        return self._compare(zip((each for each, _ in shared), everywhere, strict=True))
+        everywhere = [np.zeros((each.grid.num_devices, LANES), np.uint32) for each in layouts]
+        for of_process, row in zip(places, rows, strict=True):
+            parts = np.split(row, np.cumsum(list(map(len, of_process))))
+            for sums, positions, part in zip(everywhere, of_process, parts, strict=False):
+                sums[positions] = part
+        return self._compare(zip(layouts, everywhere, strict=True))
 
     def _compare(self, arrays: Iterable[tuple[_Replicated, Words]]) -> list[ReplicaMismatch]:
         """Compare the sums of all devices of some arrays."""

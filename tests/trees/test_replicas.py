@@ -212,9 +212,9 @@ def test_large_and_small_ones_are_summed_up_by_the_formula(way: str) -> None:
 def test_many_small_blocks_take_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = mesh_of({"x": 2})
     tree = [cut(batch(size), mesh, P()) for size in (3, 200, 128, 1, 5000)]
-    replica_sums._program_of_small.cache_clear()
+    replica_sums._program.cache_clear()
     gda.check_replicas_agree(tree)
-    assert replica_sums._program_of_small.cache_info().misses == 1
+    assert replica_sums._program.cache_info().misses == 1
     monkeypatch.setattr(replica_sums, "_MOST_ROWS", 4)
     for number, at in [(0, 2), (1, 150), (2, 127), (3, 0), (4, 4999)]:
         changed = [flipped(leaf, 1, at) if i == number else leaf for i, leaf in enumerate(tree)]

@@ -3,8 +3,8 @@
 Each block is summed up on its device, by ``on_devices``, and only the sums are put together;
 ``formula`` defines a sum.
 
-Three steps, apart so that others can go between: ``begin`` starts the sums of blocks on their
-devices, ``add`` puts those of all processes together, ``digest_of`` makes the text.
+It is made in three steps, and a caller can do other work between them: ``begin`` starts the sums of
+blocks on their devices, ``add`` adds up those of all processes, ``digest_of`` makes the text.
 """
 
 from __future__ import annotations
@@ -92,11 +92,6 @@ def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
         mine = begin(array, grid).result()
         received = watch.all_gather(mine.astype("<u4").view(np.uint8))
     return digest_of(grid.global_shape, array.dtype, add(received.view("<u4")))
-
-
-def sums_of(array: jax.Array) -> Words:
-    """Return what ``begin`` starts, waited for."""
-    return begin(array).result()
 
 
 class Pending:

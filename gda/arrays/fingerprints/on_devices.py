@@ -1,6 +1,6 @@
 """The sums of blocks, made on the devices that hold them.
 
-A block is taken apart into rows of the same length (``Plan``). Every element has a key, which its
+A block is folded into rows of the same length (``RowFolding``). Every element has a key, which its
 place in the whole array determines; ``gda/arrays/fingerprints/formula.py`` says what a sum is.
 """
 
@@ -31,7 +31,7 @@ from gda.arrays.fingerprints.formula import (
 )
 from gda.layout.dtype_names import width_of
 from gda.layout.spec import Shape
-from gda.mesh import Device
+from gda.mesh import Device, sharding_of
 
 # The most columns of a row, and the rows of one turn of the loop: the keys and the sums of all
 # columns then stay in the cache.
@@ -55,7 +55,7 @@ class _Rows(NamedTuple):
     columns: int  # elements of a row
 
 
-class Plan(NamedTuple):
+class RowFolding(NamedTuple):
     """The rows and columns of a block, the same for every block of a shape.
 
     ``axis`` is taken in chunks of a power of two, and a chunk with all that comes after it is a
@@ -83,16 +83,16 @@ class Plan(NamedTuple):
         return [part for part in parts if part.chunks * part.columns]
 
 
-def plan_of(shape: Shape, words: int, lanes: int = LANES) -> Plan:
+def folding_of(shape: Shape, words: int, lanes: int = LANES) -> RowFolding:
     shape = shape or (1,)
     axis, trail = len(shape) - 1, 1
     while axis and trail * shape[axis] <= MAX_COLUMNS:
         trail *= shape[axis]
         axis -= 1
-    return Plan(shape, axis, 1 << (MAX_COLUMNS // trail).bit_length() - 1, words, lanes)
+    return RowFolding(shape, axis, 1 << (MAX_COLUMNS // trail).bit_length() - 1, words, lanes)
 
 
-class _Keys(NamedTuple):
+class Keys(NamedTuple):
     """The keys of some rows; their sum is that of an element. Each is uint32 ``[lanes, ...]``."""
 
     leads: Any
@@ -101,21 +101,21 @@ class _Keys(NamedTuple):
     carry: Any  # the column from which on a row has the key of the next chunk; the same in all
 
 
-def _keys_of(plan: Plan, start: Shape) -> list[_Keys]:
+def _keys_of(folding: RowFolding, start: Shape) -> list[Keys]:
     """Return the keys of each part of a block that begins at ``start``."""
     start = start or (0,)
-    axis, chunk = plan.axis, plan.chunk
+    axis, chunk = folding.axis, folding.chunk
     constants = [constants_of(dimension) for dimension in range(len(start))]
     sides = [
         keys_from(*of) if dimension != axis else np.zeros((LANES, 1), np.uint32)
-        for dimension, of in enumerate(zip(constants, start, plan.shape, strict=True))
+        for dimension, of in enumerate(zip(constants, start, folding.shape, strict=True))
     ]
     leads = outer_sums(key_at(constants_of(ORIGIN), 1), *sides[:axis])
-    trail = outer_sums(*sides[axis:], keys_from(constants_of(WORD), 0, plan.words))
+    trail = outer_sums(*sides[axis:], keys_from(constants_of(WORD), 0, folding.words))
     keys = []
-    for part in plan.parts():
-        first = start[axis] + part.first // plan.trail
-        if part.columns == chunk * plan.trail:
+    for part in folding.parts():
+        first = start[axis] + part.first // folding.trail
+        if part.columns == chunk * folding.trail:
             # Wherever a block begins, the lower bits of its coordinates are the same in all chunks.
             offset = first % chunk
             low = np.roll(keys_from(constants[axis], 0, chunk), -offset, 1)
@@ -123,11 +123,11 @@ def _keys_of(plan: Plan, start: Shape) -> list[_Keys]:
             high = keys_from(constants[axis][:, bits:], first >> bits, part.chunks + 1)
         else:
             offset = 0
-            low = keys_from(constants[axis], first, part.columns // plan.trail)
+            low = keys_from(constants[axis], first, part.columns // folding.trail)
             high = np.zeros((LANES, 2), np.uint32)
-        carry = np.full((LANES, 1), (chunk - offset) * plan.trail * plan.words, np.uint32)
+        carry = np.full((LANES, 1), (chunk - offset) * folding.trail * folding.words, np.uint32)
         of_rows = (leads, high, outer_sums(low, trail), carry)
-        keys.append(_Keys(*(part[: plan.lanes] for part in of_rows)))
+        keys.append(Keys(*(part[: folding.lanes] for part in of_rows)))
     return keys
 
 
@@ -135,54 +135,55 @@ def _keys_of(plan: Plan, start: Shape) -> list[_Keys]:
 # each set of devices anew.
 
 
-def started(
-    blocks: Sequence[jax.Array],
-    starts: Sequence[Shape],
-    *,
-    lanes: int = LANES,
-    waits: bool = True,
-) -> jax.Array:
-    """Return the sums of each block on its device, uint32 ``[lanes * blocks]``, not waited for.
+def started(blocks: Sequence[jax.Array], starts: Sequence[Shape]) -> jax.Array:
+    """Return the sums of each block on its device, uint32 ``[LANES * blocks]``, not waited for.
 
     Arguments are those of ``prepared``.
     """
-    run, arguments = prepared(blocks, starts, lanes=lanes, waits=waits)
-    with jax.set_mesh(arguments[0].sharding.mesh):
+    run, arguments = prepared(blocks, starts)
+    with jax.set_mesh(sharding_of(arguments[0]).mesh):  # pyright: ignore[reportArgumentType]
         sums = run(*arguments)
     sums.copy_to_host_async()
     return sums
 
 
 def prepared(
-    blocks: Sequence[jax.Array],
-    starts: Sequence[Shape],
-    *,
-    lanes: int = LANES,
-    waits: bool = True,
-) -> tuple[Any, tuple[Any, ...]]:
+    blocks: Sequence[jax.Array], starts: Sequence[Shape]
+) -> tuple[Any, tuple[jax.Array, list[Keys]]]:
     """Return the program that sums up each block, and its arguments.
 
     Args:
       blocks: single-device arrays of one shape, each on another device.
       starts: where each block begins in the whole array, which may be far out.
-      lanes: how many of the lanes of the formula to sum up.
-      waits: floats below 32 bits on CPU are waited for, and not copied. If not, they are copied.
+    """
+    joined = side_by_side(blocks)
+    sharding: Any = joined.sharding
+    folding = folding_of(blocks[0].shape, width_of(joined.dtype)[1])
+    keys = placed_keys(sharding.mesh, folding, tuple(starts))
+    return program(sharding.mesh, folding, sharding.spec), (joined, keys)
+
+
+def side_by_side(blocks: Sequence[jax.Array], waits: bool = True) -> jax.Array:
+    """Return an array over a line of devices whose parts are the blocks, which XLA can sum up.
+
+    Nothing is moved, but for blocks in the memory of the host. Scalars have no dimension to be put
+    side by side in; each device gets its own all the same.
+
+    Args:
+      blocks: as in ``prepared``.
+      waits: floats below 32 bits on CPU are waited for, and become integers without a copy.
     """
     parts = [_for_xla(block, waits) for block in blocks]
-    mesh = line_of(tuple(map(device_of, parts)))
-    kind = device_of(parts[0]).default_memory().kind
-    if parts[0].sharding.memory_kind not in (None, kind):
-        own = [SingleDeviceSharding(device_of(part), memory_kind=kind) for part in parts]
+    devices = tuple(map(device_of, parts))
+    if not is_near(parts[0]):
+        kind = devices[0].default_memory().kind
+        own = [SingleDeviceSharding(device, memory_kind=kind) for device in devices]
         parts = jax.device_put(parts, own)
-    joined = as_one(parts, mesh)
-    if _is_changed(parts[0]):
-        with jax.set_mesh(mesh):
-            joined = unsigned_program(mesh, not joined.ndim)(joined)
-    plan = plan_of(parts[0].shape, width_of(parts[0].dtype)[1], lanes)
-    place = _placed_keys if parts[0].size <= _MAX_KEPT else _placed_keys.__wrapped__
-    with jax.set_mesh(mesh):
-        keys = place(mesh, plan, tuple(starts))
-    return program(mesh, plan, not parts[0].ndim), (joined, keys)
+    shape, spec = parts[0].shape, PartitionSpec()
+    if shape:
+        shape, spec = (shape[0] * len(parts), *shape[1:]), PartitionSpec("block")
+    sharding = NamedSharding(_line_of(devices), spec)
+    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
 
 
 def device_of(part: jax.Array) -> Any:
@@ -190,69 +191,60 @@ def device_of(part: jax.Array) -> Any:
     return device
 
 
+def is_near(array: jax.Array) -> bool:
+    """Return whether an array is in the own memory of its devices."""
+    kind = array.sharding.memory_kind
+    return kind is None or kind == next(iter(array.devices())).default_memory().kind
+
+
 @lru_cache(maxsize=256)
-def line_of(devices: tuple[Device, ...]) -> Mesh:
+def _line_of(devices: tuple[Device, ...]) -> Mesh:
     return Mesh(np.array(devices), ("block",))
 
 
-def as_one(blocks: list[jax.Array], mesh: Mesh) -> jax.Array:
-    """Return an array whose parts are the blocks, without a move."""
-    shape = blocks[0].shape
-    # Scalars have no dimension to be put side by side in; each device gets its own all the same.
-    spec = spec_of_blocks(not shape)
-    shape = (shape[0] * len(blocks), *shape[1:]) if shape else ()
-    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, spec), blocks)
-
-
-def spec_of_blocks(are_scalars: bool) -> PartitionSpec:
-    """Return the spec of what ``as_one`` returns."""
-    return PartitionSpec() if are_scalars else PartitionSpec("block")
+def placed_keys(mesh: Mesh, folding: RowFolding, starts: tuple[Shape, ...]) -> list[Keys]:
+    """Return the keys of each block on its device: uint32 ``[lanes * blocks, ...]``."""
+    is_kept = math.prod(folding.shape) <= _MAX_KEPT
+    with jax.set_mesh(mesh):
+        return (_placed_keys if is_kept else _placed_keys.__wrapped__)(mesh, folding, starts)
 
 
 @lru_cache(maxsize=256)
-def _placed_keys(mesh: Mesh, plan: Plan, starts: tuple[Shape, ...]) -> list[_Keys]:
-    """Return the keys of each block on its device: uint32 ``[lanes * blocks, ...]``."""
-    of_blocks = [_keys_of(plan, start) for start in starts]
+def _placed_keys(mesh: Mesh, folding: RowFolding, starts: tuple[Shape, ...]) -> list[Keys]:
+    of_blocks = [_keys_of(folding, start) for start in starts]
     together = jax.tree.map(lambda *keys: np.concatenate(keys), *of_blocks)
-    return jax.device_put(together, NamedSharding(mesh, PartitionSpec("block")))
+    return jax.device_put(together, NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
 
 
 @lru_cache(maxsize=1024)
-def program(mesh: Mesh, plan: Plan, is_scalar: bool) -> Any:
-    """Return what takes all blocks and their keys: the sums of each, ``[lanes * blocks]``."""
-    by_block = PartitionSpec("block")
-    # XLA reduces on CPU one element at a time: 5 times slower than a loop over vectors of sums. On
-    # other devices a loop would run one row at a time.
-    sums_of_rows = by_loop if mesh.devices.flat[0].platform == "cpu" else by_reduction
+def program(mesh: Mesh, folding: RowFolding, spec: PartitionSpec) -> Any:
+    """Return the program from blocks and their keys to the sums, uint32 ``[lanes * blocks]``."""
+    by_device = PartitionSpec(mesh.axis_names)
     return jax.jit(
         jax.shard_map(
-            partial(_sums_of_block, plan, sums_of_rows),
+            partial(sums_of_block, folding, mesh.devices.flat[0].platform == "cpu"),
             mesh=mesh,
-            in_specs=(spec_of_blocks(is_scalar), by_block),
-            out_specs=by_block,
+            in_specs=(spec, by_device),
+            out_specs=by_device,
             check_vma=False,
         )
     )
 
 
-@lru_cache(maxsize=64)
-def unsigned_program(mesh: Mesh, are_scalars: bool) -> Any:
-    """Return what takes blocks as one, and returns their bits as unsigned integers: a copy."""
-    spec = spec_of_blocks(are_scalars)
-    return jax.jit(
-        jax.shard_map(as_unsigned, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
-    )
+def sums_of_block(
+    folding: RowFolding, is_on_cpu: bool, block: jax.Array, keys: list[Keys]
+) -> jax.Array:
+    """Return the sums of a block, in a program that runs on its device: uint32 ``[lanes]``."""
+    # XLA reduces on CPU one element at a time: 5 times slower than a loop over vectors of sums. On
+    # other devices a loop would run one row at a time.
+    sums_of_rows = by_loop if is_on_cpu else by_reduction
+    # Before any slicing, for which XLA might take such floats through 32 bits.
+    elements = (as_unsigned(block) if is_narrow(block.dtype) else block).reshape(folding.leads, -1)
+    parts = zip(folding.parts(), keys, strict=True)
+    return sum([sums_of_rows(elements, *part) for part in parts], jnp.uint32(0))
 
 
-def _sums_of_block(plan: Plan, sums_of_rows: Any, block: jax.Array, keys: list[_Keys]) -> jax.Array:
-    elements = block.reshape(plan.leads, -1)
-    total = jnp.zeros(plan.lanes, jnp.uint32)
-    for rows, of_rows in zip(plan.parts(), keys, strict=True):
-        total += sums_of_rows(elements, rows, of_rows)
-    return total
-
-
-def by_loop(elements: jax.Array, rows: _Rows, keys: _Keys) -> jax.Array:
+def by_loop(elements: jax.Array, rows: _Rows, keys: Keys) -> jax.Array:
     """Return the sums of some rows, a few of them at a time, column by column."""
     count = elements.shape[0] * rows.chunks
     per_turn = next(n for n in range(_ROWS_PER_TURN, 0, -1) if not count % n)
@@ -293,10 +285,9 @@ def _row_getter(elements: jax.Array, rows: _Rows) -> Any:
     return row_at
 
 
-def by_reduction(elements: jax.Array, rows: _Rows, keys: _Keys) -> jax.Array:
+def by_reduction(elements: jax.Array, rows: _Rows, keys: Keys) -> jax.Array:
     """Return the sums of some rows, all at once."""
-    # Before any slicing, for which XLA might take floats of 8 bits through 32.
-    taken = as_unsigned(elements)[:, rows.first : rows.first + rows.chunks * rows.columns]
+    taken = elements[:, rows.first : rows.first + rows.chunks * rows.columns]
     words = words_of(taken).reshape(elements.shape[0], rows.chunks, -1)
     stays = jnp.arange(words.shape[2], dtype=jnp.uint32) < keys.carry[0]
     sums = []
@@ -309,7 +300,7 @@ def by_reduction(elements: jax.Array, rows: _Rows, keys: _Keys) -> jax.Array:
 
 
 def mixed(x: jax.Array) -> jax.Array:
-    """Return what NumPy makes of these words in ``gda/arrays/fingerprints/formula.py``."""
+    """Permute 32 bits, as ``formula.mix`` does with NumPy."""
     for shift, factor in ROUNDS:
         x = (x ^ (x >> shift)) * jnp.uint32(factor)
     return x ^ (x >> LAST_SHIFT)
@@ -326,18 +317,14 @@ def _for_xla(block: jax.Array, waits: bool) -> jax.Array:
     memory, which for 8 and 16 bits becomes a ``jax.Array`` without a copy, has to wait for them.
 
     Args:
-      waits: if not, a float of 4 to 16 bits stays, for ``unsigned_program``.
+      waits: if not, a float of 4 to 16 bits stays as it is.
     """
     bits, device = width_of(block.dtype)[0], device_of(block)
-    if bits not in (1, 6) and not (waits and _is_changed(block)):
+    is_changed = is_narrow(block.dtype) and device.platform == "cpu"
+    if bits not in (1, 6) and not (waits and is_changed):
         return block
     values = np.asarray(block).view(f"u{block.dtype.itemsize}")
     return jax.device_put(values if bits >= 8 else values & np.uint8((1 << bits) - 1), device)
-
-
-def _is_changed(block: jax.Array) -> bool:
-    """Return whether loops of XLA change the bits of this block."""
-    return is_narrow(block.dtype) and device_of(block).platform == "cpu"
 
 
 def words_of(elements: jax.Array) -> jax.Array:

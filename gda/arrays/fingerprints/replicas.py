@@ -1,88 +1,77 @@
 """The sums of every replica of the blocks of many arrays, each made on the device that holds it.
 
-Replicas are compared with each other only. So each block is summed up as an array of its own, which
-lets all blocks of a shape share one program; and in the first two lanes of a fingerprint: a change
-of one word changes both, always, and another change is missed once in 2**64.
+Replicas are compared with each other only. So each block is summed up as an array of its own, with
+0 in place of its padding, and in the first two lanes of a fingerprint: a change of one word changes
+both, always, and another change is missed once in 2**64.
 
-Small blocks of many arrays are summed up by one program, as one line of words.
+A program runs on all devices of a mesh and takes the arrays as they are. One takes all small blocks
+and sums them up as one line of words; a large block has a program of its own, which does not copy
+it and which serves all blocks of its shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.bits import as_unsigned
 from gda.arrays.dtypes import is_extended
 from gda.arrays.fingerprints.formula import ORIGIN, Words, constants_of, key_at, keys_from
 from gda.arrays.fingerprints.on_devices import (
-    as_one,
-    device_of,
-    line_of,
+    RowFolding,
+    folding_of,
+    is_near,
     mixed,
-    spec_of_blocks,
-    started,
+    placed_keys,
+    side_by_side,
+    sums_of_block,
     words_of,
 )
-from gda.arrays.process_local import elements_of_block, shards_by_position
+from gda.arrays.process_local import shards_by_position
 from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Shape
-from gda.mesh import Device
+from gda.layout.spec import Shape, shape_at
+from gda.mesh import local_positions, sharding_of
 
 LANES = 2
-# The most elements of a block that is summed up together with others. Larger ones have a program of
-# their own, which does not copy them; on CPU it is quicker from about twice as many on.
+# The most elements of a block that is summed up together with others; on CPU, a program without a
+# copy is quicker from about twice as many on.
 SMALL = 1 << 14
 # The most rows of small blocks that a device copies side by side at a time: 32 MiB.
 _MOST_ROWS = 1 << 16
 _BITS_OF_ROW = 7  # of the number of a word in a row; each block begins a new row
 
 
-class _Unit(NamedTuple):
-    """Blocks of one shape, of one array, each on another device."""
-
-    number: int  # of the array
-    ranks: list[int]  # of the devices, among those of this process
-    blocks: list[jax.Array]
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        return tuple(map(device_of, self.blocks))
-
-    @property
-    def is_small(self) -> bool:
-        """True if the program of many blocks can take these."""
-        some = self.blocks[0]
-        kind = device_of(some).default_memory().kind
-        is_near = some.sharding.memory_kind in (None, kind)
-        return some.size <= SMALL and is_near and width_of(some.dtype)[0] not in (1, 6)
-
-
 class PendingReplicas:
-    """Sums of every replica that devices are working on."""
+    """Sums of every replica that devices are working on.
+
+    Args:
+      sizes: the number of devices of this process that hold each array.
+      parts: the numbers of some arrays and their sums, uint32 ``[devices * arrays, LANES]``.
+    """
 
     __slots__ = ("_parts", "_sizes")
 
-    def __init__(self, sizes: list[int], parts: list[tuple[list[_Unit], jax.Array]]) -> None:
-        # Not the units, which hold the blocks.
-        self._sizes = sizes
-        self._parts: list[Any] = [([unit[:2] for unit in units], sums) for units, sums in parts]
+    def __init__(self, sizes: list[int], parts: list[tuple[list[int], jax.Array]]) -> None:
+        self._sizes, self._parts = sizes, parts
 
     @property
-    def arrays(self) -> list[jax.Array]:
+    def arrays(self) -> list[Any]:
         """The sums on the devices."""
         return [sums for _, sums in self._parts]
 
     def is_ready(self) -> bool:
         """Return whether ``result`` would return at once."""
-        return all(sums.is_ready() for _, sums in self._parts)
+        return all(sums.is_ready() for sums in self.arrays)
 
     def result(self) -> list[Words]:
         """Wait, and return the sums of each array: uint32 ``[devices of this process, LANES]``.
@@ -92,10 +81,10 @@ class PendingReplicas:
         """
         found = [np.zeros((size, LANES), np.uint32) for size in self._sizes]
         with jax.transfer_guard("allow"):
-            for units, sums in self._parts:
-                of_units = np.asarray(sums).reshape(-1, len(units), LANES)
-                for place, (number, ranks) in enumerate(units):
-                    found[number][ranks] = of_units[:, place]
+            for numbers, sums in self._parts:
+                by_array = np.asarray(sums).reshape(-1, len(numbers), LANES).swapaxes(0, 1)
+                for number, of_devices in zip(numbers, by_array, strict=True):
+                    found[number] = of_devices
         return found
 
 
@@ -103,8 +92,8 @@ def begin_replicas(arrays: Sequence[tuple[jax.Array, ShardGrid]]) -> PendingRepl
     """Start the sums over all blocks that this process holds, replicas too.
 
     Never communicates. Does not wait, not even for the arrays to be computed, except for elements
-    of 1 or 6 bits. Afterwards the arrays may be donated or deleted. Copies small blocks, and on CPU
-    those of floats below 32 bits.
+    of 1 or 6 bits. Afterwards the arrays may be donated or deleted. Copies small blocks, those with
+    padding, and on CPU those of floats below 32 bits.
 
     Args:
       arrays: each with its grid, or the padded one without the padding. An array may have no block
@@ -117,77 +106,137 @@ def begin_replicas(arrays: Sequence[tuple[jax.Array, ShardGrid]]) -> PendingRepl
     (1, 2)
     """
     sizes: list[int] = []
-    large: list[_Unit] = []
-    small: dict[tuple[Device, ...], list[_Unit]] = {}
+    bundles: dict[tuple[Mesh, int], list[_Taken]] = defaultdict(list)
+    rows: Counter[Mesh] = Counter()
     # Overrides the settings of the user: see gda/multihost/allgather.py.
     with jax.disable_jit(False), jax.transfer_guard("allow"):
         for number, (array, grid) in enumerate(arrays):
-            shards = shards_by_position(array)
-            sizes.append(len(shards))
-            for unit in _units(number, array, grid, shards):
-                chosen = small.setdefault(unit.devices, []) if unit.is_small else large
-                chosen.append(unit)
-        parts = [([unit], _sums_of_large(unit)) for unit in large]
-        for units in small.values():
-            parts += [(bundle, _sums_of_small(bundle)) for bundle in _bundles(units)]
+            positions = local_positions(_mesh_of(array)).values()
+            sizes.append(len(positions))
+            if not positions or not array.size:
+                continue
+            taken = _taken(number, array, grid, positions)
+            mesh = _mesh_of(taken.array)
+            if taken.is_small:
+                bundles[mesh, rows[mesh] // _MOST_ROWS].append(taken)
+                rows[mesh] += taken.rows
+            else:
+                bundles[mesh, -1 - number].append(taken)  # alone
+        parts = [
+            ([taken.number for taken in bundle], _started(mesh, bundle))
+            for (mesh, _), bundle in bundles.items()
+        ]
     return PendingReplicas(sizes, parts)
 
 
-def _units(
-    number: int, array: jax.Array, grid: ShardGrid, shards: dict[int, jax.Array]
-) -> list[_Unit]:
-    """Return the blocks of an array that have elements, by their shape without padding."""
-    by_shape: dict[Shape, _Unit] = {}
-    are_keys = is_extended(array.dtype)
-    for rank, (position, data) in enumerate(shards.items()):
-        if array.shape != grid.global_shape:
-            data = elements_of_block(data, array, grid, grid.block_id(position))
-        if are_keys:
-            data = jax.random.key_data(data)
-        if data.size:
-            unit = by_shape.setdefault(data.shape, _Unit(number, [], []))
-            unit.ranks.append(rank)
-            unit.blocks.append(data)
-    return list(by_shape.values())
+class _Taken(NamedTuple):
+    """An array as a program takes it.
+
+    Attributes:
+      block: the shape of a block.
+      sizes: those of each block without padding, on its device: int32 ``[devices, rank]``; ``None``
+        if there is no padding.
+    """
+
+    number: int
+    array: jax.Array
+    block: Shape
+    sizes: jax.Array | None
+
+    @property
+    def is_small(self) -> bool:
+        return math.prod(self.block) <= SMALL
+
+    @property
+    def words(self) -> int:
+        """The words of an element."""
+        return width_of(self.array.dtype)[1]
+
+    @property
+    def rows(self) -> int:
+        """The rows that a block has in a line of words."""
+        return -(-math.prod(self.block) * self.words >> _BITS_OF_ROW)
 
 
-def _sums_of_large(unit: _Unit) -> jax.Array:
-    starts = [(0,) * unit.blocks[0].ndim] * len(unit.blocks)
-    return started(unit.blocks, starts, lanes=LANES, waits=False)
+def _taken(number: int, array: jax.Array, grid: ShardGrid, positions: Iterable[int]) -> _Taken:
+    """Return an array, or its blocks in this process as one, with bits that XLA can sum up.
+
+    A program over the devices of other processes would have to run there too, and in step.
+    """
+    whole, are_keys = array, is_extended(array.dtype)
+    is_odd = are_keys or width_of(array.dtype)[0] in (1, 6) or not is_near(array)
+    if is_odd or not array.is_fully_addressable:
+        blocks = shards_by_position(array).values()
+        whole = side_by_side([jax.random.key_data(x) if are_keys else x for x in blocks], False)
+    sizes = None
+    if array.shape != grid.global_shape:
+        indices = [grid.block_index(grid.block_id(position)) for position in positions]
+        shapes = np.array([shape_at(index, grid.shard_shape) for index in indices], np.int32)
+        mesh = _mesh_of(whole)
+        sizes = jax.device_put(shapes, NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
+    return _Taken(number, whole, whole.sharding.shard_shape(whole.shape), sizes)
+
+
+def _mesh_of(array: jax.Array) -> Mesh:
+    return sharding_of(array).mesh  # pyright: ignore[reportReturnType]
+
+
+def _started(mesh: Mesh, bundle: list[_Taken]) -> jax.Array:
+    """Return the sums of a large block, or of many small ones: uint32, of each device."""
+    first, folding = bundle[0], None
+    if first.is_small:
+        keys: Any = _keys_of_rows(mesh, sum(taken.rows for taken in bundle))
+    else:
+        folding = folding_of(first.block, first.words, LANES)
+        keys = placed_keys(mesh, folding, ((0,) * len(first.block),) * mesh.size)
+    run = _program(mesh, folding, tuple([sharding_of(taken.array).spec for taken in bundle]))
+    with jax.set_mesh(mesh):
+        sums = run(keys, [taken.array for taken in bundle], [taken.sizes for taken in bundle])
+    sums.copy_to_host_async()
+    return sums
+
+
+@lru_cache(maxsize=256)
+def _program(mesh: Mesh, folding: RowFolding | None, specs: tuple[PartitionSpec, ...]) -> Any:
+    """Return the program from keys, arrays and sizes to uint32 ``[devices * arrays, LANES]``.
+
+    Args:
+      folding: that of one large block; ``None`` for many small ones.
+    """
+    by_device = PartitionSpec(mesh.axis_names)
+
+    def sums(keys: Any, blocks: list[jax.Array], sizes: list[jax.Array | None]) -> jax.Array:
+        blocks = [_without_padding(*each) for each in zip(blocks, sizes, strict=True)]
+        if folding is None:
+            return _sums_in_line(keys, blocks)
+        is_on_cpu = mesh.devices.flat[0].platform == "cpu"
+        return sums_of_block(folding, is_on_cpu, blocks[0], keys)[None]
+
+    of_keys = PartitionSpec() if folding is None else by_device
+    return jax.jit(
+        jax.shard_map(
+            sums,
+            mesh=mesh,
+            in_specs=(of_keys, list(specs), by_device),
+            out_specs=by_device,
+            check_vma=False,
+        )
+    )
+
+
+def _without_padding(block: jax.Array, sizes: jax.Array | None) -> jax.Array:
+    """Return a block with 0 in its padding, as integers if it has any."""
+    if sizes is None:
+        return block
+    block = as_unsigned(block)
+    for axis in range(sizes.shape[1]):
+        inside = lax.broadcasted_iota(jnp.int32, block.shape, axis) < sizes[0, axis]
+        block = jnp.where(inside, block, jnp.zeros_like(block))
+    return block
 
 
 # Many small blocks at once. Their words stand in one line, each block in rows of its own, and have
 # the keys of the elements of a one-dimensional array of 32 bits.
-
-
-def _rows_of(block: jax.Array) -> int:
-    return -(-block.size * width_of(block.dtype)[1] >> _BITS_OF_ROW)
-
-
-def _bundles(units: list[_Unit]) -> Iterator[list[_Unit]]:
-    """Yield units that one program sums up together."""
-    bundle: list[_Unit] = []
-    rows = 0
-    for unit in units:
-        more = _rows_of(unit.blocks[0])
-        if bundle and rows + more > _MOST_ROWS:
-            yield bundle
-            bundle, rows = [], 0
-        bundle.append(unit)
-        rows += more
-    yield bundle
-
-
-def _sums_of_small(units: list[_Unit]) -> jax.Array:
-    """Return the sums of the blocks of each unit: uint32 ``[devices * units, LANES]``."""
-    mesh = line_of(units[0].devices)
-    rows = sum(_rows_of(unit.blocks[0]) for unit in units)
-    are_scalars = tuple(not unit.blocks[0].ndim for unit in units)
-    joined = [as_one(unit.blocks, mesh) for unit in units]
-    with jax.set_mesh(mesh):
-        sums = _program_of_small(mesh, are_scalars)(_keys_of_rows(mesh, rows), joined)
-    sums.copy_to_host_async()
-    return sums
 
 
 @lru_cache(maxsize=64)
@@ -199,28 +248,13 @@ def _keys_of_rows(mesh: Mesh, count: int) -> tuple[jax.Array, jax.Array]:
     return jax.device_put((rows[:LANES], columns[:LANES]), NamedSharding(mesh, PartitionSpec()))
 
 
-@lru_cache(maxsize=64)
-def _program_of_small(mesh: Mesh, are_scalars: tuple[bool, ...]) -> Any:
-    """Return what takes keys and blocks of many arrays, and returns the sums of each block."""
-    specs = list(map(spec_of_blocks, are_scalars))
-    return jax.jit(
-        jax.shard_map(
-            _sums_in_line,
-            mesh=mesh,
-            in_specs=(PartitionSpec(), specs),
-            out_specs=PartitionSpec("block"),
-            check_vma=False,
-        )
-    )
-
-
 def _sums_in_line(keys: tuple[jax.Array, jax.Array], blocks: list[jax.Array]) -> jax.Array:
     rows, columns = keys
     # As integers at once: XLA takes floats below 32 bits through 32 where it moves them.
     each = [words_of(as_unsigned(block).reshape(1, -1))[0] for block in blocks]
     line = jnp.concatenate([jnp.pad(words, (0, -words.size % columns.shape[1])) for words in each])
     words = line.reshape(rows.shape[1], -1)
-    counts = list(map(_rows_of, blocks))
+    counts = [-(-words.size // columns.shape[1]) for words in each]
     block_of_row = np.repeat(np.arange(len(blocks)), counts)
     of_rows = [
         mixed(words + (rows[lane][:, None] + columns[lane])).sum(1, dtype=jnp.uint32)

@@ -6,9 +6,7 @@ blocks of each process form a regular grid.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from hashlib import blake2b
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,24 +14,21 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.construction.from_process_local import Batch, array_from_process_local
-from gda.arrays.dtypes import is_extended
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.liveness import live
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.process_local import distinct_shards, local_array_of
+from gda.arrays.process_local import local_array_of
 from gda.arrays.transport.moving import reshard
 from gda.layout.boundary import public, set_module
-from gda.layout.spec import Index, Shape
+from gda.layout.spec import Shape
 from gda.layout.text import format_index, format_processes, join_some
 from gda.mesh import check_mesh, is_tracer, processes_of
-from gda.multihost.agreement import timeout_of_checks, together, user_location
+from gda.multihost.agreement import together, user_location
 from gda.multihost.descriptions import describe
-from gda.multihost.meeting import DisagreementError, meet
-from gda.trees.leaves import is_container, path_of
+from gda.multihost.meeting import DisagreementError
+from gda.trees.leaves import is_container
+from gda.trees.replicas import ReplicaCheck, ReplicaMismatchError
 from gda.trees.specs import SPECS, Kind, map_with_specs
-
-# The digest of each block's bytes, by path in the tree and index of the block.
-Digests = dict[str, dict[str, str]]
 
 
 @set_module("gda")
@@ -56,8 +51,7 @@ def host_local_array_to_global_array(
       local_inputs: a pytree of arrays, PRNG keys and scalars.
       global_mesh: ``jax.sharding.Mesh`` over any devices in any order.
       pspecs: a ``PartitionSpec``, or a tree of them that is a prefix of ``local_inputs``.
-      check_replicas: compare the blocks that several processes hold. Costs a digest of those
-        blocks and a few small messages.
+      check_replicas: compare the blocks that several processes hold, as ``check_replicas_agree``.
 
     Raises:
       ValueError: ``pspecs`` is no prefix, or has ``None`` for an array; a spec does not fit; the
@@ -78,16 +72,13 @@ def host_local_array_to_global_array(
     GlobalArray(shape=(16, 5), dtype=int32, mesh={'x': 4, 'y': 2}, spec=P('x'))
     """
 
-    def work(_: object) -> tuple[Any, Digests]:
-        result = place(local_inputs, global_mesh, pspecs, "pspecs", SPECS, _layout_of)
-        return result, _digests(result, local_inputs, global_mesh) if check_replicas else {}
+    def work(_: object) -> Any:
+        return place(local_inputs, global_mesh, pspecs, "pspecs", SPECS, _layout_of)
 
     name = "host_local_array_to_global_array"
-    result, digests = together(
-        name, global_mesh, work, lambda done: describe(done[0]), always=check_replicas
-    )
-    if check_replicas:
-        _compare(digests, name, global_mesh)
+    result = together(name, global_mesh, work, describe, always=check_replicas)
+    if check_replicas and len(processes_of(global_mesh).numbers) > 1:
+        _check_replicas(result, local_inputs, name)
     return result
 
 
@@ -182,81 +173,21 @@ def _to_local(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
     return local_array_of(array, mesh, spec)
 
 
-# Blocks that several processes hold.
-
-
-def _digests(result: Any, local_inputs: Any, mesh: Mesh) -> Digests:
-    """Return digests of the blocks built here that other processes hold too."""
+def _check_replicas(result: Any, local_inputs: Any, name: str) -> None:
+    """Raise ``DisagreementError`` in all processes unless the blocks built here are the same."""
     given, structure = jax.tree.flatten(local_inputs, is_leaf=is_container)
-    digests: Digests = {}
-    for number, (leaf, built) in enumerate(
-        zip(given, structure.flatten_up_to(result), strict=True)
-    ):
-        if not _is_global(leaf):
-            of_blocks = {format_index(index): _digest(data) for index, data in _shared(built, mesh)}
-            if of_blocks:
-                digests[path_of(local_inputs, number)] = of_blocks
-    return digests
-
-
-def _shared(built: GlobalArray, mesh: Mesh) -> Iterator[tuple[Index, jax.Array]]:
-    """Yield the distinct blocks of this process that others hold too."""
-    grid = built.grid
-    mine = processes_of(mesh).process_of == jax.process_index()
-    shared = set(np.intersect1d(grid.block_ids[mine], grid.block_ids[~mine]).tolist())
-    for block, data in distinct_shards(built.array, grid).items():
-        if block in shared:
-            yield grid.block_index(block), data
-
-
-def _digest(block: Any) -> str:
-    if is_extended(block.dtype):
-        block = jax.random.key_data(block)
-    return blake2b(np.ascontiguousarray(block).tobytes(), digest_size=16).hexdigest()
-
-
-def _compare(digests: Digests, name: str, mesh: Mesh) -> None:
-    """Raise ``DisagreementError`` in all processes of the mesh unless their blocks are the same."""
-    processes = processes_of(mesh).numbers
-    if processes == (jax.process_index(),) or jax.process_index() not in processes:
-        return
-    what = f"{name} ({user_location()})"
-    said = meet(
-        json.dumps(digests).encode(),
-        judge_replicas,
-        kind="replicas",
-        what=what,
-        timeout=timeout_of_checks(),
-        processes=processes,
-    )
-    if said:
-        raise DisagreementError(f"{what}: {said.decode()}")
-
-
-def judge_replicas(payloads: dict[int, bytes]) -> bytes:
-    """Return a text of the blocks that differ between processes; empty if none does.
-
-    Args:
-      payloads: by process, JSON of ``Digests``.
-
-    >>> said = {0: b'{"[0]": {"[:]": "a"}}', 1: b'{"[0]": {"[:]": "b"}}'}
-    >>> judge_replicas(said)[:60]
-    b'blocks that several processes hold differ: at [0], block [:]'
-    """
-    holders: dict[tuple[str, str], dict[str, list[int]]] = {}
-    for process, payload in sorted(payloads.items()):
-        for path, of_blocks in json.loads(payload).items():
-            for index, digest in of_blocks.items():
-                holders.setdefault((path, index), {}).setdefault(digest, []).append(process)
-    differences = []
-    for (path, index), by_digest in holders.items():
-        if len(by_digest) > 1:
-            groups = [format_processes(group) for group in sorted(by_digest.values(), key=len)]
-            block = f"at {path}, block {index}" if path else f"block {index}"
-            differences.append(f"{block}: {', and other bytes in '.join(groups)}")
-    if not differences:
-        return b""
-    return (
-        f"blocks that several processes hold differ: {join_some(differences)}. Give every process "
-        "the same data there, or shard the array over the processes"
-    ).encode()
+    leaves = zip(given, structure.flatten_up_to(result), strict=True)
+    built = [None if _is_global(leaf) else array for leaf, array in leaves]
+    try:
+        ReplicaCheck(jax.tree.unflatten(structure, built)).result()
+    except ReplicaMismatchError as error:
+        differences = [
+            f"{f'at {each.path}, ' if each.path else ''}block {format_index(each.index)}: "
+            + ", and other bytes in ".join(map(format_processes, each.processes))
+            for each in error.mismatches
+        ]
+        raise DisagreementError(
+            f"{name} ({user_location()}): blocks that several processes hold differ: "
+            f"{join_some(differences)}. Give every process the same data there, or shard the array "
+            "over the processes"
+        ) from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Any
 
@@ -251,7 +251,11 @@ class _Current:
 def _current_mesh() -> Mesh | None:
     """Return the mesh of ``jax.set_mesh``, or else of ``with mesh:``; ``None`` if there is none."""
     if is_tracer(jax.numpy.zeros(())):
-        # A trace does not show the mesh of a constraint, so it is compiled, but not run.
+        traced = jax.make_jaxpr(_constrained_scalar)
+        mesh = _mesh_of(lambda: traced().eqns[-1].params["sharding"])
+        if mesh is None or isinstance(mesh, Mesh):
+            return mesh
+        # That of jax.set_mesh has no devices in a trace, so it is compiled, but not run.
         return _mesh_of(lambda: _probe.lower().compile().output_shardings)
     if hasattr(jax.sharding, "get_mesh"):  # not in JAX 0.8
         with contextlib.suppress(ValueError):  # under jax.grad it does not answer
@@ -261,16 +265,18 @@ def _current_mesh() -> Mesh | None:
     return _mesh_of(lambda: _probe().sharding)
 
 
-def _mesh_of(sharding: Any) -> Mesh | None:
+def _mesh_of(sharding: Callable[[], Any]) -> Any:
     try:
         return sharding().mesh
     except RuntimeError:  # JAX: with_sharding_constraint requires a non-empty mesh in context
         return None
 
 
-@jax.jit
-def _probe() -> jax.Array:
+def _constrained_scalar() -> jax.Array:
     return jax.lax.with_sharding_constraint(jax.numpy.zeros(()), PartitionSpec())
+
+
+_probe = jax.jit(_constrained_scalar)
 
 
 def _needed_mesh() -> Mesh:

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, Mesh, NamedSharding, Sharding
 
 from gda.layout.spec import Shape, format_spec
 from gda.layout.text import format_mesh, printable
@@ -199,30 +199,20 @@ def _address(array: Any) -> int:
 def _twin(array: jax.Array) -> jax.Array | None:
     """Return another array with the same buffers, to be split instead; None if there is none.
 
-    To a sharding that differs only in the names or the kinds of the mesh axes JAX copies nothing.
+    To a sharding that differs only in the kind of the mesh axes JAX copies nothing.
     """
     sharding: Any = array.sharding
     if not sharding.is_fully_addressable:
         return array
     if not isinstance(sharding, NamedSharding):
         return None
+    mesh: Any = sharding.mesh
+    is_explicit = AxisType.Explicit in mesh.axis_types
+    kind = AxisType.Auto if is_explicit else AxisType.Explicit
+    other = Mesh(mesh.devices, mesh.axis_names, axis_types=(kind,) * len(mesh.axis_names))
     try:
-        return jax.device_put(array, _renamed(sharding))
+        return jax.device_put(
+            array, NamedSharding(other, sharding.spec, memory_kind=sharding.memory_kind)
+        )
     except (RuntimeError, ValueError, NotImplementedError):  # such as a spec with unreduced axes
         return None
-
-
-def _renamed(sharding: Any) -> NamedSharding:
-    names = {name: name for name in sharding.mesh.axis_names}
-    if all(kind == AxisType.Auto for kind in sharding.mesh.axis_types):
-        names = {name: f"gda-{number}" for number, name in enumerate(names)}
-    # Else the kind of its axes differs: JAX 0.8 needs the names of Explicit ones.
-
-    def renamed(entry: Any) -> Any:
-        if isinstance(entry, tuple):
-            return tuple(names[name] for name in entry)
-        return names.get(entry, entry)
-
-    mesh = Mesh(sharding.mesh.devices, tuple(names.values()))
-    spec = PartitionSpec(*map(renamed, sharding.spec))
-    return NamedSharding(mesh, spec, memory_kind=sharding.memory_kind)

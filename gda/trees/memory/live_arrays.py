@@ -216,8 +216,8 @@ class _Ledger:
         self._counted: dict[Address, tuple[_Row, int]] = {}  # the row and the bytes
         self._named: list[_Row] = []
         self._unnamed: dict[Blocks, _Row] = {}
-        self._whole: dict[tuple[Blocks, str], int] = defaultdict(int)
-        self._partial: dict[tuple[Device, str | None, str], int] = defaultdict(int)
+        # The bytes on each of some devices, by devices, kind of memory and tree.
+        self._sums: Counter[tuple[tuple[Device, ...], str | None, str]] = Counter()
         self.num_aliases = 0
 
     def enter(
@@ -239,7 +239,7 @@ class _Ledger:
             row = self._row(blocks, names)
             row.nbytes += blocks.nbytes
             row.nbytes_per_device += each
-            self._whole[blocks, tree] += 1
+            self._sums[blocks.devices, blocks.memory_kind, tree] += each
             for address in addresses or ():
                 self._counted[address] = row, each
             return
@@ -251,7 +251,7 @@ class _Ledger:
         row.nbytes_shared += blocks.nbytes - sum(new)
         row.nbytes_per_device += max(new)
         for address, nbytes in zip(addresses or (), new, strict=True):
-            self._partial[address[0], blocks.memory_kind, tree] += nbytes
+            self._sums[address[:1], blocks.memory_kind, tree] += nbytes
             if nbytes:
                 self._counted[address] = row, each
 
@@ -284,11 +284,9 @@ class _Ledger:
     def by_device(self) -> dict[tuple[Device, str | None], Counter[str]]:
         """Return the bytes of each tree by device and kind of memory."""
         sums: dict[tuple[Device, str | None], Counter[str]] = defaultdict(Counter)
-        for (blocks, tree), count in self._whole.items():
-            for device in blocks.devices:
-                sums[device, blocks.memory_kind][tree] += count * blocks.block_bytes
-        for (device, kind, tree), nbytes in self._partial.items():
-            sums[device, kind][tree] += nbytes
+        for (devices, kind, tree), nbytes in self._sums.items():
+            for device in devices:
+                sums[device, kind][tree] += nbytes
         return sums
 
 

@@ -147,7 +147,7 @@ def test_a_block_far_out_in_a_long_dimension(monkeypatch: pytest.MonkeyPatch) ->
     # Of a dimension that 32 bits cannot count, no array is at hand.
     monkeypatch.setattr(block_sums, "MAX_COLUMNS", 64)
     block, start = np.arange(300).astype(np.int8), 2**33 + 12345
-    assert [part.chunks for part in block_sums.plan_of(block.shape, 1).parts()] == [4, 1]
+    assert [part.chunks for part in block_sums.folding_of(block.shape, 1).parts()] == [4, 1]
     found = block_sums.started([jnp.asarray(block)], [(start,)])
     assert np.array_equal(found, sums_of_numpy(block, start=(start,)))
 

@@ -3,7 +3,6 @@
 The examples of its documentation are in ``test_many_processes.py``, in every split of 8 devices.
 """
 
-import json
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +15,6 @@ from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, ordered_mesh
 
 import gda
-from gda.trees.batches.host_local import judge_replicas
 
 to_global = gda.host_local_array_to_global_array
 to_local = gda.global_array_to_host_local_array
@@ -285,19 +283,26 @@ def test_a_process_that_fails_does_not_keep_the_others_waiting() -> None:
     gda.check_processes_agree(0, name="still in step", timeout=20)
 
 
-def said(*of_processes: dict[str, dict[str, str]]) -> str:
-    payloads = {i: json.dumps(digests).encode() for i, digests in enumerate(of_processes)}
-    return judge_replicas(payloads).decode()
-
-
-def test_the_judge_names_the_minority_first() -> None:
-    same = {"['a']": {"[0:2]": "1", "[2:4]": "2"}}
-    assert said(same, same, {"['a']": {"[2:4]": "2"}}) == ""
-    text = said(same, same, {"['a']": {"[2:4]": "3"}}, same)
+@pytest.mark.processes(4, devices=2)
+def test_the_minority_is_named_first_and_only_some_blocks() -> None:
+    mesh, me = ordered_mesh(ORDERS["contiguous"], {"host": 4, "dev": 2}), jax.process_index()
+    data, many = batch(4), [np.float32(me)] * 20
+    data[3] += me == 2
+    with pytest.raises(gda.DisagreementError) as raised:
+        to_global({"a": data}, mesh, P("dev"), check_replicas=True)
     assert (
-        "at ['a'], block [2:4]: process 2, and other bytes in processes 0, 1, 3. Give every" in text
-    )
-    assert "block [:]: process 0, and other bytes" in said({"": {"[:]": "1"}}, {"": {"[:]": "2"}})
-    many = [{f"[{i}]": {"[:]": str(process)} for i in range(20)} for process in range(2)]
-    assert said(*many).count("block [:]") == 8
-    assert "; and 12 more. " in said(*many)
+        "): blocks that several processes hold differ: at ['a'], block [2:4]:"
+        " process 2, and other bytes in processes 0, 1, 3. Give every process the same data there"
+    ) in str(raised.value)
+    with pytest.raises(gda.DisagreementError, match=r"differ: block \[2:4\]: process 2, and other"):
+        to_global(data, mesh, P("dev"), check_replicas=True)
+    with pytest.raises(gda.DisagreementError, match=r"; and 12 more\. Give every") as raised:
+        to_global(many, mesh, P(), check_replicas=True)
+    assert str(raised.value).count("block [()]") == 8
+    # An array that is global already is not compared.
+    other = to_global(np.float32(me), mesh, P())
+    to_global({"passed": other, "a": batch(4)}, mesh, P(), check_replicas=True)
+
+
+def test_one_process_has_nobody_to_compare_with(auto_mesh: Mesh) -> None:
+    assert to_global(batch(8), auto_mesh, P(), check_replicas=True).is_fully_replicated

@@ -220,6 +220,15 @@ def test_a_constraint_inside_jit(way: str, kind: AxisType) -> None:
     np.testing.assert_array_equal(tree["a"], 2 * batch(8, 4))
 
 
+def test_a_constraint_under_a_legacy_mesh_compiles_nothing(
+    auto_mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *_: pytest.fail("it was compiled"))
+    with entered(auto_mesh):
+        jaxpr = jax.make_jaxpr(lambda x: constrain(constrain(x, P("x")), P("y")))(batch(8))
+    assert [str(equation.primitive) for equation in jaxpr.eqns].count("sharding_constraint") == 2
+
+
 def test_a_constraint_outside_jit_moves(mesh: Mesh, under: Any) -> None:
     g = gda.GlobalArray.from_process_local(batch(8, 4), mesh, P())
     with under(mesh):
