@@ -18,7 +18,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gda.arrays.construction.from_process_local import Batch, array_from_process_local
 from gda.arrays.dtypes import is_extended
 from gda.arrays.global_array import GlobalArray
-from gda.arrays.liveness import live
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import distinct_shards, local_array_of
 from gda.arrays.transport.moving import reshard
@@ -29,7 +28,7 @@ from gda.mesh import check_mesh, is_tracer, processes_of
 from gda.multihost.agreement import timeout_of_checks, together, user_location
 from gda.multihost.descriptions import describe
 from gda.multihost.meeting import DisagreementError, meet
-from gda.trees.leaves import is_container, path_of
+from gda.trees.leaves import array_of, is_container, path_of
 from gda.trees.specs import SPECS, Kind, map_with_specs
 
 # The digest of each block's bytes, by path in the tree and index of the block.
@@ -174,7 +173,7 @@ def _to_local(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
             "the array is a PaddedArray, and its blocks without padding are no jax.Array; take "
             "them from p.local_shards, or side by side as NumPy from gda.global_to_host_array"
         )
-    array = live(leaf)
+    array = array_of(leaf)
     if array.is_fully_addressable:
         return array
     if not array.sharding.is_equivalent_to(NamedSharding(mesh, spec), array.ndim):
