@@ -244,10 +244,13 @@ def processes_of(mesh: Mesh) -> Processes:
     return Processes([device.process_index for device in devices_of(mesh)])
 
 
-@lru_cache(maxsize=256)
-def grid_of(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> ShardGrid:
-    """Return the grid of an array, with the processes of its devices."""
-    return ShardGrid(global_shape, mesh.shape, spec, process_of=processes_of(mesh))
+@lru_cache(maxsize=1024)
+def grid_of(
+    global_shape: Shape, mesh: Mesh | AbstractMesh, spec: SpecLike, pad: bool = False
+) -> ShardGrid:
+    """Return the grid of an array, with the processes of its devices if the mesh has devices."""
+    processes = processes_of(mesh) if isinstance(mesh, Mesh) else None
+    return ShardGrid(global_shape, mesh.shape, spec, pad=pad, process_of=processes)
 
 
 @lru_cache(maxsize=256)

@@ -35,8 +35,10 @@ def as_unsigned(block: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(block, jax.numpy.dtype(_UNSIGNED[bits]))
 
 
-def first_elements(block: jax.Array, shape: Shape) -> jax.Array:
-    """Return the first elements in each dimension, on the same device; not waited for."""
+def without_padding(block: jax.Array, shape: Shape) -> jax.Array:
+    """Return the elements of a block, which come first in each dimension; not waited for."""
+    if block.shape == shape:
+        return block
     with _mesh_of(block):
         if not is_narrow(block.dtype):
             return block[tuple(map(slice, shape))]

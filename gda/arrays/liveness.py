@@ -7,44 +7,43 @@ from typing import Any
 import jax
 from jax.errors import UnexpectedTracerError
 
-from gda.arrays.operators import ArrayOperators
 from gda.layout.spec import Shape, format_spec
-from gda.mesh import is_tracer, not_an_array_error, sharding_of
+from gda.mesh import is_tracer, sharding_of
 
-_OUTSIDE = "call this outside jit and other transformations"
+OUTSIDE = "call this outside jit and other transformations"
 
 
-def live(given: Any, outside: str = _OUTSIDE, otherwise: str = "") -> jax.Array:
-    """Return the array in a container, or the array that was given, with its data.
+def live(array: Any, otherwise: str = "") -> jax.Array:
+    """Return an array with its data; that of a container is ``container._live()``.
 
     Args:
-      outside: what to do instead where the array is being traced.
       otherwise: what to do with what is no array.
 
     Raises:
       TypeError: it is being traced, or is no ``jax.Array``.
       RuntimeError: it was deleted or donated.
     """
-    array = real(given, outside, otherwise)
-    if array.is_deleted():
-        raise deleted_error(array, "jax.Array" if array is given else "GlobalArray")
+    if real(array, otherwise=otherwise).is_deleted():
+        raise deleted_error(array, "jax.Array")
     return array
 
 
-def real(given: Any, outside: str = _OUTSIDE, otherwise: str = "") -> jax.Array:
-    """Return the array as ``live`` does, also one that was deleted."""
-    is_container = isinstance(given, ArrayOperators)
-    array: Any = given.array if is_container else given  # pyright: ignore[reportAttributeAccessIssue]
+def real(array: Any, in_jit: str = OUTSIDE, otherwise: str = "") -> jax.Array:
+    """Return an array as ``live`` does, also one that was deleted.
+
+    Args:
+      in_jit: what to do where the array is being traced.
+    """
     if is_tracer(array):
-        raise traced_error("the array", outside)
+        raise traced_error("the array", in_jit)
     if not isinstance(array, jax.Array):
-        raise not_an_array_error(array) if is_container else kind_error(given, otherwise)
+        raise kind_error(array, otherwise)
     return array
 
 
-def traced_error(name: str, outside: str = _OUTSIDE) -> UnexpectedTracerError:
+def traced_error(name: str, in_jit: str = OUTSIDE) -> UnexpectedTracerError:
     """Return the error for a traced array: the class that JAX raises, a ``TypeError``."""
-    return UnexpectedTracerError(f"{name} is being traced, so it has no data; {outside}")
+    return UnexpectedTracerError(f"{name} is being traced, so it has no data; {in_jit}")
 
 
 def kind_error(given: object, otherwise: str = "") -> TypeError:

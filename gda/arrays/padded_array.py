@@ -8,51 +8,42 @@ costs more than with a ``GlobalArray``, which has none.
 from __future__ import annotations
 
 import json
-import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import Any, NoReturn, Self
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding
 
-from gda.arrays import libraries, pickling
 from gda.arrays.construction import from_callbacks
 from gda.arrays.construction.blocks import BlockReader
 from gda.arrays.construction.placing import start_of
-from gda.arrays.fingerprints import fingerprint
-from gda.arrays.liveness import deleted_error, describe, live, real
-from gda.arrays.process_local import has_padding_for, is_all_here, without_padding
-from gda.arrays.shard import DataByDevice, LocalShards, Shard
-from gda.arrays.transport import moving
+from gda.arrays.container import Container
+from gda.arrays.liveness import live
+from gda.arrays.process_local import has_padding_for
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Index, Shape, SpecLike, check_shape, format_spec, shape_at
+from gda.layout.spec import Index, Shape, SpecLike, check_shape, format_spec
 from gda.mesh import (
-    Device,
     MeshLike,
     after_spec,
-    devices_of,
+    grid_of,
     is_tracer,
-    local_positions,
     mesh_and_spec,
     named_sharding,
-    not_an_array_error,
     processes_of,
-    sharding_of,
 )
 from gda.multihost.agreement import together
 from gda.multihost.descriptions import describe_wanted, leaf_fields
 from gda.storage.options import Options, ProgressLike, Retry
-
-_INSIDE_JIT = "inside jit use .array, mask() and filled(value)"
+from gda.storage.sources import source_of
 
 
 @set_module("gda")
-class PaddedArray:
+class PaddedArray(Container):
     """An array of any shape, sharded over a mesh; where the shape does not divide, it is padded.
 
     Blocks of a dimension that does not divide have ``ceil(size / ways)`` elements, the last ones
@@ -79,7 +70,7 @@ class PaddedArray:
     4.5
     """
 
-    __slots__ = ("__weakref__", "array", "shape")
+    __slots__ = ("shape",)  # pyright: ignore[reportIncompatibleMethodOverride]
 
     array: jax.Array
     """The array with its padding, for computing."""
@@ -87,10 +78,20 @@ class PaddedArray:
     shape: Shape
     """Sizes of the whole array without padding."""
 
+    _in_jit = "inside jit use .array, mask() and filled(value)"
+
     def __init__(self, array: Any, shape: Any) -> None:
         # JAX's tree functions pass anything for the array, so nothing is checked here.
         object.__setattr__(self, "array", array)
         object.__setattr__(self, "shape", tuple(shape))
+
+    @classmethod
+    def _around(cls, array: Any, shape: Any) -> Self:
+        return cls(array, shape)
+
+    @property
+    def _shape_if_padded(self) -> Shape:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.shape
 
     # From data without padding.
 
@@ -191,7 +192,7 @@ class PaddedArray:
         array = from_callbacks.array_from_source(
             source, mesh, spec, dtype, options, pad=True, fill=fill
         )
-        return cls(array, tuple(map(int, source.shape)))
+        return cls(array, source_of(source).shape)
 
     @classmethod
     @public
@@ -277,7 +278,7 @@ class PaddedArray:
         if isinstance(array, PaddedArray):
             raise TypeError("the array is a PaddedArray already; move it with reshard(mesh, spec)")
         if not isinstance(array, np.ndarray):
-            array = live(array, otherwise="give other sources to from_source")
+            array = live(array, "give other sources to from_source")
             if not array.is_fully_addressable:
                 raise ValueError(
                     "other processes hold parts of the array; build it with "
@@ -293,41 +294,6 @@ class PaddedArray:
         return self.array.shape
 
     @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the elements."""
-        return self.array.dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements without padding: the divisor of a mean."""
-        return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole array, without padding and replicas."""
-        return self.size * self.dtype.itemsize
-
-    @property
-    def sharding(self) -> NamedSharding:
-        """Mesh and spec as JAX's ``NamedSharding``; as ``GlobalArray.sharding``."""
-        return sharding_of(self.array)
-
-    @property
-    def mesh(self) -> Mesh:
-        """The mesh. While tracing over Explicit axes it is an ``AbstractMesh``, without devices."""
-        return self.sharding.mesh  # pyright: ignore[reportReturnType]
-
-    @property
-    def spec(self) -> PartitionSpec:
-        """The partition spec, as JAX holds it."""
-        return self.sharding.spec
-
-    @property
     def grid(self) -> ShardGrid:
         """The index math of this array, ``pad=True``.
 
@@ -335,9 +301,8 @@ class PaddedArray:
           ValueError: ``array`` is not of the padded shape of this grid, nor padded more in a
             dimension that is not sharded, as after XLA replicated it.
         """
-        sharding = self.sharding
-        mesh: Any = sharding.mesh
-        grid = _grid_of(tuple(self.shape), mesh, sharding.spec)
+        sharding: Any = self.sharding
+        grid = grid_of(self.shape, sharding.mesh, sharding.spec, True)
         if not has_padding_for(grid, self.array.shape):
             raise ValueError(
                 f"the array of this PaddedArray has shape {self.array.shape}; {self.shape} sharded "
@@ -399,196 +364,7 @@ class PaddedArray:
         """
         return jax.numpy.where(self.mask(), self.array, value)
 
-    # Shards.
-
-    @property
-    def local_shards(self) -> tuple[Shard[jax.Array], ...]:
-        """The shards on devices of this process, in device order, without padding.
-
-        The data of a device that holds padding alone has a size of 0. Replica ids are those of the
-        padded array.
-        """
-        shards = LocalShards(self._shards(local_positions(self.mesh)))
-        shards.num_global = self.grid.num_devices
-        return shards
-
-    @property
-    def addressable_shards(self) -> tuple[Shard[jax.Array], ...]:
-        """``local_shards`` by their name in ``jax.Array``."""
-        return self.local_shards
-
-    @property
-    def global_shards(self) -> tuple[Shard[jax.Array | None], ...]:
-        """The shards on all devices of the mesh; ``data`` is ``None`` in other processes."""
-        devices = devices_of(self.mesh)
-        return self._shards(dict(zip(devices, range(len(devices)), strict=True)))
-
-    def _shards(self, positions: Mapping[Device, int]) -> tuple[Shard[Any], ...]:
-        which = self.grid.shards_at(positions.values())
-        indices = {device: index for device, (index, _) in zip(positions, which, strict=True)}
-        data = _WithoutPadding(self.array, indices, self.grid.shard_shape)
-        return tuple(Shard(device, *of, data) for device, of in zip(positions, which, strict=True))
-
-    # Its values, without padding.
-
-    def __array__(
-        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
-    ) -> np.ndarray[Any, Any]:
-        """Return the whole array without padding on the host.
-
-        Raises:
-          RuntimeError: this process does not hold every block of it, or it was deleted.
-          TypeError: it is being traced, or holds no data.
-        """
-        array = self.array
-        if not isinstance(array, np.ndarray):  # as jax.device_get leaves it
-            array = self._live()
-            if not is_all_here(array):
-                raise RuntimeError(
-                    f"this process does not hold every block of {self!r}; p.gather() gives the "
-                    "whole value to every process"
-                )
-        value = np.asarray(array)[tuple(map(slice, self.shape))]
-        return np.array(value, dtype=dtype, copy=copy)
-
-    @public
-    def gather(
-        self, process: int | None = None, *, max_bytes: int | None = None
-    ) -> np.ndarray[Any, Any] | None:
-        """Return the whole value without padding on every process, or on one; communicates.
-
-        As ``GlobalArray.gather``, with the same arguments and errors.
-
-        >>> import gda, jax, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
-        >>> gda.PaddedArray.from_array(np.arange(3), mesh, ['x']).gather()
-        array([0, 1, 2], dtype=int32)
-        """
-        return moving.gather(self._live(), process, max_bytes, self.shape)
-
-    @public
-    def reshard(
-        self,
-        mesh_or_spec: Any,
-        spec: Any = None,
-        /,
-        *,
-        max_bytes: int | None = None,
-        donate: bool = False,
-    ) -> PaddedArray:
-        """Move the data to another layout, padded as that needs it; communicates.
-
-        As ``GlobalArray.reshard``, with the same arguments and errors; no padding is sent. The new
-        padding is 0. A ``GlobalArray`` whose shape the new mesh does not divide goes there as
-        ``PaddedArray(g.array, g.shape)``, and a padded one that the new mesh divides is
-        ``GlobalArray(array=p.array)`` there.
-
-        >>> import gda, jax, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
-        >>> p = gda.PaddedArray.from_array(np.arange(10), mesh, ['x'])
-        >>> p.reshard(jax.sharding.Mesh(mesh.devices[:4], ('y',)), ['y']).padded_shape
-        (12,)
-        """
-        array: Any = self.array
-        if not isinstance(array, jax.ShapeDtypeStruct):
-            array = self._live()
-        moved = moving.reshard(
-            array,
-            mesh_or_spec,
-            spec,
-            shape=self.shape,
-            max_bytes=max_bytes,
-            donate=donate,
-            name="PaddedArray.reshard",
-        )
-        return PaddedArray(moved, self.shape)
-
-    @public
-    def fingerprint(self) -> str:
-        """Return the digest of the value without padding; communicates as ``GlobalArray`` does.
-
-        It is the fingerprint of the NumPy array, whatever the padding.
-
-        >>> import gda, jax, numpy as np
-        >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
-        >>> data = np.arange(3, dtype=np.int32)
-        >>> p = gda.PaddedArray.from_array(data, mesh, ['x'], fill=9)
-        >>> p.fingerprint() == gda.fingerprint(data)
-        True
-        """
-        return fingerprint.fingerprint_of(self._live(), self._grid_with_processes())
-
-    # Its life on the devices.
-
-    def block_until_ready(self) -> Self:
-        """Wait until the data is there, and return the container."""
-        self._live().block_until_ready()
-        return self
-
-    def delete(self) -> None:
-        """Free the device memory now."""
-        self._real().delete()
-
-    def is_deleted(self) -> bool:
-        """Return True if the data was deleted or donated."""
-        return self._real().is_deleted()
-
-    def _real(self) -> jax.Array:
-        if not isinstance(self.array, jax.Array):
-            raise not_an_array_error(self.array)
-        return real(self.array, _INSIDE_JIT)
-
-    def _live(self) -> jax.Array:
-        array = self._real()
-        if array.is_deleted():
-            raise deleted_error(array, "PaddedArray", self.shape)
-        return array
-
-    def _grid_with_processes(self) -> ShardGrid:
-        grid, processes = self.grid, processes_of(self.mesh)
-        return ShardGrid(self.shape, grid.mesh_shape, grid.spec, pad=True, process_of=processes)
-
     # As a Python object.
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a PaddedArray is immutable; {name} cannot be set")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a PaddedArray is immutable; {name} cannot be deleted")
-
-    def __repr__(self) -> str:
-        return describe(self.array, "PaddedArray", self.shape)
-
-    def _repr_html_(self) -> str | None:
-        """Return the picture for a notebook; None if there is none, so that it shows the text."""
-        from gda.show.page import html_or_none  # here: only notebooks need it
-
-        return html_or_none(self)
-
-    def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
-        return libraries.treescope_repr(self, path, subtree_renderer)
-
-    def __copy__(self) -> Self:
-        return type(self)(self.array, self.shape)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        if is_tracer(self.array):
-            return self.__copy__()  # in a trace nothing can be written to
-        array = self._live()
-        return type(self)(jax.device_put(array, array.sharding, may_alias=False), self.shape)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the data without padding, and the layout; the padding of a restored array is 0.
-
-        Raises:
-          TypeError: it is being traced, or this process does not hold every block of it.
-        """
-        state = pickling.dump(self._live(), self.sharding, self.shape)
-        return self._unpickled, (tuple(state), self.shape)
-
-    @classmethod
-    def _unpickled(cls, state: tuple[Any, ...], shape: Shape) -> Self:
-        return cls(pickling.load(pickling.State(*state), is_padded=True), shape)
 
     def __eq__(self, other: object) -> bool:
         # jax.tree.map(lambda x: x.sharding, tree) puts shardings into containers, and such trees
@@ -622,33 +398,8 @@ for _name in (
     setattr(PaddedArray, f"__{_name}__", _refuse_operator)
 
 
-class _WithoutPadding(DataByDevice):
-    """The data of each device without padding."""
-
-    __slots__ = ("_block_shape", "_index_on")
-
-    kind = "PaddedArray"
-
-    def __init__(
-        self, array: jax.Array, index_on: Mapping[Device, Index], block_shape: Shape
-    ) -> None:
-        super().__init__(array)
-        self._index_on, self._block_shape = index_on, block_shape
-
-    def on(self, device: Device | None) -> jax.Array | None:
-        data = super().on(device)
-        if data is None or device is None:
-            return None
-        return without_padding(data, shape_at(self._index_on[device], self._block_shape))
-
-
 def _is_in_shard_map(array: Any) -> bool:
     return is_tracer(array) and AxisType.Manual in jax.typeof(array).sharding.mesh.axis_types
-
-
-@lru_cache(maxsize=256)
-def _grid_of(shape: Shape, mesh: Mesh | AbstractMesh, spec: PartitionSpec) -> ShardGrid:
-    return ShardGrid(shape, mesh.shape, spec, pad=True)
 
 
 def _mask(shape: Shape, sizes: Shape, sharding: NamedSharding | None) -> jax.Array:

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.construction.from_callbacks import array_from_callback
+from gda.arrays.dtypes import is_extended
 from gda.arrays.process_local import is_all_here
 from gda.layout.spec import Shape
 from gda.multihost.agreement import checking_agreement
@@ -25,8 +26,8 @@ class State(NamedTuple):
     axis_types: tuple[str, ...]
     platform: str
     device_ids: tuple[int, ...]
-    memory_kind: str | None = None
-    weak_type: bool = False
+    memory_kind: str | None
+    weak_type: bool
 
 
 def dump(array: jax.Array, sharding: NamedSharding, shape: Shape | None = None) -> State:
@@ -39,7 +40,7 @@ def dump(array: jax.Array, sharding: NamedSharding, shape: Shape | None = None) 
       TypeError: this process does not hold every block of the array.
     """
     mesh: Any = sharding.mesh
-    is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
+    is_key = is_extended(array.dtype)
     # The numbers of keys come from a program over all devices, which one process cannot run alone.
     if not (array.is_fully_addressable if is_key else is_all_here(array)):
         raise TypeError(

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from gda.arrays.bits import first_elements
+from gda.arrays.bits import without_padding
 from gda.arrays.buffers import aligned_empty
 from gda.arrays.dtypes import is_extended
 from gda.layout.grid import ShardGrid
@@ -71,11 +71,6 @@ def elements_of_block(data: jax.Array, array: jax.Array, grid: ShardGrid, block:
     if array.shape == grid.global_shape:
         return data
     return without_padding(data, shape_at(grid.block_index(block), grid.shard_shape))
-
-
-def without_padding(data: jax.Array, shape: Shape) -> jax.Array:
-    """Return the elements of a block, which come first in each dimension."""
-    return data if data.shape == shape else first_elements(data, shape)
 
 
 def has_padding_for(grid: ShardGrid, shape: Shape) -> bool:

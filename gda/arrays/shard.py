@@ -6,9 +6,10 @@ from typing import Any, Generic, TypeVar, cast
 
 import jax
 
+from gda.arrays.bits import without_padding
 from gda.arrays.liveness import deleted_error, describe, traced_error
 from gda.layout.boundary import set_module
-from gda.layout.spec import Index
+from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import counted
 from gda.mesh import Device, is_tracer, not_an_array_error
 
@@ -20,37 +21,41 @@ class DataByDevice:
 
     Shards refer to this and not to the container: it keeps its shards, and device memory should be
     freed with the last reference, not when the garbage collector finds a cycle.
+
+    Args:
+      kind: the class of the container, for messages.
+      block_shape: the shape of a block, if the array may have padding.
     """
 
-    __slots__ = ("_array", "_by_device")
+    __slots__ = ("_array", "_block_shape", "_by_device", "_kind")
 
-    kind = "GlobalArray"
-    """The class of the container, for messages."""
-
-    def __init__(self, array: jax.Array) -> None:
-        self._array = array
+    def __init__(self, array: jax.Array, kind: str, block_shape: Shape | None) -> None:
+        self._array, self._kind, self._block_shape = array, kind, block_shape
         self._by_device: dict[Device | None, jax.Array] | None = None
 
-    def on(self, device: Device | None) -> jax.Array | None:
-        """Return the data on a device; ``None`` for a device of another process."""
+    def at(self, index: Index, device: Device | None) -> jax.Array | None:
+        """Return the block on a device; ``None`` for a device of another process."""
         array = self._array
         if is_tracer(array):
             see = "compute on .array, or see each block with jax.shard_map"
-            raise traced_error(describe(array, self.kind), see)
+            raise traced_error(describe(array, self._kind), see)
         if not isinstance(array, jax.Array):
             raise not_an_array_error(array)
         if array.is_deleted():
-            raise deleted_error(array, self.kind)
+            raise deleted_error(array, self._kind)
         if self._by_device is None:
             # `array.addressable_data(i)` would be wrong here: of a fully replicated array it gives
             # the first device's shard for every i.
             self._by_device = {shard.device: shard.data for shard in array.addressable_shards}
-        return self._by_device.get(device)
+        data = self._by_device.get(device)
+        if data is None or self._block_shape is None:
+            return data
+        return without_padding(data, shape_at(index, self._block_shape))
 
 
 @set_module("gda")
 class Shard(Generic[DataT]):
-    """The block of a ``GlobalArray`` on one device, its index and replica id; read-only.
+    """The block of an array on one device, its index and replica id; read-only.
 
     >>> import gda, jax, numpy as np
     >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
@@ -98,7 +103,7 @@ class Shard(Generic[DataT]):
           RuntimeError: the array was deleted or donated.
           TypeError: the array is being traced, or has no data.
         """
-        return cast("DataT", self._data_by_device.on(self._device))
+        return cast("DataT", self._data_by_device.at(self._index, self._device))
 
     def __repr__(self) -> str:
         return f"Shard(device={self.device}, index={self.index}, replica_id={self.replica_id})"

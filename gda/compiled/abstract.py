@@ -98,6 +98,4 @@ def _placed(mesh: Any, leaf: Any, found: Any) -> Any:
     array = jax.ShapeDtypeStruct(
         grid.padded_shape, shaped.dtype, sharding=sharding, weak_type=shaped.weak_type
     )
-    if not is_container(leaf):
-        return array
-    return jax.tree.unflatten(jax.tree.structure(leaf), [array])
+    return leaf._like(array) if is_container(leaf) else array

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
+from functools import partial, wraps
 from typing import Any, Protocol, TypeVar, overload
 
 import jax
@@ -17,8 +17,8 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
+from gda.arrays.container import Container
 from gda.arrays.global_array import GlobalArray
-from gda.arrays.liveness import live
 from gda.arrays.operators import unwrapped
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import has_padding_for
@@ -34,7 +34,7 @@ from gda.layout.spec import (
     format_spec,
 )
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
-from gda.trees.leaves import is_container, is_leaf
+from gda.trees.leaves import array_of, held_by, is_container, is_leaf
 from gda.trees.specs import SPECS_OR_NONE, check_kind, map_with_specs
 
 _TreeT = TypeVar("_TreeT")
@@ -130,9 +130,7 @@ def jit(
     GlobalArray(shape=(64, 64), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('y', 'x'))
     """
     if fun is None:
-        return functools.partial(
-            jit, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **jit_options
-        )
+        return partial(jit, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **jit_options)
     if not callable(fun):
         raise TypeError(f"gda.jit takes a function, not {fun!r}")
     check_kind(in_specs, "in_specs", SPECS_OR_NONE)
@@ -149,7 +147,7 @@ def jit(
         check_mesh(mesh)
 
     @public
-    @functools.wraps(fun)
+    @wraps(fun)
     def body(*args: Any, **kwargs: Any) -> Any:
         args = tuple(map(unwrapped, args))
         kwargs = {name: unwrapped(value) for name, value in kwargs.items()}
@@ -229,44 +227,30 @@ def constrain(
     )
 
 
-def _contained(leaf: Any) -> GlobalArray | PaddedArray:
-    return leaf if isinstance(leaf, PaddedArray) else GlobalArray(array=leaf)
+def _contained(leaf: Any) -> Container:
+    return leaf if isinstance(leaf, Container) else GlobalArray(array=leaf)
 
 
 def _constrained_leaf(x: Any, spec: Any, mesh: Mesh | None) -> Any:
     if spec is None:
         return x
-    if isinstance(x, GlobalArray):
-        return GlobalArray(array=_constrained_leaf(x.__jax_array__(), spec, mesh))
-    if isinstance(x, PaddedArray):
-        return _constrained_padded(x, spec, mesh)
-    if not is_tracer(x):
-        live(x)
-    if isinstance(spec, Sharding):
-        sharding: Any = spec
-        if mesh is not None:
-            raise TypeError("a sharding has a mesh of its own; omit mesh=")
-        return _constrained_in_memory(x, sharding) if is_tracer(x) else reshard(x, sharding)
+    is_sharding = isinstance(spec, Sharding)
     if mesh is not None:
+        if is_sharding:
+            raise TypeError("a sharding has a mesh of its own; omit mesh=")
         check_mesh(mesh)
-    if is_tracer(x):
-        return _constrained(x, spec, _mesh_for(x, mesh))
-    if mesh is None and isinstance(x.sharding, SingleDeviceSharding):
-        raise ValueError(f"the array is on {x.device} and over no mesh; pass mesh=")
-    over: Any = sharding_of(x).mesh if mesh is None else mesh
-    return reshard(x, over, spec)
-
-
-def _constrained_padded(x: PaddedArray, spec: Any, mesh: Mesh | None) -> PaddedArray:
-    if not is_tracer(x.array):
-        return x.reshard(spec) if mesh is None else x.reshard(mesh, spec)
-    array = _constrained_leaf(x.array, spec, mesh)
-    if isinstance(spec, Sharding):
-        over, spec, _ = mesh_and_spec(spec, None)  # pyright: ignore[reportArgumentType]
-    else:
-        over = _mesh_for(x, mesh)
-    _layout(x, spec, over)
-    return PaddedArray(array, x.shape)
+    held = held_by(x)
+    if is_tracer(held):
+        if is_sharding:
+            return _constrained_in_memory(x, spec)  # pyright: ignore[reportArgumentType]
+        return _constrained(x, spec, _mesh_for(held, mesh))
+    array = array_of(x)
+    move: Any = x.reshard if isinstance(x, Container) else partial(reshard, x)
+    if is_sharding:
+        return move(spec)
+    if mesh is None and isinstance(array.sharding, SingleDeviceSharding):
+        raise ValueError(f"the array is on {array.device} and over no mesh; pass mesh=")
+    return move(sharding_of(array).mesh if mesh is None else mesh, spec)
 
 
 def _shardings(mesh: Mesh | AbstractMesh, specs: Any, *, is_exact: bool) -> Any:
@@ -324,7 +308,7 @@ def _constrain_arguments(
 ) -> tuple[Any, Any]:
     def constrain_array(leaf: Any, spec: SpecLike) -> Any:
         # Other leaves are static arguments.
-        is_array = isinstance(leaf, jax.Array | PaddedArray)
+        is_array = isinstance(leaf, jax.Array | Container)
         return _constrained(leaf, spec, mesh) if is_array else leaf
 
     if type(in_specs) is tuple:
@@ -368,13 +352,13 @@ def _layout(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> NamedSharding:
 
 def _shape_of(x: Any) -> Shape:
     """Return the shape of an array with its padding."""
-    return jax.numpy.shape(x.array if isinstance(x, PaddedArray) else x)
+    return jax.numpy.shape(held_by(x))
 
 
 def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:
-    if isinstance(x, PaddedArray):
+    if isinstance(x, Container):
         _layout(x, spec, mesh)
-        return PaddedArray(_constrained(x.array, spec, mesh), x.shape)
+        return x._like(_constrained(x.array, spec, mesh))
     x = jax.numpy.asarray(x)
     kinds = set(mesh.axis_types)
     if AxisType.Manual in kinds:
@@ -395,6 +379,9 @@ def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:
 
 def _constrained_in_memory(x: Any, sharding: NamedSharding | SingleDeviceSharding) -> Any:
     mesh, spec, kind = mesh_and_spec(sharding, None)
+    if isinstance(x, Container):
+        _layout(x, spec, mesh)
+        return x._like(_constrained_in_memory(x.array, sharding))
     x = _constrained(x, spec, mesh)
     is_default = kind in (None, mesh.devices.flat[0].default_memory().kind)
     if is_default and jax.typeof(x).memory_space.name == "Device":  # pyright: ignore

@@ -9,9 +9,8 @@ import jax
 from jax.tree_util import keystr
 
 from gda.arrays.construction.placing import is_empty
-from gda.arrays.global_array import GlobalArray
+from gda.arrays.container import Container
 from gda.arrays.liveness import live
-from gda.arrays.padded_array import PaddedArray
 from gda.layout.grid import ShardGrid
 from gda.mesh import grid_of_array
 
@@ -20,10 +19,7 @@ T = TypeVar("T")
 
 def is_container(node: object) -> bool:
     """Return True if a node of a tree is a container, which is a pytree too."""
-    return isinstance(node, _CONTAINERS)
-
-
-_CONTAINERS = (GlobalArray, PaddedArray)
+    return isinstance(node, Container)
 
 
 def is_leaf(node: object) -> bool:
@@ -31,12 +27,17 @@ def is_leaf(node: object) -> bool:
     return is_container(node) or jax.tree_util.all_leaves([node])
 
 
+def held_by(leaf: Any) -> Any:
+    """Return the array in a container, or the leaf itself."""
+    return leaf.array if isinstance(leaf, Container) else leaf
+
+
 def array_of(leaf: Any, otherwise: str = "") -> jax.Array:
     """Return the array of a leaf with its data, of a ``PaddedArray`` with its padding.
 
     Arguments and errors are those of ``live``.
     """
-    return leaf._live() if isinstance(leaf, PaddedArray) else live(leaf, otherwise=otherwise)
+    return leaf._live() if isinstance(leaf, Container) else live(leaf, otherwise)
 
 
 def grid_of_leaf(leaf: Any) -> ShardGrid:
@@ -46,9 +47,7 @@ def grid_of_leaf(leaf: Any) -> ShardGrid:
       LayoutUnknownError: it has no mesh and spec.
       ValueError: the array of a ``PaddedArray`` is not of the padded shape of its grid.
     """
-    if isinstance(leaf, PaddedArray):
-        return leaf._grid_with_processes()
-    return grid_of_array(leaf.array if is_container(leaf) else leaf)
+    return leaf.grid if isinstance(leaf, Container) else grid_of_array(leaf)
 
 
 def blocks_to_write(array: jax.Array, grid: ShardGrid, turn: int) -> tuple[int, ...]:

@@ -7,13 +7,12 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.transport.carrying import Relayout
 from gda.arrays.transport.moving import reshard_all
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike, mesh_and_spec
-from gda.trees.leaves import array_of, is_container, with_paths
+from gda.trees.leaves import array_of, held_by, is_container, with_paths
 from gda.trees.matching import name_of
 from gda.trees.specs import SpecOf, layout, layouts_of
 
@@ -82,7 +81,7 @@ def reshard_tree(
 
 
 def _data_of(leaf: Any) -> Any:
-    held = leaf.array if is_container(leaf) else leaf
+    held = held_by(leaf)
     return held if isinstance(held, jax.ShapeDtypeStruct) else array_of(leaf)
 
 
@@ -91,6 +90,6 @@ def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _like(leaf: Any, array: jax.Array, is_padded: bool) -> Any:
-    if is_padded or isinstance(leaf, PaddedArray):
+    if is_padded:
         return PaddedArray(array, leaf.shape)
-    return GlobalArray(array=array) if isinstance(leaf, GlobalArray) else array
+    return leaf._like(array) if is_container(leaf) else array

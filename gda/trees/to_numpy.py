@@ -10,7 +10,7 @@ import numpy as np
 from gda.arrays.global_array import GlobalArray
 from gda.layout.boundary import public, set_module
 from gda.mesh import is_tracer
-from gda.trees.leaves import is_container, with_paths
+from gda.trees.leaves import held_by, is_container, with_paths
 
 
 @set_module("gda")
@@ -42,13 +42,13 @@ def to_numpy(tree: Any) -> Any:
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     for leaf in leaves:
-        array = leaf.array if is_container(leaf) else leaf
+        array = held_by(leaf)
         if isinstance(array, jax.Array) and not is_tracer(array) and not array.is_deleted():
             array.copy_to_host_async()
     return jax.tree.unflatten(structure, with_paths(tree, _value_of, leaves))
 
 
 def _value_of(leaf: Any) -> Any:
-    if is_container(leaf):
-        return np.asarray(leaf)
-    return np.asarray(GlobalArray(array=leaf)) if isinstance(leaf, jax.Array) else leaf
+    if isinstance(leaf, jax.Array):
+        leaf = GlobalArray(array=leaf)  # whose errors say what to do
+    return np.asarray(leaf) if is_container(leaf) else leaf

@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from meshes import batch, is_right, mesh_of
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 import gda
 from gda import PaddedArray, ShardGrid
@@ -37,7 +40,7 @@ def test_facts_about_padding(mesh: Mesh) -> None:
     whole[:5, :3] = data
     np.testing.assert_array_equal(p.array, whole)
     np.testing.assert_array_equal(p, data)
-    assert p.grid == ShardGrid((5, 3), {"x": 4, "y": 2}, P("x", "y"), pad=True)
+    assert p.grid == ShardGrid((5, 3), {"x": 4, "y": 2}, P("x", "y"), pad=True, process_of=[0] * 8)
     assert repr(p) == (
         "PaddedArray(shape=(5, 3), dtype=float32, mesh={'x': 4, 'y': 2}, spec=P('x', 'y'))"
     )
@@ -51,6 +54,7 @@ def test_shards_have_no_padding(mesh: Mesh) -> None:
         assert shard.data.devices() == {shard.device}
     assert [shard.replica_id for shard in p.local_shards] == [0, 1] * 4
     assert [shard.index for shard in p.global_shards] == p.grid.indices()
+    assert p.local_shards is p.local_shards
     with pytest.raises(IndexError, match="process 0 has 8 of the 8 shards"):
         p.local_shards[8]
 
@@ -119,6 +123,16 @@ def test_sources_and_arrays(mesh: Mesh) -> None:
         PaddedArray.from_array(jnp.asarray(data), mesh, P("x", "y")),
     ):
         np.testing.assert_array_equal(p, data)
+
+
+def test_a_slice_of_the_safetensors_package_is_a_source(mesh: Mesh, tmp_path: Path) -> None:
+    save_file({"w": batch(5, 3)}, tmp_path / "w.safetensors")
+    with safe_open(tmp_path / "w.safetensors", "np") as file:
+        p = PaddedArray.from_source(file.get_slice("w"), mesh, P("x", "y"))
+    np.testing.assert_array_equal(p, batch(5, 3))
+
+
+def test_a_dtype_of_no_data_and_of_narrow_data(mesh: Mesh) -> None:
     p = PaddedArray.from_callback((0,), mesh, P("x"), lambda index: np.zeros(0, np.int8))
     assert (p.dtype, p.padded_shape) == (np.int8, (0,))
     p = PaddedArray.from_callback((5,), mesh, P("x"), lambda i: batch(5)[i], dtype=jnp.bfloat16)
@@ -148,7 +162,7 @@ def test_processes_bring_their_rows(size: int) -> None:
     p = PaddedArray.from_process_local(data[mine], mesh, P("x"), (size, 2))
     np.testing.assert_array_equal(p.gather(), data)
     assert p.fingerprint() == gda.fingerprint(data)
-    with pytest.raises(RuntimeError, match=r"p.gather\(\) gives the whole"):
+    with pytest.raises(RuntimeError, match=r"g.gather\(\) gives the whole"):
         np.asarray(p)
 
 

@@ -159,7 +159,8 @@ class ReshardPlan:
                 f"the source has the global shape {source.global_shape} and the target "
                 f"{target.global_shape}; a reshard changes the layout only"
             )
-        if (source.processes is None) != (target.processes is None):
+        is_known = source.processes is not None
+        if is_known != (target.processes is not None) and numbers_of(source) != numbers_of(target):
             known, unknown = ("source", "target") if source.processes else ("target", "source")
             raise ValueError(
                 f"the {known} has process numbers and the {unknown} has none; make both grids with "

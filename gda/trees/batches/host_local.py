@@ -15,7 +15,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.construction.from_process_local import Batch, array_from_process_local
 from gda.arrays.global_array import GlobalArray
-from gda.arrays.liveness import live
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import local_array_of
 from gda.arrays.transport.moving import reshard
@@ -26,7 +25,7 @@ from gda.mesh import check_mesh, is_tracer, processes_of
 from gda.multihost.agreement import together, user_location
 from gda.multihost.descriptions import describe
 from gda.multihost.meeting import DisagreementError
-from gda.trees.leaves import is_container
+from gda.trees.leaves import array_of, is_container
 from gda.trees.replicas import ReplicaCheck, ReplicaMismatchError
 from gda.trees.specs import SPECS, Kind, map_with_specs
 
@@ -165,7 +164,7 @@ def _to_local(leaf: Any, mesh: Mesh, spec: PartitionSpec) -> jax.Array:
             "the array is a PaddedArray, and its blocks without padding are no jax.Array; take "
             "them from p.local_shards, or side by side as NumPy from gda.global_to_host_array"
         )
-    array = live(leaf)
+    array = array_of(leaf)
     if array.is_fully_addressable:
         return array
     if not array.sharding.is_equivalent_to(NamedSharding(mesh, spec), array.ndim):
