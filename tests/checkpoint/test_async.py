@@ -17,6 +17,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
+from running import python
 
 import gda
 from gda.checkpoint import (
@@ -223,9 +224,8 @@ except OSError:
 
 
 def test_a_program_that_ends_warns_of_failures_that_it_did_not_hear_of(tmp_path: Path) -> None:
-    run = [sys.executable, "-c", FAILING, str(tmp_path)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == "ended\n"
+    done = python("-c", FAILING, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "ended\n")
     *_, last = done.stderr.splitlines()
     assert last == (
         f"saving to {tmp_path / 'unheard'} failed in the background: OSError: the disk is full; "
@@ -242,9 +242,8 @@ print('ended')
 
 
 def test_a_program_that_ends_finishes_its_saves(tmp_path: Path) -> None:
-    run = [sys.executable, "-c", PROGRAM, str(tmp_path / "run")]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == "ended\n"
+    done = python("-c", PROGRAM, tmp_path / "run")
+    assert (done.returncode, done.stdout) == (0, "ended\n")
     np.testing.assert_array_equal(restore(tmp_path / "run")["a"], np.arange(3_000_000))
 
 
