@@ -47,11 +47,19 @@ def wait_until_gone(pids: list[int]) -> None:
 
 
 def python(
-    *words: object, how: str = "run", cwd: Path | None = None, timeout: float = 60, **more: str
+    *words: object,
+    how: str = "run",
+    interrupt_after: str = "",
+    cwd: Path | None = None,
+    timeout: float = 60,
+    **more: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python`` with these words in a forked process, which need not import JAX.
 
-    ``how`` is a function of ``forked_program``; ``more`` are variables.
+    Args:
+      how: a function of ``forked_program``.
+      interrupt_after: text; after it was written the process gets a Ctrl-C.
+      more: variables.
     """
     with (
         tempfile.TemporaryFile("w+") as out,
@@ -69,6 +77,13 @@ def python(
             cwd=cwd,
         )
         try:
+            if interrupt_after:
+                limit = time.monotonic() + timeout
+                while interrupt_after not in os.pread(out.fileno(), 1 << 16, 0).decode():
+                    assert time.monotonic() < limit, f"no {interrupt_after!r}"
+                    time.sleep(0.01)
+                time.sleep(0.1)  # in which it begins to wait
+                process.send_signal(signal.SIGINT)
             process.wait(timeout)
         except BaseException:
             process.send_signal(signal.SIGKILL)

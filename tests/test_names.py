@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import subprocess
 import sys
 import typing
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from public_api import public_api
+from running import python
 
 import gda
 import gda.checkpoint
@@ -120,7 +120,8 @@ for name in {MODULES_OF_GDA}:
 gda.launch.initialize, gda.testing.Pool, gda.testing.strategies.meshes
 assert dir(gda) == before
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    done = python("-c", program)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ import gc
 import inspect
 import operator
 import pickle
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +21,7 @@ from hypothesis import given
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from meshes import mesh_of
+from running import python
 
 import gda
 from gda.arrays import operators
@@ -674,7 +673,7 @@ def test_unpickling_without_the_devices_names_them(mesh: Mesh, tmp_path) -> None
     script = (
         "import os, pickle, sys; del os.environ['XLA_FLAGS']; pickle.load(open(sys.argv[1], 'rb'))"
     )
-    run = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
+    run = python("-c", script, path)
     assert run.returncode == 1
     assert (
         "RuntimeError: this array was pickled on 8 cpu devices, mesh {'x': 4, 'y': 2}; "

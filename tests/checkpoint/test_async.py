@@ -17,6 +17,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
+from running import python
 
 import gda
 from gda.checkpoint import CorruptionError, SaveError, restore, save, save_async, saving
@@ -215,9 +216,8 @@ except OSError:
 
 
 def test_a_program_that_ends_warns_of_failures_that_it_did_not_hear_of(tmp_path: Path) -> None:
-    run = [sys.executable, "-c", FAILING, str(tmp_path)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == "ended\n"
+    done = python("-c", FAILING, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "ended\n")
     *_, last = done.stderr.splitlines()
     assert last == (
         f"saving to {tmp_path / 'unheard'} failed in the background: OSError: the disk is full; "

@@ -8,7 +8,6 @@ import shutil
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,6 +22,7 @@ from forks import LIMIT, Forks, check_clean, check_next_save, generation_at
 from interrupts import Calls
 from kill_program import Arguments, Disk, small_files, tree_of, values_of
 from meshes import mesh_of
+from running import python
 from trials import Trials, tried
 
 import gda
@@ -655,9 +655,7 @@ from kill_program import values_of
 gda.checkpoint.save_async({str(tmp_path / "run")!r}, values_of(1))
 raise SystemExit("failed")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT
-    )
+    done = python("-c", program)
     assert (done.returncode, done.stderr) == (1, "failed\n")
     assert generation_at(tmp_path / "run") == 1
 

@@ -3,8 +3,6 @@
 import io
 import re
 import runpy
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -26,6 +24,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
+from running import python
 from safetensors.numpy import save_file
 
 import gda
@@ -768,16 +767,10 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("max_workers", [1, 4])
 def test_ctrl_c_stops_the_reads(max_workers: int) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _INTERRUPTED % max_workers], stdout=subprocess.PIPE, text=True
-    ) as process:
-        first = process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
-    assert first == "begun\n"
-    lines = out.splitlines()
+    done = python("-c", _INTERRUPTED % max_workers, interrupt_after="begun\n")
+    lines = done.stdout.splitlines()
     assert lines[-1] == "interrupted []"
-    assert len(lines) < 12, "no read is begun after it"
+    assert len(lines) < 13, "no read is begun after it"
 
 
 class WithoutShape:

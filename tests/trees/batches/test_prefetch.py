@@ -1,9 +1,7 @@
 """Batches made ahead of the step, against a plain loop over the same iterator."""
 
 import gc
-import signal
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -20,6 +18,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, mesh_of, ordered_mesh
+from running import python
 from trials import rarely
 
 import gda
@@ -389,20 +388,7 @@ def run_program(program: str, *, interrupted: bool = False) -> subprocess.Comple
         mesh = Mesh(np.array(jax.devices()), ("x",))
     """
     text = textwrap.dedent(start) + textwrap.dedent(program)
-    child = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", text],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    first = ""
-    if interrupted:
-        assert child.stdout is not None
-        first = child.stdout.readline()
-        time.sleep(0.1)
-        child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=60)
-    return subprocess.CompletedProcess([], child.returncode, first + out, err)
+    return python("-c", text, interrupt_after="\n" if interrupted else "")
 
 
 def test_a_program_may_end_in_the_middle() -> None:

@@ -5,8 +5,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -23,6 +21,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+from running import python
 from safetensors import safe_open
 from safetensors.numpy import load_file, save
 from trials import rarely
@@ -466,7 +465,7 @@ gda.storage.save_safetensors(sys.argv[1], {"w": np.ones(8)})
 
 def test_next_save_removes_leftovers_of_a_killed_one(tmp_path: Path) -> None:
     save_safetensors(tmp_path, {"w": DATA})
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
+    ended = python("-c", KILLED, tmp_path)
     assert ended.returncode == -signal.SIGKILL
     assert len(names_in(tmp_path)) == 2
     assert np.array_equal(open_safetensors(tmp_path)["w"][...], DATA)
