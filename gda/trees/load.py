@@ -12,7 +12,7 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr
 
-from gda.arrays.construction.from_sources import Build, build_of_source
+from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source
 from gda.arrays.dtypes import narrowed_dtype
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
@@ -25,7 +25,7 @@ from gda.multihost.descriptions import Description, describe
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.sources import is_group, source_of
 from gda.trees.leaves import is_container, note_path, with_paths
-from gda.trees.specs import SHARDINGS, Kind, SpecOf, layout, layouts_of, specs_for
+from gda.trees.specs import SHARDINGS, Kind, SpecOf, mesh_and_spec_of, specs_for, specs_per_leaf
 
 _DTYPES = Kind("dtype", (NoneType, str, type, np.dtype), "'float32'")
 
@@ -95,7 +95,7 @@ def load_tree(
     tree = _as_dicts(sources)
 
     @cache  # the processes agree on the same builds that are read
-    def prepared() -> tuple[list[Build], Any]:
+    def prepared() -> tuple[list[PendingArray], Any]:
         return _builds_of(tree, mesh, specs, dtype, options, pad)
 
     def wanted() -> Description:
@@ -116,21 +116,23 @@ def load_tree(
 
 def _builds_of(
     tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options, pad: bool
-) -> tuple[list[Build], Any]:
+) -> tuple[list[PendingArray], Any]:
     """Return the build of each leaf's array, and the tree's structure; read nothing."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
-    layouts = layouts_of(tree, mesh, specs, _shaped).of_each_leaf()
+    layouts = specs_per_leaf(tree, mesh, specs, _shaped).of_each_leaf()
     _check_dtypes(dtype)
     dtypes = specs_for(tree, dtype, "dtype", _DTYPES)
 
-    def build(number: int, source: Any, found: Any, dtype: Any) -> Build:
+    def build(number: int, source: Any, found: Any, dtype: Any) -> PendingArray:
         note = partial(note_path, tree=tree, number=number)
-        return build_of_source(source, *layout(mesh, found), dtype, options, note, pad=pad)
+        return pending_array_of_source(
+            source, *mesh_and_spec_of(mesh, found), dtype, options, note, pad=pad
+        )
 
     return with_paths(tree, build, range(len(leaves)), leaves, layouts, dtypes), structure
 
 
-def _contained(build: Build, array: Any) -> GlobalArray | PaddedArray:
+def _contained(build: PendingArray, array: Any) -> GlobalArray | PaddedArray:
     grid = build.plan.grid
     return PaddedArray(array, grid.global_shape) if grid.is_padded else GlobalArray(array=array)
 
