@@ -16,7 +16,7 @@ from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike, mesh_and_spec, mesh_grid, named_sharding
 from gda.planning.notation.model_file import read_arrays, text_of
 from gda.trees.leaves import is_container, with_paths
-from gda.trees.specs import SpecOf, layout, layouts_of
+from gda.trees.specs import SpecOf, mesh_and_spec_of, specs_per_leaf
 
 
 @set_module("gda")
@@ -61,7 +61,7 @@ def abstract(tree: Any, mesh: MeshLike | Any, specs: PartitionSpec | SpecOf | An
     elif isinstance(tree, Contents):
         tree = tree.shapes()
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
-    layouts = layouts_of(tree, mesh, specs, _shaped).of_each_leaf()
+    layouts = specs_per_leaf(tree, mesh, specs, _shaped).of_each_leaf()
     return jax.tree.unflatten(structure, with_paths(tree, partial(_placed, mesh), leaves, layouts))
 
 
@@ -92,7 +92,7 @@ def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:
 
 def _placed(mesh: Any, leaf: Any, found: Any) -> Any:
     shaped = _shaped(leaf)
-    over = mesh_and_spec(*layout(mesh, found))
+    over = mesh_and_spec(*mesh_and_spec_of(mesh, found))
     grid = mesh_grid(shaped.shape, over.mesh, over.spec, pad=isinstance(leaf, PaddedArray))
     sharding = named_sharding(shaped.shape, over.mesh, over.spec, over.memory_kind)
     array = jax.ShapeDtypeStruct(

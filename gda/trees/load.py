@@ -12,7 +12,7 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr
 
-from gda.arrays.construction.from_sources import Build, build_of_source
+from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.arrays.dtypes import narrowed_dtype
 from gda.arrays.global_array import GlobalArray
@@ -25,7 +25,7 @@ from gda.multihost.descriptions import Description, describe
 from gda.storage.options import Options, ProgressLike, Retry
 from gda.storage.sources import is_group, source_of
 from gda.trees.leaves import is_container, note_path, with_paths
-from gda.trees.specs import SHARDINGS, Kind, SpecOf, layout, layouts_of, specs_for
+from gda.trees.specs import SHARDINGS, Kind, SpecOf, mesh_and_spec_of, specs_for, specs_per_leaf
 
 _DTYPES = Kind("dtype", (NoneType, str, type, np.dtype), "'float32'")
 
@@ -45,7 +45,7 @@ def load_tree(
     progress: ProgressLike = False,
     retry: Retry | None = None,
 ) -> Any:
-    """Build a ``GlobalArray`` from every source in a tree.
+    """PendingArray a ``GlobalArray`` from every source in a tree.
 
     The blocks that this process needs are read together, each once, with one set of workers and
     one budget, so that the reads of small arrays overlap too. Nothing is read before all specs and
@@ -94,15 +94,15 @@ def load_tree(
     options = Options(max_workers, max_bytes, progress, retry, read_once)
     tree = _as_dicts(sources)
 
-    def prepare() -> tuple[list[Build], Any]:
+    def prepare() -> tuple[list[PendingArray], Any]:
         return _builds_of(tree, mesh, specs, dtype, options, pad)
 
-    def asked(prepared: tuple[list[Build], Any]) -> Description:
+    def asked(prepared: tuple[list[PendingArray], Any]) -> Description:
         builds, structure = prepared
         tree = jax.tree.unflatten(structure, [_contained(b, b.wanted()) for b in builds])
         return describe(tree) | reads_wanted(builds, options)
 
-    def work(prepared: tuple[list[Build], Any]) -> Any:
+    def work(prepared: tuple[list[PendingArray], Any]) -> Any:
         builds, structure = prepared
         read_builds(builds, options, "load_tree")
         arrays = [_contained(build, build.array()) for build in builds]
@@ -122,21 +122,23 @@ def load_tree(
 
 def _builds_of(
     tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options, pad: bool
-) -> tuple[list[Build], Any]:
+) -> tuple[list[PendingArray], Any]:
     """Return the build of each leaf's array, and the tree's structure; read nothing."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
-    layouts = layouts_of(tree, mesh, specs, _shaped).of_each_leaf()
+    layouts = specs_per_leaf(tree, mesh, specs, _shaped).of_each_leaf()
     _check_dtypes(dtype)
     dtypes = specs_for(tree, dtype, "dtype", _DTYPES)
 
-    def build(number: int, source: Any, found: Any, dtype: Any) -> Build:
+    def build(number: int, source: Any, found: Any, dtype: Any) -> PendingArray:
         note = partial(note_path, tree=tree, number=number)
-        return build_of_source(source, *layout(mesh, found), dtype, options, note, pad=pad)
+        return pending_array_of_source(
+            source, *mesh_and_spec_of(mesh, found), dtype, options, note, pad=pad
+        )
 
     return with_paths(tree, build, range(len(leaves)), leaves, layouts, dtypes), structure
 
 
-def _contained(build: Build, array: Any) -> GlobalArray | PaddedArray:
+def _contained(build: PendingArray, array: Any) -> GlobalArray | PaddedArray:
     grid = build.plan.grid
     return PaddedArray(array, grid.global_shape) if grid.is_padded else GlobalArray(array=array)
 

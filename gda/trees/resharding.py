@@ -14,7 +14,7 @@ from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike, mesh_and_spec
 from gda.trees.leaves import array_of, held_by, is_container, with_paths
 from gda.trees.matching import name_of
-from gda.trees.specs import SpecOf, layout, layouts_of
+from gda.trees.specs import SpecOf, mesh_and_spec_of, specs_per_leaf
 
 
 @set_module("gda")
@@ -64,12 +64,12 @@ def reshard_tree(
     GlobalArray(shape=(8, 2), dtype=float32, mesh={'z': 2}, spec=P('z'))
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
-    found = layouts_of(tree, mesh, specs, _shaped)
+    found = specs_per_leaf(tree, mesh, specs, _shaped)
     paths = ["/".join(str(name_of(key)) for key in pair.keys) for pair in found.pairs]
 
     def relayout(leaf: Any, found: Any, path: str) -> Relayout:
         may_pad = pad or isinstance(leaf, PaddedArray)
-        over = mesh_and_spec(*layout(mesh, found))
+        over = mesh_and_spec(*mesh_and_spec_of(mesh, found))
         each = Relayout(_data_of(leaf), over, leaf.shape if may_pad else None, path)
         each.check()  # here, for an error with the path
         return each

@@ -113,7 +113,7 @@ def map_with_specs(
     return jax.tree.unflatten(structure, results)
 
 
-def layouts_of(
+def specs_per_leaf(
     tree: Any,
     mesh: Any,
     specs: Any,
@@ -156,8 +156,8 @@ def layouts_of(
     return Prefix(name, SPECS, with_paths(tree, by_function, pairs))
 
 
-def layout(mesh: Any, found: PartitionSpec | Any) -> tuple[Any, PartitionSpec | None]:
-    """Return mesh and spec of an entry of ``layouts_of``, or a sharding and ``None``."""
+def mesh_and_spec_of(mesh: Any, found: PartitionSpec | Any) -> tuple[Any, PartitionSpec | None]:
+    """Return mesh and spec of an entry of ``specs_per_leaf``, or a sharding and ``None``."""
     return (mesh, found) if isinstance(found, PartitionSpec) else (found, None)
 
 

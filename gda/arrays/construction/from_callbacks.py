@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gda.arrays.construction.blocks import Block, BlockReader
-from gda.arrays.construction.from_sources import Build, build_of_source, read_all
-from gda.arrays.construction.placing import Plan, plan_of
+from gda.arrays.construction.from_sources import PendingArray, pending_array_of_source, read_all
+from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
 from gda.arrays.construction.reading_once import read_builds, reads_wanted
 from gda.layout.spec import Index, SpecLike
 from gda.layout.text import format_index
@@ -36,11 +36,11 @@ def array_from_callback(
     pad: bool = False,
     fill: object = 0,
 ) -> jax.Array:
-    """Build an array by one call of ``data_callback`` per distinct index of this process.
+    """PendingArray an array by one call of ``data_callback`` per distinct index of this process.
 
     ``GlobalArray.from_callback`` documents the arguments and the errors.
     """
-    plan = plan_of(global_shape, mesh, spec, pad)
+    plan = local_blocks_of(global_shape, mesh, spec, pad)
     plan.check_dtype_is_known(dtype)
     _check_callable(data_callback)
     if into and dtype is None:
@@ -54,7 +54,7 @@ def array_from_callback(
         return plan.place(read(data_callback, plan.distinct), reader.dtype, reader.padding)
     options = options or Options()
     reader = plan.reader(dtype, copy, fill=fill, in_threads=options.are_for_threads)
-    build = Build(plan, reader, partial(reader.fill if into else reader.read, data_callback))
+    build = PendingArray(plan, reader, partial(reader.fill if into else reader.read, data_callback))
     read_all([build], options, "from_callback")
     return build.array()
 
@@ -69,21 +69,21 @@ def array_from_source(
     pad: bool = False,
     fill: object = 0,
 ) -> jax.Array:
-    """Build an array of the slices of a source that this process needs.
+    """PendingArray an array of the slices of a source that this process needs.
 
     See ``GlobalArray.from_source``.
     """
 
-    def prepare() -> Build:
-        return build_of_source(source, mesh, spec, dtype, options, pad=pad, fill=fill)
+    def prepare() -> PendingArray:
+        return pending_array_of_source(source, mesh, spec, dtype, options, pad=pad, fill=fill)
 
-    def asked(build: Build) -> Description:
+    def asked(build: PendingArray) -> Description:
         given = {"mesh": mesh, "spec": spec, "dtype": build.wanted().dtype}
         shape = build.plan.grid.global_shape
         array = describe_wanted({**given, "global_shape": shape, "pad": pad, "fill": fill})
         return array | reads_wanted([build], options)
 
-    def work(build: Build) -> jax.Array:
+    def work(build: PendingArray) -> jax.Array:
         read_builds([build], options, "from_source")
         return build.array()
 
@@ -109,17 +109,17 @@ def array_from_batched_callback(
     dtype: npt.DTypeLike | None = None,
     copy: bool | None = None,
 ) -> jax.Array:
-    """Build an array by one call of ``data_callback`` with the index of every local device.
+    """PendingArray an array by one call of ``data_callback`` with the index of every local device.
 
     See ``GlobalArray.from_batched_callback``.
     """
-    plan = plan_of(global_shape, mesh, spec)
+    plan = local_blocks_of(global_shape, mesh, spec)
     plan.check_dtype_is_known(dtype)
     _check_callable(data_callback)
     reader = plan.reader(dtype, copy)
     blocks: list[Block] = []
     if plan.devices:
-        batch = _Batch(data_callback(list(plan.indices)), plan, reader)
+        batch = ReturnedBlocks(data_callback(list(plan.indices)), plan, reader)
         blocks = reader.read(batch.next_distinct, plan.distinct)
         batch.check_rest()
     return plan.place(blocks, reader.dtype)
@@ -134,11 +134,11 @@ def array_from_batched_callback_with_devices(
     *,
     dtype: npt.DTypeLike | None = None,
 ) -> jax.Array:
-    """Build an array from on-device arrays that one call of ``data_callback`` returns.
+    """PendingArray an array from on-device arrays that one call of ``data_callback`` returns.
 
     See ``GlobalArray.from_batched_callback_with_devices``.
     """
-    plan = plan_of(global_shape, mesh, spec)
+    plan = local_blocks_of(global_shape, mesh, spec)
     plan.check_dtype_is_known(dtype)
     _check_callable(data_callback)
     reader = plan.reader(dtype, None)
@@ -159,8 +159,8 @@ def array_from_device_buffers(
     device_buffers: Iterable[jax.Array],
     dtype: npt.DTypeLike | None,
 ) -> jax.Array:
-    """Build an array of single-device arrays in ``mesh.local_devices`` order."""
-    plan = plan_of(global_shape, mesh, spec)
+    """PendingArray an array of single-device arrays in ``mesh.local_devices`` order."""
+    plan = local_blocks_of(global_shape, mesh, spec)
     plan.check_dtype_is_known(dtype)
     order = "mesh.local_devices"
     buffers = _as_list(device_buffers, len(plan.devices), f"device of {order}")
@@ -180,7 +180,7 @@ def _check_callable(callback: object) -> None:
         raise TypeError(f"data_callback must be a function, not {type(callback).__name__}")
 
 
-class _Batch:
+class ReturnedBlocks:
     """The blocks that a batched callback returned, taken one by one.
 
     A result that is not a list or a tuple may make its blocks as it is walked through, all in one
@@ -188,7 +188,7 @@ class _Batch:
     is taken, which leaves the reader as the only holder of one that is not kept elsewhere.
     """
 
-    def __init__(self, returned: Any, plan: Plan, reader: BlockReader) -> None:
+    def __init__(self, returned: Any, plan: LocalBlocks, reader: BlockReader) -> None:
         self._count = count = len(plan.indices)
         self._plan, self._reader = plan, reader
         self._taken = 0
@@ -240,7 +240,7 @@ class _Batch:
         return block
 
 
-def _check_one_each(arrays: list[Any], plan: Plan) -> None:
+def _check_one_each(arrays: list[Any], plan: LocalBlocks) -> None:
     """Raise ``ValueError`` if one NumPy array is the block of several indices."""
     block_of: dict[int, int] = {}
     for array, block in zip(arrays, plan.block_of_device, strict=True):

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gda.arrays.buffers import ALIGNMENT, Buffers, aligned_empty
 from gda.arrays.construction.blocks import Block, BlockReader
-from gda.arrays.construction.placing import hashable_over, plan_over
+from gda.arrays.construction.placing import hashable_over, local_blocks_over
 from gda.arrays.dtypes import KEPT_DTYPES, is_extended
 from gda.arrays.liveness import deleted_error, traced_error
 from gda.arrays.process_local import local_sharding
@@ -34,7 +34,7 @@ def array_from_process_local(
     *,
     dtype: npt.DTypeLike | None = None,
     copy: bool | None = None,
-    batch: Batch | None = None,
+    batch: BatchBuffers | None = None,
 ) -> jax.Array:
     """Build an array from the part that each process has.
 
@@ -78,7 +78,7 @@ def array_from_process_local(
     return whole.place(reader.read(lambda _: local[take()], whole.distinct), reader.dtype)
 
 
-class Batch:
+class BatchBuffers:
     """The state that the leaves of a tree share while they are built; at the end all are done.
 
     Attributes:
@@ -90,7 +90,7 @@ class Batch:
         self.buffers = Buffers(np.dtype(np.uint8), leaves)
         self.pending: list[jax.Array] = []
 
-    def __enter__(self) -> Batch:
+    def __enter__(self) -> BatchBuffers:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -113,7 +113,7 @@ class _LocalPlan:
             processes = processes_of(mesh)
             me = jax.process_index()
             global_shape = infer_global_shape(local_shape, mesh.shape, spec, processes, me)
-        self.whole = plan_over(global_shape, over)
+        self.whole = local_blocks_over(global_shape, over)
         view = view_of(global_shape, mesh, self.whole.grid.spec)
         self.indices = view.indices_within(local_shape) if self.whole.devices else []
         # True if the local data is its blocks one after the other, each in one piece.

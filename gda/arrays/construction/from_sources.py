@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from gda.arrays.bits import sliceable
 from gda.arrays.construction.blocks import Block, BlockReader
-from gda.arrays.construction.placing import Plan, plan_of
+from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
 from gda.arrays.dtypes import is_raw, narrowed_dtype, native
 from gda.layout.spec import Index, SpecLike
 from gda.mesh import Device, MeshLike
@@ -24,7 +24,7 @@ from gda.storage.sources import AsyncSource, Source, source_of
 from gda.storage.tasks import AsyncTask, Future, Task, Transfer, run
 
 
-class Build:
+class PendingArray:
     """An array while its blocks are read, many at a time.
 
     Args:
@@ -39,7 +39,7 @@ class Build:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: LocalBlocks,
         reader: BlockReader,
         read: Callable[[list[Index]], list[Block]],
         source: Source | None = None,
@@ -172,7 +172,7 @@ def are_sent(arrays: list[Any]) -> bool:
     return all(array.is_ready() for array in arrays)
 
 
-def build_of_source(
+def pending_array_of_source(
     source: Any,
     mesh: MeshLike,
     spec: SpecLike | None,
@@ -182,21 +182,21 @@ def build_of_source(
     *,
     pad: bool = False,
     fill: object = 0,
-) -> Build:
+) -> PendingArray:
     """Return the build of an array of a source; nothing is read.
 
     Raises:
       TypeError, ValueError: it cannot be built; what ``GlobalArray.from_source`` says.
     """
     found = source_of(sliceable(source))
-    plan = plan_of(found.shape, mesh, spec, pad)
+    plan = local_blocks_of(found.shape, mesh, spec, pad)
     in_threads = options.are_for_threads
     reader = plan.reader(dtype, None, fill=fill, always_align=True, in_threads=in_threads)
     _check_raw(found.dtype, reader.asked)
     if reader.dtype is None:
         reader.dtype = narrowed_dtype(found.dtype, f"the {type(source).__name__} has dtype ")
     read = partial(reader.read, partial(_read_source, found, reader))
-    return Build(plan, reader, read, found, native(found.dtype), note)
+    return PendingArray(plan, reader, read, found, native(found.dtype), note)
 
 
 def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
@@ -221,14 +221,16 @@ def _check_raw(dtype: np.dtype[Any], asked: Any) -> None:
         )
 
 
-def read_all(builds: Sequence[Build], options: Options, description: str) -> None:
+def read_all(builds: Sequence[PendingArray], options: Options, description: str) -> None:
     """Read the blocks of all arrays in one go, so that those of small ones overlap too."""
     with shown(options.progress, description) as show:
         report = reporter(builds, show)
         run(chain.from_iterable(build.tasks(report) for build in builds), options)
 
 
-def reporter(builds: Sequence[Build], show: Callable[[int, int], object]) -> Callable[[int], None]:
+def reporter(
+    builds: Sequence[PendingArray], show: Callable[[int, int], object]
+) -> Callable[[int], None]:
     """Return the function to call with the bytes of every read."""
     done = total = 0
 

@@ -32,12 +32,12 @@ from gda.mesh import (
 )
 
 
-def plan_of(
+def local_blocks_of(
     global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None, pad: bool = False
-) -> Plan:
+) -> LocalBlocks:
     """Return the plan, from a cache where the same array was built before."""
     shape = check_shape(global_shape)
-    return plan_over(shape, hashable_over(mesh, spec, shape), pad)
+    return local_blocks_over(shape, hashable_over(mesh, spec, shape), pad)
 
 
 def hashable_over(mesh: MeshLike, spec: SpecLike | None, shape: Shape) -> MeshAndSpec:
@@ -49,12 +49,12 @@ def hashable_over(mesh: MeshLike, spec: SpecLike | None, shape: Shape) -> MeshAn
 
 
 @lru_cache(maxsize=256)
-def plan_over(shape: Shape, over: MeshAndSpec, pad: bool = False) -> Plan:
+def local_blocks_over(shape: Shape, over: MeshAndSpec, pad: bool = False) -> LocalBlocks:
     """Return the plan of a checked shape."""
-    return Plan(mesh_grid(shape, over.mesh, over.spec, pad), over)
+    return LocalBlocks(mesh_grid(shape, over.mesh, over.spec, pad), over)
 
 
-class Plan:
+class LocalBlocks:
     """The blocks that this process reads for one shape, mesh and spec, and their devices.
 
     Attributes:

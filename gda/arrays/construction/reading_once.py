@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from gda.arrays.construction.blocks import as_numpy
-from gda.arrays.construction.from_sources import Build, read_all, reporter
+from gda.arrays.construction.from_sources import PendingArray, read_all, reporter
 from gda.arrays.dtypes import native
 from gda.arrays.transport.exchanging import Needed, Part, read_shared
 from gda.layout.sharing import holders_of, parts_of
@@ -32,7 +32,7 @@ from gda.storage.tasks import AsyncTask, Task, run
 _LEAST_BYTES_OF_A_PART = 4 * 2**20
 
 
-def reads_wanted(builds: Sequence[Build], options: Options) -> Description:
+def reads_wanted(builds: Sequence[PendingArray], options: Options) -> Description:
     """Return what decides which process reads and sends which part, if reads are shared."""
     if not options.read_once:
         return {}
@@ -44,7 +44,7 @@ def reads_wanted(builds: Sequence[Build], options: Options) -> Description:
     return {("", "read_once"): "True"} | sources
 
 
-def read_builds(builds: Sequence[Build], options: Options, name: str) -> None:
+def read_builds(builds: Sequence[PendingArray], options: Options, name: str) -> None:
     """Read the blocks of all arrays, with ``read_once`` by all processes together.
 
     Args:
@@ -110,7 +110,9 @@ class SharedBlocks:
       numbers: the blocks that are in this process.
     """
 
-    def __init__(self, build: Build, source: Source, report: Callable[[int], object]) -> None:
+    def __init__(
+        self, build: PendingArray, source: Source, report: Callable[[int], object]
+    ) -> None:
         self._build, self._source, self._report = build, source, report
         self.parts = list(self._parts())
         numbers = {build.plan.number_of(part.block) for part in self.parts}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from gda.arrays.construction.placing import Plan
+from gda.arrays.construction.placing import LocalBlocks
 from gda.arrays.construction.reading_once import mesh_of_several
 from gda.arrays.transport.exchanging import Needed, Part, read_shared
 from gda.checkpoint.reading.blocks import Arrival, Use, uses_of
@@ -39,7 +39,7 @@ def processes_together(targets: Sequence[Target]) -> tuple[int, ...]:
     return tuple(range(jax.process_count())) if jax.process_count() > 1 else ()
 
 
-def _is_on_one_device(plan: Plan | None) -> bool:
+def _is_on_one_device(plan: LocalBlocks | None) -> bool:
     """Return True for an array that each process may have on a device of its own."""
     return plan is not None and plan.sharding.mesh.size == 1
 

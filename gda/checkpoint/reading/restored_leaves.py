@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.tree_util import keystr
 
-from gda.arrays.construction.placing import Plan, plan_of
+from gda.arrays.construction.placing import LocalBlocks, local_blocks_of
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.checkpoint.format.errors import said
@@ -26,7 +26,7 @@ from gda.layout.text import join_some
 from gda.mesh import MeshAndSpec, mesh_and_spec, mesh_grid
 from gda.trees.leaves import is_container
 from gda.trees.matching import NOTHING
-from gda.trees.specs import layout, layouts_of
+from gda.trees.specs import mesh_and_spec_of, specs_per_leaf
 
 # The container of an array; ``None`` for a ``jax.Array`` without one.
 Container = type[GlobalArray] | type[PaddedArray] | None
@@ -45,7 +45,7 @@ class Target:
 
     leaf: ArrayLeaf
     dtype: np.dtype[Any]
-    plan: Plan | None
+    plan: LocalBlocks | None
     wrap: Callable[[Any], Any]
 
 
@@ -134,7 +134,7 @@ def layout_of(mesh: Any, specs: Any, manifest: Manifest, at: Path) -> Layout | N
     """Return the layouts that the arguments give below a path; ``None`` if they give none.
 
     Raises:
-      TypeError, ValueError, Exception: as ``layouts_of``.
+      TypeError, ValueError, Exception: as ``specs_per_leaf``.
     """
     if mesh is None and specs is None:
         return None
@@ -143,10 +143,10 @@ def layout_of(mesh: Any, specs: Any, manifest: Manifest, at: Path) -> Layout | N
     ):
         specs = PartitionSpec(*specs)
     leaves = unflatten(manifest.structure, manifest.leaves, at)
-    prefix = layouts_of(leaves, mesh, specs, _shaped)
+    prefix = specs_per_leaf(leaves, mesh, specs, _shaped)
     surplus = [keystr(pair.keys) for pair in prefix.pairs if pair.leaf is NOTHING]
     places = {
-        pair.leaf.path[len(at) :]: mesh_and_spec(*layout(mesh, pair.found))
+        pair.leaf.path[len(at) :]: mesh_and_spec(*mesh_and_spec_of(mesh, pair.found))
         for pair in prefix.pairs
         if pair.leaf is not NOTHING and pair.found is not NOTHING
     }
@@ -368,7 +368,7 @@ def _jax_target(
     # The data of keys has more dimensions, which are not sharded.
     rank = len(leaf.shape) - _key_ndim(leaf)
     spec = check_spec(named.spec, leaf.shape[:rank], named.mesh.shape)
-    plan = plan_of(leaf.shape, named.mesh, spec, pad)
+    plan = local_blocks_of(leaf.shape, named.mesh, spec, pad)
     container = PaddedArray if plan.grid.is_padded else container
 
     def wrap(array: Any) -> Any:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gda.arrays.construction.from_process_local import Batch, array_from_process_local
+from gda.arrays.construction.from_process_local import BatchBuffers, array_from_process_local
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import local_array_of
@@ -144,7 +144,7 @@ def place(
         return GlobalArray(array=array_from_process_local(leaf, mesh, *layout, batch=batch))
 
     check_mesh(mesh)
-    with Batch(len(jax.tree.leaves(local_inputs))) as batch:
+    with BatchBuffers(len(jax.tree.leaves(local_inputs))) as batch:
         return map_with_specs(placed, local_inputs, specs, name, kind)
 
 

@@ -19,7 +19,11 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from gda.arrays.construction.from_process_local import Batch, array_from_process_local, as_array
+from gda.arrays.construction.from_process_local import (
+    BatchBuffers,
+    array_from_process_local,
+    as_array,
+)
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.padded_array import PaddedArray
 from gda.layout.boundary import public, set_module
@@ -28,7 +32,7 @@ from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape
 from gda.mesh import MeshLike, mesh_and_spec, processes_of
 from gda.trees.leaves import is_container, with_paths
-from gda.trees.specs import SpecOf, layout, layouts_of
+from gda.trees.specs import SpecOf, mesh_and_spec_of, specs_per_leaf
 
 _SECONDS_AT_EXIT = 5.0
 
@@ -85,7 +89,7 @@ def prefetch(
     count = operator.index(size)
     if count < 1:
         raise ValueError(f"size is {count}; prefetch at least 1 batch")
-    layouts_of((), mesh, spec, _shaped, "spec")  # raises if they are of another kind
+    specs_per_leaf((), mesh, spec, _shaped, "spec")  # raises if they are of another kind
     try:
         source = iter(iterator)
     except TypeError as error:
@@ -354,18 +358,18 @@ def _end_all() -> None:
 
 def _placed(tree: Any, *, mesh: Any, spec: Any, pad: bool) -> Any:
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
-    layouts = layouts_of(tree, mesh, spec, _shaped, "spec").of_each_leaf()
+    layouts = specs_per_leaf(tree, mesh, spec, _shaped, "spec").of_each_leaf()
 
-    with Batch(len(leaves)) as batch:
+    with BatchBuffers(len(leaves)) as batch:
 
         def placed(leaf: Any, found: Any) -> GlobalArray | PaddedArray:
-            return _placed_leaf(leaf, *layout(mesh, found), pad, batch)
+            return _placed_leaf(leaf, *mesh_and_spec_of(mesh, found), pad, batch)
 
         return jax.tree.unflatten(structure, with_paths(tree, placed, leaves, layouts))
 
 
 def _placed_leaf(
-    leaf: Any, mesh: Any, spec: Any, pad: bool, batch: Batch
+    leaf: Any, mesh: Any, spec: Any, pad: bool, batch: BatchBuffers
 ) -> GlobalArray | PaddedArray:
     try:
         return GlobalArray(array=array_from_process_local(leaf, mesh, spec, batch=batch))
