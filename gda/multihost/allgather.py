@@ -40,8 +40,4 @@ def _through_leads(processes: tuple[int, ...]) -> tuple[Mesh, NamedSharding, Cal
     leads = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.array([leads[process] for process in processes]), ("process",))
     sharded, whole = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("process",), ()))
-    return mesh, sharded, jax.jit(_same, out_shardings=whole)
-
-
-def _same(x: jax.Array) -> jax.Array:
-    return x
+    return mesh, sharded, jax.jit(lambda x: x, out_shardings=whole)

@@ -11,17 +11,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from gda.arrays.construction.blocks import as_numpy
 from gda.arrays.construction.from_sources import PendingArray, read_all, reporter
 from gda.arrays.dtypes import native
-from gda.arrays.transport.exchanging import Needed, Part, read_shared
-from gda.layout.sharing import holders_of, parts_of
+from gda.arrays.transport.exchanging import Part, exchange
+from gda.layout.sharing import holders_of, parts_of, readers_of
 from gda.layout.spec import Index, shape_at
 from gda.layout.text import format_index
 from gda.mesh import devices_of, mesh_of_all, processes_of
+from gda.multihost.agreement import watching
 from gda.multihost.descriptions import Description
 from gda.storage.options import Options
 from gda.storage.progress import shown
@@ -56,25 +58,25 @@ def read_builds(builds: Sequence[PendingArray], options: Options, name: str) -> 
     if mesh is None:
         read_all(builds, options, name)
         return
-    processes = processes_of(mesh).numbers
     with shown(options.progress, name) as show:
         report = reporter(builds, show)
         shared = [SharedBlocks(build, build.source, report) for build in builds if build.source]
         parts = [(blocks, part) for blocks in shared for part in blocks.parts]
+        each = [part for _, part in parts]
+        readers = readers_of([part.holders for part in each], [part.nbytes for part in each])
 
-        def tasks(numbers: Iterable[int]) -> Iterator[Task | AsyncTask]:
+        def tasks() -> Iterator[Task | AsyncTask]:
             for build, blocks in zip(builds, shared, strict=True):
                 yield from build.tasks(report, blocks.numbers)
-            for blocks, part in (parts[number] for number in numbers):
-                yield blocks.task(part)
+            for reader, (blocks, part) in zip(readers, parts, strict=True):
+                if reader == jax.process_index():
+                    yield blocks.task(part)
 
-        def sent(readers: Sequence[int]) -> Any:
-            pairs = zip(readers, parts, strict=True)
-            parts_sent = [Part(reader, *part.needed) for reader, (_, part) in pairs]
-            return parts_sent, lambda number: parts[number][0].memory(parts[number][1])
-
-        needed = [part.needed for _, part in parts]
-        read_shared(name, processes, needed, lambda numbers: run(tasks(numbers), options), sent)
+        pairs = zip(readers, each, strict=True)
+        sent = [Part(reader, part.holders, part.nbytes) for reader, part in pairs]
+        with watching(name, processes_of(mesh).numbers) as watch:
+            run(tasks(), options)
+            exchange(sent, lambda n: parts[n][0].memory(parts[n][1]), watch)
         for blocks in shared:
             blocks.settle()
 
@@ -93,11 +95,14 @@ class _BlockPart(NamedTuple):
     Attributes:
       block: the index of the block.
       within: the index of the part within the block.
+      holders: the processes, ascending.
+      nbytes: of what is read.
     """
 
     block: Index
     within: Index
-    needed: Needed
+    holders: tuple[int, ...]
+    nbytes: int
 
 
 class SharedBlocks:
@@ -134,7 +139,7 @@ class SharedBlocks:
             count = min(len(holders), nbytes // _LEAST_BYTES_OF_A_PART)
             for within in parts_of(start, sizes, count, self._source.chunks):
                 nbytes = math.prod(shape_at(within, sizes)) * dtype.itemsize
-                yield _BlockPart(index, within, Needed(holders, nbytes))
+                yield _BlockPart(index, within, holders, nbytes)
 
     def memory(self, part: _BlockPart) -> np.ndarray[Any, Any]:
         """Return the memory of a part, of a block that this process has."""
@@ -151,7 +156,7 @@ class SharedBlocks:
             slice(first + along.start, first + along.stop)
             for first, along in zip(firsts, part.within, strict=True)
         )
-        out, nbytes, source = self.memory(part), part.needed.nbytes, self._source
+        out, nbytes, source = self.memory(part), part.nbytes, self._source
         if isinstance(source, AsyncSource):
             note = partial(self._build.note_where, index)
             return AsyncTask(nbytes, lambda: source.begin(index, out), note=note)

@@ -18,7 +18,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.arrays.dtypes import is_extended
-from gda.arrays.transport.staging import DeviceStaging, HostStaging, Staging
+from gda.arrays.transport.staging import DeviceStaging, HostStaging
 from gda.layout.grid import ShardGrid
 from gda.layout.reshard.plan import ReshardPlan
 from gda.layout.reshard.rounds import Chunk, Piece, Round, rounds_of
@@ -180,6 +180,10 @@ class _Leaf:
     """One array: the blocks that this process has of it, and those that it is to have.
 
     PRNG keys move as the numbers that they consist of.
+
+    Attributes:
+      new: the new blocks that are complete, by the ids of their devices.
+      kept: the ids of devices whose new block is also a block of the array before.
     """
 
     def __init__(self, number: int, relayout: Relayout) -> None:
@@ -191,8 +195,8 @@ class _Leaf:
         one = jax.ShapeDtypeStruct((), relayout.array.dtype)
         numbers: Any = jax.eval_shape(jax.random.key_data, one) if self._is_keys else one
         self.dtype, self._key_shape = numbers.dtype, numbers.shape
-        self._new: dict[int, jax.Array] = {}
-        self._kept: set[int] = set()
+        self.new: dict[int, jax.Array] = {}
+        self.kept: set[int] = set()
 
     @property
     def new_devices(self) -> list[Device]:
@@ -241,22 +245,12 @@ class _Leaf:
             blocks[device.id] = block
         return blocks
 
-    def fill(self, device: Device, block: jax.Array, *, is_old: bool = False) -> None:
-        """Give a device its new block; ``is_old`` if it is also a block of the array before."""
-        self._new[device.id] = block
-        if is_old:
-            self._kept.add(device.id)
-
-    def is_filled(self, device: Device) -> bool:
-        """Return whether a device has its new block."""
-        return device.id in self._new
-
     def result(self) -> jax.Array:
         """Return the array of the new blocks."""
         kind = self.relayout.sharding.memory_kind
         blocks = []
         for device in self.new_devices:
-            block = self._new[device.id]
+            block = self.new[device.id]
             if self._is_keys:
                 with jax.set_mesh(mesh_on(device)):
                     block = jax.random.wrap_key_data(block, impl=self._impl)
@@ -270,10 +264,10 @@ class _Leaf:
 
     def copy_kept(self) -> list[jax.Array]:
         """Take copies, not waited for, of the blocks that are in both arrays; return them."""
-        for number in self._kept:
-            block = self._new[number]
-            self._new[number] = jax.device_put(block, block.sharding, may_alias=False)
-        return [self._new[number] for number in self._kept]
+        for number in self.kept:
+            block = self.new[number]
+            self.new[number] = jax.device_put(block, block.sharding, may_alias=False)
+        return [self.new[number] for number in self.kept]
 
     def delete(self) -> None:
         """Delete the array before, if this process has any of it."""
@@ -305,7 +299,7 @@ class _Wave:
         self._mine = {device.id: device for device in mesh.local_devices}
         dtype = leaves[0].dtype
         is_cpu = devices[0].platform == "cpu"
-        self._staging: Staging = HostStaging(dtype) if is_cpu else DeviceStaging(dtype)
+        self._staging = HostStaging(dtype) if is_cpu else DeviceStaging(dtype)
         nbytes = max_bytes // _BUFFERS
         nbytes = min(nbytes, _CHUNK_BYTES_ON_CPU) if is_cpu else nbytes
         self._most = max(nbytes // dtype.itemsize, 1)
@@ -325,9 +319,9 @@ class _Wave:
         self._carry_far(rounds_of(far, self._most))
         for leaf in self._leaves.values():
             for device in leaf.new_devices:
-                if not leaf.is_filled(device):
+                if device.id not in leaf.new:
                     new = self._new_block(leaf, device)
-                    leaf.fill(device, self._staging.placed(new, device))
+                    leaf.new[device.id] = self._staging.placed(new, device)
 
     def _new_block(self, leaf: _Leaf, device: Device) -> Any:
         key = leaf.number, device.id
@@ -342,8 +336,11 @@ class _Wave:
         leaf, device = self._leaves[piece.leaf], self._mine[piece.target]
         block = self._blocks[piece.leaf][piece.source]
         if piece.sizes == block.shape == leaf.block_shape:
-            is_old = piece.source == piece.target
-            leaf.fill(device, block if is_old else jax.device_put(block, device), is_old=is_old)
+            if piece.source == piece.target:
+                leaf.kept.add(device.id)
+            else:
+                block = jax.device_put(block, device)
+            leaf.new[device.id] = block
             return
         source = self._staging.given(block)
         for part in piece.parts(self._most):

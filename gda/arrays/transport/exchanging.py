@@ -1,6 +1,6 @@
-"""Bytes from the host of one process to the hosts of others, and reads that processes share.
+"""Bytes from the host of one process to the hosts of others.
 
-Bytes travel by an all-gather among the processes that need them, through one device of each, a
+They travel by an all-gather among the processes that need them, through one device of each, a
 bounded number at a time; so XLA is the only transport.
 """
 
@@ -16,8 +16,6 @@ import jax
 import numpy as np
 
 from gda.arrays.buffers import aligned_empty
-from gda.layout.sharing import readers_of
-from gda.multihost.agreement import watching
 from gda.multihost.allgather import Bytes, all_gather
 from gda.multihost.failure_watch import FailureWatch
 
@@ -26,18 +24,6 @@ MemoryOf = Callable[[int], np.ndarray[Any, Any] | None]
 # The most bytes that a device receives at a time, and sends.
 _RECEIVED_BYTES = 64 * 2**20
 _SENT_BYTES = 8 * 2**20
-
-
-class Needed(NamedTuple):
-    """A read that some processes need.
-
-    Attributes:
-      processes: ascending.
-      nbytes: of what is read.
-    """
-
-    processes: tuple[int, ...]
-    nbytes: int
 
 
 class Part(NamedTuple):
@@ -52,31 +38,6 @@ class Part(NamedTuple):
     sender: int
     processes: tuple[int, ...]
     nbytes: int
-
-
-def read_shared(
-    name: str,
-    processes: tuple[int, ...],
-    needed: Sequence[Needed],
-    read: Callable[[list[int]], object],
-    sent: Callable[[list[int]], tuple[Sequence[Part], MemoryOf]],
-) -> None:
-    """Make each read in one of the processes that need it, and send its bytes to the others.
-
-    Communicates. All ``processes`` call it, with the same reads. If one fails, those that wait
-    for its bytes raise too.
-
-    Args:
-      name: the function that the user called.
-      processes: those that take part, ascending.
-      needed: the reads.
-      read: makes the reads of these numbers, and all that no other process needs, in this process.
-      sent: gets the reader of each read; returns what ``exchange`` takes.
-    """
-    readers = readers_of(*zip(*needed, strict=True)) if needed else []
-    with watching(name, processes) as watch:
-        read([number for number, reader in enumerate(readers) if reader == jax.process_index()])
-        exchange(*sent(readers), watch)
 
 
 def exchange(

@@ -88,13 +88,12 @@ def reshard_all(
 
     max_bytes = done_by_all(prepare, asked, name, processes)
     wait_for_arrays(name, [each.array for each in between], processes)
-    moved: dict[int, jax.Array] = {}
-    for number, each in enumerate(relayouts):
-        if not donate and _is_for_jax(each):
-            moved[number] = _moved_by_jax(each, name)
-    rest = [each for number, each in enumerate(relayouts) if number not in moved]
+    are_for_jax = [not donate and _is_for_jax(each) for each in relayouts]
+    pairs = [*zip(relayouts, are_for_jax, strict=True)]
+    moved = iter([_moved_by_jax(each, name) for each, is_for_jax in pairs if is_for_jax])
+    rest = [each for each, is_for_jax in pairs if not is_for_jax]
     carried = iter(carry(rest, name, max_bytes, donate))
-    return [moved[n] if n in moved else next(carried) for n in range(len(relayouts))]
+    return [next(moved if is_for_jax else carried) for is_for_jax in are_for_jax]
 
 
 def _is_for_jax(each: Relayout) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,24 +19,32 @@ from gda.layout.spec import Shape
 from gda.mesh import Device, mesh_on
 
 
-class Staging(Protocol):
-    """The memory of devices: blocks of one dtype, flat buffers, and copies between them."""
+class HostStaging:
+    """The memory of CPU devices: blocks of one dtype, flat buffers, and copies between them."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype, self._plain = dtype, _plain(dtype)
 
     def block(self, shape: Shape, device: Device, *, zero: bool) -> Any:
         """Return a new block, of zeros or of anything."""
-        ...
+        block = aligned_empty(shape, self._plain)
+        if zero:
+            block[...] = 0
+        return block
 
     def flat(self, size: int, device: Device) -> Any:
         """Return a new flat buffer, of numbers that XLA sends as they are."""
-        ...
+        return aligned_empty(size, self._plain)
 
     def flat_of(self, source: Any, start: Shape, sizes: Shape) -> Any:
         """Return a piece as a flat buffer without a copy; ``None`` if it does not lie so."""
-        ...
+        piece = box(source, start, sizes)
+        is_flat = piece.flags.c_contiguous and piece.ctypes.data % ALIGNMENT == 0
+        return piece.reshape(-1) if is_flat else None
 
     def given(self, array: jax.Array) -> Any:
         """Return a block, or a flat buffer that has arrived, to copy from."""
-        ...
+        return np.asarray(array).view(self._plain)
 
     def copy(self, into: Any, at: Shape, source: Any, start: Shape, sizes: Shape) -> Any:
         """Return ``into`` with a piece copied into it; either may be a flat buffer.
@@ -45,53 +53,20 @@ class Staging(Protocol):
           at, start: the first element in ``into`` and in ``source``.
           sizes: of the piece.
         """
-        ...
-
-    def placed(self, block: Any, device: Device) -> jax.Array:
-        """Return a block as an array on its device; nothing may be copied into it any more."""
-        ...
-
-    def sent(self, flat: Any, device: Device) -> jax.Array:
-        """Return a flat buffer as an array on its device."""
-        ...
-
-
-class HostStaging:
-    """The memory of CPU devices."""
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._dtype, self._plain = dtype, _plain(dtype)
-
-    def block(self, shape: Shape, device: Device, *, zero: bool) -> Any:
-        block = aligned_empty(shape, self._plain)
-        if zero:
-            block[...] = 0
-        return block
-
-    def flat(self, size: int, device: Device) -> Any:
-        return aligned_empty(size, self._plain)
-
-    def flat_of(self, source: Any, start: Shape, sizes: Shape) -> Any:
-        piece = box(source, start, sizes)
-        is_flat = piece.flags.c_contiguous and piece.ctypes.data % ALIGNMENT == 0
-        return piece.reshape(-1) if is_flat else None
-
-    def given(self, array: jax.Array) -> Any:
-        return np.asarray(array).view(self._plain)
-
-    def copy(self, into: Any, at: Shape, source: Any, start: Shape, sizes: Shape) -> Any:
         box(into, at, sizes)[...] = box(source, start, sizes)
         return into
 
     def placed(self, block: Any, device: Device) -> jax.Array:
+        """Return a block as an array on its device; nothing may be copied into it any more."""
         return jax.device_put(block.view(self._dtype), device)
 
     def sent(self, flat: Any, device: Device) -> jax.Array:
+        """Return a flat buffer as an array on its device."""
         return jax.device_put(flat, device)
 
 
 class DeviceStaging:
-    """The memory of any devices."""
+    """The memory of any devices, with the methods of ``HostStaging``."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 
 from gda.arrays.construction.placing import LocalBlocks
 from gda.arrays.construction.reading_once import mesh_of_several
-from gda.arrays.transport.exchanging import Needed, Part, read_shared
+from gda.arrays.transport.exchanging import Part, exchange
 from gda.checkpoint.reading.blocks import Arrival, Use, uses_of
 from gda.checkpoint.reading.files import Chunk, Files
 from gda.checkpoint.reading.restored_leaves import Target
+from gda.layout.sharing import readers_of
 from gda.mesh import processes_of
+from gda.multihost.agreement import watching
 
 NAME = "gda.checkpoint.restore"
 
@@ -23,7 +25,7 @@ class _SharedChunk(NamedTuple):
     """A chunk that several processes need, and the parts of all their blocks in it."""
 
     chunk: Chunk
-    needed: Needed
+    holders: tuple[int, ...]
     uses: list[Use]
 
 
@@ -70,27 +72,22 @@ def read_chunks_once(
     shared: list[_SharedChunk] = []
     own = uses_of([each for each in arrivals if _is_on_one_device(each.target.plan)], arrays)
     for chunk, parts in sorted(uses.items()):
-        needed_by = tuple(sorted({process for use in parts for process in use.box.holders}))
-        if needed_by[1:]:
-            needed = Needed(needed_by, arrays[chunk[0]].nbytes_per_chunk)
-            shared.append(_SharedChunk(chunk, needed, parts))
-        elif needed_by == (jax.process_index(),):
+        holders = tuple(sorted({process for use in parts for process in use.box.holders}))
+        if holders[1:]:
+            shared.append(_SharedChunk(chunk, holders, parts))
+        elif holders == (jax.process_index(),):
             own.setdefault(chunk, []).extend(parts)
-
-    def read_some(numbers: Iterable[int]) -> None:
-        for number in numbers:
-            own.setdefault(shared[number].chunk, []).extend(shared[number].uses)
+    nbytes = [arrays[each.chunk[0]].nbytes_per_chunk for each in shared]
+    sent_uses: list[Use] = []
+    sent: list[Part] = []
+    for reader, each in zip(readers_of([s.holders for s in shared], nbytes), shared, strict=True):
+        if reader == jax.process_index():
+            own.setdefault(each.chunk, []).extend(each.uses)
+        for use in each.uses:
+            between = tuple(sorted({reader, *use.box.holders}))
+            itemsize = arrays[each.chunk[0]].dtype.itemsize
+            sent.append(Part(reader, between, math.prod(use.shape) * itemsize))
+            sent_uses.append(use)
+    with watching(NAME, processes) as watch:
         read(own)
-
-    def sent(readers: Sequence[int]) -> Any:
-        sent_uses: list[Use] = []
-        parts: list[Part] = []
-        for reader, each in zip(readers, shared, strict=True):
-            for use in each.uses:
-                between = tuple(sorted({reader, *use.box.holders}))
-                nbytes = math.prod(use.shape) * arrays[each.chunk[0]].dtype.itemsize
-                parts.append(Part(reader, between, nbytes))
-                sent_uses.append(use)
-        return parts, lambda number: sent_uses[number].memory
-
-    read_shared(NAME, processes, [each.needed for each in shared], read_some, sent)
+        exchange(sent, lambda number: sent_uses[number].memory, watch)
