@@ -126,7 +126,7 @@ def check_replicas_agree(tree: Any, *, wait: bool = True) -> ReplicaCheck | None
     If several processes hold parts of an array, all of these must call it with the same tree; it
     communicates once for the whole tree. Others need not. If each array is in one process, it never
     communicates. It copies blocks of up to 16,384 elements for a moment, at most 32 MiB of them at
-    a time, and on CPU floats below 32 bits.
+    a time, larger blocks with padding, and on CPU floats below 32 bits.
 
     Args:
       tree: a pytree of ``GlobalArray``, ``PaddedArray``, ``jax.Array`` and PRNG keys. Other leaves,

@@ -90,7 +90,6 @@ def sums_of_numpy(array: AnyNDArray, start: Sequence[int] = ()) -> Words:
 
     Raises:
       TypeError: it does not hold numbers.
-      ValueError: ``start`` has not one number for each dimension.
 
     >>> whole = np.arange(6, dtype=np.float32)
     >>> halves = [sums_of_numpy(whole[:2]), sums_of_numpy(whole[2:], start=(2,))]
@@ -100,11 +99,6 @@ def sums_of_numpy(array: AnyNDArray, start: Sequence[int] = ()) -> Words:
     array = np.asarray(array)
     width_of(array.dtype)
     start = tuple(map(operator.index, start)) or (0,) * array.ndim
-    if len(start) != array.ndim:
-        raise ValueError(
-            f"start {start} has {len(start)} numbers, but the part, of shape {array.shape}, has "
-            f"{array.ndim} dimensions"
-        )
     if not array.size:
         return add([])  # its other sizes may be too large for the keys of all positions
     # Two dimensions are added below, and NumPy has 64 at most; one of size 1 adds a constant.

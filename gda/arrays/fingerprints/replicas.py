@@ -51,23 +51,21 @@ _MOST_ROWS = 1 << 16
 _BITS_OF_ROW = 7  # of the number of a word in a row; each block begins a new row
 
 
-class PendingReplicas:
+class PendingReplicas(NamedTuple):
     """Sums of every replica that devices are working on.
 
-    Args:
+    Attributes:
       sizes: the number of devices of this process that hold each array.
       parts: the numbers of some arrays and their sums, uint32 ``[devices * arrays, LANES]``.
     """
 
-    __slots__ = ("_parts", "_sizes")
-
-    def __init__(self, sizes: list[int], parts: list[tuple[list[int], jax.Array]]) -> None:
-        self._sizes, self._parts = sizes, parts
+    sizes: list[int]
+    parts: list[tuple[list[int], jax.Array]]
 
     @property
     def arrays(self) -> list[Any]:
         """The sums on the devices."""
-        return [sums for _, sums in self._parts]
+        return [sums for _, sums in self.parts]
 
     def is_ready(self) -> bool:
         """Return whether ``result`` would return at once."""
@@ -79,9 +77,9 @@ class PendingReplicas:
         Raises:
           Exception: whatever the computation of an array itself raised.
         """
-        found = [np.zeros((size, LANES), np.uint32) for size in self._sizes]
+        found = [np.zeros((size, LANES), np.uint32) for size in self.sizes]
         with jax.transfer_guard("allow"):
-            for numbers, sums in self._parts:
+            for numbers, sums in self.parts:
                 by_array = np.asarray(sums).reshape(-1, len(numbers), LANES).swapaxes(0, 1)
                 for number, of_devices in zip(numbers, by_array, strict=True):
                     found[number] = of_devices
@@ -117,7 +115,7 @@ def begin_replicas(arrays: Sequence[tuple[jax.Array, ShardGrid]]) -> PendingRepl
                 continue
             taken = _taken(number, array, grid, positions)
             mesh = _mesh_of(taken.array)
-            if taken.is_small:
+            if math.prod(taken.block) <= SMALL:
                 bundles[mesh, rows[mesh] // _MOST_ROWS].append(taken)
                 rows[mesh] += taken.rows
             else:
@@ -134,6 +132,7 @@ class _Taken(NamedTuple):
 
     Attributes:
       block: the shape of a block.
+      rows: those that a block has in a line of words.
       sizes: those of each block without padding, on its device: int32 ``[devices, rank]``; ``None``
         if there is no padding.
     """
@@ -141,21 +140,8 @@ class _Taken(NamedTuple):
     number: int
     array: jax.Array
     block: Shape
+    rows: int
     sizes: jax.Array | None
-
-    @property
-    def is_small(self) -> bool:
-        return math.prod(self.block) <= SMALL
-
-    @property
-    def words(self) -> int:
-        """The words of an element."""
-        return width_of(self.array.dtype)[1]
-
-    @property
-    def rows(self) -> int:
-        """The rows that a block has in a line of words."""
-        return -(-math.prod(self.block) * self.words >> _BITS_OF_ROW)
 
 
 def _taken(number: int, array: jax.Array, grid: ShardGrid, positions: Iterable[int]) -> _Taken:
@@ -174,7 +160,9 @@ def _taken(number: int, array: jax.Array, grid: ShardGrid, positions: Iterable[i
         shapes = np.array([shape_at(index, grid.shard_shape) for index in indices], np.int32)
         mesh = _mesh_of(whole)
         sizes = jax.device_put(shapes, NamedSharding(mesh, PartitionSpec(mesh.axis_names)))
-    return _Taken(number, whole, whole.sharding.shard_shape(whole.shape), sizes)
+    block = whole.sharding.shard_shape(whole.shape)
+    rows = -(-math.prod(block) * width_of(whole.dtype)[1] >> _BITS_OF_ROW)
+    return _Taken(number, whole, block, rows, sizes)
 
 
 def _mesh_of(array: jax.Array) -> Mesh:
@@ -184,10 +172,10 @@ def _mesh_of(array: jax.Array) -> Mesh:
 def _started(mesh: Mesh, bundle: list[_Taken]) -> jax.Array:
     """Return the sums of a large block, or of many small ones: uint32, of each device."""
     first, folding = bundle[0], None
-    if first.is_small:
+    if math.prod(first.block) <= SMALL:
         keys: Any = _keys_of_rows(mesh, sum(taken.rows for taken in bundle))
     else:
-        folding = folding_of(first.block, first.words, LANES)
+        folding = folding_of(first.block, width_of(first.array.dtype)[1], LANES)
         keys = placed_keys(mesh, folding, ((0,) * len(first.block),) * mesh.size)
     run = _program(mesh, folding, tuple([sharding_of(taken.array).spec for taken in bundle]))
     with jax.set_mesh(mesh):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Callable, Sequence
+from functools import cache
 from types import NoneType
 from typing import Any
 
@@ -195,7 +196,7 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     >>> y.sharding.shard_shape(y.shape), gda.with_sharding_constraint(1.0, P('x'))
     ((2,), 1.0)
     """
-    current = _Current()
+    current = cache(_current_mesh)  # looked for when it is first needed
     return map_with_specs(
         lambda leaf, sharding: _constrained(leaf, sharding, current),
         x,
@@ -205,14 +206,14 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     )
 
 
-def _constrained(leaf: Any, sharding: Any, current: _Current) -> Any:
+def _constrained(leaf: Any, sharding: Any, current: Callable[[], Mesh | None]) -> Any:
     if sharding is None:
         return leaf
     is_placed = isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)
     if isinstance(sharding, NamedSharding):
         mesh, spec = sharding.mesh, sharding.spec
     else:
-        mesh, spec = current.mesh_for(leaf), sharding
+        mesh, spec = _mesh_for(leaf, current), sharding
     if mesh is None or (mesh.size == 1 and not is_placed):
         return leaf
     if isinstance(leaf, np.ndarray | np.generic):
@@ -225,51 +226,34 @@ def _constrained(leaf: Any, sharding: Any, current: _Current) -> Any:
 # The current mesh.
 
 
-class _Current:
-    """The current mesh, looked for when it is first needed."""
-
-    def __init__(self) -> None:
-        self._mesh: Any = _Current
-
-    def mesh_for(self, leaf: Any) -> Any:
-        """Return it, inside ``jit`` perhaps an ``AbstractMesh``; ``None`` if there is none."""
-        array = leaf.array if is_container(leaf) else leaf
-        if not is_tracer(array):
-            return self._concrete()
-        ambient = jax.sharding.get_abstract_mesh()
-        if not ambient.empty:
-            return ambient
-        known = jax.typeof(array).sharding.mesh  # pyright: ignore
-        return self._concrete() if known.empty else known
-
-    def _concrete(self) -> Mesh | None:
-        if self._mesh is _Current:
-            self._mesh = _current_mesh()
-        return self._mesh
+def _mesh_for(leaf: Any, current: Callable[[], Mesh | None]) -> Any:
+    """Return the current mesh, inside ``jit`` perhaps an ``AbstractMesh``; ``None`` if none."""
+    array = leaf.array if is_container(leaf) else leaf
+    if is_tracer(array):
+        meshes = jax.sharding.get_abstract_mesh(), jax.typeof(array).sharding.mesh  # pyright: ignore
+        for mesh in meshes:
+            if not mesh.empty:
+                return mesh
+    return current()
 
 
 def _current_mesh() -> Mesh | None:
     """Return the mesh of ``jax.set_mesh``, or else of ``with mesh:``; ``None`` if there is none."""
-    if is_tracer(jax.numpy.zeros(())):
-        traced = jax.make_jaxpr(_constrained_scalar)
-        mesh = _mesh_of(lambda: traced().eqns[-1].params["sharding"])
-        if mesh is None or isinstance(mesh, Mesh):
-            return mesh
-        # That of jax.set_mesh has no devices in a trace, so it is compiled, but not run.
-        return _mesh_of(lambda: _probe.lower().compile().output_shardings)
     if hasattr(jax.sharding, "get_mesh"):  # not in JAX 0.8
-        with contextlib.suppress(ValueError):  # under jax.grad it does not answer
+        with contextlib.suppress(ValueError):  # in a trace it does not answer
             mesh: Any = jax.sharding.get_mesh()
             if not mesh.empty:
                 return mesh
-    return _mesh_of(lambda: _probe().sharding)
-
-
-def _mesh_of(sharding: Callable[[], Any]) -> Any:
     try:
-        return sharding().mesh
+        mesh = jax.make_jaxpr(_constrained_scalar)().eqns[-1].params["sharding"].mesh
     except RuntimeError:  # JAX: with_sharding_constraint requires a non-empty mesh in context
         return None
+    if isinstance(mesh, Mesh):
+        return mesh
+    # That of jax.set_mesh has no devices there. In a trace it is compiled, but not run.
+    if is_tracer(jax.numpy.zeros(())):
+        return _probe.lower().compile().output_shardings.mesh
+    return _probe().sharding.mesh  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _constrained_scalar() -> jax.Array:

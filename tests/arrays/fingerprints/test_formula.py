@@ -231,11 +231,6 @@ def test_other_dtypes_than_numbers_are_refused() -> None:
             fingerprint_of_numpy(times)
 
 
-def test_a_start_has_one_number_for_each_dimension() -> None:
-    with pytest.raises(ValueError, match=r"start \(1,\) has 1 numbers, but .* has 2 dimensions"):
-        sums_of_numpy(np.zeros((2, 2)), start=(1,))
-
-
 @pytest.mark.parametrize("shape", [(), (5,), (3, 7), (0, 2), (200, 300)])
 @pytest.mark.parametrize("dtype", ["float32", "int64", "bool", ml_dtypes.bfloat16])
 def test_sums_of_a_stack_are_those_of_each(shape: tuple[int, ...], dtype: str) -> None:
