@@ -1,8 +1,8 @@
 """Checkpoints: a tree of arrays on disk, restored onto any layout, whole or not at all.
 
-``save`` and ``save_async`` write, ``restore`` reads, ``inspect``, ``verify`` and ``diff`` look,
-without a device. A checkpoint is a directory, or a prefix of an object store: zarr v3 arrays that
-any tool reads, and a manifest that is written last, with size and checksum of every file.
+``save`` and ``save_async`` write, ``restore`` reads; ``inspect``, ``verify`` and ``diff`` need no
+device. A checkpoint is a directory, or a prefix of an object store: zarr v3 arrays that any tool
+reads, and a manifest that is written last, with size and checksum of every file.
 
 Read in this order: ``format`` (the contents of the files), ``stores`` (their places), ``saving``
 over ``writing``, ``restoring`` over ``reading``, ``inspecting``, ``comparing``.

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
 
 from gda.checkpoint.format import zarr_format
-from gda.checkpoint.format.errors import CheckpointNotFoundError, CorruptionError, said
+from gda.checkpoint.format.errors import CorruptionError, said
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, StoredArray
 from gda.checkpoint.format.structure import format_path, unflatten
 from gda.checkpoint.reading.files import Chunk, Files
 from gda.checkpoint.reading.fingerprints import ChunkSums
-from gda.checkpoint.reading.manifest_at import check_not_replaced, load_complete, read_complete
+from gda.checkpoint.reading.manifest_at import (
+    check_not_replaced,
+    is_whole,
+    load_complete,
+    read_complete,
+)
 from gda.checkpoint.reading.restored_leaves import check_keys, saved_type
 from gda.checkpoint.stores.opening import open_store, options_for
 from gda.checkpoint.stores.protocol import Store
@@ -23,7 +29,7 @@ from gda.layout.tables import table
 from gda.layout.text import format_bytes, join_some, printable
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
-from gda.storage.progress import shown
+from gda.storage.progress import counting
 
 MAX_BYTES = 128 * 2**20
 
@@ -55,8 +61,8 @@ class Contents:
     leaves: tuple[Leaf, ...]
     arrays: tuple[StoredArray, ...]
     nbytes: int
-    about: dict[str, Any]
-    structure: Any = field(default=None, repr=False)
+    about: dict[str, Any] = field(hash=False)
+    structure: Any = field(default=None, repr=False, hash=False)
 
     def shapes(self) -> Any:
         """Return the saved tree with a ``jax.ShapeDtypeStruct`` for each array.
@@ -93,7 +99,9 @@ class Contents:
 @set_module("gda.checkpoint")
 @public
 def exists(path: Any, *, timeout: float = 600) -> bool:
-    """Return True if a path has a complete checkpoint, by its manifest; it may be damaged.
+    """Return True if a path has a complete checkpoint: one whose manifest is undamaged.
+
+    The other files may be damaged: see ``verify``.
 
     Args:
       path: as for ``save``.
@@ -107,13 +115,7 @@ def exists(path: Any, *, timeout: float = 600) -> bool:
     ...     gda.checkpoint.exists(folder + '/step-1')
     False
     """
-    try:
-        load_complete(open_store(path, timeout))
-    except CheckpointNotFoundError:
-        return False
-    except CorruptionError:
-        pass
-    return True
+    return is_whole(open_store(path, timeout))
 
 
 @set_module("gda.checkpoint")
@@ -163,8 +165,8 @@ def verify(
       fingerprints: compute the fingerprint of every array too, and compare it with the recorded
         one: checksums do not show that a manifest was changed together with the files.
       max_workers: number of files read at a time, as for ``restore``.
-      max_bytes: bound on the memory. A chunk of an uncompressed array, which is as large as its
-        file, is read even if it is larger.
+      max_bytes: bound on the memory. Uncompressed chunks are read even if they are larger: they
+        are as large as their files.
       timeout: seconds to wait for each answer of an object store, as for ``save``.
       progress: ``True`` shows bytes and rate (extra ``progress``); a function is called with
         ``(nbytes_done, nbytes_total)``.
@@ -193,10 +195,22 @@ def verify(
 def _verified(store: Store, manifest: Manifest, fingerprints: bool, options: Options) -> Contents:
     files = Files(store, manifest)
     sums = ChunkSums(store.url, manifest) if fingerprints else None
-    _check_fits(files, sums, options)
+    _check_fits(files, options)
     problems: list[str] = []
-    with shown(options.progress, "verify") as update:
-        tasks.run(_tasks(files, sums, problems, update), options)
+    total = sum(
+        sum(map(array.nbytes_of_file, range(array.grid.num_chunks))) for array in manifest.arrays
+    )
+    with counting(options.progress, "verify", total) as add:
+
+        def finish(nbytes: int, found: list[str]) -> None:
+            problems.extend(found)
+            add(nbytes)
+
+        each = (
+            tasks.Task(memory, partial(_problems, check), partial(finish, nbytes))
+            for check, nbytes, memory in _checks(files, sums)
+        )
+        tasks.run(each, options)
     if sums is not None and not problems:
         problems = sums.problems()
     if problems:
@@ -219,13 +233,13 @@ def _contents(store: Store, manifest: Manifest) -> Contents:
     )
 
 
-def _check_fits(files: Files, sums: ChunkSums | None, options: Options) -> None:
+def _check_fits(files: Files, options: Options) -> None:
     """Raise unless every chunk can be decompressed: a tiny file may become any size."""
     for number, array in enumerate(files.manifest.arrays):
         if array.sizes is None:
             continue
         chunk = max(range(len(array.sizes)), key=array.sizes.__getitem__)
-        needed = _checking_bytes(files, sums, (number, chunk))
+        needed = _checking_bytes(files, (number, chunk))
         if options.max_bytes is not None and needed > options.max_bytes:
             raise ValueError(
                 f"{files.leaves_of(number, chunk)}, chunk {array.grid.key(chunk)}: decompressing "
@@ -235,57 +249,25 @@ def _check_fits(files: Files, sums: ChunkSums | None, options: Options) -> None:
             )
 
 
-def _checking_bytes(files: Files, sums: ChunkSums | None, where: Chunk) -> int:
+def _checking_bytes(files: Files, where: Chunk) -> int:
     """Return the memory that the check of a chunk takes."""
-    if sums is None:
-        return files.loading_bytes(where, has_out=False)
-    out = files.manifest.arrays[where[0]].nbytes_per_chunk
-    return out + files.loading_bytes(where, has_out=True)
-
-
-def _tasks(
-    files: Files,
-    sums: ChunkSums | None,
-    problems: list[str],
-    update: Callable[[int, int], object],
-) -> Iterator[tasks.Task]:
-    """Yield all checks, which append to ``problems``."""
-    arrays = files.manifest.arrays
-    total = sum(sum(map(array.nbytes_of_file, range(array.grid.num_chunks))) for array in arrays)
-    done = 0
-
-    def finish(found: list[str], nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        problems.extend(found)
-        update(done, total)
-
-    for check, nbytes, memory in _checks(files, sums):
-        yield tasks.Task(
-            memory,
-            lambda check=check: _problems(check),
-            lambda found, nbytes=nbytes: finish(found, nbytes),
-        )
+    return files.manifest.arrays[where[0]].nbytes_per_chunk + files.loading_bytes(where)
 
 
 def _checks(
     files: Files, sums: ChunkSums | None
 ) -> Iterator[tuple[Callable[[], object], int, int]]:
     """Yield each check, the bytes of its chunk, and the memory that it takes."""
-    yield files.check_group, 0, (files.manifest.group or (2**20,))[0]
+    yield files.check_group, 0, files.manifest.group[0]
     for leaf in files.manifest.leaves:
         if isinstance(leaf, ArrayLeaf) and leaf.key_impl is not None:
-            yield lambda leaf=leaf: _check_leaf(leaf), 0, 0
+            yield partial(_check_leaf, leaf), 0, 0
     for number, array in enumerate(files.manifest.arrays):
-        yield lambda number=number: files.check_metadata(number), 0, 2**20
+        yield partial(files.check_metadata, number), 0, 2**20
         for chunk in range(array.grid.num_chunks):
             where = (number, chunk)
-            memory = _checking_bytes(files, sums, where)
-            yield (
-                lambda where=where: _check(files, sums, where),
-                array.nbytes_of_file(chunk),
-                memory,
-            )
+            check = partial(_check, files, sums, where)
+            yield check, array.nbytes_of_file(chunk), _checking_bytes(files, where)
 
 
 def _check_leaf(leaf: ArrayLeaf) -> None:
@@ -296,11 +278,10 @@ def _check_leaf(leaf: ArrayLeaf) -> None:
 
 
 def _check(files: Files, sums: ChunkSums | None, where: Chunk) -> None:
-    files.check_size(where)
-    if sums is None:
-        files.load(where, None)
-    else:
-        sums.add(where, files.loaded(where))
+    files.check_sizes([where])
+    data = files.loaded(where)
+    if sums is not None:
+        sums.add(where, data)
 
 
 def _problems(check: Callable[[], object]) -> list[str]:

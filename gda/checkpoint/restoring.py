@@ -16,7 +16,7 @@ from gda.checkpoint.reading.fingerprints import check_fingerprints, check_provab
 from gda.checkpoint.reading.manifest_at import read_complete
 from gda.checkpoint.reading.read_once import NAME, layout_to_share, processes_together
 from gda.checkpoint.reading.reader import read_arrays
-from gda.checkpoint.reading.restored_leaves import Target, layout_of, targets_like, targets_of
+from gda.checkpoint.reading.restored_leaves import RestoredLeaf, layout_of, leaves_like, leaves_of
 from gda.checkpoint.stores.opening import open_store
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike, processes_of
@@ -126,18 +126,18 @@ def restore(
         subtree(manifest.structure, where)
         layout = layout_of(mesh, specs, manifest, where)
         if like is not None:
-            targets, definition = targets_like(manifest, like, where, partial, cast, layout, pad)
+            leaves, definition = leaves_like(manifest, like, where, partial, cast, layout, pad)
         else:
-            targets, definition = targets_of(manifest, where, layout, pad), None
-        wanted = [target for target in targets if isinstance(target, Target)]
+            leaves, definition = leaves_of(manifest, where, layout, pad), None
+        wanted = [leaf for leaf in leaves if isinstance(leaf, RestoredLeaf)]
         if check_fingerprint:
             check_provable(store.url, wanted)
         together = processes_together(wanted) if read_once else ()
-        return _Found(targets, definition, wanted, together)
+        return _Found(leaves, definition, wanted, together)
 
     def asked(manifest: Manifest, found: _Found) -> Description:
         layouts = {
-            "/".join(map(str, each.leaf.path)): layout_to_share(each) for each in found.wanted
+            "/".join(map(str, each.saved.path)): layout_to_share(each) for each in found.wanted
         }
         options = {
             "checkpoint": manifest.data,
@@ -165,12 +165,12 @@ def restore(
         )
 
     def read(manifest: Manifest) -> Any:
-        targets, definition, wanted, together = agreed(manifest)
+        leaves, definition, wanted, together = agreed(manifest)
         arrays = read_arrays(store, manifest, wanted, options, together)
         if check_fingerprint:
             check_fingerprints(store.url, wanted, arrays)
         following = iter(arrays)
-        values = [next(following) if isinstance(each, Target) else each for each in targets]
+        values = [next(following) if isinstance(each, RestoredLeaf) else each for each in leaves]
         if definition is not None:
             return jax.tree.unflatten(definition, values)
         return unflatten(manifest.structure, values, where)
@@ -183,13 +183,13 @@ class _Found(NamedTuple):
     """The leaves of a checkpoint that a restore is to return.
 
     Attributes:
-      targets: of all leaves, in order; a value that is no array as it is.
+      leaves: all of them, in order; a value that is no array as it is.
       definition: the tree to put them in, if it is not that of the checkpoint.
       wanted: those to be read.
       together: the processes that read them together.
     """
 
-    targets: list[Target | Any]
+    leaves: list[RestoredLeaf | Any]
     definition: Any
-    wanted: list[Target]
+    wanted: list[RestoredLeaf]
     together: tuple[int, ...]

@@ -31,7 +31,7 @@ from gda.checkpoint.reading.manifest_at import load_manifest
 from gda.checkpoint.stores.opening import open_store, options_for
 from gda.checkpoint.stores.protocol import Store
 from gda.checkpoint.writing.claim import Claim, claimed, remove
-from gda.checkpoint.writing.saved_leaves import check_same_values, sources_of, values_of
+from gda.checkpoint.writing.saved_leaves import check_same_values, saved_leaves, values_of
 from gda.checkpoint.writing.writer import Share, Writer
 from gda.layout.boundary import public, set_module
 from gda.multihost import coordination
@@ -297,7 +297,7 @@ class _Options:
             raise ValueError(f'compression must be None or "zstd", not {self.compression!r}')
         zarr_format.require_crc32c()
         if self.compression:
-            zarr_format.require_tensorstore("zstd compression")
+            zarr_format.require_zstd()
 
     @property
     def agreed(self) -> dict[str, object]:
@@ -332,14 +332,14 @@ def _begin(
 
     def claim() -> tuple[Any, Share, Claim | None]:
         structure, leaves = flatten(tree)
-        share = Share(sources_of(leaves))
+        share = Share(saved_leaves(leaves))
         if jax.process_index() != 0:
             return structure, share, None
         return structure, share, stack.enter_context(claimed(store, options.overwrite))
 
     def tell(begun: tuple[Any, Share, Claim | None]) -> dict[str, Any]:
         _, share, claim = begun
-        values = values_of(share.sources) if jax.process_count() > 1 else {}
+        values = values_of(share.leaves) if jax.process_count() > 1 else {}
         return {"values": values, "data": claim and claim.data}
 
     def judge(parts: dict[int, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 import contextlib
 import math
 import os
@@ -175,7 +176,7 @@ def diff(options: argparse.Namespace) -> int:
             options.a,
             options.b,
             values=options.values,
-            at=_keys(options.at),
+            at=_keys(options),
             timeout=options.timeout,
             progress=options.values and shows_progress(),
         )
@@ -190,6 +191,14 @@ def diff(options: argparse.Namespace) -> int:
     return DIFFERENT if differences else OK
 
 
-def _keys(text: str | None) -> list[str | int]:
-    parts = filter(None, (text or "").split("/"))
+def _keys(options: argparse.Namespace) -> Sequence[str | int]:
+    """Return the path of ``--at``: the keys of the checkpoint A that are written like its parts."""
+    from gda import checkpoint
+
+    parts = [part for part in (options.at or "").split("/") if part]
+    leaves = checkpoint.inspect(options.a, timeout=options.timeout).leaves if parts else ()
+    for leaf in leaves:
+        keys = leaf.path[: len(parts)]
+        if [str(key) for key in keys] == parts:
+            return keys
     return [int(part) if part.isdecimal() else part for part in parts]

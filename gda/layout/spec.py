@@ -45,6 +45,24 @@ def shape_at(index: Index, block_shape: Shape) -> Shape:
     return tuple([size if s.stop is None else s.stop - s.start for s, size in sides])
 
 
+def start_at(index: Index) -> Shape:
+    """Return the first element of the block at an index.
+
+    >>> start_at((slice(4, 5), slice(None)))
+    (4, 0)
+    """
+    return tuple([s.start or 0 for s in index])
+
+
+def index_at(start: Shape, shape: Shape) -> Index:
+    """Return the index of a block, with every start and stop.
+
+    >>> index_at((4, 0), (1, 3))
+    (slice(4, 5, None), slice(0, 3, None))
+    """
+    return tuple([slice(first, first + n) for first, n in zip(start, shape, strict=True)])
+
+
 def check_shape(sizes: Iterable[int], kind: str = "global") -> Shape:
     """Return a shape as a tuple of Python ints; ``kind`` names it in messages.
 

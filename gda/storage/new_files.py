@@ -143,10 +143,14 @@ SPARE_BYTES = len("..0123456789abcdef.partial")
 
 @contextlib.contextmanager
 def folder_beside(folder: Path, name: str) -> Iterator[Path]:
-    """Make a new folder, for files of a save called ``name``; remove it at the end.
+    """Make a hidden folder for new files; remove it at the end.
 
-    Missing parts of ``folder`` are made too, and removed again if empty at the end. Folders
-    of saves of this name that were killed are removed, where the file system has locks.
+    Makes missing parts of ``folder`` too, and removes those that are empty at the end. Also removes
+    the hidden folders of saves that were killed, where the file system has locks.
+
+    Args:
+      folder: of the new folder.
+      name: of the file or model that is saved; saves of one name remove each other's folders.
     """
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)

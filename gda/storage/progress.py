@@ -30,6 +30,22 @@ def shown(
 
 
 @contextmanager
+def counting(
+    progress: ProgressLike, description: str, total: int
+) -> Iterator[Callable[[int], object]]:
+    """Give the function that adds bytes that are done, and shows the progress."""
+    done = 0
+    with shown(progress, description) as show:
+
+        def add(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            show(done, total)
+
+        yield add
+
+
+@contextmanager
 def _bar(description: str, in_bytes: bool) -> Iterator[Callable[[int, int], object]]:
     try:
         from rich.console import Console

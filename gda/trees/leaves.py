@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import jax
 from jax.tree_util import keystr
 
-from gda.arrays.construction.placing import is_empty
 from gda.arrays.container import Container
 from gda.arrays.liveness import live
 from gda.layout.grid import ShardGrid
@@ -48,19 +47,6 @@ def grid_of_leaf(leaf: Any) -> ShardGrid:
       ValueError: the array of a ``PaddedArray`` is not of the padded shape of its grid.
     """
     return leaf.grid if isinstance(leaf, Container) else grid_of_array(leaf)
-
-
-def blocks_to_write(array: jax.Array, grid: ShardGrid, turn: int) -> tuple[int, ...]:
-    """Return the numbers of the blocks that this process writes: over all processes, each once.
-
-    Args:
-      grid: that of the array, or the padded one; blocks of padding alone are not among them.
-      turn: as for ``ProcessView.written_blocks``.
-    """
-    blocks = grid.view(jax.process_index()).written_blocks(turn) if array.size else ()
-    if not grid.is_padded:
-        return blocks
-    return tuple([each for each in blocks if not is_empty(grid.block_index(each))])
 
 
 def path_of(tree: Any, number: int) -> str:

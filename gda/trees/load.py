@@ -45,7 +45,7 @@ def load_tree(
     progress: ProgressLike = False,
     retry: Retry | None = None,
 ) -> Any:
-    """PendingArray a ``GlobalArray`` from every source in a tree.
+    """Build a ``GlobalArray`` from every source in a tree.
 
     The blocks that this process needs are read together, each once, with one set of workers and
     one budget, so that the reads of small arrays overlap too. Nothing is read before all specs and

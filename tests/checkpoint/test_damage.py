@@ -374,7 +374,7 @@ def test_an_older_manifest_over_newer_data(tmp_path: Path) -> None:
         (b"[" * 900, "does not begin like a manifest of gda"),
         (b'{"gda-checkpoint": ' + b"9" * 5000, "does not begin like a manifest of gda"),
         (b'{"zarr_format": 3}\n', "does not begin like a manifest of gda"),
-        (sealed(b"{}", 3), "has version 3; this gda reads versions up to 2"),
+        (sealed(b"{}", 3), "has version 3; this gda reads version 1"),
         (sealed(b"{}", "x" * 500), "has version 'xxxxxxxxx"),
         (sealed(b"{}", 1.0), "is damaged: its 2 bytes do not match the checksum in its first line"),
         (sealed(b"{}", True), "is damaged"),
@@ -721,7 +721,8 @@ HOSTILE: dict[str, Edit] = {
     "structure, long": put(structure={"list": [{"list": []}] * 10**4}),
     **{f"about {value!r}": put(about=value) for value in [3, [], None, {"a": []}, {"a": None}]},
     "about, nested": put(about={"a": nested(500)}),
-    **{f"no {key}": without(key) for key in ("about", "data", "structure", "leaves", "arrays")},
+    **{f"no {key}": without(key) for key in ("about", "data", "group", "structure", "leaves")},
+    "no arrays": without("arrays"),
     **{f"no arrays' {key}": without("arrays", 0, key) for key in ("name", "shape", "crc32c")},
     **{f"no leaves' {key}": without("leaves", 0, key) for key in ("path", "kind", "shape")},
     **{f"arrays {value!r}": put(arrays=value) for value in [*LISTED, [], [[]], [{}]]},
@@ -772,6 +773,7 @@ def test_many_pieces_take_no_quadratic_time() -> None:
     array |= {"codec": "bytes", "metadata": [1, 1], "crc32c": "0" * 8}
     pieces = [[0, i, [i], [1]] for i in range(count)]
     body = {"about": {}, "data": "data-0123456789abcdef", "structure": 0, "arrays": [array]}
+    body["group"] = [1, 1]
 
     def load(pieces: Any) -> Manifest:
         said = json.dumps({**body, "leaves": [{**leaf, "pieces": pieces}]}).encode()

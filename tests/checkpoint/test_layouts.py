@@ -418,3 +418,25 @@ def test_host_values_that_differ_between_processes_are_not_saved(shared_tmp_path
         save(shared_tmp_path, tree)
     assert "at ['step'], process 0 has 0, process 1 has 1" in str(e.value)
     assert not (shared_tmp_path / "manifest.json").exists()
+
+
+def test_sizes_of_chunks_are_asked_for_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "PACKED_BELOW", 64)
+    monkeypatch.setattr(writer, "CHUNK_BYTES", 4)
+    gda.checkpoint.save(tmp_path, np.arange(200, dtype=np.float32))
+    both = threading.Barrier(2, timeout=20)
+    size, threads = FileStore.size, set[int]()
+
+    def size_when_another_asks(store: FileStore, name: str) -> int | None:
+        if threading.get_ident() not in threads:
+            threads.add(threading.get_ident())
+            if len(threads) <= 2:
+                both.wait()
+        return size(store, name)
+
+    monkeypatch.setattr(FileStore, "size", size_when_another_asks)
+    restored = gda.checkpoint.restore(tmp_path, max_workers=2)
+    np.testing.assert_array_equal(restored, np.arange(200))
+    assert len(threads) > 1

@@ -527,15 +527,34 @@ def test_files_beside_a_checkpoint_are_left_alone(tmp_path: Path) -> None:
         save(tmp_path, {"a": 3})
 
 
-def test_exists(tmp_path: Path) -> None:
+def test_a_checkpoint_exists_if_its_manifest_is_undamaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not exists(tmp_path)
     assert not exists(tmp_path / "missing")
     (tmp_path / "data-0123456789abcdef").mkdir()
     assert not exists(tmp_path)
     save(tmp_path, {"a": 1})
-    assert exists(tmp_path)
-    (tmp_path / "manifest.json").write_text("damaged")
-    assert exists(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("gda.checkpoint.format.manifest_json.parse_json", None)  # not parsed
+        assert exists(tmp_path)
+    manifest = tmp_path / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    assert not exists(tmp_path)
+    manifest.write_text("damaged")
+    assert not exists(tmp_path)
+
+
+def test_the_manifest_of_another_program_is_not_replaced(tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.json"
+    for text in ('{"name": "a web application"}', ""):
+        manifest.write_text(text)
+        for overwrite in (False, True):
+            message = f"{manifest} does not begin like a manifest of gda"
+            with pytest.raises(FileExistsError, match=re.escape(message)):
+                save(tmp_path, {"a": DATA}, overwrite=overwrite)
+        assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
+        assert manifest.read_text() == text
 
 
 def test_urls_and_paths_in_the_home_directory(

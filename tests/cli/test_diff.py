@@ -49,6 +49,14 @@ def test_only_a_subtree(run: Run, a: Path, b: Path) -> None:
     assert err == "gda: --at: ['params'][7] is not in the checkpoint; ['params'] has 0; 1\n"
 
 
+def test_a_subtree_at_a_key_of_digits(run: Run, tmp_path: Path) -> None:
+    for name, number in (("a", 1), ("b", 2)):
+        tree = {"layers": {"0": {"w": number}, "1": 3}}
+        gda.checkpoint.save(tmp_path / name, tree)
+    code, out, _ = run("diff", tmp_path / "a", tmp_path / "b", "--at", "layers/0")
+    assert (code, "['layers']['0']['w']  1 -> 2" in out) == (1, True)
+
+
 def test_for_programs(run: Run, a: Path, b: Path) -> None:
     code, out, _ = run("diff", "--json", a, b, "--values")
     document = json.loads(out)

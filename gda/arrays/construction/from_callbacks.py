@@ -36,7 +36,7 @@ def array_from_callback(
     pad: bool = False,
     fill: object = 0,
 ) -> jax.Array:
-    """PendingArray an array by one call of ``data_callback`` per distinct index of this process.
+    """Build an array by one call of ``data_callback`` per distinct index of this process.
 
     ``GlobalArray.from_callback`` documents the arguments and the errors.
     """
@@ -69,7 +69,7 @@ def array_from_source(
     pad: bool = False,
     fill: object = 0,
 ) -> jax.Array:
-    """PendingArray an array of the slices of a source that this process needs.
+    """Build an array of the slices of a source that this process needs.
 
     See ``GlobalArray.from_source``.
     """
@@ -109,7 +109,7 @@ def array_from_batched_callback(
     dtype: npt.DTypeLike | None = None,
     copy: bool | None = None,
 ) -> jax.Array:
-    """PendingArray an array by one call of ``data_callback`` with the index of every local device.
+    """Build an array by one call of ``data_callback`` with the index of every local device.
 
     See ``GlobalArray.from_batched_callback``.
     """
@@ -134,7 +134,7 @@ def array_from_batched_callback_with_devices(
     *,
     dtype: npt.DTypeLike | None = None,
 ) -> jax.Array:
-    """PendingArray an array from on-device arrays that one call of ``data_callback`` returns.
+    """Build an array from on-device arrays that one call of ``data_callback`` returns.
 
     See ``GlobalArray.from_batched_callback_with_devices``.
     """
@@ -159,7 +159,7 @@ def array_from_device_buffers(
     device_buffers: Iterable[jax.Array],
     dtype: npt.DTypeLike | None,
 ) -> jax.Array:
-    """PendingArray an array of single-device arrays in ``mesh.local_devices`` order."""
+    """Build an array of single-device arrays in ``mesh.local_devices`` order."""
     plan = local_blocks_of(global_shape, mesh, spec)
     plan.check_dtype_is_known(dtype)
     order = "mesh.local_devices"

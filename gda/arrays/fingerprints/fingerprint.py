@@ -18,7 +18,6 @@ import numpy as np
 
 from gda.arrays.dtypes import is_extended
 from gda.arrays.fingerprints.formula import (
-    LANES,
     Words,
     add,
     digest_of,
@@ -26,6 +25,7 @@ from gda.arrays.fingerprints.formula import (
     sums_of_numpy,
 )
 from gda.arrays.fingerprints.on_devices import device_of, started
+from gda.arrays.fingerprints.sums import Sums
 from gda.arrays.liveness import elsewhere_error, live
 from gda.arrays.process_local import distinct_shards
 from gda.layout.boundary import public, set_module
@@ -94,25 +94,12 @@ def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
     return digest_of(grid.global_shape, array.dtype, add(received.view("<u4")))
 
 
-class Pending:
-    """Sums that devices are working on. ``result()`` may be asked of another thread."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, *parts: Words | jax.Array) -> None:
-        self._parts = parts
-
-    def result(self) -> Words:
-        """Wait, and return the sums: uint32 ``[LANES]``.
-
-        Raises:
-          Exception: whatever the computation of the array itself raised.
-        """
-        with jax.transfer_guard("allow"):
-            return add(sums for part in self._parts for sums in np.asarray(part).reshape(-1, LANES))
+def sums_of(array: jax.Array) -> Words:
+    """Return what ``begin`` starts, waited for."""
+    return begin(array).result()
 
 
-def begin(array: jax.Array, grid: ShardGrid | None = None) -> Pending:
+def begin(array: jax.Array, grid: ShardGrid | None = None) -> Sums:
     """Start the sums over the blocks that this process writes, on the first device of each.
 
     So over all processes each block counts once; see ``ProcessView.written_blocks``.
@@ -143,7 +130,7 @@ def begin(array: jax.Array, grid: ShardGrid | None = None) -> Pending:
     return begin_blocks({number: shards[number] for number in written}, grid)
 
 
-def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Pending:
+def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Sums:
     """Start the sums over some blocks, each on its device.
 
     As ``begin``, for blocks that are no longer parts of an array, such as copies.
@@ -154,7 +141,7 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Pending:
       grid: that of the array.
     """
     if not blocks or not math.prod(grid.shard_shape):
-        return Pending(add([]))
+        return Sums(add([]))
     chosen = dict(blocks)
     some = next(iter(chosen.values()))
     # Overrides the settings of the user: see gda/multihost/allgather.py.
@@ -163,12 +150,12 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Pending:
             chosen = {number: jax.random.key_data(block) for number, block in chosen.items()}
         is_small = len(chosen) * math.prod(grid.shard_shape) <= SMALL
         if is_small and device_of(some).platform == "cpu":
-            return Pending(_by_numpy(chosen, grid))
+            return Sums(_by_numpy(chosen, grid))
         by_shape: dict[Shape, list[int]] = {}
         for number, block in chosen.items():
             if block.size:
                 by_shape.setdefault(block.shape, []).append(number)
-        return Pending(
+        return Sums(
             *[
                 started(
                     [chosen[number] for number in numbers],

@@ -52,21 +52,22 @@ def fingerprint_of_numpy(array: AnyNDArray) -> str:
     return digest_of(array.shape, array.dtype, sums_of_numpy(array))
 
 
-def digest_of(shape: Sequence[int], dtype: Any, sums: Words) -> str:
+def digest_of(shape: Sequence[int], dtype: Any, sums: npt.ArrayLike) -> str:
     """Return the digest, 32 hex digits, of a whole array.
 
     Args:
       shape: sizes of the whole array.
       dtype: a dtype of NumPy, of JAX's PRNG keys, or the name of one.
-      sums: uint32 ``[LANES]``, over all elements.
+      sums: uint32 ``[..., LANES]``, those of all parts; together over all elements.
 
     >>> digest_of((2, 0), 'float32', add([]))
     '30bbde7031abe10604a8d48adcef3f64'
     """
     sizes = ",".join(str(operator.index(size)) for size in shape)
     head = sha256(f"gda fingerprint 1: {_name_of(dtype)} [{sizes}]".encode()).digest()
+    total = add(np.asarray(sums, np.uint32).reshape(-1, LANES))
     # Not a hash of both: as it is, other sums always give another digest.
-    return (np.frombuffer(head[: 4 * LANES], "<u4") ^ sums).astype("<u4").tobytes().hex()
+    return (np.frombuffer(head[: 4 * LANES], "<u4") ^ total).astype("<u4").tobytes().hex()
 
 
 def add(sums: Iterable[Words]) -> Words:

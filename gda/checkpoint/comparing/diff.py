@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,10 +30,10 @@ from gda.multihost.agreement import check_same_call
 from gda.multihost.steps import all_do
 from gda.storage import tasks
 from gda.storage.options import Options, ProgressLike
-from gda.storage.progress import shown
+from gda.storage.progress import counting
 
 _MAX_BYTES = 256 * 2**20
-_BESIDE_BYTES = 16 * 2**20  # that a comparison takes beside both parts
+_BESIDE_BYTES = 16 * 2**20  # memory of a comparison, without the two parts
 
 
 @set_module("gda.checkpoint")
@@ -207,23 +208,16 @@ def _of_this_process(
         for part, compare in _comparisons(a, b, path)
     ]
     total = sum(part for _, part, _ in comparisons)
-    done = 0
+    with counting(options.progress, "diff", total) as add:
 
-    def finish(number: int, nbytes: int, differences: ElementDifferences) -> None:
-        nonlocal done
-        found[number] = [merged([*found[number], differences])]
-        done += nbytes
-        show(done, total)
+        def finish(number: int, nbytes: int, differences: ElementDifferences) -> None:
+            found[number] = [merged([*found[number], differences])]
+            add(nbytes)
 
-    each = [
-        tasks.Task(
-            2 * part + _BESIDE_BYTES,
-            compare,
-            lambda found, number=number, part=part: finish(number, part, found),
-        )
-        for number, part, compare in comparisons
-    ]
-    with shown(options.progress, "diff") as show:
+        each = [
+            tasks.Task(2 * part + _BESIDE_BYTES, compare, partial(finish, number, part))
+            for number, part, compare in comparisons
+        ]
         tasks.run(each, options)
     return [merged(parts) for parts in found]
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gda.arrays.fingerprints import fingerprint
-from gda.arrays.fingerprints.formula import LANES, add, digest_of, sums_of_numpy
+from gda.arrays.fingerprints.formula import digest_of
 from gda.checkpoint.format.chunks import ChunkGrid, chunk_shape_of
 from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, Path
 from gda.checkpoint.format.structure import flatten, subtree
@@ -22,12 +21,12 @@ from gda.checkpoint.reading.manifest_at import check_not_replaced
 from gda.checkpoint.stores.protocol import Store
 from gda.checkpoint.writing.saved_leaves import (
     Block,
-    Source,
+    SavedLeaf,
     check_same_values,
-    sources_of,
+    saved_leaves,
     values_of,
 )
-from gda.layout.spec import Index, Shape
+from gda.layout.spec import Index, Shape, index_at
 from gda.multihost.steps import all_do
 
 AnyArray = np.ndarray[Any, Any]
@@ -89,8 +88,8 @@ class SavedSide:
             for piece in leaf.pieces:
                 size = self._files.manifest.arrays[piece.array].chunk_shape[0]
                 chunk = self._chunks[piece.array, piece.offset // size]
-                out[_index(piece.start, piece.shape)] = piece.of_chunk(chunk)
-            return out[_index(start, shape)]
+                out[index_at(piece.start, piece.shape)] = piece.of_chunk(chunk)
+            return out[index_at(start, shape)]
         for overlap in self._files.manifest.arrays[leaf.array].grid.overlaps(start, shape):
             part = self._chunks[leaf.array, overlap.chunk][overlap.in_chunk]
             if part.shape == shape:
@@ -114,31 +113,33 @@ class _Slot:
 
     guard: threading.Lock = field(default_factory=threading.Lock)
     data: AnyArray | None = None
+    nbytes: int = 0  # that count for the cache
 
 
 class _Chunks:
-    """The chunks of a checkpoint, of which the last ones are kept."""
+    """The chunks of a checkpoint; those that were used last are kept."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._guard = threading.Lock()
         self._slots: OrderedDict[Chunk, _Slot] = OrderedDict()
+        self._held = 0
 
     def __getitem__(self, where: Chunk) -> AnyArray:
         with self._guard:
             slot = self._slots.setdefault(where, _Slot())
             self._slots.move_to_end(where)
         with slot.guard:
-            if slot.data is None:
-                slot.data = _loaded(self._files, where)
-            data = slot.data
+            if slot.data is not None:
+                return slot.data
+            slot.data = data = _loaded(self._files, where)
         with self._guard:
-            held = sum(
-                0 if each.data is None else each.data.nbytes for each in self._slots.values()
-            )
-            while held > _CACHE_BYTES:
+            if self._slots.get(where) is slot:
+                slot.nbytes = data.nbytes
+                self._held += slot.nbytes
+            while self._held > _CACHE_BYTES:
                 _, oldest = self._slots.popitem(last=False)
-                held -= 0 if oldest.data is None else oldest.data.nbytes
+                self._held -= oldest.nbytes
         return data
 
 
@@ -152,16 +153,15 @@ class GivenSide:
     name = "the tree"
 
     def __init__(self, tree: Any, at: Path) -> None:
-        sources = sources_of(flatten(tree)[1])
+        self._all = saved_leaves(flatten(tree)[1])
         self.leaves: dict[Path, Leaf] = {}
-        self._sources: dict[Path, Source] = {}
-        self._all = sources
-        for source in sources:
-            leaf = source.leaf if isinstance(source, Source) else source
-            leaf = replace(leaf, path=at + leaf.path)
-            self.leaves[leaf.path] = leaf
-            if isinstance(source, Source):
-                self._sources[leaf.path] = source
+        self._arrays: dict[Path, SavedLeaf] = {}
+        for leaf in self._all:
+            record = leaf.record if isinstance(leaf, SavedLeaf) else leaf
+            path = at + record.path
+            self.leaves[path] = replace(record, path=path)
+            if isinstance(leaf, SavedLeaf):
+                self._arrays[path] = leaf
 
     def record_fingerprints(self, paths: Collection[Path]) -> None:
         """Compute the fingerprints of arrays. All processes must call it, with the same paths.
@@ -170,22 +170,19 @@ class GivenSide:
           DisagreementError, LateProcessError: a value or a local array is not the same in all
             processes, or one failed or is late.
         """
-        sources = [self._sources[path] for path in paths]
+        arrays = [self._arrays[path] for path in paths]
 
         def work() -> dict[str, Any]:
-            begun = [_begin(source) for source in sources]
+            begun = [leaf.begin_sums() for leaf in arrays]
             values = values_of(self._all) if jax.process_count() > 1 else {}
-            return {
-                "values": values,
-                "sums": [sums.result().tolist() for sums in begun],
-            }
+            return {"values": values, "sums": [sums.to_json() for sums in begun]}
 
         def judge(parts: dict[int, Any]) -> list[str]:
             check_same_values([part["values"] for part in parts.values()])
             shares = [part["sums"] for part in parts.values()]
             return [
-                digest_of(*source.saved_type, add(np.array(of_all, np.uint32).reshape(-1, LANES)))
-                for source, of_all in zip(sources, zip(*shares, strict=True), strict=True)
+                digest_of(*leaf.saved_type, of_all)
+                for leaf, of_all in zip(arrays, zip(*shares, strict=True), strict=True)
             ]
 
         what = "comparing fingerprints of a tree with a checkpoint"
@@ -196,7 +193,7 @@ class GivenSide:
 
     def parts(self, path: Path) -> Iterator[Part]:
         """Yield the parts of an array that this process compares: all processes, each once."""
-        for block in self._sources[path].blocks:
+        for block in self._arrays[path].blocks:
             shape: Shape = block.data.shape
             if not block.data.size:
                 continue
@@ -204,7 +201,7 @@ class GivenSide:
             for chunk in range(grid.num_chunks):
                 first, sizes = grid.start(chunk), grid.shape_within(chunk)
                 start = tuple([a + b for a, b in zip(block.start, first, strict=True)])
-                index = _index(first, sizes)
+                index = index_at(first, sizes)
                 yield Part(start, sizes, functools.partial(_on_host, block, index))
 
 
@@ -212,25 +209,11 @@ Side = SavedSide | GivenSide
 
 
 def _loaded(files: Files, where: Chunk) -> AnyArray:
-    files.check_size(where)  # before memory is allocated for what it should have
+    files.check_sizes([where])  # before memory is allocated for what it should have
     return files.loaded(where)
-
-
-def _begin(source: Source) -> fingerprint.Pending:
-    """Start the sums over the blocks that this process writes of an array."""
-    if source.grid is None:
-        return fingerprint.Pending(
-            *[sums_of_numpy(np.asarray(block.data), block.start) for block in source.blocks]
-        )
-    blocks: dict[int, Any] = {block.number: block.data for block in source.blocks}
-    return fingerprint.begin_blocks(blocks, source.grid)
 
 
 def _on_host(block: Block, index: Index) -> AnyArray:
     with jax.transfer_guard("allow"):
         hosted = block.hosted
         return np.asarray(hosted[index] if index else hosted)
-
-
-def _index(start: Shape, shape: Shape) -> Index:
-    return tuple([slice(a, a + n) for a, n in zip(start, shape, strict=True)])

@@ -48,7 +48,7 @@ class StoredArray:
     dtype: np.dtype[Any]
     codec: str
     metadata: tuple[int, int]
-    crcs: Sequence[int] = ()
+    crcs: Sequence[int] = field(default=(), hash=False)  # of a type that may have no hash
     sizes: Sequence[int] | None = None
 
     @classmethod
@@ -144,7 +144,7 @@ class ArrayLeaf:
     dtype: np.dtype[Any]
     key_impl: str | None = None
     spec: str | None = None
-    mesh: dict[str, int] | None = None
+    mesh: dict[str, int] | None = field(default=None, hash=False)
     fingerprint: str | None = None
     array: int | None = None
     pieces: tuple[Piece, ...] = ()
@@ -188,13 +188,12 @@ class Manifest:
       leaves: in the order in which ``structure`` counts them.
       structure: the structure of the tree: see ``gda.checkpoint.format.structure``.
       about: date and versions of the save, for people.
-      group: size and CRC-32C of the ``zarr.json`` of the group of all arrays; ``None`` in older
-        checkpoints, where it lists no arrays.
+      group: size and CRC-32C of the ``zarr.json`` of the group of all arrays.
     """
 
     data: str
     arrays: tuple[StoredArray, ...]
     leaves: tuple[Leaf, ...]
     structure: Any
-    about: dict[str, Any] = field(default_factory=dict)
-    group: tuple[int, int] | None = None
+    about: dict[str, Any]
+    group: tuple[int, int]

@@ -13,21 +13,23 @@ import itertools
 import json
 import math
 import re
+import reprlib
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import MISSING, fields
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from gda.checkpoint.format.chunks import ChunkGrid
 from gda.checkpoint.format.errors import CorruptionError
 from gda.checkpoint.format.manifest import (
     ArrayLeaf,
     Leaf,
     Manifest,
+    Path,
     Piece,
     StoredArray,
     ValueLeaf,
@@ -35,19 +37,17 @@ from gda.checkpoint.format.manifest import (
 from gda.layout.spec import Shape
 from gda.layout.strict_json import check_memory, parse_json
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 NAME = "manifest.json"
-# A tree with a PaddedArray has version 2: the last chunks and pieces of it may be shorter, which
-# a gda before PaddedArray would call damaged.
-_VERSIONS = (1, 2)
+_VERSION = 1
 MOST_BYTES = 2**28  # of a manifest; 25 million chunks take about 230 MB
 DATA_PATTERN = re.compile(r"data-[0-9a-f]{16}")
-_ARRAY_PATTERN = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,120}")
 _LARGEST = 2**62  # of sizes, in elements and in bytes
 _MOST_CHUNK_BYTES = 2**40
-_MOST_DTYPE_LETTERS = 40
 _MOST_DIMENSIONS = 64  # as many as NumPy has
-_MOST_HEADER_BYTES = 1000
-_FINGERPRINT_PATTERN = re.compile("[0-9a-f]{32}")
+MOST_HEADER_BYTES = 1000
 
 
 def dump(manifest: Manifest) -> bytes:
@@ -56,20 +56,9 @@ def dump(manifest: Manifest) -> bytes:
     Raises:
       ValueError: it would be larger than ``load`` accepts.
     """
-    text = json.dumps(
-        {
-            "about": manifest.about,
-            **({} if manifest.group is None else {"group": list(manifest.group)}),
-            "data": manifest.data,
-            "structure": manifest.structure,
-            "leaves": [_dump_leaf(leaf) for leaf in manifest.leaves],
-            "arrays": [dump_array(array) for array in manifest.arrays],
-        },
-        separators=(",", ":"),
-        allow_nan=False,
-    )
+    text = json.dumps(manifest, default=_for_json, separators=(",", ":"), allow_nan=False)
     try:
-        if len(text) + _MOST_HEADER_BYTES > MOST_BYTES:
+        if len(text) + MOST_HEADER_BYTES > MOST_BYTES:
             raise ValueError(f"it would have {len(text)} bytes; expected are at most {MOST_BYTES}")
         check_memory(text)
     except ValueError as error:
@@ -77,14 +66,43 @@ def dump(manifest: Manifest) -> bytes:
             f"the manifest cannot be written: {error}. Save fewer and larger arrays, or several "
             "checkpoints"
         ) from None
-    kinds = {leaf.kind for leaf in manifest.leaves if isinstance(leaf, ArrayLeaf)}
     body = text.encode()
-    return _header(body, _VERSIONS["PaddedArray" in kinds]) + body
+    return _header(body) + body
 
 
-def _header(body: bytes | memoryview, version: int) -> bytes:
-    seal = {"gda-checkpoint": version, "nbytes": len(body), "sha256": sha256(body).hexdigest()}
+def _header(body: bytes | memoryview) -> bytes:
+    seal = {"gda-checkpoint": _VERSION, "nbytes": len(body), "sha256": sha256(body).hexdigest()}
     return json.dumps(seal).encode() + b"\n"
+
+
+def version_in(file: bytes) -> Any:
+    """Return the version in the first line of a file; None if it does not begin like a manifest."""
+    try:
+        return json.loads(file[:MOST_HEADER_BYTES].partition(b"\n")[0])["gda-checkpoint"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def body_of(file: bytes, where: str) -> memoryview:
+    """Return the JSON in a file, compared with its first line.
+
+    Raises:
+      CorruptionError: it is damaged, or of another version.
+    """
+    header = file[:MOST_HEADER_BYTES].partition(b"\n")[0]
+    body = memoryview(file)[len(header) + 1 :]
+    version = version_in(file)
+    if version is None:
+        raise CorruptionError(f"{where} does not begin like a manifest of gda")
+    if version != _VERSION:
+        raise CorruptionError(
+            f"{where} has version {version!r:.40}; this gda reads version {_VERSION}; update gda"
+        )
+    if header + b"\n" != _header(body):
+        raise CorruptionError(
+            f"{where} is damaged: its {len(body)} bytes do not match the checksum in its first line"
+        )
+    return body
 
 
 def load(file: bytes, where: str) -> Manifest:
@@ -96,27 +114,14 @@ def load(file: bytes, where: str) -> Manifest:
     Raises:
       CorruptionError: it is damaged, invalid, or of another version.
     """
-    header = file[:_MOST_HEADER_BYTES].partition(b"\n")[0]
-    body = memoryview(file)[len(header) + 1 :]
-    try:
-        seal = json.loads(header)
-        version = seal["gda-checkpoint"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise CorruptionError(f"{where} does not begin like a manifest of gda") from None
-    if version not in _VERSIONS:
-        most = _VERSIONS[-1]
-        raise CorruptionError(
-            f"{where} has version {version!r:.40}; this gda reads versions up to {most}; update gda"
-        )
-    if header + b"\n" != _header(body, int(version)):
-        raise CorruptionError(
-            f"{where} is damaged: its {len(body)} bytes do not match the checksum in its first line"
-        )
+    body = body_of(file, where)
     try:
         with _without_collections():
             return _manifest(parse_json(str(body, "utf-8")))
     except _Invalid as invalid:
-        raise CorruptionError(f"{where} is invalid: {invalid}") from None
+        said = str(invalid)
+        said = said[1:] if said[0] == "." else f"the manifest{said}"
+        raise CorruptionError(f"{where} is invalid: {said}") from None
     except (ValueError, RecursionError) as error:
         raise CorruptionError(f"{where} is not a manifest: {error}") from None
 
@@ -135,46 +140,29 @@ def _without_collections() -> Iterator[None]:
 
 # To JSON. Floats that JSON does not have, and complex numbers, are written as strings.
 
+_KEYS = {"crcs": "crc32c"}  # of fields with another name in the file
+_OF_PIECE = ("array", "offset", "start", "shape")
 
-def _dump_leaf(leaf: Leaf) -> dict[str, Any]:
-    if isinstance(leaf, ValueLeaf):
-        kind = type(leaf.value).__name__
-        return {"path": list(leaf.path), "kind": kind, "value": _VALUES[kind][0](leaf.value)}
-    entry: dict[str, Any] = {
-        "path": list(leaf.path),
-        "kind": leaf.kind,
-        "shape": list(leaf.shape),
-        "dtype": leaf.dtype.name,
-    }
-    for name in ("key_impl", "spec", "mesh", "fingerprint", "array"):
-        if (value := getattr(leaf, name)) is not None:
-            entry[name] = value
-    if leaf.array is None:
-        entry["pieces"] = [dump_piece(piece) for piece in leaf.pieces]
+
+def _for_json(record: Any) -> Any:
+    if isinstance(record, np.dtype):
+        return record.name
+    if isinstance(record, Piece):
+        return [getattr(record, name) for name in _OF_PIECE]
+    if isinstance(record, ValueLeaf):
+        kind = type(record.value).__name__
+        return {"path": record.path, "kind": kind, "value": _VALUES[kind][0](record.value)}
+    given = [(name, getattr(record, name), default) for name, default in _defaults(type(record))]
+    entry = {_KEYS.get(name, name): value for name, value, default in given if value is not default}
+    if isinstance(record, StoredArray):
+        entry["crc32c"] = np.asarray(record.crcs, ">u4").tobytes().hex()
+    elif isinstance(record, ArrayLeaf) and record.array is None:
+        entry["pieces"] = record.pieces
     return entry
 
 
-def dump_piece(piece: Piece) -> list[Any]:
-    """Return a piece in JSON, for ``load_piece``."""
-    return [piece.array, piece.offset, list(piece.start), list(piece.shape)]
-
-
-def dump_array(array: StoredArray) -> dict[str, Any]:
-    """Return an array in JSON, for ``load_array``."""
-    return {
-        "name": array.name,
-        "shape": list(array.shape),
-        "chunk_shape": list(array.chunk_shape),
-        "dtype": array.dtype.name,
-        "codec": array.codec,
-        "metadata": list(array.metadata),
-        "crc32c": np.asarray(array.crcs, ">u4").tobytes().hex(),
-        **({} if array.sizes is None else {"sizes": list(array.sizes)}),
-    }
-
-
 _VALUES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "bool": (bool, lambda text: _checked(text, bool)),
+    "bool": (bool, lambda value: _of(bool)(value)),
     # Python limits the decimal digits of an integer, but not the hexadecimal ones.
     "int": (
         lambda value: str(value) if value.bit_length() < 1000 else hex(value),
@@ -184,14 +172,19 @@ _VALUES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "complex": (repr, lambda text: complex(_text(text))),
     "str": (
         lambda text: text.encode("utf-8", "surrogatepass").hex() if _is_odd(text) else [text],
-        lambda text: (
-            bytes.fromhex(text).decode("utf-8", "surrogatepass")
-            if isinstance(text, str)
-            else _text(_one(text))
+        lambda given: (
+            bytes.fromhex(given).decode("utf-8", "surrogatepass")
+            if isinstance(given, str)
+            else _one_text(given)
         ),
     ),
     "bytes": (bytes.hex, lambda text: bytes.fromhex(_text(text))),
 }
+
+
+def _one_text(values: Any) -> str:
+    (text,) = _list(values)
+    return _text(text)
 
 
 def _is_odd(text: str) -> bool:
@@ -207,109 +200,198 @@ def _is_odd(text: str) -> bool:
 
 
 class _Invalid(Exception):  # noqa: N818
-    pass
+    """A value is wrong; the readers of what it is in put its place before the message."""
 
 
 def _manifest(body: Any) -> Manifest:
-    entry = _Entry("the manifest", body)
-    data = entry.get("data", str)
-    if not DATA_PATTERN.fullmatch(data):
-        raise _Invalid(f"data is {data!r:.80}, which is not a directory of a checkpoint")
-    arrays = tuple(
-        load_array(each, f"arrays[{i}]") for i, each in enumerate(entry.get("arrays", list))
-    )
-    names = [array.name for array in arrays]
-    if len(set(names)) != len(names):
-        raise _Invalid("two arrays have one name")
-    leaves = tuple(
-        _leaf(_Entry(f"leaves[{i}]", each), arrays)
-        for i, each in enumerate(entry.get("leaves", list))
-    )
-    if len({leaf.path for leaf in leaves}) != len(leaves):
-        raise _Invalid("two leaves have one path")
-    _check_shared_out(leaves, arrays)
-    about = entry.get("about", dict)
-    if any(type(value) not in (str, int) for value in about.values()):
-        raise _Invalid("about has something other than integers and strings")
-    group = None if entry.get("group", list, None) is None else _size_and_crc(entry, "group", 2**30)
-    structure = entry.get("structure", object)
-    return Manifest(
-        data=data, arrays=arrays, leaves=leaves, structure=structure, about=about, group=group
-    )
+    manifest = _record(Manifest, body)
+    if len({each.name for each in manifest.arrays}) != len(manifest.arrays):
+        raise _Invalid(": two arrays have one name")
+    if len({leaf.path for leaf in manifest.leaves}) != len(manifest.leaves):
+        raise _Invalid(": two leaves have one path")
+    for number, leaf in enumerate(manifest.leaves):
+        if isinstance(leaf, ArrayLeaf):
+            _check_stored(f".leaves[{number}]", leaf, manifest.arrays)
+    _check_shared_out(manifest.leaves, manifest.arrays)
+    return manifest
 
 
-class _Entry:
-    """An object of JSON, with its name for messages."""
+def _record(kind: type[R], value: Any) -> R:
+    """Return a record of an object of JSON, which has the fields of its class."""
+    if type(value) is not dict:
+        raise _Invalid(" is not an object")
+    found: dict[str, Any] = {}
+    for name, default in _defaults(kind):
+        key = _KEYS.get(name, name)
+        given = value.get(key, default)
+        if given is default and default is not MISSING:
+            found[name] = default
+        elif given is MISSING:
+            raise _Invalid(f" has no {key!r}")
+        else:
+            expected, read = _READERS[name]
+            try:
+                found[name] = read(given)
+            except _Invalid as inner:
+                raise _Invalid(f".{key}{inner}") from None
+            except (ValueError, TypeError, OverflowError):
+                said = reprlib.repr(given)
+                raise _Invalid(f".{key} is {said}; expected is {expected}") from None
+    return kind(**found)
 
-    def __init__(self, name: str, value: Any) -> None:
-        if not isinstance(value, dict):
-            raise _Invalid(f"{name} is not an object")
-        self.name = name
-        self._value = value
 
-    def get(self, key: str, kind: type, default: Any = ...) -> Any:
-        value = self._value.get(key, default)
-        if type(value) is kind:
-            return value
-        if value is ...:
-            raise _Invalid(f"{self.name} has no {key!r}")
-        if value is not default and (not isinstance(value, kind) or _is_wrong_bool(value, kind)):
-            raise _Invalid(f"{self.name}.{key} is a {type(value).__name__}")
+@functools.cache
+def _defaults(kind: type) -> list[tuple[str, Any]]:
+    return [(each.name, each.default) for each in fields(kind)]
+
+
+def _each(read: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
+    """Return the reader of a list."""
+
+    def read_all(values: Any) -> tuple[T, ...]:
+        found: list[T] = []
+        try:
+            for value in _list(values):
+                found.append(read(value))
+        except _Invalid as inner:
+            raise _Invalid(f"[{len(found)}]{inner}") from None
+        return tuple(found)
+
+    return read_all
+
+
+def _array(value: Any) -> StoredArray:
+    array = _record(StoredArray, value)
+    shape, chunk_shape, sizes = array.shape, array.chunk_shape, array.sizes
+    fits = len(shape) == len(chunk_shape)
+    if not fits or not all(0 < c <= n for n, c in zip(shape, chunk_shape, strict=True)):
+        raise _Invalid(f" has chunks of shape {chunk_shape}, which do not fit {shape}")
+    if math.prod(shape) * array.dtype.itemsize > _LARGEST:
+        raise _Invalid(f" of shape {shape} is larger than any machine can hold")
+    if array.nbytes_per_chunk > _MOST_CHUNK_BYTES:
+        raise _Invalid(f" has chunks of shape {chunk_shape}, which is too large")
+    count = array.grid.num_chunks
+    if len(array.crcs) != count:
+        raise _Invalid(f".crc32c is not one checksum for each of {count} chunks")
+    if (sizes is None) == (array.codec == "zstd") or (
+        sizes is not None and (len(sizes) != count or max(sizes) > _MOST_CHUNK_BYTES)
+    ):
+        raise _Invalid(f".sizes are not those of {count} chunks with codec {array.codec!r}")
+    return array
+
+
+def _leaf(value: Any) -> Leaf:
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind in _VALUES:
+        try:
+            return _record(ValueLeaf, value | {"value": _VALUES[kind][1](value.get("value"))})
+        except (ValueError, TypeError, OverflowError):
+            raise _Invalid(f".value is not a {kind}") from None
+    leaf = _record(ArrayLeaf, value)
+    if (leaf.array is None) != ("pieces" in value):
+        raise _Invalid(" has neither an array nor pieces, or both")
+    if _size_without_zeros(leaf.shape) * leaf.dtype.itemsize > _LARGEST:
+        raise _Invalid(f" of shape {leaf.shape} is larger than any machine can hold")
+    return leaf
+
+
+def _piece(value: Any) -> Piece:
+    return _record(Piece, dict(zip(_OF_PIECE, _list(value), strict=True)))
+
+
+def _of(kind: type) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if type(value) is not kind:  # a bool is no int
+            raise TypeError
         return value
 
-    def numbers(self, key: str) -> tuple[int, ...]:
-        return _numbers(f"{self.name}.{key}", self.get(key, list))
-
-    def shape(self, key: str) -> Shape:
-        return _shape(f"{self.name}.{key}", self.get(key, list))
-
-    def dtype(self) -> np.dtype[Any]:
-        return _dtype(f"{self.name}.dtype", self.get("dtype", str))
+    return read
 
 
-def _is_wrong_bool(value: Any, kind: type) -> bool:
-    return isinstance(value, bool) and kind is int
+_list, _text = _of(list), _of(str)
 
 
-def _numbers(name: str, values: list[Any]) -> tuple[int, ...]:
-    for value in values:
-        if type(value) is not int or not 0 <= value <= _LARGEST:
-            raise _Invalid(f"{name} has {value!r:.40}, which is not a valid size")
-    return tuple(values)
+def _matching(pattern: str) -> Callable[[Any], str]:
+    compiled: Any = re.compile(pattern)
+    return lambda text: compiled.fullmatch(text)[0]
 
 
-def _shape(name: str, values: list[Any]) -> Shape:
-    shape = _numbers(name, values)
-    if len(shape) > _MOST_DIMENSIONS or math.prod(size for size in shape if size) > _LARGEST:
-        raise _Invalid(f"{name} is {values!r:.200}, which no machine can hold")
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= _LARGEST:
+        raise ValueError
+    return value
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    return tuple([_number(value) for value in _list(values)])
+
+
+def _shape(values: Any) -> Shape:
+    shape = _numbers(values)
+    if len(shape) > _MOST_DIMENSIONS or _size_without_zeros(shape) > _LARGEST:
+        raise ValueError
     return shape
 
 
-def _dtype(name: str, text: str) -> np.dtype[Any]:
-    dtype = _known_dtype(text) if len(text) <= _MOST_DTYPE_LETTERS else None
-    if dtype is None:
-        raise _Invalid(f"{name} is {text!r:.40}, which is not a known dtype")
-    return dtype
+def _size_without_zeros(shape: Shape) -> int:
+    return math.prod([size for size in shape if size])
+
+
+def _size_and_crc(values: Any, most_bytes: int) -> tuple[int, int]:
+    nbytes, crc = _numbers(values)
+    if nbytes > most_bytes or crc >= 2**32:
+        raise ValueError
+    return nbytes, crc
+
+
+def _mesh(value: Any) -> dict[str, int]:
+    for size in _of(dict)(value).values():
+        _number(size)
+    return value
+
+
+def _about(value: Any) -> dict[str, Any]:
+    _path(list(_of(dict)(value).values()))
+    return value
+
+
+def _path(keys: Any) -> Path:
+    if any(type(key) not in (str, int) for key in _list(keys)):
+        raise TypeError
+    return tuple(keys)
+
+
+def _key_impl(name: Any) -> str:
+    if not (_text(name).isprintable() and 0 < len(name) <= 80):
+        raise ValueError
+    return name
+
+
+def _crcs(text: Any) -> array[int]:
+    crcs = array("I", bytes.fromhex(text))  # also accepts blanks between the digits
+    if sys.byteorder == "little":
+        crcs.byteswap()
+    return crcs
 
 
 @functools.lru_cache(maxsize=64)  # NumPy makes a name anew each time: a quarter of a load
-def _known_dtype(text: str) -> np.dtype[Any] | None:
+def _dtype(text: Any) -> np.dtype[Any]:
     import ml_dtypes  # registers the names of JAX's types in NumPy
 
     known = text if text in _NUMPY_DTYPES else getattr(ml_dtypes, text, None)
-    is_known = known is text or isinstance(known, type)
-    try:
-        dtype = np.dtype(known) if is_known else None
-    except TypeError:
-        dtype = None
-    return None if dtype is None or dtype.hasobject or dtype.name != text else dtype
+    if not (known is text or isinstance(known, type)):
+        raise TypeError
+    dtype = np.dtype(known)
+    if dtype.hasobject or dtype.name != text:
+        raise TypeError
+    return dtype
 
 
 def is_storable(dtype: np.dtype[Any]) -> bool:
     """Return True if a checkpoint can hold arrays of this dtype."""
     try:
-        return _dtype("", dtype.name) == dtype
-    except _Invalid:
+        return _dtype(dtype.name) == dtype
+    except TypeError:
         return False
 
 
@@ -319,130 +401,35 @@ _NUMPY_DTYPES = {
     *("float16", "float32", "float64", "complex64", "complex128"),
 }
 
-
-def load_array(value: Any, name: str) -> StoredArray:
-    """Return the array that ``dump_array`` wrote; ``name`` is for messages."""
-    entry = _Entry(name, value)
-    name, codec = entry.get("name", str), entry.get("codec", str)
-    if not _ARRAY_PATTERN.fullmatch(name):
-        raise _Invalid(f"{entry.name}.name is {name!r:.140}, which is not a valid name")
-    if codec not in ("bytes", "zstd"):
-        raise _Invalid(f"{entry.name}.codec is {codec!r:.40}, which this gda does not know")
-    shape, chunk_shape = entry.shape("shape"), entry.shape("chunk_shape")
-    dtype = entry.dtype()
-    fits = len(shape) == len(chunk_shape)
-    if not fits or not all(0 < c <= n for n, c in zip(shape, chunk_shape, strict=True)):
-        raise _Invalid(f"{entry.name} has chunks of shape {chunk_shape}, which do not fit {shape}")
-    if math.prod(shape) * dtype.itemsize > _LARGEST:
-        raise _Invalid(f"{entry.name} of shape {shape} is larger than any machine can hold")
-    if math.prod(chunk_shape) * dtype.itemsize > _MOST_CHUNK_BYTES:
-        raise _Invalid(f"{entry.name} has chunks of shape {chunk_shape}, which is too large")
-    num_chunks = ChunkGrid(shape, chunk_shape).num_chunks
-    crcs = _crcs(entry, num_chunks)
-    sizes = None
-    if codec == "zstd":
-        sizes = entry.numbers("sizes")
-        if len(sizes) != num_chunks or max(sizes) > _MOST_CHUNK_BYTES:
-            raise _Invalid(f"{entry.name}.sizes are not those of {num_chunks} chunks")
-    return StoredArray(
-        name=name,
-        shape=shape,
-        chunk_shape=chunk_shape,
-        dtype=dtype,
-        codec=codec,
-        metadata=_size_and_crc(entry, "metadata", 2**20),
-        crcs=crcs,
-        sizes=sizes,
-    )
-
-
-def _size_and_crc(entry: _Entry, key: str, most_bytes: int) -> tuple[int, int]:
-    numbers = entry.numbers(key)
-    if len(numbers) != 2 or numbers[0] > most_bytes or numbers[1] >= 2**32:
-        raise _Invalid(f"{entry.name}.{key} is not a size and a checksum")
-    return numbers[0], numbers[1]
-
-
-def _crcs(entry: _Entry, num_chunks: int) -> array[int]:
-    text = entry.get("crc32c", str)
-    try:
-        data = bytes.fromhex(text)  # also accepts blanks between the digits
-    except ValueError:
-        raise _Invalid(f"{entry.name}.crc32c is not hexadecimal") from None
-    if len(data) != 4 * num_chunks:
-        raise _Invalid(f"{entry.name}.crc32c is not one checksum for each of {num_chunks} chunks")
-    crcs = array("I", data)
-    if sys.byteorder == "little":
-        crcs.byteswap()
-    return crcs
-
-
-def _leaf(entry: _Entry, arrays: Sequence[StoredArray]) -> Leaf:
-    path = tuple(entry.get("path", list))
-    if any(type(key) not in (str, int) for key in path):
-        raise _Invalid(f"{entry.name}.path is {path!r:.200}")
-    kind = entry.get("kind", str)
-    if kind in _VALUES:
-        try:
-            return ValueLeaf(path, _VALUES[kind][1](entry.get("value", object)))
-        except (ValueError, TypeError, OverflowError):
-            raise _Invalid(f"{entry.name}.value is not a {kind}") from None
-    if kind not in ("GlobalArray", "PaddedArray", "jax.Array", "numpy"):
-        raise _Invalid(f"{entry.name}.kind is {kind!r:.40}, which this gda does not know")
-    number = entry.get("array", int, None)
-    leaf = ArrayLeaf(
-        path=path,
-        kind=kind,
-        shape=entry.shape("shape"),
-        dtype=entry.dtype(),
-        key_impl=_key_impl(entry),
-        spec=entry.get("spec", str, None),
-        mesh=_mesh(entry),
-        fingerprint=_fingerprint(entry),
-        array=number,
-        pieces=() if number is not None else _pieces(entry),
-    )
-    if math.prod(size for size in leaf.shape if size) * leaf.dtype.itemsize > _LARGEST:
-        raise _Invalid(f"{entry.name} of shape {leaf.shape} is larger than any machine can hold")
-    _check_stored(entry.name, leaf, arrays)
-    return leaf
-
-
-def _key_impl(entry: _Entry) -> str | None:
-    name = entry.get("key_impl", str, None)
-    if name is not None and not (name.isprintable() and 0 < len(name) <= 80):
-        raise _Invalid(f"{entry.name}.key_impl is {name!r:.80}, which is not a kind of keys")
-    return name
-
-
-def _mesh(entry: _Entry) -> dict[str, int] | None:
-    mesh = entry.get("mesh", dict, None)
-    if mesh is not None:
-        _numbers(f"{entry.name}.mesh", list(mesh.values()))
-    return mesh
-
-
-def _fingerprint(entry: _Entry) -> str | None:
-    text = entry.get("fingerprint", str, None)
-    if text is not None and not _FINGERPRINT_PATTERN.fullmatch(text):
-        raise _Invalid(f"{entry.name}.fingerprint is {text!r:.40}, which is not valid")
-    return text
-
-
-def _pieces(entry: _Entry) -> tuple[Piece, ...]:
-    values = enumerate(entry.get("pieces", list))
-    return tuple(load_piece(each, f"{entry.name}.pieces[{i}]") for i, each in values)
-
-
-def load_piece(value: Any, name: str) -> Piece:
-    """Return the piece that ``dump_piece`` wrote; ``name`` is for messages."""
-    if not isinstance(value, list) or len(value) != 4:
-        raise _Invalid(f"{name} is not an array, an offset, a start and a shape")
-    array, offset = _numbers(name, value[:2])
-    start = _numbers(name, _checked(value[2], list))
-    return Piece(
-        array=array, offset=offset, start=start, shape=_shape(name, _checked(value[3], list))
-    )
+_SHAPE = "a list of sizes, whose product a machine can hold", _shape
+# A field has one meaning in all records: its values in words, and their reader.
+_READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "about": ("an object of strings and integers", _about),
+    "array": ("the number of an array", _number),
+    "arrays": ("a list of arrays", _each(_array)),
+    "chunk_shape": _SHAPE,
+    "codec": ("'bytes' or 'zstd'", _matching("bytes|zstd")),
+    "crcs": ("eight hexadecimal digits for each chunk", _crcs),
+    "data": ("the name of a directory of a checkpoint", _matching(DATA_PATTERN.pattern)),
+    "dtype": ("the name of a dtype", _dtype),
+    "fingerprint": ("32 hexadecimal digits", _matching("[0-9a-f]{32}")),
+    "group": ("a size and a CRC-32C", lambda values: _size_and_crc(values, 2**30)),
+    "key_impl": ("a kind of PRNG keys", _key_impl),
+    "kind": ("a kind of leaf", _matching(r"GlobalArray|PaddedArray|jax\.Array|numpy")),
+    "leaves": ("a list of leaves", _each(_leaf)),
+    "mesh": ("an object of sizes", _mesh),
+    "metadata": ("a size and a CRC-32C", lambda values: _size_and_crc(values, 2**20)),
+    "name": ("a name of letters and digits", _matching(r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,120}")),
+    "offset": ("a size", _number),
+    "path": ("a list of strings and integers", _path),
+    "pieces": ("a list of pieces: array, offset, start and shape", _each(_piece)),
+    "shape": _SHAPE,
+    "sizes": ("a list of sizes", _numbers),
+    "spec": ("a string", _text),
+    "start": ("a list of sizes", _numbers),
+    "structure": ("anything", lambda value: value),
+    "value": ("anything", lambda value: value),
+}
 
 
 def _check_stored(name: str, leaf: ArrayLeaf, arrays: Sequence[StoredArray]) -> None:
@@ -473,7 +460,7 @@ def _check_stored(name: str, leaf: ArrayLeaf, arrays: Sequence[StoredArray]) -> 
         boxes.append((piece.start, piece.shape))
     size = sum(math.prod(shape) for _, shape in boxes)
     if size != math.prod(leaf.shape) or not _are_tiles(boxes, leaf.shape):
-        raise _Invalid(f"the pieces of {name} are not its shape {leaf.shape}, each element once")
+        raise _Invalid(f"{name}.pieces are not its shape {leaf.shape}, each element once")
 
 
 def _check_shared_out(leaves: Sequence[Leaf], arrays: Sequence[StoredArray]) -> None:
@@ -491,14 +478,16 @@ def _check_shared_out(leaves: Sequence[Leaf], arrays: Sequence[StoredArray]) -> 
             spans[piece.array].append((piece.offset, math.prod(piece.shape)))
     for number, of_array in enumerate(spans):
         if not of_array:
-            raise _Invalid(f"arrays[{number}] belongs to no leaf")
+            raise _Invalid(f".arrays[{number}] belongs to no leaf")
         of_array.sort()
         if any(a + n > b for (a, n), (b, _) in itertools.pairwise(of_array)):
-            raise _Invalid(f"two leaves have one part of arrays[{number}]")
+            raise _Invalid(f": two leaves have one part of arrays[{number}]")
         # The pieces in two chunks of a pack one after the other are larger than a chunk.
         used = sum(size for _, size in of_array)
         if used * 3 < math.prod(arrays[number].shape):
-            raise _Invalid(f"{used} elements of arrays[{number}] belong to leaves, and most do not")
+            raise _Invalid(
+                f": {used} elements of arrays[{number}] belong to leaves, and most do not"
+            )
 
 
 def _are_tiles(boxes: list[tuple[Shape, Shape]], whole: Shape) -> bool:
@@ -511,18 +500,3 @@ def _are_tiles(boxes: list[tuple[Shape, Shape]], whole: Shape) -> bool:
         for start, shape in boxes
         for first, extent, step, size in zip(start, shape, largest, whole, strict=True)
     )
-
-
-def _checked(value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise _Invalid(f"it has a {type(value).__name__}; expected is a {kind.__name__}")
-    return value
-
-
-def _text(value: Any) -> str:
-    return _checked(value, str)
-
-
-def _one(value: Any) -> Any:
-    (only,) = _checked(value, list)
-    return only

@@ -213,7 +213,8 @@ def _read(structure: Any, values: Sequence[Any], used: list[int], depth: int) ->
     children = _children(structure)
     if "dict" in structure or "node" in structure:
         items = {key: _read(below, values, used, depth + 1) for key, below in children}
-        # JAX cannot sort strings and integers as keys of a dict; an OrderedDict it does not sort.
+        # JAX sorts the keys of a dict, and cannot compare strings with integers. It does not sort
+        # those of an OrderedDict.
         return items if len({*map(type, items)}) < 2 else OrderedDict(items)
     items = [_read(below, values, used, depth + 1) for _, below in children]
     return items if "list" in structure else tuple(items)

@@ -1,14 +1,15 @@
 """Arrays in zarr v3: metadata, and chunks as bytes with a CRC-32C at the end.
 
 A chunk without compression is the memory of the block and four bytes after it, so it is written and
-read in place. TensorStore compresses.
+read in place.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,10 @@ import numpy as np
 from gda.layout.spec import Shape
 from gda.layout.strict_json import parse_json
 
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
 CRC_BYTES = 4
+_LEVEL = 1  # of zstd
 
 # Types that TensorStore's zarr v3 driver refuses are stored as integers of the same size.
 _AS_INTEGERS = {
@@ -77,23 +81,26 @@ def group(documents: Mapping[str, bytes]) -> bytes:
     Args:
       documents: the ``zarr.json`` of each array, by name.
     """
-    # As text: a hostile manifest may name very many, and parsed they take more memory.
+    # Joined as text: a hostile manifest may name millions, which take more memory when parsed.
     listed = [f'"{name}": '.encode() + document for name, document in documents.items()]
     return _LISTING.replace(b"{}}}", b"{" + b",\n".join(listed) + b"}}}")
 
 
-_GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 _LISTING = json.dumps(
-    _GROUP | {"consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {}}}
+    {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {},
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": {}},
+    }
 ).encode()
-PLAIN_GROUP = json.dumps(_GROUP).encode()  # in older checkpoints
 
 
 def codecs(dtype: np.dtype[Any], codec: str) -> list[dict[str, Any]]:
     """Return the codecs of a chunk, as in ``zarr.json``."""
     order = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
     as_bytes = {"name": "bytes"} | order
-    compressed = [{"name": "zstd", "configuration": {"level": 1, "checksum": False}}]
+    compressed = [{"name": "zstd", "configuration": {"level": _LEVEL, "checksum": False}}]
     return [as_bytes, *(compressed if codec == "zstd" else []), {"name": "crc32c"}]
 
 
@@ -124,110 +131,61 @@ def size_and_crc(document: bytes) -> tuple[int, int]:
 
 def require_crc32c() -> Any:
     """Return the package for checksums; ``ImportError`` says what to install."""
-    try:
+    with _of_extra("checkpoints need google-crc32c"):
         import google_crc32c
-    except ImportError as error:
-        raise ImportError(
-            "checkpoints need google-crc32c: pip install 'gda[checkpoint]'", name=error.name
-        ) from error
     return google_crc32c
 
 
-def require_tensorstore(purpose: str) -> Any:
-    """Return TensorStore; ``ImportError`` names the purpose and the package to install."""
-    try:
+def require_tensorstore() -> Any:
+    """Return TensorStore; ``ImportError`` says what to install."""
+    with _of_extra("an object store needs TensorStore"):
         import tensorstore
-    except ImportError as error:
-        raise ImportError(
-            f"{purpose} needs TensorStore: pip install 'gda[checkpoint]'", name=error.name
-        ) from error
     return tensorstore
 
 
-def compress(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def require_zstd() -> Any:
+    """Return the package for compression; ``ImportError`` says what to install."""
+    with _of_extra("zstd compression needs zstandard"):
+        import zstandard
+    return zstandard
+
+
+@contextmanager
+def _of_extra(need: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{need}: pip install 'gda[checkpoint]'", name=error.name) from error
+
+
+def compress(data: Bytes) -> Bytes:
     """Return the zstd frame of contiguous memory, without a checksum.
 
-    Takes memory of twice the size of the frame.
+    Takes memory of the size of ``data``.
     """
-    store = _in_memory(data.nbytes)
-    raw = data.reshape(-1).view(np.uint8)
-    store.write(raw, can_reference_source_data_indefinitely=True).result()
-
-    def read(start: int, stop: int | None) -> bytes:
-        return store.kvstore.read(_KEY, byte_range=slice(start, stop)).result().value
-
-    # In parts, because TensorStore copies each result twice.
-    frame = np.empty(data.nbytes + data.nbytes // 256 + 64, np.uint8)  # the bound of zstd
-    for start in itertools.count(0, _PART_BYTES):
-        try:
-            part = read(start, start + _PART_BYTES)
-        except ValueError:  # the last part is shorter
-            part = read(start, None)
-            frame[start : start + len(part)] = np.frombuffer(part, np.uint8)
-            return frame[: start + len(part)]
-        frame[start : start + _PART_BYTES] = np.frombuffer(part, np.uint8)
-    raise AssertionError
+    compressor = require_zstd().ZstdCompressor(level=_LEVEL, write_checksum=False)
+    return np.frombuffer(compressor.compress(data), np.uint8)
 
 
-def decompress(frame: bytes, nbytes: int, out: np.ndarray[Any, Any] | None) -> None:
-    """Read a zstd frame of ``nbytes`` into ``out``, contiguous uint8; with ``None`` only check it.
-
-    Takes ``decompressing_bytes`` beside ``out``, if no variable of the caller holds the frame.
+def decompress(frame: Bytes, out: Bytes) -> None:
+    """Read a zstd frame into contiguous memory; takes no other memory.
 
     Raises:
       ValueError: the frame is damaged, or has another size; that of its header is compared first.
     """
-    tensorstore = require_tensorstore("zstd compression")
-    if (said := _size_in_header(frame)) != nbytes:
-        raise ValueError(f"holds a zstd frame of {said or 'unknown'} bytes, not {nbytes}")
-    store = _in_memory(nbytes)
-    store.kvstore.write(_KEY, frame).result()
-    del frame
-    if out is None:
-        store[:1].read().result()  # decompresses all of it
-    else:
-        tensorstore.array(out, context=tensorstore.Context()).write(store).result()
-
-
-def decompressing_bytes(frame_bytes: int, nbytes: int) -> int:
-    """Return the memory that ``decompress`` takes, including the frame."""
-    return max(3 * frame_bytes, frame_bytes + nbytes)
-
-
-def _size_in_header(frame: bytes) -> int | None:
-    """Return the size of the content that a zstd frame declares, as each of ``compress`` does.
-
-    None if it declares none: then it may ask for a window of 2 GiB, however short it is.
-    """
-    if frame[:4] != b"\x28\xb5\x2f\xfd" or len(frame) < 5:
-        return None
-    flags = frame[4]
-    has_no_window = flags >> 5 & 1
-    width = (has_no_window, 2, 4, 8)[flags >> 6]
-    start = 5 + (not has_no_window) + (0, 1, 2, 4)[flags & 3]  # after the window and a dictionary
-    field = frame[start : start + width]
-    if not width or len(field) < width:
-        return None
-    return int.from_bytes(field, "little") + (256 if width == 2 else 0)
-
-
-_KEY = "c.0"
-_PART_BYTES = 2**20
-
-
-def _in_memory(nbytes: int) -> Any:
-    """Return an array of bytes, in memory of TensorStore, that is one zstd frame."""
-    tensorstore = require_tensorstore("zstd compression")
-    document = json.loads(metadata((nbytes,), (nbytes,), np.dtype(np.uint8), "zstd"))
-    document["codecs"].pop()  # the checksum
-    return tensorstore.open(
-        {
-            "driver": "zarr3",
-            "kvstore": "memory://",
-            "metadata": document,
-            "fill_missing_data_reads": False,
-            "store_data_equal_to_fill_value": True,
-        },
-        create=True,
-        context=tensorstore.Context(),
-    ).result()
+    zstandard = require_zstd()
+    said = -1
+    with contextlib.suppress(zstandard.ZstdError):
+        said = zstandard.frame_content_size(frame)
+    # A frame that declares no size may ask for a window of 2 GiB, however short it is.
+    if said != out.nbytes:
+        raise ValueError(
+            f"holds a zstd frame of {said if said >= 0 else 'unknown'} bytes, not {out.nbytes}"
+        )
+    try:
+        # With all of the frame and room for its content, zstd needs no window and no buffer.
+        read = zstandard.ZstdDecompressor().stream_reader(frame).readinto(out)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"holds a damaged zstd frame: {error}") from None
+    if read != out.nbytes:
+        raise ValueError(f"holds a zstd frame that ends after {read} of {out.nbytes} bytes")

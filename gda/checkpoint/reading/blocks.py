@@ -17,7 +17,7 @@ import numpy as np
 from gda.arrays.buffers import Buffers
 from gda.checkpoint.format.manifest import Piece, StoredArray
 from gda.checkpoint.reading.files import Chunk, Files
-from gda.checkpoint.reading.restored_leaves import Target
+from gda.checkpoint.reading.restored_leaves import RestoredLeaf
 from gda.layout.sharing import holders_of
 from gda.layout.spec import Index, Shape, shape_at
 from gda.mesh import processes_of
@@ -68,7 +68,7 @@ class Use:
             # The dots make it a view also without dimensions.
             return self.arrival.blocks[self.box.block][(*self.in_block, ...)]
         if self.staged is None:
-            self.staged = np.empty(self.shape, self.arrival.target.leaf.dtype)
+            self.staged = np.empty(self.shape, self.arrival.leaf.saved.dtype)
         return self.staged
 
 
@@ -76,19 +76,19 @@ class Use:
 class Arrival:
     """An array that is being read: its blocks on the host, and in the end its value."""
 
-    target: Target
+    leaf: RestoredLeaf
     blocks: list[np.ndarray[Any, Any]] = field(default_factory=list)
     value: Any = None
 
     @property
     def block_shape(self) -> Shape:
-        plan = self.target.plan
-        return self.target.leaf.shape if plan is None else plan.grid.shard_shape
+        plan = self.leaf.plan
+        return self.leaf.saved.shape if plan is None else plan.grid.shard_shape
 
     @property
     def boxes(self) -> list[Box]:
         """Its blocks in this process."""
-        plan = self.target.plan
+        plan = self.leaf.plan
         if plan is None:
             return [Box(0, (0,) * len(self.block_shape), self.block_shape)]
         return [self._box(number, index) for number, index in enumerate(plan.distinct)]
@@ -98,7 +98,7 @@ class Arrival:
 
         The same in every process, except for the numbers of the blocks.
         """
-        plan = self.target.plan
+        plan = self.leaf.plan
         if plan is None:
             yield self.boxes[0]._replace(holders=processes)
             return
@@ -116,28 +116,28 @@ class Arrival:
     @property
     def nbytes(self) -> int:
         """Bytes of its blocks on the host."""
-        plan = self.target.plan
+        plan = self.leaf.plan
         count = 1 if plan is None else len(plan.distinct)
-        return count * math.prod(self.block_shape) * self.target.leaf.dtype.itemsize
+        return count * math.prod(self.block_shape) * self.leaf.saved.dtype.itemsize
 
     @property
     def most_nbytes(self) -> int:
         """Bytes that only pass through the host in the process with most of its blocks."""
-        plan = self.target.plan
+        plan = self.leaf.plan
         if plan is None or next(iter(plan.sharding.device_set)).platform == "cpu":
             return 0
-        block = math.prod(self.block_shape) * self.target.leaf.dtype.itemsize
+        block = math.prod(self.block_shape) * self.leaf.saved.dtype.itemsize
         counts = Counter(process for box in self.boxes_of((0,)) for process in box.holders)
         return block * max(counts.values(), default=0)
 
     @property
     def stays_on_host(self) -> bool:
-        plan = self.target.plan
+        plan = self.leaf.plan
         return plan is None or not plan.places_early
 
     def allocate(self) -> None:
         boxes = self.boxes
-        buffers = Buffers(self.target.leaf.dtype, len(boxes))
+        buffers = Buffers(self.leaf.saved.dtype, len(boxes))
         self.blocks = [buffers.empty(self.block_shape) for _ in boxes]
         for block, box in zip(self.blocks, boxes, strict=True):
             if box.shape != self.block_shape:
@@ -145,18 +145,18 @@ class Arrival:
 
     def finish(self) -> None:
         """Make the value from the blocks."""
-        target, blocks = self.target, self.blocks
+        leaf, blocks = self.leaf, self.blocks
         self.blocks = []
-        if target.dtype != target.leaf.dtype:
-            blocks = [block.astype(target.dtype) for block in blocks]
-        if target.plan is None:
-            self.value = target.wrap(blocks[0])
+        if leaf.dtype != leaf.saved.dtype:
+            blocks = [block.astype(leaf.dtype) for block in blocks]
+        if leaf.plan is None:
+            self.value = leaf.wrap(blocks[0])
         else:
-            array = target.plan.place(blocks, target.dtype, self._padding)
-            self.value = target.wrap(array)
+            array = leaf.plan.place(blocks, leaf.dtype, self._padding)
+            self.value = leaf.wrap(array)
 
     def _padding(self) -> np.ndarray[Any, Any]:
-        return np.zeros(self.block_shape, self.target.dtype)
+        return np.zeros(self.block_shape, self.leaf.dtype)
 
 
 def uses_of(
@@ -167,7 +167,7 @@ def uses_of(
     """Return the chunks that are needed, each with its uses: by default, in this process."""
     uses: dict[Chunk, list[Use]] = {}
     for arrival in arrivals:
-        leaf = arrival.target.leaf
+        leaf = arrival.leaf.saved
         for box in boxes_of(arrival):
             if leaf.array is not None:
                 for overlap in arrays[leaf.array].grid.overlaps(box.start, box.shape):
@@ -215,7 +215,7 @@ def _direct(uses: list[Use]) -> np.ndarray[Any, Any] | None:
 def buffered_bytes(files: Files, where: Chunk, uses: list[Use]) -> int:
     """Return the memory, beside the blocks, that reading a chunk takes."""
     buffer = 0 if _direct(uses) is not None else files.manifest.arrays[where[0]].nbytes_per_chunk
-    return buffer + files.loading_bytes(where, has_out=True)
+    return buffer + files.loading_bytes(where)
 
 
 def read_chunk(files: Files, where: Chunk, uses: list[Use]) -> None:

@@ -16,7 +16,8 @@ from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.errors import CorruptionError, SaveError
 from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, StoredArray
 from gda.checkpoint.format.structure import format_path
-from gda.checkpoint.stores.protocol import Bytes, Store
+from gda.checkpoint.format.zarr_format import Bytes
+from gda.checkpoint.stores.protocol import Store
 from gda.storage import tasks
 from gda.storage.options import Options
 
@@ -60,14 +61,14 @@ class Files:
     def name(self, array: StoredArray, file: str) -> str:
         return f"{self.manifest.data}/{array.name}/{file}"
 
-    def check_size(self, where: Chunk) -> None:
-        """Raise ``CorruptionError`` unless the file of a chunk has the right size."""
-        number, chunk = where
-        array = self.manifest.arrays[number]
-        with self._about(number, chunk):
-            size = self.store.size(self.name(array, array.grid.key(chunk)))
-            if size is not None:
-                _check_size(size, array.nbytes_of_file(chunk))
+    def check_sizes(self, chunks: Iterable[Chunk]) -> None:
+        """Raise ``CorruptionError`` unless the files of some chunks have the right sizes."""
+        for number, chunk in chunks:
+            array = self.manifest.arrays[number]
+            with self._about(number, chunk):
+                size = self.store.size(self.name(array, array.grid.key(chunk)))
+                if size is not None:
+                    _check_size(size, array.nbytes_of_file(chunk))
 
     def check_written(self, options: Options) -> None:
         """Raise unless every file has its size; files of a remote store are not checked.
@@ -115,9 +116,8 @@ class Files:
 
     def check_group(self) -> None:
         """Raise ``CorruptionError`` unless the ``zarr.json`` of the group is undamaged."""
-        name = f"{self.manifest.data}/zarr.json"
+        name, expected = f"{self.manifest.data}/zarr.json", self.manifest.group
         try:
-            expected = self.manifest.group or zarr_format.size_and_crc(zarr_format.PLAIN_GROUP)
             found = self.store.read(name, expected[0])
             what = None if zarr_format.size_and_crc(found) == expected else "is damaged"
         except (*_GONE, ValueError) as error:
@@ -125,25 +125,21 @@ class Files:
         if what is not None:
             raise CorruptionError(f"the group of all arrays: {self.store.join(name)} {what}")
 
-    def load(self, where: Chunk, out: Bytes | None) -> None:
-        """Read and check a chunk, into ``out``; with ``None`` only check it.
-
-        Args:
-          out: contiguous, of the size of the chunk in memory.
+    def load(self, where: Chunk, out: Bytes) -> None:
+        """Read a chunk into contiguous memory of its size, and check it.
 
         Raises:
           CorruptionError: its file is damaged or missing.
         """
         number, chunk = where
-        array = self.manifest.arrays[number]
+        sizes = self.manifest.arrays[number].sizes
         with self._about(number, chunk):
-            if array.codec == "zstd":
-                # No variable holds the frame, so that it is freed when TensorStore has its copy.
-                zarr_format.decompress(self._frame(where), array.nbytes_per_chunk, out)
+            if sizes is None:
+                self._read(where, out)
             else:
-                self._read(
-                    where, np.empty(array.nbytes_per_chunk, np.uint8) if out is None else out
-                )
+                frame = np.empty(sizes[chunk], np.uint8)
+                self._read(where, frame)
+                zarr_format.decompress(frame, out)
 
     def loaded(self, where: Chunk) -> np.ndarray[Any, Any]:
         """Return a chunk, checked as in ``load``."""
@@ -152,13 +148,10 @@ class Files:
         self.load(where, data.reshape(-1).view(np.uint8))
         return data
 
-    def loading_bytes(self, where: Chunk, has_out: bool) -> int:
-        """Return the memory that ``load`` takes beside ``out``."""
+    def loading_bytes(self, where: Chunk) -> int:
+        """Return the memory that ``load`` takes beside ``out``: answers and frames."""
         array = self.manifest.arrays[where[0]]
-        nbytes = array.nbytes_of_file(where[1])
-        if array.codec == "zstd":
-            return zarr_format.decompressing_bytes(nbytes, array.nbytes_per_chunk)
-        return nbytes * (self.store.is_remote + (not has_out))
+        return array.nbytes_of_file(where[1]) * (self.store.is_remote + (array.sizes is not None))
 
     @contextmanager
     def _about(self, number: int, chunk: int | None) -> Iterator[None]:
@@ -173,12 +166,6 @@ class Files:
             file = self.store.join(self.name(array, key))
             leaves = self.leaves_of(number, chunk)
             raise CorruptionError(f"{leaves}, {part}: {file} {what}") from None
-
-    def _frame(self, where: Chunk) -> bytes:
-        size = self.manifest.arrays[where[0]].nbytes_of_file(where[1]) - zarr_format.CRC_BYTES
-        frame = np.empty(size, np.uint8)
-        self._read(where, frame)
-        return frame.tobytes()
 
     def _read(self, where: Chunk, payload: Bytes) -> None:
         """Fill ``payload`` with the file of a chunk, without the checksum at its end; compare that.

@@ -9,34 +9,35 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda.arrays.fingerprints import fingerprint
-from gda.arrays.fingerprints import formula as fingerprint_formula
+from gda.arrays.fingerprints.fingerprint import begin
+from gda.arrays.fingerprints.formula import add, digest_of, sums_of_numpy
+from gda.arrays.fingerprints.sums import Sums
 from gda.checkpoint.format.errors import CorruptionError
 from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, Piece
 from gda.checkpoint.format.structure import format_path
 from gda.checkpoint.reading.files import Chunk
-from gda.checkpoint.reading.restored_leaves import Target, saved_type
+from gda.checkpoint.reading.restored_leaves import RestoredLeaf, saved_type
 from gda.layout.text import join_some
 from gda.mesh import processes_of, sharding_of
 from gda.multihost.steps import all_do
 from gda.trees.leaves import grid_of_leaf, is_container
 
 
-def check_provable(url: str, targets: Sequence[Target]) -> None:
+def check_provable(url: str, leaves: Sequence[RestoredLeaf]) -> None:
     """Raise unless the fingerprints of arrays can be compared, before these are read.
 
     Raises:
       CorruptionError: an array was saved without one.
       ValueError: an array is to be cast, which changes its fingerprint.
     """
-    cast = [target for target in targets if target.dtype != target.leaf.dtype]
+    cast = [leaf.saved.path for leaf in leaves if leaf.dtype != leaf.saved.dtype]
     if cast:
-        paths = join_some([format_path(target.leaf.path) for target in cast])
+        paths = join_some([format_path(path) for path in cast])
         raise ValueError(
             f"a cast changes the fingerprint of {paths}; restore without check_fingerprint, or "
             "without cast"
         )
-    _check_recorded(url, [target.leaf for target in targets])
+    _check_recorded(url, [leaf.saved for leaf in leaves])
 
 
 def _check_recorded(url: str, leaves: Sequence[ArrayLeaf]) -> None:
@@ -48,19 +49,19 @@ def _check_recorded(url: str, leaves: Sequence[ArrayLeaf]) -> None:
         )
 
 
-def check_fingerprints(url: str, targets: Sequence[Target], values: Sequence[Any]) -> None:
+def check_fingerprints(url: str, leaves: Sequence[RestoredLeaf], values: Sequence[Any]) -> None:
     """Raise unless every array has the fingerprint that was recorded. All processes must call it.
 
     Raises:
       CorruptionError: an array has another.
     """
-    shares = [_Share(target, value) for target, value in zip(targets, values, strict=True)]
+    shares = [_Share(leaf.saved, value) for leaf, value in zip(leaves, values, strict=True)]
 
     def judge(parts: dict[int, list[Any]]) -> list[str]:
         return [
-            format_path(share.target.leaf.path)
+            format_path(share.leaf.path)
             for share, *of_all in zip(shares, *parts.values(), strict=True)
-            if share.digests(of_all) != {share.target.leaf.fingerprint}
+            if share.digests(of_all) != {share.leaf.fingerprint}
         ]
 
     what = f"comparing fingerprints with the checkpoint {url}"
@@ -86,7 +87,7 @@ class ChunkSums:
         _check_recorded(url, self._leaves)
         self._arrays = manifest.arrays
         self._guard = threading.Lock()
-        self._sums = [fingerprint_formula.add([]) for _ in self._leaves]
+        self._sums = [add([]) for _ in self._leaves]
         self._alone: dict[int, int] = {}
         self._packed: dict[Chunk, list[tuple[int, Piece]]] = {}
         for number, leaf in enumerate(self._leaves):
@@ -109,7 +110,7 @@ class ChunkSums:
                 for number, piece in self._packed.get(where, ())
             ]
         for number, part, start in parts:
-            sums = fingerprint_formula.sums_of_numpy(part, start)
+            sums = sums_of_numpy(part, start)
             with self._guard:
                 self._sums[number] += sums
 
@@ -117,7 +118,7 @@ class ChunkSums:
         """Return a line for each array whose fingerprint is not the one recorded."""
         problems = []
         for leaf, sums in zip(self._leaves, self._sums, strict=True):
-            if fingerprint_formula.digest_of(*saved_type(leaf), sums) != leaf.fingerprint:
+            if digest_of(*saved_type(leaf), sums) != leaf.fingerprint:
                 problems.append(_differing(format_path(leaf.path)))
         return problems
 
@@ -125,34 +126,25 @@ class ChunkSums:
 class _Share:
     """The share of this process in the fingerprint of a restored array."""
 
-    def __init__(self, target: Target, value: Any) -> None:
-        self.target = target
-        self._array = value.array if is_container(value) else value
-        self._pending = None
-        if isinstance(self._array, jax.Array):
-            self._pending = fingerprint.begin(self._array, grid_of_leaf(value))
+    def __init__(self, leaf: ArrayLeaf, value: Any) -> None:
+        self.leaf = leaf
+        array = value.array if is_container(value) else value
+        self._holders: tuple[int, ...] = (jax.process_index(),)
+        if not isinstance(array, jax.Array):
+            self._sums = Sums(sums_of_numpy(np.asarray(array)))
+            return
+        self._sums = begin(array, grid_of_leaf(value))
+        if not array.is_fully_addressable:
+            mesh: Any = sharding_of(array).mesh
+            self._holders = processes_of(mesh).numbers
 
-    def part(self) -> list[list[int]]:
+    def part(self) -> list[Any]:
         """Return the processes that hold the array, and the sums over the share of this one."""
-        if self._pending is None:
-            sums = fingerprint_formula.sums_of_numpy(np.asarray(self._array))
-        else:
-            sums = self._pending.result()
-        return [list(self._holders()), sums.tolist()]
+        return [self._holders, self._sums.to_json()]
 
-    def _holders(self) -> tuple[int, ...]:
-        if not isinstance(self._array, jax.Array) or self._array.is_fully_addressable:
-            return (jax.process_index(),)
-        mesh: Any = sharding_of(self._array).mesh
-        return tuple(processes_of(mesh).numbers)
-
-    def digests(self, parts: Sequence[list[list[int]]]) -> set[str]:
+    def digests(self, parts: Sequence[list[Any]]) -> set[str]:
         """Return the set of fingerprints from the parts of all processes: one if all are equal."""
-        by_holders: dict[tuple[int, ...], list[np.ndarray[Any, Any]]] = {}
+        by_holders: dict[tuple[int, ...], list[list[int]]] = {}
         for holders, sums in parts:
-            by_holders.setdefault(tuple(holders), []).append(np.array(sums, np.uint32))
-        shape, dtype = saved_type(self.target.leaf)
-        return {
-            fingerprint_formula.digest_of(shape, dtype, fingerprint_formula.add(shares))
-            for shares in by_holders.values()
-        }
+            by_holders.setdefault(tuple(holders), []).append(sums)
+        return {digest_of(*saved_type(self.leaf), shares) for shares in by_holders.values()}

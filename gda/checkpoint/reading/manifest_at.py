@@ -15,7 +15,16 @@ from gda.layout.text import printable
 
 T = TypeVar("T")
 
-_ATTEMPTS = 10  # each is ended by the commit of another save
+_ATTEMPTS = 10  # if another save commits during each of them, the read fails
+
+
+def is_whole(store: Store) -> bool:
+    """Return True if a path has a manifest that matches its checksum; it is not parsed."""
+    try:
+        manifest_json.body_of(*_file_and_name(store))
+    except (FileNotFoundError, NotADirectoryError, CorruptionError):
+        return False
+    return True
 
 
 def load_manifest(store: Store) -> Manifest:
@@ -25,17 +34,21 @@ def load_manifest(store: Store) -> Manifest:
       CorruptionError: it is damaged.
       FileNotFoundError: it is not there.
     """
-    where = store.join(manifest_json.NAME)
-    try:
-        file = store.read(manifest_json.NAME, manifest_json.MOST_BYTES)
-    except ValueError as error:
-        raise CorruptionError(f"{where} {error}") from None
+    file, where = _file_and_name(store)
     manifest = manifest_json.load(file, where)
     try:
         check_structure(manifest.structure, [leaf.path for leaf in manifest.leaves])
     except CorruptionError as error:
         raise CorruptionError(f"{where} is invalid: {error}") from None
     return manifest
+
+
+def _file_and_name(store: Store) -> tuple[bytes, str]:
+    where = store.join(manifest_json.NAME)
+    try:
+        return store.read(manifest_json.NAME, manifest_json.MOST_BYTES), where
+    except ValueError as error:
+        raise CorruptionError(f"{where} {error}") from None
 
 
 def load_complete(store: Store) -> Manifest:

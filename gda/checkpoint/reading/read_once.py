@@ -13,7 +13,7 @@ from gda.arrays.construction.reading_once import mesh_of_several
 from gda.arrays.transport.exchanging import Part, exchange
 from gda.checkpoint.reading.blocks import Arrival, Use, uses_of
 from gda.checkpoint.reading.files import Chunk, Files
-from gda.checkpoint.reading.restored_leaves import Target
+from gda.checkpoint.reading.restored_leaves import RestoredLeaf
 from gda.layout.sharing import readers_of
 from gda.mesh import processes_of
 from gda.multihost.agreement import watching
@@ -29,12 +29,12 @@ class _SharedChunk(NamedTuple):
     uses: list[Use]
 
 
-def processes_together(targets: Sequence[Target]) -> tuple[int, ...]:
+def processes_together(leaves: Sequence[RestoredLeaf]) -> tuple[int, ...]:
     """Return the processes that restore these values together, with this one; or none.
 
     They are those of all meshes of several devices; without a mesh, all.
     """
-    plans = [target.plan for target in targets if target.plan is not None]
+    plans = [leaf.plan for leaf in leaves if leaf.plan is not None]
     if plans:
         mesh = mesh_of_several(plan.sharding for plan in plans if not _is_on_one_device(plan))
         return () if mesh is None else processes_of(mesh).numbers
@@ -46,13 +46,13 @@ def _is_on_one_device(plan: LocalBlocks | None) -> bool:
     return plan is not None and plan.sharding.mesh.size == 1
 
 
-def layout_to_share(target: Target) -> jax.ShapeDtypeStruct:
+def layout_to_share(leaf: RestoredLeaf) -> jax.ShapeDtypeStruct:
     """Return what is the same in all processes: shape, dtype, and a layout of several processes."""
-    plan = target.plan
+    plan = leaf.plan
     sharding = None
     if plan is not None and len(processes_of(plan.sharding.mesh).numbers) > 1:
         sharding = plan.sharding
-    return jax.ShapeDtypeStruct(target.leaf.shape, target.dtype, sharding=sharding)
+    return jax.ShapeDtypeStruct(leaf.saved.shape, leaf.dtype, sharding=sharding)
 
 
 def read_chunks_once(
@@ -67,10 +67,10 @@ def read_chunks_once(
       read: reads some chunks, and gives each use its part.
     """
     arrays = files.manifest.arrays
-    together = [each for each in arrivals if not _is_on_one_device(each.target.plan)]
+    together = [each for each in arrivals if not _is_on_one_device(each.leaf.plan)]
     uses = uses_of(together, arrays, lambda arrival: arrival.boxes_of(processes))
     shared: list[_SharedChunk] = []
-    own = uses_of([each for each in arrivals if _is_on_one_device(each.target.plan)], arrays)
+    own = uses_of([each for each in arrivals if _is_on_one_device(each.leaf.plan)], arrays)
     for chunk, parts in sorted(uses.items()):
         holders = tuple(sorted({process for use in parts for process in use.box.holders}))
         if holders[1:]:

@@ -7,6 +7,9 @@ alone, before memory is allocated.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import jax
@@ -18,22 +21,25 @@ from gda.checkpoint.reading.blocks import Arrival, Use, buffered_bytes, read_chu
 from gda.checkpoint.reading.files import Chunk, Files
 from gda.checkpoint.reading.manifest_at import check_not_replaced
 from gda.checkpoint.reading.read_once import read_chunks_once
-from gda.checkpoint.reading.restored_leaves import Target
+from gda.checkpoint.reading.restored_leaves import RestoredLeaf
 from gda.checkpoint.stores.opening import options_for
 from gda.checkpoint.stores.protocol import Store
 from gda.storage import tasks
 from gda.storage.options import Options
-from gda.storage.progress import shown
+from gda.storage.progress import counting
+
+_SIZES_IN_A_TASK = 64
+_CHECKS_AT_A_TIME = 32
 
 
 def read_arrays(
     store: Store,
     manifest: Manifest,
-    targets: Sequence[Target],
+    leaves: Sequence[RestoredLeaf],
     options: Options,
     processes: tuple[int, ...],
 ) -> list[Any]:
-    """Return the value of each target.
+    """Return the value of each leaf.
 
     Args:
       processes: those that read together, if ``options.read_once`` asks for it; or none.
@@ -45,7 +51,7 @@ def read_arrays(
     """
     options = options_for(store, options)
     files = Files(store, manifest)
-    arrivals = [Arrival(target) for target in targets]
+    arrivals = [Arrival(leaf) for leaf in leaves]
     try:
         if processes:
             _read_together(files, arrivals, processes, options)
@@ -66,11 +72,10 @@ def _read_alone(files: Files, arrivals: Sequence[Arrival], options: Options) -> 
     ]
     chunks = [chunk for _, uses in groups for chunk in uses]
     _check(files, chunks, options)
-    with shown(options.progress, "restore") as show:
-        report = _report(arrays, chunks, show)
+    with counting(options.progress, "restore", _nbytes(arrays, chunks)) as add:
         for group, uses in groups:
             _allocate(group)
-            _read_chunks(files, uses, options, report)
+            _read_chunks(files, uses, options, lambda chunk: add(arrays[chunk[0]].nbytes_per_chunk))
             _finish(group)
 
 
@@ -86,16 +91,16 @@ def _read_together(
     ]
     missing: set[Chunk] = set()
     checked: set[int] = set()
-    with shown(options.progress, "restore") as show:
-        report = _report(arrays, [chunk for _, chunks in groups for chunk in chunks], show)
+    total = _nbytes(arrays, [chunk for _, chunks in groups for chunk in chunks])
+    with counting(options.progress, "restore", total) as add:
 
         def arrived(chunk: Chunk) -> None:
             if chunk in missing:
                 missing.remove(chunk)
-                report(chunk)
+                add(arrays[chunk[0]].nbytes_per_chunk)
 
         def read(uses: dict[Chunk, list[Use]]) -> None:
-            _check(files, uses, options, checked)
+            _check(files, [*uses], options, checked)
             _read_chunks(files, uses, options, arrived)
 
         for group, chunks in groups:
@@ -108,7 +113,7 @@ def _read_together(
 
 
 def _check(
-    files: Files, chunks: Iterable[Chunk], options: Options, checked: set[int] | None = None
+    files: Files, chunks: Sequence[Chunk], options: Options, checked: set[int] | None = None
 ) -> None:
     """Raise ``CorruptionError`` unless sizes and metadata of the files are right.
 
@@ -116,33 +121,22 @@ def _check(
       checked: the arrays whose metadata was checked before; those of these chunks are added.
     """
     checked = set() if checked is None else checked
-    for chunk in chunks:
-        files.check_size(chunk)
     arrays = {array for array, _ in chunks} - checked
-    # Concurrently, because on an object store each is a request.
-    tasks.run(
-        [
-            tasks.Task(2**20, lambda array=array: files.check_metadata(array))
-            for array in sorted(arrays)
-        ],
-        options,
+    of_sizes = (
+        tasks.Task(0, partial(files.check_sizes, chunks[first : first + _SIZES_IN_A_TASK]))
+        for first in range(0, len(chunks), _SIZES_IN_A_TASK)
     )
+    of_metadata = (
+        tasks.Task(2**20, partial(files.check_metadata, each)) for each in sorted(arrays)
+    )
+    # A remote file system may take milliseconds for each, in which no core is busy.
+    workers = _CHECKS_AT_A_TIME if options.are_for_threads else 1
+    tasks.run(chain(of_sizes, of_metadata), replace(options, max_workers=workers))
     checked |= arrays
 
 
-def _report(
-    arrays: Sequence[StoredArray], chunks: Iterable[Chunk], show: Callable[[int, int], object]
-) -> Callable[[Chunk], None]:
-    """Return the function to call after every chunk that was read."""
-    total = sum(arrays[array].nbytes_per_chunk for array, _ in chunks)
-    done = 0
-
-    def report(chunk: Chunk) -> None:
-        nonlocal done
-        done += arrays[chunk[0]].nbytes_per_chunk
-        show(done, total)
-
-    return report
+def _nbytes(arrays: Sequence[StoredArray], chunks: Iterable[Chunk]) -> int:
+    return sum(arrays[array].nbytes_per_chunk for array, _ in chunks)
 
 
 def _groups(
@@ -168,7 +162,7 @@ def _groups(
 
 def _allocate(group: Iterable[Arrival]) -> None:
     for arrival in group:
-        with noting_path(arrival.target.leaf.path):
+        with noting_path(arrival.leaf.saved.path):
             arrival.allocate()
 
 
@@ -176,7 +170,7 @@ def _read_chunks(
     files: Files,
     uses: dict[Chunk, list[Use]],
     options: Options,
-    report: Callable[[Chunk], None],
+    report: Callable[[Chunk], object],
 ) -> None:
     each = [
         tasks.Task(
@@ -192,7 +186,7 @@ def _read_chunks(
 def _finish(group: Iterable[Arrival]) -> None:
     with jax.transfer_guard("allow"):  # whatever the user has set
         for arrival in group:
-            with noting_path(arrival.target.leaf.path):
+            with noting_path(arrival.leaf.saved.path):
                 arrival.finish()
     # The blocks on the host must live until they are transferred.
     jax.block_until_ready([arrival.value for arrival in group if not arrival.stays_on_host])

@@ -33,17 +33,17 @@ Container = type[GlobalArray] | type[PaddedArray] | None
 
 
 @dataclass(frozen=True)
-class Target:
+class RestoredLeaf:
     """An array of the checkpoint, and the value to make from it.
 
     Attributes:
-      leaf: the array.
+      saved: its record.
       dtype: the dtype to restore; for keys that of their data.
       plan: the blocks that this process needs, and their devices; ``None`` for a NumPy array.
       wrap: makes the value from the ``jax.Array`` or the NumPy array.
     """
 
-    leaf: ArrayLeaf
+    saved: ArrayLeaf
     dtype: np.dtype[Any]
     plan: LocalBlocks | None
     wrap: Callable[[Any], Any]
@@ -60,7 +60,7 @@ class _Mismatch(Exception):  # noqa: N818
     """A reason why a leaf does not fit."""
 
 
-def targets_like(
+def leaves_like(
     manifest: Manifest,
     like: Any,
     at: Path,
@@ -68,8 +68,8 @@ def targets_like(
     cast: bool,
     layout: Layout | None,
     pad: bool,
-) -> tuple[list[Target | Any], Any]:
-    """Return a target or a value for every leaf of ``like``, and the structure of ``like``.
+) -> tuple[list[RestoredLeaf | Any], Any]:
+    """Return a leaf to restore or a value for every leaf of ``like``, and its structure.
 
     Raises:
       ValueError: leaves are missing or surplus, or a shape or a kind differs: all in one message.
@@ -81,13 +81,13 @@ def targets_like(
     _check_same_leaves(paths, saved, partial, at)
     if layout is not None and layout.surplus:
         raise ValueError(join_some(layout.surplus))
-    results: list[Target | Any] = []
+    results: list[RestoredLeaf | Any] = []
     problems: list[tuple[Path, str]] = []
     are_dtypes = True
     for path, (_, leaf) in zip(paths, wanted, strict=True):
         try:
             place = None if layout is None else layout.place_of(path)
-            results.append(_target_like(saved[path], leaf, cast, place, pad))
+            results.append(_leaf_like(saved[path], leaf, cast, place, pad))
         except (_Mismatch, ValueError, TypeError) as error:
             are_dtypes = are_dtypes and isinstance(error, TypeError)
             problems.append((at + path, str(error)))
@@ -158,10 +158,10 @@ def _shaped(leaf: Leaf) -> jax.ShapeDtypeStruct | None:
     return jax.ShapeDtypeStruct(*saved_type(leaf)) if isinstance(leaf, ArrayLeaf) else None
 
 
-def targets_of(
+def leaves_of(
     manifest: Manifest, at: Path, layout: Layout | None, pad: bool
-) -> list[Target | Any]:
-    """Return a target or a value for every leaf of the manifest; ``None`` outside of ``at``.
+) -> list[RestoredLeaf | Any]:
+    """Return a leaf to restore or a value for every leaf; ``None`` outside of ``at``.
 
     Without a layout every array but keys becomes a NumPy array.
 
@@ -169,7 +169,7 @@ def targets_of(
       ValueError: an array has no spec, or a spec has no array or does not fit it.
       KeyError: there is nothing at ``at``.
     """
-    results: list[Target | Any] = []
+    results: list[RestoredLeaf | Any] = []
     problems: list[str] = []
     unfit: list[tuple[Path, str]] = []
     lacking = []
@@ -187,7 +187,7 @@ def targets_of(
             elif layout is not None and place is None:
                 lacking.append(format_path(leaf.path))
             else:
-                results.append(_target_of(leaf, place, pad))
+                results.append(_leaf_of(leaf, place, pad))
         except (ValueError, TypeError) as error:
             unfit.append((leaf.path, str(error)))
     if unfit:
@@ -200,15 +200,15 @@ def targets_of(
     return results
 
 
-def _target_of(leaf: ArrayLeaf, place: MeshAndSpec | None, pad: bool) -> Target:
+def _leaf_of(leaf: ArrayLeaf, place: MeshAndSpec | None, pad: bool) -> RestoredLeaf:
     if place is not None:
         # jax.random takes no container of keys.
         is_bare = leaf.key_impl is not None and leaf.kind == "jax.Array"
         container = None if is_bare else GlobalArray
-        return _jax_target(leaf, leaf.dtype, _sharding(leaf, place, pad), container, pad)
+        return _jax_leaf(leaf, leaf.dtype, _sharding(leaf, place, pad), container, pad)
     if leaf.key_impl is not None:  # NumPy has no keys
-        return _uncommitted_target(leaf, leaf.dtype, None, is_weak=False)
-    return _numpy_target(leaf, leaf.dtype)
+        return _uncommitted_leaf(leaf, leaf.dtype, None, is_weak=False)
+    return _numpy_leaf(leaf, leaf.dtype)
 
 
 def _sharding(leaf: ArrayLeaf, place: MeshAndSpec, pad: bool) -> NamedSharding:
@@ -233,7 +233,7 @@ def _check_same_leaves(
         raise ValueError(f"the checkpoint does not match like: {'; '.join(said)}")
 
 
-def _target_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad: bool) -> Any:
+def _leaf_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad: bool) -> Any:
     if isinstance(leaf, ValueLeaf):
         return _value_like(leaf.value, like, cast)
     container = _container_of(like)
@@ -262,7 +262,7 @@ def _target_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, p
             raise TypeError(f"it has dtype {leaf.dtype}, and like has {wanted}; pass cast=True")
         dtype = wanted
     if isinstance(array, np.ndarray | np.generic):
-        return _numpy_target(leaf, dtype)
+        return _numpy_leaf(leaf, dtype)
     sharding = getattr(array, "sharding", None)
     if place is not None:
         sharding = _sharding(leaf, place, pad)
@@ -272,8 +272,8 @@ def _target_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, p
             "specs"
         )
     if isinstance(sharding, SingleDeviceSharding) and not getattr(array, "committed", True):
-        return _uncommitted_target(leaf, dtype, container, getattr(array, "weak_type", False))
-    return _jax_target(leaf, dtype, sharding, container, pad)
+        return _uncommitted_leaf(leaf, dtype, container, getattr(array, "weak_type", False))
+    return _jax_leaf(leaf, dtype, sharding, container, pad)
 
 
 def _container_of(like: Any) -> Container:
@@ -324,14 +324,14 @@ def _key_dtype(impl: str) -> Any:
     return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
 
 
-def _numpy_target(leaf: ArrayLeaf, dtype: np.dtype[Any]) -> Target:
-    return Target(leaf, dtype, None, lambda array: array)
+def _numpy_leaf(leaf: ArrayLeaf, dtype: np.dtype[Any]) -> RestoredLeaf:
+    return RestoredLeaf(leaf, dtype, None, lambda array: array)
 
 
-def _uncommitted_target(
+def _uncommitted_leaf(
     leaf: ArrayLeaf, dtype: np.dtype[Any], container: Container, is_weak: bool
-) -> Target:
-    """Return the target of an array that is not committed to devices, such as a step count.
+) -> RestoredLeaf:
+    """Return the leaf of an array that is not committed to devices, such as a step count.
 
     Args:
       is_weak: True if its dtype gives way to those of others, as for Python's numbers.
@@ -348,12 +348,12 @@ def _uncommitted_target(
             array = jax.random.wrap_key_data(array, impl=leaf.key_impl)
         return _contained(container, array, leaf)
 
-    return Target(leaf, dtype, None, wrap)
+    return RestoredLeaf(leaf, dtype, None, wrap)
 
 
-def _jax_target(
+def _jax_leaf(
     leaf: ArrayLeaf, dtype: np.dtype[Any], sharding: Sharding, container: Container, pad: bool
-) -> Target:
+) -> RestoredLeaf:
     if isinstance(sharding, SingleDeviceSharding):
         (device,) = sharding.device_set
         named: Any = NamedSharding(Mesh(np.array([device]), ("device",)), PartitionSpec())
@@ -380,7 +380,7 @@ def _jax_target(
             array = jax.device_put(array, array.sharding.with_memory_kind(sharding.memory_kind))
         return _contained(container, array, leaf)
 
-    return Target(leaf, dtype, plan, wrap)
+    return RestoredLeaf(leaf, dtype, plan, wrap)
 
 
 def check_keys(leaf: ArrayLeaf) -> None:

@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any
 
 from gda.checkpoint.format.errors import SaveError
-from gda.checkpoint.stores.protocol import LOCK, Bytes
+from gda.checkpoint.format.zarr_format import Bytes
+from gda.checkpoint.stores.protocol import LOCK
 from gda.storage.new_files import about as _about
 
 _VERSION_BYTES = 200  # the first line of a manifest, with the checksum of the rest
@@ -62,10 +63,13 @@ class FileStore:
 
     def version(self, name: str) -> bytes:
         try:
-            with self._opened(name) as (handle, _):
-                return os.read(handle, _VERSION_BYTES)
+            return self.head(name, _VERSION_BYTES)
         except (FileNotFoundError, ValueError):
             return b""
+
+    def head(self, name: str, nbytes: int) -> bytes:
+        with self._opened(name) as (handle, _):
+            return os.read(handle, nbytes)
 
     def replace(
         self, name: str, data: bytes, version: bytes | None, check: Callable[[], None]

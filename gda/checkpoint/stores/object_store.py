@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from gda.checkpoint.format.errors import SaveError
-from gda.checkpoint.format.zarr_format import require_tensorstore
-from gda.checkpoint.stores.protocol import Bytes
+from gda.checkpoint.format.zarr_format import Bytes, require_tensorstore
 from gda.checkpoint.stores.waiting import FEW_ATTEMPTS, Waiting
 
 # The drivers whose requests TensorStore repeats.
@@ -48,7 +47,7 @@ class KvStore:
     is_remote = True
 
     def __init__(self, where: Any, timeout: float) -> None:
-        tensorstore = require_tensorstore("an object store")
+        tensorstore = require_tensorstore()
         self._range = tensorstore.KvStore.KeyRange
         repeats = not isinstance(where, tensorstore.KvStore)
         if repeats:
@@ -114,6 +113,12 @@ class KvStore:
         except _OutOfRangeError:
             return self._found(name)
         raise ValueError(f"has more than the allowed {most_bytes} bytes")
+
+    def head(self, name: str, nbytes: int) -> bytes:
+        try:
+            return self._found(name, slice(0, nbytes))
+        except _OutOfRangeError:
+            return self._found(name)
 
     def read_into(
         self, name: str, payload: Bytes, tail: Bytes, note: Callable[[Bytes], object]

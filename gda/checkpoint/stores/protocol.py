@@ -10,9 +10,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+from gda.checkpoint.format.zarr_format import Bytes
 
 LOCK = ".lock"  # at the top level of a directory; held while a save runs
 
@@ -54,6 +52,10 @@ class Store(Protocol):
 
         Here and below the message of ``ValueError`` omits the name, which the caller adds.
         """
+        ...
+
+    def head(self, name: str, nbytes: int) -> bytes:
+        """Return so many first bytes of a file, or all if it has less."""
         ...
 
     def read_into(

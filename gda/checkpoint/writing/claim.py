@@ -113,12 +113,19 @@ def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) 
             f"{store.url} is not empty and not a checkpoint: it has {join_some(foreign)}. "
             "Save into a directory of its own"
         )
-    if manifest_json.NAME in entries:
-        try:
-            store.size(manifest_json.NAME)
-        except ValueError as error:
-            raise FileExistsError(f"{store.join(manifest_json.NAME)} {error}; remove it") from None
-    if manifest_json.NAME in entries and not overwrite:
+    if manifest_json.NAME not in entries:
+        return
+    where = store.join(manifest_json.NAME)
+    try:
+        begin = store.head(manifest_json.NAME, manifest_json.MOST_HEADER_BYTES)
+    except ValueError as error:
+        raise FileExistsError(f"{where} {error}; remove it") from None
+    if manifest_json.version_in(begin) is None:
+        raise FileExistsError(
+            f"{where} does not begin like a manifest of gda. Save into a directory of its own; or "
+            "remove that file, if it is a damaged one of gda"
+        )
+    if not overwrite:
         raise FileExistsError(
             f"there is a checkpoint at {store.url}; pass overwrite=True to replace it"
         )

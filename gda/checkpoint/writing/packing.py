@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -17,8 +18,8 @@ import numpy as np
 from gda.arrays.fingerprints.formula import Words, add, sums_of_stack
 from gda.arrays.transport.to_host import HostBlock
 from gda.checkpoint.format.manifest import Piece, StoredArray
-from gda.checkpoint.writing.saved_leaves import Block, Keyed, Source, to_host
-from gda.layout.spec import Shape
+from gda.checkpoint.writing.saved_leaves import Block, Keyed, SavedLeaf, to_host
+from gda.layout.spec import Shape, index_at
 from gda.storage.options import Options
 
 PACK_BYTES = 4 * 2**20  # of a chunk
@@ -63,27 +64,27 @@ class Pack:
 PlacedBlock: TypeAlias = HostBlock[Keyed[Placed]]
 
 
-def packs_of(sources: Iterable[Source], codec: str) -> list[Pack]:
+def packs_of(leaves: Iterable[SavedLeaf], codec: str) -> list[Pack]:
     """Return the packs of this process, with the blocks that it writes of small arrays."""
-    by_dtype: dict[np.dtype[Any], list[Source]] = {}
-    for source in sources:
-        if source.blocks and source.leaf.nbytes:
-            by_dtype.setdefault(source.leaf.dtype, []).append(source)
+    by_dtype: dict[np.dtype[Any], list[SavedLeaf]] = {}
+    for leaf in leaves:
+        if leaf.blocks and leaf.record.nbytes:
+            by_dtype.setdefault(leaf.record.dtype, []).append(leaf)
     return [_pack(number, dtype, by_dtype[dtype], codec) for number, dtype in enumerate(by_dtype)]
 
 
-def _pack(number: int, dtype: np.dtype[Any], sources: Iterable[Source], codec: str) -> Pack:
-    """Lay sources end to end; a piece that does not fit into a chunk begins the next."""
+def _pack(number: int, dtype: np.dtype[Any], leaves: Iterable[SavedLeaf], codec: str) -> Pack:
+    """Lay leaves end to end; a piece that does not fit into a chunk begins the next."""
     most = PACK_BYTES // dtype.itemsize
     pieces: list[Placed] = []
     end = 0
-    for source in sources:
-        for start, shape, blocks in _boxes(source):
+    for leaf in leaves:
+        for start, shape, blocks in _boxes(leaf):
             size = math.prod(shape)
             if end % most + size > most:
                 end += -end % most
             piece = Piece(array=number, offset=end, start=start, shape=shape)
-            pieces.append(Placed(source.number, piece, blocks))
+            pieces.append(Placed(leaf.number, piece, blocks))
             end += size
     chunk = min(end, most)
     name = f"packed.{dtype.name}.{jax.process_index()}"
@@ -91,11 +92,11 @@ def _pack(number: int, dtype: np.dtype[Any], sources: Iterable[Source], codec: s
     return Pack(array, tuple(pieces))
 
 
-def _boxes(source: Source) -> Iterable[tuple[Shape, Shape, tuple[Block, ...]]]:
+def _boxes(leaf: SavedLeaf) -> Iterable[tuple[Shape, Shape, tuple[Block, ...]]]:
     """Return start, shape and blocks of the parts of an array that become a piece each."""
-    if source.is_mine:
-        return [((0,) * len(source.leaf.shape), source.leaf.shape, source.blocks)]
-    return [(block.start, block.data.shape, (block,)) for block in source.blocks]
+    if leaf.written_bytes == leaf.record.nbytes:
+        return [((0,) * len(leaf.record.shape), leaf.record.shape, leaf.blocks)]
+    return [(block.start, block.data.shape, (block,)) for block in leaf.blocks]
 
 
 def fill(array: StoredArray, blocks: Iterable[PlacedBlock]) -> np.ndarray[Any, Any]:
@@ -104,8 +105,8 @@ def fill(array: StoredArray, blocks: Iterable[PlacedBlock]) -> np.ndarray[Any, A
     out = np.zeros(size, array.dtype)
     for each in blocks:
         (placed, block), data = each.key, each.values()
-        box = _box(block.start, placed.piece.start, data.shape)
-        placed.piece.of_chunk(out)[box] = data
+        within = tuple(map(operator.sub, block.start, placed.piece.start))
+        placed.piece.of_chunk(out)[index_at(within, data.shape)] = data
     return out
 
 
@@ -120,10 +121,3 @@ def sums_of(data: np.ndarray[Any, Any], blocks: Sequence[PlacedBlock]) -> dict[i
         for placed, of_piece in zip(pieces, sums_of_stack(stack, start), strict=True):
             sums[placed.number] = add([sums.get(placed.number, add([])), of_piece])
     return sums
-
-
-def _box(start: Shape, origin: Shape, shape: Shape) -> tuple[slice, ...]:
-    return tuple(
-        slice(first - at, first - at + size)
-        for first, at, size in zip(start, origin, shape, strict=True)
-    )

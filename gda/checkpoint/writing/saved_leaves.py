@@ -1,8 +1,4 @@
-"""The leaves of a saved tree, each with the blocks that this process writes.
-
-Over all processes every block is written once. Processes share replicated blocks out, leaf
-after leaf, so that process 0 does not write all of them.
-"""
+"""The leaves of a saved tree, each with the blocks that this process writes."""
 
 from __future__ import annotations
 
@@ -10,15 +6,17 @@ import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from gda.arrays.buffers import aligned_empty
+from gda.arrays.fingerprints.fingerprint import begin_blocks
+from gda.arrays.fingerprints.formula import sums_of_numpy
+from gda.arrays.fingerprints.sums import Sums
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.process_local import distinct_shards
 from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, HostBlocks
 from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.manifest import ArrayLeaf, Path, ValueLeaf
@@ -27,14 +25,14 @@ from gda.checkpoint.format.structure import format_path, noting_path
 from gda.checkpoint.format.zarr_format import crc32c
 from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
-from gda.layout.processes import turns_of
-from gda.layout.spec import Shape, format_spec
+from gda.layout.spec import Shape, format_spec, start_at
 from gda.layout.text import join_some
-from gda.mesh import grid_of_array, is_tracer, sharding_of, view_of_array
+from gda.mesh import grid_of_array
 from gda.multihost.meeting import DisagreementError
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.trees.leaves import array_of, grid_of_leaf, is_container
+from gda.trees.written_blocks import WrittenArray, written_arrays
 
 K = TypeVar("K")
 
@@ -69,72 +67,76 @@ Keyed: TypeAlias = tuple[K, Block]  # a block, and the object that it belongs to
 
 
 @dataclass(frozen=True)
-class Source:
+class SavedLeaf:
     """An array of the tree, and the blocks of it that this process writes.
 
     Attributes:
       number: the number of the leaf.
-      leaf: its record, to which a save adds fingerprint and place.
+      record: its part of the manifest, to which a save adds fingerprint and place.
       saved_type: shape and dtype for the user; for keys not those of their data.
-      grid: its blocks; ``None`` if every process has the whole array, such as a NumPy array.
+      grid: its blocks; ``None`` for a NumPy array.
       blocks: the blocks that this process writes, without padding.
       own: the data, if every process has the whole array.
     """
 
     number: int
-    leaf: ArrayLeaf
+    record: ArrayLeaf
     saved_type: tuple[Shape, Any]
     grid: ShardGrid | None
     blocks: tuple[Block, ...]
-    own: Any = None
+    own: Any
 
     @property
     def block_shape(self) -> Shape:
         """The shape of every block but those at the edge of an array that was padded."""
-        return self.leaf.shape if self.grid is None else self.grid.shard_shape
+        return self.record.shape if self.grid is None else self.grid.shard_shape
 
     @property
     def written_bytes(self) -> int:
         """Bytes that this process writes."""
-        return self._written_elements * self.leaf.dtype.itemsize
+        return sum(math.prod(b.data.shape) for b in self.blocks) * self.record.dtype.itemsize
 
-    @property
-    def is_mine(self) -> bool:
-        """True if this process writes the whole array."""
-        return self._written_elements == math.prod(self.leaf.shape)
-
-    @property
-    def _written_elements(self) -> int:
-        return sum(math.prod(block.data.shape) for block in self.blocks)
+    def begin_sums(self) -> Sums:
+        """Begin the share of this process in the fingerprint, where the blocks are."""
+        if self.grid is None:
+            return Sums(*[sums_of_numpy(np.asarray(block.data)) for block in self.blocks])
+        blocks: dict[int, Any] = {block.number: block.data for block in self.blocks}
+        return begin_blocks(blocks, self.grid)
 
 
-def sources_of(leaves: Iterable[tuple[Path, Any]]) -> list[Source | ValueLeaf]:
-    """Return the source or the value of each leaf; copies nothing.
+def saved_leaves(leaves: Iterable[tuple[Path, Any]]) -> list[SavedLeaf | ValueLeaf]:
+    """Return every leaf of a tree as it is saved; copies nothing.
 
     Raises:
       TypeError: a leaf is of a kind that a checkpoint cannot hold, or is being traced.
       RuntimeError: an array was deleted or donated.
     """
-    leaves = list(leaves)
-    turns = _turns([leaf for _, leaf in leaves])
-    sources = []
-    for number, ((path, leaf), turn) in enumerate(zip(leaves, turns, strict=True)):
+    given: list[_Given | ValueLeaf] = []
+    for path, leaf in leaves:
         with noting_path(path):
-            sources.append(_source(number, path, leaf, turn))
-    return sources
+            given.append(_given(path, leaf))
+    arrays = [each for each in given if isinstance(each, _Given)]
+    written = iter(
+        written_arrays(
+            [each.array for each in arrays], [each.grid for each in arrays], are_copies=True
+        )
+    )
+    return [
+        each if isinstance(each, ValueLeaf) else _saved(number, each, next(written))
+        for number, each in enumerate(given)
+    ]
 
 
-def _turns(leaves: Sequence[Any]) -> list[int]:
-    arrays = [leaf.array if is_container(leaf) else leaf for leaf in leaves]
-    shardings = [getattr(array, "sharding", None) for array in arrays]
-    # All processes have the same mesh; an array without one is local to its process.
-    layouts = [each if isinstance(each, NamedSharding) else None for each in shardings]
-    return turns_of([_nbytes(array) for array in arrays], layouts)
-
-
-def _nbytes(array: Any) -> int:
-    is_array = isinstance(array, jax.Array | np.ndarray | np.generic) and not is_tracer(array)
-    return array.size * array.dtype.itemsize if is_array else 0
+def _saved(number: int, given: _Given, written: WrittenArray) -> SavedLeaf:
+    blocks = written.blocks().items()
+    return SavedLeaf(
+        number,
+        given.record,
+        given.saved_type,
+        grid=given.grid,
+        blocks=tuple([Block(each, start_at(written.index(each)), data) for each, data in blocks]),
+        own=given.array if written.is_local else None,
+    )
 
 
 def to_host(blocks: Iterable[Keyed[K]], options: Options) -> Iterable[HostBlock[Keyed[K]]]:
@@ -146,8 +148,8 @@ def to_host(blocks: Iterable[Keyed[K]], options: Options) -> Iterable[HostBlock[
     return HostBlocks(sized, options.max_bytes or MAX_BYTES)
 
 
-def on_host(sources: Sequence[Source], options: Options, adopt: bool) -> list[Source]:
-    """Return the sources with copies of their blocks, on the host.
+def on_host(leaves: Sequence[SavedLeaf], options: Options, adopt: bool) -> list[SavedLeaf]:
+    """Return leaves with copies of their blocks, on the host.
 
     With ``adopt``, the copy of a block on a CPU device is an array on that device, which computes
     fingerprints faster than NumPy.
@@ -165,7 +167,7 @@ def on_host(sources: Sequence[Source], options: Options, adopt: bool) -> list[So
         copies[host.key[0], block.number] = block
         host.release()
 
-    blocks = ((source.number, block) for source in sources for block in source.blocks)
+    blocks = ((leaf.number, block) for leaf in leaves for block in leaf.blocks)
     each = (
         tasks.Task(host.nbytes, functools.partial(copy, host), functools.partial(finish, host))
         for host in to_host(blocks, options)
@@ -175,7 +177,7 @@ def on_host(sources: Sequence[Source], options: Options, adopt: bool) -> list[So
     # order of devices.
     return [
         replace(each, own=None, blocks=tuple(copies[each.number, b.number] for b in each.blocks))
-        for each in sources
+        for each in leaves
     ]
 
 
@@ -187,18 +189,18 @@ def _adopted(copy: np.ndarray[Any, Any], like: Any) -> Any:
         return jax.device_put(copy, *like.devices())
 
 
-def values_of(sources: Iterable[Source | ValueLeaf]) -> dict[str, str]:
+def values_of(leaves: Iterable[SavedLeaf | ValueLeaf]) -> dict[str, str]:
     """Return, by path, the values and local arrays that must be the same in all processes.
 
     Values as text, arrays by their checksum.
     """
     values = {}
-    for source in sources:
-        if isinstance(source, ValueLeaf):
-            values[format_path(source.path)] = f"{said(source.value):.200}"
-        elif source.own is not None:
-            crc = crc32c(np.asarray(source.own, order="C"))
-            values[format_path(source.leaf.path)] = f"an array with CRC-32C {crc:08x}"
+    for leaf in leaves:
+        if isinstance(leaf, ValueLeaf):
+            values[format_path(leaf.path)] = f"{said(leaf.value):.200}"
+        elif leaf.own is not None:
+            crc = crc32c(np.asarray(leaf.own, order="C"))
+            values[format_path(leaf.record.path)] = f"an array with CRC-32C {crc:08x}"
     return values
 
 
@@ -217,21 +219,25 @@ def check_same_values(values: list[dict[str, str]]) -> None:
         )
 
 
-def _source(number: int, path: Path, given: Any, turn: int) -> Source | ValueLeaf:
+class _Given(NamedTuple):
+    """An array of the tree: its record, and the data with its blocks; of keys, their numbers."""
+
+    record: ArrayLeaf
+    saved_type: tuple[Shape, Any]
+    array: jax.Array | np.ndarray[Any, Any]
+    grid: ShardGrid | None
+
+
+def _given(path: Path, given: Any) -> _Given | ValueLeaf:
     leaf = given.array if is_container(given) else given
     if isinstance(leaf, np.str_ | np.bytes_):
         leaf = leaf.item()
     if isinstance(leaf, jax.Array):
-        array = array_of(given)
-        if isinstance(given, PaddedArray):
-            grid = grid_of_leaf(given)
-            return _of_jax(number, path, "PaddedArray", array, turn, grid)
-        kind = "GlobalArray" if is_container(given) else "jax.Array"
-        return _of_jax(number, path, kind, array, turn)
+        return _of_jax(path, given)
     if isinstance(leaf, np.ma.MaskedArray):
         raise TypeError("a masked array would lose its mask; save its data and its mask")
     if isinstance(leaf, np.ndarray | np.generic):
-        return _of_numpy(number, path, np.asarray(leaf), turn)
+        return _of_numpy(path, "numpy", np.asarray(leaf))
     if type(leaf) in _VALUES:
         return ValueLeaf(path, leaf)
     raise TypeError(
@@ -240,7 +246,7 @@ def _source(number: int, path: Path, given: Any, turn: int) -> Source | ValueLea
     )
 
 
-def _of_numpy(number: int, path: Path, data: np.ndarray[Any, Any], turn: int) -> Source:
+def _of_numpy(path: Path, kind: str, data: np.ndarray[Any, Any]) -> _Given:
     native = data.dtype if data.dtype.isnative else data.dtype.newbyteorder("=")
     is_number = jax.numpy.issubdtype(native, jax.numpy.number) or native == np.bool_
     if not is_number or not is_storable(native):
@@ -248,86 +254,40 @@ def _of_numpy(number: int, path: Path, data: np.ndarray[Any, Any], turn: int) ->
             f"an array of dtype {data.dtype} cannot be saved; convert it to a dtype of JAX"
         )
     data = np.asarray(data, native, order="C")
-    return _whole(number, path, "numpy", data, None, turn)
+    return _Given(ArrayLeaf(path, kind, data.shape, native), (data.shape, native), data, None)
 
 
-def _whole(
-    number: int, path: Path, kind: str, data: Any, key_impl: str | None, turn: int
-) -> Source:
-    """Return the source of an array that every process has: one of them writes it."""
-    leaf = ArrayLeaf(path=path, kind=kind, shape=data.shape, dtype=data.dtype, key_impl=key_impl)
-    blocks = (Block(0, (0,) * data.ndim, data),) if _has_turn(turn) else ()
-    saved_type = (data.shape, data.dtype)
-    return Source(number, leaf, saved_type, grid=None, blocks=blocks, own=data)
-
-
-def _has_turn(turn: int) -> bool:
-    """Return True if this process writes an array that all processes have."""
-    return turn % jax.process_count() == jax.process_index()
-
-
-def _of_jax(
-    number: int,
-    path: Path,
-    kind: str,
-    array: jax.Array,
-    turn: int,
-    padded: ShardGrid | None = None,
-) -> Source:
-    """Return the source of an array.
-
-    Args:
-      padded: of an array with padding, the grid of its elements.
-    """
-    keys_or_data, key_impl = array, None
-    shape = array.shape if padded is None else padded.global_shape
-    if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
-        key_impl = str(jax.random.key_impl(array))
-        array = jax.random.key_data(array)
-    sharding = array.sharding
-    if not isinstance(sharding, NamedSharding | SingleDeviceSharding):
+def _of_jax(path: Path, given: Any) -> _Given:
+    array = array_of(given)
+    is_padded = isinstance(given, PaddedArray)
+    kind = type(given).__name__ if is_container(given) else "jax.Array"
+    is_key = jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
+    if not isinstance(array.sharding, NamedSharding | SingleDeviceSharding):
         if not array.is_fully_addressable:
             raise TypeError(
-                f"the array has the sharding {sharding!r}, which names no mesh and spec; give it "
-                "one with jax.device_put(array, NamedSharding(mesh, spec))"
+                f"the array has the sharding {array.sharding!r}, which names no mesh and spec; "
+                "give it one with jax.device_put(array, NamedSharding(mesh, spec))"
             )
-        if key_impl is not None:  # few bytes; NumPy has no keys for a fingerprint
-            keys = jax.device_put(keys_or_data, jax.local_devices()[0])[tuple(map(slice, shape))]
-            return _of_jax(number, path, kind, keys, turn)
-        return _whole(number, path, kind, np.asarray(array), key_impl, turn)
-    sharding = sharding_of(array)
-    is_named = isinstance(array.sharding, NamedSharding)
-    # All processes have the same mesh, as was checked. A single device is local to its process.
-    is_shared = is_named or jax.process_count() == 1
-    if padded is None:
-        grid, view = grid_of_array(array), view_of_array(array)
-    else:
-        grid = _of_data(padded, array.shape)
-        view = grid.view(jax.process_index())
-    blocks = distinct_shards(array, grid)
-    own = tuple(blocks) if _has_turn(turn) else ()
-    written = view.written_blocks(turn) if is_shared else own
-    leaf = ArrayLeaf(
+        if not is_key:
+            return _of_numpy(path, kind, np.asarray(array))
+        # Few bytes; NumPy has no keys for a fingerprint.
+        array = jax.device_put(array, jax.local_devices()[0])
+    saved_type = (given.shape if is_padded else array.shape), array.dtype
+    key_impl = str(jax.random.key_impl(array)) if is_key else None
+    if is_key:
+        array = jax.random.key_data(array)
+    sharding = array.sharding if isinstance(array.sharding, NamedSharding) else None
+    grid = _of_data(grid_of_leaf(given), array.shape) if is_padded else grid_of_array(array)
+    record = ArrayLeaf(
         path=path,
         kind=kind,
         shape=grid.global_shape,
         dtype=np.dtype(array.dtype),
         key_impl=key_impl,
-        spec=format_spec(sharding.spec) if is_named else None,
-        mesh=dict(sharding.mesh.shape) if is_named and isinstance(sharding.mesh, Mesh) else None,
+        spec=format_spec(sharding.spec) if sharding else None,
+        mesh=dict(sharding.mesh.shape) if sharding and isinstance(sharding.mesh, Mesh) else None,
     )
-    return Source(
-        number,
-        leaf,
-        saved_type=(shape, keys_or_data.dtype),
-        grid=grid,
-        blocks=tuple(
-            Block(block, tuple([s.start or 0 for s in grid.block_index(block)]), blocks[block])
-            for block in written
-            if padded is None or blocks[block].size
-        ),
-        own=None if is_shared else array,
-    )
+    return _Given(record, saved_type, array, grid)
 
 
 def _of_data(grid: ShardGrid, shape: Shape) -> ShardGrid:

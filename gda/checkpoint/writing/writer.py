@@ -7,31 +7,29 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from gda.arrays.fingerprints import fingerprint
-from gda.arrays.fingerprints.formula import LANES, Words, add, digest_of, sums_of_numpy
-from gda.checkpoint.format import manifest_json, zarr_format
+from gda.arrays.fingerprints.formula import LANES, Words, digest_of
+from gda.arrays.fingerprints.sums import Sums
+from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.chunks import chunk_shape_of
 from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.format.manifest import Leaf, Piece, StoredArray, ValueLeaf
 from gda.checkpoint.stores.protocol import Store
 from gda.checkpoint.writing.packing import Pack, fill, packs_of, sums_of
-from gda.checkpoint.writing.saved_leaves import Source, is_on_accelerator, on_host, to_host
+from gda.checkpoint.writing.saved_leaves import SavedLeaf, is_on_accelerator, on_host, to_host
 from gda.layout.spec import Shape
 from gda.storage import tasks
 from gda.storage.options import Options
-from gda.storage.progress import shown
+from gda.storage.progress import counting
 
 CHUNK_BYTES = 16 * 2**20
 PACKED_BELOW = 2**20  # bytes of an array; the files of an unpacked array cost some ms
-
-Sums = Mapping[int, fingerprint.Pending]
 
 
 @dataclass(frozen=True)
@@ -39,26 +37,26 @@ class Share:
     """The part of this process in the save of a tree.
 
     Attributes:
-      sources: every leaf of the tree.
+      leaves: every leaf of the tree.
       sums: by leaf, the sums over the blocks that this process writes, if they are begun.
     """
 
-    sources: Sequence[Source | ValueLeaf]
-    sums: Sums = field(default_factory=dict)
+    leaves: Sequence[SavedLeaf | ValueLeaf]
+    sums: Mapping[int, Sums] = field(default_factory=dict)
 
     @cached_property
-    def small(self) -> list[Source]:
+    def small(self) -> list[SavedLeaf]:
         """The arrays that are packed."""
-        return [each for each in self._arrays if each.leaf.nbytes < PACKED_BELOW]
+        return [each for each in self._arrays if each.record.nbytes < PACKED_BELOW]
 
     @cached_property
-    def large(self) -> list[Source]:
+    def large(self) -> list[SavedLeaf]:
         """The arrays that are not packed: each is an array on disk."""
-        return [each for each in self._arrays if each.leaf.nbytes >= PACKED_BELOW]
+        return [each for each in self._arrays if each.record.nbytes >= PACKED_BELOW]
 
     @property
-    def _arrays(self) -> list[Source]:
-        return [each for each in self.sources if isinstance(each, Source)]
+    def _arrays(self) -> list[SavedLeaf]:
+        return [each for each in self.leaves if isinstance(each, SavedLeaf)]
 
 
 class _Chunk(NamedTuple):
@@ -108,32 +106,29 @@ class Writer:
         """Return the share with copies on the host; the arrays of the caller may then change."""
         large = on_host(share.large, self.options, adopt=True)
         small = on_host(share.small, Options(), adopt=False)
-        copies = {source.number: source for source in [*large, *small]}
+        copies = {leaf.number: leaf for leaf in [*large, *small]}
         # Accelerators sum up their blocks faster than this process sums up the copies, which are
         # NumPy arrays.
         on_accelerators = [
-            source
-            for source in share.large
-            if any(is_on_accelerator(block.data) for block in source.blocks)
+            leaf
+            for leaf in share.large
+            if any(is_on_accelerator(block.data) for block in leaf.blocks)
         ]
-        return Share(
-            [
-                copies[source.number] if isinstance(source, Source) else source
-                for source in share.sources
-            ],
-            self._begin_sums(on_accelerators),
-        )
+        leaves = [
+            copies[leaf.number] if isinstance(leaf, SavedLeaf) else leaf for leaf in share.leaves
+        ]
+        return Share(leaves, self._begin_sums(on_accelerators))
 
     def write(self, share: Share) -> dict[str, Any]:
         """Write a share; return its part for ``records``, as JSON."""
-        left = [source for source in share.large if source.number not in share.sums]
+        left = [leaf for leaf in share.large if leaf.number not in share.sums]
         sums = {**share.sums, **self._begin_sums(left)}
-        arrays = {source.number: self._array_of(source) for source in share.large}
+        arrays = {leaf.number: self._array_of(leaf) for leaf in share.large}
         packs = packs_of(share.small, self.codec)
         documents = [*arrays.values()] if jax.process_index() == 0 else []
         documents += [pack.array for pack in packs]
         chunks = itertools.chain(self._large_chunks(share.large, arrays), self._pack_chunks(packs))
-        total = sum(source.written_bytes for source in share.large)
+        total = sum(leaf.written_bytes for leaf in share.large)
         total += sum(pack.array.grid.num_chunks * pack.array.nbytes_per_chunk for pack in packs)
         written = self._written(documents, chunks, total)
         of_array: dict[str, list[tuple[int, int, int]]] = {}
@@ -142,15 +137,13 @@ class Writer:
         return {
             "arrays": {number: of_array.get(arrays[number].name, []) for number in arrays},
             "packs": [
-                manifest_json.dump_array(_with_chunks(pack.array, of_array[pack.array.name]))
-                for pack in packs
+                [each.name, each.shape, each.chunk_shape, each.dtype.name, of_array[each.name]]
+                for each in [pack.array for pack in packs]
             ],
             "pieces": [
-                [placed.number, manifest_json.dump_piece(placed.piece)]
-                for pack in packs
-                for placed in pack.pieces
+                [placed.number, *astuple(placed.piece)] for pack in packs for placed in pack.pieces
             ],
-            "sums": self._sums(share.large, sums, written) if self.fingerprints else {},
+            "sums": _sums(sums, written),
         }
 
     def write_group(self, document: bytes) -> None:
@@ -168,46 +161,49 @@ class Writer:
         """
         arrays: list[StoredArray] = []
         place: dict[int, int] = {}
-        for source in share.large:
-            place[source.number] = len(arrays)
-            chunks = [part["arrays"][str(source.number)] for part in parts]
-            arrays.append(_with_chunks(self._array_of(source), itertools.chain(*chunks)))
+        for leaf in share.large:
+            place[leaf.number] = len(arrays)
+            chunks = [part["arrays"][str(leaf.number)] for part in parts]
+            arrays.append(_with_chunks(self._array_of(leaf), itertools.chain(*chunks)))
         pieces: dict[int, list[Piece]] = {}
         for part in parts:
-            for number, (pack, *where) in part["pieces"]:
-                piece = manifest_json.load_piece([len(arrays) + pack, *where], "a piece")
+            for number, pack, offset, start, shape in part["pieces"]:
+                piece = Piece(len(arrays) + pack, offset, tuple(start), tuple(shape))
                 pieces.setdefault(number, []).append(piece)
-            arrays += [manifest_json.load_array(value, "a pack") for value in part["packs"]]
+            for name, shape, chunk_shape, dtype, chunks in part["packs"]:
+                shapes = tuple(shape), tuple(chunk_shape)
+                pack = StoredArray.planned(name, *shapes, np.dtype(dtype), self.codec)
+                arrays.append(_with_chunks(pack, chunks))
         leaves = [
             replace(
-                source.leaf,
-                fingerprint=self._digest(source, parts),
-                array=place.get(source.number),
-                pieces=tuple(pieces.get(source.number, ())),
+                leaf.record,
+                fingerprint=self._digest(leaf, parts),
+                array=place.get(leaf.number),
+                pieces=tuple(pieces.get(leaf.number, ())),
             )
-            if isinstance(source, Source)
-            else source
-            for source in share.sources
+            if isinstance(leaf, SavedLeaf)
+            else leaf
+            for leaf in share.leaves
         ]
         return tuple(arrays), tuple(leaves)
 
-    def _array_of(self, source: Source) -> StoredArray:
+    def _array_of(self, leaf: SavedLeaf) -> StoredArray:
         """Return the array on disk of a large leaf."""
-        leaf = source.leaf
-        words = re.sub(r"[^0-9A-Za-z_-]+", ".", ".".join(map(str, leaf.path))).strip(".")
-        name = f"{source.number:05}.{words[:80]}".rstrip(".")
-        chunk_shape = chunk_shape_of(source.block_shape, leaf.dtype.itemsize, CHUNK_BYTES)
-        return StoredArray.planned(name, leaf.shape, chunk_shape, leaf.dtype, self.codec)
+        record = leaf.record
+        words = re.sub(r"[^0-9A-Za-z_-]+", ".", ".".join(map(str, record.path))).strip(".")
+        name = f"{leaf.number:05}.{words[:80]}".rstrip(".")
+        chunk_shape = chunk_shape_of(leaf.block_shape, record.dtype.itemsize, CHUNK_BYTES)
+        return StoredArray.planned(name, record.shape, chunk_shape, record.dtype, self.codec)
 
     # The chunks.
 
     def _large_chunks(
-        self, sources: Iterable[Source], arrays: Mapping[int, StoredArray]
+        self, leaves: Iterable[SavedLeaf], arrays: Mapping[int, StoredArray]
     ) -> Iterator[_Chunk]:
-        blocks = ((source, block) for source in sources for block in source.blocks)
+        blocks = ((leaf, block) for leaf in leaves for block in leaf.blocks)
         for host in to_host(blocks, self.options):
-            source, block = host.key
-            array = arrays[source.number]
+            leaf, block = host.key
+            array = arrays[leaf.number]
             overlaps = list(array.grid.overlaps(block.start, block.data.shape))
             release = _AfterLast(host.release, len(overlaps))
             for overlap in overlaps:
@@ -237,29 +233,26 @@ class Writer:
     ) -> list[_Written]:
         """Write the ``zarr.json`` of arrays, and chunks; return the chunks."""
         written: list[_Written] = []
-        done = 0
-
-        def finish(chunk: _Chunk, one: _Written) -> None:
-            nonlocal done
-            chunk.release()
-            written.append(one)
-            array = chunk.array
-            done += math.prod(array.grid.shape_within(chunk.number)) * array.dtype.itemsize
-            show(done, total)
-
         of_documents = (
             tasks.Task(array.metadata[0], functools.partial(self._write_document, array))
             for array in documents
         )
-        of_chunks = (
-            tasks.Task(
-                self._held_bytes(chunk),
-                functools.partial(self._write_chunk, chunk),
-                functools.partial(finish, chunk),
+        with counting(self.options.progress, "save", total) as add:
+
+            def finish(chunk: _Chunk, one: _Written) -> None:
+                chunk.release()
+                written.append(one)
+                array = chunk.array
+                add(math.prod(array.grid.shape_within(chunk.number)) * array.dtype.itemsize)
+
+            of_chunks = (
+                tasks.Task(
+                    self._held_bytes(chunk),
+                    functools.partial(self._write_chunk, chunk),
+                    functools.partial(finish, chunk),
+                )
+                for chunk in chunks
             )
-            for chunk in chunks
-        )
-        with shown(self.options.progress, "save") as show:
             tasks.run(itertools.chain(of_documents, of_chunks), self.options)
         self.store.flush()
         return written
@@ -269,14 +262,14 @@ class Writer:
 
     def _held_bytes(self, chunk: _Chunk) -> int:
         """Return the memory that a chunk takes, compression included."""
-        compressing = 2 * chunk.array.nbytes_per_chunk if self.codec == "zstd" else 0
+        compressing = chunk.array.nbytes_per_chunk if self.codec == "zstd" else 0
         return max(chunk.array.nbytes_per_chunk, chunk.made_bytes + compressing)
 
     def _write_chunk(self, chunk: _Chunk) -> _Written:
         data, sums = chunk.make()
-        if self.codec == "zstd":
-            data = zarr_format.compress(data)
         payload = data.reshape(-1).view(np.uint8)
+        if self.codec == "zstd":
+            payload = zarr_format.compress(payload)
         crc = zarr_format.crc32c(payload)
         name = f"{self.data}/{chunk.array.name}/{chunk.array.grid.key(chunk.number)}"
         self.store.write(name, [payload, crc.to_bytes(zarr_format.CRC_BYTES, "little")])
@@ -284,38 +277,27 @@ class Writer:
 
     # The fingerprints.
 
-    def _begin_sums(self, sources: Iterable[Source]) -> Sums:
-        """Begin the sums over the blocks on devices that this process writes of large arrays."""
-        if not self.fingerprints:
-            return {}
-        sums = {}
-        for source in sources:
-            if source.grid is not None:
-                blocks: dict[int, Any] = {block.number: block.data for block in source.blocks}
-                sums[source.number] = fingerprint.begin_blocks(blocks, source.grid)
-        return sums
+    def _begin_sums(self, leaves: Iterable[SavedLeaf]) -> dict[int, Sums]:
+        """Begin the sums over the blocks that this process writes of large arrays."""
+        return {leaf.number: leaf.begin_sums() for leaf in leaves} if self.fingerprints else {}
 
-    def _sums(
-        self, large: Iterable[Source], begun: Sums, written: Iterable[_Written]
-    ) -> dict[int, list[int]]:
-        """Return the share of this process in the fingerprint of each leaf."""
-        sums: dict[int, Words] = {}
-        for source in large:
-            if source.grid is not None:
-                sums[source.number] = begun[source.number].result()
-            elif source.blocks:
-                (block,) = source.blocks
-                sums[source.number] = sums_of_numpy(np.asarray(block.data))
-        for each in written:
-            for number, words in each.sums.items():
-                sums[number] = add([sums.get(number, add([])), words])
-        return {number: words.tolist() for number, words in sums.items()}
-
-    def _digest(self, source: Source, parts: Sequence[dict[str, Any]]) -> str | None:
+    def _digest(self, leaf: SavedLeaf, parts: Sequence[dict[str, Any]]) -> str | None:
         if not self.fingerprints:
             return None
-        sums = [part["sums"].get(str(source.number), [0] * LANES) for part in parts]
-        return digest_of(*source.saved_type, add(np.array(sums, np.uint32)))
+        nothing = [0] * LANES
+        return digest_of(
+            *leaf.saved_type, [part["sums"].get(str(leaf.number), nothing) for part in parts]
+        )
+
+
+def _sums(large: Mapping[int, Sums], written: Iterable[_Written]) -> dict[int, list[int]]:
+    """Return the share of this process in the fingerprint of each leaf."""
+    small: dict[int, list[Words]] = {}
+    for each in written:
+        for number, words in each.sums.items():
+            small.setdefault(number, []).append(words)
+    of_small = {number: Sums(*words) for number, words in small.items()}
+    return {number: sums.to_json() for number, sums in {**large, **of_small}.items()}
 
 
 class _AfterLast:

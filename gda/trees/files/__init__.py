@@ -1,1 +1,1 @@
-"""Trees into files and targets: ``store``, ``save_safetensors``, over ``written_leaves``."""
+"""Trees into files and targets: ``store``, ``save_safetensors``, over ``stripes``."""

@@ -15,9 +15,11 @@ import jax
 import numpy as np
 from jax.tree_util import keystr
 
+from gda.arrays.dtypes import is_extended
 from gda.arrays.fingerprints.formula import fingerprint_of_numpy
 from gda.arrays.transport.to_host import apart
 from gda.layout.boundary import public, set_module
+from gda.layout.grid import ShardGrid
 from gda.mesh import mesh_of_all
 from gda.multihost.agreement import timeout_of_checks, together, wait_for_arrays
 from gda.multihost.descriptions import Description, describe
@@ -26,9 +28,10 @@ from gda.storage import new_files
 from gda.storage.options import check_count
 from gda.storage.safetensors_format import METADATA, FileLayout, Tensor, dtype_name, file_of
 from gda.storage.safetensors_model import MODEL, files_of_model, replace_model
-from gda.trees.files.written_leaves import Leaf, leaves_of, write_leaves
-from gda.trees.leaves import is_container, path_of, with_paths
+from gda.trees.files.stripes import write_leaves
+from gda.trees.leaves import array_of, grid_of_leaf, is_container, path_of, with_paths
 from gda.trees.matching import name_of
+from gda.trees.written_blocks import WrittenArray, written_arrays
 
 _LONG_WAIT = 1800.0  # seconds, for processes that write longer
 _NAME = "gda.storage.save_safetensors"
@@ -127,7 +130,7 @@ class _Plan:
     path: str
     max_file_bytes: int
     tree: Any
-    leaves: Sequence[Leaf]
+    leaves: Sequence[WrittenArray]
     names: Sequence[str]
     files: Sequence[FileLayout]
 
@@ -151,8 +154,8 @@ class _Plan:
         }
         for path, name, leaf in zip(paths, self.names, self.leaves, strict=True):
             fields[path, "name"] = name
-            if leaf.own is not None:
-                own = apart(leaf.own) if isinstance(leaf.own, jax.Array) else leaf.own
+            if leaf.is_local:
+                own = apart(leaf.array) if isinstance(leaf.array, jax.Array) else leaf.array
                 fields[path, "fingerprint"] = fingerprint_of_numpy(np.asarray(own))
         return describe(self.tree) | fields
 
@@ -184,10 +187,10 @@ def _plan(
     is_file = path.endswith(".safetensors")
     new_files.check_path(path, "path", new_files.SPARE_BYTES if is_file else 0)
     metadata = _checked_metadata(metadata)
-    leaves = leaves_of(tree)
+    leaves = _leaves_of(tree)
     names = _names(tree, leaves, name_by)
     tensors = [
-        Tensor(name, dtype_name(leaf.dtype), leaf.shape)
+        Tensor(name, dtype_name(np.dtype(leaf.array.dtype)), leaf.shape)
         for name, leaf in zip(names, leaves, strict=True)
     ]
     if not is_file:
@@ -201,6 +204,38 @@ def _plan(
         )
     file = file_of(os.path.basename(path), tensors, metadata)
     return _Plan(path, max_file_bytes, tree, leaves, names, [file])
+
+
+def _leaves_of(tree: Any) -> list[WrittenArray]:
+    """Return the arrays of a tree; copies nothing.
+
+    Raises:
+      TypeError: a leaf is not an array, or of a dtype that safetensors files do not have.
+      RuntimeError: an array was deleted or donated.
+    """
+    given = jax.tree.leaves(tree, is_leaf=is_container)
+    arrays = with_paths(tree, _array_of, given)
+    grids = with_paths(tree, _grid_of, given, arrays)
+    return written_arrays(arrays, grids, are_copies=True)
+
+
+def _array_of(leaf: Any) -> Any:
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise TypeError("a masked array would lose its mask; save its data and its mask")
+    if isinstance(leaf, np.ndarray | np.generic):
+        array = np.asarray(leaf)
+    else:
+        array = array_of(leaf, "or a NumPy array, such as numpy.asarray(number)")
+    if is_extended(array.dtype):
+        raise TypeError(
+            f"no file holds {array.dtype}; save the numbers of the keys: jax.random.key_data(array)"
+        )
+    dtype_name(np.dtype(array.dtype))
+    return array
+
+
+def _grid_of(given: Any, array: Any) -> ShardGrid | None:
+    return None if isinstance(array, np.ndarray) else grid_of_leaf(given)
 
 
 def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
@@ -227,13 +262,14 @@ def _with_paths(tree: Any) -> list[tuple[Any, Any]]:
     return jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)[0]
 
 
-def _names(tree: Any, leaves: Sequence[Leaf], name_by: NameOf | None) -> list[str]:
-    def name(keys: Any, leaf: Leaf) -> str:
+def _names(tree: Any, leaves: Sequence[WrittenArray], name_by: NameOf | None) -> list[str]:
+    def name(keys: Any, leaf: WrittenArray) -> str:
         texts = [str(name_of(key)) for key in keys]
         if name_by is None:
             given = ".".join(texts)
         else:
-            given = name_by("/".join(texts), jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+            dtype = np.dtype(leaf.array.dtype).newbyteorder("=")
+            given = name_by("/".join(texts), jax.ShapeDtypeStruct(leaf.shape, dtype))
         if not isinstance(given, str):
             raise TypeError(f"names({'/'.join(texts)!r}, leaf) returned {given!r:.80}, not a text")
         if given in ("", METADATA) or not _is_unicode(given):

@@ -21,12 +21,10 @@ from gda.arrays.dtypes import is_extended
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.liveness import kind_error
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.process_local import distinct_shards
 from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, HostBlocks
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
-from gda.layout.processes import turns_of
 from gda.layout.sharing import writing_of_grid
 from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import format_index, format_processes
@@ -38,18 +36,12 @@ from gda.multihost.agreement import (
 from gda.multihost.descriptions import describe
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
 from gda.storage.options import Options, ProgressLike
-from gda.storage.progress import shown
+from gda.storage.progress import counting
 from gda.storage.targets import SliceTarget, Target, check_fit, target_of
 from gda.storage.tasks import AsyncTask, Task, run
-from gda.trees.leaves import (
-    array_of,
-    blocks_to_write,
-    grid_of_leaf,
-    is_container,
-    path_of,
-    with_paths,
-)
+from gda.trees.leaves import array_of, grid_of_leaf, is_container, path_of, with_paths
 from gda.trees.matching import targets_for
+from gda.trees.written_blocks import WrittenArray, written_arrays
 
 _OTHERWISE = (
     "for a tree use gda.store_tree; for a NumPy array that every process has, let one process "
@@ -229,20 +221,16 @@ def _common_mesh(leaves: Sequence[Any]) -> Mesh | None:
 
 @dataclass(frozen=True)
 class _Job:
-    """One array, its target, and the numbers of the blocks that this process writes."""
+    """One array with the blocks that this process writes, and its target."""
 
-    array: jax.Array
+    leaf: WrittenArray
     grid: ShardGrid
     target: Target
-    blocks: tuple[int, ...]
 
     def nbytes_of(self, block: int) -> int:
         """Return the bytes of a block's copy on the host, if it must be copied."""
-        itemsize = max(self.array.dtype.itemsize, self.target.dtype.itemsize)
-        shape = self.grid.shard_shape
-        if self.grid.is_padded:
-            shape = shape_at(self.grid.block_index(block), shape)
-        return math.prod(shape) * itemsize
+        itemsize = max(self.leaf.array.dtype.itemsize, self.target.dtype.itemsize)
+        return math.prod(shape_at(self.grid.block_index(block), self.grid.shard_shape)) * itemsize
 
 
 def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Options) -> list[_Job]:
@@ -250,16 +238,15 @@ def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Opt
     arrays = with_paths(tree, _array_of, leaves)
     grids = with_paths(tree, grid_of_leaf, leaves)
 
-    def job(array: jax.Array, grid: ShardGrid, given: Any, turn: int) -> _Job:
+    def job(leaf: WrittenArray, grid: ShardGrid, given: Any) -> _Job:
         # jax.tree.map over a tree with containers puts each target into a container.
         target = target_of(given.array if is_container(given) else given)
-        check_fit(target, grid.global_shape, np.dtype(array.dtype))
-        _check_chunks(grid, target, turn, options)
-        return _Job(array, grid, target, blocks_to_write(array, grid, turn))
+        check_fit(target, leaf.shape, np.dtype(leaf.array.dtype))
+        _check_chunks(grid, target, leaf.turn, options)
+        return _Job(leaf, grid, target)
 
-    layouts = [(tuple(grid.mesh_shape.items()), grid.spec, grid.processes) for grid in grids]
-    turns = turns_of([array.nbytes for array in arrays], layouts)
-    return with_paths(tree, job, arrays, grids, targets, turns)
+    written = written_arrays(arrays, grids, are_copies=False)
+    return with_paths(tree, job, written, grids, targets)
 
 
 def _array_of(leaf: Any) -> jax.Array:
@@ -358,27 +345,23 @@ _Block: TypeAlias = HostBlock[_Place]
 
 def _write(name: str, tree: Any, jobs: Sequence[_Job], options: Options) -> None:
     max_bytes = options.max_bytes or MAX_BYTES
-    total = sum(job.nbytes_of(block) for job in jobs for block in job.blocks)
-    done = 0
+    total = sum(job.nbytes_of(block) for job in jobs for block in job.leaf.numbers)
+    with counting(options.progress, name, total) as add:
 
-    def finish(block: _Block) -> None:
-        nonlocal done
-        done += block.nbytes
-        block.release()
-        show(done, total)
+        def finish(block: _Block) -> None:
+            add(block.nbytes)
+            block.release()
 
-    with shown(options.progress, name) as show:
         blocks = HostBlocks(_blocks(tree, jobs), max_bytes)
         tasks = (_task(block, finish) for block in blocks)
         run(tasks, replace(options, max_bytes=max_bytes))
 
 
-def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Place, jax.Array, int]]:
+def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Place, Any, int]]:
     for number, job in enumerate(jobs):
-        data_of = distinct_shards(job.array, job.grid) if job.blocks else {}
-        for block in job.blocks:
+        for block, data in job.leaf.blocks().items():
             place = _Place(job.grid.block_index(block), job.target, tree, number)
-            yield place, data_of[block], job.nbytes_of(block)
+            yield place, data, job.nbytes_of(block)
 
 
 def _task(block: _Block, finish: Callable[[_Block], None]) -> Task | AsyncTask:

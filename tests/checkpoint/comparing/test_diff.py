@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -411,3 +412,14 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_read_again(
 
     monkeypatch.setattr(Files, "loaded", replacing)
     assert diff(a, b, values=True).are_equal
+
+
+def test_cached_chunks_are_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sides, "_loaded", lambda files, where: np.zeros(4, np.int8))
+    monkeypatch.setattr(sides, "_CACHE_BYTES", 4 * 10_000)
+    chunks = sides._Chunks(None)
+    begun = time.process_time()
+    for number in [*range(30_000)]:
+        assert chunks[0, number].nbytes == 4
+    assert time.process_time() - begun < 3  # counting all of the cache each time took 25 s
+    assert (len(chunks._slots), chunks._held) == (10_000, 40_000)

@@ -166,9 +166,9 @@ def test_any_stripes(
     path = tmp_path_factory.mktemp("any") / "a.safetensors"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(new_files, "PART_BYTES", part_bytes)
-        patch.setattr("gda.trees.files.written_leaves._LONG_RUN", long_run)
-        patch.setattr("gda.trees.files.written_leaves._MAX_BYTES", max_bytes)
-        patch.setattr("gda.trees.files.written_leaves._OPTIONS", Options(4, max_bytes))
+        patch.setattr("gda.trees.files.stripes._LONG_RUN", long_run)
+        patch.setattr("gda.trees.files.stripes._MAX_BYTES", max_bytes)
+        patch.setattr("gda.trees.files.stripes._OPTIONS", Options(4, max_bytes))
         save_safetensors(path, tree)
     assert path.read_bytes() == bytes_of({"w": values})
 
@@ -188,7 +188,7 @@ def test_columns_on_the_devices_of_a_process_are_written_as_rows(
     save_safetensors(tmp_path, {"w": cut(DATA, mesh, P("x", "y"))})
     assert written == [256, 256]
     written.clear()
-    monkeypatch.setattr("gda.trees.files.written_leaves._LONG_RUN", 0)
+    monkeypatch.setattr("gda.trees.files.stripes._LONG_RUN", 0)
     save_safetensors(tmp_path, {"w": cut(DATA, mesh, P("x", "y"))})
     assert written == [8] * 64
     assert np.array_equal(open_safetensors(tmp_path)["w"][...], DATA)

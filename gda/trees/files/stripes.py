@@ -1,0 +1,191 @@
+"""Blocks of arrays into files in C order; those side by side are written together."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gda.arrays.transport.to_host import BlockData, HostBlock, HostBlocks
+from gda.layout.spec import Index, shape_at, start_at
+from gda.layout.text import format_index
+from gda.storage.new_files import about, axis_of_runs, write_blocks
+from gda.storage.options import Options
+from gda.storage.tasks import Task, run
+from gda.trees.leaves import path_of
+from gda.trees.written_blocks import WrittenArray
+
+# With the parts that ``write_blocks`` joins in each thread, copies take 64 MiB. Some threads wait
+# for the disk while others copy.
+_MAX_BYTES = 48 * 2**20
+_OPTIONS = Options(max_workers=4, max_bytes=_MAX_BYTES)
+_LONG_RUN = 64 * 2**10  # bytes
+_AT_A_TIME = 2**20  # bytes; to hand a small block to a thread takes longer than to write it
+_FILES_AT_A_TIME = 64
+
+
+class _Stripe(NamedTuple):
+    """Blocks of a leaf side by side, by their numbers.
+
+    Attributes:
+      file, first: the file, and the first byte of the leaf there.
+    """
+
+    leaf: int
+    numbers: Sequence[int]
+    file: int
+    first: int
+
+
+def write_leaves(
+    tree: Any,
+    leaves: Sequence[WrittenArray],
+    places: Sequence[tuple[int, int]],
+    paths: Sequence[Path],
+) -> None:
+    """Write the blocks of this process into files; return when they are on disk.
+
+    Args:
+      leaves: of ``tree``.
+      places: of each leaf, the number of its file and its first byte there.
+      paths: of the files.
+    """
+    given = [
+        _Stripe(number, blocks, *place)
+        for number, (leaf, place) in enumerate(zip(leaves, places, strict=True))
+        for blocks in _side_by_side(leaf)
+    ]
+    stripes = sorted(given, key=lambda stripe: (stripe.file, stripe.first))
+    groups = itertools.groupby(stripes, key=lambda stripe: stripe.file // _FILES_AT_A_TIME)
+    for _, group in groups:
+        in_files = list(group)
+        with contextlib.ExitStack() as stack:
+            files = {}
+            for number in sorted({stripe.file for stripe in in_files}):
+                files[number] = os.open(paths[number], os.O_WRONLY)
+                stack.callback(os.close, files[number])
+            hosts = iter(HostBlocks(_data(leaves, in_files), _MAX_BYTES))
+            writes = (
+                _Write(stripe, list(itertools.islice(hosts, len(stripe.numbers))))
+                for stripe in in_files
+            )
+            tasks = (_task(tree, leaves, some, files, paths) for some in _together(writes, leaves))
+            run(tasks, _OPTIONS)
+            syncs = (partial(_sync, file, paths[number]) for number, file in files.items())
+            run((Task(0, sync) for sync in syncs), _OPTIONS)
+
+
+def _sync(file: int, path: Path) -> None:
+    with about(path):
+        os.fsync(file)
+
+
+def _is_copied(leaf: WrittenArray) -> bool:
+    """Return True if blocks of an array are copied before they are written."""
+    if isinstance(leaf.array, np.ndarray):
+        return False
+    is_padded = leaf.grid is not None and leaf.grid.is_padded
+    return is_padded or any(each.platform != "cpu" for each in leaf.array.devices())
+
+
+def _side_by_side(leaf: WrittenArray) -> Iterator[list[int]]:
+    """Yield the blocks by number, with those together that are better written together.
+
+    A write costs as much as copying some thousand bytes, so short runs are joined.
+    """
+    is_copied = _is_copied(leaf)
+    stripe: list[int] = []
+    for number in sorted(leaf.numbers, key=lambda each: start_at(leaf.index(each))):
+        if stripe and not _continues(leaf, stripe, leaf.index(number), is_copied):
+            yield stripe
+            stripe = []
+        stripe.append(number)
+    if stripe:
+        yield stripe
+
+
+def _continues(leaf: WrittenArray, stripe: Sequence[int], index: Index, is_copied: bool) -> bool:
+    """Return True if the block at an index comes after those of a stripe, and is to join them."""
+    first, last = leaf.index(stripe[0]), leaf.index(stripe[-1])
+    block, itemsize = shape_at(first, leaf.shape), leaf.array.dtype.itemsize
+    axis = axis_of_runs(leaf.shape, block)
+    if not axis or math.prod(block[axis:]) * itemsize * len(stripe) >= _LONG_RUN:
+        return False
+    # Blocks on the host take no memory.
+    if is_copied and math.prod(block) * itemsize * (len(stripe) + 1) > _MAX_BYTES:
+        return False
+    beside = (*first[:axis], slice(last[axis].stop, index[axis].stop), *first[axis + 1 :])
+    return index == beside
+
+
+def _data(
+    leaves: Sequence[WrittenArray], stripes: Sequence[_Stripe]
+) -> Iterator[tuple[None, BlockData, int]]:
+    for number, group in itertools.groupby(stripes, key=lambda stripe: stripe.leaf):
+        leaf = leaves[number]
+        blocks, is_copied = leaf.blocks(), _is_copied(leaf)
+        for stripe in group:
+            for each in stripe.numbers:
+                data = blocks[each]
+                # Memory on the host is taken as it is.
+                yield (None, data, data.nbytes) if is_copied else (None, np.asarray(data), 0)
+
+
+class _Write(NamedTuple):
+    """A stripe with its blocks."""
+
+    stripe: _Stripe
+    hosts: list[HostBlock[None]]
+
+
+def _together(writes: Iterable[_Write], leaves: Sequence[WrittenArray]) -> Iterator[list[_Write]]:
+    """Yield writes for one thread at a time: alone, or many small ones that need no copy."""
+    some: list[_Write] = []
+    nbytes = 0
+    for write in writes:
+        stripe, leaf = write.stripe, leaves[write.stripe.leaf]
+        some.append(write)
+        block = shape_at(leaf.index(stripe.numbers[0]), leaf.shape)
+        nbytes += math.prod(block) * leaf.array.dtype.itemsize * len(stripe.numbers)
+        if nbytes >= _AT_A_TIME or any(host.nbytes for host in write.hosts):
+            yield some
+            some, nbytes = [], 0
+    if some:
+        yield some
+
+
+def _task(
+    tree: Any,
+    leaves: Sequence[WrittenArray],
+    writes: Sequence[_Write],
+    files: Mapping[int, int],
+    paths: Sequence[Path],
+) -> Task:
+    def work() -> None:
+        for stripe, hosts in writes:
+            leaf = leaves[stripe.leaf]
+            index = leaf.index(stripe.numbers[0])
+            dtype = np.dtype(leaf.array.dtype).newbyteorder("<")
+            try:
+                blocks = [host.values().astype(dtype, copy=False) for host in hosts]
+                with about(paths[stripe.file]):
+                    place = files[stripe.file], stripe.first
+                    write_blocks(*place, leaf.shape, start_at(index), blocks)
+            except Exception as error:
+                path = path_of(tree, stripe.leaf)
+                error.add_note(f"gda: while writing index {format_index(index)} of {path}")
+                raise
+
+    def finish(_: object) -> None:
+        for write in writes:
+            for host in write.hosts:
+                host.release()
+
+    return Task(sum(host.nbytes for write in writes for host in write.hosts), work, finish)

@@ -1,0 +1,95 @@
+"""The blocks of arrays that this process writes: over all processes, every block once.
+
+Processes share replicated blocks out, array after array, so that process 0 does not write all of
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from gda.arrays.construction.placing import is_empty
+from gda.arrays.process_local import distinct_shards
+from gda.arrays.transport.to_host import BlockData
+from gda.layout.grid import ShardGrid
+from gda.layout.processes import turns_of
+from gda.layout.spec import Index, Shape, index_at, shape_at, start_at
+
+
+@dataclass(frozen=True, eq=False)
+class WrittenArray:
+    """An array, and the blocks of it that this process writes.
+
+    Attributes:
+      array: the data, with its padding.
+      grid: its blocks, without padding; ``None`` for a NumPy array, which is one block.
+      turn: as for ``ProcessView.written_blocks``.
+      is_local: True if every process has the whole array, and one of them writes it.
+    """
+
+    array: jax.Array | np.ndarray[Any, Any]
+    grid: ShardGrid | None
+    turn: int
+    is_local: bool
+
+    @property
+    def shape(self) -> Shape:
+        """Its sizes without padding."""
+        return self.array.shape if self.grid is None else self.grid.global_shape
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the blocks that this process writes; none of padding alone."""
+        if self.grid is None or self.is_local:
+            return (0,) if self.turn % jax.process_count() == jax.process_index() else ()
+        if not self.array.size:
+            return ()
+        numbers = self.grid.view(jax.process_index()).written_blocks(self.turn)
+        if not self.grid.is_padded:
+            return numbers
+        return tuple([each for each in numbers if not is_empty(self.grid.block_index(each))])
+
+    def index(self, number: int) -> Index:
+        """Return the index of a block, with every start and stop."""
+        if self.grid is None:
+            return index_at((0,) * self.array.ndim, self.shape)
+        index = self.grid.block_index(number)
+        return index_at(start_at(index), shape_at(index, self.shape))
+
+    def blocks(self) -> dict[int, BlockData]:
+        """Return the data of each block of ``numbers``; at the edge of a padded array, a copy."""
+        if self.grid is None or self.is_local:
+            return dict.fromkeys(self.numbers, self.array)
+        data = distinct_shards(self.array, self.grid) if self.numbers else {}  # pyright: ignore
+        return {number: data[number] for number in self.numbers}
+
+
+def written_arrays(
+    arrays: Sequence[jax.Array | np.ndarray[Any, Any]],
+    grids: Sequence[ShardGrid | None],
+    *,
+    are_copies: bool,
+) -> list[WrittenArray]:
+    """Return the blocks of the arrays of a tree that this process writes; copies nothing.
+
+    Args:
+      grids: the blocks of each, without padding; ``None`` for one that every process has.
+      are_copies: True if arrays on the devices of one process are the same in all processes, so
+        that one writes them. Otherwise each writes its own.
+    """
+    shardings = [getattr(array, "sharding", None) for array in arrays]
+    # All processes have the same mesh; an array without one is local to its process.
+    layouts = [each if isinstance(each, NamedSharding) else None for each in shardings]
+    turns = turns_of([array.nbytes for array in arrays], layouts)
+    has_others = are_copies and jax.process_count() > 1
+    return [
+        WrittenArray(array, grid, turn, grid is None or (has_others and layout is None))
+        for array, grid, turn, layout in zip(arrays, grids, turns, layouts, strict=True)
+    ]
