@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 import contextlib
 import math
 import os
 import sys
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
