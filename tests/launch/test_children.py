@@ -103,7 +103,8 @@ def test_environment_names_the_other_processes() -> None:
     assert given["GDA_CHECK_AGREEMENT"] == "1"
     assert given["GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"] == "60"
     assert "--xla_force_host_platform_device_count=2" in given["XLA_FLAGS"].split()
-    given = variables(devices=None, inherited=None)
+    times = {f"{name}_timeout": 1 for name in ("heartbeat", "collective", "agreement")}
+    given = environment(0, 1, 1, None, **times)
     assert given["PATH"] == os.environ["PATH"]
     given = variables(devices=None)
     assert "JAX_PLATFORMS" not in given
