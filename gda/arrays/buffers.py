@@ -52,7 +52,7 @@ def aligned_empty(shape: int | Sequence[int], dtype: npt.DTypeLike) -> np.ndarra
     return Buffers(known, count=1).empty(sizes)
 
 
-class Memory(np.ndarray[Any, Any]):
+class OwnedMemory(np.ndarray[Any, Any]):
     """Memory that gda allocated; only aligned buffers refer to it.
 
     A class of its own makes NumPy let a view of a buffer refer to the buffer and not to the memory
@@ -72,7 +72,7 @@ class Buffers:
         self.dtype = dtype
         self._alone_from = _MEDIUM_BELOW if are_kept else _SMALL_BELOW
         self._wanted = count
-        self._slab = Memory(0, np.uint8)
+        self._slab = OwnedMemory(0, np.uint8)
         self._offset = 0
 
     def empty(self, shape: Shape) -> np.ndarray[Any, Any]:
@@ -92,9 +92,9 @@ class Buffers:
         self._offset += taken
         return np.ndarray(shape, self.dtype, self._slab, offset)
 
-    def _memory(self, nbytes: int, shape: Shape) -> Memory:
+    def _memory(self, nbytes: int, shape: Shape) -> OwnedMemory:
         try:
-            return Memory(nbytes + ALIGNMENT, np.uint8)
+            return OwnedMemory(nbytes + ALIGNMENT, np.uint8)
         except (MemoryError, ValueError) as error:  # the latter beyond 64 bits
             wanted = math.prod(shape) * self.dtype.itemsize
             error.add_note(
@@ -104,5 +104,5 @@ class Buffers:
             raise
 
 
-def _aligned_offset(memory: Memory) -> int:
+def _aligned_offset(memory: OwnedMemory) -> int:
     return -memory.ctypes.data % ALIGNMENT

@@ -290,8 +290,10 @@ def test_an_array_without_memory_is_named(
     auto_mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, {"g": [np.ones(3, np.int8), cut(DATA, auto_mesh, P("x"))]})
-    memory = buffers.Memory
-    monkeypatch.setattr(buffers, "Memory", lambda n, dtype: memory(n if n < 256 else 2**60, dtype))
+    memory = buffers.OwnedMemory
+    monkeypatch.setattr(
+        buffers, "OwnedMemory", lambda n, dtype: memory(n if n < 256 else 2**60, dtype)
+    )
     with pytest.raises(MemoryError) as caught:
         restore(tmp_path)
     assert caught.value.__notes__ == [

@@ -16,12 +16,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from gda.arrays.construction.placing import start_of
 from gda.arrays.dtypes import is_extended
 from gda.arrays.process_local import distinct_shards
 from gda.arrays.transport.to_host import BlockData, HostBlock, HostBlocks
 from gda.layout.processes import turns_of
-from gda.layout.spec import Index, Shape, shape_at
+from gda.layout.spec import Index, Shape, shape_at, start_of
 from gda.layout.text import format_index
 from gda.storage.new_files import about, axis_of_runs, write_blocks
 from gda.storage.options import Options

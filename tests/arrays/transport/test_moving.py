@@ -131,8 +131,8 @@ def test_gather_gives_everybody_the_whole(order: str, kind: AxisType) -> None:
 @pytest.mark.processes(2, devices=4)
 def test_gather_without_memory_names_the_array(monkeypatch: pytest.MonkeyPatch) -> None:
     g = cut(DATA, ordered_mesh(ORDERS["shuffled"], {"x": 8}), P("x"))
-    memory = buffers.Memory
-    monkeypatch.setattr(buffers, "Memory", lambda n, dtype: memory(n and 2**60, dtype))
+    memory = buffers.OwnedMemory
+    monkeypatch.setattr(buffers, "OwnedMemory", lambda n, dtype: memory(n and 2**60, dtype))
     with pytest.raises(MemoryError) as caught:
         g.gather()
     assert caught.value.__notes__ == [
