@@ -259,7 +259,7 @@ def view_of(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> ProcessView:
     return grid_of(global_shape, mesh, spec).view(jax.process_index())
 
 
-# The sharding of an array that is to be made, and of one that is there.
+# The sharding of a new array, and of an existing one.
 
 
 @set_module("gda")
@@ -333,13 +333,13 @@ def sharding_of(array: Any) -> NamedSharding:
 
 
 def grid_of_array(array: jax.Array) -> ShardGrid:
-    """Return ``grid_of`` an array that is there; ``LayoutUnknownError`` as ``sharding_of``."""
+    """Return the grid of an array; raise ``LayoutUnknownError`` as ``sharding_of``."""
     sharding: Any = sharding_of(array)
     return grid_of(array.shape, sharding.mesh, sharding.spec)
 
 
 def view_of_array(array: jax.Array) -> ProcessView:
-    """Return ``view_of`` an array that is there; ``LayoutUnknownError`` as ``sharding_of``."""
+    """Return the blocks of an array in this process; errors as ``grid_of_array``."""
     sharding: Any = sharding_of(array)
     return view_of(array.shape, sharding.mesh, sharding.spec)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from numbers import Number
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from gda.layout.boundary import frame_of_caller, set_module
 from gda.layout.dtype_names import as_dtype
-from gda.layout.spec import Index
+from gda.layout.spec import Index, start_of
 from gda.layout.text import format_index
 
 # The usual dtypes are the same in JAX with and without x64; asking JAX takes a microsecond.
@@ -84,7 +85,7 @@ def check_fits(wide: np.ndarray[Any, Any], narrow: np.ndarray[Any, Any], index: 
                 wrong |= np.isinf(part(narrow)) & np.isfinite(part(wide))
     if wrong.any():
         place = tuple(map(int, np.argwhere(wrong)[0]))
-        element = tuple((s.start or 0) + p for s, p in zip(index, place, strict=True))
+        element = tuple(map(operator.add, start_of(index), place))
         raise DoesNotFitError(
             f"the block at index {format_index(index)} has dtype {wide.dtype}, which JAX narrows "
             f"to {narrow.dtype} without jax_enable_x64, and the value {wide[place]} at {element} "

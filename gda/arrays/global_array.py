@@ -123,7 +123,8 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
         # `array=` is the way in for JAX's tree functions. They pass tracers, None, ShapeDtypeStruct
         # or object(), so it checks nothing; users have `from_array`.
         if array is _NOTHING:
-            # Of 2022, and positional: catching any keyword would cost a tenth of each unflattening.
+            # Keywords of 2022 are parameters, because with **kwargs each unflattening would take a
+            # tenth longer.
             for name, value in (("global_mesh", global_mesh), ("mesh_axes", mesh_axes)):
                 if value is not None:
                     raise unexpected_keyword("GlobalArray", name)

@@ -20,13 +20,12 @@ from jax.sharding import AxisType, NamedSharding
 
 from gda.arrays.construction import from_callbacks
 from gda.arrays.construction.blocks import BlockReader
-from gda.arrays.construction.placing import start_of
 from gda.arrays.container import Container
 from gda.arrays.liveness import live
 from gda.arrays.process_local import has_padding_for
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Index, Shape, SpecLike, check_shape, format_spec
+from gda.layout.spec import Index, Shape, SpecLike, check_shape, format_spec, start_of
 from gda.mesh import (
     MeshLike,
     after_spec,

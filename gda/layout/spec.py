@@ -45,10 +45,12 @@ def shape_at(index: Index, block_shape: Shape) -> Shape:
     return tuple([size if s.stop is None else s.stop - s.start for s, size in sides])
 
 
-def start_at(index: Index) -> Shape:
-    """Return the first element of the block at an index.
+def start_of(index: Index) -> Shape:
+    """Return the first element of the block at an index, which is a key of the block.
 
-    >>> start_at((slice(4, 5), slice(None)))
+    All blocks of a grid have other first elements. Slices are not hashable before Python 3.12.
+
+    >>> start_of((slice(4, 5), slice(None)))
     (4, 0)
     """
     return tuple([s.start or 0 for s in index])

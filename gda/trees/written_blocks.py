@@ -20,7 +20,7 @@ from gda.arrays.process_local import distinct_shards
 from gda.arrays.transport.to_host import BlockData
 from gda.layout.grid import ShardGrid
 from gda.layout.processes import turns_of
-from gda.layout.spec import Index, Shape, index_at, shape_at, start_at
+from gda.layout.spec import Index, Shape, index_at, shape_at, start_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class WrittenArray:
         if self.grid is None:
             return index_at((0,) * self.array.ndim, self.shape)
         index = self.grid.block_index(number)
-        return index_at(start_at(index), shape_at(index, self.shape))
+        return index_at(start_of(index), shape_at(index, self.shape))
 
     def blocks(self) -> dict[int, BlockData]:
         """Return the data of each block of ``numbers``; at the edge of a padded array, a copy."""

@@ -309,7 +309,7 @@ def test_specs_of_another_structure_are_explained(
 def test_results_have_their_out_specs(case: ShardedCase) -> None:
     shape, mesh = case.global_shape, case.mesh
     spec = P(*tuple(case.spec)[: len(shape)])
-    asked = gda.ShardGrid(shape, mesh.shape, spec)
+    asked = gda.ShardGrid(shape, mesh.shape, spec, process_of=[0] * mesh.size)
     assume(0 not in shape)  # jit itself drops the layout of arrays without elements
     data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     g = gda.GlobalArray.from_callback(shape, mesh, P(), lambda index: data[index])

@@ -189,7 +189,7 @@ class BlockReader:
         return self._from_numpy(index, value, is_sole and _owns_memory(value))
 
     def finish(self, index: Index, block: Block) -> Block:
-        """Return what a thread read as what JAX may keep; called in the thread of the caller."""
+        """Return a block that a thread has read, ready for JAX; call it in the caller's thread."""
         if self._in_threads and isinstance(block, jax.Array):
             return self.settle_jax(index, block, is_sole=True)
         return block
@@ -357,8 +357,8 @@ def _count_one_reference() -> int:
     return probe.references
 
 
-# The answer of `sys.getrefcount` in `BlockReader.read` for a value without other references. It
-# differs between versions of Python, so that very code is asked; a debugger that looks on may hold
-# one more, and two are never exceeded without one.
+# The result of `sys.getrefcount` in `BlockReader.read` for a value without other references. It is
+# 1 or 2, depending on the version of Python, so it is measured in `read` itself. A debugger may
+# hold one reference more, which `min` leaves out.
 _ONE_REFERENCE = -1
 _ONE_REFERENCE = min(_count_one_reference(), 2)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
-from gda.arrays.buffers import ALIGNMENT, Buffers, aligned_empty
+from gda.arrays.buffers import ALIGNMENT, Buffers
 from gda.arrays.construction.blocks import Block, BlockReader
 from gda.arrays.construction.placing import hashable_over, local_blocks_over
 from gda.arrays.dtypes import KEPT_DTYPES, is_extended
@@ -129,7 +129,6 @@ class _LocalPlan:
             and is_one_each
             and self.whole.devices[0].platform == "cpu"
             and memory_kind in (None, self.whole.devices[0].default_memory().kind)
-            and _jax_copies_unaligned()
         )
         self.sharding: NamedSharding | None = None
         if view.is_regular and view.local_shape == local_shape:
@@ -142,7 +141,8 @@ class _LocalPlan:
     def is_copied_by_jax(self, local: np.ndarray[Any, Any]) -> bool:
         """Return True if JAX copies every block of ``local``, and keeps none of its memory.
 
-        It does so by several threads, which is quicker than a copy made here.
+        It does so by several threads, which is quicker than a copy made here, and is done when the
+        array is ready: test_the_callers_memory_may_be_written_to_afterwards.
         """
         return (
             self._may_be_copied_by_jax
@@ -160,25 +160,6 @@ class _LocalPlan:
             offsets = frozenset(i * step % ALIGNMENT for i in range(len(self.indices)))
             self._known_offsets[itemsize] = offsets
         return self._known_offsets[itemsize]
-
-
-@cache
-def _jax_copies_unaligned() -> bool:
-    """Return whether JAX copies memory that is not aligned, and is done when the array is ready.
-
-    No version is known that does not. It is looked at because a version that did not would change
-    arrays without a word.
-    """
-    memory = aligned_empty(ALIGNMENT * 64 + 16, np.uint8)
-    block = memory[16:]
-    block[:] = 0
-    sharding = NamedSharding(
-        Mesh(np.array(jax.local_devices(backend="cpu")[:1]), ("device",)), PartitionSpec()
-    )
-    array = jax.make_array_from_callback(block.shape, sharding, lambda _: block)
-    array.block_until_ready()
-    block[:] = 1
-    return not np.asarray(array).any()
 
 
 def _blocks_at_once(

@@ -19,7 +19,7 @@ from gda.arrays.construction.blocks import Block, BlockReader
 from gda.arrays.dtypes import is_extended
 from gda.arrays.liveness import deleted_error, traced_error
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Index, Shape, SpecLike, check_shape, check_spec
+from gda.layout.spec import Index, Shape, SpecLike, check_shape, check_spec, start_of
 from gda.mesh import (
     Device,
     MeshAndSpec,
@@ -41,7 +41,7 @@ def local_blocks_of(
 
 
 def hashable_over(mesh: MeshLike, spec: SpecLike | None, shape: Shape) -> MeshAndSpec:
-    """Return mesh and spec as a key of what is kept for them."""
+    """Return mesh and spec in a form that is hashable, to be the key of a cache."""
     over = mesh_and_spec(mesh, spec)
     if isinstance(over.spec, PartitionSpec):
         return over
@@ -76,7 +76,7 @@ class LocalBlocks:
         self.sharding = named_sharding(self.shape, *over)
         self.devices = tuple(local)
         self.indices = [index for index, _ in grid.shards_at(local.values())]
-        first_at: dict[tuple[int | None, ...], int] = {}
+        first_at: dict[Shape, int] = {}
         for i, index in enumerate(self.indices):
             if not (grid.is_padded and is_empty(index)):
                 first_at.setdefault(start_of(index), i)
@@ -270,9 +270,3 @@ def places_early(platform: str) -> bool:
 def is_empty(index: Index) -> bool:
     """Return whether an index has no elements: of a padded grid, that of padding alone."""
     return any(s.start == s.stop is not None for s in index)
-
-
-def start_of(index: Index) -> tuple[int | None, ...]:
-    """Return a key of the block at an index."""
-    # Blocks have one shape, so their starts differ; slices are not hashable before Python 3.12.
-    return tuple([s.start for s in index])

@@ -25,7 +25,7 @@ from gda.checkpoint.format.structure import format_path, noting_path
 from gda.checkpoint.format.zarr_format import crc32c
 from gda.layout.dtype_names import width_of
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Shape, format_spec, start_at
+from gda.layout.spec import Shape, format_spec, start_of
 from gda.layout.text import join_some
 from gda.mesh import grid_of_array
 from gda.multihost.meeting import DisagreementError
@@ -134,7 +134,7 @@ def _saved(number: int, given: _Given, written: WrittenArray) -> SavedLeaf:
         given.record,
         given.saved_type,
         grid=given.grid,
-        blocks=tuple([Block(each, start_at(written.index(each)), data) for each, data in blocks]),
+        blocks=tuple([Block(each, start_of(written.index(each)), data) for each, data in blocks]),
         own=given.array if written.is_local else None,
     )
 

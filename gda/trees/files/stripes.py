@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gda.arrays.transport.to_host import BlockData, HostBlock, HostBlocks
-from gda.layout.spec import Index, shape_at, start_at
+from gda.layout.spec import Index, shape_at, start_of
 from gda.layout.text import format_index
 from gda.storage.new_files import about, axis_of_runs, write_blocks
 from gda.storage.options import Options
@@ -102,7 +102,7 @@ def _side_by_side(leaf: WrittenArray) -> Iterator[list[int]]:
     """
     is_copied = _is_copied(leaf)
     stripe: list[int] = []
-    for number in sorted(leaf.numbers, key=lambda each: start_at(leaf.index(each))):
+    for number in sorted(leaf.numbers, key=lambda each: start_of(leaf.index(each))):
         if stripe and not _continues(leaf, stripe, leaf.index(number), is_copied):
             yield stripe
             stripe = []
@@ -177,7 +177,7 @@ def _task(
                 blocks = [host.values().astype(dtype, copy=False) for host in hosts]
                 with about(paths[stripe.file]):
                     place = files[stripe.file], stripe.first
-                    write_blocks(*place, leaf.shape, start_at(index), blocks)
+                    write_blocks(*place, leaf.shape, start_of(index), blocks)
             except Exception as error:
                 path = path_of(tree, stripe.leaf)
                 error.add_note(f"gda: while writing index {format_index(index)} of {path}")
