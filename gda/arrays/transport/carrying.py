@@ -20,7 +20,7 @@ from gda.arrays.dtypes import is_extended
 from gda.arrays.transport.staging import DeviceMemory, HostMemory, Memory
 from gda.layout.grid import ShardGrid
 from gda.layout.reshard.plan import ReshardPlan
-from gda.layout.reshard.rounds import Chunk, Piece, Round, rounds_of
+from gda.layout.reshard.rounds import Packet, Piece, Round, rounds_of
 from gda.layout.spec import Shape
 from gda.mesh import Device, devices_of, mesh_of_all, mesh_on, processes_of, sharding_of
 from gda.multihost.agreement import watching
@@ -310,7 +310,7 @@ class _Wave:
             self._unpack(*last)
 
     def _sent(self, this: Round) -> Future[jax.Array]:
-        chunk_of = {chunk.source: chunk for chunk in this.chunks}
+        chunk_of = {chunk.source: chunk for chunk in this.packets}
         buffers = []
         for number, device in self._mine.items():
             if number in chunk_of:
@@ -329,7 +329,7 @@ class _Wave:
 
         return self._roll.begin(send)
 
-    def _packed(self, chunk: Chunk, length: int, device: Device) -> Any:
+    def _packed(self, chunk: Packet, length: int, device: Device) -> Any:
         flat = None
         for offset, piece in chunk.placed():
             source = self._memory.given(self._blocks[piece.leaf][piece.source])
@@ -344,7 +344,7 @@ class _Wave:
     def _unpack(self, this: Round, arriving: Future[jax.Array]) -> None:
         arrived = self._roll.result(arriving)
         flat_on = {shard.device.id: shard.data for shard in arrived.addressable_shards}
-        for chunk in this.chunks:
+        for chunk in this.packets:
             if chunk.target not in self._mine:
                 continue
             flat = self._memory.given(flat_on[chunk.target])
