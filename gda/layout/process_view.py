@@ -429,7 +429,7 @@ def infer_global_shape(
       local_shape: sizes of the blocks of ``process``, put together.
       mesh_shape, spec, process_of: as for ``ShardGrid``.
       process: number of the process whose local shape it is.
-      pad: the grid will have padding. A dimension of which the process has all blocks may then
+      pad: the grid will have padding. If the process has all blocks of a dimension, it may then
         have any size.
 
     Raises:

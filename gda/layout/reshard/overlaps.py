@@ -136,13 +136,13 @@ class Pieces:
 
     @cached_property
     def common_size(self) -> int | None:
-        """Elements of each piece, where all have as many."""
+        """Elements of each piece; None if pieces have several sizes."""
         if not all(segments.are_equal for segments in self.dimensions):
             return None
         return math.prod(min(segments.steps) for segments in self.dimensions)
 
     def counts(self, blocks: IntArray) -> IntArray:
-        """Return how many pieces some target blocks have."""
+        """Return the number of pieces of some target blocks."""
         counts = np.ones(len(blocks), np.int64)
         for segments, column in zip(self.dimensions, self._target.columns(blocks), strict=True):
             counts *= segments.counts[column]
@@ -168,7 +168,7 @@ class Pieces:
         return Listed(rows, source_blocks, sizes, tuple(reversed(chosen)))
 
     def overlaps(self, source_blocks: IntArray, target_blocks: IntArray) -> IntArray:
-        """Return how many elements each source block shares with the target block beside it."""
+        """Return the elements that each source block shares with the target block beside it."""
         sources, targets = self._source.boxes(source_blocks), self._target.boxes(target_blocks)
         starts = map(np.maximum, sources.starts, targets.starts)
         stops = map(np.minimum, sources.stops, targets.stops)
@@ -190,7 +190,7 @@ class Along(NamedTuple):
     keys: IntArray
 
     def below(self, processes: IntArray, ends: IntArray) -> IntArray:
-        """Return how many elements of the parts of some processes lie below some elements.
+        """Return the number of elements, in the parts of some processes, below some elements.
 
         The last parts may be shorter or empty: no end is beyond the whole.
         """
@@ -227,7 +227,7 @@ class Regular:
 
 
 def regular_blocks(processes: IntArray, blocks: IntArray, tiling: Tiling) -> Regular | None:
-    """Return the parts of the processes of some devices; None if those of one are not regular.
+    """Return the blocks of the processes of some devices; None if one has irregular blocks.
 
     Args:
       processes: of each device, small numbers.
