@@ -13,6 +13,8 @@ import pytest
 import gda
 from gda.checkpoint.format.manifest import ArrayLeaf
 
+pytestmark = pytest.mark.docs
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 README = EXAMPLES.parent / "README.md"
 
@@ -69,13 +71,13 @@ def test_train_digits_fails_when_it_did_not_learn() -> None:
     assert "is not above 95 %; train with more --steps" in done.stderr
 
 
-def test_train_digits_says_which_batches_it_takes() -> None:
+def test_train_digits_refuses_other_batches() -> None:
     done = run("train_digits.py", "--batch", "2000")
     assert done.returncode == 2
     assert "--batch must be from 1 to 1437" in done.stderr
 
 
-def test_load_safetensors_reads_what_each_process_needs(tmp_path: Path) -> None:
+def test_load_safetensors_reads_only_needed_data(tmp_path: Path) -> None:
     done = run("load_safetensors.py")
     assert done.returncode == 0, done.stderr
     assert "process 0 of 1: 21 tensors, read 393,856 of 393,856 bytes, 66,176 bytes" in done.stdout

@@ -31,7 +31,7 @@ PUBLIC = [
 
 
 @pytest.mark.parametrize(("module", "name"), PUBLIC)
-def test_what_is_public_is_known_by_its_public_module(module: str, name: str) -> None:
+def test_public_names_belong_to_public_modules(module: str, name: str) -> None:
     public: Any = getattr(sys.modules[module], name)
     assert public.__module__ == module
     assert attrgetter(public.__qualname__)(sys.modules[module]) is public
@@ -40,7 +40,7 @@ def test_what_is_public_is_known_by_its_public_module(module: str, name: str) ->
         assert f"def {public.__name__}(" in inspect.getsource(public)
 
 
-def test_what_public_functions_take_and_return_is_public() -> None:
+def test_types_in_public_signatures_are_public() -> None:
     public = {getattr(sys.modules[module], name) for module, name in PUBLIC}
     hidden = {
         kind
@@ -133,7 +133,7 @@ def test_names_of_2022_lead_to_their_successors(name: str, successor: str) -> No
     assert not hasattr(gda, name)
 
 
-def test_the_module_of_pictures_says_what_to_call() -> None:
+def test_module_of_pictures_is_not_callable() -> None:
     message = r"gda\.show is a module; gda\.visualize_sharding\(x\) shows the picture"
     with pytest.raises(TypeError, match=message):
         gda.show((8,), {"x": 2}, ("x",))  # pyright: ignore[reportCallIssue]

@@ -1,36 +1,60 @@
-"""A run of the tests marked ``no_jax`` without JAX."""
+"""Modules and commands that need no JAX, in one process that cannot import it."""
 
-import os
-import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
-TESTS = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 
-# Without the conftest.py of all tests, which imports JAX, and without a browser.
 PROGRAM = """
-import sys
+import contextlib, importlib, io, pkgutil, sys, traceback
+
 sys.modules["jax"] = sys.modules["jaxlib"] = None
-import pytest
-from hypothesis import settings
-settings.register_profile("few", max_examples=3, deadline=None)
-settings.load_profile("few")
-options = ["-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported"]
-sys.exit(pytest.main([*options, "--confcutdir", *sys.argv[1:]]))
+import gda, gda.testing
+from gda.cli import main
+
+def check(heavy, *commands, code=0):
+    for command in commands:
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert main(command.split()) == code, command
+    assert not heavy & set(sys.modules), heavy & set(sys.modules)
+
+HEAVY = {"tensorstore", "gda.checkpoint", "hypothesis"}
+with contextlib.redirect_stdout(io.StringIO()):
+    main([])
+check({*HEAVY, "rich", "numpy"})
+
+MODEL = "--tree examples/transformer_7b.json"
+ARRAY = "--shape 64x8 --dtype bf16 --mesh data=8,model=4 --spec data"
+PLAN = f"plan {ARRAY} --process 0 --locate 1,1"
+RESHARD = f"reshard {ARRAY} --to-spec _,data"
+check({*HEAVY, "rich"}, f"plan {MODEL}", f"reshard {MODEL} --to-mesh data=12,model=4")
+check(HEAVY, PLAN, f"{PLAN} --json", RESHARD, f"{RESHARD} --json")
+check(HEAVY, "plan --shape 1 --spec x", code=2)
+
+gda.ShardGrid((8,), {"x": 4}, ("x",)).starts
+assert gda.show.text((8,), {"x": 4}, ("x",), dtype="bfloat16").startswith("plan (8,) bfloat16\\n")
+try:
+    gda.ShardGrid((6,), {"x": 4}, ("z",))
+except ValueError as error:
+    frames = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    assert frames == ["<module>", "__init__"], frames
+for name in sys.argv[1:]:
+    module = importlib.import_module(name)
+    for below in pkgutil.walk_packages(getattr(module, "__path__", []), f"{name}."):
+        if below.name != "gda.show.visualize":
+            importlib.import_module(below.name)
 """
 
 
-def test_what_is_said_to_need_no_jax_needs_none(tmp_path: Path) -> None:
-    mark = re.compile(r"^pytestmark = pytest\.mark\.no_jax$", re.MULTILINE)
-    files = sorted(str(f) for f in TESTS.rglob("test_*.py") if mark.search(f.read_text()))
-    assert len(files) > 8
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(TESTS / "cli"), *files],
-        cwd=TESTS.parent,
-        env={**os.environ, "PATH": str(tmp_path), "GDA_BROWSER": "", "GDA_SEED": "0"},
-        capture_output=True,
-        text=True,
-        timeout=300,
+def test_modules_and_commands_without_jax() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (modules,) = (
+        contract["source_modules"]
+        for contract in contracts["contracts"]
+        if "jax" in contract.get("forbidden_modules", ())
     )
-    assert ran.returncode == 0, ran.stdout[-5000:] + ran.stderr
+    command = [sys.executable, "-W", "error", "-c", PROGRAM, *modules]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr

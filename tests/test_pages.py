@@ -24,6 +24,8 @@ from unittest import mock
 import pytest
 from markdown_blocks import blocks_of
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
@@ -76,7 +78,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 # JAX 0.8 warns of a name that flax uses.
 @pytest.mark.filterwarnings("ignore:jax.(array_ref|ArrayRef):DeprecationWarning")
 @pytest.mark.parametrize("page", [*map(runnable, PAGES)])
-def test_examples_do_what_they_show(page: str, folder: Path) -> None:
+def test_examples_give_the_shown_results(page: str, folder: Path) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
     lines = [""] * len(text.splitlines())
     for language, block, first in blocks(page):
@@ -100,7 +102,7 @@ def test_examples_do_what_they_show(page: str, folder: Path) -> None:
 @pytest.mark.parametrize(
     "page", [runnable(page) for page in PAGES if files(page) or list(commands(page))]
 )
-def test_commands_print_what_is_shown(page: str, folder: Path) -> None:
+def test_commands_print_the_shown_output(page: str, folder: Path) -> None:
     for name, text in files(page).items():
         (folder / name).write_text(text)
     left = set(files(page)) - {"conftest.py"}

@@ -18,6 +18,8 @@ from measured import figures_of, is_in
 
 import gda
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
@@ -117,7 +119,7 @@ def test_every_python_block_is_all_examples() -> None:
     assert "doctest:" not in README, "an example must not be skipped or be compared loosely"
 
 
-def test_every_python_block_does_what_it_shows(tmp_path: Path) -> None:
+def test_python_blocks_give_the_shown_results(tmp_path: Path) -> None:
     # As a reader would type it: in order, in a process where nothing was imported or set before.
     lines = [""] * len(README.splitlines())
     for language, text, first in blocks_of(README):
@@ -133,7 +135,7 @@ def test_every_python_block_does_what_it_shows(tmp_path: Path) -> None:
     assert re.search(rf"\b{examples} passed", done.stdout), done.stdout
 
 
-def test_the_quickstart_program_prints_what_the_readme_shows() -> None:
+def test_quickstart_program_prints_the_shown_output() -> None:
     section = README.partition("## Quickstart in 60 seconds\n")[2].partition("\n## ")[0]
     shown = [
         example.want
@@ -161,7 +163,7 @@ def test_the_table_names_every_extra_for_users() -> None:
     assert named == set(project["optional-dependencies"]) - {"bench", "dev", "docs"}
 
 
-def test_the_page_of_libraries_runs_what_the_table_says() -> None:
+def test_page_of_libraries_runs_every_row_of_the_table() -> None:
     table = README.partition("| library | parameters | in the step |")[2].partition("\n\n")[0]
     fragments = re.findall(r"`([^`]+)`", table)
     assert len(fragments) == 6
@@ -197,28 +199,3 @@ def test_every_figure_of_the_speed_section_was_measured() -> None:
     if figures := figures_of(section):
         results = (ROOT / "benchmarks" / "RESULTS.md").read_text()
         assert [figure for figure in figures if not is_in(figure, results)] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "figures"),
-    [
-        ("58 times faster than 1,024 devices", [("58", "times")]),
-        ("24.5 ms, 1.05x and 3µs", [("24.5", "ms"), ("1.05", "x"), ("3", "µs")]),
-        ("2.5 to 10 times", [("2.5", "times"), ("10", "times")]),
-        ("| cold, JAX 0.12 | 4.2 times | **17** |", [("4.2", "times"), ("17", "")]),
-        ("no figure of 2026 here", []),
-    ],
-)
-def test_what_counts_as_a_figure(text: str, figures: list[tuple[str, str]]) -> None:
-    assert figures_of(text) == figures
-
-
-def test_a_figure_counts_as_measured_with_its_unit_or_alone_in_a_cell() -> None:
-    results = "| all indices | 14.1 times | 3.2 |\n"
-    assert is_in(("14.1", "times"), results)
-    assert is_in(("3.2", "ms"), results)
-    assert is_in(("14.1", ""), results)
-    assert not is_in(("4.1", "times"), results)
-    assert not is_in(("14.1", "ms"), results)
-    assert not is_in(("14", "times"), results)
-    assert not is_in(("14", ""), results)

@@ -15,6 +15,8 @@ from public_api import MODULES
 
 import gda
 
+pytestmark = pytest.mark.docs
+
 DOCS = Path(__file__).parents[1] / "docs"
 CONFIGURATION = (DOCS.parent / "mkdocs.yml").read_text()
 NAVIGATION = re.findall(r": ([\w/-]+\.md)$", CONFIGURATION, re.MULTILINE)
@@ -53,7 +55,7 @@ def test_every_public_name_is_there_once() -> None:
     assert set(names) - set(PUBLIC) == set(), "these are not public"
 
 
-def test_names_come_in_the_order_in_which_one_meets_them() -> None:
+def test_names_come_in_the_order_of_all() -> None:
     for module in MODULES:
         names = [name.rpartition(".") for name in _NAME.findall(API)]
         assert [name for of, _, name in names if of == module] == list(named(module).__all__)

@@ -55,7 +55,7 @@ def test_small_and_medium_buffers_share_slabs_and_large_ones_do_not() -> None:
     assert passing.empty((2**20,)).base is not passing.empty((2**20,)).base
 
 
-def test_slabs_are_as_large_as_what_is_wanted() -> None:
+def test_slabs_are_no_larger_than_the_arrays_need() -> None:
     assert gda.aligned_empty((64,), np.uint8).base.size <= 128
     few = Buffers(np.dtype(np.uint8), count=3)
     assert few.empty((64,)).base.size <= 4 * 64
@@ -82,7 +82,7 @@ def test_a_view_of_a_buffer_refers_to_the_buffer() -> None:
         ((2**70,), "i1", ValueError, "1.0 ZiB"),
     ],
 )
-def test_what_there_is_no_memory_for_is_named(
+def test_memory_error_names_the_array(
     shape: tuple[int, ...], dtype: Any, error: type[Exception], size: str
 ) -> None:
     with pytest.raises(error) as caught:

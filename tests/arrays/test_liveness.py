@@ -95,7 +95,7 @@ def test_a_container_that_is_being_traced(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["store", "store_tree", "to_host", "to_host_local"])
-def test_what_is_no_array(way: str) -> None:
+def test_values_that_are_no_array_are_refused(way: str) -> None:
     with pytest.raises(TypeError, match="expected a GlobalArray or a jax.Array, not ndarray"):
         WAYS[way](DATA)
     with pytest.raises(TypeError, match="this GlobalArray holds a ndarray and no jax.Array"):

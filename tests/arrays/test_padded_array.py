@@ -111,12 +111,6 @@ def test_keys(mesh: Mesh) -> None:
     np.testing.assert_array_equal(last, jax.random.key_data(keys)[4])
 
 
-def test_blocks_are_cast(mesh: Mesh) -> None:
-    p = PaddedArray.from_callback((5,), mesh, P("x"), lambda i: batch(5)[i], dtype=jnp.bfloat16)
-    assert p.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(np.asarray(p).astype(np.float32), batch(5))
-
-
 def test_sources_and_arrays(mesh: Mesh) -> None:
     data = batch(5, 3)
     for p in (
@@ -125,12 +119,11 @@ def test_sources_and_arrays(mesh: Mesh) -> None:
         PaddedArray.from_array(jnp.asarray(data), mesh, P("x", "y")),
     ):
         np.testing.assert_array_equal(p, data)
-
-
-def test_a_process_with_padding_alone_needs_a_dtype() -> None:
-    plan_mesh = mesh_of({"x": 8})
-    p = PaddedArray.from_callback((0,), plan_mesh, P("x"), lambda index: np.zeros(0, np.int8))
+    p = PaddedArray.from_callback((0,), mesh, P("x"), lambda index: np.zeros(0, np.int8))
     assert (p.dtype, p.padded_shape) == (np.int8, (0,))
+    p = PaddedArray.from_callback((5,), mesh, P("x"), lambda i: batch(5)[i], dtype=jnp.bfloat16)
+    assert p.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.asarray(p).astype(np.float32), batch(5))
 
 
 def test_rows_of_a_last_batch(mesh: Mesh) -> None:
@@ -331,25 +324,20 @@ def test_a_part_of_an_array_has_no_mask(mesh: Mesh) -> None:
                 mapped(p)
 
 
-def test_what_is_no_array(mesh: Mesh) -> None:
+def test_bad_arrays_fills_and_blocks_are_refused(mesh: Mesh) -> None:
     with pytest.raises(TypeError, match="not list; give other sources to from_source"):
         PaddedArray.from_array([1, 2], mesh, P("x"))
     with pytest.raises(TypeError, match="is a PaddedArray already; move it with reshard"):
         PaddedArray.from_array(padded(batch(5), mesh, P("x")), mesh, P("x"))
-
-
-def test_what_is_no_fill(mesh: Mesh) -> None:
     with pytest.raises(ValueError, match=r"fill=0.5 is not a value of int32"):
         padded(batch(5, dtype=np.int32), mesh, P("x"), fill=0.5)
     with pytest.raises(TypeError, match="fill must be a number, not 'zero'"):
         padded(batch(5), mesh, P("x"), fill="zero")
-
-
-def test_a_block_of_the_padded_shape_is_refused(mesh: Mesh) -> None:
-    with pytest.raises(
-        ValueError, match=r"has shape \(2,\); a shard of this array has shape \(1,\)"
-    ):
+    with pytest.raises(ValueError, match=r"has shape \(2,\); a shard of this array has shape \(1,"):
         PaddedArray.from_callback((5,), mesh, P("x"), lambda index: np.zeros(2))
+    p = PaddedArray(padded(batch(5), mesh, P("x")).array, (3,))
+    with pytest.raises(ValueError, match=r"has shape \(8,\); \(3,\) sharded by P\('x'\)"):
+        p.grid  # noqa: B018
 
 
 def test_functions_of_numpy_and_jax_do_not_see_padding_by_accident(mesh: Mesh) -> None:
@@ -357,12 +345,6 @@ def test_functions_of_numpy_and_jax_do_not_see_padding_by_accident(mesh: Mesh) -
     with pytest.raises(TypeError):
         jnp.sum(p)  # pyright: ignore[reportArgumentType]
     assert np.sum(p) == batch(5).sum()  # pyright: ignore
-
-
-def test_what_does_not_fit_its_shape(mesh: Mesh) -> None:
-    p = PaddedArray(padded(batch(5), mesh, P("x")).array, (3,))
-    with pytest.raises(ValueError, match=r"has shape \(8,\); \(3,\) sharded by P\('x'\)"):
-        p.grid  # noqa: B018
 
 
 def test_it_cannot_be_changed(mesh: Mesh) -> None:

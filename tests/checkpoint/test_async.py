@@ -19,19 +19,11 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
 import gda
-from gda.checkpoint import (
-    CorruptionError,
-    SaveError,
-    leaves_to_save,
-    restore,
-    save,
-    save_async,
-    saving,
-    writer,
-)
+from gda.checkpoint import CorruptionError, SaveError, restore, save, save_async, saving
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.stores.directory import FileStore
+from gda.checkpoint.writing import saved_leaves, writer
 from gda.storage.options import Options
 
 DATA = batch(16, 8)
@@ -78,7 +70,7 @@ def test_each_block_is_summed_up_where_it_is(
     def is_on_accelerator(data: Any) -> bool:
         return id(data) in copied
 
-    monkeypatch.setattr(leaves_to_save, "is_on_accelerator", is_on_accelerator)
+    monkeypatch.setattr(saved_leaves, "is_on_accelerator", is_on_accelerator)
     monkeypatch.setattr(writer, "is_on_accelerator", is_on_accelerator)
     save_async(tmp_path, {"cpu": g, "accelerator": h}).result()
     on_accelerator, on_cpu = gda.checkpoint.verify(tmp_path, fingerprints=True).leaves
@@ -145,10 +137,10 @@ def test_a_save_goes_on_after_ctrl_c_in_result(tmp_path: Path, gate: threading.E
 def test_copies_are_in_the_order_of_the_blocks_and_not_of_the_threads(
     auto_mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (source,) = leaves_to_save.sources_of([((), cut(DATA, auto_mesh, P("x", "y")))])
-    assert isinstance(source, leaves_to_save.Source)
+    (source,) = saved_leaves.sources_of([((), cut(DATA, auto_mesh, P("x", "y")))])
+    assert isinstance(source, saved_leaves.Source)
     first, *_ = source.blocks
-    others, adopted = threading.Semaphore(0), leaves_to_save._adopted
+    others, adopted = threading.Semaphore(0), saved_leaves._adopted
 
     def last(copy: Any, like: Any) -> Any:
         if like is first.data:
@@ -157,8 +149,8 @@ def test_copies_are_in_the_order_of_the_blocks_and_not_of_the_threads(
         others.release()
         return adopted(copy, like)
 
-    monkeypatch.setattr(leaves_to_save, "_adopted", last)
-    (copied,) = leaves_to_save.on_host([source], Options(4), adopt=True)
+    monkeypatch.setattr(saved_leaves, "_adopted", last)
+    (copied,) = saved_leaves.on_host([source], Options(4), adopt=True)
     assert [block.number for block in copied.blocks] == [block.number for block in source.blocks]
     assert [b.data.devices() for b in copied.blocks] == [b.data.devices() for b in source.blocks]
 
@@ -177,7 +169,7 @@ def test_several_at_once(auto_mesh: Mesh, tmp_path: Path, gate: threading.Event)
         np.testing.assert_array_equal(restore(tmp_path / str(number))["a"], DATA + number)
 
 
-def test_what_is_wrong_with_the_tree_is_said_at_once(tmp_path: Path) -> None:
+def test_mistakes_in_the_tree_are_raised_at_once(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a leaf of type object cannot be saved"):
         save_async(tmp_path, {"a": object()})
     save(tmp_path, {"a": 1})
@@ -232,20 +224,6 @@ def test_a_program_that_ends_warns_of_failures_that_it_did_not_hear_of(tmp_path:
         "the program did not call result() of it"
     )
     assert done.stderr.count("did not call result()") == 1
-
-
-PROGRAM = """
-import sys, gda, numpy as np
-gda.checkpoint.save_async(sys.argv[1], {'a': np.arange(3_000_000)})
-print('ended')
-"""
-
-
-def test_a_program_that_ends_finishes_its_saves(tmp_path: Path) -> None:
-    run = [sys.executable, "-c", PROGRAM, str(tmp_path / "run")]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == "ended\n"
-    np.testing.assert_array_equal(restore(tmp_path / "run")["a"], np.arange(3_000_000))
 
 
 @pytest.mark.processes(2, devices=4)
@@ -332,9 +310,7 @@ def _crc(data: np.ndarray) -> int:
     return google_crc32c.value(data.tobytes())
 
 
-def test_what_was_altered_consistently_is_seen_by_its_fingerprint(
-    mesh: Mesh, tmp_path: Path
-) -> None:
+def test_fingerprint_finds_a_consistent_alteration(mesh: Mesh, tmp_path: Path) -> None:
     save(tmp_path, {"a": cut(DATA, mesh, P("x")), "b": cut(DATA, mesh, P("x"))})
     forge(tmp_path, 200)
     restore(tmp_path, mesh=mesh, specs=P("y"))
@@ -368,7 +344,7 @@ def test_fingerprints_that_cannot_be_compared(auto_mesh: Mesh, tmp_path: Path) -
         restore(tmp_path, like, cast=True, check_fingerprint=True)
 
 
-def test_a_program_that_ends_finishes_what_it_saves(tmp_path: Path) -> None:
+def test_program_that_ends_finishes_its_save(tmp_path: Path) -> None:
     # Python 3.12 and newer start no thread any more once the main one has ended.
     program = """
 import sys

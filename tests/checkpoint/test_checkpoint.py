@@ -301,15 +301,6 @@ def test_an_array_without_memory_is_named(
     ]
 
 
-def test_without_like_and_specs_arrays_come_back_whole_on_the_host(
-    auto_mesh: Mesh, tmp_path: Path
-) -> None:
-    save(tmp_path, {"g": cut(DATA, auto_mesh, P("x")), "a": jnp.ones(3), "n": np.ones(3)})
-    restored = restore(tmp_path)
-    assert {type(value) for value in restored.values()} == {np.ndarray}
-    np.testing.assert_array_equal(restored["g"], DATA)
-
-
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("order", ORDERS)
 def test_onto_another_mesh(mesh: Mesh, tmp_path: Path, order: str, kind: AxisType) -> None:
@@ -325,8 +316,11 @@ def test_onto_another_mesh(mesh: Mesh, tmp_path: Path, order: str, kind: AxisTyp
         assert restored["k"] == "text"
 
 
-def test_kinds_are_containers_over_a_mesh_or_those_of_like(auto_mesh: Mesh, tmp_path: Path) -> None:
+def test_kinds_are_of_numpy_or_containers_or_those_of_like(auto_mesh: Mesh, tmp_path: Path) -> None:
     save(tmp_path, {"g": cut(DATA, auto_mesh, P("x")), "a": jnp.asarray(DATA), "n": DATA})
+    restored = restore(tmp_path)
+    assert {type(value) for value in restored.values()} == {np.ndarray}
+    np.testing.assert_array_equal(restored["g"], DATA)
     restored = restore(tmp_path, mesh=auto_mesh, specs=P("y"))
     sharding = NamedSharding(auto_mesh, P("y"))
     for value in restored.values():
@@ -386,13 +380,9 @@ def test_specs_are_for_all_below_them(auto_mesh: Mesh, tmp_path: Path) -> None:
         assert restored["w"].spec == P("y")
         assert [layer["w"].spec for layer in restored["layers"]] == [P("x"), P("x")]
     assert restore(tmp_path, mesh=auto_mesh, specs=["x", None])["w"].spec == P("x", None)
-
-
-def test_specs_overrule_the_layout_of_like(auto_mesh: Mesh, tmp_path: Path) -> None:
-    tree = {"a": cut(DATA, auto_mesh, P("x")), "b": cut(DATA, auto_mesh, P("x"))}
-    save(tmp_path, tree)
-    restored = restore(tmp_path, tree, mesh=auto_mesh, specs={"a": P("y")})
-    assert (restored["a"].spec, restored["b"].spec) == (P("y"), P("x"))
+    restored = restore(tmp_path, tree, mesh=auto_mesh, specs={"w": P("y")})
+    assert restored["w"].spec == P("y")  # and the layout of like elsewhere
+    assert [layer["w"].spec for layer in restored["layers"]] == [P(None, "x")] * 2
 
 
 def test_shapes_of_a_function_that_makes_the_tree(mesh: Mesh, tmp_path: Path) -> None:
@@ -410,7 +400,7 @@ def test_shapes_of_a_function_that_makes_the_tree(mesh: Mesh, tmp_path: Path) ->
     np.testing.assert_array_equal(restored.weights, tree.weights)
 
 
-def test_arrays_that_were_donated_say_how_they_were(mesh: Mesh, tmp_path: Path) -> None:
+def test_donated_arrays_as_like(mesh: Mesh, tmp_path: Path) -> None:
     tree = {"g": cut(DATA, mesh, P("x")), "a": jnp.asarray(DATA)}
     save(tmp_path, tree)
     shardings = jax.tree.map(lambda x: x.sharding, tree)
@@ -435,11 +425,6 @@ def test_a_part_of_the_tree(auto_mesh: Mesh, tmp_path: Path) -> None:
     assert restore(tmp_path, at=["step"]) == 7
     assert restore(tmp_path, at=["params", "layers", 0, "b"]) is None
     assert restore(tmp_path, at=["optimiser", 1, 0, "count"]) == 0
-
-
-def test_the_leaves_of_like_alone(auto_mesh: Mesh, tmp_path: Path) -> None:
-    tree = state(auto_mesh)
-    save(tmp_path, tree)
     like = {"params": {"w": tree["params"]["w"]}, "step": 0}
     assert_same(restore(tmp_path, like, partial=True), {**like, "step": 7})
 
@@ -456,9 +441,7 @@ def test_casts_are_those_of_numpy(auto_mesh: Mesh, tmp_path: Path) -> None:
     np.testing.assert_array_equal(restored["b"], np.arange(5, dtype=np.int8))
 
 
-def test_what_is_not_committed_stays_so_under_a_mesh_that_is_set(
-    mesh: Mesh, tmp_path: Path
-) -> None:
+def test_uncommitted_arrays_stay_so_under_a_mesh_that_is_set(mesh: Mesh, tmp_path: Path) -> None:
     few = mesh_of({"z": 2})
     tree = {
         "w": cut(batch(8), few, P("z")),
@@ -477,20 +460,9 @@ def test_what_is_not_committed_stays_so_under_a_mesh_that_is_set(
     assert not restored["step"].weak_type
 
 
-@pytest.mark.parametrize(
-    "number", [10**5000, -(10**5000), 2**999, -(2**1000), 0], ids=["1", "2", "3", "4", "5"]
-)
-def test_integers_of_any_length(number: int, tmp_path: Path) -> None:
-    save(tmp_path, {"number": number})
-    assert restore(tmp_path)["number"] == number
-    assert str(gda.checkpoint.verify(tmp_path)).startswith("['number']  int")
-
-
-def test_names_of_5000_characters(tmp_path: Path) -> None:
-    name = "n" * 5000
-    tree = {name: {name: np.arange(2**19), "é" * 5000: np.ones(2**18)}, "step": 3}
-    gda.checkpoint.save(tmp_path, tree)
-    gda.checkpoint.verify(tmp_path)
-    restored = gda.checkpoint.restore(tmp_path)
-    assert jax.tree.structure(restored) == jax.tree.structure(tree)
-    jax.tree.map(np.testing.assert_array_equal, restored, tree)
+def test_integers_of_any_length(tmp_path: Path) -> None:
+    numbers = [10**5000, -(10**5000), 2**999, -(2**1000), 0]
+    save(tmp_path, numbers)
+    assert restore(tmp_path) == numbers
+    lines = str(gda.checkpoint.verify(tmp_path)).splitlines()
+    assert [line.split()[:2] for line in lines[:5]] == [[f"[{i}]", "int"] for i in range(5)]

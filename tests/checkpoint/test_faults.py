@@ -462,7 +462,7 @@ def test_data_of_others_stays(tmp_path: Path) -> None:
     assert (tmp_path / "data-0123456789abcdef" / "of_others").exists()
 
 
-def test_what_cannot_be_removed_is_no_reason_not_to_save(
+def test_save_succeeds_beside_files_it_cannot_remove(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gda.checkpoint.save(tmp_path, values_of(1))
@@ -672,9 +672,7 @@ def test_a_timeout_is_above_zero(tmp_path: Path, timeout: float) -> None:
 # Several processes.
 
 
-def test_when_one_of_four_processes_is_killed_the_others_fail_and_name_it(
-    tmp_path: Path, forks: Forks
-) -> None:
+def test_three_of_four_processes_fail_and_name_the_killed_one(tmp_path: Path, forks: Forks) -> None:
     path, first = tmp_path / "run", 1
     for victim, where, note in [
         (3, "beginning", ""),
@@ -695,9 +693,7 @@ def test_when_one_of_four_processes_is_killed_the_others_fail_and_name_it(
         first += 2  # which the next group of processes saves
 
 
-def test_when_the_process_that_serves_the_others_is_killed_all_end(
-    tmp_path: Path, forks: Forks
-) -> None:
+def test_all_end_after_the_coordinator_is_killed(tmp_path: Path, forks: Forks) -> None:
     path, first = tmp_path / "run", 1
     for where in ("writev", "replace"):
         forks.start("save_and_die", 4, path=str(path), first=first, victim=0, where=where)
@@ -750,7 +746,7 @@ def fail_in_this_process(what: str, tree: dict[str, Any], patch: pytest.MonkeyPa
         *[(1, "Ctrl-C", is_async) for is_async in (False, True)],
     ],
 )
-def test_what_fails_in_one_process_fails_in_all(
+def test_failure_in_one_process_fails_in_all(
     shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: int, what: str, is_async: bool
 ) -> None:
     small_files(monkeypatch.setattr)

@@ -200,14 +200,6 @@ def test_packed_leaves_are_read_with_zarr_and_the_manifest_alone(tmp_path: Path)
         np.testing.assert_array_equal(out, tree[leaf["path"][0]])
 
 
-def test_the_whole_is_a_group_of_zarr(small: None, tmp_path: Path) -> None:
-    tree = {"a": {"b": batch(64), "c": batch(3)}}
-    save(tmp_path, tree)
-    group = zarr.open_group(tmp_path / manifest_of(tmp_path).data, mode="r")
-    assert sorted(name for name, _ in group.arrays()) == ["00000.a.b", "packed.float32.0"]
-    np.testing.assert_array_equal(group["00000.a.b"], batch(64))
-
-
 def test_types_that_zarr_does_not_have_are_in_the_way_of_no_other(
     small: None, tmp_path: Path
 ) -> None:

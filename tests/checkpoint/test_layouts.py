@@ -159,7 +159,7 @@ def test_any_tree_onto_any_layout(
         assert np.asarray(got).tobytes() == np.asarray(whole).tobytes() == data.tobytes()
 
 
-def test_only_what_is_needed_is_read(tmp_path: Path) -> None:
+def test_only_needed_chunks_are_read(tmp_path: Path) -> None:
     data = batch(64, 16)
     with Noted(packed_below=1) as noted:
         save(tmp_path, {"a": cut(data, mesh_of({"x": 8}), P("x")), "b": batch(9)})
@@ -354,7 +354,7 @@ def bytes_written(path: str, sizes: list[int], spec: P) -> int:
     [[64] * 16, [1024, 8] * 8, [4, 8, 16, 32, 64, 128, 1024]],
     ids=["equal", "weights and biases", "growing"],
 )
-def test_what_all_processes_hold_is_shared_out_by_bytes(
+def test_replicated_blocks_are_shared_out_by_bytes(
     process_pool: Callable[..., Pool],
     tmp_path_factory: pytest.TempPathFactory,
     sizes: list[int],
@@ -406,7 +406,7 @@ def test_arrays_of_some_processes_and_of_each(shared_tmp_path: Path) -> None:
 
 
 @pytest.mark.processes(2, devices=4)
-def test_what_differs_between_processes_is_not_saved(shared_tmp_path: Path) -> None:
+def test_host_values_that_differ_between_processes_are_not_saved(shared_tmp_path: Path) -> None:
     tree = {
         "same": np.ones(3),
         "step": jax.process_index(),

@@ -69,7 +69,8 @@ def test_many_nodes_of_a_deep_structure(taken: Taken, tmp_path: Path) -> None:
         assert (kind, nbytes < 12 * size) == ("NoneType", True), (nbytes / size, said)
 
 
-@pytest.mark.parametrize("value", ["[]", "{}", '""', "1e9", '{"":""}', "[[]]"])
+# Of other values in tests/layout/test_strict_json.py.
+@pytest.mark.parametrize("value", ['""', "1e9"])
 def test_a_manifest_of_many_values_is_not_parsed(taken: Taken, tmp_path: Path, value: str) -> None:
     gda.checkpoint.save(tmp_path, {"w": np.zeros(3)})
     body = '{"structure":[' + ",".join([value] * (30 * MIB // (len(value) + 1))) + "]}"
@@ -79,7 +80,7 @@ def test_a_manifest_of_many_values_is_not_parsed(taken: Taken, tmp_path: Path, v
     assert nbytes < 700 * MIB
 
 
-@pytest.mark.parametrize("value", ["[]", "{}", '{"":""}', "[[]]", '{"list":[]}'])
+@pytest.mark.parametrize("value", ["[]", '{"list":[]}'])
 def test_a_manifest_of_empty_nodes_is_not_parsed(taken: Taken, tmp_path: Path, value: str) -> None:
     gda.checkpoint.save(tmp_path, {"w": np.zeros(3)})
     size = 24 * MIB
@@ -202,7 +203,7 @@ def test_restore_takes_no_more_than_max_bytes_beside_the_arrays(
     assert nbytes < 64 * MIB + most + SLACK
 
 
-def test_what_was_saved_does_not_stay_on_the_host(tmp_path: Path) -> None:
+def test_saved_data_does_not_stay_on_the_host(tmp_path: Path) -> None:
     def resident() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 

@@ -86,7 +86,7 @@ def test_saved_on_eight_devices_and_restored_on_fewer(
     verify(tmp_path, fingerprints=True)
 
 
-def test_the_manifest_says_what_numpy_says(auto_mesh: Mesh, tmp_path: Path) -> None:
+def test_manifest_agrees_with_numpy(auto_mesh: Mesh, tmp_path: Path) -> None:
     save(tmp_path, padded_tree(auto_mesh, P("x", "y")))
     contents = inspect(tmp_path)
     assert contents.nbytes == sum(data.nbytes for data in DATA.values())
@@ -158,7 +158,7 @@ def test_templates(mesh: Mesh, tmp_path: Path) -> None:
     np.testing.assert_array_equal(cast, DATA["small"].astype(np.float16))
 
 
-def test_what_does_not_fit(mesh: Mesh, tmp_path: Path) -> None:
+def test_padded_arrays_that_do_not_fit(mesh: Mesh, tmp_path: Path) -> None:
     save(tmp_path, padded_tree(mesh, P("x")))
     with pytest.raises(ValueError, match="37 is not divisible by 4"):
         restore(tmp_path, mesh=mesh, specs=P("x"))

@@ -84,7 +84,7 @@ def test_without_locks_a_manifest_that_another_is_writing_is_left_alone(
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_with_locks_what_is_left_of_a_manifest_is_removed(tmp_path: Path, is_damaged: bool) -> None:
+def test_with_locks_leftover_manifests_are_removed(tmp_path: Path, is_damaged: bool) -> None:
     gda.checkpoint.save(tmp_path, values_of(1))
     (tmp_path / "manifest.json.new").write_text("half")
     if is_damaged:

@@ -46,7 +46,7 @@ print(code, (peak() - before) // 1024)
 """
 
 
-@tried("a hostile file for gda plan --tree", sample=4)
+@tried("a hostile file for gda plan --tree", sample=2)
 def test_a_hostile_file_takes_little_memory(write: Callable[..., Path], trials: Trials) -> None:
     for name in trials.of([*HOSTILE]):
         make, said = HOSTILE[name]

@@ -31,7 +31,7 @@ def plan(*args: str) -> dict[str, Any]:
     return document_of("plan", *args)
 
 
-def test_the_command_of_the_readme(run: Run) -> None:
+def test_one_array(run: Run) -> None:
     code, out, err = run(*EXAMPLE, "--spec", "data,model", "--no-picture")
     assert (code, err) == (0, "")
     assert out == (
@@ -79,7 +79,7 @@ def test_one_process_and_one_element(run: Run) -> None:
     assert out.endswith("\n… 48 more devices; --json lists them\n")
 
 
-def test_what_is_distinct_on_a_process(run: Run) -> None:
+def test_distinct_bytes_of_a_process(run: Run) -> None:
     base = ("plan", "--shape", "12x2", "--dtype", "f32", "--no-picture")
     _, out, _ = run(*base, "--mesh", "x=4,y=2", "--spec", "x", "--devices-per-process", "4")
     assert "per process   96 B; 48 B of it distinct (2 blocks)\n" in out
@@ -265,14 +265,8 @@ def test_a_spec_in_another_notation_is_pointed_at(run: Run) -> None:
     base = ("plan", "--shape", "8x2", "--dtype", "f32", "--mesh", "data=4,model=2", "--no-picture")
     code, out, err = run(*base, "--spec", "(data,model)")
     assert (code, out) == (2, "")
-    said, *caret = err.splitlines()
-    assert said.endswith(
-        "write data+model if all of these shard one dimension, or data,model if each shards its own"
-    )
-    assert caret == ["  (data,model)", "   ^"]
-    right = run(*base, "--spec", "data,model")
-    assert run(*base, "--spec", "('data', 'model')") == right
-    assert run(*base, "--spec", '["data", "model"]') == right
+    assert err.splitlines()[1:] == ["  (data,model)", "   ^"]
+    assert run(*base, "--spec", '["data", "model"]') == run(*base, "--spec", "data,model")
 
 
 @pytest.mark.parametrize("spec", ["data,model", "_,data+model", "data+model", ""])
@@ -326,7 +320,7 @@ def words_of(case: ShardedCase[Any]) -> list[str]:
 
 @rarely(2)
 @given(sharded_cases(mesh_shapes()), st.data())
-def test_devices_hold_what_jax_says(case: ShardedCase[Any], data: st.DataObject) -> None:
+def test_devices_hold_the_blocks_of_jax(case: ShardedCase[Any], data: st.DataObject) -> None:
     mesh = mesh_of(case.mesh_shape)
     devices = mesh.devices.size
     per_process = data.draw(st.sampled_from([n for n in range(1, devices + 1) if devices % n == 0]))
@@ -425,11 +419,14 @@ def test_colors_are_for_terminals(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_without_rich() -> None:
     # In a process of its own: rich, and what was imported with it, is known to this one.
-    code = "import sys; sys.modules['rich'] = None; from gda.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, *EXAMPLE, "--spec", "data,model"]
+    code = (
+        "import sys; sys.modules['rich'] = None; from gda.cli import main; words = sys.argv[1:];"
+        "sys.exit(main(['plan', *words]) + main(['reshard', *words, '--to-spec', '_,data']))"
+    )
+    command = [sys.executable, "-c", code, *EXAMPLE[1:], "--spec", "data,model"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith("pip install 'gda[show]')\n")
+    assert done.stdout.count("pip install 'gda[show]'") == 2
 
 
 # Bad inputs.
@@ -438,45 +435,23 @@ def test_without_rich() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (
-            {"--spec": "dat"},
-            "spec P('dat') shards dimension 0 by mesh axis 'dat', but the mesh has ",
-        ),
+        ({"--spec": "dat"}, "spec P('dat') shards dimension 0 by mesh axis 'dat', but the mesh"),
         ({"--spec": "dat"}, "; did you mean 'data'?"),
-        ({"--spec": "dta,y"}, "by mesh axis 'y', but the mesh has the axes"),
         ({"--spec": "data,data"}, "uses mesh axis 'data' twice"),
         ({"--spec": "_,_,data"}, "has 3 entries, but global shape (8, 6) has 2 dimensions"),
         ({"--spec": "model,data"}, "dimension 1 of size 6 is sharded 4 ways by mesh axis 'data'"),
-        ({"--spec": "model,data"}, "4 and 8 are the nearest sizes that divide"),
+        ({"--spec": "data,NONE"}, "; a dimension that is not sharded is _, or null in a list, not"),
+        ({"--spec": "replicated"}, " not sharded is _, or null in a list, not replicated"),
         ({"--spec": "data,,"}, "gda: --spec: the name of a mesh axis was expected"),
         ({"--shape": "8x6x"}, "gda: --shape: a size was expected"),
-        ({"--shape": "-8x6"}, "gda: --shape: this size must be 0 or more"),
-        ({"--shape": f"{10**30}"}, "gda: --shape: this size is too large"),
         ({"--shape": "8x" * 299 + "8"}, "this shape has 300 dimensions; an array has at most 64"),
-        (
-            {"--shape": f"{2**62}x6"},
-            "takes about 10**20 bytes on 8 devices; a plan counts to 2**63",
-        ),
-        ({"--shape": "4611686018427387904x4611686018427387904"}, "bytes on 8 devices"),
+        ({"--shape": f"{2**62}x6"}, "about 10**20 bytes on 8 devices; a plan counts to 2**63"),
         ({"--dtype": "floot"}, "did you mean float"),
-        ({"--mesh": "data=4,data=2"}, "axis 'data' is given twice"),
-        ({"--mesh": "data=-4"}, "this size must be 1 or more"),
         ({"--mesh": "data=0"}, "this size must be 1 or more"),
-        (
-            {"--mesh": f"data={2**40}"},
-            "the mesh data=1099511627776 has 1,099,511,627,776 devices; a plan is for at most "
-            "4,194,304",
-        ),
+        ({"--mesh": f"data={2**40}"}, "has 1,099,511,627,776 devices; a plan is for at most 4,194"),
         ({"--mesh": f"data={2**62},model={2**62}"}, "has about 10**37 devices"),
-        (
-            {"--mesh": ",".join(f"a{i}=1" for i in range(300))},
-            "this mesh has 300 dimensions; an array has at most 64",
-        ),
-        (
-            {"--devices-per-process": "3"},
-            "3 devices per process do not divide the 8 devices of the mesh data=4,model=2; the "
-            "numbers that do are 1, 2, 4, 8",
-        ),
+        ({"--mesh": ",".join(f"a{i}=1" for i in range(300))}, "this mesh has 300 dimensions; an"),
+        ({"--devices-per-process": "3"}, "3 devices per process do not divide the 8 devices of th"),
         ({"--devices-per-process": "0"}, "the numbers that do are 1, 2, 4, 8"),
         ({"--devices-per-process": "16"}, "the numbers that do are 1, 2, 4, 8"),
         ({"--devices-per-process": "-1"}, "--devices-per-process: this number must be 0 or more"),
@@ -489,23 +464,8 @@ def test_without_rich() -> None:
             "the mesh data=1 has 1 device, so a process has 1, not 4",
         ),
         ({"--process": "2"}, "there is no process 2; the mesh data=4,model=2 has process 0 only"),
-        (
-            {"--process": "2", "--devices-per-process": "4"},
-            "there is no process 2; the mesh data=4,model=2 has processes 0 to 1",
-        ),
-        ({"--process": "-2"}, "--process: this number must be 0 or more"),
+        ({"--process": "2", "--devices-per-process": "4"}, "data=4,model=2 has processes 0 to 1"),
         ({"--process": "0,1"}, "not '0,1'; for several repeat the option: --process 0 --process 1"),
-        ({"--spec": "none"}, "; a dimension that is not sharded is _, or null in a list, not none"),
-        (
-            {"--spec": "data,NONE"},
-            "; a dimension that is not sharded is _, or null in a list, not NONE",
-        ),
-        (
-            {"--spec": "replicated"},
-            "; a dimension that is not sharded is _, or null in a list, not replicated",
-        ),
-        ({"--shape": "(8,6"}, "--shape: this bracket is not closed"),
-        ({"--shape": "16,384x6"}, "--shape: write x or a comma between sizes, not both"),
         ({"--process": "two"}, "--process: a number was expected"),
         ({"--locate": "8,0"}, "outside the shape (8, 6): dimension 0 goes from 0 to 7"),
         ({"--locate": "-1,0"}, "--locate: this coordinate must be 0 or more"),
@@ -524,7 +484,7 @@ def test_bad_input(run: Run, args: dict[str, str], said: str) -> None:
         assert err.count("\n") <= 3
 
 
-def test_what_is_missing(run: Run) -> None:
+def test_missing_options_are_named(run: Run) -> None:
     code, out, err = run("plan", "--shape", "8", "--mesh", "x=4")
     assert (code, out) == (2, "")
     assert err == (
@@ -602,19 +562,6 @@ def test_help(run: Run) -> None:
 COMMAND = (
     "plan --shape 64x8 --dtype bf16 --mesh data=8,model=4 --spec data --process 0 --locate 1,1"
 )
-
-
-@pytest.mark.parametrize("args", [COMMAND, f"{COMMAND} --json", "plan --shape 1 --spec x"])
-def test_no_jax_is_imported(args: str) -> None:
-    code = (
-        "import sys; from gda.cli import main; code = main(sys.argv[1:]);"
-        "heavy = {'jax', 'jaxlib', 'tensorstore', 'gda.checkpoint'} & set(sys.modules);"
-        "sys.exit(str(heavy) if heavy else code)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *args.split()], capture_output=True, text=True
-    )
-    assert done.returncode == (2 if "--dtype" not in args else 0), done.stderr
 
 
 def test_the_installed_command() -> None:

@@ -2,7 +2,6 @@
 
 import math
 import re
-import subprocess
 import sys
 from collections import Counter
 from typing import Any
@@ -145,7 +144,7 @@ def test_too_many_moves_for_links(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
     assert document["largest_sender"] == {"device": 0, "nbytes": 1792}
 
 
-def test_too_many_moves_for_what_is_sent(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_moves_to_count_sent_bytes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     # Two holders of each block, and pieces of 1, 2 and 3 rows.
     args = ("--shape", "12x4", "--dtype", "f32", "--mesh", "x=3,y=2", "--spec", "x")
     args = (*args, "--to-mesh", "x=4,y=2", "--devices-per-process", "2")
@@ -292,16 +291,6 @@ def test_before_and_after(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == out
 
 
-def test_without_rich() -> None:
-    # In a process of its own: rich, and what was imported with it, is known to this one.
-    code = "import sys; sys.modules['rich'] = None; from gda.cli import main; sys.exit(main())"
-    words = ["reshard", *ARRAY, "--mesh", "x=4", "--spec", "x", "--to-spec", "_,x"]
-    command = [sys.executable, "-c", code, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("pip install 'gda[show]'") == 1
-
-
 # Bad inputs.
 
 
@@ -311,20 +300,10 @@ def test_without_rich() -> None:
         ((), "--to-mesh and --to-spec are missing; give one or both"),
         (("--to-spec", "z"), "after the reshard, spec P('z') shards dimension 0 by mesh axis 'z'"),
         (("--to-spec", "x,x"), "after the reshard, spec P('x', 'x') uses mesh axis 'x' twice"),
-        (
-            ("--to-spec", "q,zz"),
-            "\nspec P('q', 'zz') shards dimension 1 by mesh axis 'zz', but the ",
-        ),
-        (("--to-spec", "x y"), "--to-spec: a comma and the next entry were expected; write x,y"),
+        (("--to-spec", "q,zz"), "\nspec P('q', 'zz') shards dimension 1 by mesh axis 'zz', but "),
         (("--to-spec", "(x)"), "was expected, or None; write x\n  (x)\n   ^"),
-        (
-            ("--to-mesh", "x=3"),
-            "after the reshard, global shape (8, 64) cannot be sharded by P('x')",
-        ),
-        (
-            ("--to-mesh", "y=2"),
-            "after the reshard, spec P('x') shards dimension 0 by mesh axis 'x'",
-        ),
+        (("--to-mesh", "x=3"), "after the reshard, global shape (8, 64) cannot be sharded by P('x"),
+        (("--to-mesh", "y=2"), "after the reshard, spec P('x') shards dimension 0 by mesh axis"),
         (("--to-mesh", "x=4", "--devices-per-process", "8"), "after the reshard, 8 devices per "),
         (("--to-mesh", "x=0"), "--to-mesh: this size must be 1 or more"),
         (("--to-mesh", f"x={2**40}"), "after the reshard, the mesh x=1099511627776 has"),
@@ -334,24 +313,15 @@ def test_without_rich() -> None:
     ],
 )
 def test_bad_input(run: Run, args: tuple[str, ...], said: str) -> None:
-    code, out, err = run(
-        "reshard",
-        "--shape",
-        "8x64",
-        "--dtype",
-        "f32",
-        "--mesh",
-        "x=8",
-        *(() if "--spec" in args else ("--spec", "x")),
-        *args,
-    )
+    array = ("--shape", "8x64", "--dtype", "f32", "--mesh", "x=8", "--spec", "x")
+    code, out, err = run("reshard", *array, *args)
     assert (code, out) == (2, "")
     assert err.startswith("gda: ")
     assert said in err
     assert err.count("\n") <= 3
 
 
-def test_what_is_missing(run: Run) -> None:
+def test_missing_options_are_named(run: Run) -> None:
     code, out, err = run("reshard", "--shape", "8", "--to-spec", "x")
     assert (code, out) == (2, "")
     assert err == (
@@ -383,17 +353,7 @@ def test_any_words_give_an_answer_or_a_message(changes: dict[str, str], kind: li
     assert code in (0, 2)
 
 
-def test_help_and_no_jax(run: Run) -> None:
+def test_help(run: Run) -> None:
     code, out, _ = run("reshard", "--help")
     assert code == 0
     assert "--to-spec" in out
-    program = (
-        "import sys; from gda.cli import main; code = main(sys.argv[1:]);"
-        "heavy = {'jax', 'jaxlib', 'tensorstore', 'gda.checkpoint'} & set(sys.modules);"
-        "sys.exit(str(heavy) if heavy else code)"
-    )
-    args = ("reshard", *ARRAY, "--mesh", "x=4", "--spec", "x", "--to-spec", "_,x")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program, *args], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -392,16 +390,3 @@ def test_another_model(run: Run, write: Callable[..., Path]) -> None:
     )
     code, _, err = run("reshard", "--to-tree", other, "--to-mesh", "x=2")
     assert (code, err) == (2, "gda: --to-tree is for a model; give --tree too\n")
-
-
-def test_no_jax_is_imported() -> None:
-    program = (
-        "import sys; from gda.cli import main; code = main(sys.argv[1:]);"
-        "heavy = {'jax', 'jaxlib', 'rich', 'tensorstore', 'gda.checkpoint'} & set(sys.modules);"
-        "sys.exit(str(heavy) if heavy else code)"
-    )
-    args = ("reshard", "--tree", LLAMA, "--to-mesh", "data=12,model=4")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program, *args], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")

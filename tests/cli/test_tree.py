@@ -131,7 +131,7 @@ def test_for_programs(write: Callable[[Any], Path]) -> None:
     ]
 
 
-def test_where_mesh_dtype_and_spec_may_stand(write: Callable[[Any], Path]) -> None:
+def test_places_of_mesh_dtype_and_spec(write: Callable[[Any], Path]) -> None:
     parameters = {"w": {"shape": [8, 8], "dtype": "f32"}, "b": {"shape": [8], "spec": None}}
     path = write({"dtype": "i16", "spec": "data", "parameters": parameters, "about": "a test"})
     rows = {row["name"]: row for row in plan(path, "--mesh", "data=2,model=2")["parameters"]}
@@ -284,7 +284,7 @@ def test_the_example_is_llama_2_7b() -> None:
     assert len(rows) == 12
 
 
-def test_the_example_is_what_its_program_prints() -> None:
+def test_example_is_the_output_of_its_program() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLES / "transformer_7b.py"],
         capture_output=True,
@@ -299,20 +299,6 @@ def test_the_example_in_80_columns(run: Run) -> None:
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
     assert "  43.0 MiB  model.layers.0-31.mlp.down_proj.weight (x32)\n" in out
-
-
-def test_no_jax_is_imported() -> None:
-    program = (
-        "import sys; from gda.cli import main; code = main(sys.argv[1:]);"
-        "heavy = {'jax', 'jaxlib', 'rich', 'tensorstore', 'gda.checkpoint'} & set(sys.modules);"
-        "sys.exit(str(heavy) if heavy else code)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program, "plan", "--tree", LLAMA],
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 # Properties.
@@ -399,15 +385,7 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
     ("document", "said"),
     [
         ("", "cannot be read as JSON: Expecting value: line 1 column 1"),
-        ("{", "cannot be read as JSON: "),
-        ('{"a": NaN}', "cannot be read as JSON: NaN is not a number of JSON"),
-        ("[" * 100_000, "cannot be read as JSON: it is nested too deeply"),
-        (f'{{"w": {{"shape": [{"9" * 5000}]}}}}', "cannot be read as JSON: "),
-        ('{"w": {}, "w": {}}', "one object has these names twice: 'w'\n"),
-        (
-            '{"w": {}, "v": {}, "w": {}, "w": {}, "v": {}}',
-            "one object has these names twice: 'w'; 'v'\n",
-        ),
+        ('{"w": {}, "v": {}, "w": {}, "w": {}, "v": {}}', "has these names twice: 'w'; 'v'\n"),
         (
             "{" + ", ".join(f'"{name:05}": {{}}' for name in [*range(50_000)] * 2) + "}",
             "'00006'; '00007'; and 49992 more\n",
@@ -419,29 +397,19 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
         ({"mesh": {"x": 2}, "parameters": []}, '"parameters" is a list; expected is'),
         ({"parameters": W}, "mesh: there is none; give sizes by axis such as"),
         ({"mesh": {}, "parameters": W}, "mesh: expected are sizes by axis such as"),
-        (
-            {"mesh": {"x": 0}, "parameters": W},
-            "mesh: axis 'x' has the size 0; it must be 1 or more",
-        ),
+        ({"mesh": {"x": 0}, "parameters": W}, "mesh: axis 'x' has the size 0; it must be 1 or m"),
         ({"mesh": {"x": True}, "parameters": W}, "axis 'x' has the size true"),
         ({"mesh": {"_": 2}, "parameters": W}, "mesh: an axis cannot have the name '_'"),
         ({"mesh": "x=", "parameters": W}, "mesh: 'x=' cannot be read: a size was expected"),
         ({"mesh": {"x": 2**40}, "parameters": W}, "1,099,511,627,776 devices; a plan is for at"),
-        (
-            {"mesh": {"x": 2}, "dtype": "float33", "parameters": W},
-            "\"dtype\" 'float33' cannot be re",
-        ),
+        ({"mesh": {"x": 2}, "dtype": "float33", "parameters": W}, "\"dtype\" 'float33' cannot be"),
         ({"mesh": {"x": 2}, "dtype": 3, "parameters": W}, '"dtype" must be a name such as "bflo'),
         ({"mesh": {"x": 2}, "spec": 3, "parameters": W}, "spec must be a PartitionSpec or a seq"),
+        ({"mesh": {"x": 2}, "parameter": {}, "parameters": W}, 'did you mean "parameters"?\n'),
         (
-            {"mesh": {"x": 2}, "parameter": {}, "parameters": W},
-            '"parameter" is not known; did you mean "parameters"?\n',
-        ),
-        (
-            {"mesh": {"x": 2}, "w1": {}, "w2": {}, "b": {}, "parameters": W},
+            {"mesh": {"x": 2}, "w1": {}, "w2": {}, "parameters": W},
             '"w1" is not known; known are "about", "mesh", "dtype", "spec", "parameters" '
-            '(names go into "parameters")\n  "w2" is not known; known are "about", "mesh", '
-            '"dtype", "spec", "parameters" (names go into "parameters")\n  "b" is not known; ',
+            '(names go into "parameters")\n  "w2" is not known; known are ',
         ),
         ({"mesh": {"x": 2}, "parameters": {"w": 3}}, 'w: expected is {"shape": [...], ...}, not 3'),
         ({"mesh": {"x": 2}, "parameters": {"w": {}}}, 'w: there is no "shape"'),
@@ -449,10 +417,6 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
         (
             {"mesh": {"x": 2}, "parameters": {"w": {**W["w"], "shapes": 3}}},
             'w: "shapes" is not known; did you mean "shape"?',
-        ),
-        (
-            {"mesh": {"x": 2}, "parameters": {"w": {**W["w"], "size": 3}}},
-            'w: "size" is not known; known are "shape", "dtype", "spec"',
         ),
     ],
 )
@@ -477,23 +441,12 @@ def test_wrong_files(run: Run, write: Callable[[Any], Path], document: Any, said
         ({"dtype": None}, 'w: there is no "dtype", here or for all parameters'),
         ({"dtype": True}, 'w: "dtype" must be a name such as "bfloat16", not true'),
         ({"shape": None}, 'w: "shape" must be a list of integers, not null'),
-        ({"spec": ["none"]}, "; a dimension that is not sharded is _, or null in a list, not none"),
         ({"spec": ["_", "x"]}, 'in a list, a dimension that is not sharded is null, not "_"'),
         ({"spec": [["x", "None"]]}, 'a dimension that is not sharded is null, not "None"'),
-        (
-            {"spec": "(x,y)"},
-            "; write x+y if all of these shard one dimension, or x,y if each",
-        ),
-        ({"spec": "(None, 'y')"}, None),
         ({"dtype": "i8"}, "i8 means int8 in JAX and int64 in NumPy"),
-        (
-            {"spec": "x,"},
-            "w: \"spec\" 'x,' cannot be read: the name of a mesh axis was expected, or",
-        ),
+        ({"spec": "x,"}, "w: \"spec\" 'x,' cannot be read: the name of a mesh axis was expected"),
         ({"spec": "x,,"}, "w: \"spec\" 'x,,' cannot be read at ',': the name of a mesh axis"),
         ({"spec": ["z"]}, "w: spec P('z') shards dimension 0 by mesh axis 'z', but the mesh has"),
-        ({"spec": ["x", "x"]}, "w: spec P('x', 'x') uses mesh axis 'x' twice"),
-        ({"spec": ["x", None, "y"]}, "has 3 entries, but global shape (8, 6) has 2 dimensions"),
         ({"spec": [None, "x"]}, "dimension 1 of size 6 is sharded 4 ways by mesh axis 'x'"),
         ({"spec": [3]}, "w: entry 0 of the spec is 3; an entry is None, the name of a mesh axis"),
         ({"spec": {"x": 1}}, "w: spec must be a PartitionSpec or a sequence of None, axis names"),
@@ -501,14 +454,11 @@ def test_wrong_files(run: Run, write: Callable[[Any], Path], document: Any, said
     ],
 )
 def test_wrong_parameters(
-    run: Run, write: Callable[[Any], Path], parameter: dict[str, Any], said: str | None
+    run: Run, write: Callable[[Any], Path], parameter: dict[str, Any], said: str
 ) -> None:
     entry = {"shape": [8, 6], "dtype": "f32", "spec": [], **parameter}
     path = write({"mesh": {"x": 4, "y": 2}, "parameters": {"fine": W["w"], "w": entry}})
     code, out, err = run("plan", "--tree", path)
-    if said is None:
-        assert (code, err) == (0, "")
-        return
     assert (code, out) == (2, "")
     assert err.startswith(f"gda: {path} has a mistake:\n  w: ")
     assert said in err
@@ -557,7 +507,9 @@ def test_all_mistakes_of_a_parameter_are_said(run: Run, write: Callable[[Any], P
         assert all(part in line for part, line in zip(said, mistakes[name], strict=True))
 
 
-def test_what_does_not_go_together(run: Run, write: Callable[[Any], Path], tmp_path: Path) -> None:
+def test_options_that_exclude_each_other(
+    run: Run, write: Callable[[Any], Path], tmp_path: Path
+) -> None:
     path = write(SMALL)
     for args, said in (
         (("--shape", "8"), "--shape cannot be used with --tree, which plans a model; omit"),

@@ -86,7 +86,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize(("fun", "expected"), LOOPS.values(), ids=LOOPS)
-def test_what_runs_several_times_counts_as_often(fun: Any, expected: float) -> None:
+def test_repeated_operations_count_as_often(fun: Any, expected: float) -> None:
     assert flops(fun, (8, 8)) == expected
 
 

@@ -65,14 +65,14 @@ def test_two_rehearsals_side_by_side(reducing: gda.Rehearsal, silent: gda.Rehear
     assert gda.compare_rehearsals(silent, silent).changes == {}
 
 
-def test_the_communication_of_what_does_not_fit_is_unknown(reducing: gda.Rehearsal) -> None:
+def test_communication_of_a_program_too_large_is_unknown(reducing: gda.Rehearsal) -> None:
     compared = gda.compare_rehearsals(reducing, too_large(reducing))
     assert compared.changes["all-reduce over y"] == (512, None)
     assert "gone" not in str(compared)
     assert str(compared).splitlines()[-1].split() == ["fits", "unknown", "does", "not", "fit"]
 
 
-def test_what_is_no_rehearsal_is_an_error(silent: gda.Rehearsal) -> None:
+def test_other_values_than_rehearsals_are_refused(silent: gda.Rehearsal) -> None:
     with pytest.raises(TypeError, match=r"after must be the result of gda\.rehearse, not 3"):
         gda.compare_rehearsals(silent, 3)
 

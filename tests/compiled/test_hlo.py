@@ -162,9 +162,6 @@ def test_a_ragged_all_to_all_counts_its_data_and_not_its_offsets() -> None:
 def test_types(element: str, dtype: str, nbytes: int) -> None:
     found = only(reduction("replica_groups={}", element))
     assert (found.operand_dtypes, found.nbytes) == ((dtype,), nbytes)
-
-
-def test_a_type_of_no_known_size_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"gda cannot read it: 'odd\[3\]'"):
         only(reduction("replica_groups={}", "odd[3]{0}"))
 
@@ -181,12 +178,8 @@ def test_a_beginning_and_an_end_are_one() -> None:
         ROOT %d = f32[4,8]{1,0} all-reduce-done(%s)
         """
     )
-    assert (found.kind, found.axes, found.nbytes, found.nbytes_output) == (
-        "all-reduce",
-        ("y",),
-        128,
-        128,
-    )
+    assert (found.kind, found.axes) == ("all-reduce", ("y",))
+    assert (found.nbytes, found.nbytes_output) == (128, 128)
 
 
 @pytest.mark.parametrize(
@@ -248,12 +241,8 @@ def test_a_wrapped_collective_counts_once() -> None:
         """,
         before=wrapped,
     )
-    assert (found.kind, found.nbytes, found.nbytes_output, found.count) == (
-        "reduce-scatter",
-        32,
-        8,
-        1,
-    )
+    assert (found.kind, found.count) == ("reduce-scatter", 1)
+    assert (found.nbytes, found.nbytes_output) == (32, 8)
 
 
 BESIDE = """
@@ -277,7 +266,7 @@ BESIDE = """
 """
 
 
-def test_a_collective_beside_which_a_tpu_computes_counts_once() -> None:
+def test_collective_overlapped_on_a_tpu_counts_once() -> None:
     body = """
         %q = f32[4]{0} parameter(0)
         %s = (f32[4], f32[16], u32[]) fusion(%q), kind=kCustom, calls=%begin
@@ -303,7 +292,7 @@ SCATTERED = """
 """
 
 
-def test_a_reduce_scatter_that_a_tpu_writes_as_an_all_reduce_of_which_each_keeps_a_part() -> None:
+def test_reduce_scatter_written_by_a_tpu_as_an_all_reduce() -> None:
     found = only(
         """
         %p = f32[16,4]{1,0} parameter(0)
@@ -348,7 +337,7 @@ def test_a_send_between_devices(attributes: str) -> None:
     assert found.pairs == ((0, 1), (1, 2))
 
 
-def test_what_goes_to_the_host_is_none() -> None:
+def test_transfers_to_the_host_are_no_collectives() -> None:
     assert not read(
         """
         %p = f32[2,4]{1,0} parameter(0)
@@ -419,7 +408,7 @@ def test_a_collective_between_slices_and_one_within(transfer: str, target: str, 
         ("{{700000,800000}}", None),
     ],
 )
-def test_the_axes_over_slices_are_those_in_which_devices_differ(target: str, axes: object) -> None:
+def test_axes_over_slices(target: str, axes: object) -> None:
     across, _ = between_slices("ALL_REDUCE", target, {"x": 2, "y": 2, "z": 2})
     assert across.axes == axes
 
@@ -450,21 +439,16 @@ def test_replicas_alone() -> None:
     assert num_devices(module(body, header="")) == 1
 
 
-def test_groups_that_no_axes_give_are_kept() -> None:
+def test_groups_without_axes_are_kept() -> None:
     for groups in ("{{0,5},{1,4},{2,6},{3,7}}", "{{0,1},{2,3,4,5,6,7}}", "{{0,1}}", "[2,8]<=[16]"):
         found = only(reduction(f"replica_groups={groups}"))
         assert found.axes is None
         assert found.groups == parse_groups(groups)
-
-
-def test_devices_that_are_alone_have_no_axes() -> None:
-    groups = "{{0},{1},{2},{3},{4},{5},{6},{7}}"
-    assert only(reduction(f"replica_groups={groups}")).axes == ()
-
-
-def test_without_a_mesh_there_are_groups_but_no_axes() -> None:
-    (found,) = read_collectives(module(reduction("replica_groups=[2,4]<=[8]")))
+    (found,) = read_collectives(module(reduction("replica_groups=[2,4]<=[8]")))  # of no mesh
     assert (found.axes, found.groups) == (None, ((0, 1, 2, 3), (4, 5, 6, 7)))
+    alone = "{{0},{1},{2},{3},{4},{5},{6},{7}}"
+    assert only(reduction(f"replica_groups={alone}")).axes == ()
+    assert parse_groups("{}") == parse_groups("{{}}") == ()
 
 
 @pytest.mark.parametrize(
@@ -495,17 +479,10 @@ def test_forms_of_groups(text: str) -> None:
     ("text", "expected"),
     [
         ("mesh['x'=2,'y'=4] {}", [[0], [1], [2], [3], [4], [5], [6], [7]]),
-        ("mesh['x'=2,'y'=4] {'x'}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
-        ("mesh['x'=2,'y'=4] {'x','y'}", [[0, 1, 2, 3, 4, 5, 6, 7]]),
-        ("mesh['x'=2,'y'=4] {'y','x'}", [[0, 4, 1, 5, 2, 6, 3, 7]]),
-        ("mesh['x'=8] {'x':(1)2}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
         ("mesh['x'=8] {'x':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
-        ("mesh['x'=8] {'x':(4)2}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
         ("mesh['x'=8] {'x':(1)2,'x':(4)2}", [[0, 1, 4, 5], [2, 3, 6, 7]]),
         ("mesh['x'=8] {'x':(4)2,'x':(1)2}", [[0, 4, 1, 5], [2, 6, 3, 7]]),
         ("mesh['x'=2,'y'=4] {'y':(2)2,'x'}", [[0, 4, 1, 5], [2, 6, 3, 7]]),
-        ("mesh['x'=2,'y'=4], device_ids=([2,4]T(1,0)) {'x'}", [[0, 2], [4, 6], [1, 3], [5, 7]]),
-        ("mesh['x'=2,'y'=4], device_ids=([4,2]T(1,0)) {'x'}", [[0, 1], [2, 3], [4, 5], [6, 7]]),
         (
             "mesh['x'=2,'y'=2,'z'=2], device_ids=([2,2,2]T(2,0,1)) {'y':(1)2}",
             [[0, 4], [2, 6], [1, 5], [3, 7]],
@@ -551,10 +528,6 @@ def test_groups_of_a_mesh_in_any_order_of_axes_and_devices(
     for device_ids in (by_iota, ",".join(map(str, transposed))):
         groups = parse_groups(f"mesh[{mesh}], device_ids=({device_ids}) {{{axes}}}")
         assert groups == tuple(map(tuple, expected))
-
-
-def test_the_empty_list_is_all_devices() -> None:
-    assert parse_groups("{}") == parse_groups("{{}}") == ()
 
 
 @pytest.mark.parametrize("text", ["torus[2]", "mesh['x'=2] {'z'}", "mesh['x'=6] {'x':(4)2}"])
@@ -635,7 +608,7 @@ def test_a_part_of_an_axis(before: int, size: int, after: int, other: int) -> No
 
 
 @given(mesh_shapes(max_devices=32), st.data())
-def test_a_permutation_moves_along_the_axes_on_which_its_ends_differ(
+def test_permutation_moves_along_axes_on_which_its_ends_differ(
     mesh: dict[str, int], data: st.DataObject
 ) -> None:
     sizes = tuple(mesh.values())
@@ -645,10 +618,7 @@ def test_a_permutation_moves_along_the_axes_on_which_its_ends_differ(
     differing = {i for a, b in pairs for i in range(len(sizes)) if a[i] != b[i]}
     expected = tuple(name for i, name in enumerate(mesh) if i in differing)
     assert axes_of_pairs(flat, mesh) == expected
-
-
-def test_a_permutation_outside_of_the_mesh_has_no_axes() -> None:
-    assert axes_of_pairs(((0, 8),), MESH) is None
+    assert axes_of_pairs((*flat, (0, math.prod(sizes))), mesh) is None
 
 
 # How often.
@@ -693,12 +663,8 @@ def loop(start: object, stop: object, step: object, test: str, more: str = "") -
 
 
 def test_the_length_of_a_loop_that_counts_plainly() -> None:
-    less = "pred[] compare(%i.1, %stop), direction=LT"
-    assert loop(0, 7, 1, less) == 7
     assert loop(0, 7, 1, WRAPPED) == 7
     assert loop(0, 7, 1, "pred[] compare(%stop, %i.1), direction=GT") == 7
-    assert loop(0, 7, 1, "pred[] compare(%i.1, %stop), direction=LE") == 8
-    assert loop(9, 7, 1, less) == 0
 
 
 @given(st.integers(-20, 20), st.integers(-20, 20), st.integers(1, 7), st.booleans())
@@ -748,7 +714,7 @@ def test_a_loop_counts_plainly_where_conversions_keep_every_number(
         r'backend_config="{\"known_trip_count\":{\"n\":\"11\"}}"',
     ],
 )
-def test_what_the_compiler_says_of_a_length_comes_first(config: str) -> None:
+def test_length_named_by_the_compiler_comes_first(config: str) -> None:
     assert loop(0, 7, 0, "pred[] custom-call(%i.1, %stop)", f", {config}") == 11
 
 
@@ -814,7 +780,7 @@ def test_computations_that_are_called(line: str, count: int | None, is_condition
     assert (found.count, found.is_conditional) == (count, is_conditional)
 
 
-def test_a_computation_that_is_called_twice_counts_twice() -> None:
+def test_a_computation_counts_as_often_as_it_is_called() -> None:
     body = """
         %p = f32[8]{0} parameter(0)
         %a = f32[8]{0} call(%p), to_apply=%called
@@ -823,22 +789,12 @@ def test_a_computation_that_is_called_twice_counts_twice() -> None:
           backend_config={"known_trip_count":{"n":"4"}}
         """
     assert only(body, before=CALLED).count == 6
-
-
-def test_what_nobody_calls_does_not_count() -> None:
     assert not read("%p = f32[8]{0} parameter(0)", before=CALLED)
+    endless = "%p = f32[] parameter(0)\n%w = f32[] while(%p), body=%called"
+    assert only(endless, before=CALLED).count is None
 
 
-def test_collectives_come_in_the_order_of_the_program() -> None:
-    body = """
-        %p = f32[8]{0} parameter(0)
-        %a = f32[8]{0} all-reduce(%p), replica_groups={}, to_apply=%add, metadata={op_name="1"}
-        %b = f32[8]{0} all-reduce(%a), replica_groups={}, to_apply=%add, metadata={op_name="2"}
-        """
-    assert [found.op_name for found in read(body)] == ["1", "2"]
-
-
-def test_what_is_called_comes_where_it_is_called() -> None:
+def test_called_computations_come_in_place_of_the_call() -> None:
     def named(kind: str, name: str, operand: str = "%p") -> str:
         more = f'replica_groups={{}}, metadata={{op_name="{name}"}}'
         return f"f32[8]{{0}} {kind}({operand}), {more}"
@@ -999,7 +955,7 @@ def test_a_line_that_looks_like_a_collective_and_cannot_be_read_is_an_error(line
         read(f"%p = f32[8]{{0}} parameter(0)\n{line}")
 
 
-def test_a_call_of_what_is_not_there_is_an_error() -> None:
+def test_call_of_a_missing_computation_is_an_error() -> None:
     with pytest.raises(ValueError, match="gda cannot read it: 'a call of gone, which is not in"):
         read("%p = f32[8]{0} parameter(0)\n%a = f32[8]{0} call(%p), to_apply=%gone")
 
@@ -1012,19 +968,12 @@ def test_a_call_of_what_is_not_there_is_an_error() -> None:
         ("condition=%k.1, body=%called", "lost"),
     ],
 )
-def test_a_loop_of_what_is_not_there_is_an_error(attributes: str, missing: str) -> None:
+def test_loop_of_a_missing_computation_is_an_error(attributes: str, missing: str) -> None:
     body = f"%p = f32[8]{{0}} parameter(0)\n%w = f32[8]{{0}} while(%p), {attributes}"
     broken = "%k.1 (q: f32[8]) -> pred[] {\n  ROOT %c = pred[] fusion(), calls=%lost\n}\n"
     before = CALLED + (broken if missing == "lost" else "")
     with pytest.raises(ValueError, match=f"gda cannot read it: 'a call of {missing}, which is not"):
         read(body, before=before)
-
-
-def test_a_loop_without_a_test_has_no_length() -> None:
-    assert (
-        only("%p = f32[] parameter(0)\n%w = f32[] while(%p), body=%called", before=CALLED).count
-        is None
-    )
 
 
 @pytest.mark.parametrize("text", ["module {}", "", " \n"])
@@ -1035,7 +984,7 @@ def test_a_text_that_is_no_program_is_an_error(text: str) -> None:
         read_collectives(text, MESH)
 
 
-def test_what_looks_like_a_comment_in_a_string_is_none() -> None:
+def test_comment_in_a_string_is_none() -> None:
     name = 'op_name="jit(f)/*a*/dot"'
     found = only(reduction(f"/*index=5*/replica_groups={{}}, metadata={{{name}}}"))
     assert (found.axes, found.op_name) == (("x", "y"), "jit(f)/*a*/dot")

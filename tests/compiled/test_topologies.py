@@ -78,7 +78,7 @@ def test_arguments_of_another_kind(
         gda.rehearsal_mesh(topology, shape, num_slices=slices[0] if slices else 1)
 
 
-def test_without_libtpu_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_libtpu_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
     with pytest.raises(ImportError, match=r"needs libtpu.*pip install 'gda\[rehearse\]'") as caught:

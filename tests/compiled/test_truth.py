@@ -137,7 +137,7 @@ def executed(folder: Path, text: str) -> Counter[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_rehearsed_is_what_runs(
+def test_rehearsal_agrees_with_the_run(
     case: Callable[[Mesh], Case], auto_mesh: Mesh, tmp_path: Path
 ) -> None:
     fun, args = case(auto_mesh)

@@ -38,7 +38,7 @@ def variables(**changes: object) -> dict[str, str]:
     return environment(**{**arguments, **changes})
 
 
-def test_close_ends_children_and_what_they_started() -> None:
+def test_close_ends_children_and_grandchildren() -> None:
     with Children() as children:
         process = children.start([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE)
         assert process.stdout is not None
@@ -94,7 +94,7 @@ def test_a_port_is_not_given_to_others() -> None:
         other.bind(("127.0.0.1", port.number))
 
 
-def test_environment_says_who_the_others_are() -> None:
+def test_environment_names_the_other_processes() -> None:
     given = variables()
     assert given["JAX_COORDINATOR_ADDRESS"] == "127.0.0.1:1234"
     assert given["JAX_NUM_PROCESSES"] == "4"
@@ -103,15 +103,14 @@ def test_environment_says_who_the_others_are() -> None:
     assert given["GDA_CHECK_AGREEMENT"] == "1"
     assert given["GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"] == "60"
     assert "--xla_force_host_platform_device_count=2" in given["XLA_FLAGS"].split()
-
-
-def test_environment_without_devices_leaves_the_platform_alone() -> None:
+    given = variables(devices=None, inherited=None)
+    assert given["PATH"] == os.environ["PATH"]
     given = variables(devices=None)
     assert "JAX_PLATFORMS" not in given
     assert "device_count" not in given["XLA_FLAGS"]
 
 
-def test_environment_keeps_what_is_set() -> None:
+def test_environment_keeps_variables_that_are_set() -> None:
     inherited = {
         "HOME": "/home/me",
         "GDA_CHECK_AGREEMENT": "0",
@@ -123,8 +122,10 @@ def test_environment_keeps_what_is_set() -> None:
     assert given["XLA_FLAGS"].count("collective_timeout") == 1
 
 
-def test_a_process_reads_what_environment_wrote() -> None:
-    given = variables(heartbeat_timeout=10_000_000)
+def test_process_reads_the_environment_back() -> None:
+    given = variables(heartbeat_timeout=10_000_000, collective_timeout=10_000_000)
+    assert given["GDA_HEARTBEAT_TIMEOUT_SECONDS"] == "10000000"
+    assert "e+" not in given["XLA_FLAGS"]
     expected = {
         "coordinator_address": "127.0.0.1:1234",
         "num_processes": 4,
@@ -137,16 +138,3 @@ def test_a_process_reads_what_environment_wrote() -> None:
     assert arguments_of({}) == {}
     with pytest.raises(ValueError, match=r"^JAX_PROCESS_ID is '\?'; it must be an integer$"):
         arguments_of({"JAX_PROCESS_ID": "?"})
-
-
-def test_environment_writes_long_times_as_integers() -> None:
-    given = variables(heartbeat_timeout=10_000_000, collective_timeout=10_000_000)
-    assert given["GDA_HEARTBEAT_TIMEOUT_SECONDS"] == "10000000"
-    assert "e+" not in given["XLA_FLAGS"]
-
-
-def test_environment_starts_from_that_of_this_process() -> None:
-    given = environment(
-        0, 1, 1, None, heartbeat_timeout=1, collective_timeout=1, agreement_timeout=1
-    )
-    assert given["PATH"] == os.environ["PATH"]

@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import running
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gda.testing import Pool, ProcessError
@@ -46,12 +47,7 @@ def launch(
 ) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "program.py"
     script.write_text(START + program)
-    return subprocess.run(
-        [sys.executable, "-m", "gda.launch", "-n", str(processes), *options, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    return running.launch("-n", processes, *options, script, timeout=LIMIT)
 
 
 KILLED = {
@@ -79,7 +75,7 @@ def test_the_coordinator_that_is_killed_is_named(tmp_path: Path) -> None:
     assert "gda.launch: process 0 was killed by SIGKILL" in done.stderr
 
 
-def test_survivors_without_a_launcher_are_told_who_is_missing(tmp_path: Path) -> None:
+def test_survivors_without_a_launcher_name_the_missing_process(tmp_path: Path) -> None:
     # As on a cluster, where nobody ends the other processes: a watcher that only starts them.
     program = """
 if me == 1: die()

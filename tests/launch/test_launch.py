@@ -13,7 +13,8 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from running import ignoring, is_running, wait_until_gone, without_address
+import running
+from running import ignoring, is_running, wait_for, wait_until_gone, without_address
 
 import gda.launch
 from gda.launch.__main__ import main
@@ -71,16 +72,17 @@ def launch(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+def launch_forked(*args: str) -> subprocess.CompletedProcess[str]:
+    """As ``launch``, in processes that need not import JAX, for programs that use it.
+
+    At their end they do not wait for JAX, because they imported it before ``gda.launch`` began.
+    """
+    return running.launch(*args, timeout=LIMIT_SECONDS, XLA_FLAGS="")
+
+
 def after_the_last_reason(stderr: str) -> str:
     """The words of the launcher about the end, after its last prefix."""
     return stderr[stderr.rindex("gda.launch: ") :]
-
-
-def wait_for(paths: list[Path]) -> None:
-    limit = time.monotonic() + LIMIT_SECONDS
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < limit, "the program did not start"
-        time.sleep(0.02)
 
 
 # Programs that use JAX.
@@ -115,7 +117,7 @@ BY_JAX = """
 @pytest.mark.parametrize("initialize", [BY_GDA, BY_JAX], ids=["gda", "jax"])
 def test_two_processes_of_two_devices_sum_over_four(program: Program, initialize: str) -> None:
     path = program(initialize + SUM + "    print(jax.local_device_count(), 'of 4:', total())\n")
-    done = launch("-n", "2", "--devices-per-process", "2", path)
+    done = launch_forked("-n", "2", "--devices-per-process", "2", path)
     assert done.returncode == 0, done.stderr
     assert "[0] 2 of 4: 6\n" in done.stdout
     assert "[1] 2 of 4: 6\n" in done.stdout
@@ -123,13 +125,13 @@ def test_two_processes_of_two_devices_sum_over_four(program: Program, initialize
 
 def test_one_process_is_enough(program: Program) -> None:
     path = program(BY_GDA + SUM + "    print(jax.process_count(), total())\n")
-    done = launch("-n", "1", "--devices-per-process", "3", path)
+    done = launch_forked("-n", "1", "--devices-per-process", "3", path)
     assert done.returncode == 0, done.stderr
     assert "[0] 1 3\n" in done.stdout
 
 
 def test_a_program_that_forgot_to_initialize_is_told(program: Program) -> None:
-    done = launch("-n", "2", program("import gda\ngda.check_processes_agree(0)"))
+    done = launch_forked("-n", "2", program("import gda\ngda.check_processes_agree(0)"))
     assert done.returncode == 1
     assert "call gda.launch.initialize() before any other use of JAX" in done.stderr
 
@@ -143,7 +145,7 @@ EARLY = """
 """
 
 
-def test_who_ended_too_early_is_said(program: Program) -> None:
+def test_process_that_ended_too_early_is_named(program: Program) -> None:
     done = launch("-n", "2", "--agreement-timeout", "3", program(BY_GDA + EARLY))
     assert done.returncode == 1
     last = after_the_last_reason(done.stderr)
@@ -155,14 +157,14 @@ def test_who_ended_too_early_is_said(program: Program) -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_failure_ends_those_who_wait_in_a_collective(program: Program, failing: int) -> None:
+def test_failure_ends_processes_waiting_in_a_collective(program: Program, failing: int) -> None:
     ending = f"""
     total()
     if RANK == {failing}:
         raise ValueError("boom")
     total()
     """
-    done = launch("-n", "2", program(BY_GDA + SUM + ending))
+    done = launch_forked("-n", "2", program(BY_GDA + SUM + ending))
     assert done.returncode == 1
     reason, *rest = after_the_last_reason(done.stderr).splitlines()
     assert reason == f"gda.launch: process {failing} failed with exit code 1"
@@ -170,14 +172,14 @@ def test_a_failure_ends_those_who_wait_in_a_collective(program: Program, failing
     assert rest[-1] == "ValueError: boom"
 
 
-def test_the_kill_of_the_coordinator_ends_those_who_wait_in_a_collective(program: Program) -> None:
+def test_kill_of_the_coordinator_ends_processes_waiting_in_a_collective(program: Program) -> None:
     ending = """
     total()
     if RANK == 0:
         os.kill(os.getpid(), 9)
     total()
     """
-    done = launch("-n", "2", program(BY_GDA + SUM + ending))
+    done = launch_forked("-n", "2", program(BY_GDA + SUM + ending))
     assert done.returncode == 128 + signal.SIGKILL
     assert "gda.launch: process 0 was killed by SIGKILL\n" in after_the_last_reason(done.stderr)
 
@@ -352,7 +354,7 @@ def test_threads_of_a_program_are_waited_for(program: Program) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0] worked\n", "")
 
 
-def test_who_had_ended_and_who_was_about_to_is_told_apart(program: Program) -> None:
+def test_ended_and_ending_processes_are_told_apart(program: Program) -> None:
     path = program("""
     import atexit
     if RANK == 0:
@@ -434,16 +436,13 @@ def test_nothing_depends_on_the_name_of_the_machine(program: Program, initialize
 # What the processes are given and what they write.
 
 
-def test_arguments_reach_the_script_untouched(program: Program) -> None:
-    done = launch("-n", "1", program("print(sys.argv[1:])"), "-n", "5", "--timeout", "--", "-m")
-    assert done.stdout == "[0] ['-n', '5', '--timeout', '--', '-m']\n"
-
-
 def test_a_script_runs_as_python_runs_it(program: Program, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("")
     path = program("import beside; print(__name__, __file__, sys.argv, sys.path[0])")
-    done = launch("-n", "1", path)
-    assert done.stdout == f"[0] __main__ {path} {[path]} {tmp_path.resolve()}\n", done.stderr
+    arguments = ["-n", "5", "--timeout", "--", "-m"]  # which reach it untouched
+    done = launch("-n", "1", path, *arguments)
+    said = f"[0] __main__ {path} {[path, *arguments]} {tmp_path.resolve()}\n"
+    assert done.stdout == said, done.stderr
 
 
 def test_a_module_runs_as_python_runs_it(tmp_path: Path) -> None:
@@ -459,7 +458,7 @@ def test_a_module_runs_as_python_runs_it(tmp_path: Path) -> None:
 def test_checks_are_on_and_times_are_short(program: Program) -> None:
     names = ["GDA_CHECK_AGREEMENT", "GDA_HEARTBEAT_TIMEOUT_SECONDS", "JAX_NUM_PROCESSES"]
     path = program(f"print([os.environ[name] for name in {names}])")
-    done = launch("-n", "1", "--heartbeat-timeout", "7", path)
+    done = launch_forked("-n", "1", "--heartbeat-timeout", "7", path)
     assert done.stdout == "[0] ['1', '7', '1']\n"
 
 
@@ -485,11 +484,6 @@ def test_streams_stay_apart_and_lines_whole(program: Program) -> None:
             assert lines == [f"{word} {number} {filling * 50}" for number in range(500)]
     assert done.stdout.count("] no end of line\n") == 3
     assert len(done.stdout.splitlines()) == 3 * 501
-
-
-def test_prefixes_of_many_processes_are_aligned(program: Program) -> None:
-    done = launch("-n", "11", program("print('here')"))
-    assert sorted(done.stdout.splitlines()) == sorted(f"[{rank:2}] here" for rank in range(11))
 
 
 def test_a_flood_of_junk_neither_gets_lost_nor_stops_anything(program: Program) -> None:
@@ -527,7 +521,7 @@ def test_lines_keep_the_last_ones() -> None:
         (b"loss 3 [Gloo] Rank 1", True),
     ],
 )
-def test_what_gloo_says_of_its_connections_is_left_out(line: bytes, is_shown: bool) -> None:
+def test_connection_messages_of_gloo_are_omitted(line: bytes, is_shown: bool) -> None:
     with open(os.devnull, "rb") as pipe:
         lines = Lines(pipe, "[0] ", 1)
     assert lines.take(line + b"\n") == (b"[0] " + line + b"\n" if is_shown else b"")
@@ -571,10 +565,11 @@ def test_sys_exit_with_a_message_says_it_last(program: Program) -> None:
     assert done.stderr.endswith("failed with exit code 1\n[0] no such data\n")
 
 
-@pytest.mark.parametrize("code", ["sys.exit()", "sys.exit(0)", "pass"])
-def test_a_good_end_is_0(program: Program, code: str) -> None:
-    done = launch("-n", "2", program(code))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+def test_a_good_end_is_0_and_prefixes_of_many_processes_are_aligned(program: Program) -> None:
+    path = program("print('here'); [sys.exit, lambda: sys.exit(0), lambda: None][RANK % 3]()")
+    done = launch("-n", "11", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == sorted(f"[{rank:2}] here" for rank in range(11))
 
 
 def test_an_end_without_a_word_is_seen(program: Program) -> None:
@@ -600,11 +595,14 @@ def test_a_kill_is_told_with_the_last_lines(program: Program) -> None:
 
 def test_the_traceback_shows_the_program_only(program: Program) -> None:
     path = program("""
+    import atexit
+    atexit.register(time.sleep, 300)  # which is not waited for
     def work():
         raise ValueError("boom \\udcff")
     work()
     """)
     done = launch("-n", "1", path)
+    assert done.returncode == 1
     assert re.findall(r'File "(.*)", line', done.stderr) == [path, path]
     assert done.stderr.endswith("ValueError: boom ?\n")
 
@@ -627,17 +625,6 @@ def test_the_first_failure_comes_last_and_the_others_before(program: Program) ->
     reason, *rest = after_the_last_reason(done.stderr).splitlines()
     assert reason == "gda.launch: process 1 failed with exit code 1"
     assert rest[-1] == "ValueError: cause"
-
-
-def test_what_a_program_does_at_exit_is_not_waited_for(program: Program) -> None:
-    path = program("""
-    import atexit
-    atexit.register(time.sleep, 300)
-    raise ValueError("boom")
-    """)
-    done = launch("-n", "1", path)
-    assert done.returncode == 1
-    assert done.stderr.endswith("ValueError: boom\n")
 
 
 def test_the_hook_of_a_program_is_called(program: Program) -> None:
@@ -679,7 +666,7 @@ def test_a_signal_ends_all(program: Program, tmp_path: Path, number: int, code: 
     assert not any(is_running(int(path.read_text())) for path in pid_files)
 
 
-def test_what_is_ignored_on_entry(program: Program, tmp_path: Path) -> None:
+def test_signals_ignored_on_entry(program: Program, tmp_path: Path) -> None:
     path = program(f"""
     import pathlib, signal
     print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
@@ -730,7 +717,7 @@ def test_no_process_outlives_a_launcher_that_is_killed(program: Program, tmp_pat
     wait_until_gone(pids)
 
 
-def test_what_a_program_leaves_behind_ends_too(program: Program) -> None:
+def test_processes_left_behind_end_too(program: Program) -> None:
     path = program("""
     import subprocess
     print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]).pid)
@@ -753,7 +740,7 @@ def test_the_time_limit_shows_where_all_processes_are(program: Program) -> None:
     assert done.stderr.endswith("gda.launch: not done after 3 s; all stacks are shown above\n")
 
 
-def test_the_time_limit_says_who_shows_no_stack(program: Program) -> None:
+def test_time_limit_names_processes_without_a_stack(program: Program) -> None:
     path = program("""
     import signal
     if RANK == 1:
@@ -776,7 +763,7 @@ def test_the_time_limit_says_who_shows_no_stack(program: Program) -> None:
 FREEZE = "    os.kill(os.getpid(), 19)\n"
 
 
-def test_a_stopped_process_is_blamed_and_not_who_waited_for_it(program: Program) -> None:
+def test_stopped_process_is_blamed_and_not_its_peers(program: Program) -> None:
     path = program(f"""
     if RANK == 1:
         open("here", "w").close()
@@ -802,7 +789,7 @@ def test_a_process_that_stops_in_a_collective_is_blamed(program: Program, frozen
     {FREEZE}
     total()
     """
-    done = launch("-n", "2", "--heartbeat-timeout", "3", program(BY_GDA + SUM + ending))
+    done = launch_forked("-n", "2", "--heartbeat-timeout", "3", program(BY_GDA + SUM + ending))
     assert done.returncode != 0
     assert after_the_last_reason(done.stderr).startswith(
         f"gda.launch: process {frozen} did not answer the others (stopped by SIGSTOP, Ctrl-Z or a "
@@ -850,7 +837,7 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert "python -m gda.launch -n 4 --devices-per-process 2 train.py" in capsys.readouterr().out
 
 
-def test_initialize_of_nothing_says_how_to_start() -> None:
+def test_initialize_without_variables_names_the_launcher() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import gda.launch; gda.launch.initialize()"],
         env=environment(),
@@ -878,10 +865,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ("variables", "missing"),
     [
         ({"JAX_NUM_PROCESSES": "2"}, "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID"),
-        (
-            {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_PROCESS_ID": "0"},
-            "JAX_NUM_PROCESSES",
-        ),
+        ({"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1", "JAX_PROCESS_ID": "0"}, "JAX_NUM_PROCESSES"),
     ],
 )
 def test_initialize_names_the_variables_that_are_missing(
@@ -895,15 +879,12 @@ def test_initialize_names_the_variables_that_are_missing(
     )
     with pytest.raises(ValueError, match=f"^{re.escape(error)}$"):
         gda.launch.initialize()
-
-
-def test_initialize_names_a_variable_that_is_wrong(no_variables: pytest.MonkeyPatch) -> None:
     no_variables.setenv("JAX_PROCESS_ID", "two")
     with pytest.raises(ValueError, match="^JAX_PROCESS_ID is 'two'; it must be an integer$"):
         gda.launch.initialize()
 
 
-def test_initialize_passes_what_is_given_and_prefers_it(no_variables: pytest.MonkeyPatch) -> None:
+def test_initialize_prefers_arguments_to_variables(no_variables: pytest.MonkeyPatch) -> None:
     calls = []
     no_variables.setattr("jax.distributed.initialize", lambda **options: calls.append(options))
     gda.launch.initialize(initialization_timeout=5)

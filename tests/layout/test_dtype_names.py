@@ -27,7 +27,7 @@ pytestmark = pytest.mark.no_jax
         (ml_dtypes.bfloat16, ml_dtypes.bfloat16),
     ],
 )
-def test_what_stands_for_a_dtype(given: object, dtype: object) -> None:
+def test_names_and_types_of_dtypes(given: object, dtype: object) -> None:
     assert as_dtype(given) == np.dtype(dtype)
 
 
@@ -45,6 +45,6 @@ def test_what_stands_for_a_dtype(given: object, dtype: object) -> None:
         (np.zeros(2), r"^dtype=a ndarray is not a dtype; a dtype is such as"),
     ],
 )
-def test_what_does_not(given: object, message: str) -> None:
+def test_other_values_are_no_dtype(given: object, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         as_dtype(given)

@@ -69,7 +69,7 @@ def test_blocks_that_several_processes_hold_are_shared_out() -> None:
     ]
 
 
-def test_who_has_blocks_of_its_own_writes_fewer_of_the_others() -> None:
+def test_process_with_blocks_of_its_own_writes_fewer_others() -> None:
     # Blocks 0 and 1 are on process 0 alone; 2 and 3 also on process 1.
     assert writers(layout(("x",)), [0, 0, 0, 0, 0, 1, 0, 1]) == [0, 0, 1, 1]
 
@@ -258,7 +258,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("process_of", "error", "message"), BAD, ids=range(len(BAD)))
-def test_what_is_not_the_process_of_each_device_is_refused(
+def test_process_of_must_name_one_process_a_device(
     process_of: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error) as info:

@@ -167,119 +167,83 @@ NOT_A_SPEC = (
     "per dimension, not "
 )
 
-BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
+NOT_A_SHAPE = "global_shape must be a sequence of integers such as (8, 2), not "
+NOT_AN_ENTRY = "; an entry is None, the name of a mesh axis or a tuple of names"
+NO_AXIS = "spec {} by mesh axis {}, but the mesh has the axes {}"
+
+BAD: list[tuple[Callable[..., object], tuple[Any, ...], type[Exception], str]] = [
+    (check_shape, (8,), TypeError, f"{NOT_A_SHAPE}8"),
+    (check_shape, ((8.0, 2),), TypeError, f"{NOT_A_SHAPE}(8.0, 2)"),
+    (check_shape, ("82",), TypeError, f"{NOT_A_SHAPE}'82'"),
     (
-        lambda: check_shape(8),  # pyright: ignore[reportArgumentType]
-        TypeError,
-        "global_shape must be a sequence of integers such as (8, 2), not 8",
-    ),
-    (
-        lambda: check_shape((8.0, 2)),  # pyright: ignore[reportArgumentType]
-        TypeError,
-        "global_shape must be a sequence of integers such as (8, 2), not (8.0, 2)",
-    ),
-    (
-        lambda: check_shape("82"),  # pyright: ignore[reportArgumentType]
-        TypeError,
-        "global_shape must be a sequence of integers such as (8, 2), not '82'",
-    ),
-    (
-        lambda: check_shape((8, -2)),
-        ValueError,
+        *(check_shape, ((8, -2),), ValueError),
         "global_shape (8, -2) has a negative size; sizes are 0 or more",
     ),
     (
-        lambda: check_mesh_shape((4, 2)),  # pyright: ignore[reportArgumentType]
-        TypeError,
+        *(check_mesh_shape, ((4, 2),), TypeError),
         "mesh_shape must map axis names to sizes, in mesh order, such as {'x': 4, 'y': 2}, not "
         "(4, 2); of a jax.sharding.Mesh it is mesh.shape",
     ),
+    (check_mesh_shape, ({"x": 4.0},), TypeError, "sizes of mesh axes must be integers: {'x': 4.0}"),
     (
-        lambda: check_mesh_shape({"x": 4.0}),  # pyright: ignore[reportArgumentType]
-        TypeError,
-        "sizes of mesh axes must be integers: {'x': 4.0}",
-    ),
-    (
-        lambda: check_mesh_shape({"x": 4, "y": 0}),
-        ValueError,
+        *(check_mesh_shape, ({"x": 4, "y": 0},), ValueError),
         "mesh {'x': 4, 'y': 0} has an axis without devices; sizes are 1 or more",
     ),
-    (
-        lambda: check_spec("x", (8,)),
-        TypeError,
-        "spec 'x' is a string; write P('x') or ['x']",
-    ),
-    (lambda: check_spec(None, (8,)), TypeError, NOT_A_SPEC + "None"),  # pyright: ignore
-    (lambda: check_spec(3, (8,)), TypeError, NOT_A_SPEC + "3"),  # pyright: ignore
+    (check_spec, ("x", (8,)), TypeError, "spec 'x' is a string; write P('x') or ['x']"),
+    (check_spec, (None, (8,)), TypeError, NOT_A_SPEC + "None"),
     # A set has no order of its own: two processes would cut the same array differently.
-    (lambda: check_spec({"x"}, (8,)), TypeError, NOT_A_SPEC + "{'x'}"),
-    (lambda: check_spec({"x": 0}, (8,)), TypeError, NOT_A_SPEC + "{'x': 0}"),
+    (check_spec, ({"x"}, (8,)), TypeError, NOT_A_SPEC + "{'x'}"),
+    (check_spec, ({"x": 0}, (8,)), TypeError, NOT_A_SPEC + "{'x': 0}"),
     (
-        lambda: check_spec(P("x", "y"), (8,)),
-        ValueError,
+        *(check_spec, (P("x", "y"), (8,)), ValueError),
         "spec P('x', 'y') has 2 entries, but global shape (8,) has 1 dimension; give at most "
         "one entry per dimension",
     ),
     (
-        lambda: check_spec(["x"], ()),
-        ValueError,
+        *(check_spec, (["x"], ()), ValueError),
         "spec P('x') has 1 entry, but global shape () has 0 dimensions; give at most one entry "
         "per dimension",
     ),
     (
-        lambda: axes_by_dimension(("z",), 1, MESH),
-        ValueError,
-        "spec P('z') shards dimension 0 by mesh axis 'z', but the mesh has the axes "
-        "{'x': 4, 'y': 2}",
+        *(axes_by_dimension, (("z",), 1, MESH), ValueError),
+        NO_AXIS.format("P('z') shards dimension 0", "'z'", MESH),
     ),
     (
-        lambda: axes_by_dimension((None, "modle"), 2, {"data": 4, "model": 2}),
-        ValueError,
-        "spec P(None, 'modle') shards dimension 1 by mesh axis 'modle', but the mesh has the axes "
-        "{'data': 4, 'model': 2}; did you mean 'model'?",
+        *(axes_by_dimension, ((None, "modle"), 2, {"data": 4, "model": 2}), ValueError),
+        NO_AXIS.format("P(None, 'modle') shards dimension 1", "'modle'", {"data": 4, "model": 2})
+        + "; did you mean 'model'?",
     ),
     (
-        lambda: axes_by_dimension(("X",), 1, {"x": 4}),
-        ValueError,
-        "spec P('X') shards dimension 0 by mesh axis 'X', but the mesh has the axes {'x': 4}; "
-        "did you mean 'x'?",
+        *(axes_by_dimension, (("X",), 1, {"x": 4}), ValueError),
+        NO_AXIS.format("P('X') shards dimension 0", "'X'", {"x": 4}) + "; did you mean 'x'?",
     ),
     (
-        lambda: axes_by_dimension(("x",), 1, {0: 4}),  # pyright: ignore[reportArgumentType]
-        ValueError,
-        "spec P('x') shards dimension 0 by mesh axis 'x', but the mesh has the axes {0: 4}",
+        *(axes_by_dimension, (("x",), 1, {0: 4}), ValueError),
+        NO_AXIS.format("P('x') shards dimension 0", "'x'", {0: 4}),
     ),
     (
-        lambda: axes_by_dimension(("x", ("y", "x")), 2, MESH),
-        ValueError,
+        *(axes_by_dimension, (("x", ("y", "x")), 2, MESH), ValueError),
         "spec P('x', ('y', 'x')) uses mesh axis 'x' twice; use each axis for one dimension",
     ),
     (
-        lambda: axes_by_dimension(("x", P.UNCONSTRAINED), 2, MESH),  # pyright: ignore
-        ValueError,
+        *(axes_by_dimension, (("x", P.UNCONSTRAINED), 2, MESH), ValueError),
         "spec P('x', UNCONSTRAINED) leaves dimension 1 UNCONSTRAINED, so it has no fixed layout; "
         "write None (not sharded) or the axes that shard it",
     ),
+    (axes_by_dimension, ((0,), 1, MESH), TypeError, f"entry 0 of the spec is 0{NOT_AN_ENTRY}"),
     (
-        lambda: axes_by_dimension((0,), 1, MESH),  # pyright: ignore[reportArgumentType]
-        TypeError,
-        "entry 0 of the spec is 0; an entry is None, the name of a mesh axis or a tuple of names",
-    ),
-    (
-        lambda: axes_by_dimension((("x", None),), 1, MESH),  # pyright: ignore
-        TypeError,
-        "entry 0 of the spec is ('x', None); an entry is None, the name of a mesh axis or a tuple "
-        "of names",
+        *(axes_by_dimension, ((("x", None),), 1, MESH), TypeError),
+        f"entry 0 of the spec is ('x', None){NOT_AN_ENTRY}",
     ),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), BAD, ids=[row[2][:50] for row in BAD])
+@pytest.mark.parametrize(("check", "arguments", "error", "message"), BAD)
 def test_a_wrong_argument_is_refused(
-    call: Callable[[], object], error: type[Exception], message: str
+    check: Callable[..., object], arguments: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error) as info:
-        call()
+        check(*arguments)
     assert str(info.value) == message
 
 
@@ -292,7 +256,7 @@ def test_a_spec_with_unreduced_axes_has_no_layout() -> None:
     )
 
 
-def test_a_shape_that_cannot_be_cut_is_answered_with_what_would_work() -> None:
+def test_indivisible_shape_is_answered_with_shapes_that_work() -> None:
     assert str(indivisible_error((("x",), ()), (6, 2), MESH)) == (
         "global shape (6, 2) cannot be sharded by P('x') on the mesh {'x': 4, 'y': 2}: dimension "
         "0 of size 6 is sharded 4 ways by mesh axis 'x', and 6 is not divisible by 4; 4 and 8 are "

@@ -46,7 +46,7 @@ def test_a_table_does_nothing_to_a_terminal() -> None:
 
 
 @given(st.text("aé軸モ한→…\u0301"))
-def test_the_width_is_that_which_rich_counts(text: str) -> None:
+def test_width_agrees_with_rich(text: str) -> None:
     assert text_width(text) == cell_len(text)
 
 

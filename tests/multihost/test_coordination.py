@@ -17,7 +17,7 @@ def service() -> coordination.Service:
 
 
 @pytest.mark.processes(2, devices=4)
-def test_what_one_process_puts_the_other_gets() -> None:
+def test_one_process_gets_bytes_put_by_the_other() -> None:
     me, other = jax.process_index(), 1 - jax.process_index()
     service().put(f"test/got/{me}", b"\0\xff" * (me + 1))
     assert service().get(f"test/got/{other}", timeout=20) == b"\0\xff" * (other + 1)

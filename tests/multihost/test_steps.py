@@ -45,13 +45,13 @@ def test_a_failure_is_raised_as_it_is_and_the_others_hear_of_it(kind: type[BaseE
 
 
 @pytest.mark.processes(2, devices=4)
-def test_who_cannot_tell_its_part_has_failed() -> None:
+def test_process_that_cannot_send_its_part_has_failed() -> None:
     with pytest.raises(TypeError if is_me() else gda.DisagreementError, match="JSON serializable"):
         done(tell=lambda _: object() if is_me() else 0)
 
 
 @pytest.mark.processes(2, devices=4)
-def test_what_the_judge_raises_fails_the_step() -> None:
+def test_error_of_the_judge_fails_the_step() -> None:
     expected = gda.DisagreementError if is_me() else FileExistsError
     with pytest.raises(expected, match=r"\[0, 1\] are there"):
         done(judge=refuse)

@@ -117,7 +117,7 @@ def test_nothing_held_is_a_report_too() -> None:
     assert "0 B in 0 arrays" in MemoryReport((), ())._repr_html_()
 
 
-def test_what_a_device_says() -> None:
+def test_numbers_of_a_device() -> None:
     assert on(0).bytes_not_in_arrays is None
     assert on(0, 2 * GIB).bytes_not_in_arrays == GIB // 2
     # Memory that two processes share, or a device that counts otherwise.

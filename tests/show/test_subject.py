@@ -86,7 +86,7 @@ def test_a_shape_may_be_an_array_of_numpy() -> None:
     assert subject_of(np.array([8, 2]), XY, P("x")).grid == GRID
 
 
-def test_a_global_array_of_what_was_only_evaluated() -> None:
+def test_global_array_from_eval_shape() -> None:
     mesh = mesh_of(XY, kind=AxisType.Explicit)
     g = cut(DATA, mesh, P("x"))
     abstract = jax.eval_shape(lambda tree: jax.tree.map(lambda x: x * 2, tree), g)
@@ -101,7 +101,7 @@ def test_key_types_are_types_of_elements() -> None:
 
 
 @given(sharded_cases(mesh_shapes(max_devices=64)))
-def test_parts_are_how_many_blocks_there_are(case: Any) -> None:
+def test_parts_count_the_blocks(case: Any) -> None:
     indices = {tuple((s.start, s.stop) for s in index) for index in case.grid.indices()}
     parts = [len({index[d] for index in indices}) for d in range(len(case.global_shape))]
     assert list(Subject(case.grid).parts) == parts
@@ -163,7 +163,7 @@ def test_huge_sizes() -> None:
         ),
     ],
 )
-def test_what_cannot_be_shown(arguments: Any, options: Any, message: str) -> None:
+def test_other_values_cannot_be_shown(arguments: Any, options: Any, message: str) -> None:
     with pytest.raises(TypeError, match=re.escape(message)):
         subject_of(*arguments, **options)
 

@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -54,7 +55,7 @@ def test_an_array_is_printed_as_text_shows_it(
     assert capsys.readouterr().out == gda.show.text(x) + "\n"
 
 
-def test_what_may_be_shown() -> None:
+def test_grids_plans_and_arrays_can_be_shown() -> None:
     grid = gda.ShardGrid((8, 2), {"x": 4}, ("x",))
     assert printed(grid) == gda.show.text(grid) + "\n"
     assert printed((8, 2), {"x": 4}, P("x"), dtype="int8").startswith("plan (8, 2) int8\n")
@@ -63,11 +64,7 @@ def test_what_may_be_shown() -> None:
     assert printed(abstract).startswith("ShapeDtypeStruct (8,) int32\nmesh    x=8: 8 devices")
     assert "CPU 7" in printed(abstract)
     assert "│ :   CPU 0 │" in printed(jnp.zeros(3))
-
-
-def test_keys_of_random_numbers_have_a_picture(auto_mesh: Mesh) -> None:
-    keys = jax.device_put(jax.random.split(jax.random.key(0), 8), NamedSharding(auto_mesh, P("x")))
-    assert printed(keys).startswith("jax.Array (8,) key<fry>\n")
+    assert while_tracing(jnp.zeros(3)).startswith("traced jax.Array (3,) float32")
 
 
 def test_no_data_is_read(auto_mesh: Mesh) -> None:
@@ -111,6 +108,8 @@ def test_over_auto_axes_it_is_known_when_jax_compiles(auto_mesh: Mesh) -> None:
     assert while_tracing(x, lambda f: lambda x: jax.eval_shape(f, x)) == ""
     picture = while_tracing(x)
     assert picture == "traced " + gda.show.text(x) + "\n"
+    mapped = while_tracing(x, lambda f: jax.vmap(jax.jit(f)))
+    assert mapped.startswith("traced jax.Array with 1 mapped dimension (8, 8) float32\n")
 
 
 def test_once_for_each_compilation(auto_mesh: Mesh) -> None:
@@ -132,8 +131,6 @@ def test_a_global_array_inside_jit(mesh: Mesh) -> None:
     assert "P('y')" in picture
     assert "0:4, :" in picture
 
-
-def test_a_subclass_of_global_array_inside_jit(mesh: Mesh) -> None:
     class Mine(gda.GlobalArray): ...
 
     file = io.StringIO()
@@ -180,11 +177,6 @@ def test_inside_vmap_the_whole_array_is_shown(mesh: Mesh, in_jit: bool) -> None:
     assert twice.startswith("traced jax.Array with 2 mapped dimensions (8, 8) float32\n")
 
 
-def test_a_jitted_function_inside_vmap(auto_mesh: Mesh) -> None:
-    picture = while_tracing(on(auto_mesh, P("x", "y")), lambda f: jax.vmap(jax.jit(f)))
-    assert picture.startswith("traced jax.Array with 1 mapped dimension (8, 8) float32\n")
-
-
 def test_inside_shard_map_an_array_is_a_block(mesh: Mesh) -> None:
     def both(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("x", "y"), out_specs=P("x", "y")))
@@ -204,8 +196,9 @@ def test_inside_shard_map_an_array_is_a_block(mesh: Mesh) -> None:
     )
 
 
-def test_keys_of_random_numbers_while_tracing(mesh: Mesh) -> None:
+def test_keys_of_random_numbers(mesh: Mesh) -> None:
     keys = jax.device_put(jax.random.split(jax.random.key(0), 8), NamedSharding(mesh, P("x")))
+    assert printed(keys).startswith("jax.Array (8,) key<fry>\n")
     file = io.StringIO()
 
     @jax.jit
@@ -238,7 +231,7 @@ def test_sizes_that_are_not_known(kind: AxisType) -> None:
     )
 
 
-def test_what_goes_wrong_while_it_is_drawn(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_while_drawing_is_printed(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(*arguments: Any) -> None:
         raise RuntimeError("lost")
 
@@ -262,11 +255,7 @@ def test_a_file_that_was_closed(mesh: Mesh) -> None:
         gda.visualize_sharding(on(mesh, P("x")), file=file)
 
 
-def test_on_one_device_without_a_mesh() -> None:
-    assert while_tracing(jnp.zeros(3)).startswith("traced jax.Array (3,) float32")
-
-
-def test_where_jax_names_no_spec_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharding_without_a_spec_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Any] = []
     monkeypatch.setattr(
         jax.debug, "inspect_array_sharding", lambda x, callback: [callback(s) for s in found]
@@ -282,7 +271,7 @@ def test_where_jax_names_no_spec_a_line_says_so(monkeypatch: pytest.MonkeyPatch)
     assert while_tracing(x) == f"traced jax.Array (6, 8) float32: sharded unevenly, by {uneven}\n"
 
 
-def test_a_program_computes_what_it_did(mesh: Mesh) -> None:
+def test_program_computes_the_same_with_a_picture(mesh: Mesh) -> None:
     def look(x: jax.Array) -> jax.Array:
         gda.visualize_sharding(x, file=io.StringIO())
         return jnp.sin(x)
@@ -367,37 +356,25 @@ def notebook(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return shown
 
 
-def test_a_notebook_shows_the_drawing(
+def test_a_notebook_shows_the_drawing_unless_text_is_asked_for(
     notebook: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     grid = gda.ShardGrid((8,), {"x": 4}, ("x",))
     gda.visualize_sharding(grid)
     assert (notebook, capsys.readouterr().out) == (["<b>P('x')</b>"], "")
-
-
-def test_a_notebook_shows_text_if_asked_to(
-    notebook: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    grid = gda.ShardGrid((8,), {"x": 4}, ("x",))
+    # Text goes to a file, where a width is given, and to the terminal of IPython.
     assert printed(grid).startswith("ShardGrid")
     gda.visualize_sharding(grid, width=60)
-    assert capsys.readouterr().out.startswith("ShardGrid")
-    assert notebook == []
-
-
-def test_ipython_in_a_terminal_is_a_terminal(
-    notebook: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
     sys.modules["IPython"].get_ipython = lambda: SimpleNamespace(kernel=None)
-    gda.visualize_sharding(gda.ShardGrid((8,), {"x": 4}, ("x",)))
-    assert capsys.readouterr().out.startswith("ShardGrid")
-    assert notebook == []
+    gda.visualize_sharding(grid)
+    assert re.findall("^ShardGrid", capsys.readouterr().out, re.M) == ["ShardGrid"] * 2
+    assert len(notebook) == 1
 
 
 # What cannot be shown.
 
 
-def test_what_has_no_sharding() -> None:
+def test_values_without_a_sharding_are_refused() -> None:
     with pytest.raises(TypeError, match="there is a picture of a GlobalArray, .* not of ndarray"):
         printed(DATA)
 
@@ -412,7 +389,7 @@ def test_a_traced_array_has_its_own(explicit_mesh: Mesh, options: dict[str, Any]
         look(on(explicit_mesh, P("x")))
 
 
-def test_text_of_a_traced_array_says_who_can_show_it(explicit_mesh: Mesh) -> None:
+def test_text_of_a_traced_array_names_visualize_sharding(explicit_mesh: Mesh) -> None:
     look = jax.jit(lambda x: gda.show.text(x) and x)
     with pytest.raises(TypeError, match="is being traced, .*; gda.visualize_sharding shows it"):
         look(on(explicit_mesh, P("x")))

@@ -118,9 +118,7 @@ def test_a_name_that_is_not_there(model: Path, tmp_path_factory: Any) -> None:
         open_safetensors(write(other.parent / "d.safetensors", {}))["a"]
 
 
-def test_whether_a_name_is_there_is_known_without_a_search(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_membership_needs_no_search(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("difflib.get_close_matches")
     tensors = open_safetensors(model)
     name = next(iter(tensors))
@@ -274,13 +272,12 @@ def rewrite_index(model: Path, change: Any) -> Path:
     return index
 
 
-@pytest.mark.parametrize(
-    "file", ["../a.safetensors", "/etc/passwd", "a/../../b", "", ".", 3, None, "a\\b", "a\0b"]
-)
-def test_an_index_that_points_outside(model: Path, file: Any) -> None:
-    index = rewrite_index(model, lambda c: c["weight_map"].update({"norm.weight": file}))
-    with pytest.raises(ValueError, match="the file of tensor 'norm.weight' is .*; expected is"):
-        open_safetensors(index)
+def test_an_index_that_points_outside(model: Path) -> None:
+    for file in ["../a.safetensors", "/etc/passwd", "a/../../b", "", ".", 3, None, "a\\b", "a\0b"]:
+        outside = {"norm.weight": file}
+        index = rewrite_index(model, lambda c, of=outside: c["weight_map"].update(of))
+        with pytest.raises(ValueError, match="the file of tensor 'norm.weight' is .*; expected is"):
+            open_safetensors(index)
 
 
 def test_an_index_that_is_wrong(model: Path) -> None:
@@ -309,7 +306,7 @@ def test_a_tensor_in_two_files(model: Path) -> None:
         open_safetensors(files)
 
 
-def test_where_nothing_is(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="has no .safetensors file and no index"):
         open_safetensors(tmp_path)
     for name in ["a.safetensors", "model.safetensors.index.json"]:
@@ -329,12 +326,7 @@ def test_where_nothing_is(tmp_path: Path) -> None:
 
 BROKEN = {
     "empty": (b"", b"", 2, "is truncated or not a safetensors file"),
-    "header longer than the file": (
-        {},
-        b"",
-        2**63,
-        "its length field gives the header 9223372036854775808",
-    ),
+    "header longer than the file": ({}, b"", 2**63, "its length field gives the header 9223372"),
     "no JSON": (b"{", b"", None, "has a broken header, which is not JSON"),
     "nested": (b"[" * 100_000, b"", None, "has a broken header"),
     "not an object": ([1], b"", None, "list is not a JSON object"),
@@ -347,27 +339,17 @@ BROKEN = {
     ),
     "no entry": ({"w": 3}, b"", None, "tensor 'w' of .*: its entry in the header needs dtype"),
     "no offsets": ({"w": {"dtype": "U8", "shape": [1]}}, b"1", None, "needs dtype, shape and data"),
-    "dtype": (
-        {"w": entry([1], 0, 1, "U7")},
-        b"1",
-        None,
-        "dtype 'U7' is unknown; expected is one of BOOL",
-    ),
+    "dtype": ({"w": entry([1], 0, 1, "U7")}, b"1", None, "dtype 'U7' is unknown; expected is one"),
     "dtype of lists": ({"w": entry([1], 0, 1, ["U8"])}, b"1", None, "is unknown"),
     "shape": ({"w": entry(3, 0, 3)}, b"123", None, "shape 3 is not a list of at most 64 sizes"),
     "negative size": ({"w": entry([-1, -1], 0, 1)}, b"1", None, r"shape \[-1, -1\] is not a list"),
     "size that is true": ({"w": entry([True], 0, 1)}, b"1", None, r"shape \[True\] is not a list"),
-    "huge": (
-        {"w": entry([2**62, 2**62], 0, 1)},
-        b"1",
-        None,
-        "has 21267647932558653966460912964485513216 bytes, but data_offsets 0 to 1 have 1",
-    ),
+    "huge": ({"w": entry([2**62, 2**62], 0, 1)}, b"1", None, "16 bytes, but data_offsets 0 to 1"),
     "huge and consistent": (
         {"w": entry([2**40], 0, 2**40)},
         b"1",
         None,
-        "tensor 'w' of .* ends at byte 1099511627776 of the data, but the file has 1; it is",
+        "data, but the file has 1",
     ),
     "negative offset": ({"w": entry([2], -1, 1)}, b"12", None, r"data_offsets \[-1, 1\] are not"),
     "backwards": ({"w": entry([1], 1, 0)}, b"1", None, r"data_offsets \[1, 0\] are not begin"),
@@ -442,7 +424,7 @@ def read_all(path: Path) -> dict[str, np.ndarray] | str:
 
 
 @given(header=HEADERS, size=st.integers(0, 40))
-def test_what_the_package_refuses_is_refused(
+def test_files_refused_by_the_package_are_refused(
     tmp_path_factory: pytest.TempPathFactory, header: dict[str, Any], size: int
 ) -> None:
     path = write(tmp_path_factory.getbasetemp() / "fuzzed.safetensors", header, bytes(size))

@@ -154,7 +154,7 @@ def test_an_error_stops_the_rest(max_workers: int | None, where: str) -> None:
     assert len(begun) < 100
 
 
-def test_what_a_library_had_begun_is_cancelled() -> None:
+def test_future_of_a_library_is_cancelled() -> None:
     future: Future[None] = Future()
 
     def fail() -> None:
@@ -171,18 +171,15 @@ def test_an_asynchronous_error_is_noted() -> None:
         future.set_exception(OSError("gone"))
         return future
 
+    def cannot_begin() -> Future[None]:
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        run([AsyncTask(1, cannot_begin)], Options())
     task = AsyncTask(1, begin, note=lambda error: error.add_note("the third"))
     with pytest.raises(OSError, match="gone") as caught:
         run([task], Options())
     assert caught.value.__notes__ == ["the third"]
-
-
-def test_a_library_that_cannot_begin_fails_alike() -> None:
-    def begin() -> Future[None]:
-        raise OSError("gone")
-
-    with pytest.raises(OSError, match="gone"):
-        run([AsyncTask(1, begin)], Options())
 
 
 _INTERRUPTED = """
@@ -285,7 +282,7 @@ def test_errors_that_are_named_are_tried_again(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_last_error_says_how_many_attempts_there_were(kind: str) -> None:
+def test_last_error_counts_the_attempts(kind: str) -> None:
     max_workers, task = KINDS[kind]
     flaky = Flaky(9)
     with pytest.raises(OSError, match="failure 3") as caught:
@@ -294,14 +291,7 @@ def test_the_last_error_says_how_many_attempts_there_were(kind: str) -> None:
     assert flaky.calls == 3
 
 
-def test_errors_that_are_not_named_are_not_tried_again() -> None:
-    flaky = Flaky(9, ValueError)
-    with pytest.raises(ValueError, match="failure 1") as caught:
-        run([Task(1, flaky)], Options(retry=QUICK))
-    assert not hasattr(caught.value, "__notes__")
-
-
-def test_another_error_after_an_attempt_says_which_it_was_in() -> None:
+def test_an_error_that_is_not_retried_names_its_attempt() -> None:
     errors = iter([OSError("slow"), ValueError("wrong")])
 
     def work() -> None:
@@ -310,6 +300,10 @@ def test_another_error_after_an_attempt_says_which_it_was_in() -> None:
     with pytest.raises(ValueError, match="wrong") as caught:
         run([Task(1, work)], Options(retry=QUICK))
     assert caught.value.__notes__ == ["gda: attempt 2 failed with an error that is not retried"]
+    flaky = Flaky(9, ValueError)
+    with pytest.raises(ValueError, match="failure 1") as caught:
+        run([Task(1, flaky)], Options(retry=QUICK))
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_waiting_ends_when_another_fails() -> None:

@@ -152,7 +152,7 @@ def test_processes_that_die_or_hang_are_named(printed: pytest.LineMatcher) -> No
     printed.no_re_match_line(r'  File ".*_pytest.*')
 
 
-def test_what_a_process_cannot_collect_is_told(printed: pytest.LineMatcher) -> None:
+def test_collection_error_of_a_process_is_shown(printed: pytest.LineMatcher) -> None:
     assert outcomes(printed, "test_not_in_processes") == {"ERROR": 1}
     printed.re_match_lines_random(
         [

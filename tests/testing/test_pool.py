@@ -182,7 +182,7 @@ def stop_me():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def test_a_process_that_is_stopped_is_named_and_not_who_waits_for_it(pool):
+def test_stopped_process_is_named_and_not_its_peers(pool):
     pool.run(nothing)
     with pytest.raises(ProcessError) as caught:
         pool.run(end_in, 1, stop_me, timeout=3)
@@ -216,7 +216,7 @@ def shout_and_die(size):
     os._exit(3)
 
 
-def test_what_cannot_come_back_is_named(pool):
+def test_unpicklable_result_is_named(pool):
     with pytest.raises(ProcessError, match="TypeError: a_lambda returned a function, which cannot"):
         pool.run(a_lambda)
 
@@ -233,7 +233,7 @@ def test_the_end_of_much_output_and_the_exit_code_of_a_process_are_told(pool):
     assert len(message) < 30_000
 
 
-def test_what_the_processes_could_not_find_is_refused(pool):
+def test_functions_the_processes_cannot_import_are_refused(pool):
     with pytest.raises(
         TypeError, match=r"must stand at the top of a module or in a class: .*<lamb"
     ):

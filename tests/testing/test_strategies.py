@@ -1,7 +1,6 @@
 import doctest
 import importlib
 import math
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
@@ -33,7 +32,7 @@ from gda.testing.strategies import (
 P = PartitionSpec
 
 # Shrinking is a search that may stop beside the smallest case; here it takes the same way always.
-SEARCH = settings(database=None, derandomize=True, max_examples=2000)
+SEARCH = settings(database=None, derandomize=True, max_examples=600)
 
 
 @pytest.fixture
@@ -83,21 +82,17 @@ def test_a_failing_global_array_is_printed_with_its_content() -> None:
     )
 
 
-def test_a_case_says_how_its_array_is_cut() -> None:
+def test_a_case_is_a_value_with_mesh_shape_and_grid() -> None:
     case = ShardedCase((8, 2), mesh_of({"x": 4, "y": 2}), P("x", "y"))
     assert case.mesh_shape == {"x": 4, "y": 2}
     assert case.grid == gda.ShardGrid((8, 2), {"x": 4, "y": 2}, P("x", "y"))
     assert case == ShardedCase((8, 2), mesh_of({"x": 4, "y": 2}), P("x", "y"))
     assert hash(case) == hash(ShardedCase((8, 2), mesh_of({"x": 4, "y": 2}), P("x", "y")))
-
-
-def test_a_case_cannot_be_changed() -> None:
-    case = ShardedCase((8,), {"x": 4}, P("x"))
     with pytest.raises(FrozenInstanceError):
         case.spec = P()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_the_repr_of_a_case_shows_what_tells_it_apart() -> None:
+def test_repr_of_a_case() -> None:
     devices = jax.devices()
     assert repr(ShardedCase((8, 2), {"x": 4, "y": 2}, P(("y", "x"), None))) == (
         "ShardedCase((8, 2), {'x': 4, 'y': 2}, P(('y', 'x'), None))"
@@ -120,18 +115,12 @@ def test_the_repr_of_a_case_shows_what_tells_it_apart() -> None:
 
 
 SHRUNK: list[tuple[str, Callable[[ShardedCase[Mesh]], object], str]] = [
-    ("anything", lambda c: True, "ShardedCase((), Mesh({'x': 1}), P())"),
     ("shards", lambda c: c.grid.num_shards > 1, "ShardedCase((2,), Mesh({'x': 2}), P('x'))"),
     ("replicas", lambda c: c.grid.num_replicas > 1, "ShardedCase((), Mesh({'x': 2}), P())"),
     (
         "an axis of size 1 that is used",
         lambda c: c.spec and c.spec[0] and c.grid.num_devices == 1,
         "ShardedCase((1,), Mesh({'x': 1}), P('x'))",
-    ),
-    (
-        "a tuple of names",
-        lambda c: any(isinstance(entry, tuple) for entry in c.spec),
-        "ShardedCase((1,), Mesh({'x': 1, 'y': 1}), P(('x', 'y')))",
     ),
     (
         "a tuple in another order than the mesh",
@@ -143,16 +132,7 @@ SHRUNK: list[tuple[str, Callable[[ShardedCase[Mesh]], object], str]] = [
         lambda c: len(c.spec) and c.spec[-1] is None,
         "ShardedCase((1,), Mesh({'x': 1}), P(None))",
     ),
-    (
-        "a spec shorter than the shape",
-        lambda c: len(c.spec) < len(c.global_shape),
-        "ShardedCase((1,), Mesh({'x': 1}), P())",
-    ),
-    (
-        "an empty dimension",
-        lambda c: 0 in c.global_shape,
-        "ShardedCase((0,), Mesh({'x': 1}), P())",
-    ),
+    ("no elements", lambda c: 0 in c.global_shape, "ShardedCase((0,), Mesh({'x': 1}), P())"),
     (
         "a subset of the devices",
         lambda c: device_ids(c.mesh) == [1],
@@ -169,7 +149,7 @@ SHRUNK: list[tuple[str, Callable[[ShardedCase[Mesh]], object], str]] = [
 @pytest.mark.parametrize(
     ("condition", "smallest"), [row[1:] for row in SHRUNK], ids=[row[0] for row in SHRUNK]
 )
-def test_cases_shrink_to_what_can_be_read(
+def test_cases_shrink_to_readable_ones(
     condition: Callable[[ShardedCase[Mesh]], object], smallest: str
 ) -> None:
     found = find(sharded_cases(), lambda case: bool(condition(case)), settings=SEARCH)
@@ -231,7 +211,7 @@ def test_mesh_shapes_have_one_to_three_axes_and_eight_devices_at_most(
         max_devices=1000,
     )
 )
-def test_mesh_shapes_keep_what_was_asked_for(shape: dict[str, int]) -> None:
+def test_mesh_shapes_keep_their_limits(shape: dict[str, int]) -> None:
     assert tuple(shape) in (("data", "model"), ("data", "model", "expert"))
     assert min(shape.values()) >= 2
     assert math.prod(shape.values()) <= 1000
@@ -282,12 +262,9 @@ def test_specs_use_every_axis_once_at_most(data: st.DataObject, mesh_shape: dict
     axes_by_dimension(tuple(spec), 2, mesh_shape)
 
 
-def test_a_mesh_without_axes_has_specs_that_cut_nothing() -> None:
+def test_specs_without_axes_or_entries() -> None:
     spec = find(partition_specs({}), lambda spec: len(spec) == 2, settings=SEARCH)
     assert tuple(spec) == (None, None)
-
-
-def test_no_entries_leave_only_the_empty_spec() -> None:
     assert find(partition_specs({"x": 4}, max_entries=0), lambda spec: True) == P()
 
 
@@ -303,7 +280,7 @@ def test_every_case_is_one_that_jax_takes(case: ShardedCase[Mesh]) -> None:
         mesh_shapes(max_devices=4096), min_dims=1, max_dims=2, max_block_side=5, allow_empty=False
     )
 )
-def test_cases_without_devices_keep_what_was_asked_for(case: ShardedCase[dict[str, int]]) -> None:
+def test_cases_without_devices_keep_their_limits(case: ShardedCase[dict[str, int]]) -> None:
     assert isinstance(case.mesh, dict)
     assert 1 <= len(case.global_shape) <= 2
     assert all(1 <= side <= 5 for side in case.grid.shard_shape)
@@ -322,7 +299,7 @@ def test_shapes_of_a_long_spec_are_as_long(data: st.DataObject) -> None:
 
 
 @given(global_arrays())
-def test_global_arrays_hold_what_their_shards_hold(g: gda.GlobalArray) -> None:
+def test_global_arrays_agree_with_their_shards(g: gda.GlobalArray) -> None:
     whole = np.asarray(g)
     assert g.dtype.name in ("float32", "int32", "bool", "complex64", "uint8", "bfloat16")
     for shard in g.local_shards:
@@ -368,45 +345,24 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: mesh_shapes(max_devices=3, min_axes=2, min_axis_size=2),
         ValueError,
-        "no mesh has 2 to 3 axes, named ('x', 'y', 'z'), each of size 2 or more, and at most 3 "
-        "devices",
+        "no mesh has 2 to 3 axes, named ('x', 'y', 'z'), each of size 2 or more, and at most 3 d",
     ),
-    (
-        lambda: mesh_shapes(min_axes=4),
-        ValueError,
-        "no mesh has 4 to 3 axes, named ('x', 'y', 'z'), each of size 1 or more, and at most 8 "
-        "devices",
-    ),
+    (lambda: mesh_shapes(min_axes=4), ValueError, "no mesh has 4 to 3 axes, named ('x', 'y', 'z')"),
     (lambda: mesh_shapes(max_devices=0), ValueError, "and at most 0 devices"),
     (lambda: mesh_shapes(min_axis_size=0), ValueError, "each of size 0 or more"),
     (lambda: meshes({"x": 0}), ValueError, "mesh {'x': 0} has an axis without devices"),
     (
         lambda: find(meshes({"x": 16}), lambda mesh: True),
         ValueError,
-        "a mesh {'x': 16} needs 16 devices, but there are 8; give mesh_shapes a smaller "
-        "max_devices",
+        "a mesh {'x': 16} needs 16 devices, but there are 8; give mesh_shapes a smaller max_devi",
     ),
     (
         lambda: partition_specs([("x", 4)]),  # pyright: ignore[reportArgumentType]
         TypeError,
-        "mesh must be a jax.sharding.Mesh or map axis names to sizes, such as {'x': 4, 'y': 2}, "
-        "not [('x', 4)]",
+        "mesh must be a jax.sharding.Mesh or map axis names to sizes, such as {'x': 4, 'y': 2}, ",
     ),
-    (
-        lambda: global_shapes({"x": 4}, "x"),
-        TypeError,
-        "spec 'x' is a string; write P('x') or ['x']",
-    ),
-    (
-        lambda: global_shapes({"x": 4}, P("y")),
-        ValueError,
-        "spec P('y') shards dimension 0 by mesh axis 'y', but the mesh has the axes {'x': 4}",
-    ),
-    (
-        lambda: global_shapes({"x": 4}, P(P.UNCONSTRAINED)),
-        ValueError,
-        "leaves dimension 0 UNCONSTRAINED, so it has no fixed layout",
-    ),
+    (lambda: global_shapes({"x": 4}, "x"), TypeError, "spec 'x' is a string; write P('x') or"),
+    (lambda: global_shapes({"x": 4}, P("y")), ValueError, "dimension 0 by mesh axis 'y', but the"),
     (
         lambda: global_shapes({"x": 4}, P(None, "x"), max_dims=1),
         ValueError,
@@ -432,9 +388,3 @@ def test_a_missing_hypothesis_asks_for_hypothesis_alone(
     with pytest.raises(ImportError, match="pip install hypothesis$") as info:
         importlib.import_module("gda.testing.strategies")
     assert info.value.name == "hypothesis"
-
-
-def test_the_package_itself_loads_neither_hypothesis_nor_jax() -> None:
-    code = "import sys, gda.testing; print(sys.modules.keys() & {'hypothesis', 'jax'})"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "set()\n"

@@ -70,18 +70,12 @@ def test_a_second_call_does_not_trace_again(mesh: Mesh) -> None:
     assert len(traces) == 2
 
 
-def test_lower_and_eval_shape_stay_reachable(mesh: Mesh) -> None:
-    f = gda.jit(lambda x: x @ x.T, out_specs=P("y", "x"))
-    g = make(mesh)
-    assert f.eval_shape(g).shape == (64, 64)
-    compiled = f.lower(g).compile()
-    np.testing.assert_allclose(compiled(g), DATA @ DATA.T, rtol=1e-5)
-    assert f.__name__ == "<lambda>"
-
-
-def test_what_is_lowered_with_containers_of_shapes_is_called_with_containers(mesh: Mesh) -> None:
+def test_programs_lowered_with_containers_take_containers(mesh: Mesh) -> None:
     f = gda.jit(lambda tree: tree["a"] @ tree["b"].T, out_specs=P("y", "x"))
+    assert f.__name__ == "<lambda>"
     tree = {"a": make(mesh), "b": make(mesh)}
+    assert f.eval_shape(tree).shape == (64, 64)
+    np.testing.assert_allclose(f.lower(tree).compile()(tree), DATA @ DATA.T, rtol=1e-5)
     shape = jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=NamedSharding(mesh, P("x", "y")))
     shapes = {"a": shape, "b": shape}
     compiled = f.lower(jax.tree.map(lambda s: gda.GlobalArray(array=s), shapes)).compile()
@@ -104,7 +98,7 @@ def test_out_specs_may_be_a_prefix_with_gaps(mesh: Mesh) -> None:
     np.testing.assert_allclose(result["free"], DATA.sum(), rtol=1e-5)
 
 
-def test_in_specs_move_what_is_cut_otherwise(mesh: Mesh) -> None:
+def test_in_specs_reshard_arguments(mesh: Mesh) -> None:
     seen = []
 
     def body(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -121,6 +115,9 @@ def test_in_specs_move_what_is_cut_otherwise(mesh: Mesh) -> None:
         assert second == P("x", "y")
     same_for_all = gda.jit(lambda x, y: x + y, in_specs=P("y"))
     np.testing.assert_array_equal(same_for_all(g, g), DATA * 2)
+    assert gda.jit(lambda x: x * 1, in_specs=P("y"))(x=make(mesh, P("x"))).grid.spec == ("y",)
+    static = gda.jit(lambda x, n: x.reshape(n, -1), static_argnums=1, in_specs=P())
+    assert static(g, 4).shape == (4, 512)
 
 
 def test_a_mesh_may_be_given_where_no_argument_has_one(mesh: Mesh) -> None:
@@ -153,11 +150,6 @@ def test_static_arguments_arrive_as_the_objects_that_they_are(mesh: Mesh) -> Non
 
     gda.jit(body, static_argnums=1)(make(mesh), static)
     assert seen[0] is static
-
-
-def test_one_spec_is_for_keyword_arguments_too(mesh: Mesh) -> None:
-    result = gda.jit(lambda x: x * 1, in_specs=P("y"))(x=make(mesh, P("x")))
-    assert result.grid.spec == ("y",)
 
 
 def test_surplus_nones_of_out_specs_are_dropped_without_a_mesh(mesh: Mesh) -> None:
@@ -230,7 +222,7 @@ def test_explicit_bodies_keep_their_types(explicit_mesh: Mesh) -> None:
     assert result.grid.spec == ("x",)
 
 
-def test_where_jax_cannot_tell_a_layout_the_note_says_what_helps(explicit_mesh: Mesh) -> None:
+def test_ambiguous_layout_has_a_note(explicit_mesh: Mesh) -> None:
     for out_specs in (None, {"a": P("x"), "b": None}):
         f = gda.jit(lambda x: {"a": x @ x.T, "b": x @ x.T}, out_specs=out_specs)
         with pytest.raises(Exception, match="ambiguous") as caught:
@@ -278,18 +270,17 @@ def test_over_explicit_axes_specs_are_explained_before_jax_sees_them(explicit_me
         gda.jit(lambda x: (x @ x.T)[:3], out_specs=P("x"))(make(explicit_mesh))
 
 
-@pytest.mark.parametrize("in_specs", [[P("x"), P("x")], {"x": P("x")}])
-def test_in_specs_of_another_kind_are_refused(in_specs: Any) -> None:
-    with pytest.raises(TypeError, match="a tuple with one entry per positional argument, not a"):
-        gda.jit(lambda x, y: x, in_specs=in_specs)
-
-
-def test_specs_and_shardings_of_one_thing_are_refused(auto_mesh: Mesh) -> None:
+def test_bad_options_are_refused_before_a_call(auto_mesh: Mesh) -> None:
     whole = NamedSharding(auto_mesh, P())
     with pytest.raises(TypeError, match="give out_specs or out_shardings, not both"):
         gda.jit(lambda x: x, out_specs=P("x"), out_shardings=whole)
     with pytest.raises(TypeError, match="give in_specs or in_shardings, not both"):
         gda.jit(lambda x: x, in_specs=P("x"), in_shardings=whole)
+    with pytest.raises(TypeError, match="takes a function, not 3"):
+        gda.jit(3)
+    for in_specs in ([P("x"), P("x")], {"x": P("x")}):
+        with pytest.raises(TypeError, match="a tuple with one entry per positional argument, not"):
+            gda.jit(lambda x, y: x, in_specs=in_specs)
 
 
 @pytest.mark.parametrize(
@@ -298,10 +289,7 @@ def test_specs_and_shardings_of_one_thing_are_refused(auto_mesh: Mesh) -> None:
         ({"out_specs": {"b": P()}}, r"for \['a'\]\[0\]; \['a'\]\[1\], and the tree has no \['b'\]"),
         ({"out_specs": (P(), P())}, "out_specs is a tuple of 2, and the tree has a dict with"),
         ({"in_specs": (P(), P())}, "in_specs is a tuple of 2, and the tree has a tuple of 1 there"),
-        (
-            {"out_specs": {"a": (P("x"),)}},
-            r"out_specs\['a'\] is a tuple of 1, and the tree has a tuple of 2 there",
-        ),
+        ({"out_specs": {"a": (P("x"),)}}, r"\['a'\] is a tuple of 1, and the tree has a tuple"),
         ({"out_specs": {"a": (P(), {"c": P()})}}, r"\['a'\]\[1\] is a dict .* has an array there"),
     ],
 )
@@ -316,19 +304,9 @@ def test_specs_of_another_structure_are_explained(
     assert "PyTreeDef" not in str(caught.value)
 
 
-def test_one_spec_for_all_arguments_leaves_static_arguments_alone(auto_mesh: Mesh) -> None:
-    f = gda.jit(lambda x, n: x.reshape(n, -1), static_argnums=1, in_specs=P())
-    assert f(make(auto_mesh), 4).shape == (4, 512)
-
-
-def test_what_is_not_a_function_is_refused() -> None:
-    with pytest.raises(TypeError, match="takes a function, not 3"):
-        gda.jit(3)
-
-
 @rarely(2)
 @given(sharded_cases())
-def test_out_specs_are_what_comes_out(case: ShardedCase) -> None:
+def test_results_have_their_out_specs(case: ShardedCase) -> None:
     shape, mesh = case.global_shape, case.mesh
     spec = P(*tuple(case.spec)[: len(shape)])
     asked = gda.ShardGrid(shape, mesh.shape, spec)
@@ -373,7 +351,7 @@ def test_constrain_moves_outside_a_trace_and_constrains_inside(mesh: Mesh) -> No
     assert (single.sharding, np.array_equal(single, DATA)) == (NamedSharding(mesh, P("x")), True)
 
 
-def test_constrain_explains_what_does_not_fit(mesh: Mesh) -> None:
+def test_constrain_explains_misfits(mesh: Mesh) -> None:
     with pytest.raises(ValueError, match="global shape \\(64, 32\\) cannot be sharded|'z'"):
         gda.constrain(make(mesh), P("z"))
     with pytest.raises(ValueError, match="over no mesh; pass mesh="):
@@ -466,15 +444,6 @@ def test_gradients_are_containers(mesh: Mesh) -> None:
     np.testing.assert_allclose(rematerialised, np.cos(DATA), rtol=1e-5)
 
 
-def test_the_gradient_of_a_loss_goes_into_gda_jit(mesh: Mesh) -> None:
-    def loss(x: jax.Array) -> jax.Array:
-        return jax.nn.relu(x - 0.5).sum()
-
-    gradient = gda.jit(jax.grad(loss), out_specs=P("x", "y"))(make(mesh))
-    assert type(gradient) is gda.GlobalArray
-    np.testing.assert_array_equal(gradient, (DATA > 0.5).astype(np.float32))
-
-
 @jax.custom_vjp
 def doubled(x: jax.Array) -> jax.Array:
     return x * 2
@@ -504,7 +473,7 @@ def test_functions_with_a_gradient_of_their_own_take_containers(
             np.testing.assert_array_equal(ours, theirs)
 
 
-def test_where_jax_refuses_containers_arrays_do(mesh: Mesh) -> None:
+def test_arrays_pass_where_jax_refuses_containers(mesh: Mesh) -> None:
     g = make(mesh, data=DATA - 0.5)
     expected = (DATA > 0.5).astype(np.float32)
     loss = gda.jit(lambda x: jax.nn.relu(x).sum())

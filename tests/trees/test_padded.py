@@ -98,6 +98,10 @@ def test_into_jit_and_out_of_it(mesh: Mesh) -> None:
         assert {type(array) for array in doubled.values()} == {gda.GlobalArray, PaddedArray}
         check_equal(doubled, {name: 2 * data for name, data in DATA.items()})
         assert total == DATA["odd"].sum()
+    empty = gda.jit(lambda p: p)(poisoned(batch(0, 5), mesh, P(None, "x")))
+    for shard in empty.local_shards:
+        assert shard.data.shape == batch(0, 5)[shard.index].shape
+    assert empty.fingerprint() == gda.fingerprint(batch(0, 5))
 
 
 def test_constraints_keep_the_padding_inside_jit(mesh: Mesh) -> None:
@@ -155,13 +159,6 @@ def test_an_array_that_xla_replicated_keeps_its_padding(mesh: Mesh) -> None:
     np.testing.assert_array_equal(target, data)
 
 
-def test_an_array_without_elements_comes_out_of_jit(auto_mesh: Mesh) -> None:
-    empty = gda.jit(lambda p: p)(poisoned(batch(0, 5), auto_mesh, P(None, "x")))
-    for shard in empty.local_shards:
-        assert shard.data.shape == batch(0, 5)[shard.index].shape
-    assert empty.fingerprint() == gda.fingerprint(batch(0, 5))
-
-
 # Storing.
 
 
@@ -188,13 +185,10 @@ def test_storing_a_tree_by_threads(mesh: Mesh, tmp_path: Path) -> None:
     shared = zarr.create_array(store={}, shape=(5, 3), chunks=(3, 3), dtype="f4")
     with pytest.raises(ValueError, match=r"elements 1 and 2 of dimension 0.*use chunks of \(2, 2"):
         gda.store(tree["odd"], shared, max_workers=3)
-
-
-def test_blocks_of_padding_alone_share_no_chunk(auto_mesh: Mesh) -> None:
-    data = batch(2)
+    # Blocks of padding alone share no chunk.
     target = zarr.create_array(store={}, shape=(2,), chunks=(1,), dtype="f4")
-    gda.store(poisoned(data, mesh_of({"x": 8}), P("x")), target, max_workers=4)
-    np.testing.assert_array_equal(target[:], data)
+    gda.store(poisoned(batch(2), mesh_of({"x": 8}), P("x")), target, max_workers=4)
+    np.testing.assert_array_equal(target[:], batch(2))
 
 
 # Several processes.

@@ -88,7 +88,7 @@ def test_one_device_that_differs(way: str, mesh: Mesh) -> None:
     assert (mismatch.index, mismatch.shape) == ((slice(None), slice(4, 8)), (8, 4))
 
 
-def test_no_majority(auto_mesh: Mesh) -> None:
+def test_several_in_the_minority_and_no_majority(auto_mesh: Mesh) -> None:
     w = cut(batch(8), auto_mesh, P("x"))
     with pytest.raises(gda.ReplicaMismatchError) as raised:
         gda.check_replicas_agree(flipped(w, 5))
@@ -97,9 +97,6 @@ def test_no_majority(auto_mesh: Mesh) -> None:
         "0) and device 5 (process 0) have different bits, and there is no majority"
     )
     assert raised.value.mismatches[0].minority == ()
-
-
-def test_several_in_the_minority(auto_mesh: Mesh) -> None:
     b = cut(batch(4), auto_mesh, P())
     with pytest.raises(
         gda.ReplicaMismatchError, match="device 1 .* and device 6 .* each have"
@@ -130,7 +127,7 @@ def test_a_program_that_computes_something_else_on_each_device(auto_mesh: Mesh) 
     assert pickle.loads(pickle.dumps(e.value)).mismatches == e.value.mismatches
 
 
-def test_what_is_compared_and_what_is_not(mesh: Mesh) -> None:
+def test_replicated_arrays_alone_are_compared(mesh: Mesh) -> None:
     tree = {
         "one device": jnp.ones(3),
         "scalar": cut(np.float32(3), mesh, P()),
@@ -144,6 +141,10 @@ def test_what_is_compared_and_what_is_not(mesh: Mesh) -> None:
     }
     gda.check_replicas_agree(tree)
     assert repr(gda.check_replicas_agree(tree, wait=False)) == "ReplicaCheck(3 replicated arrays)"
+    pinned = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
+    host = {"host": jax.device_put(batch(8, 8), pinned), "w": cut(batch(8), mesh, P("y"))}
+    with jax.set_mesh(mesh), jax.disable_jit(), jax.transfer_guard("disallow"):
+        gda.check_replicas_agree(host)
     changed = tree | {"scalar": flipped(tree["scalar"], 2), "keys": flipped(tree["keys"], 4, 1, 63)}
     assert differences(changed) == {
         ("['keys']", (0,)): ((4,), (0, 2, 6)),
@@ -194,13 +195,6 @@ def test_numbers_of_64_bits(way: str) -> None:
         g = cut(np.arange(6) * 2.0**40, mesh_of({"x": 3, "y": 2}), P("x"))
         assert differences({"g": g}) == {}
         assert differences({"g": flipped(g, 4, 1, 63)}) == {("['g']", (4,)): ((4,), (5,))}
-
-
-def test_other_memory_and_settings(mesh: Mesh) -> None:
-    sharding = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
-    tree = {"host": jax.device_put(batch(8, 8), sharding), "w": cut(batch(8), mesh, P("y"))}
-    with jax.set_mesh(mesh), jax.disable_jit(), jax.transfer_guard("disallow"):
-        gda.check_replicas_agree(tree)
 
 
 def test_large_and_small_ones_are_summed_up_by_the_formula(way: str) -> None:
@@ -268,7 +262,7 @@ def test_a_pending_check_waits_for_nothing(way: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4"])
-def test_what_is_checked_may_be_donated(way: str, dtype: str) -> None:
+def test_array_may_be_donated_during_the_check(way: str, dtype: str) -> None:
     w = flipped(cut(batch(64).astype(jnp.dtype(dtype)), mesh_of({"x": 4}), P()), 2)
     check = gda.check_replicas_agree({"w": w}, wait=False)
     jax.block_until_ready(jax.jit(lambda x: x + x, donate_argnums=0)(w))

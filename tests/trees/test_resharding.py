@@ -85,6 +85,10 @@ def test_every_leaf_keeps_its_kind(mesh: Mesh) -> None:
     assert kinds == {name: type(leaf) for name, leaf in tree.items()}
     check_equal(moved, {"a": batch(8, 2), "b": batch(8, 2), "c": np.int32(3), "d": batch(7)})
     assert gda.reshard_tree({}, mesh, P()) == {}
+    keys = jax.random.split(jax.random.key(1), 8)
+    moved = gda.reshard_tree({"keys": keys, "w": g}, ordered_mesh([3, 0], {"z": 2}), P("z"))
+    assert np.array_equal(jax.random.key_data(moved["keys"]), jax.random.key_data(keys))
+    assert specs_of(moved) == [P("z"), P("z")]
 
 
 def test_a_mesh_that_does_not_divide_makes_padded_arrays_if_asked(mesh: Mesh) -> None:
@@ -94,14 +98,6 @@ def test_a_mesh_that_does_not_divide_makes_padded_arrays_if_asked(mesh: Mesh) ->
     assert type(moved["odd"]) is gda.PaddedArray
     assert moved["odd"].padded_shape == (9,)
     check_equal(moved, {"even": batch(9, 8), "odd": batch(8)})
-
-
-def test_keys_move_with_the_other_leaves(mesh: Mesh) -> None:
-    keys = jax.random.split(jax.random.key(1), 8)
-    tree = {"keys": keys, "w": cut(batch(8), mesh, P("x"))}
-    moved = gda.reshard_tree(tree, ordered_mesh([3, 0], {"z": 2}), P("z"))
-    assert np.array_equal(jax.random.key_data(moved["keys"]), jax.random.key_data(keys))
-    assert specs_of(moved) == [P("z"), P("z")]
 
 
 def test_an_error_names_the_path_and_nothing_has_moved(mesh: Mesh) -> None:

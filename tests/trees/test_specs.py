@@ -67,7 +67,7 @@ def test_keys_count_and_classes_do_not(way: Callable[..., Any], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_spec_for_what_has_no_leaves(way: Callable[..., Any], tmp_path: Path) -> None:
+def test_spec_for_a_tree_without_leaves(way: Callable[..., Any], tmp_path: Path) -> None:
     for specs in ({"w": P("x"), "bias": P()}, {"w": P("x"), "bias": None}):
         assert specs_in(way({"w": DATA, "bias": None}, specs, tmp_path)) == [("x",)]
 
@@ -103,7 +103,7 @@ def test_a_function_sees_the_same_path(way: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_no_spec_is_named_by_its_path(way: Callable[..., Any], tmp_path: Path) -> None:
+def test_bad_specs_are_named_by_path(way: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises((TypeError, NotImplementedError), match="'x'|3") as caught:
         way({"a": DATA, "b": [DATA]}, {"a": P(), "b": ["x", 3]}, tmp_path)
     if way is not place:

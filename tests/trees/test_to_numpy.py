@@ -27,7 +27,7 @@ def test_every_array_becomes_numpy_and_the_rest_stays(mesh: Mesh) -> None:
 
 @pytest.mark.processes(4, devices=2)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-def test_a_process_gives_the_arrays_of_which_it_has_every_block(kind: AxisType) -> None:
+def test_process_gives_arrays_it_holds_whole(kind: AxisType) -> None:
     mesh = mesh_of({"x": 4, "y": 2}, kind)
     whole = cut(DATA, mesh, P(None, "y"))
     values = gda.to_numpy({"w": whole, "a": whole.array, "b": cut(DATA, mesh, P())})
@@ -41,7 +41,7 @@ def test_a_process_gives_the_arrays_of_which_it_has_every_block(kind: AxisType) 
         assert caught.value.__notes__ == ["gda: at ['p'] of the tree"]
 
 
-def test_what_is_no_array_any_more_is_named(mesh: Mesh) -> None:
+def test_deleted_arrays_and_shapes_are_named(mesh: Mesh) -> None:
     deleted = cut(DATA, mesh, P("x"))
     deleted.delete()
     shape = jax.tree.map(lambda x: x.shape, cut(DATA, mesh, P("x")))
@@ -55,14 +55,8 @@ def test_what_is_no_array_any_more_is_named(mesh: Mesh) -> None:
             gda.to_numpy([DATA, leaf])
         assert message in str(caught.value)
         assert caught.value.__notes__ == ["gda: at [1] of the tree"]
-
-
-def test_in_a_trace_there_is_nothing_to_give(mesh: Mesh) -> None:
     with pytest.raises(TypeError, match="traced"):
         jax.jit(lambda g: gda.to_numpy([g]))(cut(DATA, mesh, P("x")))
-
-
-def test_shapes_alone_have_no_values() -> None:
     shapes = {"w": gda.GlobalArray(array=jax.ShapeDtypeStruct((8, 2), np.float32))}
     with pytest.raises(TypeError, match="ShapeDtypeStruct"):
         gda.to_numpy(shapes)

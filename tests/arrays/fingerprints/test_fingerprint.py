@@ -84,28 +84,21 @@ def test_layouts(way: str, auto_mesh: Mesh) -> None:
     assert fingerprint(jnp.asarray(data)) == expected
 
 
-@pytest.mark.parametrize("way", ["on devices"], indirect=True)
 @pytest.mark.parametrize(
-    ("shape", "spec"),
+    ("way", "shape", "spec"),
     [
-        ((4 * 5003,), P(("x", "y"))),  # blocks that begin and end amid a chunk
-        ((4 * 12288,), P(("y", "x"))),
-        ((2, 2 * 5001), P("x", "y")),
-        ((4, 3, 5000, 2), P("x", None, "y", None)),
-        ((6000, 6), P("y")),
-        ((2, 4100), P(None, "x")),
+        ("on devices", (4 * 5003,), P(("x", "y"))),  # blocks that begin and end amid a chunk
+        ("on devices", (4 * 12288,), P(("y", "x"))),
+        ("on devices", (2, 2 * 5001), P("x", "y")),
+        ("on devices", (4, 3, 5000, 2), P("x", None, "y", None)),
+        ("on devices", (6000, 6), P("y")),
+        ("on devices", (2, 4100), P(None, "x")),
+        ("all at once", (4, 2 * 5001), P("x", "y")),
+        ("all at once", (2, 3, 5000, 2), P("x", None, "y")),
     ],
+    indirect=["way"],
 )
 def test_blocks_of_several_rows(way: str, shape: tuple[int, ...], spec: P) -> None:
-    data = np.random.default_rng(1).integers(0, 2**32, shape, dtype=np.uint32)
-    assert cut(data, mesh_of({"x": 2, "y": 2}), spec).fingerprint() == fingerprint_of_numpy(data)
-
-
-@pytest.mark.parametrize("way", ["all at once"], indirect=True)
-@pytest.mark.parametrize(
-    ("shape", "spec"), [((4, 2 * 5001), P("x", "y")), ((2, 3, 5000, 2), P("x", None, "y"))]
-)
-def test_blocks_of_several_rows_all_at_once(way: str, shape: tuple[int, ...], spec: P) -> None:
     data = np.random.default_rng(1).integers(0, 2**32, shape, dtype=np.uint32)
     assert cut(data, mesh_of({"x": 2, "y": 2}), spec).fingerprint() == fingerprint_of_numpy(data)
 
@@ -301,7 +294,7 @@ def test_sums_of_blocks_add_up(way: str) -> None:
 
 
 @two_ways
-def test_what_was_begun_may_be_deleted(way: str, explicit_mesh: Mesh) -> None:
+def test_array_may_be_deleted_after_begin(way: str, explicit_mesh: Mesh) -> None:
     g = cut(batch(8, 8), explicit_mesh, P("x"))
     pending = fp.begin(g.array)
     g.delete()
@@ -310,7 +303,7 @@ def test_what_was_begun_may_be_deleted(way: str, explicit_mesh: Mesh) -> None:
 
 @two_ways
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_was_begun_may_be_donated(way: str, dtype: str) -> None:
+def test_array_may_be_donated_after_begin(way: str, dtype: str) -> None:
     data = np.ones((8, 1 << 16), jnp.dtype(dtype))
     expected = sums_of_numpy(data)
     g = cut(data, mesh_of({"x": 8}), P("x"))
@@ -323,24 +316,17 @@ def test_what_was_begun_may_be_donated(way: str, dtype: str) -> None:
 # What cannot be.
 
 
-def test_in_a_trace_there_is_no_value(auto_mesh: Mesh) -> None:
+def test_tracers_deleted_arrays_and_other_things_have_none(auto_mesh: Mesh) -> None:
     g = cut(batch(8), auto_mesh, P("x"))
     with pytest.raises(TypeError, match="is being traced, so it has no data; call this outside"):
         jax.jit(lambda g: g.fingerprint())(g)
     with pytest.raises(TypeError, match="call this outside jit"):
         jax.jit(lambda x: fp.begin(x))(g.array)
-
-
-def test_what_was_deleted_has_none(auto_mesh: Mesh) -> None:
-    g = cut(batch(8), auto_mesh, P("x"))
     g.delete()
     with pytest.raises(RuntimeError, match="was deleted, by delete"):
         g.fingerprint()
     with pytest.raises(RuntimeError, match=r"jax.Array\(shape=\(8,\), .* was deleted"):
         fp.begin(g.array)
-
-
-def test_other_things_are_refused(auto_mesh: Mesh) -> None:
     message = r"expected a GlobalArray or a jax.Array, not list; .* gda.fingerprint\(numpy.asarray"
     with pytest.raises(TypeError, match=message):
         fingerprint([1, 2])
@@ -392,7 +378,7 @@ def test_an_array_of_another_process_alone() -> None:
 
 
 @pytest.mark.processes(4, devices=2)
-def test_each_process_sums_up_what_it_writes() -> None:
+def test_each_process_sums_the_blocks_it_writes() -> None:
     data = batch(8, 8)
     g = cut(data, ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2}), P("x"))
     mine = fp.sums_of(g.array)

@@ -77,7 +77,7 @@ def by_the_formula(data: np.ndarray) -> str:
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (4, 6, 3), (1, 2, 1, 2, 3), (3, 0)])
-def test_it_is_what_the_formula_says(shape: tuple[int, ...]) -> None:
+def test_fingerprint_follows_the_formula(shape: tuple[int, ...]) -> None:
     data = np.random.default_rng(0).standard_normal(shape)
     for dtype in (np.float32, np.complex128):
         array = np.asarray(data, dtype)
@@ -221,7 +221,7 @@ def mixed(x: Any) -> np.ndarray:
 # What cannot be.
 
 
-def test_what_is_no_number_is_refused() -> None:
+def test_other_dtypes_than_numbers_are_refused() -> None:
     structured = np.zeros(1, [("a", "f4")])
     for strange in (np.array(["a"]), np.array([None]), np.zeros(2, "V2"), structured):
         with pytest.raises(TypeError, match=r"is of numbers, not of .*; view raw bytes"):

@@ -25,18 +25,8 @@ P = PartitionSpec
 PROGRAM = Path(__file__).parents[1] / "reshard_program.py"
 DATA = batch(16, 6)
 DTYPES = [
-    np.dtype(of)
-    for of in (
-        np.float32,
-        np.int8,
-        bool,
-        np.complex64,
-        np.int64,
-        np.float16,
-        ml_dtypes.bfloat16,
-        ml_dtypes.float8_e4m3fn,
-        ml_dtypes.int4,
-    )
+    *map(np.dtype, ("float32", "int8", "bool", "complex64", "int64", "float16")),
+    *map(np.dtype, (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.int4)),
 ]
 
 
@@ -313,15 +303,10 @@ def test_no_more_is_sent_than_the_plan_says(
         spec, new = P(before.axis_names[0]), P(None, after.axis_names[0])
         p = gda.PaddedArray.from_array(data, before, spec)
         assert is_right(p.reshard(after, new, max_bytes=max_bytes), data)
+        processes = [[d.process_index for d in mesh.devices.flat] for mesh in (before, after)]
         grids = [
-            gda.ShardGrid(
-                data.shape,
-                mesh.shape,
-                of,
-                pad=True,
-                process_of=[d.process_index for d in mesh.devices.flat],
-            )
-            for mesh, of in [(before, spec), (after, new)]
+            gda.ShardGrid(data.shape, mesh.shape, of, pad=True, process_of=process_of)
+            for mesh, of, process_of in zip((before, after), (spec, new), processes, strict=True)
         ]
         plan = gda.ReshardPlan(
             *grids,

@@ -99,7 +99,7 @@ def test_gather_in_one_process_is_a_copy(mesh: Mesh) -> None:
     assert np.array_equal(g.gather(process=0), DATA)
 
 
-def test_gather_refuses_what_cannot_be(mesh: Mesh) -> None:
+def test_gather_refuses_impossible_arguments(mesh: Mesh) -> None:
     g = cut(DATA, mesh, P("x"))
     with pytest.raises(ValueError, match="process must be None or from 0 to 0, not 1"):
         g.gather(process=1)

@@ -205,7 +205,7 @@ def test_processes_that_want_different_arrays_are_told() -> None:
 
 
 @pytest.mark.processes(2, devices=4)
-def test_processes_whose_sources_differ_are_told() -> None:
+def test_different_sources_of_processes_are_an_error() -> None:
     mesh = ordered_mesh(range(8), {"x": 8})
     me = jax.process_index()
     chunked = Counted(batch(8))

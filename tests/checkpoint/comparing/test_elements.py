@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from trials import rarely
 
 from gda.checkpoint import ElementDifferences
-from gda.checkpoint.comparing.diff import elements as module
+from gda.checkpoint.comparing import elements as module
 from gda.checkpoint.comparing.elements import element_differences, merged
 
 NAN, INF = math.nan, math.inf

@@ -79,7 +79,7 @@ def test_each_chunk_of_a_checkpoint_is_read_once(loaded: list[tuple[int, int]]) 
 
 
 @pytest.mark.processes(4, devices=2)
-def test_progress_counts_what_other_processes_have_read() -> None:
+def test_progress_counts_bytes_read_by_other_processes() -> None:
     folder = one_folder()
     mesh = ordered_mesh(range(8), {"x": 8})
     save(f"{folder}/c", gda.load_tree([batch(64, 24) + n for n in range(4)], mesh, P("x")))

@@ -159,7 +159,7 @@ def test_a_scalar_reaches_a_new_device() -> None:
     assert list(plan.moves()) == [Move(0, 0, (), (), 8), Move(0, 1, (), (), 8)]
 
 
-def test_it_says_what_it_is() -> None:
+def test_repr() -> None:
     assert repr(ReshardPlan(ROWS, COLUMNS, itemsize=1024)) == (
         "ReshardPlan((4, 4): P('x') on {'x': 2} -> P(None, 'x') on {'x': 2}, 4 moves; "
         "8.0 KiB kept, 8.0 KiB within processes, 0 B between processes)"
@@ -312,7 +312,7 @@ def test_in_whatever_chunks_it_is_worked_out(plan: ReshardPlan, size: int) -> No
 
 
 @given(plans())
-def test_all_ways_to_find_what_is_near_agree(plan: ReshardPlan) -> None:
+def test_all_ways_to_find_near_data_agree(plan: ReshardPlan) -> None:
     source_ids = np.array(ids_of(plan.source, plan.source_ids))
     target_ids = np.array(ids_of(plan.target, plan.target_ids))
     flow = flows.Flow(plan.source, plan.target, flows.homes_of(source_ids, target_ids))
@@ -353,7 +353,7 @@ def test_a_plan_is_a_value() -> None:
     assert plan.sent_by_process == {0: 0}
 
 
-def test_it_says_where_only_the_list_tells_who_sends() -> None:
+def test_lists_moves() -> None:
     assert not ReshardPlan(ROWS, COLUMNS, itemsize=1).lists_moves
     twice = ShardGrid((12,), {"x": 3, "y": 2}, ("x",))
     assert ReshardPlan(twice, ShardGrid((12,), {"x": 4}, ("x",)), itemsize=1).lists_moves
@@ -402,7 +402,9 @@ def test_it_says_where_only_the_list_tells_who_sends() -> None:
         ({"target_ids": [3, 3]}, ValueError, "target_ids has 3 twice; each device has a number of"),
     ],
 )
-def test_what_is_no_plan(change: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_impossible_plans_are_refused(
+    change: dict[str, Any], error: type[Exception], says: str
+) -> None:
     arguments: dict[str, Any] = {"source": ROWS, "target": COLUMNS, "itemsize": 4}
     with pytest.raises(error, match=says):
         ReshardPlan(**(arguments | change))

@@ -71,7 +71,7 @@ def test_100_000_parameters_are_read() -> None:
         ({"mesh": "x=1", **{f"k{i}": 1 for i in range(30)}}, '"k15" and 14 more are not known'),
     ],
 )
-def test_what_is_too_long(document: dict[str, object], said: str) -> None:
+def test_too_long_files_are_refused(document: dict[str, object], said: str) -> None:
     with pytest.raises(MistakesError) as caught:
         read_model(file({"parameters": {}, **document}), None, pad=False)
     assert said in "\n".join(caught.value.lines)

@@ -323,7 +323,7 @@ def misread(parse: object, text: str) -> MisreadError | None:
         (parse_dtype, "finfo", "the name of a dtype was expected", 0),
     ],
 )
-def test_what_cannot_be_read(parse: object, text: str, message: str, at: int) -> None:
+def test_misread_text_is_pointed_at(parse: object, text: str, message: str, at: int) -> None:
     with pytest.raises(MisreadError, match=re.escape(message)) as caught:
         parse(text)
     assert caught.value.position == at

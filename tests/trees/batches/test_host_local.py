@@ -225,7 +225,7 @@ def test_blocks_that_form_no_regular_grid_are_shown() -> None:
 
 
 @pytest.mark.processes(2, devices=4)
-def test_what_is_global_already_is_passed_through() -> None:
+def test_global_arrays_are_passed_through() -> None:
     mesh = ordered_mesh(ORDERS["contiguous"], {"a": 2, "b": 4})
     g = to_global(batch(4), mesh, P("a"))
     again = to_global({"g": g, "array": g.array, "local": batch(4)}, mesh, P("b"))

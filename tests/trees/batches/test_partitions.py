@@ -160,7 +160,7 @@ def test_other_partitions_are_not_implemented(auto_mesh: Mesh, partition: object
             get({"a": jnp.zeros(8)}, partition=partition)
 
 
-def test_what_has_no_gradient_is_placed_as_of_the_host(auto_mesh: Mesh) -> None:
+def test_float0_is_placed_as_bool(auto_mesh: Mesh) -> None:
     none = np.zeros((8, 2), jax.dtypes.float0)
     with jax.set_mesh(auto_mesh):
         for placed in (
@@ -170,7 +170,7 @@ def test_what_has_no_gradient_is_placed_as_of_the_host(auto_mesh: Mesh) -> None:
             np.testing.assert_array_equal(placed[0], np.zeros((8, 2), bool))
 
 
-def test_what_does_not_fit_is_said_with_numbers_and_path(auto_mesh: Mesh) -> None:
+def test_misfits_are_named_with_numbers_and_path(auto_mesh: Mesh) -> None:
     with jax.set_mesh(auto_mesh):
         with pytest.raises(
             ValueError,
@@ -390,7 +390,7 @@ def test_batches_of_two_processes(
 
 
 @pytest.mark.processes(4, devices=2)
-def test_a_batch_is_what_jax_makes_of_the_local_rows_times_the_blocks() -> None:
+def test_batch_agrees_with_jax_on_local_rows_times_blocks() -> None:
     """As axlearn reckons, for one block of rows in every process."""
     mesh = mesh_of({"data": 2, "fsdp": 2, "seq": 2})
     local = batch(3, 4) + 100 * jax.process_index()
@@ -531,7 +531,7 @@ def test_replicas_come_once_and_columns_come_together() -> None:
 
 
 @pytest.mark.processes(2, devices=4)
-def test_what_cannot_be_taken_apart_into_rows() -> None:
+def test_layouts_without_rows_are_refused() -> None:
     me = jax.process_index()
     mesh = ordered_mesh(range(8), {"x": 2, "y": 4})
 

@@ -464,7 +464,7 @@ gda.storage.save_safetensors(sys.argv[1], {"w": np.ones(8)})
 """
 
 
-def test_what_a_killed_save_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_next_save_removes_leftovers_of_a_killed_one(tmp_path: Path) -> None:
     save_safetensors(tmp_path, {"w": DATA})
     ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
     assert ended.returncode == -signal.SIGKILL

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import batch, cut, mesh_of
+from meshes import batch, cut, mesh_of, ordered_mesh
 from trials import rarely
 
 import gda
@@ -180,7 +180,7 @@ def test_measuring_makes_no_arrays(mesh: Mesh) -> None:
     assert len(rows_of(report)) == 4
 
 
-def test_what_was_deleted_takes_nothing_and_is_named(mesh: Mesh) -> None:
+def test_deleted_arrays_take_nothing_and_are_named(mesh: Mesh) -> None:
     w, kept = put(mesh, P("x")), put(mesh, P("x"))
     w.delete()
     report = gda.memory(params={"w": w, "kept": kept}, ema=gda.GlobalArray.from_array(w))
@@ -271,14 +271,6 @@ def test_every_byte_counts_once(steps: list[tuple[str, int]]) -> None:
     kept.clear()
 
 
-def test_all_bytes_of_live_arrays_are_known(mesh: Mesh) -> None:
-    kept = [put(mesh, spec, batch(64, 64)) for spec in (P("x"), P(), P("y", "x"))]
-    kept += [jnp.ones((32, i)) for i in range(1, 9)] + [kept[0].addressable_shards[0].data]
-    gc.collect()
-    nbytes = gda.memory(kept=kept[3:]).nbytes
-    assert nbytes == pytest.approx(bytes_by_address(), rel=0.01)
-
-
 def test_of_very_many_the_largest_are_compared(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     small = [put(mesh, P("x"), np.full((8, 271), i)) for i in range(10)]
     large = put(mesh, P("x"), np.zeros((8, 9271)))
@@ -315,9 +307,9 @@ def test_a_process_counts_its_own_devices(kind: AxisType) -> None:
     assert rows_of(again)["shards[0]"].nbytes_shared == 4000
 
 
-@pytest.mark.processes(8, devices=1)
+@pytest.mark.processes(2, devices=4)
 def test_one_device_in_each_process() -> None:
-    w = cut(batch(8, 1000), mesh_of({"x": 8}), P("x"))
+    w = cut(batch(2, 1000), ordered_mesh([0, 4], {"x": 2}), P("x"))
     report = gda.memory(w=w)
     kept = w.array.addressable_shards[0].data
     assert rows_of(report)["w"].nbytes == 4000
@@ -417,14 +409,11 @@ def test_other_errors_are_untouched(error: BaseException) -> None:
         raise error
     assert caught.value is error
     assert not hasattr(error, "__notes__")
-
-
-def test_a_block_without_error_does_nothing() -> None:
     with gda.explaining_oom(x=jnp.ones(3)) as result:
         assert result is None
 
 
-def test_what_is_replaced_in_the_block_is_freed(mesh: Mesh) -> None:
+def test_arrays_replaced_in_the_block_are_freed(mesh: Mesh) -> None:
     params = {"w": put(mesh, P("x")), "g": cut(DATA, mesh, P("x")), "key": jax.random.key(0)}
     held = [weakref.ref(params["w"]), weakref.ref(params["g"].array)]
     kept, donated = put(mesh, P("x")), put(mesh, P("x"))
