@@ -74,7 +74,7 @@ def read_given(options: argparse.Namespace, name: str, parse: Callable[[str], T]
 
 
 def shows_progress() -> bool:
-    """Return whether stderr is a terminal and rich, which draws a bar there, is installed."""
+    """Return True if stderr is a terminal and rich, which draws a bar there, is installed."""
     return sys.stderr.isatty() and find_spec("rich") is not None
 
 

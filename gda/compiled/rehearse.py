@@ -56,8 +56,8 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
 
     Raises:
       TypeError: ``fun`` is not callable, or a stage comes with arguments.
-      Exception: any error of tracing or compiling, but for memory that does not suffice; for a
-        stage, which does not tell its devices before it is compiled, that too.
+      Exception: any error of tracing or compiling. A program that does not fit raises only if it
+        comes as a stage, because a stage does not tell its devices before it is compiled.
 
     >>> import gda, jax, numpy as np
     >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -202,9 +202,9 @@ def _that_does_not_fit(
 
 
 def _written(lowered: Any) -> list[str]:
-    """Return what XLA writes of a program even if it does not fit; empty where it writes nothing.
+    """Return the texts that XLA writes of a program, fitting or not; empty for those it omits.
 
-    It is compiled again for this, which ends as soon as before.
+    The program is compiled again for this, which ends as early as the first time.
     """
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.suppress(JaxRuntimeError):
@@ -239,7 +239,7 @@ def _mesh_of(tree: Any) -> Mesh | None:
 
 
 def _links(mesh: Mesh | None) -> tuple[bool, list[int]]:
-    """Return whether some links are slow, and the host of each position where that tells which."""
+    """Return True if some links are slow; and the host of each position if hosts tell which."""
     devices = [] if mesh is None else [*mesh.devices.flat]
     if devices and devices[0].platform == "tpu":
         return len({getattr(device, "slice_index", 0) for device in devices}) > 1, []

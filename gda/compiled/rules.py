@@ -49,7 +49,7 @@ class Rule:
     times: int | None = None
 
     def allows(self, collective: Collective, mesh_shape: Mapping[str, int]) -> bool:
-        """Return whether a collective has this kind and these axes; ``times`` does not count."""
+        """Return True if a collective has this kind and these axes; ``times`` does not count."""
         if collective.kind != self.kind:
             return False
         return self.over is None or collective.axes in [

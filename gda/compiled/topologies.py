@@ -30,7 +30,7 @@ _NAME = re.compile(r"[a-z0-9]+:[1-9]\d*(x[1-9]\d*){1,2}(_(un)?twisted)?")
 _AT_MOST_16 = ("v5e", "v6e")
 _EXPECTED = "a kind and its chips in each dimension, such as 'v5e:16x16' or 'v5p:4x4x8'"
 
-# libtpu takes a second at most; it hangs where it waits for hardware or a server.
+# libtpu takes a second at most; it hangs if it waits for hardware or a server.
 _SECONDS = 60.0
 
 # Without them libtpu asks a metadata server for the accelerator, the hosts and the number of this
@@ -224,7 +224,7 @@ def _within_time(ask: Any) -> Any:
 
 @contextmanager
 def without_hardware() -> Iterator[None]:
-    """Let libtpu look for no hardware and no server meanwhile, where there is no TPU."""
+    """Stop libtpu from looking for hardware and a server in this block, unless there is a TPU."""
     with _lock:
         added = {} if _has_tpu() else _WITHOUT_HARDWARE.items() - os.environ.items()
         before = {name: os.environ.get(name) for name, _ in added}

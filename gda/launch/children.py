@@ -177,7 +177,7 @@ def listen_on_loopback() -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process exists and was stopped, by SIGSTOP, Ctrl-Z or a debugger.
+    """Return True if a process exists and was stopped, by SIGSTOP, Ctrl-Z or a debugger.
 
     Always false outside Linux.
     """

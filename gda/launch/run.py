@@ -148,12 +148,12 @@ class _Process:
         return (report["code"], report["traceback"]) if report and report["code"] else None
 
     def is_done(self) -> bool:
-        """Return whether the program succeeded; the process may still wait for the others."""
+        """Return True if the program succeeded; the process may still wait for the others."""
         report = self._report()
         return self.has_ended_well() if report is None else not report["code"]
 
     def has_ended_well(self) -> bool:
-        """Return whether the process has ended, with exit code 0 and without a failure."""
+        """Return True if the process has ended, with exit code 0 and without a failure."""
         return self.popen.poll() == 0 and not self.failure()
 
     def is_alive(self) -> bool:

@@ -24,7 +24,7 @@ _SHORT = {
     **{f"c{bits}": f"complex{bits}" for bits in (64, 128)},
 }
 
-# As safetensors files write them, where the short names differ or do not say it. They count bits;
+# The names in safetensors files, if they differ from the short names. They count bits;
 # only safetensors writes them with a capital.
 _IN_SAFETENSORS = {
     "I8": "int8",
@@ -127,7 +127,7 @@ def _names_of_ml_dtypes() -> list[str]:
 
 @lru_cache(maxsize=64)
 def width_of(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """Return how many bits an element of a dtype has, and how many 32-bit words hold them.
+    """Return the bits of an element of a dtype, and the 32-bit words that hold them.
 
     Raises:
       TypeError: it is not of numbers.

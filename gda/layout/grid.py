@@ -8,7 +8,7 @@ and no devices, so it also answers for a million devices that do not exist yet.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from gda.layout.spec import (
     format_spec,
     indivisible_error,
 )
-from gda.layout.tiling import Tiling, all_blocks, shard_shape_of
+from gda.layout.tiling import Dimension, Tiling, all_blocks
 
 
 @set_module("gda")
@@ -92,7 +92,7 @@ class ShardGrid:
             if tuple(map(operator.mul, shard_shape, layout.parts)) != shape:
                 if not pad:
                     raise indivisible_error(layout.axes, shape, layout.mesh_shape)
-                shard_shape = shard_shape_of(shape, layout.parts)
+                shard_shape = Tiling(shape, layout.parts).shard_shape
                 self.__dict__["is_padded"] = True
             # Not by attribute: those are closed, see __setattr__.
             this = self.__dict__
@@ -122,12 +122,7 @@ class ShardGrid:
         >>> ShardGrid((8, 2, 6), {'x': 4, 'y': 2}, ('x', None, 'y')).parts
         (4, 1, 2)
         """
-        if 0 not in self.global_shape:
-            return self._layout.parts
-        return tuple(
-            ways if size else 1
-            for ways, size in zip(self._layout.parts, self.global_shape, strict=True)
-        )
+        return self._tiling.parts
 
     @property
     def padded_shape(self) -> Shape:
@@ -231,11 +226,11 @@ class ShardGrid:
         >>> ShardGrid((8, 2), {'x': 4, 'y': 2}, (('y', 'x'),)).coordinates((3, 1))
         (7, 0)
         """
-        return self._tiling.coordinates(self.block_id(i))
+        return tuple(self._tiling.columns(self.block_id(i)))
 
     @cached_property
     def _tiling(self) -> Tiling:
-        return Tiling(self.global_shape, self.shard_shape, self._layout.parts)
+        return Tiling(self.global_shape, self._layout.parts)
 
     def shards_at(self, positions: Iterable[int]) -> list[tuple[Index, int]]:
         """Return ``(index, replica_id)`` of the devices at some flat positions.
@@ -299,7 +294,7 @@ class ShardGrid:
         >>> ShardGrid((4,), {'x': 2, 'y': 2}, ('x',)).indices()[1:3]
         [(slice(0, 2, None),), (slice(2, 4, None),)]
         """
-        blocks = all_blocks(self.global_shape, self.shard_shape, self._layout.parts)
+        blocks = all_blocks(self.global_shape, self._layout.parts)
         return [blocks[number] for number in self._layout.block_list]
 
     def indices_and_replica_ids(self) -> list[tuple[Index, int]]:
@@ -316,7 +311,7 @@ class ShardGrid:
         >>> ShardGrid((4, 4), {'x': 2, 'y': 2}, (None, 'y')).blocks()[1]
         (slice(None, None, None), slice(2, 4, None))
         """
-        return all_blocks(self.global_shape, self.shard_shape, self._layout.parts)
+        return all_blocks(self.global_shape, self._layout.parts)
 
     @cached_property
     def starts(self) -> IntArray:
@@ -327,32 +322,33 @@ class ShardGrid:
         Raises:
           OverflowError: a size is 2**63 or more.
         """
-        return read_only(self._ends((0,) * len(self.global_shape)))
+        return self._ends(Dimension.starts)
 
     @cached_property
     def stops(self) -> IntArray:
         """One past the last element of every device's block: int64 ``[num_devices, ndim]``."""
-        return read_only(self._ends(self.shard_shape))
+        return self._ends(Dimension.stops)
 
-    def _ends(self, of_first_block: Shape) -> IntArray:
-        """Return these ends of the first block, and the same ends of all others."""
+    def _ends(self, ends_of: Callable[[Dimension, Any], IntArray]) -> IntArray:
+        """Return one end of every device's block in each dimension."""
         layout = self._layout
         if max(self.global_shape, default=0) >= 2**63:
             raise OverflowError(
                 f"global shape {self.global_shape} has elements beyond int64; index(i) has no limit"
             )
         ends = np.empty((*layout.sizes, len(self.global_shape)), np.int64)
-        for dimension, (names, step) in enumerate(zip(layout.axes, self.shard_shape, strict=True)):
-            end: Any = of_first_block[dimension]
+        dimensions = zip(self._tiling.dimensions, layout.axes, strict=True)
+        for number, (dimension, names) in enumerate(dimensions):
+            # The parts of a few axes, which are spread over the others at the end.
+            parts: Any = 0
+            ways = 1
             for name in reversed(names):
                 size = layout.mesh_shape[name]
                 shape = [size if axis == name else 1 for axis in layout.mesh_shape]
-                end = end + np.arange(size).reshape(shape) * step
-                step *= size
-            if self.is_padded:
-                end = np.minimum(end, self.global_shape[dimension])
-            ends[..., dimension] = end
-        return ends.reshape(self.num_devices, len(self.global_shape))
+                parts = parts + np.arange(size).reshape(shape) * ways
+                ways *= size
+            ends[..., number] = ends_of(dimension, parts)
+        return read_only(ends.reshape(self.num_devices, len(self.global_shape)))
 
     @property
     def replica_ids(self) -> IntArray:

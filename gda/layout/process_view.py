@@ -30,7 +30,7 @@ from gda.layout.spec import (
     nearest_sizes,
 )
 from gda.layout.text import format_processes, itemsize_error
-from gda.layout.tiling import Tiling, shard_shape_of
+from gda.layout.tiling import Tiling
 
 _SHOWN_IN_MESSAGES = 6
 
@@ -110,12 +110,12 @@ class ProcessView:
         >>> gda.ShardGrid((4,), {'x': 4}, ('x',), process_of=[0, 1, 0, 1]).view(1).indices
         [(slice(1, 2, None),), (slice(3, 4, None),)]
         """
-        slice_at = self._tiling.slice_at
-        slices = [
-            {part: slice_at(dimension, part) for part in parts}
-            for dimension, parts in enumerate(self.coordinates)
-        ]
-        return self._indices_by(slices)
+        return self._indices_by(
+            [
+                {part: dimension.slice_of(part) for part in parts}
+                for dimension, parts in zip(self._tiling.dimensions, self.coordinates, strict=True)
+            ]
+        )
 
     @cached_property
     def rows(self) -> tuple[slice, ...]:
@@ -131,7 +131,7 @@ class ProcessView:
             return ()
         rows: list[slice] = []
         for part in self.coordinates[0]:
-            start, stop = self._tiling.bounds(0, part)
+            start, stop = self._tiling.dimensions[0].bounds(part)
             if start == stop and rows:
                 continue  # padding alone
             if rows and rows[-1].stop == start:
@@ -303,12 +303,13 @@ class ProcessView:
     @cached_property
     def _columns(self) -> list[list[int]]:
         """For each dimension the coordinates of its blocks, in the order of ``block_ids``."""
-        return self._tiling.columns(self.block_ids)
+        columns = self._tiling.columns(np.array(self.block_ids, np.int64))
+        return [column.tolist() for column in columns]
 
     def _placed(self, dimension: int) -> dict[int, slice]:
         """The place of each of its parts of a dimension in the whole array."""
-        bounds = self._tiling.bounds
-        return {part: slice(*bounds(dimension, part)) for part in self.coordinates[dimension]}
+        bounds = self._tiling.dimensions[dimension].bounds
+        return {part: slice(*bounds(part)) for part in self.coordinates[dimension]}
 
     def _side_by_side(self, dimension: int) -> dict[int, slice]:
         """The place of each of its parts of a dimension in the local array."""
@@ -400,11 +401,7 @@ class ProcessView:
     ) -> ProcessView:
         layout = layout_of(mesh_items, spec, tuple(not size for size in global_shape))
         processes = check_process_of(process_of, layout)
-        return cls(layout, _tiling(global_shape, layout), processes, process)
-
-
-def _tiling(global_shape: Shape, layout: Layout) -> Tiling:
-    return Tiling(global_shape, shard_shape_of(global_shape, layout.parts), layout.parts)
+        return cls(layout, Tiling(global_shape, layout.parts), processes, process)
 
 
 def _bytes_of(itemsize: object) -> int:
@@ -432,7 +429,7 @@ def infer_global_shape(
       local_shape: sizes of the blocks of ``process``, put together.
       mesh_shape, spec, process_of: as for ``ShardGrid``.
       process: number of the process whose local shape it is.
-      pad: the grid will have padding. A dimension of which the process has all blocks may then
+      pad: the grid will have padding. If the process has all blocks of a dimension, it may then
         have any size.
 
     Raises:
@@ -450,7 +447,7 @@ def infer_global_shape(
     # The blocks of a process do not depend on their size, so each gets one element.
     ones = tuple(parts if size else 0 for size, parts in zip(shape, layout.parts, strict=True))
     processes = check_process_of(process_of, layout)
-    view = ProcessView(layout, _tiling(ones, layout), processes, process)
+    view = ProcessView(layout, Tiling(ones, layout.parts), processes, process)
     view.check_regular()
     extents = tuple(map(len, view.coordinates))
     sizes_of_all: list[int] = []

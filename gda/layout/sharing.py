@@ -35,7 +35,7 @@ def holders_of(grid: ShardGrid, processes: Processes) -> list[tuple[int, ...]]:
 
 
 def readers_of(needed_by: Sequence[tuple[int, ...]], nbytes: Sequence[int]) -> list[int]:
-    """Return the process that makes each read, one of those that need it, so that all read as much.
+    """Assign each read to one of the processes that need it, so that all read about as much.
 
     The reads with the fewest candidates are given out first, and of these the largest; each goes
     to the process that has the least so far. Every process computes the same.

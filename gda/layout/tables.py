@@ -24,7 +24,7 @@ def table(
     """Return the lines of a table; cells of the widest columns are wrapped if it is too wide.
 
     Args:
-      rows: the cells of each row, the first of which may be the names of the columns.
+      rows: the cells of each row; those of the first row may be the names of the columns.
       right: the names of the columns that are aligned to the right.
       width: columns that there are; None for as many as it takes.
 

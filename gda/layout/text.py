@@ -187,7 +187,7 @@ def format_numbers(numbers: Iterable[int]) -> str:
 
 
 def _are_even(values: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> bool:
-    """Return whether runs are equally long and their starts equally far apart."""
+    """Return True if runs are equally long and their starts equally far apart."""
     lengths = {stop - start for start, stop in zip(starts, stops, strict=True)}
     steps = {values[second] - values[first] for first, second in pairwise(starts)}
     return len(lengths) == len(steps) == 1
@@ -200,5 +200,5 @@ def _run(values: Sequence[int], start: int, stop: int, between_two: str) -> str:
 
 
 def format_more(count: int) -> str:
-    """Return what stands for things left out: ``… 4,090 more``."""
+    """Return the words for omitted things: ``… 4,090 more``."""
     return f"… {count:,} more"

@@ -33,7 +33,6 @@ import numpy as np
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
 from gda.layout.reshard.flow import tiling_of
-from gda.layout.reshard.overlaps import sizes_of
 from gda.planning.planned_array import PlannedArray, index_for_json
 
 LISTED = 16_384
@@ -67,7 +66,7 @@ def distinct_of(grid: ShardGrid, devices_per_process: int) -> Distinct:
     """
     blocks = np.sort(grid.block_ids.reshape(-1, devices_per_process), axis=1)
     is_first = np.diff(blocks, axis=1, prepend=-1) != 0
-    sizes = sizes_of(blocks.ravel(), tiling_of(grid)).reshape(blocks.shape)
+    sizes = tiling_of(grid).sizes(blocks)
     return Distinct(is_first.sum(axis=1, dtype=np.int64), (sizes * is_first).sum(axis=1))
 
 
@@ -76,7 +75,7 @@ def about_process(array: PlannedArray, process: int, limit: int = LISTED) -> dic
     view, grid, itemsize = array.grid.view(process), array.grid, array.dtype.itemsize
     written = view.written_blocks()
     is_written = {*written}
-    size_written = int(sizes_of(np.array(written, np.int64), tiling_of(grid)).sum())
+    size_written = int(tiling_of(grid).sizes(np.array(written, np.int64)).sum())
     blocks, devices = view.block_ids, view.positions
     return {
         "process": process,

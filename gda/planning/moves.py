@@ -54,7 +54,6 @@ from gda.layout.numbering import IntArray
 from gda.layout.padding import Padding, padding_of
 from gda.layout.processes import Processes
 from gda.layout.reshard.flow import tiling_of
-from gda.layout.reshard.overlaps import sizes_of
 from gda.layout.reshard.plan import Link, ReshardPlan
 from gda.planning.array import LISTED
 from gda.planning.model import ModelPlan
@@ -284,7 +283,7 @@ class ModelMoves:
         """Return the bytes of each process that has devices before or after."""
         needed = np.zeros(self.target.num_devices, np.int64)
         for plan, count in self.plans:
-            sizes = sizes_of(plan.target.block_ids, tiling_of(plan.target))
+            sizes = tiling_of(plan.target).sizes(plan.target.block_ids)
             needed += sizes * (plan.itemsize * count)
         kept = self._of_processes(needed - self.received_by_device)
         received = self._of_processes(self.received_by_device)

@@ -95,7 +95,7 @@ class PlannedArray:
 
 
 def is_below_a_byte(dtype: np.dtype[Any]) -> bool:
-    """Return whether a type has less than eight bits, as int4 does."""
+    """Return True if a type has less than eight bits, as int4 does."""
     return dtype.name.strip("uint") in ("1", "2", "4") or dtype.name.startswith(
         ("float4", "float6")
     )

@@ -28,7 +28,7 @@ from gda.layout.text import format_mesh, printable
 class Subject:
     """A grid to be shown.
 
-    Names of mesh axes may move a terminal's cursor; the texts here do not.
+    The control characters in the names of mesh axes are escaped in its texts.
 
     Attributes:
       grid: the layout of the array. Without ``process_of`` all devices count as of one process.

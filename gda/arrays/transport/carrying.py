@@ -21,7 +21,7 @@ from gda.arrays.dtypes import is_extended
 from gda.arrays.transport.staging import DeviceStaging, HostStaging
 from gda.layout.grid import ShardGrid
 from gda.layout.reshard.plan import ReshardPlan
-from gda.layout.reshard.rounds import Chunk, Piece, Round, rounds_of
+from gda.layout.reshard.rounds import Packet, Piece, Round, rounds_of
 from gda.layout.spec import Shape
 from gda.mesh import (
     Device,
@@ -363,7 +363,7 @@ class _Wave:
             self._unpack(*last)
 
     def _sent(self, this: Round) -> Future[jax.Array]:
-        chunk_of = {chunk.source: chunk for chunk in this.chunks}
+        chunk_of = {chunk.source: chunk for chunk in this.packets}
         buffers = []
         for number, device in self._mine.items():
             if number in chunk_of:
@@ -382,7 +382,7 @@ class _Wave:
 
         return self._watch.begin(send)
 
-    def _packed(self, chunk: Chunk, length: int, device: Device) -> Any:
+    def _packed(self, chunk: Packet, length: int, device: Device) -> Any:
         flat = None
         for offset, piece in chunk.placed():
             source = self._staging.given(self._blocks[piece.leaf][piece.source])
@@ -397,7 +397,7 @@ class _Wave:
     def _unpack(self, this: Round, arriving: Future[jax.Array]) -> None:
         arrived = self._watch.result(arriving)
         flat_on = {shard.device.id: shard.data for shard in arrived.addressable_shards}
-        for chunk in this.chunks:
+        for chunk in this.packets:
             if chunk.target not in self._mine:
                 continue
             flat = self._staging.given(flat_on[chunk.target])

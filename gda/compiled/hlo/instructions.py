@@ -34,7 +34,7 @@ _BEGINS = 'custom_call_target="AsyncCollectiveStart"'
 # Types.
 
 
-class Leaf(NamedTuple):
+class ArrayType(NamedTuple):
     """One array of a type, on one device."""
 
     dtype: str
@@ -46,22 +46,22 @@ _LEAF = re.compile(r"([a-z]+?)(\d*)((?<=\d)[a-z]\w*)?\[([^\]]*)\](\{[^}]*\})?")
 _LETTERS = {"s": "int", "u": "uint", "f": "float", "c": "complex", "bf": "bfloat"}
 
 
-def leaves(type_text: str) -> list[Leaf]:
+def leaves(type_text: str) -> list[ArrayType]:
     """Return the arrays of a type in order, without tokens."""
     found = _LEAF.findall(type_text)
     return [_leaf(*parts) for parts in found if parts[0] not in ("token", "opaque")]
 
 
-def _leaf(letters: str, digits: str, form: str, dims: str, layout: str) -> Leaf:
+def _leaf(letters: str, digits: str, form: str, dims: str, layout: str) -> ArrayType:
     shape = numbers(dims)  # a dynamic dimension is printed as its bound, <=8
     if letters == "pred":
-        return Leaf("bool", shape, math.prod(shape))
+        return ArrayType("bool", shape, math.prod(shape))
     if not digits:
         raise unreadable(f"{letters}[{dims}]")
     dtype = f"{_LETTERS.get(letters, letters)}{digits}" + (f"_{form}" if form else "")
     # Elements below a byte take a whole one, unless the layout packs them: E(4).
     bits = int(digits) if f"E({digits})" in layout else max(8, int(digits))
-    return Leaf(dtype, shape, -(-math.prod(shape) * bits // 8))
+    return ArrayType(dtype, shape, -(-math.prod(shape) * bits // 8))
 
 
 # Instructions and computations.

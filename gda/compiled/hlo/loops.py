@@ -116,7 +116,7 @@ def _computed(instruction: Instruction, computation: Computation, operands: list
 
 
 def _keeps_values(source: str, target: str) -> bool:
-    """Return whether the target type has every number of the source type, an integer type."""
+    """Return True if the target type has every number of the source type, an integer type."""
     (before, *_), (after, *_) = leaves(source), leaves(target)
     are_integers = re.fullmatch(r"(u?int(8|16|32|64)){2}", before.dtype + after.dtype)
     return bool(are_integers) and np.can_cast(before.dtype, after.dtype)

@@ -21,7 +21,7 @@ from gda.compiled.hlo.instructions import (
     COLLECTIVE,
     Computation,
     Instruction,
-    Leaf,
+    ArrayType,
     Shape,
     leaves,
     parse_computations,
@@ -255,7 +255,7 @@ class _Module:
                     yield from self._walk(call.callee, seen)
 
     def _was_begun(self, instruction: Instruction) -> bool:
-        """Return whether this continues or ends a collective that began elsewhere.
+        """Return True if this continues or ends a collective that began elsewhere.
 
         A TPU communicates while it computes: a collective, of one channel, is written in the fusion
         that begins it, in those that run meanwhile, and in the one that ends it.
@@ -344,7 +344,7 @@ class _Module:
 
     def _operands_and_outputs(
         self, computation: Computation, instruction: Instruction
-    ) -> tuple[list[Leaf], list[Leaf]]:
+    ) -> tuple[list[ArrayType], list[ArrayType]]:
         kind, operands = instruction.kind, []
         names = instruction.operand_names
         # Later operands place the parts of the first, or order the operation.
@@ -365,7 +365,7 @@ class _Module:
             outputs = leaves(parts[1])
         return operands, outputs
 
-    def _outputs(self, computation: Computation) -> list[Leaf]:
+    def _outputs(self, computation: Computation) -> list[ArrayType]:
         root = computation.instruction(computation.root)
         return [] if root is None else leaves(root.type)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
-from gda.layout.reshard.overlaps import Listed, Pieces, boxes_of, regular_blocks, sizes_of
+from gda.layout.reshard.overlaps import Listed, Pieces, regular_blocks
 from gda.layout.tiling import Tiling
 
 # Pieces at a time, so that a list of any length takes about 100 MB.
@@ -48,7 +48,7 @@ class Holding:
         self.num_blocks = np.bincount(self.ranks, minlength=num_ranks)
 
     def groups(self, blocks: IntArray, ranks: IntArray) -> IntArray:
-        """Return the group of each block and process, -1 where the process does not hold it."""
+        """Return the group of each block and process, -1 if the process does not hold it."""
         keys = blocks * self._num_ranks + ranks
         places = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         return np.where((ranks >= 0) & (self._keys[places] == keys), places, -1)
@@ -99,7 +99,7 @@ class Shares(NamedTuple):
         return _begins(self.counts)[sets] + (share + self.turns[sets]) % counts
 
     def equal(self, size: int) -> IntArray:
-        """Return what each device sends, where all pieces have one size."""
+        """Return the elements that each device sends if all pieces have one size."""
         counts, pieces = (np.repeat(of, self.counts) for of in (self.counts, self.totals // size))
         share = (_counted(self.counts) - np.repeat(self.turns, self.counts)) % counts
         # The pieces that begin in a share are those from ceil(share * pieces / count) on.
@@ -111,19 +111,19 @@ class Shares(NamedTuple):
         return bool((self.counts[self.totals > 0] == 1).all())
 
     def forced(self) -> IntArray:
-        """Return what each device sends, where none has a choice."""
+        """Return the elements that each device sends if no set has a choice."""
         return np.repeat(self.totals, self.counts)
 
 
-class Line:
-    """The pieces that are asked of some sets, laid end to end as they come."""
+class RequestQueue:
+    """The pieces that are asked of each set, end to end in the order of the requests."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
         self._ends = np.zeros_like(shares.totals)
 
     def senders(self, sets: IntArray, sizes: IntArray) -> IntArray:
-        """Lay on more pieces; return the places of the devices that send them."""
+        """Add pieces to the queues; return the places of the devices that send them."""
         return self._shares.senders(sets, self._begins(sets, sizes))
 
     def _begins(self, sets: IntArray, sizes: IntArray) -> IntArray:
@@ -138,14 +138,14 @@ class Line:
         return begins
 
 
-class Chunk(NamedTuple):
-    """Some of the pieces, in the order of the target devices.
+class PieceRun(NamedTuple):
+    """A run of pieces in the order of the target devices.
 
     Attributes:
-      pieces: where they lie.
+      pieces: the places of the pieces in their blocks.
       targets, sources: positions of the devices that get and send them.
-      is_kept: whether those are one device.
-      is_far: whether they are in two processes.
+      is_kept: those are one device.
+      is_far: they are in two processes.
     """
 
     pieces: Listed
@@ -208,7 +208,7 @@ class Flow:
     @property
     def received(self) -> IntArray:
         """Elements that each target device gets from others."""
-        return sizes_of(self.target.block_ids, tiling_of(self.target)) - self.kept
+        return tiling_of(self.target).sizes(self.target.block_ids) - self.kept
 
     @cached_property
     def near(self) -> Near:
@@ -220,7 +220,7 @@ class Flow:
         return self.near_by_piece() if self.num_pieces <= num_looks else self.near_by_held_block()
 
     def near_of_regular(self) -> Near | None:
-        """Return what is near if all processes have regular blocks: O(devices); else None."""
+        """Return the near elements if all processes have regular blocks: O(devices); else None."""
         known = np.flatnonzero(self._ranks >= 0)
         source, target = tiling_of(self.source), tiling_of(self.target)
         asked = self.target.block_ids[known]
@@ -229,10 +229,10 @@ class Flow:
         if held is None or needed is None:
             return None
         near = Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
-        near.received[known] = held.shared(self._ranks[known], boxes_of(asked, target))
+        near.received[known] = held.shared(self._ranks[known], target.boxes(asked))
         # A process of the source may have no device in the target, and so none that asks.
         asking = np.flatnonzero(self._holding.ranks <= self._ranks.max())
-        boxes = boxes_of(self._holding.blocks[asking], source)
+        boxes = source.boxes(self._holding.blocks[asking])
         near.asked[asking] = needed.shared_with_devices(self._holding.ranks[asking], boxes)
         # Blocks that are kept are among both, where the process holds them.
         groups = self._holding.groups(self._home_blocks, self._ranks)
@@ -242,11 +242,11 @@ class Flow:
         return near
 
     def near_by_piece(self) -> Near:
-        """Return what is near by a look at every piece."""
+        """Return the near elements, from a list of all pieces."""
         return self._near_of(self._by_piece())
 
     def near_by_held_block(self) -> Near:
-        """Return what is near by a look at the blocks of the process of every target device."""
+        """Return the near elements, from the blocks of the process of every target device."""
         return self._near_of(self._by_held_block())
 
     def _near_of(self, looks: Iterator[tuple[IntArray, IntArray, IntArray]]) -> Near:
@@ -287,9 +287,9 @@ class Flow:
 
     @property
     def is_listed(self) -> bool:
-        """True if only the pieces, one by one, tell what each device sends.
+        """True if the bytes that each device sends follow only from a list of all pieces.
 
-        So it is where they have several sizes, and some of them a choice of senders.
+        This is the case if pieces have several sizes, and some have a choice of senders.
         """
         has_choice = not (self._near_shares.are_forced and self._far_shares.are_forced)
         return self.pieces.common_size is None and has_choice
@@ -298,11 +298,11 @@ class Flow:
     def _sent(self) -> tuple[IntArray, IntArray]:
         near, far = (np.zeros(self.source.num_devices, np.int64) for _ in range(2))
         if self.is_listed:
-            for chunk in self.chunks():
-                is_near = ~chunk.is_kept & ~chunk.is_far
-                for sent, chosen in [(near, is_near), (far, chunk.is_far)]:
-                    sizes = chunk.pieces.sizes[chosen]
-                    sent[:] += summed(chunk.sources[chosen], sizes, len(sent))
+            for run in self.runs():
+                is_near = ~run.is_kept & ~run.is_far
+                for sent, chosen in [(near, is_near), (far, run.is_far)]:
+                    sizes = run.pieces.sizes[chosen]
+                    sent[:] += summed(run.sources[chosen], sizes, len(sent))
             return near, far
         size = self.pieces.common_size
         for sent, shares in [(near, self._near_shares), (far, self._far_shares)]:
@@ -326,7 +326,7 @@ class Flow:
     @property
     def _asked(self) -> IntArray:
         """Elements asked of each source block, by all target devices together."""
-        sizes = sizes_of(np.arange(self.source.num_shards), tiling_of(self.source))
+        sizes = tiling_of(self.source).sizes(np.arange(self.source.num_shards))
         return sizes * self.target.num_replicas
 
     @cached_property
@@ -337,9 +337,9 @@ class Flow:
 
     # Piece by piece.
 
-    def chunks(self) -> Iterator[Chunk]:
-        """Yield all pieces, many at a time."""
-        near, far = Line(self._near_shares), Line(self._far_shares)
+    def runs(self) -> Iterator[PieceRun]:
+        """Yield all pieces, about a million at a time."""
+        near, far = RequestQueue(self._near_shares), RequestQueue(self._far_shares)
         for devices in _runs(self.pieces.counts(self.target.block_ids)):
             pieces = self.pieces.listed(self.target.block_ids[devices])
             targets = devices[pieces.rows]
@@ -352,7 +352,7 @@ class Flow:
             places[is_far] = far.senders(pieces.source_blocks[is_far], pieces.sizes[is_far])
             places[is_kept] = 0
             sources = np.where(is_kept, self.homes[targets], self._holding.devices[places])
-            yield Chunk(pieces, targets, sources, is_kept, is_far)
+            yield PieceRun(pieces, targets, sources, is_kept, is_far)
 
     # The holders of each block.
 
@@ -387,16 +387,16 @@ def summed(keys: IntArray, values: IntArray, length: int) -> IntArray:
 
 def tiling_of(grid: ShardGrid) -> Tiling:
     """Return the places of the blocks of a grid."""
-    return Tiling(grid.global_shape, grid.shard_shape, grid.parts)
+    return Tiling(grid.global_shape, grid.parts)
 
 
 def numbers_of(grid: ShardGrid) -> tuple[int, ...]:
-    """Return the numbers of the processes; where none are known, all devices are of one."""
+    """Return the numbers of the processes; all devices are of process 0 if none are known."""
     return (0,) if grid.processes is None else grid.processes.numbers
 
 
 def ranks_of(grid: ShardGrid) -> IntArray:
-    """Return, for each device, where in these numbers its process is."""
+    """Return the place of the process of each device in these numbers."""
     if grid.processes is None:
         return np.zeros(grid.num_devices, np.int64)
     return grid.processes.ranks

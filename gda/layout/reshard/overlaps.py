@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gda.layout.numbering import IntArray
-from gda.layout.tiling import Tiling
+from gda.layout.tiling import Boxes, Dimension, Tiling
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,21 +31,25 @@ class Segments:
     """One dimension, divided by two tilings.
 
     Args:
-      size: of the dimension, at least 1.
-      source_step, target_step: sizes of the largest part of each tiling.
-      target_parts: the number of parts of the target.
+      source, target: the dimension in each tiling; its size is at least 1.
     """
 
-    size: int
-    source_step: int
-    target_step: int
-    target_parts: int
+    source: Dimension
+    target: Dimension
+
+    @property
+    def size(self) -> int:
+        return self.source.size
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The lengths of the largest part of the source, and of the target."""
+        return self.source.step, self.target.step
 
     @cached_property
     def starts(self) -> IntArray:
         """First element of each segment, ascending."""
-        by_source = np.arange(0, self.size, self.source_step)
-        return np.union1d(by_source, np.arange(0, self.size, self.target_step))
+        return np.union1d(*(np.arange(0, self.size, step) for step in self.steps))
 
     @cached_property
     def lengths(self) -> IntArray:
@@ -55,26 +59,26 @@ class Segments:
     @property
     def count(self) -> int:
         """The number of segments, without making them."""
-        steps = self.source_step, self.target_step
         # A start of both tilings is one segment; a start is a multiple of a step below the size.
-        source, target, both = (-(-self.size // step) for step in (*steps, math.lcm(*steps)))
+        steps = *self.steps, math.lcm(*self.steps)
+        source, target, both = (-(-self.size // step) for step in steps)
         return source + target - both
 
     @property
     def are_equal(self) -> bool:
         """True if all have one length: one tiling refines the other, and no part is shorter."""
-        small, large = sorted(min(step, self.size) for step in (self.source_step, self.target_step))
+        small, large = sorted(self.steps)
         return large % small == self.size % small == 0
 
     @cached_property
     def source_parts(self) -> IntArray:
         """The part of the source that has each segment."""
-        return self.starts // self.source_step
+        return self.starts // self.source.step
 
     @cached_property
     def firsts(self) -> IntArray:
         """The first segment of each part of the target."""
-        return np.searchsorted(self.starts, np.arange(self.target_parts) * self.target_step)
+        return np.searchsorted(self.starts, np.arange(self.target.parts) * self.target.step)
 
     @cached_property
     def counts(self) -> IntArray:
@@ -85,7 +89,7 @@ class Segments:
     def slices(self) -> tuple[list[slice], list[slice]]:
         """The place of each segment within its part of the source, and of the target."""
         within = []
-        for step in (self.source_step, self.target_step):
+        for step in self.steps:
             starts = self.starts % step
             pairs = zip(starts.tolist(), (starts + self.lengths).tolist(), strict=True)
             within.append([slice(start, stop) for start, stop in pairs])
@@ -115,18 +119,15 @@ class Pieces:
     Args:
       source, target: of one global shape, none of whose sizes is 0.
 
-    >>> pieces = Pieces(Tiling((6,), (3,), (2,)), Tiling((6,), (2,), (3,)))
+    >>> pieces = Pieces(Tiling((6,), (2,)), Tiling((6,), (3,)))
     >>> pieces.count, pieces.listed(np.array([1])).sizes
     (4, array([1, 1]))
     """
 
     def __init__(self, source: Tiling, target: Tiling) -> None:
-        sizes = zip(
-            source.global_shape, source.shard_shape, target.shard_shape, target.parts, strict=True
-        )
-        self.dimensions = tuple(Segments(*of_one) for of_one in sizes)
-        self._source_parts = source.parts
-        self._target_parts = target.parts
+        self.dimensions = tuple(map(Segments, source.dimensions, target.dimensions))
+        self._source = source
+        self._target = target
 
     @property
     def count(self) -> int:
@@ -135,15 +136,15 @@ class Pieces:
 
     @cached_property
     def common_size(self) -> int | None:
-        """Elements of each piece, where all have as many."""
+        """Elements of each piece; None if pieces have several sizes."""
         if not all(segments.are_equal for segments in self.dimensions):
             return None
-        return math.prod(min(s.source_step, s.target_step, s.size) for s in self.dimensions)
+        return math.prod(min(segments.steps) for segments in self.dimensions)
 
     def counts(self, blocks: IntArray) -> IntArray:
-        """Return how many pieces some target blocks have."""
+        """Return the number of pieces of some target blocks."""
         counts = np.ones(len(blocks), np.int64)
-        for segments, column in self._columns(blocks, self._target_parts):
+        for segments, column in zip(self.dimensions, self._target.columns(blocks), strict=True):
             counts *= segments.counts[column]
         return counts
 
@@ -156,111 +157,51 @@ class Pieces:
         source_blocks = np.zeros(len(rows), np.int64)
         sizes = np.ones(len(rows), np.int64)
         chosen, weight = [], 1
-        columns = zip(self._columns(blocks, self._target_parts), self._source_parts, strict=True)
-        for (segments, column), parts in reversed(list(columns)):
+        columns = zip(self.dimensions, self._target.columns(blocks), strict=True)
+        for segments, column in reversed([*columns]):
             numbers, digits = np.divmod(numbers, segments.counts[column][rows])
             segment = segments.firsts[column][rows] + digits
             source_blocks += segments.source_parts[segment] * weight
             sizes *= segments.lengths[segment]
             chosen.append(segment)
-            weight *= parts
+            weight *= segments.source.parts
         return Listed(rows, source_blocks, sizes, tuple(reversed(chosen)))
 
     def overlaps(self, source_blocks: IntArray, target_blocks: IntArray) -> IntArray:
-        """Return how many elements each source block shares with the target block beside it."""
+        """Return the elements that each source block shares with the target block beside it."""
+        sources, targets = self._source.boxes(source_blocks), self._target.boxes(target_blocks)
+        starts = map(np.maximum, sources.starts, targets.starts)
+        stops = map(np.minimum, sources.stops, targets.stops)
         shared = np.ones(len(source_blocks), np.int64)
-        sources = self._columns(source_blocks, self._source_parts)
-        targets = self._columns(target_blocks, self._target_parts)
-        for (segments, source), (_, target) in zip(sources, targets, strict=True):
-            source_starts = source * segments.source_step
-            target_starts = target * segments.target_step
-            starts = np.maximum(source_starts, target_starts)
-            stops = np.minimum(
-                source_starts + segments.source_step, target_starts + segments.target_step
-            )
-            stops = np.minimum(stops, segments.size)
-            shared *= np.maximum(stops - starts, 0)
+        for start, stop in zip(starts, stops, strict=True):
+            shared *= np.maximum(stop - start, 0)
         return shared
-
-    def _columns(self, blocks: IntArray, parts: Sequence[int]) -> list[tuple[Segments, IntArray]]:
-        """Return, with each dimension, the coordinates of some blocks in it."""
-        return list(zip(self.dimensions, columns_of(blocks, parts), strict=True))
-
-
-def columns_of(blocks: IntArray, parts: Sequence[int]) -> list[IntArray]:
-    """Return, for each dimension, the coordinates of some blocks in it.
-
-    >>> columns_of(np.array([0, 5]), (2, 3))
-    [array([0, 1]), array([0, 2])]
-    """
-    columns = []
-    for ways in reversed(parts):
-        blocks, column = np.divmod(blocks, ways)
-        columns.append(column)
-    return columns[::-1]
-
-
-class Boxes(NamedTuple):
-    """Boxes of an array: for each dimension where each starts and stops."""
-
-    starts: Sequence[IntArray]
-    stops: Sequence[IntArray]
-
-
-def boxes_of(blocks: IntArray, tiling: Tiling) -> Boxes:
-    """Return the boxes of some blocks of a tiling.
-
-    >>> boxes_of(np.array([1, 2]), Tiling((5,), (3,), (3,)))
-    Boxes(starts=[array([3, 5])], stops=[array([5, 5])])
-    """
-    starts, stops = [], []
-    columns = columns_of(blocks, tiling.parts)
-    for column, step, size in zip(columns, tiling.shard_shape, tiling.global_shape, strict=True):
-        starts.append(np.minimum(column * step, size))
-        stops.append(np.minimum(column * step + step, size))
-    return Boxes(starts, stops)
-
-
-def sizes_of(blocks: IntArray, tiling: Tiling) -> IntArray:
-    """Return the elements of some blocks of a tiling.
-
-    >>> sizes_of(np.array([0, 1, 2]), Tiling((5,), (3,), (3,)))
-    array([3, 2, 0])
-    """
-    if tiling.is_even:
-        return np.full(len(blocks), math.prod(tiling.shard_shape), np.int64)
-    boxes = boxes_of(blocks, tiling)
-    sizes = np.ones(len(blocks), np.int64)
-    for start, stop in zip(boxes.starts, boxes.stops, strict=True):
-        sizes *= stop - start
-    return sizes
 
 
 class Along(NamedTuple):
     """The parts of one dimension that each process has.
 
     Attributes:
-      step: elements of one part.
-      parts: how many parts the dimension has.
+      dimension: the dimension.
       keys: ``process * parts + part`` of each that one has, ascending.
     """
 
-    step: int
-    parts: int
+    dimension: Dimension
     keys: IntArray
 
     def below(self, processes: IntArray, ends: IntArray) -> IntArray:
-        """Return how many elements of the parts of some processes lie below some elements.
+        """Return the number of elements, in the parts of some processes, below some elements.
 
         The last parts may be shorter or empty: no end is beyond the whole.
         """
-        whole, rest = np.divmod(ends, self.step)
-        wanted = processes * self.parts + whole
+        step, parts = self.dimension.step, self.dimension.parts
+        whole, rest = np.divmod(ends, step)
+        wanted = processes * parts + whole
         places = np.searchsorted(self.keys, wanted)
-        before = places - np.searchsorted(self.keys, processes * self.parts)
+        before = places - np.searchsorted(self.keys, processes * parts)
         last = np.minimum(places, len(self.keys) - 1)
-        is_in_part = (whole < self.parts) & (self.keys[last] == wanted)
-        return before * self.step + np.where(is_in_part, rest, 0)
+        is_in_part = (whole < parts) & (self.keys[last] == wanted)
+        return before * step + np.where(is_in_part, rest, 0)
 
 
 class Regular:
@@ -286,13 +227,13 @@ class Regular:
 
 
 def regular_blocks(processes: IntArray, blocks: IntArray, tiling: Tiling) -> Regular | None:
-    """Return the parts of the processes of some devices; None if those of one are not regular.
+    """Return the blocks of the processes of some devices; None if one has irregular blocks.
 
     Args:
       processes: of each device, small numbers.
       blocks: of each device, its block of a tiling.
 
-    >>> two = regular_blocks(np.array([0, 0, 1, 1]), np.arange(4), Tiling((40,), (10,), (4,)))
+    >>> two = regular_blocks(np.array([0, 0, 1, 1]), np.arange(4), Tiling((40,), (4,)))
     >>> two.shared(np.array([0, 1]), Boxes([np.array([5, 5])], [np.array([25, 25])]))
     array([15,  5])
     """
@@ -301,11 +242,10 @@ def regular_blocks(processes: IntArray, blocks: IntArray, tiling: Tiling) -> Reg
     parts = tiling.parts
     count = int(processes.max()) + 1
     along, regular = [], np.ones(count, np.int64)
-    columns = columns_of(blocks, parts)
-    for column, step, ways in zip(columns, tiling.shard_shape, parts, strict=True):
-        keys = np.unique(processes * ways + column)
-        along.append(Along(step, ways, keys))
-        regular *= np.bincount(keys // ways, minlength=count)
+    for dimension, column in zip(tiling.dimensions, tiling.columns(blocks), strict=True):
+        keys = np.unique(processes * dimension.parts + column)
+        along.append(Along(dimension, keys))
+        regular *= np.bincount(keys // dimension.parts, minlength=count)
     held, devices = np.unique(processes * math.prod(parts) + blocks, return_counts=True)
     owners = held // math.prod(parts)
     replicas = np.zeros(count, np.int64)

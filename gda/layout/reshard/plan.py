@@ -277,25 +277,25 @@ class ReshardPlan:
         if self._flow is None:
             return
         slices = [segments.slices for segments in self._flow.pieces.dimensions]
-        for chunk in self._flow.chunks():
-            columns = [segments.tolist() for segments in chunk.pieces.segments]
+        for run in self._flow.runs():
+            columns = [segments.tolist() for segments in run.pieces.segments]
             of_source, of_target = (
-                _indices([known[side] for known in slices], columns, len(chunk.sources))
+                _indices([known[side] for known in slices], columns, len(run.sources))
                 for side in (0, 1)
             )
-            nbytes = (chunk.pieces.sizes * self.itemsize).tolist()
-            sources, targets = chunk.sources.tolist(), chunk.targets.tolist()
+            nbytes = (run.pieces.sizes * self.itemsize).tolist()
+            sources, targets = run.sources.tolist(), run.targets.tolist()
             yield from map(Move, sources, targets, of_source, of_target, nbytes)
 
     def links(self) -> list[Link]:
         """Return the bytes that each process sends to each other, most first; O(``num_moves``)."""
         senders, receivers = numbers_of(self.source), numbers_of(self.target)
         totals: Counter[int] = Counter()
-        for chunk in () if self._flow is None else self._flow.chunks():
-            pairs = ranks_of(self.source)[chunk.sources] * len(receivers)
-            pairs += ranks_of(self.target)[chunk.targets]
-            distinct, places = np.unique(pairs[chunk.is_far], return_inverse=True)
-            sizes = summed(places, chunk.pieces.sizes[chunk.is_far], len(distinct))
+        for run in () if self._flow is None else self._flow.runs():
+            pairs = ranks_of(self.source)[run.sources] * len(receivers)
+            pairs += ranks_of(self.target)[run.targets]
+            distinct, places = np.unique(pairs[run.is_far], return_inverse=True)
+            sizes = summed(places, run.pieces.sizes[run.is_far], len(distinct))
             totals.update(dict(zip(distinct.tolist(), sizes.tolist(), strict=True)))
         links = []
         for pair, size in totals.items():
@@ -309,7 +309,7 @@ class ReshardPlan:
 
     @cached_property
     def _flow(self) -> Flow | None:
-        """The flow; None where the array has no elements."""
+        """The flow; None if the array has no elements."""
         if 0 in self.source.global_shape:
             return None
         source_ids, target_ids = (

@@ -1,6 +1,6 @@
-"""The rounds in which pieces go between processes: in one, a device sends and gets one chunk each.
+"""The rounds in which pieces go between processes: in one, a device sends and gets one packet each.
 
-A *chunk* is what one device sends to another in a round: some pieces, as many as fit. Chunks of
+A *packet* is what one device sends to another in a round: some pieces, as many as fit. Packets of
 nearly one length make a round together, because a collective sends as much from each device.
 """
 
@@ -64,10 +64,10 @@ class Piece(NamedTuple):
             )
 
 
-class Chunk(NamedTuple):
+class Packet(NamedTuple):
     """The pieces that one device sends to another in one round.
 
-    >>> Chunk(0, 1, [Piece(0, 0, 1, (), (), (2,)), Piece(1, 0, 1, (), (), (3,))]).size
+    >>> Packet(0, 1, [Piece(0, 0, 1, (), (), (2,)), Piece(1, 0, 1, (), (), (3,))]).size
     5
     """
 
@@ -89,20 +89,20 @@ class Chunk(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Chunks that are sent at the same time, from different devices to different devices.
+    """Packets that are sent at the same time, from different devices to different devices.
 
     Attributes:
-      length: elements that each sender sends, at least those of its chunk.
-      chunks: in the order of the senders.
+      length: elements that each sender sends, at least those of its packet.
+      packets: in the order of the senders.
     """
 
     length: int
-    chunks: tuple[Chunk, ...]
+    packets: tuple[Packet, ...]
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Sender and receiver of each chunk."""
-        return tuple((chunk.source, chunk.target) for chunk in self.chunks)
+        """Sender and receiver of each packet."""
+        return tuple((packet.source, packet.target) for packet in self.packets)
 
 
 def rounds_of(pieces: Iterable[Piece], most: int) -> list[Round]:
@@ -110,37 +110,37 @@ def rounds_of(pieces: Iterable[Piece], most: int) -> list[Round]:
 
     Args:
       pieces: in any order; a device is a sender and a receiver by the same number.
-      most: elements of a chunk, at least 1.
+      most: elements of a packet, at least 1.
 
     >>> swap = [Piece(0, 0, 1, (0,), (0,), (4,)), Piece(0, 1, 0, (0,), (0,), (4,))]
     >>> [(each.length, each.pairs) for each in rounds_of(swap, most=4)]
     [(4, ((0, 1), (1, 0)))]
     """
-    by_length: defaultdict[int, list[Chunk]] = defaultdict(list)
-    for chunk in _chunks(pieces, most):
-        by_length[_rounded(chunk.size, most)].append(chunk)
+    by_length: defaultdict[int, list[Packet]] = defaultdict(list)
+    for packet in _packets(pieces, most):
+        by_length[_rounded(packet.size, most)].append(packet)
     rounds = []
-    for length, chunks in sorted(by_length.items(), reverse=True):
+    for length, packets in sorted(by_length.items(), reverse=True):
         rounds += [
-            Round(length, tuple(sorted(some, key=lambda chunk: chunk.source)))
-            for some in _disjoint(chunks)
+            Round(length, tuple(sorted(some, key=lambda packet: packet.source)))
+            for some in _disjoint(packets)
         ]
     return rounds
 
 
-def _chunks(pieces: Iterable[Piece], most: int) -> Iterator[Chunk]:
+def _packets(pieces: Iterable[Piece], most: int) -> Iterator[Packet]:
     of_pair: defaultdict[tuple[int, int], list[Piece]] = defaultdict(list)
     for piece in pieces:
         of_pair[piece.source, piece.target] += piece.parts(most)
     for (source, target), parts in of_pair.items():
-        chunk, size = Chunk(source, target, []), 0
+        packet, size = Packet(source, target, []), 0
         for part in parts:
             if size + part.size > most:
-                yield chunk
-                chunk, size = Chunk(source, target, []), 0
-            chunk.pieces.append(part)
+                yield packet
+                packet, size = Packet(source, target, []), 0
+            packet.pieces.append(part)
             size += part.size
-        yield chunk
+        yield packet
 
 
 def _rounded(size: int, most: int) -> int:
@@ -148,27 +148,27 @@ def _rounded(size: int, most: int) -> int:
     return min(-(-size >> shift) << shift, most)
 
 
-def _disjoint(chunks: list[Chunk]) -> Iterable[list[Chunk]]:
-    """Return the chunks in rounds: each goes into the first in which both its devices are free.
+def _disjoint(packets: list[Packet]) -> Iterable[list[Packet]]:
+    """Return the packets in rounds: each goes into the first in which both its devices are free.
 
-    Chunks that go as far around all devices come together, so all to all takes few rounds.
+    Packets that go as far around all devices come together, so all to all takes few rounds.
     """
-    devices = sorted({device for chunk in chunks for device in (chunk.source, chunk.target)})
+    devices = sorted({device for packet in packets for device in (packet.source, packet.target)})
     rank = {device: place for place, device in enumerate(devices)}
 
-    def turn(chunk: Chunk) -> int:
-        return (rank[chunk.target] - rank[chunk.source]) % len(devices)
+    def turn(packet: Packet) -> int:
+        return (rank[packet.target] - rank[packet.source]) % len(devices)
 
-    # Bit r is set if the device sends, or gets, a chunk in round r.
+    # Bit r is set if the device sends, or gets, a packet in round r.
     sends: defaultdict[int, int] = defaultdict(int)
     gets: defaultdict[int, int] = defaultdict(int)
-    rounds: defaultdict[int, list[Chunk]] = defaultdict(list)
-    for chunk in sorted(chunks, key=turn):
-        taken = sends[chunk.source] | gets[chunk.target]
+    rounds: defaultdict[int, list[Packet]] = defaultdict(list)
+    for packet in sorted(packets, key=turn):
+        taken = sends[packet.source] | gets[packet.target]
         free = ~taken & (taken + 1)
-        sends[chunk.source] |= free
-        gets[chunk.target] |= free
-        rounds[free].append(chunk)
+        sends[packet.source] |= free
+        gets[packet.target] |= free
+        rounds[free].append(packet)
     return rounds.values()
 
 

@@ -43,7 +43,7 @@ class Cell(NamedTuple):
         return Cell(lines, self.style, self.is_gap)
 
 
-class Row(NamedTuple):
+class BoxRow(NamedTuple):
     """Cells side by side, with the widths of their texts and the label left of the box."""
 
     cells: Sequence[Cell]
@@ -61,7 +61,7 @@ def box_width(widths: Sequence[int]) -> int:
     return sum(widths) + 3 * len(widths) + 1
 
 
-def draw_box(rows: Sequence[Row], box: Box, margin: int = 0) -> list[Line]:
+def draw_box(rows: Sequence[BoxRow], box: Box, margin: int = 0) -> list[Line]:
     """Return a box with rules around all cells, ``margin`` columns from the left.
 
     Rows may have other numbers and widths of cells than their neighbours. A text that is too wide
@@ -135,7 +135,7 @@ def _edges(widths: Sequence[int]) -> list[int]:
     return edges
 
 
-def _content(row: Row, margin: int, box: Box) -> list[Line]:
+def _content(row: BoxRow, margin: int, box: Box) -> list[Line]:
     lines: list[Line] = []
     for number in range(max([len(row.label), *(len(cell.lines) for cell in row.cells)])):
         line: Line = []

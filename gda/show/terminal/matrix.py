@@ -21,7 +21,7 @@ from gda.show.terminal.frames import (
     PLAIN,
     Cell,
     Line,
-    Row,
+    BoxRow,
     beside,
     box_width,
     draw_box,
@@ -182,7 +182,7 @@ class Matrix(NamedTuple):
                 groups += [[[gap]], []]
             else:
                 rows = [
-                    Row(cells, table.widths, label.lines)
+                    BoxRow(cells, table.widths, label.lines)
                     for cells, label in zip(cells_of_rows, table.labels, strict=True)
                 ]
                 above = [

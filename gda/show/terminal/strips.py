@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gda.layout.tables import text_width
 from gda.show.folding import Gap, fold
 from gda.show.terminal.cells import Cells, Manner
-from gda.show.terminal.frames import Cell, Row, fit
+from gda.show.terminal.frames import Cell, BoxRow, fit
 from gda.show.terminal.matrix import MOST_LINES, NARROWEST_COLUMN
 
 _BETWEEN_FIELDS = "   "
@@ -16,14 +16,14 @@ _STRIPS_LEFT = 6
 _LINES_OF_STRIP = 4
 
 
-def rows_along(cells: Cells, dimension: int, width: int) -> list[Row]:
+def rows_along(cells: Cells, dimension: int, width: int) -> list[BoxRow]:
     """Return the blocks along a dimension: side by side if it is the last one and sharded."""
     is_last = dimension == len(cells.parts) - 1 and cells.parts[dimension] > 1
     rows = _side_by_side(cells, dimension, width) if is_last else None
     return rows or _below_each_other(cells, dimension, width)
 
 
-def _below_each_other(cells: Cells, dimension: int, width: int) -> list[Row]:
+def _below_each_other(cells: Cells, dimension: int, width: int) -> list[BoxRow]:
     """Return the blocks along a dimension, each in a line if that fits."""
     count = cells.parts[dimension] if cells.parts else 1
     is_short = 2 * count < MOST_LINES
@@ -39,14 +39,14 @@ def _below_each_other(cells: Cells, dimension: int, width: int) -> list[Row]:
     else:
         drawn = [cell.wrapped(room, cuts_words=True) for cell in drawn]
     widest = max(cell.width for cell in drawn)
-    return [Row([cell], [widest]) for cell in drawn]
+    return [BoxRow([cell], [widest]) for cell in drawn]
 
 
 def _in_one_line(cell: Cell, fields: Sequence[int]) -> Cell:
     return Cell([_BETWEEN_FIELDS.join(map(fit, cell.lines, fields))], cell.style)
 
 
-def _side_by_side(cells: Cells, dimension: int, width: int) -> list[Row] | None:
+def _side_by_side(cells: Cells, dimension: int, width: int) -> list[BoxRow] | None:
     """Return the blocks along a dimension in strips; None if only one fits into a strip."""
     count = cells.parts[dimension]
     per_strip = min(count, (width - 1) // NARROWEST_COLUMN)
@@ -57,7 +57,8 @@ def _side_by_side(cells: Cells, dimension: int, width: int) -> list[Row] | None:
         if per_strip <= fitting:
             whole = per_strip * (widest + 3) - 3
             return [
-                Row(strip, [whole if strip[0].is_gap else widest] * len(strip)) for strip in strips
+                BoxRow(strip, [whole if strip[0].is_gap else widest] * len(strip))
+                for strip in strips
             ]
         per_strip = _even(count, fitting)
     return None

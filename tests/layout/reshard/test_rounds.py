@@ -27,15 +27,15 @@ def test_rounds_carry_each_element_once(pieces: list[Piece], most: int) -> None:
     rounds = rounds_of(pieces, most)
     sent: Counter[tuple[object, ...]] = Counter()
     for each in rounds:
-        assert len({chunk.source for chunk in each.chunks}) == len(each.chunks)
-        assert len({chunk.target for chunk in each.chunks}) == len(each.chunks)
+        assert len({packet.source for packet in each.packets}) == len(each.packets)
+        assert len({packet.target for packet in each.packets}) == len(each.packets)
         assert each.length <= most
-        for chunk in each.chunks:
-            assert chunk.size <= each.length <= max(chunk.size * 33 / 32, chunk.size)
-            offsets, parts = zip(*chunk.placed(), strict=True)
+        for packet in each.packets:
+            assert packet.size <= each.length <= max(packet.size * 33 / 32, packet.size)
+            offsets, parts = zip(*packet.placed(), strict=True)
             assert list(offsets) == np.cumsum([0, *[part.size for part in parts]])[:-1].tolist()
             for part in parts:
-                assert (part.source, part.target) == (chunk.source, chunk.target)
+                assert (part.source, part.target) == (packet.source, packet.target)
                 for place in np.ndindex(*part.sizes):
                     ends = [
                         tuple(map(sum, zip(start, place, strict=True)))
@@ -65,7 +65,7 @@ def test_all_to_all_takes_one_round_for_each_other_device() -> None:
     ]
     rounds = rounds_of(pieces, 100)
     assert [each.length for each in rounds] == [100] * 7
-    assert all(len(each.chunks) == 8 for each in rounds)
+    assert all(len(each.packets) == 8 for each in rounds)
 
 
 def test_small_pieces_of_many_arrays_go_together() -> None:
@@ -77,6 +77,6 @@ def test_small_pieces_of_many_arrays_go_together() -> None:
 
 def test_a_large_piece_goes_in_parts_of_whole_rows() -> None:
     rounds = rounds_of([Piece(0, 0, 1, (0, 0), (8, 0), (10, 100))], 250)
-    assert [each.chunks[0].pieces[0].sizes for each in rounds] == [(2, 100)] * 5
+    assert [each.packets[0].pieces[0].sizes for each in rounds] == [(2, 100)] * 5
     (first, *_) = rounds_of([Piece(0, 0, 1, (0, 0), (8, 0), (10, 100))], 30)
-    assert first.chunks[0].pieces[0].sizes == (1, 30)
+    assert first.packets[0].pieces[0].sizes == (1, 30)
