@@ -19,9 +19,9 @@ from gda.compiled.hlo.groups import (
 )
 from gda.compiled.hlo.instructions import (
     COLLECTIVE,
+    ArrayType,
     Computation,
     Instruction,
-    ArrayType,
     Shape,
     leaves,
     parse_computations,

@@ -19,9 +19,9 @@ from gda.show.terminal.cells import Cells, Manner
 from gda.show.terminal.frames import (
     FAINT,
     PLAIN,
+    BoxRow,
     Cell,
     Line,
-    BoxRow,
     beside,
     box_width,
     draw_box,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gda.layout.tables import text_width
 from gda.show.folding import Gap, fold
 from gda.show.terminal.cells import Cells, Manner
-from gda.show.terminal.frames import Cell, BoxRow, fit
+from gda.show.terminal.frames import BoxRow, Cell, fit
 from gda.show.terminal.matrix import MOST_LINES, NARROWEST_COLUMN
 
 _BETWEEN_FIELDS = "   "
