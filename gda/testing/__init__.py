@@ -6,8 +6,8 @@
 - ``strategies``: hypothesis strategies for meshes, specs, shapes and ``GlobalArray``s. They
   need hypothesis.
 
-Read ``pool`` and ``worker`` first, with ``channel`` between them and ``answer``; then ``plugin``,
-``marker``, ``pools``, ``session`` (the pytest in a process) and ``merge``.
+Read ``pool`` and ``worker`` first, with ``channel`` between them, ``forking`` below and ``answer``;
+then ``plugin``, ``marker``, ``pools``, ``session`` (the pytest in a process) and ``merge``.
 
 Modules are imported on first use. Each names the package that it needs and the extra with it.
 

@@ -74,7 +74,7 @@ class Forked:
         stderr: int,
         pass_fds: Sequence[int] = (),
         cwd: str | os.PathLike[str] | None = None,
-        server: int = 0,
+        server: object = 0,
     ) -> None:
         self.args = target
         self.returncode: int | None = None
@@ -84,7 +84,7 @@ class Forked:
         requested, request = Pipe(duplex=False)
         with status, requested:
             files = [requested.fileno(), status.fileno(), stdin, stdout, stderr, *pass_fds]
-            _server(env, server).send(process_group, files)
+            _send(env, server, process_group, files)
         with request:
             request.send((target, arguments, dict(env), directory, sys.path, ignored))
 
@@ -135,15 +135,12 @@ class _Server:
             )
         self._owner = os.getpid()
 
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
     def send(self, group: int, files: Sequence[int]) -> None:
         socket.send_fds(self._socket, [group.to_bytes(_GROUP_BYTES)], files)
 
     def close(self) -> None:
         if os.getpid() == self._owner:
-            with self._socket:  # others may have copies of it
+            with self._socket, suppress(OSError):  # others may have copies; it may be killed
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._process.wait()
 
@@ -152,14 +149,18 @@ _servers: dict[tuple[Any, ...], _Server] = {}
 _guard = threading.Lock()
 
 
-def _server(environment: Mapping[str, str], number: int) -> _Server:
-    """Return the server of this process for an environment; start it if there is none."""
+def _send(environment: Mapping[str, str], name: object, group: int, files: Sequence[int]) -> None:
+    """Send a request to the server for an environment; start it if there is none."""
     variables = {name: each for name, each in environment.items() if not _LATE.fullmatch(name)}
-    key = os.getpid(), number, *sorted(variables.items())
+    key = os.getpid(), name, *sorted(variables.items())
     with _guard:
-        if key not in _servers or not _servers[key].is_running():
-            _servers[key] = _Server(variables)
-        return _servers[key]
+        if key in _servers:
+            try:
+                return _servers[key].send(group, files)
+            except BrokenPipeError:  # it was killed
+                _servers.pop(key).close()
+        _servers[key] = _Server(variables)
+        return _servers[key].send(group, files)
 
 
 def end_servers() -> None:

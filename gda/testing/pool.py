@@ -1,7 +1,8 @@
 """Real processes of this machine that run functions in step: ``Pool``.
 
 ``gda.testing.worker`` is the program of each, ``gda.testing.channel`` the connection to it. They
-start at the first call and stay for the next, so that many short calls cost little.
+start at the first call and stay for the next, so that many short calls cost little. They are forked
+from two processes that have imported JAX, so that not all have the same order of sets.
 """
 
 from __future__ import annotations

@@ -1,0 +1,84 @@
+"""Processes that are forked from a server."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import USUAL, is_running, python, wait_until_gone
+
+from gda.testing.forking import Forked
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    with open(os.devnull) as nothing, (tmp_path / "out").open("w") as out:
+        yield {
+            "process_group": os.getpgrp(),
+            "env": {**os.environ, **USUAL},
+            "stdin": nothing.fileno(),
+            "stdout": out.fileno(),
+            "stderr": out.fileno(),
+        }
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("raise ValueError", 1),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+    ],
+)
+def test_exit_codes_are_those_of_subprocess(program: str, code: int) -> None:
+    assert python("-c", program).returncode == code
+
+
+def test_a_process_has_its_own_variables_and_devices() -> None:
+    program = "import os, jax; print(os.environ['GDA_X'], 'JAX_NUM_PROCESSES' in os.environ, "
+    program += "jax.device_count())"
+    flags = "--xla_force_host_platform_device_count=3"
+    assert python("-c", program, XLA_FLAGS=flags, GDA_X="1").stdout == "1 False 3\n"
+
+
+def test_a_process_runs_until_it_is_killed(files: dict[str, Any]) -> None:
+    process = Forked("time:sleep", 300, **files)
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    assert is_running(process.pid)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
+    process.send_signal(signal.SIGKILL)  # of no process
+
+
+def test_a_killed_server_is_replaced(files: dict[str, Any]) -> None:
+    own = {**files, "server": "a server of this test"}
+    process = Forked("time:sleep", 300, **own)
+    server = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(") ")[2].split()[1])
+    os.kill(server, signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
+    os.kill(process.pid, signal.SIGKILL)
+    assert Forked("time:sleep", 0, **own).wait(60) == 0
+
+
+def test_a_server_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    program = """
+import os, sys, time
+from gda.testing import forking
+server = forking._Server(dict(os.environ))
+print(server._process.pid, flush=True)
+time.sleep(300)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        time.sleep(0.1)
+        parent.kill()
+    wait_until_gone([pid])
