@@ -22,7 +22,7 @@ from gda.arrays.transport import carrying, staging
 from gda.testing import Pool
 
 P = PartitionSpec
-PROGRAM = Path(__file__).parents[1] / "reshard_program.py"
+PROGRAM = Path(__file__).parents[2] / "reshard_program.py"
 DATA = batch(16, 6)
 DTYPES = [
     *map(np.dtype, ("float32", "int8", "bool", "complex64", "int64", "float16")),
