@@ -5,15 +5,30 @@ import os
 import signal
 import sys
 
+from costs import cache_folder
+
 # Tests start hundreds of processes; without bytecode each would compile the same modules again.
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
+# The subject of most tests is not the speed of their programs, and all processes compile the same
+# ones.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = cache_folder()
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 from collections.abc import Iterator
 
+import costs
+import jax
 import pytest
+from costs import (  # noqa: F401, hooks
+    pytest_sessionfinish,
+    pytest_terminal_summary_costs,
+    pytest_testnodedown,
+)
 from forks import Forks
 from hypothesis import HealthCheck, settings
 from jax.sharding import AxisType, Mesh
@@ -35,6 +50,8 @@ sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+costs.begin()
+
 collect_ignore = ["testing/suites"]
 
 settings.register_profile(
@@ -43,14 +60,18 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
     max_examples=25,
+    derandomize=True,  # so that JAX's cache has the programs of the next run
 )
-settings.register_profile("torture", settings.get_profile("gda"), max_examples=500)
+settings.register_profile(
+    "torture", settings.get_profile("gda"), max_examples=500, derandomize=False
+)
 settings.load_profile("gda")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_figures(parser)
     add_shuffle(parser)
+    parser.addoption("--all-axes", action="store_true", help="give a test both kinds of `mesh`")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -60,7 +81,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(params=[AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
 def mesh(request: pytest.FixtureRequest) -> Mesh:
-    """The (4, 2) mesh of axes x and y over 8 devices, with Auto axes and with Explicit axes."""
+    """The (4, 2) mesh of axes x and y over 8 devices, with Auto or with Explicit axes.
+
+    The name of a test chooses the kind (``order.choose_axes``); ``--all-axes`` runs it with both.
+    """
     return mesh_of({"x": 4, "y": 2}, request.param)
 
 
@@ -72,6 +96,15 @@ def auto_mesh() -> Mesh:
 @pytest.fixture
 def explicit_mesh() -> Mesh:
     return mesh_of({"x": 4, "y": 2}, AxisType.Explicit)
+
+
+@pytest.fixture
+def optimizing_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let JAX optimise programs, here and in processes that start, as it does for users."""
+    monkeypatch.delenv("JAX_DISABLE_MOST_OPTIMIZATIONS")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,13 @@ import kill_program
 import numpy as np
 import pytest
 from kill_program import values_of
+from running import USUAL
 
 import gda
 from gda.checkpoint import CheckpointNotFoundError
 from gda.checkpoint.stores.protocol import LOCK
 from gda.launch.children import Children, Port
+from gda.testing.forking import Forked
 
 LIMIT = 60  # seconds
 
@@ -57,23 +57,27 @@ class Forks:
     def __init__(self, children: Children, log: Path, program: str = kill_program.__file__) -> None:
         self._children, self._log, self._said_before = children, log, 0
         self._running: list[int] = []
-        variables = {**os.environ, "JAX_PLATFORMS": "cpu"}
-        variables.pop("XLA_FLAGS", None)
+        read_commands, commands = os.pipe()
+        outputs, write_outputs = os.pipe()
         with log.open("wb") as stderr:
-            self._program: subprocess.Popen[str] = children.start(
-                [sys.executable, program],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env=variables,
-                text=True,
+            children.start(
+                "forked_program:run",
+                program,
+                popen=Forked,
+                env={**os.environ, **USUAL, "XLA_FLAGS": ""},
+                stdin=read_commands,
+                stdout=write_outputs,
+                stderr=stderr.fileno(),
             )
+        os.close(read_commands)
+        os.close(write_outputs)
+        self._commands, self._outputs = open(commands, "w"), open(outputs)  # noqa: SIM115
         self._lines: queue.Queue[list[str]] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
     def _read(self) -> None:
-        for line in self._program.stdout or ():
+        for line in self._outputs:
             self._lines.put(line.split(" "))
         self._lines.put([])
 
@@ -128,11 +132,10 @@ class Forks:
         return self._log.read_text()[self._said_before :]
 
     def _send(self, command: Any) -> None:
-        self._program.stdin.write(json.dumps(command) + "\n")
-        self._program.stdin.flush()
+        print(json.dumps(command), file=self._commands, flush=True)
 
     def close(self) -> None:
         self._children.close()
         self._reader.join()
-        self._program.stdin.close()
-        self._program.stdout.close()
+        self._commands.close()
+        self._outputs.close()

@@ -1,12 +1,15 @@
 """The order of the tests, their workers, and their time limits."""
 
 import random
+import re
 import signal
+import zlib
 from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
 import pytest
+from jax.sharding import AxisType
 
 from gda.testing.marker import is_marked
 
@@ -29,6 +32,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Those of a file share what is compiled, and fixtures that take long to make. The plugin of
     gda.testing keeps together the tests that run in processes of one size.
     """
+    if not config.getoption("--all-axes") and not config.pluginmanager.hasplugin("gda-process"):
+        items[:] = choose_axes(items)
     if seed := config.getoption("--shuffle"):
         items.sort(key=lambda item: place_of(item, seed))
     sizes = Counter(item.path for item in items)
@@ -39,6 +44,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group("processes"))
         elif sizes[item.path] >= MANY:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def choose_axes(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Keep one of two tests that differ in the axes of the fixture ``mesh`` only.
+
+    The choice is the same in all processes. A test that is alone, because the command line names
+    it, is kept.
+    """
+    pairs: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        is_one_of_two = callspec is not None and isinstance(callspec.params.get("mesh"), AxisType)
+        name = re.sub("auto|explicit", "", item.name) if is_one_of_two else item.nodeid
+        pairs.setdefault((str(item.path), name), []).append(item)
+    chosen = {
+        pair[zlib.crc32(f"{pair[0].path.name} {name}".encode()) % len(pair)]
+        for (_, name), pair in pairs.items()
+    }
+    return [item for item in items if item in chosen]
 
 
 def place_of(item: pytest.Item, seed: str) -> list[float]:

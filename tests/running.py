@@ -1,13 +1,22 @@
-"""Programs in processes: checks that they run, and a start on a machine without a name."""
+"""Programs in processes: starts with JAX imported, checks that they run, a start without a name."""
 
 import os
 import select
 import shutil
+import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from gda.testing.forking import Forked
+
+# One server forks the pools, which have these, and all others.
+USUAL = {"JAX_PLATFORMS": "cpu", "GDA_CHECK_AGREEMENT": "1"}
 
 
 def is_running(pid: int) -> bool:
@@ -22,11 +31,56 @@ def is_running(pid: int) -> bool:
         os.close(process)
 
 
+def wait_for(paths: Iterable[Path]) -> None:
+    """Wait until there is a file at each path."""
+    limit = time.monotonic() + 60
+    while missing := [path for path in paths if not path.exists()]:
+        assert time.monotonic() < limit, f"not there: {missing}"
+        time.sleep(0.02)
+
+
 def wait_until_gone(pids: list[int]) -> None:
     limit = time.monotonic() + 60
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < limit, f"still running: {[*filter(is_running, pids)]}"
         time.sleep(0.02)
+
+
+def python(
+    *words: object, how: str = "run", cwd: Path | None = None, timeout: float = 60, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python`` with these words in a forked process, which need not import JAX.
+
+    ``how`` is a function of ``forked_program``; ``more`` are variables.
+    """
+    with (
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as err,
+        open(os.devnull) as nothing,
+    ):
+        process = Forked(
+            f"forked_program:{how}",
+            *map(str, words),
+            process_group=os.getpgrp(),
+            env={**os.environ, **USUAL, **more},
+            stdin=nothing.fileno(),
+            stdout=out.fileno(),
+            stderr=err.fileno(),
+            cwd=cwd,
+        )
+        try:
+            process.wait(timeout)
+        except BaseException:
+            process.send_signal(signal.SIGKILL)
+            raise
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(words, process.wait(), out.read(), err.read())
+
+
+def launch(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m gda.launch`` in a forked process, which forks the others."""
+    return python(*words, how="launch", **options)
 
 
 def ignoring(command: Sequence[str]) -> list[str]:

@@ -11,6 +11,8 @@ from benchmarks.pairs import Side, measure
 from benchmarks.report import render
 from benchmarks.work import Faster, Floor, OfFloor, Within, Work
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 
 

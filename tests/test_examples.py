@@ -13,6 +13,8 @@ import pytest
 import gda
 from gda.checkpoint.format.manifest import ArrayLeaf
 
+pytestmark = pytest.mark.docs
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 README = EXAMPLES.parent / "README.md"
 

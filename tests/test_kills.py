@@ -6,8 +6,6 @@ They run on one machine. A sample of the operations and moments, and all of them
 import json
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from ended_program import MOMENTS, OPERATIONS, VICTIM, WITH_COLLECTIVES
 from forks import LIMIT, Forks
 from meshes import batch
+from running import launch
 from trials import Trials, tried
 
 import gda
@@ -103,12 +102,8 @@ def test_the_launcher_names_a_process_that_is_killed(tmp_path: Path, trials: Tri
         seed = trials.chance.randrange(2**32)
         arguments = {"operation": operation, "moment": moment, "path": str(path), "seed": seed}
         program = [ended_program.__file__, json.dumps(arguments)]
-        done = subprocess.run(
-            [sys.executable, "-m", "gda.launch", "-n4", "--devices-per-process=2", *program],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-        )
+        options = ("-n4", "--devices-per-process=2")
+        done = launch(*options, *program, timeout=LIMIT)
         ended = time.monotonic()
         assert done.returncode == 128 + signal.SIGKILL, (arguments, done.stderr)
         assert f"gda.launch: process {VICTIM} was killed by SIGKILL" in done.stderr

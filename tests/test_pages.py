@@ -24,6 +24,8 @@ from unittest import mock
 import pytest
 from markdown_blocks import blocks_of
 
+pytestmark = pytest.mark.docs
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))

@@ -10,12 +10,15 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from markdown_blocks import blocks_of
 from measured import figures_of, is_in
 
 import gda
+
+pytestmark = pytest.mark.docs
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

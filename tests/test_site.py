@@ -15,6 +15,8 @@ from public_api import MODULES
 
 import gda
 
+pytestmark = pytest.mark.docs
+
 DOCS = Path(__file__).parents[1] / "docs"
 CONFIGURATION = (DOCS.parent / "mkdocs.yml").read_text()
 NAVIGATION = re.findall(r": ([\w/-]+\.md)$", CONFIGURATION, re.MULTILINE)

@@ -20,7 +20,7 @@ MARKDOWN, CODE = "# %% [markdown]\n", "# %%\n"
 Cell = dict[str, Any]
 
 # A group, because several tests look at one run of the notebook.
-pytestmark = pytest.mark.xdist_group("tour")
+pytestmark = [pytest.mark.docs, pytest.mark.xdist_group("tour")]
 
 
 def cells_of(program: str) -> list[tuple[str, str]]:

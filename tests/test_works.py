@@ -11,11 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax, nn  # noqa: F401  (the table names both)
 from jax.sharding import PartitionSpec as P
 from meshes import cut, mesh_of
 
 import gda
+
+pytestmark = pytest.mark.docs
 
 PAGE = Path(__file__).parents[1] / "docs" / "works.md"
 DATA = np.eye(4, dtype=np.float32) * 3 + np.arange(16, dtype=np.float32).reshape(4, 4) / 16

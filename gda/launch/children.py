@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -53,13 +53,11 @@ class Children:
             stderr=subprocess.DEVNULL,
             process_group=0,
         )
-        self._processes: list[subprocess.Popen[Any]] = []
+        self._processes: list[Any] = []
 
-    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a process of the group; ``options`` are those of ``subprocess.Popen``."""
-        process: subprocess.Popen[Any] = subprocess.Popen(
-            command, process_group=self._guard.pid, **options
-        )
+    def start(self, *command: Any, popen: Any = subprocess.Popen, **options: Any) -> Any:
+        """Start a process of the group; the arguments are those of ``popen``."""
+        process = popen(*command, process_group=self._guard.pid, **options)
         self._processes.append(process)
         return process
 

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from gda.launch.children import Children, Port, environment, is_stopped, signal_name
 from gda.layout.boundary import set_module
 from gda.testing.answer import GRACE, Answer, ProcessError, raise_first, trim_stacks
+from gda.testing.forking import Forked
 
 T = TypeVar("T")
 
@@ -37,12 +38,6 @@ _POLL_INTERVAL = 0.2
 _DUMP_TIMEOUT = 1.0
 _OUTPUT_LIMIT = 10_000
 _NO_STACK = "  unknown: the process did not react to a signal"
-
-# sys.path comes first, so that a process imports the same gda, and all else, as the caller.
-_BOOTSTRAP = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from gda.testing.worker import main; main(int(sys.argv[1]))"
-)
 
 
 @set_module("gda.testing")
@@ -190,14 +185,16 @@ class _Worker:
         self.stacks.touch()
         self.connection, theirs = Pipe()
         variables["GDA_TESTING_STACKS"] = str(self.stacks)
-        with theirs, self.log.open("wb") as log:
-            self.process: subprocess.Popen[bytes] = children.start(
-                [sys.executable, "-c", _BOOTSTRAP, str(theirs.fileno()), *sys.path],
+        with theirs, self.log.open("wb") as log, open(os.devnull, "rb") as nothing:
+            self.process: Forked = children.start(
+                "gda.testing.worker:main",
+                popen=Forked,
                 pass_fds=[theirs.fileno()],
                 env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                stdin=nothing.fileno(),
+                stdout=log.fileno(),
+                stderr=log.fileno(),
+                server=index % 2,
             )
 
 
@@ -394,7 +391,7 @@ def _unpickle(answer: Answer) -> Any:
         ) from error
 
 
-def _status(process: subprocess.Popen[bytes]) -> str:
+def _status(process: Forked) -> str:
     """Return the exit of a process that has closed its connection, in words."""
     try:
         code = process.wait(GRACE)

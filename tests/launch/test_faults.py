@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import running
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gda.testing import Pool, ProcessError
@@ -46,12 +47,7 @@ def launch(
 ) -> subprocess.CompletedProcess[str]:
     script = tmp_path / "program.py"
     script.write_text(START + program)
-    return subprocess.run(
-        [sys.executable, "-m", "gda.launch", "-n", str(processes), *options, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    return running.launch("-n", processes, *options, script, timeout=LIMIT)
 
 
 KILLED = {

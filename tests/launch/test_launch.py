@@ -13,7 +13,8 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from running import ignoring, is_running, wait_until_gone, without_address
+import running
+from running import ignoring, is_running, wait_for, wait_until_gone, without_address
 
 import gda.launch
 from gda.launch.__main__ import main
@@ -71,16 +72,17 @@ def launch(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+def launch_forked(*args: str) -> subprocess.CompletedProcess[str]:
+    """As ``launch``, in processes that need not import JAX, for programs that use it.
+
+    At their end they do not wait for JAX, because they imported it before ``gda.launch`` began.
+    """
+    return running.launch(*args, timeout=LIMIT_SECONDS, XLA_FLAGS="")
+
+
 def after_the_last_reason(stderr: str) -> str:
     """The words of the launcher about the end, after its last prefix."""
     return stderr[stderr.rindex("gda.launch: ") :]
-
-
-def wait_for(paths: list[Path]) -> None:
-    limit = time.monotonic() + LIMIT_SECONDS
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < limit, "the program did not start"
-        time.sleep(0.02)
 
 
 # Programs that use JAX.
@@ -115,7 +117,7 @@ BY_JAX = """
 @pytest.mark.parametrize("initialize", [BY_GDA, BY_JAX], ids=["gda", "jax"])
 def test_two_processes_of_two_devices_sum_over_four(program: Program, initialize: str) -> None:
     path = program(initialize + SUM + "    print(jax.local_device_count(), 'of 4:', total())\n")
-    done = launch("-n", "2", "--devices-per-process", "2", path)
+    done = launch_forked("-n", "2", "--devices-per-process", "2", path)
     assert done.returncode == 0, done.stderr
     assert "[0] 2 of 4: 6\n" in done.stdout
     assert "[1] 2 of 4: 6\n" in done.stdout
@@ -123,13 +125,13 @@ def test_two_processes_of_two_devices_sum_over_four(program: Program, initialize
 
 def test_one_process_is_enough(program: Program) -> None:
     path = program(BY_GDA + SUM + "    print(jax.process_count(), total())\n")
-    done = launch("-n", "1", "--devices-per-process", "3", path)
+    done = launch_forked("-n", "1", "--devices-per-process", "3", path)
     assert done.returncode == 0, done.stderr
     assert "[0] 1 3\n" in done.stdout
 
 
 def test_a_program_that_forgot_to_initialize_is_told(program: Program) -> None:
-    done = launch("-n", "2", program("import gda\ngda.check_processes_agree(0)"))
+    done = launch_forked("-n", "2", program("import gda\ngda.check_processes_agree(0)"))
     assert done.returncode == 1
     assert "call gda.launch.initialize() before any other use of JAX" in done.stderr
 
@@ -162,7 +164,7 @@ def test_failure_ends_processes_waiting_in_a_collective(program: Program, failin
         raise ValueError("boom")
     total()
     """
-    done = launch("-n", "2", program(BY_GDA + SUM + ending))
+    done = launch_forked("-n", "2", program(BY_GDA + SUM + ending))
     assert done.returncode == 1
     reason, *rest = after_the_last_reason(done.stderr).splitlines()
     assert reason == f"gda.launch: process {failing} failed with exit code 1"
@@ -177,7 +179,7 @@ def test_kill_of_the_coordinator_ends_processes_waiting_in_a_collective(program:
         os.kill(os.getpid(), 9)
     total()
     """
-    done = launch("-n", "2", program(BY_GDA + SUM + ending))
+    done = launch_forked("-n", "2", program(BY_GDA + SUM + ending))
     assert done.returncode == 128 + signal.SIGKILL
     assert "gda.launch: process 0 was killed by SIGKILL\n" in after_the_last_reason(done.stderr)
 
@@ -456,7 +458,7 @@ def test_a_module_runs_as_python_runs_it(tmp_path: Path) -> None:
 def test_checks_are_on_and_times_are_short(program: Program) -> None:
     names = ["GDA_CHECK_AGREEMENT", "GDA_HEARTBEAT_TIMEOUT_SECONDS", "JAX_NUM_PROCESSES"]
     path = program(f"print([os.environ[name] for name in {names}])")
-    done = launch("-n", "1", "--heartbeat-timeout", "7", path)
+    done = launch_forked("-n", "1", "--heartbeat-timeout", "7", path)
     assert done.stdout == "[0] ['1', '7', '1']\n"
 
 
@@ -787,7 +789,7 @@ def test_a_process_that_stops_in_a_collective_is_blamed(program: Program, frozen
     {FREEZE}
     total()
     """
-    done = launch("-n", "2", "--heartbeat-timeout", "3", program(BY_GDA + SUM + ending))
+    done = launch_forked("-n", "2", "--heartbeat-timeout", "3", program(BY_GDA + SUM + ending))
     assert done.returncode != 0
     assert after_the_last_reason(done.stderr).startswith(
         f"gda.launch: process {frozen} did not answer the others (stopped by SIGSTOP, Ctrl-Z or a "

@@ -3,13 +3,14 @@
 import json
 import re
 import threading
-import time
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from running import wait_for
 
 import gda
 from gda.multihost.agreement import compare_digests, say_difference
@@ -103,12 +104,13 @@ def test_another_check_is_another_name() -> None:
 
 
 @pytest.mark.processes(4, devices=2)
-def test_a_process_that_does_not_come_is_named() -> None:
+def test_a_process_that_does_not_come_is_named(shared_tmp_path: Path) -> None:
     gda.check_processes_agree(0, name="before", timeout=20)
     if is_me():
-        time.sleep(4)
+        wait_for(shared_tmp_path / str(i) for i in (0, 2, 3))
     with pytest.raises(gda.LateProcessError) as caught:
         gda.check_processes_agree(0, name="params", timeout=1)
+    (shared_tmp_path / str(jax.process_index())).touch()
     message = str(caught.value)
     assert "process 1 did not come within 1 s" in message
     assert "processes 0, 2, 3 waited at check 'params' (test_agreement.py:" in message

@@ -3,9 +3,11 @@
 import json
 import logging
 import time
+from pathlib import Path
 
 import jax
 import pytest
+from running import wait_for
 
 import gda
 from gda.multihost import coordination, places
@@ -52,12 +54,13 @@ def test_payloads_may_be_large_or_empty() -> None:
 
 
 @pytest.mark.processes(4, devices=2)
-def test_a_late_process_is_named_to_everybody_and_to_itself() -> None:
+def test_a_late_process_is_named_to_everybody_and_to_itself(shared_tmp_path: Path) -> None:
     meet(b"", join, kind="test", what="the first place", timeout=20)
     if jax.process_index() == 2:
-        time.sleep(8)
+        wait_for(shared_tmp_path / str(i) for i in (0, 1, 3))
     with pytest.raises(gda.LateProcessError) as caught:
         meet(b"", join, kind="test", what="the second place", timeout=3)
+    (shared_tmp_path / str(jax.process_index())).touch()
     message = str(caught.value)
     assert message.startswith("the second place: process 2 did not come within 3 s")
     assert "processes 0, 1, 3 waited at the second place" in message
@@ -70,14 +73,15 @@ def test_a_late_process_is_named_to_everybody_and_to_itself() -> None:
 
 @pytest.mark.processes(4, devices=2)
 def test_the_death_of_a_process_elsewhere_shows_after_its_heartbeats(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, shared_tmp_path: Path
 ) -> None:
     monkeypatch.setattr(places, "_machine", lambda: f"machine {jax.process_index()}")
     meet(b"", join, kind="test", what="at home", timeout=20)
     if jax.process_index() == 2:
-        time.sleep(3)
+        wait_for(shared_tmp_path / str(i) for i in (0, 1, 3))
     with pytest.raises(gda.LateProcessError) as caught:
         meet(b"", join, kind="test", what="elsewhere", timeout=1)
+    (shared_tmp_path / str(jax.process_index())).touch()
     assert caught.value.processes == (2,)
     assert str(caught.value).endswith(
         "Look for the reason in the output of process 2. The death of a process on another machine "

@@ -15,7 +15,7 @@ from gda.show.drawing import svg_of
 from gda.show.page import html_of
 from gda.show.subject import Subject
 
-pytestmark = pytest.mark.no_jax
+pytestmark = [pytest.mark.docs, pytest.mark.no_jax]
 
 Rect = dict[str, float]
 

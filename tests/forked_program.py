@@ -1,0 +1,85 @@
+"""The first code in a process that is forked, with JAX imported, to be a program or a launcher."""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from typing import Any, NoReturn
+
+from gda.launch import __main__ as launcher
+from gda.launch import child
+from gda.launch.children import Children
+
+
+def run(*words: str) -> None:
+    """Run a program as ``python`` does with these words: a script, or ``-c`` and its text."""
+    if words[0] == "-c":
+        sys.argv[:] = ["-c", *words[2:]]
+        sys.path.insert(0, "")
+        exec(compile(words[1], "<string>", "exec"), vars(sys.modules["__main__"]))
+        return
+    sys.argv[:] = words
+    sys.path.insert(0, os.path.dirname(os.path.realpath(words[0])))
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def launch(*words: str) -> NoReturn:
+    """Run ``python -m gda.launch`` with these words; it forks its processes."""
+    Children.start = _fork
+    try:
+        sys.exit(launcher.main(words))
+    except _InChild as started:
+        report, kind, *sys.argv[:] = started.args
+    sys.path.insert(0, os.getcwd())
+    child.run(int(report), kind, sys.argv[0])
+    sys.exit()
+
+
+class _InChild(BaseException):
+    """Leaves the code of the launcher in a process that it forked."""
+
+
+class _Forked:
+    """The part of ``subprocess.Popen`` that the launcher needs."""
+
+    def __init__(self, pid: int, stdout: int, stderr: int) -> None:
+        self.pid = pid
+        self.stdout, self.stderr = os.fdopen(stdout, "rb", 0), os.fdopen(stderr, "rb", 0)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self.wait(os.WNOHANG)
+
+    def wait(self, options: int = 0) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def _fork(children: Any, command: list[str], *, env: Any, **options: Any) -> _Forked:
+    assert options.pop("stdin") == subprocess.DEVNULL
+    outputs, errors = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid:
+        os.setpgid(pid, children._guard.pid)
+        os.close(outputs[1])
+        os.close(errors[1])
+        children._processes.append(_Forked(pid, outputs[0], errors[0]))
+        return children._processes[-1]
+    for number, file in enumerate((os.open(os.devnull, os.O_RDONLY), outputs[1], errors[1])):
+        os.dup2(file, number)
+    for file in (*outputs, *errors):
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(env)
+    Children.close = lambda _: None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    raise _InChild(*command[3:])
