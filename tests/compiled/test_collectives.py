@@ -304,6 +304,7 @@ def test_a_gda_jit_function_and_a_global_array(mesh: Mesh) -> None:
     found = only(f, g)
     assert (found.kind, found.axes, found.nbytes) == ("all-reduce", ("x",), 16 * 4)
     assert found.source_file in (HERE, None)  # and not of a line inside gda
+    g = cut(np.ones((16, 32), np.float32), mesh, P("x"))
     gathered = only(gda.jit(lambda x: x * 2, out_specs=P()), g)
     assert gathered.kind == "all-gather"
     assert gathered.source_file in (HERE, None)
