@@ -33,7 +33,7 @@ def is_running(pid: int) -> bool:
 
 def wait_for(paths: Iterable[Path]) -> None:
     """Wait until there is a file at each path."""
-    limit = time.monotonic() + 60
+    limit, paths = time.monotonic() + 60, [*paths]
     while missing := [path for path in paths if not path.exists()]:
         assert time.monotonic() < limit, f"not there: {missing}"
         time.sleep(0.02)
