@@ -230,8 +230,7 @@ class ArrayConstructors:
           source: has ``shape``, ``dtype`` and NumPy-style slicing: a memory map, ``zarr.Array``,
             ``h5py.Dataset``, TensorStore, netCDF variable, a value of
             ``gda.storage.open_safetensors``, or the result of ``get_slice`` of safetensors.
-          mesh: ``jax.sharding.Mesh``.
-          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+          mesh, spec: as in ``from_callback``.
           dtype: cast to it. If the source has bytes without a type, as ``numpy.load`` returns for
             bfloat16, this is the type of these bytes.
           read_once: ``True`` reads a block that several processes need in one of them only, and
@@ -295,14 +294,11 @@ class ArrayConstructors:
         """Build an array by one call that returns all blocks of this process.
 
         Args:
-          global_shape: sizes of the whole array.
-          mesh: ``jax.sharding.Mesh``.
-          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+          global_shape, mesh, spec: as in ``from_callback``.
           data_callback: ``data_callback(indices)`` gets one index for each device of this process,
             in the order of ``mesh.local_devices``, and returns the blocks in that order. If several
             devices have the same index, all get the block of the first.
-          dtype: as in ``from_callback``.
-          copy: as in ``from_callback``.
+          dtype, copy: as in ``from_callback``.
 
         Communicates as ``from_callback`` does, and raises the same errors. Raises ``ValueError``
         if the number of blocks is not the number of indices.
@@ -356,9 +352,7 @@ class ArrayConstructors:
         """Build an array by one call that returns arrays on the devices of this process.
 
         Args:
-          global_shape: sizes of the whole array.
-          mesh: ``jax.sharding.Mesh``.
-          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+          global_shape, mesh, spec: as in ``from_callback``.
           data_callback: gets a list with one ``(index, (device, ...))`` for each distinct index,
             and returns a flat list of single-device ``jax.Array``s, one for each device, in the
             same order. They become the shards without a copy: deleting or donating one deletes
@@ -436,8 +430,7 @@ class ArrayConstructors:
             that ``numpy.asarray`` takes. If the shards of a ``jax.Array`` are the blocks, on the
             right devices, it is used without a copy, and deleting or donating it deletes them. Any
             other ``jax.Array`` is copied to the devices.
-          mesh: ``jax.sharding.Mesh``.
-          spec: ``PartitionSpec`` or a sequence of ``None``, axis names and tuples of axis names.
+          mesh, spec: as in ``from_callback``.
           global_shape: sizes of the whole array, by default inferred. If the local data has the
             whole global size in a dimension, gda takes the blocks of this process from it. A
             process without a device of the mesh must pass ``global_shape`` and ``dtype``; its

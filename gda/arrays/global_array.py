@@ -30,6 +30,7 @@ from gda.mesh import (
 )
 
 _NOTHING = object()
+_set = object.__setattr__
 
 
 @set_module("gda")
@@ -142,7 +143,7 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
             except Exception as error:
                 hide_own_frames(error)
                 raise
-        object.__setattr__(self, "array", array)
+        _set(self, "array", array)
 
     @classmethod
     def _around(cls, array: Any, shape: Shape | None) -> Self:

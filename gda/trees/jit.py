@@ -173,7 +173,7 @@ def jit(
         if out_specs is not None:
             if mesh is not None:
                 _map_specs(_check_rank, out_specs, result, "out_specs")
-            result = _constrain_result(result, out_specs, over)
+            result = _map_specs(partial(_constrained, mesh=over), out_specs, result, "out_specs")
         return jax.tree.map(_contained, result, is_leaf=is_container)
 
     if mesh is not None and out_specs is not None:
@@ -316,12 +316,6 @@ def _constrain_arguments(
     return _map_specs(constrain_array, (in_specs, in_specs), (args, kwargs), "in_specs")
 
 
-def _constrain_result(result: Any, out_specs: Any, mesh: Mesh | AbstractMesh) -> Any:
-    return _map_specs(
-        lambda leaf, spec: _constrained(leaf, spec, mesh), out_specs, result, "out_specs"
-    )
-
-
 def _map_specs(function: Callable[[Any, SpecLike], Any], specs: Any, tree: Any, name: str) -> Any:
     """Map ``function(leaf, spec)`` over a tree; ``specs`` is a prefix of it, ``None`` skips."""
 
@@ -407,7 +401,7 @@ def _traced_as_auto(
             merged[i] = array
         args, kwargs = jax.tree.unflatten(treedef, merged)
         result = unwrapped(fun(*args, **kwargs))
-        _map_specs(lambda leaf, spec: _layout(leaf, spec, mesh), out_specs, result, "out_specs")
+        _map_specs(partial(_layout, mesh=mesh), out_specs, result, "out_specs")
         return result
 
     as_auto = jax.sharding.auto_axes(

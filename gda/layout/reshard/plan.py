@@ -113,7 +113,7 @@ class ReshardPlan:
     Args:
       source: the layout of the array now.
       target: the new layout, of the same global shape, over the same or other devices, more or
-        fewer. If the grids have no process numbers, all devices count as devices of one process.
+        fewer. The devices of a grid without process numbers count as devices of process 0.
       itemsize: bytes of one element, such as ``np.dtype('float32').itemsize``.
       source_ids, target_ids: a number for each device of either grid, in device order; devices with
         equal numbers are the same. By default the positions: device 3 of one is device 3 of the
@@ -121,8 +121,8 @@ class ReshardPlan:
 
     Raises:
       TypeError: an argument is not of the kind above.
-      ValueError: the global shapes differ, only one grid knows its processes, or the numbers are
-        not one for each device, each different.
+      ValueError: the global shapes differ, only one grid knows its processes and they are not
+        process 0 alone, or the numbers are not one for each device, each different.
       OverflowError: the target blocks together have 2**63 bytes or more.
 
     The totals do not list the moves, so that 65,536 devices take a tenth of a second, even if each

@@ -169,6 +169,8 @@ def test_the_grids_of_arrays(auto_mesh: Any) -> None:
     )
     plan = ReshardPlan(g.grid, g.reshard((None, "y")).grid, itemsize=g.dtype.itemsize)
     assert plan.nbytes_total == 8 * 4 * 8 * g.dtype.itemsize
+    # A grid without process numbers is one of process 0.
+    assert ReshardPlan(g.grid, ShardGrid((8, 8), {"x": 8}, ("x",)), itemsize=4).links() == []
 
 
 # Whatever the two layouts.
