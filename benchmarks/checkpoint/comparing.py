@@ -46,7 +46,9 @@ def _manifest(leaves: int, changed: int) -> bytes:
         )
         for number, (path, _) in enumerate(paths)
     ]
-    manifest = Manifest("data-0123456789abcdef", tuple(arrays), tuple(records), structure)
+    manifest = Manifest(
+        "data-0123456789abcdef", tuple(arrays), tuple(records), structure, {}, (0, 0)
+    )
     return manifest_json.dump(manifest)
 
 

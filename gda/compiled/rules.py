@@ -107,7 +107,7 @@ def _alternatives(over: Any) -> tuple[Axes, ...] | None:
     return tuple(sets)
 
 
-def _unknown_kind_error(kind: object) -> ValueError:
+def _unknown_kind_error(kind: Any) -> ValueError:
     known = f"the kinds of collectives are {', '.join(KINDS)}"
     if not isinstance(kind, str):
         is_count = isinstance(kind, tuple) and len(kind) == 3
