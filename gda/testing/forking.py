@@ -30,12 +30,24 @@ from gda.launch.children import listen_on_loopback
 # sys.path comes first, so that a process imports the same gda, and all else, as the caller.
 _BOOTSTRAP = """
 import sys
-sys.path[:] = sys.argv[2:]
+number, modules, *sys.path[:] = sys.argv[1:]
 from gda.testing.forking import serve
-begin = serve(int(sys.argv[1]))
+begin = serve(int(number), modules.split())
 if begin is not None:
     begin()
 """
+
+# Packages that tests of arrays often use. A server imports those that its parent has imported.
+_SLOW = (
+    "equinox",
+    "flax",
+    "hypothesis",
+    "optax",
+    "orbax.checkpoint",
+    "pytest",
+    "treescope",
+    "zarr",
+)
 
 # Variables that are read when JAX makes its devices, or later. A server serves those only whose
 # other variables are the same.
@@ -126,9 +138,10 @@ class _Server:
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
+        modules = " ".join(name for name in _SLOW if name in sys.modules)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, str(theirs.fileno()), *sys.path],
+                [sys.executable, "-c", _BOOTSTRAP, str(theirs.fileno()), modules, *sys.path],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**variables, "PYTHONUNBUFFERED": "1"},
@@ -173,8 +186,8 @@ def end_servers() -> None:
 atexit.register(end_servers)
 
 
-def serve(file_descriptor: int) -> Callable[[], None] | None:
-    """Fork a process for every request.
+def serve(file_descriptor: int, modules: Sequence[str]) -> Callable[[], None] | None:
+    """Import modules; then fork a process for every request.
 
     It returns in each of these, with the function that is to be called there, and at its end.
     """
@@ -184,7 +197,8 @@ def serve(file_descriptor: int) -> Callable[[], None] | None:
     gda = import_module("gda")
     for name in gda.__all__:
         getattr(gda, name)
-    import_module("gda.testing.worker")
+    for name in ("gda.testing.worker", *modules):
+        import_module(name)
     gc.collect()
     gc.freeze()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
