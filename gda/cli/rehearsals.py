@@ -27,8 +27,8 @@ from gda.cli.commands import (
 from gda.cli.facts import terminal_width, two_tables
 from gda.launch.arguments import WRONG
 from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes, format_mesh
-from gda.planning.device_kinds import KINDS
+from gda.layout.text import format_bytes, format_mesh
+from gda.planning.device_kinds import meshes_of, num_devices_of
 from gda.planning.notation.layouts import parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.numbers import parse_number
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from gda.cli.rehearsal_processes import Report, Request
 
 _DOES_NOT_FIT = 1
-_MOST_DEVICES = 100_000  # several times the largest topology
 
 _EPILOG = """\
 the function:
@@ -139,8 +138,10 @@ def _requests(options: argparse.Namespace) -> Iterator[Request]:
 def _meshes(options: argparse.Namespace, num_slices: int) -> list[dict[str, int]]:
     if options.search:
         names = _names(options.mesh or "")
-        count = _num_devices(options.topology) * num_slices
-        return [dict(zip(names, sizes, strict=True)) for sizes in _products(count, len(names))]
+        try:
+            return meshes_of(names, num_devices_of(options.topology) * num_slices)
+        except ValueError as error:
+            raise MistakesError(f"--topology: {error}") from None
     meshes = [read_given(options, "mesh", parse_mesh)]
     for text in (options.vary or "").split(";"):
         meshes.append(read_option("--vary", text, parse_mesh) if text.strip() else None)
@@ -157,31 +158,6 @@ def _names(text: str) -> list[str]:
             "--search finds the sizes of the axes; give their names alone: --mesh data,model"
         )
     return [*map(str, names)]
-
-
-def _num_devices(topology: str) -> int:
-    """Return the number of devices of a topology; anything for a name that is wrong."""
-    kind, _, sizes = topology.partition(":")
-    per_chip = next((each.devices_per_chip for each in KINDS if each.name == kind), 1)
-    count = math.prod(map(int, re.findall(r"\d+", sizes))) * per_chip
-    if count > _MOST_DEVICES:
-        raise MistakesError(f"--topology: {topology} would have {counted(count, 'device')}")
-    return count
-
-
-def _products(number: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yield the ways to write a number as a product of so many factors.
-
-    >>> [*_products(4, 2)]
-    [(1, 4), (2, 2), (4, 1)]
-    """
-    if count == 1:
-        yield (number,)
-        return
-    for first in range(1, number + 1):
-        if number % first == 0:
-            for rest in _products(number // first, count - 1):
-                yield first, *rest
 
 
 # The results.

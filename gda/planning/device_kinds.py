@@ -1,13 +1,17 @@
-"""Kinds of accelerators by name, with the memory of one device of each."""
+"""Kinds of accelerators with the memory of a device, and the meshes over many of them."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gda.layout.text import did_you_mean, nearest
+from gda.layout.text import counted, did_you_mean, nearest
 
 _GIB = 2**30
 _GB = 10**9
+_MOST_DEVICES = 100_000
 
 
 @dataclass(frozen=True)
@@ -90,3 +94,35 @@ def kind_of_device(device_kind: str) -> DeviceKind | None:
     'v5e'
     """
     return next((kind for kind in KINDS if device_kind in kind.device_kinds), None)
+
+
+def num_devices_of(topology: str) -> int:
+    """Return the number of devices of a topology; any number for a name that is wrong.
+
+    Raises:
+      ValueError: it is several times that of the largest topology.
+
+    >>> num_devices_of('v5e:4x4'), num_devices_of('tpu7x:2x2x1'), num_devices_of('cpu:8')
+    (16, 8, 8)
+    """
+    name, _, sizes = topology.partition(":")
+    per_chip = next((kind.devices_per_chip for kind in KINDS if kind.name == name), 1)
+    count = math.prod(map(int, re.findall(r"\d+", sizes))) * per_chip
+    if count > _MOST_DEVICES:
+        raise ValueError(f"{topology} would have {counted(count, 'device')}")
+    return count
+
+
+def meshes_of(names: Sequence[str], num_devices: int) -> list[dict[str, int]]:
+    """Return all meshes with these axes over so many devices.
+
+    >>> meshes_of(['x', 'y'], 4)
+    [{'x': 1, 'y': 4}, {'x': 2, 'y': 2}, {'x': 4, 'y': 1}]
+    """
+    first, *others = names
+    if not others:
+        return [{first: num_devices}]
+    sizes = [size for size in range(1, num_devices + 1) if num_devices % size == 0]
+    return [
+        {first: size, **rest} for size in sizes for rest in meshes_of(others, num_devices // size)
+    ]

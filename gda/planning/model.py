@@ -57,7 +57,7 @@ class ParameterRow:
     @property
     def bytes_per_device(self) -> int:
         """Bytes of all of them on one device."""
-        return self.count * _block_bytes(self.parameter.grid, self.parameter.dtype.itemsize)
+        return self.count * self.parameter.block_bytes
 
     @property
     def padding(self) -> Padding:
@@ -86,12 +86,12 @@ class ParameterRow:
     @cached_property
     def bytes_saved_per_device(self) -> int:
         """The bytes that ``better_spec`` would save on a device, for all of them."""
-        grid, itemsize = self.parameter.grid, self.parameter.dtype.itemsize
+        grid = self.parameter.grid
         better = ShardGrid(grid.global_shape, grid.mesh_shape, self.better_spec, pad=True)
-        return self.bytes_per_device - self.count * _block_bytes(better, itemsize)
+        return self.bytes_per_device - self.count * replace(self.parameter, grid=better).block_bytes
 
     def document(self) -> dict[str, Any]:
-        grid, itemsize = self.parameter.grid, self.parameter.dtype.itemsize
+        grid = self.parameter.grid
         return {
             "name": self.name,
             "names": list(self.names),
@@ -104,7 +104,7 @@ class ParameterRow:
             "padded_shape": list(grid.padded_shape),
             **self.padding.document(),
             "num_replicas": grid.num_replicas,
-            "nbytes": math.prod(grid.global_shape) * itemsize,
+            "nbytes": self.parameter.nbytes,
         }
 
     def document_of_saving(self) -> dict[str, Any]:
@@ -139,11 +139,11 @@ class ModelPlan:
 
     @property
     def nbytes(self) -> int:
-        return sum(math.prod(p.grid.global_shape) * p.dtype.itemsize for p in self.parameters)
+        return sum(parameter.nbytes for parameter in self.parameters)
 
     @property
     def bytes_per_device(self) -> int:
-        return sum(_block_bytes(p.grid, p.dtype.itemsize) for p in self.parameters)
+        return sum(parameter.block_bytes for parameter in self.parameters)
 
     @property
     def padding(self) -> Padding:
@@ -163,7 +163,7 @@ class ModelPlan:
             grid, itemsize = parameter.grid, parameter.dtype.itemsize
             # Blocks of a padded array have several sizes, so only equal shapes are added up.
             layout = axes_of(grid), grid.global_shape if grid.is_padded else None
-            nbytes[layout] += itemsize if grid.is_padded else _block_bytes(grid, itemsize)
+            nbytes[layout] += itemsize if grid.is_padded else parameter.block_bytes
             grids.setdefault(layout, grid)
         totals: Any = np.zeros(self.num_processes, np.int64)
         for layout, grid in grids.items():
@@ -264,7 +264,3 @@ def in_order_of(source: ModelPlan, target: ModelPlan, path: str) -> ModelPlan:
 def axes_of(grid: ShardGrid) -> AxesByDimension:
     """Return the mesh axes that shard each dimension."""
     return axes_by_dimension(grid.spec, len(grid.global_shape), grid.mesh_shape)
-
-
-def _block_bytes(grid: ShardGrid, itemsize: int) -> int:
-    return math.prod(grid.shard_shape) * itemsize

@@ -142,8 +142,7 @@ class Alike(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of all of them, once."""
-        size = math.prod(self.before.grid.global_shape)
-        return size * self.before.dtype.itemsize * len(self.names)
+        return self.before.nbytes * len(self.names)
 
     def padding(self, grid: ShardGrid) -> Padding:
         """Return the padding of all of them on the devices of a grid."""

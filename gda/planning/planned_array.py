@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gda.layout.padding import Padding, format_padding, padding_of
-from gda.layout.text import counted, format_mesh, format_shape, in_processes, typed_shape
+from gda.layout.padding import format_padding
+from gda.layout.text import counted, format_mesh, format_shape, in_processes
 from gda.planning.notation.mistakes import MistakesError
-from gda.planning.notation.planned_grid import plan_grid
+from gda.planning.notation.planned_grid import TypedGrid, plan_grid
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,33 +27,16 @@ BELOW_A_BYTE = "an element counts as one byte, as in NumPy; devices may pack sev
 
 
 @dataclass(frozen=True)
-class PlannedArray:
-    """An array that need not exist, on devices that need not exist.
+class PlannedArray(TypedGrid):
+    """An array that need not exist, on devices that need not exist; its grid has processes.
 
     Attributes:
-      grid: its layout, with the process of each device.
-      dtype: dtype of its elements.
       devices_per_process: number of devices of each process, consecutive in device order.
       notes: surprises, in words.
     """
 
-    grid: ShardGrid
-    dtype: np.dtype[Any]
     devices_per_process: int
     notes: tuple[str, ...] = ()
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.grid.global_shape) * self.dtype.itemsize
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block, which are the bytes on one device."""
-        return math.prod(self.grid.shard_shape) * self.dtype.itemsize
-
-    @property
-    def padding(self) -> Padding:
-        return padding_of([(self.grid, self.dtype.itemsize)])
 
     @property
     def num_processes(self) -> int:
@@ -63,11 +46,6 @@ class PlannedArray:
     def devices_and_processes(self) -> str:
         """Numbers in words: ``1,024 devices in 128 processes of 8``."""
         return in_processes(self.grid.num_devices, self.devices_per_process)
-
-    @property
-    def title(self) -> str:
-        """Dtype and shape as JAX prints them: ``bfloat16[65536,8192]``."""
-        return typed_shape(self.dtype.name, self.grid.global_shape)
 
     def document(self) -> dict[str, Any]:
         """Return its part of a JSON document."""

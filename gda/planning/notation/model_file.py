@@ -28,12 +28,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from gda.layout.spec import check_spec
 from gda.layout.strict_json import parse_json
-from gda.layout.text import counted, did_you_mean, format_mesh, nearest, typed_shape
+from gda.layout.text import counted, did_you_mean, format_mesh, nearest
 from gda.planning.notation.layouts import NOT_SHARDED, parse_mesh, parse_spec
 from gda.planning.notation.mistakes import MisreadError, MistakesError
 from gda.planning.notation.name_ranges import with_ranges
 from gda.planning.notation.numbers import parse_dtype
 from gda.planning.notation.planned_grid import (
+    TypedGrid,
     check_dimensions,
     check_shape_and_mesh,
     mistakes_of_spec,
@@ -43,7 +44,6 @@ from gda.planning.notation.planned_grid import (
 if TYPE_CHECKING:
     import numpy as np
 
-    from gda.layout.grid import ShardGrid
     from gda.layout.spec import Shape, SpecEntry
 
 _MOST_BYTES = 2**24
@@ -65,17 +65,10 @@ class ModelArray(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parameter:
+class Parameter(TypedGrid):
     """An array of a model on a mesh."""
 
     name: str
-    dtype: np.dtype[Any]
-    grid: ShardGrid
-
-    @property
-    def title(self) -> str:
-        """Dtype and shape as JAX prints them."""
-        return typed_shape(self.dtype.name, self.grid.global_shape)
 
 
 class Mistakes:
@@ -326,7 +319,7 @@ def _parameter(array: ModelArray, mesh: Mapping[str, int], pad: bool, *, hint: b
         grid = plan_grid(array.shape, array.dtype, mesh, array.spec, pad=pad, hint=hint)
     except MistakesError as error:
         raise _WrongError(*error.lines) from None
-    return Parameter(array.name, array.dtype, grid)
+    return Parameter(grid, array.dtype, array.name)
 
 
 def _shape_of(given: Any) -> Shape:

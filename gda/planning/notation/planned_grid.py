@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gda.layout.padding import format_percent, padding_of
+from gda.layout.padding import Padding, format_percent, padding_of
 from gda.layout.spec import axis_errors
-from gda.layout.text import counted, format_mesh
+from gda.layout.text import counted, format_mesh, typed_shape
 from gda.planning.notation.layouts import NOT_SHARDED
 from gda.planning.notation.mistakes import MistakesError
 
@@ -26,6 +27,32 @@ _MAX_DIMENSIONS = 64  # of an array in NumPy, and so of a mesh
 
 # Other words that users write for it.
 _MEANS_NOT_SHARDED = {*(word.lower() for word in NOT_SHARDED), "replicated", "replicate", "-", "*"}
+
+
+@dataclass(frozen=True)
+class TypedGrid:
+    """A layout and the dtype of the elements."""
+
+    grid: ShardGrid
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.grid.global_shape) * self.dtype.itemsize
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, which are the bytes on one device."""
+        return math.prod(self.grid.shard_shape) * self.dtype.itemsize
+
+    @property
+    def padding(self) -> Padding:
+        return padding_of([(self.grid, self.dtype.itemsize)])
+
+    @property
+    def title(self) -> str:
+        """Dtype and shape as JAX prints them: ``bfloat16[65536,8192]``."""
+        return typed_shape(self.dtype.name, self.grid.global_shape)
 
 
 def plan_grid(

@@ -18,7 +18,7 @@ import numpy as np
 from gda.layout.numbering import IntArray
 from gda.show.drawing.colors import INK, colors_of, which
 from gda.show.drawing.sheet import escape, number
-from gda.show.drawing.titles import describe
+from gda.show.drawing.titles import hover_text
 from gda.show.subject import Subject
 from gda.show.words import padding_of
 
@@ -163,7 +163,7 @@ class Face:
             for j, column in enumerate(self.columns[:-1]):
                 blocks = self.blocks[row : self.rows[i + 1], column : self.columns[j + 1]]
                 box = (xs[j], ys[i], xs[j + 1] - xs[j], ys[i + 1] - ys[i])
-                title = f"<title>{escape(describe(self.subject, blocks))}</title>"
+                title = f"<title>{escape(hover_text(self.subject, blocks))}</title>"
                 parts.append(_cell(box, self.paint.of_blocks(blocks), title))
         return parts
 
@@ -205,7 +205,7 @@ class Face:
                 ]
                 parts.append(
                     f"{_rect(xs[j], ys[i], xs[right] - xs[j], ys[bottom] - ys[i])}>"
-                    f"<title>{escape(describe(self.subject, blocks))}</title></rect>"
+                    f"<title>{escape(hover_text(self.subject, blocks))}</title></rect>"
                 )
         return [*parts, "</g>"]
 

@@ -12,12 +12,12 @@ from gda.show.words import format_devices, padding_of, processes_at
 _REPLICAS_NAMED = 8
 
 
-def describe(subject: Subject, blocks: IntArray) -> str:
+def hover_text(subject: Subject, blocks: IntArray) -> str:
     """Return some lines about the blocks of these numbers, ``[rows, columns]``, a rectangle.
 
     >>> from gda.layout.grid import ShardGrid
     >>> subject = Subject(ShardGrid((8, 2), {'x': 4, 'y': 2}, ('x',)), dtype=np.dtype('float32'))
-    >>> print(describe(subject, np.array([[1]])))
+    >>> print(hover_text(subject, np.array([[1]])))
     [2:4, :]
     device 2 (replica 0), device 3 (replica 1)
     16 B on each device
