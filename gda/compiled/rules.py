@@ -110,8 +110,10 @@ def _alternatives(over: Any) -> tuple[Axes, ...] | None:
 def _unknown_kind_error(kind: Any) -> ValueError:
     known = f"the kinds of collectives are {', '.join(KINDS)}"
     if not isinstance(kind, str):
-        is_count = isinstance(kind, tuple) and len(kind) == 3
-        hint = did_you_mean([f"{{{kind[:2]!r}: {kind[2]!r}}}"] if is_count else [])
+        meant = []
+        if isinstance(kind, tuple) and len(kind) == 3:
+            meant = [f"{{{kind[:2]!r}: {kind[2]!r}}}"]
+        hint = did_you_mean(meant)
         return ValueError(f"allow has {kind!r}; expected is a kind or (kind, axes); {known}{hint}")
     spelled = _MEANT_BY.get(kind, kind.replace("_", "-").lower())
     hint = did_you_mean([*map(repr, nearest(spelled, KINDS))])
