@@ -20,7 +20,7 @@ from gda.arrays.process_local import distinct_shards
 from gda.arrays.transport.to_host import BlockData
 from gda.layout.grid import ShardGrid
 from gda.layout.processes import turns_of
-from gda.layout.spec import Index, Shape, index_at, shape_at, start_of
+from gda.layout.spec import Index, Shape, bounded
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +56,14 @@ class WrittenArray:
             return numbers
         return tuple([each for each in numbers if not is_empty(self.grid.block_index(each))])
 
-    def index(self, number: int) -> Index:
-        """Return the index of a block, with every start and stop."""
+    @cached_property
+    def indices(self) -> dict[int, Index]:
+        """The index of each block of ``numbers``, with every start and stop."""
         if self.grid is None:
-            return index_at((0,) * self.array.ndim, self.shape)
-        index = self.grid.block_index(number)
-        return index_at(start_of(index), shape_at(index, self.shape))
+            return dict.fromkeys(
+                self.numbers, bounded((slice(None),) * self.array.ndim, self.shape)
+            )
+        return {n: bounded(self.grid.block_index(n), self.shape) for n in self.numbers}
 
     def blocks(self) -> dict[int, BlockData]:
         """Return the data of each block of ``numbers``; at the edge of a padded array, a copy."""

@@ -138,22 +138,22 @@ def test_a_save_goes_on_after_ctrl_c_in_result(tmp_path: Path, gate: threading.E
 def test_copies_are_in_the_order_of_the_blocks_and_not_of_the_threads(
     auto_mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (source,) = saved_leaves.sources_of([((), cut(DATA, auto_mesh, P("x", "y")))])
-    assert isinstance(source, saved_leaves.Source)
-    first, *_ = source.blocks
+    (leaf,) = saved_leaves.saved_leaves([((), cut(DATA, auto_mesh, P("x", "y")))])
+    assert isinstance(leaf, saved_leaves.SavedLeaf)
+    first, *_ = leaf.blocks
     others, adopted = threading.Semaphore(0), saved_leaves._adopted
 
     def last(copy: Any, like: Any) -> Any:
         if like is first.data:
-            for _ in range(len(source.blocks) - 1):
+            for _ in range(len(leaf.blocks) - 1):
                 assert others.acquire(timeout=30)
         others.release()
         return adopted(copy, like)
 
     monkeypatch.setattr(saved_leaves, "_adopted", last)
-    (copied,) = saved_leaves.on_host([source], Options(4), adopt=True)
-    assert [block.number for block in copied.blocks] == [block.number for block in source.blocks]
-    assert [b.data.devices() for b in copied.blocks] == [b.data.devices() for b in source.blocks]
+    (copied,) = saved_leaves.on_host([leaf], Options(4), adopt=True)
+    assert [block.number for block in copied.blocks] == [block.number for block in leaf.blocks]
+    assert [b.data.devices() for b in copied.blocks] == [b.data.devices() for b in leaf.blocks]
 
 
 def test_several_at_once(auto_mesh: Mesh, tmp_path: Path, gate: threading.Event) -> None:

@@ -134,7 +134,7 @@ def _saved(number: int, given: _Given, written: WrittenArray) -> SavedLeaf:
         given.record,
         given.saved_type,
         grid=given.grid,
-        blocks=tuple([Block(each, start_of(written.index(each)), data) for each, data in blocks]),
+        blocks=tuple([Block(each, start_of(written.indices[each]), data) for each, data in blocks]),
         own=given.array if written.is_local else None,
     )
 
