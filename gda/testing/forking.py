@@ -37,17 +37,9 @@ if begin is not None:
     begin()
 """
 
-# Packages that tests of arrays often use. A server imports those that its parent has imported.
-_SLOW = (
-    "equinox",
-    "flax",
-    "hypothesis",
-    "optax",
-    "orbax.checkpoint",
-    "pytest",
-    "treescope",
-    "zarr",
-)
+# Packages that tests of arrays often use. A server imports those that its parent has imported. Not
+# Orbax, which configures logging.
+_SLOW = ("equinox", "flax", "hypothesis", "optax", "pytest", "zarr")
 
 # Variables that are read when JAX makes its devices, or later. A server serves those only whose
 # other variables are the same.
