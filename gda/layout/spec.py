@@ -64,6 +64,16 @@ def index_at(start: Shape, shape: Shape) -> Index:
     return tuple([slice(first, first + n) for first, n in zip(start, shape, strict=True)])
 
 
+def bounded(index: Index, shape: Shape) -> Index:
+    """Return an index with every start and stop.
+
+    >>> bounded((slice(4, 5), slice(None)), (8, 3))
+    (slice(4, 5, None), slice(0, 3, None))
+    """
+    sides = zip(index, shape, strict=True)
+    return tuple([slice(s.start or 0, size if s.stop is None else s.stop) for s, size in sides])
+
+
 def check_shape(sizes: Iterable[int], kind: str = "global") -> Shape:
     """Return a shape as a tuple of Python ints; ``kind`` names it in messages.
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax import numpy as jnp
 
-from gda.layout.spec import Index, Shape
+from gda.layout.dtype_names import dtype_named
+from gda.layout.spec import Index, Shape, bounded
 from gda.storage.tasks import Future
 
 _Memory = np.ndarray[Any, Any]
@@ -27,28 +27,11 @@ WHAT_IT_IS = (
 
 # By their names in safetensors files, in the order in which the safetensors package ranks them.
 SAFETENSORS_DTYPES: dict[str, np.dtype[Any]] = {
-    name: np.dtype(dtype)
-    for name, dtype in {
-        "BOOL": np.bool_,
-        "U8": np.uint8,
-        "I8": np.int8,
-        "F8_E5M2": jnp.float8_e5m2,
-        "F8_E4M3": jnp.float8_e4m3fn,
-        "F8_E8M0": jnp.float8_e8m0fnu,
-        "F8_E4M3FNUZ": jnp.float8_e4m3fnuz,
-        "F8_E5M2FNUZ": jnp.float8_e5m2fnuz,
-        "I16": np.int16,
-        "U16": np.uint16,
-        "F16": np.float16,
-        "BF16": jnp.bfloat16,
-        "I32": np.int32,
-        "U32": np.uint32,
-        "F32": np.float32,
-        "C64": np.complex64,
-        "F64": np.float64,
-        "I64": np.int64,
-        "U64": np.uint64,
-    }.items()
+    name: np.dtype(dtype_named(name))
+    for name in (
+        *("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"),
+        *("I16", "U16", "F16", "BF16", "I32", "U32", "F32", "C64", "F64", "I64", "U64"),
+    )
 }
 
 
@@ -148,7 +131,7 @@ class _Slicing:
         self.chunks = chunks_of(value, "chunks")
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
-        block = self._value[_bounds(index, self.shape)]
+        block = self._value[bounded(index, self.shape)]
         # The netCDF libraries return masked arrays even if no value is missing.
         if isinstance(block, np.ma.MaskedArray) and not np.ma.getmaskarray(block).any():
             return block.data
@@ -160,7 +143,7 @@ class _Filling(_Slicing):
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
         out = empty(self.dtype.newbyteorder("="))
-        self._value.read_direct(out, _bounds(index, self.shape))
+        self._value.read_direct(out, bounded(index, self.shape))
         return out
 
 
@@ -182,7 +165,7 @@ class _SafetensorsSlice:
         self.dtype = SAFETENSORS_DTYPES[name]
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
-        return self._value[_bounds(index, self.shape)]
+        return self._value[bounded(index, self.shape)]
 
 
 class AsyncSource:
@@ -204,7 +187,7 @@ class AsyncSource:
 
     def begin(self, index: Index, out: _Memory) -> Future:
         """Begin to read the block at ``index`` into ``out``, without other memory for it."""
-        block = self._store[_bounds(index, self.shape)]
+        block = self._store[bounded(index, self.shape)]
         return self._tensorstore.array(out).write(block).commit
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
@@ -243,11 +226,3 @@ def _dtype_of(value: Any, dtype: Any) -> np.dtype[Any]:
             f"a {type(value).__name__} of dtype {dtype} is not a source: NumPy does not have that "
             "dtype; convert it to numbers first"
         ) from None
-
-
-def _bounds(index: Index, shape: Shape) -> Index:
-    """Return the index with every start and stop, which some libraries require."""
-    return tuple(
-        slice(s.start or 0, size if s.stop is None else s.stop)
-        for s, size in zip(index, shape, strict=True)
-    )

@@ -19,19 +19,11 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
 import gda
-from gda.checkpoint import (
-    CorruptionError,
-    SaveError,
-    leaves_to_save,
-    restore,
-    save,
-    save_async,
-    saving,
-    writer,
-)
+from gda.checkpoint import CorruptionError, SaveError, restore, save, save_async, saving
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.stores.directory import FileStore
+from gda.checkpoint.writing import saved_leaves, writer
 from gda.storage.options import Options
 
 DATA = batch(16, 8)
@@ -78,7 +70,7 @@ def test_each_block_is_summed_up_where_it_is(
     def is_on_accelerator(data: Any) -> bool:
         return id(data) in copied
 
-    monkeypatch.setattr(leaves_to_save, "is_on_accelerator", is_on_accelerator)
+    monkeypatch.setattr(saved_leaves, "is_on_accelerator", is_on_accelerator)
     monkeypatch.setattr(writer, "is_on_accelerator", is_on_accelerator)
     save_async(tmp_path, {"cpu": g, "accelerator": h}).result()
     on_accelerator, on_cpu = gda.checkpoint.verify(tmp_path, fingerprints=True).leaves
@@ -145,22 +137,22 @@ def test_a_save_goes_on_after_ctrl_c_in_result(tmp_path: Path, gate: threading.E
 def test_copies_are_in_the_order_of_the_blocks_and_not_of_the_threads(
     auto_mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (source,) = leaves_to_save.sources_of([((), cut(DATA, auto_mesh, P("x", "y")))])
-    assert isinstance(source, leaves_to_save.Source)
-    first, *_ = source.blocks
-    others, adopted = threading.Semaphore(0), leaves_to_save._adopted
+    (leaf,) = saved_leaves.saved_leaves([((), cut(DATA, auto_mesh, P("x", "y")))])
+    assert isinstance(leaf, saved_leaves.SavedLeaf)
+    first, *_ = leaf.blocks
+    others, adopted = threading.Semaphore(0), saved_leaves._adopted
 
     def last(copy: Any, like: Any) -> Any:
         if like is first.data:
-            for _ in range(len(source.blocks) - 1):
+            for _ in range(len(leaf.blocks) - 1):
                 assert others.acquire(timeout=30)
         others.release()
         return adopted(copy, like)
 
-    monkeypatch.setattr(leaves_to_save, "_adopted", last)
-    (copied,) = leaves_to_save.on_host([source], Options(4), adopt=True)
-    assert [block.number for block in copied.blocks] == [block.number for block in source.blocks]
-    assert [b.data.devices() for b in copied.blocks] == [b.data.devices() for b in source.blocks]
+    monkeypatch.setattr(saved_leaves, "_adopted", last)
+    (copied,) = saved_leaves.on_host([leaf], Options(4), adopt=True)
+    assert [block.number for block in copied.blocks] == [block.number for block in leaf.blocks]
+    assert [b.data.devices() for b in copied.blocks] == [b.data.devices() for b in leaf.blocks]
 
 
 def test_several_at_once(auto_mesh: Mesh, tmp_path: Path, gate: threading.Event) -> None:

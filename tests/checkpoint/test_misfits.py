@@ -582,7 +582,7 @@ def test_the_manifest_of_another_program_is_not_replaced(tmp_path: Path) -> None
     for text in ('{"name": "a web application"}', ""):
         manifest.write_text(text)
         for overwrite in (False, True):
-            message = f"{manifest} does not begin like a manifest of gda"
+            message = f"{manifest} is of another program"
             with pytest.raises(FileExistsError, match=re.escape(message)):
                 save(tmp_path, {"a": DATA}, overwrite=overwrite)
         assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]

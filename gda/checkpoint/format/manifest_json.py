@@ -141,19 +141,21 @@ def _without_collections() -> Iterator[None]:
 # To JSON. Floats that JSON does not have, and complex numbers, are written as strings.
 
 _KEYS = {"crcs": "crc32c"}  # of fields with another name in the file
-_OF_PIECE = ("array", "offset", "start", "shape")
 
 
 def _for_json(record: Any) -> Any:
     if isinstance(record, np.dtype):
         return record.name
     if isinstance(record, Piece):
-        return [getattr(record, name) for name in _OF_PIECE]
+        return [record.array, record.offset, record.start, record.shape]
     if isinstance(record, ValueLeaf):
         kind = type(record.value).__name__
         return {"path": record.path, "kind": kind, "value": _VALUES[kind][0](record.value)}
-    given = [(name, getattr(record, name), default) for name, default in _defaults(type(record))]
-    entry = {_KEYS.get(name, name): value for name, value, default in given if value is not default}
+    entry = {
+        key: value
+        for name, key, default, *_ in _fields_of(type(record))
+        if (value := getattr(record, name)) is not default
+    }
     if isinstance(record, StoredArray):
         entry["crc32c"] = np.asarray(record.crcs, ">u4").tobytes().hex()
     elif isinstance(record, ArrayLeaf) and record.array is None:
@@ -221,28 +223,28 @@ def _record(kind: type[R], value: Any) -> R:
     if type(value) is not dict:
         raise _Invalid(" is not an object")
     found: dict[str, Any] = {}
-    for name, default in _defaults(kind):
-        key = _KEYS.get(name, name)
+    for name, key, default, expected, read in _fields_of(kind):
         given = value.get(key, default)
-        if given is default and default is not MISSING:
-            found[name] = default
-        elif given is MISSING:
-            raise _Invalid(f" has no {key!r}")
-        else:
-            expected, read = _READERS[name]
+        if given is not default:
             try:
-                found[name] = read(given)
+                given = read(given)
             except _Invalid as inner:
                 raise _Invalid(f".{key}{inner}") from None
             except (ValueError, TypeError, OverflowError):
-                said = reprlib.repr(given)
-                raise _Invalid(f".{key} is {said}; expected is {expected}") from None
+                raise _Invalid(f".{key} is {reprlib.repr(given)}; expected is {expected}") from None
+        elif default is MISSING:
+            raise _Invalid(f" has no {key!r}")
+        found[name] = given
     return kind(**found)
 
 
 @functools.cache
-def _defaults(kind: type) -> list[tuple[str, Any]]:
-    return [(each.name, each.default) for each in fields(kind)]
+def _fields_of(kind: type) -> list[tuple[str, str, Any, str, Callable[[Any], Any]]]:
+    """Return name, key in the file, default, values in words and reader of the fields."""
+    return [
+        (each.name, _KEYS.get(each.name, each.name), each.default, *_READERS[each.name])
+        for each in fields(kind)
+    ]
 
 
 def _each(read: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
@@ -296,7 +298,12 @@ def _leaf(value: Any) -> Leaf:
 
 
 def _piece(value: Any) -> Piece:
-    return _record(Piece, dict(zip(_OF_PIECE, _list(value), strict=True)))
+    try:
+        array, offset, start, shape = _list(value)
+        return Piece(_number(array), _number(offset), _numbers(start), _shape(shape))
+    except (ValueError, TypeError):
+        expected = "an array, an offset, a start and a shape"
+        raise _Invalid(f" is {reprlib.repr(value)}; expected is {expected}") from None
 
 
 def _of(kind: type) -> Callable[[Any], Any]:
@@ -323,7 +330,12 @@ def _number(value: Any) -> int:
 
 
 def _numbers(values: Any) -> tuple[int, ...]:
-    return tuple([_number(value) for value in _list(values)])
+    if type(values) is not list:
+        raise TypeError
+    for value in values:  # without a call for each: there are millions
+        if type(value) is not int or not 0 <= value <= _LARGEST:
+            raise ValueError
+    return tuple(values)
 
 
 def _shape(values: Any) -> Shape:
@@ -420,13 +432,11 @@ _READERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "mesh": ("an object of sizes", _mesh),
     "metadata": ("a size and a CRC-32C", lambda values: _size_and_crc(values, 2**20)),
     "name": ("a name of letters and digits", _matching(r"[0-9A-Za-z_-][0-9A-Za-z_.-]{0,120}")),
-    "offset": ("a size", _number),
     "path": ("a list of strings and integers", _path),
-    "pieces": ("a list of pieces: array, offset, start and shape", _each(_piece)),
+    "pieces": ("a list of pieces", _each(_piece)),
     "shape": _SHAPE,
     "sizes": ("a list of sizes", _numbers),
     "spec": ("a string", _text),
-    "start": ("a list of sizes", _numbers),
     "structure": ("anything", lambda value: value),
     "value": ("anything", lambda value: value),
 }

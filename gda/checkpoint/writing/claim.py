@@ -120,10 +120,12 @@ def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) 
         begin = store.head(manifest_json.NAME, manifest_json.MOST_HEADER_BYTES)
     except ValueError as error:
         raise FileExistsError(f"{where} {error}; remove it") from None
-    if manifest_json.version_in(begin) is None:
+    # Beside data of a save, it is a damaged manifest of gda.
+    has_data = any(map(manifest_json.DATA_PATTERN.fullmatch, entries))
+    if not has_data and manifest_json.version_in(begin) is None:
         raise FileExistsError(
-            f"{where} does not begin like a manifest of gda. Save into a directory of its own; or "
-            "remove that file, if it is a damaged one of gda"
+            f"{where} is of another program: it does not begin like a manifest of gda. Save into a "
+            "directory of its own"
         )
     if not overwrite:
         raise FileExistsError(

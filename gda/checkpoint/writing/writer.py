@@ -7,14 +7,14 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from gda.arrays.fingerprints.formula import LANES, Words, digest_of
+from gda.arrays.fingerprints.formula import LANES, Words, add, digest_of
 from gda.arrays.fingerprints.sums import Sums
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.chunks import chunk_shape_of
@@ -141,7 +141,10 @@ class Writer:
                 for each in [pack.array for pack in packs]
             ],
             "pieces": [
-                [placed.number, *astuple(placed.piece)] for pack in packs for placed in pack.pieces
+                [placed.number, piece.array, piece.offset, piece.start, piece.shape]
+                for pack in packs
+                for placed in pack.pieces
+                for piece in [placed.piece]
             ],
             "sums": _sums(sums, written),
         }
@@ -296,8 +299,9 @@ def _sums(large: Mapping[int, Sums], written: Iterable[_Written]) -> dict[int, l
     for each in written:
         for number, words in each.sums.items():
             small.setdefault(number, []).append(words)
-    of_small = {number: Sums(*words) for number, words in small.items()}
-    return {number: sums.to_json() for number, sums in {**large, **of_small}.items()}
+    return {number: sums.to_json() for number, sums in large.items()} | {
+        number: add(words).tolist() for number, words in small.items()
+    }
 
 
 class _AfterLast:

@@ -380,7 +380,7 @@ def _task(block: _Block, finish: Callable[[_Block], None]) -> Task | AsyncTask:
             raise
 
     if place.target.is_asynchronous:
-        return AsyncTask(block.nbytes, lambda: _Commit(block), lambda _: finish(block))
+        return AsyncTask(block.nbytes, lambda: _Commit(block), lambda _: finish(block), place.note)
     return Task(block.nbytes, work, lambda _: finish(block))
 
 
@@ -393,24 +393,14 @@ class _Commit:
     """A block that TensorStore is writing; its ``Future``."""
 
     def __init__(self, block: _Block) -> None:
-        self._place = block.key
         # Neither a jax.Array nor its cast changes, so no copy is needed.
         written = block.key.target.handle[block.key.index].write(
             _values(block), can_reference_source_data_indefinitely=True
         )
-        self._future: Any = written.commit
-
-    def add_done_callback(self, callback: Callable[[Any], Any], /) -> None:
-        self._future.add_done_callback(callback)
-
-    def result(self) -> None:
-        try:
-            self._future.result()
-        except Exception as error:
-            self._place.note(error)
-            raise
+        self.add_done_callback = written.commit.add_done_callback
+        self.result = written.commit.result
 
     def cancel(self) -> None:
         """Wait for it: a write that goes on after the error could collide with the next attempt."""
         with suppress(Exception):
-            self._future.result()
+            self.result()

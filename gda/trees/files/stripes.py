@@ -102,8 +102,8 @@ def _side_by_side(leaf: WrittenArray) -> Iterator[list[int]]:
     """
     is_copied = _is_copied(leaf)
     stripe: list[int] = []
-    for number in sorted(leaf.numbers, key=lambda each: start_at(leaf.index(each))):
-        if stripe and not _continues(leaf, stripe, leaf.index(number), is_copied):
+    for number in sorted(leaf.numbers, key=lambda each: start_at(leaf.indices[each])):
+        if stripe and not _continues(leaf, stripe, leaf.indices[number], is_copied):
             yield stripe
             stripe = []
         stripe.append(number)
@@ -113,7 +113,7 @@ def _side_by_side(leaf: WrittenArray) -> Iterator[list[int]]:
 
 def _continues(leaf: WrittenArray, stripe: Sequence[int], index: Index, is_copied: bool) -> bool:
     """Return True if the block at an index comes after those of a stripe, and is to join them."""
-    first, last = leaf.index(stripe[0]), leaf.index(stripe[-1])
+    first, last = leaf.indices[stripe[0]], leaf.indices[stripe[-1]]
     block, itemsize = shape_at(first, leaf.shape), leaf.array.dtype.itemsize
     axis = axis_of_runs(leaf.shape, block)
     if not axis or math.prod(block[axis:]) * itemsize * len(stripe) >= _LONG_RUN:
@@ -152,7 +152,7 @@ def _together(writes: Iterable[_Write], leaves: Sequence[WrittenArray]) -> Itera
     for write in writes:
         stripe, leaf = write.stripe, leaves[write.stripe.leaf]
         some.append(write)
-        block = shape_at(leaf.index(stripe.numbers[0]), leaf.shape)
+        block = shape_at(leaf.indices[stripe.numbers[0]], leaf.shape)
         nbytes += math.prod(block) * leaf.array.dtype.itemsize * len(stripe.numbers)
         if nbytes >= _AT_A_TIME or any(host.nbytes for host in write.hosts):
             yield some
@@ -171,16 +171,18 @@ def _task(
     def work() -> None:
         for stripe, hosts in writes:
             leaf = leaves[stripe.leaf]
-            index = leaf.index(stripe.numbers[0])
+            first = stripe.numbers[0]
             dtype = np.dtype(leaf.array.dtype).newbyteorder("<")
             try:
                 blocks = [host.values().astype(dtype, copy=False) for host in hosts]
                 with about(paths[stripe.file]):
                     place = files[stripe.file], stripe.first
-                    write_blocks(*place, leaf.shape, start_at(index), blocks)
+                    write_blocks(*place, leaf.shape, start_at(leaf.indices[first]), blocks)
             except Exception as error:
                 path = path_of(tree, stripe.leaf)
-                error.add_note(f"gda: while writing index {format_index(index)} of {path}")
+                error.add_note(
+                    f"gda: while writing index {format_index(leaf.indices[first])} of {path}"
+                )
                 raise
 
     def finish(_: object) -> None:
