@@ -21,6 +21,7 @@ from gda.arrays.transport.to_host import BlockData
 from gda.layout.grid import ShardGrid
 from gda.layout.processes import turns_of
 from gda.layout.spec import Index, Shape, bounded
+from gda.mesh import view_of_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,29 +33,19 @@ class WrittenArray:
       grid: its blocks, without padding; ``None`` for a NumPy array, which is one block.
       turn: as for ``ProcessView.written_blocks``.
       is_local: True if every process has the whole array, and one of them writes it.
+      numbers: the blocks that this process writes; none of padding alone.
     """
 
     array: jax.Array | np.ndarray[Any, Any]
     grid: ShardGrid | None
     turn: int
     is_local: bool
+    numbers: tuple[int, ...]
 
     @property
     def shape(self) -> Shape:
         """Its sizes without padding."""
         return self.array.shape if self.grid is None else self.grid.global_shape
-
-    @cached_property
-    def numbers(self) -> tuple[int, ...]:
-        """The numbers of the blocks that this process writes; none of padding alone."""
-        if self.grid is None or self.is_local:
-            return (0,) if self.turn % jax.process_count() == jax.process_index() else ()
-        if not self.array.size:
-            return ()
-        numbers = self.grid.view(jax.process_index()).written_blocks(self.turn)
-        if not self.grid.is_padded:
-            return numbers
-        return tuple([each for each in numbers if not is_empty(self.grid.block_index(each))])
 
     @cached_property
     def indices(self) -> dict[int, Index]:
@@ -91,7 +82,23 @@ def written_arrays(
     layouts = [each if isinstance(each, NamedSharding) else None for each in shardings]
     turns = turns_of([array.nbytes for array in arrays], layouts)
     has_others = are_copies and jax.process_count() > 1
-    return [
-        WrittenArray(array, grid, turn, grid is None or (has_others and layout is None))
-        for array, grid, turn, layout in zip(arrays, grids, turns, layouts, strict=True)
-    ]
+    written = []
+    for array, grid, turn, layout in zip(arrays, grids, turns, layouts, strict=True):
+        is_local = grid is None or (has_others and layout is None)
+        numbers = _turn_of_one(turn) if grid is None or is_local else _numbers(array, grid, turn)
+        written.append(WrittenArray(array, grid, turn, is_local, numbers))
+    return written
+
+
+def _turn_of_one(turn: int) -> tuple[int, ...]:
+    """Return the only block of an array that all processes have, if this one writes it."""
+    return (0,) if turn % jax.process_count() == jax.process_index() else ()
+
+
+def _numbers(array: Any, grid: ShardGrid, turn: int) -> tuple[int, ...]:
+    if not array.size:
+        return ()
+    if not grid.is_padded:
+        return view_of_array(array).written_blocks(turn)
+    numbers = grid.view(jax.process_index()).written_blocks(turn)
+    return tuple([each for each in numbers if not is_empty(grid.block_index(each))])

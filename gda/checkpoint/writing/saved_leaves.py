@@ -128,13 +128,18 @@ def saved_leaves(leaves: Iterable[tuple[Path, Any]]) -> list[SavedLeaf | ValueLe
 
 
 def _saved(number: int, given: _Given, written: WrittenArray) -> SavedLeaf:
-    blocks = written.blocks().items()
+    grid = given.grid
     return SavedLeaf(
         number,
         given.record,
         given.saved_type,
-        grid=given.grid,
-        blocks=tuple([Block(each, start_of(written.indices[each]), data) for each, data in blocks]),
+        grid=grid,
+        blocks=tuple(
+            [
+                Block(each, start_of(grid.block_index(each)) if grid else (0,) * data.ndim, data)
+                for each, data in written.blocks().items()
+            ]
+        ),
         own=given.array if written.is_local else None,
     )
 
