@@ -55,6 +55,13 @@ def torture(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
+def types(session: nox.Session) -> None:
+    """Check the types, with all packages that gda and its tools import."""
+    session.install("-e", ".[all]", env=_FEW_PROCESSES)
+    session.run("pyright", *session.posargs)
+
+
+@nox.session(python="3.11")
 def docs(session: nox.Session) -> None:
     """Build the documentation into build/site; any warning is an error."""
     # The configuration of pytest names pytest-xdist.
