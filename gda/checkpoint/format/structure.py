@@ -200,13 +200,13 @@ def _read(structure: Any, values: Sequence[Any]) -> Any:
         return None
     if type(structure) is int:
         return values[structure]
-    children = [(key, _read(below, values)) for key, below in _children(structure)]
+    children = _children(structure)
     if "dict" in structure or "node" in structure:
+        items = {key: _read(below, values) for key, below in children}
         # JAX sorts the keys of a dict, and cannot compare strings with integers. It does not sort
         # those of an OrderedDict.
-        is_of_one_type = len({type(key) for key, _ in children}) < 2
-        return (dict if is_of_one_type else OrderedDict)(children)
-    items = [below for _, below in children]
+        return items if len({*map(type, items)}) < 2 else OrderedDict(items)
+    items = [_read(below, values) for _, below in children]
     return items if "list" in structure else tuple(items)
 
 
