@@ -54,17 +54,12 @@ def flatten(tree: Any) -> tuple[Any, list[tuple[Path, Any]]]:
 
 
 def unflatten(structure: Any, values: Sequence[Any], at: Path = ()) -> Any:
-    """Return the tree of a structure, or its subtree at a path.
+    """Return the tree of a structure that was checked, or its subtree at a path.
 
     Raises:
-      CorruptionError: it is not a structure, or does not have these leaves.
       KeyError: there is nothing at that path.
     """
-    used: list[int] = []
-    tree = _read(subtree(structure, at), values, used, 0)
-    if len(set(used)) != len(used) or (not at and len(used) != len(values)):
-        raise CorruptionError("the structure of the tree does not have every leaf once")
-    return tree
+    return _read(subtree(structure, at), values)
 
 
 def subtree(structure: Any, at: Path) -> Any:
@@ -200,23 +195,18 @@ def _children(structure: Any) -> Iterable[Any]:
     raise CorruptionError("the structure of the tree has a node of an unknown kind")
 
 
-def _read(structure: Any, values: Sequence[Any], used: list[int], depth: int) -> Any:
+def _read(structure: Any, values: Sequence[Any]) -> Any:
     if structure is None:
         return None
     if type(structure) is int:
-        if not 0 <= structure < len(values):
-            raise CorruptionError("the structure of the tree has an unknown leaf")
-        used.append(structure)
         return values[structure]
-    if not isinstance(structure, dict) or depth > _DEEPEST:
-        raise CorruptionError("the structure of the tree is invalid, or too deep")
     children = _children(structure)
     if "dict" in structure or "node" in structure:
-        items = {key: _read(below, values, used, depth + 1) for key, below in children}
+        items = {key: _read(below, values) for key, below in children}
         # JAX sorts the keys of a dict, and cannot compare strings with integers. It does not sort
         # those of an OrderedDict.
         return items if len({*map(type, items)}) < 2 else OrderedDict(items)
-    items = [_read(below, values, used, depth + 1) for _, below in children]
+    items = [_read(below, values) for _, below in children]
     return items if "list" in structure else tuple(items)
 
 
