@@ -44,7 +44,7 @@ def used() -> dict[str, int]:
     }
 
 
-def one_round(folder: str, mesh: Mesh, other: Mesh, tree: dict[str, Any]) -> None:
+def one_round(folder: str, other: Mesh, tree: dict[str, Any]) -> None:
     digest = tree["w"].fingerprint()
     path = f"{folder}/run"
     for save in (gda.checkpoint.save, gda.checkpoint.save_async):
@@ -73,10 +73,10 @@ def main(folder: str, rounds: int) -> None:
     }
     tree["small"] = gda.GlobalArray.from_callback((8,), mesh, P(), lambda index: data[0, :8])
     for _ in range(_WARM_UP):
-        one_round(folder, mesh, other, tree)
+        one_round(folder, other, tree)
     before = used()
     for _ in range(rounds):
-        one_round(folder, mesh, other, tree)
+        one_round(folder, other, tree)
     print(json.dumps({name: after - before[name] for name, after in used().items()}))
 
 

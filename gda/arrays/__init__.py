@@ -1,7 +1,7 @@
 """``GlobalArray`` and ``PaddedArray``: constructors, moves, fingerprints and pickles.
 
-Read in this order: ``global_array`` (the container), ``shard`` (its block on one device),
-``operators``; ``padded_array`` (the container for any shape); ``constructors`` over
+Read in this order: ``container`` (the base of both), ``shard`` (its block on one device),
+``global_array``, ``operators``, ``padded_array`` (for any shape); ``constructors`` over
 ``construction``; ``transport`` (reshard, gather) and ``fingerprints``. All of them use
 ``process_local`` (the blocks of this process), ``dtypes`` (those that JAX has), ``buffers``
 (aligned memory), ``bits`` (moves on a device that keep the bits of NaNs) and ``liveness`` (errors

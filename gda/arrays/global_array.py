@@ -1,8 +1,7 @@
-"""The container: ``GlobalArray``.
+"""``GlobalArray``: the container with the operators of an array.
 
-It holds one ``jax.Array`` and nothing else. Mesh, spec and shards are derived from that array on
-first use, and kept. ``gda.arrays.constructors`` has its constructors, ``gda.arrays.operators`` its
-operators and the methods of ``jax.Array``.
+It holds one ``jax.Array`` and nothing else. ``gda.arrays.constructors`` has its constructors,
+``gda.arrays.operators`` its operators and the methods of ``jax.Array``.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from gda.arrays.liveness import deleted_error
 from gda.arrays.operators import ArrayOperators
 from gda.layout.boundary import hide_own_frames, set_module, unexpected_keyword
 from gda.layout.spec import Shape, SpecLike, format_spec
+from gda.layout.text import typed_shape
 from gda.mesh import (
     LayoutUnknownError,
     after_spec,
@@ -236,7 +236,7 @@ class GlobalArray(Container, ArrayConstructors, ArrayOperators):
             spec = f" {format_spec(self.spec)}"
         except TypeError:
             spec = ""
-        return f"{array.dtype}[{','.join(map(str, array.shape))}]{spec}"
+        return typed_shape(array.dtype, array.shape) + spec
 
     def __format__(self, format_spec: str) -> str:
         return format(self.__jax_array__(), format_spec) if format_spec else str(self)

@@ -27,15 +27,15 @@ def unwrapped(tree: Any) -> Any:
     if isinstance(tree, _LEAVES):
         return tree
 
-    def is_container(leaf: object) -> bool:
+    def has_operators(leaf: object) -> bool:
         return isinstance(leaf, ArrayOperators)
 
-    if not any(map(is_container, jax.tree.leaves(tree, is_leaf=is_container))):
+    if not any(map(has_operators, jax.tree.leaves(tree, is_leaf=has_operators))):
         return tree  # perhaps a static argument, which must stay the object that it is
     return jax.tree.map(
-        lambda leaf: leaf.__jax_array__() if is_container(leaf) else leaf,
+        lambda leaf: leaf.__jax_array__() if has_operators(leaf) else leaf,
         tree,
-        is_leaf=is_container,
+        is_leaf=has_operators,
     )
 
 

@@ -137,10 +137,10 @@ def local_array_of(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
 def local_sharding(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> NamedSharding:
     """Return the sharding of the local array of this process, each block where it is.
 
-    Where this process's devices form a subcube of the mesh, it is that spec over
-    ``mesh.local_mesh``. Elsewhere it is over a mesh of those devices with an axis ``'dim0'`` for
-    dimension 0 if it is sharded, and so on, and an axis ``'replica'``. Where some of the blocks are
-    held by more of them than others, those devices are omitted.
+    If this process's devices form a subcube of the mesh, it is that spec over ``mesh.local_mesh``.
+    Else it is over a mesh of those devices with an axis ``'dim0'`` for dimension 0 if it is
+    sharded, and so on, and an axis ``'replica'``. If more of them hold some of the blocks than
+    others, those devices are omitted.
 
     Raises:
       ValueError: the blocks of this process do not form a regular grid, or it has none.

@@ -29,7 +29,6 @@ from gda.layout.text import (
     format_index,
     format_mesh,
     format_shape,
-    in_processes,
 )
 from gda.planning.device_kinds import DeviceKind, kind_named
 from gda.planning.notation.layouts import parse_mesh
@@ -39,7 +38,7 @@ from gda.planning.planned_array import PlannedArray, padding_words
 
 if TYPE_CHECKING:
     from gda.planning.memory import ModelMemory
-    from gda.planning.model import ModelPlan, ParameterRow
+    from gda.planning.model import ModelPlan
 
 _DEVICES_SHOWN = 16
 _ROWS_SHOWN = 10
@@ -322,7 +321,6 @@ def _read_model(options: argparse.Namespace) -> ModelPlan:
 
 
 def _model_summary(model: ModelPlan) -> list[str]:
-    devices = in_processes(model.num_devices, model.devices_per_process)
     everywhere = model.bytes_per_device * model.num_devices
     in_process = model.bytes_per_device * model.devices_per_process
     times = f": {everywhere / model.nbytes:.4g} times the model" if model.nbytes else ""
@@ -331,7 +329,7 @@ def _model_summary(model: ModelPlan) -> list[str]:
     return facts(
         [
             ("model", f"{parameters} of {elements}, {format_bytes(model.nbytes)}"),
-            ("mesh", f"{format_mesh(model.mesh)}: {devices}"),
+            ("mesh", f"{format_mesh(model.mesh)}: {model.devices_and_processes}"),
             *(("note", note) for note in model.notes),
             ("", ""),
             ("per device", format_bytes(model.bytes_per_device)),
@@ -383,7 +381,7 @@ def _suggestion_words(memory: ModelMemory) -> str:
     if suggestion.rows:
         first, *others = suggestion.rows
         more = f" and {counted(len(others), 'more row')} of --json" if others else ""
-        changes.append(f"{format_spec(first.better_spec)} for {_row_title(first)}{more}")
+        changes.append(f"{format_spec(first.better_spec)} for {first.title}{more}")
     left = format_bytes(suggestion.bytes_left)
     return f"{', with '.join(changes)}; leaves {left} for gradients and activations"
 
@@ -393,7 +391,7 @@ def _row_lines(model: ModelPlan) -> list[str]:
     rows = [
         [
             format_bytes(row.bytes_per_device),
-            _row_title(row),
+            row.title,
             row.parameter.title,
             format_spec(row.parameter.grid.spec),
             format_shape(row.parameter.grid.shard_shape),
@@ -415,7 +413,7 @@ def _saving_lines(model: ModelPlan) -> list[str]:
     rows = [
         [
             format_bytes(row.bytes_saved_per_device),
-            _row_title(row),
+            row.title,
             format_spec(row.parameter.grid.spec),
             format_spec(row.better_spec),
         ]
@@ -424,7 +422,3 @@ def _saving_lines(model: ModelPlan) -> list[str]:
     lines = two_tables(header, rows, first=2, right={"per device"})
     head = f"Replicated, but could be sharded: this would save {total} per device."
     return [head, "", *lines, *left_out(len(rows), len(model.savings), "row")]
-
-
-def _row_title(row: ParameterRow) -> str:
-    return f"{row.name} (x{row.count})" if row.count > 1 else row.name

@@ -21,7 +21,6 @@ from gda.layout.text import (
     format_bytes,
     format_mesh,
     format_shape,
-    in_processes,
     listed,
 )
 from gda.planning.notation.layouts import parse_mesh, parse_spec
@@ -286,9 +285,7 @@ def _model_summary(moves: ModelMoves) -> list[str]:
 
 
 def _mesh(model: ModelPlan) -> str:
-    return (
-        f"{format_mesh(model.mesh)}: {in_processes(model.num_devices, model.devices_per_process)}"
-    )
+    return f"{format_mesh(model.mesh)}: {model.devices_and_processes}"
 
 
 def _held_twice(moves: ModelMoves) -> list[str]:

@@ -1,7 +1,7 @@
 """The process of each device of a mesh, and the process that writes each block.
 
-NumPy only: neither the processes nor their devices have to exist. What one process has of an array
-is in ``gda/layout/process_view.py``.
+NumPy only: neither the processes nor their devices have to exist. ``gda/layout/process_view.py``
+has the part of an array that one process holds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Processes that meet, agree and gather.
 
 Read in this order: ``coordination`` (the only access to JAX's coordination service, which JAX does
-not export), ``allgather`` (bytes to every process), ``descriptions`` (arrays as text to compare),
+not export), ``settings`` (those of JAX under which gda computes), ``allgather`` (bytes to every
+process), ``descriptions`` (arrays as text to compare),
 ``background`` (work in a thread, for a caller that looks around), ``places`` (where each process
 is, and which have ended), ``meeting`` (each brings a payload, one judges), ``steps`` (all do it, or
 all hear the reason), ``failure_watch`` (work on devices, in which the failure of one process ends

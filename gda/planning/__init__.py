@@ -1,4 +1,4 @@
-"""From text about a model (shapes, meshes, device kinds) to the memory and moves that it will need.
+"""Plans of arrays and models: the memory and the moves that they will need, computed from text.
 
 No JAX. Read in this order: ``notation`` (texts to values), ``planned_array`` and ``array`` (one
 array), ``model`` (all parameters), ``memory`` (does it fit), ``moves`` (between two layouts),

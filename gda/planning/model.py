@@ -30,6 +30,7 @@ import numpy as np
 from gda.layout.grid import ShardGrid
 from gda.layout.padding import Padding, padding_of
 from gda.layout.spec import AxesByDimension, SpecEntry, axes_by_dimension, entries_of
+from gda.layout.text import in_processes
 from gda.planning.array import distinct_of
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.model_file import Mistakes, ModelText, Parameter, read_model
@@ -53,6 +54,11 @@ class ParameterRow:
     @property
     def count(self) -> int:
         return len(self.names)
+
+    @property
+    def title(self) -> str:
+        """Its name and the number of its parameters."""
+        return f"{self.name} (x{self.count})" if self.count > 1 else self.name
 
     @property
     def bytes_per_device(self) -> int:
@@ -132,6 +138,11 @@ class ModelPlan:
     @property
     def num_processes(self) -> int:
         return self.num_devices // self.devices_per_process
+
+    @property
+    def devices_and_processes(self) -> str:
+        """Numbers in words: ``1,024 devices in 128 processes of 8``."""
+        return in_processes(self.num_devices, self.devices_per_process)
 
     @property
     def num_elements(self) -> int:

@@ -1,7 +1,4 @@
-"""The array that the options of a command describe: its grid and numbers.
-
-No devices are needed.
-"""
+"""An array that need not exist, on devices that need not exist: its grid and numbers."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ from jax.tree_util import keystr
 from gda.arrays.container import Container
 from gda.arrays.liveness import live
 from gda.layout.grid import ShardGrid
+from gda.layout.spec import Index
+from gda.layout.text import format_index
 from gda.mesh import grid_of_array
 
 T = TypeVar("T")
@@ -56,6 +58,13 @@ def path_of(tree: Any, number: int) -> str:
     """
     paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)[0]
     return keystr(paths[number][0])
+
+
+def note_writing(error: Exception, tree: Any, number: int, index: Index) -> None:
+    """Add a note to an error: the leaf, and the index of the block, that were being written."""
+    path = path_of(tree, number)
+    of_leaf = f" of {path}" if path else ""
+    error.add_note(f"gda: while writing index {format_index(index)}{of_leaf}")
 
 
 def note_path(error: Exception, tree: Any, number: int) -> None:

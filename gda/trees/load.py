@@ -123,7 +123,7 @@ def load_tree(
 def _builds_of(
     tree: Any, mesh: Any, specs: Any, dtype: Any, options: Options, pad: bool
 ) -> tuple[list[PendingArray], Any]:
-    """Return the build of each leaf's array, and the tree's structure; read nothing."""
+    """Return the pending array of each leaf, and the structure of the tree; read nothing."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     layouts = specs_per_leaf(tree, mesh, specs, _shaped).of_each_leaf()
     _check_dtypes(dtype)

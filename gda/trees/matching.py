@@ -113,6 +113,11 @@ def targets_for(tree: Any, targets: Any) -> list[Any]:
     return [pair.found for pair in pairs]
 
 
+def names_of(keys: Keys) -> list[str]:
+    """Return the names on the way to a leaf as texts."""
+    return [str(name_of(key)) for key in keys]
+
+
 def name_of(key: Any) -> Any:
     """Return the name of a child, without the kind of its node."""
     match key:

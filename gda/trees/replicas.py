@@ -25,7 +25,7 @@ from gda.mesh import Device, devices_of, processes_of, sharding_of
 from gda.multihost.agreement import done_by_all, user_location, watching
 from gda.multihost.descriptions import describe
 from gda.multihost.failure_watch import wait_for
-from gda.trees.leaves import array_of, grid_of_leaf, is_container, with_paths
+from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container, with_paths
 
 _NAME = "gda.check_replicas_agree"
 
@@ -316,8 +316,7 @@ def _layout_of(number: int, leaf: Any) -> _Replicated | None:
     """Return the layout of a leaf; ``None`` for a leaf that is no array."""
     if not is_container(leaf) and not isinstance(leaf, jax.Array):
         return None
-    held: Any = leaf
-    array = real(held.array if is_container(leaf) else leaf)
+    array = real(held_by(leaf))
     mesh: Any = sharding_of(array).mesh
     return _Replicated(number, mesh, grid_of_leaf(leaf), len(processes_of(mesh).numbers) > 1)
 
@@ -329,6 +328,6 @@ def _live_array(leaf: Any) -> jax.Array | None:
 
 def _without_data(leaf: Any) -> Any:
     """Return the layout of a leaf as a tree without data, equal in all processes that agree."""
-    array: Any = leaf.array if is_container(leaf) else leaf
+    array = held_by(leaf)
     layout = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
     return PaddedArray(layout, leaf.shape) if isinstance(leaf, PaddedArray) else layout

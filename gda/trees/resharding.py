@@ -13,7 +13,7 @@ from gda.arrays.transport.moving import reshard_all
 from gda.layout.boundary import public, set_module
 from gda.mesh import MeshLike, mesh_and_spec
 from gda.trees.leaves import array_of, held_by, is_container, with_paths
-from gda.trees.matching import name_of
+from gda.trees.matching import names_of
 from gda.trees.specs import SpecOf, mesh_and_spec_of, specs_per_leaf
 
 
@@ -65,7 +65,7 @@ def reshard_tree(
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     found = specs_per_leaf(tree, mesh, specs, _shaped)
-    paths = ["/".join(str(name_of(key)) for key in pair.keys) for pair in found.pairs]
+    paths = ["/".join(names_of(pair.keys)) for pair in found.pairs]
 
     def relayout(leaf: Any, found: Any, path: str) -> Relayout:
         may_pad = pad or isinstance(leaf, PaddedArray)

@@ -12,7 +12,7 @@ from jax.tree_util import keystr
 
 from gda.mesh import mesh_and_spec
 from gda.trees.leaves import is_container, with_paths
-from gda.trees.matching import NOTHING, Pair, check_match, name_of, pairs_of
+from gda.trees.matching import NOTHING, Pair, check_match, names_of, pairs_of
 
 # A function of a leaf's path, such as 'layers/0/weight', and its shape, dtype, ndim and size: for
 # PRNG keys those of the keys, not of their data.
@@ -147,7 +147,7 @@ def specs_per_leaf(
 
     def by_function(pair: Pair) -> Pair:
         leaf = shaped(pair.leaf)
-        path = "/".join(str(name_of(key)) for key in pair.keys)
+        path = "/".join(names_of(pair.keys))
         return pair._replace(
             found=NOTHING if leaf is None else _spec_by(function, name, path, leaf)
         )

@@ -1,4 +1,4 @@
-"""The part of a global array in this process; the local array as a whole is in test_local.py."""
+"""The part of a global array in this process."""
 
 import jax
 import numpy as np

@@ -87,7 +87,7 @@ def verify(path: Path) -> Any:
 
 
 def said_by(function: Callable[[Path], Any], path: Path) -> str:
-    """What the error says that must come."""
+    """Return the text of the error that must come."""
     with pytest.raises(CorruptionError) as caught:
         function(path)
     assert str(path) in str(caught.value)

@@ -80,7 +80,7 @@ class Noted:
 
     @property
     def reads(self) -> dict[str, int]:
-        """How often this process read each chunk."""
+        """The number of reads of each chunk by this process."""
         return _of_chunks(store.times_read for store in self.stores)
 
 

@@ -1,4 +1,4 @@
-"""What the optimising compiler does is the subject of these tests."""
+"""These tests are about the optimising compiler."""
 
 import pytest
 

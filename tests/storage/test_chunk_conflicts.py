@@ -1,4 +1,4 @@
-"""Which chunks two writers would write into; the oracle looks at every element."""
+"""The chunks that two writers would both write into; the oracle looks at every element."""
 
 import itertools
 from typing import Any

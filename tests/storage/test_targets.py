@@ -1,4 +1,4 @@
-"""What is known of a target before anything is written to it."""
+"""Facts about a target before anything is written to it."""
 
 import itertools
 import sys

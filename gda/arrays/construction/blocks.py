@@ -56,7 +56,7 @@ class BlockReader:
       align: copy unaligned blocks into aligned memory also where they could be adopted.
       in_threads: blocks are read in several threads. Each settles the NumPy memory it was given
         before it asks for more, with the x64 mode of the thread that made this reader: JAX's modes
-        belong to a thread. What else a ``jax.Array`` needs than a copy is left for ``finish``.
+        belong to a thread. ``finish`` does all that a ``jax.Array`` needs beside a copy.
       fill: value of the padding.
 
     ``dtype`` is the dtype that the array has in JAX; ``None`` until it is known.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -69,7 +69,7 @@ class PendingArray:
         return len(self._blocks) * self.block_bytes
 
     def tasks(
-        self, report: Callable[[int], object], others: Container[int] = ()
+        self, report: Callable[[int], object], others: Collection[int] = ()
     ) -> Iterator[Task | AsyncTask]:
         """Yield the tasks for each block except ``others``; ``report`` is told the bytes of one."""
         for number, index in enumerate(self.plan.distinct):
@@ -183,7 +183,7 @@ def pending_array_of_source(
     pad: bool = False,
     fill: object = 0,
 ) -> PendingArray:
-    """Return the build of an array of a source; nothing is read.
+    """Return the pending array of a source; read nothing.
 
     Raises:
       TypeError, ValueError: it cannot be built; what ``GlobalArray.from_source`` says.

@@ -35,7 +35,7 @@ from gda.mesh import (
 def local_blocks_of(
     global_shape: Iterable[int], mesh: MeshLike, spec: SpecLike | None = None, pad: bool = False
 ) -> LocalBlocks:
-    """Return the plan, from a cache where the same array was built before."""
+    """Return the local blocks of an array, from a cache if the same was built before."""
     shape = check_shape(global_shape)
     return local_blocks_over(shape, hashable_over(mesh, spec, shape), pad)
 
@@ -50,7 +50,7 @@ def hashable_over(mesh: MeshLike, spec: SpecLike | None, shape: Shape) -> MeshAn
 
 @lru_cache(maxsize=256)
 def local_blocks_over(shape: Shape, over: MeshAndSpec, pad: bool = False) -> LocalBlocks:
-    """Return the plan of a checked shape."""
+    """Return the local blocks of a checked shape."""
     return LocalBlocks(mesh_grid(shape, over.mesh, over.spec, pad), over)
 
 

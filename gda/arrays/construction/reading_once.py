@@ -20,7 +20,7 @@ from gda.arrays.construction.from_sources import PendingArray, read_all, reporte
 from gda.arrays.dtypes import native
 from gda.arrays.transport.exchanging import Part, exchange
 from gda.layout.sharing import holders_of, parts_of, readers_of
-from gda.layout.spec import Index, shape_at
+from gda.layout.spec import Index, shape_at, start_of
 from gda.layout.text import format_index
 from gda.mesh import devices_of, mesh_of_all, processes_of
 from gda.multihost.agreement import watching
@@ -135,9 +135,8 @@ class SharedBlocks:
             nbytes = math.prod(sizes) * dtype.itemsize
             if len(holders) < 2 or not nbytes:  # of a padded grid, some have no elements
                 continue
-            start = tuple([along.start or 0 for along in index])
             count = min(len(holders), nbytes // _LEAST_BYTES_OF_A_PART)
-            for within in parts_of(start, sizes, count, self._source.chunks):
+            for within in parts_of(start_of(index), sizes, count, self._source.chunks):
                 nbytes = math.prod(shape_at(within, sizes)) * dtype.itemsize
                 yield _BlockPart(index, within, holders, nbytes)
 
@@ -151,10 +150,9 @@ class SharedBlocks:
 
     def task(self, part: _BlockPart) -> Task | AsyncTask:
         """Return the task that reads a part into its memory."""
-        firsts = [along.start or 0 for along in part.block]
         index = tuple(
             slice(first + along.start, first + along.stop)
-            for first, along in zip(firsts, part.within, strict=True)
+            for first, along in zip(start_of(part.block), part.within, strict=True)
         )
         out, nbytes, source = self.memory(part), part.nbytes, self._source
         if isinstance(source, AsyncSource):

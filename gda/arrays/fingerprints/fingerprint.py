@@ -30,7 +30,7 @@ from gda.arrays.liveness import elsewhere_error, live
 from gda.arrays.process_local import distinct_shards
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import Shape
+from gda.layout.spec import Shape, start_of
 from gda.mesh import grid_of_array, processes_of, sharding_of
 from gda.multihost.agreement import check_same_call, watching
 
@@ -92,11 +92,6 @@ def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
         mine = begin(array, grid).result()
         received = watch.all_gather(mine.astype("<u4").view(np.uint8))
     return digest_of(grid.global_shape, array.dtype, add(received.view("<u4")))
-
-
-def sums_of(array: jax.Array) -> Words:
-    """Return what ``begin`` starts, waited for."""
-    return begin(array).result()
 
 
 def begin(array: jax.Array, grid: ShardGrid | None = None) -> Sums:
@@ -167,8 +162,8 @@ def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Sums:
 
 
 def _starts(grid: ShardGrid, number: int, rank: int) -> Shape:
-    """Return where a block begins in each dimension, and 0 in those of the numbers of a key."""
-    starts = tuple([part.start or 0 for part in grid.block_index(number)])
+    """Return the first element of a block, with 0 for the dimensions of the numbers of a key."""
+    starts = start_of(grid.block_index(number))
     return starts + (0,) * (rank - len(starts))
 
 

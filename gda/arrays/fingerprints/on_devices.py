@@ -59,7 +59,7 @@ class RowFolding(NamedTuple):
     """The rows and columns of a block, the same for every block of a shape.
 
     ``axis`` is taken in chunks of a power of two, and a chunk with all that comes after it is a
-    row. What is left of ``axis`` after the last chunk makes a shorter row of each lead.
+    row. The rest of ``axis`` after the last chunk makes a shorter row of each lead.
     """
 
     shape: Shape

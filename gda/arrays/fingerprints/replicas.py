@@ -156,7 +156,7 @@ def _taken(number: int, array: jax.Array, grid: ShardGrid, positions: Iterable[i
         whole = side_by_side([jax.random.key_data(x) if are_keys else x for x in blocks], False)
     sizes = None
     if array.shape != grid.global_shape:
-        indices = [grid.block_index(grid.block_id(position)) for position in positions]
+        indices = [grid.index(position) for position in positions]
         shapes = np.array([shape_at(index, grid.shard_shape) for index in indices], np.int32)
         mesh = _mesh_of(whole)
         sizes = jax.device_put(shapes, NamedSharding(mesh, PartitionSpec(mesh.axis_names)))

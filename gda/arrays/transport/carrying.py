@@ -27,6 +27,7 @@ from gda.mesh import (
     Device,
     MeshAndSpec,
     devices_of,
+    local_positions,
     mesh_of_all,
     mesh_on,
     named_sharding,
@@ -37,8 +38,8 @@ from gda.multihost.agreement import watching
 from gda.multihost.failure_watch import FailureWatch
 from gda.multihost.settings import own_settings
 
-# A chunk of this size is still in the cache when it is unpacked.
-_CHUNK_BYTES_ON_CPU = 8 * 1024 * 1024
+# A packet of this size is still in the cache when it is unpacked.
+_PACKET_BYTES_ON_CPU = 8 * 1024 * 1024
 # The buffers of a device at a time: sent and received, of this round and of the next.
 _BUFFERS = 4
 
@@ -68,13 +69,14 @@ class Relayout:
     @property
     def on_cpu(self) -> bool:
         """True if the devices are those of CPUs."""
-        return self.devices[0].platform == "cpu"
+        return devices_of(sharding_of(self.array).mesh)[0].platform == "cpu"
 
     @property
     def is_local(self) -> bool:
         """True if this process has the devices of both layouts."""
-        mine = jax.process_index()
-        return all(device.process_index == mine for device in self.devices)
+        mine = (jax.process_index(),)
+        meshes: Any = sharding_of(self.array).mesh, self.over.mesh
+        return all(processes_of(mesh).numbers == mine for mesh in meshes)
 
     def check(self) -> None:
         """Raise if the array is missing in this process, or the new layout does not fit."""
@@ -182,6 +184,7 @@ class _Leaf:
     PRNG keys move as the numbers that they consist of.
 
     Attributes:
+      new_devices: the devices of the new layout in this process, in device order.
       new: the new blocks that are complete, by the ids of their devices.
       kept: the ids of devices whose new block is also a block of the array before.
     """
@@ -191,18 +194,13 @@ class _Leaf:
         source: Any = sharding_of(relayout.array).mesh
         target: Any = relayout.sharding.mesh
         self._from, self._to = devices_of(source), devices_of(target)
+        self.new_devices = list(local_positions(target))
         self._is_keys = is_extended(relayout.array.dtype)
         one = jax.ShapeDtypeStruct((), relayout.array.dtype)
         numbers: Any = jax.eval_shape(jax.random.key_data, one) if self._is_keys else one
         self.dtype, self._key_shape = numbers.dtype, numbers.shape
         self.new: dict[int, jax.Array] = {}
         self.kept: set[int] = set()
-
-    @property
-    def new_devices(self) -> list[Device]:
-        """The devices of the new layout in this process, in device order."""
-        mine = jax.process_index()
-        return [device for device in self._to if device.process_index == mine]
 
     @property
     def block_shape(self) -> Shape:
@@ -301,7 +299,7 @@ class _Wave:
         is_cpu = devices[0].platform == "cpu"
         self._staging = HostStaging(dtype) if is_cpu else DeviceStaging(dtype)
         nbytes = max_bytes // _BUFFERS
-        nbytes = min(nbytes, _CHUNK_BYTES_ON_CPU) if is_cpu else nbytes
+        nbytes = min(nbytes, _PACKET_BYTES_ON_CPU) if is_cpu else nbytes
         self._most = max(nbytes // dtype.itemsize, 1)
 
     def carry(self) -> None:
@@ -363,11 +361,11 @@ class _Wave:
             self._unpack(*last)
 
     def _sent(self, this: Round) -> Future[jax.Array]:
-        chunk_of = {chunk.source: chunk for chunk in this.packets}
+        packet_of = {packet.source: packet for packet in this.packets}
         buffers = []
         for number, device in self._mine.items():
-            if number in chunk_of:
-                flat = self._packed(chunk_of[number], this.length, device)
+            if number in packet_of:
+                flat = self._packed(packet_of[number], this.length, device)
             else:
                 flat = self._staging.flat(this.length, device)
             buffers.append(self._staging.sent(flat, device))
@@ -382,9 +380,9 @@ class _Wave:
 
         return self._watch.begin(send)
 
-    def _packed(self, chunk: Packet, length: int, device: Device) -> Any:
+    def _packed(self, packet: Packet, length: int, device: Device) -> Any:
         flat = None
-        for offset, piece in chunk.placed():
+        for offset, piece in packet.placed():
             source = self._staging.given(self._blocks[piece.leaf][piece.source])
             if piece.size == length:
                 flat = self._staging.flat_of(source, piece.source_starts, piece.sizes)
@@ -397,13 +395,13 @@ class _Wave:
     def _unpack(self, this: Round, arriving: Future[jax.Array]) -> None:
         arrived = self._watch.result(arriving)
         flat_on = {shard.device.id: shard.data for shard in arrived.addressable_shards}
-        for chunk in this.packets:
-            if chunk.target not in self._mine:
+        for packet in this.packets:
+            if packet.target not in self._mine:
                 continue
-            flat = self._staging.given(flat_on[chunk.target])
-            for offset, piece in chunk.placed():
-                into = self._new_block(self._leaves[piece.leaf], self._mine[chunk.target])
-                self._new[piece.leaf, chunk.target] = self._staging.copy(
+            flat = self._staging.given(flat_on[packet.target])
+            for offset, piece in packet.placed():
+                into = self._new_block(self._leaves[piece.leaf], self._mine[packet.target])
+                self._new[piece.leaf, packet.target] = self._staging.copy(
                     into, piece.target_starts, flat, (offset,), piece.sizes
                 )
 

@@ -15,7 +15,7 @@ import numpy as np
 from gda.arrays.bits import is_narrow
 from gda.arrays.buffers import ALIGNMENT, aligned_empty
 from gda.layout.dtype_names import width_of
-from gda.layout.spec import Shape
+from gda.layout.spec import Shape, index_at
 from gda.mesh import Device, mesh_on
 
 
@@ -121,8 +121,7 @@ def _sizes_in(buffer: Any, sizes: Shape) -> Shape:
 
 def box(buffer: Any, start: Shape, sizes: Shape) -> Any:
     """Return a view of a piece in a block, or in a flat buffer, on the host."""
-    ends = zip(start, _sizes_in(buffer, sizes), strict=True)
-    part = [slice(first, first + size) for first, size in ends]
+    part = index_at(start, _sizes_in(buffer, sizes))
     return buffer[(*part, ...)].reshape(sizes)  # with the dots, also of a scalar a view
 
 

@@ -12,7 +12,7 @@ from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Path
 from gda.checkpoint.format.structure import format_path
 from gda.layout.boundary import set_module
 from gda.layout.tables import table
-from gda.layout.text import counted, format_bytes
+from gda.layout.text import counted, format_bytes, typed_shape
 
 _MOST_ROWS = 20  # of each kind of difference, in the text
 _MOST_LETTERS = 60  # of a value, in the text
@@ -210,7 +210,7 @@ def _is_same(a: Leaf, b: Leaf) -> bool | None:
 def _text(leaf: Leaf) -> str:
     if not isinstance(leaf, ArrayLeaf):
         return said(leaf.value)
-    text = f"{leaf.dtype.name}[{','.join(map(str, leaf.shape))}]"
+    text = typed_shape(leaf.dtype.name, leaf.shape)
     return f"{text} of keys of {leaf.key_impl}" if leaf.key_impl else text
 
 

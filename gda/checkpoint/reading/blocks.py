@@ -19,7 +19,7 @@ from gda.checkpoint.format.manifest import Piece, StoredArray
 from gda.checkpoint.reading.files import Chunk, Files
 from gda.checkpoint.reading.restored_leaves import RestoredLeaf
 from gda.layout.sharing import holders_of
-from gda.layout.spec import Index, Shape, shape_at
+from gda.layout.spec import Index, Shape, shape_at, start_of
 from gda.mesh import processes_of
 
 
@@ -110,8 +110,7 @@ class Arrival:
                 yield box
 
     def _box(self, block: int | None, index: Index, holders: tuple[int, ...] = ()) -> Box:
-        start = tuple([along.start or 0 for along in index])
-        return Box(block, start, shape_at(index, self.block_shape), holders)
+        return Box(block, start_of(index), shape_at(index, self.block_shape), holders)
 
     @property
     def nbytes(self) -> int:

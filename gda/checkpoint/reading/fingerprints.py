@@ -20,7 +20,7 @@ from gda.checkpoint.reading.restored_leaves import RestoredLeaf, saved_type
 from gda.layout.text import join_some
 from gda.mesh import processes_of, sharding_of
 from gda.multihost.steps import all_do
-from gda.trees.leaves import grid_of_leaf, is_container
+from gda.trees.leaves import grid_of_leaf, held_by
 
 
 def check_provable(url: str, leaves: Sequence[RestoredLeaf]) -> None:
@@ -128,7 +128,7 @@ class _Share:
 
     def __init__(self, leaf: ArrayLeaf, value: Any) -> None:
         self.leaf = leaf
-        array = value.array if is_container(value) else value
+        array = held_by(value)
         self._holders: tuple[int, ...] = (jax.process_index(),)
         if not isinstance(array, jax.Array):
             self._sums = Sums(sums_of_numpy(np.asarray(array)))

@@ -31,7 +31,7 @@ from gda.mesh import grid_of_array
 from gda.multihost.meeting import DisagreementError
 from gda.storage import tasks
 from gda.storage.options import Options
-from gda.trees.leaves import array_of, grid_of_leaf, is_container
+from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
 K = TypeVar("K")
@@ -234,7 +234,7 @@ class _Given(NamedTuple):
 
 
 def _given(path: Path, given: Any) -> _Given | ValueLeaf:
-    leaf = given.array if is_container(given) else given
+    leaf = held_by(given)
     if isinstance(leaf, np.str_ | np.bytes_):
         leaf = leaf.item()
     if isinstance(leaf, jax.Array):

@@ -7,15 +7,15 @@ has. It comes from the nearest device that holds that source block:
 2. else a device of the same process;
 3. else any of them.
 
-Where several devices are equally near, what is asked of them is laid end to end, in the order of
-the target devices, and divided into equal shares, one for each: a piece is sent by the one in whose
-share it begins. So none sends more than its equal share and one piece. Between processes the first
-share belongs to another holder for each block, or the first holders, which are often in one
+If several devices are equally near, the elements asked of them are laid end to end, in the order
+of the target devices, and divided into equal shares, one for each: a piece is sent by the one in
+whose share it begins. So none sends more than its equal share and one piece. Between processes the
+first share belongs to another holder for each block, or the first holders, which are often in one
 process, would send the little that is asked of many blocks.
 
 Why that needs no list of moves: a device holds one block, so the shares of one block do not depend
-on those of another. What is kept and what comes from the same process takes a look at each device
-and the few blocks of its process; the rest is a subtraction. See ``docs/design/reshard.md``.
+on those of another. The kept bytes and those of the same process take a look at each device and the
+few blocks of its process; the rest is a subtraction. See ``docs/design/reshard.md``.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from gda.mesh import check_mesh, is_tracer, processes_of
 from gda.multihost.agreement import together, user_location
 from gda.multihost.descriptions import describe
 from gda.multihost.meeting import DisagreementError
-from gda.trees.leaves import array_of, is_container
+from gda.trees.leaves import array_of, held_by, is_container
 from gda.trees.replicas import ReplicaCheck, ReplicaMismatchError
 from gda.trees.specs import SPECS, Kind, map_with_specs
 
@@ -154,7 +154,7 @@ def _layout_of(leaf: Any, spec: PartitionSpec) -> tuple[PartitionSpec, None] | N
 
 def _is_global(leaf: Any) -> bool:
     """Return True if an array is over other processes too."""
-    array = leaf.array if is_container(leaf) else leaf
+    array = held_by(leaf)
     return isinstance(array, jax.Array) and not is_tracer(array) and not array.is_fully_addressable
 
 

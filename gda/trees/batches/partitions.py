@@ -28,7 +28,7 @@ from gda.multihost.agreement import together
 from gda.multihost.descriptions import describe
 from gda.trees.batches.host_local import place
 from gda.trees.jit import constrain
-from gda.trees.leaves import array_of, grid_of_leaf, is_container, path_of
+from gda.trees.leaves import array_of, grid_of_leaf, held_by, path_of
 from gda.trees.specs import SPECS, Kind, map_with_specs
 
 
@@ -228,7 +228,7 @@ def _constrained(leaf: Any, sharding: Any, current: Callable[[], Mesh | None]) -
 
 def _mesh_for(leaf: Any, current: Callable[[], Mesh | None]) -> Any:
     """Return the current mesh, inside ``jit`` perhaps an ``AbstractMesh``; ``None`` if none."""
-    array = leaf.array if is_container(leaf) else leaf
+    array = held_by(leaf)
     if is_tracer(array):
         meshes = jax.sharding.get_abstract_mesh(), jax.typeof(array).sharding.mesh  # pyright: ignore
         for mesh in meshes:

@@ -30,7 +30,7 @@ from gda.storage.safetensors_format import METADATA, FileLayout, Tensor, dtype_n
 from gda.storage.safetensors_model import MODEL, files_of_model, replace_model
 from gda.trees.files.stripes import write_leaves
 from gda.trees.leaves import array_of, grid_of_leaf, is_container, path_of, with_paths
-from gda.trees.matching import name_of
+from gda.trees.matching import names_of
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
 _LONG_WAIT = 1800.0  # seconds, for processes that write longer
@@ -65,7 +65,7 @@ def save_safetensors(
         ``model.safetensors.index.json``, named as those of published models; or a file that ends
         with ``.safetensors``. Missing folders are made. The present model of the folder is
         replaced: ``model.safetensors``, the index, and the files of such names that it lists. Other
-        files stay. Where the folder has safetensors files, several new ones have a random number in
+        files stay. If the folder has safetensors files, several new ones have a random number in
         their names: ``model-0123456789abcdef-00001-of-00002.safetensors``. Read them by the index.
         If the present index names ``model.safetensors``, even a single new file has such a name and
         an index.
@@ -108,7 +108,7 @@ def save_safetensors(
     together(
         _NAME,
         mesh_of_all(jax.devices()),
-        lambda plan: _save(plan, tree),
+        _save,
         prepare=lambda: _plan(os.fspath(path), tree, max_file_bytes, metadata, names),
         asked=_Plan.described,
         always=True,
@@ -264,7 +264,7 @@ def _with_paths(tree: Any) -> list[tuple[Any, Any]]:
 
 def _names(tree: Any, leaves: Sequence[WrittenArray], name_by: NameOf | None) -> list[str]:
     def name(keys: Any, leaf: WrittenArray) -> str:
-        texts = [str(name_of(key)) for key in keys]
+        texts = names_of(keys)
         if name_by is None:
             given = ".".join(texts)
         else:
@@ -295,9 +295,9 @@ def _names(tree: Any, leaves: Sequence[WrittenArray], name_by: NameOf | None) ->
 # Writing.
 
 
-def _save(plan: _Plan, tree: Any) -> None:
+def _save(plan: _Plan) -> None:
     """Create the files, write them, and move them to their places; process 0 creates and moves."""
-    wait_for_arrays(_NAME, tree)
+    wait_for_arrays(_NAME, plan.tree)
     is_first = jax.process_index() == 0
     step = partial(all_do, timeout=max(timeout_of_checks(), _LONG_WAIT))
     with contextlib.ExitStack() as stack:

@@ -27,7 +27,7 @@ from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
 from gda.layout.sharing import writing_of_grid
 from gda.layout.spec import Index, Shape, shape_at
-from gda.layout.text import format_index, format_processes
+from gda.layout.text import format_processes
 from gda.mesh import is_tracer, mesh_of_all
 from gda.multihost.agreement import (
     together,
@@ -39,7 +39,14 @@ from gda.storage.options import Options, ProgressLike
 from gda.storage.progress import counting
 from gda.storage.targets import SliceTarget, Target, check_fit, target_of
 from gda.storage.tasks import AsyncTask, Task, run
-from gda.trees.leaves import array_of, grid_of_leaf, is_container, path_of, with_paths
+from gda.trees.leaves import (
+    array_of,
+    grid_of_leaf,
+    held_by,
+    is_container,
+    note_writing,
+    with_paths,
+)
 from gda.trees.matching import targets_for
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
@@ -210,7 +217,7 @@ def _store(
 
 def _common_mesh(leaves: Sequence[Any]) -> Mesh | None:
     """Return a mesh of all devices that hold the arrays; None if something is not an array."""
-    arrays = [leaf.array if is_container(leaf) else leaf for leaf in leaves]
+    arrays = [held_by(leaf) for leaf in leaves]
     if not all(isinstance(array, jax.Array) and not is_tracer(array) for array in arrays):
         return None
     return mesh_of_all(device for array in arrays for device in array.sharding.device_set)
@@ -224,8 +231,12 @@ class _Job:
     """One array with the blocks that this process writes, and its target."""
 
     leaf: WrittenArray
-    grid: ShardGrid
     target: Target
+
+    @property
+    def grid(self) -> ShardGrid:
+        """Its blocks, without padding."""
+        return self.leaf.grid  # pyright: ignore[reportReturnType], arrays of NumPy are no leaves
 
     def nbytes_of(self, block: int) -> int:
         """Return the bytes of a block's copy on the host, if it must be copied."""
@@ -240,10 +251,10 @@ def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Opt
 
     def job(leaf: WrittenArray, grid: ShardGrid, given: Any) -> _Job:
         # jax.tree.map over a tree with containers puts each target into a container.
-        target = target_of(given.array if is_container(given) else given)
+        target = target_of(held_by(given))
         check_fit(target, leaf.shape, np.dtype(leaf.array.dtype))
         _check_chunks(grid, target, leaf.turn, options)
-        return _Job(leaf, grid, target)
+        return _Job(leaf, target)
 
     written = written_arrays(arrays, grids, are_copies=False)
     return with_paths(tree, job, written, grids, targets)
@@ -335,9 +346,7 @@ class _Place:
 
     def note(self, error: Exception) -> None:
         """Add a note to an error: the block and the leaf that were being written."""
-        path = path_of(self.tree, self.number)
-        of_leaf = f" of {path}" if path else ""
-        error.add_note(f"gda: while writing index {format_index(self.index)}{of_leaf}")
+        note_writing(error, self.tree, self.number, self.index)
 
 
 _Block: TypeAlias = HostBlock[_Place]

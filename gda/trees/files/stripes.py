@@ -15,11 +15,10 @@ import numpy as np
 
 from gda.arrays.transport.to_host import BlockData, HostBlock, HostBlocks
 from gda.layout.spec import Index, shape_at, start_of
-from gda.layout.text import format_index
 from gda.storage.new_files import about, axis_of_runs, write_blocks
 from gda.storage.options import Options
 from gda.storage.tasks import Task, run
-from gda.trees.leaves import path_of
+from gda.trees.leaves import note_writing
 from gda.trees.written_blocks import WrittenArray
 
 # With the parts that ``write_blocks`` joins in each thread, copies take 64 MiB. Some threads wait
@@ -179,10 +178,7 @@ def _task(
                     place = files[stripe.file], stripe.first
                     write_blocks(*place, leaf.shape, start_of(leaf.indices[first]), blocks)
             except Exception as error:
-                path = path_of(tree, stripe.leaf)
-                error.add_note(
-                    f"gda: while writing index {format_index(leaf.indices[first])} of {path}"
-                )
+                note_writing(error, tree, stripe.leaf, leaf.indices[first])
                 raise
 
     def finish(_: object) -> None:

@@ -18,7 +18,7 @@ from gda.arrays.liveness import traced_error
 from gda.layout.boundary import public, set_module
 from gda.mesh import Device, is_tracer
 from gda.show.memory_report import UNNAMED, ArrayMemory, DeviceMemory, MemoryReport
-from gda.trees.leaves import is_container
+from gda.trees.leaves import held_by, is_container
 from gda.trees.memory.addresses import Address, Blocks, BlocksOf, addresses_of, name_of
 
 
@@ -137,7 +137,7 @@ def _leaves_of(trees: dict[str, Any]) -> Iterator[_Leaf]:
     is_array: dict[type, bool] = {}  # a look at the class of each leaf would take a third of all
     for tree, values in trees.items():
         for path, value in jax.tree_util.tree_flatten_with_path(values, is_leaf=is_container)[0]:
-            array = value.array if is_container(value) else value
+            array = held_by(value)
             kind = type(array)
             if kind not in is_array:
                 if is_tracer(array):

@@ -63,7 +63,7 @@ two_ways = pytest.mark.parametrize("way", ["on devices", "by NumPy"], indirect=T
 
 
 def test_it_never_changes(way: str) -> None:
-    # As recorded in checkpoints; of more dtypes in test_fingerprint_formula.py.
+    # As recorded in checkpoints; of more dtypes in test_formula.py.
     data = (np.arange(64) % 5 - 2).reshape(8, 8).astype(np.float32)
     g = cut(data, mesh_of({"x": 2, "y": 2}), P("y", "x"))
     assert g.fingerprint() == "fbe80e12002d50a4c047432ad140736f"
@@ -381,7 +381,7 @@ def test_an_array_of_another_process_alone() -> None:
 def test_each_process_sums_the_blocks_it_writes() -> None:
     data = batch(8, 8)
     g = cut(data, ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2}), P("x"))
-    mine = fp.sums_of(g.array)
+    mine = fp.begin(g.array).result()
     grid = ShardGrid((8, 8), {"x": 4}, P("x"), process_of=[0, 1, 2, 3])
     others = [sums_of_numpy(data[grid.block_index(b)], (2 * b, 0)) for b in range(4)]
     written = gda.arrays.process_local.grid_of((8, 8), g.mesh, g.spec).view(jax.process_index())

@@ -1,6 +1,5 @@
 """Restores by all processes together: each chunk is read by one of those that need it."""
 
-import tempfile
 from typing import Any
 
 import jax
@@ -8,13 +7,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from meshes import batch, is_right, ordered_mesh, total
+from meshes import batch, is_right, one_folder, ordered_mesh, total
 from trials import Trials, tried
 
 import gda
 from gda.checkpoint import restore, save
 from gda.checkpoint.reading import files
-from gda.multihost.allgather import all_gather
 
 AXES = [{"x": 8}, {"x": 4, "y": 2}, {"x": 2, "y": 4}, {"x": 2, "y": 2, "z": 2}]
 DTYPES = [
@@ -35,13 +33,6 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(files.Files, "load", noting)
     return chunks
-
-
-def one_folder() -> str:
-    """Return a new folder, the same in all processes."""
-    mine = tempfile.mkdtemp() if jax.process_index() == 0 else ""
-    data = np.frombuffer(mine.encode().ljust(200), np.uint8)
-    return all_gather(data, tuple(range(jax.process_count())))[0].tobytes().decode().strip()
 
 
 @pytest.mark.processes(4, devices=2)
