@@ -32,12 +32,8 @@ def add_command(
 ) -> Parser:
     """Add the subcommand of a function, by its name; return its parser.
 
-    Args:
-      commands: the subparsers of argparse.
-      run: runs the command and returns the exit code.
-      says: its description in one line.
-      epilog: the end of its help.
-      errors: the exceptions that mean a mistake of the user.
+    ``says`` is its description in one line, ``errors`` the exceptions that mean a mistake of the
+    user.
     """
     parser = commands.add_parser(
         run.__name__,
@@ -52,11 +48,7 @@ def add_command(
 
 
 def read_option(name: str, text: str, parse: Callable[[str], T]) -> T:
-    """Return ``parse(text)``; a text that cannot be read raises with the name of the option.
-
-    Raises:
-      MistakesError: the text cannot be read.
-    """
+    """Return ``parse(text)``; a text that cannot be read raises with the name of the option."""
     try:
         return parse(text)
     except MisreadError as error:
@@ -64,11 +56,7 @@ def read_option(name: str, text: str, parse: Callable[[str], T]) -> T:
 
 
 def read_given(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -> T | None:
-    """Return the value of the option ``--name``; None if it was not given.
-
-    Raises:
-      MistakesError: the text cannot be read.
-    """
+    """Return the value of the option ``--name``; None if it was not given."""
     text = getattr(options, name.replace("-", "_"))
     return None if text is None else read_option(f"--{name}", text, parse)
 

@@ -19,12 +19,7 @@ def terminal_width() -> int:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> list[str]:
-    """Return lines of labels and values; an empty label continues the line above.
-
-    >>> print(*facts([('mesh', 'x=8'), ('spec', "P('x')")]), sep='\\n')
-    mesh          x=8
-    spec          P('x')
-    """
+    """Return lines of labels and values; an empty label continues the line above."""
     width = max(terminal_width() - _LABEL, _NARROWEST)
     lines = []
     for label, value in rows:
@@ -43,9 +38,7 @@ def two_tables(
 ) -> list[str]:
     """Return a table, with at least two lines for each row if it is too wide.
 
-    Args:
-      header, rows, right: as for ``table``.
-      first: number of columns in the first line; the others are below it, indented.
+    The first line has so many columns as ``first``; the others are below it, indented.
     """
     width, rows = terminal_width(), [header, *rows]
     one = table(rows, right=right)
@@ -61,16 +54,9 @@ def two_tables(
 
 
 def left_out(shown: int, count: int, one: str, in_json: int | None = None) -> list[str]:
-    """Return the line for the rows that a table omits, if it omits any.
+    """Return the line for the rows that a table omits; none if it has all of ``count``.
 
-    Args:
-      shown: number of rows in the table.
-      count: number of all rows.
-      one: the word for a row.
-      in_json: the most rows that ``--json`` lists, if it does not list all.
-
-    >>> left_out(5, 12, 'link'), left_out(5, 5, 'link'), left_out(16, 30_000, 'device', 16_384)
-    (['… 7 more links; --json lists them'], [], ['… 29,984 more devices; --json lists 16,384'])
+    ``one`` is the word for a row, ``in_json`` the most that ``--json`` lists, if not all.
     """
     if shown == count:
         return []
@@ -80,11 +66,7 @@ def left_out(shown: int, count: int, one: str, in_json: int | None = None) -> li
 
 
 def held_and_distinct(held: int, distinct: Iterable[int]) -> str:
-    """Return the bytes on the devices of a process, and the least and the most that are distinct.
-
-    >>> held_and_distinct(96, [48, 48]), held_and_distinct(96, [48, 96]), held_and_distinct(8, [8])
-    ('96 B; 48 B of it distinct', '96 B; 48 B to 96 B of it distinct', '8 B')
-    """
+    """Return the bytes on the devices of a process, and the least and most that are distinct."""
     all_of_it = format_bytes(held)
     least_and_most = [*dict.fromkeys(map(format_bytes, distinct))]
     if least_and_most == [all_of_it]:

@@ -36,12 +36,7 @@ def add_array_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_array(options: argparse.Namespace, says: str) -> PlannedArray:
-    """Return the array that the options of a command describe.
-
-    Raises:
-      MistakesError: an option is missing, some cannot be read (all of them are reported), or they
-        do not fit together.
-    """
+    """Return the array that the options of a command describe; an error reports all mistakes."""
     needed = ("shape", "dtype", "mesh", "spec")
     missing = [f"--{name}" for name in needed if getattr(options, name) is None]
     if missing:
@@ -64,11 +59,7 @@ def read_array(options: argparse.Namespace, says: str) -> PlannedArray:
 
 
 def refuse_options(options: argparse.Namespace, of_one_array: Sequence[str]) -> None:
-    """Check that the options of one array are not given with ``--tree``.
-
-    Raises:
-      MistakesError: some are.
-    """
+    """Check that the options of one array are not given with ``--tree``."""
     names = [name for name in of_one_array if getattr(options, name) not in (None, [])]
     given = [f"--{name.replace('_', '-')}" for name in names]
     if given:
@@ -78,11 +69,7 @@ def refuse_options(options: argparse.Namespace, of_one_array: Sequence[str]) -> 
 
 
 def read_text(option: str, path: str) -> ModelText:
-    """Return the text of the file of an option; ``-`` is stdin.
-
-    Raises:
-      MistakesError: the file cannot be read.
-    """
+    """Return the text of the file of an option; ``-`` is stdin."""
     if not path:
         raise MistakesError(f"{option}: the path of a file was expected, or - for stdin")
     if path == "-" and sys.stdin is None:  # stdin is closed

@@ -65,16 +65,10 @@ class Report(NamedTuple):
 def reports_of(
     requests: Sequence[Request], show_progress: Callable[[int, int], object]
 ) -> list[Report]:
-    """Return a report for each request.
+    """Return a report for each request; ``show_progress`` takes their number so far, and of all.
 
-    All processes have ended when it returns or raises, also after Ctrl-C.
-
-    Args:
-      requests: the rehearsals.
-      show_progress: takes the number of reports so far, and of all.
-
-    Raises:
-      MistakesError: a request is wrong for any mesh.
+    All processes have ended when it returns or raises, also after Ctrl-C. It raises
+    ``MistakesError`` if a request is wrong for any mesh.
     """
     waiting = deque(enumerate(requests))
     reports: dict[int, Report] = {}

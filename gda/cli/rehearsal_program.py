@@ -29,9 +29,7 @@ _SHARDING = re.compile(r"NamedSharding\(mesh=.*?, spec=(.*?), memory_kind=\w+\)"
 def main(request: Request, output: int) -> None:
     """Make a rehearsal, write its report to stdout, and end the process.
 
-    Args:
-      request: the rehearsal.
-      output: file descriptor for the output of the user's program.
+    ``output`` is the file descriptor for the output of the user's program.
     """
     os.set_inheritable(output, False)
     with os.fdopen(os.dup(1), "w") as pipe:

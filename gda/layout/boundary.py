@@ -36,12 +36,6 @@ def public(function: FunctionT) -> FunctionT:
     """Make the exceptions of a function show its own frame and the caller's, and no more of gda.
 
     A keyword that JAX had in 2022 is answered with its successor.
-
-    >>> @public
-    ... def load(mesh): ...
-    >>> load(global_mesh=None)
-    Traceback (most recent call last):
-    TypeError: load() got an unexpected keyword argument 'global_mesh'; its successor is mesh
     """
 
     @functools.wraps(function)
@@ -63,11 +57,6 @@ def set_module(name: str) -> Callable[[ObjectT], ObjectT]:
     The outermost decorator, because ``dataclass`` evaluates annotations in the module that the
     class names. So does ``typing.get_type_hints``, for which they are evaluated here.
     ``inspect.getsource`` finds the source of methods and functions, but not of the whole class.
-
-    >>> @set_module("gda")
-    ... class Shard: ...
-    >>> Shard
-    <class 'gda.Shard'>
     """
 
     def named(thing: ObjectT) -> ObjectT:

@@ -56,17 +56,7 @@ def as_dtype(given: Any, name: str = "dtype=") -> np.dtype[Any]:
     """Return the dtype of an argument: anything that NumPy takes, or a short name.
 
     The short names are those of the command line. If NumPy reads one in its own way, such as
-    ``i8`` for int64, NumPy is right.
-
-    Args:
-      given: the argument.
-      name: the words before it in the message.
-
-    Raises:
-      TypeError: it is no dtype; the message has similar names.
-
-    >>> as_dtype('bf16').name, as_dtype('f16').name, as_dtype('i8').name
-    ('bfloat16', 'float16', 'int64')
+    ``i8`` for int64, NumPy is right. An error begins with ``name`` and has similar names.
     """
     import numpy as np
 
@@ -87,11 +77,7 @@ def as_dtype(given: Any, name: str = "dtype=") -> np.dtype[Any]:
 
 
 def dtype_named(name: str) -> np.dtype[Any] | None:
-    """Return the dtype of JAX that has this name, or a short one; None if there is none.
-
-    >>> dtype_named('f32'), dtype_named('F8_E5M2').name, dtype_named('floot')
-    (dtype('float32'), 'float8_e5m2', None)
-    """
+    """Return the dtype of JAX that has this name, or a short one; None if there is none."""
     import numpy as np
 
     name = _IN_SAFETENSORS.get(name, name).lower()
@@ -107,11 +93,7 @@ def dtype_named(name: str) -> np.dtype[Any] | None:
 
 
 def similar_dtypes(name: str) -> list[str]:
-    """Return the known names that are similar to an unknown one.
-
-    >>> similar_dtypes('floot32')[0], similar_dtypes('double'), similar_dtypes('?')
-    ('float32', ['float64'], [])
-    """
+    """Return the known names that are similar to an unknown one."""
     name = name.lower()
     in_capitals = {each.lower(): [each] for each in _IN_SAFETENSORS}
     words = {each: each for each in sorted({*_OF_NUMPY, *_names_of_ml_dtypes()})} | _SHORT
@@ -127,15 +109,7 @@ def _names_of_ml_dtypes() -> list[str]:
 
 @lru_cache(maxsize=64)
 def width_of(dtype: np.dtype[Any]) -> tuple[int, int]:
-    """Return the bits of an element of a dtype, and the 32-bit words that hold them.
-
-    Raises:
-      TypeError: it is not of numbers.
-
-    >>> import ml_dtypes, numpy as np
-    >>> width_of(np.dtype('complex64')), width_of(np.dtype(ml_dtypes.int4))
-    ((64, 2), (4, 1))
-    """
+    """Return the bits of a number of a dtype, and the 32-bit words that hold them."""
     import ml_dtypes
 
     bits = dtype.itemsize * 8

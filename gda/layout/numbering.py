@@ -51,6 +51,7 @@ class Layout:
     Attributes:
       mesh_shape: axis sizes by name, in mesh order; ``sizes`` are its values.
       axes: for each dimension the names of the axes that shard it.
+      empty: for each dimension True if its size is 0.
       parts: the number of parts along each dimension.
       num_devices, num_shards, num_replicas: devices, distinct blocks, devices per block.
       block_weights, replica_weights: per mesh axis; 0 where the axis does not count.
@@ -62,6 +63,7 @@ class Layout:
         self.mesh_shape = MappingProxyType(mesh_shape)
         self.sizes = tuple(mesh_shape.values())
         self.axes = axes
+        self.empty = empty
         self.spec: tuple[SpecEntry, ...] = entries_of(axes)
         weights = dict.fromkeys(mesh_shape, 0)
         parts, blocks = [], 1
@@ -86,11 +88,7 @@ class Layout:
         self.is_small = self.num_devices < SMALL
 
     def numbers(self, position: int) -> tuple[int, int]:
-        """Return block number and replica id of one device, O(axes).
-
-        Raises:
-          IndexError: ``position`` is outside the mesh.
-        """
+        """Return block number and replica id of one device, O(axes)."""
         if not 0 <= position < self.num_devices:
             raise IndexError(
                 f"device {position} is outside the {self.num_devices} devices of the mesh "
@@ -108,12 +106,7 @@ class Layout:
         return tuple(zip(self.sizes, self.block_weights, self.replica_weights, strict=True))[::-1]
 
     def position(self, coordinates: Sequence[int]) -> int:
-        """Return the flat position of mesh coordinates.
-
-        Raises:
-          TypeError: they are not integers.
-          IndexError: they are outside the mesh, or of another rank.
-        """
+        """Return the flat position of mesh coordinates."""
         try:
             given = tuple(map(operator.index, coordinates))
         except TypeError:
@@ -144,6 +137,9 @@ class Layout:
                 counts.append(size)
                 strides.append(stride)
         return first + _spread(counts, strides)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return layout_of, (tuple(self.mesh_shape.items()), self.spec, self.empty)
 
     # All devices. A layout lives long, so it keeps what is small; a grid keeps what it needs.
 
@@ -181,11 +177,7 @@ class Layout:
 def layout_of(
     mesh_items: tuple[tuple[str, int], ...], spec: SpecLike, empty: tuple[bool, ...]
 ) -> Layout:
-    """Return the layout of a spec on a mesh for an array whose dimensions are ``empty`` or not.
-
-    Raises:
-      TypeError, ValueError: the spec does not fit the mesh or the rank; see ``spec``.
-    """
+    """Return the layout of a spec on a mesh for an array whose dimensions are ``empty`` or not."""
     mesh_shape = check_mesh_shape(dict(mesh_items))
     entries = check_spec(spec, (0,) * len(empty), mesh_shape)
     return Layout(mesh_shape, axes_by_dimension(entries, len(empty), mesh_shape), empty)

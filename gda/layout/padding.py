@@ -24,12 +24,7 @@ class Padding(NamedTuple):
 
 
 def padding_of(layouts: Iterable[tuple[ShardGrid, int]]) -> Padding:
-    """Return the padding of grids, each with the bytes of one element of it.
-
-    >>> from gda import ShardGrid
-    >>> padding_of([(ShardGrid((6, 2), {'x': 4, 'y': 2}, ('x',), pad=True), 4)])
-    Padding(nbytes=32, percent=33.333333333333336)
-    """
+    """Return the padding of grids, each with the bytes of one element of it."""
     total = whole = 0
     for grid, itemsize in layouts:
         nbytes = grid.num_replicas * itemsize

@@ -21,7 +21,6 @@ from gda.layout.processes import Processes, ProcessOf, check_process_of, writing
 from gda.layout.spec import (
     Index,
     Shape,
-    SpecEntry,
     SpecLike,
     check_mesh_shape,
     check_shape,
@@ -53,8 +52,12 @@ class ProcessView:
     >>> view = grid.view(1)
     >>> view
     ProcessView(process 1: 4 devices, 2 blocks of shape (2, 2))
-    >>> view.rows, view.local_shape, view.nbytes(4), view.nbytes_on_devices(4)
-    ((slice(4, 8, None),), (4, 2), 32, 64)
+    >>> view.positions, view.block_ids, view.coordinates, view.rows
+    (array([4, 5, 6, 7]), (2, 3), ((2, 3), (0,)), (slice(4, 8, None),))
+    >>> view.indices
+    [(slice(4, 6, None), slice(None, None, None)), (slice(6, 8, None), slice(None, None, None))]
+    >>> view.is_regular, view.local_shape, view.size, view.nbytes(4), view.nbytes_on_devices(4)
+    (True, (4, 2), 8, 32, 64)
     """
 
     _layout: Layout
@@ -76,22 +79,12 @@ class ProcessView:
 
     @cached_property
     def positions(self) -> IntArray:
-        """Flat positions of its devices, in device order: int64, read-only.
-
-        >>> import gda
-        >>> gda.ShardGrid((4,), {'x': 4}, ('x',), process_of=[0, 1, 0, 1]).view(1).positions
-        array([1, 3])
-        """
+        """Flat positions of its devices, in device order: int64, read-only."""
         return self._processes.positions(self.process)
 
     @cached_property
     def block_ids(self) -> tuple[int, ...]:
-        """Numbers of its distinct blocks, in the order of the first device that holds each.
-
-        >>> import gda
-        >>> gda.ShardGrid((4,), {'x': 2, 'y': 2}, ('y',), process_of=[0, 0, 1, 1]).view(1).block_ids
-        (0, 1)
-        """
+        """Numbers of its distinct blocks, in the order of the first device that holds each."""
         layout, positions = self._layout, self.positions
         blocks: Any = np.zeros(len(positions), np.int64)
         stride = 1
@@ -104,12 +97,7 @@ class ProcessView:
 
     @property
     def indices(self) -> list[Index]:
-        """Its distinct indices, in the order of ``block_ids``; equal slices are shared.
-
-        >>> import gda
-        >>> gda.ShardGrid((4,), {'x': 4}, ('x',), process_of=[0, 1, 0, 1]).view(1).indices
-        [(slice(1, 2, None),), (slice(3, 4, None),)]
-        """
+        """Its distinct indices, in the order of ``block_ids``; equal slices are shared."""
         return self._indices_by(
             [
                 {part: dimension.slice_of(part) for part in parts}
@@ -141,33 +129,18 @@ class ProcessView:
 
     @property
     def size(self) -> int:
-        """Elements it reads: those of each distinct block once.
-
-        >>> import gda
-        >>> gda.ShardGrid((8,), {'x': 4}, (), process_of=[0, 0, 1, 1]).view(0).size
-        8
-        """
+        """Elements it reads: those of each distinct block once."""
         if self._tiling.is_even:
             return len(self.block_ids) * math.prod(self._tiling.shard_shape)
         boxes = self._indices_by([self._placed(d) for d in range(len(self.coordinates))])
         return sum(math.prod(part.stop - part.start for part in box) for box in boxes)
 
     def nbytes(self, itemsize: int) -> int:
-        """Return the bytes that it reads, of elements of ``itemsize`` bytes: each block once.
-
-        >>> import gda
-        >>> gda.ShardGrid((8,), {'x': 4}, (), process_of=[0, 0, 1, 1]).view(0).nbytes(4)
-        32
-        """
+        """Return the bytes that it reads, of elements of ``itemsize`` bytes: each block once."""
         return self.size * _bytes_of(itemsize)
 
     def nbytes_on_devices(self, itemsize: int) -> int:
-        """Return the bytes that its devices hold together: every replica counts, and padding.
-
-        >>> import gda
-        >>> gda.ShardGrid((8,), {'x': 4}, (), process_of=[0, 0, 1, 1]).view(0).nbytes_on_devices(4)
-        64
-        """
+        """Return the bytes that its devices hold together: every replica counts, and padding."""
         held = len(self.positions) * math.prod(self._tiling.shard_shape)
         return held * _bytes_of(itemsize)
 
@@ -196,37 +169,19 @@ class ProcessView:
         return tuple(blocks[writers == self.process].tolist())
 
     def written_indices(self, turn: int = 0) -> list[Index]:
-        """Return the indices of ``written_blocks(turn)``, in the same order.
-
-        >>> import gda
-        >>> grid = gda.ShardGrid((8,), {'x': 4}, (), process_of=[0, 0, 1, 1])
-        >>> grid.view(0).written_indices(), grid.view(1).written_indices()
-        ([(slice(None, None, None),)], [])
-        """
+        """Return the indices of ``written_blocks(turn)``, in the same order."""
         return [self._tiling.index(block) for block in self.written_blocks(turn)]
 
     # Those that it keeps as one local array.
 
     @cached_property
     def coordinates(self) -> tuple[tuple[int, ...], ...]:
-        """For each dimension the coordinates of its blocks, ascending, each once.
-
-        >>> import gda
-        >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 0, 1, 1])
-        >>> grid.view(1).coordinates
-        ((1,), (0, 1))
-        """
+        """For each dimension the coordinates of its blocks, ascending, each once."""
         return tuple([tuple(sorted(set(column))) for column in self._columns])
 
     @cached_property
     def is_regular(self) -> bool:
-        """True if its blocks are all combinations of ``coordinates``, at least one.
-
-        >>> import gda
-        >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 1, 1, 0])
-        >>> grid.view(0).is_regular
-        False
-        """
+        """True if its blocks are all combinations of ``coordinates``, at least one."""
         return 0 < len(self.block_ids) == math.prod(map(len, self.coordinates))
 
     @property
@@ -235,11 +190,6 @@ class ProcessView:
 
         Raises:
           ValueError: its blocks do not form a regular grid, or it has no device.
-
-        >>> import gda
-        >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 0, 1, 1])
-        >>> grid.view(1).local_shape
-        (2, 4)
         """
         self.check_regular()
         return tuple(map(self._local_size, range(len(self.coordinates))))
@@ -329,15 +279,7 @@ class ProcessView:
         return list(zip(*[map(known.__getitem__, column) for known, column in columns]))  # noqa: B905
 
     def check_regular(self) -> None:
-        """Raise ``ValueError``, and show the blocks, unless ``is_regular``.
-
-        >>> import gda
-        >>> grid = gda.ShardGrid((4, 4), {'x': 2, 'y': 2}, ('x', 'y'), process_of=[0, 1, 1, 0])
-        >>> grid.view(0).check_regular()  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        ValueError: process 0 holds the blocks (0, 0), (1, 1) of P('x', 'y') on the mesh ...
-        """
+        """Raise ``ValueError``, and show the blocks, unless ``is_regular``."""
         if self.is_regular:
             return
         mesh = f"the mesh {dict(self._layout.mesh_shape)}"
@@ -387,21 +329,8 @@ class ProcessView:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        shape, mesh, spec, processes, process = self._key()
-        return self._unpickled, (shape, mesh, spec, processes.process_of, process)
-
-    @classmethod
-    def _unpickled(
-        cls,
-        global_shape: Shape,
-        mesh_items: tuple[tuple[str, int], ...],
-        spec: tuple[SpecEntry, ...],
-        process_of: ProcessOf | Processes,
-        process: int,
-    ) -> ProcessView:
-        layout = layout_of(mesh_items, spec, tuple(not size for size in global_shape))
-        processes = check_process_of(process_of, layout)
-        return cls(layout, Tiling(global_shape, layout.parts), processes, process)
+        # Cached results are not pickled.
+        return ProcessView, (self._layout, self._tiling, self._processes, self.process)
 
 
 def _bytes_of(itemsize: object) -> int:
@@ -420,22 +349,11 @@ def infer_global_shape(
     *,
     pad: bool = False,
 ) -> Shape:
-    """Return the global shape for the local shape of one process.
+    """Return the global shape for the ``local_shape`` of one process.
 
     ``ShardGrid(result, mesh_shape, spec, process_of=process_of).view(process).local_shape`` is
-    ``local_shape``. Nothing is compared with what other processes have.
-
-    Args:
-      local_shape: sizes of the blocks of ``process``, put together.
-      mesh_shape, spec, process_of: as for ``ShardGrid``.
-      process: number of the process whose local shape it is.
-      pad: the grid will have padding. If the process has all blocks of a dimension, it may then
-        have any size.
-
-    Raises:
-      TypeError: an argument is not of the kind above.
-      ValueError: the spec does not fit the shape and the mesh, the blocks of the process do not
-        form a regular grid or do not divide ``local_shape``, or it has no device of the mesh.
+    ``local_shape``. Nothing is compared with what other processes have. With ``pad``, the grid will
+    have padding: if the process has all blocks of a dimension, it may then have any size.
 
     >>> infer_global_shape((4, 2), {'x': 4, 'y': 2}, ('x',), [0] * 4 + [1] * 4, process=1)
     (8, 2)

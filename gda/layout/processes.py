@@ -133,13 +133,7 @@ class Processes:
 
 
 def check_process_of(process_of: ProcessOf | Processes, layout: Layout) -> Processes:
-    """Return the processes of the devices of a mesh, checked against the mesh.
-
-    Raises:
-      TypeError: ``process_of`` is not a sequence of integers.
-      ValueError: it is not of one number for each device, flat or in the shape of the mesh, or a
-        number is negative.
-    """
+    """Return the processes of the devices of a mesh, checked against the mesh."""
     values = process_of.process_of if isinstance(process_of, Processes) else _integers(process_of)
     if values.shape not in ((layout.num_devices,), layout.sizes):
         either = f" or {layout.sizes}, the shape of the mesh" if len(layout.sizes) > 1 else ""
@@ -233,10 +227,6 @@ def turns_of(sizes: Sequence[int], layouts: Sequence[Hashable]) -> list[int]:
     would leave all weights to every second process. Each layout begins with another process: over
     3 processes that hold Llama 2 7B each, the largest share is 1.003 of the mean, and 1.005 where
     all layouts begin with the same.
-
-    Args:
-      sizes: bytes of each array.
-      layouts: equal for arrays that are sharded alike over the same processes.
 
     >>> turns_of([4, 100, 4, 100, 50], ['x', 'x', 'x', 'x', 'y'])
     [2, 0, 3, 1, 1]

@@ -23,14 +23,7 @@ def writing_of_grid(grid: ShardGrid, processes: Processes) -> Writing:
 
 
 def holders_of(grid: ShardGrid, processes: Processes) -> list[tuple[int, ...]]:
-    """Return the processes that hold each block, ascending.
-
-    >>> processes = Processes([0, 0, 1, 1])
-    >>> holders_of(ShardGrid((4,), {'x': 4}, ()), processes)
-    [(0, 1)]
-    >>> holders_of(ShardGrid((4,), {'x': 2, 'y': 2}, ('x',)), processes)
-    [(0,), (1,)]
-    """
+    """Return the processes that hold each block, ascending."""
     return writing_of_grid(grid, processes).by_block
 
 
@@ -39,13 +32,6 @@ def readers_of(needed_by: Sequence[tuple[int, ...]], nbytes: Sequence[int]) -> l
 
     The reads with the fewest candidates are given out first, and of these the largest; each goes
     to the process that has the least so far. Every process computes the same.
-
-    Args:
-      needed_by: the processes that need each read, at least one.
-      nbytes: of each read.
-
-    >>> readers_of([(0, 1), (0, 1), (0,)], [10, 10, 10])
-    [1, 0, 0]
     """
     groups: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, processes in enumerate(needed_by):
@@ -67,16 +53,8 @@ def parts_of(start: Shape, sizes: Shape, count: int, chunks: Shape | None = None
     """Return a block in about ``count`` parts, as indices within the block.
 
     It is divided along the first dimension that is long enough, so that a part is contiguous where
-    it can be.
-
-    Args:
-      start: place of the block in the array.
-      chunks: sizes of the chunks that the array is stored in; a part ends where a chunk does.
-
-    >>> parts_of((0,), (10,), 2)
-    [(slice(0, 5, None),), (slice(5, 10, None),)]
-    >>> parts_of((2,), (10,), 2, chunks=(4,))
-    [(slice(0, 6, None),), (slice(6, 10, None),)]
+    it can be. If the array is stored in ``chunks``, a part ends where a chunk does; ``start`` is
+    the place of the block in the array.
     """
     steps = chunks or (1,) * len(sizes)
     whole = tuple([slice(0, size) for size in sizes])

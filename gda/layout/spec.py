@@ -33,14 +33,7 @@ _NOT_A_SPEC = (str, set, frozenset, dict)
 
 
 def shape_at(index: Index, block_shape: Shape) -> Shape:
-    """Return the shape of the block at an index, without padding.
-
-    Args:
-      block_shape: the sizes in dimensions that are not sharded.
-
-    >>> shape_at((slice(4, 5), slice(None)), (2, 3))
-    (1, 3)
-    """
+    """Return the shape of the block at an index; ``block_shape`` has the sizes not sharded."""
     sides = zip(index, block_shape, strict=True)
     return tuple([size if s.stop is None else s.stop - s.start for s, size in sides])
 
@@ -49,39 +42,23 @@ def start_of(index: Index) -> Shape:
     """Return the first element of the block at an index, which is a key of the block.
 
     All blocks of a grid have other first elements. Slices are not hashable before Python 3.12.
-
-    >>> start_of((slice(4, 5), slice(None)))
-    (4, 0)
     """
     return tuple([s.start or 0 for s in index])
 
 
 def index_at(start: Shape, shape: Shape) -> Index:
-    """Return the index of a block, with every start and stop.
-
-    >>> index_at((4, 0), (1, 3))
-    (slice(4, 5, None), slice(0, 3, None))
-    """
+    """Return the index of a block, with every start and stop."""
     return tuple([slice(first, first + n) for first, n in zip(start, shape, strict=True)])
 
 
 def bounded(index: Index, shape: Shape) -> Index:
-    """Return an index with every start and stop.
-
-    >>> bounded((slice(4, 5), slice(None)), (8, 3))
-    (slice(4, 5, None), slice(0, 3, None))
-    """
+    """Return an index with every start and stop."""
     sides = zip(index, shape, strict=True)
     return tuple([slice(s.start or 0, size if s.stop is None else s.stop) for s, size in sides])
 
 
 def check_shape(sizes: Iterable[int], kind: str = "global") -> Shape:
-    """Return a shape as a tuple of Python ints; ``kind`` names it in messages.
-
-    Raises:
-      TypeError: it is not a sequence of integers.
-      ValueError: a size is negative.
-    """
+    """Return a shape as a tuple of Python ints; ``kind`` names it in messages."""
     try:
         if type(sizes) in (set, dict):  # these have no order
             raise TypeError
@@ -96,12 +73,7 @@ def check_shape(sizes: Iterable[int], kind: str = "global") -> Shape:
 
 
 def check_mesh_shape(mesh_shape: Mapping[str, int]) -> dict[str, int]:
-    """Return ``mesh_shape`` as a dict from axis name to size, in mesh order.
-
-    Raises:
-      TypeError: it is not a mapping from names to integers.
-      ValueError: a size is below 1.
-    """
+    """Return ``mesh_shape`` as a dict from axis name to size, in mesh order."""
     if not isinstance(mesh_shape, Mapping):
         raise TypeError(
             "mesh_shape must map axis names to sizes, in mesh order, such as {'x': 4, 'y': 2}, "
@@ -127,12 +99,6 @@ def check_spec(
     Surplus entries that shard nothing are dropped, as JAX does: ``P(None)`` on a scalar and, where
     ``mesh_shape`` tells the sizes, axes of size 1. Which axes the entries name is checked later, by
     ``axes_by_dimension``.
-
-    Raises:
-      TypeError: the spec is a string, a set, a mapping or not iterable, or an entry is not
-        ``None``, a name or a tuple of names.
-      ValueError: it has more entries than the shape has dimensions, unreduced axes, or an entry
-        ``UNCONSTRAINED``.
     """
     if isinstance(spec, _NOT_A_SPEC):
         raise _not_a_spec_error(spec)
@@ -176,13 +142,7 @@ def _not_a_spec_error(spec: object) -> TypeError:
 def axes_by_dimension(
     entries: Sequence[SpecEntry], rank: int, mesh_shape: Mapping[str, int]
 ) -> AxesByDimension:
-    """Return, for each of ``rank`` dimensions, the mesh axes that shard it, slowest first.
-
-    Raises:
-      TypeError: an entry is not ``None``, a name or a tuple of names.
-      ValueError: an axis that the mesh lacks, an axis used twice, or an entry ``UNCONSTRAINED``:
-        such a spec has no fixed layout.
-    """
+    """Return, for each of ``rank`` dimensions, the mesh axes that shard it, slowest first."""
     axes = tuple([_names_of(entry, dimension, entries) for dimension, entry in enumerate(entries)])
     if errors := list(axis_errors(axes, entries, mesh_shape)):
         raise errors.pop(0)  # a frame that holds its own error keeps the caller's arrays alive
@@ -273,11 +233,7 @@ def indivisible_error(
 
 
 def nearest_sizes(size: int, ways: int) -> str:
-    """Return the sizes near ``size`` that are divisible by ``ways``, for a message.
-
-    >>> nearest_sizes(6, 4)
-    '4 and 8 are the nearest sizes that divide'
-    """
+    """Return the sizes near ``size`` that are divisible by ``ways``, for a message."""
     below = size // ways * ways
     if not below:
         return f"{ways} is the nearest size that divides"

@@ -69,11 +69,7 @@ def _fitting(widths: Sequence[int], room: int) -> list[int]:
 
 
 def text_width(text: str) -> int:
-    """Return the columns that a text takes: two for a wide character, none for a combining one.
-
-    >>> text_width('axis'), text_width('軸'), text_width('e' + chr(0x301))
-    (4, 2, 1)
-    """
+    """Return the columns that a text takes: two for a wide character, none for a combining one."""
     return len(text) if text.isascii() else sum(map(_width, text))
 
 
@@ -88,11 +84,7 @@ _BREAKS = (r"(?:[^ ,]|,(?=[0-9]))+[ ,]*|[ ,]+", r"[^,]+,*|,+")
 
 
 def wrap(text: str, width: int, *, cuts_words: bool = True) -> list[str]:
-    """Return a text in lines of at most ``width`` columns; without ``cuts_words`` words stay whole.
-
-    >>> wrap('data=1024,model=16: 16,384 devices', 18)
-    ['data=1024,', 'model=16: 16,384', 'devices']
-    """
+    """Return a text in lines of at most ``width`` columns; words stay whole unless ``cuts_words``."""
     if text_width(text) <= width:
         return [text]
     lines, taken = [""], 0

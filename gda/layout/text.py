@@ -14,11 +14,7 @@ _FEWEST_STEPS = 4
 
 
 def format_bytes(nbytes: int) -> str:
-    """Return a size in words.
-
-    >>> format_bytes(1536), format_bytes(3)
-    ('1.5 KiB', '3 B')
-    """
+    """Return a size in words: ``1.5 KiB`` or ``3 B``."""
     size, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB"]
     while size >= 1024 and len(units) > 1:
         size /= 1024
@@ -27,49 +23,29 @@ def format_bytes(nbytes: int) -> str:
 
 
 def counted(count: int, thing: str, things: str | None = None) -> str:
-    """Return a number of things in words.
-
-    >>> counted(1, 'block'), counted(4096, 'block'), counted(2, 'process', 'processes')
-    ('1 block', '4,096 blocks', '2 processes')
-    """
+    """Return a number of things in words: ``1 block`` or ``4,096 blocks``."""
     return f"{count:,} {thing if count == 1 else things or thing + 's'}"
 
 
 def printable(text: str) -> str:
-    """Return a text of unknown origin with its control characters escaped.
-
-    >>> print(printable(chr(27) + "[2J"))
-    \\x1b[2J
-    """
+    """Return a text of unknown origin with its control characters escaped."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def join_some(parts: Sequence[str]) -> str:
-    """Return the first few of many parts of a message, and the number of the others.
-
-    >>> join_some(list("abcdefghij"))
-    'a; b; c; d; e; f; g; h; and 2 more'
-    """
+    """Return the first few of many parts of a message, and the number of the others."""
     more = len(parts) - MOST_NAMED
     shown = [*parts[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
     return "; ".join(shown)
 
 
 def listed(words: Sequence[str]) -> str:
-    """Return words as a list in a sentence.
-
-    >>> listed(['a', 'b', 'c'])
-    'a, b and c'
-    """
+    """Return words as a list in a sentence: ``a, b and c``."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def nearest(word: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Return the known words that are most like a misspelled one, in capitals or not.
-
-    >>> nearest('Shap', ['shape', 'spec'])
-    ['shape']
-    """
+    """Return the known words that are most like a misspelled one, in capitals or not."""
     # Imported here, because it takes long and only mistakes need it.
     from difflib import get_close_matches
 
@@ -78,20 +54,12 @@ def nearest(word: str, known: Iterable[str], most: int = 1) -> list[str]:
 
 
 def did_you_mean(words: Sequence[str]) -> str:
-    """Return a question to end a message with; empty without words.
-
-    >>> did_you_mean(['int32', 'int64']), did_you_mean([])
-    ('; did you mean int32 or int64?', '')
-    """
+    """Return a question to end a message with; empty without words."""
     return f"; did you mean {' or '.join(words)}?" if words else ""
 
 
 def in_processes(num_devices: int, devices_per_process: int) -> str:
-    """Return a number of devices in words.
-
-    >>> in_processes(1024, 8), in_processes(4, 4)
-    ('1,024 devices in 128 processes of 8', '4 devices')
-    """
+    """Return a number of devices in words: ``1,024 devices in 128 processes of 8``."""
     devices, processes = counted(num_devices, "device"), num_devices // devices_per_process
     if processes == 1:
         return devices
@@ -110,13 +78,7 @@ def itemsize_error(itemsize: object) -> TypeError:
 
 
 def format_index(first: Sequence[slice], last: Sequence[slice] | None = None) -> str:
-    """Return an index as in NumPy, or the range from a first to a last one.
-
-    >>> format_index((slice(0, 2), slice(None))), format_index((slice(0, 2),), (slice(4, 6),))
-    ('[0:2, :]', '[0:6]')
-    >>> format_index(())
-    '[()]'
-    """
+    """Return an index as in NumPy, ``[0:2, :]``, or the range from a first to a last one."""
     slices = map(format_slice, first, first if last is None else last)
     return f"[{', '.join(slices) or '()'}]"
 
@@ -127,38 +89,22 @@ def format_slice(first: slice, last: slice) -> str:
 
 
 def format_shape(sizes: Sequence[int]) -> str:
-    """Return sizes as Python writes a tuple.
-
-    >>> format_shape([1024, 512]), format_shape([8])
-    ('(1024, 512)', '(8,)')
-    """
+    """Return sizes as Python writes a tuple: ``(1024, 512)`` or ``(8,)``."""
     return str(tuple(sizes))
 
 
 def typed_shape(dtype: object, shape: Iterable[int]) -> str:
-    """Return a dtype and a shape as JAX prints them.
-
-    >>> typed_shape('float32', (8, 2))
-    'float32[8,2]'
-    """
+    """Return a dtype and a shape as JAX prints them: ``float32[8,2]``."""
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def format_mesh(mesh_shape: Mapping[str, int]) -> str:
-    """Return the sizes of a mesh, as the command line takes them.
-
-    >>> format_mesh({'data': 64, 'model': 16})
-    'data=64,model=16'
-    """
+    """Return the sizes of a mesh, as the command line takes them: ``data=64,model=16``."""
     return printable(",".join(f"{name}={size}" for name, size in mesh_shape.items())) or "no axes"
 
 
 def format_processes(processes: Iterable[int]) -> str:
-    """Return ``process 1`` or ``processes 0-3, 7``.
-
-    >>> format_processes([2, 3, 0, 1, 7])
-    'processes 0-3, 7'
-    """
+    """Return ``process 1`` or ``processes 0-3, 7``."""
     numbers = sorted(processes)
     return f"{'process' if len(numbers) == 1 else 'processes'} {format_numbers(numbers)}"
 
@@ -167,9 +113,6 @@ def format_numbers(numbers: Iterable[int]) -> str:
     """Return numbers in their order: runs as ``0-7``, equal steps as ``0, 8, … 56``.
 
     More than eight runs without a rule end in the number of omitted ones.
-
-    >>> format_numbers([0, 1, 2, 3, 8]), format_numbers(range(0, 64, 8))
-    ('0-3, 8', '0, 8, … 56')
     """
     # Most blocks have a few devices, for which Python's lists are quicker than NumPy's arrays.
     values: list[int] = numbers.tolist() if hasattr(numbers, "tolist") else list(numbers)  # pyright: ignore

@@ -59,11 +59,7 @@ class Distinct(NamedTuple):
 
 
 def distinct_of(grid: ShardGrid, devices_per_process: int) -> Distinct:
-    """Return the distinct blocks of each process, and their elements without padding.
-
-    >>> distinct_of(ShardGrid((3,), {'x': 2, 'y': 3}, ('x',), pad=True), 2)
-    Distinct(blocks=array([1, 2, 1]), elements=array([2, 3, 1]))
-    """
+    """Return the distinct blocks of each process, and their elements without padding."""
     blocks = np.sort(grid.block_ids.reshape(-1, devices_per_process), axis=1)
     is_first = np.diff(blocks, axis=1, prepend=-1) != 0
     sizes = tiling_of(grid).sizes(blocks)
@@ -133,9 +129,5 @@ def about_element(
 
 
 def mesh_coordinates(position: int, mesh: Mapping[str, int]) -> list[int]:
-    """Return the coordinates of a device in its mesh.
-
-    >>> mesh_coordinates(5, {'x': 4, 'y': 2})
-    [2, 1]
-    """
+    """Return the coordinates of a device in its mesh."""
     return [*map(int, np.unravel_index(position, tuple(mesh.values())))]

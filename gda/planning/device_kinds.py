@@ -70,14 +70,7 @@ KINDS = (
 
 
 def kind_named(name: str) -> DeviceKind:
-    """Return the kind of a name, in capitals or not.
-
-    Raises:
-      ValueError: no kind has this name; the message has the known ones.
-
-    >>> kind_named('v5e').capacity_bytes / 2**30
-    15.75
-    """
+    """Return the kind of a name, in capitals or not; an error has the known names."""
     known = {kind.name: kind for kind in KINDS}
     if (kind := known.get(name.strip().lower())) is not None:
         return kind
@@ -88,23 +81,12 @@ def kind_named(name: str) -> DeviceKind:
 
 
 def kind_of_device(device_kind: str) -> DeviceKind | None:
-    """Return the kind of ``jax.Device.device_kind``; None if it is not in the table.
-
-    >>> kind_of_device('TPU v5 lite').name
-    'v5e'
-    """
+    """Return the kind of ``jax.Device.device_kind``; None if it is not in the table."""
     return next((kind for kind in KINDS if device_kind in kind.device_kinds), None)
 
 
 def num_devices_of(topology: str) -> int:
-    """Return the number of devices of a topology; any number for a name that is wrong.
-
-    Raises:
-      ValueError: it is several times that of the largest topology.
-
-    >>> num_devices_of('v5e:4x4'), num_devices_of('tpu7x:2x2x1'), num_devices_of('cpu:8')
-    (16, 8, 8)
-    """
+    """Return the number of devices of a topology; any number for a name that is wrong."""
     name, _, sizes = topology.partition(":")
     per_chip = next((kind.devices_per_chip for kind in KINDS if kind.name == name), 1)
     count = math.prod(map(int, re.findall(r"\d+", sizes))) * per_chip
@@ -114,11 +96,7 @@ def num_devices_of(topology: str) -> int:
 
 
 def meshes_of(names: Sequence[str], num_devices: int) -> list[dict[str, int]]:
-    """Return all meshes with these axes over so many devices.
-
-    >>> meshes_of(['x', 'y'], 4)
-    [{'x': 1, 'y': 4}, {'x': 2, 'y': 2}, {'x': 4, 'y': 1}]
-    """
+    """Return all meshes with these axes over so many devices."""
     first, *others = names
     if not others:
         return [{first: num_devices}]

@@ -237,11 +237,7 @@ def plan_model(
     pad: bool,
     option: str = "--mesh",
 ) -> ModelPlan:
-    """Return the plan of the model in a file; the arguments are those of ``read_model``.
-
-    Raises:
-      MistakesError: the file has mistakes, or the model does not fit the processes.
-    """
+    """Return the plan of the model in a file; the arguments are those of ``read_model``."""
     sizes, parameters = read_model(file, mesh, pad=pad, option=option)
     model = ModelPlan(sizes, check_devices_per_process(devices_per_process, sizes), parameters)
     if model.bytes_per_device * model.num_devices >= 2**63:
@@ -250,11 +246,7 @@ def plan_model(
 
 
 def in_order_of(source: ModelPlan, target: ModelPlan, path: str) -> ModelPlan:
-    """Return the target with its parameters in the order of the source.
-
-    Raises:
-      MistakesError: they have other names, shapes or dtypes.
-    """
+    """Return the target with its parameters, which must be the same, in the order of the source."""
     known = {parameter.name: parameter for parameter in target.parameters}
     mistakes = Mistakes(path)
     for old in source.parameters:

@@ -68,8 +68,7 @@ MOST_MOVES = 5_000_000
 class Loads(NamedTuple):
     """The bytes that all devices or processes send or receive: the most, and on average.
 
-    Attributes:
-      position: the first of those with the most.
+    ``position`` is the first of those with the most.
     """
 
     largest: int

@@ -85,11 +85,7 @@ def plan_array(
     *,
     pad: bool,
 ) -> PlannedArray:
-    """Return the array that parsed options describe.
-
-    Raises:
-      MistakesError: as ``plan_grid``, or the devices of a process do not divide the mesh.
-    """
+    """Return the array that parsed options describe."""
     import numpy as np
 
     from gda.layout.grid import ShardGrid
@@ -118,9 +114,7 @@ def _num_empty_devices(grid: ShardGrid) -> int:
 def check_devices_per_process(devices_per_process: int | None, mesh: Mapping[str, int]) -> int:
     """Return the devices of each process; all devices by default.
 
-    Raises:
-      MistakesError: the number does not divide the devices of the mesh; the message has some that
-        do.
+    If the number does not divide the devices of the mesh, the error has some that do.
     """
     devices = math.prod(mesh.values())
     if devices_per_process is None:

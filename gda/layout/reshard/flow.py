@@ -80,9 +80,8 @@ class Shares(NamedTuple):
     def senders(self, sets: IntArray, begins: IntArray) -> IntArray:
         """Return the places of the devices that send some pieces.
 
-        Args:
-          sets: the set that each piece is asked of.
-          begins: its position among all elements asked of that set.
+        ``sets`` has the set that each piece is asked of, ``begins`` its position among all elements
+        asked of that set.
         """
         totals, counts = self.totals[sets], self.counts[sets]
         whole, rest = np.divmod(totals, counts)
@@ -158,9 +157,7 @@ class PieceRun(NamedTuple):
 class Near(NamedTuple):
     """The elements that come from another device of the same process.
 
-    Attributes:
-      received: by each target device.
-      asked: of each group of holders, see ``Holding``.
+    ``received`` by each target device, ``asked`` of each group of holders, see ``Holding``.
     """
 
     received: IntArray
@@ -171,9 +168,8 @@ class Near(NamedTuple):
 class Flow:
     """The elements that go from the devices of a source grid to those of a target grid.
 
-    Args:
-      source, target: grids of one global shape, of at least one element.
-      homes: position in the source of each target device, -1 where it is not in the source.
+    The grids are of one global shape, of at least one element. ``homes`` has the position in the
+    source of each target device, -1 where it is not in the source.
     """
 
     source: ShardGrid
@@ -287,9 +283,9 @@ class Flow:
 
     @property
     def is_listed(self) -> bool:
-        """True if the bytes that each device sends follow only from a list of all pieces.
+        """True if pieces have several sizes, and some have a choice of senders.
 
-        This is the case if pieces have several sizes, and some have a choice of senders.
+        Then the bytes that each device sends follow only from a list of all pieces.
         """
         has_choice = not (self._near_shares.are_forced and self._far_shares.are_forced)
         return self.pieces.common_size is None and has_choice
@@ -374,11 +370,7 @@ class Flow:
 
 
 def summed(keys: IntArray, values: IntArray, length: int) -> IntArray:
-    """Return the sum of the values of each key.
-
-    >>> summed(np.array([0, 2, 0]), np.array([5, 6, 7]), 3)
-    array([12,  0,  6])
-    """
+    """Return the sum of the values of each key."""
     # Not np.bincount with weights, which adds in float64.
     totals = np.zeros(length, np.int64)
     np.add.at(totals, keys, values)
@@ -403,11 +395,7 @@ def ranks_of(grid: ShardGrid) -> IntArray:
 
 
 def homes_of(source_ids: IntArray, target_ids: IntArray) -> IntArray:
-    """Return the position in the source of each target device, -1 for a new one.
-
-    >>> homes_of(np.array([7, 5]), np.array([5, 6]))
-    array([ 1, -1])
-    """
+    """Return the position in the source of each target device, -1 for a new one."""
     order = np.argsort(source_ids)
     places = np.searchsorted(source_ids, target_ids, sorter=order)
     homes = order[np.minimum(places, len(order) - 1)]

@@ -28,11 +28,7 @@ from gda.layout.tiling import Boxes, Dimension, Tiling
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """One dimension, divided by two tilings.
-
-    Args:
-      source, target: the dimension in each tiling; its size is at least 1.
-    """
+    """One dimension of at least one element, divided by two tilings."""
 
     source: Dimension
     target: Dimension
@@ -181,9 +177,7 @@ class Pieces:
 class Along(NamedTuple):
     """The parts of one dimension that each process has.
 
-    Attributes:
-      dimension: the dimension.
-      keys: ``process * parts + part`` of each that one has, ascending.
+    ``keys`` are ``process * parts + part`` of each that one has, ascending.
     """
 
     dimension: Dimension
@@ -229,13 +223,7 @@ class Regular:
 def regular_blocks(processes: IntArray, blocks: IntArray, tiling: Tiling) -> Regular | None:
     """Return the blocks of the processes of some devices; None if one has irregular blocks.
 
-    Args:
-      processes: of each device, small numbers.
-      blocks: of each device, its block of a tiling.
-
-    >>> two = regular_blocks(np.array([0, 0, 1, 1]), np.arange(4), Tiling((40,), (4,)))
-    >>> two.shared(np.array([0, 1]), Boxes([np.array([5, 5])], [np.array([25, 25])]))
-    array([15,  5])
+    ``processes`` and ``blocks`` have those of each device: a small number, and a block of a tiling.
     """
     if not len(processes):
         return None

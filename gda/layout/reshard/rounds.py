@@ -41,11 +41,7 @@ class Piece(NamedTuple):
         return math.prod(self.sizes)
 
     def parts(self, most: int) -> Iterator[Piece]:
-        """Yield the piece in parts of at most ``most`` elements, contiguous where they can be.
-
-        >>> [part.target_starts for part in Piece(0, 0, 1, (8, 0), (0, 0), (3, 4)).parts(8)]
-        [(0, 0), (2, 0)]
-        """
+        """Yield the piece in parts of at most ``most`` elements, contiguous where they can be."""
         steps = list(self.sizes)
         for dimension, size in enumerate(steps):
             inner = math.prod(steps[dimension + 1 :])
@@ -65,11 +61,7 @@ class Piece(NamedTuple):
 
 
 class Packet(NamedTuple):
-    """The pieces that one device sends to another in one round.
-
-    >>> Packet(0, 1, [Piece(0, 0, 1, (), (), (2,)), Piece(1, 0, 1, (), (), (3,))]).size
-    5
-    """
+    """The pieces that one device sends to another in one round."""
 
     source: int
     target: int
@@ -108,13 +100,7 @@ class Round(NamedTuple):
 def rounds_of(pieces: Iterable[Piece], most: int) -> list[Round]:
     """Return the rounds that carry all pieces; the same in every process that has the same pieces.
 
-    Args:
-      pieces: in any order; a device is a sender and a receiver by the same number.
-      most: elements of a packet, at least 1.
-
-    >>> swap = [Piece(0, 0, 1, (0,), (0,), (4,)), Piece(0, 1, 0, (0,), (0,), (4,))]
-    >>> [(each.length, each.pairs) for each in rounds_of(swap, most=4)]
-    [(4, ((0, 1), (1, 0)))]
+    A packet has at most ``most`` elements. A device is a sender and a receiver by the same number.
     """
     by_length: defaultdict[int, list[Packet]] = defaultdict(list)
     for packet in _packets(pieces, most):

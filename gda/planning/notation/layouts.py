@@ -30,14 +30,7 @@ _AXES = "xyzw"  # in suggestions
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Return the sizes of mesh axes by name: ``data=64,model=16``, also with ``:``, as in Python.
-
-    Raises:
-      MisreadError: it is none of these, names an axis twice, or has a size below 1.
-
-    >>> parse_mesh('data=64,model=16') == parse_mesh("{'data': 64, 'model': 16}")
-    True
-    """
+    """Return the sizes of mesh axes by name: ``data=64,model=16``, also with ``:`` as in Python."""
     scan = _Scanner(text)
     if proposed := _with_names(text):
         scan.fail(f"an axis with its size was expected; did you mean {proposed}?")
@@ -68,11 +61,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def _with_names(text: str) -> str:
-    """Return a mesh of these sizes, or nothing if the text has more than sizes.
-
-    >>> _with_names('4x2'), _with_names('x=4')
-    ('x=4,y=2', '')
-    """
+    """Return a mesh of these sizes, ``x=4,y=2`` for ``4x2``; empty if it has more than sizes."""
     try:
         sizes = parse_shape(text)
     except MisreadError:
@@ -87,15 +76,8 @@ def parse_spec(text: str) -> tuple[SpecEntry, ...]:
 
     An entry is an axis (``data``), several that shard one dimension (``data+model``), or ``_`` for
     a dimension that is not sharded. Dimensions at the end may be omitted; an empty text shards
-    none. Literals of Python and JSON are read as well; in these, names are in quotes.
-
-    Raises:
-      MisreadError: it is none of these; the message suggests a spec if one is likely.
-
-    >>> parse_spec('data,model'), parse_spec('_,data+model'), parse_spec('')
-    (('data', 'model'), (None, ('data', 'model')), ())
-    >>> parse_spec("P('data', None)"), parse_spec('[["data", "model"], null]')
-    (('data', None), (('data', 'model'), None))
+    none. Literals of Python and JSON are read as well; in these, names are in quotes. The error
+    suggests a spec if one is likely.
     """
     scan = _Scanner(text)
     try:
@@ -186,11 +168,7 @@ def _is_json(text: str) -> bool:
 
 
 def _right_way(text: str) -> str:
-    """Return a hint with the likely spec for a text that cannot be read, if there is one.
-
-    >>> _right_way('(data,model),None'), _right_way('data model')
-    ('; write data+model,_', '; write data,model')
-    """
+    """Return a hint with the likely spec for a text that cannot be read, if there is one."""
     scan = _Scanner(text)
     tokens = scan.tokens[scan.is_call :]
     steps = [(token.text in _CLOSING) - (token.text in _CLOSING.values()) for token in tokens]

@@ -19,13 +19,7 @@ class MisreadError(ValueError):
         self.position = position
 
     def lines(self, name: str) -> list[str]:
-        """Return lines about the option ``name``: the reason, the text and a caret below it.
-
-        >>> print(*MisreadError('a size was expected', '8xx2', 2).lines('--shape'), sep='\\n')
-        --shape: a size was expected
-          8xx2
-            ^
-        """
+        """Return lines about the option ``name``: the reason, the text and a caret below it."""
         before, after = printable(self.text[: self.position]), printable(self.text[self.position :])
         if len(before) > _SHOWN // 2:
             before = f"…{before[1 - _SHOWN // 2 :]}"

@@ -116,11 +116,7 @@ class ModelText(NamedTuple):
 
 
 def text_of(path: str, file: BinaryIO) -> ModelText:
-    """Return the text of an open file.
-
-    Raises:
-      MistakesError: it is too large, or not UTF-8.
-    """
+    """Return the text of an open file, which must be in UTF-8 and not too large."""
     content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         raise MistakesError(
@@ -136,12 +132,6 @@ def read_arrays(file: ModelText) -> list[ModelArray]:
     """Return the arrays of a file, for any mesh.
 
     The mesh of the file is not read, and the specs are not checked against a mesh.
-
-    Raises:
-      MistakesError: all mistakes of the file, with the names of the arrays that have them.
-
-    >>> read_arrays(ModelText('model.json', '{"w": {"shape": [8], "dtype": "f32", "spec": "x"}}'))
-    [ModelArray(name='w', shape=(8,), dtype=dtype('float32'), spec=('x',))]
     """
     mistakes = Mistakes(file.path)
     model = _model_of(file, mistakes)
@@ -157,16 +147,13 @@ def read_arrays(file: ModelText) -> list[ModelArray]:
 def read_model(
     file: ModelText, mesh: Mapping[str, int] | None, *, pad: bool, option: str | None = None
 ) -> tuple[dict[str, int], list[Parameter]]:
-    """Return the mesh and the parameters of a model.
+    """Return the mesh and the parameters of a model; an error names all mistakes of the file.
 
     Args:
-      file: a file and its text.
-      mesh: sizes by axis; they override the mesh of the file.
-      pad: pad the sizes that do not divide.
-      option: the option of the command line that gives the mesh; messages name it and ``--pad``.
-
-    Raises:
-      MistakesError: all mistakes of the file, with the names of the parameters that have them.
+     file: a file and its text.
+     mesh: sizes by axis; they override the mesh of the file.
+     pad: pad the sizes that do not divide.
+     option: the option of the command line that gives the mesh; messages name it and ``--pad``.
     """
     mistakes = Mistakes(file.path)
     model = _model_of(file, mistakes)
@@ -189,11 +176,7 @@ class _WrongError(Exception):
 
 
 def _model_of(file: ModelText, mistakes: Mistakes) -> dict[str, Any]:
-    """Return the object of a file, with ``parameters``.
-
-    Raises:
-      MistakesError: it is no JSON, or no object.
-    """
+    """Return the object of a file, with ``parameters``."""
     try:
         document = parse_json(file.text)
     except ValueError as error:
@@ -292,11 +275,7 @@ def _array(
 def _check_axes(
     arrays: Sequence[ModelArray], mesh: Mapping[str, int], of_file: Any, path: str, option: str
 ) -> None:
-    """Check that the mesh that is given has all axes of the specs.
-
-    Raises:
-      MistakesError: it lacks some; one line for each axis, not for each parameter.
-    """
+    """Check that the mesh has all axes of the specs; an error has a line for each other axis."""
     lacking: dict[str, list[str]] = defaultdict(list)
     for array in arrays:
         for entry in array.spec:

@@ -21,8 +21,6 @@ def with_ranges(names: Iterable[str]) -> list[tuple[str, list[str]]]:
 
     >>> [name for name, _ in with_ranges(['a.0.w', 'a.1.w', 'a.3.w', 'b'])]
     ['a.0-1,3.w', 'b']
-    >>> with_ranges(['a.0.0', 'a.0.1', 'a.1.0'])
-    [('a.0.0-1', ['a.0.0', 'a.0.1']), ('a.1.0', ['a.1.0'])]
     """
     alike: dict[tuple[str, ...], list[Numbers]] = defaultdict(list)
     for name in dict.fromkeys(names):

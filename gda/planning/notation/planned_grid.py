@@ -66,13 +66,7 @@ def plan_grid(
 ) -> ShardGrid:
     """Return the grid of an array, on a mesh without processes.
 
-    Args:
-      pad: pad the sizes that do not divide.
-      hint: name the option ``--pad`` in the message for such a size.
-
-    Raises:
-      MistakesError: the spec does not fit the shape and the mesh, a line for each reason; or the
-        array is too large.
+    An error has a line for each reason; with ``hint``, it names the option ``--pad``.
     """
     from gda.layout.grid import ShardGrid
 
@@ -138,12 +132,7 @@ def _hint_of_padding(shape: Shape, mesh: Mapping[str, int], spec: Sequence[SpecE
 
 
 def check_shape_and_mesh(shape: Shape, mesh: Mapping[str, int]) -> None:
-    """Check that the shape and the mesh are within the limits of a plan.
-
-    Raises:
-      MistakesError: the shape or the mesh has more than 64 dimensions, or there are too many
-        devices.
-    """
+    """Check that the shape and the mesh are within the limits of a plan."""
     check_dimensions("shape", shape)
     check_dimensions("mesh", mesh)
     if (devices := math.prod(mesh.values())) > MAX_DEVICES:
