@@ -84,7 +84,7 @@ _BREAKS = (r"(?:[^ ,]|,(?=[0-9]))+[ ,]*|[ ,]+", r"[^,]+,*|,+")
 
 
 def wrap(text: str, width: int, *, cuts_words: bool = True) -> list[str]:
-    """Return a text in lines of at most ``width`` columns; words stay whole unless ``cuts_words``."""
+    """Return a text in lines of at most ``width`` columns; only ``cuts_words`` breaks words."""
     if text_width(text) <= width:
         return [text]
     lines, taken = [""], 0

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import reprlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -87,8 +87,8 @@ class Mistakes:
         """Add the mistakes of a parameter that the block raises."""
         try:
             yield
-        except _WrongError as error:
-            for message in error.args:
+        except MistakesError as error:
+            for message in error.lines:
                 self.add(message, name)
 
     def check(self) -> None:
@@ -163,16 +163,15 @@ def read_model(
     arrays, parameters = [], []
     for name, entry in model["parameters"].items():
         with mistakes.of(name):
-            arrays.append(_array(name, entry, defaults, sizes, pad))
-            parameters.append(_parameter(arrays[-1], sizes, pad, hint=option is not None))
+            array = _array(name, entry, defaults, sizes, pad)
+            arrays.append(array)
+            has_hint = option is not None
+            grid = plan_grid(array.shape, array.dtype, sizes, array.spec, pad=pad, hint=has_hint)
+            parameters.append(Parameter(grid, array.dtype, name))
     if mesh is not None:
         _check_axes(arrays, sizes, model.get("mesh"), file.path, option or "mesh")
     mistakes.check()
     return sizes, parameters
-
-
-class _WrongError(Exception):
-    """The mistakes of a parameter, message by message."""
 
 
 def _model_of(file: ModelText, mistakes: Mistakes) -> dict[str, Any]:
@@ -223,52 +222,51 @@ def _mesh_from(given: Any) -> dict[str, int]:
     return given
 
 
-class _Defaults(NamedTuple):
-    """The dtype and the spec of the parameters without their own."""
+def _defaults_of(model: Mapping[str, Any], mistakes: Mistakes) -> dict[str, Any]:
+    """Return the dtype, which may be None, and the spec of the parameters without their own."""
+    given = {key: model[key] for key in ("dtype", "spec") if model.get(key) is not None}
+    values, wrong = _read(given)
+    for message in wrong:
+        mistakes.add(message)
+    return {"dtype": values.get("dtype"), "spec": values.get("spec") or ()}
 
-    dtype: np.dtype[Any] | None
-    spec: tuple[SpecEntry, ...]
 
-
-def _defaults_of(model: Mapping[str, Any], mistakes: Mistakes) -> _Defaults:
-    values = {}
-    for key, read in (("dtype", _dtype_of), ("spec", _spec_of)):
+def _read(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return what is known of a shape, a dtype and a spec, None for a wrong one, and mistakes."""
+    values, wrong = {}, []
+    for key, read in (("shape", _shape_of), ("dtype", _dtype_of), ("spec", _spec_of)):
         try:
-            values[key] = None if model.get(key) is None else read(model[key])
-        except _WrongError as error:
-            mistakes.add(error.args[0])
-    return _Defaults(values.get("dtype"), values.get("spec") or ())
+            if key in given:
+                values[key] = read(given[key])
+        except MistakesError as error:
+            wrong += error.lines
+            values[key] = None
+    return values, wrong
 
 
 def _array(
     name: str,
     entry: Any,
-    defaults: _Defaults,
+    defaults: Mapping[str, Any],
     mesh: Mapping[str, int] | None = None,
     pad: bool = False,
 ) -> ModelArray:
     """Return a parameter; of a wrong one, its mistakes on a mesh are reported as well."""
     if not isinstance(entry, dict):
-        raise _WrongError(f'expected is {{"shape": [...], ...}}, not {_short(entry)}')
-    wrong = _unknown_keys(entry, _OF_A_PARAMETER)
+        raise MistakesError(f'expected is {{"shape": [...], ...}}, not {_short(entry)}')
     given = {key: value for key, value in entry.items() if (key, value) != ("dtype", None)}
-    values: dict[str, Any] = defaults._asdict()
-    for key, read in (("shape", _shape_of), ("dtype", _dtype_of), ("spec", _spec_of)):
-        try:
-            if key in given:
-                values[key] = read(given[key])
-        except _WrongError as error:
-            wrong += error.args
-            values[key] = None
+    values, wrong = _read(given)
+    values = {**defaults, **values}
+    wrong = _unknown_keys(entry, _OF_A_PARAMETER) + wrong
     if "shape" not in given:
         wrong.append('there is no "shape"')
-    if "dtype" not in given and defaults.dtype is None:
+    if "dtype" not in given and defaults["dtype"] is None:
         wrong.append('there is no "dtype", here or for all parameters')
     if wrong and mesh is not None:
         # The readable part of its layout may be wrong, too.
         wrong += mistakes_of_spec(values["spec"] or (), mesh, values.get("shape"), pad=pad)
     if wrong:
-        raise _WrongError(*wrong)
+        raise MistakesError(*wrong)
     return ModelArray(name, **values)
 
 
@@ -293,30 +291,22 @@ def _check_axes(
     raise MistakesError(*lines[:_SHOWN])
 
 
-def _parameter(array: ModelArray, mesh: Mapping[str, int], pad: bool, *, hint: bool) -> Parameter:
-    try:
-        grid = plan_grid(array.shape, array.dtype, mesh, array.spec, pad=pad, hint=hint)
-    except MistakesError as error:
-        raise _WrongError(*error.lines) from None
-    return Parameter(grid, array.dtype, array.name)
-
-
 def _shape_of(given: Any) -> Shape:
     if not isinstance(given, list) or not all(type(size) is int for size in given):
-        raise _WrongError(f'"shape" must be a list of integers, not {_short(given)}')
-    _check_dimensions("shape", given)
+        raise MistakesError(f'"shape" must be a list of integers, not {_short(given)}')
+    check_dimensions("shape", given)
     if any(not 0 <= size < 2**63 for size in given):
-        raise _WrongError(f'"shape" is {_short(given)}; sizes are from 0 to 2**63 - 1')
+        raise MistakesError(f'"shape" is {_short(given)}; sizes are from 0 to 2**63 - 1')
     return tuple(given)
 
 
 def _dtype_of(given: Any) -> np.dtype[Any]:
     if not isinstance(given, str):
-        raise _WrongError(f'"dtype" must be a name such as "bfloat16", not {_short(given)}')
+        raise MistakesError(f'"dtype" must be a name such as "bfloat16", not {_short(given)}')
     try:
         return _known_dtype(given)
     except MisreadError as error:
-        raise _WrongError(f'"dtype" {error}') from None
+        raise MistakesError(f'"dtype" {error}') from None
 
 
 _known_dtype = lru_cache(maxsize=256)(parse_dtype)
@@ -327,30 +317,23 @@ def _spec_of(given: Any) -> tuple[SpecEntry, ...]:
         return ()
     for value in (given, *given) if isinstance(given, list) else ():
         if isinstance(value, list):
-            _check_dimensions("spec", value)
+            check_dimensions("spec", value)
     try:
         if isinstance(given, str):
             _check_letters("spec", given)
             return parse_spec(given)
         entries = check_spec(given, (0,) * len(given) if isinstance(given, list) else ())
     except (MisreadError, MistakesError) as error:
-        raise _WrongError(f'"spec" {error}') from None
+        raise MistakesError(f'"spec" {error}') from None
     except (TypeError, ValueError) as error:
-        raise _WrongError(str(error)) from None
+        raise MistakesError(str(error)) from None
     for word in NOT_SHARDED:
         if any(word in (entry if isinstance(entry, tuple) else (entry,)) for entry in entries):
-            raise _WrongError(
+            raise MistakesError(
                 f'"spec" is {_short(given)}; in a list, a dimension that is not sharded is null, '
                 f'not "{word}"'
             )
     return entries
-
-
-def _check_dimensions(kind: str, value: Sized) -> None:
-    try:
-        check_dimensions(kind, value)
-    except MistakesError as error:
-        raise _WrongError(*error.lines) from None
 
 
 def _check_letters(kind: str, text: str) -> None:
