@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 
 from gda.layout.tables import lines_of_rows, table, text_width, wrap
 from gda.layout.text import counted, format_bytes, printable
+from gda.planning.planned_array import LISTED
 
 _LABEL = 14  # wide enough for all labels, so that the answers below each other are aligned
 _INDENT = " " * 12
@@ -51,6 +52,19 @@ def two_tables(
     for upper, lower in zip(above, below, strict=True):
         lines += [*upper, *(f"{_INDENT}{line}" for line in lower)]
     return lines
+
+
+def table_of_some(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    count: int,
+    one: str,
+    *,
+    right: Container[str],
+) -> list[str]:
+    """Return a table of the first of ``count`` rows, and the line for those that it omits."""
+    lines = table([header, *rows], right=right, width=terminal_width())
+    return [*lines, *left_out(len(rows), count, one, LISTED)]
 
 
 def left_out(shown: int, count: int, one: str, in_json: int | None = None) -> list[str]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.commands import (
@@ -18,11 +18,10 @@ from gda.cli.commands import (
     read_given,
     read_option,
 )
-from gda.cli.facts import facts, held_and_distinct, left_out, terminal_width, two_tables
+from gda.cli.facts import facts, held_and_distinct, left_out, table_of_some, two_tables
 from gda.cli.layout_options import add_array_options, read_array, read_text, refuse_options
 from gda.layout.padding import format_padding
 from gda.layout.spec import format_spec
-from gda.layout.tables import table
 from gda.layout.text import (
     counted,
     format_bytes,
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 _DEVICES_SHOWN = 16
 _ROWS_SHOWN = 10
 _AXES_AS_COLUMNS = 4
+_COORDINATES = "mesh coordinates"  # the column of more axes
 _OF_ONE_ARRAY = ("shape", "dtype", "spec", "process", "locate")
 _NEEDED = "give --shape, --dtype, --mesh and --spec for one array, or --tree FILE for a model"
 
@@ -199,12 +199,11 @@ def _bytes_of_a_process(array: PlannedArray) -> str:
 
 
 def _process_lines(array: PlannedArray, process: int) -> list[str]:
-    from gda.planning.array import LISTED, about_process
+    from gda.planning.array import about_process
 
     about = about_process(array, process, limit=_DEVICES_SHOWN)
-    mesh, first, count = array.grid.mesh_shape, process * about["num_devices"], about["num_devices"]
+    first, count = process * about["num_devices"], about["num_devices"]
     which = f"device {first}" if count == 1 else f"devices {first} to {first + count - 1}"
-    blocks = {block["block"]: block for block in about["blocks"]}
     lines = facts(
         [
             ("process", f"{process}, of {which}"),
@@ -213,67 +212,55 @@ def _process_lines(array: PlannedArray, process: int) -> list[str]:
             ("writes", _bytes_of_blocks(about["nbytes_written"], about["num_blocks_written"])),
         ]
     )
-    rows, unmarked = [], {block for block in blocks if blocks[block]["is_written"]}
+    unmarked = {block["block"] for block in about["blocks"] if block["is_written"]}
+    cells = []
     for device in about["devices"]:
         block = device["block"]
-        index = format_index(array.grid.block_index(block))
         mark = "written" if block in unmarked else ""
         unmarked.discard(block)
-        at = _at(device["coordinates"], mesh)
-        rows.append([str(device["device"]), *at, str(device["replica_id"]), index, mark])
-    header = ["device", *_axes(mesh), "replica", "block", ""]
-    right = {"device", "replica", *mesh}
-    return [
-        *lines,
-        "",
-        *table([header, *rows], right=right, width=terminal_width()),
-        *left_out(len(rows), count, "device", LISTED),
-    ]
+        index = format_index(array.grid.block_index(block))
+        cells.append([str(device["replica_id"]), index, mark])
+    right = {"device", "replica", *array.grid.mesh_shape}
+    return [*lines, "", *_device_lines(array, about, ["replica", "block", ""], cells, right)]
 
 
 def _element_lines(array: PlannedArray, element: tuple[int, ...]) -> list[str]:
-    from gda.planning.array import LISTED, about_element
+    from gda.planning.array import about_element
 
     about = about_element(array, element, limit=_DEVICES_SHOWN)
-    mesh, count = array.grid.mesh_shape, about["num_devices"]
     lines = facts(
         [
             ("element", format_shape(element)),
             ("block", format_index(array.grid.block_index(about["block"]))),
             ("offset", f"{format_shape(about['offset'])} within the block"),
-            ("held by", counted(count, "device")),
+            ("held by", counted(about["num_devices"], "device")),
         ]
     )
-    rows = [
-        [
-            str(device["device"]),
-            *_at(device["coordinates"], mesh),
-            str(device["process"]),
-            str(device["replica_id"]),
-        ]
-        for device in about["devices"]
-    ]
-    header = ["device", *_axes(mesh), "process", "replica"]
-    return [
-        *lines,
-        "",
-        *table([header, *rows], right={*header}, width=terminal_width()),
-        *left_out(len(rows), count, "device", LISTED),
-    ]
+    cells = [[str(each["process"]), str(each["replica_id"])] for each in about["devices"]]
+    right = {"device", "process", "replica", *array.grid.mesh_shape, _COORDINATES}
+    return [*lines, "", *_device_lines(array, about, ["process", "replica"], cells, right)]
+
+
+def _device_lines(
+    array: PlannedArray,
+    about: Mapping[str, Any],
+    header: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    right: Container[str],
+) -> list[str]:
+    """Return the table of some devices; ``header`` and ``cells`` are those beside the place."""
+    mesh, rows = array.grid.mesh_shape, []
+    axes = [*mesh] if len(mesh) <= _AXES_AS_COLUMNS else [_COORDINATES]
+    for device, others in zip(about["devices"], cells, strict=True):
+        at = [str(coordinate) for coordinate in device["coordinates"]]
+        at = at if len(mesh) <= _AXES_AS_COLUMNS else [",".join(at)]
+        rows.append([str(device["device"]), *at, *others])
+    header = ["device", *axes, *header]
+    return table_of_some(header, rows, about["num_devices"], "device", right=right)
 
 
 def _bytes_of_blocks(nbytes: int, blocks: int) -> str:
     return f"{format_bytes(nbytes)} in {counted(blocks, 'block')}"
-
-
-def _axes(mesh: Mapping[str, int]) -> list[str]:
-    return list(mesh) if len(mesh) <= _AXES_AS_COLUMNS else ["mesh coordinates"]
-
-
-def _at(coordinates: list[int], mesh: Mapping[str, int]) -> list[str]:
-    if len(mesh) <= _AXES_AS_COLUMNS:
-        return [str(coordinate) for coordinate in coordinates]
-    return [",".join(map(str, coordinates))]
 
 
 # A model.

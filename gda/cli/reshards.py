@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gda.cli.commands import CALCULATION_ERRORS, OK, add_command, print_json, read_given
-from gda.cli.facts import facts, left_out, terminal_width, two_tables
+from gda.cli.facts import facts, left_out, table_of_some, terminal_width, two_tables
 from gda.cli.layout_options import add_array_options, read_array, read_text, refuse_options
 from gda.layout.padding import format_padding, format_percent
 from gda.layout.spec import format_spec
@@ -199,8 +199,6 @@ def _load_row(does: str, loads: Loads, each: str) -> list[str]:
 
 def _link_lines(moves: ListedMoves) -> list[str]:
     """Return the table of the busiest links."""
-    from gda.planning.moves import LISTED
-
     links = moves.links
     if links is None:
         return facts(("note", note) for note in moves.notes)
@@ -210,9 +208,7 @@ def _link_lines(moves: ListedMoves) -> list[str]:
         [f"process {link.source_process} to {link.target_process}", format_bytes(link.nbytes)]
         for link in links[:_LINKS_SHOWN]
     ]
-    more = left_out(len(rows), len(links), "link", LISTED)
-    rows = [["busiest links", "bytes"], *rows]
-    return [*table(rows, right={"bytes"}, width=terminal_width()), *more]
+    return table_of_some(["busiest links", "bytes"], rows, len(links), "link", right={"bytes"})
 
 
 # A model.
@@ -303,8 +299,6 @@ def _held_twice(moves: ModelMoves) -> list[str]:
 
 
 def _process_lines(processes: Sequence[Mapping[str, Any]]) -> list[str]:
-    from gda.planning.moves import LISTED
-
     columns = {
         "keeps": "nbytes_kept",
         "moves within": "nbytes_within",
@@ -321,10 +315,7 @@ def _process_lines(processes: Sequence[Mapping[str, Any]]) -> list[str]:
         for each in shown
     ]
     header = ["process", *columns]
-    return [
-        *table([header, *rows], right={*header}, width=terminal_width()),
-        *left_out(len(rows), len(processes), "process", LISTED),
-    ]
+    return table_of_some(header, rows, len(processes), "process", right={*header})
 
 
 def _padding_lines(rows: Sequence[MovesRow], *, is_asked: bool) -> list[str]:

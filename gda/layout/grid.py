@@ -126,11 +126,7 @@ class ShardGrid:
 
     @property
     def padded_shape(self) -> Shape:
-        """The shape of the array with its padding: the global shape if the mesh divides it.
-
-        >>> ShardGrid((50257, 768), {'x': 8}, ('x',), pad=True).padded_shape
-        (50264, 768)
-        """
+        """The shape of the array with its padding: the global shape if the mesh divides it."""
         return tuple(map(operator.mul, self.shard_shape, self._layout.parts))
 
     @property
@@ -289,11 +285,7 @@ class ShardGrid:
     # All devices: O(devices), vectorised, cached.
 
     def indices(self) -> list[Index]:
-        """Return the index of every device, in device order; equal indices are one object.
-
-        >>> ShardGrid((4,), {'x': 2, 'y': 2}, ('x',)).indices()[1:3]
-        [(slice(0, 2, None),), (slice(2, 4, None),)]
-        """
+        """Return the index of every device, in device order; equal indices are one object."""
         blocks = all_blocks(self.global_shape, self._layout.parts)
         return [blocks[number] for number in self._layout.block_list]
 

@@ -29,7 +29,7 @@ from gda.layout.spec import (
     nearest_sizes,
 )
 from gda.layout.text import format_processes, itemsize_error
-from gda.layout.tiling import Tiling
+from gda.layout.tiling import Tiling, indices_of
 
 _SHOWN_IN_MESSAGES = 6
 
@@ -273,10 +273,7 @@ class ProcessView:
         return sum(placed.stop - placed.start for placed in self._placed(dimension).values())
 
     def _indices_by(self, slices: Sequence[Mapping[int, slice]]) -> list[Index]:
-        if not slices:
-            return [()] * len(self.block_ids)
-        columns = zip(slices, self._columns, strict=True)
-        return list(zip(*[map(known.__getitem__, column) for known, column in columns]))  # noqa: B905
+        return list(indices_of(slices, self._columns, len(self.block_ids)))
 
     def check_regular(self) -> None:
         """Raise ``ValueError``, and show the blocks, unless ``is_regular``."""

@@ -87,9 +87,6 @@ class Processes:
 
         The first call costs O(devices) if the process numbers ascend, as on most meshes, or a sort
         of the devices if they do not. Later calls cost O(log(devices)).
-
-        >>> Processes([4, 4, 0, 0]).positions(1)
-        array([], dtype=int64)
         """
         order, numbers = self._by_process
         # Not np.searchsorted, which has no order for an int64 and a number beyond 2**63.

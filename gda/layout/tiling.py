@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -139,6 +139,18 @@ class Tiling:
         """Return the elements of some blocks."""
         size = math.prod(self.shard_shape) if self.is_even else self.boxes(blocks).sizes
         return np.broadcast_to(np.int64(size), blocks.shape)
+
+
+def indices_of(
+    slices: Sequence[Mapping[int, slice] | Sequence[slice]],
+    columns: Sequence[Sequence[int]],
+    count: int,
+) -> Iterable[Index]:
+    """Return the indices of so many blocks, whose slices are known by number for each dimension."""
+    if not slices:
+        return [()] * count
+    chosen = [map(known.__getitem__, column) for known, column in zip(slices, columns, strict=True)]
+    return zip(*chosen, strict=True)
 
 
 def all_blocks(global_shape: Shape, ways: Sequence[int]) -> list[Index]:

@@ -33,9 +33,7 @@ import numpy as np
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
 from gda.layout.reshard.flow import tiling_of
-from gda.planning.planned_array import PlannedArray, index_for_json
-
-LISTED = 16_384
+from gda.planning.planned_array import LISTED, PlannedArray, index_for_json
 
 
 def document_of(

@@ -39,6 +39,7 @@ from gda.planning.planned_array import (
     BELOW_A_BYTE,
     check_devices_per_process,
     is_below_a_byte,
+    layout_for_json,
     spec_for_json,
 )
 
@@ -105,10 +106,7 @@ class ParameterRow:
             "nbytes_per_device": self.bytes_per_device,
             "shape": list(grid.global_shape),
             "dtype": self.parameter.dtype.name,
-            "spec": spec_for_json(grid.spec),
-            "shard_shape": list(grid.shard_shape),
-            "padded_shape": list(grid.padded_shape),
-            **self.padding.document(),
+            **layout_for_json(grid, self.padding),
             "num_replicas": grid.num_replicas,
             "nbytes": self.parameter.nbytes,
         }

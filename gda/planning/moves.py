@@ -55,11 +55,10 @@ from gda.layout.padding import Padding, padding_of
 from gda.layout.processes import Processes
 from gda.layout.reshard.flow import tiling_of
 from gda.layout.reshard.plan import Link, ReshardPlan
-from gda.planning.array import LISTED
 from gda.planning.model import ModelPlan
 from gda.planning.notation.model_file import Parameter
 from gda.planning.notation.name_ranges import with_ranges
-from gda.planning.planned_array import spec_for_json
+from gda.planning.planned_array import LISTED, layout_for_json
 
 # Some answers list every move, about 10 million in a second.
 MOST_MOVES = 5_000_000
@@ -242,17 +241,13 @@ class ModelMoves:
 
     @cached_property
     def received_by_device(self) -> IntArray:
-        return self._by_device("received_by_device", self.target)
+        counted = [count * plan.received_by_device for plan, count in self.plans]
+        return sum(counted, np.zeros(self.target.num_devices, np.int64))
 
     @cached_property
     def sent_by_device(self) -> IntArray:
-        return self._by_device("sent_by_device", self.source)
-
-    def _by_device(self, name: str, model: ModelPlan) -> IntArray:
-        totals = np.zeros(model.num_devices, np.int64)
-        for plan, count in self.plans:
-            totals += count * getattr(plan, name)
-        return totals
+        counted = [count * plan.sent_by_device for plan, count in self.plans]
+        return sum(counted, np.zeros(self.source.num_devices, np.int64))
 
     @cached_property
     def received_by_process(self) -> dict[int, int]:
@@ -346,16 +341,8 @@ class MovesRow(NamedTuple):
             "shape": list(self.plan.source.global_shape),
             "dtype": self.alike.before.dtype.name,
             **{f"nbytes_{kind}": self.nbytes(kind) for kind in kinds},
-            "before": self._layout_document(self.plan.source),
-            "after": self._layout_document(self.plan.target),
-        }
-
-    def _layout_document(self, grid: ShardGrid) -> dict[str, Any]:
-        return {
-            "spec": spec_for_json(grid.spec),
-            "shard_shape": list(grid.shard_shape),
-            "padded_shape": list(grid.padded_shape),
-            **self.alike.padding(grid).document(),
+            "before": layout_for_json(self.plan.source, self.alike.padding(self.plan.source)),
+            "after": layout_for_json(self.plan.target, self.alike.padding(self.plan.target)),
         }
 
 

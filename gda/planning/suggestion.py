@@ -12,8 +12,8 @@ import numpy as np
 from gda.layout.grid import ShardGrid
 from gda.layout.reshard.flow import tiling_of
 from gda.layout.reshard.overlaps import Pieces
-from gda.planning.array import LISTED
 from gda.planning.moves import Alike, ListedMoves, ModelMoves
+from gda.planning.planned_array import LISTED
 
 # A second or less each.
 _MOST_PLANNED = 2**17  # devices, of all plans together

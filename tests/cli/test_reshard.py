@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gda import ReshardPlan, ShardGrid, cli
+from gda.cli import facts
 from gda.planning import moves as planned_moves
 from gda.planning.notation.layouts import parse_spec
 
@@ -168,7 +169,8 @@ def test_too_many_moves_to_count_sent_bytes(run: Run, monkeypatch: pytest.Monkey
 def test_more_links_than_are_listed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     args = (*ARRAY, "--mesh", "x=8", "--spec", "x", "--to-spec", "_,x", "--no-picture")
     args = (*args, "--devices-per-process", "2")
-    monkeypatch.setattr(planned_moves, "LISTED", 11)
+    for module in (facts, planned_moves):
+        monkeypatch.setattr(module, "LISTED", 11)
     assert "… 7 more links; --json lists 11\n" in run("reshard", *args)[1]
     document = reshard(*args)
     assert (document["num_links"], len(document["links"])) == (12, 11)

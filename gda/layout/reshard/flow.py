@@ -123,9 +123,6 @@ class RequestQueue:
 
     def senders(self, sets: IntArray, sizes: IntArray) -> IntArray:
         """Add pieces to the queues; return the places of the devices that send them."""
-        return self._shares.senders(sets, self._begins(sets, sizes))
-
-    def _begins(self, sets: IntArray, sizes: IntArray) -> IntArray:
         order = np.argsort(sets, kind="stable")
         ordered, ends = sets[order], np.cumsum(sizes[order])
         firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
@@ -134,7 +131,7 @@ class RequestQueue:
         begins = np.empty_like(ends)
         begins[order] = ends - sizes[order] - np.repeat(before, counts) + self._ends[ordered]
         self._ends += summed(sets, sizes, len(self._ends))
-        return begins
+        return self._shares.senders(sets, begins)
 
 
 class PieceRun(NamedTuple):
@@ -197,11 +194,6 @@ class Flow:
         return kept
 
     @property
-    def received_near(self) -> IntArray:
-        """Elements that each target device gets from others of its process."""
-        return self.near.received
-
-    @property
     def received(self) -> IntArray:
         """Elements that each target device gets from others."""
         return tiling_of(self.target).sizes(self.target.block_ids) - self.kept
@@ -213,7 +205,8 @@ class Flow:
         if regular is not None:
             return regular
         num_looks = int(self._holding.num_blocks[self._ranks[self._ranks >= 0]].sum())
-        return self.near_by_piece() if self.num_pieces <= num_looks else self.near_by_held_block()
+        is_short = self.num_pieces <= num_looks
+        return self.near_of(self.looks_by_piece() if is_short else self.looks_by_held_block())
 
     def near_of_regular(self) -> Near | None:
         """Return the near elements if all processes have regular blocks: O(devices); else None."""
@@ -237,15 +230,8 @@ class Flow:
         near.asked[:] -= summed(groups[old], self.kept[old], len(near.asked))
         return near
 
-    def near_by_piece(self) -> Near:
-        """Return the near elements, from a list of all pieces."""
-        return self._near_of(self._by_piece())
-
-    def near_by_held_block(self) -> Near:
-        """Return the near elements, from the blocks of the process of every target device."""
-        return self._near_of(self._by_held_block())
-
-    def _near_of(self, looks: Iterator[tuple[IntArray, IntArray, IntArray]]) -> Near:
+    def near_of(self, looks: Iterator[tuple[IntArray, IntArray, IntArray]]) -> Near:
+        """Return the near elements, from target devices with source blocks and sizes."""
         near = Near(np.zeros_like(self.kept), np.zeros_like(self._holding.counts))
         for devices, blocks, sizes in looks:
             groups = self._holding.groups(blocks, self._ranks[devices])
@@ -254,13 +240,13 @@ class Flow:
             near.asked[:] += summed(groups[is_near], sizes[is_near], len(near.asked))
         return near
 
-    def _by_piece(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
+    def looks_by_piece(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
         """Yield target devices with the pieces of their blocks: source block and size."""
         for devices in _runs(self.pieces.counts(self.target.block_ids)):
             pieces = self.pieces.listed(self.target.block_ids[devices])
             yield devices[pieces.rows], pieces.source_blocks, pieces.sizes
 
-    def _by_held_block(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
+    def looks_by_held_block(self) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
         """Yield target devices with the blocks of their process, and what these have of theirs."""
         known = np.flatnonzero(self._ranks >= 0)
         counts = self._holding.num_blocks[self._ranks[known]]
@@ -272,16 +258,6 @@ class Flow:
     # The bytes that each device sends.
 
     @property
-    def sent_near(self) -> IntArray:
-        """Elements that each source device sends to others of its process."""
-        return self._sent[0]
-
-    @property
-    def sent_far(self) -> IntArray:
-        """Elements that each source device sends to other processes."""
-        return self._sent[1]
-
-    @property
     def is_listed(self) -> bool:
         """True if pieces have several sizes, and some have a choice of senders.
 
@@ -291,7 +267,8 @@ class Flow:
         return self.pieces.common_size is None and has_choice
 
     @cached_property
-    def _sent(self) -> tuple[IntArray, IntArray]:
+    def sent(self) -> tuple[IntArray, IntArray]:
+        """Elements that each source device sends to others of its process, and to others."""
         near, far = (np.zeros(self.source.num_devices, np.int64) for _ in range(2))
         if self.is_listed:
             for run in self.runs():

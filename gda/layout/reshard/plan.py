@@ -38,6 +38,7 @@ from gda.layout.numbering import IntArray, read_only
 from gda.layout.reshard.flow import Flow, homes_of, numbers_of, ranks_of, summed
 from gda.layout.spec import Index, format_spec
 from gda.layout.text import format_bytes, itemsize_error
+from gda.layout.tiling import indices_of
 
 
 @set_module("gda")
@@ -200,7 +201,7 @@ class ReshardPlan:
     @property
     def nbytes_within_processes(self) -> int:
         """Bytes that go to another device of the same process."""
-        return 0 if self._flow is None else int(self._flow.received_near.sum()) * self.itemsize
+        return 0 if self._flow is None else int(self._flow.near.received.sum()) * self.itemsize
 
     @property
     def nbytes_between_processes(self) -> int:
@@ -231,7 +232,8 @@ class ReshardPlan:
         """Bytes that each source device sends to others: int64 ``[source.num_devices]``."""
         if self._flow is None:
             return read_only(np.zeros(self.source.num_devices, np.int64))
-        return read_only((self._flow.sent_near + self._flow.sent_far) * self.itemsize)
+        near, far = self._flow.sent
+        return read_only((near + far) * self.itemsize)
 
     @property
     def received_by_process(self) -> dict[int, int]:
@@ -239,14 +241,15 @@ class ReshardPlan:
         flow = self._flow
         if flow is None:
             return dict.fromkeys(numbers_of(self.target), 0)
-        return _by_process((flow.received - flow.received_near) * self.itemsize, self.target)
+        return _by_process((flow.received - flow.near.received) * self.itemsize, self.target)
 
     @property
     def sent_by_process(self) -> dict[int, int]:
         """Bytes that each process of the source sends to other processes."""
         if self._flow is None:
             return dict.fromkeys(numbers_of(self.source), 0)
-        return _by_process(self._flow.sent_far * self.itemsize, self.source)
+        _, far = self._flow.sent
+        return _by_process(far * self.itemsize, self.source)
 
     @property
     def largest_sender(self) -> Load:
@@ -280,7 +283,7 @@ class ReshardPlan:
         for run in self._flow.runs():
             columns = [segments.tolist() for segments in run.pieces.segments]
             of_source, of_target = (
-                _indices([known[side] for known in slices], columns, len(run.sources))
+                indices_of([known[side] for known in slices], columns, len(run.sources))
                 for side in (0, 1)
             )
             nbytes = (run.pieces.sizes * self.itemsize).tolist()
@@ -351,16 +354,6 @@ class ReshardPlan:
             f"{format_bytes(self.nbytes_within_processes)} within processes, "
             f"{format_bytes(self.nbytes_between_processes)} between processes)"
         )
-
-
-def _indices(
-    slices: Sequence[list[slice]], columns: Sequence[list[int]], count: int
-) -> Iterable[Index]:
-    """Return the indices of some pieces, whose slices are known by number for each dimension."""
-    if not slices:
-        return [()] * count
-    chosen = [map(known.__getitem__, column) for known, column in zip(slices, columns, strict=True)]
-    return zip(*chosen, strict=True)
 
 
 def _by_process(by_device: IntArray, grid: ShardGrid) -> dict[int, int]:

@@ -99,7 +99,7 @@ def _entries(scan: _Scanner) -> tuple[SpecEntry, ...]:
 
 
 def _entry(scan: _Scanner) -> SpecEntry:
-    if scan.skip_word("_"):
+    if scan.skip("_"):
         if scan.next.is_mark("+"):
             scan.fail("a dimension that is not sharded has no axis")
         return None
@@ -146,7 +146,7 @@ def _literal_entry(scan: _Scanner) -> SpecEntry:
     if scan.is_opening:
         names = _items(scan, _quoted_name)
         return names[0] if len(names) == 1 else tuple(names) or None
-    if scan.skip_word("null" if _is_json(scan.text) else "None"):
+    if scan.skip("null" if _is_json(scan.text) else "None"):
         return None
     return _quoted_name(scan)
 
@@ -270,14 +270,9 @@ class _Scanner:
     def advance(self) -> None:
         self._at += 1
 
-    def skip(self, mark: str) -> bool:
-        """Pass over a mark if it comes next; return whether it did."""
-        found = self.next.is_mark(mark)
-        self._at += found
-        return found
-
-    def skip_word(self, word: str) -> bool:
-        found = self.next.kind == "word" and self.next.text == word
+    def skip(self, text: str) -> bool:
+        """Pass over a mark, or a word without quotes, if it comes next; return True if it did."""
+        found = self.next.text == text and not self.next.is_quoted
         self._at += found
         return found
 

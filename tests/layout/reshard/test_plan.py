@@ -308,7 +308,8 @@ def test_all_ways_to_find_near_data_agree(plan: ReshardPlan) -> None:
     source_ids = np.array(ids_of(plan.source, plan.source_ids))
     target_ids = np.array(ids_of(plan.target, plan.target_ids))
     flow = flows.Flow(plan.source, plan.target, flows.homes_of(source_ids, target_ids))
-    for near in (flow.near_by_piece(), flow.near_by_held_block(), flow.near_of_regular()):
+    looks = (flow.looks_by_piece(), flow.looks_by_held_block())
+    for near in (*map(flow.near_of, looks), flow.near_of_regular()):
         if near is not None:
             assert near.received.tolist() == flow.near.received.tolist()
             assert near.asked.tolist() == flow.near.asked.tolist()
