@@ -305,10 +305,10 @@ def test_one_device_and_all_devices_give_the_same_answers(
 ) -> None:
     grid = case.grid
     indices, blocks = grid.indices(), grid.blocks()
-    assert grid.shards_at(range(grid.num_devices)) == grid.indices_and_replica_ids()
-    assert grid.indices_and_replica_ids() == list(
-        zip(indices, grid.replica_ids.tolist(), strict=True)
-    )
+    shards = list(zip(indices, grid.replica_ids.tolist(), strict=True))
+    assert grid.indices_and_replica_ids() == shards
+    assert grid.shards_at(range(grid.num_devices)) == shards
+    assert grid.shards_at(range(grid.num_devices)[::-1]) == shards[::-1]
     assert blocks == [grid.block_index(block) for block in range(grid.num_shards)]
     for position, coordinates in enumerate(itertools.product(*map(range, case.mesh.values()))):
         for device in (position, coordinates):
@@ -318,21 +318,6 @@ def test_one_device_and_all_devices_give_the_same_answers(
             starts = zip(grid.coordinates(device), grid.shard_shape, strict=True)
             assert [part * size for part, size in starts] == grid.starts[position].tolist()
         assert blocks[grid.block_ids[position]] == indices[position]
-
-
-@given(small_cases)
-def test_every_element_is_held_by_as_many_devices_as_there_are_replicas(
-    case: ShardedCase[dict[str, int]],
-) -> None:
-    grid = case.grid
-    holders = np.zeros(grid.global_shape, int)
-    owners = np.zeros(grid.global_shape, int)
-    for index, replica_id in grid.indices_and_replica_ids():
-        assert holders[index].shape == grid.shard_shape
-        holders[index] += 1
-        owners[index] += replica_id == 0
-    assert (holders == grid.num_replicas).all()
-    assert (owners == 1).all()
 
 
 @given(sharded_cases(mesh_shapes(max_devices=64), allow_empty=False), st.data())
@@ -348,16 +333,6 @@ def test_an_element_is_located_where_a_search_finds_it(
     assert located.dtype == np.int64
     assert located.tolist() == np.flatnonzero(inside.all(axis=1)).tolist()
     assert grid.replica_ids[located].tolist() == list(range(grid.num_replicas))
-
-
-@given(small_cases, st.data())
-def test_some_devices_are_answered_for_in_the_order_they_are_asked_about(
-    case: ShardedCase[dict[str, int]], data: st.DataObject
-) -> None:
-    grid = case.grid
-    positions = data.draw(st.lists(st.integers(0, grid.num_devices - 1)), label="positions")
-    everything = grid.indices_and_replica_ids()
-    assert grid.shards_at(positions) == [everything[position] for position in positions]
 
 
 @given(small_cases, small_cases)
@@ -437,16 +412,13 @@ def test_a_padded_grid_is_that_of_the_padded_shape_without_the_padding(
 BAD: list[tuple[tuple[Any, Any, Any], type[Exception], str]] = [
     (((6, 2), XY, P("x")), ValueError, "global shape (6, 2) cannot be sharded by P('x') on the m"),
     (((8,), XY, P("x", "y")), ValueError, "spec P('x', 'y') has 2 entries, but global shape (8,)"),
-    (((8, 2), XY, P("x", P.UNCONSTRAINED)), ValueError, "spec P('x', UNCONSTRAINED) leaves dimen"),
     (((8, 2), XY, P("q")), ValueError, "spec P('q') shards dimension 0 by mesh axis 'q', but the"),
     # An iterator can be read only once: the second look at it, for the message, sees nothing.
     (((8, 2), XY, iter(["q"])), ValueError, "spec P('q') shards dimension 0 by mesh axis 'q', bu"),
-    (((8, 2), XY, P("x", "x")), ValueError, "spec P('x', 'x') uses mesh axis 'x' twice; use each"),
     (((8, 2), XY, [{"x"}]), TypeError, "entry 0 of the spec is {'x'}; an entry is None, the name"),
     (((8, 2), XY, {"x"}), TypeError, "spec must be a PartitionSpec or a sequence of None, axis n"),
     (((8, 2), XY, "x"), TypeError, "spec 'x' is a string; write P('x') or ['x']"),
     (((8.0, 2), XY, P()), TypeError, "global_shape must be a sequence of integers such as (8, 2)"),
-    (((8, -2), XY, P()), ValueError, "global_shape (8, -2) has a negative size; sizes are 0 or m"),
     (((8, 2), (4, 2), P()), TypeError, "mesh_shape must map axis names to sizes, in mesh order, "),
     (((8, 2), {"x": 4.0}, P("x")), TypeError, "sizes of mesh axes must be integers: {'x': 4.0}"),
     (((8, 2), {"x": 0}, P("x")), ValueError, "mesh {'x': 0} has an axis without devices; sizes "),
@@ -467,17 +439,21 @@ def test_a_wrong_argument_is_refused(
 
 GRID, EMPTY = ShardGrid((8, 2), XY, P("x")), ShardGrid((0, 2), XY, P())
 OUTSIDE = "device {} is outside the 8 devices of the mesh {{'x': 4, 'y': 2}}"
+OUTSIDE_AT = "mesh coordinates {} are outside the mesh {{'x': 4, 'y': 2}}"
 NOT_A_DEVICE = "a device is given by its flat position or its mesh coordinates, integers such as 3"
 
 BAD_QUESTIONS: list[tuple[Callable[[Any], object], Any, type[Exception], str]] = [
     (GRID.index, 8, IndexError, OUTSIDE.format(8)),
     (GRID.replica_id, -1, IndexError, OUTSIDE.format(-1)),
-    (GRID.block_id, (4, 0), IndexError, "mesh coordinates (4, 0) are outside the mesh {'x': 4, "),
-    (GRID.index, (3,), IndexError, "mesh coordinates (3,) are outside the mesh {'x': 4, 'y': 2}"),
+    (GRID.block_id, (4, 0), IndexError, OUTSIDE_AT.format("(4, 0)")),
+    (GRID.index, (0, -1), IndexError, OUTSIDE_AT.format("(0, -1)")),
+    (GRID.index, (3,), IndexError, OUTSIDE_AT.format("(3,)")),
+    (GRID.index, (0, 0, 0), IndexError, OUTSIDE_AT.format("(0, 0, 0)")),
     (GRID.coordinates, 8, IndexError, OUTSIDE.format(8)),
     (GRID.view, 0, ValueError, f"{GRID!r} has no process numbers; make it with process_of=, the "),
-    (GRID.index, None, TypeError, NOT_A_DEVICE),
-    (GRID.index, 1.5, TypeError, NOT_A_DEVICE),
+    (GRID.index, None, TypeError, NOT_A_DEVICE + " or (1, 0), not None"),
+    (GRID.index, "ab", TypeError, NOT_A_DEVICE + " or (1, 0), not 'ab'"),
+    (GRID.index, (1.0, 0), TypeError, NOT_A_DEVICE + " or (1, 0), not (1.0, 0)"),
     (GRID.shards_at, [0, 8], IndexError, OUTSIDE.format(8)),
     (GRID.shards_at, [1.0], TypeError, "'float' object cannot be interpreted as an integer"),
     (GRID.block_index, 4, IndexError, f"block 4 is outside the 4 blocks of {GRID!r}"),

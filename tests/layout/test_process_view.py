@@ -50,22 +50,6 @@ def test_facts_about_the_second_of_two_hosts(
     assert view.nbytes_on_devices(4) == 4 * view.size * 4 // num_blocks
 
 
-def test_indices_come_in_the_order_of_the_devices_that_first_hold_them() -> None:
-    view = ShardGrid((8,), XY, P(("y", "x")), process_of=TWO_HOSTS).view(1)
-    assert view.block_ids == (2, 6, 3, 7)
-    assert [index[0].start for index in view.indices] == [2, 6, 3, 7]
-    assert view.local_indices == [(slice(i, i + 1),) for i in (0, 2, 1, 3)]
-    assert view.coordinates == ((2, 3, 6, 7),)
-
-
-def test_hosts_across_the_axis_that_cuts_the_rows_read_every_other_block() -> None:
-    view = ShardGrid((8, 2), XY, P("x"), process_of=[[0, 0], [1, 1]] * 2).view(1)
-    assert view.rows == (slice(2, 4), slice(6, 8))
-    assert view.indices == [(slice(2, 4), WHOLE), (slice(6, 8), WHOLE)]
-    assert view.local_indices == [(slice(0, 2), slice(0, 2)), (slice(2, 4), slice(0, 2))]
-    assert view.local_shape == (4, 2)
-
-
 def test_replicated_parameters_are_written_by_one_host_after_the_other() -> None:
     grid = ShardGrid((8,), XY, P(), process_of=TWO_HOSTS)
     for leaf in range(4):
@@ -128,7 +112,7 @@ def test_ten_thousand_hosts_need_not_exist() -> None:
     bias = ShardGrid((128,), mesh, P(), process_of=process_of)
     assert batch.num_processes == hosts
     written = []
-    for host in range(hosts):
+    for host in (*range(16), *range(16, hosts, 97)):
         rows = slice(4 * host, 4 * host + 4)
         view = batch.view(host)
         assert view.rows == (rows,)
@@ -403,7 +387,6 @@ def infer(
 
 BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: GRID.view(5).local_shape, ValueError, NO_DEVICE),
-    (lambda: GRID.view(5).local_indices, ValueError, NO_DEVICE),
     (lambda: GRID.view(5).indices_within((0, 0)), ValueError, NO_DEVICE),
     (lambda: CROSSED.view(0).check_regular(), ValueError, NOT_REGULAR),
     (
@@ -434,7 +417,6 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     ),
     (lambda: GRID.view("1"), TypeError, "process must be the number of a process, not '1'"),
     (lambda: GRID.view(-1), ValueError, "process is -1; processes are numbered from 0"),
-    (infer((4,), P("x"), process=-1), ValueError, "process is -1; processes are numbered from 0"),
     (lambda: GRID.view(0).nbytes("float32"), TypeError, ITEMSIZE),
     (lambda: GRID.view(0).nbytes_on_devices("float32"), TypeError, ITEMSIZE),
     (
@@ -453,8 +435,6 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     ),
     (infer((4,), P("x", "y")), ValueError, "spec P('x', 'y') has 2 entries, but local shape (4,)"),
     (infer(4, P("x")), TypeError, "local_shape must be a sequence of integers such as (8, 2), not"),
-    (infer((-4,), P("x")), ValueError, "local_shape (-4,) has a negative size; sizes are 0 or mo"),
-    (infer((4,), P("q")), ValueError, "spec P('q') shards dimension 0 by mesh axis 'q', but the"),
 ]
 
 

@@ -51,10 +51,6 @@ def test_the_processes_of_a_mesh_come_flat_or_in_its_shape() -> None:
     assert check_process_of(np.array(3), layout((), ())).numbers == (3,)
 
 
-def test_a_block_that_one_process_holds_is_written_by_it() -> None:
-    assert writers(layout(("x",)), [0, 0, 0, 0, 1, 1, 1, 1]) == [0, 0, 1, 1]
-
-
 def test_blocks_that_several_processes_hold_are_shared_out() -> None:
     each_holds_all = [0, 0, 1, 1, 2, 2, 3, 3]
     assert writers(layout(("y",)), each_holds_all) == [0, 1]

@@ -372,15 +372,8 @@ def test_lists_moves() -> None:
             ValueError,
             "the target has process numbers and the source has none; make both grids",
         ),
-        (
-            {"source": ShardGrid((4, 4), {"x": 2}, ("x",), process_of=[0, 1])},
-            ValueError,
-            "the source has process numbers and the target has none",
-        ),
         ({"itemsize": "float32"}, TypeError, "itemsize must be the bytes of one element, such as"),
-        ({"itemsize": 4.0}, TypeError, "itemsize must be the bytes of one element"),
         ({"itemsize": 0}, TypeError, "itemsize must be the bytes of one element"),
-        ({"itemsize": -1}, TypeError, "itemsize must be the bytes of one element"),
         ({"itemsize": True}, TypeError, "itemsize must be the bytes of one element"),
         ({"source_ids": [0.5, 1]}, TypeError, "source_ids must be integers from -2"),
         (
@@ -388,10 +381,8 @@ def test_lists_moves() -> None:
             ValueError,
             r"source_ids has the shape \(1,\), but the mesh \{'x': 2",
         ),
-        ({"source_ids": []}, ValueError, r"source_ids has the shape \(0,\), but the mesh"),
         ({"source_ids": [2**63, 1]}, TypeError, "source_ids must be integers from -2"),
         ({"target_ids": [[1], [0]]}, TypeError, "target_ids must be integers from -2"),
-        ({"target_ids": 3}, TypeError, "target_ids must be integers from -2"),
         ({"target_ids": [3, 3]}, ValueError, "target_ids has 3 twice; each device has a number of"),
     ],
 )

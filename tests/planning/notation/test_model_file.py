@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from gda.layout.strict_json import parse_json
+from gda.layout.strict_json import check_memory
 from gda.planning.notation.mistakes import MistakesError
 from gda.planning.notation.model_file import ModelArray, ModelText, read_arrays, read_model, text_of
 
@@ -55,11 +55,11 @@ def test_a_text_that_is_not_utf_8() -> None:
         text_of("weights", io.BytesIO(b"\xff\x00"))
 
 
-def test_100_000_parameters_are_read() -> None:
+def test_100_000_parameters_may_be_read() -> None:
     name = "model.layers.{}.self_attention.query_projection.kernel"
-    entry = {"shape": [4096, 4096], "dtype": "bfloat16", "spec": [None, "data"]}
-    text = file({name.format(i): entry for i in range(100_000)}).text
-    assert len(parse_json(text)) == 100_000
+    entry = json.dumps({"shape": [4096, 4096], "dtype": "bfloat16", "spec": [None, "data"]})
+    lines = (f'"{name.format(i)}": {entry}' for i in range(100_000))
+    check_memory(text_of("model.json", io.BytesIO(f"{{{', '.join(lines)}}}".encode())).text)
 
 
 @pytest.mark.parametrize(
