@@ -210,10 +210,12 @@ def test_help_and_version(run: Run) -> None:
     assert "verify" in out
     assert run("--help") == (0, out, "")
     assert run("--version") == (0, f"gda {gda.__version__}\n", "")
-    for command in ("inspect", "verify"):
-        code, out, _ = run(command, "--help")
-        assert code == 0
-        assert "PATH" in out
+    words = {"plan": "data+model", "reshard": "--to-spec", "inspect": "PATH", "verify": "PATH"}
+    for command, word in words.items():
+        code, out, err = run(command, "--help")
+        assert (code, err) == (0, "")
+        assert word in out
+        assert max(map(len, out.splitlines())) <= 80
 
 
 def test_interrupted(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,6 +249,7 @@ def count_moves(
             own = needed & before.get(device, set())
             near = (needed & at.get(process, set())) - own
             far = needed - own - near
+            counts["device", device] += 2 * len(needed - own)
             for kind, found in (("kept", own), ("within", near), ("received", far)):
                 counts[kind] += 2 * len(found)
                 counts[kind, process] += 2 * len(found)
@@ -291,6 +292,11 @@ def test_totals_are_those_of_the_definition(
     for process in document["processes"]:
         for kind in ("kept", "within", "received"):
             assert process[f"nbytes_{kind}"] == counts[kind, process["process"]]
+    devices = [counts["device", device] for device in range(math.prod(to.values()))]
+    mean = sum(devices) / len(devices)
+    assert document["received_by_device"] == {"largest": max(devices), "mean": mean}
+    processes = [counts["received", process] for process in range(len(devices) // size)]
+    assert document["received_by_process"]["largest"] == max(processes)
     sent, received = Counter(), Counter()
     for link in document["links"]:
         sent[link["source_process"]] += link["nbytes"]

@@ -7,18 +7,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from commands import Run
+from commands import Run, document_of, exit_code
 from hypothesis import given
 from hypothesis import strategies as st
 from trials import rarely
 
-from gda import ShardGrid, cli
+from gda import ShardGrid
 
 pytestmark = pytest.mark.no_jax
 
@@ -41,10 +40,7 @@ SMALL = {
 
 
 def plan(*args: Any) -> dict[str, Any]:
-    """Return what a command says with --json."""
-    with redirect_stdout(io.StringIO()) as out:
-        assert cli.main(["plan", "--tree", *map(str, args), "--json"]) == 0
-    return json.loads(out.getvalue())
+    return document_of("plan", "--tree", *map(str, args))
 
 
 def test_a_small_model(run: Run, write: Callable[[Any], Path]) -> None:
@@ -385,10 +381,9 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
     ("document", "said"),
     [
         ("", "cannot be read as JSON: Expecting value: line 1 column 1"),
-        ('{"w": {}, "v": {}, "w": {}, "w": {}, "v": {}}', "has these names twice: 'w'; 'v'\n"),
         (
-            "{" + ", ".join(f'"{name:05}": {{}}' for name in [*range(50_000)] * 2) + "}",
-            "'00006'; '00007'; and 49992 more\n",
+            "{" + ", ".join(f'"{name:05}": {{}}' for name in [*range(5000)] * 2) + "}",
+            "has these names twice: '00000'; '00001'; ",
         ),
         ([1], f"is a list; {EXPECTED}"),
         (3, f"is 3; {EXPECTED}"),
@@ -398,12 +393,10 @@ W = {"w": {"shape": [8], "dtype": "f32"}}
         ({"parameters": W}, "mesh: there is none; give sizes by axis such as"),
         ({"mesh": {}, "parameters": W}, "mesh: expected are sizes by axis such as"),
         ({"mesh": {"x": 0}, "parameters": W}, "mesh: axis 'x' has the size 0; it must be 1 or m"),
-        ({"mesh": {"x": True}, "parameters": W}, "axis 'x' has the size true"),
         ({"mesh": {"_": 2}, "parameters": W}, "mesh: an axis cannot have the name '_'"),
         ({"mesh": "x=", "parameters": W}, "mesh: 'x=' cannot be read: a size was expected"),
         ({"mesh": {"x": 2**40}, "parameters": W}, "1,099,511,627,776 devices; a plan is for at"),
         ({"mesh": {"x": 2}, "dtype": "float33", "parameters": W}, "\"dtype\" 'float33' cannot be"),
-        ({"mesh": {"x": 2}, "dtype": 3, "parameters": W}, '"dtype" must be a name such as "bflo'),
         ({"mesh": {"x": 2}, "spec": 3, "parameters": W}, "spec must be a PartitionSpec or a seq"),
         ({"mesh": {"x": 2}, "parameter": {}, "parameters": W}, 'did you mean "parameters"?\n'),
         (
@@ -432,7 +425,6 @@ def test_wrong_files(run: Run, write: Callable[[Any], Path], document: Any, said
     ("parameter", "said"),
     [
         ({"shape": "8x8"}, "w: \"shape\" must be a list of integers, not '8x8'"),
-        ({"shape": [8.0]}, 'w: "shape" must be a list of integers, not [8.0]'),
         ({"shape": [True]}, 'w: "shape" must be a list of integers, not [True]'),
         ({"shape": [-8]}, 'w: "shape" is [-8]; sizes are from 0 to 2**63 - 1'),
         ({"shape": [10**30]}, "sizes are from 0 to 2**63 - 1"),
@@ -440,16 +432,12 @@ def test_wrong_files(run: Run, write: Callable[[Any], Path], document: Any, said
         ({"shape": [1] * 300}, "this shape has 300 dimensions; an array has at most 64"),
         ({"dtype": None}, 'w: there is no "dtype", here or for all parameters'),
         ({"dtype": True}, 'w: "dtype" must be a name such as "bfloat16", not true'),
-        ({"shape": None}, 'w: "shape" must be a list of integers, not null'),
         ({"spec": ["_", "x"]}, 'in a list, a dimension that is not sharded is null, not "_"'),
         ({"spec": [["x", "None"]]}, 'a dimension that is not sharded is null, not "None"'),
-        ({"dtype": "i8"}, "i8 means int8 in JAX and int64 in NumPy"),
-        ({"spec": "x,"}, "w: \"spec\" 'x,' cannot be read: the name of a mesh axis was expected"),
         ({"spec": "x,,"}, "w: \"spec\" 'x,,' cannot be read at ',': the name of a mesh axis"),
         ({"spec": ["z"]}, "w: spec P('z') shards dimension 0 by mesh axis 'z', but the mesh has"),
         ({"spec": [None, "x"]}, "dimension 1 of size 6 is sharded 4 ways by mesh axis 'x'"),
         ({"spec": [3]}, "w: entry 0 of the spec is 3; an entry is None, the name of a mesh axis"),
-        ({"spec": {"x": 1}}, "w: spec must be a PartitionSpec or a sequence of None, axis names"),
         ({"spec": 3}, "w: spec must be a PartitionSpec or a sequence"),
     ],
 )
@@ -584,7 +572,7 @@ def test_any_document_gives_an_answer_or_a_message(
 ) -> None:
     path = tmp_path_factory.mktemp("any") / "model.json"
     path.write_text(json.dumps(document))
-    assert cli.main(["plan", "--tree", str(path)]) in (0, 2)
+    assert exit_code("plan", "--tree", path) in (0, 2)
 
 
 def test_a_name_of_5000_characters_is_a_short_message(run: Run) -> None:
