@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import tomllib
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -162,8 +161,8 @@ def test_errors_are_lines(
 
 def test_a_path_of_5000_characters_is_a_short_message(run: Run) -> None:
     said = f"gda: File name too long: /{'n' * 59}… (5,000 characters)\n"
-    for command in ("inspect", "verify"):
-        assert run(command, "/" + "n" * 4999) == (2, "", said)
+    for command in (["inspect"], ["verify"], ["plan", "--tree"]):
+        assert run(*command, "/" + "n" * 4999) == (2, "", said)
 
 
 @pytest.mark.parametrize("kind", [AttributeError, NotImplementedError, RecursionError])
@@ -257,38 +256,10 @@ def test_a_server_that_does_not_answer() -> None:
     )
 
 
-# Both commands in one process, because importing JAX takes long.
-BOTH = """
-import sys
-from gda.cli import main
-codes = [main([command, sys.argv[1]]) for command in ("inspect", "verify")]
-assert codes == [0, 0]
-"""
-
-
-def test_no_device_is_touched(path: Path) -> None:
-    # Of a platform that is not there any use is an error, as the last lines show.
-    code = f"""{BOTH}
-import jax
-try:
-    jax.devices()
-except RuntimeError:
-    print("no devices")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code, path],
-        env={**os.environ, "JAX_PLATFORMS": "none-such"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith(" is whole: 8 leaves, 160 B\nno devices\n")
-
-
-def test_a_pipe_that_is_closed_is_no_error(path: Path) -> None:
+def test_a_pipe_that_is_closed_is_no_error() -> None:
+    array = ("--shape", "8", "--dtype", "f32", "--mesh", "x=8", "--spec", "x")
     with subprocess.Popen(
-        [sys.executable, "-m", "gda", "inspect", path], stdout=subprocess.PIPE, stderr=-1
+        [sys.executable, "-m", "gda", "plan", *array], stdout=subprocess.PIPE, stderr=-1
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -298,7 +269,7 @@ def test_a_pipe_that_is_closed_is_no_error(path: Path) -> None:
 
 
 def in_terminal(*args: Any) -> tuple[int, str]:
-    """Run Python in a terminal of 100 columns; return its exit code and what it shows."""
+    """Run Python in a terminal of 100 columns, without devices; return its exit code and output."""
     own, its = pty.openpty()
     shown = bytearray()
 
@@ -309,7 +280,7 @@ def in_terminal(*args: Any) -> tuple[int, str]:
         except OSError:  # which is how a terminal ends
             pass
 
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "JAX_PLATFORMS": "none-such"}
     with subprocess.Popen(
         [sys.executable, *map(str, args)], stdin=its, stdout=its, stderr=its, env=environment
     ) as process:
@@ -322,28 +293,39 @@ def in_terminal(*args: Any) -> tuple[int, str]:
     return process.returncode, shown.decode()
 
 
-def test_in_a_terminal(path: Path) -> None:
-    code, shown = in_terminal("-c", BOTH, path)
+# All in one process, because importing JAX takes long. Of a platform that is not there any use is
+# an error, as the last lines show.
+IN_TERMINAL = """
+import sys
+from gda.cli import main
+for has_rich in (True, False):
+    if not has_rich:
+        sys.modules["rich"] = None
+    codes = [main([command, sys.argv[1]]) for command in ("inspect", "verify")]
+    assert codes == [0, 0]
+    print("----")
+import jax
+try:
+    jax.devices()
+except RuntimeError:
+    print("no devices")
+"""
+
+
+def test_in_a_terminal_with_and_without_rich_and_without_devices(path: Path) -> None:
+    code, shown = in_terminal("-c", IN_TERMINAL, path)
     assert code == 0
-    lines = shown.splitlines()
+    with_rich, without, last = shown.split("----\r\n")
+    assert last == "no devices\r\n"
+    whole = f"{path} is whole: 8 leaves, 160 B"
+    lines = with_rich.splitlines()
     assert "\x1b[1m" in lines[0]  # the heading is bold
     assert [line.split()[0] for line in lines[1:3]] == ["['[bold]']", "['key']"]
     assert "\x1b[2J" not in shown
-    assert r"'a\x1b[2J'" in shown
-    assert "━" in shown
-    assert shown.rstrip().endswith(f"{path} is whole: 8 leaves, 160 B")
-
-
-def test_in_a_terminal_without_rich(path: Path) -> None:
-    code, shown = in_terminal("-c", f"import sys; sys.modules['rich'] = None{BOTH}", path)
-    assert code == 0
-    whole = f"{path} is whole: 8 leaves, 160 B"
-    lines = shown.splitlines()
+    assert r"'a\x1b[2J'" in with_rich
+    assert "━" in with_rich
+    assert with_rich.rstrip().endswith(whole)
+    lines = without.splitlines()
     assert lines[0].split() == ["\x1b[1mpath", "type", "size", "layout\x1b[0m"]
     said = [line.split() for line in str(gda.checkpoint.inspect(path)).splitlines()]
     assert [line.split() for line in lines[1:]] == [*said, whole.split()]
-
-
-def test_the_command_is_installed() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"gda": "gda.cli:main"}

@@ -1,10 +1,8 @@
 """``gda plan --tree --device``: the memory of one device."""
 
-import io
 import json
 import math
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trials import rarely
 
-from gda import cli
 from gda.planning.device_kinds import kind_named
+from gda.planning.memory import ModelMemory
+from gda.planning.model import plan_model
+from gda.planning.notation.model_file import ModelText
 
 LLAMA = Path(__file__).parents[2] / "examples" / "transformer_7b.json"
 GIB = 2**30
 V5E = kind_named("v5e").capacity_bytes
 
 
-def memory_of(document: Any, *options: str) -> dict[str, Any]:
-    """Return what the command says with --json of the memory of a model."""
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
-        patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(document).encode())))
-        assert cli.main(["plan", "--tree", "-", *options, "--json"]) == 0
-    return json.loads(out.getvalue())["memory"]
+def memory_of(document: Any, device: str, optimizer: str | None = None) -> dict[str, Any]:
+    """Return the document of the memory of a model."""
+    model = plan_model(ModelText("model.json", json.dumps(document)), None, None, pad=False)
+    return ModelMemory(model, kind_named(device), optimizer, pad=False).document()
 
 
 def test_a_model_that_fits(run: Run) -> None:
@@ -68,8 +66,8 @@ REPLICATED = {
 def test_the_specs_of_a_few_parameters_are_suggested_before_a_larger_mesh(
     run: Run, write: Callable[..., Path]
 ) -> None:
-    assert memory_of(REPLICATED, "--device", "v5e")["suggestion"] is None
-    memory = memory_of(REPLICATED, "--device", "v5e", "--optimizer", "adam")
+    assert memory_of(REPLICATED, "v5e")["suggestion"] is None
+    memory = memory_of(REPLICATED, "v5e", "adam")
     assert memory["nbytes_parameters"] == 8 * GIB + 2 * GIB + 2**18
     assert memory["nbytes_optimizer"] == 2 * memory["nbytes_parameters"] + 4
     assert memory["suggestion"] == {
@@ -85,7 +83,7 @@ def test_the_specs_of_a_few_parameters_are_suggested_before_a_larger_mesh(
 
 def test_no_suggestion_is_found(run: Run, write: Callable[..., Path]) -> None:
     document = {"mesh": {"x": 2}, "parameters": {"w": {"shape": [3**24], "dtype": "f32"}}}
-    assert memory_of(document, "--device", "a100-40gb")["suggestion"] is None
+    assert memory_of(document, "a100-40gb")["suggestion"] is None
     _, out, _ = run("plan", "--tree", write(document), "--device", "a100-40gb")
     assert "suggestion    none found with one axis of the mesh larger\n" in out
     assert "note          by default JAX takes 75 % of the memory of a GPU;\n" in out
@@ -103,7 +101,7 @@ def test_adam_has_the_state_of_optax() -> None:
             for name, array in parameters.items()
         },
     }
-    memory = memory_of(document, "--device", "v5e", "--optimizer", "adam")
+    memory = memory_of(document, "v5e", "adam")
     assert memory["nbytes_optimizer"] == sum(leaf.size * leaf.dtype.itemsize for leaf in state)
 
 
@@ -118,14 +116,13 @@ ARRAYS = st.builds(
 @given(
     st.dictionaries(st.sampled_from(["a.0", "a.1", "b", "c"]), ARRAYS, min_size=1),
     st.sampled_from(["v2", "h200"]),
-    st.sampled_from([[], ["--optimizer", "adam"]]),
+    st.sampled_from([None, "adam"]),
 )
 def test_a_suggestion_that_is_followed_fits(
-    parameters: dict[str, Any], device: str, optimizer: list[str]
+    parameters: dict[str, Any], device: str, optimizer: str | None
 ) -> None:
     document = {"mesh": {"x": 2, "y": 4}, "dtype": "f32", "parameters": parameters}
-    options = ["--device", device, *optimizer]
-    before = memory_of(document, *options)
+    before = memory_of(document, device, optimizer)
     needed = before["nbytes_parameters"] + before["nbytes_optimizer"]
     assert before["nbytes_left"] == kind_named(device).capacity_bytes - needed
     assert before["fits"] == (before["nbytes_left"] >= 0)
@@ -140,7 +137,7 @@ def test_a_suggestion_that_is_followed_fits(
             if name in (each, "a.0-1"):
                 followed[each]["spec"] = spec
     document = {**document, "mesh": suggestion["mesh"], "parameters": followed}
-    after = memory_of(document, *options)
+    after = memory_of(document, device, optimizer)
     assert after["fits"]
     assert after["nbytes_left"] == suggestion["nbytes_left"]
 

@@ -239,22 +239,6 @@ def test_many_axes_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
         assert out.split("spec  ")[0].count("_axis_") == count
 
 
-def test_more_devices_than_are_listed(run: Run) -> None:
-    args = ("plan", "--shape", "8", "--dtype", "f32", "--mesh", "x=16385", "--spec", "_")
-    _, out, _ = run(*args, "--process", "0", "--locate", "0", "--no-picture")
-    assert out.count("… 16,369 more devices; --json lists 16,384\n") == 2
-
-
-def test_names_do_nothing_to_a_terminal(run: Run) -> None:
-    mesh = "'x\x1b[2J'=2"
-    args = ("plan", "--shape", "8", "--dtype", "f32", "--mesh", mesh, "--spec", "['x\x1b[2J']")
-    code, out, _ = run(*args, "--process", "0")
-    assert code == 0
-    assert "\x1b" not in out
-    assert "mesh          x\\x1b[2J=2: 2 devices\n" in out
-    assert "device  x\\x1b[2J  replica" in out
-
-
 # Pictures.
 
 
@@ -424,14 +408,13 @@ def test_any_words_give_an_answer_or_a_message(
 # As a program.
 
 
-COMMAND = (
-    "plan --shape 64x8 --dtype bf16 --mesh data=8,model=4 --spec data --process 0 --locate 1,1"
-)
-
-
 def test_the_installed_command() -> None:
     script = Path(sys.executable).parent / "gda"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([script, *COMMAND.split()], capture_output=True, env=environment)
+    command = [
+        script,
+        *["plan", "--shape", "64x8", "--dtype", "bf16", "--mesh", "x=8", "--spec", "x"],
+    ]
+    done = subprocess.run(command, capture_output=True, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.startswith(b"array         bfloat16[64,8], 1.0 KiB\n")

@@ -16,8 +16,8 @@ from meshes import mesh_of
 from running import wait_until_gone
 
 import gda
-from gda.cli import rehearsal_processes
-from gda.cli.rehearsal_processes import Report, Request
+from gda.cli import rehearsal_processes, rehearsal_program
+from gda.cli.rehearsal_processes import Report, Request, reports_of
 
 TRAIN = """
 import os
@@ -65,8 +65,15 @@ def rehearsal_here(train: str, mesh_shape: dict[str, int]) -> gda.Rehearsal:
     return gda.rehearse(fun, *args, **kwargs)
 
 
-def test_one_mesh(run: Run, train: str) -> None:
+def test_one_mesh(run: Run, train: str, monkeypatch: pytest.MonkeyPatch) -> None:
     command = "rehearse", f"{train}:rehearsal", "--topology", "cpu:4", "--mesh", "data=2,model=2"
+    reports: list[Report] = []
+
+    def once(*args: Any) -> list[Report]:
+        reports[:] = reports or reports_of(*args)
+        return reports
+
+    monkeypatch.setattr(rehearsal_processes, "reports_of", once)
     code, out, _ = run(*command)
     in_json = run(*command, "--json")
     expected = rehearsal_here(train, {"data": 2, "model": 2})
@@ -109,17 +116,32 @@ def test_a_mesh_that_fails_is_a_row(run: Run, train: str) -> None:
         (["train.py:f", "--search"], "give their names alone: --mesh data,model"),
         (["train.py:f", "--vary", "x=4;y"], "--vary: the size of axis 'y' was expected"),
         (["train.py:f", "--mesh", "x=4", "--vary", "x=4", "--search"], "not allowed with"),
-        (["empty.py:f", "--mesh", "x=4"], "empty.py has no function 'f'; define it there"),
-        (["train.py:large", "--mesh", "x=3"], "the mesh x=3 has 3 devices, but cpu:4 has 4; "),
-        (["train.py:without_a_tuple", "--mesh", "x=4"], "its arguments, not a tuple of "),
     ],
 )
 def test_mistakes(run: Run, train: str, options: list[str], said: str) -> None:
-    Path("empty.py").touch()
     code, out, err = run("rehearse", *options, "--topology", "cpu:4")
     assert (code, out) == (2, "")
     assert err.startswith("gda")
     assert said in err
+
+
+@pytest.mark.parametrize(
+    ("function", "size", "said"),
+    [
+        ("none", 4, "train.py has no function 'none'; it has rehearsal, fragile, "),
+        ("large", 3, "the mesh x=3 has 3 devices, but cpu:4 has 4; "),
+        ("without_a_tuple", 4, "its arguments, not a tuple of "),
+    ],
+)
+def test_mistakes_of_any_mesh(
+    train: str, monkeypatch: pytest.MonkeyPatch, function: str, size: int, said: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "train", None)
+    request = Request(train, function, "cpu:4", 1, {"x": size})
+    report = rehearsal_program._report(request)
+    assert report.is_for_all
+    assert said in report.reason
 
 
 def test_no_search_beyond_the_largest_topology(run: Run, train: str) -> None:

@@ -181,16 +181,6 @@ def test_notes(run: Run) -> None:
     assert document["source"]["notes"] == document["target"]["notes"] == [small]
 
 
-def test_many_axes_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    mesh = ",".join(f"axis_number_{i}=2" for i in range(9))
-    args = ("--shape", "512x512", "--dtype", "f32", "--mesh", mesh)
-    spec = "+".join(f"axis_number_{i}" for i in range(9))
-    code, out, err = run("reshard", *args, "--spec", spec, "--to-spec", f"_,{spec}")
-    assert (code, err) == (0, "")
-    assert max(map(len, out.splitlines())) <= 80
-
-
 # Pictures.
 
 

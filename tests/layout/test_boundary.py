@@ -70,29 +70,10 @@ def mistakes(mesh: Mesh, path: Path) -> dict[str, Callable[[], object]]:
         "from_process_local": lambda: gda.GlobalArray.from_process_local(DATA, mesh, bad),
         "reshard": lambda: g.reshard(bad),
         "gather": lambda: g.gather(7),
-        "constrain": lambda: gda.constrain(g, bad),
-        "get_shard_shape": lambda: gda.get_shard_shape((8, 2), mesh, bad),
-        "get_shard_indices": lambda: gda.get_shard_indices((8, 2), mesh, bad),
-        "get_shard_indices_replica_ids": lambda: gda.get_shard_indices_replica_ids(
-            (8, 2), mesh, bad
-        ),
         "load_tree": lambda: gda.load_tree({"w": DATA}, mesh, bad),
-        "store": lambda: gda.store(g, np.zeros((3, 2), np.float32)),
-        "store_tree": lambda: gda.store_tree({"w": g}, {"w": np.zeros((3, 2), np.float32)}),
-        "save": lambda: gda.checkpoint.save(path, {"w": object()}),
         "restore": lambda: gda.checkpoint.restore(path / "none"),
-        "inspect": lambda: gda.checkpoint.inspect(path / "none"),
         "jit": lambda: gda.jit(lambda x: x, in_specs=["x"]),
-        "visualize_sharding": lambda: gda.visualize_sharding(object()),
         "text": lambda: gda.show.text(object()),
-        "collectives": lambda: gda.collectives(object()),
-        "host_local_array_to_global_array": lambda: gda.host_local_array_to_global_array(
-            DATA, mesh, bad
-        ),
-        "global_to_host_array": lambda: gda.global_to_host_array({"w": DATA}),
-        "to_numpy": lambda: gda.to_numpy({"w": gda.GlobalArray(array=(8, 2))}),
-        "aligned_empty": lambda: gda.aligned_empty((-1,), np.float32),
-        "checking_agreement": lambda: gda.checking_agreement(timeout=-1),
         "open_safetensors": lambda: gda.storage.open_safetensors(path / "none"),
     }
 

@@ -80,12 +80,6 @@ def test_facts_about_replicas_on_a_mesh_of_two_axes(
     assert grid.num_devices == 8
 
 
-def test_facts_about_a_mesh_of_three_axes() -> None:
-    grid = ShardGrid((8, 4, 2), {"x": 2, "y": 2, "z": 2}, P("z"))
-    assert grid.replica_ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert grid.indices()[:2] == [(slice(0, 4), WHOLE, WHOLE), (slice(4, 8), WHOLE, WHOLE)]
-
-
 def test_names_in_another_order_than_the_mesh_number_the_blocks_in_theirs() -> None:
     rows = [index[0].start for index in ShardGrid((8,), XY, P(("y", "x"))).indices()]
     assert rows == [0, 4, 1, 5, 2, 6, 3, 7]

@@ -37,11 +37,6 @@ def test_a_shape_is_any_sequence_of_integers(shape: Any) -> None:
     assert list(map(type, checked)) == [int, int]
 
 
-def test_a_shape_may_be_that_of_a_scalar_or_of_nothing() -> None:
-    assert check_shape(()) == ()
-    assert check_shape((0, 3)) == (0, 3)
-
-
 def test_a_mesh_shape_keeps_the_order_of_its_axes() -> None:
     sizes = check_mesh_shape({"y": np.int32(2), "x": 4})
     assert list(sizes.items()) == [("y", 2), ("x", 4)]
@@ -82,14 +77,6 @@ def test_surplus_entries_that_cut_nothing_are_dropped(spec: Any) -> None:
 
 def test_reduced_axes_of_a_spec_do_not_change_its_layout() -> None:
     assert check_spec(P("x", reduced={"y"}), (8,)) == ("x",)
-
-
-def test_a_spec_that_is_short_leaves_the_last_dimensions_whole() -> None:
-    assert axes_by_dimension(("x",), 3, MESH) == (("x",), (), ())
-
-
-def test_the_order_of_the_names_in_an_entry_is_kept() -> None:
-    assert axes_by_dimension((("y", "x"),), 1, MESH) == (("y", "x"),)
 
 
 @pytest.mark.parametrize(

@@ -13,30 +13,6 @@ pytestmark = pytest.mark.no_jax
 WHOLE = slice(None)
 
 
-def test_blocks_are_numbered_row_major() -> None:
-    tiling = Tiling((4, 5, 6), (2, 1, 3))
-    assert [tuple(tiling.columns(block)) for block in range(4)] == [
-        (0, 0, 0),
-        (0, 0, 1),
-        (0, 0, 2),
-        (1, 0, 0),
-    ]
-    assert tiling.index(3) == (slice(2, 4), WHOLE, slice(0, 2))
-
-
-def test_parts_of_an_empty_dimension_are_one_block() -> None:
-    tiling = Tiling((0, 4), (3, 2))
-    assert tiling.index(1) == (slice(0, 0), slice(2, 4))
-    assert tuple(tiling.columns(1)) == (0, 1)
-    assert all_blocks(tiling.global_shape, tiling.ways) == [tiling.index(0), tiling.index(1)]
-
-
-def test_a_scalar_is_one_block() -> None:
-    tiling = Tiling((), ())
-    assert (tiling.index(0), tiling.columns(0), tiling.sizes(np.zeros(1, int))) == ((), [], [1])
-    assert all_blocks(tiling.global_shape, tiling.ways) == [()]
-
-
 def test_blocks_need_not_fit_in_64_bits() -> None:
     tiling = Tiling((2**80, 3), (2**79, 1))
     assert tuple(tiling.columns(2**79 - 1)) == (2**79 - 1, 0)

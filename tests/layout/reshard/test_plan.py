@@ -14,7 +14,7 @@ from trials import rarely
 import gda
 from gda import ReshardPlan, ShardGrid
 from gda.layout.reshard import flow as flows
-from gda.layout.reshard.plan import Link, Load, Move
+from gda.layout.reshard.plan import Load, Move
 from gda.testing.strategies import mesh_shapes, partition_specs
 
 ROWS = ShardGrid((4, 4), {"x": 2}, ("x", None))
@@ -45,17 +45,6 @@ def test_rows_become_columns_and_a_scalar_reaches_a_new_device() -> None:
             array[0] = 1
     plan = ReshardPlan(ShardGrid((), {"x": 1}, ()), ShardGrid((), {"x": 2}, ()), itemsize=8)
     assert list(plan.moves()) == [Move(0, 0, (), (), 8), Move(0, 1, (), (), 8)]
-
-
-def test_between_two_processes() -> None:
-    rows = ShardGrid((4, 4), {"x": 4}, ("x", None), process_of=[7, 7, 3, 3])
-    columns = ShardGrid((4, 4), {"x": 4}, (None, "x"), process_of=[7, 7, 3, 3])
-    plan = ReshardPlan(rows, columns, itemsize=1)
-    assert (plan.nbytes_kept, plan.nbytes_within_processes) == (4, 4)
-    assert plan.nbytes_between_processes == 8
-    assert plan.sent_by_process == plan.received_by_process == {3: 4, 7: 4}
-    assert plan.links() == [Link(3, 7, 4), Link(7, 3, 4)]
-    assert plan.sent_by_device.tolist() == [3, 3, 3, 3]
 
 
 def test_nothing_moves_where_nothing_changes() -> None:
