@@ -190,7 +190,6 @@ def test_a_mistake_in_gda_itself_is_not_hidden(
         (["verify", "a", "b"], "gda verify: unrecognized arguments: b (see --h"),
         (["inspect", "--js", "a"], "inspect: unrecognized arguments: --js; did you mean --json? ("),
         (["--nothing"], "gda: unrecognized arguments: --nothing (see --help"),
-        (["--versoin"], "gda: unrecognized arguments: --versoin; did you mean --version? (see"),
         (["verify", "a", "--timeout", "0"], "--timeout: '0' is not a number of seconds above 0"),
         (["inspect", "a", "--timeout", "soon"], "'soon' is not a number of seconds above 0; writ"),
     ],

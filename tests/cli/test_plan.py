@@ -1,6 +1,5 @@
 """``gda plan`` of one array, as a user runs it."""
 
-import json
 import os
 import re
 import subprocess
@@ -211,21 +210,6 @@ def test_a_mesh_that_nobody_has(run: Run) -> None:
     assert len(process["devices"]) == len(process["blocks"]) == 16_384
 
 
-def test_a_spec_in_another_notation_is_pointed_at(run: Run) -> None:
-    base = ("plan", "--shape", "8x2", "--dtype", "f32", "--mesh", "data=4,model=2", "--no-picture")
-    code, out, err = run(*base, "--spec", "(data,model)")
-    assert (code, out) == (2, "")
-    assert err.splitlines()[1:] == ["  (data,model)", "   ^"]
-    assert run(*base, "--spec", '["data", "model"]') == run(*base, "--spec", "data,model")
-
-
-@pytest.mark.parametrize("spec", ["data,model", "_,data+model", "data+model", ""])
-def test_the_spec_of_a_document_can_be_given(spec: str) -> None:
-    args = ("--shape", "8x8", "--dtype", "f32", "--mesh", "data=4,model=2", "--spec")
-    document = plan(*args, spec)
-    assert plan(*args, json.dumps(document["spec"])) == document
-
-
 def test_many_axes_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     base = ("plan", "--shape", "1024x1024x4", "--dtype", "f32", "--process", "0", "--locate")
@@ -411,10 +395,7 @@ def test_any_words_give_an_answer_or_a_message(
 def test_the_installed_command() -> None:
     script = Path(sys.executable).parent / "gda"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    command = [
-        script,
-        *["plan", "--shape", "64x8", "--dtype", "bf16", "--mesh", "x=8", "--spec", "x"],
-    ]
-    done = subprocess.run(command, capture_output=True, env=environment)
+    array = ["--shape", "64x8", "--dtype", "bf16", "--mesh", "x=8", "--spec", "x"]
+    done = subprocess.run([script, "plan", *array], capture_output=True, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.startswith(b"array         bfloat16[64,8], 1.0 KiB\n")

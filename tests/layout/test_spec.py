@@ -93,11 +93,6 @@ def test_a_spec_is_written_in_its_shortest_form(axes: Any, entries: Any, text: s
     assert format_spec(entries) == text
 
 
-def test_specs_that_fit_come_with_the_nearest_first() -> None:
-    found = fitting_specs((("x",), ()), (6, 2), MESH)
-    assert [format_spec(entries_of(axes)) for axes in found] == ["P('y')", "P(None, 'y')", "P()"]
-
-
 def test_a_spec_that_fits_keeps_the_order_of_the_users_names() -> None:
     found = fitting_specs((("z", "y", "x"),), (12,), {"x": 4, "y": 5, "z": 3})
     assert format_spec(entries_of(found[0])) == "P(('z', 'x'))"

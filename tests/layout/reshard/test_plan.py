@@ -60,18 +60,6 @@ def test_the_same_blocks_on_other_devices_move() -> None:
     assert (plan.nbytes_kept, plan.nbytes_moved, plan.nbytes_peak_extra) == (0, 64, 32)
 
 
-def test_eight_devices_become_six() -> None:
-    eight = ShardGrid((24,), {"x": 8}, ("x",), process_of=[0] * 4 + [1] * 4)
-    six = ShardGrid((24,), {"x": 6}, ("x",), process_of=[0] * 3 + [1] * 3)
-    plan = ReshardPlan(eight, six, itemsize=1, target_ids=[0, 1, 2, 4, 5, 6])
-    # Blocks of 3 become blocks of 4: device 0 keeps its 3, and so on.
-    assert [(move.source, move.target, move.nbytes) for move in plan.moves()] == [
-        *[(0, 0, 3), (1, 0, 1), (1, 1, 2), (2, 1, 2), (2, 2, 1), (3, 2, 3)],
-        *[(4, 3, 3), (5, 3, 1), (5, 4, 2), (6, 4, 2), (6, 5, 1), (7, 5, 3)],
-    ]
-    assert (plan.nbytes_kept, plan.nbytes_between_processes) == (3 + 2 + 1 + 3 + 2 + 1, 0)
-
-
 def test_new_devices_share_the_senders() -> None:
     """All holders of a replicated block send, not only the first."""
     source = ShardGrid((8,), {"x": 4}, (), process_of=[0, 1, 2, 3])
