@@ -26,17 +26,12 @@ def picture_lines(array: PlannedArray, width: int | None = None) -> list[str]:
     from gda import show
 
     width = max(width or terminal_width(), _LEAST)
+    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     try:
-        drawn = show.text(
-            array.grid, dtype=array.dtype, width=width, color=_wants_color(), header=False
-        )
+        drawn = show.text(array.grid, dtype=array.dtype, width=width, color=color, header=False)
     except ImportError as error:
         return [f"(no picture: {error})"]
     return drawn.split("\n")
-
-
-def _wants_color() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def before_and_after(source: PlannedArray, target: PlannedArray) -> list[str]:

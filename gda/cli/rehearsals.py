@@ -225,7 +225,8 @@ def _table(results: Sequence[_Result]) -> list[str]:
     from gda.compiled.hlo import format_axes, format_size
 
     facts, request = results[0].facts, results[0].request
-    axes = sorted({key for each in results for key in each.nbytes_of}, key=_axes_order)
+    found = {key for each in results for key in each.nbytes_of}
+    axes = sorted(found, key=lambda key: (key is None, len(key or ()), key or ()))
     over = [f"over {format_axes(each)}" for each in axes]
     has_slow = any(each.total("nbytes_slow") for each in results)
     header = ["mesh", "fits", "peak", *over, *(["over slow links"] if has_slow else [])]
@@ -242,7 +243,3 @@ def _table(results: Sequence[_Result]) -> list[str]:
     devices = f"{facts['num_devices']:,} x {facts['device_kind']}{of}"
     heading = f"{request.file}:{request.function} on {devices}; bytes are those of one device"
     return [heading, "", *two_tables(header, rows, 3, right={*header[2:]})]
-
-
-def _axes_order(axes: tuple[str, ...] | None) -> tuple[int, tuple[str, ...]]:
-    return (1_000, ()) if axes is None else (len(axes), axes)

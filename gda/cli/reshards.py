@@ -31,7 +31,7 @@ from gda.planning.planned_array import PlannedArray, padding_words, plan_array
 if TYPE_CHECKING:
     from gda.layout.reshard.plan import ReshardPlan
     from gda.planning.model import ModelPlan
-    from gda.planning.moves import ListedMoves, Loads, ModelMoves, MovesRow
+    from gda.planning.moves import ListedMoves, ModelMoves, MovesRow
     from gda.planning.suggestion import Suggestion
 
 _LINKS_SHOWN = 5
@@ -184,17 +184,14 @@ def _load_lines(moves: ListedMoves) -> list[str]:
         for does, name in [("sends", "sent"), ("receives", "received")]:
             loads = moves.loads(f"{name}_by_{each}")
             if loads is not None:
-                rows.append([label, *_load_row(does, loads, each)])
+                is_named = each == "device" and loads.largest > loads.mean
+                which = f"device {loads.position}" if is_named else ""
+                nbytes = [format_bytes(round(loads.mean)), format_bytes(loads.largest)]
+                rows.append([label, does, *nbytes, which])
                 label = ""
     header = ["each", "", "on average", "at most", ""]
     right = {"at most", "on average"}
     return table([header, *rows], right=right, width=terminal_width())
-
-
-def _load_row(does: str, loads: Loads, each: str) -> list[str]:
-    is_named = each == "device" and loads.largest > loads.mean
-    which = f"device {loads.position}" if is_named else ""
-    return [does, format_bytes(round(loads.mean)), format_bytes(loads.largest), which]
 
 
 def _link_lines(moves: ListedMoves) -> list[str]:

@@ -351,9 +351,6 @@ def infer_global_shape(
     ``ShardGrid(result, mesh_shape, spec, process_of=process_of).view(process).local_shape`` is
     ``local_shape``. Nothing is compared with what other processes have. With ``pad``, the grid will
     have padding: if the process has all blocks of a dimension, it may then have any size.
-
-    >>> infer_global_shape((4, 2), {'x': 4, 'y': 2}, ('x',), [0] * 4 + [1] * 4, process=1)
-    (8, 2)
     """
     sizes = check_mesh_shape(mesh_shape)
     shape = check_shape(local_shape, "local")

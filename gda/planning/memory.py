@@ -34,12 +34,10 @@ _COPIES, _COUNTER_BYTES = 2, 4
 
 @dataclass(frozen=True)
 class FittingLayout:
-    """A layout that fits.
+    """A layout that fits, on the present mesh or one with a larger axis.
 
-    Attributes:
-      mesh: the present mesh, or one with a larger axis.
-      rows: the parameters that get their ``better_spec`` on this mesh.
-      bytes_left: the memory that it leaves on a device.
+    ``rows`` are the parameters that get their ``better_spec`` on this mesh, ``bytes_left`` is the
+    memory that it leaves on a device.
     """
 
     mesh: Mapping[str, int]
@@ -63,8 +61,7 @@ class FittingLayout:
 class ModelMemory:
     """The parameters of a model, and the state of an optimizer, in the memory of a device.
 
-    Attributes:
-      pad: a suggestion may pad sizes that its mesh does not divide.
+    With ``pad``, a suggestion may pad sizes that its mesh does not divide.
     """
 
     model: ModelPlan

@@ -29,9 +29,8 @@ BELOW_A_BYTE = "an element counts as one byte, as in NumPy; devices may pack sev
 class PlannedArray(TypedGrid):
     """An array that need not exist, on devices that need not exist; its grid has processes.
 
-    Attributes:
-      devices_per_process: number of devices of each process, consecutive in device order.
-      notes: surprises, in words.
+    Each process has ``devices_per_process``, consecutive in device order. ``notes`` are surprises,
+    in words.
     """
 
     devices_per_process: int

@@ -109,10 +109,6 @@ class Shares(NamedTuple):
         """True if no set that is asked for something has a choice of devices."""
         return bool((self.counts[self.totals > 0] == 1).all())
 
-    def forced(self) -> IntArray:
-        """Return the elements that each device sends if no set has a choice."""
-        return np.repeat(self.totals, self.counts)
-
 
 class RequestQueue:
     """The pieces that are asked of each set, end to end in the order of the requests."""
@@ -221,8 +217,8 @@ class Flow:
         near.received[known] = held.shared(self._ranks[known], target.boxes(asked))
         # A process of the source may have no device in the target, and so none that asks.
         asking = np.flatnonzero(self._holding.ranks <= self._ranks.max())
-        boxes = source.boxes(self._holding.blocks[asking])
-        near.asked[asking] = needed.shared_with_devices(self._holding.ranks[asking], boxes)
+        ranks, boxes = self._holding.ranks[asking], source.boxes(self._holding.blocks[asking])
+        near.asked[asking] = needed.shared(ranks, boxes) * needed.replicas[ranks]
         # Blocks that are kept are among both, where the process holds them.
         groups = self._holding.groups(self._home_blocks, self._ranks)
         old = np.flatnonzero((self.homes >= 0) & (groups >= 0))
@@ -279,7 +275,8 @@ class Flow:
             return near, far
         size = self.pieces.common_size
         for sent, shares in [(near, self._near_shares), (far, self._far_shares)]:
-            sent[self._holding.devices] = shares.forced() if size is None else shares.equal(size)
+            forced = np.repeat(shares.totals, shares.counts)
+            sent[self._holding.devices] = forced if size is None else shares.equal(size)
         return near, far
 
     @cached_property
@@ -289,24 +286,13 @@ class Flow:
     @cached_property
     def _far_shares(self) -> Shares:
         blocks = np.arange(self.source.num_shards)
-        replicas = self.source.num_replicas
-        near = summed(self._holding.blocks, self.near.asked, len(blocks))
-        asked = self._asked - self._kept_of_blocks - near
+        replicas, old = self.source.num_replicas, self.homes >= 0
+        asked = tiling_of(self.source).sizes(blocks) * self.target.num_replicas
+        kept = summed(self._home_blocks[old], self.kept[old], len(blocks))
+        asked = asked - kept - summed(self._holding.blocks, self.near.asked, len(blocks))
         # The first share goes around the holders as the blocks go on.
         turns = blocks * replicas // len(blocks)
         return Shares(asked, np.full_like(blocks, replicas), turns)
-
-    @property
-    def _asked(self) -> IntArray:
-        """Elements asked of each source block, by all target devices together."""
-        sizes = tiling_of(self.source).sizes(np.arange(self.source.num_shards))
-        return sizes * self.target.num_replicas
-
-    @cached_property
-    def _kept_of_blocks(self) -> IntArray:
-        """Elements of each source block that are kept."""
-        old = self.homes >= 0
-        return summed(self._home_blocks[old], self.kept[old], self.source.num_shards)
 
     # Piece by piece.
 

@@ -198,12 +198,14 @@ class Along(NamedTuple):
         return before * step + np.where(is_in_part, rest, 0)
 
 
-class Regular:
-    """The blocks of some processes, all of them regular; made by ``regular_blocks``."""
+class Regular(NamedTuple):
+    """The blocks of some processes, all of them regular; made by ``regular_blocks``.
 
-    def __init__(self, along: Sequence[Along], replicas: IntArray) -> None:
-        self._along = along
-        self._replicas = replicas
+    ``replicas`` has for each process the number of its devices that have each of its blocks.
+    """
+
+    along: Sequence[Along]
+    replicas: IntArray
 
     def shared(self, processes: IntArray, boxes: Boxes) -> IntArray:
         """Return the elements that each box shares with each block of the process beside it.
@@ -211,13 +213,9 @@ class Regular:
         A block that several devices have counts once.
         """
         shared = np.ones(len(processes), np.int64)
-        for along, start, stop in zip(self._along, boxes.starts, boxes.stops, strict=True):
+        for along, start, stop in zip(self.along, boxes.starts, boxes.stops, strict=True):
             shared *= along.below(processes, stop) - along.below(processes, start)
         return shared
-
-    def shared_with_devices(self, processes: IntArray, boxes: Boxes) -> IntArray:
-        """As ``shared``, but a block counts for each device that has it."""
-        return self.shared(processes, boxes) * self._replicas[processes]
 
 
 def regular_blocks(processes: IntArray, blocks: IntArray, tiling: Tiling) -> Regular | None:

@@ -216,7 +216,8 @@ class ReshardPlan:
         there, or 0 if every device keeps its block. Buffers of the transport are not counted.
         """
         is_equal = self.source.shard_shape == self.target.shard_shape
-        return 0 if is_equal and not self.nbytes_moved else self._block_bytes
+        block_bytes = math.prod(self.target.shard_shape) * self.itemsize
+        return 0 if is_equal and not self.nbytes_moved else block_bytes
 
     # By device and by process.
 
@@ -305,10 +306,6 @@ class ReshardPlan:
             sender, receiver = divmod(pair, len(receivers))
             links.append(Link(senders[sender], receivers[receiver], size * self.itemsize))
         return sorted(links, key=lambda link: (-link.nbytes, link))
-
-    @property
-    def _block_bytes(self) -> int:
-        return math.prod(self.target.shard_shape) * self.itemsize
 
     @cached_property
     def _flow(self) -> Flow | None:
