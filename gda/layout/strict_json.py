@@ -22,8 +22,8 @@ def parse_json(text: str) -> Any:
     """Return the value of a text in JSON.
 
     Raises:
-     ValueError: it is not JSON, has NaN or an infinity, an object has a name twice, it is nested
-       too deeply for Python, or ``check_memory`` refuses it.
+      ValueError: it is not JSON, has NaN or an infinity, an object has a name twice, it is nested
+        too deeply for Python, or ``check_memory`` refuses it.
     """
     check_memory(text)
     try:

@@ -145,15 +145,11 @@ def read_arrays(file: ModelText) -> list[ModelArray]:
 
 
 def read_model(
-    file: ModelText, mesh: Mapping[str, int] | None, *, pad: bool, option: str | None = None
+    file: ModelText, mesh: Mapping[str, int] | None, *, pad: bool, option: str = "--mesh"
 ) -> tuple[dict[str, int], list[Parameter]]:
     """Return the mesh and the parameters of a model; an error names all mistakes of the file.
 
-    Args:
-     file: a file and its text.
-     mesh: sizes by axis; they override the mesh of the file.
-     pad: pad the sizes that do not divide.
-     option: the option of the command line that gives the mesh; messages name it and ``--pad``.
+    ``mesh`` overrides the mesh of the file; messages name the ``option`` that gives it.
     """
     mistakes = Mistakes(file.path)
     model = _model_of(file, mistakes)
@@ -165,11 +161,10 @@ def read_model(
         with mistakes.of(name):
             array = _array(name, entry, defaults, sizes, pad)
             arrays.append(array)
-            has_hint = option is not None
-            grid = plan_grid(array.shape, array.dtype, sizes, array.spec, pad=pad, hint=has_hint)
+            grid = plan_grid(array.shape, array.dtype, sizes, array.spec, pad=pad)
             parameters.append(Parameter(grid, array.dtype, name))
     if mesh is not None:
-        _check_axes(arrays, sizes, model.get("mesh"), file.path, option or "mesh")
+        _check_axes(arrays, sizes, model.get("mesh"), file.path, option)
     mistakes.check()
     return sizes, parameters
 

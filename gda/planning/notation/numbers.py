@@ -70,11 +70,11 @@ def number_in(text: str, part: str, at: int, one: str, least: int = 0) -> int:
     """Return the integer in a part of a text.
 
     Args:
-     text: all of it, for messages.
-     part: the number.
-     at: its position in the text.
-     one: the word for it in messages.
-     least: its smallest valid value.
+      text: all of it, for messages.
+      part: the number.
+      at: its position in the text.
+      one: the word for it in messages.
+      least: its smallest valid value.
     """
     at += len(part) - len(part.lstrip())
     part = part.strip()

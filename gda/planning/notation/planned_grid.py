@@ -62,12 +62,8 @@ def plan_grid(
     spec: Sequence[SpecEntry],
     *,
     pad: bool,
-    hint: bool = True,
 ) -> ShardGrid:
-    """Return the grid of an array, on a mesh without processes.
-
-    An error has a line for each reason; with ``hint``, it names the option ``--pad``.
-    """
+    """Return the grid of an array, on a mesh without processes; an error has all reasons."""
     from gda.layout.grid import ShardGrid
 
     check_shape_and_mesh(shape, mesh)
@@ -76,7 +72,7 @@ def plan_grid(
     except ValueError as error:
         first, *more = dict.fromkeys([str(error), *mistakes_of_spec(spec, mesh, shape, pad=pad)])
         first += _hint_of_not_sharded(mesh, spec)
-        first += _hint_of_padding(shape, mesh, spec) if hint else ""
+        first += _hint_of_padding(shape, mesh, spec)
         raise MistakesError(first, *more) from None
     nbytes = math.prod(grid.shard_shape) * dtype.itemsize * grid.num_devices
     if nbytes >= 2**63:
