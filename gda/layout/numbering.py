@@ -51,7 +51,6 @@ class Layout:
     Attributes:
       mesh_shape: axis sizes by name, in mesh order; ``sizes`` are its values.
       axes: for each dimension the names of the axes that shard it.
-      empty: for each dimension True if its size is 0.
       parts: the number of parts along each dimension.
       num_devices, num_shards, num_replicas: devices, distinct blocks, devices per block.
       block_weights, replica_weights: per mesh axis; 0 where the axis does not count.
@@ -63,7 +62,6 @@ class Layout:
         self.mesh_shape = MappingProxyType(mesh_shape)
         self.sizes = tuple(mesh_shape.values())
         self.axes = axes
-        self.empty = empty
         self.spec: tuple[SpecEntry, ...] = entries_of(axes)
         weights = dict.fromkeys(mesh_shape, 0)
         parts, blocks = [], 1
@@ -137,9 +135,6 @@ class Layout:
                 counts.append(size)
                 strides.append(stride)
         return first + _spread(counts, strides)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return layout_of, (tuple(self.mesh_shape.items()), self.spec, self.empty)
 
     # All devices. A layout lives long, so it keeps what is small; a grid keeps what it needs.
 

@@ -326,8 +326,20 @@ class ProcessView:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Cached results are not pickled.
-        return ProcessView, (self._layout, self._tiling, self._processes, self.process)
+        # Cached results are not pickled, and no names of inner modules.
+        return self._of, self._key()
+
+    @classmethod
+    def _of(
+        cls,
+        global_shape: Shape,
+        mesh_items: tuple[tuple[str, int], ...],
+        spec: SpecLike,
+        processes: Processes,
+        process: int,
+    ) -> ProcessView:
+        layout = layout_of(mesh_items, spec, tuple(not size for size in global_shape))
+        return cls(layout, Tiling(global_shape, layout.parts), processes, process)
 
 
 def _bytes_of(itemsize: object) -> int:
