@@ -290,19 +290,11 @@ class ShardGrid:
         return [blocks[number] for number in self._layout.block_list]
 
     def indices_and_replica_ids(self) -> list[tuple[Index, int]]:
-        """Return ``(index, replica_id)`` of every device, in device order.
-
-        >>> ShardGrid((4,), {'x': 2, 'y': 2}, ('x',)).indices_and_replica_ids()[1]
-        ((slice(0, 2, None),), 1)
-        """
+        """Return ``(index, replica_id)`` of every device, in device order."""
         return list(zip(self.indices(), self._layout.replica_list, strict=True))
 
     def blocks(self) -> list[Index]:
-        """Return the index of every block once, in the order of the block numbers.
-
-        >>> ShardGrid((4, 4), {'x': 2, 'y': 2}, (None, 'y')).blocks()[1]
-        (slice(None, None, None), slice(2, 4, None))
-        """
+        """Return the index of every block once, in the order of the block numbers."""
         return all_blocks(self.global_shape, self._layout.parts)
 
     @cached_property

@@ -22,7 +22,6 @@ class DeviceKind:
       name: as in names of TPU topologies: ``v5e``; for GPUs such as ``h100``.
       device_kinds: the values of ``jax.Device.device_kind`` that mean it.
       capacity_bytes: the memory that programs have on one JAX device.
-      source: the origin of this figure.
       note: a limit that the figure does not contain, in words.
       devices_per_chip: the JAX devices of one chip.
     """
@@ -30,42 +29,40 @@ class DeviceKind:
     name: str
     device_kinds: tuple[str, ...]
     capacity_bytes: int
-    source: str
     note: str = ""
     devices_per_chip: int = 1
 
 
 def _tpu(
-    name: str, device_kinds: tuple[str, ...], available: float, chip: str, per_chip: int = 1
+    name: str, device_kinds: tuple[str, ...], available: float, per_chip: int = 1
 ) -> DeviceKind:
-    source = f"libtpu 0.0.50.1, to 0.01 GiB; {chip} per chip on cloud.google.com/tpu/docs/{name}"
     note = "a chip is two devices in JAX; this is the memory of one" if per_chip == 2 else ""
-    return DeviceKind(name, device_kinds, int(available * _GIB), source, note, per_chip)
+    return DeviceKind(name, device_kinds, int(available * _GIB), note, per_chip)
 
 
-def _gpu(name: str, device_kinds: tuple[str, ...], gigabytes: int, page: str) -> DeviceKind:
-    source = f"{gigabytes} GB on nvidia.com/en-us/data-center/{page}"
+def _gpu(name: str, device_kinds: tuple[str, ...], gigabytes: int) -> DeviceKind:
     note = "by default JAX takes 75 % of the memory of a GPU; XLA_CLIENT_MEM_FRACTION sets this"
-    return DeviceKind(name, device_kinds, gigabytes * _GB, source, note)
+    return DeviceKind(name, device_kinds, gigabytes * _GB, note)
 
 
-# TPUs: "available HBM" in the message of libtpu's compiler for a program that does not fit. It is
-# less than the vendor's figure, because a part is reserved. With the topology v4:2x2x1, that
-# compiler has two devices per chip of 15.25 GiB each; JAX on a v4 has one, as with the option
-# chip_config_name="megacore".
+# TPUs: "available HBM" in GiB, in the message of the compiler of libtpu 0.0.50.1 for a program that
+# does not fit. It is less than the vendor's figure for a chip (cloud.google.com/tpu/docs), because
+# a part is reserved. With the topology v4:2x2x1, that compiler has two devices per chip of
+# 15.25 GiB each; JAX on a v4 has one, as with the option chip_config_name="megacore". GPUs: the GB
+# on nvidia.com/en-us/data-center.
 KINDS = (
-    _tpu("v2", ("TPU v2",), 7.48, "16 GiB", per_chip=2),
-    _tpu("v3", ("TPU v3",), 15.48, "32 GiB", per_chip=2),
-    _tpu("v4", ("TPU v4",), 30.75, "32 GiB"),
-    _tpu("v5e", ("TPU v5 lite", "TPU v5e"), 15.75, "16 GB"),
-    _tpu("v5p", ("TPU v5", "TPU v5p"), 95.73, "95 GiB"),
-    _tpu("v6e", ("TPU v6 lite", "TPU v6e"), 31.24, "32 GiB"),
-    _tpu("tpu7x", ("TPU7x",), 94.74, "192 GiB", per_chip=2),
-    _gpu("a100-40gb", ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), 40, "a100"),
-    _gpu("a100-80gb", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), 80, "a100"),
-    _gpu("h100", ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"), 80, "h100"),
-    _gpu("h200", ("NVIDIA H200",), 141, "h200"),
-    _gpu("b200", ("NVIDIA B200",), 180, "dgx-b200"),
+    _tpu("v2", ("TPU v2",), 7.48, per_chip=2),
+    _tpu("v3", ("TPU v3",), 15.48, per_chip=2),
+    _tpu("v4", ("TPU v4",), 30.75),
+    _tpu("v5e", ("TPU v5 lite", "TPU v5e"), 15.75),
+    _tpu("v5p", ("TPU v5", "TPU v5p"), 95.73),
+    _tpu("v6e", ("TPU v6 lite", "TPU v6e"), 31.24),
+    _tpu("tpu7x", ("TPU7x",), 94.74, per_chip=2),
+    _gpu("a100-40gb", ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), 40),
+    _gpu("a100-80gb", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), 80),
+    _gpu("h100", ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe"), 80),
+    _gpu("h200", ("NVIDIA H200",), 141),
+    _gpu("b200", ("NVIDIA B200",), 180),
 )
 
 
