@@ -39,7 +39,7 @@ def two_tables(
 ) -> list[str]:
     """Return a table, with at least two lines for each row if it is too wide.
 
-    The first line has so many columns as ``first``; the others are below it, indented.
+    The first line has the ``first`` columns; the others are below it, indented.
     """
     width, rows = terminal_width(), [header, *rows]
     one = table(rows, right=right)
