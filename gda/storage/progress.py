@@ -15,11 +15,7 @@ _SECONDS_BETWEEN = 0.1
 def shown(
     progress: ProgressLike, description: str, *, in_bytes: bool = True
 ) -> Iterator[Callable[[int, int], object]]:
-    """Give the function ``(done, total)``, in bytes or in pieces of work, that shows the progress.
-
-    Raises:
-      ImportError: ``progress=True`` without rich.
-    """
+    """Give the function ``(done, total)``, in bytes or in pieces, that shows the progress."""
     if progress is True:
         with _bar(description, in_bytes) as update:
             yield update
@@ -76,6 +72,7 @@ def _bar(description: str, in_bytes: bool) -> Iterator[Callable[[int, int], obje
             now = time.monotonic()
             is_due = done >= total or now - drawn >= _SECONDS_BETWEEN
             bar.update(task, completed=done, total=total, refresh=is_due)
-            drawn = now if is_due else drawn
+            if is_due:
+                drawn = now
 
         yield update

@@ -13,7 +13,7 @@ import numpy as np
 
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape
-from gda.storage.new_files import check_path
+from gda.storage.new_files import axis_of_runs, check_path
 from gda.storage.safetensors_format import read_header, read_object
 from gda.storage.sources import SAFETENSORS_DTYPES
 
@@ -213,24 +213,19 @@ class SafetensorsTensor:
             self._read_part(file.fileno(), out, index)
 
     def _read_part(self, file: int, out: _Memory, index: Index) -> None:
-        # Dimensions from here on are read whole, so their bytes are contiguous.
-        whole = len(index)
-        while whole and out.shape[whole - 1] == self.shape[whole - 1]:
-            whole -= 1
-        row_bytes = math.prod(self.shape[whole:]) * self.dtype.itemsize
-        if whole <= 1:
-            start = index[0].start * row_bytes if whole else 0
-            self._read(file, out.reshape(-1).view(np.uint8), start)
+        run = axis_of_runs(self.shape, out.shape)
+        data, itemsize = out.reshape(-1).view(np.uint8), self.dtype.itemsize
+        first = index[run].start * math.prod(self.shape[run + 1 :]) * itemsize if index else 0
+        if run == 0:
+            self._read(file, data, first)
             return
-        # The last sliced dimension makes runs; those before it give their number and places.
-        run = whole - 1
-        run_bytes = out.shape[run] * row_bytes
-        stride = self.shape[run] * row_bytes
-        lines = out.reshape(-1).view(np.uint8).reshape(-1, out.shape[run - 1], run_bytes)
+        # The dimensions before that of the runs give their number and places.
+        stride = math.prod(self.shape[run:]) * itemsize
+        lines = data.reshape(-1, out.shape[run - 1], math.prod(out.shape[run:]) * itemsize)
         starts = _starts(index[: run - 1], self.shape[: run - 1])
         for line, above in zip(lines, starts, strict=True):
-            first = (above * self.shape[run - 1] + index[run - 1].start) * stride
-            self._read_runs(file, line, first + index[run].start * row_bytes, stride)
+            place = above * self.shape[run - 1] + index[run - 1].start
+            self._read_runs(file, line, place * stride + first, stride)
 
     def _read_runs(self, file: int, runs: _Memory, start: int, stride: int) -> None:
         """Read runs of bytes, ``stride`` bytes apart."""

@@ -27,16 +27,13 @@ class Future(Protocol):
 
 
 class Task(NamedTuple):
-    """One piece of work.
+    """One piece of work, done in one of the threads.
 
-    Attributes:
-      nbytes: host memory that it holds until it is finished.
-      work: called in one of the threads.
-      finish: called in the caller's thread with the result of ``work``, in any order of tasks. If
-        it returns a ``Transfer``, the memory is held until that is done.
+    ``finish`` is called in the caller's thread with the result of ``work``, in any order of tasks.
+    If it returns a ``Transfer``, the memory is held until that is done.
     """
 
-    nbytes: int
+    nbytes: int  # of host memory that it holds until it is finished
     work: Callable[[], Any]
     finish: Callable[[Any], object] = lambda _: None
 
@@ -44,11 +41,8 @@ class Task(NamedTuple):
 class AsyncTask(NamedTuple):
     """One piece of work that a library does in its own threads.
 
-    Attributes:
-      nbytes: as in ``Task``.
-      begin: called in the caller's thread; returns at once.
-      finish: as in ``Task``; gets the future's result.
-      note: called with an error of the read, to add a note of what was read.
+    ``begin`` is called in the caller's thread and returns at once. ``note`` is called with an error
+    of the read, to add a note of what was read. The rest is as in ``Task``.
     """
 
     nbytes: int
@@ -58,12 +52,7 @@ class AsyncTask(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A transfer that still needs the memory of a finished task.
-
-    Attributes:
-      is_done: returns True if the memory is free.
-      wait: returns when the memory is free.
-    """
+    """A transfer that still needs the memory of a finished task."""
 
     is_done: Callable[[], bool]
     wait: Callable[[], object]
@@ -203,11 +192,14 @@ class _Crew:
     def _begin(self, attempt: _Attempt) -> None:
         if isinstance(attempt.task, AsyncTask):
             self._begin_asynchronous(attempt, attempt.task)
-        elif self._most[Task] == 1:
+            return
+        if len(self._threads) < self._begun[Task] and self._most[Task] > 1:
+            self._start_thread()
+        if self._threads:
+            self._waiting.put(attempt)
+        else:
             attempt.work()
             self._done.put(attempt)
-        else:
-            self._begin_in_thread(attempt)
 
     def _begin_asynchronous(self, attempt: _Attempt, task: AsyncTask) -> None:
         attempt.count += 1
@@ -219,15 +211,6 @@ class _Crew:
             self._done.put(attempt)
             return
         attempt.future.add_done_callback(lambda _: self._done.put(attempt))
-
-    def _begin_in_thread(self, attempt: _Attempt) -> None:
-        if self._begun[Task] > len(self._threads):
-            self._start_thread()
-        if not self._threads:
-            attempt.work()
-            self._done.put(attempt)
-            return
-        self._waiting.put(attempt)
 
     def _start_thread(self) -> None:
         name = f"{threading.current_thread().name}-reader-{len(self._threads)}"

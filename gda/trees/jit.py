@@ -34,7 +34,7 @@ from gda.layout.spec import (
     format_spec,
 )
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
-from gda.trees.leaves import array_of, held_by, is_container, is_leaf
+from gda.trees.leaves import array_of, held_by, is_array, is_container, is_leaf
 from gda.trees.specs import SPECS_OR_NONE, check_kind, map_with_specs
 
 _TreeT = TypeVar("_TreeT")
@@ -308,8 +308,7 @@ def _constrain_arguments(
 ) -> tuple[Any, Any]:
     def constrain_array(leaf: Any, spec: SpecLike) -> Any:
         # Other leaves are static arguments.
-        is_array = isinstance(leaf, jax.Array | Container)
-        return _constrained(leaf, spec, mesh) if is_array else leaf
+        return _constrained(leaf, spec, mesh) if is_array(leaf) else leaf
 
     if type(in_specs) is tuple:
         return _map_specs(constrain_array, in_specs, args, "in_specs"), kwargs

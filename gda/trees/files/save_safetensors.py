@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,12 +119,7 @@ def save_safetensors(
 
 @dataclass(frozen=True)
 class _Plan:
-    """All that a save writes, known before.
-
-    Attributes:
-      path, max_file_bytes: as they were given.
-      names: of the leaves.
-    """
+    """All that a save writes, known before."""
 
     path: str
     max_file_bytes: int
@@ -207,12 +201,6 @@ def _plan(
 
 
 def _leaves_of(tree: Any) -> list[WrittenArray]:
-    """Return the arrays of a tree; copies nothing.
-
-    Raises:
-      TypeError: a leaf is not an array, or of a dtype that safetensors files do not have.
-      RuntimeError: an array was deleted or donated.
-    """
     given = jax.tree.leaves(tree, is_leaf=is_container)
     arrays = with_paths(tree, _array_of, given)
     grids = with_paths(tree, _grid_of, given, arrays)
@@ -241,11 +229,10 @@ def _grid_of(given: Any, array: Any) -> ShardGrid | None:
 def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
     if metadata is None:
         return None
-    if not isinstance(metadata, Mapping) or not all(
-        isinstance(text, str) for item in metadata.items() for text in item
-    ):
+    texts = [*metadata.keys(), *metadata.values()] if isinstance(metadata, Mapping) else [None]
+    if not all(isinstance(text, str) for text in texts):
         raise TypeError(f"metadata must map texts to texts, not be {metadata!r:.200}")
-    for text in itertools.chain.from_iterable(metadata.items()):
+    for text in texts:
         if not _is_unicode(text):
             raise ValueError(
                 f"metadata has the text {text!r:.80}, of which UTF-8 has not every character; "

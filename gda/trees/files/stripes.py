@@ -31,16 +31,12 @@ _FILES_AT_A_TIME = 64
 
 
 class _Stripe(NamedTuple):
-    """Blocks of a leaf side by side, by their numbers.
-
-    Attributes:
-      file, first: the file, and the first byte of the leaf there.
-    """
+    """Blocks of a leaf side by side, by their numbers."""
 
     leaf: int
     numbers: Sequence[int]
     file: int
-    first: int
+    first: int  # the first byte of the leaf in the file
 
 
 def write_leaves(
@@ -49,12 +45,9 @@ def write_leaves(
     places: Sequence[tuple[int, int]],
     paths: Sequence[Path],
 ) -> None:
-    """Write the blocks of this process into files; return when they are on disk.
+    """Write the blocks of this process into the files at ``paths``; return when they are on disk.
 
-    Args:
-      leaves: of ``tree``.
-      places: of each leaf, the number of its file and its first byte there.
-      paths: of the files.
+    The place of a leaf is the number of its file and its first byte there.
     """
     given = [
         _Stripe(number, blocks, *place)

@@ -235,8 +235,7 @@ def test_odd_arrays(mesh: Mesh) -> None:
 
 def test_an_array_deleted_meanwhile_has_no_address(mesh: Mesh) -> None:
     arrays = [put(mesh, P("x")), renamed(put(mesh, P("x"))), jnp.ones(3)]
-    blocks_of = addresses.BlocksOf()
-    blocks = [blocks_of[array.sharding, array.shape, array.dtype] for array in arrays]
+    blocks = addresses.blocks_of(arrays)
     for array in arrays:
         array.delete()
     assert addresses.addresses_of(arrays, blocks) == [None, None, None]
