@@ -44,26 +44,24 @@ def counting(
 @contextmanager
 def _bar(description: str, in_bytes: bool) -> Iterator[Callable[[int, int], object]]:
     try:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
+        import rich.console
+        import rich.progress as bars
     except ImportError as error:
         raise ImportError(
             "progress=True needs rich: pip install 'gda[progress]', or pass a function "
             "(nbytes_done, nbytes_total)"
         ) from error
     # Bytes in powers of 1000, because TransferSpeedColumn has no others.
-    amounts = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(),)
-    columns = (TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn())
+    amounts = [bars.DownloadColumn(), bars.TransferSpeedColumn()]
+    columns = [
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        *(amounts if in_bytes else [bars.MofNCompleteColumn()]),
+        bars.TimeRemainingColumn(),
+    ]
+    console = rich.console.Console(stderr=True)
     # Drawn when something is reported: rich's own refreshing is a thread that outlives its bar.
-    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
+    with bars.Progress(*columns, console=console, auto_refresh=False) as bar:
         task = bar.add_task(description, total=None)
         drawn = 0.0
 

@@ -57,7 +57,9 @@ def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> Safetens
     ...     path = os.path.join(folder, 'model.safetensors')
     ...     save_file({'w': np.arange(6, dtype=np.float32).reshape(3, 2)}, path)
     ...     tensors = gda.storage.open_safetensors(path)
+    ...     print(list(tensors), tensors.nbytes)
     ...     print(tensors['w'].shape, tensors['w'].dtype, tensors['w'][1:3, 0:1].tolist())
+    ['w'] 24
     (3, 2) float32 [[2.0], [4.0]]
     """
     if not isinstance(path_or_paths, str | os.PathLike):
@@ -77,15 +79,6 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
     """The tensors of safetensors files by name, from ``open_safetensors``.
 
     As a context manager it does nothing, because no file is open between reads.
-
-    >>> import gda, numpy as np, os, tempfile
-    >>> from safetensors.numpy import save_file
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = os.path.join(folder, 'model.safetensors')
-    ...     save_file({'w': np.ones((8, 2), np.float32)}, path)
-    ...     tensors = gda.storage.open_safetensors(path)
-    ...     list(tensors), tensors.nbytes, tensors['w'][:1]
-    (['w'], 64, array([[1., 1.]], dtype=float32))
     """
 
     def __init__(self, tensors: dict[str, SafetensorsTensor]) -> None:
@@ -150,15 +143,6 @@ class SafetensorsTensor:
       name: the name of the tensor in the file.
       shape: its sizes.
       nbytes: bytes of the whole tensor.
-
-    >>> import gda, numpy as np, os, tempfile
-    >>> from safetensors.numpy import save_file
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = os.path.join(folder, 'model.safetensors')
-    ...     save_file({'w': np.arange(4)}, path)
-    ...     tensor = gda.storage.open_safetensors(path)['w']
-    ...     tensor.shape, tensor.dtype, tensor[2:]
-    ((4,), dtype('int64'), array([2, 3]))
     """
 
     def __init__(

@@ -71,10 +71,8 @@ def run(tasks: Iterable[Task | AsyncTask], options: Options) -> None:
     alone. With one worker, or ``None``, every ``Task`` runs in the caller's thread; with ``None``
     32 ``AsyncTask``s may run at the same time.
 
-    Raises:
-      Exception: the first error of a task, in ``work`` or ``finish``, that is not retried. After
-        it, or ``KeyboardInterrupt``, no task begins, running tasks are waited for and no thread is
-        left. A read that an ``AsyncTask`` began is cancelled.
+    Raises the first error of a task that is not retried. After it, or ``KeyboardInterrupt``, no
+    task begins, running ones are waited for, or cancelled in a library, and no thread is left.
     """
     _Crew(iter(tasks), options).run()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -217,17 +217,12 @@ def _common_mesh(leaves: Sequence[Any]) -> Mesh | None:
 # The arrays.
 
 
-@dataclass(frozen=True)
-class _Job:
+class _Job(NamedTuple):
     """One array with the blocks that this process writes, and its target."""
 
     leaf: WrittenArray
+    grid: ShardGrid
     target: Target
-
-    @property
-    def grid(self) -> ShardGrid:
-        """Its blocks, without padding."""
-        return self.leaf.grid  # pyright: ignore[reportReturnType], arrays of NumPy are no leaves
 
     def nbytes_of(self, block: int) -> int:
         """Return the bytes of a block's copy on the host, if it must be copied."""
@@ -245,7 +240,7 @@ def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Opt
         target = target_of(held_by(given))
         check_fit(target, leaf.shape, np.dtype(leaf.array.dtype))
         _check_chunks(grid, target, leaf.turn, options)
-        return _Job(leaf, target)
+        return _Job(leaf, grid, target)
 
     written = written_arrays(arrays, grids, are_copies=False)
     return with_paths(tree, job, written, grids, targets)
