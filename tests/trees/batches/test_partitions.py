@@ -394,21 +394,6 @@ def test_batches_of_two_processes(
     process_pool(2, devices=4).run(check_batch, order, mesh_shape, kind)
 
 
-@pytest.mark.processes(4, devices=2)
-def test_batch_agrees_with_jax_on_local_rows_times_blocks() -> None:
-    """As axlearn reckons, for one block of rows in every process."""
-    mesh = mesh_of({"data": 2, "fsdp": 2, "seq": 2})
-    local = batch(3, 4) + 100 * jax.process_index()
-    sharding = NamedSharding(mesh, P(("data", "fsdp"), "seq"))
-    theirs = jax.make_array_from_process_local_data(sharding, local, (12, 4))
-    with jax.set_mesh(mesh):
-        ours = put(local, partition=Partition.BATCH)
-    assert ours.sharding.is_equivalent_to(sharding, 2)
-    for mine, other in zip(ours.local_shards, theirs.addressable_shards, strict=True):
-        assert mine.device == other.device
-        np.testing.assert_array_equal(mine.data, other.data)
-
-
 def check_local(order: list[int], mesh_shape: dict[str, int], specs: list[P]) -> None:
     """The part of each array that a process has, its blocks in the order of the whole."""
     mesh = ordered_mesh(order[: int(np.prod(list(mesh_shape.values())))], mesh_shape)
@@ -486,21 +471,6 @@ def test_a_process_without_a_device_of_the_mesh_is_told(partition: Any) -> None:
 
 
 @pytest.mark.processes(2, devices=4)
-def test_the_global_batch_is_that_of_all_processes(under: Any) -> None:
-    me = jax.process_index()
-    for order in (range(8), [0, 4, 1, 5, 2, 6, 3, 7]):
-        mesh = ordered_mesh(order, {"data": 4, "model": 2})
-        with under(mesh):
-            g = put({"x": batch(4, 2) + 10 * me})["x"]
-        assert g.shape == (8, 2)
-        whole = g.gather()
-        for i, device in enumerate(mesh.devices.flat):
-            assert whole[i, 0] // 10 == device.process_index
-    with under(mesh), pytest.raises(ValueError, match=r"batch of 6 rows, and this process has 4 d"):
-        put({"x": batch(6)})
-
-
-@pytest.mark.processes(2, devices=4)
 def test_replicated_and_specs_there_and_back() -> None:
     me = jax.process_index()
     for order in (range(8), [0, 4, 1, 5, 2, 6, 3, 7], [5, 0, 3, 6, 1, 2, 7, 4]):
@@ -515,24 +485,6 @@ def test_replicated_and_specs_there_and_back() -> None:
         jax.tree.map(np.testing.assert_array_equal, get(g, partition=Partition.REPLICATED), tree)
         assert by_spec["columns"].shape == (2, 8)
         jax.tree.map(np.testing.assert_array_equal, get(by_spec, partition=specs), cut)
-
-
-@pytest.mark.processes(2, devices=4)
-def test_replicas_come_once_and_columns_come_together() -> None:
-    me = jax.process_index()
-    whole = batch(8, 4)
-    mine = whole[4 * me :][:4]
-    mesh = ordered_mesh(range(8), {"x": 4, "y": 2})
-    for spec in (P("x"), P("x", "y"), P(("x", "y")), P(("x",), None)):
-        array = jax.make_array_from_callback(
-            (8, 4), NamedSharding(mesh, spec), lambda index: whole[index]
-        )
-        np.testing.assert_array_equal(get({"a": array})["a"], mine)
-    # Rows that both processes hold are in both.
-    array = jax.make_array_from_callback(
-        (8, 4), NamedSharding(mesh, P("y")), lambda index: whole[index]
-    )
-    np.testing.assert_array_equal(get(array), whole)
 
 
 @pytest.mark.processes(2, devices=4)
