@@ -11,15 +11,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
-from trials import Trials, rarely, tried
+from trials import Trials, tried
 
 import gda
 from gda.arrays.fingerprints import replicas as replica_sums
 from gda.arrays.fingerprints.formula import sums_of_numpy
-from gda.testing.strategies import global_arrays
 
 P = PartitionSpec
 DTYPES = [
@@ -221,12 +219,6 @@ def test_many_small_blocks_take_few_programs(monkeypatch: pytest.MonkeyPatch) ->
         assert set(differences(changed)) == {(f"[{number}]", (0,))}
 
 
-@rarely(2)
-@given(g=global_arrays())
-def test_no_false_alarm(g: gda.GlobalArray) -> None:
-    gda.check_replicas_agree({"g": g})
-
-
 # Later.
 
 
@@ -387,9 +379,9 @@ def flipped_on(g: gda.GlobalArray, device: int, *place: int) -> Any:
 
 
 @pytest.mark.processes(4, devices=2)
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_a_replica_in_another_process(order: list[int]) -> None:
-    mesh = ordered_mesh(order, {"x": 4, "y": 2})
+@pytest.mark.parametrize("order", ["contiguous", "shuffled"])
+def test_a_replica_in_another_process(order: str) -> None:
+    mesh = ordered_mesh(ORDERS[order], {"x": 4, "y": 2})
     everywhere, rows = cut(batch(16, 4), mesh, P()), cut(batch(16, 4), mesh, P("y"))
     gda.check_replicas_agree({"a": everywhere, "b": [rows, jnp.ones(jax.process_index())], "c": 1})
     said = said_of({"a": flipped_on(everywhere, 3, 40, 31), "b": [flipped_on(rows, 6)]})
