@@ -249,37 +249,31 @@ def test_aligned_buffers_become_the_array(
 
 
 @given(
-    data=st.data(),
-    rows=st.sampled_from([0, 8, 16]),
-    columns=st.sampled_from([0, 2, 6]),
-    spec=st.sampled_from([P(), P("x"), P("y"), P(None, "y"), P("x", "y"), P(("y", "x"))]),
-    dtype=st.sampled_from(["f4", "i2", "u1", "?", "f2", "c8", ">i4", "i8", "f8"]),
-    asked=st.sampled_from([None, np.float32, jnp.bfloat16]),
-    max_workers=st.sampled_from([None, 1, 4]),
-    max_bytes=st.sampled_from([None, 1, 100, 10**6]),
+    st.tuples(st.sampled_from([0, 8, 16]), st.sampled_from([0, 2, 6])),
+    st.sampled_from([P(), P("x"), P("y"), P(None, "y"), P("x", "y"), P(("y", "x"))]),
+    st.sampled_from(["f4", "i2", "u1", "?", "f2", "c8", ">i4", "i8", "f8"]),
+    st.fixed_dictionaries(
+        {
+            "dtype": st.sampled_from([None, np.float32, jnp.bfloat16]),
+            "max_workers": st.sampled_from([None, 1, 4]),
+            "max_bytes": st.sampled_from([None, 1, 100, 10**6]),
+        }
+    ),
 )
 def test_from_source_is_from_callback(
-    data: st.DataObject,
-    rows: int,
-    columns: int,
-    spec: P,
-    dtype: str,
-    asked: Any,
-    max_workers: int | None,
-    max_bytes: int | None,
+    shape: tuple[int, int], spec: P, dtype: str, options: dict[str, Any]
 ) -> None:
     kind = np.dtype(dtype)
-    values = np.random.default_rng(rows).integers(0, 100, (rows, columns)).astype(kind)
-    if kind.kind == "c" and asked is not None:
-        asked = np.complex64
+    values = np.random.default_rng(shape[0]).integers(0, 100, shape).astype(kind)
+    if kind.kind == "c" and options["dtype"] is not None:
+        options |= {"dtype": np.complex64}
     expected = gda.GlobalArray.from_callback(
-        values.shape, MESH, spec, lambda index: values[index], dtype=asked
+        shape, MESH, spec, lambda index: values[index], dtype=options["dtype"]
     )
-    arrays = [cut(values, MESH, P("y"))] if rows and kind.itemsize < 8 and kind.isnative else []
+    is_taken = shape[0] and kind.itemsize < 8 and kind.isnative
+    arrays = [cut(values, MESH, P("y"))] if is_taken else []
     for source in [values, ts.array(np.ascontiguousarray(values, kind.newbyteorder("="))), *arrays]:
-        g = gda.GlobalArray.from_source(
-            source, MESH, spec, dtype=asked, max_workers=max_workers, max_bytes=max_bytes
-        )
+        g = gda.GlobalArray.from_source(source, MESH, spec, **options)
         assert g.dtype == expected.dtype
         assert g.sharding == expected.sharding
         assert np.array_equal(g, expected)

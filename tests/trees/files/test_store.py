@@ -332,17 +332,6 @@ def test_targets_that_tree_map_made(auto_mesh: Mesh) -> None:
     assert targets["step"] == 7
 
 
-def test_a_tree_into_a_group(auto_mesh: Mesh, tmp_path: Path) -> None:
-    tree = {"w": [cut(DATA, auto_mesh, P("x")), cut(DATA + 1, auto_mesh, P())]}
-    group = zarr.open_group(tmp_path / "z", mode="w")
-    for name in ("w/0", "w/1", "other"):
-        group.create_array(name, shape=(16, 8), chunks=(4, 8), dtype="f4")
-    gda.store_tree(tree, group)
-    np.testing.assert_array_equal(group["w/0"][:], DATA)
-    np.testing.assert_array_equal(group["w/1"][:], DATA + 1)
-    assert (group["other"][:] == 0).all()
-
-
 def test_nothing_is_written_before_all_is_checked(auto_mesh: Mesh) -> None:
     good = cut(DATA, auto_mesh, P("x"))
     first = Counting((16, 8))
