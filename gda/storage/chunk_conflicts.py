@@ -75,9 +75,6 @@ def fitting_chunks(shard_shape: Shape, chunk_shape: Shape, dimensions: Sequence[
 
     The new size is the largest divisor of the block's size that is at most the chunk's size. If
     that is less than half the chunk's size, it is the block's size.
-
-    >>> fitting_chunks((12, 8, 7), (5, 5, 5), (0, 2))
-    (4, 5, 7)
     """
     return tuple(
         _fitting(size, chunk) if dimension in dimensions else chunk

@@ -61,10 +61,7 @@ _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F])|.)
 
 
 def read_header(path: Path) -> tuple[list[Entry], int]:
-    """Return the tensors in the header of a file, and the first byte of the data.
-
-    ``ValueError`` if the file is broken or truncated.
-    """
+    """Return the tensors in the header of a file, checked, and the first byte of the data."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
@@ -246,19 +243,8 @@ class FileLayout:
         return len(self.header) + (self.entries[-1].stop if self.entries else 0)
 
 
-def file_of(
-    name: str, tensors: Iterable[Tensor], metadata: Mapping[str, str] | None = None
-) -> FileLayout:
-    """Return the layout of a file with these tensors.
-
-    ``ValueError`` if its header would be longer than readers accept.
-
-    >>> file = file_of('a.safetensors', [Tensor('b', 'U8', (3,)), Tensor('w', 'F32', (2,))])
-    >>> [(entry.name, entry.start, entry.stop) for entry in file.entries]
-    [('w', 0, 8), ('b', 8, 11)]
-    >>> file.header[8:60]
-    b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]'
-    """
+def file_of(name: str, tensors: Iterable[Tensor], metadata: Mapping[str, str] | None) -> FileLayout:
+    """Return the layout of a file; ``ValueError`` if its header is longer than readers accept."""
     entries, end = [], 0
     for tensor in sorted(tensors, key=lambda tensor: (-_RANKS[tensor.dtype], tensor.name)):
         entries.append(Entry(*tensor, end, end + tensor.nbytes))

@@ -27,16 +27,12 @@ _REPLACED = "replaces"  # in the metadata of an index: files that are being remo
 
 
 def files_of_model(
-    tensors: Sequence[Tensor], most_bytes: int, metadata: Mapping[str, str] | None = None
+    tensors: Sequence[Tensor], most_bytes: int, metadata: Mapping[str, str] | None
 ) -> list[FileLayout]:
     """Return the files of a model, named as published models have them.
 
     Files are filled in the order of the tensors. A tensor of more than ``most_bytes`` has a file of
     its own. ``ValueError`` if a header, or the index, would be larger than readers accept.
-
-    >>> tensors = [Tensor(name, 'F32', (2,)) for name in 'abc']
-    >>> [file.name for file in files_of_model(tensors, 16)]
-    ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
     """
     groups = _groups(tensors, most_bytes)
     if len(groups) == 1:

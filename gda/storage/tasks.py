@@ -256,12 +256,11 @@ class _Crew:
                 attempt.task.note(attempt.error)
             attempt.future = None
         # Errors first: after one, the other results are of no use.
-        failed = [attempt for attempt in done if attempt.error is not None]
-        for attempt in failed:
-            self._try_later(attempt)
-        for attempt in done:
-            if attempt not in failed:
+        for attempt in sorted(done, key=lambda each: each.error is None):
+            if attempt.error is None:
                 self._finish_one(attempt)
+            else:
+                self._try_later(attempt)
 
     def _try_later(self, attempt: _Attempt) -> None:
         retry, error = self._retry, attempt.error

@@ -129,14 +129,12 @@ class _Plan:
     files: Sequence[FileLayout]
 
     @property
-    def folder(self) -> Path:
-        """The folder of the files."""
-        return Path(self.path).parent if self.is_one_file else Path(self.path)
+    def is_one_file(self) -> bool:
+        return self.path.endswith(".safetensors")
 
     @property
-    def is_one_file(self) -> bool:
-        """True if a file was given, and not a folder."""
-        return self.path.endswith(".safetensors")
+    def folder(self) -> Path:
+        return Path(self.path).parent if self.is_one_file else Path(self.path)
 
     def described(self) -> Description:
         """Return what must be the same in all processes."""
@@ -187,17 +185,17 @@ def _plan(
         Tensor(name, dtype_name(np.dtype(leaf.array.dtype)), leaf.shape)
         for name, leaf in zip(names, leaves, strict=True)
     ]
-    if not is_file:
+    if is_file:
+        total = sum(tensor.nbytes for tensor in tensors)
+        if total > max_file_bytes:
+            raise ValueError(
+                f"the tree has {total} bytes, more than max_file_bytes={max_file_bytes}; pass a "
+                f"folder in place of {path}, for several files, or a larger max_file_bytes"
+            )
+        files = [file_of(os.path.basename(path), tensors, metadata)]
+    else:
         files = files_of_model(tensors, max_file_bytes, metadata)
-        return _Plan(path, max_file_bytes, tree, leaves, names, files)
-    total = sum(tensor.nbytes for tensor in tensors)
-    if total > max_file_bytes:
-        raise ValueError(
-            f"the tree has {total} bytes, more than max_file_bytes={max_file_bytes}; pass a folder "
-            f"in place of {path}, for several files, or a larger max_file_bytes"
-        )
-    file = file_of(os.path.basename(path), tensors, metadata)
-    return _Plan(path, max_file_bytes, tree, leaves, names, [file])
+    return _Plan(path, max_file_bytes, tree, leaves, names, files)
 
 
 def _leaves_of(tree: Any) -> list[WrittenArray]:

@@ -87,10 +87,8 @@ def _is_copied(leaf: WrittenArray) -> bool:
 
 
 def _side_by_side(leaf: WrittenArray) -> Iterator[list[int]]:
-    """Yield the blocks by number, with those together that are better written together.
-
-    A write costs as much as copying some thousand bytes, so short runs are joined.
-    """
+    """Yield the blocks by number, with those together that are better written together."""
+    # A write costs as much as copying some thousand bytes, so short runs are joined.
     is_copied = _is_copied(leaf)
     stripe: list[int] = []
     for number in sorted(leaf.numbers, key=lambda each: start_of(leaf.indices[each])):

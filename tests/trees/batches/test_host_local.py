@@ -295,7 +295,3 @@ def test_the_minority_is_named_first_and_only_some_blocks() -> None:
     # An array that is global already is not compared.
     other = to_global(batch(4) + me, mesh, P("dev"))
     to_global({"passed": other, "a": batch(4)}, mesh, P("dev"), check_replicas=True)
-
-
-def test_one_process_has_nobody_to_compare_with(auto_mesh: Mesh) -> None:
-    assert to_global(batch(8), auto_mesh, P(), check_replicas=True).is_fully_replicated
