@@ -261,19 +261,18 @@ def test_over_explicit_axes_specs_are_explained_before_jax_sees_them(explicit_me
 
 def test_bad_options_are_refused_before_a_call(auto_mesh: Mesh) -> None:
     whole = NamedSharding(auto_mesh, P())
-    with pytest.raises(TypeError, match="give out_specs or out_shardings, not both"):
-        gda.jit(lambda x: x, out_specs=P("x"), out_shardings=whole)
-    with pytest.raises(TypeError, match="give in_specs or in_shardings, not both"):
-        gda.jit(lambda x: x, in_specs=P("x"), in_shardings=whole)
-    with pytest.raises(TypeError, match="takes a function, not 3"):
-        gda.jit(3)
-    with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh, not 5"):
-        gda.jit(lambda x: x, mesh=5, out_specs=P())
-    with pytest.raises(ValueError, match="shards dimension 0 by mesh axis 'z'"):
-        gda.jit(lambda x: x, mesh=auto_mesh, out_specs=P("z"))
-    for in_specs in ([P("x"), P("x")], {"x": P("x")}):
-        with pytest.raises(TypeError, match="a tuple with one entry per positional argument, not"):
-            gda.jit(lambda x, y: x, in_specs=in_specs)
+    per_argument = "a tuple with one entry per positional argument, not"
+    for options, error, message in [
+        ({"out_specs": P("x"), "out_shardings": whole}, TypeError, "give out_specs or out_shard"),
+        ({"in_specs": P("x"), "in_shardings": whole}, TypeError, "give in_specs or in_shardings"),
+        ({"in_specs": [P("x"), P("x")]}, TypeError, per_argument),
+        ({"in_specs": {"x": P("x")}}, TypeError, per_argument),
+        ({"mesh": 5, "out_specs": P()}, TypeError, r"mesh must be a jax\.sharding\.Mesh, not 5"),
+        ({"mesh": auto_mesh, "out_specs": P("z")}, ValueError, "dimension 0 by mesh axis 'z'"),
+        ({"fun": 3}, TypeError, "takes a function, not 3"),
+    ]:
+        with pytest.raises(error, match=message):
+            gda.jit(**({"fun": lambda x, y: x} | options))
 
 
 @pytest.mark.parametrize(
@@ -342,18 +341,25 @@ def test_constrain_moves_outside_a_trace_and_constrains_inside(mesh: Mesh) -> No
 
 
 def test_constrain_explains_misfits(mesh: Mesh) -> None:
-    with pytest.raises(ValueError, match="global shape \\(64, 32\\) cannot be sharded|'z'"):
-        gda.constrain(make(mesh), P("z"))
-    with pytest.raises(ValueError, match="over no mesh; pass mesh="):
-        gda.constrain(jnp.zeros(8), P("x"))
-    with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh, not 5"):
-        gda.constrain(jnp.zeros(8), P("x"), mesh=5)
     deleted = make(mesh)
     deleted.delete()
-    with pytest.raises(RuntimeError, match=r"GlobalArray\(shape=\(64, 32\), .* was deleted"):
-        gda.constrain(deleted, P("x"))
-    with pytest.raises(TypeError, match="not ndarray"):
-        gda.constrain(DATA, P("x"))
+    for x, options, error, message in [
+        (make(mesh), {"spec": P("z")}, ValueError, r"shape \(64, 32\) cannot be sharded|'z'"),
+        (jnp.zeros(8), {"spec": P("x")}, ValueError, "over no mesh; pass mesh="),
+        (jnp.zeros(8), {"spec": P("x"), "mesh": 5}, TypeError, "mesh must be a jax.*, not 5"),
+        (deleted, {"spec": P("x")}, RuntimeError, r"Array\(shape=\(64, 32\), .* was deleted"),
+        (DATA, {"spec": P("x")}, TypeError, "not ndarray"),
+        (make(mesh), {"spec": NamedSharding(mesh, P()), "mesh": mesh}, TypeError, "has a mesh of"),
+    ]:
+        with pytest.raises(error, match=message):
+            gda.constrain(x, **options)
+        with pytest.raises(error, match=message) as caught:
+            gda.constrain({"w": x}, **options)
+        assert caught.value.__notes__ == ["gda: at ['w'] of the tree"]
+    with pytest.raises(ValueError, match="spec must be a prefix of the tree"):
+        gda.constrain({"w": make(mesh), "b": jnp.zeros(8)}, {"w": P("x")})
+    with pytest.raises(TypeError, match=r"spec\[0\] is 'x', not a PartitionSpec"):
+        gda.constrain({"w": make(mesh)}, ["x"])
 
 
 def test_constrain_shards_every_array_of_a_tree(mesh: Mesh) -> None:
@@ -378,23 +384,6 @@ def test_constrain_shards_every_array_of_a_tree(mesh: Mesh) -> None:
     assert [array.sharding.spec for array in spread] == [P("x")] * 2
     assert gda.constrain(g, None) is g
     assert gda.constrain((), P("x")) == ()
-
-
-def test_constrain_says_where_in_a_tree_something_does_not_fit(mesh: Mesh) -> None:
-    tree = {"w": make(mesh), "b": jnp.zeros(8)}
-    with pytest.raises(ValueError, match="over no mesh; pass mesh=") as caught:
-        gda.constrain(tree, P("x"))
-    assert caught.value.__notes__ == ["gda: at ['b'] of the tree"]
-    with pytest.raises(TypeError, match="not ndarray") as caught:
-        gda.constrain({"w": DATA}, P("x"))
-    assert caught.value.__notes__ == ["gda: at ['w'] of the tree"]
-    with pytest.raises(ValueError, match="spec must be a prefix of the tree"):
-        gda.constrain(tree, {"w": P("x")})
-    with pytest.raises(TypeError, match=r"spec\[0\] is 'x', not a PartitionSpec"):
-        gda.constrain(tree, ["x"])
-    with pytest.raises(TypeError, match="a sharding has a mesh of its own") as caught:
-        gda.constrain({"w": tree["w"]}, NamedSharding(mesh, P("x")), mesh=mesh)
-    assert caught.value.__notes__ == ["gda: at ['w'] of the tree"]
 
 
 # JAX's own transformations.

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
-from meshes import batch, cut, mesh_of
+from meshes import batch, cut, is_right, mesh_of
 from running import python
 from safetensors.numpy import save_file
 
@@ -293,15 +293,10 @@ def called(spec: P, read: Callable[..., Any], **options: Any) -> gda.GlobalArray
 def test_all_options_build_the_same(
     placing: str, max_bytes: int | None, max_workers: int | None, spec: P
 ) -> None:
-    g = called(
-        spec, slow(DATA), max_workers=max_workers, max_bytes=max_bytes, retry=gda.Retry(OSError)
-    )
-    expected = cut(DATA, MESH, spec)
-    assert g.sharding == expected.sharding
-    assert np.array_equal(g, DATA)
-    for shard, other in zip(g.local_shards, expected.local_shards, strict=True):
-        assert shard.index == other.index
-        assert np.array_equal(shard.data, other.data)
+    retry = gda.Retry(OSError)
+    g = called(spec, slow(DATA), max_workers=max_workers, max_bytes=max_bytes, retry=retry)
+    assert g.sharding == NamedSharding(MESH, spec)
+    assert is_right(g, DATA)
 
 
 @pytest.mark.parametrize("workers", [2, 8])

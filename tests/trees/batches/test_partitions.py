@@ -486,20 +486,20 @@ def test_layouts_without_rows_are_refused() -> None:
         return jax.make_array_from_callback(shape, sharding, lambda index: batch(*shape)[index])
 
     rows = "0:4" if me == 0 else "4:8"
-    with pytest.raises(
-        ValueError,
-        match=rf"this process has the rows {rows} of the array at \['a'\], and the rows 0:8 of "
-        r"this one(.|\n)*gda: at \['b'\] of the tree$",
-    ):
-        get({"a": array(P("x")), "b": array(P("y"))}, partition=Partition.FULL)
-    with pytest.raises(ValueError, match=r"only parts of its rows, \(8, 4\) in all"):
-        get({"a": array(P(None, "x"))}, partition=Partition.FULL)
-    with pytest.raises(ValueError, match=r"has the shape \(8, 8\), and this process has"):
-        get({"a": array(P("x"))}, partition=Partition.REPLICATED)
-    with pytest.raises(ValueError, match="is sharded by .*'x'.*, and partition says .*'y'"):
-        get({"a": array(P("x"))}, partition=P("y"))
-    with pytest.raises(ValueError, match=r"DataPartitionType\.BATCH .* has neither; rename one of"):
-        get({"a": array(P("x"))}, partition=Partition.BATCH)
+    for layouts, partition, message in [
+        (
+            {"a": P("x"), "b": P("y")},
+            Partition.FULL,
+            rf"this process has the rows {rows} of the array at \['a'\], and the rows 0:8 of this "
+            r"one(.|\n)*gda: at \['b'\] of the tree$",
+        ),
+        ({"a": P(None, "x")}, Partition.FULL, r"only parts of its rows, \(8, 4\) in all"),
+        ({"a": P("x")}, Partition.REPLICATED, r"shape \(8, 8\), and this process has \(4, 8\)"),
+        ({"a": P("x")}, P("y"), "is sharded by .*'x'.*, and partition says .*'y'"),
+        ({"a": P("x")}, Partition.BATCH, r"DataPartitionType\.BATCH .* has neither; rename one of"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            get({name: array(spec) for name, spec in layouts.items()}, partition=partition)
     get({"a": array(P("x")), "b": array(P("y"))}, partition={"a": P("x"), "b": P("y")})
     get({"a": array(P("x")), "table": array(P())}, partition={"a": P("x"), "table": P()})
 
