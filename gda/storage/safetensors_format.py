@@ -71,7 +71,11 @@ def read_header(path: Path) -> tuple[list[Entry], int]:
                 f"length field gives the header {length}"
             )
         header = _read_object(path, file, length)
-    _check_metadata(path, header.pop(METADATA, None))
+    metadata = header.pop(METADATA, None)
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())
+    ):
+        raise ValueError(f"{path}: {METADATA} {str(metadata)[:50]} does not map texts to texts")
     entries = [_entry(path, name, given) for name, given in header.items()]
     data_start = 8 + length
     _check_places(path, entries, size - data_start)
@@ -113,13 +117,6 @@ def excess_of(text: bytes) -> str | None:
     if values > MOST_HEADER_VALUES:
         return f"{values} values; readers accept at most {MOST_HEADER_VALUES}"
     return None
-
-
-def _check_metadata(path: Path, given: Any) -> None:
-    if given is not None and not (
-        isinstance(given, dict) and all(isinstance(text, str) for text in given.values())
-    ):
-        raise ValueError(f"{path}: {METADATA} {str(given)[:50]} does not map texts to texts")
 
 
 def _entry(path: Path, name: str, given: Any) -> Entry:

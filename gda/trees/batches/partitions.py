@@ -107,7 +107,12 @@ def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType
     >>> batch['tokens']
     GlobalArray(shape=(16, 6), dtype=int32, mesh={'data': 4, 'seq': 2}, spec=P('data', 'seq'))
     """
-    mesh = _needed_mesh()
+    mesh = _current_mesh()
+    if mesh is None:
+        raise ValueError(
+            "there is no current mesh to place arrays on; call jax.set_mesh(mesh), or write "
+            "`with jax.set_mesh(mesh):` around this"
+        )
     _check_partition(partition)
     if partition is None:
         raise NotImplementedError(
@@ -165,7 +170,8 @@ def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
         number, array = next(numbers), array_of(leaf)
         _check_layout(leaf, array, part)
         if part in _BY_ROWS:
-            rows = _rows_of(leaf, array)
+            is_here = array.is_fully_addressable
+            rows = (slice(0, leaf.shape[0]),) if is_here else _view_of(leaf).rows
             first, expected = first_rows.setdefault(leaf.shape[0], (number, rows))
             if rows != expected:
                 raise _other_rows_error(rows, expected, path_of(global_arrays, first))
@@ -260,16 +266,6 @@ def _constrained_scalar() -> jax.Array:
 
 
 _probe = jax.jit(_constrained_scalar)
-
-
-def _needed_mesh() -> Mesh:
-    mesh = _current_mesh()
-    if mesh is None:
-        raise ValueError(
-            "there is no current mesh to place arrays on; call jax.set_mesh(mesh), or write "
-            "`with jax.set_mesh(mesh):` around this"
-        )
-    return mesh
 
 
 # Partitions.
@@ -372,11 +368,6 @@ def _check_layout(
                 f"the array is sharded by {sharding.spec}, and partition says {spec}; pass the "
                 "spec that it has, or move it there first with GlobalArray.reshard"
             )
-
-
-def _rows_of(leaf: Any, array: jax.Array) -> Sequence[slice]:
-    """Return the rows of an array that this process has."""
-    return (slice(0, leaf.shape[0]),) if array.is_fully_addressable else _view_of(leaf).rows
 
 
 def _other_rows_error(rows: Sequence[slice], expected: Sequence[slice], path: str) -> ValueError:
