@@ -4,7 +4,6 @@ import json
 import os
 import struct
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from meshes import batch, mesh_of
+from open_files import no_file_is_left_open  # noqa: F401, of every test
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -28,18 +28,6 @@ DTYPES = [
     *["float16", "float32", "float64", "complex64", "bfloat16"],
     *["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"],
 ]
-
-
-@pytest.fixture(autouse=True)
-def _no_file_is_left_open() -> Iterator[None]:
-    before = _open_files()
-    yield
-    assert _open_files() == before
-
-
-def _open_files() -> list[str]:
-    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    return sorted(name for link in links if (name := os.readlink(link)).endswith(".safetensors"))
 
 
 def write(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:

@@ -1,6 +1,5 @@
 """Containers in jit and the other transformations, over Auto and over Explicit axes."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -389,12 +388,18 @@ def test_constrain_shards_every_array_of_a_tree(mesh: Mesh) -> None:
 # JAX's own transformations.
 
 
-def test_jit_keeps_the_container_and_its_layout(mesh: Mesh) -> None:
+def test_jit_and_device_put_keep_the_container(mesh: Mesh) -> None:
     g = make(mesh)
     result = jax.jit(lambda g: g)(g)
     assert (type(result), result.spec, result.mesh) == (gda.GlobalArray, g.spec, mesh)
-    np.testing.assert_array_equal(jax.jit(lambda g: g + 1)(g), DATA + 1)
     np.testing.assert_array_equal(jax.jit(jnp.sin)(g), jax.jit(jnp.sin)(g.array))
+    moved = jax.device_put(g, NamedSharding(mesh, P("y")))
+    assert (type(moved), moved.spec) == (gda.GlobalArray, P("y"))
+    np.testing.assert_array_equal(moved, DATA)
+    np.testing.assert_array_equal(jax.device_get(g).array, DATA)
+    result = jax.jit(lambda g: jax.tree.map(lambda x: x + 1, g), donate_argnums=0)(g)
+    assert (g.is_deleted(), result.is_deleted()) == (True, False)
+    np.testing.assert_array_equal(result, DATA + 1)
 
 
 def test_in_and_out_shardings_may_be_prefixes(mesh: Mesh) -> None:
@@ -505,25 +510,6 @@ def test_shard_map_sees_blocks(mesh: Mesh) -> None:
     np.testing.assert_array_equal(result, DATA * 2)
 
 
-def test_donation_deletes_the_container(mesh: Mesh) -> None:
-    g = make(mesh)
-    result = jax.jit(lambda g: jax.tree.map(lambda x: x + 1, g), donate_argnums=0)(g)
-    assert (g.is_deleted(), result.is_deleted()) == (True, False)
-    np.testing.assert_array_equal(result, DATA + 1)
-
-
-def test_pjit_where_jax_still_has_it(mesh: Mesh) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            from jax.experimental.pjit import pjit
-        except ImportError:
-            assert jax.__version_info__ > (0, 12)
-            return
-        result = pjit(lambda g: g, out_shardings=NamedSharding(mesh, P("y")))(make(mesh))
-    assert (type(result), result.spec) == (gda.GlobalArray, P("y"))
-
-
 def test_a_jitted_constant_is_usable() -> None:
     g = gda.jit(lambda: jnp.arange(3.0))()
     assert (g.spec, len(g.local_shards)) == (P(), 1)
@@ -544,13 +530,6 @@ def test_tree_functions_keep_the_container_and_name_its_leaf(mesh: Mesh) -> None
     np.testing.assert_array_equal(doubled["w"], DATA * 2)
     assert jax.tree.structure(g) == jax.tree.structure(gda.GlobalArray(array=object()))
     assert jax.tree.map(lambda _: None, g).array is None
-
-
-def test_device_put_keeps_the_container(mesh: Mesh) -> None:
-    moved = jax.device_put(make(mesh), NamedSharding(mesh, P("y")))
-    assert (type(moved), moved.spec) == (gda.GlobalArray, P("y"))
-    np.testing.assert_array_equal(moved, DATA)
-    np.testing.assert_array_equal(jax.device_get(make(mesh)).array, DATA)
 
 
 def test_an_optax_step_updates_a_tree_of_containers(mesh: Mesh) -> None:

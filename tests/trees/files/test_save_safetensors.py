@@ -7,7 +7,7 @@ import resource
 import signal
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
+from open_files import no_file_is_left_open  # noqa: F401, of every test
 from running import python
 from safetensors import safe_open
 from safetensors.numpy import save
@@ -36,19 +37,6 @@ from gda.testing.strategies import ShardedCase, mesh_shapes, sharded_cases
 
 DATA = batch(16, 8)
 SPECS = [P(), P("x"), P("x", "y"), P(("y", "x")), P(None, "y"), P(None, ("x", "y"))]
-
-
-@pytest.fixture(autouse=True)
-def _no_file_is_left_open() -> Iterator[None]:
-    before = _open_files()
-    yield
-    assert _open_files() == before
-
-
-def _open_files() -> list[str]:
-    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    names = [os.readlink(link) for link in links]
-    return sorted(name for name in names if name.endswith((".safetensors", ".partial")))
 
 
 def names_in(folder: Path) -> list[str]:
