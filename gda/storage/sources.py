@@ -129,7 +129,8 @@ class _SafetensorsSlice(_Slicing):
     """A slice that ``get_slice`` of the safetensors package gives."""
 
     def __init__(self, value: Any) -> None:
-        self._value, self.chunks = value, None
+        self._value = value
+        self.chunks: Shape | None = None
         self.shape: Shape = tuple(value.get_shape())
         name = str(value.get_dtype())
         if name not in SAFETENSORS_DTYPES or name.startswith("F8"):

@@ -227,8 +227,8 @@ def _grid_of(given: Any, array: Any) -> ShardGrid | None:
 def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
     if metadata is None:
         return None
-    texts = [*metadata.keys(), *metadata.values()] if isinstance(metadata, Mapping) else [None]
-    if not all(isinstance(text, str) for text in texts):
+    texts = [*metadata.keys(), *metadata.values()] if isinstance(metadata, Mapping) else ()
+    if not isinstance(metadata, Mapping) or not all(isinstance(text, str) for text in texts):
         raise TypeError(f"metadata must map texts to texts, not be {metadata!r:.200}")
     for text in texts:
         if not _is_unicode(text):

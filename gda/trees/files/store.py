@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -321,7 +321,8 @@ def _shared_chunk_text(
 # Writing.
 
 
-class _Place(NamedTuple):
+@dataclass(frozen=True)
+class _Place:
     """The place of a block: an index of the target of a leaf."""
 
     index: Index

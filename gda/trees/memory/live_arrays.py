@@ -277,7 +277,7 @@ def _devices(
     sums: dict[tuple[tuple[Device, ...], str | None, str], int],
 ) -> Iterator[DeviceMemory]:
     """Yield the devices of this process and of its arrays, by platform, kind of memory and id."""
-    places = {(device, None) for device in jax.local_devices()}
+    places: set[tuple[Device, str | None]] = {(device, None) for device in jax.local_devices()}
     found: Counter[tuple[Device, str | None, str]] = Counter()
     for (devices, kind, tree), nbytes in sums.items():
         for device in devices:
