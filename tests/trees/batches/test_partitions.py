@@ -162,11 +162,7 @@ def test_other_partitions_are_not_implemented(auto_mesh: Mesh, partition: object
 def test_float0_is_placed_as_bool(auto_mesh: Mesh) -> None:
     none = np.zeros((8, 2), jax.dtypes.float0)
     with jax.set_mesh(auto_mesh):
-        for placed in (
-            put([none]),
-            gda.host_local_array_to_global_array([none], auto_mesh, P("x")),
-        ):
-            np.testing.assert_array_equal(placed[0], np.zeros((8, 2), bool))
+        np.testing.assert_array_equal(put([none])[0], np.zeros((8, 2), bool))
 
 
 def test_misfits_are_named_with_numbers_and_path(auto_mesh: Mesh) -> None:
