@@ -23,29 +23,19 @@ from gda.layout.spec import Shape
 
 
 class Conflict(NamedTuple):
-    """Two writers in one chunk.
-
-    Attributes:
-      dimension: the dimension along which their blocks are neighbours.
-      boundary: first element, in that dimension, of the second block.
-      writers: the writers of the first block and of the second.
-    """
+    """Two writers in one chunk, of blocks that are neighbours along a dimension."""
 
     dimension: int
-    boundary: int
+    boundary: int  # the first element, in that dimension, of the second block
     writers: tuple[int, int]
 
 
 def are_aligned(
     shard_shape: Shape, parts: Sequence[int], chunk_shape: Shape, origin: Shape
 ) -> bool:
-    """Return True if no chunk has elements of two blocks.
+    """Return True if no chunk has elements of two blocks; no size is 0.
 
-    Args:
-      shard_shape: sizes of one block, none of them 0.
-      parts: the number of blocks along each dimension.
-      chunk_shape: sizes of one chunk, none of them 0.
-      origin: an element at which a chunk begins; it may lie outside the array.
+    At ``origin``, which may lie outside the array, a chunk begins.
 
     >>> are_aligned((4, 8), (2, 1), (2, 3), (0, 0)), are_aligned((4, 8), (2, 1), (3, 8), (0, 0))
     (True, False)
@@ -59,10 +49,8 @@ def conflicts_between(
 ) -> list[Conflict]:
     """Return the first conflict in each dimension that has one; see ``are_aligned``.
 
-    Costs O(blocks) for each dimension in which a chunk crosses a boundary.
-
-    Args:
-      writers: the writer of each block, in the shape of the parts.
+    ``writers`` has the writer of each block. Costs O(blocks) for each dimension in which a chunk
+    crosses a boundary.
 
     >>> conflicts_between(np.array([[0, 0], [0, 1]]), (4, 8), (3, 8), (0, 0))
     [Conflict(dimension=0, boundary=4, writers=(0, 1))]
@@ -87,9 +75,6 @@ def fitting_chunks(shard_shape: Shape, chunk_shape: Shape, dimensions: Sequence[
 
     The new size is the largest divisor of the block's size that is at most the chunk's size. If
     that is less than half the chunk's size, it is the block's size.
-
-    >>> fitting_chunks((12, 8, 7), (5, 5, 5), (0, 2))
-    (4, 5, 7)
     """
     return tuple(
         _fitting(size, chunk) if dimension in dimensions else chunk

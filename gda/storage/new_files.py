@@ -34,11 +34,8 @@ def write_blocks(
 ) -> None:
     """Write a block of an array, or several side by side, into the data of the array in C order.
 
-    Args:
-      first: the first byte of the array in the file.
-      shape: of the array.
-      start: the index of the first element of the first block.
-      blocks: one, or several that lie along ``axis_of_runs``, which is not the first axis.
+    The array, of ``shape``, begins at the byte ``first`` of the file, and the first block at
+    ``start``. Several blocks lie along ``axis_of_runs``, which is not the first axis.
     """
     one, *others = blocks
     if not others and one.flags.c_contiguous:
@@ -109,12 +106,7 @@ def about(path: str | Path) -> Iterator[None]:
 
 
 def check_path(path: str, what: str, spare: int = 0) -> None:
-    """Raise ``ValueError`` unless files can have this path.
-
-    Args:
-      what: the path, in words.
-      spare: bytes that are added to the last name.
-    """
+    """Raise ``ValueError`` unless files can have this path, with ``spare`` bytes added to it."""
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError as error:
@@ -143,14 +135,10 @@ SPARE_BYTES = len("..0123456789abcdef.partial")
 
 @contextlib.contextmanager
 def folder_beside(folder: Path, name: str) -> Iterator[Path]:
-    """Make a hidden folder for new files; remove it at the end.
+    """Make a hidden folder in ``folder`` for the new files of a save; remove it at the end.
 
     Makes missing parts of ``folder`` too, and removes those that are empty at the end. Also removes
-    the hidden folders of saves that were killed, where the file system has locks.
-
-    Args:
-      folder: of the new folder.
-      name: of the file or model that is saved; saves of one name remove each other's folders.
+    the hidden folders of saves of this name that were killed, where the file system has locks.
     """
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)

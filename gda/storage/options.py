@@ -70,20 +70,13 @@ ProgressLike = bool | Callable[[int, int], object]
 
 @dataclass(frozen=True)
 class Options:
-    """The options of all functions that load or store.
-
-    Attributes:
-      read_once: read what several processes need in one of them.
-
-    Raises:
-      TypeError, ValueError: an option has a wrong type or value.
-    """
+    """The options of all functions that load or store; ``TypeError`` or ``ValueError`` if wrong."""
 
     max_workers: int | None = None
     max_bytes: int | None = None
     progress: ProgressLike = False
     retry: Retry | None = None
-    read_once: bool = False
+    read_once: bool = False  # read what several processes need in one of them
 
     def __post_init__(self) -> None:
         for name in ("max_workers", "max_bytes"):

@@ -15,11 +15,7 @@ _SECONDS_BETWEEN = 0.1
 def shown(
     progress: ProgressLike, description: str, *, in_bytes: bool = True
 ) -> Iterator[Callable[[int, int], object]]:
-    """Give the function ``(done, total)``, in bytes or in pieces of work, that shows the progress.
-
-    Raises:
-      ImportError: ``progress=True`` without rich.
-    """
+    """Give the function ``(done, total)``, in bytes or in pieces, that shows the progress."""
     if progress is True:
         with _bar(description, in_bytes) as update:
             yield update
@@ -48,26 +44,24 @@ def counting(
 @contextmanager
 def _bar(description: str, in_bytes: bool) -> Iterator[Callable[[int, int], object]]:
     try:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
+        import rich.console
+        import rich.progress as bars
     except ImportError as error:
         raise ImportError(
             "progress=True needs rich: pip install 'gda[progress]', or pass a function "
             "(nbytes_done, nbytes_total)"
         ) from error
     # Bytes in powers of 1000, because TransferSpeedColumn has no others.
-    amounts = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(),)
-    columns = (TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn())
+    amounts = [bars.DownloadColumn(), bars.TransferSpeedColumn()]
+    columns = [
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        *(amounts if in_bytes else [bars.MofNCompleteColumn()]),
+        bars.TimeRemainingColumn(),
+    ]
+    console = rich.console.Console(stderr=True)
     # Drawn when something is reported: rich's own refreshing is a thread that outlives its bar.
-    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
+    with bars.Progress(*columns, console=console, auto_refresh=False) as bar:
         task = bar.add_task(description, total=None)
         drawn = 0.0
 
@@ -76,6 +70,7 @@ def _bar(description: str, in_bytes: bool) -> Iterator[Callable[[int, int], obje
             now = time.monotonic()
             is_due = done >= total or now - drawn >= _SECONDS_BETWEEN
             bar.update(task, completed=done, total=total, refresh=is_due)
-            drawn = now if is_due else drawn
+            if is_due:
+                drawn = now
 
         yield update

@@ -13,7 +13,7 @@ import numpy as np
 
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import Index, Shape
-from gda.storage.new_files import check_path
+from gda.storage.new_files import axis_of_runs, check_path
 from gda.storage.safetensors_format import read_header, read_object
 from gda.storage.sources import SAFETENSORS_DTYPES
 
@@ -57,7 +57,9 @@ def open_safetensors(path_or_paths: _PathLike | Iterable[_PathLike]) -> Safetens
     ...     path = os.path.join(folder, 'model.safetensors')
     ...     save_file({'w': np.arange(6, dtype=np.float32).reshape(3, 2)}, path)
     ...     tensors = gda.storage.open_safetensors(path)
+    ...     print(list(tensors), tensors.nbytes)
     ...     print(tensors['w'].shape, tensors['w'].dtype, tensors['w'][1:3, 0:1].tolist())
+    ['w'] 24
     (3, 2) float32 [[2.0], [4.0]]
     """
     if not isinstance(path_or_paths, str | os.PathLike):
@@ -77,15 +79,6 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
     """The tensors of safetensors files by name, from ``open_safetensors``.
 
     As a context manager it does nothing, because no file is open between reads.
-
-    >>> import gda, numpy as np, os, tempfile
-    >>> from safetensors.numpy import save_file
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = os.path.join(folder, 'model.safetensors')
-    ...     save_file({'w': np.ones((8, 2), np.float32)}, path)
-    ...     tensors = gda.storage.open_safetensors(path)
-    ...     list(tensors), tensors.nbytes, tensors['w'][:1]
-    (['w'], 64, array([[1., 1.]], dtype=float32))
     """
 
     def __init__(self, tensors: dict[str, SafetensorsTensor]) -> None:
@@ -150,15 +143,6 @@ class SafetensorsTensor:
       name: the name of the tensor in the file.
       shape: its sizes.
       nbytes: bytes of the whole tensor.
-
-    >>> import gda, numpy as np, os, tempfile
-    >>> from safetensors.numpy import save_file
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = os.path.join(folder, 'model.safetensors')
-    ...     save_file({'w': np.arange(4)}, path)
-    ...     tensor = gda.storage.open_safetensors(path)['w']
-    ...     tensor.shape, tensor.dtype, tensor[2:]
-    ((4,), dtype('int64'), array([2, 3]))
     """
 
     def __init__(
@@ -213,24 +197,19 @@ class SafetensorsTensor:
             self._read_part(file.fileno(), out, index)
 
     def _read_part(self, file: int, out: _Memory, index: Index) -> None:
-        # Dimensions from here on are read whole, so their bytes are contiguous.
-        whole = len(index)
-        while whole and out.shape[whole - 1] == self.shape[whole - 1]:
-            whole -= 1
-        row_bytes = math.prod(self.shape[whole:]) * self.dtype.itemsize
-        if whole <= 1:
-            start = index[0].start * row_bytes if whole else 0
-            self._read(file, out.reshape(-1).view(np.uint8), start)
+        run = axis_of_runs(self.shape, out.shape)
+        data, itemsize = out.reshape(-1).view(np.uint8), self.dtype.itemsize
+        first = index[run].start * math.prod(self.shape[run + 1 :]) * itemsize if index else 0
+        if run == 0:
+            self._read(file, data, first)
             return
-        # The last sliced dimension makes runs; those before it give their number and places.
-        run = whole - 1
-        run_bytes = out.shape[run] * row_bytes
-        stride = self.shape[run] * row_bytes
-        lines = out.reshape(-1).view(np.uint8).reshape(-1, out.shape[run - 1], run_bytes)
+        # The dimensions before that of the runs give their number and places.
+        stride = math.prod(self.shape[run:]) * itemsize
+        lines = data.reshape(-1, out.shape[run - 1], math.prod(out.shape[run:]) * itemsize)
         starts = _starts(index[: run - 1], self.shape[: run - 1])
         for line, above in zip(lines, starts, strict=True):
-            first = (above * self.shape[run - 1] + index[run - 1].start) * stride
-            self._read_runs(file, line, first + index[run].start * row_bytes, stride)
+            place = above * self.shape[run - 1] + index[run - 1].start
+            self._read_runs(file, line, place * stride + first, stride)
 
     def _read_runs(self, file: int, runs: _Memory, start: int, stride: int) -> None:
         """Read runs of bytes, ``stride`` bytes apart."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -61,58 +61,39 @@ _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F])|.)
 
 
 def read_header(path: Path) -> tuple[list[Entry], int]:
-    """Return the tensors in the header of a file, and the first byte of the data.
-
-    Raises:
-      ValueError: the file is broken or truncated.
-    """
-    with open(path, "rb", buffering=0) as file:
+    """Return the tensors in the header of a file, checked, and the first byte of the data."""
+    with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        header, data_start = _read_header(path, file, size)
-    _check_metadata(path, header.pop(METADATA, None))
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise ValueError(
+                f"{path} is truncated or not a safetensors file: it has {size} bytes, and its "
+                f"length field gives the header {length}"
+            )
+        header = _read_object(path, file, length)
+    metadata = header.pop(METADATA, None)
+    if metadata is not None and not (
+        isinstance(metadata, dict) and all(isinstance(text, str) for text in metadata.values())
+    ):
+        raise ValueError(f"{path}: {METADATA} {str(metadata)[:50]} does not map texts to texts")
     entries = [_entry(path, name, given) for name, given in header.items()]
+    data_start = 8 + length
     _check_places(path, entries, size - data_start)
     return entries, data_start
 
 
-def _read_header(path: Path, file: Any, size: int) -> tuple[dict[str, Any], int]:
-    """Return the header of a file of ``size`` bytes, and the first byte of the data."""
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > size - 8:
-        raise ValueError(
-            f"{path} is truncated or not a safetensors file: it has {size} bytes, and its length "
-            f"field gives the header {length}"
-        )
-    return _read_object(path, file, length), 8 + length
-
-
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises:
-      ValueError: it is larger than ``MOST_HEADER_BYTES`` or ``MOST_HEADER_VALUES``, or no object.
-    """
-    with open(path, "rb", buffering=0) as file:
+    """Return the JSON object in a file; ``ValueError`` if it is too large, or no object."""
+    with open(path, "rb") as file:
         return _read_object(path, file, os.fstat(file.fileno()).st_size)
 
 
-def _read_object(path: Path, file: Any, length: int) -> dict[str, Any]:
+def _read_object(path: Path, file: BinaryIO, length: int) -> dict[str, Any]:
     if length > MOST_HEADER_BYTES:
         raise ValueError(
             f"{path} has a header of {length} bytes; expected are at most {MOST_HEADER_BYTES}"
         )
-    return _parse_object(path, _read_exactly(file, length))
-
-
-def _read_exactly(file: Any, count: int) -> bytes:
-    parts = []
-    while count and (part := file.read(count)):
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-def _parse_object(path: Path, text: bytes) -> dict[str, Any]:
+    text = file.read(length)
     if excess := excess_of(text):
         raise ValueError(f"{path} has a header of {excess}")
     try:
@@ -136,13 +117,6 @@ def excess_of(text: bytes) -> str | None:
     if values > MOST_HEADER_VALUES:
         return f"{values} values; readers accept at most {MOST_HEADER_VALUES}"
     return None
-
-
-def _check_metadata(path: Path, given: Any) -> None:
-    if given is not None and not (
-        isinstance(given, dict) and all(isinstance(text, str) for text in given.values())
-    ):
-        raise ValueError(f"{path}: {METADATA} {str(given)[:50]} does not map texts to texts")
 
 
 def _entry(path: Path, name: str, given: Any) -> Entry:
@@ -242,13 +216,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 @dataclass(frozen=True)
 class FileLayout:
-    """A file to write.
-
-    Attributes:
-      name: of the file.
-      entries: the tensors in the order of their data.
-      metadata: texts by name, or ``None``.
-    """
+    """A file to write, with the tensors in the order of their data."""
 
     name: str
     entries: tuple[Entry, ...]
@@ -272,20 +240,8 @@ class FileLayout:
         return len(self.header) + (self.entries[-1].stop if self.entries else 0)
 
 
-def file_of(
-    name: str, tensors: Iterable[Tensor], metadata: Mapping[str, str] | None = None
-) -> FileLayout:
-    """Return the layout of a file with these tensors.
-
-    Raises:
-      ValueError: its header would be longer than readers accept.
-
-    >>> file = file_of('a.safetensors', [Tensor('b', 'U8', (3,)), Tensor('w', 'F32', (2,))])
-    >>> [(entry.name, entry.start, entry.stop) for entry in file.entries]
-    [('w', 0, 8), ('b', 8, 11)]
-    >>> file.header[8:60]
-    b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]'
-    """
+def file_of(name: str, tensors: Iterable[Tensor], metadata: Mapping[str, str] | None) -> FileLayout:
+    """Return the layout of a file; ``ValueError`` if its header is longer than readers accept."""
     entries, end = [], 0
     for tensor in sorted(tensors, key=lambda tensor: (-_RANKS[tensor.dtype], tensor.name)):
         entries.append(Entry(*tensor, end, end + tensor.nbytes))

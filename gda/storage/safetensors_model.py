@@ -27,19 +27,12 @@ _REPLACED = "replaces"  # in the metadata of an index: files that are being remo
 
 
 def files_of_model(
-    tensors: Sequence[Tensor], most_bytes: int, metadata: Mapping[str, str] | None = None
+    tensors: Sequence[Tensor], most_bytes: int, metadata: Mapping[str, str] | None
 ) -> list[FileLayout]:
     """Return the files of a model, named as published models have them.
 
     Files are filled in the order of the tensors. A tensor of more than ``most_bytes`` has a file of
-    its own.
-
-    Raises:
-      ValueError: a header, or the index, would be larger than readers accept.
-
-    >>> tensors = [Tensor(name, 'F32', (2,)) for name in 'abc']
-    >>> [file.name for file in files_of_model(tensors, 16)]
-    ['model-00001-of-00002.safetensors', 'model-00002-of-00002.safetensors']
+    its own. ``ValueError`` if a header, or the index, would be larger than readers accept.
     """
     groups = _groups(tensors, most_bytes)
     if len(groups) == 1:
@@ -90,10 +83,7 @@ def _index(weight_map: Mapping[str, str], nbytes: int, replaced: Iterable[str] =
 
 
 def _read_index(index: Path) -> tuple[set[str], set[str]]:
-    """Return the files that an index names, and those of a model that it replaces.
-
-    They are none if there is no index, or a broken one.
-    """
+    """Return the files that an index, if it can be read, names, and those that it replaces."""
     try:
         content = read_object(index)
     except (FileNotFoundError, ValueError):
@@ -127,8 +117,7 @@ def replace_model(partial: Path, folder: Path, files: Sequence[FileLayout]) -> N
     - Old files are removed when the new model is there. Until then its index lists them, so that
       the next save removes them if this one is killed.
 
-    Args:
-      partial: the folder of the save, from ``folder_beside``, with the files.
+    ``partial`` is the folder of the save, from ``folder_beside``, with the files.
     """
     index = folder / INDEX
     _remove_rest(folder)

@@ -36,16 +36,11 @@ SAFETENSORS_DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class Source(Protocol):
-    """An object whose blocks can be read.
-
-    Attributes:
-      dtype: the dtype of its blocks, except for the byte order.
-      chunks: sizes of the chunks that it reads as a whole; ``None`` if it reads single elements.
-    """
+    """An object whose blocks can be read."""
 
     shape: Shape
-    dtype: np.dtype[Any]
-    chunks: Shape | None
+    dtype: np.dtype[Any]  # of its blocks, except for the byte order
+    chunks: Shape | None  # that it reads as a whole; None if it reads single elements
 
     def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
         """Return the block at ``index``; ``empty`` gives a buffer for it."""
@@ -53,12 +48,7 @@ class Source(Protocol):
 
 
 def source_of(value: Any) -> Source:
-    """Return the reader of a value that is a source.
-
-    Raises:
-      TypeError: it is not a source, or NumPy does not know its dtype.
-      ValueError: its file is closed.
-    """
+    """Return the reader of a source; ``TypeError`` or ``ValueError`` if it cannot be read."""
     _check_open(value)
     if is_a(value, "tensorstore", "TensorStore"):
         return AsyncSource(value)
@@ -70,14 +60,7 @@ def source_of(value: Any) -> Source:
 
 
 def is_group(value: object) -> bool:
-    """Return True if a value is a mapping that JAX takes for a leaf, such as ``zarr.Group``.
-
-    Raises:
-      ValueError: its file is closed.
-
-    >>> is_group({}), is_group(np.zeros(2))
-    (False, False)
-    """
+    """Return True if a value is a mapping that JAX takes for a leaf, such as ``zarr.Group``."""
     if not (_is_mapping(value) and jax.tree_util.all_leaves([value])):
         return False
     _check_open(value)
@@ -111,13 +94,8 @@ def _check_open(value: Any) -> None:
 
 
 def is_a(value: object, module: str, name: str) -> bool:
-    """Return True if a value is of a class of a library, without an import of the library.
-
-    A program that has such a value has imported the library.
-
-    >>> is_a(np.zeros(2), "numpy", "ndarray"), is_a(np.zeros(2), "nowhere", "ndarray")
-    (True, False)
-    """
+    """Return True if a value is of a class of a library, without an import of the library."""
+    # A program that has such a value has imported the library.
     return isinstance(value, getattr(sys.modules.get(module), name, ()))
 
 
@@ -147,13 +125,12 @@ class _Filling(_Slicing):
         return out
 
 
-class _SafetensorsSlice:
+class _SafetensorsSlice(_Slicing):
     """A slice that ``get_slice`` of the safetensors package gives."""
-
-    chunks: Shape | None = None
 
     def __init__(self, value: Any) -> None:
         self._value = value
+        self.chunks: Shape | None = None
         self.shape: Shape = tuple(value.get_shape())
         name = str(value.get_dtype())
         if name not in SAFETENSORS_DTYPES or name.startswith("F8"):
@@ -164,9 +141,6 @@ class _SafetensorsSlice:
             )
         self.dtype = SAFETENSORS_DTYPES[name]
 
-    def read(self, index: Index, empty: Callable[[np.dtype[Any]], _Memory]) -> Any:
-        return self._value[bounded(index, self.shape)]
-
 
 class AsyncSource:
     """A TensorStore, which reads concurrently, in its own threads."""
@@ -176,8 +150,7 @@ class AsyncSource:
 
         self._tensorstore = tensorstore
         self.shape: Shape = _shape_of(store, store.shape)
-        dtype = store.dtype.numpy_dtype
-        self.dtype = _dtype_of(store, dtype)
+        self.dtype = _dtype_of(store, store.dtype.numpy_dtype)
         self._store = store[tensorstore.d[:].translate_to[0]] if self.shape else store
         layout = self._store.chunk_layout
         is_at_origin = not any(layout.grid_origin or ())
@@ -197,10 +170,7 @@ class AsyncSource:
 
 
 def chunks_of(value: Any, name: str) -> Shape | None:
-    """Return the shape of the chunks; None if there are none, or they have several shapes.
-
-    Also None if the attribute is no shape of chunks, such as ``'auto'``.
-    """
+    """Return the shape of the chunks; None if there are none, or the attribute is no one shape."""
     try:
         sizes = tuple(map(int, getattr(value, name, ())))
     except (NotImplementedError, TypeError, ValueError):

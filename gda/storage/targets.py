@@ -33,36 +33,20 @@ class SliceTarget(Protocol):
 
 
 class Target(NamedTuple):
-    """The properties of a target.
+    """The properties of a target."""
 
-    Attributes:
-      handle: the object to write to; its indices count from 0.
-      shape: its sizes.
-      dtype: a NumPy dtype.
-      chunks: shape of the chunks, each written as a whole; None if elements are written singly.
-      origin: an element at which a chunk begins; it may be outside.
-      is_asynchronous: True for a TensorStore.
-      allows_threads: several threads of one process may write into one chunk at the same time.
-      allows_processes: several processes may write to the target.
-    """
-
-    handle: Any
+    handle: Any  # the object to write to; its indices count from 0
     shape: Shape
     dtype: np.dtype[Any]
-    chunks: Shape | None = None
-    origin: Shape = ()
-    is_asynchronous: bool = False
-    allows_threads: bool = False
-    allows_processes: bool = True
+    chunks: Shape | None = None  # each is written as a whole; None if elements are written singly
+    origin: Shape = ()  # an element at which a chunk begins; it may be outside
+    is_asynchronous: bool = False  # a TensorStore
+    allows_threads: bool = False  # several of one process may write into one chunk at a time
+    allows_processes: bool = True  # several may write to the target
 
 
 def target_of(target: Any) -> Target:
-    """Return the properties of a target that can be written to.
-
-    Raises:
-      TypeError: it is not a target.
-      ValueError: it is read-only.
-    """
+    """Return the properties of a target; ``TypeError`` or ``ValueError`` if it takes no data."""
     if is_a(target, "tensorstore", "TensorStore"):
         return _of_tensorstore(target)
     if is_a(target, "h5py", "Dataset"):
@@ -157,10 +141,7 @@ def _of_tensorstore(target: Any) -> Target:
 
 
 def check_fit(target: Target, shape: Shape, dtype: np.dtype[Any]) -> None:
-    """Raise ``ValueError`` unless the target has this shape and holds every value of the dtype.
-
-    >>> check_fit(Target(None, (2,), np.dtype('float64')), (2,), np.dtype('float32'))
-    """
+    """Raise ``ValueError`` unless the target has this shape and holds every value of the dtype."""
     if target.shape != shape:
         raise ValueError(
             f"the array has shape {shape}, and the target {target.shape}; make them the same"

@@ -27,16 +27,13 @@ class Future(Protocol):
 
 
 class Task(NamedTuple):
-    """One piece of work.
+    """One piece of work, done in one of the threads.
 
-    Attributes:
-      nbytes: host memory that it holds until it is finished.
-      work: called in one of the threads.
-      finish: called in the caller's thread with the result of ``work``, in any order of tasks. If
-        it returns a ``Transfer``, the memory is held until that is done.
+    ``finish`` is called in the caller's thread with the result of ``work``, in any order of tasks.
+    If it returns a ``Transfer``, the memory is held until that is done.
     """
 
-    nbytes: int
+    nbytes: int  # of host memory that it holds until it is finished
     work: Callable[[], Any]
     finish: Callable[[Any], object] = lambda _: None
 
@@ -44,11 +41,8 @@ class Task(NamedTuple):
 class AsyncTask(NamedTuple):
     """One piece of work that a library does in its own threads.
 
-    Attributes:
-      nbytes: as in ``Task``.
-      begin: called in the caller's thread; returns at once.
-      finish: as in ``Task``; gets the future's result.
-      note: called with an error of the read, to add a note of what was read.
+    ``begin`` is called in the caller's thread and returns at once. ``note`` is called with an error
+    of the read, to add a note of what was read. The rest is as in ``Task``.
     """
 
     nbytes: int
@@ -58,12 +52,7 @@ class AsyncTask(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A transfer that still needs the memory of a finished task.
-
-    Attributes:
-      is_done: returns True if the memory is free.
-      wait: returns when the memory is free.
-    """
+    """A transfer that still needs the memory of a finished task."""
 
     is_done: Callable[[], bool]
     wait: Callable[[], object]
@@ -82,10 +71,8 @@ def run(tasks: Iterable[Task | AsyncTask], options: Options) -> None:
     alone. With one worker, or ``None``, every ``Task`` runs in the caller's thread; with ``None``
     32 ``AsyncTask``s may run at the same time.
 
-    Raises:
-      Exception: the first error of a task, in ``work`` or ``finish``, that is not retried. After
-        it, or ``KeyboardInterrupt``, no task begins, running tasks are waited for and no thread is
-        left. A read that an ``AsyncTask`` began is cancelled.
+    Raises the first error of a task that is not retried. After it, or ``KeyboardInterrupt``, no
+    task begins, running ones are waited for, or cancelled in a library, and no thread is left.
     """
     _Crew(iter(tasks), options).run()
 
@@ -203,11 +190,14 @@ class _Crew:
     def _begin(self, attempt: _Attempt) -> None:
         if isinstance(attempt.task, AsyncTask):
             self._begin_asynchronous(attempt, attempt.task)
-        elif self._most[Task] == 1:
+            return
+        if len(self._threads) < self._begun[Task] and self._most[Task] > 1:
+            self._start_thread()
+        if self._threads:
+            self._waiting.put(attempt)
+        else:
             attempt.work()
             self._done.put(attempt)
-        else:
-            self._begin_in_thread(attempt)
 
     def _begin_asynchronous(self, attempt: _Attempt, task: AsyncTask) -> None:
         attempt.count += 1
@@ -219,15 +209,6 @@ class _Crew:
             self._done.put(attempt)
             return
         attempt.future.add_done_callback(lambda _: self._done.put(attempt))
-
-    def _begin_in_thread(self, attempt: _Attempt) -> None:
-        if self._begun[Task] > len(self._threads):
-            self._start_thread()
-        if not self._threads:
-            attempt.work()
-            self._done.put(attempt)
-            return
-        self._waiting.put(attempt)
 
     def _start_thread(self) -> None:
         name = f"{threading.current_thread().name}-reader-{len(self._threads)}"
@@ -275,12 +256,11 @@ class _Crew:
                 attempt.task.note(attempt.error)
             attempt.future = None
         # Errors first: after one, the other results are of no use.
-        failed = [attempt for attempt in done if attempt.error is not None]
-        for attempt in failed:
-            self._try_later(attempt)
-        for attempt in done:
-            if attempt not in failed:
+        for attempt in sorted(done, key=lambda each: each.error is None):
+            if attempt.error is None:
                 self._finish_one(attempt)
+            else:
+                self._try_later(attempt)
 
     def _try_later(self, attempt: _Attempt) -> None:
         retry, error = self._retry, attempt.error

@@ -25,16 +25,9 @@ from gda.arrays.process_local import has_padding_for
 from gda.arrays.transport.moving import reshard
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
-from gda.layout.spec import (
-    Shape,
-    SpecLike,
-    axes_by_dimension,
-    check_spec,
-    entries_of,
-    format_spec,
-)
+from gda.layout.spec import SpecLike, axes_by_dimension, check_spec, entries_of, format_spec
 from gda.mesh import check_mesh, is_tracer, mesh_and_spec, named_sharding, sharding_of
-from gda.trees.leaves import array_of, held_by, is_container, is_leaf
+from gda.trees.leaves import array_of, held_by, is_array, is_container, is_leaf
 from gda.trees.specs import SPECS_OR_NONE, check_kind, map_with_specs
 
 _TreeT = TypeVar("_TreeT")
@@ -272,7 +265,7 @@ def _shardings(mesh: Mesh | AbstractMesh, specs: Any, *, is_exact: bool) -> Any:
 
 def _check_rank(x: Any, spec: SpecLike) -> None:
     """Raise ``ValueError`` if a spec has more entries than a result has dimensions."""
-    shape = _shape_of(x)
+    shape = jax.numpy.shape(held_by(x))
     check_spec(spec, shape)
     if len(tuple(spec)) > len(shape):  # which JAX refuses in `out_shardings`
         raise ValueError(
@@ -308,8 +301,7 @@ def _constrain_arguments(
 ) -> tuple[Any, Any]:
     def constrain_array(leaf: Any, spec: SpecLike) -> Any:
         # Other leaves are static arguments.
-        is_array = isinstance(leaf, jax.Array | Container)
-        return _constrained(leaf, spec, mesh) if is_array else leaf
+        return _constrained(leaf, spec, mesh) if is_array(leaf) else leaf
 
     if type(in_specs) is tuple:
         return _map_specs(constrain_array, in_specs, args, "in_specs"), kwargs
@@ -331,7 +323,7 @@ def _map_specs(function: Callable[[Any, SpecLike], Any], specs: Any, tree: Any, 
 
 def _layout(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Return the sharding of ``x`` by ``spec``; ``ValueError`` if it does not fit."""
-    shape = _shape_of(x)
+    shape = jax.numpy.shape(held_by(x))  # with padding
     entries = check_spec(spec, shape, mesh.shape)
     is_padded = isinstance(x, PaddedArray)
     grid = ShardGrid(x.shape if is_padded else shape, mesh.shape, entries, pad=is_padded)
@@ -342,11 +334,6 @@ def _layout(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> NamedSharding:
             "jit with p.reshard(mesh, spec)"
         )
     return named_sharding(shape, mesh, entries)
-
-
-def _shape_of(x: Any) -> Shape:
-    """Return the shape of an array with its padding."""
-    return jax.numpy.shape(held_by(x))
 
 
 def _constrained(x: Any, spec: SpecLike, mesh: Mesh | AbstractMesh) -> Any:

@@ -23,6 +23,11 @@ def is_container(node: object) -> bool:
     return isinstance(node, Container)
 
 
+def is_array(leaf: object) -> bool:
+    """Return True if a leaf is an array of JAX or a container."""
+    return isinstance(leaf, Container | jax.Array)
+
+
 def is_leaf(node: object) -> bool:
     """Return True if a node of a tree is an array, a container or another leaf."""
     return is_container(node) or jax.tree_util.all_leaves([node])
@@ -34,28 +39,17 @@ def held_by(leaf: Any) -> Any:
 
 
 def array_of(leaf: Any, otherwise: str = "") -> jax.Array:
-    """Return the array of a leaf with its data, of a ``PaddedArray`` with its padding.
-
-    Arguments and errors are those of ``live``.
-    """
+    """Return the array of a leaf with its data and padding; arguments and errors as ``live``."""
     return leaf._live() if isinstance(leaf, Container) else live(leaf, otherwise)
 
 
 def grid_of_leaf(leaf: Any) -> ShardGrid:
-    """Return the grid of the elements of an array or container, with processes, without padding.
-
-    Raises:
-      LayoutUnknownError: it has no mesh and spec.
-      ValueError: the array of a ``PaddedArray`` is not of the padded shape of its grid.
-    """
+    """Return the grid of the elements of an array or container, with processes, without padding."""
     return leaf.grid if isinstance(leaf, Container) else grid_of_array(leaf)
 
 
 def path_of(tree: Any, number: int) -> str:
-    """Return the path of the leaf with a number as it is written in Python, such as ``['a'][0]``.
-
-    Call it for messages only, because paths are slow to make.
-    """
+    """Return the path of a leaf, such as ``['a'][0]``: for messages only, because it is slow."""
     paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)[0]
     return keystr(paths[number][0])
 

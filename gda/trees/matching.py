@@ -24,19 +24,12 @@ NOTHING: Any = object()
 
 
 class Pair(NamedTuple):
-    """A leaf of a tree and its partner in the other tree; one of them may be ``NOTHING``.
+    """A leaf of a tree and its partner in the other tree; one of them may be ``NOTHING``."""
 
-    Attributes:
-      keys: the path of the leaf, in JAX's keys.
-      leaf: the leaf of the tree.
-      found: its partner in the other tree.
-      parting: for a leaf without a partner, the keys and both nodes at which the trees differ.
-    """
-
-    keys: Keys
+    keys: Keys  # the path of the leaf
     leaf: Any
     found: Any
-    parting: tuple[Keys, Any, Any] | None = None
+    parting: tuple[Keys, Any, Any] | None = None  # without a partner: where the trees differ
 
 
 def pairs_of(
@@ -44,10 +37,8 @@ def pairs_of(
 ) -> Iterator[Pair]:
     """Yield a pair for every leaf of ``tree``, in order, and for every surplus leaf of ``other``.
 
-    Args:
-      other: a pytree; may have mappings that JAX does not know, without surplus leaves.
-      is_for_all: called with a node of each; True if the second is for all leaves of the first.
-      keys: the path of both nodes.
+    ``other`` may have mappings that JAX does not know, whose surplus leaves are ignored.
+    ``is_for_all`` of a node of each is True if the second is for all leaves of the first.
     """
     if is_for_all(tree, other):
         yield from (Pair(path, leaf, other) for path, leaf in _leaves(tree, keys))
@@ -70,10 +61,8 @@ def pairs_of(
 def check_match(pairs: Sequence[Pair], name: str, must: str, hint: str = "") -> None:
     """Raise ``ValueError`` that names all leaves without a partner, if there are any.
 
-    Args:
-      name: the argument that is the other tree.
-      must: the rule for it, such as ``'be a prefix of the tree'``.
-      hint: advice if it is ``None`` there.
+    ``name`` is the argument that is the other tree, which ``must``, for instance, be a prefix of
+    the tree. The ``hint`` is for ``None`` in it.
     """
     partings = [pair.parting for pair in pairs if pair.parting is not None]
     if not partings:
@@ -92,14 +81,7 @@ def check_match(pairs: Sequence[Pair], name: str, must: str, hint: str = "") -> 
 
 
 def targets_for(tree: Any, targets: Any) -> list[Any]:
-    """Return the target of each leaf of ``tree``, in order.
-
-    Args:
-      targets: a pytree of the same structure, or with mappings that JAX does not know.
-
-    Raises:
-      ValueError: targets are missing or surplus, or one is for two leaves.
-    """
+    """Return the target of each leaf of ``tree``, in order; ``ValueError`` as ``store_tree``."""
     pairs = list(pairs_of(tree, targets, lambda node, _: is_leaf(node)))
     check_match(pairs, "targets", "have the structure of the tree")
     first_with: dict[int, int] = {}

@@ -25,7 +25,7 @@ from gda.mesh import Device, devices_of, processes_of, sharding_of
 from gda.multihost.agreement import done_by_all, user_location, watching
 from gda.multihost.descriptions import describe
 from gda.multihost.failure_watch import wait_for
-from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_container, with_paths
+from gda.trees.leaves import array_of, grid_of_leaf, held_by, is_array, is_container, with_paths
 
 _NAME = "gda.check_replicas_agree"
 
@@ -235,7 +235,7 @@ class ReplicaCheck:
             for each, of_devices in zip(self._arrays, sums, strict=True)
             if not each.is_shared and len(of_devices)
         ]
-        _raise_for(self._compare(own))
+        _raise_for([*self._compare(own)])
         return sums
 
     def _compare_shared(self, mine: list[Words]) -> list[ReplicaMismatch]:
@@ -262,30 +262,28 @@ class ReplicaCheck:
             parts = np.split(row, np.cumsum(list(map(len, of_process))))
             for sums, positions, part in zip(everywhere, of_process, parts, strict=False):
                 sums[positions] = part
-        return self._compare(zip(layouts, everywhere, strict=True))
+        return [*self._compare(zip(layouts, everywhere, strict=True))]
 
-    def _compare(self, arrays: Iterable[tuple[_Replicated, Words]]) -> list[ReplicaMismatch]:
-        """Compare the sums of all devices of some arrays."""
-        return [mismatch for each, sums in arrays for mismatch in self._differing(each, sums)]
-
-    def _differing(self, array: _Replicated, sums: Words) -> Iterator[ReplicaMismatch]:
-        grid, devices = array.grid, devices_of(array.mesh)
-        differing = (sums != sums[_first_holders(grid)]).any(1)
-        for block in np.unique(grid.block_ids[differing]).tolist():
-            by_sums: dict[bytes, list[Device]] = {}
-            for position in np.flatnonzero(grid.block_ids == block):
-                by_sums.setdefault(sums[position].tobytes(), []).append(devices[position])
-            groups = sorted(by_sums.values(), key=len)
-            index = grid.block_index(block)
-            yield ReplicaMismatch(
-                path=self._paths[array.number],
-                index=index,
-                shape=shape_at(index, grid.shard_shape),
-                groups=tuple(tuple(sorted(each.id for each in group)) for group in groups),
-                processes=tuple(
-                    tuple(sorted({each.process_index for each in group})) for group in groups
-                ),
-            )
+    def _compare(self, arrays: Iterable[tuple[_Replicated, Words]]) -> Iterator[ReplicaMismatch]:
+        """Yield the blocks that differ, by the sums of all devices of some arrays."""
+        for array, sums in arrays:
+            grid, devices = array.grid, devices_of(array.mesh)
+            differing = (sums != sums[_first_holders(grid)]).any(1)
+            for block in np.unique(grid.block_ids[differing]).tolist():
+                by_sums: dict[bytes, list[Device]] = {}
+                for position in np.flatnonzero(grid.block_ids == block):
+                    by_sums.setdefault(sums[position].tobytes(), []).append(devices[position])
+                groups = sorted(by_sums.values(), key=len)
+                index = grid.block_index(block)
+                yield ReplicaMismatch(
+                    self._paths[array.number],
+                    index,
+                    shape_at(index, grid.shard_shape),
+                    tuple(tuple(sorted(each.id for each in group)) for group in groups),
+                    tuple(
+                        tuple(sorted({each.process_index for each in group})) for group in groups
+                    ),
+                )
 
     @cached_property
     def _paths(self) -> list[str]:
@@ -314,7 +312,7 @@ def _first_holders(grid: ShardGrid) -> IntArray:
 
 def _layout_of(number: int, leaf: Any) -> _Replicated | None:
     """Return the layout of a leaf; ``None`` for a leaf that is no array."""
-    if not is_container(leaf) and not isinstance(leaf, jax.Array):
+    if not is_array(leaf):
         return None
     array = real(held_by(leaf))
     mesh: Any = sharding_of(array).mesh
@@ -322,8 +320,7 @@ def _layout_of(number: int, leaf: Any) -> _Replicated | None:
 
 
 def _live_array(leaf: Any) -> jax.Array | None:
-    is_array = is_container(leaf) or isinstance(leaf, jax.Array)
-    return array_of(leaf) if is_array else None
+    return array_of(leaf) if is_array(leaf) else None
 
 
 def _without_data(leaf: Any) -> Any:

@@ -22,16 +22,12 @@ SpecOf = Callable[[str, jax.ShapeDtypeStruct], PartitionSpec]
 class Kind(NamedTuple):
     """The leaves that a tree of specs may have.
 
-    Attributes:
-      name: the name of the class, for messages.
-      classes: the classes of the leaves. Without ``NoneType``, ``None`` is only for subtrees
-        without leaves.
-      written: the text of a leaf in Python, with ``{}`` for the entries of a spec.
+    Without ``NoneType`` among the classes, ``None`` is only for subtrees without leaves.
     """
 
-    name: str
+    name: str  # of the class, for messages
     classes: tuple[type, ...]
-    written: str
+    written: str  # a leaf in Python, with {} for the entries of a spec
 
     def has(self, node: object) -> bool:
         return isinstance(node, self.classes)
@@ -58,17 +54,11 @@ def check_kind(specs: Any, name: str, kind: Kind) -> None:
 
 
 class Prefix(NamedTuple):
-    """The value that a prefix of a tree gives to each leaf.
-
-    Attributes:
-      name: the argument that is the prefix, for messages.
-      kind: the kind of its leaves.
-      pairs: each leaf with its entry, and the leaves and entries without a partner.
-    """
+    """The value that a prefix of a tree, the argument ``name``, gives to each leaf."""
 
     name: str
     kind: Kind
-    pairs: list[Pair]
+    pairs: list[Pair]  # each leaf with its entry, and those without a partner
 
     def of_each_leaf(self) -> list[Any]:
         """Return the entry of each leaf; ``ValueError`` if they are no prefix of the tree."""
@@ -84,17 +74,9 @@ def prefix_of(tree: Any, specs: Any, name: str, kind: Kind = SPECS) -> Prefix:
 
 
 def specs_for(tree: Any, specs: Any, name: str, kind: Kind = SPECS) -> list[Any]:
-    """Return the spec of every leaf of ``tree``.
+    """Return the entry of ``specs``, the argument ``name``, for every leaf of ``tree``.
 
-    Args:
-      tree: any pytree.
-      specs: a pytree that is a prefix of ``tree``: each of its leaves is for a whole subtree.
-      name: the argument that is ``specs``, for messages.
-      kind: the kind of the leaves of ``specs``.
-
-    Raises:
-      ValueError: ``specs`` is no prefix of ``tree``, or is ``None`` for a leaf.
-      TypeError: a leaf of ``specs`` is not a spec.
+    ``ValueError`` if it is no prefix of the tree, ``TypeError`` if a leaf of it is of another kind.
     """
     if kind.has(specs):  # the usual case of a batch, in every step
         return [specs] * len(jax.tree.leaves(tree, is_leaf=is_container))
@@ -104,10 +86,7 @@ def specs_for(tree: Any, specs: Any, name: str, kind: Kind = SPECS) -> list[Any]
 def map_with_specs(
     function: Callable[[Any, Any], Any], tree: Any, specs: Any, name: str, kind: Kind = SPECS
 ) -> Any:
-    """Return the tree of ``function(leaf, spec)``; an error of it gets a note of the leaf's path.
-
-    Other arguments and errors are those of ``specs_for``.
-    """
+    """Return the tree of ``function(leaf, spec)``; its error gets the leaf's path."""
     leaves, structure = jax.tree.flatten(tree, is_leaf=is_container)
     results = with_paths(tree, function, leaves, specs_for(tree, specs, name, kind))
     return jax.tree.unflatten(structure, results)
@@ -122,18 +101,8 @@ def specs_per_leaf(
 ) -> Prefix:
     """Return the spec of each leaf, or its sharding if shardings are given instead of specs.
 
-    Args:
-      tree: any pytree.
-      mesh: a mesh; or, without specs, a sharding or a tree of them that is a prefix of ``tree``.
-      specs: a prefix of ``tree``, or a function ``(path, leaf)``; a path is such as
-        ``'layers/0/weight'``.
-      shaped: returns shape and dtype of a leaf for the function; ``None`` skips the leaf.
-      name: the argument that is ``specs``, for messages.
-
-    Raises:
-      TypeError: one of the two is missing, or something in them is no sharding or spec.
-      ValueError: the function ended with ``StopIteration``.
-      Exception: any error of the function, with a note of the leaf's path.
+    Arguments and errors are those of ``load_tree``. ``shaped`` returns the leaf that a function
+    ``specs`` sees, or ``None`` to skip it. ``name`` is the argument that is ``specs``.
     """
     if isinstance(mesh, Mesh) == (specs is None):
         mesh_and_spec(mesh, specs)  # raises: one is missing, or surplus

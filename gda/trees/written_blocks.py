@@ -26,21 +26,13 @@ from gda.mesh import view_of_array
 
 @dataclass(frozen=True, eq=False)
 class WrittenArray:
-    """An array, and the blocks of it that this process writes.
+    """An array, and the blocks of it that this process writes."""
 
-    Attributes:
-      array: the data, with its padding.
-      grid: its blocks, without padding; ``None`` for a NumPy array, which is one block.
-      turn: as for ``ProcessView.written_blocks``.
-      is_local: True if every process has the whole array, and one of them writes it.
-      numbers: the blocks that this process writes; none of padding alone.
-    """
-
-    array: jax.Array | np.ndarray[Any, Any]
-    grid: ShardGrid | None
-    turn: int
-    is_local: bool
-    numbers: tuple[int, ...]
+    array: jax.Array | np.ndarray[Any, Any]  # with its padding
+    grid: ShardGrid | None  # without padding; None for a NumPy array, which is one block
+    turn: int  # as for ProcessView.written_blocks
+    is_local: bool  # every process has the whole array, and one of them writes it
+    numbers: tuple[int, ...]  # of the blocks that this process writes; none of padding alone
 
     @property
     def shape(self) -> Shape:
@@ -72,10 +64,8 @@ def written_arrays(
 ) -> list[WrittenArray]:
     """Return the blocks of the arrays of a tree that this process writes; copies nothing.
 
-    Args:
-      grids: the blocks of each, without padding; ``None`` for one that every process has.
-      are_copies: True if arrays on the devices of one process are the same in all processes, so
-        that one writes them. Otherwise each writes its own.
+    With ``are_copies``, arrays on the devices of one process are the same in all processes, so that
+    one writes them. Otherwise each writes its own.
     """
     shardings = [getattr(array, "sharding", None) for array in arrays]
     # All processes have the same mesh; an array without one is local to its process.
@@ -85,14 +75,12 @@ def written_arrays(
     written = []
     for array, grid, turn, layout in zip(arrays, grids, turns, layouts, strict=True):
         is_local = grid is None or (has_others and layout is None)
-        numbers = _turn_of_one(turn) if grid is None or is_local else _numbers(array, grid, turn)
+        if grid is None or is_local:
+            numbers = (0,) if turn % jax.process_count() == jax.process_index() else ()
+        else:
+            numbers = _numbers(array, grid, turn)
         written.append(WrittenArray(array, grid, turn, is_local, numbers))
     return written
-
-
-def _turn_of_one(turn: int) -> tuple[int, ...]:
-    """Return the only block of an array that all processes have, if this one writes it."""
-    return (0,) if turn % jax.process_count() == jax.process_index() else ()
 
 
 def _numbers(array: Any, grid: ShardGrid, turn: int) -> tuple[int, ...]:

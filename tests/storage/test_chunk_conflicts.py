@@ -16,15 +16,10 @@ pytestmark = pytest.mark.no_jax
 @pytest.mark.parametrize(
     ("shard_shape", "parts", "chunk_shape", "origin", "expected"),
     [
-        ((4,), (4,), (4,), (0,), True),
         ((4,), (4,), (2,), (0,), True),
-        ((4,), (4,), (8,), (0,), False),
         ((4,), (4,), (3,), (0,), False),
         ((4,), (1,), (3,), (0,), True),  # one block, whatever the chunks
-        ((4,), (2,), (4,), (-2,), False),
-        ((4,), (2,), (4,), (-8,), True),
         ((4,), (2,), (6,), (-2,), True),  # the only boundary is at 4, where a chunk begins
-        ((4, 3), (2, 2), (4, 6), (0, 0), False),
         ((), (), (), (), True),
     ],
 )

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -46,19 +47,13 @@ def test_every_task_is_worked_and_finished_once(max_workers: int | None) -> None
 @pytest.mark.parametrize("max_workers", [None, 1])
 def test_one_worker_is_the_thread_of_the_caller(max_workers: int | None) -> None:
     threads = []
-    tasks = [Task(1, threading.get_ident, threads.append)] * 3
-    run(tasks, Options(max_workers))
+    run([Task(1, threading.get_ident, threads.append)] * 3, Options(max_workers))
     assert threads == [threading.get_ident()] * 3
 
 
 def test_work_overlaps_and_is_finished_by_the_caller() -> None:
-    together = threading.Barrier(4)
-    threads = []
-
-    def work() -> None:
-        together.wait(30)
-
-    run([Task(1, work, lambda _: threads.append(threading.get_ident()))] * 8, Options(4))
+    together, threads = threading.Barrier(4, timeout=30), []
+    run([Task(1, together.wait, lambda _: threads.append(threading.get_ident()))] * 8, Options(4))
     assert threads == [threading.get_ident()] * 8
 
 
@@ -274,21 +269,16 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_errors_that_are_named_are_tried_again(kind: str) -> None:
     max_workers, task = KINDS[kind]
-    finished = []
+    options, finished = Options(max_workers, retry=QUICK), []
     flaky = [Flaky(2), Flaky(0), Flaky(1, KeyError)]
-    run([task(1, f, finished.append) for f in flaky], Options(max_workers, retry=QUICK))
+    run([task(1, f, finished.append) for f in flaky], options)
     assert finished == ["fine"] * 3
     assert [f.calls for f in flaky] == [3, 1, 2]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_last_error_counts_the_attempts(kind: str) -> None:
-    max_workers, task = KINDS[kind]
-    flaky = Flaky(9)
+    always = Flaky(9)
     with pytest.raises(OSError, match="failure 3") as caught:
-        run([task(1, flaky, print)], Options(max_workers, retry=QUICK))
+        run([task(1, always, print)], options)
     assert caught.value.__notes__ == ["gda: after attempt 3 of 3"]
-    assert flaky.calls == 3
+    assert always.calls == 3
 
 
 def test_an_error_that_is_not_retried_names_its_attempt() -> None:
@@ -340,36 +330,29 @@ def test_delays_grow_up_to_a_bound(
 
 # Options that are wrong.
 
-
-@pytest.mark.parametrize(
-    ("kwargs", "error", "message"),
-    [
-        ({"errors": OSError("x")}, TypeError, "errors must be an exception class"),
-        ({"errors": ()}, TypeError, "errors must be an exception class"),
-        ({"errors": KeyboardInterrupt}, TypeError, "errors must be an exception class"),
-        ({"errors": OSError, "attempts": 0}, ValueError, "attempts must be a whole number"),
-        ({"errors": OSError, "delay": -1}, ValueError, "delay must be from 0 to 86400, not -1"),
-        ({"errors": OSError, "delay": float("nan")}, ValueError, "delay must be from 0"),
-        ({"errors": OSError, "factor": 0.5}, ValueError, "factor must be from 1 to 10, not 0.5"),
-        ({"errors": OSError, "max_delay": -1}, ValueError, "max_delay must be from 0 to 86400"),
-    ],
-)
-def test_a_retry_that_makes_no_sense(kwargs: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        gda.Retry(**kwargs)
+RETRY_ERRORS = partial(gda.Retry, OSError)
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "error", "message"),
+    ("make", "name", "value", "message"),
     [
-        ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),
-        ({"max_workers": True}, ValueError, "max_workers must be a whole number"),
-        ({"max_workers": 1.5}, ValueError, "max_workers must be a whole number"),
-        ({"max_bytes": 0}, ValueError, "max_bytes must be a whole number, at least 1, not 0"),
-        ({"progress": 1}, TypeError, "progress must be True, False or a function"),
-        ({"retry": OSError}, TypeError, r"retry must be a gda.Retry, such as gda.Retry\(OSError\)"),
+        (gda.Retry, "errors", OSError("x"), "errors must be an exception class"),
+        (gda.Retry, "errors", (), "errors must be an exception class"),
+        (gda.Retry, "errors", KeyboardInterrupt, "errors must be an exception class"),
+        (RETRY_ERRORS, "attempts", 0, "attempts must be a whole number"),
+        (RETRY_ERRORS, "delay", -1, "delay must be from 0 to 86400, not -1"),
+        (RETRY_ERRORS, "delay", float("nan"), "delay must be from 0"),
+        (RETRY_ERRORS, "factor", 0.5, "factor must be from 1 to 10, not 0.5"),
+        (RETRY_ERRORS, "max_delay", -1, "max_delay must be from 0 to 86400"),
+        (Options, "max_workers", 0, "max_workers must be a whole number, at least 1, not 0"),
+        (Options, "max_workers", True, "max_workers must be a whole number"),
+        (Options, "max_workers", 1.5, "max_workers must be a whole number"),
+        (Options, "max_bytes", 0, "max_bytes must be a whole number, at least 1, not 0"),
+        (Options, "progress", 1, "progress must be True, False or a function"),
+        (Options, "retry", OSError, r"retry must be a gda.Retry, such as gda.Retry\(OSError\)"),
     ],
 )
-def test_options_that_make_no_sense(kwargs: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        Options(**kwargs)
+def test_options_that_make_no_sense(make: Any, name: str, value: Any, message: str) -> None:
+    kind = TypeError if name in ("errors", "progress", "retry") else ValueError
+    with pytest.raises(kind, match=message):
+        make(**{name: value})

@@ -11,15 +11,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
-from trials import Trials, rarely, tried
+from trials import Trials, tried
 
 import gda
 from gda.arrays.fingerprints import replicas as replica_sums
 from gda.arrays.fingerprints.formula import sums_of_numpy
-from gda.testing.strategies import global_arrays
 
 P = PartitionSpec
 DTYPES = [
@@ -153,7 +151,7 @@ def test_replicated_arrays_alone_are_compared(mesh: Mesh) -> None:
 
 
 def test_padding_does_not_count(way: str, mesh: Mesh) -> None:
-    for dtype in ("float32", "bfloat16"):
+    for dtype in ("float32", "bfloat16", "float8_e5m2"):
         p = gda.PaddedArray.from_array(batch(5, 2).astype(dtype), mesh, P("x"))
         # Devices 4 and 5 have one row and one of padding, 6 and 7 padding alone.
         assert differences([flipped(p, 5, 2), flipped(p, 7, 0)]) == {}
@@ -170,24 +168,14 @@ def test_every_bit_of_every_kind_of_number(way: str) -> None:
         raw = np.arange(1 << min(bits, 10), dtype=np.uint64) << max(bits - 10, 0)
         data = raw.astype(f"u{kind.itemsize}").view(kind)
         tree[dtype] = cut(data.reshape(2, -1), mesh, P("x"))
-    padded = {
-        dtype: gda.PaddedArray.from_array(np.asarray(tree[dtype])[:, 1:], mesh, P(None, "x"))
-        for dtype in ("bfloat16", "float8_e5m2")
-    }
-    assert differences([tree, padded]) == {}
+    assert differences(tree) == {}
     for _ in range(4):
         changed, expected = {}, {}
         for dtype, leaf in tree.items():
             place = random.randrange(leaf.size // 2)
             changed[dtype] = flipped(leaf, 3, place, random.randrange(FEW_BITS.get(dtype, 8)))
-            expected[f"[0][{dtype!r}]", (1, 0)] = ((2,), (3,))
-        for dtype, leaf in padded.items():  # of the last block, one column is padding
-            width = leaf.padded_shape[1] // 2
-            place = random.randrange(2) * width + random.randrange(width - 1)
-            expected[f"[1][{dtype!r}]", (0, width)] = ((2,), (3,))
-            changed[dtype, "padded"] = flipped(leaf, 3, place)
-        last = {dtype: changed.pop((dtype, "padded")) for dtype in padded}
-        assert differences([changed, last]) == expected
+            expected[f"[{dtype!r}]", (1, 0)] = ((2,), (3,))
+        assert differences(changed) == expected
 
 
 def test_numbers_of_64_bits(way: str) -> None:
@@ -219,12 +207,6 @@ def test_many_small_blocks_take_few_programs(monkeypatch: pytest.MonkeyPatch) ->
     for number, at in [(0, 2), (1, 150), (2, 127), (3, 0), (4, 4999)]:
         changed = [flipped(leaf, 1, at) if i == number else leaf for i, leaf in enumerate(tree)]
         assert set(differences(changed)) == {(f"[{number}]", (0,))}
-
-
-@rarely(2)
-@given(g=global_arrays())
-def test_no_false_alarm(g: gda.GlobalArray) -> None:
-    gda.check_replicas_agree({"g": g})
 
 
 # Later.
@@ -387,9 +369,9 @@ def flipped_on(g: gda.GlobalArray, device: int, *place: int) -> Any:
 
 
 @pytest.mark.processes(4, devices=2)
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_a_replica_in_another_process(order: list[int]) -> None:
-    mesh = ordered_mesh(order, {"x": 4, "y": 2})
+@pytest.mark.parametrize("order", ["contiguous", "shuffled"])
+def test_a_replica_in_another_process(order: str) -> None:
+    mesh = ordered_mesh(ORDERS[order], {"x": 4, "y": 2})
     everywhere, rows = cut(batch(16, 4), mesh, P()), cut(batch(16, 4), mesh, P("y"))
     gda.check_replicas_agree({"a": everywhere, "b": [rows, jnp.ones(jax.process_index())], "c": 1})
     said = said_of({"a": flipped_on(everywhere, 3, 40, 31), "b": [flipped_on(rows, 6)]})

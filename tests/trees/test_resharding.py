@@ -141,7 +141,6 @@ def test_a_model_goes_from_eight_devices_to_six_and_back() -> None:
         model,
         is_leaf=lambda node: isinstance(node, gda.GlobalArray | gda.PaddedArray),
     )
-    check_equal(model)
     moved = gda.reshard_tree(model, six, rows)
     assert jax.tree.structure(moved) == jax.tree.structure(model)
     assert moved["layers"][0]["w"].padded_shape == (12, 8)
@@ -181,7 +180,7 @@ def test_many_small_arrays_share_the_rounds_of_one(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(carrying, "permutation", counted)
     before, after = ordered_mesh(range(8), {"x": 8}), ordered_mesh([7, 0, 3, 1, 5, 2], {"y": 6})
-    data = {f"layer{number}": batch(10, 9) + number for number in range(50)}
+    data = {f"layer{number}": batch(10, 9) + number for number in range(10)}
 
     def rounds_for(tree: dict[str, np.ndarray]) -> int:
         rounds.clear()

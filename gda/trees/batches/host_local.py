@@ -129,10 +129,8 @@ def place(
 ) -> Any:
     """Return a tree of ``GlobalArray``s over ``mesh``, built from the part of this process.
 
-    Args:
-      specs: a prefix of ``local_inputs`` with leaves of ``kind``; ``name`` in the messages.
-      layout_of: the spec and the global shape of a leaf with its entry of ``specs``; ``None`` for
-        a shape to be inferred, and in place of both for a leaf that stays as it is.
+    ``layout_of`` a leaf and its entry of ``specs`` is the spec and the global shape, ``None`` for a
+    shape to be inferred; or ``None`` for a leaf that stays as it is.
     """
 
     def placed(leaf: Any, entry: Any) -> GlobalArray | PaddedArray:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from types import NoneType
 from typing import Any
 
@@ -20,7 +21,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.process_local import process_local_of
 from gda.layout.boundary import public, set_module
-from gda.layout.grid import ShardGrid
 from gda.layout.process_view import ProcessView, infer_global_shape
 from gda.layout.spec import Shape
 from gda.mesh import is_tracer, local_positions, processes_of, sharding_of
@@ -107,7 +107,12 @@ def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType
     >>> batch['tokens']
     GlobalArray(shape=(16, 6), dtype=int32, mesh={'data': 4, 'seq': 2}, spec=P('data', 'seq'))
     """
-    mesh = _needed_mesh()
+    mesh = _current_mesh()
+    if mesh is None:
+        raise ValueError(
+            "there is no current mesh to place arrays on; call jax.set_mesh(mesh), or write "
+            "`with jax.set_mesh(mesh):` around this"
+        )
     _check_partition(partition)
     if partition is None:
         raise NotImplementedError(
@@ -115,10 +120,9 @@ def host_to_global_array(host_arrays: Any, *, partition: Any = DataPartitionType
             "replicated arrays"
         )
 
-    def work(_: object) -> Any:
-        def layout_of(leaf: Any, part: Any) -> tuple[PartitionSpec, Shape | None]:
-            return _layout_of(part, np.shape(leaf), mesh)
+    layout_of = partial(_layout_of, mesh=mesh)
 
+    def work(_: object) -> Any:
         return place(host_arrays, mesh, partition, "partition", _PARTITIONS, layout_of)
 
     return together("host_to_global_array", mesh, work, describe)
@@ -159,13 +163,19 @@ def global_to_host_array(global_arrays: Any, *, partition: Any = None) -> Any:
     array([ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11, 12, 13, 14, 15], dtype=int32)
     """
     _check_partition(partition)
-    rows = _SameRows(global_arrays)
+    numbers = itertools.count()
+    first_rows: dict[int, tuple[int, Sequence[slice]]] = {}  # by batch size, with the leaf
 
     def taken(leaf: Any, part: Any) -> np.ndarray[Any, Any]:
-        array = array_of(leaf)
+        number, array = next(numbers), array_of(leaf)
         _check_layout(leaf, array, part)
-        rows.check(leaf, array, part)
-        return process_local_of(array, _padded_grid(leaf))
+        if part in _BY_ROWS:
+            is_here = array.is_fully_addressable
+            rows = (slice(0, leaf.shape[0]),) if is_here else _view_of(leaf).rows
+            first, expected = first_rows.setdefault(leaf.shape[0], (number, rows))
+            if rows != expected:
+                raise _other_rows_error(rows, expected, path_of(global_arrays, first))
+        return process_local_of(array, leaf.grid if isinstance(leaf, PaddedArray) else None)
 
     return map_with_specs(taken, global_arrays, partition, "partition", _PARTITIONS_OR_NONE)
 
@@ -196,14 +206,9 @@ def with_sharding_constraint(x: Any, shardings: Any) -> Any:
     >>> y.sharding.shard_shape(y.shape), gda.with_sharding_constraint(1.0, P('x'))
     ((2,), 1.0)
     """
-    current = cache(_current_mesh)  # looked for when it is first needed
-    return map_with_specs(
-        lambda leaf, sharding: _constrained(leaf, sharding, current),
-        x,
-        shardings,
-        "shardings",
-        _CONSTRAINTS,
-    )
+    # The current mesh is looked for when it is first needed.
+    constrained = partial(_constrained, current=cache(_current_mesh))
+    return map_with_specs(constrained, x, shardings, "shardings", _CONSTRAINTS)
 
 
 def _constrained(leaf: Any, sharding: Any, current: Callable[[], Mesh | None]) -> Any:
@@ -263,16 +268,6 @@ def _constrained_scalar() -> jax.Array:
 _probe = jax.jit(_constrained_scalar)
 
 
-def _needed_mesh() -> Mesh:
-    mesh = _current_mesh()
-    if mesh is None:
-        raise ValueError(
-            "there is no current mesh to place arrays on; call jax.set_mesh(mesh), or write "
-            "`with jax.set_mesh(mesh):` around this"
-        )
-    return mesh
-
-
 # Partitions.
 
 
@@ -286,9 +281,10 @@ def _check_partition(partition: Any) -> None:
 
 
 def _layout_of(
-    partition: DataPartitionType | PartitionSpec, shape: Shape, mesh: Mesh
+    leaf: Any, partition: DataPartitionType | PartitionSpec, mesh: Mesh
 ) -> tuple[PartitionSpec, Shape | None]:
     """Return the spec and the global shape of local data; ``None`` for a shape to be inferred."""
+    shape = np.shape(leaf)
     if isinstance(partition, PartitionSpec):
         return partition, None
     if partition is DataPartitionType.REPLICATED:
@@ -300,8 +296,7 @@ def _layout_of(
         return PartitionSpec(mesh.axis_names), None
     spec = _batch_spec(mesh, len(shape))
     # Only rows are divided between processes: each process passes whole sequences.
-    rows = PartitionSpec(spec[0])
-    me = jax.process_index()
+    rows, me = PartitionSpec(spec[0]), jax.process_index()
     return spec, infer_global_shape(shape, mesh.shape, rows, processes_of(mesh), me)
 
 
@@ -375,36 +370,12 @@ def _check_layout(
             )
 
 
-class _SameRows:
-    """The rows of this process in the first array of each batch size."""
-
-    def __init__(self, tree: Any) -> None:
-        self._tree = tree
-        self._leaves = 0
-        self._first: dict[int, tuple[int, Sequence[slice]]] = {}
-
-    def check(self, leaf: Any, array: jax.Array, partition: Any) -> None:
-        """Raise ``ValueError`` if this process has other rows of an array than of the first.
-
-        Call it with all leaves of the tree, in order.
-        """
-        number, self._leaves = self._leaves, self._leaves + 1
-        if partition not in _BY_ROWS:
-            return
-        size = leaf.shape[0]
-        rows = (slice(0, size),) if array.is_fully_addressable else _view_of(leaf).rows
-        first, first_rows = self._first.setdefault(size, (number, rows))
-        if rows != first_rows:
-            raise ValueError(
-                f"this process has the rows {_rows_text(first_rows)} of the array at "
-                f"{path_of(self._tree, first)}, and the rows {_rows_text(rows)} of this one; shard "
-                "dimension 0 of both over the same mesh axes, for instance with "
-                "GlobalArray.reshard, or omit partition="
-            )
-
-
-def _padded_grid(leaf: Any) -> ShardGrid | None:
-    return grid_of_leaf(leaf) if isinstance(leaf, PaddedArray) else None
+def _other_rows_error(rows: Sequence[slice], expected: Sequence[slice], path: str) -> ValueError:
+    return ValueError(
+        f"this process has the rows {_rows_text(expected)} of the array at {path}, and the rows "
+        f"{_rows_text(rows)} of this one; shard dimension 0 of both over the same mesh axes, for "
+        "instance with GlobalArray.reshard, or omit partition="
+    )
 
 
 def _view_of(leaf: Any) -> ProcessView:

@@ -120,8 +120,7 @@ class Prefetched(Iterator[Any]):
         self._source = source
         self._state = _state_of(source)
         self._is_closed = False
-        self._run: _Run | None = None
-        self._run = self._start()
+        self._run: _Run | None = self._start()
 
     def __iter__(self) -> Self:
         return self
@@ -171,7 +170,8 @@ class Prefetched(Iterator[Any]):
         if self._is_closed:
             raise ValueError("the prefetched batches were closed; call gda.prefetch again")
         if self._run is not None:
-            self._run.end()
+            self._run.stop()
+            self._run.thread.join()
             self._run = None
         self._source.set_state(copy.deepcopy(state))  # pyright: ignore[reportAttributeAccessIssue]
         self._state = _state_of(self._source)
@@ -188,7 +188,8 @@ class Prefetched(Iterator[Any]):
             return
         self._is_closed = True
         if run is not None:
-            run.end(closes=True)
+            run.stop(closes=True)
+            run.thread.join()
         if run is None or not run.has_closed:
             _close(self._source)
         elif run.failure is not None:
@@ -234,10 +235,6 @@ class _Run:
     """A thread that makes batches, until the iterator ends, an error or ``stop``.
 
     The thread keeps this and not the ``Prefetched``, which may become garbage meanwhile.
-
-    Attributes:
-      has_closed: True if the thread has called ``close()`` of the iterator.
-      failure: the error of that.
     """
 
     def __init__(
@@ -250,11 +247,11 @@ class _Run:
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_over = self._closes = False
-        self.has_closed = False
-        self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._serve, daemon=True, name="gda-prefetch")
+        self.has_closed = False  # True if the thread has called close() of the iterator
+        self.failure: BaseException | None = None  # of that
+        self.thread = threading.Thread(target=self._serve, daemon=True, name="gda-prefetch")
         _running.add(self)
-        self._thread.start()
+        self.thread.start()
 
     # In the caller's thread.
 
@@ -275,11 +272,6 @@ class _Run:
         self._closes = self._closes or closes
         self._is_over = True
         self._wake(self._room)
-
-    def end(self, *, closes: bool = False, timeout: float | None = None) -> None:
-        """Stop, and wait until the thread has ended."""
-        self.stop(closes=closes)
-        self._thread.join(timeout)
 
     # In its own thread.
 
@@ -303,9 +295,7 @@ class _Run:
             while True:
                 while len(self._made) >= self._size and not self._is_over:
                     self._room.get()
-                if self._is_over:
-                    return _Made(error=StopIteration())
-                host = next(self._source, _THE_END)
+                host = _THE_END if self._is_over else next(self._source, _THE_END)
                 if host is _THE_END:
                     return _Made(error=StopIteration())
                 self._add(_Made(self._place(host), _state_of(self._source)))
@@ -350,7 +340,7 @@ def _end_all() -> None:
     for run in runs:
         run.stop(closes=True)
     for run in runs:
-        run.end(timeout=max(0.0, deadline - time.monotonic()))
+        run.thread.join(max(0.0, deadline - time.monotonic()))
 
 
 # One batch.
@@ -390,15 +380,13 @@ def _placed_leaf(
 
 def _shape_to_pad(local_shape: Shape, mesh: Any, spec: Any) -> Shape | None:
     """Return the global shape if it is known and padding makes it fit; else ``None``."""
-    over = mesh_and_spec(mesh, spec)
-    processes = processes_of(over.mesh)
-    sizes = over.mesh.shape
-    me = jax.process_index()
+    mesh, spec, _ = mesh_and_spec(mesh, spec)
+    sizes, processes, me = mesh.shape, processes_of(mesh), jax.process_index()
     try:
-        shape = infer_global_shape(local_shape, sizes, over.spec, processes, me, pad=True)
+        shape = infer_global_shape(local_shape, sizes, spec, processes, me, pad=True)
     except ValueError:
         return None
-    return shape if ShardGrid(shape, sizes, over.spec, pad=True).is_padded else None
+    return shape if ShardGrid(shape, sizes, spec, pad=True).is_padded else None
 
 
 def _shaped(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,12 +119,7 @@ def save_safetensors(
 
 @dataclass(frozen=True)
 class _Plan:
-    """All that a save writes, known before.
-
-    Attributes:
-      path, max_file_bytes: as they were given.
-      names: of the leaves.
-    """
+    """All that a save writes, known before."""
 
     path: str
     max_file_bytes: int
@@ -135,14 +129,12 @@ class _Plan:
     files: Sequence[FileLayout]
 
     @property
-    def folder(self) -> Path:
-        """The folder of the files."""
-        return Path(self.path).parent if self.is_one_file else Path(self.path)
+    def is_one_file(self) -> bool:
+        return self.path.endswith(".safetensors")
 
     @property
-    def is_one_file(self) -> bool:
-        """True if a file was given, and not a folder."""
-        return self.path.endswith(".safetensors")
+    def folder(self) -> Path:
+        return Path(self.path).parent if self.is_one_file else Path(self.path)
 
     def described(self) -> Description:
         """Return what must be the same in all processes."""
@@ -193,26 +185,20 @@ def _plan(
         Tensor(name, dtype_name(np.dtype(leaf.array.dtype)), leaf.shape)
         for name, leaf in zip(names, leaves, strict=True)
     ]
-    if not is_file:
+    if is_file:
+        total = sum(tensor.nbytes for tensor in tensors)
+        if total > max_file_bytes:
+            raise ValueError(
+                f"the tree has {total} bytes, more than max_file_bytes={max_file_bytes}; pass a "
+                f"folder in place of {path}, for several files, or a larger max_file_bytes"
+            )
+        files = [file_of(os.path.basename(path), tensors, metadata)]
+    else:
         files = files_of_model(tensors, max_file_bytes, metadata)
-        return _Plan(path, max_file_bytes, tree, leaves, names, files)
-    total = sum(tensor.nbytes for tensor in tensors)
-    if total > max_file_bytes:
-        raise ValueError(
-            f"the tree has {total} bytes, more than max_file_bytes={max_file_bytes}; pass a folder "
-            f"in place of {path}, for several files, or a larger max_file_bytes"
-        )
-    file = file_of(os.path.basename(path), tensors, metadata)
-    return _Plan(path, max_file_bytes, tree, leaves, names, [file])
+    return _Plan(path, max_file_bytes, tree, leaves, names, files)
 
 
 def _leaves_of(tree: Any) -> list[WrittenArray]:
-    """Return the arrays of a tree; copies nothing.
-
-    Raises:
-      TypeError: a leaf is not an array, or of a dtype that safetensors files do not have.
-      RuntimeError: an array was deleted or donated.
-    """
     given = jax.tree.leaves(tree, is_leaf=is_container)
     arrays = with_paths(tree, _array_of, given)
     grids = with_paths(tree, _grid_of, given, arrays)
@@ -241,11 +227,10 @@ def _grid_of(given: Any, array: Any) -> ShardGrid | None:
 def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
     if metadata is None:
         return None
-    if not isinstance(metadata, Mapping) or not all(
-        isinstance(text, str) for item in metadata.items() for text in item
-    ):
+    texts = [*metadata.keys(), *metadata.values()] if isinstance(metadata, Mapping) else ()
+    if not isinstance(metadata, Mapping) or not all(isinstance(text, str) for text in texts):
         raise TypeError(f"metadata must map texts to texts, not be {metadata!r:.200}")
-    for text in itertools.chain.from_iterable(metadata.items()):
+    for text in texts:
         if not _is_unicode(text):
             raise ValueError(
                 f"metadata has the text {text!r:.80}, of which UTF-8 has not every character; "

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -29,10 +30,7 @@ from gda.layout.sharing import writing_of_grid
 from gda.layout.spec import Index, Shape, shape_at
 from gda.layout.text import format_processes
 from gda.mesh import is_tracer, mesh_of_all
-from gda.multihost.agreement import (
-    together,
-    wait_for_arrays,
-)
+from gda.multihost.agreement import together, wait_for_arrays
 from gda.multihost.descriptions import describe
 from gda.storage.chunk_conflicts import Conflict, are_aligned, conflicts_between, fitting_chunks
 from gda.storage.options import Options, ProgressLike
@@ -43,6 +41,7 @@ from gda.trees.leaves import (
     array_of,
     grid_of_leaf,
     held_by,
+    is_array,
     is_container,
     note_writing,
     with_paths,
@@ -124,9 +123,9 @@ def store(
     True
     """
     options = Options(max_workers, max_bytes, progress)
-    if not (is_container(g) or isinstance(g, jax.Array)):
+    if not is_array(g):
         raise kind_error(g, _OTHERWISE)
-    _store("store", g, [g], lambda: [target], options, _Waiting(wait_for_all, timeout))
+    _store("store", g, [g], lambda: [target], options, wait_for_all, timeout)
 
 
 @set_module("gda")
@@ -171,21 +170,9 @@ def store_tree(
     {'tokens': array([0, 1, 2, 3, 4, 5, 6, 7]), 'step': array(3)}
     """
     options = Options(max_workers, max_bytes, progress)
-    waiting = _Waiting(wait_for_all, timeout)
     leaves = jax.tree.leaves(tree, is_leaf=is_container)
-    _store("store_tree", tree, leaves, lambda: targets_for(tree, targets), options, waiting)
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    """The wait for the other processes, if it was asked for, and its limit in seconds."""
-
-    wait_for_all: bool
-    timeout: float | None
-
-    def __post_init__(self) -> None:
-        if self.timeout is not None and not self.wait_for_all:
-            raise ValueError("timeout= limits the wait of wait_for_all=True; pass both or neither")
+    find = partial(targets_for, tree, targets)
+    _store("store_tree", tree, leaves, find, options, wait_for_all, timeout)
 
 
 def _store(
@@ -194,15 +181,19 @@ def _store(
     leaves: Sequence[Any],
     find_targets: Callable[[], Sequence[Any]],
     options: Options,
-    waiting: _Waiting,
+    wait_for_all: bool,
+    timeout: float | None,
 ) -> None:
+    if timeout is not None and not wait_for_all:
+        raise ValueError("timeout= limits the wait of wait_for_all=True; pass both or neither")
+
     def work(_: object) -> None:
-        if waiting.wait_for_all:
+        if wait_for_all:
             wait_for_arrays(name, tree)
         jobs = _jobs(tree, leaves, find_targets(), options)
         _write(name, tree, jobs, options)
 
-    if not waiting.wait_for_all:
+    if not wait_for_all:
         work(None)
         return
     together(
@@ -211,7 +202,7 @@ def _store(
         work,
         asked=lambda _: describe(tree),
         always=True,
-        timeout=waiting.timeout,
+        timeout=timeout,
     )
 
 
@@ -226,17 +217,12 @@ def _common_mesh(leaves: Sequence[Any]) -> Mesh | None:
 # The arrays.
 
 
-@dataclass(frozen=True)
-class _Job:
+class _Job(NamedTuple):
     """One array with the blocks that this process writes, and its target."""
 
     leaf: WrittenArray
+    grid: ShardGrid
     target: Target
-
-    @property
-    def grid(self) -> ShardGrid:
-        """Its blocks, without padding."""
-        return self.leaf.grid  # pyright: ignore[reportReturnType], arrays of NumPy are no leaves
 
     def nbytes_of(self, block: int) -> int:
         """Return the bytes of a block's copy on the host, if it must be copied."""
@@ -254,7 +240,7 @@ def _jobs(tree: Any, leaves: Sequence[Any], targets: Sequence[Any], options: Opt
         target = target_of(held_by(given))
         check_fit(target, leaf.shape, np.dtype(leaf.array.dtype))
         _check_chunks(grid, target, leaf.turn, options)
-        return _Job(leaf, target)
+        return _Job(leaf, grid, target)
 
     written = written_arrays(arrays, grids, are_copies=False)
     return with_paths(tree, job, written, grids, targets)
@@ -341,12 +327,7 @@ class _Place:
 
     index: Index
     target: Target
-    tree: Any
-    number: int
-
-    def note(self, error: Exception) -> None:
-        """Add a note to an error: the block and the leaf that were being written."""
-        note_writing(error, self.tree, self.number, self.index)
+    note: Callable[[Exception], None]  # adds the leaf and the index to an error
 
 
 _Block: TypeAlias = HostBlock[_Place]
@@ -369,8 +350,9 @@ def _write(name: str, tree: Any, jobs: Sequence[_Job], options: Options) -> None
 def _blocks(tree: Any, jobs: Sequence[_Job]) -> Iterator[tuple[_Place, Any, int]]:
     for number, job in enumerate(jobs):
         for block, data in job.leaf.blocks().items():
-            place = _Place(job.grid.block_index(block), job.target, tree, number)
-            yield place, data, job.nbytes_of(block)
+            index = job.grid.block_index(block)
+            note = partial(note_writing, tree=tree, number=number, index=index)
+            yield _Place(index, job.target, note), data, job.nbytes_of(block)
 
 
 def _task(block: _Block, finish: Callable[[_Block], None]) -> Task | AsyncTask:

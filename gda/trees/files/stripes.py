@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,16 +31,12 @@ _FILES_AT_A_TIME = 64
 
 
 class _Stripe(NamedTuple):
-    """Blocks of a leaf side by side, by their numbers.
-
-    Attributes:
-      file, first: the file, and the first byte of the leaf there.
-    """
+    """Blocks of a leaf side by side, by their numbers."""
 
     leaf: int
     numbers: Sequence[int]
     file: int
-    first: int
+    first: int  # the first byte of the leaf in the file
 
 
 def write_leaves(
@@ -49,12 +45,9 @@ def write_leaves(
     places: Sequence[tuple[int, int]],
     paths: Sequence[Path],
 ) -> None:
-    """Write the blocks of this process into files; return when they are on disk.
+    """Write the blocks of this process into the files at ``paths``; return when they are on disk.
 
-    Args:
-      leaves: of ``tree``.
-      places: of each leaf, the number of its file and its first byte there.
-      paths: of the files.
+    The place of a leaf is the number of its file and its first byte there.
     """
     given = [
         _Stripe(number, blocks, *place)
@@ -72,8 +65,7 @@ def write_leaves(
                 stack.callback(os.close, files[number])
             hosts = iter(HostBlocks(_data(leaves, in_files), _MAX_BYTES))
             writes = (
-                _Write(stripe, list(itertools.islice(hosts, len(stripe.numbers))))
-                for stripe in in_files
+                (stripe, list(itertools.islice(hosts, len(stripe.numbers)))) for stripe in in_files
             )
             tasks = (_task(tree, leaves, some, files, paths) for some in _together(writes, leaves))
             run(tasks, _OPTIONS)
@@ -95,10 +87,8 @@ def _is_copied(leaf: WrittenArray) -> bool:
 
 
 def _side_by_side(leaf: WrittenArray) -> Iterator[list[int]]:
-    """Yield the blocks by number, with those together that are better written together.
-
-    A write costs as much as copying some thousand bytes, so short runs are joined.
-    """
+    """Yield the blocks by number, with those together that are better written together."""
+    # A write costs as much as copying some thousand bytes, so short runs are joined.
     is_copied = _is_copied(leaf)
     stripe: list[int] = []
     for number in sorted(leaf.numbers, key=lambda each: start_of(leaf.indices[each])):
@@ -137,23 +127,19 @@ def _data(
                 yield (None, data, data.nbytes) if is_copied else (None, np.asarray(data), 0)
 
 
-class _Write(NamedTuple):
-    """A stripe with its blocks."""
-
-    stripe: _Stripe
-    hosts: list[HostBlock[None]]
+_Write: TypeAlias = tuple[_Stripe, list[HostBlock[None]]]
 
 
 def _together(writes: Iterable[_Write], leaves: Sequence[WrittenArray]) -> Iterator[list[_Write]]:
     """Yield writes for one thread at a time: alone, or many small ones that need no copy."""
     some: list[_Write] = []
     nbytes = 0
-    for write in writes:
-        stripe, leaf = write.stripe, leaves[write.stripe.leaf]
-        some.append(write)
+    for stripe, hosts in writes:
+        some.append((stripe, hosts))
+        leaf = leaves[stripe.leaf]
         block = shape_at(leaf.indices[stripe.numbers[0]], leaf.shape)
         nbytes += math.prod(block) * leaf.array.dtype.itemsize * len(stripe.numbers)
-        if nbytes >= _AT_A_TIME or any(host.nbytes for host in write.hosts):
+        if nbytes >= _AT_A_TIME or any(host.nbytes for host in hosts):
             yield some
             some, nbytes = [], 0
     if some:
@@ -173,17 +159,18 @@ def _task(
             first = stripe.numbers[0]
             dtype = np.dtype(leaf.array.dtype).newbyteorder("<")
             try:
-                blocks = [host.values().astype(dtype, copy=False) for host in hosts]
+                values = [host.values().astype(dtype, copy=False) for host in hosts]
                 with about(paths[stripe.file]):
                     place = files[stripe.file], stripe.first
-                    write_blocks(*place, leaf.shape, start_of(leaf.indices[first]), blocks)
+                    write_blocks(*place, leaf.shape, start_of(leaf.indices[first]), values)
             except Exception as error:
                 note_writing(error, tree, stripe.leaf, leaf.indices[first])
                 raise
 
-    def finish(_: object) -> None:
-        for write in writes:
-            for host in write.hosts:
-                host.release()
+    blocks = [host for _, hosts in writes for host in hosts]
 
-    return Task(sum(host.nbytes for write in writes for host in write.hosts), work, finish)
+    def finish(_: object) -> None:
+        for host in blocks:
+            host.release()
+
+    return Task(sum(host.nbytes for host in blocks), work, finish)

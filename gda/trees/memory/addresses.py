@@ -8,10 +8,11 @@ copy of the array that has the same buffers.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import jax
@@ -30,35 +31,23 @@ _MOST_BLOCKS = 1024
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """The blocks that arrays of one sharding, shape and dtype have on the devices of this process.
-
-    Attributes:
-      devices: those with a block, by id.
-      kind: shape, dtype and kind of memory of each block.
-      block_bytes: bytes of each; 0 if there are none.
-      memory_kind: the kind of memory; None for the default of the devices.
-      is_single: the array is on one device, in all processes.
-    """
+    """The blocks that arrays of one sharding, shape and dtype have in this process."""
 
     sharding: Sharding
     shape: Shape
     dtype: np.dtype[Any]
-    devices: tuple[Device, ...]
-    kind: tuple[Any, ...]
-    block_bytes: int
-    memory_kind: str | None
-    is_single: bool
+    devices: tuple[Device, ...]  # those with a block, by id
+    kind: tuple[Any, ...]  # shape, dtype and kind of memory of each block
+    block_bytes: int  # of each; 0 if there are none
+    memory_kind: str | None  # None for the default of the devices
+    is_single: bool  # the array is on one device, in all processes
 
-    @cached_property
+    @property
     def nbytes(self) -> int:
         """Bytes of all blocks in this process."""
         return self.block_bytes * len(self.devices)
 
-    @cached_property
-    def dtype_name(self) -> str:
-        return str(self.dtype)
-
-    @cached_property
+    @property
     def layout(self) -> str:
         """The spec and the mesh, or the device, as text."""
         sharding: Any = self.sharding
@@ -70,27 +59,28 @@ class Blocks:
         return type(sharding).__name__
 
 
-class BlocksOf(dict[tuple[Sharding, Shape, Any], Blocks]):
-    """The ``Blocks`` of each sharding, shape and dtype, made when first asked for."""
+def blocks_of(arrays: Iterable[jax.Array]) -> list[Blocks]:
+    """Return the blocks of each array, the same object for all of one sharding, shape and dtype."""
+    blocks = cache(_blocks)
+    return [blocks(array.sharding, array.shape, array.dtype) for array in arrays]
 
-    def __missing__(self, key: tuple[Sharding, Shape, Any]) -> Blocks:
-        sharding, shape, dtype = key
-        devices = tuple(sorted(sharding.addressable_devices, key=lambda device: device.id))
-        block_shape = sharding.shard_shape(shape)
-        memory = sharding.memory_kind
-        if not devices or memory == devices[0].default_memory().kind:
-            memory = None
-        self[key] = blocks = Blocks(
-            sharding,
-            shape,
-            dtype,
-            devices,
-            (block_shape, dtype, memory),
-            int(np.prod(block_shape, dtype=object)) * dtype.itemsize if devices else 0,
-            memory,
-            is_single=len(sharding.device_set) == 1,
-        )
-        return blocks
+
+def _blocks(sharding: Sharding, shape: Shape, dtype: np.dtype[Any]) -> Blocks:
+    devices = tuple(sorted(sharding.addressable_devices, key=lambda device: device.id))
+    block_shape = sharding.shard_shape(shape)
+    memory = sharding.memory_kind
+    if not devices or memory == devices[0].default_memory().kind:
+        memory = None
+    return Blocks(
+        sharding,
+        shape,
+        dtype,
+        devices,
+        (block_shape, dtype, memory),
+        math.prod(block_shape) * dtype.itemsize if devices else 0,
+        memory,
+        is_single=len(sharding.device_set) == 1,
+    )
 
 
 def name_of(device: Device) -> str:
@@ -102,13 +92,9 @@ def addresses_of(
 ) -> list[list[Address] | None]:
     """Return for each array the addresses of its buffers; None if it shares none, or is not read.
 
-    Which sharded arrays share memory follows from their blocks: only those of one shape and dtype
-    on the same devices can. Of these, at most 1,024 blocks are read: first of arrays that are known
-    to be split or differ in spec or mesh, then of the largest.
-
-    Args:
-      arrays: none of them deleted.
-      blocks: those of each array.
+    None of the arrays is deleted. Which sharded ones share memory follows from their blocks: only
+    those of one shape and dtype on the same devices can. Of these, at most 1,024 blocks are read:
+    first of arrays that are known to be split or differ in spec or mesh, then of the largest.
     """
     found: list[list[Address] | None] = [None] * len(arrays)
     parts: dict[tuple[Any, ...], set[int]] = defaultdict(set)  # addresses by device and kind
@@ -185,14 +171,10 @@ def _read(array: jax.Array | None) -> list[Address] | None:
 
 
 def _address(array: Any) -> int:
-    """Return the address of an array on one device; 0 if there is none.
-
-    That is so for the result of a failed computation, and for an array deleted meanwhile. JAX 0.8
-    makes another array of the same buffer for it, once.
-    """
+    """Return the address of an array on one device; 0 if it has none."""
     try:
-        return array.unsafe_buffer_pointer()
-    except (RuntimeError, NotImplementedError):
+        return array.unsafe_buffer_pointer()  # JAX 0.8 makes another array of the buffer, once
+    except (RuntimeError, NotImplementedError):  # a failed computation, or deleted meanwhile
         return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from gda.layout.boundary import public, set_module
 from gda.mesh import Device, is_tracer
 from gda.show.memory_report import UNNAMED, ArrayMemory, DeviceMemory, MemoryReport
 from gda.trees.leaves import held_by, is_container
-from gda.trees.memory.addresses import Address, Blocks, BlocksOf, addresses_of, name_of
+from gda.trees.memory.addresses import Address, Blocks, addresses_of, blocks_of, name_of
 
 
 @set_module("gda")
@@ -153,12 +153,12 @@ def _report(leaves: Sequence[_Leaf]) -> MemoryReport:
     for leaf in leaves:
         named.setdefault(id(leaf.array), []).append(leaf)
     live = {id(array): array for array in jax.live_arrays()}
-    deleted = [key for key, same in named.items() if key not in live and _is_gone(same[0])]
+    missing = [key for key in named if key not in live]  # deleted, or on another platform
+    deleted = [key for key in missing if named[key][0].array.is_deleted()]
     gone = [leaf.name for key in deleted for leaf in named.pop(key)]
     arrays = [same[0].array for same in named.values()]
     arrays += [array for key, array in live.items() if key not in named]
-    blocks_of = BlocksOf()
-    blocks = [blocks_of[array.sharding, array.shape, array.dtype] for array in arrays]
+    blocks = blocks_of(arrays)
     addresses = addresses_of(arrays, blocks)
     ledger = _Ledger()
     for number, same in enumerate(named.values()):
@@ -171,16 +171,12 @@ def _report(leaves: Sequence[_Leaf]) -> MemoryReport:
                 ledger.enter(blocks[number], addresses[number], UNNAMED, ())
     return MemoryReport(
         tuple(sorted(ledger.rows(), key=lambda row: -row.nbytes)),
-        tuple(_devices(ledger.by_device())),
+        tuple(_devices(ledger.sums)),
         tuple(gone),
         ledger.num_aliases,
         jax.process_index(),
         jax.process_count(),
     )
-
-
-def _is_gone(leaf: _Leaf) -> bool:
-    return leaf.array.is_deleted()  # else it is on another platform
 
 
 @dataclass(slots=True)
@@ -200,7 +196,7 @@ class _Row:
             self.names,
             self.count,
             blocks.shape,
-            blocks.dtype_name,
+            str(blocks.dtype),
             blocks.layout,
             blocks.memory_kind,
             self.nbytes,
@@ -217,7 +213,7 @@ class _Ledger:
         self._named: list[_Row] = []
         self._unnamed: dict[Blocks, _Row] = {}
         # The bytes on each of some devices, by devices, kind of memory and tree.
-        self._sums: Counter[tuple[tuple[Device, ...], str | None, str]] = Counter()
+        self.sums: Counter[tuple[tuple[Device, ...], str | None, str]] = Counter()
         self.num_aliases = 0
 
     def enter(
@@ -227,19 +223,14 @@ class _Ledger:
         tree: str,
         names: tuple[str, ...],
     ) -> None:
-        """Count the buffers of an array that are not counted yet, in a row for it.
-
-        Args:
-          addresses: those of its buffers; None if it shares none.
-          names: of the array; none for one that is in no tree.
-        """
+        """Count the buffers of an array that are not counted yet, in a row for it."""
         each = blocks.block_bytes
         owners = [self._counted.get(address) for address in addresses] if addresses else ()
         if not any(owners):
             row = self._row(blocks, names)
             row.nbytes += blocks.nbytes
             row.nbytes_per_device += each
-            self._sums[blocks.devices, blocks.memory_kind, tree] += each
+            self.sums[blocks.devices, blocks.memory_kind, tree] += each
             for address in addresses or ():
                 self._counted[address] = row, each
             return
@@ -251,7 +242,7 @@ class _Ledger:
         row.nbytes_shared += blocks.nbytes - sum(new)
         row.nbytes_per_device += max(new)
         for address, nbytes in zip(addresses or (), new, strict=True):
-            self._sums[address[:1], blocks.memory_kind, tree] += nbytes
+            self.sums[address[:1], blocks.memory_kind, tree] += nbytes
             if nbytes:
                 self._counted[address] = row, each
 
@@ -281,23 +272,20 @@ class _Ledger:
     def rows(self) -> list[ArrayMemory]:
         return [row.finished() for row in (*self._named, *self._unnamed.values())]
 
-    def by_device(self) -> dict[tuple[Device, str | None], Counter[str]]:
-        """Return the bytes of each tree by device and kind of memory."""
-        sums: dict[tuple[Device, str | None], Counter[str]] = defaultdict(Counter)
-        for (devices, kind, tree), nbytes in self._sums.items():
-            for device in devices:
-                sums[device, kind][tree] += nbytes
-        return sums
-
 
 def _devices(
-    sums: dict[tuple[Device, str | None], Counter[str]],
+    sums: dict[tuple[tuple[Device, ...], str | None, str], int],
 ) -> Iterator[DeviceMemory]:
     """Yield the devices of this process and of its arrays, by platform, kind of memory and id."""
-    trees = [*dict.fromkeys(tree for each in sums.values() for tree in each)]
-    places = {*sums, *((device, None) for device in jax.local_devices())}
+    places: set[tuple[Device, str | None]] = {(device, None) for device in jax.local_devices()}
+    found: Counter[tuple[Device, str | None, str]] = Counter()
+    for (devices, kind, tree), nbytes in sums.items():
+        for device in devices:
+            found[device, kind, tree] += nbytes
+            places.add((device, kind))
+    trees = [*dict.fromkeys(tree for *_, tree in sums)]
     for device, kind in sorted(places, key=lambda at: (at[0].platform, at[1] or "", at[0].id)):
-        by_tree = {tree: sums.get((device, kind), Counter())[tree] for tree in trees}
+        by_tree = {tree: found[device, kind, tree] for tree in trees}
         stats = _stats(device) if kind is None else {}
         yield DeviceMemory(
             name_of(device),

@@ -78,20 +78,13 @@ def test_a_container_of_this_process_is_placed_as_any_array(auto_mesh: Mesh) -> 
 @pytest.mark.parametrize("convert", [to_global, to_local])
 def test_specs_that_do_not_match_the_tree(auto_mesh: Mesh, convert: Any) -> None:
     tree = {"a": [jnp.zeros(8), jnp.zeros(8)], "b": jnp.zeros(8)}
-    for specs, message in [
-        (None, r"pspecs is None.* write PartitionSpec\(\)"),
-        ({"a": [P(), None], "b": P()}, r"pspecs\['a'\]\[1\] is None.* write PartitionSpec\(\)"),
-        ({"a": [P()], "b": P()}, r"pspecs\['a'\] is a list of 1, and the tree has a list of 2 th"),
-        ({"a": P(), "c": P()}, r"pspecs is a dict with the keys \['a', 'c'\], and the tree has a"),
-        ({"a": P(), "b": {"c": P()}}, r"pspecs\['b'\] is a dict with the keys \['c'\], and the"),
+    for specs, error, message in [
+        (None, ValueError, r"pspecs is None.* write PartitionSpec\(\)"),
+        ({"a": [P(), None], "b": P()}, ValueError, r"pspecs\['a'\]\[1\] is None.* write Partit"),
+        ({"a": [P()], "b": P()}, ValueError, r"pspecs\['a'\] is a list of 1, and the tree has"),
+        ({"a": ("x", "y"), "b": P()}, TypeError, r"pspecs\['a'\]\[0\] is 'x', not a Partition"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            convert(tree, auto_mesh, specs)
-    for specs, message in [
-        ("x", r"pspecs is 'x', not a PartitionSpec"),
-        ({"a": ("x", "y"), "b": P()}, r"pspecs\['a'\]\[0\] is 'x', not a PartitionSpec"),
-    ]:
-        with pytest.raises(TypeError, match=message):
+        with pytest.raises(error, match=message):
             convert(tree, auto_mesh, specs)
     g = gda.GlobalArray.from_array(jnp.zeros(8))
     with pytest.raises(ValueError, match=r"pspecs is a list of 1, and the tree has a GlobalArray"):
@@ -286,23 +279,19 @@ def test_a_process_that_fails_does_not_keep_the_others_waiting() -> None:
 @pytest.mark.processes(4, devices=2)
 def test_the_minority_is_named_first_and_only_some_blocks() -> None:
     mesh, me = ordered_mesh(ORDERS["contiguous"], {"host": 4, "dev": 2}), jax.process_index()
-    data, many = batch(4), [np.float32(me)] * 20
+    data = batch(4)
     data[3] += me == 2
     with pytest.raises(gda.DisagreementError) as raised:
-        to_global({"a": data}, mesh, P("dev"), check_replicas=True)
+        to_global(data, mesh, P("dev"), check_replicas=True)
     assert (
-        "): blocks that several processes hold differ: at ['a'], block [2:4]:"
+        "): blocks that several processes hold differ: block [2:4]:"
         " process 2, and other bytes in processes 0, 1, 3. Give every process the same data there"
     ) in str(raised.value)
-    with pytest.raises(gda.DisagreementError, match=r"differ: block \[2:4\]: process 2, and other"):
-        to_global(data, mesh, P("dev"), check_replicas=True)
-    with pytest.raises(gda.DisagreementError, match=r"; and 12 more\. Give every") as raised:
-        to_global(many, mesh, P(), check_replicas=True)
-    assert str(raised.value).count("block [()]") == 8
+    with pytest.raises(
+        gda.DisagreementError, match=r"differ: at \[0\], .*; and 12 more\. G"
+    ) as raised:
+        to_global([batch(2) + me] * 10, mesh, P("dev"), check_replicas=True)
+    assert str(raised.value).count("block [") == 8
     # An array that is global already is not compared.
-    other = to_global(np.float32(me), mesh, P())
-    to_global({"passed": other, "a": batch(4)}, mesh, P(), check_replicas=True)
-
-
-def test_one_process_has_nobody_to_compare_with(auto_mesh: Mesh) -> None:
-    assert to_global(batch(8), auto_mesh, P(), check_replicas=True).is_fully_replicated
+    other = to_global(batch(4) + me, mesh, P("dev"))
+    to_global({"passed": other, "a": batch(4)}, mesh, P("dev"), check_replicas=True)

@@ -109,14 +109,6 @@ def test_the_largest_come_first_and_sums_agree(mesh: Mesh) -> None:
     assert [each.device for each in report.devices] == [f"CPU {i}" for i in range(8)]
 
 
-def test_an_array_in_several_places_counts_once_and_has_all_names(mesh: Mesh) -> None:
-    w = put(mesh, P("x"))
-    report = gda.memory(params=[w, w], ema=gda.GlobalArray.from_array(w))
-    assert {name: row.nbytes for name, row in rows_of(report).items()} == {
-        "params[0] = params[1] = ema": 384
-    }
-
-
 twin = addresses._twin
 
 
@@ -144,8 +136,8 @@ def test_arrays_that_share_all_buffers_are_one(
     before = gda.memory(w=w)
     other = share(w)
     assert other is not w
-    both = gda.memory(w=w, other=other)
-    assert rows_of(both)["w = other"].nbytes == 384
+    both = gda.memory(w=[w, w], other=gda.GlobalArray.from_array(other))
+    assert rows_of(both)["w[0] = w[1] = other"].nbytes == 384
     unnamed = gda.memory(w=w)
     assert both.nbytes == unnamed.nbytes == before.nbytes
     assert unnamed.num_aliases > before.num_aliases
@@ -195,12 +187,7 @@ def test_deleted_arrays_take_nothing_and_are_named(mesh: Mesh) -> None:
 
 
 def test_kinds_of_memory_are_apart(mesh: Mesh) -> None:
-    kind = next(
-        memory.kind
-        for memory in jax.devices()[0].addressable_memories()
-        if memory.kind == "pinned_host"
-    )
-    w = put(mesh, P("x"))
+    kind, w = "pinned_host", put(mesh, P("x"))
     host = jax.device_put(w, NamedSharding(mesh, P("x"), memory_kind=kind))
     report = gda.memory(w=w, host=host)
     rows = rows_of(report)
@@ -235,8 +222,7 @@ def test_odd_arrays(mesh: Mesh) -> None:
 
 def test_an_array_deleted_meanwhile_has_no_address(mesh: Mesh) -> None:
     arrays = [put(mesh, P("x")), renamed(put(mesh, P("x"))), jnp.ones(3)]
-    blocks_of = addresses.BlocksOf()
-    blocks = [blocks_of[array.sharding, array.shape, array.dtype] for array in arrays]
+    blocks = addresses.blocks_of(arrays)
     for array in arrays:
         array.delete()
     assert addresses.addresses_of(arrays, blocks) == [None, None, None]
@@ -369,13 +355,6 @@ def test_inside_shard_map_nothing_is_compared(mesh: Mesh) -> None:
         return x
 
     jax.shard_map(block, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(w)
-
-
-def test_a_mesh_with_explicit_axes() -> None:
-    mesh = mesh_of({"x": 4, "y": 2}, AxisType.Explicit)
-    w = put(mesh, P("x", "y"))
-    other = jax.device_put(w, NamedSharding(Mesh(mesh.devices, ("x", "y")), P("x", "y")))
-    assert "w = other" in rows_of(gda.memory(w=w, other=other))
 
 
 # The error of a device that is out of memory.
