@@ -111,24 +111,7 @@ def subject_of(
     *,
     dtype: npt.DTypeLike | None = None,
 ) -> Subject:
-    """Return the subject of a picture of ``x``.
-
-    Args:
-      x: a ``GlobalArray``, a ``PaddedArray``, a ``jax.Array``, a ``jax.ShapeDtypeStruct`` with a
-        sharding, a ``ShardGrid``, a ``Subject``, or a global shape that comes with ``mesh`` and
-        ``spec``.
-      mesh: a ``jax.sharding.Mesh`` or the sizes of its axes by name, or a ``NamedSharding`` for
-        both mesh and spec; for a shape only.
-      spec: as for ``ShardGrid``; for a shape only.
-      dtype: of the elements, for a shape or a grid.
-
-    Raises:
-      TypeError: it is none of these, or its sharding names no mesh and spec.
-      ValueError: the spec does not fit the shape and the mesh.
-
-    >>> subject_of((8, 2), {'x': 4, 'y': 2}, ('x',), dtype='float32').block_bytes
-    16
-    """
+    """Return the subject of a picture of ``x``, for which the arguments are as for ``text``."""
     has_mesh = mesh is not None or spec is not None
     if isinstance(x, Sequence) and not isinstance(x, str | bytes):
         return _plan(_check_shape(x), mesh, spec, dtype)

@@ -18,6 +18,7 @@ from jax.sharding import AxisType
 from gda import show
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecLike
+from gda.layout.text import counted
 from gda.show.subject import Subject, subject_of, subject_on
 
 Find = Callable[[], Subject | str | None]
@@ -155,9 +156,7 @@ def _see(array: jax.Array, see: Callable[[jax.Array, int], None], mapped: int = 
 
 
 def _kind(kind: str, mapped: int) -> str:
-    if not mapped:
-        return f"traced {kind}"
-    return f"traced {kind} with {mapped} mapped dimension{'s' if mapped > 1 else ''}"
+    return f"traced {kind}" + (f" with {counted(mapped, 'mapped dimension')}" if mapped else "")
 
 
 def _picture(array: jax.Array, sharding: Any, kind: str) -> Subject | str:

@@ -35,12 +35,7 @@ def title(subject: Subject) -> str:
 
 
 def facts(subject: Subject) -> list[tuple[str, str]]:
-    """Return the facts besides kind, shape and dtype, by key words.
-
-    >>> from gda.show.subject import subject_of
-    >>> facts(subject_of((8, 2), {'x': 4, 'y': 2}, ('x',), dtype='float32'))[-1]
-    ('bytes', '16 B per device, 128 B in all, 64 B without replicas')
-    """
+    """Return the facts besides kind, shape and dtype, by key words."""
     found = [("mesh", _mesh(subject)), ("spec", subject.spec), ("blocks", _blocks(subject))]
     if subject.block_bytes is not None:
         found.append(("bytes", _bytes(subject, subject.block_bytes)))
@@ -52,16 +47,7 @@ def facts(subject: Subject) -> list[tuple[str, str]]:
 
 
 def padding_of(subject: Subject, index: Index, num_blocks: int = 1) -> tuple[int, int]:
-    """Return the elements of padding, and all elements, of some blocks.
-
-    Args:
-      index: the elements of these blocks, a rectangle.
-
-    >>> from gda.layout.grid import ShardGrid
-    >>> grid = ShardGrid((5, 3), {'x': 4}, ('x',), pad=True)
-    >>> [padding_of(Subject(grid), grid.block_index(block)) for block in (1, 2, 3)]
-    [(0, 6), (3, 6), (6, 6)]
-    """
+    """Return the elements of padding, and all elements, of the blocks in a rectangle."""
     ends = (part.indices(size) for part, size in zip(index, subject.shape, strict=True))
     total = num_blocks * math.prod(subject.grid.shard_shape)
     return total - math.prod(stop - start for start, stop, _ in ends), total

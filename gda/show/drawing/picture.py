@@ -18,10 +18,7 @@ _FROM_BOX = 9  # of the lines that measure a side
 class Picture:
     """A subject on its sheet.
 
-    Attributes:
-      faces: the faces that are seen from the front, with their places; together they show every
-        block once, except for omitted layers and boxes.
-      is_to_scale: all sides are in proportion.
+    Its ``faces`` from the front, with their places, show every block once, except for omitted ones.
     """
 
     def __init__(self, subject: Subject) -> None:

@@ -62,11 +62,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def escape(text: str) -> str:
-    """Return a text for XML and HTML, also between quotes.
-
-    >>> escape('<b> & "x"')
-    '&lt;b&gt; &amp; &quot;x&quot;'
-    """
+    """Return a text for XML and HTML, also between quotes."""
     return html.escape(_NOT_XML.sub("\ufffd", text))
 
 
@@ -95,12 +91,3 @@ def _width(character: str) -> float:
     if character == " ":
         return 0.35
     return 0.73 if character.isupper() or not character.isascii() else 0.64
-
-
-def shortened(text: str, most: int) -> str:
-    """Return a text of at most ``most`` characters.
-
-    >>> shortened('model', 5), shortened('tensor_parallel', 8)
-    ('model', 'tensor_…')
-    """
-    return text if len(text) <= most else text[: most - 1] + "…"

@@ -56,19 +56,12 @@ class Way(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The texts and their places.
+    """The texts and their places, with ``margin`` columns of text left of the boxes."""
 
-    Attributes:
-      layers: for each layer its rows of cells; none for a gap.
-      labels: cells left of the rows; ``tops`` above the columns, if there are any.
-      widths: of the texts in each column.
-      margin: columns of text left of the boxes.
-    """
-
-    layers: Sequence[list[list[Cell]]]
-    labels: list[Cell]
-    tops: list[Cell]
-    widths: list[int]
+    layers: Sequence[list[list[Cell]]]  # the rows of each; none for a gap
+    labels: list[Cell]  # left of the rows
+    tops: list[Cell]  # above the columns
+    widths: list[int]  # of the texts in each column
     margin: int
 
     @property
@@ -84,21 +77,13 @@ class Drawing(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """The blocks of an array that is sharded along two dimensions or more.
-
-    Attributes:
-      cells: the cell of each block.
-      outer: the other sharded dimensions; a box shows one part of each, a *layer*.
-      down, across: the dimensions of the rows and of the columns.
-      width: the most columns of text.
-      box: the characters of the rules.
-    """
+    """The blocks of an array that is sharded along two dimensions or more."""
 
     cells: Cells
-    outer: Sequence[int]
-    down: int
+    outer: Sequence[int]  # the other sharded dimensions; a box shows one part of each, a *layer*
+    down: int  # the dimension of the rows
     across: int
-    width: int
+    width: int  # the most columns of text
     box: Box
 
     def draw(self) -> Drawing:
