@@ -17,18 +17,8 @@ def flops_of(jaxpr: Any) -> float | None:
 
     A product of [m, k] and [k, n] has 2 m k n: a multiplication and an addition for each term. A
     convolution has twice its output times the inputs of one output element. Of branches, the most
-    expensive counts. The rest of a program, element by element, is not counted.
-
-    Returns:
-      the number; None if there is a ``ragged_dot``, or if a loop of unknown length or a kernel of
-        Pallas has such operations.
-
-    >>> import jax, jax.numpy as jnp
-    >>> layers, x = jax.ShapeDtypeStruct((3, 8, 8), jnp.float32), jnp.ones((4, 8))
-    >>> def model(x, layers):
-    ...     return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, layers)[0]
-    >>> flops_of(jax.jit(model).trace(x, layers).jaxpr), 3 * 2 * 4 * 8 * 8
-    (1536.0, 1536)
+    expensive counts. The rest of a program, element by element, is not counted. None if there is a
+    ``ragged_dot``, or if a loop of unknown length or a kernel of Pallas has such operations.
     """
     if isinstance(jaxpr, ClosedJaxpr):
         jaxpr = jaxpr.jaxpr

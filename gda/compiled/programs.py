@@ -45,11 +45,7 @@ def unwrapped(
 def stage_of(
     fun: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Traced | Lowered | Compiled:
-    """Return the stage of JAX that ``fun`` is, or the trace of a call of it.
-
-    Raises:
-      TypeError: ``fun`` is neither, or is a stage and comes with arguments.
-    """
+    """Return the stage of JAX that ``fun`` is, or the trace of a call of it."""
     if isinstance(fun, Traced | Lowered | Compiled):
         if args or kwargs:
             raise TypeError(

@@ -14,6 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -198,28 +199,23 @@ def _known_kinds() -> list[str]:
 
 def _within_time(ask: Any) -> Any:
     """Return the answer of libtpu; ``TimeoutError`` if it gives none."""
-    answer: list[Any] = []
-    failure: list[BaseException] = []
+    answer: Future[Any] = Future()
 
     def work() -> None:
         try:
-            answer.append(ask())
+            answer.set_result(ask())
         except BaseException as error:
-            failure.append(error)
+            answer.set_exception(error)
 
     with without_hardware():
         # A daemon, because a call that hangs in libtpu cannot be ended.
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        thread.join(_SECONDS)
-    if failure:
-        raise failure[0]
-    if not answer:
-        raise TimeoutError(
-            f"libtpu did not describe the topology within {_SECONDS:g} s; try it in a new process, "
-            "with JAX_PLATFORMS=cpu"
-        )
-    return answer[0]
+        threading.Thread(target=work, daemon=True).start()
+        if not wait([answer], _SECONDS).done:
+            raise TimeoutError(
+                f"libtpu did not describe the topology within {_SECONDS:g} s; try it in a new "
+                "process, with JAX_PLATFORMS=cpu"
+            )
+    return answer.result()
 
 
 @contextmanager

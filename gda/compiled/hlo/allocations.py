@@ -51,13 +51,8 @@ def read_temporaries(
     """Return the largest temporaries of a program, the largest first.
 
     Temporaries that are not needed at the same time share memory. Only the largest of each part of
-    the memory is returned, so that all may be there together.
-
-    Args:
-      assignment: the text of XLA's file ``…-buffer-assignment.txt``.
-      program: the text of the optimised program, ``….after_optimizations.txt``.
-      library, installed: as for ``read_collectives``.
-      most: the greatest number of temporaries to return.
+    the memory is returned, so that all may be there together. ``assignment`` is the text of XLA's
+    file ``…-buffer-assignment.txt``, ``program`` that of ``….after_optimizations.txt``.
     """
     computations, _ = parse_computations(program)
     texts = {name: text for each in computations.values() for name, text in each.lines.items()}

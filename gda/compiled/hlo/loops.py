@@ -74,14 +74,19 @@ def _value(
     instruction = computation.instruction(name)
     if instruction is None or depth > _MAX_DEPTH:
         return None
-    if instruction.opcode in ("constant", "parameter", "get-tuple-element"):
-        return _given(instruction, computation, arguments)
+    if instruction.opcode == "constant":
+        number = re.fullmatch(r"-?\d+", "".join(instruction.operands))
+        return int(number[0]) if number else None
+    if instruction.opcode == "parameter":
+        return arguments[int(instruction.operands[0])] if arguments else None
+    names = instruction.operand_names
+    if instruction.opcode == "get-tuple-element":
+        carried = computation.instruction(names[0])
+        is_carried = arguments is None and carried is not None and carried.opcode == "parameter"
+        return _Element(int(instruction.attributes["index"]), 0) if is_carried else None
     if instruction.opcode not in ("copy", "convert", "add", "compare", "fusion", "call"):
         return None
-    operands = [
-        _value(computation, operand, arguments, computations, depth + 1)
-        for operand in instruction.operand_names
-    ]
+    operands = [_value(computation, each, arguments, computations, depth + 1) for each in names]
     if instruction.opcode not in ("fusion", "call"):
         return _computed(instruction, computation, operands)
     callees = [computations[name] for name in instruction.called()]
@@ -90,29 +95,23 @@ def _value(
     return _value(callees[0], callees[0].root, operands, computations, depth + 1)
 
 
-def _given(
-    instruction: Instruction, computation: Computation, arguments: list[_Value] | None
-) -> _Value:
-    """Return the value of a constant, a parameter or an element."""
-    if instruction.opcode == "constant":
-        number = re.fullmatch(r"-?\d+", "".join(instruction.operands))
-        return int(number[0]) if number else None
-    if instruction.opcode == "parameter":
-        return arguments[int(instruction.operands[0])] if arguments else None
-    carried = computation.instruction(instruction.operand_names[0])
-    is_carried = arguments is None and carried is not None and carried.opcode == "parameter"
-    return _Element(int(instruction.attributes["index"]), 0) if is_carried else None
-
-
 def _computed(instruction: Instruction, computation: Computation, operands: list[_Value]) -> _Value:
-    if instruction.opcode == "add":
-        return _sum(*operands)
-    if instruction.opcode == "compare":
-        return _comparison(operands, instruction.attributes.get("direction", ""))
-    if instruction.opcode == "convert":
-        source = computation.instruction(instruction.operand_names[0])
-        return operands[0] if source and _keeps_values(source.type, instruction.type) else None
-    return operands[0]
+    direction = instruction.attributes.get("direction")
+    match instruction.opcode, operands:
+        case "copy", [value]:
+            return value
+        case "convert", [value]:
+            source = computation.instruction(instruction.operand_names[0])
+            return value if source and _keeps_values(source.type, instruction.type) else None
+        case "add", [int(a), int(b)]:
+            return a + b
+        case "add", [_Element(index, plus), int(more)] | [int(more), _Element(index, plus)]:
+            return _Element(index, plus + more)
+        case "compare", [_Element() as tested, int(stop)] if direction in ("LT", "LE"):
+            return _Test(tested, stop + (direction == "LE"))
+        case "compare", [int(stop), _Element() as tested] if direction in ("GT", "GE"):
+            return _Test(tested, stop + (direction == "GE"))
+    return None
 
 
 def _keeps_values(source: str, target: str) -> bool:
@@ -120,23 +119,3 @@ def _keeps_values(source: str, target: str) -> bool:
     (before, *_), (after, *_) = leaves(source), leaves(target)
     are_integers = re.fullmatch(r"(u?int(8|16|32|64)){2}", before.dtype + after.dtype)
     return bool(are_integers) and np.can_cast(before.dtype, after.dtype)
-
-
-def _sum(a: _Value, b: _Value) -> _Value:
-    if isinstance(a, int) and isinstance(b, int):
-        return a + b
-    if isinstance(a, int):
-        a, b = b, a
-    if isinstance(a, _Element) and isinstance(b, int):
-        return _Element(a.index, a.plus + b)
-    return None
-
-
-def _comparison(given: list[_Value], direction: str) -> _Value:
-    a, b = given
-    if isinstance(a, int):
-        mirrored = {"GT": "LT", "GE": "LE"}
-        a, b, direction = b, a, mirrored.get(direction, "")
-    if isinstance(a, _Element) and isinstance(b, int) and direction in ("LT", "LE"):
-        return _Test(a, b + (direction == "LE"))
-    return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -123,29 +124,13 @@ def read_collectives(
 ) -> tuple[Collective, ...]:
     """Return the collectives of a program, in its order.
 
-    Those in a computation that is called several times come at its first call.
-
-    Args:
-      text: text of an optimised program, one module or several, as ``compiled.as_text()`` gives it.
-      mesh_shape: sizes of the mesh axes by name, in mesh order; by default there is no mesh, and
-        no collective has axes.
-      library: folders of code that is not the user's.
-      installed: folders of code that is the user's only if there is no other.
-      slices: number of slices of TPUs along each axis that goes over several.
-      device_ids: with ``slices``, the ids of the devices of the mesh, in its order.
+    Those in a computation that is called several times come at its first call. Code in the folders
+    ``library`` is not the user's; that in ``installed`` is only if there is no other. ``slices`` is
+    the number of slices of TPUs along each axis that goes over several, and ``device_ids`` are then
+    those of the mesh, in its order.
 
     Raises:
       ValueError: a line looks like a collective and cannot be read, or the text is no program.
-
-    >>> text = '''
-    ... HloModule m, num_partitions=4
-    ... ENTRY main {
-    ...   p = f32[2,8] parameter(0)
-    ...   ROOT g = f32[4,8] all-gather(p), channel_id=1, replica_groups=[2,2]<=[4], dimensions={0}
-    ... }'''
-    >>> (gather,) = read_collectives(text, {'x': 2, 'y': 2})
-    >>> gather.axes, gather.groups, gather.nbytes
-    (('y',), ((0, 1), (2, 3)), 64)
     """
     parts = re.split(r"^(?=HloModule )", text, flags=re.MULTILINE)
     modules = [part for part in parts if part.strip()] or [text]
@@ -164,8 +149,7 @@ def read_collectives(
 
 def num_devices(text: str) -> int:
     """Return the number of devices that a program was compiled for."""
-    partitions, replicas = _sizes(text)
-    return partitions * replicas
+    return math.prod(_sizes(text))
 
 
 def _sizes(text: str) -> tuple[int, int]:
@@ -237,12 +221,24 @@ class _Module:
                         raise unreadable(f"a call of {callee}, which is not in the program")
 
     def collectives(self) -> Iterator[Collective]:
-        runs = self._runs()
-        for computation, definition in self._walk(self.entry, set()):
+        reached = [*self._walk(self.entry, set())]
+        callers: dict[str, list[tuple[str, _Call]]] = defaultdict(list)
+        for computation, definition in reached:
+            for call in self.calls[computation.name][definition]:
+                callers[call.callee].append((computation.name, call))
+
+        @functools.cache
+        def runs_of(name: str) -> _Runs:
+            runs = _Runs(int(name == self.entry), False)
+            for caller, call in callers[name]:
+                runs = _add(runs, runs_of(caller), call)
+            return runs
+
+        for computation, definition in reached:
             instruction = computation.of_interest[definition]
             is_more = definition not in computation.ended_elsewhere and self._was_begun(instruction)
             if instruction.kind is not None and not is_more:
-                yield self._collective(computation, instruction, runs[computation.name])
+                yield self._collective(computation, instruction, runs_of(computation.name))
 
     def _walk(self, name: str, seen: set[str]) -> Iterator[tuple[Computation, str]]:
         """Yield the instructions of interest in program order: a computation at its first call."""
@@ -263,30 +259,6 @@ class _Module:
         channel = instruction.attributes.get("channel_id")
         return channel in self.channels_of_parts and not instruction.is_between_slices
 
-    def _runs(self) -> dict[str, _Runs]:
-        """Return the runs of each computation that the entry reaches."""
-        callers_first = self._callers_first()
-        runs = dict.fromkeys(callers_first, _Runs(0, False)) | {self.entry: _Runs(1, False)}
-        for name in callers_first:
-            for call in self._calls_of(name):
-                runs[call.callee] = _add(runs[call.callee], runs[name], call)
-        return runs
-
-    def _callers_first(self) -> list[str]:
-        done: dict[str, None] = {}
-
-        def visit(name: str) -> None:
-            for call in self._calls_of(name):
-                if call.callee not in done:
-                    visit(call.callee)
-            done[name] = None
-
-        visit(self.entry)
-        return [*done][::-1]
-
-    def _calls_of(self, name: str) -> Iterator[_Call]:
-        return itertools.chain.from_iterable(self.calls[name].values())
-
     def _collective(
         self, computation: Computation, instruction: Instruction, runs: _Runs
     ) -> Collective:
@@ -301,7 +273,8 @@ class _Module:
             axes = axes_of_groups(groups, self.mesh_shape) if groups else None
         if kind == "all-reduce" and computation.name.startswith("all-reduce-scatter"):
             # A TPU has this fusion for a reduce-scatter: each device keeps a part of the sum.
-            kind, outputs = "reduce-scatter", self._outputs(computation)
+            root = computation.instruction(computation.root)
+            kind, outputs = "reduce-scatter", [] if root is None else leaves(root.type)
         metadata = metadata_of(instruction)
         if not metadata and computation.name in self.fusions:
             metadata = metadata_of(self.fusions[computation.name])
@@ -364,10 +337,6 @@ class _Module:
             # The type of a beginning is (operands, outputs, context for the end).
             outputs = leaves(parts[1])
         return operands, outputs
-
-    def _outputs(self, computation: Computation) -> list[ArrayType]:
-        root = computation.instruction(computation.root)
-        return [] if root is None else leaves(root.type)
 
     def _groups(self, instruction: Instruction) -> Groups | None:
         if instruction.kind in ("collective-permute", "send"):
@@ -449,8 +418,8 @@ def _add(so_far: _Runs, caller: _Runs, call: _Call) -> _Runs:
 def _pairs(instruction: Instruction) -> Pairs | None:
     """Return source and target positions of a permutation; None if the program omits them."""
     if instruction.kind == "send":
-        attributes = instruction.attributes.get("frontend_attributes", "")
-        found = re.search(r"source_target_pairs=\"?(\{[\s\d,{}]*?\}\})", attributes)
+        form = r"source_target_pairs=\"?(\{[\s\d,{}]*?\}\})"
+        found = re.search(form, instruction.frontend_attributes)
         text = found[1] if found else None
     else:
         text = instruction.attributes.get("source_target_pairs")
