@@ -111,8 +111,7 @@ def svg(
       x, mesh, spec, dtype: as for ``text``.
 
     Raises:
-      TypeError: ``x`` is none of these, or its sharding names no mesh and spec.
-      ValueError: the spec does not fit the shape and the mesh.
+      TypeError, ValueError: as ``text``.
 
     >>> import gda
     >>> gda.show.svg((8, 2), {'x': 4, 'y': 2}, ('x', 'y'))[:4]
@@ -140,8 +139,7 @@ def html(
       x, mesh, spec, dtype: as for ``text``.
 
     Raises:
-      TypeError: ``x`` is none of these, or its sharding names no mesh and spec.
-      ValueError: the spec does not fit the shape and the mesh.
+      TypeError, ValueError: as ``text``.
 
     >>> import gda
     >>> '<svg' in gda.show.html((8, 2), {'x': 4, 'y': 2}, ('x', 'y'))

@@ -26,19 +26,13 @@ from gda.layout.text import format_mesh, printable
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A grid to be shown.
-
-    The control characters in the names of mesh axes are escaped in its texts.
+    """A grid to be shown, without control characters in its texts.
 
     Attributes:
       grid: the layout of the array. Without ``process_of`` all devices count as of one process.
-      dtype: dtype of the array; None if unknown, as for a bare grid.
       device_kind: the word before the number of a device: the platform, such as ``'TPU'``, or
         ``'device'`` or ``'position'`` if devices are numbered by their place in the mesh.
-      device_ids: the number of each device, int64 ``[num_devices]`` in device order; None if it is
-        the place in the mesh.
-      kind: the kind of the array, such as ``'GlobalArray'``.
-      memory_kind: the memory of the devices that holds it; None for the default.
+      device_ids: the numbers in device order; None if they are the places in the mesh.
     """
 
     grid: ShardGrid
@@ -47,7 +41,7 @@ class Subject:
     device_kind: str = "device"
     device_ids: IntArray | None = None
     kind: str = "ShardGrid"
-    memory_kind: str | None = None
+    memory_kind: str | None = None  # None for the default of the devices
 
     @property
     def shape(self) -> Shape:

@@ -50,13 +50,7 @@ def visualize_sharding(
     line. There it stops no program: if there is no picture, a line gives the reason.
 
     Args:
-      x: a ``GlobalArray``, a ``PaddedArray``, a ``jax.Array``, traced or not, a
-        ``jax.ShapeDtypeStruct`` with a sharding, a ``ShardGrid``, or a global shape that comes with
-        ``mesh`` and ``spec``.
-      mesh: a ``jax.sharding.Mesh`` or the sizes of its axes by name, or a ``NamedSharding`` for
-        both mesh and spec; for a shape only.
-      spec: as for ``ShardGrid``; for a shape only.
-      dtype: of the elements, for a shape or a grid; without it no bytes are shown.
+      x, mesh, spec, dtype: as for ``gda.show.text``; an array may be traced.
       file: a text file, by default the standard output. Characters that its encoding lacks are
         written as their codes.
       width: the most columns of a line, at least 20; by default those of the terminal, or 80.
@@ -65,9 +59,7 @@ def visualize_sharding(
 
     Raises:
       ImportError: rich is not installed, and this is not a notebook.
-      TypeError: ``x`` is none of these, its sharding names no mesh and spec, or ``width`` is no
-        integer.
-      ValueError: the spec does not fit the shape and the mesh, or ``width`` is below 20.
+      TypeError, ValueError: as ``gda.show.text``.
 
     >>> import gda
     >>> gda.visualize_sharding((8, 2), {'x': 2, 'y': 2}, ('x',), dtype='float32', width=80)

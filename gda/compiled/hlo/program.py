@@ -190,21 +190,12 @@ class _Module:
         self.slices = slices
         self.position_of = {device_id: position for position, device_id in enumerate(device_ids)}
         self.computations, self.entry = parse_computations(text)
-        self._check_callees()
-        self.calls = {
-            name: {
-                definition: _calls(instruction, computation, self.computations)
-                for definition, instruction in computation.of_interest.items()
-            }
-            for name, computation in self.computations.items()
-        }
-        self.fusions = {
-            callee: instruction
-            for computation in self.computations.values()
-            for instruction in computation.of_interest.values()
-            if instruction.opcode == "fusion"
-            for callee in instruction.called()
-        }
+        self.fusions: dict[str, Instruction] = {}
+        for computation in self.computations.values():
+            for instruction in computation.of_interest.values():
+                self._check_callees(instruction)
+                if instruction.opcode == "fusion":
+                    self.fusions |= dict.fromkeys(instruction.called(), instruction)
         self.channels_of_parts = {
             computation.of_interest[name].attributes.get("channel_id", "none")
             for computation in self.computations.values()
@@ -213,18 +204,16 @@ class _Module:
         self.partitions, self.replicas = _sizes(text)
         self.sources = sources
 
-    def _check_callees(self) -> None:
-        for computation in self.computations.values():
-            for instruction in computation.of_interest.values():
-                for callee in instruction.called():
-                    if callee not in self.computations:
-                        raise unreadable(f"a call of {callee}, which is not in the program")
+    def _check_callees(self, instruction: Instruction) -> None:
+        for callee in instruction.called():
+            if callee not in self.computations:
+                raise unreadable(f"a call of {callee}, which is not in the program")
 
     def collectives(self) -> Iterator[Collective]:
         reached = [*self._walk(self.entry, set())]
         callers: dict[str, list[tuple[str, _Call]]] = defaultdict(list)
-        for computation, definition in reached:
-            for call in self.calls[computation.name][definition]:
+        for computation, _, calls in reached:
+            for call in calls:
                 callers[call.callee].append((computation.name, call))
 
         @functools.cache
@@ -234,19 +223,20 @@ class _Module:
                 runs = _add(runs, runs_of(caller), call)
             return runs
 
-        for computation, definition in reached:
+        for computation, definition, _ in reached:
             instruction = computation.of_interest[definition]
             is_more = definition not in computation.ended_elsewhere and self._was_begun(instruction)
             if instruction.kind is not None and not is_more:
                 yield self._collective(computation, instruction, runs_of(computation.name))
 
-    def _walk(self, name: str, seen: set[str]) -> Iterator[tuple[Computation, str]]:
+    def _walk(self, name: str, seen: set[str]) -> Iterator[tuple[Computation, str, list[_Call]]]:
         """Yield the instructions of interest in program order: a computation at its first call."""
         seen.add(name)
         computation = self.computations[name]
-        for definition in computation.of_interest:
-            yield computation, definition
-            for call in self.calls[name][definition]:
+        for definition, instruction in computation.of_interest.items():
+            calls = _calls(instruction, computation, self.computations)
+            yield computation, definition, calls
+            for call in calls:
                 if call.callee not in seen:
                     yield from self._walk(call.callee, seen)
 
