@@ -1,5 +1,6 @@
 """Rehearsals on eight CPU devices, and on TPUs that are not here."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -126,19 +127,12 @@ def test_containers_and_arrays_are_arguments(mesh: Mesh) -> None:
     assert gda.rehearse(lambda x: x.sum(), g.array).argument_bytes == 4 * 16 * 4
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
 class Model:
     """A layer with a jitted method."""
 
-    def __init__(self, weights: Any) -> None:
-        self.weights = weights
-
-    def tree_flatten(self) -> Any:
-        return (self.weights,), None
-
-    @classmethod
-    def tree_unflatten(cls, _: Any, leaves: Any) -> Any:
-        return cls(*leaves)
+    weights: Any
 
     @jax.jit
     def apply(self, x: Any, *, scale: Any = 1.0) -> Any:
@@ -150,7 +144,7 @@ def test_methods_and_partials_are_the_function_inside(mesh: Mesh) -> None:
     block = 64 * 16 * 4
     of_method = gda.rehearse(Model(w).apply, x, scale=2.0)
     assert of_method.name == "apply"
-    assert arguments(of_method) == {"self[0]": block, "x": 1024, "scale": 4}
+    assert arguments(of_method) == {"self.weights": block, "x": 1024, "scale": 4}
     f = jax.jit(lambda w, x, scale: x @ w * scale)
     assert arguments(gda.rehearse(functools.partial(f, w, scale=2.0), x)) == {
         "w": block,
