@@ -32,9 +32,6 @@ def subject(
     )
 
 
-# Of which not every block is an element.
-SHOWN_IN_PART = ("boxes_and_layers", "true_4096", "folded", "all_folded")
-
 XY = {"x": 4, "y": 2}
 LAYOUTS = {
     "scalar": subject((), XY, (), 4),
@@ -191,17 +188,6 @@ def test_blocks_tile_their_face(light: dict[str, Any], name: str) -> None:
         assert sum(map(area, blocks)) == pytest.approx(area(face["outline"]), rel=1e-3)
         assert all(is_inside(block, face["outline"]) for block in blocks)
         assert all(overlap(*pair) < 0.02 for pair in itertools.combinations(blocks, 2))
-
-
-def test_blocks_are_drawn_to_scale(light: dict[str, Any], name: str) -> None:
-    """All blocks have one shape, so in a drawing where none is folded all are equally large."""
-    picture = light["pictures"][name]
-    blocks = [block for face in picture["faces"] for block in face["blocks"]]
-    if len(blocks) != LAYOUTS[name].grid.num_shards:
-        assert name in SHOWN_IN_PART
-        return
-    areas = [area(block) for block in blocks]
-    assert max(areas) - min(areas) < 0.01 * max(areas) + 1
 
 
 def test_each_label_is_inside_a_block_of_its_own(light: dict[str, Any], name: str) -> None:
