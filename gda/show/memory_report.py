@@ -125,12 +125,10 @@ class MemoryReport:
         a shard. They have no row.
       process_index, num_processes: the process that made the report, and the number of all.
 
-    >>> import gda, jax, numpy as np
-    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
-    >>> g = gda.GlobalArray.from_source(np.zeros((1024, 2), 'float32'), mesh, ['x'])
-    >>> report = gda.memory(params={'w': g})
+    >>> import gda, jax.numpy as jnp
+    >>> report = gda.memory(params={'w': jnp.zeros((1024, 2), jnp.float32)})
     >>> [(row.names, row.nbytes, row.nbytes_per_device) for row in report.arrays if row.names]
-    [(("params['w']",), 8192, 1024)]
+    [(("params['w']",), 8192, 8192)]
     """
 
     arrays: tuple[ArrayMemory, ...]

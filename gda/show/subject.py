@@ -48,11 +48,6 @@ class Subject:
         return self.grid.global_shape
 
     @property
-    def parts(self) -> Shape:
-        """The number of parts along each dimension; 1 for size 0, whose parts are all equal."""
-        return self.grid.parts
-
-    @property
     def has_padding(self) -> bool:
         return math.prod(self.grid.padded_shape) > math.prod(self.shape)
 

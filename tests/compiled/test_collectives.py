@@ -30,7 +30,7 @@ from trials import rarely
 
 import gda
 from gda.compiled.hlo import Collective, Collectives, Traffic
-from gda.compiled.programs import _keys_with_lines
+from gda.compiled.programs import keys_with_lines
 from gda.testing.strategies import mesh_shapes
 
 HERE = __file__
@@ -456,8 +456,8 @@ def test_overlapping_compilations_leave_the_option_of_jax_as_it_was() -> None:
     key = "jax_compilation_cache_include_metadata_in_key"
     before = getattr(jax.config, key)
     first, second = ExitStack(), ExitStack()
-    first.enter_context(_keys_with_lines)
-    second.enter_context(_keys_with_lines)
+    first.enter_context(keys_with_lines())
+    second.enter_context(keys_with_lines())
     first.close()
     assert getattr(jax.config, key) is True
     second.close()

@@ -98,7 +98,7 @@ def test_global_array_from_eval_shape() -> None:
 def test_parts_count_the_blocks(case: Any) -> None:
     indices = {tuple((s.start, s.stop) for s in index) for index in case.grid.indices()}
     parts = [len({index[d] for index in indices}) for d in range(len(case.global_shape))]
-    assert list(Subject(case.grid).parts) == parts
+    assert list(case.grid.parts) == parts
 
 
 def test_a_padded_array() -> None:

@@ -10,6 +10,7 @@ from gda.compiled.hlo.instructions import Shape, leaves, parse_computations, par
 from gda.compiled.hlo.source_lines import Sources, metadata_of
 from gda.layout.boundary import set_module
 
+_MOST = 10  # temporaries that are named
 _ALLOCATION = re.compile(r"allocation \d+: size \d+, (color \d+, )?page \d+, preallocated-temp")
 _VALUE = re.compile(
     r" value: <\d+ ([\w.\-]+)(?:\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.*)"
@@ -41,12 +42,7 @@ class Temporary(NamedTuple):
 
 
 def read_temporaries(
-    assignment: str,
-    program: str,
-    *,
-    library: Sequence[str] = (),
-    installed: Sequence[str] = (),
-    most: int = 10,
+    assignment: str, program: str, *, library: Sequence[str] = (), installed: Sequence[str] = ()
 ) -> list[Temporary]:
     """Return the largest temporaries of a program, the largest first.
 
@@ -62,7 +58,7 @@ def read_temporaries(
     taken: list[_Value] = []
     found = []
     for value in values:
-        if len(found) == most:
+        if len(found) == _MOST:
             break
         if any(value.start < each.stop and each.start < value.stop for each in taken):
             continue

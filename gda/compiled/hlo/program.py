@@ -80,13 +80,10 @@ class Collective:
       is_between_slices: it is the part of a collective that goes over the network between slices of
         TPUs. The part within each slice is a collective of its own.
 
-    >>> import gda, jax, numpy as np
-    >>> from jax.sharding import NamedSharding, PartitionSpec as P
-    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
-    >>> x = jax.ShapeDtypeStruct((16, 32), np.float32, sharding=NamedSharding(mesh, P('x')))
-    >>> (reduction,) = gda.collectives(lambda x: x.sum(axis=0), x)
-    >>> reduction.kind, reduction.reduction, reduction.axes, reduction.nbytes, reduction.count
-    ('all-reduce', 'add', ('x',), 128, 1)
+    >>> import gda
+    >>> gda.Collective('all-reduce', ('x',), ((4,),), ('int32',), ((4,),), ('int32',),
+    ...                nbytes=16, nbytes_output=16, count=3).nbytes_total
+    48
     """
 
     kind: str

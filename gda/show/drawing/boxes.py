@@ -68,7 +68,7 @@ def draw_boxes(picture: Picture) -> None:
 
     The front of a box is its first layer, which hides the blocks of the others.
     """
-    parts = picture.subject.parts
+    parts = picture.subject.grid.parts
     *outer, num_layers, _, _ = parts
     num_boxes, has_layers = math.prod(outer), num_layers > 1
     boxes = fold(num_boxes, _MOST_BOXES_WITH_LAYERS if has_layers else _MOST_BOXES)
@@ -129,7 +129,7 @@ class _Boxes:
     @property
     def _height(self) -> float:
         """The height of a box with its caption."""
-        return self.box.height + (_CAPTION if len(self.picture.subject.parts) > 3 else 0)
+        return self.box.height + (_CAPTION if len(self.picture.subject.grid.parts) > 3 else 0)
 
     def _draw_box(self, chosen: int, x: float, y: float, is_first: bool) -> None:
         """Draw one with the upper left corner of its front there."""
@@ -148,7 +148,7 @@ class _Boxes:
         else:
             self._lean(front, f"1 0 0 1 {number(x)} {number(y)}", 0)
         self.picture.sheet.reach(x - 1, y - box.dy - 1, x + box.width + 1, y + down + 1)
-        if len(self.picture.subject.parts) > 3:
+        if len(self.picture.subject.grid.parts) > 3:
             self._caption(x + box.dx, y - box.dy - 7, self._caption_of_box(chosen))
         if is_first:
             self.picture.measure_below(x, y + down, box.across)
@@ -182,7 +182,7 @@ class _Boxes:
 
     def _blocks_of(self, chosen: int) -> IntArray:
         """Return the numbers of the blocks of a box: ``[layers, rows, columns]``."""
-        return self.picture.blocks.reshape(-1, *self.picture.subject.parts[-3:])[chosen]
+        return self.picture.blocks.reshape(-1, *self.picture.subject.grid.parts[-3:])[chosen]
 
     def _face(
         self,
@@ -223,7 +223,7 @@ class _Boxes:
         return format_slice(depth, depth)
 
     def _widest_caption(self, boxes: Sequence[int | Gap]) -> float:
-        if len(self.picture.subject.parts) <= 3:
+        if len(self.picture.subject.grid.parts) <= 3:
             return 0
         return max(text_width(self._caption_of_box(chosen), _CAPTION_SIZE) for chosen in boxes)
 

@@ -16,11 +16,11 @@ from functools import cached_property
 import numpy as np
 
 from gda.layout.numbering import IntArray
+from gda.layout.text import format_bytes, format_index, format_processes
 from gda.show.drawing.colors import INK, colors_of, which
 from gda.show.drawing.sheet import escape, number
-from gda.show.drawing.titles import hover_text
 from gda.show.subject import Subject
-from gda.show.words import padding_of
+from gda.show.words import format_devices, padding_of, processes_at
 
 MOST_CELLS = 5000
 """The most cells of a drawing; with more blocks, cells stand for several."""
@@ -37,6 +37,7 @@ Box = tuple[float, float, float, float]
 _SMALLEST_CELL = 3.0  # pixels
 _BETWEEN_STROKES = 6  # of the hatching, along a side
 _LEAST_PADDING = 3.0  # pixels, to be seen
+_REPLICAS_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class Face:
                 yield box, self.blocks[rows, columns]
 
     def _title(self, blocks: IntArray) -> str:
-        return f"<title>{escape(hover_text(self.subject, blocks))}</title>"
+        return f"<title>{escape(_hover_text(self.subject, blocks))}</title>"
 
     def _fills(self) -> list[str]:
         """One path for all cells of a colour, neighbours in a row joined."""
@@ -301,3 +302,42 @@ def _corner(box: Box, share: float) -> str:
         corners = [(1, along), (1, 1), (along, 1)]
     points = [f"{number(x + u * width)} {number(y + v * height)}" for u, v in corners]
     return f"M{'L'.join(points)}z"
+
+
+# Hover texts.
+
+
+def _hover_text(subject: Subject, blocks: IntArray) -> str:
+    """Return some lines about the blocks of these numbers, ``[rows, columns]``, a rectangle."""
+    grid = subject.grid
+    first, last = (grid.block_index(int(block)) for block in (blocks[0, 0], blocks[-1, -1]))
+    index = tuple(slice(a.start, b.stop) for a, b in zip(first, last, strict=True))
+    text = format_index(index)
+    holders = subject.holders[blocks].ravel()
+    if blocks.size > 1:
+        in_order = holders[np.argsort(subject.numbers(holders))]
+        lines = [f"{text}, {blocks.size:,} blocks", format_devices(subject, in_order)]
+    else:
+        lines = [text, _replicas(subject, holders)]
+    if grid.process_of is not None:
+        lines.append(format_processes(processes_at(subject, holders)))
+    if subject.block_bytes is not None:
+        lines.append(f"{format_bytes(subject.block_bytes)} on each device")
+    if subject.has_padding:
+        padding, total = padding_of(subject, index, blocks.size)
+        lines += [f"{padding:,} of {total:,} elements are padding"] if padding else []
+    return "\n".join(lines)
+
+
+def _replicas(subject: Subject, holders: IntArray) -> str:
+    if len(holders) == 1:
+        return format_devices(subject, holders)
+    is_all = len(holders) <= _REPLICAS_NAMED
+    chosen = range(len(holders)) if is_all else (0, 1, len(holders) - 1)
+    named = [
+        f"{format_devices(subject, holders[replica : replica + 1])} (replica {replica})"
+        for replica in chosen
+    ]
+    if is_all:
+        return ", ".join(named)
+    return f"{len(holders):,} devices: {named[0]}, {named[1]}, …, {named[2]}"

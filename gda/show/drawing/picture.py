@@ -31,7 +31,7 @@ class Picture:
     @cached_property
     def blocks(self) -> IntArray:
         """The numbers of all blocks, each at its coordinates."""
-        return np.arange(self.subject.grid.num_shards).reshape(self.subject.parts)
+        return np.arange(self.subject.grid.num_shards).reshape(self.subject.grid.parts)
 
     def place(self, face: Face, x: float, y: float) -> None:
         """Draw a face seen from the front, with its upper left corner there."""

@@ -53,9 +53,9 @@ class Sheet:
             f'font-size="{number(size)}">{line}</text>'
         )
 
-    def line(self, path: str, *, opacity: float = 0.55) -> None:
+    def line(self, path: str) -> None:
         """Draw a thin line along a path; the caller must ``reach`` its extent."""
-        self.add(f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity="{opacity}"/>')
+        self.add(f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity="0.55"/>')
 
 
 TIMES = "\N{MULTIPLICATION SIGN}"

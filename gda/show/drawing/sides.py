@@ -41,7 +41,7 @@ def sides_of(
     top = max(sizes)
     proportions = [size / top if top else 1.0 for size in sizes]
     lengths = [
-        _length(proportion, subject.parts[dimension], longest, shortest)
+        _length(proportion, subject.grid.parts[dimension], longest, shortest)
         for dimension, proportion in zip(chosen, proportions, strict=True)
     ]
     return [

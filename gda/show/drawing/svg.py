@@ -56,7 +56,7 @@ def summary_of(subject: Subject) -> str:
 
 
 def _draw_rectangle(picture: Picture) -> None:
-    subject, parts = picture.subject, picture.subject.parts
+    subject, parts = picture.subject, picture.subject.grid.parts
     rank = len(parts)
     if rank == 0:
         width, height = _SCALAR, _SCALAR

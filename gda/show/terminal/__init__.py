@@ -120,7 +120,7 @@ def _drawn(cells: Cells, width: int, box: Box) -> Drawing:
     sharded = [dimension for dimension, parts in enumerate(cells.parts) if parts > 1]
     if len(sharded) > 1:
         return Matrix(cells, sharded[:-2], sharded[-2], sharded[-1], width, box).draw()
-    return Drawing(draw_box(rows_along(cells, sharded[0] if sharded else 0, width), box), [])
+    return draw_box(rows_along(cells, sharded[0] if sharded else 0, width), box), []
 
 
 def _rendered(lines: Iterable[Line], color_system: str | None) -> str:

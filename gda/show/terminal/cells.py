@@ -49,7 +49,7 @@ class Cells:
     def __init__(self, subject: Subject, ellipsis: str) -> None:
         grid = subject.grid
         self.subject = subject
-        self.parts = subject.parts
+        self.parts = subject.grid.parts
         self._ellipsis = ellipsis
         self._process_numbers = () if grid.processes is None else grid.processes.numbers
         self._blocks: dict[int, _Block] = {}

@@ -23,6 +23,7 @@ PROCESS = "process"
 
 
 _WIDEST_TEXT = 28  # of several blocks side by side, if it can be broken
+_BETWEEN_PICTURES = 3
 
 
 class Cell(NamedTuple):
@@ -84,7 +85,7 @@ def heads(tops: Sequence[Cell], widths: Sequence[int], margin: int) -> list[Line
     return lines
 
 
-def beside(pictures: Sequence[list[Line]], width: int, space: int) -> list[Line]:
+def beside(pictures: Sequence[list[Line]], width: int) -> list[Line]:
     """Return pictures side by side as far as they fit, and an empty line above further ones."""
     if len(pictures) == 1:
         return pictures[0]
@@ -93,11 +94,11 @@ def beside(pictures: Sequence[list[Line]], width: int, space: int) -> list[Line]
     first = 0
     while first < len(pictures):
         stop, total = first + 1, widths[first]
-        while stop < len(pictures) and total + space + widths[stop] <= width:
-            total += space + widths[stop]
+        while stop < len(pictures) and total + _BETWEEN_PICTURES + widths[stop] <= width:
+            total += _BETWEEN_PICTURES + widths[stop]
             stop += 1
         lines += [[]] if lines else []
-        lines += _side_by_side(pictures[first:stop], widths[first:stop], space)
+        lines += _side_by_side(pictures[first:stop], widths[first:stop])
         first = stop
     return lines
 
@@ -113,12 +114,13 @@ def fit(text: str, width: int) -> str:
     return f"{start}…{' ' * (width - 1 - text_width(start))}"
 
 
-def _side_by_side(pictures: Sequence[list[Line]], widths: Sequence[int], space: int) -> list[Line]:
+def _side_by_side(pictures: Sequence[list[Line]], widths: Sequence[int]) -> list[Line]:
     lines: list[Line] = []
     for row in zip_longest(*pictures, fillvalue=[]):
         line: Line = []
         for pieces, width in zip(row, widths, strict=True):
-            line += [*pieces, (" " * (width - line_width(pieces) + space), PLAIN)]
+            space = width - line_width(pieces) + _BETWEEN_PICTURES
+            line += [*pieces, (" " * space, PLAIN)]
         lines.append(line[:-1])
     return lines
 
