@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 
@@ -44,7 +45,8 @@ def _flops_of_equation(equation: Any) -> float | None:
         kernel = equation.invars[1].aval.shape
         outputs = kernel[params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) / outputs
-    inner = [flops_of(each) for each in _jaxprs_in([*params.values()])]
+    leaves = jax.tree.leaves([*params.values()], is_leaf=lambda x: not isinstance(x, list | tuple))
+    inner = [flops_of(each) for each in leaves if isinstance(each, ClosedJaxpr | Jaxpr)]
     if name == "cond":
         return None if None in inner else max(inner, default=0.0)  # pyright: ignore
     total = 0.0
@@ -60,13 +62,3 @@ def _flops_of_equation(equation: Any) -> float | None:
         axes = params.get("newly_manual_axes", params.get("manual_axes"))
         return total * math.prod(params["mesh"].shape[axis] for axis in axes)
     return total
-
-
-def _jaxprs_in(values: list[Any]) -> list[Any]:
-    found = []
-    for value in values:
-        if isinstance(value, ClosedJaxpr | Jaxpr):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += _jaxprs_in([*value])
-    return found

@@ -234,16 +234,10 @@ def _table_of_devices(report: MemoryReport) -> list[str]:
 
 
 def _cells(device: DeviceMemory, trees: Sequence[str]) -> list[str]:
-    return [
-        device.memory_kind or "",
-        *(format_bytes(device.by_tree.get(tree, 0)) for tree in trees),
-        format_bytes(device.nbytes),
-        *map(_size, (device.bytes_in_use, device.bytes_not_in_arrays, device.bytes_limit)),
-    ]
-
-
-def _size(nbytes: int | None) -> str:
-    return "" if nbytes is None else format_bytes(nbytes)
+    reported = device.bytes_in_use, device.bytes_not_in_arrays, device.bytes_limit
+    sizes = [*(device.by_tree.get(tree, 0) for tree in trees), device.nbytes, *reported]
+    texts = ["" if nbytes is None else format_bytes(nbytes) for nbytes in sizes]
+    return [device.memory_kind or "", *texts]
 
 
 def _devices_of(group: Sequence[DeviceMemory]) -> str:

@@ -40,7 +40,10 @@ def facts(subject: Subject) -> list[tuple[str, str]]:
     if subject.block_bytes is not None:
         found.append(("bytes", _bytes(subject, subject.block_bytes)))
     if subject.has_padding:
-        found.append(("padding", _padding(subject)))
+        total = math.prod(subject.grid.padded_shape)
+        padding = total - math.prod(subject.shape)
+        share = f"{100 * padding / total:.3g} %"
+        found.append(("padding", f"{padding:,} of {total:,} elements, {share}"))
     if subject.memory_kind is not None:
         found.append(("memory", subject.memory_kind))
     return found
@@ -51,12 +54,6 @@ def padding_of(subject: Subject, index: Index, num_blocks: int = 1) -> tuple[int
     ends = (part.indices(size) for part, size in zip(index, subject.shape, strict=True))
     total = num_blocks * math.prod(subject.grid.shard_shape)
     return total - math.prod(stop - start for start, stop, _ in ends), total
-
-
-def _padding(subject: Subject) -> str:
-    total = math.prod(subject.grid.padded_shape)
-    padding = total - math.prod(subject.shape)
-    return f"{padding:,} of {total:,} elements, {100 * padding / total:.3g} %"
 
 
 def _mesh(subject: Subject) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,16 +13,14 @@ from gda.compiled.hlo.instructions import Computation, Instruction, leaves
 _MAX_DEPTH = 8  # of calls and operations
 
 
-@dataclass(frozen=True)
-class _Element:
+class _Element(NamedTuple):
     """An element of the values that a loop carries, plus a number."""
 
     index: int
     plus: int
 
 
-@dataclass(frozen=True)
-class _Test:
+class _Test(NamedTuple):
     """The test that an element is below a number."""
 
     element: _Element

@@ -33,18 +33,9 @@ class Sources:
             int(number): _unquoted(name)
             for number, name in re.findall(r"^(\d+) (.*)$", _table(text, "FileNames"), re.MULTILINE)
         }
-        self.places = {
-            number: (file, line)
-            for number, file, line in _rows(
-                text, "FileLocations", r"file_name_id=(\d+).*?\bline=(\d+)"
-            )
-        }
-        self.frames = {
-            number: (place, parent)
-            for number, place, parent in _rows(
-                text, "StackFrames", r"file_location_id=(\d+)(?: parent_frame_id=(\d+))?"
-            )
-        }
+        self.places = _rows(text, "FileLocations", r"file_name_id=(\d+).*?\bline=(\d+)")
+        of_frame = r"file_location_id=(\d+)(?: parent_frame_id=(\d+))?"
+        self.frames = _rows(text, "StackFrames", of_frame)
         # XLA prints the number of the parent plus one, so that no frame has the parent 0.
         parents = [parent for _, parent in self.frames.values()]
         self.excess = 1 if parents and min(parents) > 0 else 0
@@ -84,6 +75,6 @@ def _table(text: str, title: str) -> str:
     return found[1] if found else ""
 
 
-def _rows(text: str, title: str, form: str) -> list[tuple[int, int, int]]:
+def _rows(text: str, title: str, form: str) -> dict[int, tuple[int, int]]:
     rows = re.findall(rf"^(\d+) \{{{form}", _table(text, title), re.MULTILINE)
-    return [(int(a), int(b), int(c or 0)) for a, b, c in rows]
+    return {int(number): (int(one), int(other or 0)) for number, one, other in rows}

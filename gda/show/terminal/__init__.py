@@ -12,6 +12,7 @@ import operator
 import shutil
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import zip_longest
 from typing import TextIO
 
 import rich.style
@@ -108,12 +109,8 @@ def _check_width(width: int | None) -> int:
 
 
 def _fact(key: str, text: str, width: int) -> list[Line]:
-    parts = wrap(text, width - _KEY_WIDTH)
-    keys = [key, *[""] * (len(parts) - 1)]
-    return [
-        [(fit(word, _KEY_WIDTH), FAINT), (part, PLAIN)]
-        for word, part in zip(keys, parts, strict=True)
-    ]
+    parts = zip_longest([key], wrap(text, width - _KEY_WIDTH), fillvalue="")
+    return [[(fit(word, _KEY_WIDTH), FAINT), (part, PLAIN)] for word, part in parts]
 
 
 def _drawn(cells: Cells, width: int, box: Box) -> Drawing:
