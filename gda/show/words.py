@@ -28,12 +28,6 @@ def processes_at(subject: Subject, positions: IntArray) -> IntArray:
     return processes if len(processes) == 1 else np.unique(processes)
 
 
-def title(subject: Subject) -> str:
-    """Return kind, shape and dtype."""
-    dtype = "" if subject.dtype is None else f" {subject.dtype}"
-    return f"{subject.kind} {subject.shape}{dtype}"
-
-
 def facts(subject: Subject) -> list[tuple[str, str]]:
     """Return the facts besides kind, shape and dtype, by key words."""
     found = [("mesh", _mesh(subject)), ("spec", subject.spec), ("blocks", _blocks(subject))]

@@ -82,14 +82,6 @@ def test_a_matmul_cut_on_the_contracting_dimension_is_one_all_reduce(auto_mesh: 
     assert not found.is_conditional
 
 
-def test_a_sum_over_both_axes(mesh: Mesh) -> None:
-    found = gda.collectives(lambda x: x.sum(), abstract((16, 32), mesh, "x", "y"))
-    # At once, or over one axis after the other.
-    assert {each.kind for each in found} == {"all-reduce"}
-    assert {name for each in found for name in each.axes or ()} == {"x", "y"}
-    assert {each.nbytes for each in found} == {4}
-
-
 def test_weights_that_are_cut_are_gathered_where_they_are_used(mesh: Mesh) -> None:
     both = ("x", "y")
 

@@ -136,10 +136,9 @@ def expected_titles(subject: Subject) -> list[str]:
 
 
 def test_a_matrix_is_blocks_with_their_devices() -> None:
-    blocks = blocks_of(svg_of(subject((8, 2), XY, ("x", "y"), [0] * 4 + [1] * 4)))
-    assert [block.title for block in blocks] == expected_titles(
-        subject((8, 2), XY, ("x", "y"), [0] * 4 + [1] * 4)
-    )
+    matrix = subject((8, 2), XY, ("x", "y"), [0] * 4 + [1] * 4)
+    blocks = blocks_of(svg_of(matrix))
+    assert [block.title for block in blocks] == expected_titles(matrix)
     assert blocks[3].title == "[2:4, 1:2]\ndevice 3\nprocess 0\n8 B on each device"
     assert blocks[3].box == (38, 75, 38, 75)
 

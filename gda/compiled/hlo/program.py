@@ -131,17 +131,12 @@ def read_collectives(
     """
     parts = re.split(r"^(?=HloModule )", text, flags=re.MULTILINE)
     modules = [part for part in parts if part.strip()] or [text]
-    return tuple(
-        collective
-        for module in modules
-        for collective in _Module(
-            module,
-            dict(mesh_shape or {}),
-            Sources(module, library, installed),
-            dict(slices or {}),
-            device_ids,
-        ).collectives()
-    )
+    found: list[Collective] = []
+    for module in modules:
+        sources = Sources(module, library, installed)
+        read = _Module(module, dict(mesh_shape or {}), sources, dict(slices or {}), device_ids)
+        found += read.collectives()
+    return tuple(found)
 
 
 def num_devices(text: str) -> int:
@@ -190,9 +185,11 @@ class _Module:
         self.fusions: dict[str, Instruction] = {}
         for computation in self.computations.values():
             for instruction in computation.of_interest.values():
-                self._check_callees(instruction)
+                called = instruction.called()
+                if missing := [callee for callee in called if callee not in self.computations]:
+                    raise unreadable(f"a call of {missing[0]}, which is not in the program")
                 if instruction.opcode == "fusion":
-                    self.fusions |= dict.fromkeys(instruction.called(), instruction)
+                    self.fusions |= dict.fromkeys(called, instruction)
         self.channels_of_parts = {
             computation.of_interest[name].attributes.get("channel_id", "none")
             for computation in self.computations.values()
@@ -200,11 +197,6 @@ class _Module:
         }
         self.partitions, self.replicas = _sizes(text)
         self.sources = sources
-
-    def _check_callees(self, instruction: Instruction) -> None:
-        for callee in instruction.called():
-            if callee not in self.computations:
-                raise unreadable(f"a call of {callee}, which is not in the program")
 
     def collectives(self) -> Iterator[Collective]:
         reached = [*self._walk(self.entry, set())]
@@ -340,19 +332,9 @@ class _Module:
         """Return groups of positions among all devices.
 
         A program may run as replicas, each of partitions; ``jax.jit`` makes partitions only. The
-        meaning of the numbers is XLA's group mode:
-
-        ========== =============== ======================== ===========================
-        channel_id global ids      kind                     mode: groups of
-        ========== =============== ======================== ===========================
-        no         no              any                      cross-replica: replicas, for
-                                                            each partition
-        yes        no              all-reduce, all-gather,  cross-replica and partition:
-                                   reduce-scatter           replicas, with all partitions
-        yes        no              other                    cross-partition: partitions,
-                                                            in each replica
-        yes        yes             any                      flattened id: positions
-        ========== =============== ======================== ===========================
+        numbers are positions with ``use_global_device_ids``. Else, without a ``channel_id``, they
+        are replicas, for each partition. With one they are replicas, with all their partitions, in
+        reductions and all-gathers, and in other kinds partitions, in each replica.
 
         With one replica, some programs number the partitions whatever the attributes say.
         """

@@ -46,7 +46,11 @@ class Sources:
         Installed code counts only if there is no other: a layer of a model library calls the
         einsum, but the user can change the model that has the layer.
         """
-        places = [place for place in self._places(metadata) if self._is_users(place[0])]
+        places = [
+            place
+            for place in self._places(metadata)
+            if place[0] and not place[0].startswith(self.library)
+        ]
         own = [place for place in places if not place[0].startswith(self.installed)]
         return next(iter(own or places), (None, None))
 
@@ -61,9 +65,6 @@ class Sources:
             yield self.files.get(file, ""), line
             frame = parent - self.excess
         yield metadata.get("source_file", ""), int(metadata.get("source_line", 0))
-
-    def _is_users(self, name: str) -> bool:
-        return bool(name) and not name.startswith(self.library)
 
 
 def _with_slash(folders: Iterable[str]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from gda.show.terminal.cells import PADDING, Cells
 from gda.show.terminal.frames import FAINT, PLAIN, PROCESS, Line, Style, draw_box, fit
 from gda.show.terminal.matrix import Drawing, Matrix
 from gda.show.terminal.strips import rows_along
-from gda.show.words import facts, title
+from gda.show.words import facts
 
 PALETTE = (32, 166, 29, 169, 136, 61)
 """Numbers of terminal colours, for one process after the other.
@@ -56,7 +56,9 @@ def text_of(
         notes = [*notes, (PADDING, f"padding in a part of the block, {PADDING * 3} in all of it")]
     lines: list[Line] = []
     if header:
-        lines += [[(part, _TITLE)] for part in wrap(title(subject), width)]
+        dtype = "" if subject.dtype is None else f" {subject.dtype}"
+        title = f"{subject.kind} {subject.shape}{dtype}"
+        lines += [[(part, _TITLE)] for part in wrap(title, width)]
     for key, text in [*(facts(subject) if header else []), *notes]:
         lines += _fact(key, text, width)
     text = _rendered([*lines, [], *drawing] if lines else drawing, color_system)
