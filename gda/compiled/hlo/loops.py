@@ -16,7 +16,7 @@ _MAX_DEPTH = 8  # of calls and operations
 class _Element(NamedTuple):
     """An element of the values that a loop carries, plus a number."""
 
-    index: int
+    position: int
     plus: int
 
 
@@ -45,12 +45,12 @@ def trip_count(
         return None
     if carried.opcode != "tuple" or update.opcode != "tuple":
         return None
-    index = test.element.index
+    index = test.element.position
     first = _value(caller, carried.operand_names[index], None, computations)
     after = _value(body, update.operand_names[index], None, computations)
     if not isinstance(first, int) or not isinstance(after, _Element):
         return None
-    if after.index != index or after.plus < 1:
+    if after.position != index or after.plus < 1:
         return None
     return max(0, -(-(test.stop - test.element.plus - first) // after.plus))
 
@@ -103,8 +103,8 @@ def _computed(instruction: Instruction, computation: Computation, operands: list
             return value if source and _keeps_values(source.type, instruction.type) else None
         case "add", [int(a), int(b)]:
             return a + b
-        case "add", [_Element(index, plus), int(more)] | [int(more), _Element(index, plus)]:
-            return _Element(index, plus + more)
+        case "add", [_Element(position, plus), int(more)] | [int(more), _Element(position, plus)]:
+            return _Element(position, plus + more)
         case "compare", [_Element() as tested, int(stop)] if direction in ("LT", "LE"):
             return _Test(tested, stop + (direction == "LE"))
         case "compare", [int(stop), _Element() as tested] if direction in ("GT", "GE"):

@@ -173,8 +173,7 @@ def _draw_ramp(picture: Picture, x: float, y: float) -> None:
             f'height="11" fill="{color}" shape-rendering="crispEdges"/>'
         )
     x += 3 * len(colors) + 6
-    count = f"{len(paint.numbers):,} processes"
-    sheet.text(x, y, last, detail=count, size=11)
+    sheet.text(x, y, last, detail=f"{len(paint.numbers):,} processes", size=11)
 
 
 def _write_notes(picture: Picture) -> None:

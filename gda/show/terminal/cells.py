@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,8 @@ class Manner(Enum):
     NUMBERS = "the numbers of these"
 
 
-class _Block(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Block:
     index: Index
     positions: IntArray
     processes: IntArray
