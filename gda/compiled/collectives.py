@@ -172,8 +172,7 @@ def collectives_in(text: str, mesh: Mesh | AbstractMesh | None) -> Collectives:
 
 def temporaries_in(assignment: str, text: str) -> tuple[Temporary, ...]:
     """Return the largest temporaries of a program, from the text of its buffers and its own."""
-    found = read_temporaries(assignment, text, library=_LIBRARIES, installed=_installed())
-    return tuple(found)
+    return tuple(read_temporaries(assignment, text, library=_LIBRARIES, installed=_installed()))
 
 
 def _slices_of(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:

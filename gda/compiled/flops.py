@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 
@@ -17,18 +18,8 @@ def flops_of(jaxpr: Any) -> float | None:
 
     A product of [m, k] and [k, n] has 2 m k n: a multiplication and an addition for each term. A
     convolution has twice its output times the inputs of one output element. Of branches, the most
-    expensive counts. The rest of a program, element by element, is not counted.
-
-    Returns:
-      the number; None if there is a ``ragged_dot``, or if a loop of unknown length or a kernel of
-        Pallas has such operations.
-
-    >>> import jax, jax.numpy as jnp
-    >>> layers, x = jax.ShapeDtypeStruct((3, 8, 8), jnp.float32), jnp.ones((4, 8))
-    >>> def model(x, layers):
-    ...     return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, layers)[0]
-    >>> flops_of(jax.jit(model).trace(x, layers).jaxpr), 3 * 2 * 4 * 8 * 8
-    (1536.0, 1536)
+    expensive counts. The rest of a program, element by element, is not counted. None if there is a
+    ``ragged_dot``, or if a loop of unknown length or a kernel of Pallas has such operations.
     """
     if isinstance(jaxpr, ClosedJaxpr):
         jaxpr = jaxpr.jaxpr
@@ -54,7 +45,8 @@ def _flops_of_equation(equation: Any) -> float | None:
         kernel = equation.invars[1].aval.shape
         outputs = kernel[params["dimension_numbers"].rhs_spec[0]]
         return 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) / outputs
-    inner = [flops_of(each) for each in _jaxprs_in([*params.values()])]
+    leaves = jax.tree.leaves([*params.values()], is_leaf=lambda x: not isinstance(x, list | tuple))
+    inner = [flops_of(each) for each in leaves if isinstance(each, ClosedJaxpr | Jaxpr)]
     if name == "cond":
         return None if None in inner else max(inner, default=0.0)  # pyright: ignore
     total = 0.0
@@ -70,13 +62,3 @@ def _flops_of_equation(equation: Any) -> float | None:
         axes = params.get("newly_manual_axes", params.get("manual_axes"))
         return total * math.prod(params["mesh"].shape[axis] for axis in axes)
     return total
-
-
-def _jaxprs_in(values: list[Any]) -> list[Any]:
-    found = []
-    for value in values:
-        if isinstance(value, ClosedJaxpr | Jaxpr):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += _jaxprs_in([*value])
-    return found

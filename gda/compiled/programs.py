@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -45,11 +46,7 @@ def unwrapped(
 def stage_of(
     fun: Program, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Traced | Lowered | Compiled:
-    """Return the stage of JAX that ``fun`` is, or the trace of a call of it.
-
-    Raises:
-      TypeError: ``fun`` is neither, or is a stage and comes with arguments.
-    """
+    """Return the stage of JAX that ``fun`` is, or the trace of a call of it."""
     if isinstance(fun, Traced | Lowered | Compiled):
         if args or kwargs:
             raise TypeError(
@@ -71,37 +68,29 @@ def compiled(stage: Traced | Lowered | Compiled) -> Compiled:
     if isinstance(stage, Compiled):
         return stage
     lowered = stage.lower() if isinstance(stage, Traced) else stage
-    with _keys_with_lines:
+    with keys_with_lines():
         return lowered.compile()
 
 
-class _KeysWithLines:
-    """Makes JAX's cache tell sources apart, while any thread is inside.
+_lock = threading.Lock()
+_before: list[Any] = []  # the option as each thread that is inside found it
+
+
+@contextlib.contextmanager
+def keys_with_lines() -> Iterator[None]:
+    """Make JAX's cache tell sources apart, while any thread is inside.
 
     Its keys omit lines by default, so that it may return the same program from another source. The
     option is one for all threads: the first to enter sets it, and the last to leave resets it.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._before = False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._before = getattr(jax.config, _OPTION)
-                jax.config.update(_OPTION, True)
-            self._inside += 1
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                jax.config.update(_OPTION, self._before)
-
-
-_keys_with_lines = _KeysWithLines()
+    with _lock:
+        _before.append(getattr(jax.config, _OPTION))
+        jax.config.update(_OPTION, True)
+    try:
+        yield
+    finally:
+        with _lock:
+            jax.config.update(_OPTION, _before.pop())
 
 
 def meshes_of(tree: Any) -> Iterator[Mesh | AbstractMesh]:

@@ -113,16 +113,13 @@ class Rehearsal:
         ``nbytes``, ``op_name``, ``source_file`` and ``source_line``.
       message: the words of the compiler for a program that does not fit; else empty.
 
-    >>> import gda, jax, numpy as np
-    >>> from jax.sharding import NamedSharding, PartitionSpec as P
-    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('data', 'model'))
-    >>> w = jax.ShapeDtypeStruct((64, 32), np.float32, sharding=NamedSharding(mesh, P('model')))
-    >>> x = jax.ShapeDtypeStruct((16, 64), np.float32, sharding=NamedSharding(mesh, P('data')))
-    >>> rehearsal = gda.rehearse(lambda w, x: (x @ w).sum(), w, x)
+    >>> import gda, numpy as np
+    >>> x, w = np.zeros((16, 64), np.float32), np.zeros((64, 32), np.float32)
+    >>> rehearsal = gda.rehearse(lambda x, w: (x @ w).sum(), x, w)
     >>> rehearsal.argument_bytes, rehearsal.flops, rehearsal.fits
-    (5120, 8192.0, None)
+    (12288, 65536.0, None)
     >>> [(each.name, each.nbytes) for each in rehearsal.arguments]
-    [('w', 4096), ('x', 1024)]
+    [('w', 8192), ('x', 4096)]
     """
 
     name: str
@@ -315,11 +312,8 @@ def traffic_of(
 ) -> tuple[AxisTraffic, ...]:
     """Return the totals for each set of mesh axes, the most bytes first.
 
-    Args:
-      collectives: those of a program.
-      has_slow: some links are slower than others.
-      host_of: for each position of the mesh, the number of its host, if links between hosts are the
-        slow ones; empty for TPUs, whose programs mark what goes between slices.
+    ``host_of`` has the host of each position of the mesh if links between hosts are the slow ones.
+    It is empty for TPUs, whose programs mark what goes between slices.
     """
     slow: dict[Axes | None, int | None] = {}
     for collective in collectives:

@@ -48,9 +48,7 @@ def rehearse(fun: Program, /, *args: Any, **kwargs: Any) -> Rehearsal:
     A program that does not fit is an answer too, with ``fits=False``.
 
     Args:
-      fun: a function made by ``jax.jit`` or ``gda.jit``, a method or ``functools.partial`` of one,
-        or any callable, which is then jitted; or a stage of one (``jax.stages.Traced``,
-        ``Lowered`` or ``Compiled``), without arguments.
+      fun: as for ``gda.collectives``: any callable, or a stage of JAX without arguments.
       args, kwargs: as for a call: ``jax.ShapeDtypeStruct`` with a ``sharding``, arrays,
         ``GlobalArray``s, trees of them, static arguments.
 

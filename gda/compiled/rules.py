@@ -6,15 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gda.compiled.hlo import (
-    KINDS,
-    Axes,
-    Collective,
-    Collectives,
-    format_axes,
-    sentence,
-    summed,
-)
+from gda.compiled.hlo import KINDS, Axes, Collective, Collectives, format_axes, sentence, summed
 from gda.layout.text import counted, did_you_mean, nearest
 
 AxesRule = str | Axes | list[str | Axes]
@@ -64,14 +56,7 @@ class Rule:
 
 
 def rules_of(allow: Allowed) -> list[Rule]:
-    """Return the rules of the argument ``allow`` of ``gda.assert_collectives``.
-
-    Raises:
-      TypeError, ValueError: it has another form, or an unknown kind.
-
-    >>> print(*rules_of({'all-reduce': 'data', ('all-gather', 'model'): 2}), sep='; ')
-    all-reduce over data; all-gather over model, exactly 2 times
-    """
+    """Return the rules of the argument ``allow`` of ``gda.assert_collectives``."""
     if isinstance(allow, str) or not isinstance(allow, Iterable):
         raise TypeError(
             "allow must be a mapping such as {'all-reduce': 'data'} or {('all-reduce', 'data'): "

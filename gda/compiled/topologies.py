@@ -14,6 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,13 @@ def rehearsal_mesh(topology: str, mesh_shape: Mapping[str, int], *, num_slices: 
         raise (ValueError if isinstance(topology, str) else TypeError)(
             f"topology must be {_EXPECTED}, not {topology!r:.80}"
         )
-    _check_size(topology)
+    # The programs of larger topologies, which libtpu describes, abort its compiler.
+    kind, _, chips = topology.partition(":")
+    if kind in _AT_MOST_16 and any(int(size) > 16 for size in re.findall(r"\d+", chips)):
+        raise ValueError(
+            f"a slice of {kind} has at most 16x16 chips, so there is no {topology}; for more take "
+            f"num_slices of {kind}:16x16"
+        )
     sizes = _checked_sizes(mesh_shape)
     if type(num_slices) is not int or num_slices < 1:
         raise ValueError(f"num_slices must be a number of slices, 1 or more, not {num_slices!r}")
@@ -95,16 +102,6 @@ def rehearsal_mesh(topology: str, mesh_shape: Mapping[str, int], *, num_slices: 
             f"but {topology} has {len(devices):,}{slices}; choose sizes with this product"
         )
     return Mesh(_ordered(devices, within, across), tuple(sizes))
-
-
-def _check_size(topology: str) -> None:
-    """Refuse the topologies that libtpu describes and whose programs abort its compiler."""
-    kind, _, chips = topology.partition(":")
-    if kind in _AT_MOST_16 and any(int(size) > 16 for size in re.findall(r"\d+", chips)):
-        raise ValueError(
-            f"a slice of {kind} has at most 16x16 chips, so there is no {topology}; for more take "
-            f"num_slices of {kind}:16x16"
-        )
 
 
 def _checked_sizes(mesh_shape: Mapping[str, int]) -> dict[str, int]:
@@ -198,28 +195,23 @@ def _known_kinds() -> list[str]:
 
 def _within_time(ask: Any) -> Any:
     """Return the answer of libtpu; ``TimeoutError`` if it gives none."""
-    answer: list[Any] = []
-    failure: list[BaseException] = []
+    answer: Future[Any] = Future()
 
     def work() -> None:
         try:
-            answer.append(ask())
+            answer.set_result(ask())
         except BaseException as error:
-            failure.append(error)
+            answer.set_exception(error)
 
     with without_hardware():
         # A daemon, because a call that hangs in libtpu cannot be ended.
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        thread.join(_SECONDS)
-    if failure:
-        raise failure[0]
-    if not answer:
-        raise TimeoutError(
-            f"libtpu did not describe the topology within {_SECONDS:g} s; try it in a new process, "
-            "with JAX_PLATFORMS=cpu"
-        )
-    return answer[0]
+        threading.Thread(target=work, daemon=True).start()
+        if not wait([answer], _SECONDS).done:
+            raise TimeoutError(
+                f"libtpu did not describe the topology within {_SECONDS:g} s; try it in a new "
+                "process, with JAX_PLATFORMS=cpu"
+            )
+    return answer.result()
 
 
 @contextmanager

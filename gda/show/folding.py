@@ -14,13 +14,7 @@ class Gap:
 
 
 def fold(count: int, room: int) -> Sequence[int | Gap]:
-    """Return the numbers below ``count``, in at most ``room`` places: the first, a gap, the last.
-
-    ``room`` is at least 3.
-
-    >>> fold(3, 5), fold(4096, 5)
-    (range(0, 3), [0, 1, 2, Gap(count=4092), 4095])
-    """
+    """Return the numbers below ``count`` in at most ``room`` places (3 or more), with one gap."""
     if count <= room:
         return range(count)
     first = min(-(-2 * (room - 1) // 3), room - 2)

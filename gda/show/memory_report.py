@@ -125,12 +125,10 @@ class MemoryReport:
         a shard. They have no row.
       process_index, num_processes: the process that made the report, and the number of all.
 
-    >>> import gda, jax, numpy as np
-    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ('x',))
-    >>> g = gda.GlobalArray.from_source(np.zeros((1024, 2), 'float32'), mesh, ['x'])
-    >>> report = gda.memory(params={'w': g})
+    >>> import gda, jax.numpy as jnp
+    >>> report = gda.memory(params={'w': jnp.zeros((1024, 2), jnp.float32)})
     >>> [(row.names, row.nbytes, row.nbytes_per_device) for row in report.arrays if row.names]
-    [(("params['w']",), 8192, 1024)]
+    [(("params['w']",), 8192, 8192)]
     """
 
     arrays: tuple[ArrayMemory, ...]
@@ -195,30 +193,29 @@ class MemoryReport:
     def _table_of_arrays(self) -> list[str]:
         if not self.arrays:
             return []
-        rows = [
-            [
-                row.label,
-                row.kind,
-                row.place,
-                format_bytes(row.nbytes_per_device),
-                format_bytes(row.nbytes),
-                f"shares {format_bytes(row.nbytes_shared)}" if row.nbytes_shared else "",
+        rows, shared, more = _rows_of(self.arrays)
+        if any(shared):
+            rows = [
+                [*row, size and f"shares {size}"] for row, size in zip(rows, shared, strict=True)
             ]
-            for row in self.arrays[:_ROWS_SHOWN]
-        ]
         header = ["array", "", "layout", "per device", "in all", ""]
-        if not any(row[-1] for row in rows):
-            header, rows = header[:-1], [row[:-1] for row in rows]
-        lines = table([header, *rows], right={"per device", "in all"}, width=_WIDTH)
-        more = _more_rows(self)
-        return [*lines, more] if more else lines
+        lines = table([header[: len(rows[0])], *rows], right={"per device", "in all"}, width=_WIDTH)
+        return [*lines, *more]
 
 
-def _more_rows(report: MemoryReport) -> str:
-    """Return the number and bytes of the rows that a table omits; empty if there are none."""
-    left = report.arrays[_ROWS_SHOWN:]
-    nbytes = sum(row.nbytes for row in left)
-    return f"{format_more(len(left))}, {format_bytes(nbytes)}" if left else ""
+def _rows_of(arrays: Sequence[ArrayMemory]) -> tuple[list[list[str]], list[str], list[str]]:
+    """Return the cells of the largest arrays, what each shares, and a line for the others."""
+    shown, left = arrays[:_ROWS_SHOWN], arrays[_ROWS_SHOWN:]
+    rows = [
+        [
+            *(row.label, row.kind, row.place),
+            *map(format_bytes, (row.nbytes_per_device, row.nbytes)),
+        ]
+        for row in shown
+    ]
+    shared = [format_bytes(row.nbytes_shared) if row.nbytes_shared else "" for row in shown]
+    nbytes = format_bytes(sum(row.nbytes for row in left))
+    return rows, shared, [f"{format_more(len(left))}, {nbytes}"] if left else []
 
 
 def _table_of_devices(report: MemoryReport) -> list[str]:
@@ -237,16 +234,10 @@ def _table_of_devices(report: MemoryReport) -> list[str]:
 
 
 def _cells(device: DeviceMemory, trees: Sequence[str]) -> list[str]:
-    return [
-        device.memory_kind or "",
-        *(format_bytes(device.by_tree.get(tree, 0)) for tree in trees),
-        format_bytes(device.nbytes),
-        *map(_size, (device.bytes_in_use, device.bytes_not_in_arrays, device.bytes_limit)),
-    ]
-
-
-def _size(nbytes: int | None) -> str:
-    return "" if nbytes is None else format_bytes(nbytes)
+    reported = device.bytes_in_use, device.bytes_not_in_arrays, device.bytes_limit
+    sizes = [*(device.by_tree.get(tree, 0) for tree in trees), device.nbytes, *reported]
+    texts = ["" if nbytes is None else format_bytes(nbytes) for nbytes in sizes]
+    return [device.memory_kind or "", *texts]
 
 
 def _devices_of(group: Sequence[DeviceMemory]) -> str:
@@ -323,18 +314,11 @@ def _segment(width: str, color: str, title: str = "") -> str:
 
 
 def _arrays(report: MemoryReport) -> str:
-    rows = [
-        [
-            *map(escape, (row.label, row.kind, row.place)),
-            *map(format_bytes, (row.nbytes_per_device, row.nbytes)),
-            format_bytes(row.nbytes_shared) if row.nbytes_shared else "",
-        ]
-        for row in report.arrays[:_ROWS_SHOWN]
-    ]
-    if more := _more_rows(report):
-        rows.append([escape(more), "", "", "", "", ""])
-    shared = "shared" if any(row.nbytes_shared for row in report.arrays[:_ROWS_SHOWN]) else ""
-    return _table(["array", "", "layout", "per device", "in all", shared], rows)
+    rows, shared, more = _rows_of(report.arrays)
+    cells = [[*map(escape, row), size] for row, size in zip(rows, shared, strict=True)]
+    cells += [[escape(line), "", "", "", "", ""] for line in more]
+    of_shared = "shared" if any(shared) else ""
+    return _table(["array", "", "layout", "per device", "in all", of_shared], cells)
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -35,16 +35,11 @@ white-space:nowrap}
 
 
 def html_of(subject: Subject) -> str:
-    """Return the drawing of a subject beside a table of facts, as one HTML element.
-
-    >>> from gda.show.subject import subject_of
-    >>> page = html_of(subject_of((8, 2), {'x': 4}, ('x',), dtype='float32'))
-    >>> '<th scope="row">spec</th><td>P(&#x27;x&#x27;)</td>' in page
-    True
-    """
+    """Return the drawing of a subject beside a table of facts, as one HTML element."""
+    dtype = [] if subject.dtype is None else [("dtype", str(subject.dtype))]
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
-        for name, value in [*_kind(subject), *facts(subject)]
+        for name, value in [("shape", str(subject.shape)), *dtype, *facts(subject)]
     )
     return (
         f'<div class="gda-show"><style>{STYLE}</style>{svg_of(subject)}'
@@ -64,8 +59,3 @@ def html_or_none(x: Any) -> str | None:
         return None if subject.kind.endswith("(deleted)") else html_of(subject)
     except Exception:  # a notebook shows the array in any state, so nothing may be raised
         return None
-
-
-def _kind(subject: Subject) -> list[tuple[str, str]]:
-    shape = [("shape", str(subject.shape))]
-    return shape if subject.dtype is None else [*shape, ("dtype", str(subject.dtype))]

@@ -26,19 +26,13 @@ from gda.layout.text import format_mesh, printable
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A grid to be shown.
-
-    The control characters in the names of mesh axes are escaped in its texts.
+    """A grid to be shown, without control characters in its texts.
 
     Attributes:
       grid: the layout of the array. Without ``process_of`` all devices count as of one process.
-      dtype: dtype of the array; None if unknown, as for a bare grid.
       device_kind: the word before the number of a device: the platform, such as ``'TPU'``, or
         ``'device'`` or ``'position'`` if devices are numbered by their place in the mesh.
-      device_ids: the number of each device, int64 ``[num_devices]`` in device order; None if it is
-        the place in the mesh.
-      kind: the kind of the array, such as ``'GlobalArray'``.
-      memory_kind: the memory of the devices that holds it; None for the default.
+      device_ids: the numbers in device order; None if they are the places in the mesh.
     """
 
     grid: ShardGrid
@@ -47,16 +41,11 @@ class Subject:
     device_kind: str = "device"
     device_ids: IntArray | None = None
     kind: str = "ShardGrid"
-    memory_kind: str | None = None
+    memory_kind: str | None = None  # None for the default of the devices
 
     @property
     def shape(self) -> Shape:
         return self.grid.global_shape
-
-    @property
-    def parts(self) -> Shape:
-        """The number of parts along each dimension; 1 for size 0, whose parts are all equal."""
-        return self.grid.parts
 
     @property
     def has_padding(self) -> bool:
@@ -111,24 +100,7 @@ def subject_of(
     *,
     dtype: npt.DTypeLike | None = None,
 ) -> Subject:
-    """Return the subject of a picture of ``x``.
-
-    Args:
-      x: a ``GlobalArray``, a ``PaddedArray``, a ``jax.Array``, a ``jax.ShapeDtypeStruct`` with a
-        sharding, a ``ShardGrid``, a ``Subject``, or a global shape that comes with ``mesh`` and
-        ``spec``.
-      mesh: a ``jax.sharding.Mesh`` or the sizes of its axes by name, or a ``NamedSharding`` for
-        both mesh and spec; for a shape only.
-      spec: as for ``ShardGrid``; for a shape only.
-      dtype: of the elements, for a shape or a grid.
-
-    Raises:
-      TypeError: it is none of these, or its sharding names no mesh and spec.
-      ValueError: the spec does not fit the shape and the mesh.
-
-    >>> subject_of((8, 2), {'x': 4, 'y': 2}, ('x',), dtype='float32').block_bytes
-    16
-    """
+    """Return the subject of a picture of ``x``, for which the arguments are as for ``text``."""
     has_mesh = mesh is not None or spec is not None
     if isinstance(x, Sequence) and not isinstance(x, str | bytes):
         return _plan(_check_shape(x), mesh, spec, dtype)

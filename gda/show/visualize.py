@@ -18,6 +18,7 @@ from jax.sharding import AxisType
 from gda import show
 from gda.layout.boundary import public, set_module
 from gda.layout.spec import SpecLike
+from gda.layout.text import counted
 from gda.show.subject import Subject, subject_of, subject_on
 
 Find = Callable[[], Subject | str | None]
@@ -49,13 +50,7 @@ def visualize_sharding(
     line. There it stops no program: if there is no picture, a line gives the reason.
 
     Args:
-      x: a ``GlobalArray``, a ``PaddedArray``, a ``jax.Array``, traced or not, a
-        ``jax.ShapeDtypeStruct`` with a sharding, a ``ShardGrid``, or a global shape that comes with
-        ``mesh`` and ``spec``.
-      mesh: a ``jax.sharding.Mesh`` or the sizes of its axes by name, or a ``NamedSharding`` for
-        both mesh and spec; for a shape only.
-      spec: as for ``ShardGrid``; for a shape only.
-      dtype: of the elements, for a shape or a grid; without it no bytes are shown.
+      x, mesh, spec, dtype: as for ``gda.show.text``; an array may be traced.
       file: a text file, by default the standard output. Characters that its encoding lacks are
         written as their codes.
       width: the most columns of a line, at least 20; by default those of the terminal, or 80.
@@ -64,9 +59,7 @@ def visualize_sharding(
 
     Raises:
       ImportError: rich is not installed, and this is not a notebook.
-      TypeError: ``x`` is none of these, its sharding names no mesh and spec, or ``width`` is no
-        integer.
-      ValueError: the spec does not fit the shape and the mesh, or ``width`` is below 20.
+      TypeError, ValueError: as ``gda.show.text``.
 
     >>> import gda
     >>> gda.visualize_sharding((8, 2), {'x': 2, 'y': 2}, ('x',), dtype='float32', width=80)
@@ -155,9 +148,7 @@ def _see(array: jax.Array, see: Callable[[jax.Array, int], None], mapped: int = 
 
 
 def _kind(kind: str, mapped: int) -> str:
-    if not mapped:
-        return f"traced {kind}"
-    return f"traced {kind} with {mapped} mapped dimension{'s' if mapped > 1 else ''}"
+    return f"traced {kind}" + (f" with {counted(mapped, 'mapped dimension')}" if mapped else "")
 
 
 def _picture(array: jax.Array, sharding: Any, kind: str) -> Subject | str:

@@ -28,49 +28,26 @@ def processes_at(subject: Subject, positions: IntArray) -> IntArray:
     return processes if len(processes) == 1 else np.unique(processes)
 
 
-def title(subject: Subject) -> str:
-    """Return kind, shape and dtype."""
-    dtype = "" if subject.dtype is None else f" {subject.dtype}"
-    return f"{subject.kind} {subject.shape}{dtype}"
-
-
 def facts(subject: Subject) -> list[tuple[str, str]]:
-    """Return the facts besides kind, shape and dtype, by key words.
-
-    >>> from gda.show.subject import subject_of
-    >>> facts(subject_of((8, 2), {'x': 4, 'y': 2}, ('x',), dtype='float32'))[-1]
-    ('bytes', '16 B per device, 128 B in all, 64 B without replicas')
-    """
+    """Return the facts besides kind, shape and dtype, by key words."""
     found = [("mesh", _mesh(subject)), ("spec", subject.spec), ("blocks", _blocks(subject))]
     if subject.block_bytes is not None:
         found.append(("bytes", _bytes(subject, subject.block_bytes)))
     if subject.has_padding:
-        found.append(("padding", _padding(subject)))
+        total = math.prod(subject.grid.padded_shape)
+        padding = total - math.prod(subject.shape)
+        share = f"{100 * padding / total:.3g} %"
+        found.append(("padding", f"{padding:,} of {total:,} elements, {share}"))
     if subject.memory_kind is not None:
         found.append(("memory", subject.memory_kind))
     return found
 
 
 def padding_of(subject: Subject, index: Index, num_blocks: int = 1) -> tuple[int, int]:
-    """Return the elements of padding, and all elements, of some blocks.
-
-    Args:
-      index: the elements of these blocks, a rectangle.
-
-    >>> from gda.layout.grid import ShardGrid
-    >>> grid = ShardGrid((5, 3), {'x': 4}, ('x',), pad=True)
-    >>> [padding_of(Subject(grid), grid.block_index(block)) for block in (1, 2, 3)]
-    [(0, 6), (3, 6), (6, 6)]
-    """
+    """Return the elements of padding, and all elements, of the blocks in a rectangle."""
     ends = (part.indices(size) for part, size in zip(index, subject.shape, strict=True))
     total = num_blocks * math.prod(subject.grid.shard_shape)
     return total - math.prod(stop - start for start, stop, _ in ends), total
-
-
-def _padding(subject: Subject) -> str:
-    total = math.prod(subject.grid.padded_shape)
-    padding = total - math.prod(subject.shape)
-    return f"{padding:,} of {total:,} elements, {100 * padding / total:.3g} %"
 
 
 def _mesh(subject: Subject) -> str:

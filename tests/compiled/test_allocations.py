@@ -31,4 +31,9 @@ def test_the_largest_of_each_part_of_the_memory_with_its_line() -> None:
         Temporary("bfloat16", (8, 64), 1024, "a", "/my/m.py", 7),
         Temporary("float32", (8,), 32, "c", None, None),
     ]
-    assert len(read_temporaries(ASSIGNMENT, PROGRAM, most=1)) == 1
+    many = "\n".join(
+        f" value: <{n} v{n} @0> (size=32,offset={2048 + 32 * n}): f32[8]{{0}}" for n in range(20)
+    )
+    in_program_memory, on_chip = ASSIGNMENT.split("allocation 2")
+    more = f"{in_program_memory}{many}\nallocation 2{on_chip}"
+    assert len(read_temporaries(more, PROGRAM)) == 10

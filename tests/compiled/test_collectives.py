@@ -11,9 +11,8 @@ import os
 import re
 import site
 import sysconfig
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from trials import rarely
 
 import gda
 from gda.compiled.hlo import Collective, Collectives, Traffic
-from gda.compiled.programs import compiled
+from gda.compiled.programs import keys_with_lines
 from gda.testing.strategies import mesh_shapes
 
 HERE = __file__
@@ -83,26 +82,6 @@ def test_a_matmul_cut_on_the_contracting_dimension_is_one_all_reduce(auto_mesh: 
     assert not found.is_conditional
 
 
-def test_the_same_over_explicit_axes(explicit_mesh: Mesh) -> None:
-    whole = NamedSharding(explicit_mesh, P())
-
-    def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.einsum("ij,jk->ik", a, b, out_sharding=whole)
-
-    found = only(
-        matmul, abstract((16, 32), explicit_mesh, None, "x"), abstract((32, 8), explicit_mesh, "x")
-    )
-    assert (found.kind, found.axes, found.nbytes) == ("all-reduce", ("x",), 16 * 8 * 4)
-
-
-def test_a_sum_over_both_axes(mesh: Mesh) -> None:
-    found = gda.collectives(lambda x: x.sum(), abstract((16, 32), mesh, "x", "y"))
-    # At once, or over one axis after the other.
-    assert {each.kind for each in found} == {"all-reduce"}
-    assert {name for each in found for name in each.axes or ()} == {"x", "y"}
-    assert {each.nbytes for each in found} == {4}
-
-
 def test_weights_that_are_cut_are_gathered_where_they_are_used(mesh: Mesh) -> None:
     both = ("x", "y")
 
@@ -147,48 +126,37 @@ def test_the_gradients_of_a_data_parallel_loss_are_reduced_over_data() -> None:
 
 # shard_map, where one says what is communicated.
 
-
-def test_psum(mesh: Mesh) -> None:
-    x = abstract((16, 32), mesh, "x", "y")
-    for axes in ("x", "y", ("x", "y")):
-        names = (axes,) if isinstance(axes, str) else axes
-        f = mapped(lambda a, axes=axes: jax.lax.psum(a, axes), mesh, P("x", "y"), P("x", "y"))
-        found = only(jax.jit(f), x)
-        assert (found.kind, found.axes, found.reduction) == ("all-reduce", names, "add")
-        assert (found.operand_shapes, found.nbytes) == (((4, 16),), 4 * 16 * 4)
-
-
-def test_several_arrays_in_one_psum(mesh: Mesh) -> None:
-    f = mapped(lambda a, b: jax.lax.psum((a, b), "x"), mesh, (P("x"), P("x")), (P(), P()))
-    a, b = abstract((16, 32), mesh, "x"), abstract((8,), mesh, "x", dtype=np.int32)
-    found = gda.collectives(f, a, b)
-    # One collective, or one for each array: that is up to XLA.
-    assert {(each.kind, each.axes) for each in found} == {("all-reduce", ("x",))}
-    assert found.nbytes_total == (4 * 32 + 2) * 4
+CALLS: list[tuple[Callable[..., Any], Any, int]] = [
+    (lambda a: jax.lax.psum(a, "x"), ("all-reduce", ("x",), "add"), 1),
+    (lambda a: jax.lax.psum(a, "y"), ("all-reduce", ("y",), "add"), 1),
+    (lambda a: jax.lax.psum(a, ("x", "y")), ("all-reduce", ("x", "y"), "add"), 1),
+    (lambda a: jax.lax.all_gather(a, "y", tiled=True), ("all-gather", ("y",), None), 2),
+    (
+        lambda a: jax.lax.all_to_all(a, "x", 0, 1, tiled=True),
+        *(("all-to-all", ("x",), None), 1),
+    ),
+    (lambda a: jax.lax.ppermute(a, "x", [(0, 1)]), ("collective-permute", ("x",), None), 1),
+]
 
 
-def test_all_gather(mesh: Mesh) -> None:
-    f = mapped(lambda a: jax.lax.all_gather(a, "y", tiled=True), mesh, P("x", "y"), P("x", "y"))
-    found = only(f, abstract((16, 32), mesh, "x", "y"))
-    assert (found.kind, found.axes) == ("all-gather", ("y",))
-    assert (found.nbytes, found.nbytes_output) == (4 * 16 * 4, 2 * 4 * 16 * 4)
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+@pytest.mark.parametrize(("call", "expected", "times"), CALLS)
+def test_each_call_is_its_collective(
+    call: Callable[..., Any], expected: Any, times: int, dtype: Any, auto_mesh: Mesh
+) -> None:
+    x = abstract((16, 32), auto_mesh, "x", "y", dtype=dtype)
+    found = only(mapped(call, auto_mesh, P("x", "y"), P("x", "y")), x)
+    assert (found.kind, found.axes, found.reduction) == expected
+    assert {*found.operand_dtypes} == {"float32"}  # as a CPU sends bfloat16, too
+    assert (found.nbytes, found.nbytes_output) == (4 * 16 * 4, times * 4 * 16 * 4)
 
 
-def test_psum_scatter(mesh: Mesh) -> None:
+def test_each_device_keeps_a_part_of_a_sum(mesh: Mesh) -> None:
     f = mapped(lambda a: jax.lax.psum_scatter(a, "x", tiled=True), mesh, P("x", "y"), P("x", "y"))
     found = only(f, abstract((64, 32), mesh, "x", "y"))
     # A reduce-scatter, or an all-reduce of which each device keeps a part.
     assert found.kind in ("reduce-scatter", "all-reduce")
     assert (found.axes, found.reduction, found.nbytes) == (("x",), "add", 16 * 16 * 4)
-
-
-def test_all_to_all(mesh: Mesh) -> None:
-    f = mapped(
-        lambda a: jax.lax.all_to_all(a, "x", 0, 1, tiled=True), mesh, P("x", "y"), P("x", "y")
-    )
-    found = only(f, abstract((64, 32), mesh, "x", "y"))
-    assert (found.kind, found.axes) == ("all-to-all", ("x",))
-    assert found.nbytes == found.nbytes_output == 16 * 16 * 4
 
 
 def test_ppermute(mesh: Mesh) -> None:
@@ -220,38 +188,7 @@ def test_axes_are_those_of_the_mesh_whatever_the_order_of_its_devices(order: str
                 np.testing.assert_array_equal(shards[device], total)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        lambda a: jax.lax.psum(a, "x"),
-        lambda a: jax.lax.all_gather(a, "x"),
-        lambda a: jax.lax.all_to_all(a, "x", 0, 1, tiled=True),
-        lambda a: jax.lax.ppermute(a, "x", [(0, 1)]),
-    ],
-)
-def test_bytes_are_of_the_dtype_a_cpu_sends(body: Any, auto_mesh: Mesh) -> None:
-    x = abstract((16, 32), auto_mesh, "x", dtype=jnp.bfloat16)
-    found = only(mapped(body, auto_mesh, P("x"), P("x")), x)
-    assert (set(found.operand_dtypes), found.nbytes) == ({"float32"}, 4 * 32 * 4)
-
-
 # Loops and branches.
-
-
-def test_a_scan_of_seven_steps_reduces_seven_times(auto_mesh: Mesh) -> None:
-    def steps(w: jax.Array, x: jax.Array) -> jax.Array:
-        return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=7)[0]
-
-    after = NamedSharding(auto_mesh, P(None, "x"))
-    found = gda.collectives(
-        jax.jit(steps, out_shardings=after),
-        abstract((32, 32), auto_mesh, "x"),
-        abstract((8, 32), auto_mesh, None, "x"),
-    )
-    # An all-reduce, or a reduce-scatter, which has the same operands.
-    assert found.by_axis() == {("x",): Traffic(7, 7 * 8 * 32 * 4)}
-    assert {each.count for each in found} == {7}
-    assert found.nbytes_total == 7 * 8 * 32 * 4
 
 
 def test_loops_in_loops_multiply(mesh: Mesh) -> None:
@@ -267,20 +204,6 @@ def test_loops_in_loops_multiply(mesh: Mesh) -> None:
     found = only(mapped(both, mesh, P("x", "y"), P("x", "y")), abstract((16, 32), mesh, "x", "y"))
     assert (found.count, found.nbytes_total) == (15, 15 * found.nbytes)
     assert found.source_line == inner.__code__.co_firstlineno + 1
-
-
-def test_a_loop_of_unknown_length(mesh: Mesh) -> None:
-    def until_small(a: jax.Array) -> jax.Array:
-        return jax.lax.while_loop(
-            lambda c: jnp.sum(c) > 1.0, lambda c: jax.lax.psum(c, "x") * 0.01, a
-        )
-
-    f = mapped(until_small, mesh, P("x", "y"), P("x", "y"))
-    found = gda.collectives(f, abstract((16, 32), mesh, "x", "y"))
-    assert [(each.axes, each.count, each.nbytes_total) for each in found] == [(("x",), None, None)]
-    assert found.nbytes_total is None
-    assert found.by_axis() == {("x",): Traffic(None, None)}
-    assert re.search(r"all-reduce \(add\) .* \? ", str(found))
 
 
 def test_a_branch_is_marked(mesh: Mesh) -> None:
@@ -310,23 +233,18 @@ def test_a_gda_jit_function_and_a_global_array(mesh: Mesh) -> None:
     assert gathered.source_file in (HERE, None)
 
 
-def test_donated_arguments_stay_alive(mesh: Mesh) -> None:
-    f = jax.jit(lambda x: x - x.mean(), donate_argnums=0)
-    g = cut(np.ones((16, 32), np.float32), mesh, P("x"))
-    assert only(f, g.array).axes == ("x",)
-    assert not g.is_deleted()
-
-
-def test_nothing_is_run(mesh: Mesh) -> None:
+def test_nothing_is_run_or_donated(mesh: Mesh) -> None:
     ran = []
 
     def body(x: jax.Array) -> jax.Array:
         jax.debug.callback(lambda: ran.append(1))
-        return x.sum()
+        return x - x.mean()
 
-    gda.collectives(body, cut(np.ones((16, 32), np.float32), mesh, P("x")).array)
+    g = cut(np.ones((16, 32), np.float32), mesh, P("x"))
+    assert only(jax.jit(body, donate_argnums=0), g.array).axes == ("x",)
     jax.effects_barrier()
     assert not ran
+    assert not g.is_deleted()
 
 
 def test_static_and_keyword_arguments_and_trees(mesh: Mesh) -> None:
@@ -355,33 +273,16 @@ def test_the_mesh_may_come_from_a_result_from_jax_or_by_hand(auto_mesh: Mesh) ->
     assert only(f, x, mesh=renamed).axes == ("rows",)
 
 
-def test_a_function_with_a_keyword_mesh_is_made_partial(mesh: Mesh) -> None:
-    def total(x: jax.Array, *, mesh: str) -> jax.Array:
-        return x.sum() if mesh == "yes" else x
-
-    f = functools.partial(total, mesh="yes")
-    assert only(f, abstract((16, 32), mesh, "x")).axes == ("x",)
-
-
-def test_partials_of_a_jitted_function_are_that_function(auto_mesh: Mesh) -> None:
-    step = jax.jit(lambda p, x, *, scale: (x @ p) * scale)
-    p = cut(np.ones((32, 8), np.float32), auto_mesh, P("x")).array
-    x, scale = jax.ShapeDtypeStruct((16, 32), np.float32), jax.ShapeDtypeStruct((), np.float32)
-    expected = gda.collectives(step, p, x, scale=scale)
-    assert len(expected) == 1
-    whole = functools.partial(functools.partial(step, p, scale=3.0), scale=scale)
-    for f, args in ((functools.partial(step, p), (x,)), (functools.partial(step, p, x), ())):
-        assert gda.collectives(f, *args, scale=scale) == expected
-    assert gda.collectives(whole, x) == expected
-    with pytest.raises(AssertionError, match="^<lambda> may communicate: nothing\nnot allowed"):
-        gda.assert_collectives(whole, x, allow=[])
-
-
-def test_a_jitted_method_has_its_object(auto_mesh: Mesh) -> None:
+def test_partials_and_methods_are_the_jitted_function_inside(auto_mesh: Mesh) -> None:
     p = cut(np.ones((32, 8), np.float32), auto_mesh, P("x")).array
     x = jax.ShapeDtypeStruct((16, 32), np.float32)
-    expected = gda.collectives(jax.jit(lambda p, x: x @ p), p, x)
+    step = jax.jit(lambda p, x, *, mesh=1.0: (x @ p) * mesh)
+    expected = gda.collectives(step, p, x)
+    assert len(expected) == 1
+    whole = functools.partial(functools.partial(step, p, mesh=3.0), mesh=2.0)
     for f, args in (
+        (whole, (x,)),
+        (functools.partial(step, p, x), ()),
         (Model(p).apply, (x,)),
         (functools.partial(Model(p).apply, x), ()),
         (functools.partial(Model.apply, Model(p)), (x,)),
@@ -393,6 +294,8 @@ def test_a_jitted_method_has_its_object(auto_mesh: Mesh) -> None:
         assert found.mesh_shape == {"x": 4, "y": 2}
     with pytest.raises(AssertionError, match="^apply may communicate: nothing"):
         gda.assert_collectives(Model(p).apply, x, allow=[])
+    with pytest.raises(AssertionError, match="^<lambda> may communicate: nothing\nnot allowed"):
+        gda.assert_collectives(whole, x, allow=[])
 
 
 def test_axes_that_jax_does_not_split_by_are_not_found() -> None:
@@ -426,6 +329,9 @@ def test_it_is_a_sequence_and_a_table(mesh: Mesh) -> None:
     assert found[0] is found[-2]
     line = two.__code__.co_firstlineno + 1
     place = f"{HERE.removeprefix(os.getcwd() + os.sep)}:{line}"
+    again = gda.collectives(f, abstract((16, 32), mesh, "x", "y"))
+    assert (repr(found), found, hash(found)) == (str(found), again, hash(again))
+    assert len({found, again, gda.collectives(lambda x: x, abstract((8,), mesh, "x"))}) == 2
     assert str(found).splitlines() == [
         "2 collectives on the mesh {'x': 4, 'y': 2}; bytes are of the operands on one device",
         "  collective        over  operands       times  bytes  from",
@@ -458,17 +364,6 @@ def test_operands_of_several_kinds_are_summed_up() -> None:
     assert "  float32[4] and 2 more  " in described(same, ((), "int32"), ((2, 3), "int8"))
     others = [((n,), "float32") for n in (1, 2, 3) for _ in range(2)]
     assert "  3 x float32[4] and 6 more  " in described(*[same] * 3, *others)
-
-
-def test_it_is_shown_as_the_table_and_has_a_hash(auto_mesh: Mesh) -> None:
-    def f(x: jax.Array) -> jax.Array:
-        return x.sum(axis=0)
-
-    x = abstract((16, 32), auto_mesh, "x")
-    found, again = gda.collectives(f, x), gda.collectives(f, x)
-    assert repr(found) == str(found)
-    assert (found, hash(found)) == (again, hash(again))
-    assert len({found, again, gda.collectives(lambda x: x, x)}) == 2
 
 
 @pytest.mark.parametrize(
@@ -549,32 +444,15 @@ def test_lines_are_those_of_today_where_jax_caches_programs(
     assert any(tmp_path.iterdir())
 
 
-def test_two_threads_leave_the_options_of_jax_as_they_were() -> None:
+def test_overlapping_compilations_leave_the_option_of_jax_as_it_was() -> None:
     key = "jax_compilation_cache_include_metadata_in_key"
     before = getattr(jax.config, key)
-    first_is_inside, second_is_inside, first_is_done = (threading.Event() for _ in range(3))
-
-    class First(jax.stages.Lowered):
-        def __init__(self) -> None: ...
-
-        def compile(self, *_: object, **__: object) -> Any:
-            first_is_inside.set()
-            assert second_is_inside.wait(30)
-
-    class Second(First):
-        def compile(self, *_: object, **__: object) -> Any:
-            second_is_inside.set()
-            assert first_is_done.wait(30)
-
-    def compile_first() -> None:
-        compiled(First())
-        first_is_done.set()
-
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(compile_first)
-        assert first_is_inside.wait(30)
-        compiled(Second())
-        first.result()
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(keys_with_lines())
+    second.enter_context(keys_with_lines())
+    first.close()
+    assert getattr(jax.config, key) is True
+    second.close()
     assert getattr(jax.config, key) == before
 
 
@@ -705,6 +583,9 @@ def test_a_bound_on_bytes(step: Any) -> None:
         AssertionError, match="expected at most 511 bytes on one device; found: 512"
     ):
         gda.assert_collectives(*step, allow=allow, max_bytes=511)
+    for wrong in (-1, 1.5, True):
+        with pytest.raises(ValueError, match="max_bytes must be a number of bytes, 0 or more, not"):
+            gda.assert_collectives(*step, allow=[], max_bytes=wrong)
 
 
 def test_a_loop_of_unknown_length_is_no_number_of_times(auto_mesh: Mesh) -> None:
@@ -717,6 +598,10 @@ def test_a_loop_of_unknown_length_is_no_number_of_times(auto_mesh: Mesh) -> None
         P("x"),
     )
     x = abstract((16, 32), auto_mesh, "x")
+    found = gda.collectives(f, x)
+    assert [(each.axes, each.count, each.nbytes_total) for each in found] == [(("x",), None, None)]
+    assert (found.nbytes_total, found.by_axis()) == (None, {("x",): Traffic(None, None)})
+    assert re.search(r"all-reduce \(add\) .* \? ", str(found))
     gda.assert_collectives(f, x, allow={"all-reduce": "x"})
     with pytest.raises(AssertionError, match="exactly 1 time; found: an unknown number of times"):
         gda.assert_collectives(f, x, allow={("all-reduce", "x"): 1})
@@ -730,6 +615,7 @@ def test_axes_of_size_one_make_no_difference() -> None:
     mesh = mesh_of({"data": 8, "model": 1})
     x = abstract((16, 32), mesh, "data")
     gda.assert_collectives(lambda x: x.sum(), x, allow={("all-reduce", ("data", "model")): 1})
+    assert len(gda.collectives(lambda x: x.sum(), abstract((8,), mesh_of({"x": 1}), "x"))) == 0
 
 
 @pytest.mark.parametrize(
@@ -740,9 +626,7 @@ def test_axes_of_size_one_make_no_difference() -> None:
         (["all_reduce"], ValueError, "allow names 'all_reduce', but the kinds of collectives are"),
         (["all_reduce"], ValueError, "did you mean 'all-reduce'?"),
         (["psum"], ValueError, "did you mean 'all-reduce'?"),
-        (["psum_scatter"], ValueError, "did you mean 'reduce-scatter'?"),
         (["ppermute"], ValueError, "did you mean 'collective-permute'?"),
-        (["all_gather"], ValueError, "did you mean 'all-gather'?"),
         ([3], ValueError, "allow has 3; expected is a kind or (kind, axes)"),
         ({"all-reduce": "dta"}, ValueError, "allow names the axis 'dta', but the mesh has the"),
         ({"all-reduce": "dta"}, ValueError, "{'data': 4, 'model': 2}; did you mean 'data'?"),
@@ -779,18 +663,13 @@ def test_axes_are_those_that_collectives_names_whatever_meshes_there_are(auto_me
         gda.assert_collectives(total, static, x, allow={"all-reduce": "j"})
 
 
-def test_axes_of_a_mesh_that_only_the_function_knows() -> None:
-    f = mapped(lambda a: jax.lax.psum(a, "x"), mesh_of({"x": 8}), P("x"), P())
-    x = jax.ShapeDtypeStruct((8,), np.float32)
-    gda.assert_collectives(f, x, allow={"all-reduce": "x"})
-    with pytest.raises(ValueError, match="allow names the axis 'z', but the mesh has the axes"):
-        gda.assert_collectives(f, x, allow={"all-reduce": "z"})
-
-
 def test_axes_where_no_mesh_is_known_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = mesh_of({"x": 8})
     f = mapped(lambda a: jax.lax.psum(a, "x"), mesh, P("x"), P())
     x = jax.ShapeDtypeStruct((8,), np.float32)
+    gda.assert_collectives(f, x, allow={"all-reduce": "x"})  # only the function knows the mesh
+    with pytest.raises(ValueError, match="allow names the axis 'z', but the mesh has the axes"):
+        gda.assert_collectives(f, x, allow={"all-reduce": "z"})
     # JAX says the mesh of results in all cases that were tried.
     monkeypatch.setattr(jax.stages.Compiled, "output_shardings", property(lambda self: None))
     with pytest.raises(ValueError, match="no argument or result has a mesh; pass mesh="):
@@ -798,12 +677,6 @@ def test_axes_where_no_mesh_is_known_are_an_error(monkeypatch: pytest.MonkeyPatc
     gda.assert_collectives(f, x, allow=["all-reduce"])
     assert str(gda.collectives(f, x)).startswith("1 collective on an unknown mesh; ")
     gda.assert_collectives(f, x, allow={"all-reduce": "x"}, mesh=mesh)
-
-
-@pytest.mark.parametrize("max_bytes", [-1, 1.5, True])
-def test_a_bad_bound_is_an_error(step: Any, max_bytes: Any) -> None:
-    with pytest.raises(ValueError, match="max_bytes must be a number of bytes, 0 or more, not"):
-        gda.assert_collectives(*step, allow=[], max_bytes=max_bytes)
 
 
 # Bad input.
@@ -820,6 +693,9 @@ def test_bad_programs_arguments_and_meshes(auto_mesh: Mesh) -> None:
         look = gda.assert_collectives if options else gda.collectives
         with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh, not {'x': 8}"):
             look(lambda x: x, x, mesh={"x": 8}, **options)
+    message = "the mesh {'a': 2} has 2 devices, but the program is compiled for 8"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        gda.collectives(lambda x: x, x, mesh=mesh_of({"a": 2}))
 
 
 def test_arguments_that_are_on_one_device_are_an_error() -> None:
@@ -828,18 +704,6 @@ def test_arguments_that_are_on_one_device_are_an_error() -> None:
             gda.collectives(lambda x: x + 1, x)
         with pytest.raises(ValueError, match="no argument is placed on the mesh {'x': 8}, so the"):
             gda.collectives(lambda x: x + 1, x, mesh=mesh_of({"x": 8}))
-
-
-def test_a_mesh_of_one_device_has_nothing_to_say() -> None:
-    assert len(gda.collectives(lambda x: x.sum(), abstract((8,), mesh_of({"x": 1}), "x"))) == 0
-
-
-def test_a_mesh_of_another_size_is_an_error(auto_mesh: Mesh) -> None:
-    with pytest.raises(
-        ValueError,
-        match=re.escape("the mesh {'a': 2} has 2 devices, but the program is compiled for 8"),
-    ):
-        gda.collectives(lambda x: x, abstract((8,), auto_mesh, "x"), mesh=mesh_of({"a": 2}))
 
 
 def test_a_compiler_that_gives_no_text_is_an_error(

@@ -118,18 +118,6 @@ def test_several_operands_of_one_collective() -> None:
     assert found.axes == ("x", "y")
 
 
-def test_one_piece_for_each_peer_is_one_all_to_all() -> None:
-    pieces = ", ".join(["f32[4,8]{1,0}"] * 4)
-    found = only(
-        f"""
-        %p = f32[4,8]{{1,0}} parameter(0)
-        %r = ({pieces}) all-to-all(%p, %p, %p, %p), channel_id=1, replica_groups=[2,4]<=[8]
-        """
-    )
-    assert (found.nbytes, found.nbytes_output) == (512, 512)
-    assert len(found.operand_shapes) == 4
-
-
 def test_a_ragged_all_to_all_counts_its_data_and_not_its_offsets() -> None:
     found = only(
         """
@@ -169,19 +157,6 @@ def test_types(element: str, dtype: str, nbytes: int) -> None:
 # Asynchronous forms, as GPUs and TPUs have them.
 
 
-def test_a_beginning_and_an_end_are_one() -> None:
-    found = only(
-        """
-        %p = f32[4,8]{1,0} parameter(0)
-        %s = f32[4,8]{1,0} all-reduce-start(%p), channel_id=1, replica_groups=[2,4]<=[8],
-          use_global_device_ids=true, to_apply=%add, backend_config={"is_sync":false}
-        ROOT %d = f32[4,8]{1,0} all-reduce-done(%s)
-        """
-    )
-    assert (found.kind, found.axes) == ("all-reduce", ("y",))
-    assert (found.nbytes, found.nbytes_output) == (128, 128)
-
-
 @pytest.mark.parametrize(
     ("opcode", "type_", "more"),
     [
@@ -213,16 +188,39 @@ def test_the_type_of_a_beginning_has_operands_outputs_and_contexts(
     assert (found.nbytes, found.nbytes_output) == (128, 512)
 
 
-def test_combined_all_gathers_that_begin_together() -> None:
+@pytest.mark.parametrize(
+    ("line", "axes", "nbytes", "nbytes_output"),
+    [
+        (
+            "f32[4]{0} all-reduce-start(%b), channel_id=1, replica_groups=[2,4]<=[8],"
+            ' use_global_device_ids=true, to_apply=%add, backend_config={"is_sync":false}',
+            *("y", 16, 16),
+        ),
+        (
+            "((bf16[2]{0}, f32[4]{0}), (bf16[4]{0}, f32[8]{0})) all-gather-start(%a, %b),"
+            " channel_id=1, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}",
+            *("x", 20, 40),
+        ),
+        (
+            "(f32[4], f32[4], f32[4], f32[4]) all-to-all(%b, %b, %b, %b),"
+            " channel_id=1, replica_groups=[2,4]<=[8]",
+            *("y", 64, 64),
+        ),
+    ],
+    ids=["alone", "combined", "one for each peer"],
+)
+def test_one_array_or_several_are_one_collective(
+    line: str, axes: str, nbytes: int, nbytes_output: int
+) -> None:
     found = only(
-        """
-        %a = bf16[2]{0} parameter(0)
-        %b = f32[4]{0} parameter(1)
-        %s = ((bf16[2]{0}, f32[4]{0}), (bf16[4]{0}, f32[8]{0})) all-gather-start(%a, %b),
-          channel_id=1, replica_groups=[4,2]<=[2,4]T(1,0), dimensions={0}
+        f"""
+        %a = bf16[2]{{0}} parameter(0)
+        %b = f32[4]{{0}} parameter(1)
+        %s = {line}
+        ROOT %d = f32[4]{{0}} all-reduce-done(%s)
         """
     )
-    assert (found.axes, found.nbytes, found.nbytes_output) == (("x",), 20, 40)
+    assert (found.axes, found.nbytes, found.nbytes_output) == ((axes,), nbytes, nbytes_output)
 
 
 def test_a_wrapped_collective_counts_once() -> None:
@@ -337,17 +335,6 @@ def test_a_send_between_devices(attributes: str) -> None:
     assert found.pairs == ((0, 1), (1, 2))
 
 
-def test_transfers_to_the_host_are_no_collectives() -> None:
-    assert not read(
-        """
-        %p = f32[2,4]{1,0} parameter(0)
-        %t = token[] after-all()
-        %s = (f32[2,4]{1,0}, u32[], token[]) send(%p, %t), channel_id=2, is_host_transfer=true
-        %e = token[] send-done(%s), channel_id=2, is_host_transfer=true
-        """
-    )
-
-
 # Between slices of TPUs, in programs that each slice runs.
 
 
@@ -437,6 +424,7 @@ def test_replicas_alone() -> None:
     assert num_devices(module(body, header=", replica_count=8")) == 8
     assert num_devices(module(body, header=", replica_count=2, num_partitions=3")) == 6
     assert num_devices(module(body, header="")) == 1
+    assert len(read_collectives(module(body) + "\n\n" + module(body), MESH)) == 2
 
 
 def test_groups_without_axes_are_kept() -> None:
@@ -451,33 +439,22 @@ def test_groups_without_axes_are_kept() -> None:
     assert parse_groups("{}") == parse_groups("{{}}") == ()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{{0,4},{1,5},{2,6},{3,7}}",
-        "{{0, 4}, {1, 5}, {2, 6}, {3, 7}}",
-        "[4,2]<=[2,4]T(1,0)",
-        "mesh['x'=2,'y'=4] {'x'}",
-        "mesh['a'=8] {'a':(1)2}",
-        "mesh['a'=1,'b'=2,'c'=4] {'a','b'}",
-        "mesh['p'=4,'q'=2], device_ids=([2,4]T(1,0)) {'q'}",
-        "mesh['p'=2,'q'=4], device_ids=(0,1,2,3,4,5,6,7) {'p'}",
-        "@mesh<x=2,y=4> {x}",
-        "@mesh<a=8>, device_ids=([8]) {a:(1)2}",
-    ],
-)
-def test_forms_of_groups(text: str) -> None:
-    groups = parse_groups(text)
-    assert groups is not None
-    assert {frozenset(group) for group in groups} == {
-        frozenset(pair) for pair in ((0, 4), (1, 5), (2, 6), (3, 7))
-    }
-    assert only(reduction(f"replica_groups={text}, channel_id=1")).axes == ("x",)
+ALONG_X = [[0, 4], [1, 5], [2, 6], [3, 7]]
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("{{0,4},{1,5},{2,6},{3,7}}", ALONG_X),
+        ("{{0, 4}, {1, 5}, {2, 6}, {3, 7}}", ALONG_X),
+        ("[4,2]<=[2,4]T(1,0)", ALONG_X),
+        ("mesh['x'=2,'y'=4] {'x'}", ALONG_X),
+        ("mesh['a'=8] {'a':(1)2}", ALONG_X),
+        ("mesh['a'=1,'b'=2,'c'=4] {'a','b'}", ALONG_X),
+        ("mesh['p'=4,'q'=2], device_ids=([2,4]T(1,0)) {'q'}", ALONG_X),
+        ("mesh['p'=2,'q'=4], device_ids=(0,1,2,3,4,5,6,7) {'p'}", ALONG_X),
+        ("@mesh<x=2,y=4> {x}", ALONG_X),
+        ("@mesh<a=8>, device_ids=([8]) {a:(1)2}", ALONG_X),
         ("mesh['x'=2,'y'=4] {}", [[0], [1], [2], [3], [4], [5], [6], [7]]),
         ("mesh['x'=8] {'x':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
         ("mesh['x'=8] {'x':(1)2,'x':(4)2}", [[0, 1, 4, 5], [2, 3, 6, 7]]),
@@ -498,36 +475,13 @@ def test_forms_of_groups(text: str) -> None:
         ("mesh['<a> (b'=4] {'<a> (b':(2)2}", [[0, 1], [2, 3]]),
     ],
 )
-def test_groups_of_a_mesh_one_by_one(text: str, expected: list[list[int]]) -> None:
+def test_forms_of_groups(text: str, expected: list[list[int]]) -> None:
     groups = tuple(map(tuple, expected))
     assert parse_groups(text) == groups
-    assert only(reduction(f"replica_groups={text}, channel_id=1")).groups == groups
-
-
-def _points(names: Sequence[str], sizes: dict[str, int]) -> list[dict[str, int]]:
-    """Return the coordinates along some axes, the last of which varies fastest."""
-    every = itertools.product(*(range(sizes[name]) for name in names))
-    return [dict(zip(names, point, strict=True)) for point in every]
-
-
-@given(st.permutations(["x", "y", "z"]), st.permutations(range(3)), st.integers(1, 3))
-def test_groups_of_a_mesh_in_any_order_of_axes_and_devices(
-    names: list[str], order: list[int], count: int
-) -> None:
-    sizes = {"x": 2, "y": 3, "z": 4}
-    transposed = np.arange(24).reshape(4, 3, 2).transpose(order).ravel()
-    ids = dict(zip(itertools.product(*map(range, sizes.values())), transposed, strict=True))
-    inside, outside = names[:count], [name for name in sizes if name not in names[:count]]
-    expected = [
-        [ids[tuple((out | into)[name] for name in sizes)] for into in _points(inside, sizes)]
-        for out in _points(outside, sizes)
-    ]
-    mesh = ",".join(f"'{name}'={size}" for name, size in sizes.items())
-    axes = ",".join(map(repr, inside))
-    by_iota = f"[4,3,2]T({','.join(map(str, order))})"
-    for device_ids in (by_iota, ",".join(map(str, transposed))):
-        groups = parse_groups(f"mesh[{mesh}], device_ids=({device_ids}) {{{axes}}}")
-        assert groups == tuple(map(tuple, expected))
+    found = only(reduction(f"replica_groups={text}, channel_id=1"))
+    assert found.groups == groups
+    if expected is ALONG_X:
+        assert found.axes == ("x",)
 
 
 @pytest.mark.parametrize("text", ["torus[2]", "mesh['x'=2] {'z'}", "mesh['x'=6] {'x':(4)2}"])
@@ -599,14 +553,6 @@ def test_other_groups_have_axes_only_if_some_axes_give_them(
     assert axes_of_groups(groups, mesh) == expected
 
 
-@given(st.integers(1, 4), st.integers(2, 4), st.integers(1, 4), st.integers(1, 3))
-def test_a_part_of_an_axis(before: int, size: int, after: int, other: int) -> None:
-    axis = before * size * after
-    groups = parse_groups(f"mesh['o'={other},'a'={axis}] {{'a':({before}){size}}}")
-    assert groups is not None
-    assert set(map(frozenset, groups)) == _by_hand([other, before, size, after], [2])
-
-
 @given(mesh_shapes(max_devices=32), st.data())
 def test_permutation_moves_along_axes_on_which_its_ends_differ(
     mesh: dict[str, int], data: st.DataObject
@@ -662,18 +608,18 @@ def loop(start: object, stop: object, step: object, test: str, more: str = "") -
     return only(LOOP.replace("START", str(start)).rstrip() + more, before=before).count
 
 
-def test_the_length_of_a_loop_that_counts_plainly() -> None:
-    assert loop(0, 7, 1, WRAPPED) == 7
-    assert loop(0, 7, 1, "pred[] compare(%stop, %i.1), direction=GT") == 7
-
-
 @given(st.integers(-20, 20), st.integers(-20, 20), st.integers(1, 7), st.booleans())
 def test_the_length_of_a_loop_is_that_of_the_range(
     start: int, stop: int, step: int, includes_stop: bool
 ) -> None:
     direction = "LE" if includes_stop else "LT"
     test = f"pred[] compare(%i.1, %stop), direction={direction}"
-    assert loop(start, stop, step, test) == len(range(start, stop + includes_stop, step))
+    length = len(range(start, stop + includes_stop, step))
+    assert loop(start, stop, step, test) == length
+    mirrored = f"pred[] compare(%stop, %i.1), direction={direction.replace('L', 'G')}"
+    assert loop(start, stop, step, mirrored) == length
+    if not includes_stop:
+        assert loop(start, stop, step, WRAPPED) == length
 
 
 def test_a_loop_that_does_not_count_plainly_has_no_length() -> None:
@@ -772,26 +718,20 @@ CALLED = """
         ("conditional(%c, %p, %p), true_computation=%k, false_computation=%called", 1, True),
         ('custom-call(%p), custom_call_target="f", called_computations={%called}', None, False),
         ("while(%p), condition=%called, body=%k", None, False),
+        ("while(%p), body=%called", None, False),
+        (
+            "call(%p), to_apply=%called\n%b = f32[8]{0} call(%d), to_apply=%called\n"
+            "%w = f32[8]{0} while(%b), condition=%k, body=%called,"
+            ' backend_config={"known_trip_count":{"n":"4"}}',
+            *(6, False),
+        ),
     ],
 )
 def test_computations_that_are_called(line: str, count: int | None, is_conditional: bool) -> None:
     body = f"%p = f32[8]{{0}} parameter(0)\n%c = pred[] parameter(1)\n%d = f32[8]{{0}} {line}"
     found = only(body, before=CALLED)
     assert (found.count, found.is_conditional) == (count, is_conditional)
-
-
-def test_a_computation_counts_as_often_as_it_is_called() -> None:
-    body = """
-        %p = f32[8]{0} parameter(0)
-        %a = f32[8]{0} call(%p), to_apply=%called
-        %b = f32[8]{0} call(%a), to_apply=%called
-        %w = f32[8]{0} while(%b), condition=%k, body=%called,
-          backend_config={"known_trip_count":{"n":"4"}}
-        """
-    assert only(body, before=CALLED).count == 6
     assert not read("%p = f32[8]{0} parameter(0)", before=CALLED)
-    endless = "%p = f32[] parameter(0)\n%w = f32[] while(%p), body=%called"
-    assert only(endless, before=CALLED).count is None
 
 
 def test_called_computations_come_in_place_of_the_call() -> None:
@@ -833,11 +773,6 @@ def test_called_computations_come_in_place_of_the_call() -> None:
         "entry, second",
         "entry, last",
     ]
-
-
-def test_several_modules_count_together() -> None:
-    body = reduction("replica_groups={}")
-    assert len(read_collectives(module(body) + "\n\n" + module(body), MESH)) == 2
 
 
 # Reductions.
@@ -934,11 +869,9 @@ def test_a_kind_that_is_not_known_is_reported() -> None:
         "%p = f32[8]{0} parameter(0)\n%a = f32[8]{0} all-mix(%p), replica_groups=[2,4]<=[8]"
     )
     assert (grouped.kind, grouped.axes) == ("all-mix", ("y",))
-
-
-def test_a_permutation_that_does_not_say_where_has_no_axes() -> None:
-    found = only("%p = f32[8]{0} parameter(0)\n%a = f32[8]{0} collective-permute(%p), channel_id=1")
-    assert (found.axes, found.pairs) == (None, ())
+    # A permutation between unknown devices.
+    moved = only("%p = f32[8]{0} parameter(0)\n%a = f32[8]{0} collective-permute(%p), channel_id=1")
+    assert (moved.axes, moved.pairs) == (None, ())
 
 
 @pytest.mark.parametrize(
@@ -955,21 +888,17 @@ def test_a_line_that_looks_like_a_collective_and_cannot_be_read_is_an_error(line
         read(f"%p = f32[8]{{0}} parameter(0)\n{line}")
 
 
-def test_call_of_a_missing_computation_is_an_error() -> None:
-    with pytest.raises(ValueError, match="gda cannot read it: 'a call of gone, which is not in"):
-        read("%p = f32[8]{0} parameter(0)\n%a = f32[8]{0} call(%p), to_apply=%gone")
-
-
 @pytest.mark.parametrize(
-    ("attributes", "missing"),
+    ("line", "missing"),
     [
-        ("condition=%gone, body=%called", "gone"),
-        ("condition=%k, body=%gone", "gone"),
-        ("condition=%k.1, body=%called", "lost"),
+        ("call(%p), to_apply=%gone", "gone"),
+        ("while(%p), condition=%gone, body=%called", "gone"),
+        ("while(%p), condition=%k, body=%gone", "gone"),
+        ("while(%p), condition=%k.1, body=%called", "lost"),
     ],
 )
-def test_loop_of_a_missing_computation_is_an_error(attributes: str, missing: str) -> None:
-    body = f"%p = f32[8]{{0}} parameter(0)\n%w = f32[8]{{0}} while(%p), {attributes}"
+def test_call_of_a_missing_computation_is_an_error(line: str, missing: str) -> None:
+    body = f"%p = f32[8]{{0}} parameter(0)\n%w = f32[8]{{0}} {line}"
     broken = "%k.1 (q: f32[8]) -> pred[] {\n  ROOT %c = pred[] fusion(), calls=%lost\n}\n"
     before = CALLED + (broken if missing == "lost" else "")
     with pytest.raises(ValueError, match=f"gda cannot read it: 'a call of {missing}, which is not"):
@@ -990,12 +919,14 @@ def test_comment_in_a_string_is_none() -> None:
     assert (found.axes, found.op_name) == (("x", "y"), "jit(f)/*a*/dot")
 
 
-def test_names_in_strings_are_no_collectives() -> None:
+def test_names_in_strings_and_transfers_to_the_host_are_no_collectives() -> None:
     assert not read(
         """
         %p = f32[8]{0} parameter(0), metadata={op_name="x = f32[] all-reduce(y)"}
         %all-reduce.1 = f32[8]{0} custom-call(%p), custom_call_target="all-gather",
           backend_config="{ all-to-all( "
         %after = token[] after-all()
+        %s = (f32[8], u32[], token[]) send(%p, %after), channel_id=2, is_host_transfer=true
+        %e = token[] send-done(%s), channel_id=2, is_host_transfer=true
         """
     )

@@ -32,9 +32,6 @@ def subject(
     )
 
 
-# Of which not every block is an element.
-SHOWN_IN_PART = ("boxes_and_layers", "true_4096", "folded", "all_folded")
-
 XY = {"x": 4, "y": 2}
 LAYOUTS = {
     "scalar": subject((), XY, (), 4),
@@ -193,17 +190,6 @@ def test_blocks_tile_their_face(light: dict[str, Any], name: str) -> None:
         assert all(overlap(*pair) < 0.02 for pair in itertools.combinations(blocks, 2))
 
 
-def test_blocks_are_drawn_to_scale(light: dict[str, Any], name: str) -> None:
-    """All blocks have one shape, so in a drawing where none is folded all are equally large."""
-    picture = light["pictures"][name]
-    blocks = [block for face in picture["faces"] for block in face["blocks"]]
-    if len(blocks) != LAYOUTS[name].grid.num_shards:
-        assert name in SHOWN_IN_PART
-        return
-    areas = [area(block) for block in blocks]
-    assert max(areas) - min(areas) < 0.01 * max(areas) + 1
-
-
 def test_each_label_is_inside_a_block_of_its_own(light: dict[str, Any], name: str) -> None:
     picture = light["pictures"][name]
     blocks = [block for face in picture["faces"] for block in face["blocks"]]
@@ -248,6 +234,8 @@ def test_the_table_is_beside_the_drawing(light: dict[str, Any], name: str) -> No
 
 
 def test_in_a_narrow_window_the_table_is_below(narrow: dict[str, Any], name: str) -> None:
+    below = [p["table"]["top"] >= p["svg"]["bottom"] for p in narrow["pictures"].values()]
+    assert sum(below) > len(LAYOUTS) / 2  # for most it is narrow
     svg, table = narrow["pictures"][name]["svg"], narrow["pictures"][name]["table"]
     if table["left"] >= svg["right"]:
         assert table["right"] <= 500  # both have room
@@ -255,11 +243,6 @@ def test_in_a_narrow_window_the_table_is_below(narrow: dict[str, Any], name: str
         assert table["top"] >= svg["bottom"]
     assert svg["right"] <= 500
     assert table["right"] <= 500
-
-
-def test_a_narrow_window_is_narrow_for_some(narrow: dict[str, Any]) -> None:
-    below = [p["table"]["top"] >= p["svg"]["bottom"] for p in narrow["pictures"].values()]
-    assert sum(below) > len(LAYOUTS) / 2
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -272,8 +255,6 @@ def test_every_text_can_be_read(request: pytest.FixtureRequest, scheme: str, nam
 
 def test_nothing_is_requested(light: dict[str, Any]) -> None:
     assert light["requests"] == []
-    addresses = re.findall(r"https?://[^\"' )<]+", gallery())
-    assert set(addresses) == {"http://www.w3.org/2000/svg"}
 
 
 STYLES = """
@@ -327,20 +308,3 @@ def test_a_drawing_is_an_image_of_its_own(tmp_path: Path) -> None:
     sides = re.search(r' width="([\d.]+)" height="([\d.]+)"', drawing)
     assert sides is not None
     assert size == {"width": round(float(sides[1])), "height": round(float(sides[2]))}
-
-
-def test_without_a_browser_it_is_said_or_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("GDA_BROWSER", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="no browser to render in: none of chromium"):
-        measure("", "", tmp_path)
-    monkeypatch.setenv("GDA_BROWSER", "required")
-    with pytest.raises(pytest.fail.Exception, match="and GDA_BROWSER=required"):
-        measure("", "", tmp_path)
-
-
-def test_an_error_in_the_page_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match="Error: lost"):
-        measure("", 'throw new Error("lost")', tmp_path)

@@ -62,9 +62,6 @@ def test_many_rows_are_cut_short_and_lines_fit() -> None:
     assert "layer19" in text
     assert "layer20" not in text
     assert text.splitlines()[-1] == "… 40 more, 320.0 GiB"
-
-
-def test_devices_that_differ_are_cut_short_too() -> None:
     devices = tuple(on(i, GIB * (2 + i)) for i in range(64))
     assert "… 44 more" in str(MemoryReport((row(),), devices))
 

@@ -1,4 +1,3 @@
-import html
 import itertools
 import math
 import re
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from contrasts import contrast, linear
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
@@ -136,10 +136,9 @@ def expected_titles(subject: Subject) -> list[str]:
 
 
 def test_a_matrix_is_blocks_with_their_devices() -> None:
-    blocks = blocks_of(svg_of(subject((8, 2), XY, ("x", "y"), [0] * 4 + [1] * 4)))
-    assert [block.title for block in blocks] == expected_titles(
-        subject((8, 2), XY, ("x", "y"), [0] * 4 + [1] * 4)
-    )
+    matrix = subject((8, 2), XY, ("x", "y"), [0] * 4 + [1] * 4)
+    blocks = blocks_of(svg_of(matrix))
+    assert [block.title for block in blocks] == expected_titles(matrix)
     assert blocks[3].title == "[2:4, 1:2]\ndevice 3\nprocess 0\n8 B on each device"
     assert blocks[3].box == (38, 75, 38, 75)
 
@@ -158,6 +157,12 @@ def test_replicas_are_counted_and_named() -> None:
     assert labels_of(svg)[:2] == ["0, 1", "\xd72"]
     assert blocks_of(svg)[1].title.split("\n")[1] == "device 2 (replica 0), device 3 (replica 1)"
     assert "4 blocks of (2, 2), each on 2 devices" in texts_of(svg)
+    many = svg_of(subject((4,), {"x": 64}, (), [0] * 32 + [1] * 32))
+    assert labels_of(many) == ["0-63", "\xd764"]
+    assert blocks_of(many)[0].title.split("\n")[1:3] == [
+        "64 devices: device 0 (replica 0), device 1 (replica 1), …, device 63 (replica 63)",
+        "processes 0, 1",
+    ]
 
 
 def test_a_block_in_several_processes_has_their_colors() -> None:
@@ -184,16 +189,6 @@ def test_cells_too_small_for_several_colors_have_one_and_say_so() -> None:
     assert "each in the colour of one of its processes" in texts_of(svg)
 
 
-def test_many_replicas_are_named_in_short() -> None:
-    svg = svg_of(subject((4,), {"x": 64}, (), [0] * 32 + [1] * 32))
-    assert labels_of(svg) == ["0-63", "\xd764"]
-    (block,) = blocks_of(svg)
-    assert block.title.split("\n")[1:3] == [
-        "64 devices: device 0 (replica 0), device 1 (replica 1), …, device 63 (replica 63)",
-        "processes 0, 1",
-    ]
-
-
 def test_devices_have_the_names_of_the_mesh(auto_mesh: Mesh) -> None:
     g = cut(batch(8, 2), auto_mesh, P("x", "y"))
     svg = svg_of(subject_of(g))
@@ -213,6 +208,8 @@ def test_hover_texts_of_several_blocks_have_the_names_of_the_mesh() -> None:
 def test_sides_name_their_size_and_axes() -> None:
     texts = texts_of(svg_of(subject((24, 7, 10), XY, (("y", "x"), None, None))))
     assert {"24y, x: 8 \xd7 3", "7", "10"} <= {*texts}
+    long = "tensor_parallel_axis"
+    assert "8tensor_parallel…: 4 \xd7 2" in texts_of(svg_of(subject((8,), {long: 4}, (long,))))
 
 
 def test_sides_out_of_proportion_are_said_to_be() -> None:
@@ -316,18 +313,10 @@ def test_the_table() -> None:
         "blocks": "4 of (2, 2), each on 2 devices",
         "bytes": "16 B per device, 128 B in all, 64 B without replicas",
     }
-
-
-def test_the_table_and_the_text_say_the_same() -> None:
-    shown = subject((8, 2), XY, ("x",), [0] * 4 + [3] * 4)
-    head = gda.show.text(shown).partition("\n\n")[0].split("\n")[1:]
-    said = {key: html.unescape(value) for key, value in facts_of(html_of(shown)).items()}
-    assert {line[:8].strip(): line[8:] for line in head}.items() <= said.items()
-
-
-def test_unknown_facts_are_omitted() -> None:
-    facts = facts_of(html_of(subject((8, 2), XY, ("x",), dtype=None)))
-    assert {*facts} == {"shape", "mesh", "spec", "blocks"}
+    assert re.findall(r"\w+://[^\"]*", page) == ["http://www.w3.org/2000/svg"]
+    assert not re.search(r"<script|@import|url\(|<link|<img|\bid=|\bon\w+=", page)
+    unknown = facts_of(html_of(subject((8, 2), XY, ("x",), dtype=None)))
+    assert {*unknown} == {"shape", "mesh", "spec", "blocks"}
 
 
 def test_picture_has_a_label_for_screen_readers() -> None:
@@ -347,12 +336,6 @@ def test_names_are_escaped(name: str) -> None:
     svg = page[page.index("<svg") : page.index("</svg>") + 6]
     ElementTree.fromstring(svg)
     page.encode()
-
-
-def test_it_needs_nothing_from_outside() -> None:
-    page = html_of(subject((8, 2), XY, ("x", "y"), [0] * 4 + [1] * 4))
-    assert re.findall(r"\w+://[^\"]*", page) == ["http://www.w3.org/2000/svg"]
-    assert not re.search(r"<script|@import|url\(|<link|<img|\bid=|\bon\w+=", page)
 
 
 # In a notebook.
@@ -454,17 +437,13 @@ def test_4096_blocks_have_cut_lines_and_hover_texts_of_some_each() -> None:
     ("shape", "mesh", "spec"),
     [
         ((65536, 65536), {"a": 256, "b": 256}, ("a", "b")),
-        ((65536, 65536), {"a": 256, "b": 256}, ("b", "a")),
         ((10**6, 10**6), {"a": 1000, "b": 1000}, ("a", "b")),
-        ((71, 73), {"a": 71, "b": 73}, ("a", "b")),
         ((1 << 20, 4), {"a": 65536}, ("a",)),
-        ((4, 1 << 20), {"a": 65536}, (None, "a")),
         ((1 << 20,), {"a": 4096}, ("a",)),
         ((64, 64, 64), {"a": 64, "b": 64, "c": 4}, ("a", "b", "c")),
         ((16, 16, 16), {"a": 16, "b": 16, "c": 16}, ("a", "b", "c")),
         ((64, 64, 64, 64), {"a": 8, "b": 64, "c": 8, "d": 16}, ("a", "b", "c", "d")),
         ((64, 64), {"a": 32, "b": 16, "c": 8}, ("a", "b")),
-        ((64, 64), {"a": 32, "b": 32, "c": 8}, ("a", "b")),
     ],
 )
 def test_pictures_stay_small(shape: tuple[int, ...], mesh: dict[str, int], spec: Any) -> None:
@@ -499,24 +478,15 @@ def num_blocks(block: Block) -> int:
     return int(found[1].replace(",", "")) if found else 1
 
 
-def luminance(color: str) -> float:
-    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
-
-
 @pytest.mark.parametrize("num_processes", [1, 2, 8, 9, 24, 25, 100000])
 def test_labels_can_be_read_on_every_color(num_processes: int) -> None:
-    for color in colors_of(num_processes):
-        assert (luminance(color) + 0.05) / (luminance(INK) + 0.05) > 5
+    assert min(contrast(color, INK) for color in colors_of(num_processes)) > 5
 
 
 def lab(color: str) -> list[float]:
     """Return a colour in CIELAB, in which distances are about as people see them."""
-    channels = np.array([int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)])
-    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     to_xyz = [[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]]
-    x, y, z = np.cbrt(np.array(to_xyz) @ linear / [0.9505, 1, 1.0888])
+    x, y, z = np.cbrt(np.array(to_xyz) @ linear(color) / [0.9505, 1, 1.0888])
     return [116 * y - 16, 500 * (x - y), 200 * (y - z)]
 
 
@@ -546,8 +516,15 @@ def subjects(draw: st.DrawFn) -> Subject:
 
 
 @given(subjects())
-def test_every_block_is_drawn_once_with_a_title(subject: Subject) -> None:
-    svg = svg_of(subject)
+def test_every_block_is_drawn_once_as_large_as_the_others_and_with_a_title(
+    subject: Subject,
+) -> None:
+    page = html_of(subject)
+    style = page[page.index("<style>") : page.index("</style>") + 8]
+    root = ElementTree.fromstring(page.replace(style, "", 1))
+    assert root.tag == "div"
+    assert root.find(SVG + "svg") is not None
+    svg = page[page.index("<svg") : page.index("</svg>") + 6]
     blocks = blocks_of(svg)
     titles = [block.title for block in blocks]
     if any(text.startswith("… ") for text in texts_of(svg)):  # some boxes or layers are left out
@@ -557,12 +534,6 @@ def test_every_block_is_drawn_once_with_a_title(subject: Subject) -> None:
     else:
         first_lines = [title.split("\n")[0] for title in expected_titles(subject)]
         assert sorted(title.split("\n")[0] for title in titles) == sorted(first_lines)
-
-
-@given(subjects())
-def test_blocks_tile_each_face_and_are_equally_large(subject: Subject) -> None:
-    svg = svg_of(subject)
-    blocks = blocks_of(svg)
     areas = [block.area for block in blocks]
     assert max(areas) - min(areas) <= 0.02 * max(areas)
     for face in {block.face for block in blocks}:
@@ -572,15 +543,6 @@ def test_blocks_tile_each_face_and_are_equally_large(subject: Subject) -> None:
         # Equally large and together as large as the face: so none covers another if all begin at
         # different places of one grid.
         assert len({(x, y) for x, y, _, _ in boxes}) == len(boxes)
-
-
-@given(subjects())
-def test_a_page_is_well_formed(subject: Subject) -> None:
-    page = html_of(subject)
-    style = page[page.index("<style>") : page.index("</style>") + 8]
-    root = ElementTree.fromstring(page.replace(style, "", 1))
-    assert root.tag == "div"
-    assert root.find(SVG + "svg") is not None
 
 
 @given(st.integers(1, 5000), st.integers(1, 100))

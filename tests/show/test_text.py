@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contrasts import contrast
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.color import Color
 from trials import rarely
 
 import gda
@@ -67,96 +69,13 @@ def test_padding_is_marked_beside_the_box_and_without_unicode() -> None:
     assert "#" not in gda.show.text(gda.ShardGrid((5, 0), {"x": 4}, ("x",), pad=True))
 
 
-def test_a_scalar() -> None:
+def test_a_scalar_and_a_replicated_array() -> None:
     text = picture(gda.ShardGrid((), {"x": 4}, ()))
     assert "spec    P()\nblocks  1, the whole, on each of 4 devices\n\n" in text
     assert "\n│ ()   devices 0-3 │\n" in text
-
-
-def test_a_replicated_array() -> None:
-    grid = gda.ShardGrid((8, 2), XY, (), process_of=TWO_PROCESSES)
-    assert (
-        picture(grid, dtype="bfloat16")
-        == """
-ShardGrid (8, 2) bfloat16
-mesh    x=4,y=2: 8 devices, 2 processes
-spec    P()
-blocks  1, the whole, on each of 8 devices
-bytes   32 B per device, 256 B in all, 32 B without replicas
-
-┌─────────────────────────────────────┐
-│ :, :   devices 0-7   processes 0, 1 │
-└─────────────────────────────────────┘
-"""
-    )
-
-
-def test_a_matrix_cut_into_rows() -> None:
-    grid = gda.ShardGrid((8, 2), XY, ("x",), process_of=TWO_PROCESSES)
-    assert (
-        picture(grid, dtype="float32")
-        == """
-ShardGrid (8, 2) float32
-mesh    x=4,y=2: 8 devices, 2 processes
-spec    P('x')
-blocks  4 of (2, 2), each on 2 devices
-bytes   16 B per device, 128 B in all, 64 B without replicas
-
-┌───────────────────────────────────┐
-│ 0:2, :   devices 0, 1   process 0 │
-├───────────────────────────────────┤
-│ 2:4, :   devices 2, 3   process 0 │
-├───────────────────────────────────┤
-│ 4:6, :   devices 4, 5   process 1 │
-├───────────────────────────────────┤
-│ 6:8, :   devices 6, 7   process 1 │
-└───────────────────────────────────┘
-"""
-    )
-
-
-def test_a_matrix_cut_both_ways() -> None:
-    grid = gda.ShardGrid((8, 2), {"x": 2, "y": 2}, ("x", "y"), process_of=[0, 0, 1, 1])
-    assert (
-        picture(grid)
-        == """
-ShardGrid (8, 2)
-mesh    x=2,y=2: 4 devices, 2 processes
-spec    P('x', 'y')
-blocks  4 of (4, 1), each on 1 device
-
-┌───────────┬───────────┐
-│ 0:4, 0:1  │ 0:4, 1:2  │
-│ device 0  │ device 1  │
-│ process 0 │ process 0 │
-├───────────┼───────────┤
-│ 4:8, 0:1  │ 4:8, 1:2  │
-│ device 2  │ device 3  │
-│ process 1 │ process 1 │
-└───────────┴───────────┘
-"""
-    )
-
-
-def test_a_vector_in_strips() -> None:
-    grid = gda.ShardGrid((64,), {"x": 8}, ("x",))
-    assert (
-        picture(grid, width=60)
-        == """
-ShardGrid (64,)
-mesh    x=8: 8 devices
-spec    P('x')
-blocks  8 of (8,), each on 1 device
-
-┌──────────┬──────────┬──────────┬──────────┐
-│ 0:8      │ 8:16     │ 16:24    │ 24:32    │
-│ device 0 │ device 1 │ device 2 │ device 3 │
-├──────────┼──────────┼──────────┼──────────┤
-│ 32:40    │ 40:48    │ 48:56    │ 56:64    │
-│ device 4 │ device 5 │ device 6 │ device 7 │
-└──────────┴──────────┴──────────┴──────────┘
-"""
-    )
+    whole = picture(gda.ShardGrid((8, 2), XY, (), process_of=TWO_PROCESSES), dtype="bfloat16")
+    assert "bytes   32 B per device, 256 B in all, 32 B without replicas\n\n" in whole
+    assert "\n│ :, :   devices 0-7   processes 0, 1 │\n" in whole
 
 
 def test_a_vector_of_many_blocks() -> None:
@@ -207,48 +126,7 @@ def test_slices_of_outer_dimensions() -> None:
     assert re.findall(r"^(?:\[|…).*", text, re.M) == [
         *("[0:2, …]", "[2:4, …]", "… 29 more", "[62:64, …]")
     ]
-    assert text.endswith(
-        """
-[62:64, …]
-┌──────────────────────┬──────────────────────┐
-│ 62:64, :, 0:2, 0:16  │ 62:64, :, 0:2, 16:32 │
-│ device 124           │ device 125           │
-├──────────────────────┼──────────────────────┤
-│ 62:64, :, 2:4, 0:16  │ 62:64, :, 2:4, 16:32 │
-│ device 126           │ device 127           │
-└──────────────────────┴──────────────────────┘
-"""
-    )
-
-
-def test_a_narrow_matrix_with_numbers_only() -> None:
-    grid = gda.ShardGrid((512, 4096), {"x": 4, "y": 4}, ("x", "y"), process_of=np.arange(16) // 4)
-    assert (
-        picture(grid, width=50)
-        == """
-ShardGrid (512, 4096)
-mesh    x=4,y=4: 16 devices, 4 processes
-spec    P('x', 'y')
-blocks  16 of (128, 1024), each on 1 device
-cells   numbers of devices, p0 for process 0
-
-          0:      1024:   2048:   3072:
-          1024    2048    3072    4096
-        ┌───────┬───────┬───────┬───────┐
-0:128   │ 0     │ 1     │ 2     │ 3     │
-        │ p0    │ p0    │ p0    │ p0    │
-        ├───────┼───────┼───────┼───────┤
-128:256 │ 4     │ 5     │ 6     │ 7     │
-        │ p1    │ p1    │ p1    │ p1    │
-        ├───────┼───────┼───────┼───────┤
-256:384 │ 8     │ 9     │ 10    │ 11    │
-        │ p2    │ p2    │ p2    │ p2    │
-        ├───────┼───────┼───────┼───────┤
-384:512 │ 12    │ 13    │ 14    │ 15    │
-        │ p3    │ p3    │ p3    │ p3    │
-        └───────┴───────┴───────┴───────┘
-"""
-    )
+    assert "\n│ 62:64, :, 0:2, 0:16  │ 62:64, :, 0:2, 16:32 │\n│ device 124 " in text
 
 
 def test_a_large_matrix() -> None:
@@ -256,6 +134,7 @@ def test_a_large_matrix() -> None:
         (4096, 4096), {"x": 64, "y": 64}, ("x", "y"), process_of=np.arange(4096) // 8
     )
     text = picture(grid, width=60)
+    assert "\ncells   numbers of devices, p0 for process 0\n" in text
     assert text.partition("\n\n")[2].startswith(
         """\
             0:      64:     128:    192:    … 59   4032:
@@ -343,31 +222,15 @@ def test_an_empty_mesh_and_axes_of_size_1() -> None:
     assert "│ :, :   device 0   process 3 │" not in ones  # of one process there is nothing to say
 
 
-def test_huge_sizes_are_written_out() -> None:
-    text = picture(gda.ShardGrid((2**40, 2**40), XY, ("x", "y")), dtype="int8")
-    assert "(274877906944, 549755813888)" in text
-    assert "549755813888:1099511627776" in text
-    beyond_int64 = picture(gda.ShardGrid((2**70,), {"x": 2}, ("x",)))
-    assert f"{2**69}:{2**70}" in beyond_int64
-
-
-def test_names_that_are_longer_than_a_line() -> None:
+def test_long_names_wide_characters_and_huge_sizes() -> None:
     name = "a_very_long_name_" * 10
     text = picture(gda.ShardGrid((8,), {name: 4}, (name,)), width=40)
     assert text.replace("\n        ", "").count(name) == 2
     assert max(map(len, text.splitlines())) == 40
-
-
-def test_wide_characters_take_two_columns() -> None:
-    text = picture(gda.ShardGrid((8,), {"数据": 4}, ("数据",)), width=20)
-    assert max(map(cell_len, text.splitlines())) <= 20
-
-
-def test_devices_without_a_rule_are_counted() -> None:
-    order = np.random.default_rng(0).permutation(64)
-    grid = gda.ShardGrid((8,), {"x": 64}, ())
-    written = f"TPU {', '.join(map(str, order[:6]))}, … 58 more"
-    assert written in picture(named(grid, order))
+    wide = picture(gda.ShardGrid((8,), {"数据": 4}, ("数据",)), width=20)
+    assert max(map(cell_len, wide.splitlines())) <= 20
+    beyond_int64 = picture(gda.ShardGrid((2**70,), {"x": 2}, ("x",)))
+    assert f"{2**69}:{2**70}" in beyond_int64
 
 
 def test_a_cell_that_has_no_room_ends_in_an_ellipsis() -> None:
@@ -380,28 +243,11 @@ def test_a_cell_that_has_no_room_ends_in_an_ellipsis() -> None:
 # Colours.
 
 
-def luminance(red: int, green: int, blue: int) -> float:
-    linear = [
-        c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4
-        for c in (red, green, blue)
-    ]
-    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
-
-
-def channels(color: int) -> tuple[int, ...]:
-    """Return what a terminal shows for one of its 256 colours, above the first 16."""
-    if color >= 232:
-        return (8 + 10 * (color - 232),) * 3
-    steps = (0, 95, 135, 175, 215, 255)
-    return steps[(color - 16) // 36], steps[(color - 16) // 6 % 6], steps[(color - 16) % 6]
-
-
 def test_the_colours_can_be_read_on_black_and_on_white() -> None:
     for color in PALETTE:
-        red, green, blue = channels(color)
-        light = luminance(red, green, blue)
-        assert (light + 0.05) / 0.05 >= 3
-        assert 1.05 / (light + 0.05) >= 3
+        shown = Color.from_ansi(color).get_truecolor().hex
+        assert contrast(shown, "#000000") >= 3
+        assert contrast(shown, "#ffffff") >= 3
 
 
 def test_each_process_has_its_colour_and_shared_blocks_none() -> None:
@@ -413,11 +259,7 @@ def test_each_process_has_its_colour_and_shared_blocks_none() -> None:
     assert re.search(r" 2:4, :", text)
     plain = re.sub(r"\x1b\[[\d;]*m", "", text)
     assert [line.rstrip() for line in plain.splitlines()] == gda.show.text(grid).splitlines()
-
-
-def test_text_is_plain_unless_asked_for() -> None:
-    assert "\x1b" not in gda.show.text((8,), {"x": 4}, ("x",))
-    assert "\x1b" not in gda.show.text((8,), {"x": 4}, ("x",), color=False)
+    assert gda.show.text(grid, color=False) == gda.show.text(grid)
 
 
 # Against what the grid says of every device.
@@ -561,29 +403,20 @@ def test_a_million_devices(spec: Any) -> None:
 # What cannot be shown.
 
 
-@pytest.mark.parametrize("width", [0, -3, 19])
-def test_too_narrow(width: int) -> None:
-    with pytest.raises(ValueError, match=f"width={width} is too narrow .* give 20 columns or more"):
+@pytest.mark.parametrize(
+    ("width", "error", "message"),
+    [
+        (19, ValueError, "width=19 is too narrow .* give 20 columns or more"),
+        (-3, ValueError, "width=-3 is too narrow"),
+        (80.5, TypeError, "width must be an integer, .*, not 80.5"),
+    ],
+)
+def test_a_width_that_is_none(width: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         gda.show.text((8,), {"x": 4}, ("x",), width=width)
-
-
-def test_a_width_that_is_no_integer() -> None:
-    with pytest.raises(TypeError, match="width must be an integer, .*, not 80.5"):
-        gda.show.text((8,), {"x": 4}, ("x",), width=80.5)
-
-
-def test_errors_of_the_grid_pass_through() -> None:
-    with pytest.raises(
-        ValueError, match="dimension 0 of size 6 is sharded 4 ways by mesh axis 'x'"
-    ):
-        gda.show.text((6,), {"x": 4}, ("x",))
 
 
 @pytest.mark.parametrize("show", [gda.show.text, gda.show.svg, gda.show.html])
 def test_all_pictures_refuse_the_same(show: Any) -> None:
-    with pytest.raises(TypeError, match="a shape such as .* is shown with its mesh and its spec"):
-        show((8,))
-    with pytest.raises(TypeError, match="there is a picture of .*, not of int"):
-        show(8)
     with pytest.raises(TypeError, match=r"a sequence of integers such as \(8, 2\), not with int"):
         show(8, {"x": 4}, ("x",))

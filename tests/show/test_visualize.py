@@ -1,7 +1,5 @@
 import io
-import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -31,14 +29,16 @@ def on(mesh: Mesh, spec: P) -> jax.Array:
 
 
 def while_tracing(
-    x: Any, transform: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] = jax.jit
+    x: Any,
+    transform: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] = jax.jit,
+    then: Callable[[Any], Any] = jnp.sin,
 ) -> str:
     """Return what is printed by a function that looks at its argument under a transformation."""
     file = io.StringIO()
 
     def look(x: Any) -> Any:
         gda.visualize_sharding(x, file=file)
-        return jnp.sin(x)
+        return then(x)
 
     transform(look)(x)
     return file.getvalue()
@@ -199,15 +199,8 @@ def test_inside_shard_map_an_array_is_a_block(mesh: Mesh) -> None:
 def test_keys_of_random_numbers(mesh: Mesh) -> None:
     keys = jax.device_put(jax.random.split(jax.random.key(0), 8), NamedSharding(mesh, P("x")))
     assert printed(keys).startswith("jax.Array (8,) key<fry>\n")
-    file = io.StringIO()
-
-    @jax.jit
-    def look(keys: jax.Array) -> jax.Array:
-        gda.visualize_sharding(keys, file=file)
-        return keys
-
-    look(keys)
-    assert file.getvalue().startswith("traced jax.Array (8,) key<fry>\nmesh    x=4,y=2: 8 dev")
+    traced = while_tracing(keys, then=lambda keys: keys)
+    assert traced.startswith("traced jax.Array (8,) key<fry>\nmesh    x=4,y=2: 8 dev")
 
 
 # What is drawn stops no program.
@@ -241,18 +234,23 @@ def test_error_while_drawing_is_printed(mesh: Mesh, monkeypatch: pytest.MonkeyPa
     )
 
 
-def test_a_file_that_was_closed(mesh: Mesh) -> None:
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_program_computes_the_same_with_a_picture(mesh: Mesh, is_closed: bool) -> None:
     file = io.StringIO()
-    file.close()
+    if is_closed:
+        file.close()
 
-    @jax.jit
     def look(x: jax.Array) -> jax.Array:
         gda.visualize_sharding(x, file=file)
-        return x * 2
+        return jnp.sin(x)
 
-    np.testing.assert_array_equal(look(on(mesh, P("x"))), DATA * 2)
-    with pytest.raises(ValueError, match="closed file"):
-        gda.visualize_sharding(on(mesh, P("x")), file=file)
+    x = on(mesh, P("x", "y"))
+    np.testing.assert_array_equal(jax.jit(look)(x), jax.jit(jnp.sin)(x))
+    gradient = jax.jit(jax.grad(lambda x: look(x).sum()))(x)
+    np.testing.assert_allclose(gradient, np.cos(DATA), rtol=1e-5)
+    if is_closed:
+        with pytest.raises(ValueError, match="closed file"):
+            gda.visualize_sharding(x, file=file)
 
 
 def test_sharding_without_a_spec_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,17 +267,6 @@ def test_sharding_without_a_spec_has_a_line(monkeypatch: pytest.MonkeyPatch) -> 
     uneven = NamedSharding(mesh_of({"x": 4}), P("x"))
     found[:] = [uneven]
     assert while_tracing(x) == f"traced jax.Array (6, 8) float32: sharded unevenly, by {uneven}\n"
-
-
-def test_program_computes_the_same_with_a_picture(mesh: Mesh) -> None:
-    def look(x: jax.Array) -> jax.Array:
-        gda.visualize_sharding(x, file=io.StringIO())
-        return jnp.sin(x)
-
-    x = on(mesh, P("x", "y"))
-    np.testing.assert_array_equal(jax.jit(look)(x), jax.jit(jnp.sin)(x))
-    gradient = jax.jit(jax.grad(lambda x: look(x).sum()))(x)
-    np.testing.assert_allclose(gradient, np.cos(DATA), rtol=1e-5)
 
 
 # Where it is printed.
@@ -321,24 +308,17 @@ def test_the_picture_is_as_wide_as_the_terminal(monkeypatch: pytest.MonkeyPatch)
     assert strips == {"40": 4, "200": 1}
 
 
-def test_a_file_without_line_drawing_characters() -> None:
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_file_without_line_drawing_characters_or_those_of_names(encoding: str) -> None:
     raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding="ascii", errors="strict")
-    gda.visualize_sharding((4096, 4096), {"x": 64, "y": 64}, P("x", "y"), file=file)
+    file = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
+    gda.visualize_sharding((4096, 4096), {"数": 64, "y": 64}, P("数", "y"), file=file)
     file.flush()
-    text = raw.getvalue().decode("ascii")
+    text = raw.getvalue().decode(encoding)
+    assert "mesh    \\u6570=64,y=64: 4,096 devices\n" in text
     assert "... 53 more" in text
     box = [line for line in text.splitlines() if line.rstrip().endswith(("|", "+"))]
     assert len({len(line) for line in box}) == 1
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_names_that_a_file_cannot_hold(encoding: str) -> None:
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
-    gda.visualize_sharding((8,), {"数": 4}, ("数",), file=file)
-    file.flush()
-    assert "mesh    \\u6570=4: 4 devices\n" in raw.getvalue().decode(encoding)
 
 
 @pytest.fixture
@@ -395,31 +375,16 @@ def test_text_of_a_traced_array_names_visualize_sharding(explicit_mesh: Mesh) ->
         look(on(explicit_mesh, P("x")))
 
 
-def test_without_rich() -> None:
-    program = """
-import builtins, json
-real = builtins.__import__
-def without_rich(name, *arguments):
-    if name.partition(".")[0] == "rich":
-        raise ModuleNotFoundError("No module named 'rich'", name="rich")
-    return real(name, *arguments)
-builtins.__import__ = without_rich
-import gda
-said = []
-for show in (gda.show.text, gda.visualize_sharding):
-    try:
-        show((8,), {"x": 4}, ("x",))
-    except ImportError as error:
-        said.append(str(error))
-print(json.dumps(said))
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert json.loads(run.stdout) == [
-        "pictures as text need rich, which is not installed; install it with: "
-        "pip install 'gda[show]'"
-    ] * 2  # fmt: skip
+def test_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*sys.modules]:
+        if name.startswith(("rich.", "gda.show.terminal")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    for show in (gda.show.text, gda.visualize_sharding):
+        with pytest.raises(
+            ImportError, match=r"rich, .*; install it with: pip install 'gda\[show\]'"
+        ):
+            show((8,), {"x": 4}, ("x",))
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])

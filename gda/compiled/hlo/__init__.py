@@ -10,29 +10,15 @@ mesh. So the groups of a mesh ``{'x': 2, 'y': 4}`` along ``'y'`` are ``{{0,1,2,3
 whichever devices it has and in whichever order.
 """
 
-from gda.compiled.hlo.listing import (
-    Axes,
-    Collectives,
-    Traffic,
-    format_axes,
-    format_size,
-    format_source,
-    sentence,
-    summed,
-)
-from gda.compiled.hlo.program import KINDS, Collective, num_devices, read_collectives
-
-__all__ = [
-    "KINDS",
-    "Axes",
-    "Collective",
-    "Collectives",
-    "Traffic",
-    "format_axes",
-    "format_size",
-    "format_source",
-    "num_devices",
-    "read_collectives",
-    "sentence",
-    "summed",
-]
+from gda.compiled.hlo.listing import Axes as Axes
+from gda.compiled.hlo.listing import Collectives as Collectives
+from gda.compiled.hlo.listing import Traffic as Traffic
+from gda.compiled.hlo.listing import format_axes as format_axes
+from gda.compiled.hlo.listing import format_size as format_size
+from gda.compiled.hlo.listing import format_source as format_source
+from gda.compiled.hlo.listing import sentence as sentence
+from gda.compiled.hlo.listing import summed as summed
+from gda.compiled.hlo.program import KINDS as KINDS
+from gda.compiled.hlo.program import Collective as Collective
+from gda.compiled.hlo.program import num_devices as num_devices
+from gda.compiled.hlo.program import read_collectives as read_collectives

@@ -10,6 +10,7 @@ from gda.compiled.hlo.instructions import Shape, leaves, parse_computations, par
 from gda.compiled.hlo.source_lines import Sources, metadata_of
 from gda.layout.boundary import set_module
 
+_MOST = 10  # temporaries that are named
 _ALLOCATION = re.compile(r"allocation \d+: size \d+, (color \d+, )?page \d+, preallocated-temp")
 _VALUE = re.compile(
     r" value: <\d+ ([\w.\-]+)(?:\{[\d,]*\})?(?: \(phi\))? @\d+> \(size=(\d+),offset=(\d+)\): (.*)"
@@ -41,23 +42,13 @@ class Temporary(NamedTuple):
 
 
 def read_temporaries(
-    assignment: str,
-    program: str,
-    *,
-    library: Sequence[str] = (),
-    installed: Sequence[str] = (),
-    most: int = 10,
+    assignment: str, program: str, *, library: Sequence[str] = (), installed: Sequence[str] = ()
 ) -> list[Temporary]:
     """Return the largest temporaries of a program, the largest first.
 
     Temporaries that are not needed at the same time share memory. Only the largest of each part of
-    the memory is returned, so that all may be there together.
-
-    Args:
-      assignment: the text of XLA's file ``…-buffer-assignment.txt``.
-      program: the text of the optimised program, ``….after_optimizations.txt``.
-      library, installed: as for ``read_collectives``.
-      most: the greatest number of temporaries to return.
+    the memory is returned, so that all may be there together. ``assignment`` is the text of XLA's
+    file ``…-buffer-assignment.txt``, ``program`` that of ``….after_optimizations.txt``.
     """
     computations, _ = parse_computations(program)
     texts = {name: text for each in computations.values() for name, text in each.lines.items()}
@@ -67,7 +58,7 @@ def read_temporaries(
     taken: list[_Value] = []
     found = []
     for value in values:
-        if len(found) == most:
+        if len(found) == _MOST:
             break
         if any(value.start < each.stop and each.start < value.stop for each in taken):
             continue

@@ -18,9 +18,6 @@ def axes_of_groups(groups: Groups, mesh_shape: Mapping[str, int]) -> tuple[str, 
 
     The order of the groups, and of the positions in one, does not matter. Axes of size 1 are
     omitted, since they separate no devices.
-
-    >>> axes_of_groups(((0, 2), (3, 1)), {'x': 2, 'y': 2})
-    ('x',)
     """
     sizes = tuple(mesh_shape.values())
     if len({len(group) for group in groups}) != 1 or not groups[0]:
@@ -42,11 +39,7 @@ def axes_of_groups(groups: Groups, mesh_shape: Mapping[str, int]) -> tuple[str, 
 
 
 def axes_of_pairs(pairs: Pairs, mesh_shape: Mapping[str, int]) -> tuple[str, ...] | None:
-    """Return the axes along which a permutation moves data; None if a position is outside the mesh.
-
-    >>> axes_of_pairs(((0, 1), (1, 0), (2, 3), (3, 2)), {'x': 2, 'y': 2})
-    ('y',)
-    """
+    """Return the axes along which a permutation moves data; None if one end is outside the mesh."""
     sizes = tuple(mesh_shape.values())
     ends = np.array(pairs, np.int64).reshape(-1, 2)
     if ends.size and not 0 <= ends.min() <= ends.max() < math.prod(sizes):
@@ -74,11 +67,6 @@ def parse_groups(text: str) -> Groups | None:
     """Return replica groups of any form that XLA prints; None for an unknown form.
 
     ``()`` is the empty list, which stands for all devices.
-
-    >>> parse_groups('{{0,1},{2,3}}') == parse_groups('[2,2]<=[4]')
-    True
-    >>> parse_groups('[2,2]<=[2,2]T(1,0)'), parse_groups("mesh['x'=2,'y'=2] {'x'}")
-    (((0, 2), (1, 3)), ((0, 2), (1, 3)))
     """
     text = text.strip()
     if re.fullmatch(r"\{[\s\d,{}]*\}", text):

@@ -108,11 +108,6 @@ class Instruction(NamedTuple):
     def operand_names(self) -> list[str]:
         return [operand.split()[-1].lstrip("%") for operand in self.operands]
 
-    def _element(self, name: str, index: int) -> Instruction:
-        """Return an element of its tuple, which the files that XLA writes name ``%name#index``."""
-        of_element = split_at_commas(self.type[1:-1])[index]
-        return Instruction(of_element, "get-tuple-element", [name], {"index": str(index)})
-
     def called(self, *attributes: str) -> list[str]:
         """The computations that these attributes name; without any, those of all attributes."""
         of_each = [self.attributes.get(key, "") for key in attributes or _CALLS.split("|")]
@@ -184,10 +179,13 @@ class Computation:
 
     def instruction(self, name: str) -> Instruction | None:
         if name not in self.read:
+            # The files that XLA writes name an element of a tuple ``%name#index``.
             whole, _, index = name.partition("#")
-            text = self.lines.get(whole)
-            found = None if text is None else parse_instruction(text)
-            self.read[name] = found._element(whole, int(index)) if found and index else found
+            found = parse_instruction(self.lines.get(whole, ""))
+            if found and index:
+                element = split_at_commas(found.type[1:-1])[int(index)]
+                found = Instruction(element, "get-tuple-element", [whole], {"index": index})
+            self.read[name] = found
         return self.read[name]
 
     @cached_property

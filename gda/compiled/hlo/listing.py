@@ -48,12 +48,9 @@ class Collectives(Sequence[Collective]):
       found: the collectives.
       mesh_shape: sizes of the axes by name, in mesh order; empty if no mesh is known.
 
-    >>> import gda, jax, numpy as np
-    >>> from jax.sharding import NamedSharding, PartitionSpec as P
-    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
-    >>> x = jax.ShapeDtypeStruct((16, 32), np.float32, sharding=NamedSharding(mesh, P('x')))
-    >>> gda.collectives(lambda x: x.sum(axis=0), x).by_axis()
-    {('x',): Traffic(executions=1, nbytes=128)}
+    >>> import gda
+    >>> print(gda.Collectives((), {'x': 2}))
+    no collectives on the mesh {'x': 2}
     """
 
     found: tuple[Collective, ...]
@@ -176,14 +173,11 @@ def format_source(collective: Collective | Temporary) -> str:
     file = collective.source_file
     if file is None:
         return collective.op_name
-    return f"{_format_file(file)}:{collective.source_line}"
-
-
-def _format_file(file: str) -> str:
     if re.search(r"[\\/]ipykernel_\d+[\\/]\d+\.py$", file):
-        return "cell"  # the number in its name is a hash of the cell
-    is_elsewhere = os.path.splitdrive(file)[0] != os.path.splitdrive(os.getcwd())[0]
-    return file if is_elsewhere else min(file, os.path.relpath(file), key=len)
+        file = "cell"  # the number in its name is a hash of the cell
+    elif os.path.splitdrive(file)[0] == os.path.splitdrive(os.getcwd())[0]:
+        file = min(file, os.path.relpath(file), key=len)
+    return f"{file}:{collective.source_line}"
 
 
 def _format_count(count: int | None) -> str:

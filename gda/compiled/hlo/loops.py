@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,16 +13,14 @@ from gda.compiled.hlo.instructions import Computation, Instruction, leaves
 _MAX_DEPTH = 8  # of calls and operations
 
 
-@dataclass(frozen=True)
-class _Element:
+class _Element(NamedTuple):
     """An element of the values that a loop carries, plus a number."""
 
-    index: int
+    position: int
     plus: int
 
 
-@dataclass(frozen=True)
-class _Test:
+class _Test(NamedTuple):
     """The test that an element is below a number."""
 
     element: _Element
@@ -47,12 +45,12 @@ def trip_count(
         return None
     if carried.opcode != "tuple" or update.opcode != "tuple":
         return None
-    index = test.element.index
+    index = test.element.position
     first = _value(caller, carried.operand_names[index], None, computations)
     after = _value(body, update.operand_names[index], None, computations)
     if not isinstance(first, int) or not isinstance(after, _Element):
         return None
-    if after.index != index or after.plus < 1:
+    if after.position != index or after.plus < 1:
         return None
     return max(0, -(-(test.stop - test.element.plus - first) // after.plus))
 
@@ -74,14 +72,19 @@ def _value(
     instruction = computation.instruction(name)
     if instruction is None or depth > _MAX_DEPTH:
         return None
-    if instruction.opcode in ("constant", "parameter", "get-tuple-element"):
-        return _given(instruction, computation, arguments)
+    if instruction.opcode == "constant":
+        number = re.fullmatch(r"-?\d+", "".join(instruction.operands))
+        return int(number[0]) if number else None
+    if instruction.opcode == "parameter":
+        return arguments[int(instruction.operands[0])] if arguments else None
+    names = instruction.operand_names
+    if instruction.opcode == "get-tuple-element":
+        carried = computation.instruction(names[0])
+        is_carried = arguments is None and carried is not None and carried.opcode == "parameter"
+        return _Element(int(instruction.attributes["index"]), 0) if is_carried else None
     if instruction.opcode not in ("copy", "convert", "add", "compare", "fusion", "call"):
         return None
-    operands = [
-        _value(computation, operand, arguments, computations, depth + 1)
-        for operand in instruction.operand_names
-    ]
+    operands = [_value(computation, each, arguments, computations, depth + 1) for each in names]
     if instruction.opcode not in ("fusion", "call"):
         return _computed(instruction, computation, operands)
     callees = [computations[name] for name in instruction.called()]
@@ -90,29 +93,23 @@ def _value(
     return _value(callees[0], callees[0].root, operands, computations, depth + 1)
 
 
-def _given(
-    instruction: Instruction, computation: Computation, arguments: list[_Value] | None
-) -> _Value:
-    """Return the value of a constant, a parameter or an element."""
-    if instruction.opcode == "constant":
-        number = re.fullmatch(r"-?\d+", "".join(instruction.operands))
-        return int(number[0]) if number else None
-    if instruction.opcode == "parameter":
-        return arguments[int(instruction.operands[0])] if arguments else None
-    carried = computation.instruction(instruction.operand_names[0])
-    is_carried = arguments is None and carried is not None and carried.opcode == "parameter"
-    return _Element(int(instruction.attributes["index"]), 0) if is_carried else None
-
-
 def _computed(instruction: Instruction, computation: Computation, operands: list[_Value]) -> _Value:
-    if instruction.opcode == "add":
-        return _sum(*operands)
-    if instruction.opcode == "compare":
-        return _comparison(operands, instruction.attributes.get("direction", ""))
-    if instruction.opcode == "convert":
-        source = computation.instruction(instruction.operand_names[0])
-        return operands[0] if source and _keeps_values(source.type, instruction.type) else None
-    return operands[0]
+    direction = instruction.attributes.get("direction")
+    match instruction.opcode, operands:
+        case "copy", [value]:
+            return value
+        case "convert", [value]:
+            source = computation.instruction(instruction.operand_names[0])
+            return value if source and _keeps_values(source.type, instruction.type) else None
+        case "add", [int(a), int(b)]:
+            return a + b
+        case "add", [_Element(position, plus), int(more)] | [int(more), _Element(position, plus)]:
+            return _Element(position, plus + more)
+        case "compare", [_Element() as tested, int(stop)] if direction in ("LT", "LE"):
+            return _Test(tested, stop + (direction == "LE"))
+        case "compare", [int(stop), _Element() as tested] if direction in ("GT", "GE"):
+            return _Test(tested, stop + (direction == "GE"))
+    return None
 
 
 def _keeps_values(source: str, target: str) -> bool:
@@ -120,23 +117,3 @@ def _keeps_values(source: str, target: str) -> bool:
     (before, *_), (after, *_) = leaves(source), leaves(target)
     are_integers = re.fullmatch(r"(u?int(8|16|32|64)){2}", before.dtype + after.dtype)
     return bool(are_integers) and np.can_cast(before.dtype, after.dtype)
-
-
-def _sum(a: _Value, b: _Value) -> _Value:
-    if isinstance(a, int) and isinstance(b, int):
-        return a + b
-    if isinstance(a, int):
-        a, b = b, a
-    if isinstance(a, _Element) and isinstance(b, int):
-        return _Element(a.index, a.plus + b)
-    return None
-
-
-def _comparison(given: list[_Value], direction: str) -> _Value:
-    a, b = given
-    if isinstance(a, int):
-        mirrored = {"GT": "LT", "GE": "LE"}
-        a, b, direction = b, a, mirrored.get(direction, "")
-    if isinstance(a, _Element) and isinstance(b, int) and direction in ("LT", "LE"):
-        return _Test(a, b + (direction == "LE"))
-    return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -79,13 +80,10 @@ class Collective:
       is_between_slices: it is the part of a collective that goes over the network between slices of
         TPUs. The part within each slice is a collective of its own.
 
-    >>> import gda, jax, numpy as np
-    >>> from jax.sharding import NamedSharding, PartitionSpec as P
-    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
-    >>> x = jax.ShapeDtypeStruct((16, 32), np.float32, sharding=NamedSharding(mesh, P('x')))
-    >>> (reduction,) = gda.collectives(lambda x: x.sum(axis=0), x)
-    >>> reduction.kind, reduction.reduction, reduction.axes, reduction.nbytes, reduction.count
-    ('all-reduce', 'add', ('x',), 128, 1)
+    >>> import gda
+    >>> gda.Collective('all-reduce', ('x',), ((4,),), ('int32',), ((4,),), ('int32',),
+    ...                nbytes=16, nbytes_output=16, count=3).nbytes_total
+    48
     """
 
     kind: str
@@ -123,49 +121,27 @@ def read_collectives(
 ) -> tuple[Collective, ...]:
     """Return the collectives of a program, in its order.
 
-    Those in a computation that is called several times come at its first call.
-
-    Args:
-      text: text of an optimised program, one module or several, as ``compiled.as_text()`` gives it.
-      mesh_shape: sizes of the mesh axes by name, in mesh order; by default there is no mesh, and
-        no collective has axes.
-      library: folders of code that is not the user's.
-      installed: folders of code that is the user's only if there is no other.
-      slices: number of slices of TPUs along each axis that goes over several.
-      device_ids: with ``slices``, the ids of the devices of the mesh, in its order.
+    Those in a computation that is called several times come at its first call. Code in the folders
+    ``library`` is not the user's; that in ``installed`` is only if there is no other. ``slices`` is
+    the number of slices of TPUs along each axis that goes over several, and ``device_ids`` are then
+    those of the mesh, in its order.
 
     Raises:
       ValueError: a line looks like a collective and cannot be read, or the text is no program.
-
-    >>> text = '''
-    ... HloModule m, num_partitions=4
-    ... ENTRY main {
-    ...   p = f32[2,8] parameter(0)
-    ...   ROOT g = f32[4,8] all-gather(p), channel_id=1, replica_groups=[2,2]<=[4], dimensions={0}
-    ... }'''
-    >>> (gather,) = read_collectives(text, {'x': 2, 'y': 2})
-    >>> gather.axes, gather.groups, gather.nbytes
-    (('y',), ((0, 1), (2, 3)), 64)
     """
     parts = re.split(r"^(?=HloModule )", text, flags=re.MULTILINE)
     modules = [part for part in parts if part.strip()] or [text]
-    return tuple(
-        collective
-        for module in modules
-        for collective in _Module(
-            module,
-            dict(mesh_shape or {}),
-            Sources(module, library, installed),
-            dict(slices or {}),
-            device_ids,
-        ).collectives()
-    )
+    found: list[Collective] = []
+    for module in modules:
+        sources = Sources(module, library, installed)
+        read = _Module(module, dict(mesh_shape or {}), sources, dict(slices or {}), device_ids)
+        found += read.collectives()
+    return tuple(found)
 
 
 def num_devices(text: str) -> int:
     """Return the number of devices that a program was compiled for."""
-    partitions, replicas = _sizes(text)
-    return partitions * replicas
+    return math.prod(_sizes(text))
 
 
 def _sizes(text: str) -> tuple[int, int]:
@@ -206,21 +182,14 @@ class _Module:
         self.slices = slices
         self.position_of = {device_id: position for position, device_id in enumerate(device_ids)}
         self.computations, self.entry = parse_computations(text)
-        self._check_callees()
-        self.calls = {
-            name: {
-                definition: _calls(instruction, computation, self.computations)
-                for definition, instruction in computation.of_interest.items()
-            }
-            for name, computation in self.computations.items()
-        }
-        self.fusions = {
-            callee: instruction
-            for computation in self.computations.values()
-            for instruction in computation.of_interest.values()
-            if instruction.opcode == "fusion"
-            for callee in instruction.called()
-        }
+        self.fusions: dict[str, Instruction] = {}
+        for computation in self.computations.values():
+            for instruction in computation.of_interest.values():
+                called = instruction.called()
+                if missing := [callee for callee in called if callee not in self.computations]:
+                    raise unreadable(f"a call of {missing[0]}, which is not in the program")
+                if instruction.opcode == "fusion":
+                    self.fusions |= dict.fromkeys(called, instruction)
         self.channels_of_parts = {
             computation.of_interest[name].attributes.get("channel_id", "none")
             for computation in self.computations.values()
@@ -229,28 +198,34 @@ class _Module:
         self.partitions, self.replicas = _sizes(text)
         self.sources = sources
 
-    def _check_callees(self) -> None:
-        for computation in self.computations.values():
-            for instruction in computation.of_interest.values():
-                for callee in instruction.called():
-                    if callee not in self.computations:
-                        raise unreadable(f"a call of {callee}, which is not in the program")
-
     def collectives(self) -> Iterator[Collective]:
-        runs = self._runs()
-        for computation, definition in self._walk(self.entry, set()):
+        reached = [*self._walk(self.entry, set())]
+        callers: dict[str, list[tuple[str, _Call]]] = defaultdict(list)
+        for computation, _, calls in reached:
+            for call in calls:
+                callers[call.callee].append((computation.name, call))
+
+        @functools.cache
+        def runs_of(name: str) -> _Runs:
+            runs = _Runs(int(name == self.entry), False)
+            for caller, call in callers[name]:
+                runs = _add(runs, runs_of(caller), call)
+            return runs
+
+        for computation, definition, _ in reached:
             instruction = computation.of_interest[definition]
             is_more = definition not in computation.ended_elsewhere and self._was_begun(instruction)
             if instruction.kind is not None and not is_more:
-                yield self._collective(computation, instruction, runs[computation.name])
+                yield self._collective(computation, instruction, runs_of(computation.name))
 
-    def _walk(self, name: str, seen: set[str]) -> Iterator[tuple[Computation, str]]:
+    def _walk(self, name: str, seen: set[str]) -> Iterator[tuple[Computation, str, list[_Call]]]:
         """Yield the instructions of interest in program order: a computation at its first call."""
         seen.add(name)
         computation = self.computations[name]
-        for definition in computation.of_interest:
-            yield computation, definition
-            for call in self.calls[name][definition]:
+        for definition, instruction in computation.of_interest.items():
+            calls = _calls(instruction, computation, self.computations)
+            yield computation, definition, calls
+            for call in calls:
                 if call.callee not in seen:
                     yield from self._walk(call.callee, seen)
 
@@ -262,30 +237,6 @@ class _Module:
         """
         channel = instruction.attributes.get("channel_id")
         return channel in self.channels_of_parts and not instruction.is_between_slices
-
-    def _runs(self) -> dict[str, _Runs]:
-        """Return the runs of each computation that the entry reaches."""
-        callers_first = self._callers_first()
-        runs = dict.fromkeys(callers_first, _Runs(0, False)) | {self.entry: _Runs(1, False)}
-        for name in callers_first:
-            for call in self._calls_of(name):
-                runs[call.callee] = _add(runs[call.callee], runs[name], call)
-        return runs
-
-    def _callers_first(self) -> list[str]:
-        done: dict[str, None] = {}
-
-        def visit(name: str) -> None:
-            for call in self._calls_of(name):
-                if call.callee not in done:
-                    visit(call.callee)
-            done[name] = None
-
-        visit(self.entry)
-        return [*done][::-1]
-
-    def _calls_of(self, name: str) -> Iterator[_Call]:
-        return itertools.chain.from_iterable(self.calls[name].values())
 
     def _collective(
         self, computation: Computation, instruction: Instruction, runs: _Runs
@@ -301,7 +252,8 @@ class _Module:
             axes = axes_of_groups(groups, self.mesh_shape) if groups else None
         if kind == "all-reduce" and computation.name.startswith("all-reduce-scatter"):
             # A TPU has this fusion for a reduce-scatter: each device keeps a part of the sum.
-            kind, outputs = "reduce-scatter", self._outputs(computation)
+            root = computation.instruction(computation.root)
+            kind, outputs = "reduce-scatter", [] if root is None else leaves(root.type)
         metadata = metadata_of(instruction)
         if not metadata and computation.name in self.fusions:
             metadata = metadata_of(self.fusions[computation.name])
@@ -365,10 +317,6 @@ class _Module:
             outputs = leaves(parts[1])
         return operands, outputs
 
-    def _outputs(self, computation: Computation) -> list[ArrayType]:
-        root = computation.instruction(computation.root)
-        return [] if root is None else leaves(root.type)
-
     def _groups(self, instruction: Instruction) -> Groups | None:
         if instruction.kind in ("collective-permute", "send"):
             return ()
@@ -384,19 +332,9 @@ class _Module:
         """Return groups of positions among all devices.
 
         A program may run as replicas, each of partitions; ``jax.jit`` makes partitions only. The
-        meaning of the numbers is XLA's group mode:
-
-        ========== =============== ======================== ===========================
-        channel_id global ids      kind                     mode: groups of
-        ========== =============== ======================== ===========================
-        no         no              any                      cross-replica: replicas, for
-                                                            each partition
-        yes        no              all-reduce, all-gather,  cross-replica and partition:
-                                   reduce-scatter           replicas, with all partitions
-        yes        no              other                    cross-partition: partitions,
-                                                            in each replica
-        yes        yes             any                      flattened id: positions
-        ========== =============== ======================== ===========================
+        numbers are positions with ``use_global_device_ids``. Else, without a ``channel_id``, they
+        are replicas, for each partition. With one they are replicas, with all their partitions, in
+        reductions and all-gathers, and in other kinds partitions, in each replica.
 
         With one replica, some programs number the partitions whatever the attributes say.
         """
@@ -449,8 +387,8 @@ def _add(so_far: _Runs, caller: _Runs, call: _Call) -> _Runs:
 def _pairs(instruction: Instruction) -> Pairs | None:
     """Return source and target positions of a permutation; None if the program omits them."""
     if instruction.kind == "send":
-        attributes = instruction.attributes.get("frontend_attributes", "")
-        found = re.search(r"source_target_pairs=\"?(\{[\s\d,{}]*?\}\})", attributes)
+        form = r"source_target_pairs=\"?(\{[\s\d,{}]*?\}\})"
+        found = re.search(form, instruction.frontend_attributes)
         text = found[1] if found else None
     else:
         text = instruction.attributes.get("source_target_pairs")

@@ -33,18 +33,9 @@ class Sources:
             int(number): _unquoted(name)
             for number, name in re.findall(r"^(\d+) (.*)$", _table(text, "FileNames"), re.MULTILINE)
         }
-        self.places = {
-            number: (file, line)
-            for number, file, line in _rows(
-                text, "FileLocations", r"file_name_id=(\d+).*?\bline=(\d+)"
-            )
-        }
-        self.frames = {
-            number: (place, parent)
-            for number, place, parent in _rows(
-                text, "StackFrames", r"file_location_id=(\d+)(?: parent_frame_id=(\d+))?"
-            )
-        }
+        self.places = _rows(text, "FileLocations", r"file_name_id=(\d+).*?\bline=(\d+)")
+        of_frame = r"file_location_id=(\d+)(?: parent_frame_id=(\d+))?"
+        self.frames = _rows(text, "StackFrames", of_frame)
         # XLA prints the number of the parent plus one, so that no frame has the parent 0.
         parents = [parent for _, parent in self.frames.values()]
         self.excess = 1 if parents and min(parents) > 0 else 0
@@ -55,7 +46,11 @@ class Sources:
         Installed code counts only if there is no other: a layer of a model library calls the
         einsum, but the user can change the model that has the layer.
         """
-        places = [place for place in self._places(metadata) if self._is_users(place[0])]
+        places = [
+            place
+            for place in self._places(metadata)
+            if place[0] and not place[0].startswith(self.library)
+        ]
         own = [place for place in places if not place[0].startswith(self.installed)]
         return next(iter(own or places), (None, None))
 
@@ -71,9 +66,6 @@ class Sources:
             frame = parent - self.excess
         yield metadata.get("source_file", ""), int(metadata.get("source_line", 0))
 
-    def _is_users(self, name: str) -> bool:
-        return bool(name) and not name.startswith(self.library)
-
 
 def _with_slash(folders: Iterable[str]) -> tuple[str, ...]:
     return tuple(os.path.join(folder, "") for folder in folders)
@@ -84,6 +76,6 @@ def _table(text: str, title: str) -> str:
     return found[1] if found else ""
 
 
-def _rows(text: str, title: str, form: str) -> list[tuple[int, int, int]]:
+def _rows(text: str, title: str, form: str) -> dict[int, tuple[int, int]]:
     rows = re.findall(rf"^(\d+) \{{{form}", _table(text, title), re.MULTILINE)
-    return [(int(a), int(b), int(c or 0)) for a, b, c in rows]
+    return {int(number): (int(one), int(other or 0)) for number, one, other in rows}

@@ -64,12 +64,11 @@ class _Box:
 
 
 def draw_boxes(picture: Picture) -> None:
-    """Draw an array of three dimensions or more.
+    """Draw a box for each block of the outer dimensions, with its layers beside it if it has any.
 
-    The front of a box is its first layer. One that has several hides blocks, so the layers stand
-    beside it, each from the front. The boxes themselves are the blocks of the outer dimensions.
+    The front of a box is its first layer, which hides the blocks of the others.
     """
-    parts = picture.subject.parts
+    parts = picture.subject.grid.parts
     *outer, num_layers, _, _ = parts
     num_boxes, has_layers = math.prod(outer), num_layers > 1
     boxes = fold(num_boxes, _MOST_BOXES_WITH_LAYERS if has_layers else _MOST_BOXES)
@@ -92,17 +91,12 @@ def draw_boxes(picture: Picture) -> None:
 
 @dataclass(frozen=True)
 class _Boxes:
-    """Boxes of one form, divided in the same way.
-
-    Attributes:
-      layers: the numbers of the drawn layers, with gaps.
-      most_cells, most_titles: limits of each face.
-    """
+    """Boxes of one form, divided in the same way."""
 
     picture: Picture
     box: _Box
-    layers: Sequence[int | Gap]
-    most_cells: int
+    layers: Sequence[int | Gap]  # that are drawn
+    most_cells: int  # of each face
     most_titles: int
 
     def draw_in_rows(self, boxes: Sequence[int | Gap], y: float) -> None:
@@ -135,7 +129,7 @@ class _Boxes:
     @property
     def _height(self) -> float:
         """The height of a box with its caption."""
-        return self.box.height + (_CAPTION if len(self.picture.subject.parts) > 3 else 0)
+        return self.box.height + (_CAPTION if len(self.picture.subject.grid.parts) > 3 else 0)
 
     def _draw_box(self, chosen: int, x: float, y: float, is_first: bool) -> None:
         """Draw one with the upper left corner of its front there."""
@@ -154,7 +148,7 @@ class _Boxes:
         else:
             self._lean(front, f"1 0 0 1 {number(x)} {number(y)}", 0)
         self.picture.sheet.reach(x - 1, y - box.dy - 1, x + box.width + 1, y + down + 1)
-        if len(self.picture.subject.parts) > 3:
+        if len(self.picture.subject.grid.parts) > 3:
             self._caption(x + box.dx, y - box.dy - 7, self._caption_of_box(chosen))
         if is_first:
             self.picture.measure_below(x, y + down, box.across)
@@ -167,16 +161,10 @@ class _Boxes:
         scale = _MANY_LAYERS_TO_BOX if len(self.layers) >= _MANY_LAYERS else _LAYERS_TO_BOX
         width = sharp(self.box.across.length * scale, blocks.shape[2])
         height = sharp(self.box.down.length * scale, blocks.shape[1])
-        captions = [
-            format_more(layer.count)
-            if isinstance(layer, Gap)
-            else self._caption_of_layer(blocks[layer])
-            for layer in self.layers
-        ]
+        captions = [self._caption_of_layer(blocks, layer) for layer in self.layers]
         left = self.box.width + 2 * _BETWEEN_LAYERS
-        pitch = (
-            max([width, *(text_width(said, _CAPTION_SIZE) for said in captions)]) + _BETWEEN_LAYERS
-        )
+        widest = max(text_width(caption, _CAPTION_SIZE) for caption in captions)
+        pitch = max(width, widest) + _BETWEEN_LAYERS
         per_row = max(1, int((_WIDEST - left + _BETWEEN_LAYERS) // pitch))
         if len(self.layers) > per_row:
             y += _CAPTION - self.box.dy  # beside all of the box, not only beside its front
@@ -194,7 +182,7 @@ class _Boxes:
 
     def _blocks_of(self, chosen: int) -> IntArray:
         """Return the numbers of the blocks of a box: ``[layers, rows, columns]``."""
-        return self.picture.blocks.reshape(-1, *self.picture.subject.parts[-3:])[chosen]
+        return self.picture.blocks.reshape(-1, *self.picture.subject.grid.parts[-3:])[chosen]
 
     def _face(
         self,
@@ -204,18 +192,8 @@ class _Boxes:
         dimensions: tuple[int, int] = (-2, -1),
         is_padding: bool = False,
     ) -> Face:
-        picture = self.picture
-        return Face(
-            picture.subject,
-            picture.paint,
-            blocks,
-            width,
-            height,
-            dimensions,
-            is_padding,
-            most_cells=self.most_cells,
-            most_titles=self.most_titles,
-        )
+        limits = self.most_cells, self.most_titles
+        return Face(self.picture.paint, blocks, width, height, dimensions, is_padding, *limits)
 
     def _lean(self, face: Face, matrix: str, shade: float) -> None:
         over = ""
@@ -229,25 +207,25 @@ class _Boxes:
     def _caption(self, x: float, y: float, text: str) -> None:
         self.picture.sheet.text(x, y, "", detail=text, size=_CAPTION_SIZE)
 
-    def _caption_of_box(self, chosen: int) -> str:
+    def _caption_of_box(self, chosen: int | Gap) -> str:
         """Return the index of a box in the outer dimensions."""
+        if isinstance(chosen, Gap):
+            return format_more(chosen.count)
         block = int(self._blocks_of(chosen)[0, 0, 0])
         index = self.picture.subject.grid.block_index(block)[:-3]
         return f"{format_index(index)[:-1]}, …]"
 
-    def _caption_of_layer(self, blocks: IntArray) -> str:
+    def _caption_of_layer(self, blocks: IntArray, layer: int | Gap) -> str:
         """Return the slice of a layer in the dimension of depth."""
-        depth = self.picture.subject.grid.block_index(int(blocks[0, 0]))[-3]
+        if isinstance(layer, Gap):
+            return format_more(layer.count)
+        depth = self.picture.subject.grid.block_index(int(blocks[layer, 0, 0]))[-3]
         return format_slice(depth, depth)
 
     def _widest_caption(self, boxes: Sequence[int | Gap]) -> float:
-        if len(self.picture.subject.parts) <= 3:
+        if len(self.picture.subject.grid.parts) <= 3:
             return 0
-        captions = [
-            format_more(chosen.count) if isinstance(chosen, Gap) else self._caption_of_box(chosen)
-            for chosen in boxes
-        ]
-        return max(text_width(caption, _CAPTION_SIZE) for caption in captions)
+        return max(text_width(self._caption_of_box(chosen), _CAPTION_SIZE) for chosen in boxes)
 
 
 def _say_outer_dimensions(picture: Picture) -> float:

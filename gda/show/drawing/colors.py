@@ -9,11 +9,6 @@ other process a little darker.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
-
 from gda.layout.numbering import IntArray
 
 INK = "#16181d"
@@ -45,11 +40,7 @@ def colors_of(num_processes: int) -> tuple[str, ...]:
 
 
 def which(ranks: IntArray, num_processes: int) -> IntArray:
-    """Return the place in ``colors_of`` of the processes with these ranks, counted from 0.
-
-    >>> which(np.array([0, 1]), 2).tolist(), which(np.array([0, 1, 999]), 1000).tolist()
-    ([0, 1], [0, 1, 95])
-    """
+    """Return the place in ``colors_of`` of the processes with these ranks, counted from 0."""
     if num_processes <= MOST_NAMED:
         return ranks
     return ranks * _RAMP_STEPS // num_processes * 2 + ranks % 2
@@ -62,12 +53,5 @@ def _on_ramp(at: float) -> str:
 
 
 def _mixed(one: str, other: str, share: float) -> str:
-    return _hex(_channels(one) * (1 - share) + _channels(other) * share)
-
-
-def _channels(color: str) -> npt.NDArray[np.float64]:
-    return np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)], np.float64)
-
-
-def _hex(channels: Sequence[float] | npt.NDArray[np.float64]) -> str:
-    return "#" + "".join(f"{round(channel):02x}" for channel in channels)
+    channels = zip(bytes.fromhex(one[1:]), bytes.fromhex(other[1:]), strict=True)
+    return f"#{bytes(round(a * (1 - share) + b * share) for a, b in channels).hex()}"

@@ -16,11 +16,11 @@ from functools import cached_property
 import numpy as np
 
 from gda.layout.numbering import IntArray
+from gda.layout.text import format_bytes, format_index, format_processes
 from gda.show.drawing.colors import INK, colors_of, which
 from gda.show.drawing.sheet import escape, number
-from gda.show.drawing.titles import hover_text
 from gda.show.subject import Subject
-from gda.show.words import padding_of
+from gda.show.words import format_devices, padding_of, processes_at
 
 MOST_CELLS = 5000
 """The most cells of a drawing; with more blocks, cells stand for several."""
@@ -31,9 +31,13 @@ MOST_TITLES = 600
 MOST_BANDS = 4
 """The most colours of a cell."""
 
+Box = tuple[float, float, float, float]
+"""The left and upper edge of a rectangle, its width and its height."""
+
 _SMALLEST_CELL = 3.0  # pixels
 _BETWEEN_STROKES = 6  # of the hatching, along a side
 _LEAST_PADDING = 3.0  # pixels, to be seen
+_REPLICAS_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -53,12 +57,14 @@ class Paint:
         return colors_of(len(self.numbers))
 
     @cached_property
+    def ranks(self) -> IntArray:
+        """Place in ``numbers`` of each device's process: ``[num_shards, num_replicas]``."""
+        return np.searchsorted(np.array(self.numbers), self.subject.owners)
+
+    @cached_property
     def by_block(self) -> IntArray:
-        """Place in ``colors`` of each device's process: ``[num_shards, num_replicas]``."""
-        if len(self.numbers) == 1:
-            return np.zeros_like(self.subject.owners)
-        ranks = np.searchsorted(np.array(self.numbers), self.subject.owners)
-        return which(ranks, len(self.numbers))
+        """Place in ``colors`` of each device's process."""
+        return which(self.ranks, len(self.numbers))
 
     def of_blocks(self, blocks: IntArray) -> list[str]:
         """Return the colours of the processes that hold some blocks, at most ``MOST_BANDS``."""
@@ -70,25 +76,20 @@ class Paint:
 
 @dataclass(frozen=True, eq=False)
 class Face:
-    """Blocks side by side, drawn as a rectangle from (0, 0).
+    """Blocks side by side, drawn as a rectangle from (0, 0), in pixels."""
 
-    Attributes:
-      blocks: their numbers, int64 ``[rows, columns]``.
-      width, height: in pixels.
-      dimensions: of the array, down and across; ``None`` if it has no such dimension.
-      is_padding: all of it is padding, also if its blocks have elements elsewhere.
-      most_cells, most_titles: the most cells, and the most cells with a title each.
-    """
-
-    subject: Subject
     paint: Paint
-    blocks: IntArray
+    blocks: IntArray  # their numbers, ``[rows, columns]``
     width: float
     height: float
-    dimensions: tuple[int | None, int | None]
-    is_padding: bool = False
+    dimensions: tuple[int | None, int | None]  # of the array, down and across
+    is_padding: bool = False  # all of it, also if its blocks have elements elsewhere
     most_cells: int = MOST_CELLS
-    most_titles: int = MOST_TITLES
+    most_titles: int = MOST_TITLES  # with more cells, some share a title
+
+    @property
+    def subject(self) -> Subject:
+        return self.paint.subject
 
     @cached_property
     def rows(self) -> list[int]:
@@ -126,21 +127,16 @@ class Face:
     @cached_property
     def most_owners(self) -> int:
         """The most processes that hold the blocks of a cell."""
-        numbers = np.array(self.paint.numbers)
-        if len(numbers) == 1:
+        num_processes = len(self.paint.numbers)
+        if num_processes == 1:
             return 1
         rows, columns = (
             np.repeat(np.arange(len(edges) - 1), np.diff(edges))
             for edges in (self.rows, self.columns)
         )
         cells = rows[:, None] * len(self.columns) + columns
-        ranks = np.searchsorted(numbers, self.subject.owners[self.blocks])
-        pairs = np.unique(cells[:, :, None] * len(numbers) + ranks)
-        return int(np.bincount(pairs // len(numbers)).max())
-
-    @property
-    def blocks_per_cell(self) -> tuple[int, int]:
-        return self.rows[1], self.columns[1]
+        pairs = np.unique(cells[:, :, None] * num_processes + self.paint.ranks[self.blocks])
+        return int(np.bincount(pairs // num_processes).max())
 
     def edges(self) -> tuple[list[float], list[float]]:
         """Return the starts of the columns and the rows of cells, in pixels, and the ends."""
@@ -157,15 +153,26 @@ class Face:
         return f'<g class="gda-{kind}">{"".join(cells)}</g>{padding}{self._lines()}'
 
     def _cells(self) -> list[str]:
+        return [
+            _cell(box, self.paint.of_blocks(blocks), self._title(blocks))
+            for box, blocks in self._groups(1, 1)
+        ]
+
+    def _groups(self, high: int, wide: int) -> Iterator[tuple[Box, IntArray]]:
+        """Yield rectangles of some neighbouring cells, with their blocks."""
         xs, ys = self.edges()
-        parts = []
-        for i, row in enumerate(self.rows[:-1]):
-            for j, column in enumerate(self.columns[:-1]):
-                blocks = self.blocks[row : self.rows[i + 1], column : self.columns[j + 1]]
-                box = (xs[j], ys[i], xs[j + 1] - xs[j], ys[i + 1] - ys[i])
-                title = f"<title>{escape(hover_text(self.subject, blocks))}</title>"
-                parts.append(_cell(box, self.paint.of_blocks(blocks), title))
-        return parts
+        num_rows, num_columns = len(self.rows) - 1, len(self.columns) - 1
+        for i in range(0, num_rows, high):
+            bottom = min(i + high, num_rows)
+            for j in range(0, num_columns, wide):
+                right = min(j + wide, num_columns)
+                rows = slice(self.rows[i], self.rows[bottom])
+                columns = slice(self.columns[j], self.columns[right])
+                box = (xs[j], ys[i], xs[right] - xs[j], ys[bottom] - ys[i])
+                yield box, self.blocks[rows, columns]
+
+    def _title(self, blocks: IntArray) -> str:
+        return f"<title>{escape(_hover_text(self.subject, blocks))}</title>"
 
     def _fills(self) -> list[str]:
         """One path for all cells of a colour, neighbours in a row joined."""
@@ -189,25 +196,16 @@ class Face:
         return ['<g shape-rendering="crispEdges">', *filled, "</g>"]
 
     def _titles(self) -> list[str]:
-        xs, ys = self.edges()
         num_rows, num_columns = len(self.rows) - 1, len(self.columns) - 1
         # Fewer than the limit, because the texts of several blocks are longer.
         most = max(self.most_titles // 2, 1)
         high = -(-num_rows // most)
-        step = -(-num_columns // max(most * high // num_rows, 1))
-        parts = ['<g fill="none" pointer-events="all">']
-        for i in range(0, num_rows, high):
-            bottom = min(i + high, num_rows)
-            for j in range(0, num_columns, step):
-                right = min(j + step, num_columns)
-                blocks = self.blocks[
-                    self.rows[i] : self.rows[bottom], self.columns[j] : self.columns[right]
-                ]
-                parts.append(
-                    f"{_rect(xs[j], ys[i], xs[right] - xs[j], ys[bottom] - ys[i])}>"
-                    f"<title>{escape(hover_text(self.subject, blocks))}</title></rect>"
-                )
-        return [*parts, "</g>"]
+        wide = -(-num_columns // max(most * high // num_rows, 1))
+        rects = [
+            f"{_rect(*box)}>{self._title(blocks)}</rect>"
+            for box, blocks in self._groups(high, wide)
+        ]
+        return ['<g fill="none" pointer-events="all">', *rects, "</g>"]
 
     def _padding(self) -> str:
         """The hatching of the padding, which is right of the elements and below them."""
@@ -260,9 +258,6 @@ def folded(parts: int, most: int) -> list[int]:
     """Return the starts of at most ``most`` cells that share the parts, and the end.
 
     All hold equally many if a number not much larger than needed divides the parts.
-
-    >>> folded(4, 8), folded(100, 8), folded(1000, 64)[:3], folded(7, 3)
-    ([0, 1, 2, 3, 4], [0, 20, 40, 60, 80, 100], [0, 20, 40], [0, 3, 6, 7])
     """
     needed = -(-parts // most)
     step = next((s for s in range(needed, 2 * needed) if parts % s == 0), needed)
@@ -281,7 +276,7 @@ def _hatching(x: float, y: float, width: float, height: float) -> Iterator[str]:
         yield f"M{number(left)} {number(at - left)}L{number(right)} {number(at - right)}"
 
 
-def _cell(box: tuple[float, float, float, float], colors: Sequence[str], title: str) -> str:
+def _cell(box: Box, colors: Sequence[str], title: str) -> str:
     if len(colors) == 1:
         return f'{_rect(*box)} fill="{colors[0]}">{title}</rect>'
     bands = [f'{_rect(*box)} fill="{colors[0]}"/>']
@@ -296,11 +291,8 @@ def _rect(x: float, y: float, width: float, height: float) -> str:
     )
 
 
-def _corner(box: tuple[float, float, float, float], share: float) -> str:
-    """Return the path around the part of a rectangle beyond a diagonal line.
-
-    ``share`` of the area is before the line, in the upper left.
-    """
+def _corner(box: Box, share: float) -> str:
+    """Return the path around a rectangle without a ``share`` of its area in the upper left."""
     x, y, width, height = box
     if share <= 0.5:
         along = math.sqrt(2 * share)
@@ -310,3 +302,42 @@ def _corner(box: tuple[float, float, float, float], share: float) -> str:
         corners = [(1, along), (1, 1), (along, 1)]
     points = [f"{number(x + u * width)} {number(y + v * height)}" for u, v in corners]
     return f"M{'L'.join(points)}z"
+
+
+# Hover texts.
+
+
+def _hover_text(subject: Subject, blocks: IntArray) -> str:
+    """Return some lines about the blocks of these numbers, ``[rows, columns]``, a rectangle."""
+    grid = subject.grid
+    first, last = (grid.block_index(int(block)) for block in (blocks[0, 0], blocks[-1, -1]))
+    index = tuple(slice(a.start, b.stop) for a, b in zip(first, last, strict=True))
+    text = format_index(index)
+    holders = subject.holders[blocks].ravel()
+    if blocks.size > 1:
+        in_order = holders[np.argsort(subject.numbers(holders))]
+        lines = [f"{text}, {blocks.size:,} blocks", format_devices(subject, in_order)]
+    else:
+        lines = [text, _replicas(subject, holders)]
+    if grid.process_of is not None:
+        lines.append(format_processes(processes_at(subject, holders)))
+    if subject.block_bytes is not None:
+        lines.append(f"{format_bytes(subject.block_bytes)} on each device")
+    if subject.has_padding:
+        padding, total = padding_of(subject, index, blocks.size)
+        lines += [f"{padding:,} of {total:,} elements are padding"] if padding else []
+    return "\n".join(lines)
+
+
+def _replicas(subject: Subject, holders: IntArray) -> str:
+    if len(holders) == 1:
+        return format_devices(subject, holders)
+    is_all = len(holders) <= _REPLICAS_NAMED
+    chosen = range(len(holders)) if is_all else (0, 1, len(holders) - 1)
+    named = [
+        f"{format_devices(subject, holders[replica : replica + 1])} (replica {replica})"
+        for replica in chosen
+    ]
+    if is_all:
+        return ", ".join(named)
+    return f"{len(holders):,} devices: {named[0]}, {named[1]}, …, {named[2]}"

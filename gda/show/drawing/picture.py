@@ -18,10 +18,7 @@ _FROM_BOX = 9  # of the lines that measure a side
 class Picture:
     """A subject on its sheet.
 
-    Attributes:
-      faces: the faces that are seen from the front, with their places; together they show every
-        block once, except for omitted layers and boxes.
-      is_to_scale: all sides are in proportion.
+    Its ``faces`` from the front, with their places, show every block once, except for omitted ones.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -34,7 +31,7 @@ class Picture:
     @cached_property
     def blocks(self) -> IntArray:
         """The numbers of all blocks, each at its coordinates."""
-        return np.arange(self.subject.grid.num_shards).reshape(self.subject.parts)
+        return np.arange(self.subject.grid.num_shards).reshape(self.subject.grid.parts)
 
     def place(self, face: Face, x: float, y: float) -> None:
         """Draw a face seen from the front, with its upper left corner there."""

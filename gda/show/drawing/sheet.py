@@ -53,20 +53,16 @@ class Sheet:
             f'font-size="{number(size)}">{line}</text>'
         )
 
-    def line(self, path: str, *, opacity: float = 0.55) -> None:
+    def line(self, path: str) -> None:
         """Draw a thin line along a path; the caller must ``reach`` its extent."""
-        self.add(f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity="{opacity}"/>')
+        self.add(f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity="0.55"/>')
 
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def escape(text: str) -> str:
-    """Return a text for XML and HTML, also between quotes.
-
-    >>> escape('<b> & "x"')
-    '&lt;b&gt; &amp; &quot;x&quot;'
-    """
+    """Return a text for XML and HTML, also between quotes."""
     return html.escape(_NOT_XML.sub("\ufffd", text))
 
 
@@ -95,12 +91,3 @@ def _width(character: str) -> float:
     if character == " ":
         return 0.35
     return 0.73 if character.isupper() or not character.isascii() else 0.64
-
-
-def shortened(text: str, most: int) -> str:
-    """Return a text of at most ``most`` characters.
-
-    >>> shortened('model', 5), shortened('tensor_parallel', 8)
-    ('model', 'tensor_…')
-    """
-    return text if len(text) <= most else text[: most - 1] + "…"

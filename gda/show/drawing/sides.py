@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gda.show.drawing.sheet import TIMES, shortened
+from gda.show.drawing.sheet import TIMES
 from gda.show.subject import Subject
 
 # Sides are in proportion down to a quarter of the longest; below that differences shrink, so that
@@ -24,37 +24,24 @@ _LONGEST_NAME = 16
 
 @dataclass(frozen=True)
 class Side:
-    """One dimension as it is drawn.
-
-    Attributes:
-      size: of the array, as text.
-      axes: the mesh axes that shard it, with its parts, such as 64 times 1024; empty if none do.
-      length: in pixels.
-      is_true: it is in proportion to the longest.
-    """
+    """One dimension as it is drawn, with the texts of ``size_text`` and ``axes_text``."""
 
     size: str
     axes: str
-    length: float
-    is_true: bool
+    length: float  # in pixels
+    is_true: bool  # in proportion to the longest
 
 
 def sides_of(
     subject: Subject, dimensions: Iterable[int], longest: float, shortest: float = 0
 ) -> list[Side]:
-    """Return sides in proportion, the longest of them about ``longest`` pixels.
-
-    >>> from gda.show.subject import subject_of
-    >>> sides_of(subject_of((64, 32), {'data': 8}, ('data',)), (0, 1), 320)
-    [Side(size='64', axes='data: 8 \xd7 8', length=320, is_true=True), \
-Side(size='32', axes='', length=160, is_true=True)]
-    """
+    """Return sides in proportion, the longest of them about ``longest`` pixels."""
     chosen = list(dimensions)
     sizes = [subject.grid.padded_shape[dimension] for dimension in chosen]
     top = max(sizes)
     proportions = [size / top if top else 1.0 for size in sizes]
     lengths = [
-        _length(proportion, subject.parts[dimension], longest, shortest)
+        _length(proportion, subject.grid.parts[dimension], longest, shortest)
         for dimension, proportion in zip(chosen, proportions, strict=True)
     ]
     return [
@@ -89,16 +76,13 @@ def size_text(subject: Subject, dimension: int) -> str:
 
 
 def axes_text(subject: Subject, dimension: int) -> str:
-    """Return the mesh axes that shard a dimension, with its parts.
-
-    >>> from gda.show.subject import subject_of
-    >>> axes_text(subject_of((8, 2), {'x': 4, 'y': 2}, (('y', 'x'),)), 0)
-    'y, x: 8 \xd7 1'
-    """
+    """Return the mesh axes that shard a dimension, with the number and the size of its parts."""
     axes = subject.axes_of(dimension)
     if not axes:
         return ""
-    said = ", ".join(shortened(name, _LONGEST_NAME) for name, _ in axes)
+    said = ", ".join(
+        name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…" for name, _ in axes
+    )
     ways = math.prod(size for _, size in axes)
     return f"{said}: {ways} {TIMES} {subject.grid.shard_shape[dimension]}"
 

@@ -32,10 +32,6 @@ def svg_of(subject: Subject) -> str:
     ids, its processes and its bytes. Text has the colour of the text around it. More than about
     5,000 blocks, and those too small to be seen, are drawn as cells that stand for several, and the
     drawing says so.
-
-    >>> from gda.show.subject import subject_of
-    >>> svg_of(subject_of((8, 2), {'x': 4, 'y': 2}, ('x', 'y'))).count('<title>[')
-    8
     """
     picture = Picture(subject)
     if len(subject.shape) > 2:
@@ -60,7 +56,7 @@ def summary_of(subject: Subject) -> str:
 
 
 def _draw_rectangle(picture: Picture) -> None:
-    subject, parts = picture.subject, picture.subject.parts
+    subject, parts = picture.subject, picture.subject.grid.parts
     rank = len(parts)
     if rank == 0:
         width, height = _SCALAR, _SCALAR
@@ -77,7 +73,7 @@ def _draw_rectangle(picture: Picture) -> None:
         picture.measure_below(0, height, across)
     blocks = picture.blocks.reshape(-1, parts[-1] if parts else 1)
     dimensions = (-2 if rank > 1 else None, -1 if rank else None)
-    picture.place(Face(subject, picture.paint, blocks, width, height, dimensions), 0, 0)
+    picture.place(Face(picture.paint, blocks, width, height, dimensions), 0, 0)
 
 
 # Labels of blocks.
@@ -177,8 +173,7 @@ def _draw_ramp(picture: Picture, x: float, y: float) -> None:
             f'height="11" fill="{color}" shape-rendering="crispEdges"/>'
         )
     x += 3 * len(colors) + 6
-    count = f"{len(paint.numbers):,} processes"
-    sheet.text(x, y, last, detail=count, size=11)
+    sheet.text(x, y, last, detail=f"{len(paint.numbers):,} processes", size=11)
 
 
 def _write_notes(picture: Picture) -> None:
@@ -200,8 +195,7 @@ def _notes(picture: Picture) -> Iterator[str]:
     if picture.subject.has_padding:
         yield "hatched: padding"
     if face.is_folded:
-        rows, columns = face.blocks_per_cell
-        yield f"each cell stands for {rows} {TIMES} {columns} of them"
+        yield f"each cell stands for {face.rows[1]} {TIMES} {face.columns[1]} of them"
     if not picture.is_to_scale:
         yield "sides not to scale"
     most = max(face.most_owners for face, _, _ in picture.faces)

@@ -12,36 +12,19 @@ import operator
 import shutil
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Literal, TextIO, cast
+from itertools import zip_longest
+from typing import TextIO
 
-import rich.color
 import rich.style
 from rich.box import ASCII2, SQUARE, Box
 
 from gda.layout.tables import wrap
 from gda.show.subject import Subject
 from gda.show.terminal.cells import PADDING, Cells
-from gda.show.terminal.frames import (
-    FAINT,
-    PLAIN,
-    PROCESS,
-    Line,
-    Style,
-    draw_box,
-    fit,
-)
+from gda.show.terminal.frames import FAINT, PLAIN, PROCESS, Line, Style, draw_box, fit
 from gda.show.terminal.matrix import Drawing, Matrix
 from gda.show.terminal.strips import rows_along
-from gda.show.words import facts, title
-
-ColorSystem = Literal["standard", "256", "truecolor", "windows"]
-
-_COLOR_SYSTEMS: dict[ColorSystem, rich.color.ColorSystem] = {
-    "standard": rich.color.ColorSystem.STANDARD,
-    "256": rich.color.ColorSystem.EIGHT_BIT,
-    "truecolor": rich.color.ColorSystem.TRUECOLOR,
-    "windows": rich.color.ColorSystem.WINDOWS,
-}
+from gda.show.words import facts
 
 PALETTE = (32, 166, 29, 169, 136, 61)
 """Numbers of terminal colours, for one process after the other.
@@ -61,23 +44,11 @@ def text_of(
     subject: Subject,
     *,
     width: int | None = None,
-    color_system: ColorSystem | None = None,
+    color_system: str | None = None,
     is_ascii: bool = False,
     header: bool = True,
 ) -> str:
-    """Return the picture, without a line break at the end.
-
-    Args:
-      subject: the subject.
-      width: the most columns of a line, 20 or more; 80 by default.
-      color_system: the colours of the terminal; None for plain text.
-      is_ascii: draw with the characters of ASCII only.
-      header: put title and facts above the drawing.
-
-    Raises:
-      TypeError: ``width`` is no integer.
-      ValueError: it is below 20.
-    """
+    """Return the picture as ``gda.show.text`` does, in the colours of a rich console or plain."""
     width = _check_width(width)
     cells = Cells(subject, "..." if is_ascii else "…")
     drawing, notes = _drawn(cells, width, ASCII2 if is_ascii else SQUARE)
@@ -85,7 +56,9 @@ def text_of(
         notes = [*notes, (PADDING, f"padding in a part of the block, {PADDING * 3} in all of it")]
     lines: list[Line] = []
     if header:
-        lines += [[(part, _TITLE)] for part in wrap(title(subject), width)]
+        dtype = "" if subject.dtype is None else f" {subject.dtype}"
+        title = f"{subject.kind} {subject.shape}{dtype}"
+        lines += [[(part, _TITLE)] for part in wrap(title, width)]
     for key, text in [*(facts(subject) if header else []), *notes]:
         lines += _fact(key, text, width)
     text = _rendered([*lines, [], *drawing] if lines else drawing, color_system)
@@ -97,15 +70,9 @@ def text_of(
 def text_for(
     subject: Subject, file: TextIO, *, width: int | None = None, color: bool | None = None
 ) -> str:
-    """Return the picture for a file, with colours if that is a terminal with colours.
+    """Return the picture for a file, by default as wide and colourful as its terminal.
 
     FORCE_COLOR, which notebooks set for their children, makes no terminal of a file.
-
-    Args:
-      subject: the subject.
-      file: the file for the text.
-      width: as for ``text_of``; by default that of the terminal.
-      color: use colours; by default as the terminal and NO_COLOR ask for.
     """
     from rich.console import Console  # 20 ms to import, and text_of does without
 
@@ -116,7 +83,7 @@ def text_for(
         width = max(shutil.get_terminal_size().columns, _NARROWEST)
     if color is None:
         color = not console.no_color and console.color_system is not None
-    system = cast("ColorSystem", console.color_system or "256") if color else None
+    system = (console.color_system or "256") if color else None
     is_ascii = not _can_write(f"┌…{PADDING}", getattr(file, "encoding", None))
     return text_of(subject, width=width, color_system=system, is_ascii=is_ascii)
 
@@ -144,25 +111,23 @@ def _check_width(width: int | None) -> int:
 
 
 def _fact(key: str, text: str, width: int) -> list[Line]:
-    parts = wrap(text, width - _KEY_WIDTH)
-    keys = [key, *[""] * (len(parts) - 1)]
-    return [
-        [(fit(word, _KEY_WIDTH), FAINT), (part, PLAIN)]
-        for word, part in zip(keys, parts, strict=True)
-    ]
+    parts = zip_longest([key], wrap(text, width - _KEY_WIDTH), fillvalue="")
+    return [[(fit(word, _KEY_WIDTH), FAINT), (part, PLAIN)] for word, part in parts]
 
 
 def _drawn(cells: Cells, width: int, box: Box) -> Drawing:
     sharded = [dimension for dimension, parts in enumerate(cells.parts) if parts > 1]
     if len(sharded) > 1:
         return Matrix(cells, sharded[:-2], sharded[-2], sharded[-1], width, box).draw()
-    return Drawing(draw_box(rows_along(cells, sharded[0] if sharded else 0, width), box), [])
+    return draw_box(rows_along(cells, sharded[0] if sharded else 0, width), box), []
 
 
-def _rendered(lines: Iterable[Line], color_system: ColorSystem | None) -> str:
+def _rendered(lines: Iterable[Line], color_system: str | None) -> str:
     if color_system is None:
         return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
-    system = _COLOR_SYSTEMS[color_system]
+    from rich.console import COLOR_SYSTEMS
+
+    system = COLOR_SYSTEMS[color_system]
     return "\n".join(
         "".join(_look(style).render(text, color_system=system) for text, style in line)
         for line in lines

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+
 from gda.layout.numbering import IntArray
 from gda.layout.spec import Index
 from gda.layout.text import (
@@ -48,7 +50,7 @@ class Cells:
     def __init__(self, subject: Subject, ellipsis: str) -> None:
         grid = subject.grid
         self.subject = subject
-        self.parts = subject.parts
+        self.parts = subject.grid.parts
         self._ellipsis = ellipsis
         self._process_numbers = () if grid.processes is None else grid.processes.numbers
         self._blocks: dict[int, _Block] = {}
@@ -103,9 +105,7 @@ class Cells:
     def _block(self, part_of: Mapping[int, int]) -> _Block:
         grid = self.subject.grid
         coordinates = [part_of.get(dimension, 0) for dimension in range(len(self.parts))]
-        number = 0
-        for coordinate, parts in zip(coordinates, self.parts, strict=True):
-            number = number * parts + coordinate
+        number = int(np.ravel_multi_index(coordinates, self.parts)) if coordinates else 0
         if number not in self._blocks:
             positions = self._holders(number, coordinates)
             processes = processes_at(self.subject, positions)

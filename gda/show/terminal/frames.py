@@ -7,6 +7,7 @@ A line is a list of pieces, each a text and the name of its style;
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, zip_longest
 from typing import NamedTuple
 
 from rich.box import Box
@@ -22,6 +23,7 @@ PROCESS = "process"
 
 
 _WIDEST_TEXT = 28  # of several blocks side by side, if it can be broken
+_BETWEEN_PICTURES = 3
 
 
 class Cell(NamedTuple):
@@ -62,15 +64,11 @@ def box_width(widths: Sequence[int]) -> int:
 
 
 def draw_box(rows: Sequence[BoxRow], box: Box, margin: int = 0) -> list[Line]:
-    """Return a box with rules around all cells, ``margin`` columns from the left.
-
-    Rows may have other numbers and widths of cells than their neighbours. A text that is too wide
-    for its place ends in an ellipsis.
-    """
+    """Return a box with rules around all cells, ``margin`` columns from the left."""
     lines: list[Line] = []
     above: list[int] = []
     for row in rows:
-        edges = _edges(row.widths)
+        edges = [*accumulate((width + 3 for width in row.widths), initial=0)]
         lines.append(_rule(above, edges, margin, box))
         lines += _content(row, margin, box)
         above = edges
@@ -81,14 +79,13 @@ def draw_box(rows: Sequence[BoxRow], box: Box, margin: int = 0) -> list[Line]:
 def heads(tops: Sequence[Cell], widths: Sequence[int], margin: int) -> list[Line]:
     """Return the lines above a box with the labels of its columns."""
     lines: list[Line] = []
-    for number in range(max([len(top.lines) for top in tops], default=0)):
-        texts = [_line_of(top.lines, number) for top in tops]
+    for texts in zip_longest(*(top.lines for top in tops), fillvalue=""):
         places = [f"  {fit(text, width)} " for text, width in zip(texts, widths, strict=True)]
         lines.append([(" " * margin + "".join(places), FAINT)])
     return lines
 
 
-def beside(pictures: Sequence[list[Line]], width: int, space: int) -> list[Line]:
+def beside(pictures: Sequence[list[Line]], width: int) -> list[Line]:
     """Return pictures side by side as far as they fit, and an empty line above further ones."""
     if len(pictures) == 1:
         return pictures[0]
@@ -97,11 +94,11 @@ def beside(pictures: Sequence[list[Line]], width: int, space: int) -> list[Line]
     first = 0
     while first < len(pictures):
         stop, total = first + 1, widths[first]
-        while stop < len(pictures) and total + space + widths[stop] <= width:
-            total += space + widths[stop]
+        while stop < len(pictures) and total + _BETWEEN_PICTURES + widths[stop] <= width:
+            total += _BETWEEN_PICTURES + widths[stop]
             stop += 1
         lines += [[]] if lines else []
-        lines += _side_by_side(pictures[first:stop], widths[first:stop], space)
+        lines += _side_by_side(pictures[first:stop], widths[first:stop])
         first = stop
     return lines
 
@@ -117,39 +114,25 @@ def fit(text: str, width: int) -> str:
     return f"{start}…{' ' * (width - 1 - text_width(start))}"
 
 
-def _side_by_side(pictures: Sequence[list[Line]], widths: Sequence[int], space: int) -> list[Line]:
+def _side_by_side(pictures: Sequence[list[Line]], widths: Sequence[int]) -> list[Line]:
     lines: list[Line] = []
-    for number in range(max(map(len, pictures))):
+    for row in zip_longest(*pictures, fillvalue=[]):
         line: Line = []
-        for picture, width in zip(pictures, widths, strict=True):
-            pieces = picture[number] if number < len(picture) else []
-            line += [*pieces, (" " * (width - line_width(pieces) + space), PLAIN)]
+        for pieces, width in zip(row, widths, strict=True):
+            space = width - line_width(pieces) + _BETWEEN_PICTURES
+            line += [*pieces, (" " * space, PLAIN)]
         lines.append(line[:-1])
     return lines
 
 
-def _edges(widths: Sequence[int]) -> list[int]:
-    edges = [0]
-    for width in widths:
-        edges.append(edges[-1] + width + 3)
-    return edges
-
-
 def _content(row: BoxRow, margin: int, box: Box) -> list[Line]:
     lines: list[Line] = []
-    for number in range(max([len(row.label), *(len(cell.lines) for cell in row.cells)])):
-        line: Line = []
-        if margin:
-            line.append((fit(_line_of(row.label, number), margin - 1) + " ", FAINT))
-        for cell, width in zip(row.cells, row.widths, strict=True):
-            line.append((box.mid_left, FAINT))
-            line.append((f" {fit(_line_of(cell.lines, number), width)} ", cell.style))
+    for label, *texts in zip_longest(row.label, *(c.lines for c in row.cells), fillvalue=""):
+        line: Line = [(f"{fit(label, margin - 1)} ", FAINT)] if margin else []
+        for cell, text, width in zip(row.cells, texts, row.widths, strict=True):
+            line += [(box.mid_left, FAINT), (f" {fit(text, width)} ", cell.style)]
         lines.append([*line, (box.mid_right, FAINT)])
     return lines
-
-
-def _line_of(lines: Sequence[str], number: int) -> str:
-    return lines[number] if number < len(lines) else ""
 
 
 def _rule(above: Sequence[int], below: Sequence[int], margin: int, box: Box) -> Line:

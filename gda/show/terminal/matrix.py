@@ -29,6 +29,7 @@ from gda.show.terminal.frames import (
 )
 
 Parts = Sequence[int | Gap]
+Drawing = tuple[list[Line], list[tuple[str, str]]]  # a note is a key word and a text
 
 MOST_LINES = 66
 """The most lines of a drawing that is not folded for its height."""
@@ -43,7 +44,6 @@ _FEWEST_COLUMNS = 3
 
 NARROWEST_COLUMN = 5
 _WIDEST_LABEL = 16
-_BETWEEN_LAYERS = 3
 
 
 class Way(NamedTuple):
@@ -56,19 +56,12 @@ class Way(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The texts and their places.
+    """The texts and their places, with ``margin`` columns of text left of the boxes."""
 
-    Attributes:
-      layers: for each layer its rows of cells; none for a gap.
-      labels: cells left of the rows; ``tops`` above the columns, if there are any.
-      widths: of the texts in each column.
-      margin: columns of text left of the boxes.
-    """
-
-    layers: Sequence[list[list[Cell]]]
-    labels: list[Cell]
-    tops: list[Cell]
-    widths: list[int]
+    layers: Sequence[list[list[Cell]]]  # the rows of each; none for a gap
+    labels: list[Cell]  # left of the rows
+    tops: list[Cell]  # above the columns
+    widths: list[int]  # of the texts in each column
     margin: int
 
     @property
@@ -76,41 +69,26 @@ class Table(NamedTuple):
         return self.margin + box_width(self.widths)
 
 
-class Drawing(NamedTuple):
-    """The lines of a picture, and notes about them: pairs of a key word and a text."""
-
-    lines: list[Line]
-    notes: list[tuple[str, str]]
-
-
 class Matrix(NamedTuple):
-    """The blocks of an array that is sharded along two dimensions or more.
-
-    Attributes:
-      cells: the cell of each block.
-      outer: the other sharded dimensions; a box shows one part of each, a *layer*.
-      down, across: the dimensions of the rows and of the columns.
-      width: the most columns of text.
-      box: the characters of the rules.
-    """
+    """The blocks of an array that is sharded along two dimensions or more."""
 
     cells: Cells
-    outer: Sequence[int]
-    down: int
+    outer: Sequence[int]  # the other sharded dimensions; a box shows one part of each, a *layer*
+    down: int  # the dimension of the rows
     across: int
-    width: int
+    width: int  # the most columns of text
     box: Box
 
     def draw(self) -> Drawing:
-        """Return the first way that fits."""
+        """Return the lines of the first way that fits, and the notes about them."""
         *ways, last = self._ways()
         for way in ways:
             if self._least_width(way) <= self.width:
                 table = self._table(way)
                 lines = self._lines(way, table) if table.width <= self.width else []
                 if 0 < len(lines) <= MOST_LINES:
-                    return Drawing(lines, self._notes(way))
-        return Drawing(self._lines(last, self._narrowed(self._table(last))), self._notes(last))
+                    return lines, self._notes(way)
+        return self._lines(last, self._narrowed(self._table(last))), self._notes(last)
 
     def _notes(self, way: Way) -> list[tuple[str, str]]:
         """Return notes about the cells and the labels beside them."""
@@ -193,7 +171,7 @@ class Matrix(NamedTuple):
         lines: list[Line] = []
         for group in groups:
             lines += [[]] if lines else []
-            lines += beside(group, self.width, _BETWEEN_LAYERS)
+            lines += beside(group, self.width)
         return lines
 
     def _layer(self, layer: int, way: Way) -> list[list[Cell]]:
