@@ -17,7 +17,7 @@ from running import USUAL
 
 import gda
 from gda.checkpoint import CheckpointNotFoundError
-from gda.checkpoint.stores.protocol import LOCK
+from gda.checkpoint.stores.directory import LOCK
 from gda.launch.children import Children, Port
 from gda.testing.forking import Forked
 
