@@ -24,7 +24,7 @@ from gda.testing.forking import Forked
 LIMIT = 60  # seconds
 
 
-def generation_at(path: Path) -> int | None:
+def generation_at(path: Any) -> int | None:
     """Return which save a restore gives, after comparing every value; ``None`` if there is none."""
     try:
         tree = gda.checkpoint.restore(path)

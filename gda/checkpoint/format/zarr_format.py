@@ -7,9 +7,8 @@ read in place.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -112,23 +111,30 @@ def size_and_crc(document: bytes) -> tuple[int, int]:
 
 def require_crc32c() -> Any:
     """Return the package for checksums."""
-    return _of_extra("google_crc32c", "checkpoints need google-crc32c")
+    with _of_extra("checkpoints need google-crc32c"):
+        import google_crc32c
+    return google_crc32c
 
 
 def require_tensorstore() -> Any:
     """Return TensorStore."""
-    return _of_extra("tensorstore", "an object store needs TensorStore")
+    with _of_extra("an object store needs TensorStore"):
+        import tensorstore
+    return tensorstore
 
 
 def require_zstd() -> Any:
     """Return the package for compression."""
-    return _of_extra("zstandard", "zstd compression needs zstandard")
+    with _of_extra("zstd compression needs zstandard"):
+        import zstandard
+    return zstandard
 
 
-def _of_extra(package: str, need: str) -> Any:
-    """Return a package of the extra; ``ImportError`` says what to install."""
+@contextlib.contextmanager
+def _of_extra(need: str) -> Iterator[None]:
+    """Say in an ``ImportError`` what to install."""
     try:
-        return importlib.import_module(package)
+        yield
     except ImportError as error:
         raise ImportError(f"{need}: pip install 'gda[checkpoint]'", name=error.name) from error
 

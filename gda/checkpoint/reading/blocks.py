@@ -98,21 +98,22 @@ class Arrival:
         return Box(block, start_of(index), shape_at(index, self.block_shape), holders)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of its blocks on the host."""
-        plan = self.leaf.plan
-        count = 1 if plan is None else len(plan.distinct)
-        return count * math.prod(self.block_shape) * self.leaf.saved.dtype.itemsize
+    def block_nbytes(self) -> int:
+        return math.prod(self.block_shape) * self.leaf.saved.dtype.itemsize
 
     @property
-    def most_nbytes(self) -> int:
-        """Bytes that only pass through the host in the process with most of its blocks."""
+    def passing_nbytes(self) -> int:
+        """Bytes of its blocks that only pass through the host in this process."""
+        return 0 if self.stays_on_host else self.block_nbytes * len(self.boxes)
+
+    @property
+    def most_passing_nbytes(self) -> int:
+        """As ``passing_nbytes``, in the process with most of its blocks: the same in all."""
         plan = self.leaf.plan
         if plan is None or next(iter(plan.sharding.device_set)).platform == "cpu":
             return 0
-        block = math.prod(self.block_shape) * self.leaf.saved.dtype.itemsize
         counts = Counter(process for box in self.boxes_of((0,)) for process in box.holders)
-        return block * max(counts.values(), default=0)
+        return self.block_nbytes * max(counts.values(), default=0)
 
     @property
     def stays_on_host(self) -> bool:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -67,10 +67,7 @@ class Files:
     def check_written(self, options: Options) -> None:
         """Raise ``OSError`` or ``SaveError`` unless every file of a local store has its size."""
         if not self.store.is_remote:
-            each = (
-                tasks.Task(0, lambda name=name, nbytes=nbytes: self._check_file(name, nbytes))
-                for name, nbytes in self._sizes()
-            )
+            each = (tasks.Task(0, partial(self._check_file, *file)) for file in self._sizes())
             tasks.run(each, options)
 
     def _sizes(self) -> Iterator[tuple[str, int | None]]:

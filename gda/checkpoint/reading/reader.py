@@ -57,11 +57,8 @@ def _read(
 ) -> None:
     """Read the chunks that this process needs, or those of all ``processes``, each in one."""
     arrays = files.manifest.arrays
-    sizes = [
-        # The groups of processes that read together are the same.
-        each.most_nbytes if processes else 0 if each.stays_on_host else each.nbytes
-        for each in arrivals
-    ]
+    # The groups of processes that read together are the same.
+    sizes = [each.most_passing_nbytes if processes else each.passing_nbytes for each in arrivals]
     groups = [
         (group, uses_of(group, files.manifest))
         for group in _groups(arrivals, sizes, options.max_bytes)
@@ -85,7 +82,9 @@ def _read(
 
         for group, uses in groups:
             missing.update(uses)
-            _allocate(group)
+            for arrival in group:
+                with noting_path(arrival.leaf.saved.path):
+                    arrival.allocate()
             if processes:
                 read_chunks_once(files, group, processes, check_and_read)
             else:
@@ -134,12 +133,6 @@ def _groups(
         yield group
 
 
-def _allocate(group: Iterable[Arrival]) -> None:
-    for arrival in group:
-        with noting_path(arrival.leaf.saved.path):
-            arrival.allocate()
-
-
 def _read_chunks(
     files: Files,
     uses: dict[Chunk, list[Use]],
@@ -148,11 +141,11 @@ def _read_chunks(
 ) -> None:
     each = [
         tasks.Task(
-            buffered_bytes(files, chunk, uses[chunk]),
-            lambda chunk=chunk: read_chunk(files, chunk, uses[chunk]),
+            buffered_bytes(files, chunk, of_chunk),
+            partial(read_chunk, files, chunk, of_chunk),
             lambda _, chunk=chunk: report(chunk),
         )
-        for chunk in sorted(uses)
+        for chunk, of_chunk in sorted(uses.items())
     ]
     tasks.run(each, options)
 

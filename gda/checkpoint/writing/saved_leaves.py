@@ -123,9 +123,9 @@ def _saved(number: int, record: ArrayLeaf, written: WrittenArray) -> SavedLeaf:
 
 def to_host(blocks: Iterable[Keyed[K]], options: Options) -> Iterable[HostBlock[Keyed[K]]]:
     """Return blocks that are being transferred to the host, if they are not there."""
-    hosted = ((keyed, keyed[1].hosted) for keyed in blocks)
     sized = (
-        (keyed, data, data.nbytes if isinstance(data, jax.Array) else 0) for keyed, data in hosted
+        (keyed, data := keyed[1].hosted, data.nbytes if isinstance(data, jax.Array) else 0)
+        for keyed in blocks
     )
     return HostBlocks(sized, options.max_bytes or MAX_BYTES)
 
