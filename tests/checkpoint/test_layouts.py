@@ -238,13 +238,13 @@ def laid_out(layout: Layout, order: list[int]) -> Layout:
     return ordered_mesh(order[: math.prod(shape.values())], dict(shape)), spec
 
 
-UNEVEN = batch(37, 9)
+UNEVEN = batch(13, 5)
 
 
-def padded(mesh: Mesh) -> gda.PaddedArray:
-    """Return an array over all axes of a mesh, which need not divide it."""
-    spec = P(mesh.axis_names)
-    return gda.PaddedArray.from_callback(UNEVEN.shape, mesh, spec, lambda index: UNEVEN[index])
+def padded(order: list[int]) -> gda.PaddedArray:
+    """Return an array that its mesh does not divide."""
+    mesh = ordered_mesh(order, {"x": 4, "y": 2})
+    return gda.PaddedArray.from_callback(UNEVEN.shape, mesh, P("x", "y"), lambda i: UNEVEN[i])
 
 
 def saved(path: str, shape: Any, layout: Layout, order: list[int], limits: Any) -> dict[str, int]:
@@ -254,7 +254,7 @@ def saved(path: str, shape: Any, layout: Layout, order: list[int], limits: Any) 
     with noting(*limits) as noted:
         arrays = [cut(data + n, mesh, spec) for n in range(3)]
         tree = {"arrays": arrays, "own": np.arange(10), "one": jnp.float32(3), "step": 7}
-        save(path, tree | {"padded": padded(mesh)}, overwrite=True)
+        save(path, tree | {"padded": padded(order)}, overwrite=True)
     return noted.written
 
 
@@ -269,7 +269,7 @@ def restored(
             "arrays": [gda.GlobalArray(array=struct)] * 3,
             "own": np.arange(10),
             "one": jnp.float32(0),
-            "padded": padded(mesh),
+            "padded": padded(order),
             "step": 0,
         }
         tree = restore(path, like, check_fingerprint=True)
