@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -295,17 +296,11 @@ def forge(path: Path, element: int) -> None:
     file = path / manifest.data / array.name / "c.0"
     data = np.frombuffer(file.read_bytes()[:-4], np.float32).copy()
     data[element] += 1
-    crc = _crc(data)
+    crc = google_crc32c.value(data.tobytes())
     file.write_bytes(data.tobytes() + crc.to_bytes(4, "little"))
     arrays = [replace(a, crcs=[crc, *a.crcs[1:]]) if a is array else a for a in manifest.arrays]
     forged = replace(manifest, arrays=tuple(arrays))
     (path / "manifest.json").write_bytes(manifest_json.dump(forged))
-
-
-def _crc(data: np.ndarray) -> int:
-    import google_crc32c
-
-    return google_crc32c.value(data.tobytes())
 
 
 def test_fingerprint_finds_a_consistent_alteration(mesh: Mesh, tmp_path: Path) -> None:

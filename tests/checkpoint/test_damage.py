@@ -45,6 +45,7 @@ import gda
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError
 from gda.checkpoint.format import manifest_json, zarr_format
 from gda.checkpoint.format.manifest import ArrayLeaf, Manifest
+from gda.checkpoint.format.structure import path_of_keys
 from gda.checkpoint.stores.directory import FileStore
 
 
@@ -104,19 +105,15 @@ def check_found(damaged: Damaged, file: Path, *functions: Callable[[Path], Any])
             assert ("its metadata" if file.name == "zarr.json" else f"chunk {file.name}") in said
 
 
-def numbers_of(array: Any) -> np.ndarray:
-    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(array) if is_key else array)
+def numbers_of(leaf: Any) -> Any:
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
 def check_equal(tree: Any, expected: Any) -> None:
+    tree, expected = (jax.tree.map(numbers_of, each) for each in (tree, expected))
     assert jax.tree.structure(tree) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True):
-        if isinstance(b, str | int):
-            assert a == b
-            continue
-        a, b = numbers_of(a), numbers_of(b)
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, tree, expected)
 
 
 # Damage.
@@ -965,7 +962,8 @@ def use(damaged: Damaged) -> None:
         verify(damaged.path)
     # A kind of keys that JAX does not have may be one that its user has to register.
     with contextlib.suppress(ValueError, CheckpointNotFoundError):
-        found = dict(flat(restore(damaged.path)))
+        leaves = jax.tree_util.tree_flatten_with_path(restore(damaged.path))[0]
+        found = {path_of_keys(keys): leaf for keys, leaf in leaves}
         for leaf in contents.leaves:
             if isinstance(leaf, ArrayLeaf):
                 array = numbers_of(found.pop(leaf.path))
@@ -978,14 +976,6 @@ def use(damaged: Damaged) -> None:
         restore(damaged.path, mesh=mesh, specs=P())
     with contextlib.suppress(ValueError, TypeError, KeyError, CheckpointNotFoundError):
         restore(damaged.path, like=make_tree())
-
-
-def flat(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if isinstance(tree, dict | list | tuple):
-        for key, below in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from flat(below, (*path, key))
-    elif tree is not None:
-        yield path, tree
 
 
 @given(st.data())

@@ -483,10 +483,7 @@ def test_save_succeeds_beside_files_it_cannot_remove(
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("is_async", [False, True], ids=["save", "save_async"])
-def test_two_saves_at_once_into_one_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_async: bool
-) -> None:
+def test_two_saves_at_once_into_one_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gda.checkpoint.save(tmp_path, values_of(1))
     comes, goes_on = threading.Event(), threading.Event()
 
@@ -496,23 +493,14 @@ def test_two_saves_at_once_into_one_path(
             assert goes_on.wait(LIMIT)
 
     Disk(waits).install(monkeypatch.setattr)
-    if is_async:
-        first = gda.checkpoint.save_async(tmp_path, values_of(2), overwrite=True)
-    else:
-        first = threading.Thread(
-            target=gda.checkpoint.save, args=(tmp_path, values_of(2)), kwargs={"overwrite": True}
-        )
-        first.start()
+    first = gda.checkpoint.save_async(tmp_path, values_of(2), overwrite=True)
     assert comes.wait(LIMIT)
     check_refused(tmp_path, SaveError, f"another save into {tmp_path} is running", before=1)
     # Nothing keeps it from saving elsewhere.
     gda.checkpoint.save(tmp_path / "..." / "run", values_of(5))
     shutil.rmtree(tmp_path / "...")
     goes_on.set()
-    if isinstance(first, gda.checkpoint.Pending):
-        first.result(LIMIT)
-    else:
-        first.join(LIMIT)
+    first.result(LIMIT)
     assert generation_at(tmp_path) == 2
     check_clean(tmp_path)
     check_next_save(tmp_path, 3)
