@@ -17,14 +17,14 @@ from running import USUAL
 
 import gda
 from gda.checkpoint import CheckpointNotFoundError
-from gda.checkpoint.stores.protocol import LOCK
+from gda.checkpoint.stores.directory import LOCK
 from gda.launch.children import Children, Port
 from gda.testing.forking import Forked
 
 LIMIT = 60  # seconds
 
 
-def generation_at(path: Path) -> int | None:
+def generation_at(path: Any) -> int | None:
     """Return which save a restore gives, after comparing every value; ``None`` if there is none."""
     try:
         tree = gda.checkpoint.restore(path)

@@ -28,7 +28,7 @@ from memory_program import memory_taken
 import gda
 import gda.launch
 from gda.checkpoint import saving
-from gda.checkpoint.format.zarr_format import require_crc32c
+from gda.checkpoint.format.zarr_format import require_crc32c, require_tensorstore
 from gda.checkpoint.stores import directory
 from gda.checkpoint.writing import writer
 from gda.launch.children import environment
@@ -128,7 +128,7 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-def save_until_killed(path: str, is_async: bool, first: int) -> None:
+def save_until_killed(path: Any, is_async: bool, first: int) -> None:
     mesh = Mesh(np.array(jax.devices()), ("x",))
     for generation in itertools.count(first):
         tree = tree_of(generation, mesh)
@@ -139,6 +139,13 @@ def save_until_killed(path: str, is_async: bool, first: int) -> None:
         else:
             gda.checkpoint.save(path, tree, overwrite=True, timeout=30)
         say("end", generation, time.monotonic() - began)
+
+
+def save_to_store_until_killed(
+    spec: dict[str, Any], environment: dict[str, str], first: int
+) -> None:
+    os.environ.update(environment)
+    save_until_killed(spec, False, first)
 
 
 def tensors_of(generation: int) -> dict[str, Any]:
@@ -358,6 +365,7 @@ def main(works: Works, join: Join = _join) -> None:
       join: called in each process with its number, their number and the port of the first.
     """
     require_crc32c()  # imports it
+    require_tensorstore()
     pids: list[int] = []
     for line in sys.stdin:
         command = json.loads(line)

@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import tensorstore as ts
@@ -65,7 +64,7 @@ class Server:
         return name
 
 
-def spec_of(port: int, bucket: str, **retries: Any) -> dict[str, Any]:
+def spec_of(port: int, bucket: str) -> dict[str, Any]:
     """Return the spec of a prefix in a bucket; failed requests are repeated soon."""
     return {
         "driver": "s3",
@@ -74,12 +73,7 @@ def spec_of(port: int, bucket: str, **retries: Any) -> dict[str, Any]:
         "endpoint": f"http://127.0.0.1:{port}",
         "aws_region": "us-east-1",
         "aws_credentials": {"type": "environment"},
-        "s3_request_retries": {
-            "max_retries": 20,
-            "initial_delay": "5ms",
-            "max_delay": "50ms",
-            **retries,
-        },
+        "s3_request_retries": {"max_retries": 20, "initial_delay": "5ms", "max_delay": "50ms"},
     }
 
 
@@ -137,12 +131,7 @@ class Proxy:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release.set()
         self._server.shutdown()
         self._thread.join()

@@ -11,9 +11,9 @@ import jax
 
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.errors import CorruptionError, said
-from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, StoredArray
+from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Leaf, Manifest, StoredArray
 from gda.checkpoint.format.structure import format_path, unflatten
-from gda.checkpoint.reading.files import Chunk, Files
+from gda.checkpoint.reading.files import Files
 from gda.checkpoint.reading.fingerprints import ChunkSums
 from gda.checkpoint.reading.manifest_at import (
     check_not_replaced,
@@ -22,8 +22,7 @@ from gda.checkpoint.reading.manifest_at import (
     read_complete,
 )
 from gda.checkpoint.reading.restored_leaves import check_keys, saved_type
-from gda.checkpoint.stores.opening import open_store, options_for
-from gda.checkpoint.stores.protocol import Store
+from gda.checkpoint.stores.opening import Store, open_store, options_for
 from gda.layout.boundary import public, set_module
 from gda.layout.tables import table
 from gda.layout.text import format_bytes, join_some, printable
@@ -221,13 +220,12 @@ def _verified(store: Store, manifest: Manifest, fingerprints: bool, options: Opt
 
 
 def _contents(store: Store, manifest: Manifest) -> Contents:
-    nbytes = sum(leaf.nbytes for leaf in manifest.leaves if isinstance(leaf, ArrayLeaf))
     return Contents(
         path=store.url,
         data=store.join(manifest.data),
         leaves=manifest.leaves,
         arrays=manifest.arrays,
-        nbytes=nbytes,
+        nbytes=sum(leaf.nbytes for leaf in manifest.array_leaves),
         about=manifest.about,
         structure=manifest.structure,
     )
@@ -259,8 +257,8 @@ def _checks(
 ) -> Iterator[tuple[Callable[[], object], int, int]]:
     """Yield each check, the bytes of its chunk, and the memory that it takes."""
     yield files.check_group, 0, files.manifest.group[0]
-    for leaf in files.manifest.leaves:
-        if isinstance(leaf, ArrayLeaf) and leaf.key_impl is not None:
+    for leaf in files.manifest.array_leaves:
+        if leaf.key_impl is not None:
             yield partial(_check_leaf, leaf), 0, 0
     for number, array in enumerate(files.manifest.arrays):
         yield partial(files.check_metadata, number), 0, 2**20
@@ -278,8 +276,7 @@ def _check_leaf(leaf: ArrayLeaf) -> None:
 
 
 def _check(files: Files, sums: ChunkSums | None, where: Chunk) -> None:
-    files.check_sizes([where])
-    data = files.loaded(where)
+    data = files.checked(where)
     if sums is not None:
         sums.add(where, data)
 

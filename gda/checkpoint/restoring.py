@@ -180,16 +180,9 @@ def restore(
 
 
 class _Found(NamedTuple):
-    """The leaves of a checkpoint that a restore is to return.
+    """The leaves of a checkpoint that a restore is to return."""
 
-    Attributes:
-      leaves: all of them, in order; a value that is no array as it is.
-      definition: the tree to put them in, if it is not that of the checkpoint.
-      wanted: those to be read.
-      together: the processes that read them together.
-    """
-
-    leaves: list[RestoredLeaf | Any]
-    definition: Any
-    wanted: list[RestoredLeaf]
-    together: tuple[int, ...]
+    leaves: list[RestoredLeaf | Any]  # all, in order; a value that is no array as it is
+    definition: Any  # the tree to put them in, if it is not that of the checkpoint
+    wanted: list[RestoredLeaf]  # those to be read
+    together: tuple[int, ...]  # the processes that read them together

@@ -28,8 +28,7 @@ from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.format.structure import flatten
 from gda.checkpoint.reading.files import Files, group_of
 from gda.checkpoint.reading.manifest_at import load_manifest
-from gda.checkpoint.stores.opening import open_store, options_for
-from gda.checkpoint.stores.protocol import Store
+from gda.checkpoint.stores.opening import Store, open_store, options_for
 from gda.checkpoint.writing.claim import Claim, claimed, remove
 from gda.checkpoint.writing.saved_leaves import check_same_values, saved_leaves, values_of
 from gda.checkpoint.writing.writer import Share, Writer
@@ -108,15 +107,10 @@ def save(
     3
     >>> folder.cleanup()
     """
-    options = _Options(
-        overwrite=overwrite,
-        compression=compression,
-        fingerprint=fingerprint,
-        timeout=timeout,
-        work=Options(max_workers, max_bytes, progress),
-    )
+    agreed = {"overwrite": overwrite, "compression": compression, "fingerprint": fingerprint}
+    options = Options(max_workers, max_bytes, progress)
     with contextlib.ExitStack() as stack:
-        saving, share = _begin("gda.checkpoint.save", path, tree, options, stack)
+        saving, share = _begin("gda.checkpoint.save", path, tree, agreed, timeout, options, stack)
         parts = saving.write(share)
         saving.commit(share, parts)
 
@@ -245,13 +239,8 @@ def save_async(
     {'w': array([0., 0., 0.])}
     >>> folder.cleanup()
     """
-    options = _Options(
-        overwrite=overwrite,
-        compression=compression,
-        fingerprint=fingerprint,
-        timeout=timeout,
-        work=Options(max_workers, max_bytes),
-    )
+    agreed = {"overwrite": overwrite, "compression": compression, "fingerprint": fingerprint}
+    options = Options(max_workers, max_bytes)
     if jax.process_count() > 1 and coordination.service() is None:
         raise RuntimeError(
             "save_async needs JAX's coordination service to communicate in the background, and gda "
@@ -269,7 +258,7 @@ def save_async(
 
     try:
         name = "gda.checkpoint.save_async"
-        saving, share = _begin(name, path, tree, options, held["stack"])
+        saving, share = _begin(name, path, tree, agreed, timeout, options, held["stack"])
         copies = saving.copy_to_host(share)
         pending = Pending(saving.store.url)
         # Threads of this name communicate.
@@ -284,48 +273,34 @@ def save_async(
             raise
 
 
-@dataclass(frozen=True)
-class _Options:
-    overwrite: bool
-    compression: str | None
-    fingerprint: bool
-    timeout: float
-    work: Options
-
-    def __post_init__(self) -> None:
-        if self.compression not in (None, "zstd"):
-            raise ValueError(f'compression must be None or "zstd", not {self.compression!r}')
-        zarr_format.require_crc32c()
-        if self.compression:
-            zarr_format.require_zstd()
-
-    @property
-    def agreed(self) -> dict[str, object]:
-        """The options that must be the same in all processes."""
-        return {
-            "overwrite": self.overwrite,
-            "compression": self.compression,
-            "fingerprint": self.fingerprint,
-        }
-
-    @property
-    def codec(self) -> str:
-        return self.compression or "bytes"
-
-
 # All processes raise the same error if a caller may want to catch it.
 save_step = functools.partial(all_do, failed=SaveError, shared=(FileExistsError, DisagreementError))
 
 
 def _begin(
-    name: str, path: Any, tree: Any, options: _Options, stack: contextlib.ExitStack
+    name: str,
+    path: Any,
+    tree: Any,
+    agreed: dict[str, Any],
+    timeout: float,
+    options: Options,
+    stack: contextlib.ExitStack,
 ) -> tuple[_Saving, Share]:
-    """Agree on the call and the directory; keep other saves out until ``stack`` ends."""
-    store = open_store(path, options.timeout)
+    """Agree on the call and the directory; keep other saves out until ``stack`` ends.
+
+    ``agreed`` has the options that must be the same in all processes.
+    """
+    compression = agreed["compression"]
+    if compression not in (None, "zstd"):
+        raise ValueError(f'compression must be None or "zstd", not {compression!r}')
+    zarr_format.require_crc32c()
+    if compression:
+        zarr_format.require_zstd()
+    store = open_store(path, timeout)
     # The first step of all processes, so that nothing slow comes before it.
-    seconds = min(options.timeout, timeout_of_checks())
+    seconds = min(timeout, timeout_of_checks())
     try:
-        check_same_call(name, tree, {"path": store.url, **options.agreed}, timeout=seconds)
+        check_same_call(name, tree, {"path": store.url, **agreed}, timeout=seconds)
     except LateProcessError as error:
         error.add_note("gda: every process of the program must call save, not process 0 alone")
         raise
@@ -335,7 +310,7 @@ def _begin(
         share = Share(saved_leaves(leaves))
         if jax.process_index() != 0:
             return structure, share, None
-        return structure, share, stack.enter_context(claimed(store, options.overwrite))
+        return structure, share, stack.enter_context(claimed(store, agreed["overwrite"]))
 
     def tell(begun: tuple[Any, Share, Claim | None]) -> dict[str, Any]:
         _, share, claim = begun
@@ -347,35 +322,30 @@ def _begin(
         return parts[0]["data"]
 
     what = f"beginning the checkpoint {store.url}"
-    begun = save_step(claim, what=what, timeout=options.timeout, tell=tell, judge=judge)
+    begun = save_step(claim, what=what, timeout=timeout, tell=tell, judge=judge)
     (structure, share, mine), data = begun.mine, begun.verdict
     writer = Writer(
         store=store,
         data=data,
-        codec=options.codec,
-        fingerprints=options.fingerprint,
+        codec=compression or "bytes",
+        fingerprints=agreed["fingerprint"],
         # Some wait for the disk while others compute checksums: 4 on 2 cores save a sixth.
-        options=options_for(store, options.work, least=4),
+        options=options_for(store, options, least=4),
     )
-    saving = _Saving(writer, structure, mine or Claim(data, ()), options.timeout)
+    saving = _Saving(writer, structure, mine or Claim(data, ()), timeout)
     stack.push(saving.abandon_after)
     return saving, share
 
 
 @dataclass
 class _Saving:
-    """One save, in this process.
-
-    Attributes:
-      structure: the structure of the tree, as JSON.
-      may_be_committed: True if the new manifest may be there. The other attributes do not change.
-    """
+    """One save, in this process."""
 
     writer: Writer
-    structure: Any
+    structure: Any  # of the tree, as JSON
     claim: Claim
     timeout: float
-    may_be_committed: bool = False
+    may_be_committed: bool = False  # True as soon as the new manifest may be there
 
     @property
     def store(self) -> Store:
@@ -403,7 +373,9 @@ class _Saving:
     def _seal(self, share: Share, parts: list[Any]) -> None:
         arrays, leaves = self.writer.records(share, parts)
         group = group_of(arrays)
-        self.writer.write_group(group)
+        # Makes the arrays of all processes one zarr group.
+        self.store.write(f"{self.claim.data}/zarr.json", [group])
+        self.store.flush()
         manifest = Manifest(
             data=self.claim.data,
             arrays=arrays,
@@ -433,20 +405,18 @@ class _Saving:
         """After an error, remove the new data if possible; add a note of the state of the path."""
         if error is None:
             return
-        is_committed = self._is_committed(error)
+        url, is_committed = self.store.url, self._is_committed(error)
         if is_committed:
-            error.add_note(f"gda: the checkpoint {self.store.url} is complete despite the error")
-            return
-        if is_committed is None:
-            error.add_note(
-                f"gda: it is not known if {self.store.url} has the old or the new checkpoint; it "
-                "has one of them, complete"
+            note = f"the checkpoint {url} is complete despite the error"
+        elif is_committed is None:
+            note = (
+                f"it is not known if {url} has the old or the new checkpoint; it has one of them, "
+                "complete"
             )
-            return
-        error.add_note(
-            f"gda: nothing was committed to {self.store.url}; its old contents are unchanged"
-        )
-        if jax.process_index() == 0:
+        else:
+            note = f"nothing was committed to {url}; its old contents are unchanged"
+        error.add_note(f"gda: {note}")
+        if is_committed is False and jax.process_index() == 0:
             with contextlib.suppress(Exception):
                 self.store.remove(self.claim.data)
 

@@ -45,6 +45,7 @@ import gda
 from gda.checkpoint import CheckpointNotFoundError, CorruptionError
 from gda.checkpoint.format import manifest_json, zarr_format
 from gda.checkpoint.format.manifest import ArrayLeaf, Manifest
+from gda.checkpoint.format.structure import path_of_keys
 from gda.checkpoint.stores.directory import FileStore
 
 
@@ -104,19 +105,15 @@ def check_found(damaged: Damaged, file: Path, *functions: Callable[[Path], Any])
             assert ("its metadata" if file.name == "zarr.json" else f"chunk {file.name}") in said
 
 
-def numbers_of(array: Any) -> np.ndarray:
-    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(array) if is_key else array)
+def numbers_of(leaf: Any) -> Any:
+    is_key = isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
 def check_equal(tree: Any, expected: Any) -> None:
+    tree, expected = (jax.tree.map(numbers_of, each) for each in (tree, expected))
     assert jax.tree.structure(tree) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True):
-        if isinstance(b, str | int):
-            assert a == b
-            continue
-        a, b = numbers_of(a), numbers_of(b)
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, tree, expected)
 
 
 # Damage.
@@ -138,13 +135,15 @@ def plain_arrays(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: getattr(leaf, "array", leaf), tree, is_leaf=is_array)
 
 
+def flip(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]
+
+
 def flips(damaged: Damaged, files: Iterable[Path], trials: Trials) -> Iterator[tuple[Path, bytes]]:
     """Yield each file as it is with one bit flipped, a bit of every byte in turn."""
     bytes_of = [(file, at) for file in sorted(files) for at in range(len(damaged.whole[file]))]
     for file, at in trials.of(bytes_of):
-        flipped = bytearray(damaged.whole[file])
-        flipped[at] ^= 1 << at % 8
-        yield file, bytes(flipped)
+        yield file, flip(damaged.whole[file], at)
         trials.count("found")
 
 
@@ -246,16 +245,12 @@ def test_fingerprints_of_every_kind_of_array_are_recomputed(
         damaged.seal(lambda body, leaf=leaf: leaf_at(body, *leaf["path"]).pop("fingerprint"))
         with pytest.raises(CorruptionError, match=r"was saved without the fingerprints of \['"):
             verify_all()
-    damaged.seal(on_leaf("key", key_impl="unknown"))
-    with pytest.raises(CorruptionError, match=r"array \['key'\]: unrecognized PRNG"):
-        verify_all()
 
 
 def test_the_group_is_for_other_tools_and_verified(plain: Damaged) -> None:
     group = plain.data / "zarr.json"
     whole = plain.whole[group]
-    places = range(0, len(whole), 61)
-    wrongs = [bytes([*whole[:i], whole[i] ^ 1, *whole[i + 1 :]]) for i in places]
+    wrongs = [flip(whole, at) for at in range(0, len(whole), 61)]
     for wrong in [None, b"", whole[:-1], whole + b" ", b" " * 2**21, *wrongs]:
         with plain.changed(group, wrong):
             check_found(plain, group, verify)
@@ -263,9 +258,9 @@ def test_the_group_is_for_other_tools_and_verified(plain: Damaged) -> None:
         check_equal(restore(plain.path), plain_arrays(make_tree()))
 
 
-@tried("a file has another length", sample=60)
+@tried("a file has another length", sample=40)
 def test_every_other_length_of_a_file_is_found(damaged: Damaged, trials: Trials) -> None:
-    files = [*damaged.chunks, *damaged.data.glob("*/zarr.json"), damaged.manifest]
+    files = [*damaged.data.glob("*/*"), damaged.manifest]
     shorter = [(file, length) for file in files for length in range(len(damaged.whole[file]))]
     for file, length in trials.of(shorter):
         with damaged.changed(file, damaged.whole[file][:length]):
@@ -276,7 +271,7 @@ def test_every_other_length_of_a_file_is_found(damaged: Damaged, trials: Trials)
 @tried("a file is too short, too long, empty or missing", sample=30)
 def test_altered_files_are_found(damaged: Damaged, trials: Trials) -> None:
     cases: list[tuple[Path, bytes | None]] = []
-    for file in [*damaged.chunks, *damaged.data.glob("*/zarr.json"), damaged.manifest]:
+    for file in [*damaged.data.glob("*/*"), damaged.manifest]:
         whole = damaged.whole[file]
         longer = [whole + b"\0", whole + whole, b"\0" + whole]
         cases += [(file, data) for data in (whole[:-1], b"", *longer, None)]
@@ -301,9 +296,8 @@ def test_random_bits_of_a_larger_checkpoint(tmp_path: Path, trials: Trials) -> N
     assert len(damaged.chunks) == 9
     for _ in range(trials.most):
         file = chance.choice(damaged.chunks)
-        flipped = bytearray(damaged.whole[file])
-        flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
-        with damaged.changed(file, bytes(flipped)):
+        whole = damaged.whole[file]
+        with damaged.changed(file, flip(whole, chance.randrange(len(whole)))):
             check_found(damaged, file, verify, lambda path: restore(path, mesh=mesh, specs=P()))
             check_found(damaged, file, lambda path: gda.checkpoint.restore(path, like=tree))
         trials.count("found")
@@ -409,7 +403,7 @@ def test_verify_lists_all_that_is_wrong(damaged: Damaged) -> None:
         if i % 3 == 0:
             file.unlink()
         else:
-            file.write_bytes(data[:-1] if i % 3 == 1 else bytes([data[0] ^ 1]) + data[1:])
+            file.write_bytes(data[:-1] if i % 3 == 1 else flip(data, 0))
     for workers in (1, 4):
         with pytest.raises(CorruptionError) as caught:
             gda.checkpoint.verify(damaged.path, max_workers=workers)
@@ -449,23 +443,32 @@ def test_restore_reports_a_damaged_chunk_that_a_device_needs(plain: Damaged) -> 
 # Overwritten while it is read.
 
 
+class Overwriting:
+    """Saves into a path after each read of its manifest, up to a number of times."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, path: Path, most: int = 99) -> None:
+        self.count, self.is_saving = 0, False
+        read = FileStore.read
+
+        def read_late(store: FileStore, name: str, most_bytes: int) -> bytes:
+            data = read(store, name, most_bytes)
+            if name == "manifest.json" and not self.is_saving and self.count < most:
+                self.count += 1
+                self.is_saving = True
+                save_tiny(path, make_tree(self.count), overwrite=True)
+                self.is_saving = False
+            return data
+
+        patch.setattr(FileStore, "read", read_late)
+
+
 @pytest.mark.parametrize("function", [restore, verify])
 def test_overwritten_meanwhile(
     plain: Damaged, monkeypatch: pytest.MonkeyPatch, function: Callable[[Path], Any]
 ) -> None:
-    read = FileStore.read
-
-    def read_late(store: FileStore, name: str, most: int) -> bytes:
-        data = read(store, name, most)
-        if name == "manifest.json" and not overwritten:
-            overwritten.append(True)
-            save_tiny(plain.path, make_tree(1), overwrite=True)
-        return data
-
-    overwritten: list[bool] = []
-    monkeypatch.setattr(FileStore, "read", read_late)
+    overwriting = Overwriting(monkeypatch, plain.path, most=1)
     found = function(plain.path)  # it begins again
-    assert overwritten
+    assert overwriting.count
     if function is restore:
         check_equal(found, plain_arrays(make_tree(1)))
     else:
@@ -477,26 +480,13 @@ def test_overwritten_meanwhile(
 def test_overwritten_time_and_again(
     plain: Damaged, monkeypatch: pytest.MonkeyPatch, is_alone: bool
 ) -> None:
-    read = FileStore.read
-    saved: list[int] = []
-    is_saving = False
-
-    def read_late(store: FileStore, name: str, most: int) -> bytes:
-        nonlocal is_saving
-        data = read(store, name, most)
-        if name == "manifest.json" and not is_saving:
-            is_saving = True
-            saved.append(len(saved))
-            save_tiny(plain.path, make_tree(len(saved)), overwrite=True)
-            is_saving = False
-        return data
-
-    monkeypatch.setattr(FileStore, "read", read_late)
+    overwriting = Overwriting(monkeypatch, plain.path)
     if not is_alone:  # the others may have the tree of before
-        monkeypatch.setattr(jax, "process_count", lambda: 1 if is_saving else 2)
+        monkeypatch.setattr(jax, "process_count", lambda: 1 if overwriting.is_saving else 2)
     with pytest.raises(RuntimeError, match="was overwritten while it was being read"):
         restore(plain.path)
-    assert len(saved) == (20 if is_alone else 2)  # one as it begins, one as it looks why it failed
+    # One as it begins, one as it looks why it failed.
+    assert overwriting.count == (20 if is_alone else 2)
 
 
 def test_restores_beside_saves_give_one_or_the_other(tmp_path: Path) -> None:
@@ -609,18 +599,15 @@ def without(*keys: Any) -> Edit:
     return edit
 
 
-def nested(depth: int) -> Any:
+def nested(depth: int, wrap: Callable[[Any], Any] = lambda value: [value]) -> Any:
     value: Any = []
     for _ in range(depth):
-        value = [value]
+        value = wrap(value)
     return value
 
 
-def deep_structure(depth: int) -> Any:
-    value: Any = None
-    for _ in range(depth):
-        value = {"list": [value]}
-    return value
+def as_list(value: Any) -> Any:
+    return {"list": [value]}
 
 
 def many_pieces(body: dict[str, Any]) -> None:
@@ -716,8 +703,8 @@ HOSTILE: dict[str, Edit] = {
     },
     "structure, twice": lambda body: body["structure"]["dict"].append(["twice", 0]),
     "structure, one less": lambda body: body["structure"]["dict"].pop(),
-    "structure, deep": put(structure=deep_structure(250)),
-    "structure, very deep": put(structure=deep_structure(400)),
+    "structure, deep": put(structure=nested(250, as_list)),
+    "structure, very deep": put(structure=nested(400, as_list)),
     "structure, long": put(structure={"list": [{"list": []}] * 10**4}),
     **{f"about {value!r}": put(about=value) for value in [3, [], None, {"a": []}, {"a": None}]},
     "about, nested": put(about={"a": nested(500)}),
@@ -750,20 +737,16 @@ def little_memory(most_bytes: int = 2**25) -> Iterator[None]:
         tracemalloc.stop()
 
 
-def check_refused(shared: Damaged, case: str) -> None:
-    shared.seal(HOSTILE[case])
-    size = shared.manifest.stat().st_size
-    # Only the files contradict what is huge.
-    for function in (restore, verify if case == "huge" else gda.checkpoint.inspect):
-        with little_memory(2**24 + 100 * size):
-            said = said_by(function, shared.path)
-        assert len(said) < 3000
-        assert said.isprintable()
-
-
 def test_hostile_manifests_are_refused(shared: Damaged) -> None:
-    for case in HOSTILE:
-        check_refused(shared, case)
+    for case, edit in HOSTILE.items():
+        shared.seal(edit)
+        size = shared.manifest.stat().st_size
+        # Only the files contradict what is huge.
+        for function in (restore, verify if case == "huge" else gda.checkpoint.inspect):
+            with little_memory(2**24 + 100 * size):
+                said = said_by(function, shared.path)
+            assert len(said) < 3000, case
+            assert said.isprintable(), case
 
 
 def test_many_pieces_take_no_quadratic_time() -> None:
@@ -855,8 +838,12 @@ def test_a_piece_that_was_moved_shows_in_the_fingerprint(plain: Damaged) -> None
 
 def test_keys_of_no_known_kind(plain: Damaged) -> None:
     mesh = mesh_of({"x": 4, "y": 2})
-    for fields in ({"key_impl": "unknown"}, {"key_impl": "rbg"}, {"key_impl": "'"}):
-        plain.seal(on_leaf("key", **fields))
+    other = r"it has keys of 'rbg', which are uint32\[4\] each, but their da"
+    for kind, said in [("unknown", "unrecognized PRNG"), ("rbg", other), ("'", "unrecognized")]:
+        plain.seal(on_leaf("key", key_impl=kind))
+        for options in ({}, {"fingerprints": True}):
+            with pytest.raises(CorruptionError, match=rf"array \['key'\]: {said}"):
+                gda.checkpoint.verify(plain.path, max_workers=1, **options)
         with pytest.raises(ValueError, match="key") as caught:
             restore(plain.path, mesh=mesh, specs=P())
         assert str(caught.value).isprintable()
@@ -975,7 +962,8 @@ def use(damaged: Damaged) -> None:
         verify(damaged.path)
     # A kind of keys that JAX does not have may be one that its user has to register.
     with contextlib.suppress(ValueError, CheckpointNotFoundError):
-        found = dict(flat(restore(damaged.path)))
+        leaves = jax.tree_util.tree_flatten_with_path(restore(damaged.path))[0]
+        found = {path_of_keys(keys): leaf for keys, leaf in leaves}
         for leaf in contents.leaves:
             if isinstance(leaf, ArrayLeaf):
                 array = numbers_of(found.pop(leaf.path))
@@ -988,14 +976,6 @@ def use(damaged: Damaged) -> None:
         restore(damaged.path, mesh=mesh, specs=P())
     with contextlib.suppress(ValueError, TypeError, KeyError, CheckpointNotFoundError):
         restore(damaged.path, like=make_tree())
-
-
-def flat(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if isinstance(tree, dict | list | tuple):
-        for key, below in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from flat(below, (*path, key))
-    elif tree is not None:
-        yield path, tree
 
 
 @given(st.data())
@@ -1044,9 +1024,3 @@ def test_fuzzed_bytes(
             said_by(function, shared.path)
     else:
         use(shared)
-
-
-@given(st.binary(max_size=200), st.booleans())
-def test_fuzzed_files(shared: Damaged, file: bytes, is_sealed: bool) -> None:
-    shared.manifest.write_bytes(sealed(file) if is_sealed else file)
-    use(shared)

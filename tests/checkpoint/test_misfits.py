@@ -5,13 +5,11 @@ One error names everything that does not fit, before anything is read.
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import sys
 import time
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,36 +23,24 @@ from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 
 import gda
-from gda.checkpoint import CorruptionError, exists, inspect, restore, restoring, save, verify
+from gda.checkpoint import exists, inspect, restore, save, verify
 from gda.checkpoint.stores import directory
 from gda.checkpoint.stores.directory import FileStore
 
 DATA = batch(16, 8)
 
 
-class Counting(FileStore):
-    """A directory that counts how often each file is asked for."""
-
-    def __init__(self, root: str) -> None:
-        super().__init__(root)
-        self.reads: list[str] = []
-
-    def read_into(self, name: str, payload: Any, tail: Any, note: Any) -> int:
-        self.reads.append(name)
-        return super().read_into(name, payload, tail, note)
-
-
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The chunks that restores read."""
     reads: list[str] = []
+    read_into = FileStore.read_into
 
-    def open_store(path: Any, *_: Any) -> Counting:
-        store = Counting(os.fspath(path))
-        store.reads = reads
-        return store
+    def noted(store: FileStore, name: str, *buffers: Any) -> int:
+        reads.append(name)
+        return read_into(store, name, *buffers)
 
-    monkeypatch.setattr(restoring, "open_store", open_store)
+    monkeypatch.setattr(FileStore, "read_into", noted)
     return reads
 
 
@@ -132,14 +118,19 @@ def test_64_bits_are_not_narrowed(auto_mesh: Mesh, tmp_path: Path, reads: list[s
 
 
 def test_like_without_a_layout(explicit_mesh: Mesh, tmp_path: Path) -> None:
-    save(tmp_path, {"a": DATA})
+    save(tmp_path, dict.fromkeys("abcdefghijkl", DATA))
     message = "like has no sharding for the array; give its ShapeDtypeStruct one"
-    with pytest.raises(ValueError, match=message):
-        restore(tmp_path, {"a": jax.ShapeDtypeStruct(DATA.shape, DATA.dtype)})
+    like = dict.fromkeys("abcdefghijkl", jax.ShapeDtypeStruct(DATA.shape, DATA.dtype))
+    with pytest.raises(ValueError, match=message) as caught:
+        restore(tmp_path, like)
+    # One reason is said once.
+    assert str(caught.value).count("has no sharding for") == 1
+    assert "at ['a']; ['b']; " in str(caught.value)
+    assert "and 4 more, like has no sharding" in str(caught.value)
     abstract = NamedSharding(explicit_mesh.abstract_mesh, P("x"))
     struct = jax.ShapeDtypeStruct(DATA.shape, DATA.dtype, sharding=abstract)
     with pytest.raises(ValueError, match="which has no mesh and spec; use a NamedSharding"):
-        restore(tmp_path, {"a": struct})
+        restore(tmp_path, {"a": struct}, partial=True)
 
 
 def test_specs_that_do_not_fit_name_their_leaves(
@@ -169,8 +160,6 @@ def test_specs_that_do_not_fit_name_their_leaves(
     ("arguments", "error", "message"),
     [
         ({"specs": P()}, TypeError, "mesh must be a jax.sharding.Mesh, or a NamedSharding in"),
-        ({"mesh": ...}, TypeError, "a mesh was given without a spec; write P()"),
-        ({"mesh": ..., "specs": {"a": 3}}, TypeError, "specs['a'] is 3, not a PartitionSpec"),
         ({"cast": True}, TypeError, "cast and partial were given without like; pass like= too"),
         ({"partial": True}, TypeError, "cast and partial were given without like; pass like= too"),
         ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),
@@ -197,25 +186,17 @@ def test_arguments_of_restore(
         restore(tmp_path, **given)
     assert message in str(caught.value.args[0])
     assert not reads
-    if "max_workers" in arguments:
+    if arguments.keys() <= {"max_workers", "max_bytes", "progress"}:
         with pytest.raises(error, match=message):
             verify(tmp_path, **arguments)
+        with pytest.raises(error, match=message):
+            save(tmp_path / "run", {"a": DATA}, **arguments)
+        assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),
-        ({"max_bytes": 0}, ValueError, "max_bytes must be a whole number, at least 1, not 0"),
-        ({"compression": "gzip"}, ValueError, "compression must be None or \"zstd\", not 'gzip'"),
-        ({"progress": 3}, TypeError, "progress must be True, False or a function"),
-    ],
-)
-def test_arguments_of_save(
-    tmp_path: Path, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=re.escape(message)):
-        save(tmp_path / "run", {"a": DATA}, **arguments)
+def test_a_compression_that_is_unknown(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="compression must be None or \"zstd\", not 'gzip'"):
+        save(tmp_path / "run", {"a": DATA}, compression="gzip")
     assert not (tmp_path / "run").exists()
 
 
@@ -293,16 +274,6 @@ def test_fields_that_are_strings_and_integers(auto_mesh: Mesh, tmp_path: Path) -
     assert paths == ["both/a", "both/0"]
 
 
-def test_one_reason_is_said_once(auto_mesh: Mesh, tmp_path: Path) -> None:
-    save(tmp_path, {name: cut(DATA, auto_mesh, P("x")) for name in "abcdefghijkl"})
-    like = {name: jax.ShapeDtypeStruct(DATA.shape, DATA.dtype) for name in "abcdefghijkl"}
-    with pytest.raises(ValueError, match="has no sharding for the array") as caught:
-        restore(tmp_path, like)
-    assert str(caught.value).count("has no sharding for") == 1
-    assert "at ['a']; ['b']; " in str(caught.value)
-    assert "and 4 more, like has no sharding" in str(caught.value)
-
-
 # Paths.
 
 
@@ -311,17 +282,6 @@ def test_a_path_with_a_nul(tmp_path: Path, function: Callable[[str], Any]) -> No
     for use in (function, lambda path: save(path, {"a": DATA})):
         with pytest.raises(ValueError, match="the path of a checkpoint has a NUL character: '"):
             use(f"{tmp_path}/a\0b")
-
-
-def test_saving_onto_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("mine")
-    for path in (file, file / "run"):
-        for overwrite in (False, True):
-            message = f"{path} is a file, or below one; expected is a directory"
-            with pytest.raises(NotADirectoryError, match=re.escape(message)):
-                save(path, {"a": DATA}, overwrite=overwrite)
-    assert file.read_text() == "mine"
 
 
 def test_a_directory_where_the_manifest_goes_is_found_before_anything_is_written(
@@ -339,24 +299,6 @@ def test_a_directory_where_the_manifest_goes_is_found_before_anything_is_written
     assert "nothing was committed" not in str(getattr(caught.value, "__notes__", ""))
     manifest.rmdir()
     save(tmp_path, {"a": DATA})
-
-
-def test_keys_of_an_unknown_kind_are_found_by_verify(tmp_path: Path) -> None:
-    key = jax.random.key(3)
-    save(tmp_path, {"key": key, "old": jax.random.key_data(key)})
-    file = tmp_path / "manifest.json"
-    whole = file.read_bytes()
-    for impl, message in [
-        ("best", "array ['key']: unrecognized PRNG implementation \"best\""),
-        ("rbg", "array ['key']: it has keys of 'rbg', which are uint32[4] each, but their da"),
-    ]:
-        body = whole.partition(b"\n")[2].replace(b"threefry2x32", impl.encode())
-        seal = {"gda-checkpoint": 1, "nbytes": len(body), "sha256": sha256(body).hexdigest()}
-        file.write_bytes(json.dumps(seal).encode() + b"\n" + body)
-        with pytest.raises(CorruptionError, match=re.escape(message)):
-            verify(tmp_path)
-    file.write_bytes(whole)
-    verify(tmp_path)
 
 
 # Interrupted.
@@ -474,8 +416,6 @@ def test_specs_are_checked_also_where_they_shard_nothing(auto_mesh: Mesh, tmp_pa
             restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "step": P("nope")}, **arguments)
         with pytest.raises(ValueError, match=re.escape(surplus)):
             restore(tmp_path, mesh=auto_mesh, specs={"n": P(), "w": P()}, **arguments)
-    with pytest.raises(ValueError, match=re.escape("specs has nothing for ['n']")):
-        restore(tmp_path, mesh=auto_mesh, specs={"step": P()})
     wide = np.arange(3)
     save(tmp_path / "wide", {"n": wide})
     with pytest.raises(ValueError, match="it has dtype int64, which JAX narrows to int32 without"):
@@ -493,14 +433,8 @@ def test_shardings_that_do_not_fit(auto_mesh: Mesh, explicit_mesh: Mesh, tmp_pat
         restore(tmp_path, mesh={"a": sharding})
     with pytest.raises(ValueError, match=re.escape("the checkpoint has no ['c'], which mesh has")):
         restore(tmp_path, mesh={"a": sharding, "b": sharding, "c": sharding})
-    with pytest.raises(TypeError, match="was given with NamedSharding"):
-        restore(tmp_path, mesh=sharding, specs=P("x"))
-    with pytest.raises(TypeError, match=re.escape("mesh['b'] is 3, not a NamedSharding")):
-        restore(tmp_path, mesh={"a": sharding, "b": 3})
     with pytest.raises(TypeError, match=r"mesh must be a jax.sharding.Mesh"):
         restore(tmp_path, mesh=explicit_mesh.abstract_mesh, specs=P())
-    with pytest.raises(TypeError, match="a mesh was given without a spec"):
-        restore(tmp_path, mesh=auto_mesh)
 
 
 @pytest.mark.parametrize("first", [{"w": DATA}, [DATA], DATA, 3])
@@ -523,8 +457,6 @@ def test_files_beside_a_checkpoint_are_left_alone(tmp_path: Path) -> None:
     assert restore(tmp_path) == {"a": 2}
     assert restore(tmp_path / "sub") == {"a": 1}
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    with pytest.raises(FileExistsError, match="there is a checkpoint at .*; pass overwrite=True"):
-        save(tmp_path, {"a": 3})
 
 
 def test_a_checkpoint_exists_if_its_manifest_is_undamaged(

@@ -1,13 +1,14 @@
 """Checkpoints on an S3-compatible server, and on one that fails, is slow, lies or never answers."""
 
+import functools
 import itertools
-import json
 import os
 import queue
 import random
 import re
+import signal
 import socket
-import subprocess
+import statistics
 import sys
 import threading
 import time
@@ -20,8 +21,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore as ts
-from forks import check_clean
+from forks import Forks, check_clean, generation_at
 from jax.sharding import Mesh, PartitionSpec
+from kill_program import values_of
 from meshes import ORDERS, batch, cut, ordered_mesh
 from s3_server import ENVIRONMENT, Fault, Proxy, Request, Server, open_kv, spec_of
 from trials import Trials, tried
@@ -29,7 +31,6 @@ from trials import Trials, tried
 import gda
 from gda import checkpoint
 from gda.checkpoint.stores import waiting
-from gda.checkpoint.stores.directory import FileStore
 from gda.checkpoint.stores.object_store import KvStore
 from gda.checkpoint.stores.opening import open_store
 from gda.testing import Pool
@@ -99,58 +100,42 @@ def chunk_of(spec: dict[str, Any]) -> str:
 # There and back.
 
 
-@pytest.mark.parametrize("is_open", [False, True], ids=["spec", "open"])
-@pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_tree_goes_there_and_back(
-    spec: dict[str, Any], auto_mesh: Mesh, compression: str | None, is_open: bool
-) -> None:
-    path = ts.KvStore.open(spec).result() if is_open else spec
-    checkpoint.save(path, tree_of(auto_mesh), compression=compression)
-    check_restored(path)
-    assert checkpoint.verify(path).nbytes == checkpoint.inspect(path).nbytes > 2**20
-    assert directories(spec)[0].startswith("data-")
-    assert directories(spec)[1:] == ["manifest.json"]
-    assert open_store(spec, 60).url == f"{spec['endpoint']}/{spec['bucket']}/run/"
-
-
-def test_a_save_in_the_background_does_not_need_the_arrays_any_more(
-    spec: dict[str, Any], auto_mesh: Mesh
-) -> None:
-    tree = tree_of(auto_mesh)
-    pending = checkpoint.save_async(spec, tree)
-    tree["weights"].array.delete()
-    pending.result()
-    check_restored(spec)
-
-
-def test_the_saved_layout_comes_back_too(spec: dict[str, Any], auto_mesh: Mesh) -> None:
+def test_a_tree_goes_there_and_back(spec: dict[str, Any], auto_mesh: Mesh) -> None:
     tree = tree_of(auto_mesh)
     checkpoint.save(spec, tree)
+    check_restored(spec)
+    assert checkpoint.verify(spec).nbytes == checkpoint.inspect(spec).nbytes > 2**20
+    (old, manifest) = directories(spec)
+    assert old.startswith("data-")
+    assert manifest == "manifest.json"
+    assert open_store(spec, 60).url == f"{spec['endpoint']}/{spec['bucket']}/run/"
+    # The saved layout comes back too.
     back = checkpoint.restore(spec, like=tree)
     assert back["weights"].spec == P("x", "y")
     np.testing.assert_array_equal(np.asarray(back["weights"]), WEIGHTS + 7)
-
-
-def test_any_zarr_library_reads_the_objects(spec: dict[str, Any], auto_mesh: Mesh) -> None:
-    checkpoint.save(spec, tree_of(auto_mesh))
+    # Any zarr library reads the objects.
     array = chunk_of(spec).removesuffix("c.0.0")
-    store = ts.open(
-        {"driver": "zarr3", "kvstore": spec | {"path": f"run/{array}"}}, open=True
-    ).result()
-    np.testing.assert_array_equal(store.read().result(), WEIGHTS + 7)
-
-
-def test_a_checkpoint_is_replaced_only_if_that_is_asked_for(
-    spec: dict[str, Any], auto_mesh: Mesh
-) -> None:
-    checkpoint.save(spec, tree_of(auto_mesh))
-    (old, _) = directories(spec)
+    kvstore = spec | {"path": f"run/{array}"}
+    opened = ts.open({"driver": "zarr3", "kvstore": kvstore}, open=True).result()
+    np.testing.assert_array_equal(opened.read().result(), WEIGHTS + 7)
+    # It is replaced only if that is asked for.
     with pytest.raises(FileExistsError, match="there is a checkpoint at .*; pass overwrite=True"):
         checkpoint.save(spec, tree_of(auto_mesh, 8))
     checkpoint.save(spec, tree_of(auto_mesh, 9), overwrite=True)
     check_restored(spec, 9)
     (new, _) = directories(spec)
     assert new != old
+
+
+def test_a_compressed_save_in_the_background_through_an_open_store(
+    spec: dict[str, Any], auto_mesh: Mesh
+) -> None:
+    tree, path = tree_of(auto_mesh), ts.KvStore.open(spec).result()
+    pending = checkpoint.save_async(path, tree, compression="zstd")
+    tree["weights"].array.delete()
+    pending.result()
+    check_restored(path)
+    assert checkpoint.verify(path).nbytes > 2**20
 
 
 def test_next_save_removes_leftovers_of_one_that_died(
@@ -167,16 +152,14 @@ def test_next_save_removes_leftovers_of_one_that_died(
     assert "data-fedcba9876543210" in directories(spec)
 
 
-@pytest.mark.parametrize("form", ["dict", "spec", "open"])
-def test_a_key_value_store_of_files_is_that_directory(tmp_path: Path, form: str) -> None:
-    where: Any = {"driver": "file", "path": f"{tmp_path}/run/"}
-    if form != "dict":
-        where = ts.KvStore.Spec(where) if form == "spec" else ts.KvStore.open(where).result()
-    for step in range(4):
-        checkpoint.save(where, {"w": np.arange(1000) + step}, overwrite=True)
-    check_clean(tmp_path / "run")  # with the lock, and nothing that was replaced
-    for path in (where, tmp_path / "run"):
-        np.testing.assert_array_equal(checkpoint.restore(path)["w"], np.arange(1000) + 3)
+def test_a_key_value_store_of_files_is_that_directory(tmp_path: Path) -> None:
+    where = {"driver": "file", "path": f"{tmp_path}/run/"}
+    forms: list[Any] = [where, ts.KvStore.Spec(where), ts.KvStore.open(where).result()]
+    for step, form in enumerate(forms):
+        checkpoint.save(form, {"w": np.arange(1000) + step}, overwrite=True)
+        check_clean(tmp_path / "run")  # with the lock, and nothing that was replaced
+        for path in (form, tmp_path / "run"):
+            np.testing.assert_array_equal(checkpoint.restore(path)["w"], np.arange(1000) + step)
 
 
 def save_and_restore(spec: dict[str, Any]) -> None:
@@ -219,12 +202,6 @@ def test_a_url_is_a_prefix_with_or_without_a_slash(
     assert store.url == url.rstrip("/") + "/"
 
 
-def test_a_file_url_is_a_directory(tmp_path: Path) -> None:
-    checkpoint.save(f"file://{tmp_path}/run", {"a": batch(3)})
-    assert isinstance(open_store(f"file://{tmp_path}/run", 60), FileStore)
-    np.testing.assert_array_equal(checkpoint.restore(tmp_path / "run")["a"], batch(3))
-
-
 def test_the_memory_of_an_open_store_is_shared() -> None:
     kv = ts.KvStore.open("memory://").result()
     checkpoint.save(kv + "one", {"a": batch(3)})
@@ -239,8 +216,7 @@ def test_the_memory_of_an_open_store_is_shared() -> None:
     [
         ("nosuch://bucket/run", ValueError, "unsupported URL scheme"),
         ({"driver": "s3", "bucket": "B"}, ValueError, "Invalid S3 bucket name"),
-        (7, TypeError, "a directory, a URL such as 's3://bucket/run', or a TensorStore key-value"),
-        (None, TypeError, "not a NoneType"),
+        (None, TypeError, "a directory, a URL such as .*key-value store or .*, not a NoneType"),
         (ts.array(batch(3)), TypeError, "the spec of one, not a TensorStore"),
     ],
 )
@@ -266,14 +242,11 @@ def test_without_tensorstore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 # What is not there, or is not what was saved.
 
 
-def test_nothing_is_there(spec: dict[str, Any]) -> None:
+def test_nothing_or_something_else_is_there(spec: dict[str, Any], auto_mesh: Mesh) -> None:
     said = "there is no checkpoint at .*/run/: it is empty"
     for look in (checkpoint.restore, checkpoint.verify, checkpoint.inspect):
         with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
             look(spec)
-
-
-def test_something_else_is_there(spec: dict[str, Any], auto_mesh: Mesh) -> None:
     open_kv(spec).write("photos/cat.jpg", b"meow").result()
     said = "is not empty and not a checkpoint: it has photos. Save into a directory of its own"
     with pytest.raises(FileExistsError, match=said):
@@ -403,12 +376,15 @@ def sometimes(what: str, share: float) -> Fault:
 
     def fault(request: Request) -> str | None:
         with guard:
-            return what if dice.random() < share else None
+            is_hit = dice.random() < share
+        if is_hit and what == "slow":
+            time.sleep(0.05)
+        return what if is_hit else None
 
     return fault
 
 
-@pytest.mark.parametrize("what", ["500", "503", "drop", "cut", "lose the answer"])
+@pytest.mark.parametrize("what", ["503", "drop", "cut", "lose the answer", "slow"])
 def test_requests_that_fail_now_and_then_are_repeated(
     through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh, what: str
 ) -> None:
@@ -420,19 +396,6 @@ def test_requests_that_fail_now_and_then_are_repeated(
     checkpoint.verify(through)
     proxy.fault = lambda request: None
     assert len(directories(through)) == 2
-
-
-def test_slow_answers_are_waited_for(
-    through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh
-) -> None:
-    dice = random.Random(0)
-
-    def fault(request: Request) -> None:
-        time.sleep(dice.random() * 0.05)
-
-    proxy.fault = fault
-    checkpoint.save(through, tree_of(auto_mesh))
-    check_restored(through)
 
 
 # Requests that never succeed: bounded time, a message, the checkpoint that was there, and the next
@@ -461,18 +424,41 @@ def few_retries(spec: dict[str, Any]) -> dict[str, Any]:
     return spec | {"s3_request_retries": retries}
 
 
-@pytest.mark.parametrize("what", [what for what in FAILURES if what != "cut"])
-def test_chunks_that_cannot_be_written(
-    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh, what: str
+def is_commit(request: Request) -> bool:
+    return request.method == "PUT" and request.is_manifest
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        *[("a chunk", what) for what in FAILURES if what != "cut"],
+        *[("everything", "500"), ("everything", "never"), ("the manifest", "403")],
+    ],
+)
+def test_writes_that_never_succeed_leave_the_old_checkpoint(
+    spec: dict[str, Any],
+    through: dict[str, Any],
+    proxy: Proxy,
+    auto_mesh: Mesh,
+    where: str,
+    what: str,
 ) -> None:
     checkpoint.save(spec, tree_of(auto_mesh))
-    proxy.fault = for_ever(what, lambda request: request.method == "PUT" and request.is_chunk)
+    is_hit = {
+        "a chunk": lambda request: request.method == "PUT" and request.is_chunk,
+        "everything": lambda request: request.number > 8,
+        "the manifest": is_commit,
+    }[where]
+    proxy.fault = for_ever(what, is_hit)
     with pytest.raises(OSError, match=FAILURES[what]) as caught:
         save_in_vain(through, auto_mesh, what)
-    assert "/c." in str(caught.value)
-    assert "nothing was committed" in "".join(caught.value.__notes__)
+    if where == "a chunk":
+        assert "/c." in str(caught.value)
+        assert "nothing was committed" in "".join(caught.value.__notes__)
+        assert len(directories(spec)) == 2
+    if where == "the manifest":
+        assert re.search("run/manifest.json: .*Injected", str(caught.value))
     check_restored(spec)
-    assert len(directories(spec)) == 2
     check_next_save(spec, auto_mesh)
 
 
@@ -482,41 +468,20 @@ def check_next_save(spec: dict[str, Any], mesh: Mesh) -> None:
     assert len(directories(spec)) == 2
 
 
-@pytest.mark.parametrize("what", ["500", "never"])
-def test_a_store_that_stops_working_altogether(
-    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh, what: str
-) -> None:
-    checkpoint.save(spec, tree_of(auto_mesh))
-    proxy.fault = for_ever(what, lambda request: request.number > 8)
-    with pytest.raises(OSError, match=FAILURES[what]):
-        save_in_vain(through, auto_mesh, what)
-    check_restored(spec)
-    check_next_save(spec, auto_mesh)
-
-
 def test_objects_that_cannot_be_read(
     spec: dict[str, Any], through: dict[str, Any], proxy: Proxy
 ) -> None:
     checkpoint.save(spec, {"a": WEIGHTS})
     for what, file in itertools.product(FAILURES, ("c.0.0", "manifest.json", "zarr.json")):
-        if what == "never":
-            continue
+        is_never = what == "never"
+        if is_never and file != "c.0.0":
+            continue  # each takes two seconds
         proxy.fault = for_ever(what, lambda request, file=file: request.path.endswith(file))
         for look in (checkpoint.restore, checkpoint.verify):
-            with pytest.raises(OSError, match=FAILURES[what]) as caught:
-                look(few_retries(through))
-            assert not isinstance(caught.value, FileNotFoundError)
-            assert f"/{file}" in str(caught.value)
-
-
-def test_a_read_that_is_never_answered_ends(
-    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy
-) -> None:
-    checkpoint.save(spec, {"a": WEIGHTS})
-    proxy.fault = for_ever("never", lambda request: request.is_chunk)
-    for look in (checkpoint.restore, checkpoint.verify):
-        with pytest.raises(TimeoutError, match=f"{FAILURES['never']}.*/c.0.0"):
-            look(through, timeout=2)
+            with pytest.raises(TimeoutError if is_never else OSError, match=FAILURES[what]) as e:
+                look(few_retries(through), timeout=2 if is_never else 60)
+            assert not isinstance(e.value, FileNotFoundError)
+            assert f"/{file}" in str(e.value)
 
 
 def test_after_one_answer_that_did_not_come_nobody_waits_as_long_again(
@@ -647,11 +612,12 @@ def test_a_server_that_has_answered_may_come_back(
         store.read("manifest.json", 2**20)
 
 
-@pytest.mark.parametrize("timeout", [0, -1, float("nan"), "5"])
-def test_a_timeout_is_a_number_of_seconds(tmp_path: Path, timeout: Any) -> None:
-    for look in LOOKS:
+def test_a_timeout_is_a_number_of_seconds(tmp_path: Path) -> None:
+    save = functools.partial(checkpoint.save, tree={})
+    for timeout, look in itertools.product([0, -1.0, float("nan"), "5"], [*LOOKS, save]):
         with pytest.raises(ValueError, match="timeout must be a number of seconds above 0, not"):
-            look(tmp_path, timeout=timeout)
+            look(tmp_path / "run", timeout=timeout)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_listing_that_fails(through: dict[str, Any], proxy: Proxy) -> None:
@@ -679,10 +645,6 @@ def test_next_save_removes_replaced_data(
 # The one request that commits.
 
 
-def is_commit(request: Request) -> bool:
-    return request.method == "PUT" and request.is_manifest
-
-
 def test_commit_with_a_lost_answer_is_a_commit(
     spec: dict[str, Any], through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh
 ) -> None:
@@ -691,17 +653,6 @@ def test_commit_with_a_lost_answer_is_a_commit(
     checkpoint.save(few_retries(through), tree_of(auto_mesh, 8), overwrite=True)
     check_restored(spec, 8)
     assert len(directories(spec)) == 2
-
-
-def test_a_commit_that_is_refused_is_none(
-    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh
-) -> None:
-    checkpoint.save(spec, tree_of(auto_mesh))
-    proxy.fault = for_ever("403", is_commit)
-    with pytest.raises(OSError, match="run/manifest.json: .*Injected"):
-        checkpoint.save(few_retries(through), tree_of(auto_mesh, 8), overwrite=True)
-    check_restored(spec)
-    check_next_save(spec, auto_mesh)
 
 
 @pytest.mark.parametrize("comes_first", [True, False])
@@ -738,59 +689,25 @@ def test_a_commit_that_arrives_after_it_was_given_up(
 STEPS = ["claim", "write", "commit", "clean"]
 
 
-class Turns:
-    """Lets the saves of some threads go on step by step."""
+class Saver(threading.Thread):
+    """A save that does a step whenever it is told to."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self._savers: dict[str, Saver] = {}
-        write, replace = KvStore.write, KvStore.replace
-
-        def stop() -> None:
-            if (saver := self._savers.get(threading.current_thread().name)) is not None:
-                saver.stop()
-
-        def write_in_turn(store: KvStore, name: str, parts: Any) -> None:
-            if name.count("/") == 1:  # the first object of a save
-                stop()
-            write(store, name, parts)
-
-        def replace_in_turn(store: KvStore, *args: Any) -> None:
-            stop()
-            try:
-                replace(store, *args)
-            finally:
-                stop()
-
-        patch.setattr(KvStore, "write", write_in_turn)
-        patch.setattr(KvStore, "replace", replace_in_turn)
-
-    def saver(self, name: str, path: Any, tree: Any) -> "Saver":
-        def work() -> None:
-            # One worker writes in the thread that saves.
-            checkpoint.save(path, tree, overwrite=True, max_workers=1)
-
-        self._savers[name] = Saver(name, work)
-        return self._savers[name]
-
-
-class Saver:
-    """A save in a thread, which does a step whenever it is told to."""
-
-    def __init__(self, name: str, work: Callable[[], None]) -> None:
+    def __init__(self, path: Any, tree: Any) -> None:
+        super().__init__()
         self.error: BaseException | None = None
+        self._path, self._tree = path, tree
         self._orders: queue.Queue[None] = queue.Queue()
         self._stops: queue.Queue[None] = queue.Queue()
+        self.start()
 
-        def run() -> None:
-            self._orders.get()
-            try:
-                work()
-            except BaseException as error:
-                self.error = error
-            self._stops.put(None)
-
-        self.thread = threading.Thread(target=run, name=name)
-        self.thread.start()
+    def run(self) -> None:
+        self._orders.get()
+        try:
+            # One worker writes in the thread that saves.
+            checkpoint.save(self._path, self._tree, overwrite=True, max_workers=1)
+        except BaseException as error:
+            self.error = error
+        self._stops.put(None)
 
     def stop(self) -> None:
         self._stops.put(None)
@@ -801,16 +718,40 @@ class Saver:
         self._stops.get(timeout=60)
 
 
+@pytest.fixture
+def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let savers go on step by step."""
+    write, replace = KvStore.write, KvStore.replace
+
+    def stop() -> None:
+        if isinstance(saver := threading.current_thread(), Saver):
+            saver.stop()
+
+    def write_in_turn(store: KvStore, name: str, parts: Any) -> None:
+        if name.count("/") == 1:  # the first object of a save
+            stop()
+        write(store, name, parts)
+
+    def replace_in_turn(store: KvStore, *args: Any) -> None:
+        stop()
+        try:
+            replace(store, *args)
+        finally:
+            stop()
+
+    monkeypatch.setattr(KvStore, "write", write_in_turn)
+    monkeypatch.setattr(KvStore, "replace", replace_in_turn)
+
+
 ORDERS_OF_STEPS = [
     tuple("A" if i in of_a else "B" for i in range(8))
     for of_a in itertools.combinations(range(8), 4)
 ]
 
 
-def check_order(path: Any, order: tuple[str, ...], turns: Turns) -> None:
+def check_order(path: Any, order: tuple[str, ...]) -> None:
     checkpoint.save(path, {"by": "nobody", "data": batch(4)})
-    trees = {name: {"by": name, "data": batch(4)} for name in "AB"}
-    savers = {name: turns.saver(name, path, tree) for name, tree in trees.items()}
+    savers = {name: Saver(path, {"by": name, "data": batch(4)}) for name in "AB"}
     done = {"A": 0, "B": 0}
     claimed, committed = {}, []
     for name in order:
@@ -826,7 +767,7 @@ def check_order(path: Any, order: tuple[str, ...], turns: Turns) -> None:
         assert by == (committed[-1] if committed else "nobody"), (order, step)
         checkpoint.verify(path)
     for name, saver in savers.items():
-        saver.thread.join(60)
+        saver.join(60)
         if name in committed:
             assert saver.error is None
         else:
@@ -837,37 +778,32 @@ def check_order(path: Any, order: tuple[str, ...], turns: Turns) -> None:
     checkpoint.save(path, {}, overwrite=True)
 
 
+@pytest.mark.usefixtures("in_turn")
 @tried("two programs save to an object store, in every order of their steps", sample=8)
-def test_of_two_saves_one_fails_and_takes_nothing_away(
-    monkeypatch: pytest.MonkeyPatch, trials: Trials
-) -> None:
+def test_of_two_saves_one_fails_and_takes_nothing_away(trials: Trials) -> None:
     assert len(ORDERS_OF_STEPS) == 70
     for order in trials.of(ORDERS_OF_STEPS):
         kv = ts.KvStore.open("memory://run/").result()
-        with monkeypatch.context() as patch:
-            check_order(kv, order, Turns(patch))
+        check_order(kv, order)
         left = {name.partition(b"/")[0] for name in kv.list().result()}
         assert len(left) == 2, order
         trials.count("one committed")
 
 
-@pytest.mark.parametrize("order", ["ABABABAB", "AABBBBAA", "AAABBBBA"])
-def test_of_two_saves_into_a_bucket_one_fails(
-    spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch, order: str
-) -> None:
-    check_order(spec, tuple(order), Turns(monkeypatch))
+@pytest.mark.parametrize("order", ["ABABABAB", "AAABBBBA"])
+@pytest.mark.usefixtures("in_turn")
+def test_of_two_saves_into_a_bucket_one_fails(spec: dict[str, Any], order: str) -> None:
+    check_order(spec, tuple(order))
     assert len(directories(spec)) == 2
 
 
-def test_a_new_checkpoint_of_two_saves_is_one_of_them(
-    spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turns = Turns(monkeypatch)
-    savers = [turns.saver(name, spec, {"by": name}) for name in "AB"]
+@pytest.mark.usefixtures("in_turn")
+def test_a_new_checkpoint_of_two_saves_is_one_of_them(spec: dict[str, Any]) -> None:
+    savers = [Saver(spec, {"by": name}) for name in "AB"]
     for number in [0, 1, 0, 1, 1, 1, 0, 0]:
         savers[number].step()
     for saver in savers:
-        saver.thread.join(60)
+        saver.join(60)
     assert savers[1].error is None
     assert isinstance(savers[0].error, checkpoint.SaveError)
     assert checkpoint.restore(spec)["by"] == "B"
@@ -876,67 +812,32 @@ def test_a_new_checkpoint_of_two_saves_is_one_of_them(
 
 # Processes that die.
 
-# It imports once, and forks for every save; a thread would not survive that, so that JAX and
-# TensorStore begin in the children only.
-_DYING = """
-import json, os, signal, sys, time
-import numpy as np
-import gda.checkpoint, google_crc32c, tensorstore
-spec = json.loads(sys.argv[1])
-for line in sys.stdin:
-    step, delay = json.loads(line)
-    begun, has_begun = os.pipe()
-    pid = os.fork()
-    if not pid:
-        tree = {"w": np.full((16, 2**17), step, np.int32), "step": step}
-        os.write(has_begun, b"x")
-        gda.checkpoint.save(spec, tree, overwrite=True, fingerprint=False)
-        os._exit(0)
-    os.read(begun, 1)
-    start = time.monotonic()
-    if delay is not None:
-        time.sleep(delay)
-        os.kill(pid, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    print(json.dumps([code, time.monotonic() - start]), flush=True)
-"""
-
 
 @tried("a process is killed while it saves to an object store", sample=5, full=200)
 def test_a_process_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(
-    spec: dict[str, Any], trials: Trials
+    spec: dict[str, Any], forks: Forks, trials: Trials
 ) -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _DYING, json.dumps(spec)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    with child:
-
-        def save(step: int, delay: float | None) -> tuple[int, float]:
-            print(json.dumps([step, delay]), file=child.stdin, flush=True)
-            return tuple(json.loads(child.stdout.readline()))
-
-        (code, seconds) = save(0, None)
-        assert code == 0
-        there = 0
-        for step in range(1, 1 + trials.most):
-            code, _ = save(step, trials.chance.random() * seconds)
-            tree = checkpoint.restore(spec)
-            # The server may work on the last request of a killed process after that has ended, and
-            # even after the look at what is there: then the commit is found a trial later.
-            assert there <= tree["step"] <= step
-            assert code != 0 or tree["step"] == step
-            assert (tree["w"] == tree["step"]).all()
-            is_late = there < tree["step"] < step
-            trials.count("new, late" if is_late else "new" if tree["step"] == step else "old")
-            there = tree["step"]
-        assert "old" in trials.outcomes or trials.most < 20
-        assert save(99, None)[0] == 0
-    assert checkpoint.verify(spec)
-    assert checkpoint.restore(spec)["step"] == 99
+    checkpoint.save(spec, values_of(1))
+    there = begun = 1
+    seconds = [0.2]  # that saves took
+    for _ in range(trials.most):
+        (pid,) = forks.start(
+            "save_to_store_until_killed", 1, spec=spec, environment=ENVIRONMENT, first=begun + 1
+        )
+        lines = [forks.line()]
+        time.sleep(trials.chance.uniform(0, 2 * statistics.median(seconds[-20:])))
+        os.kill(pid, signal.SIGKILL)
+        lines += forks.rest()
+        begun = max(int(line[1]) for line in lines if line[0] == "begin")
+        ended = max([int(line[1]) for line in lines if line[0] == "end"], default=there)
+        seconds += [float(line[2]) for line in lines if line[0] == "end"]
+        # The server may work on the last request of a killed process after that has ended, and
+        # even after the look at what is there: then the commit is found a trial later.
+        before, there = there, generation_at(spec)
+        assert there is not None
+        assert before <= ended <= there <= begun
+        trials.count("between saves" if begun == ended else "old" if there == ended else "new")
+    assert "old" in trials.outcomes or trials.most < 20
+    checkpoint.save(spec, values_of(begun + 1), overwrite=True)
+    assert generation_at(spec) == begun + 1
     assert len(directories(spec)) == 2

@@ -1,6 +1,5 @@
 """Checkpoints of arrays that the mesh does not divide: files have their elements only."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ import tensorstore as ts
 import zarr
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import ORDERS, batch, mesh_of, ordered_mesh
+from meshes import batch, mesh_of
 
 import gda
 from gda import PaddedArray
 from gda.checkpoint import inspect, restore, save, save_async, verify
 from gda.checkpoint.writing import packing, writer
-from gda.testing import Pool
 
 DATA = {"large": batch(37, 9), "small": batch(5, 3) + 1000, "even": batch(8, 2), "one": batch(1, 1)}
 SPECS = [P("x"), P("x", "y"), P(("y", "x")), P(None, "x")]
@@ -28,13 +26,9 @@ FORMS = [{}, {"compression": "zstd"}]
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make small arrays take the ways of large ones: own arrays from 256 bytes, chunks of 64."""
-    limit_sizes(monkeypatch)
-
-
-def limit_sizes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(writer, "PACKED_BELOW", 256)
-    patch.setattr(writer, "CHUNK_BYTES", 64)
-    patch.setattr(packing, "PACK_BYTES", 256)
+    monkeypatch.setattr(writer, "PACKED_BELOW", 256)
+    monkeypatch.setattr(writer, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(packing, "PACK_BYTES", 256)
 
 
 def padded(data: np.ndarray, mesh: Mesh, spec: P, fill: float = np.nan) -> PaddedArray:
@@ -188,40 +182,3 @@ def test_keys(mesh: Mesh, tmp_path: Path) -> None:
     assert restored.padded_shape == (8,)
     assert restored.fingerprint() == gda.fingerprint(keys)
     assert isinstance(restore(tmp_path, mesh=mesh_of({"x": 5}), specs=P("x")), gda.GlobalArray)
-
-
-# Several processes.
-
-
-def saved(path: str, order: list[int], spec: P) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        limit_sizes(patch)
-        mesh = ordered_mesh(order, {"x": 4, "y": 2})
-        save(path, padded_tree(mesh, spec), overwrite=True)
-        save_async(path, padded_tree(mesh, spec), overwrite=True).result()
-
-
-def restored(path: str, order: list[int], spec: P) -> None:
-    mesh = ordered_mesh(order, {"x": 4, "y": 2})
-    like = padded_tree(mesh, spec)
-    for tree in (
-        restore(path, mesh=mesh, specs=spec, pad=True, check_fingerprint=True),
-        restore(path, like, check_fingerprint=True),
-    ):
-        for name, array in tree.items():
-            for shard in array.local_shards:
-                np.testing.assert_array_equal(shard.data, DATA[name][shard.index])
-            np.testing.assert_array_equal(array.gather(), DATA[name])
-
-
-@pytest.mark.parametrize(
-    ("sizes", "spec"), [(((2, 4), (4, 2)), P("x", "y")), (((4, 2), (2, 4)), P(("y", "x")))]
-)
-def test_between_numbers_of_processes(
-    process_pool: Callable[..., Pool], sizes: tuple[Any, Any], spec: P, tmp_path: Path
-) -> None:
-    (some, others) = (process_pool(n, devices=devices) for n, devices in sizes)
-    some.run(saved, str(tmp_path), ORDERS["interleaved"], spec)
-    others.run(restored, str(tmp_path), ORDERS["shuffled"], spec)
-    restored(str(tmp_path), ORDERS["contiguous"], P("x"))
-    verify(tmp_path, fingerprints=True)

@@ -43,18 +43,14 @@ def test_two_programs_without_locks_commit_no_damage(
     assert len(trials.outcomes) > 1 or trials.most < 100  # some met
 
 
-def without_locks_warned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> list[str]:
-    for number in range(3):
-        gda.checkpoint.save(tmp_path / str(number), values_of(number))
-    return [record.message for record in caplog.records]
-
-
 def test_a_file_system_without_locks_is_told_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kill_program.without_locks(monkeypatch.setattr)
     monkeypatch.setattr(directory, "without_locks", set())
-    (message,) = without_locks_warned(tmp_path, caplog)
+    for number in range(3):
+        gda.checkpoint.save(tmp_path / str(number), values_of(number))
+    (message,) = caplog.messages
     assert message.startswith(f"the file system of {tmp_path}/0 has no locks")
 
 

@@ -22,9 +22,8 @@ from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.errors import CorruptionError
 from gda.checkpoint.format.manifest import ArrayLeaf, Path
 from gda.checkpoint.format.structure import checked_path, noting_path
-from gda.checkpoint.reading.manifest_at import read_complete
-from gda.checkpoint.stores.opening import names_store, open_store, options_for
-from gda.checkpoint.stores.protocol import Store
+from gda.checkpoint.reading.manifest_at import check_not_replaced, read_complete
+from gda.checkpoint.stores.opening import Store, names_store, open_store, options_for
 from gda.layout.boundary import public, set_module
 from gda.multihost.agreement import check_same_call
 from gda.multihost.steps import all_do
@@ -132,7 +131,7 @@ def _with_sides(
             return compare(*before)
         except CorruptionError:
             for side in before:
-                side.check_not_replaced()
+                check_not_replaced(side.files.store, side.files.manifest)
             raise
     store, *rest = stores
     return read_complete(
@@ -143,34 +142,28 @@ def _with_sides(
 
 
 def _compared(a: Side, b: Side, options: Options | None) -> Differences:
-    """Compare two sides.
-
-    Args:
-      options: those of reads of elements; ``None`` for none.
-    """
+    """Compare two sides; with ``options``, their elements too."""
     for given, other in ((a, b), (b, a)):
-        if isinstance(given, GivenSide) and isinstance(other, SavedSide):
-            given.record_fingerprints(_to_compare(a, b, other))
-    names = a.name, b.name
-    differences = differences_of(names, a.leaves, b.leaves, {})
+        if isinstance(given, GivenSide):
+            given.record_fingerprints(_to_compare(given, other))
+    compared = partial(differences_of, (a.name, b.name), a.leaves, b.leaves)
+    differences = compared({})
     if options is None:
         return differences
     leaves = (*differences.of_other_content, *differences.of_unknown_content)
     paths = [leaf.path for leaf in leaves if isinstance(a.leaves[leaf.path], ArrayLeaf)]
-    elements = _elements(a, b, paths, options)
-    return differences_of(names, a.leaves, b.leaves, elements)
+    return compared(_elements(a, b, paths, options))
 
 
-def _to_compare(a: Side, b: Side, saved: SavedSide) -> list[Path]:
+def _to_compare(given: Side, saved: Side) -> list[Path]:
     """Return the paths of arrays with a recorded fingerprint and the same type on both sides."""
     return [
         path
         for path, leaf in saved.leaves.items()
         if isinstance(leaf, ArrayLeaf)
         and leaf.fingerprint is not None
-        and path in a.leaves
-        and path in b.leaves
-        and are_of_one_type(a.leaves[path], b.leaves[path])
+        and path in given.leaves
+        and are_of_one_type(given.leaves[path], leaf)
     ]
 
 
@@ -201,7 +194,7 @@ def _of_this_process(
     a: Side, b: Side, paths: list[Path], options: Options
 ) -> list[ElementDifferences]:
     """Return the elements that differ in the parts of arrays that this process compares."""
-    found: list[list[ElementDifferences]] = [[] for _ in paths]
+    found = [merged([]) for _ in paths]
     comparisons = [
         (number, part, compare)
         for number, path in enumerate(paths)
@@ -211,7 +204,7 @@ def _of_this_process(
     with counting(options.progress, "diff", total) as add:
 
         def finish(number: int, nbytes: int, differences: ElementDifferences) -> None:
-            found[number] = [merged([*found[number], differences])]
+            found[number] = merged([found[number], differences])
             add(nbytes)
 
         each = [
@@ -219,7 +212,7 @@ def _of_this_process(
             for number, part, compare in comparisons
         ]
         tasks.run(each, options)
-    return [merged(parts) for parts in found]
+    return found
 
 
 def _comparisons(

@@ -125,12 +125,9 @@ class Differences:
             lines += [f"  {line}" for line in table([each._cells for each in leaves[:_MOST_ROWS]])]
             if (more := len(leaves) - _MOST_ROWS) > 0:
                 lines.append(f"  … {counted(more, 'more leaf', 'more leaves')}")
-        return "\n".join([*lines, f"the same: {self._equal}"])
-
-    @property
-    def _equal(self) -> str:
         every = "all of " if self.are_equal and self.num_equal > 1 else ""
-        return f"{every}{_leaves(self.num_equal)}, {format_bytes(self.equal_nbytes)}"
+        equal = f"{every}{_leaves(self.num_equal)}, {format_bytes(self.equal_nbytes)}"
+        return "\n".join([*lines, f"the same: {equal}"])
 
     @property
     def _kinds(self) -> list[tuple[str, tuple[LeafDifference, ...]]]:
@@ -158,21 +155,14 @@ def differences_of(
     b: Mapping[Path, Leaf],
     elements: Mapping[Path, ElementDifferences],
 ) -> Differences:
-    """Return the differences between two trees.
-
-    Args:
-      names: those of both.
-      elements: the elements that differ of arrays that were read.
-    """
-    only_in_a = [
-        LeafDifference(path, _text(leaf), None) for path, leaf in a.items() if path not in b
-    ]
+    """Return the differences between two trees; ``elements`` has those of arrays that were read."""
     only_in_b = [
         LeafDifference(path, None, _text(leaf)) for path, leaf in b.items() if path not in a
     ]
-    other_type, other_content, unknown, equal = [], [], [], []
+    only_in_a, other_type, other_content, unknown, equal = [], [], [], [], []
     for path, leaf in a.items():
         if (other := b.get(path)) is None:
+            only_in_a.append(LeafDifference(path, _text(leaf), None))
             continue
         is_same = _is_same(leaf, other)
         if not are_of_one_type(leaf, other):
@@ -199,7 +189,7 @@ def differences_of(
 
 
 def _is_same(a: Leaf, b: Leaf) -> bool | None:
-    """Return whether two leaves of one type have the same content; ``None`` if that is unknown."""
+    """Return True if two leaves of one type have the same content; ``None`` if that is unknown."""
     if isinstance(a, ArrayLeaf) and isinstance(b, ArrayLeaf):
         if a.fingerprint is None or b.fingerprint is None:
             return None

@@ -85,12 +85,7 @@ def from_json(values: Sequence[Any]) -> ElementDifferences:
 
 
 def merged(parts: Sequence[ElementDifferences]) -> ElementDifferences:
-    """Return the differences of a whole from those of all its parts, in any order.
-
-    >>> merged([ElementDifferences(0, 3), ElementDifferences(1, 2, 5, (4,), 0.5, (4,))])
-    ElementDifferences(count=1, size=5, largest=5, largest_at=(4,), largest_relative=0.5, \
-largest_relative_at=(4,))
-    """
+    """Return the differences of a whole from those of all its parts, in any order."""
     largest, largest_at = _most([(part.largest, part.largest_at) for part in parts])
     relative, relative_at = _most(
         [(part.largest_relative, part.largest_relative_at) for part in parts]
@@ -106,11 +101,7 @@ largest_relative_at=(4,))
 
 
 def element_differences(a: AnyArray, b: AnyArray, start: Shape) -> ElementDifferences:
-    """Return the differences between the same part of two arrays.
-
-    Args:
-      a, b: of the same shape and dtype.
-      start: the first element of the part in the whole.
+    """Return the differences between a part of two arrays; ``start`` is its place in the whole.
 
     >>> element_differences(np.array([1, 7]), np.array([1, 9]), start=(10,)).largest_at
     (11,)

@@ -14,11 +14,11 @@ import numpy as np
 
 from gda.arrays.fingerprints.formula import digest_of
 from gda.checkpoint.format.chunks import ChunkGrid, chunk_shape_of
-from gda.checkpoint.format.manifest import ArrayLeaf, Leaf, Manifest, Path
+from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Leaf, Manifest, Path
 from gda.checkpoint.format.structure import flatten, subtree
-from gda.checkpoint.reading.files import Chunk, Files
-from gda.checkpoint.reading.manifest_at import check_not_replaced
-from gda.checkpoint.stores.protocol import Store
+from gda.checkpoint.reading.files import Files
+from gda.checkpoint.reading.restored_leaves import saved_type
+from gda.checkpoint.stores.opening import Store
 from gda.checkpoint.writing.saved_leaves import (
     Block,
     SavedLeaf,
@@ -35,7 +35,7 @@ _PART_BYTES = 16 * 2**20
 _CACHE_BYTES = 128 * 2**20  # of chunks, which the parts of an array sharded otherwise need again
 
 
-class Part(NamedTuple):
+class ComparedPart(NamedTuple):
     """A block of an array to compare: its first element, its sizes, and a function to read it."""
 
     start: Shape
@@ -44,62 +44,47 @@ class Part(NamedTuple):
 
 
 class SavedSide:
-    """A checkpoint, or its subtree at a path.
-
-    Raises:
-      KeyError: there is nothing at the path.
-    """
+    """A checkpoint, or its subtree at a path, which must be there."""
 
     def __init__(self, store: Store, manifest: Manifest, at: Path) -> None:
         subtree(manifest.structure, at)
         self.name = store.url
         self.data = manifest.data
-        self.leaves: dict[Path, Leaf] = {
-            leaf.path: leaf for leaf in manifest.leaves if leaf.path[: len(at)] == at
-        }
-        self._files = Files(store, manifest)
-        self._chunks = _Chunks(self._files)
+        self.leaves = manifest.leaves_at(at)
+        self.files = Files(store, manifest)
+        self._chunks = _Chunks(self.files)
 
-    def parts(self, path: Path) -> Iterator[Part]:
+    def parts(self, path: Path) -> Iterator[ComparedPart]:
         """Yield the parts of an array: its chunks, or the whole if it is a small one."""
         leaf = self._array(path)
         if leaf.array is None:
             first = (0,) * len(leaf.shape)
-            yield Part(first, leaf.shape, lambda: self.read(path, first, leaf.shape))
+            yield ComparedPart(first, leaf.shape, lambda: self.read(path, first, leaf.shape))
             return
-        grid = self._files.manifest.arrays[leaf.array].grid
+        grid = self.files.manifest.arrays[leaf.array].grid
         for chunk in range(grid.num_chunks):
-            shape, where = grid.shape_within(chunk), (leaf.array, chunk)
-            index = tuple(map(slice, shape))
-            yield Part(grid.start(chunk), shape, functools.partial(self._within, where, index))
+            shape = grid.shape_within(chunk)
+            read = functools.partial(self._within, (leaf.array, chunk), shape)
+            yield ComparedPart(grid.start(chunk), shape, read)
 
-    def _within(self, where: Chunk, index: Index) -> AnyArray:
-        return _loaded(self._files, where)[index]
+    def _within(self, where: Chunk, shape: Shape) -> AnyArray:
+        return self.files.checked(where)[tuple(map(slice, shape))]
 
     def read(self, path: Path, start: Shape, shape: Shape) -> AnyArray:
-        """Return a block of an array; by any thread.
-
-        Raises:
-          CorruptionError: a file is damaged or missing.
-        """
+        """Return a block of an array; by any thread."""
         leaf = self._array(path)
         out = np.empty(leaf.shape if leaf.array is None else shape, leaf.dtype)
         if leaf.array is None:
             for piece in leaf.pieces:
-                size = self._files.manifest.arrays[piece.array].chunk_shape[0]
-                chunk = self._chunks[piece.array, piece.offset // size]
+                chunk = self._chunks[self.files.manifest.chunk_of(piece)]
                 out[index_at(piece.start, piece.shape)] = piece.of_chunk(chunk)
             return out[index_at(start, shape)]
-        for overlap in self._files.manifest.arrays[leaf.array].grid.overlaps(start, shape):
+        for overlap in self.files.manifest.arrays[leaf.array].grid.overlaps(start, shape):
             part = self._chunks[leaf.array, overlap.chunk][overlap.in_chunk]
             if part.shape == shape:
                 return part
             out[overlap.in_block] = part
         return out
-
-    def check_not_replaced(self) -> None:
-        """Raise ``RuntimeError`` if another checkpoint has replaced this one."""
-        check_not_replaced(self._files.store, self._files.manifest)
 
     def _array(self, path: Path) -> ArrayLeaf:
         leaf = self.leaves[path]
@@ -132,7 +117,7 @@ class _Chunks:
         with slot.guard:
             if slot.data is not None:
                 return slot.data
-            slot.data = data = _loaded(self._files, where)
+            slot.data = data = self._files.checked(where)
         with self._guard:
             if self._slots.get(where) is slot:
                 slot.nbytes = data.nbytes
@@ -144,11 +129,7 @@ class _Chunks:
 
 
 class GivenSide:
-    """A tree of arrays and values in memory.
-
-    Raises:
-      TypeError, ValueError, RuntimeError: as a save of the tree.
-    """
+    """A tree of arrays and values in memory, of which each must be one that can be saved."""
 
     name = "the tree"
 
@@ -164,12 +145,7 @@ class GivenSide:
                 self._arrays[path] = leaf
 
     def record_fingerprints(self, paths: Collection[Path]) -> None:
-        """Compute the fingerprints of arrays. All processes must call it, with the same paths.
-
-        Raises:
-          DisagreementError, LateProcessError: a value or a local array is not the same in all
-            processes, or one failed or is late.
-        """
+        """Compute the fingerprints of arrays. All processes must call it, with the same paths."""
         arrays = [self._arrays[path] for path in paths]
 
         def work() -> dict[str, Any]:
@@ -181,7 +157,7 @@ class GivenSide:
             check_same_values([part["values"] for part in parts.values()])
             shares = [part["sums"] for part in parts.values()]
             return [
-                digest_of(*leaf.saved_type, of_all)
+                digest_of(*saved_type(leaf.record), of_all)
                 for leaf, of_all in zip(arrays, zip(*shares, strict=True), strict=True)
             ]
 
@@ -191,7 +167,7 @@ class GivenSide:
             leaf: Any = self.leaves[path]
             self.leaves[path] = replace(leaf, fingerprint=digest)
 
-    def parts(self, path: Path) -> Iterator[Part]:
+    def parts(self, path: Path) -> Iterator[ComparedPart]:
         """Yield the parts of an array that this process compares: all processes, each once."""
         for block in self._arrays[path].blocks:
             shape: Shape = block.data.shape
@@ -202,15 +178,10 @@ class GivenSide:
                 first, sizes = grid.start(chunk), grid.shape_within(chunk)
                 start = tuple([a + b for a, b in zip(block.start, first, strict=True)])
                 index = index_at(first, sizes)
-                yield Part(start, sizes, functools.partial(_on_host, block, index))
+                yield ComparedPart(start, sizes, functools.partial(_on_host, block, index))
 
 
 Side = SavedSide | GivenSide
-
-
-def _loaded(files: Files, where: Chunk) -> AnyArray:
-    files.check_sizes([where])  # before memory is allocated for what it should have
-    return files.loaded(where)
 
 
 def _on_host(block: Block, index: Index) -> AnyArray:

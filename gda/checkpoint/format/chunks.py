@@ -25,8 +25,6 @@ def chunk_shape_of(block_shape: Shape, itemsize: int, most_bytes: int) -> Shape:
 
     >>> chunk_shape_of((4096, 1024), 4, 2**22)
     (1024, 1024)
-    >>> chunk_shape_of((3, 8), 4, 16)
-    (1, 4)
     >>> chunk_shape_of((7919, 16), 4, 2**18)  # a prime: one chunk of 500 KB rather than 7,919 rows
     (7919, 16)
     """
@@ -50,18 +48,12 @@ def _nearest_divisor(size: int, most: int) -> int:
 
 
 class Overlap(NamedTuple):
-    """The part that a chunk and a block have in common.
-
-    Attributes:
-      chunk: the number of the chunk.
-      in_chunk, in_block: the index of the part in each of them.
-      is_whole: True if it is the whole chunk.
-    """
+    """The part that a chunk and a block have in common, as an index of each of them."""
 
     chunk: int
     in_chunk: Index
     in_block: Index
-    is_whole: bool
+    is_whole: bool  # True if it is the whole chunk
 
 
 @set_module("gda.checkpoint")

@@ -178,22 +178,29 @@ class ValueLeaf:
 Leaf = ArrayLeaf | ValueLeaf
 
 
+Chunk = tuple[int, int]  # numbers of a stored array and of a chunk in it
+
+
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of a checkpoint.
+    """The contents of a checkpoint."""
 
-    Attributes:
-      data: the directory with its arrays.
-      arrays: the zarr arrays there.
-      leaves: in the order in which ``structure`` counts them.
-      structure: the structure of the tree: see ``gda.checkpoint.format.structure``.
-      about: date and versions of the save, for people.
-      group: size and CRC-32C of the ``zarr.json`` of the group of all arrays.
-    """
-
-    data: str
+    data: str  # the directory with its arrays
     arrays: tuple[StoredArray, ...]
-    leaves: tuple[Leaf, ...]
-    structure: Any
-    about: dict[str, Any]
-    group: tuple[int, int]
+    leaves: tuple[Leaf, ...]  # in the order in which the structure counts them
+    structure: Any  # of the tree: see gda.checkpoint.format.structure
+    about: dict[str, Any]  # date and versions of the save, for people
+    group: tuple[int, int]  # size and CRC-32C of the zarr.json of the group of all arrays
+
+    @property
+    def array_leaves(self) -> list[ArrayLeaf]:
+        """The leaves that are arrays."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, ArrayLeaf)]
+
+    def leaves_at(self, at: Path) -> dict[Path, Leaf]:
+        """Return the leaves of a subtree, by their paths in the whole tree."""
+        return {leaf.path: leaf for leaf in self.leaves if leaf.path[: len(at)] == at}
+
+    def chunk_of(self, piece: Piece) -> Chunk:
+        """Return the chunk that has a piece."""
+        return piece.array, piece.offset // self.arrays[piece.array].chunk_shape[0]

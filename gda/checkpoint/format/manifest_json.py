@@ -51,11 +51,7 @@ MOST_HEADER_BYTES = 1000
 
 
 def dump(manifest: Manifest) -> bytes:
-    """Return the file.
-
-    Raises:
-      ValueError: it would be larger than ``load`` accepts.
-    """
+    """Return the file; raise ``ValueError`` if it would be larger than ``load`` accepts."""
     text = json.dumps(manifest, default=_for_json, separators=(",", ":"), allow_nan=False)
     try:
         if len(text) + MOST_HEADER_BYTES > MOST_BYTES:
@@ -84,11 +80,7 @@ def version_in(file: bytes) -> Any:
 
 
 def body_of(file: bytes, where: str) -> memoryview:
-    """Return the JSON in a file, compared with its first line.
-
-    Raises:
-      CorruptionError: it is damaged, or of another version.
-    """
+    """Return the JSON in a file; raise ``CorruptionError`` unless its first line matches."""
     header = file[:MOST_HEADER_BYTES].partition(b"\n")[0]
     body = memoryview(file)[len(header) + 1 :]
     version = version_in(file)
@@ -106,14 +98,7 @@ def body_of(file: bytes, where: str) -> memoryview:
 
 
 def load(file: bytes, where: str) -> Manifest:
-    """Return the manifest in a file.
-
-    Args:
-      where: the name of the file, for the messages.
-
-    Raises:
-      CorruptionError: it is damaged, invalid, or of another version.
-    """
+    """Return the manifest in the file ``where``; raise ``CorruptionError`` if it is not valid."""
     body = body_of(file, where)
     try:
         with _without_collections():
@@ -214,7 +199,7 @@ def _manifest(body: Any) -> Manifest:
     for number, leaf in enumerate(manifest.leaves):
         if isinstance(leaf, ArrayLeaf):
             _check_stored(f".leaves[{number}]", leaf, manifest.arrays)
-    _check_shared_out(manifest.leaves, manifest.arrays)
+    _check_shared_out(manifest.array_leaves, manifest.arrays)
     return manifest
 
 
@@ -473,15 +458,13 @@ def _check_stored(name: str, leaf: ArrayLeaf, arrays: Sequence[StoredArray]) -> 
         raise _Invalid(f"{name}.pieces are not its shape {leaf.shape}, each element once")
 
 
-def _check_shared_out(leaves: Sequence[Leaf], arrays: Sequence[StoredArray]) -> None:
+def _check_shared_out(leaves: Sequence[ArrayLeaf], arrays: Sequence[StoredArray]) -> None:
     """Raise unless a third of each array belongs to leaves, and no part of it to two.
 
     So a tree takes no more memory than its files, and a chunk hardly more than its leaves.
     """
     spans: list[list[tuple[int, int]]] = [[] for _ in arrays]
     for leaf in leaves:
-        if not isinstance(leaf, ArrayLeaf):
-            continue
         if leaf.array is not None:
             spans[leaf.array].append((0, math.prod(leaf.shape)))
         for piece in leaf.pieces:

@@ -30,12 +30,7 @@ _DEEPEST = 200
 
 
 def flatten(tree: Any) -> tuple[Any, list[tuple[Path, Any]]]:
-    """Return the structure as JSON, and path and value of every leaf.
-
-    Raises:
-      TypeError: a key of a dict is neither a string nor an integer, or a dict has both.
-      ValueError: two leaves have one path.
-    """
+    """Return the structure as JSON, and path and value of every leaf."""
     try:
         leaves, definition = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_container)
     except ValueError as error:
@@ -54,20 +49,12 @@ def flatten(tree: Any) -> tuple[Any, list[tuple[Path, Any]]]:
 
 
 def unflatten(structure: Any, values: Sequence[Any], at: Path = ()) -> Any:
-    """Return the tree of a structure that was checked, or its subtree at a path.
-
-    Raises:
-      KeyError: there is nothing at that path.
-    """
+    """Return the tree of a structure that was checked, or its subtree at a path."""
     return _read(subtree(structure, at), values)
 
 
 def subtree(structure: Any, at: Path) -> Any:
-    """Return the part of a structure at a path.
-
-    Raises:
-      KeyError: there is nothing at that path.
-    """
+    """Return the part of a structure at a path; raise ``KeyError`` if there is nothing."""
     for i, key in enumerate(at):
         children = dict(_children(structure))
         if key not in children:
@@ -108,20 +95,12 @@ def check_structure(structure: Any, paths: Sequence[Path]) -> None:
 
 
 def format_path(path: Path) -> str:
-    """Return a path as it is written in Python, such as ``['params'][0]``.
-
-    >>> format_path(("params", 0))
-    "['params'][0]"
-    """
+    """Return a path as it is written in Python, such as ``['params'][0]``."""
     return "".join(f"[{key!r}]" for key in path) or "the tree itself"
 
 
 def checked_path(at: Any) -> Path:
-    """Return the path that a user gave.
-
-    Raises:
-      TypeError: it is not a list of strings and integers.
-    """
+    """Return the path that a user gave, if it is a list of strings and integers."""
     path = None if isinstance(at, str | bytes) else tuple(at)
     if path is None or any(type(key) not in (str, int) for key in path):
         raise TypeError(f"at must be a list of keys and indices, such as ['params', 0], not {at!r}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,18 +28,9 @@ _AS_INTEGERS = {
 }
 
 
-def zarr_dtype(dtype: np.dtype[Any]) -> str:
-    """Return the name of the zarr data type in which elements of ``dtype`` are stored."""
-    return f"uint{8 * dtype.itemsize}" if dtype.name in _AS_INTEGERS else dtype.name
-
-
 def metadata(shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str) -> bytes:
-    """Return the ``zarr.json`` of an array.
-
-    Args:
-      codec: ``"bytes"`` or ``"zstd"``.
-    """
-    stored = zarr_dtype(dtype)
+    """Return the ``zarr.json`` of an array; the codec is ``"bytes"`` or ``"zstd"``."""
+    stored = f"uint{8 * dtype.itemsize}" if dtype.name in _AS_INTEGERS else dtype.name
     document = {
         "zarr_format": 3,
         "node_type": "array",
@@ -53,7 +43,7 @@ def metadata(shape: Shape, chunk_shape: Shape, dtype: np.dtype[Any], codec: str)
         },
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
         "fill_value": _fill_value(stored),
-        "codecs": codecs(dtype, codec),
+        "codecs": _codecs(dtype, codec),
         "attributes": {} if stored == dtype.name else {"dtype": dtype.name},
     }
     return json.dumps(document, indent=1).encode()
@@ -76,11 +66,7 @@ def opens_in_zarr_python(dtype: np.dtype[Any]) -> bool:
 
 
 def group(documents: Mapping[str, bytes]) -> bytes:
-    """Return the ``zarr.json`` of a group that lists its arrays.
-
-    Args:
-      documents: the ``zarr.json`` of each array, by name.
-    """
+    """Return the ``zarr.json`` of a group from those of its arrays, by name."""
     # Joined as text: a hostile manifest may name millions, which take more memory when parsed.
     listed = [f'"{name}": '.encode() + document for name, document in documents.items()]
     return _LISTING.replace(b"{}}}", b"{" + b",\n".join(listed) + b"}}}")
@@ -96,12 +82,10 @@ _LISTING = json.dumps(
 ).encode()
 
 
-def codecs(dtype: np.dtype[Any], codec: str) -> list[dict[str, Any]]:
-    """Return the codecs of a chunk, as in ``zarr.json``."""
+def _codecs(dtype: np.dtype[Any], codec: str) -> list[dict[str, Any]]:
     order = {"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {}
-    as_bytes = {"name": "bytes"} | order
-    compressed = [{"name": "zstd", "configuration": {"level": _LEVEL, "checksum": False}}]
-    return [as_bytes, *(compressed if codec == "zstd" else []), {"name": "crc32c"}]
+    zstd = {"name": "zstd", "configuration": {"level": _LEVEL, "checksum": False}}
+    return [{"name": "bytes"} | order, *[zstd] * (codec == "zstd"), {"name": "crc32c"}]
 
 
 def _fill_value(stored: str) -> Any:
@@ -113,11 +97,7 @@ def _fill_value(stored: str) -> Any:
 
 
 def crc32c(data: np.ndarray[Any, Any], before: int = 0) -> int:
-    """Return the CRC-32C of contiguous memory, without a copy.
-
-    Args:
-      before: that of what precedes it.
-    """
+    """Return the CRC-32C of contiguous memory, which follows data of checksum ``before``."""
     google_crc32c = require_crc32c()
     view = data.reshape(-1).view(np.uint8)  # a new view, which becomes read-only
     view.flags.writeable = False  # as the function requires
@@ -130,28 +110,29 @@ def size_and_crc(document: bytes) -> tuple[int, int]:
 
 
 def require_crc32c() -> Any:
-    """Return the package for checksums; ``ImportError`` says what to install."""
+    """Return the package for checksums."""
     with _of_extra("checkpoints need google-crc32c"):
         import google_crc32c
     return google_crc32c
 
 
 def require_tensorstore() -> Any:
-    """Return TensorStore; ``ImportError`` says what to install."""
+    """Return TensorStore."""
     with _of_extra("an object store needs TensorStore"):
         import tensorstore
     return tensorstore
 
 
 def require_zstd() -> Any:
-    """Return the package for compression; ``ImportError`` says what to install."""
+    """Return the package for compression."""
     with _of_extra("zstd compression needs zstandard"):
         import zstandard
     return zstandard
 
 
-@contextmanager
+@contextlib.contextmanager
 def _of_extra(need: str) -> Iterator[None]:
+    """Say in an ``ImportError`` what to install."""
     try:
         yield
     except ImportError as error:
@@ -159,20 +140,13 @@ def _of_extra(need: str) -> Iterator[None]:
 
 
 def compress(data: Bytes) -> Bytes:
-    """Return the zstd frame of contiguous memory, without a checksum.
-
-    Takes memory of the size of ``data``.
-    """
+    """Return the zstd frame of contiguous memory; takes memory of the size of ``data``."""
     compressor = require_zstd().ZstdCompressor(level=_LEVEL, write_checksum=False)
     return np.frombuffer(compressor.compress(data), np.uint8)
 
 
 def decompress(frame: Bytes, out: Bytes) -> None:
-    """Read a zstd frame into contiguous memory; takes no other memory.
-
-    Raises:
-      ValueError: the frame is damaged, or has another size; that of its header is compared first.
-    """
+    """Read a zstd frame into contiguous memory of its size; takes no other memory."""
     zstandard = require_zstd()
     said = -1
     with contextlib.suppress(zstandard.ZstdError):

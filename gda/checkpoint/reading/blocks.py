@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gda.arrays.buffers import Buffers
-from gda.checkpoint.format.manifest import Piece, StoredArray
-from gda.checkpoint.reading.files import Chunk, Files
+from gda.checkpoint.format.manifest import Chunk, Manifest, Piece
+from gda.checkpoint.reading.files import Files
 from gda.checkpoint.reading.restored_leaves import RestoredLeaf
 from gda.layout.sharing import holders_of
 from gda.layout.spec import Index, Shape, shape_at, start_of
@@ -24,37 +24,25 @@ from gda.mesh import processes_of
 
 
 class Box(NamedTuple):
-    """A block of an array, without its padding.
+    """A block of an array, without its padding."""
 
-    Attributes:
-      block: its number among those of this process; ``None`` if this process does not need it.
-      holders: the processes that need it, if all blocks of all processes are asked for.
-    """
-
-    block: int | None
+    block: int | None  # its number in this process; None if this process does not need it
     start: Shape
     shape: Shape
-    holders: tuple[int, ...] = ()
+    holders: tuple[int, ...] = ()  # that need it, if the blocks of all processes are asked for
 
 
 @dataclass(eq=False, slots=True)
 class Use:
-    """A part of a chunk that a block needs: ``block[in_block] = chunk[in_chunk]``.
-
-    Attributes:
-      arrival, box: the array, and its block.
-      is_whole: True if it is the whole chunk.
-      piece: in a chunk of a pack, the piece that ``in_chunk`` is a part of.
-      staged: memory of the part where this process reads it for others only.
-    """
+    """A part of a chunk that a block needs: ``block[in_block] = chunk[in_chunk]``."""
 
     arrival: Arrival
     box: Box
     in_block: Index
     in_chunk: Index
-    is_whole: bool = False
-    piece: Piece | None = None
-    staged: np.ndarray[Any, Any] | None = None
+    is_whole: bool = False  # True if it is the whole chunk
+    piece: Piece | None = None  # in a chunk of a pack, which in_chunk is a part of
+    staged: np.ndarray[Any, Any] | None = None  # its memory, if it is read for others only
 
     @property
     def shape(self) -> Shape:
@@ -94,10 +82,7 @@ class Arrival:
         return [self._box(number, index) for number, index in enumerate(plan.distinct)]
 
     def boxes_of(self, processes: tuple[int, ...]) -> Iterator[Box]:
-        """Yield its blocks in all processes, which are those that get the whole if it is NumPy's.
-
-        The same in every process, except for the numbers of the blocks.
-        """
+        """Yield its blocks in all processes; each of ``processes`` has all of a NumPy array."""
         plan = self.leaf.plan
         if plan is None:
             yield self.boxes[0]._replace(holders=processes)
@@ -113,21 +98,22 @@ class Arrival:
         return Box(block, start_of(index), shape_at(index, self.block_shape), holders)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of its blocks on the host."""
-        plan = self.leaf.plan
-        count = 1 if plan is None else len(plan.distinct)
-        return count * math.prod(self.block_shape) * self.leaf.saved.dtype.itemsize
+    def block_nbytes(self) -> int:
+        return math.prod(self.block_shape) * self.leaf.saved.dtype.itemsize
 
     @property
-    def most_nbytes(self) -> int:
-        """Bytes that only pass through the host in the process with most of its blocks."""
+    def passing_nbytes(self) -> int:
+        """Bytes of its blocks that only pass through the host in this process."""
+        return 0 if self.stays_on_host else self.block_nbytes * len(self.boxes)
+
+    @property
+    def most_passing_nbytes(self) -> int:
+        """As ``passing_nbytes``, in the process with most of its blocks: the same in all."""
         plan = self.leaf.plan
         if plan is None or next(iter(plan.sharding.device_set)).platform == "cpu":
             return 0
-        block = math.prod(self.block_shape) * self.leaf.saved.dtype.itemsize
         counts = Counter(process for box in self.boxes_of((0,)) for process in box.holders)
-        return block * max(counts.values(), default=0)
+        return self.block_nbytes * max(counts.values(), default=0)
 
     @property
     def stays_on_host(self) -> bool:
@@ -151,16 +137,15 @@ class Arrival:
         if leaf.plan is None:
             self.value = leaf.wrap(blocks[0])
         else:
-            array = leaf.plan.place(blocks, leaf.dtype, self._padding)
+            array = leaf.plan.place(
+                blocks, leaf.dtype, lambda: np.zeros(self.block_shape, leaf.dtype)
+            )
             self.value = leaf.wrap(array)
-
-    def _padding(self) -> np.ndarray[Any, Any]:
-        return np.zeros(self.block_shape, self.leaf.dtype)
 
 
 def uses_of(
     arrivals: Iterable[Arrival],
-    arrays: Sequence[StoredArray],
+    manifest: Manifest,
     boxes_of: Callable[[Arrival], Iterable[Box]] = lambda arrival: arrival.boxes,
 ) -> dict[Chunk, list[Use]]:
     """Return the chunks that are needed, each with its uses: by default, in this process."""
@@ -169,22 +154,15 @@ def uses_of(
         leaf = arrival.leaf.saved
         for box in boxes_of(arrival):
             if leaf.array is not None:
-                for overlap in arrays[leaf.array].grid.overlaps(box.start, box.shape):
-                    use = Use(
-                        arrival,
-                        box,
-                        in_block=overlap.in_block,
-                        in_chunk=overlap.in_chunk,
-                        is_whole=overlap.is_whole,
-                    )
-                    uses.setdefault((leaf.array, overlap.chunk), []).append(use)
+                grid = manifest.arrays[leaf.array].grid
+                for chunk, in_chunk, in_block, is_whole in grid.overlaps(box.start, box.shape):
+                    use = Use(arrival, box, in_block, in_chunk, is_whole)
+                    uses.setdefault((leaf.array, chunk), []).append(use)
                 continue
             for piece in leaf.pieces:
                 if (common := _common(box.start, box.shape, piece)) is not None:
-                    chunk = piece.offset // arrays[piece.array].chunk_shape[0]
-                    in_block, in_chunk = common
-                    use = Use(arrival, box, in_block=in_block, in_chunk=in_chunk, piece=piece)
-                    uses.setdefault((piece.array, chunk), []).append(use)
+                    use = Use(arrival, box, *common, piece=piece)
+                    uses.setdefault(manifest.chunk_of(piece), []).append(use)
     return uses
 
 
@@ -225,7 +203,5 @@ def read_chunk(files: Files, where: Chunk, uses: list[Use]) -> None:
         return
     data = files.loaded(where)
     for use in uses:
-        part = data
-        if use.piece is not None:
-            part = use.piece.of_chunk(data)
+        part = data if use.piece is None else use.piece.of_chunk(data)
         use.memory[...] = part[use.in_chunk]

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.errors import CorruptionError, SaveError
-from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, StoredArray
+from gda.checkpoint.format.manifest import Chunk, Manifest, StoredArray
 from gda.checkpoint.format.structure import format_path
 from gda.checkpoint.format.zarr_format import Bytes
-from gda.checkpoint.stores.protocol import Store
+from gda.checkpoint.stores.opening import Store
 from gda.storage import tasks
 from gda.storage.options import Options
-
-Chunk = tuple[int, int]  # numbers of a stored array and of a chunk in it
 
 _GONE = (FileNotFoundError, NotADirectoryError)
 
@@ -37,14 +34,11 @@ class Files:
     def leaves_in(self) -> dict[Chunk, list[str]]:
         """The paths of the leaves in each chunk, for messages."""
         found: dict[Chunk, list[str]] = {}
-        for leaf in self.manifest.leaves:
-            if not isinstance(leaf, ArrayLeaf):
-                continue
+        for leaf in self.manifest.array_leaves:
             if leaf.array is not None:
                 found[leaf.array, -1] = [format_path(leaf.path)]
             for piece in leaf.pieces:
-                size = math.prod(self.manifest.arrays[piece.array].chunk_shape)
-                paths = found.setdefault((piece.array, piece.offset // size), [])
+                paths = found.setdefault(self.manifest.chunk_of(piece), [])
                 paths.append(format_path(leaf.path))
         return found
 
@@ -71,17 +65,9 @@ class Files:
                     _check_size(size, array.nbytes_of_file(chunk))
 
     def check_written(self, options: Options) -> None:
-        """Raise unless every file has its size; files of a remote store are not checked.
-
-        Raises:
-          FileNotFoundError: a file was removed.
-          SaveError: a file has another size.
-        """
+        """Raise ``OSError`` or ``SaveError`` unless every file of a local store has its size."""
         if not self.store.is_remote:
-            each = (
-                tasks.Task(0, lambda name=name, nbytes=nbytes: self._check_file(name, nbytes))
-                for name, nbytes in self._sizes()
-            )
+            each = (tasks.Task(0, partial(self._check_file, *file)) for file in self._sizes())
             tasks.run(each, options)
 
     def _sizes(self) -> Iterator[tuple[str, int | None]]:
@@ -99,13 +85,10 @@ class Files:
             raise SaveError(f"{where} was changed: it has {size} bytes, not {nbytes}; save again")
 
     def check_metadata(self, number: int) -> None:
-        """Raise ``CorruptionError`` unless the ``zarr.json`` of an array is undamaged.
-
-        Its checksum must be that of the manifest, and it must describe the array of the manifest.
-        """
+        """Raise ``CorruptionError`` unless the ``zarr.json`` of an array fits the manifest."""
         array = self.manifest.arrays[number]
         nbytes, crc = array.metadata
-        with self._about(number, None):
+        with self._about(number):
             document, nothing = np.empty(nbytes, np.uint8), np.empty(0, np.uint8)
             summed = _Sum()
             found = self.store.read_into(self.name(array, "zarr.json"), document, nothing, summed)
@@ -126,11 +109,7 @@ class Files:
             raise CorruptionError(f"the group of all arrays: {self.store.join(name)} {what}")
 
     def load(self, where: Chunk, out: Bytes) -> None:
-        """Read a chunk into contiguous memory of its size, and check it.
-
-        Raises:
-          CorruptionError: its file is damaged or missing.
-        """
+        """Read a chunk into contiguous memory; raise ``CorruptionError`` if it is damaged."""
         number, chunk = where
         sizes = self.manifest.arrays[number].sizes
         with self._about(number, chunk):
@@ -148,13 +127,18 @@ class Files:
         self.load(where, data.reshape(-1).view(np.uint8))
         return data
 
+    def checked(self, where: Chunk) -> np.ndarray[Any, Any]:
+        """As ``loaded``, but compare the size before memory is allocated for what it should be."""
+        self.check_sizes([where])
+        return self.loaded(where)
+
     def loading_bytes(self, where: Chunk) -> int:
         """Return the memory that ``load`` takes beside ``out``: answers and frames."""
         array = self.manifest.arrays[where[0]]
         return array.nbytes_of_file(where[1]) * (self.store.is_remote + (array.sizes is not None))
 
     @contextmanager
-    def _about(self, number: int, chunk: int | None) -> Iterator[None]:
+    def _about(self, number: int, chunk: int | None = None) -> Iterator[None]:
         """Turn an error of a file into one that names array, chunk and file."""
         try:
             yield
@@ -168,10 +152,7 @@ class Files:
             raise CorruptionError(f"{leaves}, {part}: {file} {what}") from None
 
     def _read(self, where: Chunk, payload: Bytes) -> None:
-        """Fill ``payload`` with the file of a chunk, without the checksum at its end; compare that.
-
-        Raises ``ValueError`` if the file is damaged.
-        """
+        """Fill ``payload`` with the file of a chunk; compare the checksum at its end."""
         number, chunk = where
         array = self.manifest.arrays[number]
         tail = np.empty(zarr_format.CRC_BYTES, np.uint8)
@@ -179,8 +160,10 @@ class Files:
         summed = _Sum()
         found = self.store.read_into(name, payload, tail, summed)
         _check_size(found, array.nbytes_of_file(chunk))
-        said = int.from_bytes(tail.tobytes(), "little")
-        _check_crc(summed.crc, said, array.crcs[chunk])
+        said, expected = int.from_bytes(tail.tobytes(), "little"), array.crcs[chunk]
+        if not summed.crc == said == expected:
+            what = "intact, but from another save" if summed.crc == said else "damaged"
+            raise ValueError(f"is {what}: its CRC-32C is {summed.crc:08x}, not {expected:08x}")
 
 
 def group_of(arrays: Iterable[StoredArray]) -> bytes:
@@ -210,13 +193,3 @@ class _Sum:
 def _check_size(found: int, expected: int) -> None:
     if found != expected:
         raise ValueError(f"has {found} bytes, not {expected}")
-
-
-def _check_crc(computed: int, said: int, expected: int) -> None:
-    if computed == expected == said:
-        return
-    if computed == said:
-        raise ValueError(
-            f"is intact, but from another save: its CRC-32C is {computed:08x}, not {expected:08x}"
-        )
-    raise ValueError(f"is damaged: its CRC-32C is {computed:08x}, not {expected:08x}")

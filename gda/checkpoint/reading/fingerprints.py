@@ -13,9 +13,8 @@ from gda.arrays.fingerprints.fingerprint import begin
 from gda.arrays.fingerprints.formula import add, digest_of, sums_of_numpy
 from gda.arrays.fingerprints.sums import Sums
 from gda.checkpoint.format.errors import CorruptionError
-from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, Piece
+from gda.checkpoint.format.manifest import ArrayLeaf, Chunk, Manifest, Piece
 from gda.checkpoint.format.structure import format_path
-from gda.checkpoint.reading.files import Chunk
 from gda.checkpoint.reading.restored_leaves import RestoredLeaf, saved_type
 from gda.layout.text import join_some
 from gda.mesh import processes_of, sharding_of
@@ -24,12 +23,7 @@ from gda.trees.leaves import grid_of_leaf, held_by
 
 
 def check_provable(url: str, leaves: Sequence[RestoredLeaf]) -> None:
-    """Raise unless the fingerprints of arrays can be compared, before these are read.
-
-    Raises:
-      CorruptionError: an array was saved without one.
-      ValueError: an array is to be cast, which changes its fingerprint.
-    """
+    """Raise unless the fingerprints of arrays can be compared, before these are read."""
     cast = [leaf.saved.path for leaf in leaves if leaf.dtype != leaf.saved.dtype]
     if cast:
         paths = join_some([format_path(path) for path in cast])
@@ -50,22 +44,23 @@ def _check_recorded(url: str, leaves: Sequence[ArrayLeaf]) -> None:
 
 
 def check_fingerprints(url: str, leaves: Sequence[RestoredLeaf], values: Sequence[Any]) -> None:
-    """Raise unless every array has the fingerprint that was recorded. All processes must call it.
-
-    Raises:
-      CorruptionError: an array has another.
-    """
-    shares = [_Share(leaf.saved, value) for leaf, value in zip(leaves, values, strict=True)]
+    """Raise unless every array has the recorded fingerprint. All processes must call it."""
+    begun = [_begin_share(value) for value in values]
 
     def judge(parts: dict[int, list[Any]]) -> list[str]:
         return [
-            format_path(share.leaf.path)
-            for share, *of_all in zip(shares, *parts.values(), strict=True)
-            if share.digests(of_all) != {share.leaf.fingerprint}
+            format_path(leaf.saved.path)
+            for leaf, *of_all in zip(leaves, *parts.values(), strict=True)
+            if _digests(leaf.saved, of_all) != {leaf.saved.fingerprint}
         ]
 
     what = f"comparing fingerprints with the checkpoint {url}"
-    done = all_do(lambda: [share.part() for share in shares], judge=judge, what=what, timeout=600)
+    done = all_do(
+        lambda: [(holders, sums.to_json()) for holders, sums in begun],
+        judge=judge,
+        what=what,
+        timeout=600,
+    )
     if wrong := done.verdict:
         problems = [_differing(path) for path in wrong]
         raise CorruptionError(f"{url}: {join_some(problems)}", problems)
@@ -76,14 +71,10 @@ def _differing(path: str) -> str:
 
 
 class ChunkSums:
-    """The fingerprints of all arrays of a checkpoint, summed up chunk by chunk without a device.
-
-    Raises:
-      CorruptionError: an array was saved without one.
-    """
+    """The fingerprints of all arrays of a checkpoint, summed up chunk by chunk without a device."""
 
     def __init__(self, url: str, manifest: Manifest) -> None:
-        self._leaves = [leaf for leaf in manifest.leaves if isinstance(leaf, ArrayLeaf)]
+        self._leaves = manifest.array_leaves
         _check_recorded(url, self._leaves)
         self._arrays = manifest.arrays
         self._guard = threading.Lock()
@@ -94,8 +85,7 @@ class ChunkSums:
             if leaf.array is not None:
                 self._alone[leaf.array] = number
             for piece in leaf.pieces:
-                chunk = piece.offset // self._arrays[piece.array].chunk_shape[0]
-                self._packed.setdefault((piece.array, chunk), []).append((number, piece))
+                self._packed.setdefault(manifest.chunk_of(piece), []).append((number, piece))
 
     def add(self, where: Chunk, data: np.ndarray[Any, Any]) -> None:
         """Add the elements of a chunk to the arrays that it belongs to; by any thread."""
@@ -116,35 +106,28 @@ class ChunkSums:
 
     def problems(self) -> list[str]:
         """Return a line for each array whose fingerprint is not the one recorded."""
-        problems = []
-        for leaf, sums in zip(self._leaves, self._sums, strict=True):
-            if digest_of(*saved_type(leaf), sums) != leaf.fingerprint:
-                problems.append(_differing(format_path(leaf.path)))
-        return problems
+        return [
+            _differing(format_path(leaf.path))
+            for leaf, sums in zip(self._leaves, self._sums, strict=True)
+            if digest_of(*saved_type(leaf), sums) != leaf.fingerprint
+        ]
 
 
-class _Share:
-    """The share of this process in the fingerprint of a restored array."""
+def _begin_share(value: Any) -> tuple[tuple[int, ...], Sums]:
+    """Return the processes that hold a restored array, and the sums over the share of this one."""
+    array = held_by(value)
+    if not isinstance(array, jax.Array):
+        return (jax.process_index(),), Sums(sums_of_numpy(np.asarray(array)))
+    sums = begin(array, grid_of_leaf(value))
+    if array.is_fully_addressable:
+        return (jax.process_index(),), sums
+    mesh: Any = sharding_of(array).mesh
+    return processes_of(mesh).numbers, sums
 
-    def __init__(self, leaf: ArrayLeaf, value: Any) -> None:
-        self.leaf = leaf
-        array = held_by(value)
-        self._holders: tuple[int, ...] = (jax.process_index(),)
-        if not isinstance(array, jax.Array):
-            self._sums = Sums(sums_of_numpy(np.asarray(array)))
-            return
-        self._sums = begin(array, grid_of_leaf(value))
-        if not array.is_fully_addressable:
-            mesh: Any = sharding_of(array).mesh
-            self._holders = processes_of(mesh).numbers
 
-    def part(self) -> list[Any]:
-        """Return the processes that hold the array, and the sums over the share of this one."""
-        return [self._holders, self._sums.to_json()]
-
-    def digests(self, parts: Sequence[list[Any]]) -> set[str]:
-        """Return the set of fingerprints from the parts of all processes: one if all are equal."""
-        by_holders: dict[tuple[int, ...], list[list[int]]] = {}
-        for holders, sums in parts:
-            by_holders.setdefault(tuple(holders), []).append(sums)
-        return {digest_of(*saved_type(self.leaf), shares) for shares in by_holders.values()}
+def _digests(leaf: ArrayLeaf, parts: Sequence[list[Any]]) -> set[str]:
+    """Return the set of fingerprints from the parts of all processes: one if all are equal."""
+    by_holders: dict[tuple[int, ...], list[list[int]]] = {}
+    for holders, sums in parts:
+        by_holders.setdefault(tuple(holders), []).append(sums)
+    return {digest_of(*saved_type(leaf), shares) for shares in by_holders.values()}

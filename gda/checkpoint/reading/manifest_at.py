@@ -10,7 +10,8 @@ from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.errors import CheckpointNotFoundError, CorruptionError
 from gda.checkpoint.format.manifest import Manifest
 from gda.checkpoint.format.structure import check_structure
-from gda.checkpoint.stores.protocol import LOCK, Store
+from gda.checkpoint.stores.directory import LOCK
+from gda.checkpoint.stores.opening import Store
 from gda.layout.text import printable
 
 T = TypeVar("T")
@@ -28,12 +29,7 @@ def is_whole(store: Store) -> bool:
 
 
 def load_manifest(store: Store) -> Manifest:
-    """Return the manifest of a checkpoint.
-
-    Raises:
-      CorruptionError: it is damaged.
-      FileNotFoundError: it is not there.
-    """
+    """Return the manifest of a checkpoint; raise if it is damaged, or not there."""
     file, where = _file_and_name(store)
     manifest = manifest_json.load(file, where)
     try:
@@ -52,12 +48,7 @@ def _file_and_name(store: Store) -> tuple[bytes, str]:
 
 
 def load_complete(store: Store) -> Manifest:
-    """Return the manifest of the checkpoint that must be there.
-
-    Raises:
-      CheckpointNotFoundError: there is none; the message names the contents of the path.
-      CorruptionError: it is damaged.
-    """
+    """Return the manifest of the checkpoint that must be there; an error says what is there."""
     try:
         return load_manifest(store)
     except FileNotFoundError:
@@ -77,12 +68,7 @@ def read_complete(
 ) -> T:
     """Return the result of ``read`` for the checkpoint; call it again if that is replaced.
 
-    Args:
-      is_alone: returns True if no other process must read the same checkpoint.
-
-    Raises:
-      CheckpointNotFoundError, CorruptionError: as ``load_complete`` does.
-      RuntimeError: it was replaced ten times; or once, and this process is not alone.
+    ``is_alone`` returns True if no other process must read the same checkpoint.
     """
     attempts = _ATTEMPTS
     while True:

@@ -11,8 +11,9 @@ import jax
 from gda.arrays.construction.placing import LocalBlocks
 from gda.arrays.construction.reading_once import mesh_of_several
 from gda.arrays.transport.exchanging import Part, exchange
+from gda.checkpoint.format.manifest import Chunk
 from gda.checkpoint.reading.blocks import Arrival, Use, uses_of
-from gda.checkpoint.reading.files import Chunk, Files
+from gda.checkpoint.reading.files import Files
 from gda.checkpoint.reading.restored_leaves import RestoredLeaf
 from gda.layout.sharing import readers_of
 from gda.mesh import processes_of
@@ -30,10 +31,7 @@ class _SharedChunk(NamedTuple):
 
 
 def processes_together(leaves: Sequence[RestoredLeaf]) -> tuple[int, ...]:
-    """Return the processes that restore these values together, with this one; or none.
-
-    They are those of all meshes of several devices; without a mesh, all.
-    """
+    """Return the processes of all meshes of several devices; without a mesh, all; or none."""
     plans = [leaf.plan for leaf in leaves if leaf.plan is not None]
     if plans:
         mesh = mesh_of_several(plan.sharding for plan in plans if not _is_on_one_device(plan))
@@ -61,16 +59,12 @@ def read_chunks_once(
     processes: tuple[int, ...],
     read: Callable[[dict[Chunk, list[Use]]], object],
 ) -> None:
-    """Fill the blocks of some arrays. Communicates: all ``processes`` call it.
-
-    Args:
-      read: reads some chunks, and gives each use its part.
-    """
+    """Fill the blocks of some arrays, with ``read``. Communicates: all ``processes`` call it."""
     arrays = files.manifest.arrays
     together = [each for each in arrivals if not _is_on_one_device(each.leaf.plan)]
-    uses = uses_of(together, arrays, lambda arrival: arrival.boxes_of(processes))
+    uses = uses_of(together, files.manifest, lambda arrival: arrival.boxes_of(processes))
     shared: list[_SharedChunk] = []
-    own = uses_of([each for each in arrivals if _is_on_one_device(each.leaf.plan)], arrays)
+    own = uses_of([each for each in arrivals if _is_on_one_device(each.leaf.plan)], files.manifest)
     for chunk, parts in sorted(uses.items()):
         holders = tuple(sorted({process for use in parts for process in use.box.holders}))
         if holders[1:]:

@@ -15,15 +15,14 @@ from typing import Any
 import jax
 
 from gda.checkpoint.format.errors import CorruptionError
-from gda.checkpoint.format.manifest import Manifest, StoredArray
+from gda.checkpoint.format.manifest import Chunk, Manifest
 from gda.checkpoint.format.structure import noting_path
 from gda.checkpoint.reading.blocks import Arrival, Use, buffered_bytes, read_chunk, uses_of
-from gda.checkpoint.reading.files import Chunk, Files
+from gda.checkpoint.reading.files import Files
 from gda.checkpoint.reading.manifest_at import check_not_replaced
 from gda.checkpoint.reading.read_once import read_chunks_once
 from gda.checkpoint.reading.restored_leaves import RestoredLeaf
-from gda.checkpoint.stores.opening import options_for
-from gda.checkpoint.stores.protocol import Store
+from gda.checkpoint.stores.opening import Store, options_for
 from gda.storage import tasks
 from gda.storage.options import Options
 from gda.storage.progress import counting
@@ -41,57 +40,35 @@ def read_arrays(
 ) -> list[Any]:
     """Return the value of each leaf.
 
-    Args:
-      processes: those that read together, if ``options.read_once`` asks for it; or none.
-
-    Raises:
-      CorruptionError: something is damaged or missing.
-      RuntimeError: another checkpoint replaced it meanwhile.
-      OSError: reading failed for another reason; the message names the file.
+    Communicates if ``processes``, those that read together, are not empty.
     """
     options = options_for(store, options)
-    files = Files(store, manifest)
     arrivals = [Arrival(leaf) for leaf in leaves]
     try:
-        if processes:
-            _read_together(files, arrivals, processes, options)
-        else:
-            _read_alone(files, arrivals, options)
+        _read(Files(store, manifest), arrivals, processes, options)
     except CorruptionError:
         check_not_replaced(store, manifest)
         raise
     return [arrival.value for arrival in arrivals]
 
 
-def _read_alone(files: Files, arrivals: Sequence[Arrival], options: Options) -> None:
-    """Read the chunks that this process needs."""
-    arrays = files.manifest.arrays
-    sizes = [0 if arrival.stays_on_host else arrival.nbytes for arrival in arrivals]
-    groups = [
-        (group, uses_of(group, arrays)) for group in _groups(arrivals, sizes, options.max_bytes)
-    ]
-    chunks = [chunk for _, uses in groups for chunk in uses]
-    _check(files, chunks, options)
-    with counting(options.progress, "restore", _nbytes(arrays, chunks)) as add:
-        for group, uses in groups:
-            _allocate(group)
-            _read_chunks(files, uses, options, lambda chunk: add(arrays[chunk[0]].nbytes_per_chunk))
-            _finish(group)
-
-
-def _read_together(
+def _read(
     files: Files, arrivals: Sequence[Arrival], processes: tuple[int, ...], options: Options
 ) -> None:
-    """Read the chunks that the processes need, each in one of them. Communicates."""
+    """Read the chunks that this process needs, or those of all ``processes``, each in one."""
     arrays = files.manifest.arrays
-    # The same groups in every process.
-    sizes = [arrival.most_nbytes for arrival in arrivals]
+    # The groups of processes that read together are the same.
+    sizes = [each.most_passing_nbytes if processes else each.passing_nbytes for each in arrivals]
     groups = [
-        (group, [*uses_of(group, arrays)]) for group in _groups(arrivals, sizes, options.max_bytes)
+        (group, uses_of(group, files.manifest))
+        for group in _groups(arrivals, sizes, options.max_bytes)
     ]
+    chunks = [chunk for _, uses in groups for chunk in uses]
     missing: set[Chunk] = set()
     checked: set[int] = set()
-    total = _nbytes(arrays, [chunk for _, chunks in groups for chunk in chunks])
+    if not processes:
+        _check(files, chunks, options, checked)
+    total = sum(arrays[array].nbytes_per_chunk for array, _ in chunks)
     with counting(options.progress, "restore", total) as add:
 
         def arrived(chunk: Chunk) -> None:
@@ -99,28 +76,29 @@ def _read_together(
                 missing.remove(chunk)
                 add(arrays[chunk[0]].nbytes_per_chunk)
 
-        def read(uses: dict[Chunk, list[Use]]) -> None:
+        def check_and_read(uses: dict[Chunk, list[Use]]) -> None:
             _check(files, [*uses], options, checked)
             _read_chunks(files, uses, options, arrived)
 
-        for group, chunks in groups:
-            missing.update(chunks)
-            _allocate(group)
-            read_chunks_once(files, group, processes, read)
-            for chunk in chunks:  # also those that other processes have read
+        for group, uses in groups:
+            missing.update(uses)
+            for arrival in group:
+                with noting_path(arrival.leaf.saved.path):
+                    arrival.allocate()
+            if processes:
+                read_chunks_once(files, group, processes, check_and_read)
+            else:
+                _read_chunks(files, uses, options, arrived)
+            for chunk in uses:  # also those that other processes have read
                 arrived(chunk)
             _finish(group)
 
 
-def _check(
-    files: Files, chunks: Sequence[Chunk], options: Options, checked: set[int] | None = None
-) -> None:
+def _check(files: Files, chunks: Sequence[Chunk], options: Options, checked: set[int]) -> None:
     """Raise ``CorruptionError`` unless sizes and metadata of the files are right.
 
-    Args:
-      checked: the arrays whose metadata was checked before; those of these chunks are added.
+    ``checked`` has the arrays whose metadata was checked before; those of these chunks are added.
     """
-    checked = set() if checked is None else checked
     arrays = {array for array, _ in chunks} - checked
     of_sizes = (
         tasks.Task(0, partial(files.check_sizes, chunks[first : first + _SIZES_IN_A_TASK]))
@@ -135,18 +113,13 @@ def _check(
     checked |= arrays
 
 
-def _nbytes(arrays: Sequence[StoredArray], chunks: Iterable[Chunk]) -> int:
-    return sum(arrays[array].nbytes_per_chunk for array, _ in chunks)
-
-
 def _groups(
     arrivals: Sequence[Arrival], sizes: Sequence[int], max_bytes: int | None
 ) -> Iterator[list[Arrival]]:
     """Yield groups of arrays to read together: as many as ``max_bytes`` allows, at least one.
 
-    Args:
-      sizes: bytes of the blocks that only pass through the host. Memory that becomes the array
-        needs no bound.
+    ``sizes`` are the bytes that only pass through the host; memory that becomes an array needs no
+    bound.
     """
     group: list[Arrival] = []
     held = 0
@@ -160,12 +133,6 @@ def _groups(
         yield group
 
 
-def _allocate(group: Iterable[Arrival]) -> None:
-    for arrival in group:
-        with noting_path(arrival.leaf.saved.path):
-            arrival.allocate()
-
-
 def _read_chunks(
     files: Files,
     uses: dict[Chunk, list[Use]],
@@ -174,11 +141,11 @@ def _read_chunks(
 ) -> None:
     each = [
         tasks.Task(
-            buffered_bytes(files, chunk, uses[chunk]),
-            lambda chunk=chunk: read_chunk(files, chunk, uses[chunk]),
+            buffered_bytes(files, chunk, of_chunk),
+            partial(read_chunk, files, chunk, of_chunk),
             lambda _, chunk=chunk: report(chunk),
         )
-        for chunk in sorted(uses)
+        for chunk, of_chunk in sorted(uses.items())
     ]
     tasks.run(each, options)
 

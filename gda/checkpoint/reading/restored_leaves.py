@@ -29,24 +29,17 @@ from gda.trees.matching import NOTHING
 from gda.trees.specs import mesh_and_spec_of, specs_per_leaf
 
 # The container of an array; ``None`` for a ``jax.Array`` without one.
-Container = type[GlobalArray] | type[PaddedArray] | None
+ContainerClass = type[GlobalArray] | type[PaddedArray] | None
 
 
 @dataclass(frozen=True)
 class RestoredLeaf:
-    """An array of the checkpoint, and the value to make from it.
-
-    Attributes:
-      saved: its record.
-      dtype: the dtype to restore; for keys that of their data.
-      plan: the blocks that this process needs, and their devices; ``None`` for a NumPy array.
-      wrap: makes the value from the ``jax.Array`` or the NumPy array.
-    """
+    """An array of the checkpoint, and the value to make from it."""
 
     saved: ArrayLeaf
-    dtype: np.dtype[Any]
-    plan: LocalBlocks | None
-    wrap: Callable[[Any], Any]
+    dtype: np.dtype[Any]  # to restore; for keys that of their data
+    plan: LocalBlocks | None  # the blocks that this process needs; None for a NumPy array
+    wrap: Callable[[Any], Any]  # makes the value from the jax.Array or the NumPy array
 
 
 def saved_type(leaf: ArrayLeaf) -> tuple[Shape, Any]:
@@ -69,14 +62,9 @@ def leaves_like(
     layout: Layout | None,
     pad: bool,
 ) -> tuple[list[RestoredLeaf | Any], Any]:
-    """Return a leaf to restore or a value for every leaf of ``like``, and its structure.
-
-    Raises:
-      ValueError: leaves are missing or surplus, or a shape or a kind differs: all in one message.
-      TypeError: a dtype differs.
-    """
+    """Return a leaf to restore or a value for every leaf of ``like``, and its structure."""
     wanted, definition = jax.tree_util.tree_flatten_with_path(like, is_leaf=is_container)
-    saved = {leaf.path[len(at) :]: leaf for leaf in manifest.leaves if leaf.path[: len(at)] == at}
+    saved = {path[len(at) :]: leaf for path, leaf in manifest.leaves_at(at).items()}
     paths = [path_of_keys(keys) for keys, _ in wanted]
     _check_same_leaves(paths, saved, partial, at)
     if layout is not None and layout.surplus:
@@ -99,23 +87,14 @@ def leaves_like(
 
 @dataclass(frozen=True)
 class Layout:
-    """The layouts that the arguments give to leaves of a checkpoint, by path.
-
-    Attributes:
-      name: the argument that gives them, for messages.
-      surplus: messages about layouts for leaves that the checkpoint does not have.
-    """
+    """The layouts that the arguments give to leaves of a checkpoint, by path."""
 
     places: dict[Path, MeshAndSpec]
-    name: str
-    surplus: list[str]
+    name: str  # of the argument that gives them, for messages
+    surplus: list[str]  # messages about layouts for leaves that the checkpoint does not have
 
     def place_of(self, path: Path) -> MeshAndSpec | None:
-        """Return the layout of a leaf; ``None`` if it has none.
-
-        Raises:
-          ValueError: the mesh does not have an axis of the spec; also if the leaf is not an array.
-        """
+        """Return the layout of a leaf, if it has one; also that of a value must fit the mesh."""
         place = self.places.get(path)
         if place is not None:
             mesh_grid((0,) * len(tuple(place.spec)), place.mesh, place.spec)  # 0 fits any spec
@@ -131,11 +110,7 @@ def _listed(problems: Sequence[tuple[Path, str]]) -> str:
 
 
 def layout_of(mesh: Any, specs: Any, manifest: Manifest, at: Path) -> Layout | None:
-    """Return the layouts that the arguments give below a path; ``None`` if they give none.
-
-    Raises:
-      TypeError, ValueError, Exception: as ``specs_per_leaf``.
-    """
+    """Return the layouts that the arguments give below a path; ``None`` if they give none."""
     if mesh is None and specs is None:
         return None
     if isinstance(specs, list | tuple) and all(
@@ -164,17 +139,11 @@ def leaves_of(
     """Return a leaf to restore or a value for every leaf; ``None`` outside of ``at``.
 
     Without a layout every array but keys becomes a NumPy array.
-
-    Raises:
-      ValueError: an array has no spec, or a spec has no array or does not fit it.
-      KeyError: there is nothing at ``at``.
     """
     results: list[RestoredLeaf | Any] = []
-    problems: list[str] = []
+    problems = [] if layout is None else [*layout.surplus]
     unfit: list[tuple[Path, str]] = []
     lacking = []
-    if layout is not None:
-        problems += layout.surplus
     for leaf in manifest.leaves:
         path = leaf.path[len(at) :]
         if leaf.path[: len(at)] != at:
@@ -208,7 +177,7 @@ def _leaf_of(leaf: ArrayLeaf, place: MeshAndSpec | None, pad: bool) -> RestoredL
         return _jax_leaf(leaf, leaf.dtype, _sharding(leaf, place, pad), container, pad)
     if leaf.key_impl is not None:  # NumPy has no keys
         return _uncommitted_leaf(leaf, leaf.dtype, None, is_weak=False)
-    return _numpy_leaf(leaf, leaf.dtype)
+    return RestoredLeaf(leaf, leaf.dtype, None, lambda array: array)
 
 
 def _sharding(leaf: ArrayLeaf, place: MeshAndSpec, pad: bool) -> NamedSharding:
@@ -262,7 +231,7 @@ def _leaf_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad
             raise TypeError(f"it has dtype {leaf.dtype}, and like has {wanted}; pass cast=True")
         dtype = wanted
     if isinstance(array, np.ndarray | np.generic):
-        return _numpy_leaf(leaf, dtype)
+        return RestoredLeaf(leaf, dtype, None, lambda array: array)
     sharding = getattr(array, "sharding", None)
     if place is not None:
         sharding = _sharding(leaf, place, pad)
@@ -276,13 +245,13 @@ def _leaf_like(leaf: Leaf, like: Any, cast: bool, place: MeshAndSpec | None, pad
     return _jax_leaf(leaf, dtype, sharding, container, pad)
 
 
-def _container_of(like: Any) -> Container:
+def _container_of(like: Any) -> ContainerClass:
     if isinstance(like, PaddedArray):
         return PaddedArray
     return GlobalArray if is_container(like) else None
 
 
-def _contained(container: Container, array: Any, leaf: ArrayLeaf) -> Any:
+def _contained(container: ContainerClass, array: Any, leaf: ArrayLeaf) -> Any:
     if container is PaddedArray:
         return PaddedArray(array, saved_type(leaf)[0])
     return array if container is None else GlobalArray(array=array)
@@ -303,11 +272,9 @@ def _value_like(value: Any, like: Any, cast: bool) -> Any:
 
 def _said(like: Any) -> str:
     shape = getattr(like, "shape", None)
-    return (
-        f"the {type(like).__name__} {like!r:.40}"
-        if shape is None
-        else f"an array of shape {tuple(shape)}"
-    )
+    if shape is None:
+        return f"the {type(like).__name__} {like!r:.40}"
+    return f"an array of shape {tuple(shape)}"
 
 
 def _key_ndim(leaf: ArrayLeaf) -> int:
@@ -324,18 +291,10 @@ def _key_dtype(impl: str) -> Any:
     return jax.eval_shape(lambda: jax.random.key(0, impl=impl)).dtype
 
 
-def _numpy_leaf(leaf: ArrayLeaf, dtype: np.dtype[Any]) -> RestoredLeaf:
-    return RestoredLeaf(leaf, dtype, None, lambda array: array)
-
-
 def _uncommitted_leaf(
-    leaf: ArrayLeaf, dtype: np.dtype[Any], container: Container, is_weak: bool
+    leaf: ArrayLeaf, dtype: np.dtype[Any], container: ContainerClass, is_weak: bool
 ) -> RestoredLeaf:
-    """Return the leaf of an array that is not committed to devices, such as a step count.
-
-    Args:
-      is_weak: True if its dtype gives way to those of others, as for Python's numbers.
-    """
+    """Return the leaf of an array that is not committed to devices, such as a step count."""
     _check_kept(dtype)
     check_keys(leaf)
 
@@ -352,7 +311,7 @@ def _uncommitted_leaf(
 
 
 def _jax_leaf(
-    leaf: ArrayLeaf, dtype: np.dtype[Any], sharding: Sharding, container: Container, pad: bool
+    leaf: ArrayLeaf, dtype: np.dtype[Any], sharding: Sharding, container: ContainerClass, pad: bool
 ) -> RestoredLeaf:
     if isinstance(sharding, SingleDeviceSharding):
         (device,) = sharding.device_set

@@ -1,5 +1,8 @@
 """A directory as a store: files written and read in place.
 
+Names are relative, their parts separated by ``/``. Errors name the file, and keep their class; the
+message of a ``ValueError`` omits the name, which the caller adds.
+
 TensorStore's file driver takes bytes, which costs a copy each way, and writes each file under
 another name first, which a save into a new directory does not need.
 """
@@ -19,8 +22,9 @@ from typing import Any
 
 from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.format.zarr_format import Bytes
-from gda.checkpoint.stores.protocol import LOCK
 from gda.storage.new_files import about as _about
+
+LOCK = ".lock"  # at the top level; held while a save runs
 
 _VERSION_BYTES = 200  # the first line of a manifest, with the checksum of the rest
 # Small enough for a part to be still in the processor's cache when its checksum is computed: a
@@ -32,9 +36,9 @@ _DIRECTORY = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 class FileStore:
-    """A directory; ``gda.checkpoint.stores.protocol.Store`` describes the methods."""
+    """A directory. ``KvStore`` has the same methods, which are described here."""
 
-    is_remote = False
+    is_remote = False  # True: requests are slow, and their answers are in new memory
 
     def __init__(self, root: str) -> None:
         if not root:
@@ -48,32 +52,42 @@ class FileStore:
         self._known: set[str] = set()
 
     def join(self, name: str) -> str:
+        """Return the path or URL of a file, for the user."""
         return os.path.join(self.url, name)
 
     def write(self, name: str, parts: Sequence[Any]) -> None:
+        """Write a new file from some buffers; it is durable after the next ``flush``."""
         path = self._inside(name)
         self._make_directory(os.path.dirname(path))
         _write_new(path, parts)
 
     def flush(self) -> None:
+        """Make everything durable that was written through this object."""
         with self._guard:
             directories, self._to_sync = sorted(self._to_sync, reverse=True), set()
         for directory in directories:
             _sync_directory(directory)
 
     def version(self, name: str) -> bytes:
+        """Return a version that changes with the content of a file."""
         try:
             return self.head(name, _VERSION_BYTES)
         except (FileNotFoundError, ValueError):
             return b""
 
     def head(self, name: str, nbytes: int) -> bytes:
+        """Return so many first bytes of a file, or all if it has less."""
         with self._opened(name) as (handle, _):
             return os.read(handle, nbytes)
 
     def replace(
         self, name: str, data: bytes, version: bytes | None, check: Callable[[], None]
     ) -> None:
+        """Call ``check``; then write or replace a file of the top level: durable and atomic.
+
+        Raises ``SaveError`` if the file no longer has ``version``: nothing was or will be written.
+        After another error it may still be written.
+        """
         path = self._inside(name)
         beside = f"{path}.new"
         # Not with write(), which would make a directory again that was removed meanwhile. The file
@@ -104,6 +118,7 @@ class FileStore:
         raise SaveError(f"another save into {self.url} committed before this one; save again")
 
     def read(self, name: str, most_bytes: int) -> bytes:
+        """Return a file; raise ``ValueError`` if it is larger than ``most_bytes``."""
         with self._opened(name) as (handle, size):
             if size > most_bytes:
                 raise ValueError(f"has {size} bytes; expected are at most {most_bytes}")
@@ -116,6 +131,10 @@ class FileStore:
     def read_into(
         self, name: str, payload: Bytes, tail: Bytes, note: Callable[[Bytes], object]
     ) -> int:
+        """Read a file that fills both buffers; return its size, also if it differs.
+
+        Calls ``note`` with each part of the payload, in order, when it has been read.
+        """
         with self._opened(name) as (handle, size):
             if size != payload.nbytes + tail.nbytes:
                 return size
@@ -131,13 +150,16 @@ class FileStore:
             return total
 
     def size(self, name: str) -> int | None:
+        """Return the size of a file, or ``None`` if that costs as much as reading it."""
         with self._directory_of(name) as (directory, file):
             return _size(os.stat(file, dir_fd=directory, follow_symlinks=False))
 
     def entries(self, directory: str = "") -> list[str]:
+        """Return the names in a directory, by default at the top level."""
         return sorted(os.listdir(self._inside(directory)))
 
     def remove(self, name: str) -> None:
+        """Remove a file, or a directory with all files; no error if there is none."""
         path = self._inside(name)
         with contextlib.suppress(FileNotFoundError):
             if os.path.isdir(path) and not os.path.islink(path):
@@ -148,6 +170,7 @@ class FileStore:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
+        """Keep other saves out; give True if the store has locks."""
         import fcntl
 
         self._make_directory(self._root)

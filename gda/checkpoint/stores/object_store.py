@@ -28,20 +28,13 @@ _MOST_REMOVED = 32  # at a time, as many as TensorStore sends
 
 
 class KvStore:
-    """A prefix of an object store; ``gda.checkpoint.stores.protocol.Store`` describes the methods.
+    """A prefix of an object store; ``FileStore`` describes the methods.
 
     A request with a temporary failure, such as 503, is sent again until ``timeout``. TensorStore
     repeats it instead for an open store, and for a spec with a number of retries, such as
     ``{"driver": "s3", "bucket": "...", "path": "run/", "s3_request_retries": {"max_retries": 5,
     "initial_delay": "1s", "max_delay": "8s"}}``. A silent connection fails after 120 seconds, or
     after ``TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS``, an environment variable.
-
-    Args:
-      where: a URL, a spec, or an open ``tensorstore.KvStore``.
-      timeout: seconds after which a request fails, with all its retries.
-
-    Raises:
-      ValueError: TensorStore does not know ``where``, or it is open in a transaction.
     """
 
     is_remote = True

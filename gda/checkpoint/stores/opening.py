@@ -11,21 +11,15 @@ from typing import Any
 
 from gda.checkpoint.stores.directory import FileStore
 from gda.checkpoint.stores.object_store import KvStore
-from gda.checkpoint.stores.protocol import Store
 from gda.storage.options import Options
+
+Store = FileStore | KvStore
 
 
 def open_store(path: Any, timeout: float) -> Store:
     """Return the store of a path, a URL, a TensorStore key-value store or the spec of one.
 
     A key-value store of the driver ``file`` is a directory, which has locks and is synchronized.
-
-    Args:
-      timeout: seconds to wait for each answer of an object store.
-
-    Raises:
-      TypeError: it is none of these.
-      ValueError: TensorStore does not know the store, or ``timeout`` is not above 0.
     """
     if not isinstance(timeout, int | float) or not timeout > 0:
         raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
@@ -46,8 +40,11 @@ def open_store(path: Any, timeout: float) -> Store:
 
 def names_store(path: Any) -> bool:
     """Return True if something is the place of a checkpoint, for ``open_store``, and not a tree."""
-    is_spec = isinstance(path, dict) and isinstance(path.get("driver"), str)
-    return isinstance(path, str | os.PathLike) or is_spec or _is_of_tensorstore(path)
+    if isinstance(path, dict):
+        return isinstance(path.get("driver"), str)
+    tensorstore = sys.modules.get("tensorstore")  # imported, if an object of it exists
+    kinds = () if tensorstore is None else (tensorstore.KvStore, tensorstore.KvStore.Spec)
+    return isinstance(path, (str, os.PathLike, *kinds))
 
 
 def _of_text(path: str, timeout: float) -> Store:
@@ -71,10 +68,3 @@ def options_for(store: Store, options: Options, least: int = 2) -> Options:
     """Return the options, with the number of workers for this store if the user gave none."""
     workers = 32 if store.is_remote else min(max(os.cpu_count() or 1, least), 32)
     return replace(options, max_workers=options.max_workers or workers)
-
-
-def _is_of_tensorstore(path: Any) -> bool:
-    tensorstore = sys.modules.get("tensorstore")  # imported, if such an object exists
-    return tensorstore is not None and isinstance(
-        path, tensorstore.KvStore | tensorstore.KvStore.Spec
-    )

@@ -48,17 +48,9 @@ class Waiting:
         self._next_line = 0.0
 
     def result(self, url: str, begin: Callable[[], Any], future: Any = None) -> Any:
-        """Return the result of a request.
+        """Return the result of a request that ``begin`` sends, or raise its permanent error.
 
-        Args:
-          url: the URL of the object, for messages.
-          begin: sends the request and returns TensorStore's future.
-          future: the future of the first attempt, if that was sent before.
-
-        Raises:
-          ConnectionError: no server of this store can be reached, and none ever was.
-          TimeoutError: there was no answer, or only temporary failures.
-          Exception: TensorStore's error for a permanent failure.
+        ``future`` is that of the first attempt, if it was sent before.
         """
         request = _Request(url, self._timeout)
         pause = 0.0

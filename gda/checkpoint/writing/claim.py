@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from gda.checkpoint.format import manifest_json
 from gda.checkpoint.format.errors import CorruptionError, SaveError
 from gda.checkpoint.reading.manifest_at import load_manifest
-from gda.checkpoint.stores.protocol import LOCK, Store
+from gda.checkpoint.stores.directory import LOCK
+from gda.checkpoint.stores.opening import Store
 from gda.layout.text import join_some
 
 # The array of a large leaf, one of packed leaves, and the document of their group.
@@ -22,27 +23,16 @@ NEW = f"{manifest_json.NAME}.new"  # of a save that is committing, in a director
 
 @dataclass(frozen=True)
 class Claim:
-    """The directory of a save, and the data to remove after the commit.
+    """The directory of a save, and the data to remove after the commit."""
 
-    Attributes:
-      data: the name of a new directory.
-      replaced: the names at the top level to remove.
-      version: the version of the present manifest, for the store to detect a change.
-    """
-
-    data: str
-    replaced: tuple[str, ...]
-    version: bytes | None = None
+    data: str  # a new directory
+    replaced: tuple[str, ...]  # names at the top level
+    version: bytes | None = None  # of the present manifest, for the store to detect a change
 
 
 @contextlib.contextmanager
 def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
-    """Keep other saves out of the path, if the store has locks, and give the claim.
-
-    Raises:
-      FileExistsError: the path has a checkpoint, without ``overwrite``, or other files.
-      SaveError: another save is running.
-    """
+    """Keep other saves out of the path, if the store has locks, and give the claim."""
     if not store.is_remote:
         # Before the lock file is made, which must not go into a directory of another program.
         try:
@@ -66,29 +56,27 @@ def claimed(store: Store, overwrite: bool) -> Iterator[Claim]:
                     "running, remove that file"
                 )
             remove(store, NEW)
-        committed = None
         before = [
             name
             for name in entries
             if manifest_json.DATA_PATTERN.fullmatch(name) and _holds_data_alone(store, name)
         ]
-        is_readable = True
-        if manifest_json.NAME in entries:
-            try:
-                committed = load_manifest(store).data
-            except CorruptionError:
-                is_readable = False  # so the data in use is unknown
-        if is_locked and is_readable:
+        try:
+            committed = load_manifest(store).data if manifest_json.NAME in entries else None
+        except CorruptionError:
+            pass  # so the data in use is unknown
+        else:
             # Left by saves that died. Without a lock one of them may still be running.
-            for name in before:
-                if name != committed:
-                    remove(store, name)
-            before = [committed] if committed in before else []
+            if is_locked:
+                for name in before:
+                    if name != committed:
+                        remove(store, name)
+                before = [committed] if committed in before else []
         yield Claim(f"data-{uuid.uuid4().hex[:16]}", tuple(before), version)
 
 
 def _holds_data_alone(store: Store, name: str) -> bool:
-    """Return whether a directory has nothing but what a save writes into its own."""
+    """Return True if a directory has nothing but what a save writes into its own."""
     try:
         return all(map(_OF_DATA.fullmatch, store.entries(name)))
     except NotADirectoryError:
@@ -106,7 +94,9 @@ def remove(store: Store, name: str) -> None:
 
 
 def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) -> None:
-    foreign = [name for name in entries if not _is_ours(name)]
+    is_data = manifest_json.DATA_PATTERN.fullmatch
+    others = [name for name in entries if not is_data(name)]
+    foreign = [name for name in others if name not in (manifest_json.NAME, NEW, LOCK)]
     # Beside a checkpoint, complete or not, other files are ignored.
     if foreign and len(foreign) + (LOCK in entries) == len(entries):
         raise FileExistsError(
@@ -121,8 +111,7 @@ def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) 
     except ValueError as error:
         raise FileExistsError(f"{where} {error}; remove it") from None
     # Beside data of a save, it is a damaged manifest of gda.
-    has_data = any(map(manifest_json.DATA_PATTERN.fullmatch, entries))
-    if not has_data and manifest_json.version_in(begin) is None:
+    if others == entries and manifest_json.version_in(begin) is None:
         raise FileExistsError(
             f"{where} is of another program: it does not begin like a manifest of gda. Save into a "
             "directory of its own"
@@ -131,8 +120,3 @@ def _check_may_be_saved_into(store: Store, entries: list[str], overwrite: bool) 
         raise FileExistsError(
             f"there is a checkpoint at {store.url}; pass overwrite=True to replace it"
         )
-
-
-def _is_ours(name: str) -> bool:
-    known = (manifest_json.NAME, NEW, LOCK)
-    return name in known or manifest_json.DATA_PATTERN.fullmatch(name) is not None

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -27,29 +27,18 @@ PACK_BYTES = 4 * 2**20  # of a chunk
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """A piece of a leaf in a pack, and the blocks that it consists of.
+    """A piece of a leaf in a pack, and the blocks that it consists of."""
 
-    Attributes:
-      number: the number of the leaf.
-      piece: its place, by the number of the pack among those of this process.
-    """
-
-    number: int
-    piece: Piece
+    number: int  # of the leaf
+    piece: Piece  # by the number of the pack among those of this process
     blocks: tuple[Block, ...]
 
 
-@dataclass(frozen=True)
-class Pack:
-    """The small arrays of one dtype that this process writes.
-
-    Attributes:
-      array: the stored array.
-      pieces: in the order of their places.
-    """
+class Pack(NamedTuple):
+    """The small arrays of one dtype that this process writes: in one array, in order of place."""
 
     array: StoredArray
-    pieces: tuple[Placed, ...]
+    pieces: list[Placed]
 
     def chunks(self, options: Options) -> Iterator[tuple[int, list[PlacedBlock]]]:
         """Yield every chunk, and its blocks, which are being transferred to the host."""
@@ -89,7 +78,7 @@ def _pack(number: int, dtype: np.dtype[Any], leaves: Iterable[SavedLeaf], codec:
     chunk = min(end, most)
     name = f"packed.{dtype.name}.{jax.process_index()}"
     array = StoredArray.planned(name, (-(-end // chunk) * chunk,), (chunk,), dtype, codec)
-    return Pack(array, tuple(pieces))
+    return Pack(array, pieces)
 
 
 def _boxes(leaf: SavedLeaf) -> Iterable[tuple[Shape, Shape, tuple[Block, ...]]]:

@@ -68,23 +68,13 @@ Keyed: TypeAlias = tuple[K, Block]  # a block, and the object that it belongs to
 
 @dataclass(frozen=True)
 class SavedLeaf:
-    """An array of the tree, and the blocks of it that this process writes.
-
-    Attributes:
-      number: the number of the leaf.
-      record: its part of the manifest, to which a save adds fingerprint and place.
-      saved_type: shape and dtype for the user; for keys not those of their data.
-      grid: its blocks; ``None`` for a NumPy array.
-      blocks: the blocks that this process writes, without padding.
-      own: the data, if every process has the whole array.
-    """
+    """An array of the tree, and the blocks of it that this process writes."""
 
     number: int
-    record: ArrayLeaf
-    saved_type: tuple[Shape, Any]
-    grid: ShardGrid | None
-    blocks: tuple[Block, ...]
-    own: Any
+    record: ArrayLeaf  # a save adds fingerprint and place
+    grid: ShardGrid | None  # None for a NumPy array
+    blocks: tuple[Block, ...]  # without padding
+    own: Any  # the data, if every process has the whole array
 
     @property
     def block_shape(self) -> Shape:
@@ -105,12 +95,7 @@ class SavedLeaf:
 
 
 def saved_leaves(leaves: Iterable[tuple[Path, Any]]) -> list[SavedLeaf | ValueLeaf]:
-    """Return every leaf of a tree as it is saved; copies nothing.
-
-    Raises:
-      TypeError: a leaf is of a kind that a checkpoint cannot hold, or is being traced.
-      RuntimeError: an array was deleted or donated.
-    """
+    """Return every leaf of a tree as it is saved; copies nothing."""
     given: list[_Given | ValueLeaf] = []
     for path, leaf in leaves:
         with noting_path(path):
@@ -122,33 +107,25 @@ def saved_leaves(leaves: Iterable[tuple[Path, Any]]) -> list[SavedLeaf | ValueLe
         )
     )
     return [
-        each if isinstance(each, ValueLeaf) else _saved(number, each, next(written))
+        each if isinstance(each, ValueLeaf) else _saved(number, each.record, next(written))
         for number, each in enumerate(given)
     ]
 
 
-def _saved(number: int, given: _Given, written: WrittenArray) -> SavedLeaf:
-    grid = given.grid
-    return SavedLeaf(
-        number,
-        given.record,
-        given.saved_type,
-        grid=grid,
-        blocks=tuple(
-            [
-                Block(each, start_of(grid.block_index(each)) if grid else (0,) * data.ndim, data)
-                for each, data in written.blocks().items()
-            ]
-        ),
-        own=given.array if written.is_local else None,
-    )
+def _saved(number: int, record: ArrayLeaf, written: WrittenArray) -> SavedLeaf:
+    blocks = [
+        Block(each, start_of(written.indices[each]), data)
+        for each, data in written.blocks().items()
+    ]
+    own = written.array if written.is_local else None
+    return SavedLeaf(number, record, grid=written.grid, blocks=tuple(blocks), own=own)
 
 
 def to_host(blocks: Iterable[Keyed[K]], options: Options) -> Iterable[HostBlock[Keyed[K]]]:
     """Return blocks that are being transferred to the host, if they are not there."""
-    hosted = ((keyed, keyed[1].hosted) for keyed in blocks)
     sized = (
-        (keyed, data, data.nbytes if isinstance(data, jax.Array) else 0) for keyed, data in hosted
+        (keyed, data := keyed[1].hosted, data.nbytes if isinstance(data, jax.Array) else 0)
+        for keyed in blocks
     )
     return HostBlocks(sized, options.max_bytes or MAX_BYTES)
 
@@ -195,10 +172,7 @@ def _adopted(copy: np.ndarray[Any, Any], like: Any) -> Any:
 
 
 def values_of(leaves: Iterable[SavedLeaf | ValueLeaf]) -> dict[str, str]:
-    """Return, by path, the values and local arrays that must be the same in all processes.
-
-    Values as text, arrays by their checksum.
-    """
+    """Return, by path, text or checksum of what must be the same in all processes."""
     values = {}
     for leaf in leaves:
         if isinstance(leaf, ValueLeaf):
@@ -228,7 +202,6 @@ class _Given(NamedTuple):
     """An array of the tree: its record, and the data with its blocks; of keys, their numbers."""
 
     record: ArrayLeaf
-    saved_type: tuple[Shape, Any]
     array: jax.Array | np.ndarray[Any, Any]
     grid: ShardGrid | None
 
@@ -259,7 +232,7 @@ def _of_numpy(path: Path, kind: str, data: np.ndarray[Any, Any]) -> _Given:
             f"an array of dtype {data.dtype} cannot be saved; convert it to a dtype of JAX"
         )
     data = np.asarray(data, native, order="C")
-    return _Given(ArrayLeaf(path, kind, data.shape, native), (data.shape, native), data, None)
+    return _Given(ArrayLeaf(path, kind, data.shape, native), data, None)
 
 
 def _of_jax(path: Path, given: Any) -> _Given:
@@ -277,7 +250,6 @@ def _of_jax(path: Path, given: Any) -> _Given:
             return _of_numpy(path, kind, np.asarray(array))
         # Few bytes; NumPy has no keys for a fingerprint.
         array = jax.device_put(array, jax.local_devices()[0])
-    saved_type = (given.shape if is_padded else array.shape), array.dtype
     key_impl = str(jax.random.key_impl(array)) if is_key else None
     if is_key:
         array = jax.random.key_data(array)
@@ -292,7 +264,7 @@ def _of_jax(path: Path, given: Any) -> _Given:
         spec=format_spec(sharding.spec) if sharding else None,
         mesh=dict(sharding.mesh.shape) if sharding and isinstance(sharding.mesh, Mesh) else None,
     )
-    return _Given(record, saved_type, array, grid)
+    return _Given(record, array, grid)
 
 
 def _of_data(grid: ShardGrid, shape: Shape) -> ShardGrid:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +21,8 @@ from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.chunks import chunk_shape_of
 from gda.checkpoint.format.errors import SaveError
 from gda.checkpoint.format.manifest import Leaf, Piece, StoredArray, ValueLeaf
-from gda.checkpoint.stores.protocol import Store
+from gda.checkpoint.reading.restored_leaves import saved_type
+from gda.checkpoint.stores.opening import Store
 from gda.checkpoint.writing.packing import Pack, fill, packs_of, sums_of
 from gda.checkpoint.writing.saved_leaves import SavedLeaf, is_on_accelerator, on_host, to_host
 from gda.layout.spec import Shape
@@ -34,15 +36,10 @@ PACKED_BELOW = 2**20  # bytes of an array; the files of an unpacked array cost s
 
 @dataclass(frozen=True)
 class Share:
-    """The part of this process in the save of a tree.
-
-    Attributes:
-      leaves: every leaf of the tree.
-      sums: by leaf, the sums over the blocks that this process writes, if they are begun.
-    """
+    """The part of this process in the save of a tree: every leaf, and sums that are begun."""
 
     leaves: Sequence[SavedLeaf | ValueLeaf]
-    sums: Mapping[int, Sums] = field(default_factory=dict)
+    sums: Mapping[int, Sums] = field(default_factory=dict)  # over its blocks, by leaf
 
     @cached_property
     def small(self) -> list[SavedLeaf]:
@@ -60,20 +57,14 @@ class Share:
 
 
 class _Chunk(NamedTuple):
-    """A chunk that this process writes.
-
-    Attributes:
-      array, number: the array, and the number of the chunk in it.
-      made_bytes: memory that ``make`` takes.
-      make: returns the data, and sums over packed leaves; any thread may call it.
-      release: called when the chunk is written.
-    """
+    """A chunk that this process writes."""
 
     array: StoredArray
     number: int
-    made_bytes: int
+    made_bytes: int  # of memory that make takes
+    # Returns the data, and sums over packed leaves; any thread may call it.
     make: Callable[[], tuple[np.ndarray[Any, Any], dict[int, Words]]]
-    release: Callable[[], object]
+    release: Callable[[], object]  # called when the chunk is written
 
 
 class _Written(NamedTuple):
@@ -88,18 +79,12 @@ class _Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Writer:
-    """A writer of shares into one directory of a store.
-
-    Attributes:
-      data: the directory.
-      codec: ``"bytes"`` or ``"zstd"``.
-      fingerprints: True to record the fingerprints of the arrays.
-    """
+    """A writer of shares into the directory ``data`` of a store."""
 
     store: Store
     data: str
-    codec: str
-    fingerprints: bool
+    codec: str  # "bytes" or "zstd"
+    fingerprints: bool  # True to record those of the arrays
     options: Options
 
     def copy_to_host(self, share: Share) -> Share:
@@ -125,43 +110,35 @@ class Writer:
         sums = {**share.sums, **self._begin_sums(left)}
         arrays = {leaf.number: self._array_of(leaf) for leaf in share.large}
         packs = packs_of(share.small, self.codec)
-        documents = [*arrays.values()] if jax.process_index() == 0 else []
-        documents += [pack.array for pack in packs]
+        documents = [array for array, _ in packs]
+        if jax.process_index() == 0:
+            documents += arrays.values()
         chunks = itertools.chain(self._large_chunks(share.large, arrays), self._pack_chunks(packs))
         total = sum(leaf.written_bytes for leaf in share.large)
-        total += sum(pack.array.grid.num_chunks * pack.array.nbytes_per_chunk for pack in packs)
+        total += sum(array.grid.num_chunks * array.nbytes_per_chunk for array, _ in packs)
         written = self._written(documents, chunks, total)
-        of_array: dict[str, list[tuple[int, int, int]]] = {}
+        of_array: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
         for each in written:
-            of_array.setdefault(each.array, []).append((each.number, each.crc, each.nbytes))
+            of_array[each.array].append((each.number, each.crc, each.nbytes))
         return {
-            "arrays": {number: of_array.get(arrays[number].name, []) for number in arrays},
+            "arrays": {number: of_array[array.name] for number, array in arrays.items()},
             "packs": [
                 [each.name, each.shape, each.chunk_shape, each.dtype.name, of_array[each.name]]
-                for each in [pack.array for pack in packs]
+                for each, _ in packs
             ],
             "pieces": [
                 [placed.number, piece.array, piece.offset, piece.start, piece.shape]
-                for pack in packs
-                for placed in pack.pieces
+                for _, pieces in packs
+                for placed in pieces
                 for piece in [placed.piece]
             ],
             "sums": _sums(sums, written),
         }
 
-    def write_group(self, document: bytes) -> None:
-        """Write the ``zarr.json`` that makes the arrays of all processes one zarr group."""
-        self.store.write(f"{self.data}/zarr.json", [document])
-        self.store.flush()
-
     def records(
         self, share: Share, parts: Sequence[dict[str, Any]]
     ) -> tuple[tuple[StoredArray, ...], tuple[Leaf, ...]]:
-        """Return the arrays of all processes, and the leaves, for the manifest.
-
-        Args:
-          parts: the results of ``write`` in all processes.
-        """
+        """Return all arrays and leaves for the manifest, from the ``parts`` of all processes."""
         arrays: list[StoredArray] = []
         place: dict[int, int] = {}
         for leaf in share.large:
@@ -208,7 +185,7 @@ class Writer:
             leaf, block = host.key
             array = arrays[leaf.number]
             overlaps = list(array.grid.overlaps(block.start, block.data.shape))
-            release = _AfterLast(host.release, len(overlaps))
+            release = _after_last(host.release, len(overlaps))
             for overlap in overlaps:
 
                 def make(host: Any = host, overlap: Any = overlap, array: Any = array) -> Any:
@@ -219,17 +196,18 @@ class Writer:
 
     def _pack_chunks(self, packs: Iterable[Pack]) -> Iterator[_Chunk]:
         for pack in packs:
+            array = pack.array
             for number, blocks in pack.chunks(self.options):
 
-                def make(pack: Pack = pack, blocks: Any = blocks) -> Any:
-                    data = fill(pack.array, blocks)
+                def make(array: StoredArray = array, blocks: Any = blocks) -> Any:
+                    data = fill(array, blocks)
                     return data, sums_of(data, blocks) if self.fingerprints else {}
 
                 def release(blocks: Any = blocks) -> None:
                     for block in blocks:
                         block.release()
 
-                yield _Chunk(pack.array, number, pack.array.nbytes_per_chunk, make, release)
+                yield _Chunk(array, number, array.nbytes_per_chunk, make, release)
 
     def _written(
         self, documents: Iterable[StoredArray], chunks: Iterable[_Chunk], total: int
@@ -287,10 +265,8 @@ class Writer:
     def _digest(self, leaf: SavedLeaf, parts: Sequence[dict[str, Any]]) -> str | None:
         if not self.fingerprints:
             return None
-        nothing = [0] * LANES
-        return digest_of(
-            *leaf.saved_type, [part["sums"].get(str(leaf.number), nothing) for part in parts]
-        )
+        shares = [part["sums"].get(str(leaf.number), [0] * LANES) for part in parts]
+        return digest_of(*saved_type(leaf.record), shares)
 
 
 def _sums(large: Mapping[int, Sums], written: Iterable[_Written]) -> dict[int, list[int]]:
@@ -304,17 +280,15 @@ def _sums(large: Mapping[int, Sums], written: Iterable[_Written]) -> dict[int, l
     }
 
 
-class _AfterLast:
-    """A function that runs at the last of several calls."""
+def _after_last(function: Callable[[], object], times: int) -> Callable[[], None]:
+    """Return a function that runs another one at the last of several calls."""
+    left = iter(range(times - 1, -1, -1))
 
-    def __init__(self, function: Callable[[], object], times: int) -> None:
-        self._function = function
-        self._times = times
+    def called() -> None:
+        if not next(left):
+            function()
 
-    def __call__(self) -> None:
-        self._times -= 1
-        if not self._times:
-            self._function()
+    return called
 
 
 def _whole_chunk(data: np.ndarray[Any, Any], chunk_shape: Shape) -> np.ndarray[Any, Any]:

@@ -23,7 +23,7 @@ from trials import rarely
 
 import gda
 from gda.checkpoint import Differences, LeafDifference, diff, save
-from gda.checkpoint.comparing import trees as sides
+from gda.checkpoint.comparing import trees
 from gda.checkpoint.reading.files import Files
 from gda.checkpoint.writing import packing, writer
 
@@ -35,7 +35,7 @@ def limit_sizes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(writer, "PACKED_BELOW", 256)
     patch.setattr(writer, "CHUNK_BYTES", 64)
     patch.setattr(packing, "PACK_BYTES", 256)
-    patch.setattr(sides, "_PART_BYTES", 64)
+    patch.setattr(trees, "_PART_BYTES", 64)
 
 
 @pytest.fixture
@@ -415,9 +415,9 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_read_again(
 
 
 def test_cached_chunks_are_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sides, "_loaded", lambda files, where: np.zeros(4, np.int8))
-    monkeypatch.setattr(sides, "_CACHE_BYTES", 4 * 10_000)
-    chunks = sides._Chunks(None)
+    monkeypatch.setattr(Files, "checked", lambda files, where: np.zeros(4, np.int8))
+    monkeypatch.setattr(trees, "_CACHE_BYTES", 4 * 10_000)
+    chunks = trees._Chunks(Files(None, None))
     begun = time.process_time()
     for number in [*range(30_000)]:
         assert chunks[0, number].nbytes == 4
