@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -22,11 +21,12 @@ from gda.arrays.transport.staging import DeviceStaging, HostStaging
 from gda.layout.grid import ShardGrid
 from gda.layout.reshard.plan import ReshardPlan
 from gda.layout.reshard.rounds import Packet, Piece, Round, rounds_of
-from gda.layout.spec import Shape
+from gda.layout.spec import Shape, check_spec
 from gda.mesh import (
     Device,
     MeshAndSpec,
     devices_of,
+    grid_of,
     local_positions,
     mesh_of_all,
     mesh_on,
@@ -100,8 +100,7 @@ class Relayout:
 
     def _grid(self, mesh: Any, spec: Any) -> ShardGrid:
         shape = self.array.shape if self.shape is None else self.shape
-        pad, processes = self.shape is not None, processes_of(mesh)
-        return ShardGrid(shape, mesh.shape, spec, pad=pad, process_of=processes)
+        return grid_of(shape, mesh, check_spec(spec, shape, mesh.shape), self.shape is not None)
 
     @cached_property
     def sharding(self) -> NamedSharding:
@@ -125,12 +124,9 @@ def carry(
 ) -> list[jax.Array]:
     """Return the arrays in their new layouts. Communicates.
 
-    The processes with devices of any of the meshes call it, with the same layouts.
-
-    Args:
-      name: the function that the user called.
-      max_bytes: what a device may hold beside the arrays, and at least one element for each buffer.
-      donate: delete each array when its pieces are on their way. Blocks that stay are copied.
+    The processes with devices of any of the meshes call it, with the same layouts. A device holds
+    at most ``max_bytes`` beside the arrays, and at least one element for each buffer. With
+    ``donate``, blocks that stay are copied. ``name`` is the function that the user called.
     """
     leaves = [_Leaf(number, each) for number, each in enumerate(relayouts)]
     mesh = mesh_of_all(device for each in relayouts for device in each.devices)
@@ -314,7 +310,8 @@ class _Wave:
                     near.append(piece)
         for piece in near:
             self._move(piece)
-        self._carry_far(rounds_of(far, self._most))
+        works = ((this, self._sending(this)) for this in rounds_of(far, self._most))
+        self._watch.in_turn(works, self._unpack)
         for leaf in self._leaves.values():
             for device in leaf.new_devices:
                 if device.id not in leaf.new:
@@ -349,18 +346,8 @@ class _Wave:
 
     # Between processes.
 
-    def _carry_far(self, rounds: Iterable[Round]) -> None:
-        last: tuple[Round, Future[jax.Array]] | None = None
-        for each in rounds:
-            arriving = self._sent(each)
-            # One round is on its way while that before it is unpacked.
-            if last is not None:
-                self._unpack(*last)
-            last = each, arriving
-        if last is not None:
-            self._unpack(*last)
-
-    def _sent(self, this: Round) -> Future[jax.Array]:
+    def _sending(self, this: Round) -> Callable[[], jax.Array]:
+        """Return the work that sends a round, whose buffers are packed already."""
         packet_of = {packet.source: packet for packet in this.packets}
         buffers = []
         for number, device in self._mine.items():
@@ -378,7 +365,7 @@ class _Wave:
                 sent = jax.make_array_from_single_device_arrays(shape, sharding, buffers)
                 return permute(sent).block_until_ready()
 
-        return self._watch.begin(send)
+        return send
 
     def _packed(self, packet: Packet, length: int, device: Device) -> Any:
         flat = None
@@ -392,8 +379,7 @@ class _Wave:
             flat = self._staging.copy(flat, (offset,), source, piece.source_starts, piece.sizes)
         return flat
 
-    def _unpack(self, this: Round, arriving: Future[jax.Array]) -> None:
-        arrived = self._watch.result(arriving)
+    def _unpack(self, this: Round, arrived: jax.Array) -> None:
         flat_on = {shard.device.id: shard.data for shard in arrived.addressable_shards}
         for packet in this.packets:
             if packet.target not in self._mine:
@@ -410,12 +396,7 @@ class _Wave:
 def permutation(
     mesh: Mesh, pairs: tuple[tuple[int, int], ...]
 ) -> tuple[NamedSharding, Callable[[jax.Array], jax.Array]]:
-    """Return the program that sends flat buffers from devices to others, and their sharding.
-
-    Args:
-      mesh: of one axis.
-      pairs: positions of sender and receiver.
-    """
+    """Return the program that sends flat buffers between pairs of positions, and their sharding."""
     (axis,) = mesh.axis_names
     spec = PartitionSpec(axis)
 
