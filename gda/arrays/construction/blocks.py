@@ -97,12 +97,7 @@ class BlockReader:
     def read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
         """Return the block of ``callback`` at each index, safe to hand over.
 
-        A block is settled before the callback is called again.
-
-        Raises:
-          TypeError, ValueError: it is not an array of the shape and the dtype of the others.
-          DoesNotFitError: a value does not fit the dtype that the array has in JAX.
-          Exception: whatever the callback raises, with a note of the index.
+        A block is settled before the callback is called again. Errors get a note of the index.
         """
         # Of a padded grid some blocks are smaller.
         shape, usual = None if self.grid.is_padded else self.shape, None
@@ -221,8 +216,7 @@ class BlockReader:
     def settle_jax(self, index: Index, value: jax.Array, is_sole: bool) -> Block:
         """Return an array of one device, of the dtype asked for.
 
-        Args:
-          is_sole: no other code will delete or donate it.
+        With ``is_sole``, no other code will delete or donate the value.
         """
         self.check_shape(index, value.shape)
         if is_extended(value.dtype) != is_extended(self.asked or value.dtype):
@@ -311,6 +305,13 @@ class BlockReader:
                 f"the block at index {format_index(index)} has dtype {dtype}, those before it "
                 f"{self.dtype}; return one dtype, or cast with dtype="
             )
+
+
+def as_one_block(data: np.ndarray[Any, Any], dtype: Any, copy: bool | None) -> np.ndarray[Any, Any]:
+    """Return an array in a dtype of JAX, its values checked as those of a block."""
+    grid = ShardGrid(data.shape, {}, ())
+    (block,) = BlockReader(grid, dtype, copy).read(lambda index: data[index], grid.indices())
+    return np.asarray(block)
 
 
 def as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:

@@ -36,13 +36,8 @@ def array_from_callback(
     pad: bool = False,
     fill: object = 0,
 ) -> jax.Array:
-    """Build an array by one call of ``data_callback`` per distinct index of this process.
-
-    ``GlobalArray.from_callback`` documents the arguments and the errors.
-    """
-    plan = local_blocks_of(global_shape, mesh, spec, pad)
-    plan.check_dtype_is_known(dtype)
-    _check_callable(data_callback)
+    """Build an array by one call of ``data_callback`` per distinct index of this process."""
+    plan = _plan_of(global_shape, mesh, spec, dtype, data_callback, pad)
     if into and dtype is None:
         raise ValueError("into=True needs dtype=, the type of the buffer that the callback fills")
     if into and copy is not None:
@@ -54,9 +49,10 @@ def array_from_callback(
         return plan.place(read(data_callback, plan.distinct), reader.dtype, reader.padding)
     options = options or Options()
     reader = plan.reader(dtype, copy, fill=fill, in_threads=options.are_for_threads)
-    build = PendingArray(plan, reader, partial(reader.fill if into else reader.read, data_callback))
-    read_all([build], options, "from_callback")
-    return build.array()
+    read = partial(reader.fill if into else reader.read, data_callback)
+    pending = PendingArray(plan, reader, read)
+    read_all([pending], options, "from_callback")
+    return pending.array()
 
 
 def array_from_source(
@@ -69,23 +65,20 @@ def array_from_source(
     pad: bool = False,
     fill: object = 0,
 ) -> jax.Array:
-    """Build an array of the slices of a source that this process needs.
-
-    See ``GlobalArray.from_source``.
-    """
+    """Build an array of the slices of a source that this process needs."""
 
     def prepare() -> PendingArray:
         return pending_array_of_source(source, mesh, spec, dtype, options, pad=pad, fill=fill)
 
-    def asked(build: PendingArray) -> Description:
-        given = {"mesh": mesh, "spec": spec, "dtype": build.wanted().dtype}
-        shape = build.plan.grid.global_shape
+    def asked(pending: PendingArray) -> Description:
+        given = {"mesh": mesh, "spec": spec, "dtype": pending.reader.dtype}
+        shape = pending.plan.grid.global_shape
         array = describe_wanted({**given, "global_shape": shape, "pad": pad, "fill": fill})
-        return array | reads_wanted([build], options)
+        return array | reads_wanted([pending], options)
 
-    def work(build: PendingArray) -> jax.Array:
-        read_builds([build], options, "from_source")
-        return build.array()
+    def work(pending: PendingArray) -> jax.Array:
+        read_builds([pending], options, "from_source")
+        return pending.array()
 
     name = "PaddedArray.from_source" if pad else "GlobalArray.from_source"
     return together(
@@ -109,13 +102,8 @@ def array_from_batched_callback(
     dtype: npt.DTypeLike | None = None,
     copy: bool | None = None,
 ) -> jax.Array:
-    """Build an array by one call of ``data_callback`` with the index of every local device.
-
-    See ``GlobalArray.from_batched_callback``.
-    """
-    plan = local_blocks_of(global_shape, mesh, spec)
-    plan.check_dtype_is_known(dtype)
-    _check_callable(data_callback)
+    """Build an array by one call of ``data_callback`` with the index of every local device."""
+    plan = _plan_of(global_shape, mesh, spec, dtype, data_callback)
     reader = plan.reader(dtype, copy)
     blocks: list[Block] = []
     if plan.devices:
@@ -134,13 +122,8 @@ def array_from_batched_callback_with_devices(
     *,
     dtype: npt.DTypeLike | None = None,
 ) -> jax.Array:
-    """Build an array from on-device arrays that one call of ``data_callback`` returns.
-
-    See ``GlobalArray.from_batched_callback_with_devices``.
-    """
-    plan = local_blocks_of(global_shape, mesh, spec)
-    plan.check_dtype_is_known(dtype)
-    _check_callable(data_callback)
+    """Build an array from on-device arrays that one call of ``data_callback`` returns."""
+    plan = _plan_of(global_shape, mesh, spec, dtype, data_callback)
     reader = plan.reader(dtype, None)
     request = list(zip(plan.distinct, plan.holders, strict=True))
     buffers: list[Any] = []
@@ -175,9 +158,20 @@ def array_from_device_buffers(
     return array
 
 
-def _check_callable(callback: object) -> None:
+def _plan_of(
+    global_shape: Iterable[int],
+    mesh: MeshLike,
+    spec: SpecLike | None,
+    dtype: npt.DTypeLike | None,
+    callback: object,
+    pad: bool = False,
+) -> LocalBlocks:
+    """Return what a callback is to read; raise if it is no function or a dtype is missing."""
+    plan = local_blocks_of(global_shape, mesh, spec, pad)
+    plan.check_dtype_is_known(dtype)
     if not callable(callback):
         raise TypeError(f"data_callback must be a function, not {type(callback).__name__}")
+    return plan
 
 
 class ReturnedBlocks:

@@ -28,10 +28,8 @@ class PendingArray:
     """An array while its blocks are read, many at a time.
 
     Args:
-      plan: what is read.
-      reader: of the array's blocks.
       read: gets a list of one index and returns a list of its block; called in any thread.
-      source: that of the blocks, if they are slices of one; ``AsyncSource`` is used instead of
+      source: that of the blocks, if they are slices of one; an ``AsyncSource`` is used instead of
         ``read``.
       dtype: of what is read, if that is known.
       note: adds to an error which array it was.
@@ -183,11 +181,7 @@ def pending_array_of_source(
     pad: bool = False,
     fill: object = 0,
 ) -> PendingArray:
-    """Return the pending array of a source; read nothing.
-
-    Raises:
-      TypeError, ValueError: it cannot be built; what ``GlobalArray.from_source`` says.
-    """
+    """Return the pending array of a source; read nothing. Raises as ``GlobalArray.from_source``."""
     found = source_of(sliceable(source))
     plan = local_blocks_of(found.shape, mesh, spec, pad)
     in_threads = options.are_for_threads
@@ -221,15 +215,15 @@ def _check_raw(dtype: np.dtype[Any], asked: Any) -> None:
         )
 
 
-def read_all(builds: Sequence[PendingArray], options: Options, description: str) -> None:
+def read_all(pending: Sequence[PendingArray], options: Options, description: str) -> None:
     """Read the blocks of all arrays in one go, so that those of small ones overlap too."""
     with shown(options.progress, description) as show:
-        report = reporter(builds, show)
-        run(chain.from_iterable(build.tasks(report) for build in builds), options)
+        report = reporter(pending, show)
+        run(chain.from_iterable(each.tasks(report) for each in pending), options)
 
 
 def reporter(
-    builds: Sequence[PendingArray], show: Callable[[int, int], object]
+    pending: Sequence[PendingArray], show: Callable[[int, int], object]
 ) -> Callable[[int], None]:
     """Return the function to call with the bytes of every read."""
     done = total = 0
@@ -237,7 +231,7 @@ def reporter(
     def report(nbytes: int) -> None:
         nonlocal done, total
         # Not before: the size of a callback's blocks is known when one was read.
-        total = total or sum(build.nbytes for build in builds)
+        total = total or sum(each.nbytes for each in pending)
         done += nbytes
         show(done, total)
 

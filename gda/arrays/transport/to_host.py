@@ -26,12 +26,7 @@ class _Budget:
 
 
 class HostBlock(Generic[K]):
-    """A block of an array on its way to the host.
-
-    Attributes:
-      key: given by the caller, such as the index of the block.
-      nbytes: host memory that it counts for until it is released.
-    """
+    """A block of an array on its way to the host, which counts for ``nbytes`` until released."""
 
     def __init__(self, key: K, data: BlockData, nbytes: int, budget: _Budget) -> None:
         self.key = key
@@ -74,8 +69,7 @@ class HostBlocks(Generic[K]):
     the budget releases others before that.
 
     Args:
-      blocks: key, single-device array (or NumPy array, which is on the host already) and bytes of
-        each; one is taken beyond those that are begun.
+      blocks: key, single-device or NumPy array and bytes of each; one is taken beyond those begun.
       max_bytes: the budget.
     """
 
