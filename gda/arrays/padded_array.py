@@ -325,7 +325,10 @@ class PaddedArray(Container):
         if (
             len(shape) != len(padded_shape)
             or any(map(operator.gt, shape, padded_shape))
-            or _is_in_shard_map(self.array)
+            or (
+                is_tracer(self.array)
+                and AxisType.Manual in jax.typeof(self.array).sharding.mesh.axis_types
+            )
         ):
             raise ValueError(
                 f"this PaddedArray of shape {shape} holds a part of its array, of shape "
@@ -388,10 +391,6 @@ for _name in (
     "rxor",
 ):
     setattr(PaddedArray, f"__{_name}__", _refuse_operator)
-
-
-def _is_in_shard_map(array: Any) -> bool:
-    return is_tracer(array) and AxisType.Manual in jax.typeof(array).sharding.mesh.axis_types
 
 
 def _mask(shape: Shape, sizes: Shape, sharding: NamedSharding | None) -> jax.Array:

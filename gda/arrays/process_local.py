@@ -125,7 +125,9 @@ def local_sharding(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> NamedShar
     """
     grid, view = grid_of(global_shape, mesh, spec), view_of(global_shape, mesh, spec)
     view.check_regular()
-    if _is_subcube(mesh):
+    mine = processes_of(mesh).process_of.reshape(mesh.devices.shape) == jax.process_index()
+    bounds = [slice(places.min(), places.max() + 1) for places in np.nonzero(mine)]
+    if mine[tuple(bounds)].all():
         return named_sharding(global_shape, mesh.local_mesh, spec)
     holders: dict[int, list[Device]] = {}
     for device, position in local_positions(mesh).items():
@@ -143,12 +145,6 @@ def local_sharding(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> NamedShar
     )
     entries = [f"dim{d}" if d in sharded else None for d in range(len(grid.spec))]
     return named_sharding(global_shape, local_mesh, entries)
-
-
-def _is_subcube(mesh: Mesh) -> bool:
-    mine = processes_of(mesh).process_of.reshape(mesh.devices.shape) == jax.process_index()
-    bounds = [slice(places.min(), places.max() + 1) for places in np.nonzero(mine)]
-    return bool(mine[tuple(bounds)].all())
 
 
 def _data_by_device(array: jax.Array) -> dict[Any, jax.Array]:

@@ -45,19 +45,18 @@ Block = np.ndarray[Any, Any] | jax.Array
 class BlockReader:
     """Turns results of callbacks into blocks of one shape and one dtype that JAX may keep.
 
+    Every block must have the shape of its index. If the grid is padded, a block that is smaller
+    than ``shard_shape`` is copied into one of that shape.
+
     Args:
-      grid: the grid of the array; every block must have the shape of its index. If the grid is
-        padded, a block that is smaller than ``shard_shape`` is copied into one of that shape.
       dtype: the dtype that the user asked for, or ``None`` to take that of the first block.
       copy: ``True`` copies every block, ``False`` adopts every block, ``None`` copies those that
         other code can reach.
       device: where a ``jax.Array`` goes that is spread over several devices.
-      count: how many blocks will be read.
       align: copy unaligned blocks into aligned memory also where they could be adopted.
       in_threads: blocks are read in several threads. Each settles the NumPy memory it was given
         before it asks for more, with the x64 mode of the thread that made this reader: JAX's modes
         belong to a thread. ``finish`` does all that a ``jax.Array`` needs beside a copy.
-      fill: value of the padding.
 
     ``dtype`` is the dtype that the array has in JAX; ``None`` until it is known.
     """

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -107,9 +109,9 @@ def array_from_batched_callback(
     reader = plan.reader(dtype, copy)
     blocks: list[Block] = []
     if plan.devices:
-        batch = ReturnedBlocks(data_callback(list(plan.indices)), plan, reader)
-        blocks = reader.read(batch.next_distinct, plan.distinct)
-        batch.check_rest()
+        returned = _returned_blocks(data_callback(list(plan.indices)), plan, reader)
+        blocks = reader.read(lambda _: next(returned), plan.distinct)
+        next(returned, None)  # looks at the last replicas
     return plan.place(blocks, reader.dtype)
 
 
@@ -174,67 +176,44 @@ def _plan_of(
     return plan
 
 
-class ReturnedBlocks:
-    """The blocks that a batched callback returned, taken one by one.
+def _returned_blocks(returned: Any, plan: LocalBlocks, reader: BlockReader) -> Iterator[Any]:
+    """Yield the blocks that a batched callback returned, the first of each index.
 
     A result that is not a list or a tuple may make its blocks as it is walked through, all in one
     buffer, so each is settled before the next is asked for. Of a list each block is let go of as it
     is taken, which leaves the reader as the only holder of one that is not kept elsewhere.
     """
+    count = len(plan.indices)
+    take: Callable[[], Any]
+    if isinstance(returned, list | tuple):
+        remaining = deque(_as_list(returned, count, _PER_INDEX))
+        _check_one_each(remaining, plan)
+        take = remaining.popleft
+    else:
+        take = iter(_iterable(returned, count, _PER_INDEX)).__next__
 
-    def __init__(self, returned: Any, plan: LocalBlocks, reader: BlockReader) -> None:
-        self._count = count = len(plan.indices)
-        self._plan, self._reader = plan, reader
-        self._taken = 0
-        self._take: Callable[[], Any]
-        if isinstance(returned, list | tuple):
-            remaining = _as_list(returned, count, _PER_INDEX)
-            _check_one_each(remaining, plan)
-            remaining.reverse()
-            self._take = remaining.pop
-        else:
-            self._take = iter(_iterable(returned, count, _PER_INDEX)).__next__
+    def blocks() -> Iterator[Any]:
+        for i, index in enumerate(plan.indices):
+            try:
+                if i in plan.firsts:
+                    yield take()
+                else:
+                    reader.check_unused(index, take())
+            except StopIteration:
+                raise ValueError(
+                    f"expected {count} arrays, one per {_PER_INDEX}, not {i}"
+                ) from None
+            except Exception as error:
+                reader.note(error, index)
+                raise
+        with suppress(IndexError, StopIteration):
+            take()
+            raise ValueError(f"expected {count} arrays, one per {_PER_INDEX}, not more")
 
-    def next_distinct(self, _: Index) -> Any:
-        """Return the block of the next device that holds what no device before it does."""
-        while self._taken not in self._plan.firsts:
-            self._pass_over()
-        return self._next()
-
-    def check_rest(self) -> None:
-        """Look at the blocks of the last replicas; raise if their number is not right."""
-        while self._taken < self._count:
-            self._pass_over()
-        try:
-            self._take()
-        except (IndexError, StopIteration):
-            return
-        raise ValueError(f"expected {self._count} arrays, one per {_PER_INDEX}, not more")
-
-    def _pass_over(self) -> None:
-        index, block = self._plan.indices[self._taken], self._next()
-        try:
-            self._reader.check_unused(index, block)
-        except Exception as error:
-            self._reader.note(error, index)
-            raise
-
-    def _next(self) -> Any:
-        index = self._plan.indices[self._taken]
-        try:
-            block = self._take()
-        except StopIteration:
-            raise ValueError(
-                f"expected {self._count} arrays, one per {_PER_INDEX}, not {self._taken}"
-            ) from None
-        except Exception as error:
-            self._reader.note(error, index)
-            raise
-        self._taken += 1
-        return block
+    return blocks()
 
 
-def _check_one_each(arrays: list[Any], plan: LocalBlocks) -> None:
+def _check_one_each(arrays: Iterable[Any], plan: LocalBlocks) -> None:
     """Raise ``ValueError`` if one NumPy array is the block of several indices."""
     block_of: dict[int, int] = {}
     for array, block in zip(arrays, plan.block_of_device, strict=True):

@@ -78,7 +78,7 @@ class PendingArray:
                 finish = partial(self.keep, number, index, report, self.reader.finish)
                 yield Task(nbytes, partial(self._work, index), finish)
             else:
-                yield self._async_task(self._begin, nbytes, number, index, report)
+                yield self._async_task(nbytes, number, index, report)
 
     def array(self) -> jax.Array:
         """Return the array, after all tasks are done."""
@@ -86,11 +86,8 @@ class PendingArray:
         if not (self._places_early and plan.devices):
             return plan.place(self._blocks, dtype, self.reader.padding)
         if plan.has_padding_alone:
-            self._send(len(self._blocks), self.reader.padding())
-        arrays = [self._arrays[device] for device in plan.devices]
-        return jax.make_array_from_single_device_arrays(
-            plan.shape, plan.sharding, arrays, dtype=dtype
-        )
+            self._arrays |= plan.sent(len(self._blocks), self.reader.padding())
+        return plan.joined(self._arrays, dtype)
 
     def wanted(self) -> jax.ShapeDtypeStruct:
         """Return shape, dtype and layout of the array."""
@@ -112,15 +109,10 @@ class PendingArray:
             raise
 
     def _async_task(
-        self,
-        begin: Callable[[Index, np.ndarray[Any, Any]], Future],
-        nbytes: int,
-        number: int,
-        index: Index,
-        report: Callable[[int], object],
+        self, nbytes: int, number: int, index: Index, report: Callable[[int], object]
     ) -> AsyncTask:
-        assert self.dtype is not None
-        dtype = self.dtype
+        begin: Any = self._begin
+        dtype: Any = self.dtype
         out: list[np.ndarray[Any, Any]] = []
 
         def start() -> Future:
@@ -154,16 +146,10 @@ class PendingArray:
         if not self._places_early:
             self._blocks[number] = block
             return None
-        arrays = self._send(number, block)
+        sent = self.plan.sent(number, block)
+        self._arrays |= sent
+        arrays = list(sent.values())
         return Transfer(lambda: are_sent(arrays), lambda: jax.block_until_ready(arrays))
-
-    def _send(self, number: int, block: Block) -> list[jax.Array]:
-        """Begin to place a block on the devices that hold it."""
-        targets = self.plan.targets(number)
-        # A list at once: the transfers of one block do not wait for each other.
-        arrays: list[jax.Array] = jax.device_put([block] * len(targets), targets)
-        self._arrays.update(zip(self.plan.holders[number], arrays, strict=True))
-        return arrays
 
 
 def are_sent(arrays: list[Any]) -> bool:
@@ -186,7 +172,12 @@ def pending_array_of_source(
     plan = local_blocks_of(found.shape, mesh, spec, pad)
     in_threads = options.are_for_threads
     reader = plan.reader(dtype, None, fill=fill, always_align=True, in_threads=in_threads)
-    _check_raw(found.dtype, reader.asked)
+    raw, asked = found.dtype, reader.asked
+    if is_raw(raw) and asked is not None and asked.itemsize != raw.itemsize:
+        raise TypeError(
+            f"the source has elements of {raw.itemsize} bytes without a NumPy type ({raw}); they "
+            f"cannot be {asked}, of {asked.itemsize} bytes. Pass the dtype that was saved"
+        )
     if reader.dtype is None:
         reader.dtype = narrowed_dtype(found.dtype, f"the {type(source).__name__} has dtype ")
     read = partial(reader.read, partial(_read_source, found, reader))
@@ -205,14 +196,6 @@ def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
             f"libraries that scale their data; pass dtype={dtype}"
         )
     return block
-
-
-def _check_raw(dtype: np.dtype[Any], asked: Any) -> None:
-    if is_raw(dtype) and asked is not None and asked.itemsize != dtype.itemsize:
-        raise TypeError(
-            f"the source has elements of {dtype.itemsize} bytes without a NumPy type ({dtype}); "
-            f"they cannot be {asked}, of {asked.itemsize} bytes. Pass the dtype that was saved"
-        )
 
 
 def read_all(pending: Sequence[PendingArray], options: Options, description: str) -> None:

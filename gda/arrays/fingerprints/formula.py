@@ -49,7 +49,9 @@ def digest_of(shape: Sequence[int], dtype: Any, sums: npt.ArrayLike) -> str:
     '30bbde7031abe10604a8d48adcef3f64'
     """
     sizes = ",".join(str(operator.index(size)) for size in shape)
-    head = sha256(f"gda fingerprint 1: {_name_of(dtype)} [{sizes}]".encode()).digest()
+    # NumPy lacks the dtypes of PRNG keys; their text is their name.
+    name = np.dtype(dtype).name if isinstance(dtype, np.dtype | type) else str(dtype)
+    head = sha256(f"gda fingerprint 1: {name} [{sizes}]".encode()).digest()
     total = add(np.asarray(sums, np.uint32).reshape(-1, LANES))
     # Not a hash of both: as it is, other sums always give another digest.
     return (np.frombuffer(head[: 4 * LANES], "<u4") ^ total).astype("<u4").tobytes().hex()
@@ -158,11 +160,6 @@ def _sums_of_words(
     return sums
 
 
-def _name_of(dtype: Any) -> str:
-    # NumPy lacks the dtypes of PRNG keys; their text is their name.
-    return np.dtype(dtype).name if isinstance(dtype, np.dtype | type) else str(dtype)
-
-
 # The keys of positions. Each bit of each coordinate has a constant for each lane, and the key of a
 # position is the sum of the constants of the bits that are set. So wherever a dimension is
 # split, the key is a sum of one part for the row and one for the column.
@@ -185,11 +182,8 @@ def constants_of(dimension: int) -> Words:
 
 def key_at(constants: Words, coordinate: int) -> Words:
     """Return the key of one coordinate: uint32 ``[LANES, 1]``."""
-    key = np.zeros((LANES, 1), np.uint32)
-    for bit in range(coordinate.bit_length()):
-        if coordinate >> bit & 1:
-            key += constants[:, bit, None]
-    return key
+    bits = [bit for bit in range(coordinate.bit_length()) if coordinate >> bit & 1]
+    return constants[:, bits].sum(1, dtype=np.uint32, keepdims=True)
 
 
 def keys_from(constants: Words, start: int, count: int) -> Words:

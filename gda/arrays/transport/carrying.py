@@ -48,18 +48,13 @@ _BUFFERS = 4
 class Relayout:
     """An array, and the layout that it is to have.
 
-    Attributes:
-      array: a ``jax.Array``, or in a process without its data a ``jax.ShapeDtypeStruct`` with its
-        sharding.
-      over: the new mesh and spec. Without a kind of memory, that of the array stays.
-      shape: that of the array without padding, if it may be padded; else ``None``.
-      path: its place in a tree.
+    In a process without its data, ``array`` is a ``jax.ShapeDtypeStruct`` with its sharding.
     """
 
     array: Any
-    over: MeshAndSpec
-    shape: Shape | None = None
-    path: str = ""
+    over: MeshAndSpec  # without a kind of memory, that of the array stays
+    shape: Shape | None = None  # without padding, if it may be padded
+    path: str = ""  # in a tree
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -177,12 +172,8 @@ def _waves(leaves: Iterable[_Leaf], max_bytes: int) -> Iterator[list[_Leaf]]:
 class _Leaf:
     """One array: the blocks that this process has of it, and those that it is to have.
 
-    PRNG keys move as the numbers that they consist of.
-
-    Attributes:
-      new_devices: the devices of the new layout in this process, in device order.
-      new: the new blocks that are complete, by the ids of their devices.
-      kept: the ids of devices whose new block is also a block of the array before.
+    ``new`` are the new blocks that are complete, by the ids of their devices; those of ``kept`` are
+    also blocks of the array before. PRNG keys move as the numbers that they consist of.
     """
 
     def __init__(self, number: int, relayout: Relayout) -> None:

@@ -131,8 +131,9 @@ class _Group:
                 if flat is not None:
                     size = span.stop - span.start
                     flat[span.start : span.stop] = data[span.offset : span.offset + size]
-                    if span.stop == len(flat):
-                        self._write_back(span.part, flat)
+                    memory: Any = self._memory_of(span.part)
+                    if span.stop == len(flat) and not memory.flags.c_contiguous:
+                        memory[...] = flat.view(memory.dtype).reshape(memory.shape)
                 self._drop(span)
 
     def _flat_of(self, number: int) -> Bytes | None:
@@ -143,11 +144,6 @@ class _Group:
                 memory = np.ascontiguousarray(memory).reshape(-1).view(np.uint8)
             self._flat[number] = memory
         return self._flat[number]
-
-    def _write_back(self, number: int, flat: Bytes) -> None:
-        memory: Any = self._memory_of(number)
-        if not memory.flags.c_contiguous:
-            memory[...] = flat.view(memory.dtype).reshape(memory.shape)
 
     def _drop(self, span: _Span) -> None:
         if span.stop == self._parts[span.part].nbytes:
