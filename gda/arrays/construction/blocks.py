@@ -133,7 +133,10 @@ class BlockReader:
 
     def check_unused(self, index: Index, value: Any) -> None:
         """Raise ``ValueError`` or ``TypeError`` if a block that is not needed could not be one."""
-        self.check_shape(index, value.shape if hasattr(value, "shape") else _shape_of(value, index))
+        if not hasattr(value, "shape"):
+            stands_for = getattr(value, "__jax_array__", None)
+            value = stands_for() if stands_for else as_numpy(value, index)
+        self.check_shape(index, value.shape)
 
     def fill(
         self, callback: Callable[[Index, np.ndarray[Any, Any]], object], indices: Iterable[Index]
@@ -151,7 +154,8 @@ class BlockReader:
             )
             returned = callback(index, out)
             is_data = isinstance(returned, list | tuple) or hasattr(returned, "__array__")
-            if is_data and not _is_part_of(returned, out):
+            is_view = isinstance(returned, np.ndarray) and np.may_share_memory(returned, out)
+            if is_data and not is_view:
                 raise TypeError(
                     "with into=True the callback fills its second argument, but it returned data "
                     f"of its own, a {type(returned).__name__}; write `out[...] = value`, or omit "
@@ -327,34 +331,18 @@ def as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
     return np.asarray(value)
 
 
-def _shape_of(value: Any, index: Index) -> Shape:
-    if hasattr(value, "__jax_array__"):
-        return value.__jax_array__().shape
-    return as_numpy(value, index).shape
-
-
 def _owns_memory(value: np.ndarray[Any, Any]) -> bool:
     # C code makes arrays over its own memory that refer to nothing and own nothing.
     base = value.base
     return value.flags.owndata if base is None else type(base) is OwnedMemory
 
 
-def _is_part_of(returned: Any, out: np.ndarray[Any, Any]) -> bool:
-    return isinstance(returned, np.ndarray) and np.may_share_memory(returned, out)
-
-
-class _Probe(BlockReader):
-    references = 0
-
-    def settle(self, index: Index, value: object, references: int) -> Block:
-        self.references = references
-        return np.empty(0)
-
-
 def _count_one_reference() -> int:
-    probe = _Probe(ShardGrid((0,), {}, ()))
-    probe.read(lambda _: np.empty(0), [()])
-    return probe.references
+    counts: list[int] = []
+    reader = BlockReader(ShardGrid((0,), {}, ()))
+    reader.settle = lambda index, value, references: counts.append(references) or np.empty(0)
+    reader.read(lambda _: np.empty(0), [()])
+    return counts[0]
 
 
 # The result of `sys.getrefcount` in `BlockReader.read` for a value without other references. It is

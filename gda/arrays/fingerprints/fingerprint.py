@@ -18,7 +18,6 @@ import numpy as np
 
 from gda.arrays.dtypes import is_extended
 from gda.arrays.fingerprints.formula import (
-    LANES,
     Words,
     add,
     digest_of,
@@ -26,6 +25,7 @@ from gda.arrays.fingerprints.formula import (
     sums_of_numpy,
 )
 from gda.arrays.fingerprints.on_devices import device_of, started
+from gda.arrays.fingerprints.sums import Sums
 from gda.arrays.liveness import elsewhere_error, live
 from gda.arrays.process_local import distinct_shards
 from gda.layout.boundary import public, set_module
@@ -88,24 +88,6 @@ def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
         mine = begin(array, grid).result()
         received = watch.all_gather(mine.astype("<u4").view(np.uint8))
     return digest_of(grid.global_shape, array.dtype, add(received.view("<u4")))
-
-
-class Sums:
-    """The share of some blocks in a fingerprint. Any thread may ask for the result."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, *parts: Words | jax.Array) -> None:
-        self._parts = parts
-
-    def result(self) -> Words:
-        """Wait, and return the sums: uint32 ``[LANES]``. Raises what the computation raised."""
-        with jax.transfer_guard("allow"):
-            return add(sums for part in self._parts for sums in np.asarray(part).reshape(-1, LANES))
-
-    def to_json(self) -> list[int]:
-        """Wait, and return the sums for other processes; ``digest_of`` takes those of all."""
-        return self.result().tolist()
 
 
 def begin(array: jax.Array, grid: ShardGrid | None = None) -> Sums:

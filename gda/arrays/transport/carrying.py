@@ -62,11 +62,6 @@ class Relayout:
         return *devices_of(sharding_of(self.array).mesh), *devices_of(self.over.mesh)
 
     @property
-    def on_cpu(self) -> bool:
-        """True if the devices are those of CPUs."""
-        return devices_of(sharding_of(self.array).mesh)[0].platform == "cpu"
-
-    @property
     def is_local(self) -> bool:
         """True if this process has the devices of both layouts."""
         mine = (jax.process_index(),)
@@ -145,8 +140,9 @@ def carry(
             if donate:
                 jax.block_until_ready([leaf.copy_kept() for leaf in wave])
                 for leaf in wave:
-                    if last[id(leaf.relayout.array)] is leaf:
-                        leaf.delete()
+                    array = leaf.relayout.array
+                    if last[id(array)] is leaf and isinstance(array, jax.Array):
+                        array.delete()
             results |= {leaf.number: leaf.result() for leaf in wave}
     return [results[number] for number in range(len(leaves))]
 
@@ -253,11 +249,6 @@ class _Leaf:
             block = self.new[number]
             self.new[number] = jax.device_put(block, block.sharding, may_alias=False)
         return [self.new[number] for number in self.kept]
-
-    def delete(self) -> None:
-        """Delete the array before, if this process has any of it."""
-        if isinstance(self.relayout.array, jax.Array):
-            self.relayout.array.delete()
 
     @property
     def _impl(self) -> Any:

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from gda.arrays.fingerprints.fingerprint import Sums, begin
+from gda.arrays.fingerprints.fingerprint import begin
 from gda.arrays.fingerprints.formula import add, digest_of, sums_of_numpy
+from gda.arrays.fingerprints.sums import Sums
 from gda.checkpoint.format.errors import CorruptionError
 from gda.checkpoint.format.manifest import ArrayLeaf, Manifest, Piece
 from gda.checkpoint.format.structure import format_path

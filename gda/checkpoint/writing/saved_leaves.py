@@ -13,8 +13,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from gda.arrays.buffers import aligned_empty
-from gda.arrays.fingerprints.fingerprint import Sums, begin_blocks
+from gda.arrays.fingerprints.fingerprint import begin_blocks
 from gda.arrays.fingerprints.formula import sums_of_numpy
+from gda.arrays.fingerprints.sums import Sums
 from gda.arrays.padded_array import PaddedArray
 from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, host_blocks
 from gda.checkpoint.format.errors import said

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gda.arrays.fingerprints.fingerprint import Sums
 from gda.arrays.fingerprints.formula import LANES, Words, add, digest_of
+from gda.arrays.fingerprints.sums import Sums
 from gda.checkpoint.format import zarr_format
 from gda.checkpoint.format.chunks import chunk_shape_of
 from gda.checkpoint.format.errors import SaveError
