@@ -108,7 +108,8 @@ class SharedBlocks:
     ) -> None:
         self._pending, self._source, self._report = pending, source, report
         self.parts = list(self._parts())
-        self.numbers = {pending.plan.number_of(part.block) for part in self.parts} - {None}
+        numbers = {pending.plan.number_of(part.block) for part in self.parts}
+        self.numbers = numbers - {None}
         self._memory: dict[int, np.ndarray[Any, Any]] = {}
 
     def _parts(self) -> Iterator[_BlockPart]:

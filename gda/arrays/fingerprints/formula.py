@@ -182,8 +182,11 @@ def constants_of(dimension: int) -> Words:
 
 def key_at(constants: Words, coordinate: int) -> Words:
     """Return the key of one coordinate: uint32 ``[LANES, 1]``."""
-    bits = [bit for bit in range(coordinate.bit_length()) if coordinate >> bit & 1]
-    return constants[:, bits].sum(1, dtype=np.uint32, keepdims=True)
+    key = np.zeros((LANES, 1), np.uint32)
+    for bit in range(coordinate.bit_length()):
+        if coordinate >> bit & 1:
+            key += constants[:, bit, None]
+    return key
 
 
 def keys_from(constants: Words, start: int, count: int) -> Words:
