@@ -132,14 +132,11 @@ def mesh_grid(
 
 
 class MeshAndSpec(NamedTuple):
-    """The mesh and spec of an array, and the kind of memory that holds it.
-
-    ``memory_kind`` is that of a sharding; ``None`` if a mesh and a spec were given.
-    """
+    """The mesh and spec of an array, and the kind of memory that holds it."""
 
     mesh: Any  # a Mesh, or an AbstractMesh where those are allowed
     spec: SpecLike
-    memory_kind: str | None
+    memory_kind: str | None  # that of a sharding; None if a mesh and a spec were given
 
 
 def mesh_and_spec(
@@ -148,22 +145,8 @@ def mesh_and_spec(
     """Return the mesh and spec that the user gave, or those of a sharding in place of both.
 
     The spec is not checked; ``check_spec`` and ``ShardGrid`` do that, which know the shape. A
-    sharding of a single device becomes a mesh of that device, with the axis ``'device'``.
-
-    Args:
-      mesh: a mesh; or a ``NamedSharding`` or ``SingleDeviceSharding``, and then no spec.
-      spec: ``None`` where it was omitted.
-      kinds: the classes of meshes that will do.
-
-    Raises:
-      TypeError: it is something else, the spec is missing, or there is a spec beside a sharding.
-
-    >>> import jax
-    >>> from jax.sharding import NamedSharding, PartitionSpec as P
-    >>> mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(4, 2), ('x', 'y'))
-    >>> found = mesh_and_spec(NamedSharding(mesh, P('x')), None)
-    >>> found.mesh is mesh, tuple(found.spec), found.memory_kind
-    (True, ('x',), 'device')
+    sharding of a single device becomes a mesh of that device, with the axis ``'device'``. ``kinds``
+    are the classes of meshes that will do.
     """
     if isinstance(mesh, NamedSharding):
         found = MeshAndSpec(mesh.mesh, mesh.spec, mesh.memory_kind)
@@ -312,11 +295,7 @@ def is_tracer(array: object) -> bool:
 
 
 def sharding_of(array: Any) -> NamedSharding:
-    """Return the sharding of the array in a container.
-
-    Raises:
-      LayoutUnknownError: there is none to know.
-    """
+    """Return the sharding of the array in a container, or raise ``LayoutUnknownError``."""
     if is_tracer(array):
         return _sharding_in_trace(array)
     if not hasattr(array, "sharding"):

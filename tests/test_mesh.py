@@ -18,8 +18,8 @@ from meshes import mesh_of
 
 import gda
 from gda.layout.spec import Index
-from gda.mesh import after_spec, devices_of, local_positions, mesh_and_spec, mesh_grid
-from gda.testing.strategies import ShardedCase, meshes, sharded_cases
+from gda.mesh import after_spec, mesh_grid
+from gda.testing.strategies import ShardedCase, sharded_cases
 
 P = PartitionSpec
 WHOLE = slice(None)
@@ -59,9 +59,6 @@ def shards_of_jax(
 )
 def test_facts_about_replica_ids(mesh: Mesh, spec: PartitionSpec, expected: list[int]) -> None:
     assert replica_ids((8, 2), mesh, spec) == expected
-    assert gda.get_shard_indices_replica_ids((8, 2), mesh, spec) == shards_of_jax(
-        (8, 2), mesh, spec
-    )
 
 
 @BOTH_KINDS
@@ -82,9 +79,6 @@ def test_lists_are_taken_for_shape_and_spec(mesh: Mesh) -> None:
 def test_names_in_another_order_than_the_mesh(mesh: Mesh) -> None:
     rows = [index[0].start for index in gda.get_shard_indices((8,), mesh, P(("y", "x"))).values()]
     assert rows == [0, 4, 1, 5, 2, 6, 3, 7]
-    assert gda.get_shard_indices_replica_ids((8,), mesh, P(("y", "x"))) == shards_of_jax(
-        (8,), mesh, P(("y", "x"))
-    )
 
 
 @BOTH_KINDS
@@ -138,31 +132,20 @@ def test_dictionaries_may_be_changed_and_share_equal_indices(mesh: Mesh) -> None
     assert len(gda.get_shard_indices_replica_ids((8, 2), mesh, P("x"))) == 8
 
 
-def test_local_devices_are_found_by_their_position_in_the_mesh(mesh: Mesh) -> None:
-    assert devices_of(mesh) == tuple(mesh.devices.flat)
-    assert local_positions(mesh) == {d: i for i, d in enumerate(mesh.devices.flat)}
-
-
 # Properties: JAX is right.
 
 
 @given(sharded_cases())
-def test_shapes_and_indices_are_those_of_jax(case: ShardedCase[Mesh]) -> None:
+def test_shapes_indices_and_replica_ids_are_those_of_jax(case: ShardedCase[Mesh]) -> None:
     shape, mesh, spec = case.global_shape, case.mesh, case.spec
     sharding = NamedSharding(mesh, spec)
     indices = gda.get_shard_indices(shape, mesh, spec)
+    shards = gda.get_shard_indices_replica_ids(shape, mesh, spec)
     assert gda.get_shard_shape(shape, mesh, spec) == sharding.shard_shape(shape)
     assert indices == sharding.devices_indices_map(shape)
-    assert list(indices) == list(mesh.devices.flat)
-
-
-@given(sharded_cases())
-def test_indices_and_replica_ids_are_those_of_the_shards_of_a_jax_array(
-    case: ShardedCase[Mesh],
-) -> None:
-    shards = gda.get_shard_indices_replica_ids(case.global_shape, case.mesh, case.spec)
-    assert shards == shards_of_jax(case.global_shape, case.mesh, case.spec)
-    assert list(shards) == list(case.mesh.devices.flat)
+    assert shards == shards_of_jax(shape, mesh, spec)
+    assert list(indices) == list(shards) == list(mesh.devices.flat)
+    assert mesh_grid(shape, mesh, spec) == case.grid
 
 
 @given(sharded_cases(), st.integers(1, 3))
@@ -171,38 +154,6 @@ def test_surplus_nones_change_nothing(case: ShardedCase[Mesh], surplus: int) -> 
     spec = P(*case.spec, *[None] * (missing + surplus))
     shards = gda.get_shard_indices_replica_ids(case.global_shape, case.mesh, spec)
     assert shards == shards_of_jax(case.global_shape, case.mesh, spec)
-
-
-@given(sharded_cases(meshes(shuffle=False)), st.randoms(use_true_random=False))
-def test_blocks_belong_to_positions_and_not_devices(case: ShardedCase[Mesh], random: Any) -> None:
-    devices = list(case.mesh.devices.flat)
-    random.shuffle(devices)
-    mesh = Mesh(
-        np.array(devices).reshape(case.mesh.devices.shape),
-        case.mesh.axis_names,
-        axis_types=case.mesh.axis_types,
-    )
-    before = gda.get_shard_indices_replica_ids(case.global_shape, case.mesh, case.spec)
-    after = gda.get_shard_indices_replica_ids(case.global_shape, mesh, case.spec)
-    assert list(after.values()) == list(before.values())
-    assert list(after) == devices
-
-
-@given(sharded_cases())
-def test_the_blocks_of_the_first_replicas_make_up_the_array(case: ShardedCase[Mesh]) -> None:
-    shards = gda.get_shard_indices_replica_ids(case.global_shape, case.mesh, case.spec)
-    whole = np.arange(np.prod(case.global_shape, dtype=int)).reshape(case.global_shape)
-    rebuilt = np.full_like(whole, -1)
-    for index, replica_id in shards.values():
-        if replica_id == 0:
-            assert (rebuilt[index] == -1).all()
-            rebuilt[index] = whole[index]
-    np.testing.assert_array_equal(rebuilt, whole)
-
-
-@given(sharded_cases())
-def test_the_grid_of_a_mesh_needs_its_shape_only(case: ShardedCase[Mesh]) -> None:
-    assert mesh_grid(case.global_shape, case.mesh, case.spec) == case.grid
 
 
 # What cannot be.
@@ -278,15 +229,6 @@ def test_one_spec_is_needed_and_not_two(function: Callable[..., object], mesh: M
         function((8, 2), mesh)
     with pytest.raises(TypeError, match="was given with NamedSharding.*give the sharding alone"):
         function((8, 2), NamedSharding(mesh, P("x")), P("x"))
-
-
-def test_the_memory_kind_of_a_sharding_is_kept(mesh: Mesh) -> None:
-    device = jax.devices()[3]
-    named = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
-    single = SingleDeviceSharding(device, memory_kind="pinned_host")
-    assert mesh_and_spec(named, None) == (mesh, P("x"), "pinned_host")
-    assert mesh_and_spec(single, None) == (Mesh([device], ("device",)), P(), "pinned_host")
-    assert mesh_and_spec(mesh, ["x"]) == (mesh, ["x"], None)
 
 
 def test_arguments_after_an_omitted_spec_move_up(mesh: Mesh) -> None:

@@ -23,7 +23,7 @@ _UNSIGNED = {2: "uint2", 4: "uint4", 8: "uint8", 16: "uint16", 32: "uint32"}
 
 
 def is_narrow(dtype: Any) -> bool:
-    """Return whether it is a float of 16 bits or fewer."""
+    """Return True for a float of 16 bits or fewer."""
     return jax.numpy.issubdtype(dtype, jax.numpy.floating) and dtype.itemsize < 4
 
 

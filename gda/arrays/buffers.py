@@ -63,9 +63,7 @@ class OwnedMemory(np.ndarray[Any, Any]):
 class Buffers:
     """Aligned buffers of one dtype, in slabs that live as long as any of their buffers.
 
-    Args:
-      count: how many are wanted.
-      are_kept: they become one array, or are needed together; else those of medium size are alone.
+    With ``are_kept``, they are needed together; else those of medium size are alone.
     """
 
     def __init__(self, dtype: np.dtype[Any], count: int, are_kept: bool = True) -> None:

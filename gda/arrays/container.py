@@ -160,7 +160,10 @@ class Container:
 
     def _shards(self, only_local: bool) -> tuple[Shard[Any], ...]:
         mesh, grid = self.mesh, self.grid
-        data = self._cached("_data_by_device", lambda: self._split(grid))
+        block_shape = None if self._shape_if_padded is None else grid.shard_shape
+        data = self._cached(
+            "_data_by_device", lambda: DataByDevice(self.array, type(self).__name__, block_shape)
+        )
         if not isinstance(mesh, Mesh):
             devices: Iterable[Any] = repeat(None, grid.num_devices)
         elif only_local and len(local_positions(mesh)) < grid.num_devices:
@@ -170,12 +173,6 @@ class Container:
         else:
             devices = devices_of(mesh)
         return tuple(map(Shard, devices, grid.indices(), grid.replica_ids.tolist(), repeat(data)))
-
-    def _split(self, grid: ShardGrid) -> DataByDevice:
-        has_padding = self._shape_if_padded is not None
-        return DataByDevice(
-            self.array, type(self).__name__, grid.shard_shape if has_padding else None
-        )
 
     def _cached(self, slot: str, make: Callable[[], Any]) -> Any:
         try:
@@ -207,12 +204,7 @@ class Container:
     def _live(self, in_jit: str | None = None) -> jax.Array:
         """Return the array with its data, and of a ``PaddedArray`` with its padding.
 
-        Args:
-          in_jit: the words for an array that is being traced.
-
-        Raises:
-          TypeError: it is being traced, or is no ``jax.Array``.
-          RuntimeError: it was deleted or donated.
+        ``in_jit`` are the words for an array that is being traced.
         """
         array = self._real(in_jit or self._in_jit)
         if array.is_deleted():

@@ -37,11 +37,7 @@ class DoesNotFitError(ValueError, OverflowError):
 def narrowed_dtype(dtype: np.dtype[Any], given: str) -> np.dtype[Any]:
     """Return the dtype that JAX has for data of ``dtype``: without x64, int32 for int64.
 
-    Args:
-      given: the words before the dtype in the message, such as ``"the source has dtype "``.
-
-    Raises:
-      TypeError: JAX has none, as for strings, dates, records and Python objects.
+    ``given`` are the words before the dtype in the message, such as ``"the source has dtype "``.
     """
     dtype = native(dtype)
     if dtype in KEPT_DTYPES or is_extended(dtype):
@@ -95,15 +91,7 @@ def check_fits(wide: np.ndarray[Any, Any], narrow: np.ndarray[Any, Any], index: 
 
 
 def fill_of(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return the value of padding as a scalar of the dtype of the array.
-
-    Raises:
-      TypeError: it is not a number.
-      ValueError: an integer, or a bool, of this dtype cannot be it.
-
-    >>> fill_of(float("-inf"), np.dtype(np.float32))
-    array(-inf, dtype=float32)
-    """
+    """Return the value of padding as a scalar of the dtype of the array."""
     given = np.asarray(value)
     if given.shape or given.dtype.hasobject or given.dtype.kind in "USmMV":
         raise TypeError(f"fill must be a number, not {value!r}")
@@ -147,10 +135,10 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def is_extended(dtype: Any) -> bool:
-    """Return whether JAX alone has a dtype, as that of PRNG keys."""
+    """Return True if JAX alone has a dtype, as that of PRNG keys."""
     return jax.numpy.issubdtype(dtype, jax.dtypes.extended)
 
 
 def is_raw(dtype: np.dtype[Any]) -> bool:
-    """Return whether it is what ``numpy.load`` makes of types that NumPy lacks, as bfloat16."""
+    """Return True for what ``numpy.load`` makes of types that NumPy lacks, as bfloat16."""
     return dtype.type is np.void and dtype.names is None

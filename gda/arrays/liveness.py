@@ -16,12 +16,7 @@ OUTSIDE = "call this outside jit and other transformations"
 def live(array: Any, otherwise: str = "") -> jax.Array:
     """Return an array with its data; that of a container is ``container._live()``.
 
-    Args:
-      otherwise: what to do with what is no array.
-
-    Raises:
-      TypeError: it is being traced, or is no ``jax.Array``.
-      RuntimeError: it was deleted or donated.
+    ``otherwise`` tells the user what to do with what is no array.
     """
     if real(array, otherwise=otherwise).is_deleted():
         raise deleted_error(array, "jax.Array")
@@ -31,8 +26,7 @@ def live(array: Any, otherwise: str = "") -> jax.Array:
 def real(array: Any, in_jit: str = OUTSIDE, otherwise: str = "") -> jax.Array:
     """Return an array as ``live`` does, also one that was deleted.
 
-    Args:
-      in_jit: what to do where the array is being traced.
+    ``in_jit`` tells the user what to do where the array is being traced.
     """
     if is_tracer(array):
         raise traced_error("the array", in_jit)
@@ -70,11 +64,7 @@ def elsewhere_error(name: str, process: int) -> ValueError:
 
 
 def describe(array: Any, kind: str = "GlobalArray", shape: Shape | None = None) -> str:
-    """Return the text of an array, or of the container around it: its type and layout, no data.
-
-    Args:
-      shape: that of the array without padding, if it has padding.
-    """
+    """Return the text of an array, or of the container around it: its type and layout, no data."""
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
         return f"{kind}(array={array!r})"
     try:

@@ -11,7 +11,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
@@ -39,12 +39,13 @@ def unwrapped(tree: Any) -> Any:
     )
 
 
-_Unary = Callable[["ArrayOperators"], jax.Array]
+_T = TypeVar("_T")
+
 _Binary = Callable[["ArrayOperators", Any], jax.Array]
 
 
-def _unary(function: Callable[[Any], Any]) -> _Unary:
-    def method(self: ArrayOperators) -> jax.Array:
+def _unary(function: Callable[[Any], _T]) -> Callable[[ArrayOperators], _T]:
+    def method(self: ArrayOperators) -> _T:
         return function(self.__jax_array__())
 
     return method
@@ -92,35 +93,18 @@ class ArrayOperators:
     def __jax_array__(self) -> jax.Array:
         raise NotImplementedError
 
-    def __len__(self) -> int:
-        return len(self.__jax_array__())
-
-    def __reversed__(self) -> Iterator[jax.Array]:
-        return reversed(self.__jax_array__())
-
-    def __iter__(self) -> Iterator[jax.Array]:
-        return iter(self.__jax_array__())
-
-    def __getitem__(self, key: Any) -> jax.Array:
-        return self.__jax_array__()[unwrapped(key)]
+    __len__ = _unary(len)
+    __reversed__: Callable[[ArrayOperators], Iterator[jax.Array]] = _unary(reversed)
+    __iter__: Callable[[ArrayOperators], Iterator[jax.Array]] = _unary(iter)
+    __getitem__ = _forward(operator.getitem)
+    __bool__ = _unary(bool)
+    __int__ = _unary(int)
+    __float__ = _unary(float)
+    __complex__ = _unary(complex)
+    __index__ = _unary(operator.index)
 
     def __setitem__(self, key: object, value: object) -> NoReturn:
         raise TypeError("a GlobalArray is immutable; write g.at[index].set(value), a new jax.Array")
-
-    def __bool__(self) -> bool:
-        return bool(self.__jax_array__())
-
-    def __int__(self) -> int:
-        return int(self.__jax_array__())
-
-    def __float__(self) -> float:
-        return float(self.__jax_array__())
-
-    def __complex__(self) -> complex:
-        return complex(self.__jax_array__())
-
-    def __index__(self) -> int:
-        return operator.index(self.__jax_array__())
 
     def __round__(self, ndigits: int | None = None) -> jax.Array:
         return round(self.__jax_array__(), ndigits)
@@ -133,9 +117,7 @@ class ArrayOperators:
         """
         return self.__jax_array__() == unwrapped(other)
 
-    def __ne__(self, other: object) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.__jax_array__() != unwrapped(other)
-
+    __ne__ = _forward(operator.ne)  # pyright: ignore[reportAssignmentType]
     __lt__ = _forward(operator.lt)
     __le__ = _forward(operator.le)
     __gt__ = _forward(operator.gt)
@@ -147,13 +129,7 @@ class ArrayOperators:
     __truediv__, __rtruediv__ = _both_ways(operator.truediv)
     __floordiv__, __rfloordiv__ = _both_ways(operator.floordiv)
     __mod__, __rmod__ = _both_ways(operator.mod)
-
-    def __divmod__(self, other: Any) -> tuple[jax.Array, jax.Array]:
-        return divmod(self.__jax_array__(), unwrapped(other))
-
-    def __rdivmod__(self, other: Any) -> tuple[jax.Array, jax.Array]:
-        return divmod(unwrapped(other), self.__jax_array__())
-
+    __divmod__, __rdivmod__ = _both_ways(divmod)
     __pow__, __rpow__ = _both_ways(operator.pow)
     __and__, __rand__ = _both_ways(operator.and_)
     __or__, __ror__ = _both_ways(operator.or_)

@@ -19,7 +19,8 @@ import numpy.typing as npt
 from jax.sharding import AxisType, NamedSharding
 
 from gda.arrays.construction import from_callbacks
-from gda.arrays.construction.blocks import BlockReader
+from gda.arrays.construction.blocks import as_one_block
+from gda.arrays.construction.placing import hashable_over
 from gda.arrays.container import Container
 from gda.arrays.liveness import live
 from gda.arrays.process_local import has_padding_for
@@ -31,9 +32,7 @@ from gda.mesh import (
     after_spec,
     grid_of,
     is_tracer,
-    mesh_and_spec,
     named_sharding,
-    processes_of,
 )
 from gda.multihost.agreement import together
 from gda.multihost.descriptions import describe_wanted, leaf_fields
@@ -233,16 +232,10 @@ class PaddedArray(Container):
         asked = {"global_shape": shape, "mesh": mesh, "spec": spec, "dtype": dtype}
 
         def work(_: object) -> Self:
-            given = np.asarray(local_data)
             # All at once, because no block tells the dtype where a process has padding alone.
-            as_one = ShardGrid(given.shape, {}, ())
-            reader = BlockReader(as_one, dtype, copy=False)
-            (block,) = reader.read(lambda _: given, as_one.indices())
-            local = np.asarray(block)
-            over = mesh_and_spec(mesh, spec)
-            processes = processes_of(over.mesh)
-            grid = ShardGrid(shape, over.mesh.shape, over.spec, pad=True, process_of=processes)
-            view = grid.view(jax.process_index())
+            local = as_one_block(np.asarray(local_data), dtype, copy=False)
+            over = hashable_over(mesh, spec, shape)
+            view = grid_of(shape, over.mesh, over.spec, True).view(jax.process_index())
             places = view.indices_within(local.shape) if view.block_ids else []
             place_at = dict(zip(map(start_of, view.indices), places, strict=True))
 
@@ -332,7 +325,10 @@ class PaddedArray(Container):
         if (
             len(shape) != len(padded_shape)
             or any(map(operator.gt, shape, padded_shape))
-            or _is_in_shard_map(self.array)
+            or (
+                is_tracer(self.array)
+                and AxisType.Manual in jax.typeof(self.array).sharding.mesh.axis_types
+            )
         ):
             raise ValueError(
                 f"this PaddedArray of shape {shape} holds a part of its array, of shape "
@@ -395,10 +391,6 @@ for _name in (
     "rxor",
 ):
     setattr(PaddedArray, f"__{_name}__", _refuse_operator)
-
-
-def _is_in_shard_map(array: Any) -> bool:
-    return is_tracer(array) and AxisType.Manual in jax.typeof(array).sharding.mesh.axis_types
 
 
 def _mask(shape: Shape, sizes: Shape, sharding: NamedSharding | None) -> jax.Array:

@@ -33,11 +33,7 @@ class State(NamedTuple):
 def dump(array: jax.Array, sharding: NamedSharding, shape: Shape | None = None) -> State:
     """Return array and layout in terms that any process can read.
 
-    Args:
-      shape: that of the array without padding, if it has padding.
-
-    Raises:
-      TypeError: this process does not hold every block of the array.
+    ``shape`` is that of the array without padding, if it has padding.
     """
     mesh: Any = sharding.mesh
     is_key = is_extended(array.dtype)
@@ -65,11 +61,7 @@ def dump(array: jax.Array, sharding: NamedSharding, shape: Shape | None = None) 
 def load(state: State, *, is_padded: bool = False) -> jax.Array:
     """Return the array on the devices it was on; a weak type only if all are of this process.
 
-    Args:
-      is_padded: pad the array with zeros. It has no weak type then.
-
-    Raises:
-      RuntimeError: they are not there.
+    With ``is_padded`` it is padded with zeros, and has no weak type.
     """
     try:
         there = {device.id: device for device in jax.devices(state.platform)}

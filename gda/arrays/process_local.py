@@ -33,7 +33,7 @@ from gda.mesh import (
 
 
 def is_all_here(array: jax.Array) -> bool:
-    """Return whether this process has every block of an array, and so knows the whole value."""
+    """Return True if this process has every block of an array, and so knows the whole value."""
     if array.is_fully_addressable:
         return True
     return len(view_of_array(array).block_ids) == grid_of_array(array).num_shards
@@ -42,16 +42,17 @@ def is_all_here(array: jax.Array) -> bool:
 def distinct_shards(array: jax.Array, grid: ShardGrid) -> dict[int, jax.Array]:
     """Return the data of each distinct block of this process, as its first device holds it.
 
-    By number, in the order of ``block_ids`` of its view. Nothing is copied or moved.
-
-    Args:
-      grid: that of ``array``, or the padded one of the array without its padding.
+    By number, in the order of ``block_ids`` of its view. Nothing is copied or moved. ``grid`` is
+    that of the array, or the padded one of the array without its padding.
     """
     distinct: dict[int, jax.Array] = {}
     for position, data in shards_by_position(array).items():
         block = grid.block_id(position)
         if block not in distinct:
-            distinct[block] = elements_of_block(data, array, grid, block)
+            if array.shape != grid.global_shape:
+                shape = shape_at(grid.block_index(block), grid.shard_shape)
+                data = without_padding(data, shape)
+            distinct[block] = data
     return distinct
 
 
@@ -60,17 +61,6 @@ def shards_by_position(array: jax.Array) -> dict[int, jax.Array]:
     mesh: Any = sharding_of(array).mesh
     data_on = _data_by_device(array)
     return {position: data_on[device] for device, position in local_positions(mesh).items()}
-
-
-def elements_of_block(data: jax.Array, array: jax.Array, grid: ShardGrid, block: int) -> jax.Array:
-    """Return the data of a block without its padding, if the array has any.
-
-    Args:
-      grid: as in ``distinct_shards``.
-    """
-    if array.shape == grid.global_shape:
-        return data
-    return without_padding(data, shape_at(grid.block_index(block), grid.shard_shape))
 
 
 def has_padding_for(grid: ShardGrid, shape: Shape) -> bool:
@@ -88,14 +78,9 @@ def has_padding_for(grid: ShardGrid, shape: Shape) -> bool:
 def process_local_of(array: jax.Array, grid: ShardGrid | None = None) -> np.ndarray[Any, Any]:
     """Return the local array of this process: a new NumPy array, each block in it once.
 
-    The inverse of ``array_from_process_local``. Never communicates between processes.
-
-    Args:
-      grid: the padded one of the array without its padding, with processes, if it has padding.
-
-    Raises:
-      ValueError: the blocks of this process do not form a regular grid, or it has none.
-      TypeError: PRNG keys, which NumPy lacks, or an array without mesh and spec.
+    The inverse of ``array_from_process_local``. Never communicates between processes. ``grid`` is
+    needed for an array with padding: the padded one, with processes. Raises ``ValueError`` if the
+    blocks of this process do not form a regular grid, or if it has none.
     """
     if is_extended(array.dtype):
         raise TypeError(
@@ -118,11 +103,7 @@ def process_local_of(array: jax.Array, grid: ShardGrid | None = None) -> np.ndar
 def local_array_of(array: jax.Array, mesh: Mesh, spec: SpecLike) -> jax.Array:
     """Return the local array of this process, over its devices; nothing is copied or moved.
 
-    Args:
-      array: one that is sharded by ``spec`` over ``mesh``.
-
-    Raises:
-      ValueError: the blocks of this process do not form a regular grid, or it has none.
+    The array is sharded by ``spec`` over ``mesh``. Raises as ``process_local_of``.
     """
     shape = view_of(array.shape, mesh, spec).local_shape
     local = local_sharding(array.shape, mesh, spec)
@@ -140,14 +121,13 @@ def local_sharding(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> NamedShar
     If this process's devices form a subcube of the mesh, it is that spec over ``mesh.local_mesh``.
     Else it is over a mesh of those devices with an axis ``'dim0'`` for dimension 0 if it is
     sharded, and so on, and an axis ``'replica'``. If more of them hold some of the blocks than
-    others, those devices are omitted.
-
-    Raises:
-      ValueError: the blocks of this process do not form a regular grid, or it has none.
+    others, those devices are omitted. Raises as ``process_local_of``.
     """
     grid, view = grid_of(global_shape, mesh, spec), view_of(global_shape, mesh, spec)
     view.check_regular()
-    if _is_subcube(mesh):
+    mine = processes_of(mesh).process_of.reshape(mesh.devices.shape) == jax.process_index()
+    bounds = [slice(places.min(), places.max() + 1) for places in np.nonzero(mine)]
+    if mine[tuple(bounds)].all():
         return named_sharding(global_shape, mesh.local_mesh, spec)
     holders: dict[int, list[Device]] = {}
     for device, position in local_positions(mesh).items():
@@ -165,12 +145,6 @@ def local_sharding(global_shape: Shape, mesh: Mesh, spec: SpecLike) -> NamedShar
     )
     entries = [f"dim{d}" if d in sharded else None for d in range(len(grid.spec))]
     return named_sharding(global_shape, local_mesh, entries)
-
-
-def _is_subcube(mesh: Mesh) -> bool:
-    mine = processes_of(mesh).process_of.reshape(mesh.devices.shape) == jax.process_index()
-    bounds = [slice(places.min(), places.max() + 1) for places in np.nonzero(mine)]
-    return bool(mine[tuple(bounds)].all())
 
 
 def _data_by_device(array: jax.Array) -> dict[Any, jax.Array]:

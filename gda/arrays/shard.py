@@ -20,11 +20,8 @@ class DataByDevice:
     """The single-device arrays of an array, split off when first asked for.
 
     Shards refer to this and not to the container: it keeps its shards, and device memory should be
-    freed with the last reference, not when the garbage collector finds a cycle.
-
-    Args:
-      kind: the class of the container, for messages.
-      block_shape: the shape of a block, if the array may have padding.
+    freed with the last reference, not when the garbage collector finds a cycle. ``kind`` is the
+    class of the container; ``block_shape`` is needed if the array may have padding.
     """
 
     __slots__ = ("_array", "_block_shape", "_by_device", "_kind")
@@ -110,13 +107,9 @@ class Shard(Generic[DataT]):
 
 
 class LocalShards(tuple[Shard[Any], ...]):
-    """The shards of this process; an index beyond them is answered with their number.
+    """The shards of this process; an index beyond them is answered with their number."""
 
-    Attributes:
-      num_global: number of shards in all processes.
-    """
-
-    num_global: int
+    num_global: int  # of all processes
 
     def __getitem__(self, i: Any) -> Any:
         try:

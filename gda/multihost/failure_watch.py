@@ -12,7 +12,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from functools import cached_property
@@ -33,6 +33,7 @@ _LOOKS = 10  # for a process that ends, after an error that its end explains
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between looks at the states after an alarm
 _begun: Counter[tuple[int, ...]] = Counter()
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -108,6 +109,22 @@ class FailureWatch:
         if error := future.exception():
             raise _TransportError from error
         return future.result()
+
+    def in_turn(
+        self, works: Iterable[tuple[K, Callable[[], T]]], use: Callable[[K, T], object]
+    ) -> None:
+        """Do works in order, and call ``use`` with the key and the result of each.
+
+        While one is used, the next is under way. Not a generator, which would keep the result.
+        """
+        last: tuple[K, Future[T]] | None = None
+        for key, work in works:
+            arriving = self.begin(work)
+            if last is not None:
+                use(last[0], self.result(last[1]))
+            last = key, arriving
+        if last is not None:
+            use(last[0], self.result(last[1]))
 
     def all_gather(self, data: Bytes) -> Bytes:
         """Return the bytes of all processes; see ``all_gather``."""

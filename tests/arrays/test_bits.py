@@ -95,43 +95,19 @@ def test_copies_keep_bits(data: np.ndarray, uneven: Mesh) -> None:
         assert is_right(other, data)
 
 
-def _from_one_device(data: np.ndarray, mesh: Mesh) -> gda.PaddedArray:
-    return gda.PaddedArray.from_source(jax.device_put(data, mesh.devices.flat[1]), mesh, P("x"))
-
-
-def _from_many_devices(data: np.ndarray, mesh: Mesh) -> gda.PaddedArray:
-    over = NamedSharding(mesh_of({"x": 4, "y": 2}), P("x", "y"))
-    return gda.PaddedArray.from_source(jax.device_put(data, over), mesh, P("x"))
-
-
-def _from_blocks(data: np.ndarray, mesh: Mesh) -> gda.PaddedArray:
-    return gda.PaddedArray.from_callback(
-        data.shape, mesh, P("x"), lambda index: jax.device_put(data[index]), fill=1
-    )
-
-
-def _from_sharded_blocks(data: np.ndarray, mesh: Mesh) -> gda.PaddedArray:
-    over = NamedSharding(mesh_of({"x": 2}), P("x"))
-    return gda.PaddedArray.from_callback(
-        data.shape, mesh, P("x"), lambda index: jax.device_put(data[index], over)
-    )
-
-
-def _from_process_local(data: np.ndarray, mesh: Mesh) -> gda.PaddedArray:
-    local = jax.device_put(data)
-    return gda.PaddedArray.from_process_local(local, mesh, P("x"), data.shape)
-
-
-def _from_a_tree(data: np.ndarray, mesh: Mesh) -> gda.PaddedArray:
-    return gda.load_tree({"w": jax.device_put(data)}, mesh, P("x"), pad=True)["w"]
-
-
 def test_arrays_of_jax_arrays_keep_bits(data: np.ndarray, uneven: Mesh) -> None:
-    for build in (
-        *(_from_one_device, _from_many_devices, _from_blocks, _from_sharded_blocks),
-        *(_from_process_local, _from_a_tree),
+    make, spec, put = gda.PaddedArray, P("x"), jax.device_put
+    over, pair = (NamedSharding(mesh_of({"x": n}), spec) for n in (4, 2))
+    shape, one_device = data.shape, uneven.devices.flat[1]
+    for p in (
+        make.from_source(put(data, one_device), uneven, spec),
+        make.from_source(put(data, over), uneven, spec),
+        make.from_callback(shape, uneven, spec, lambda index: put(data[index]), fill=1),
+        make.from_callback(shape, uneven, spec, lambda index: put(data[index], pair)),
+        make.from_process_local(put(data), uneven, spec, shape),
+        gda.load_tree({"w": put(data)}, uneven, spec, pad=True)["w"],
     ):
-        assert is_right(build(data, uneven), data), build.__name__
+        assert is_right(p, data)
 
 
 def test_files_keep_bits(data: np.ndarray, uneven: Mesh, tmp_path: Path) -> None:

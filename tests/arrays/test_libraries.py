@@ -18,7 +18,7 @@ import pytest
 import treescope
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import batch, cut, mesh_of, ordered_mesh
+from meshes import batch, cut, mesh_of, ordered_mesh, plain
 
 import gda
 
@@ -37,15 +37,6 @@ gda.libraries.register(gda.GlobalArray)
 LIMIT = 300
 
 
-def unwrapped(tree: Any) -> Any:
-    """Return the tree with the arrays inside the containers."""
-    return jax.tree.map(
-        lambda leaf: leaf.array if isinstance(leaf, gda.GlobalArray) else leaf,
-        tree,
-        is_leaf=lambda node: isinstance(node, gda.GlobalArray),
-    )
-
-
 def wrapped(tree: Any, mesh: Mesh) -> Any:
     """Return the tree with a container for every array."""
     return jax.tree.map(lambda leaf: cut(np.asarray(leaf), mesh, P()), tree)
@@ -54,7 +45,7 @@ def wrapped(tree: Any, mesh: Mesh) -> Any:
 def assert_same(tree: Any, wanted: Any) -> None:
     jax.tree.map(
         lambda one, other: np.testing.assert_array_equal(np.asarray(one), np.asarray(other)),
-        unwrapped(tree),
+        plain(tree),
         wanted,
     )
 
@@ -62,8 +53,8 @@ def assert_same(tree: Any, wanted: Any) -> None:
 def assert_close(tree: Any, wanted: Any) -> None:
     jax.tree.map(
         lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5),
-        unwrapped(tree),
-        unwrapped(wanted),
+        plain(tree),
+        plain(wanted),
     )
 
 
@@ -154,14 +145,14 @@ def parameters(mesh: Mesh) -> Any:
 def test_flax_bytes_are_those_of_the_arrays_and_come_back(mesh: Mesh) -> None:
     params = parameters(mesh)
     adam = optax.adam(1e-3)
-    # As unwrapped() sorts the keys of dicts, so must this.
+    # As plain() sorts the keys of dicts, so must this.
     tree = jax.tree.map(lambda leaf: leaf, {"params": params, "adam": adam.init(params)})
     encoded = serialization.to_bytes(tree)
-    assert encoded == serialization.to_bytes(unwrapped(tree))
+    assert encoded == serialization.to_bytes(plain(tree))
     target = jax.tree.map(jnp.zeros_like, tree)
     restored = serialization.from_bytes(target, encoded)
     assert jax.tree.structure(restored) == jax.tree.structure(tree)
-    assert_same(restored["params"], unwrapped(params))
+    assert_same(restored["params"], plain(params))
     assert [g.sharding for g in jax.tree.leaves(restored["params"])] == [
         g.sharding for g in jax.tree.leaves(target["params"])
     ]
@@ -337,7 +328,7 @@ def test_layers_of_linen(auto_mesh: Mesh, name: str) -> None:
     arrays = jax.jit(layer.init)(jax.random.key(0), batch(8, 4))
     variables = wrapped(arrays, auto_mesh)
     run = jax.jit(lambda variables, x: layer.apply(variables, x, **options))
-    wanted = run(unwrapped(variables), x.array)
+    wanted = run(plain(variables), x.array)
     assert_close(run(variables, x), wanted)
     assert_close(layer.apply(variables, x, **options), wanted)
     assert_close(layer.apply(arrays, x, **options), wanted)

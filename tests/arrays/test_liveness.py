@@ -36,6 +36,7 @@ METHODS: dict[str, Callable[[Any], Any]] = {
     "gather": lambda g: g.gather(),
     "fingerprint": lambda g: g.fingerprint(),
     "copy_to_host_async": lambda g: g.copy_to_host_async(),
+    "block_until_ready": lambda g: g.block_until_ready(),
     "pickle": pickle.dumps,
     "local_data": lambda g: g.local_shards[0].data,
 }

@@ -1,4 +1,4 @@
-"""Arrays in several real processes, over every split and order of 8 devices."""
+"""Arrays in several real processes, over every order of 8 devices."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, PartitionSpec
-from meshes import ORDERS, batch, cut, ordered_mesh
+from meshes import ORDERS, batch, cut, is_right, ordered_mesh
 from trials import rarely
 
 import gda
@@ -21,9 +21,9 @@ from gda.layout.spec import Index
 from gda.testing.strategies import mesh_shapes, sharded_cases
 
 P = PartitionSpec
-DATA = np.arange(16 * 8, dtype=np.float32).reshape(16, 8)
+DATA = batch(16, 8)
 
-SIZES = [(2, 4), (4, 2), (8, 1)]
+SIZES = [(2, 4), (8, 1)]
 SPECS = [P("x"), P("x", "y"), P(("y", "x")), P(None, "y"), P()]
 
 in_all_sizes = pytest.mark.parametrize(
@@ -35,6 +35,9 @@ in_all_sizes = pytest.mark.parametrize(
 )
 in_all_orders = pytest.mark.parametrize(
     ("order", "kind"), [*zip(ORDERS, cycle([AxisType.Auto, AxisType.Explicit]))]
+)
+in_two_orders = pytest.mark.parametrize(
+    ("order", "kind"), [("interleaved", AxisType.Auto), ("shuffled", AxisType.Explicit)]
 )
 
 
@@ -93,8 +96,7 @@ def test_each_process_holds_its_part(
         g = construct(mesh, spec)
         assert not g.is_fully_addressable
         assert {shard.device for shard in g.local_shards} == set(mesh.local_devices)
-        for shard in g.local_shards:
-            np.testing.assert_array_equal(shard.data, DATA[shard.index])
+        assert is_right(g, DATA)
         for shard in g.global_shards:
             is_mine = shard.device.process_index == jax.process_index()
             assert (shard.data is not None) == is_mine
@@ -122,7 +124,7 @@ def test_each_distinct_block_is_read_once_in_each_process(size: tuple[int, int])
 
 
 @in_all_sizes
-@in_all_orders
+@in_two_orders
 def test_jit_shard_map_and_grad(order: str, kind: AxisType, size: tuple[int, int]) -> None:
     assert is_of(size)
     mesh = ordered_mesh(ORDERS[order], {"x": 4, "y": 2}, kind)
@@ -143,36 +145,12 @@ def test_jit_shard_map_and_grad(order: str, kind: AxisType, size: tuple[int, int
     np.testing.assert_array_equal(gradient["w"].gather(), 2 * DATA)
 
 
-@in_all_sizes
-def test_processes_without_a_device_of_the_mesh(size: tuple[int, int]) -> None:
-    assert is_of(size)
-    devices = [d for d in jax.devices() if d.process_index in (0, 1)][:2]
-    mine = Mesh(np.array([d for d in jax.devices() if d.process_index < 2]), ("x",))
-    first = Mesh(np.array(devices[:1]), ("x",))
-    for mesh in (mine, first):
-        for spec in (P("x"), P()):
-            g = cut(DATA, mesh, spec)
-            assert (g.shape, g.dtype, g.mesh) == (DATA.shape, DATA.dtype, mesh)
-            assert len(g.global_shards) == mesh.size
-            assert len(g.local_shards) == len(mesh.local_devices)
-            for shard in g.local_shards:
-                np.testing.assert_array_equal(shard.data, DATA[shard.index])
-    np.testing.assert_array_equal(cut(DATA, mine, P("x")).gather(), DATA)
-
-
 # What each host has, to the devices of all and back.
 
 
-def assert_holds(g: gda.GlobalArray, data: np.ndarray) -> None:
-    assert g.shape == data.shape
-    assert {shard.device for shard in g.local_shards} == set(jax.local_devices())
-    for shard in g.local_shards:
-        np.testing.assert_array_equal(shard.data, data[shard.index])
-
-
 @in_all_sizes
-@in_all_orders
-@pytest.mark.parametrize("spec", [*SPECS, P("y", "x")], ids=str)
+@in_two_orders
+@pytest.mark.parametrize("spec", [*SPECS[:1], *SPECS[2:]], ids=str)
 def test_host_local_arrays_there_and_back(
     order: str, kind: AxisType, spec: PartitionSpec, size: tuple[int, int]
 ) -> None:
@@ -197,64 +175,11 @@ def test_host_local_arrays_there_and_back(
     tree = {"a": local, "b": [local.astype(np.int32), np.float32(3)]}
     specs = {"a": spec, "b": [spec, P()]}
     built = gda.host_local_array_to_global_array(tree, mesh, specs, check_replicas=True)
-    assert_holds(built["a"], DATA)
+    assert built["a"].shape == DATA.shape
+    assert is_right(built["a"], DATA)
     back = gda.global_array_to_host_local_array(built, mesh, specs)
     for each, wanted in zip(jax.tree.leaves(back), jax.tree.leaves(tree), strict=True):
         np.testing.assert_array_equal(each, wanted, strict=True)
-
-
-@in_all_sizes
-def test_the_three_examples_of_multihost_utils(size: tuple[int, int]) -> None:
-    assert is_of(size)
-    processes, devices = size
-    host_id = jax.process_index()
-    data = np.arange(4) * (host_id + 1)
-    by_host = [(np.arange(4) * (i + 1)).tolist() for i in range(processes)]
-    assert by_host[:2] == [[0, 1, 2, 3], [0, 2, 4, 6]]
-    everything = np.concatenate(by_host)
-
-    mesh = Mesh(np.array(jax.devices()), ("x",))
-    g = gda.host_local_array_to_global_array(data, mesh, P("x"))
-    np.testing.assert_array_equal(g.gather(), everything)
-    assert_holds(g, everything)
-    assert [s.data.tolist() for s in g.local_shards] == data.reshape(devices, -1).tolist()
-
-    mesh = ordered_mesh(range(8), {"host": processes, "dev": devices})
-    g = gda.host_local_array_to_global_array(data, mesh, P("host"))
-    np.testing.assert_array_equal(g.gather(), everything)
-    assert [s.data.tolist() for s in g.local_shards] == [by_host[host_id]] * devices
-
-    g = gda.host_local_array_to_global_array(np.arange(4), mesh, P())
-    assert g.is_fully_replicated
-    assert [s.data.tolist() for s in g.local_shards] == [[0, 1, 2, 3]] * devices
-
-
-@in_all_sizes
-@in_all_orders
-def test_batches_there_and_back(order: str, kind: AxisType, size: tuple[int, int]) -> None:
-    assert is_of(size)
-    processes, devices = size
-    mesh = ordered_mesh(ORDERS[order], {"x": 4, "y": 2}, kind)
-    rows = 2 * devices
-    tree = {"tokens": batch(rows, 3) + 1000 * jax.process_index(), "ids": batch(rows)}
-    with jax.set_mesh(mesh):
-        full = gda.host_to_global_device_array(tree)
-        same = gda.host_to_global_device_array(
-            {"table": DATA, "step": 3}, partition=gda.DataPartitionType.REPLICATED
-        )
-    assert full["tokens"].shape == (rows * processes, 3)
-    parts = [np.asarray(shard.data) for shard in full["tokens"].local_shards]
-    np.testing.assert_array_equal(np.concatenate(parts), tree["tokens"])
-    owners = [device.process_index for device in mesh.devices.flat]
-    assert (full["tokens"].gather()[::2, 0] // 1000).tolist() == owners
-    back = gda.global_to_host_array(full)
-    for name, wanted in tree.items():
-        np.testing.assert_array_equal(back[name], wanted, strict=True)
-    assert_holds(same["table"], DATA)
-    assert same["table"].is_fully_replicated
-    again = gda.global_to_host_array(same, partition=gda.DataPartitionType.REPLICATED)
-    np.testing.assert_array_equal(again["table"], DATA, strict=True)
-    assert again["step"] == 3
 
 
 # Reading the shards, as a checkpoint does.
@@ -275,14 +200,13 @@ def first_replicas(grid: ShardGrid, order: list[int]) -> list[tuple[list[tuple],
 
 @rarely(2)
 @given(data=st.data())
-@pytest.mark.parametrize(("processes", "devices"), SIZES)
 def test_shards_with_replica_id_0_cover_every_element_once(
-    process_pool: Any, processes: int, devices: int, data: st.DataObject
+    process_pool: Any, data: st.DataObject
 ) -> None:
     grid = data.draw(sharded_cases(mesh_shapes(max_devices=8))).grid
     order = data.draw(st.permutations(range(8)))[: grid.num_devices]
     written = np.full(grid.global_shape, -1)
-    for of_process in process_pool(processes, devices=devices).run(first_replicas, grid, order):
+    for of_process in process_pool(2, devices=4).run(first_replicas, grid, order):
         for bounds, values in of_process:
             index = tuple(slice(*pair) for pair in bounds)
             assert (written[index] == -1).all(), "an element is there twice"
@@ -290,25 +214,8 @@ def test_shards_with_replica_id_0_cover_every_element_once(
     np.testing.assert_array_equal(written.ravel(), np.arange(written.size))
 
 
-def shares(grid: ShardGrid, process_of: list[int]) -> list[int]:
-    """Return the blocks that this process writes, as it works them out by itself."""
-    same = ShardGrid(grid.global_shape, grid.mesh_shape, grid.spec, process_of=process_of)
-    return list(same.view(jax.process_index()).written_blocks())
-
-
-@rarely(2)
-@given(data=st.data())
-def test_processes_share_out_writing_without_a_word(process_pool: Any, data: st.DataObject) -> None:
-    grid = data.draw(sharded_cases(mesh_shapes(max_devices=8))).grid
-    n = grid.num_devices
-    process_of = data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
-    blocks = process_pool(4, devices=2).run(shares, grid, process_of)
-    assert sorted(block for share in blocks for block in share) == list(range(grid.num_shards))
-
-
-@in_all_sizes
-def test_a_step_with_keys_and_a_loss(size: tuple[int, int]) -> None:
-    assert is_of(size)
+@pytest.mark.processes(2, devices=4)
+def test_a_step_with_keys_and_a_loss() -> None:
     mesh = ordered_mesh(ORDERS["shuffled"], {"x": 4, "y": 2})
     keys = jax.random.split(jax.random.key(0), 8)
     g = gda.GlobalArray.from_callback((8,), mesh, P("x"), lambda index: keys[index])

@@ -45,19 +45,18 @@ Block = np.ndarray[Any, Any] | jax.Array
 class BlockReader:
     """Turns results of callbacks into blocks of one shape and one dtype that JAX may keep.
 
+    Every block must have the shape of its index. If the grid is padded, a block that is smaller
+    than ``shard_shape`` is copied into one of that shape.
+
     Args:
-      grid: the grid of the array; every block must have the shape of its index. If the grid is
-        padded, a block that is smaller than ``shard_shape`` is copied into one of that shape.
       dtype: the dtype that the user asked for, or ``None`` to take that of the first block.
       copy: ``True`` copies every block, ``False`` adopts every block, ``None`` copies those that
         other code can reach.
       device: where a ``jax.Array`` goes that is spread over several devices.
-      count: how many blocks will be read.
       align: copy unaligned blocks into aligned memory also where they could be adopted.
       in_threads: blocks are read in several threads. Each settles the NumPy memory it was given
         before it asks for more, with the x64 mode of the thread that made this reader: JAX's modes
         belong to a thread. ``finish`` does all that a ``jax.Array`` needs beside a copy.
-      fill: value of the padding.
 
     ``dtype`` is the dtype that the array has in JAX; ``None`` until it is known.
     """
@@ -97,12 +96,7 @@ class BlockReader:
     def read(self, callback: Callable[[Index], object], indices: Iterable[Index]) -> list[Block]:
         """Return the block of ``callback`` at each index, safe to hand over.
 
-        A block is settled before the callback is called again.
-
-        Raises:
-          TypeError, ValueError: it is not an array of the shape and the dtype of the others.
-          DoesNotFitError: a value does not fit the dtype that the array has in JAX.
-          Exception: whatever the callback raises, with a note of the index.
+        A block is settled before the callback is called again. Errors get a note of the index.
         """
         # Of a padded grid some blocks are smaller.
         shape, usual = None if self.grid.is_padded else self.shape, None
@@ -139,7 +133,10 @@ class BlockReader:
 
     def check_unused(self, index: Index, value: Any) -> None:
         """Raise ``ValueError`` or ``TypeError`` if a block that is not needed could not be one."""
-        self.check_shape(index, value.shape if hasattr(value, "shape") else _shape_of(value, index))
+        if not hasattr(value, "shape"):
+            stands_for = getattr(value, "__jax_array__", None)
+            value = stands_for() if stands_for else as_numpy(value, index)
+        self.check_shape(index, value.shape)
 
     def fill(
         self, callback: Callable[[Index, np.ndarray[Any, Any]], object], indices: Iterable[Index]
@@ -157,7 +154,8 @@ class BlockReader:
             )
             returned = callback(index, out)
             is_data = isinstance(returned, list | tuple) or hasattr(returned, "__array__")
-            if is_data and not _is_part_of(returned, out):
+            is_view = isinstance(returned, np.ndarray) and np.may_share_memory(returned, out)
+            if is_data and not is_view:
                 raise TypeError(
                     "with into=True the callback fills its second argument, but it returned data "
                     f"of its own, a {type(returned).__name__}; write `out[...] = value`, or omit "
@@ -221,8 +219,7 @@ class BlockReader:
     def settle_jax(self, index: Index, value: jax.Array, is_sole: bool) -> Block:
         """Return an array of one device, of the dtype asked for.
 
-        Args:
-          is_sole: no other code will delete or donate it.
+        With ``is_sole``, no other code will delete or donate the value.
         """
         self.check_shape(index, value.shape)
         if is_extended(value.dtype) != is_extended(self.asked or value.dtype):
@@ -313,6 +310,13 @@ class BlockReader:
             )
 
 
+def as_one_block(data: np.ndarray[Any, Any], dtype: Any, copy: bool | None) -> np.ndarray[Any, Any]:
+    """Return an array in a dtype of JAX, its values checked as those of a block."""
+    grid = ShardGrid(data.shape, {}, ())
+    (block,) = BlockReader(grid, dtype, copy).read(lambda index: data[index], grid.indices())
+    return np.asarray(block)
+
+
 def as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
     """Return a block as a NumPy array; ``TypeError`` if it is masked or there is none."""
     if value is None:
@@ -327,34 +331,18 @@ def as_numpy(value: object, index: Index) -> np.ndarray[Any, Any]:
     return np.asarray(value)
 
 
-def _shape_of(value: Any, index: Index) -> Shape:
-    if hasattr(value, "__jax_array__"):
-        return value.__jax_array__().shape
-    return as_numpy(value, index).shape
-
-
 def _owns_memory(value: np.ndarray[Any, Any]) -> bool:
     # C code makes arrays over its own memory that refer to nothing and own nothing.
     base = value.base
     return value.flags.owndata if base is None else type(base) is OwnedMemory
 
 
-def _is_part_of(returned: Any, out: np.ndarray[Any, Any]) -> bool:
-    return isinstance(returned, np.ndarray) and np.may_share_memory(returned, out)
-
-
-class _Probe(BlockReader):
-    references = 0
-
-    def settle(self, index: Index, value: object, references: int) -> Block:
-        self.references = references
-        return np.empty(0)
-
-
 def _count_one_reference() -> int:
-    probe = _Probe(ShardGrid((0,), {}, ()))
-    probe.read(lambda _: np.empty(0), [()])
-    return probe.references
+    counts: list[int] = []
+    reader = BlockReader(ShardGrid((0,), {}, ()))
+    reader.settle = lambda index, value, references: counts.append(references) or np.empty(0)
+    reader.read(lambda _: np.empty(0), [()])
+    return counts[0]
 
 
 # The result of `sys.getrefcount` in `BlockReader.read` for a value without other references. It is

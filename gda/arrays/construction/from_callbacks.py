@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -36,13 +38,8 @@ def array_from_callback(
     pad: bool = False,
     fill: object = 0,
 ) -> jax.Array:
-    """Build an array by one call of ``data_callback`` per distinct index of this process.
-
-    ``GlobalArray.from_callback`` documents the arguments and the errors.
-    """
-    plan = local_blocks_of(global_shape, mesh, spec, pad)
-    plan.check_dtype_is_known(dtype)
-    _check_callable(data_callback)
+    """Build an array by one call of ``data_callback`` per distinct index of this process."""
+    plan = _plan_of(global_shape, mesh, spec, dtype, data_callback, pad)
     if into and dtype is None:
         raise ValueError("into=True needs dtype=, the type of the buffer that the callback fills")
     if into and copy is not None:
@@ -54,9 +51,10 @@ def array_from_callback(
         return plan.place(read(data_callback, plan.distinct), reader.dtype, reader.padding)
     options = options or Options()
     reader = plan.reader(dtype, copy, fill=fill, in_threads=options.are_for_threads)
-    build = PendingArray(plan, reader, partial(reader.fill if into else reader.read, data_callback))
-    read_all([build], options, "from_callback")
-    return build.array()
+    read = partial(reader.fill if into else reader.read, data_callback)
+    pending = PendingArray(plan, reader, read)
+    read_all([pending], options, "from_callback")
+    return pending.array()
 
 
 def array_from_source(
@@ -69,23 +67,20 @@ def array_from_source(
     pad: bool = False,
     fill: object = 0,
 ) -> jax.Array:
-    """Build an array of the slices of a source that this process needs.
-
-    See ``GlobalArray.from_source``.
-    """
+    """Build an array of the slices of a source that this process needs."""
 
     def prepare() -> PendingArray:
         return pending_array_of_source(source, mesh, spec, dtype, options, pad=pad, fill=fill)
 
-    def asked(build: PendingArray) -> Description:
-        given = {"mesh": mesh, "spec": spec, "dtype": build.wanted().dtype}
-        shape = build.plan.grid.global_shape
+    def asked(pending: PendingArray) -> Description:
+        given = {"mesh": mesh, "spec": spec, "dtype": pending.reader.dtype}
+        shape = pending.plan.grid.global_shape
         array = describe_wanted({**given, "global_shape": shape, "pad": pad, "fill": fill})
-        return array | reads_wanted([build], options)
+        return array | reads_wanted([pending], options)
 
-    def work(build: PendingArray) -> jax.Array:
-        read_builds([build], options, "from_source")
-        return build.array()
+    def work(pending: PendingArray) -> jax.Array:
+        read_builds([pending], options, "from_source")
+        return pending.array()
 
     name = "PaddedArray.from_source" if pad else "GlobalArray.from_source"
     return together(
@@ -109,19 +104,14 @@ def array_from_batched_callback(
     dtype: npt.DTypeLike | None = None,
     copy: bool | None = None,
 ) -> jax.Array:
-    """Build an array by one call of ``data_callback`` with the index of every local device.
-
-    See ``GlobalArray.from_batched_callback``.
-    """
-    plan = local_blocks_of(global_shape, mesh, spec)
-    plan.check_dtype_is_known(dtype)
-    _check_callable(data_callback)
+    """Build an array by one call of ``data_callback`` with the index of every local device."""
+    plan = _plan_of(global_shape, mesh, spec, dtype, data_callback)
     reader = plan.reader(dtype, copy)
     blocks: list[Block] = []
     if plan.devices:
-        batch = ReturnedBlocks(data_callback(list(plan.indices)), plan, reader)
-        blocks = reader.read(batch.next_distinct, plan.distinct)
-        batch.check_rest()
+        returned = _returned_blocks(data_callback(list(plan.indices)), plan, reader)
+        blocks = reader.read(lambda _: next(returned), plan.distinct)
+        next(returned, None)  # looks at the last replicas
     return plan.place(blocks, reader.dtype)
 
 
@@ -134,13 +124,8 @@ def array_from_batched_callback_with_devices(
     *,
     dtype: npt.DTypeLike | None = None,
 ) -> jax.Array:
-    """Build an array from on-device arrays that one call of ``data_callback`` returns.
-
-    See ``GlobalArray.from_batched_callback_with_devices``.
-    """
-    plan = local_blocks_of(global_shape, mesh, spec)
-    plan.check_dtype_is_known(dtype)
-    _check_callable(data_callback)
+    """Build an array from on-device arrays that one call of ``data_callback`` returns."""
+    plan = _plan_of(global_shape, mesh, spec, dtype, data_callback)
     reader = plan.reader(dtype, None)
     request = list(zip(plan.distinct, plan.holders, strict=True))
     buffers: list[Any] = []
@@ -175,72 +160,60 @@ def array_from_device_buffers(
     return array
 
 
-def _check_callable(callback: object) -> None:
+def _plan_of(
+    global_shape: Iterable[int],
+    mesh: MeshLike,
+    spec: SpecLike | None,
+    dtype: npt.DTypeLike | None,
+    callback: object,
+    pad: bool = False,
+) -> LocalBlocks:
+    """Return what a callback is to read; raise if it is no function or a dtype is missing."""
+    plan = local_blocks_of(global_shape, mesh, spec, pad)
+    plan.check_dtype_is_known(dtype)
     if not callable(callback):
         raise TypeError(f"data_callback must be a function, not {type(callback).__name__}")
+    return plan
 
 
-class ReturnedBlocks:
-    """The blocks that a batched callback returned, taken one by one.
+def _returned_blocks(returned: Any, plan: LocalBlocks, reader: BlockReader) -> Iterator[Any]:
+    """Yield the blocks that a batched callback returned, the first of each index.
 
     A result that is not a list or a tuple may make its blocks as it is walked through, all in one
     buffer, so each is settled before the next is asked for. Of a list each block is let go of as it
     is taken, which leaves the reader as the only holder of one that is not kept elsewhere.
     """
+    count = len(plan.indices)
+    take: Callable[[], Any]
+    if isinstance(returned, list | tuple):
+        remaining = deque(_as_list(returned, count, _PER_INDEX))
+        _check_one_each(remaining, plan)
+        take = remaining.popleft
+    else:
+        take = iter(_iterable(returned, count, _PER_INDEX)).__next__
 
-    def __init__(self, returned: Any, plan: LocalBlocks, reader: BlockReader) -> None:
-        self._count = count = len(plan.indices)
-        self._plan, self._reader = plan, reader
-        self._taken = 0
-        self._take: Callable[[], Any]
-        if isinstance(returned, list | tuple):
-            remaining = _as_list(returned, count, _PER_INDEX)
-            _check_one_each(remaining, plan)
-            remaining.reverse()
-            self._take = remaining.pop
-        else:
-            self._take = iter(_iterable(returned, count, _PER_INDEX)).__next__
+    def blocks() -> Iterator[Any]:
+        for i, index in enumerate(plan.indices):
+            try:
+                if i in plan.firsts:
+                    yield take()
+                else:
+                    reader.check_unused(index, take())
+            except StopIteration:
+                raise ValueError(
+                    f"expected {count} arrays, one per {_PER_INDEX}, not {i}"
+                ) from None
+            except Exception as error:
+                reader.note(error, index)
+                raise
+        with suppress(IndexError, StopIteration):
+            take()
+            raise ValueError(f"expected {count} arrays, one per {_PER_INDEX}, not more")
 
-    def next_distinct(self, _: Index) -> Any:
-        """Return the block of the next device that holds what no device before it does."""
-        while self._taken not in self._plan.firsts:
-            self._pass_over()
-        return self._next()
-
-    def check_rest(self) -> None:
-        """Look at the blocks of the last replicas; raise if their number is not right."""
-        while self._taken < self._count:
-            self._pass_over()
-        try:
-            self._take()
-        except (IndexError, StopIteration):
-            return
-        raise ValueError(f"expected {self._count} arrays, one per {_PER_INDEX}, not more")
-
-    def _pass_over(self) -> None:
-        index, block = self._plan.indices[self._taken], self._next()
-        try:
-            self._reader.check_unused(index, block)
-        except Exception as error:
-            self._reader.note(error, index)
-            raise
-
-    def _next(self) -> Any:
-        index = self._plan.indices[self._taken]
-        try:
-            block = self._take()
-        except StopIteration:
-            raise ValueError(
-                f"expected {self._count} arrays, one per {_PER_INDEX}, not {self._taken}"
-            ) from None
-        except Exception as error:
-            self._reader.note(error, index)
-            raise
-        self._taken += 1
-        return block
+    return blocks()
 
 
-def _check_one_each(arrays: list[Any], plan: LocalBlocks) -> None:
+def _check_one_each(arrays: Iterable[Any], plan: LocalBlocks) -> None:
     """Raise ``ValueError`` if one NumPy array is the block of several indices."""
     block_of: dict[int, int] = {}
     for array, block in zip(arrays, plan.block_of_device, strict=True):

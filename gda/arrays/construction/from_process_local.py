@@ -13,12 +13,11 @@ import numpy.typing as npt
 from jax.sharding import NamedSharding
 
 from gda.arrays.buffers import ALIGNMENT, Buffers
-from gda.arrays.construction.blocks import Block, BlockReader
+from gda.arrays.construction.blocks import Block, BlockReader, as_one_block
 from gda.arrays.construction.placing import hashable_over, local_blocks_over
 from gda.arrays.dtypes import KEPT_DTYPES, is_extended
 from gda.arrays.liveness import deleted_error, traced_error
 from gda.arrays.process_local import local_sharding
-from gda.layout.grid import ShardGrid
 from gda.layout.process_view import infer_global_shape
 from gda.layout.spec import Shape, SpecLike, check_shape
 from gda.mesh import MeshAndSpec, MeshLike, is_tracer, processes_of, view_of
@@ -36,11 +35,7 @@ def array_from_process_local(
     copy: bool | None = None,
     batch: BatchBuffers | None = None,
 ) -> jax.Array:
-    """Build an array from the part that each process has.
-
-    ``GlobalArray.from_process_local`` documents the arguments and the errors.
-    ``batch`` is for the leaves of a tree.
-    """
+    """Build an array of local data; ``batch`` is for the leaves of a tree."""
     local = as_array(local_data)
     plan = _plan_for(local, mesh, spec, global_shape)
     whole = plan.whole
@@ -79,16 +74,11 @@ def array_from_process_local(
 
 
 class BatchBuffers:
-    """The state that the leaves of a tree share while they are built; at the end all are done.
-
-    Attributes:
-      buffers: of bytes, for what is copied: small leaves share their memory.
-      pending: arrays whose data JAX is still copying.
-    """
+    """The state that the leaves of a tree share while they are built; at the end all are done."""
 
     def __init__(self, leaves: int) -> None:
-        self.buffers = Buffers(np.dtype(np.uint8), leaves)
-        self.pending: list[jax.Array] = []
+        self.buffers = Buffers(np.dtype(np.uint8), leaves)  # small leaves share their memory
+        self.pending: list[jax.Array] = []  # JAX is still copying their data
 
     def __enter__(self) -> BatchBuffers:
         return self
@@ -167,16 +157,11 @@ def _blocks_at_once(
 ) -> list[Block]:
     """Return the blocks in memory of gda's own, in a third of the time of a reader.
 
-    Raises:
-      TypeError, ValueError: JAX does not have the dtype, or a value does not fit the one it has.
+    Raises if JAX does not have the dtype, or if a value does not fit the one that it has.
     """
     is_done = copy is False
     if local.dtype not in KEPT_DTYPES:
-        given = local
-        as_one = ShardGrid(local.shape, {}, ())
-        reader = BlockReader(as_one, None, copy)
-        (narrowed,) = reader.read(lambda index: given[index], as_one.indices())
-        local = np.asarray(narrowed)
+        local = as_one_block(local, None, copy)
         is_done = is_done or (plan.is_in_rows and not local.nbytes % plan.alignment)
     if is_done:
         return [local[index] for index in plan.indices]

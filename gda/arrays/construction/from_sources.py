@@ -28,10 +28,8 @@ class PendingArray:
     """An array while its blocks are read, many at a time.
 
     Args:
-      plan: what is read.
-      reader: of the array's blocks.
       read: gets a list of one index and returns a list of its block; called in any thread.
-      source: that of the blocks, if they are slices of one; ``AsyncSource`` is used instead of
+      source: that of the blocks, if they are slices of one; an ``AsyncSource`` is used instead of
         ``read``.
       dtype: of what is read, if that is known.
       note: adds to an error which array it was.
@@ -80,7 +78,7 @@ class PendingArray:
                 finish = partial(self.keep, number, index, report, self.reader.finish)
                 yield Task(nbytes, partial(self._work, index), finish)
             else:
-                yield self._async_task(self._begin, nbytes, number, index, report)
+                yield self._async_task(nbytes, number, index, report)
 
     def array(self) -> jax.Array:
         """Return the array, after all tasks are done."""
@@ -88,11 +86,8 @@ class PendingArray:
         if not (self._places_early and plan.devices):
             return plan.place(self._blocks, dtype, self.reader.padding)
         if plan.has_padding_alone:
-            self._send(len(self._blocks), self.reader.padding())
-        arrays = [self._arrays[device] for device in plan.devices]
-        return jax.make_array_from_single_device_arrays(
-            plan.shape, plan.sharding, arrays, dtype=dtype
-        )
+            self._arrays |= plan.sent(len(self._blocks), self.reader.padding())
+        return plan.joined(self._arrays, dtype)
 
     def wanted(self) -> jax.ShapeDtypeStruct:
         """Return shape, dtype and layout of the array."""
@@ -114,15 +109,10 @@ class PendingArray:
             raise
 
     def _async_task(
-        self,
-        begin: Callable[[Index, np.ndarray[Any, Any]], Future],
-        nbytes: int,
-        number: int,
-        index: Index,
-        report: Callable[[int], object],
+        self, nbytes: int, number: int, index: Index, report: Callable[[int], object]
     ) -> AsyncTask:
-        assert self.dtype is not None
-        dtype = self.dtype
+        begin: Any = self._begin
+        dtype: Any = self.dtype
         out: list[np.ndarray[Any, Any]] = []
 
         def start() -> Future:
@@ -156,16 +146,10 @@ class PendingArray:
         if not self._places_early:
             self._blocks[number] = block
             return None
-        arrays = self._send(number, block)
+        sent = self.plan.sent(number, block)
+        self._arrays |= sent
+        arrays = list(sent.values())
         return Transfer(lambda: are_sent(arrays), lambda: jax.block_until_ready(arrays))
-
-    def _send(self, number: int, block: Block) -> list[jax.Array]:
-        """Begin to place a block on the devices that hold it."""
-        targets = self.plan.targets(number)
-        # A list at once: the transfers of one block do not wait for each other.
-        arrays: list[jax.Array] = jax.device_put([block] * len(targets), targets)
-        self._arrays.update(zip(self.plan.holders[number], arrays, strict=True))
-        return arrays
 
 
 def are_sent(arrays: list[Any]) -> bool:
@@ -183,16 +167,17 @@ def pending_array_of_source(
     pad: bool = False,
     fill: object = 0,
 ) -> PendingArray:
-    """Return the pending array of a source; read nothing.
-
-    Raises:
-      TypeError, ValueError: it cannot be built; what ``GlobalArray.from_source`` says.
-    """
+    """Return the pending array of a source; read nothing. Raises as ``GlobalArray.from_source``."""
     found = source_of(sliceable(source))
     plan = local_blocks_of(found.shape, mesh, spec, pad)
     in_threads = options.are_for_threads
     reader = plan.reader(dtype, None, fill=fill, always_align=True, in_threads=in_threads)
-    _check_raw(found.dtype, reader.asked)
+    raw, asked = found.dtype, reader.asked
+    if is_raw(raw) and asked is not None and asked.itemsize != raw.itemsize:
+        raise TypeError(
+            f"the source has elements of {raw.itemsize} bytes without a NumPy type ({raw}); they "
+            f"cannot be {asked}, of {asked.itemsize} bytes. Pass the dtype that was saved"
+        )
     if reader.dtype is None:
         reader.dtype = narrowed_dtype(found.dtype, f"the {type(source).__name__} has dtype ")
     read = partial(reader.read, partial(_read_source, found, reader))
@@ -213,23 +198,15 @@ def _read_source(source: Source, reader: BlockReader, index: Index) -> Any:
     return block
 
 
-def _check_raw(dtype: np.dtype[Any], asked: Any) -> None:
-    if is_raw(dtype) and asked is not None and asked.itemsize != dtype.itemsize:
-        raise TypeError(
-            f"the source has elements of {dtype.itemsize} bytes without a NumPy type ({dtype}); "
-            f"they cannot be {asked}, of {asked.itemsize} bytes. Pass the dtype that was saved"
-        )
-
-
-def read_all(builds: Sequence[PendingArray], options: Options, description: str) -> None:
+def read_all(pending: Sequence[PendingArray], options: Options, description: str) -> None:
     """Read the blocks of all arrays in one go, so that those of small ones overlap too."""
     with shown(options.progress, description) as show:
-        report = reporter(builds, show)
-        run(chain.from_iterable(build.tasks(report) for build in builds), options)
+        report = reporter(pending, show)
+        run(chain.from_iterable(each.tasks(report) for each in pending), options)
 
 
 def reporter(
-    builds: Sequence[PendingArray], show: Callable[[int, int], object]
+    pending: Sequence[PendingArray], show: Callable[[int, int], object]
 ) -> Callable[[int], None]:
     """Return the function to call with the bytes of every read."""
     done = total = 0
@@ -237,7 +214,7 @@ def reporter(
     def report(nbytes: int) -> None:
         nonlocal done, total
         # Not before: the size of a callback's blocks is known when one was read.
-        total = total or sum(build.nbytes for build in builds)
+        total = total or sum(each.nbytes for each in pending)
         done += nbytes
         show(done, total)
 

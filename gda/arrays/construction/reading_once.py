@@ -34,40 +34,38 @@ from gda.storage.tasks import AsyncTask, Task, run
 _LEAST_BYTES_OF_A_PART = 4 * 2**20
 
 
-def reads_wanted(builds: Sequence[PendingArray], options: Options) -> Description:
+def reads_wanted(pending: Sequence[PendingArray], options: Options) -> Description:
     """Return what decides which process reads and sends which part, if reads are shared."""
     if not options.read_once:
         return {}
     sources = {
-        ("", f"source {number}"): str((build.plan.grid.global_shape, source.dtype, source.chunks))
-        for number, build in enumerate(builds)
-        if (source := build.source)
+        ("", f"source {number}"): str((each.plan.grid.global_shape, source.dtype, source.chunks))
+        for number, each in enumerate(pending)
+        if (source := each.source)
     }
     return {("", "read_once"): "True"} | sources
 
 
-def read_builds(builds: Sequence[PendingArray], options: Options, name: str) -> None:
+def read_builds(pending: Sequence[PendingArray], options: Options, name: str) -> None:
     """Read the blocks of all arrays, with ``read_once`` by all processes together.
 
-    Args:
-      options: with its ``read_once`` it communicates, after all processes have compared
-        ``reads_wanted``.
-      name: the function that the user called.
+    Communicates then, after all processes have compared ``reads_wanted``. ``name`` is the function
+    that the user called.
     """
-    mesh = mesh_of_several(build.plan.sharding for build in builds) if options.read_once else None
+    mesh = mesh_of_several(each.plan.sharding for each in pending) if options.read_once else None
     if mesh is None:
-        read_all(builds, options, name)
+        read_all(pending, options, name)
         return
     with shown(options.progress, name) as show:
-        report = reporter(builds, show)
-        shared = [SharedBlocks(build, build.source, report) for build in builds if build.source]
+        report = reporter(pending, show)
+        shared = [SharedBlocks(each, each.source, report) for each in pending if each.source]
         parts = [(blocks, part) for blocks in shared for part in blocks.parts]
         each = [part for _, part in parts]
         readers = readers_of([part.holders for part in each], [part.nbytes for part in each])
 
         def tasks() -> Iterator[Task | AsyncTask]:
-            for build, blocks in zip(builds, shared, strict=True):
-                yield from build.tasks(report, blocks.numbers)
+            for one, blocks in zip(pending, shared, strict=True):
+                yield from one.tasks(report, blocks.numbers)
             for reader, (blocks, part) in zip(readers, parts, strict=True):
                 if reader == jax.process_index():
                     yield blocks.task(part)
@@ -90,18 +88,11 @@ def mesh_of_several(shardings: Iterable[Any]) -> Mesh | None:
 
 
 class _BlockPart(NamedTuple):
-    """A part of a block that several processes need.
-
-    Attributes:
-      block: the index of the block.
-      within: the index of the part within the block.
-      holders: the processes, ascending.
-      nbytes: of what is read.
-    """
+    """A part of a block that several processes need."""
 
     block: Index
-    within: Index
-    holders: tuple[int, ...]
+    within: Index  # of the part, within the block
+    holders: tuple[int, ...]  # the processes, ascending
     nbytes: int
 
 
@@ -109,26 +100,23 @@ class SharedBlocks:
     """The blocks of one array that several processes need, and their memory in this one.
 
     Parts are read with the dtype that the source has, and the blocks are cast when they are whole.
-
-    Attributes:
-      parts: the same in every process.
-      numbers: the blocks that are in this process.
+    ``parts`` are the same in every process; ``numbers`` are the blocks in this one.
     """
 
     def __init__(
-        self, build: PendingArray, source: Source, report: Callable[[int], object]
+        self, pending: PendingArray, source: Source, report: Callable[[int], object]
     ) -> None:
-        self._build, self._source, self._report = build, source, report
+        self._pending, self._source, self._report = pending, source, report
         self.parts = list(self._parts())
-        numbers = {build.plan.number_of(part.block) for part in self.parts}
+        numbers = {pending.plan.number_of(part.block) for part in self.parts}
         self.numbers = numbers - {None}
         self._memory: dict[int, np.ndarray[Any, Any]] = {}
 
     def _parts(self) -> Iterator[_BlockPart]:
-        grid, dtype = self._build.plan.grid, self._source.dtype
+        grid, dtype = self._pending.plan.grid, self._source.dtype
         if dtype.hasobject or not math.prod(grid.shard_shape):
             return
-        mesh: Any = self._build.plan.sharding.mesh
+        mesh: Any = self._pending.plan.sharding.mesh
         for block, holders in enumerate(holders_of(grid, processes_of(mesh))):
             index = grid.block_index(block)
             sizes = shape_at(index, grid.shard_shape)
@@ -142,10 +130,10 @@ class SharedBlocks:
 
     def memory(self, part: _BlockPart) -> np.ndarray[Any, Any]:
         """Return the memory of a part, of a block that this process has."""
-        number: Any = self._build.plan.number_of(part.block)
+        number: Any = self._pending.plan.number_of(part.block)
         if number not in self._memory:
             dtype = native(self._source.dtype)
-            self._memory[number] = self._build.reader.empty(dtype, part.block)
+            self._memory[number] = self._pending.reader.empty(dtype, part.block)
         return self._memory[number][(*part.within, ...)]  # with the dots, also of a scalar a view
 
     def task(self, part: _BlockPart) -> Task | AsyncTask:
@@ -156,7 +144,7 @@ class SharedBlocks:
         )
         out, nbytes, source = self.memory(part), part.nbytes, self._source
         if isinstance(source, AsyncSource):
-            note = partial(self._build.note_where, index)
+            note = partial(self._pending.note_where, index)
             return AsyncTask(nbytes, lambda: source.begin(index, out), note=note)
         return Task(nbytes, partial(self._read, index, out))
 
@@ -177,12 +165,12 @@ class SharedBlocks:
                 )
             out[...] = block
         except Exception as error:
-            self._build.note_where(index, error)
+            self._pending.note_where(index, error)
             raise
 
     def settle(self) -> None:
         """Make blocks of the array of the memory, which is complete."""
-        build = self._build
+        pending = self._pending
         for number in sorted(self._memory):
-            index, memory = build.plan.distinct[number], self._memory.pop(number)
-            build.keep(number, index, self._report, build.reader.settle_own, memory)
+            index, memory = pending.plan.distinct[number], self._memory.pop(number)
+            pending.keep(number, index, self._report, pending.reader.settle_own, memory)

@@ -75,11 +75,7 @@ def fingerprint(x: Any) -> str:
 
 
 def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
-    """Return the fingerprint of an array, or of the part of it that a padded grid names.
-
-    Args:
-      grid: that of the array, with its processes, or the padded one without the padding.
-    """
+    """Return the fingerprint of an array, or of the part of it that a padded grid names."""
     if array.is_fully_addressable:
         return digest_of(grid.global_shape, array.dtype, begin(array, grid).result())
     mesh: Any = sharding_of(array).mesh
@@ -97,26 +93,14 @@ def fingerprint_of(array: jax.Array, grid: ShardGrid) -> str:
 def begin(array: jax.Array, grid: ShardGrid | None = None) -> Sums:
     """Start the sums over the blocks that this process writes, on the first device of each.
 
-    So over all processes each block counts once; see ``ProcessView.written_blocks``.
+    So over all processes each block counts once; see ``ProcessView.written_blocks``. ``grid`` is
+    that of the array, with its processes, or the padded one without the padding.
 
     Never communicates. Does not wait, not even for the array to be computed, except on CPU for
     small arrays, whose sums it makes at once, and for floats below 32 bits, and everywhere for
     elements of 1 or 6 bits. Afterwards the array may be donated or deleted. Copies only blocks that
-    are small or not in the devices' own memory. The first block of a shape
-    and dtype costs a compilation, for all devices together.
-
-    Args:
-      array: any ``jax.Array`` with a mesh and spec, or on one device.
-      grid: that of the array, with its processes, or the padded one without the padding.
-
-    Raises:
-      TypeError: it is being traced, is no ``jax.Array``, or has no mesh and spec.
-      RuntimeError: it was deleted or donated.
-
-    >>> import jax.numpy as jnp
-    >>> pending = [begin(x) for x in (jnp.ones(4), jnp.zeros(4))]
-    >>> [digest_of((4,), 'float32', p.result())[:6] for p in pending]
-    ['e39b15', '2e1cb9']
+    are small or not in the devices' own memory. The first block of a shape and dtype costs a
+    compilation, for all devices together.
     """
     array = live(array, _OTHERWISE)
     grid = grid_of_array(array) if grid is None else grid
@@ -126,14 +110,10 @@ def begin(array: jax.Array, grid: ShardGrid | None = None) -> Sums:
 
 
 def begin_blocks(blocks: Mapping[int, jax.Array], grid: ShardGrid) -> Sums:
-    """Start the sums over some blocks, each on its device.
+    """Start the sums over some blocks by their numbers, each on its device, as ``begin``.
 
-    As ``begin``, for blocks that are no longer parts of an array, such as copies.
-
-    Args:
-      blocks: single-device arrays by the number of the block; of keys, keys or their numbers. They
-        have the shard shape; of a padded grid, that of their index.
-      grid: that of the array.
+    They may be copies, which are no parts of an array. PRNG keys may be given by their numbers.
+    Blocks have the shard shape; of a padded grid, that of their index.
     """
     if not blocks or not math.prod(grid.shard_shape):
         return Sums(add([]))

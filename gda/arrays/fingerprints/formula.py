@@ -35,47 +35,30 @@ def fingerprint_of_numpy(array: AnyNDArray) -> str:
     """Return the fingerprint of a NumPy array: that of a sharded array with the same content.
 
     Works in pieces, without a copy of the whole, also of a memory map; needs no device. Takes 5 to
-    10 times as long as the devices of the same processor do.
-
-    Args:
-      array: of any dtype that JAX knows, in any byte order and memory layout.
-
-    Raises:
-      TypeError: it does not hold numbers.
-
-    >>> import jax.numpy as jnp
-    >>> from gda.arrays.fingerprints.fingerprint import fingerprint
-    >>> fingerprint_of_numpy(np.arange(6, dtype=np.int32)) == fingerprint(jnp.arange(6))
-    True
+    10 times as long as the devices of the same processor do. Byte order and memory layout do not
+    count.
     """
     array = np.asarray(array)
     return digest_of(array.shape, array.dtype, sums_of_numpy(array))
 
 
 def digest_of(shape: Sequence[int], dtype: Any, sums: npt.ArrayLike) -> str:
-    """Return the digest, 32 hex digits, of a whole array.
-
-    Args:
-      shape: sizes of the whole array.
-      dtype: a dtype of NumPy, of JAX's PRNG keys, or the name of one.
-      sums: uint32 ``[..., LANES]``, those of all parts; together over all elements.
+    """Return the digest, 32 hex digits, of a whole array, of the sums of all parts.
 
     >>> digest_of((2, 0), 'float32', add([]))
     '30bbde7031abe10604a8d48adcef3f64'
     """
     sizes = ",".join(str(operator.index(size)) for size in shape)
-    head = sha256(f"gda fingerprint 1: {_name_of(dtype)} [{sizes}]".encode()).digest()
+    # NumPy lacks the dtypes of PRNG keys; their text is their name.
+    name = np.dtype(dtype).name if isinstance(dtype, np.dtype | type) else str(dtype)
+    head = sha256(f"gda fingerprint 1: {name} [{sizes}]".encode()).digest()
     total = add(np.asarray(sums, np.uint32).reshape(-1, LANES))
     # Not a hash of both: as it is, other sums always give another digest.
     return (np.frombuffer(head[: 4 * LANES], "<u4") ^ total).astype("<u4").tobytes().hex()
 
 
 def add(sums: Iterable[Words]) -> Words:
-    """Return the sum of the sums of parts that do not overlap: uint32 ``[LANES]``.
-
-    >>> add([np.full(4, 2**31, np.uint32), np.full(4, 2**31 + 5, np.uint32)])
-    array([5, 5, 5, 5], dtype=uint32)
-    """
+    """Return the sum of the sums of parts that do not overlap: uint32 ``[LANES]``."""
     total = np.zeros(LANES, np.uint32)
     for part in sums:
         total += part
@@ -85,12 +68,7 @@ def add(sums: Iterable[Words]) -> Words:
 def sums_of_numpy(array: AnyNDArray, start: Sequence[int] = ()) -> Words:
     """Return the sums over a part of an array: uint32 ``[LANES]``, to be added to those of others.
 
-    Args:
-      array: the part. Of PRNG keys, the numbers: ``jax.random.key_data(keys)``.
-      start: where it begins in the whole array, in each dimension; by default at the beginning.
-
-    Raises:
-      TypeError: it does not hold numbers.
+    Of PRNG keys take the numbers. ``start`` is the first element in the whole array.
 
     >>> whole = np.arange(6, dtype=np.float32)
     >>> halves = [sums_of_numpy(whole[:2]), sums_of_numpy(whole[2:], start=(2,))]
@@ -115,17 +93,9 @@ def sums_of_numpy(array: AnyNDArray, start: Sequence[int] = ()) -> Words:
 
 
 def sums_of_stack(parts: AnyNDArray, start: Sequence[int]) -> Words:
-    """Return the sums over each of some parts that are alike: uint32 ``[count, LANES]``.
+    """Return the sums over each of some parts, ``[count, ...]``: uint32 ``[count, LANES]``.
 
     As ``sums_of_numpy`` of each, but many small ones take a tenth of the time together.
-
-    Args:
-      parts: ``[count, ...]``, of arrays of one shape.
-      start: where all of them begin in their whole arrays.
-
-    >>> parts = np.arange(6, dtype=np.float32).reshape(3, 2)
-    >>> (sums_of_stack(parts, (0,))[1] == sums_of_numpy(parts[1])).all()
-    np.True_
     """
     count, size = len(parts), math.prod(parts.shape[1:])
     if size > AT_A_TIME:
@@ -172,10 +142,8 @@ def _sums_of_words(
 ) -> Words:
     """Return the sums over each of some parts, ``[count, *sizes, words]``: ``[count, LANES]``.
 
-    Args:
-      dimensions: which dimension of the whole each of ``sizes`` is.
-      start: where the parts begin in each.
-      origin: the key of what all positions share: uint32 ``[LANES, 1]``.
+    ``dimensions`` says which one of the whole each of ``sizes`` is, and ``start`` where the parts
+    begin in it. ``origin`` is the key of what all positions share: uint32 ``[LANES, 1]``.
     """
     rank = len(dimensions)
     sides = [
@@ -190,11 +158,6 @@ def _sums_of_words(
         mixed = mix(words + key)
         sums[:, lane] = mixed.reshape(len(words), -1).sum(1, dtype=np.uint32)
     return sums
-
-
-def _name_of(dtype: Any) -> str:
-    # NumPy lacks the dtypes of PRNG keys; their text is their name.
-    return np.dtype(dtype).name if isinstance(dtype, np.dtype | type) else str(dtype)
 
 
 # The keys of positions. Each bit of each coordinate has a constant for each lane, and the key of a

@@ -136,10 +136,7 @@ def _keys_of(folding: RowFolding, start: Shape) -> list[Keys]:
 
 
 def started(blocks: Sequence[jax.Array], starts: Sequence[Shape]) -> jax.Array:
-    """Return the sums of each block on its device, uint32 ``[LANES * blocks]``, not waited for.
-
-    Arguments are those of ``prepared``.
-    """
+    """Return the sums of each block on its device, uint32 ``[LANES * blocks]``, not waited for."""
     run, arguments = prepared(blocks, starts)
     with jax.set_mesh(sharding_of(arguments[0]).mesh):  # pyright: ignore[reportArgumentType]
         sums = run(*arguments)
@@ -150,12 +147,7 @@ def started(blocks: Sequence[jax.Array], starts: Sequence[Shape]) -> jax.Array:
 def prepared(
     blocks: Sequence[jax.Array], starts: Sequence[Shape]
 ) -> tuple[Any, tuple[jax.Array, list[Keys]]]:
-    """Return the program that sums up each block, and its arguments.
-
-    Args:
-      blocks: single-device arrays of one shape, each on another device.
-      starts: where each block begins in the whole array, which may be far out.
-    """
+    """Return the program for blocks of one shape on different devices, and its arguments."""
     joined = side_by_side(blocks)
     sharding: Any = joined.sharding
     folding = folding_of(blocks[0].shape, width_of(joined.dtype)[1])
@@ -167,11 +159,8 @@ def side_by_side(blocks: Sequence[jax.Array], waits: bool = True) -> jax.Array:
     """Return an array over a line of devices whose parts are the blocks, which XLA can sum up.
 
     Nothing is moved, but for blocks in the memory of the host. Scalars have no dimension to be put
-    side by side in; each device gets its own all the same.
-
-    Args:
-      blocks: as in ``prepared``.
-      waits: floats below 32 bits on CPU are waited for, and become integers without a copy.
+    side by side in; each device gets its own all the same. With ``waits``, floats below 32 bits on
+    CPU are waited for, and become integers without a copy.
     """
     parts = [_for_xla(block, waits) for block in blocks]
     devices = tuple(map(device_of, parts))
@@ -192,7 +181,7 @@ def device_of(part: jax.Array) -> Any:
 
 
 def is_near(array: jax.Array) -> bool:
-    """Return whether an array is in the own memory of its devices."""
+    """Return True if an array is in the own memory of its devices."""
     kind = array.sharding.memory_kind
     return kind is None or kind == next(iter(array.devices())).default_memory().kind
 
@@ -315,9 +304,7 @@ def _for_xla(block: jax.Array, waits: bool) -> jax.Array:
     XLA cannot take elements of 1 and of 6 bits apart. And in loops on CPU it takes floats of 16 and
     8 bits through 32, for which it copies the whole block, and changes NaNs. NumPy's view of their
     memory, which for 8 and 16 bits becomes a ``jax.Array`` without a copy, has to wait for them.
-
-    Args:
-      waits: if not, a float of 4 to 16 bits stays as it is.
+    Without ``waits`` a float of 4 to 16 bits stays as it is.
     """
     bits, device = width_of(block.dtype)[0], device_of(block)
     is_changed = is_narrow(block.dtype) and device.platform == "cpu"

@@ -52,14 +52,10 @@ _BITS_OF_ROW = 7  # of the number of a word in a row; each block begins a new ro
 
 
 class PendingReplicas(NamedTuple):
-    """Sums of every replica that devices are working on.
+    """Sums of every replica that devices are working on."""
 
-    Attributes:
-      sizes: the number of devices of this process that hold each array.
-      parts: the numbers of some arrays and their sums, uint32 ``[devices * arrays, LANES]``.
-    """
-
-    sizes: list[int]
+    sizes: list[int]  # the number of devices of this process that hold each array
+    # The numbers of some arrays and their sums, uint32 [devices * arrays, LANES].
     parts: list[tuple[list[int], jax.Array]]
 
     @property
@@ -68,15 +64,11 @@ class PendingReplicas(NamedTuple):
         return [sums for _, sums in self.parts]
 
     def is_ready(self) -> bool:
-        """Return whether ``result`` would return at once."""
+        """Return True if ``result`` would return at once."""
         return all(sums.is_ready() for sums in self.arrays)
 
     def result(self) -> list[Words]:
-        """Wait, and return the sums of each array: uint32 ``[devices of this process, LANES]``.
-
-        Raises:
-          Exception: whatever the computation of an array itself raised.
-        """
+        """Wait, and return the sums of each array: uint32 ``[devices of this process, LANES]``."""
         found = [np.zeros((size, LANES), np.uint32) for size in self.sizes]
         with jax.transfer_guard("allow"):
             for numbers, sums in self.parts:
@@ -91,17 +83,9 @@ def begin_replicas(arrays: Sequence[tuple[jax.Array, ShardGrid]]) -> PendingRepl
 
     Never communicates. Does not wait, not even for the arrays to be computed, except for elements
     of 1 or 6 bits. Afterwards the arrays may be donated or deleted. Copies small blocks, those with
-    padding, and on CPU those of floats below 32 bits.
-
-    Args:
-      arrays: each with its grid, or the padded one without the padding. An array may have no block
-        in this process. PRNG keys count by their numbers.
-
-    >>> from gda.mesh import grid_of_array
-    >>> x = jnp.arange(6)
-    >>> (sums,) = begin_replicas([(x, grid_of_array(x))]).result()
-    >>> sums.shape
-    (1, 2)
+    padding, and on CPU those of floats below 32 bits. An array comes with its grid, or the padded
+    one without the padding, and may have no block in this process. PRNG keys count by their
+    numbers.
     """
     sizes: list[int] = []
     bundles: dict[tuple[Mesh, int], list[_Taken]] = defaultdict(list)
@@ -128,20 +112,13 @@ def begin_replicas(arrays: Sequence[tuple[jax.Array, ShardGrid]]) -> PendingRepl
 
 
 class _Taken(NamedTuple):
-    """An array as a program takes it.
-
-    Attributes:
-      block: the shape of a block.
-      rows: those that a block has in a line of words.
-      sizes: those of each block without padding, on its device: int32 ``[devices, rank]``; ``None``
-        if there is no padding.
-    """
+    """An array as a program takes it."""
 
     number: int
     array: jax.Array
-    block: Shape
-    rows: int
-    sizes: jax.Array | None
+    block: Shape  # of a block
+    rows: int  # that a block has in a line of words
+    sizes: jax.Array | None  # of each block, if there is padding: int32 [devices, rank]
 
 
 def _taken(number: int, array: jax.Array, grid: ShardGrid, positions: Iterable[int]) -> _Taken:
@@ -188,8 +165,7 @@ def _started(mesh: Mesh, bundle: list[_Taken]) -> jax.Array:
 def _program(mesh: Mesh, folding: RowFolding | None, specs: tuple[PartitionSpec, ...]) -> Any:
     """Return the program from keys, arrays and sizes to uint32 ``[devices * arrays, LANES]``.
 
-    Args:
-      folding: that of one large block; ``None`` for many small ones.
+    ``folding`` is that of one large block, and ``None`` for many small ones.
     """
     by_device = PartitionSpec(mesh.axis_names)
 

@@ -17,11 +17,7 @@ class Sums:
         self._parts = parts
 
     def result(self) -> Words:
-        """Wait, and return the sums: uint32 ``[LANES]``.
-
-        Raises:
-          Exception: whatever the computation of the array itself raised.
-        """
+        """Wait, and return the sums: uint32 ``[LANES]``. Raises what the computation raised."""
         with jax.transfer_guard("allow"):
             return add(sums for part in self._parts for sums in np.asarray(part).reshape(-1, LANES))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -22,11 +21,12 @@ from gda.arrays.transport.staging import DeviceStaging, HostStaging
 from gda.layout.grid import ShardGrid
 from gda.layout.reshard.plan import ReshardPlan
 from gda.layout.reshard.rounds import Packet, Piece, Round, rounds_of
-from gda.layout.spec import Shape
+from gda.layout.spec import Shape, check_spec
 from gda.mesh import (
     Device,
     MeshAndSpec,
     devices_of,
+    grid_of,
     local_positions,
     mesh_of_all,
     mesh_on,
@@ -48,28 +48,18 @@ _BUFFERS = 4
 class Relayout:
     """An array, and the layout that it is to have.
 
-    Attributes:
-      array: a ``jax.Array``, or in a process without its data a ``jax.ShapeDtypeStruct`` with its
-        sharding.
-      over: the new mesh and spec. Without a kind of memory, that of the array stays.
-      shape: that of the array without padding, if it may be padded; else ``None``.
-      path: its place in a tree.
+    In a process without its data, ``array`` is a ``jax.ShapeDtypeStruct`` with its sharding.
     """
 
     array: Any
-    over: MeshAndSpec
-    shape: Shape | None = None
-    path: str = ""
+    over: MeshAndSpec  # without a kind of memory, that of the array stays
+    shape: Shape | None = None  # without padding, if it may be padded
+    path: str = ""  # in a tree
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices of both layouts."""
         return *devices_of(sharding_of(self.array).mesh), *devices_of(self.over.mesh)
-
-    @property
-    def on_cpu(self) -> bool:
-        """True if the devices are those of CPUs."""
-        return devices_of(sharding_of(self.array).mesh)[0].platform == "cpu"
 
     @property
     def is_local(self) -> bool:
@@ -100,8 +90,7 @@ class Relayout:
 
     def _grid(self, mesh: Any, spec: Any) -> ShardGrid:
         shape = self.array.shape if self.shape is None else self.shape
-        pad, processes = self.shape is not None, processes_of(mesh)
-        return ShardGrid(shape, mesh.shape, spec, pad=pad, process_of=processes)
+        return grid_of(shape, mesh, check_spec(spec, shape, mesh.shape), self.shape is not None)
 
     @cached_property
     def sharding(self) -> NamedSharding:
@@ -125,12 +114,9 @@ def carry(
 ) -> list[jax.Array]:
     """Return the arrays in their new layouts. Communicates.
 
-    The processes with devices of any of the meshes call it, with the same layouts.
-
-    Args:
-      name: the function that the user called.
-      max_bytes: what a device may hold beside the arrays, and at least one element for each buffer.
-      donate: delete each array when its pieces are on their way. Blocks that stay are copied.
+    The processes with devices of any of the meshes call it, with the same layouts. A device holds
+    at most ``max_bytes`` beside the arrays, and at least one element for each buffer. With
+    ``donate``, blocks that stay are copied. ``name`` is the function that the user called.
     """
     leaves = [_Leaf(number, each) for number, each in enumerate(relayouts)]
     mesh = mesh_of_all(device for each in relayouts for device in each.devices)
@@ -154,8 +140,9 @@ def carry(
             if donate:
                 jax.block_until_ready([leaf.copy_kept() for leaf in wave])
                 for leaf in wave:
-                    if last[id(leaf.relayout.array)] is leaf:
-                        leaf.delete()
+                    array = leaf.relayout.array
+                    if last[id(array)] is leaf and isinstance(array, jax.Array):
+                        array.delete()
             results |= {leaf.number: leaf.result() for leaf in wave}
     return [results[number] for number in range(len(leaves))]
 
@@ -181,12 +168,8 @@ def _waves(leaves: Iterable[_Leaf], max_bytes: int) -> Iterator[list[_Leaf]]:
 class _Leaf:
     """One array: the blocks that this process has of it, and those that it is to have.
 
-    PRNG keys move as the numbers that they consist of.
-
-    Attributes:
-      new_devices: the devices of the new layout in this process, in device order.
-      new: the new blocks that are complete, by the ids of their devices.
-      kept: the ids of devices whose new block is also a block of the array before.
+    ``new`` are the new blocks that are complete, by the ids of their devices; those of ``kept`` are
+    also blocks of the array before. PRNG keys move as the numbers that they consist of.
     """
 
     def __init__(self, number: int, relayout: Relayout) -> None:
@@ -267,11 +250,6 @@ class _Leaf:
             self.new[number] = jax.device_put(block, block.sharding, may_alias=False)
         return [self.new[number] for number in self.kept]
 
-    def delete(self) -> None:
-        """Delete the array before, if this process has any of it."""
-        if isinstance(self.relayout.array, jax.Array):
-            self.relayout.array.delete()
-
     @property
     def _impl(self) -> Any:
         """The kind of the PRNG keys, which JAX tells of an array alone."""
@@ -314,7 +292,8 @@ class _Wave:
                     near.append(piece)
         for piece in near:
             self._move(piece)
-        self._carry_far(rounds_of(far, self._most))
+        works = ((this, self._sending(this)) for this in rounds_of(far, self._most))
+        self._watch.in_turn(works, self._unpack)
         for leaf in self._leaves.values():
             for device in leaf.new_devices:
                 if device.id not in leaf.new:
@@ -349,18 +328,8 @@ class _Wave:
 
     # Between processes.
 
-    def _carry_far(self, rounds: Iterable[Round]) -> None:
-        last: tuple[Round, Future[jax.Array]] | None = None
-        for each in rounds:
-            arriving = self._sent(each)
-            # One round is on its way while that before it is unpacked.
-            if last is not None:
-                self._unpack(*last)
-            last = each, arriving
-        if last is not None:
-            self._unpack(*last)
-
-    def _sent(self, this: Round) -> Future[jax.Array]:
+    def _sending(self, this: Round) -> Callable[[], jax.Array]:
+        """Return the work that sends a round, whose buffers are packed already."""
         packet_of = {packet.source: packet for packet in this.packets}
         buffers = []
         for number, device in self._mine.items():
@@ -378,7 +347,7 @@ class _Wave:
                 sent = jax.make_array_from_single_device_arrays(shape, sharding, buffers)
                 return permute(sent).block_until_ready()
 
-        return self._watch.begin(send)
+        return send
 
     def _packed(self, packet: Packet, length: int, device: Device) -> Any:
         flat = None
@@ -392,8 +361,7 @@ class _Wave:
             flat = self._staging.copy(flat, (offset,), source, piece.source_starts, piece.sizes)
         return flat
 
-    def _unpack(self, this: Round, arriving: Future[jax.Array]) -> None:
-        arrived = self._watch.result(arriving)
+    def _unpack(self, this: Round, arrived: jax.Array) -> None:
         flat_on = {shard.device.id: shard.data for shard in arrived.addressable_shards}
         for packet in this.packets:
             if packet.target not in self._mine:
@@ -410,12 +378,7 @@ class _Wave:
 def permutation(
     mesh: Mesh, pairs: tuple[tuple[int, int], ...]
 ) -> tuple[NamedSharding, Callable[[jax.Array], jax.Array]]:
-    """Return the program that sends flat buffers from devices to others, and their sharding.
-
-    Args:
-      mesh: of one axis.
-      pairs: positions of sender and receiver.
-    """
+    """Return the program that sends flat buffers between pairs of positions, and their sharding."""
     (axis,) = mesh.axis_names
     spec = PartitionSpec(axis)
 

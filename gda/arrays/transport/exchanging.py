@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -27,16 +27,10 @@ _SENT_BYTES = 8 * 2**20
 
 
 class Part(NamedTuple):
-    """Bytes that one process has, and others need.
-
-    Attributes:
-      sender: the process that has them.
-      processes: the sender and those that need them, ascending.
-      nbytes: their number.
-    """
+    """Bytes that one process has, and others need."""
 
     sender: int
-    processes: tuple[int, ...]
+    processes: tuple[int, ...]  # the sender and those that need them, ascending
     nbytes: int
 
 
@@ -48,11 +42,9 @@ def exchange(
 ) -> None:
     """Send the parts of this process, and fill the memory of those that it gets. Communicates.
 
-    Args:
-      parts: the same in all processes that are in any of them.
-      memory_of: returns the memory of a part in this process, to be sent or to be filled; ``None``
-        for a part that is not wanted here.
-      max_bytes: the most that a device receives at a time, and at least a byte of each process.
+    ``parts`` are the same in all processes that are in any of them. ``memory_of`` returns the
+    memory of a part in this process, or ``None`` where it is not wanted. A device receives at most
+    ``max_bytes`` at a time, and at least a byte of each process.
     """
     among: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, part in enumerate(parts):
@@ -99,16 +91,11 @@ class _Group:
         """Send and receive all parts."""
         spans = [self._rounds_of(self._numbers[process]) for process in self._processes]
         own = self._processes.index(jax.process_index())
-        last: tuple[list[list[_Span]], Future[Bytes]] | None = None
-        for each in itertools.islice(zip(*spans, strict=True), self._count):
-            data = self._packed(each[own])
-            arriving = watch.begin(lambda data=data: all_gather(data, self._processes))
-            # One round is on its way while that before it is unpacked.
-            if last is not None:
-                self._unpack(last[0], watch.result(last[1]))
-            last = list(each), arriving
-        if last is not None:
-            self._unpack(last[0], watch.result(last[1]))
+        rounds = itertools.islice(zip(*spans, strict=True), self._count)
+        works = (
+            (each, partial(all_gather, self._packed(each[own]), self._processes)) for each in rounds
+        )
+        watch.in_turn(works, self._unpack)
 
     def _rounds_of(self, numbers: Sequence[int]) -> Iterator[list[_Span]]:
         """Yield the spans that are sent in each round; in the end empty ones for ever."""
@@ -135,7 +122,7 @@ class _Group:
             self._drop(span)
         return data
 
-    def _unpack(self, spans_of: list[list[_Span]], received: Bytes) -> None:
+    def _unpack(self, spans_of: Sequence[list[_Span]], received: Bytes) -> None:
         for process, spans, data in zip(self._processes, spans_of, received, strict=True):
             if process == jax.process_index():
                 continue
@@ -144,8 +131,9 @@ class _Group:
                 if flat is not None:
                     size = span.stop - span.start
                     flat[span.start : span.stop] = data[span.offset : span.offset + size]
-                    if span.stop == len(flat):
-                        self._write_back(span.part, flat)
+                    memory: Any = self._memory_of(span.part)
+                    if span.stop == len(flat) and not memory.flags.c_contiguous:
+                        memory[...] = flat.view(memory.dtype).reshape(memory.shape)
                 self._drop(span)
 
     def _flat_of(self, number: int) -> Bytes | None:
@@ -156,11 +144,6 @@ class _Group:
                 memory = np.ascontiguousarray(memory).reshape(-1).view(np.uint8)
             self._flat[number] = memory
         return self._flat[number]
-
-    def _write_back(self, number: int, flat: Bytes) -> None:
-        memory: Any = self._memory_of(number)
-        if not memory.flags.c_contiguous:
-            memory[...] = flat.view(memory.dtype).reshape(memory.shape)
 
     def _drop(self, span: _Span) -> None:
         if span.stop == self._parts[span.part].nbytes:

@@ -48,11 +48,7 @@ def reshard(
     donate: bool = False,
     name: str = "GlobalArray.reshard",
 ) -> jax.Array:
-    """Return the array in another layout, as ``GlobalArray.reshard`` says.
-
-    Args:
-      array, shape: as in ``Relayout``.
-    """
+    """Return the array in another layout, as ``GlobalArray.reshard`` says."""
     mesh: Any = mesh_or_spec
     if not isinstance(mesh_or_spec, Sharding):
         is_mesh = isinstance(mesh_or_spec, Mesh)
@@ -97,14 +93,14 @@ def reshard_all(
 
 
 def _is_for_jax(each: Relayout) -> bool:
-    """Return whether JAX moves it as well: within this process, or by whole blocks."""
+    """Return True if JAX moves it as well: within this process, or by whole blocks."""
     if not isinstance(each.array, jax.Array) or not each.sharding.addressable_devices:
         return False
     if each.source.is_padded or each.target.is_padded:  # whose new padding is to be 0
         return False
     if not each.array.size:  # JAX may have blocks of other shapes than the sharding says
         return False
-    if each.on_cpu and is_narrow(each.array.dtype):  # whose NaNs XLA changes
+    if each.devices[0].platform == "cpu" and is_narrow(each.array.dtype):  # XLA changes NaNs
         return False
     is_same_set = each.array.sharding.device_set == each.sharding.device_set
     are_blocks_whole = each.source.shard_shape == each.target.shard_shape
@@ -149,12 +145,9 @@ def gather(
     max_bytes: int | None = None,
     shape: Shape | None = None,
 ) -> np.ndarray[Any, Any] | None:
-    """Return the whole value on the host of every process, or of one.
+    """Return the whole value on the host of every process, or of one; see ``GlobalArray.gather``.
 
-    See ``GlobalArray.gather``.
-
-    Args:
-      shape: the first elements of each dimension that are wanted, where it is not all of them.
+    ``shape`` is that of the array without padding, if it has padding.
     """
     if is_extended(array.dtype):
         raise TypeError(
@@ -194,11 +187,9 @@ def _gather_into(
     watch: FailureWatch,
     max_bytes: int,
 ) -> None:
-    """Fill ``value`` with the blocks of all processes, each sent by one that holds it.
+    """Fill ``value``, of this shape, with the blocks of all processes, each sent by a holder.
 
-    Args:
-      value: ``None`` in a process that only sends.
-      shape: that of ``value``, in every process.
+    ``value`` is ``None`` in a process that only sends.
     """
     grid, me = grid_of_array(array), jax.process_index()
     shards = distinct_shards(array, grid)

@@ -47,12 +47,7 @@ class HostStaging:
         return np.asarray(array).view(self._plain)
 
     def copy(self, into: Any, at: Shape, source: Any, start: Shape, sizes: Shape) -> Any:
-        """Return ``into`` with a piece copied into it; either may be a flat buffer.
-
-        Args:
-          at, start: the first element in ``into`` and in ``source``.
-          sizes: of the piece.
-        """
+        """Return ``into`` with a piece of ``source`` in it; either may be a flat buffer."""
         box(into, at, sizes)[...] = box(source, start, sizes)
         return into
 

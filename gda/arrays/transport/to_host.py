@@ -20,18 +20,13 @@ MAX_BYTES = 256 * 1024 * 1024
 class _Budget:
     """The bytes that are held."""
 
-    # Not of ``HostBlocks``: blocks that referred to it would live on after an error, with all
-    # arrays to come, until Python collects garbage.
+    # Not of an iterator: blocks that referred to it would live on after an error, with all arrays
+    # to come, until Python collects garbage.
     held = 0
 
 
 class HostBlock(Generic[K]):
-    """A block of an array on its way to the host.
-
-    Attributes:
-      key: given by the caller, such as the index of the block.
-      nbytes: host memory that it counts for until it is released.
-    """
+    """A block of an array on its way to the host, which counts for ``nbytes`` until released."""
 
     def __init__(self, key: K, data: BlockData, nbytes: int, budget: _Budget) -> None:
         self.key = key
@@ -64,55 +59,43 @@ class HostBlock(Generic[K]):
         self._budget.held -= self.nbytes
 
 
-class HostBlocks(Generic[K]):
-    """Blocks in order, with their copies to the host begun as far ahead as a budget allows.
+def host_blocks(
+    blocks: Iterable[tuple[K, BlockData, int]], max_bytes: int
+) -> Iterator[HostBlock[K]]:
+    """Yield blocks in order, their copies to the host begun as far ahead as a budget allows.
 
-    Iterating yields each block as a ``HostBlock``, whether its copy has arrived or not. A block
-    counts for the budget from the time when its copy is begun until the caller releases it, in any
-    order, but in the thread that iterates. One that does not fit is yielded all the same when none
-    before it is left; its copy begins when ``values`` is called, so a caller that must not exceed
-    the budget releases others before that.
+    A block is yielded whether its copy has arrived or not. It counts for the budget from the time
+    when its copy is begun until the caller releases it, in any order, but in the thread that
+    iterates. One that does not fit is yielded all the same when none before it is left; its copy
+    begins when ``values`` is called, so a caller that must not exceed the budget releases others
+    before that.
 
     Args:
-      blocks: key, single-device array (or NumPy array, which is on the host already) and bytes of
-        each; one is taken beyond those that are begun.
+      blocks: key, single-device or NumPy array and bytes of each; one is taken beyond those begun.
       max_bytes: the budget.
     """
-
-    def __init__(self, blocks: Iterable[tuple[K, BlockData, int]], max_bytes: int) -> None:
-        budget = self._budget = _Budget()
-        self._blocks = (HostBlock(*block, budget) for block in blocks)
-        self._max_bytes = max_bytes
-        self._begun: deque[HostBlock[K]] = deque()
-        self._following = next(self._blocks, None)
-
-    def __iter__(self) -> Iterator[HostBlock[K]]:
-        while self._following is not None:
-            self._begin()
-            while self._begun:
-                yield self._begun.popleft()
-                self._begin()
-
-    def _begin(self) -> None:
-        while (block := self._following) is not None:
-            fits = self._budget.held + block.nbytes <= self._max_bytes
-            if self._begun and not fits:
-                return
+    budget = _Budget()
+    coming = (HostBlock(*block, budget) for block in blocks)
+    begun: deque[HostBlock[K]] = deque()
+    following = next(coming, None)
+    while begun or following is not None:
+        while following is not None:
+            fits = budget.held + following.nbytes <= max_bytes
+            if begun and not fits:
+                break
             if fits:
-                block.begin()
-            self._budget.held += block.nbytes
-            self._begun.append(block)
-            self._following = next(self._blocks, None)
+                following.begin()
+            budget.held += following.nbytes
+            begun.append(following)
+            following = next(coming, None)
+        yield begun.popleft()
 
 
 def one_by_one(
     blocks: Iterable[tuple[K, jax.Array]], max_bytes: int
 ) -> Iterator[tuple[K, np.ndarray[Any, Any]]]:
-    """Yield key and values of each block, in order; release it when the next is asked for.
-
-    As ``HostBlocks``, for a caller that is done with a block before it takes the next.
-    """
-    for block in HostBlocks(((key, data, data.nbytes) for key, data in blocks), max_bytes):
+    """Yield key and values of each block, in order; release it when the next is asked for."""
+    for block in host_blocks(((key, data, data.nbytes) for key, data in blocks), max_bytes):
         yield block.key, block.values()
         block.release()
 

@@ -17,7 +17,7 @@ from gda.arrays.fingerprints.fingerprint import begin_blocks
 from gda.arrays.fingerprints.formula import sums_of_numpy
 from gda.arrays.fingerprints.sums import Sums
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, HostBlocks
+from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, host_blocks
 from gda.checkpoint.format.errors import said
 from gda.checkpoint.format.manifest import ArrayLeaf, Path, ValueLeaf
 from gda.checkpoint.format.manifest_json import is_storable
@@ -127,7 +127,7 @@ def to_host(blocks: Iterable[Keyed[K]], options: Options) -> Iterable[HostBlock[
         (keyed, data := keyed[1].hosted, data.nbytes if isinstance(data, jax.Array) else 0)
         for keyed in blocks
     )
-    return HostBlocks(sized, options.max_bytes or MAX_BYTES)
+    return host_blocks(sized, options.max_bytes or MAX_BYTES)
 
 
 def on_host(leaves: Sequence[SavedLeaf], options: Options, adopt: bool) -> list[SavedLeaf]:

@@ -22,7 +22,7 @@ from gda.arrays.dtypes import is_extended
 from gda.arrays.global_array import GlobalArray
 from gda.arrays.liveness import kind_error
 from gda.arrays.padded_array import PaddedArray
-from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, HostBlocks
+from gda.arrays.transport.to_host import MAX_BYTES, HostBlock, host_blocks
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.layout.numbering import IntArray
@@ -342,7 +342,7 @@ def _write(name: str, tree: Any, jobs: Sequence[_Job], options: Options) -> None
             add(block.nbytes)
             block.release()
 
-        blocks = HostBlocks(_blocks(tree, jobs), max_bytes)
+        blocks = host_blocks(_blocks(tree, jobs), max_bytes)
         tasks = (_task(block, finish) for block in blocks)
         run(tasks, replace(options, max_bytes=max_bytes))
 

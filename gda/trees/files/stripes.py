@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from gda.arrays.transport.to_host import BlockData, HostBlock, HostBlocks
+from gda.arrays.transport.to_host import BlockData, HostBlock, host_blocks
 from gda.layout.spec import Index, shape_at, start_of
 from gda.storage.new_files import about, axis_of_runs, write_blocks
 from gda.storage.options import Options
@@ -63,7 +63,7 @@ def write_leaves(
             for number in sorted({stripe.file for stripe in in_files}):
                 files[number] = os.open(paths[number], os.O_WRONLY)
                 stack.callback(os.close, files[number])
-            hosts = iter(HostBlocks(_data(leaves, in_files), _MAX_BYTES))
+            hosts = iter(host_blocks(_data(leaves, in_files), _MAX_BYTES))
             writes = (
                 (stripe, list(itertools.islice(hosts, len(stripe.numbers)))) for stripe in in_files
             )

@@ -25,15 +25,6 @@ build = gda.GlobalArray.from_process_local
 # One process, for which local and global are the same.
 
 
-@pytest.mark.parametrize("spec", [P(), P("x"), P("x", "y"), P(None, "y"), P(("y", "x")), ["x"]])
-def test_in_one_process_the_local_data_is_the_array(mesh: Mesh, spec: P) -> None:
-    data = batch(16, 8)
-    g = build(data, mesh, spec)
-    assert g.sharding.is_equivalent_to(NamedSharding(mesh, P(*spec)), 2)
-    np.testing.assert_array_equal(np.asarray(g), data)
-    np.testing.assert_array_equal(process_local_of(g.array), data)
-
-
 @pytest.mark.parametrize("kind", ["device", "pinned_host", "unpinned_host"])
 def test_a_sharding_stands_in_place_of_mesh_and_spec(mesh: Mesh, kind: str) -> None:
     data = batch(16, 8)
@@ -61,6 +52,7 @@ def test_agrees_with_jax_on_the_same_data(case: ShardedCase) -> None:
     sharding = NamedSharding(case.mesh, P(*case.spec))
     g = build(data, case.mesh, case.spec)
     theirs = jax.make_array_from_process_local_data(sharding, data)
+    np.testing.assert_array_equal(process_local_of(g.array), data)
     assert g.array.sharding == theirs.sharding
     for ours, shard in zip(g.array.addressable_shards, theirs.addressable_shards, strict=True):
         assert (ours.device, ours.index) == (shard.device, shard.index)
@@ -134,6 +126,9 @@ def test_bad_local_data(auto_mesh: Mesh) -> None:
         build(np.zeros(4), auto_mesh, P("x"), (8,))
     with pytest.raises(ValueError, match="the same number of dimensions"):
         build(np.zeros(4), auto_mesh, P("x"), (4, 1))
+    for shape in ((None, 8), [4, None]):
+        with pytest.raises(ValueError, match=r"global_shape is .*None.*; give every size, or omit"):
+            build(np.ones((4, 8)), auto_mesh, P("x"), shape)
 
 
 # jax.Arrays of this process.
@@ -315,9 +310,3 @@ def test_keys_of_several_processes() -> None:
             start = shard.index[0].start - (jax.process_index() if data is uneven else 0)
             wanted = jax.random.key_data(data)[start : start + 1]
             np.testing.assert_array_equal(jax.random.key_data(shard.data), wanted)
-
-
-def test_a_size_that_is_none_is_a_value_error(auto_mesh: Mesh) -> None:
-    for shape in ((None, 8), [4, None]):
-        with pytest.raises(ValueError, match=r"global_shape is .*None.*; give every size, or omit"):
-            gda.GlobalArray.from_process_local(np.ones((4, 8)), auto_mesh, P("x"), shape)

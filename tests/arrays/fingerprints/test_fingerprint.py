@@ -1,7 +1,7 @@
 """The fingerprint of a sharded array, which equals NumPy's for the whole array under any layout."""
 
-import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from trials import rarely
 
 import gda
 from gda.arrays.fingerprints import fingerprint as fp
-from gda.arrays.fingerprints import on_devices as block_sums
+from gda.arrays.fingerprints import on_devices
 from gda.arrays.fingerprints.fingerprint import fingerprint
 from gda.arrays.fingerprints.formula import (
     add,
@@ -27,10 +27,7 @@ from gda.arrays.fingerprints.formula import (
 )
 from gda.layout.grid import ShardGrid
 from gda.testing.strategies import (
-    global_arrays,
     mesh_shapes,
-    meshes,
-    partition_specs,
     sharded_cases,
 )
 
@@ -53,10 +50,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     if request.param != "all at once":
         yield request.param
         return
-    monkeypatch.setattr(block_sums, "by_loop", block_sums.by_reduction)
-    block_sums.program.cache_clear()
+    monkeypatch.setattr(on_devices, "by_loop", on_devices.by_reduction)
+    on_devices.program.cache_clear()
     yield request.param
-    block_sums.program.cache_clear()
+    on_devices.program.cache_clear()
 
 
 two_ways = pytest.mark.parametrize("way", ["on devices", "by NumPy"], indirect=True)
@@ -70,18 +67,6 @@ def test_it_never_changes(way: str) -> None:
 
 
 # However it is cut.
-
-
-LAYOUTS = [P(), P(("y", "x")), P(None, "y"), P("y", "x")]
-
-
-@two_ways
-def test_layouts(way: str, auto_mesh: Mesh) -> None:
-    data = batch(16, 8, 1, 5)
-    expected = fingerprint_of_numpy(data)
-    for spec in LAYOUTS:
-        assert cut(data, auto_mesh, spec).fingerprint() == expected
-    assert fingerprint(jnp.asarray(data)) == expected
 
 
 @pytest.mark.parametrize(
@@ -136,7 +121,7 @@ def test_bits_of_every_kind_of_nan(way: str, dtypes: list[str]) -> None:
 )
 def test_blocks_are_not_copied(shape: tuple[int, ...], dtype: str) -> None:
     block = jax.device_put(np.zeros(shape, jnp.dtype(dtype)), jax.devices()[0])
-    program, (words, keys) = block_sums.prepared([block], [(0,) * len(shape)])
+    program, (words, keys) = on_devices.prepared([block], [(0,) * len(shape)])
     (taken,) = words.addressable_shards
     assert taken.data.unsafe_buffer_pointer() == block.unsafe_buffer_pointer()
     used = program.lower(words, keys).compile().memory_analysis()
@@ -145,10 +130,10 @@ def test_blocks_are_not_copied(shape: tuple[int, ...], dtype: str) -> None:
 
 def test_a_block_far_out_in_a_long_dimension(monkeypatch: pytest.MonkeyPatch) -> None:
     # Of a dimension that 32 bits cannot count, no array is at hand.
-    monkeypatch.setattr(block_sums, "MAX_COLUMNS", 64)
+    monkeypatch.setattr(on_devices, "MAX_COLUMNS", 64)
     block, start = np.arange(300).astype(np.int8), 2**33 + 12345
-    assert [part.chunks for part in block_sums.folding_of(block.shape, 1).parts()] == [4, 1]
-    found = block_sums.started([jnp.asarray(block)], [(start,)])
+    assert [part.chunks for part in on_devices.folding_of(block.shape, 1).parts()] == [4, 1]
+    found = on_devices.started([jnp.asarray(block)], [(start,)])
     assert np.array_equal(found, sums_of_numpy(block, start=(start,)))
 
 
@@ -213,64 +198,28 @@ def test_arrays_in_the_memory_of_the_host(way: str, auto_mesh: Mesh) -> None:
 @two_ways
 def test_whatever_is_set(way: str, explicit_mesh: Mesh) -> None:
     g, expected = cut(batch(8, 8), explicit_mesh, P("x")), fingerprint_of_numpy(batch(8, 8))
-    with jax.set_mesh(explicit_mesh):
-        assert g.fingerprint() == expected
-    with jax.disable_jit():
-        assert g.fingerprint() == expected
-    with jax.transfer_guard("disallow"):
-        assert g.fingerprint() == expected
-
-
-@st.composite
-def layouts_of_one_shape(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[Mesh, P]]]:
-    """Draw a shape of 1 to 4 dimensions and two ways to cut it, each over a mesh of its own."""
-    layouts = []
-    for mesh in (draw(meshes()), draw(meshes())):
-        layouts.append((mesh, draw(partition_specs(mesh, max_entries=4))))
-    rank = max(1, *(len(spec) for _, spec in layouts), draw(st.integers(1, 4)))
-    shape = []
-    for dimension in range(rank):
-        ways = [ways_of(mesh, spec, dimension) for mesh, spec in layouts]
-        shape.append(math.lcm(*ways) * draw(st.integers(1, 2)))
-    return tuple(shape), layouts
-
-
-def ways_of(mesh: Mesh, spec: P, dimension: int) -> int:
-    entry: Any = spec[dimension] if dimension < len(spec) else None
-    names = (entry,) if isinstance(entry, str) else entry or ()
-    return math.prod(mesh.shape[name] for name in names)
-
-
-@rarely(2)
-@given(layouts_of_one_shape(), st.sampled_from(["float32", "int8", "bfloat16", "complex64"]))
-def test_any_resharding_keeps_it(drawn: Any, dtype: str) -> None:
-    shape, layouts = drawn
-    data = np.random.default_rng(2).integers(-100, 100, shape).astype(jnp.dtype(dtype))
-    one, other = (cut(data, mesh, spec) for mesh, spec in layouts)
-    assert one.fingerprint() == other.fingerprint() == fingerprint_of_numpy(data)
+    guard = partial(jax.transfer_guard, "disallow")
+    for setting in (partial(jax.set_mesh, explicit_mesh), jax.disable_jit, guard):
+        with setting():
+            assert g.fingerprint() == expected
 
 
 @rarely(5)
-@given(case=sharded_cases(), columns=st.sampled_from([2, 3, 8]))
-def test_any_block_is_taken_apart_as_numpy_does(case: Any, columns: int) -> None:
-    data = np.random.default_rng(columns).standard_normal(case.global_shape).astype(np.float32)
+@given(
+    case=sharded_cases(),
+    columns=st.sampled_from([2, 3, 8]),
+    dtype=st.sampled_from(["float32", "int8", "bfloat16", "complex64"]),
+    by_numpy=st.booleans(),
+)
+def test_any_layout_is_taken_apart_as_numpy_does(
+    case: Any, columns: int, dtype: str, by_numpy: bool
+) -> None:
+    data = np.random.default_rng(2).integers(-99, 99, case.global_shape).astype(jnp.dtype(dtype))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fp, "SMALL", 0)
-        patch.setattr(block_sums, "MAX_COLUMNS", columns)
+        patch.setattr(fp, "SMALL", fp.SMALL if by_numpy else 0)
+        patch.setattr(on_devices, "MAX_COLUMNS", columns)
         g = cut(data, case.mesh, case.spec)
         assert g.fingerprint() == fingerprint_of_numpy(data)
-
-
-@rarely(2)
-@given(g=global_arrays(), data=st.data())
-def test_any_change_of_one_element_is_seen(g: gda.GlobalArray, data: st.DataObject) -> None:
-    value = np.array(g)
-    if not value.size:
-        return
-    at = data.draw(st.integers(0, value.nbytes - 1))
-    raw = value.reshape(-1).view(np.uint8)
-    raw[at] ^= 1 if value.dtype == bool else data.draw(st.integers(1, 255))
-    assert cut(value, g.mesh, g.spec).fingerprint() != g.fingerprint()
 
 
 # In steps.
@@ -318,13 +267,9 @@ def test_array_may_be_donated_after_begin(way: str, dtype: str) -> None:
 
 def test_tracers_deleted_arrays_and_other_things_have_none(auto_mesh: Mesh) -> None:
     g = cut(batch(8), auto_mesh, P("x"))
-    with pytest.raises(TypeError, match="is being traced, so it has no data; call this outside"):
-        jax.jit(lambda g: g.fingerprint())(g)
     with pytest.raises(TypeError, match="call this outside jit"):
         jax.jit(lambda x: fp.begin(x))(g.array)
     g.delete()
-    with pytest.raises(RuntimeError, match="was deleted, by delete"):
-        g.fingerprint()
     with pytest.raises(RuntimeError, match=r"jax.Array\(shape=\(8,\), .* was deleted"):
         fp.begin(g.array)
     message = r"expected a GlobalArray or a jax.Array, not list; .* gda.fingerprint\(numpy.asarray"
@@ -348,13 +293,11 @@ def test_a_numpy_array_has_the_fingerprint_of_the_sharded_one(auto_mesh: Mesh) -
 @pytest.mark.processes(4, devices=2)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_all_processes_find_the_same(kind: AxisType) -> None:
-    assert jax.process_count() == 4
     data = batch(16, 8)
     expected = fingerprint_of_numpy(data)
-    for order in ORDERS.values():
-        mesh = ordered_mesh(order, {"x": 4, "y": 2}, kind)
-        for spec in (P(), P(("y", "x")), P(None, "y")):
-            assert cut(data, mesh, spec).fingerprint() == expected
+    mesh = ordered_mesh(ORDERS["shuffled"], {"x": 4, "y": 2}, kind)
+    for spec in (P(), P(("y", "x")), P(None, "y")):
+        assert cut(data, mesh, spec).fingerprint() == expected
     assert fingerprint(jnp.asarray(data)) == expected
 
 
@@ -365,16 +308,6 @@ def test_processes_without_devices_of_the_mesh_take_part(monkeypatch: pytest.Mon
     assert g.fingerprint() == fingerprint_of_numpy(data)
     monkeypatch.setattr(fp, "SMALL", 0)
     assert g.fingerprint() == fingerprint_of_numpy(data)
-
-
-@pytest.mark.processes(4, devices=2)
-def test_an_array_of_another_process_alone() -> None:
-    g = cut(batch(8), ordered_mesh([4, 5], {"x": 2}), P("x"))
-    if jax.process_index() == 2:
-        assert g.fingerprint() == fingerprint_of_numpy(batch(8))
-    else:
-        with pytest.raises(ValueError, match="only process 2 holds"):
-            g.fingerprint()
 
 
 @pytest.mark.processes(4, devices=2)

@@ -1,5 +1,6 @@
 """Moves of data to other layouts and to the hosts, over every order of devices."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from meshes import ORDERS, cut, ordered_mesh
+from meshes import ORDERS, batch, cut, is_right, ordered_mesh
 from trials import rarely
 
 import gda
@@ -19,28 +20,20 @@ from gda.multihost.allgather import all_gather
 from gda.testing.strategies import mesh_shapes, sharded_cases
 
 P = PartitionSpec
-DATA = np.arange(16 * 6, dtype=np.float32).reshape(16, 6)
-
-
-def is_right(g: gda.GlobalArray, data: np.ndarray = DATA) -> bool:
-    return all(np.array_equal(shard.data, data[shard.index]) for shard in g.local_shards)
+DATA = batch(16, 6)
 
 
 # One process.
 
 
-def test_another_spec_over_the_same_mesh(mesh: Mesh) -> None:
-    g = cut(DATA[:8, :2], mesh, P("x")).reshard(P(None, "y"))
-    assert g.grid.spec == (None, "y")
-    assert g.mesh == mesh
-    assert is_right(g, DATA[:8, :2])
-
-
-def test_another_mesh_of_fewer_devices(mesh: Mesh) -> None:
-    other = Mesh(mesh.devices[:3:2, 1], ("z",))
-    g = cut(DATA, mesh, P("x")).reshard(other, ["z"])
-    assert g.mesh == other
-    assert is_right(g)
+def test_another_spec_or_a_mesh_of_fewer_devices(mesh: Mesh) -> None:
+    g = cut(DATA, mesh, P("x"))
+    same, other = g.reshard(P(None, "y")), Mesh(mesh.devices[:3:2, 1], ("z",))
+    assert (same.mesh, same.grid.spec) == (mesh, (None, "y"))
+    fewer = g.reshard(other, ["z"])
+    assert fewer.mesh == other
+    assert is_right(same, DATA)
+    assert is_right(fewer, DATA)
 
 
 @pytest.mark.parametrize("kind", ["device", "pinned_host"])
@@ -52,17 +45,17 @@ def test_a_sharding_in_place_of_mesh_and_spec(mesh: Mesh, kind: str) -> None:
             sharding = NamedSharding(other, P("z"), memory_kind=kind)
         moved = g.reshard(sharding)
         assert moved.sharding == sharding
-        assert is_right(moved)
+        assert is_right(moved, DATA)
         assert moved.reshard(P()).sharding.memory_kind == kind
         assert moved.reshard(NamedSharding(mesh, P())).sharding.memory_kind == "device"
     alone = g.reshard(SingleDeviceSharding(jax.devices()[3]))
     assert alone.array.devices() == {jax.devices()[3]}
-    assert is_right(alone)
+    assert is_right(alone, DATA)
 
 
 def test_an_array_of_one_device_goes_to_a_mesh(mesh: Mesh) -> None:
     g = gda.GlobalArray.from_array(jnp.asarray(DATA)).reshard(mesh, P(("y", "x")))
-    assert is_right(g)
+    assert is_right(g, DATA)
 
 
 def test_keys_are_moved(mesh: Mesh) -> None:
@@ -87,15 +80,13 @@ def test_in_a_trace_there_is_nothing_to_move(mesh: Mesh) -> None:
     g = cut(DATA, mesh, P("x"))
     with pytest.raises(TypeError, match="gda.constrain"):
         jax.jit(lambda g: g.reshard(P("y")))(g)
-    with pytest.raises(TypeError, match="is being traced, so it has no data"):
-        jax.jit(lambda g: g.gather())(g)
 
 
 def test_gather_in_one_process_is_a_copy(mesh: Mesh) -> None:
     g = cut(DATA, mesh, P("x"))
     value = g.gather()
     value[0] = -1
-    assert is_right(g)
+    assert is_right(g, DATA)
     assert np.array_equal(g.gather(process=0), DATA)
 
 
@@ -144,10 +135,10 @@ def test_gather_without_memory_names_the_array(monkeypatch: pytest.MonkeyPatch) 
     "size",
     [
         pytest.param((n, d), marks=pytest.mark.processes(n, devices=d), id=f"{n} x {d}")
-        for n, d in [(2, 4), (4, 2), (8, 1)]
+        for n, d in [(2, 4), (8, 1)]
     ],
 )
-@pytest.mark.parametrize("shape", [(16, 6), (1, 96), (96,), (2, 1, 48)])
+@pytest.mark.parametrize("shape", [(16, 6), (2, 1, 48)])
 def test_gather_hands_no_more_than_max_bytes_to_a_device(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], size: tuple[int, int]
 ) -> None:
@@ -193,17 +184,6 @@ def test_gather_of_scalars_and_of_nothing() -> None:
     assert empty.shape == (0, 4)
 
 
-@pytest.mark.processes(2, devices=4)
-def test_gather_with_a_process_that_has_no_device_of_the_mesh() -> None:
-    mesh = ordered_mesh([4, 5], {"x": 2})
-    g = cut(DATA, mesh, P("x"))
-    if jax.process_index() == 1:
-        assert np.array_equal(g.gather(), DATA)  # a local array of its own
-    else:
-        with pytest.raises(ValueError, match="only process 1 holds"):
-            g.gather()
-
-
 @pytest.mark.processes(4, devices=2)
 def test_gather_to_processes_outside_the_mesh() -> None:
     g = cut(DATA, ordered_mesh([2, 6, 3, 7], {"x": 4}), P("x"))  # processes 1 and 3
@@ -211,34 +191,28 @@ def test_gather_to_processes_outside_the_mesh() -> None:
 
 
 @pytest.mark.processes(2, devices=4)
-def test_gather_under_a_mesh_that_is_set() -> None:
+def test_gather_whatever_is_set() -> None:
     mesh = ordered_mesh(range(8), {"x": 4, "y": 2}, AxisType.Explicit)
-    with jax.set_mesh(mesh):
-        assert np.array_equal(cut(DATA, mesh, P("x")).gather(), DATA)
+    g = cut(DATA, mesh, P("x"))
+    guard = partial(jax.transfer_guard, "disallow")
+    for setting in (partial(jax.set_mesh, mesh), jax.disable_jit, guard):
+        with setting():
+            assert np.array_equal(g.gather(), DATA)
 
 
 @pytest.mark.processes(2, devices=4)
-def test_gather_without_jit_and_under_a_transfer_guard() -> None:
-    g = cut(DATA, ordered_mesh(range(8), {"x": 4, "y": 2}), P("x"))
-    with jax.disable_jit():
-        assert np.array_equal(g.gather(), DATA)
-    with jax.transfer_guard("disallow"):
-        assert np.array_equal(g.gather(), DATA)
-
-
-@pytest.mark.processes(2, devices=4)
-@pytest.mark.parametrize("order", ORDERS)
-def test_reshard_between_processes(order: str) -> None:
+def test_reshard_between_processes() -> None:
     g = cut(DATA, ordered_mesh(ORDERS["contiguous"], {"x": 4, "y": 2}), P("x"))
-    assert is_right(g.reshard(P(None, "y")))
-    moved = g.reshard(ordered_mesh(ORDERS[order], {"x": 2, "y": 2, "z": 2}), P(("z", "x"), None))
-    assert is_right(moved)
-    assert is_right(moved.reshard(ordered_mesh(range(8), {"x": 8}, AxisType.Explicit), P()))
+    assert is_right(g.reshard(P(None, "y")), DATA)
+    other = ordered_mesh(ORDERS["shuffled"], {"x": 2, "y": 2, "z": 2})
+    moved = g.reshard(other, P(("z", "x"), None))
+    assert is_right(moved, DATA)
+    assert is_right(moved.reshard(ordered_mesh(range(8), {"x": 8}, AxisType.Explicit), P()), DATA)
 
 
 def test_reshard_over_explicit_axes_to_a_mesh_of_other_sizes() -> None:
     g = cut(DATA, ordered_mesh(range(2), {"x": 2}, AxisType.Explicit), P("x"))
-    assert is_right(g.reshard(ordered_mesh(range(4), {"x": 4}, AxisType.Explicit), P("x")))
+    assert is_right(g.reshard(ordered_mesh(range(4), {"x": 4}, AxisType.Explicit), P("x")), DATA)
     one = cut(DATA[:1], ordered_mesh(range(1), {"x": 1}, AxisType.Explicit), P("x"))
     wider = one.reshard(ordered_mesh(range(2), {"x": 2}, AxisType.Explicit), P())
     assert np.array_equal(wider, DATA[:1])
@@ -249,41 +223,22 @@ def test_reshard_with_a_process_that_has_no_device_of_the_mesh() -> None:
     g = cut(DATA, ordered_mesh([2, 3, 4, 5], {"x": 4}), P("x"))
     moved = g.reshard(ordered_mesh([5, 2, 4, 3], {"x": 2, "y": 2}), P("y", "x"))
     assert moved.spec == P("y", "x")
-    assert is_right(moved)
+    assert is_right(moved, DATA)
     assert len(moved.local_shards) == (2 if jax.process_index() in (1, 2) else 0)
 
 
-@pytest.mark.processes(2, devices=4)
-def test_processes_that_want_different_layouts_are_told() -> None:
-    g = cut(DATA, ordered_mesh(range(8), {"x": 4, "y": 2}), P("x"))
-    spec = P("y") if jax.process_index() else P(None, "y")
-    with (
-        gda.checking_agreement(timeout=20),
-        pytest.raises(gda.DisagreementError, match="GlobalArray.reshard .*spec"),
-    ):
-        g.reshard(spec)
-
-
-def gather_and_reshard(grid: ShardGrid, order: list[int], back: list[int]) -> None:
-    """Run in every process: build, move to another order of devices, and gather."""
-    data = np.arange(np.prod(grid.global_shape), dtype=np.int32).reshape(grid.global_shape)
-    devices = np.array(jax.devices())
-    sizes, names = tuple(grid.mesh_shape.values()), tuple(grid.mesh_shape)
-    meshes = [Mesh(devices[np.array(o)].reshape(sizes), names) for o in (order, back)]
-    g = cut(data, meshes[0], grid.spec)
+def gather(grid: ShardGrid, order: list[int]) -> None:
+    """Run in every process: build an array over these devices, and gather it."""
+    data = batch(*grid.global_shape, dtype=np.int32)
+    g = cut(data, ordered_mesh(order, dict(grid.mesh_shape)), grid.spec)
     assert is_right(g, data)
-    if len({device.process_index for device in meshes[0].devices.flat}) == 1:
-        return  # of one process, which has it all
-    np.testing.assert_array_equal(g.gather(), data)
-    moved = g.reshard(meshes[1], ())
-    assert is_right(moved, data)
+    if len({device.process_index for device in g.mesh.devices.flat}) > 1:
+        np.testing.assert_array_equal(g.gather(), data)
 
 
 @rarely(2)
 @given(data=st.data())
-def test_any_layout_is_gathered_and_moved(process_pool: Any, data: st.DataObject) -> None:
+def test_any_layout_is_gathered(process_pool: Any, data: st.DataObject) -> None:
     grid = data.draw(sharded_cases(mesh_shapes(max_devices=8))).grid
     order = data.draw(st.permutations(range(8)))[: grid.num_devices]
-    process_pool(2, devices=4).run(
-        gather_and_reshard, grid, order, data.draw(st.permutations(order))
-    )
+    process_pool(2, devices=4).run(gather, grid, order)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gda.arrays.transport import to_host
-from gda.arrays.transport.to_host import HostBlocks, one_by_one
+from gda.arrays.transport.to_host import host_blocks, one_by_one
 
 
 class FakeBlock:
@@ -48,7 +48,7 @@ def test_copies_are_begun_ahead_and_never_hold_more_than_the_budget(
     sizes: list[int], max_bytes: int, most_at_a_time: int, data: st.DataObject
 ) -> None:
     begun: list[int] = []
-    blocks = HostBlocks(blocks_of(sizes, begun), max_bytes)
+    blocks = host_blocks(blocks_of(sizes, begun), max_bytes)
     done: set[int] = set()
     under_way: list[Any] = []
 
@@ -75,7 +75,7 @@ def test_copies_are_begun_ahead_and_never_hold_more_than_the_budget(
 @pytest.mark.usefixtures("fakes")
 def test_all_copies_are_begun_before_the_first_write_where_there_is_room() -> None:
     begun: list[int] = []
-    next(iter(HostBlocks(blocks_of([4] * 8, begun), 16)))
+    next(iter(host_blocks(blocks_of([4] * 8, begun), 16)))
     assert begun == [0, 1, 2, 3]
 
 
@@ -92,7 +92,7 @@ def test_one_by_one_each_block_is_let_go_before_the_next() -> None:
 
 @pytest.mark.usefixtures("fakes")
 def test_blocks_that_are_left_need_no_garbage_collection() -> None:
-    blocks = HostBlocks(blocks_of([4] * 8, []), 16)
+    blocks = host_blocks(blocks_of([4] * 8, []), 16)
     next(iter(blocks))
     left = weakref.ref(blocks)
     del blocks
