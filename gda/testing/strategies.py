@@ -153,22 +153,30 @@ def mesh_shapes(
             f"no mesh has {min_axes} to {most} axes, named {names}, each of size {min_axis_size} "
             f"or more, and at most {max_devices} devices"
         )
+    return _mesh_shapes(names, min_axes, most, min_axis_size, max_devices)
 
-    @st.composite
-    def shapes(draw: st.DrawFn) -> dict[str, int]:
-        sizes: list[int] = []
-        while len(sizes) < min_axes or (_more(draw) and len(sizes) < most):
-            axes_to_come = max(min_axes - len(sizes) - 1, 0)
-            largest = max_devices // (math.prod(sizes) * min_axis_size**axes_to_come)
-            if largest < min_axis_size:
-                break
-            # Often small: one large axis would leave only axes of size 1 for the others.
-            if not draw(st.booleans()):
-                largest = min(largest, min_axis_size + 2)
-            sizes.append(draw(st.integers(min_axis_size, largest)))
-        return dict(zip(names, sizes, strict=False))
 
-    return shapes()
+# Composed here and not inside the functions: to compose a strategy takes longer than a draw from it.
+@st.composite
+def _mesh_shapes(
+    draw: st.DrawFn,
+    names: tuple[str, ...],
+    min_axes: int,
+    max_axes: int,
+    min_axis_size: int,
+    max_devices: int,
+) -> dict[str, int]:
+    sizes: list[int] = []
+    while len(sizes) < min_axes or (_more(draw) and len(sizes) < max_axes):
+        axes_to_come = max(min_axes - len(sizes) - 1, 0)
+        most = max_devices // (math.prod(sizes) * min_axis_size**axes_to_come)
+        if most < min_axis_size:
+            break
+        # Often small: one large axis would leave only axes of size 1 for the others.
+        if not draw(st.booleans()):
+            most = min(most, min_axis_size + 2)
+        sizes.append(draw(st.integers(min_axis_size, most)))
+    return dict(zip(names, sizes, strict=False))
 
 
 def meshes(
@@ -200,24 +208,33 @@ def meshes(
     if isinstance(shapes, Mapping):
         shapes = st.just(check_mesh_shape(shapes))
     kinds = (axis_types,) if isinstance(axis_types, AxisType) else tuple(axis_types)
+    return _meshes(shapes, devices, kinds, shuffle)
 
-    @st.composite
-    def drawn(draw: st.DrawFn) -> Mesh:
-        available = list(cast("list[Device]", jax.devices()) if devices is None else devices)
-        shape = draw(mesh_shapes(max_devices=len(available)) if shapes is None else shapes)
-        num_devices = math.prod(shape.values())
-        if num_devices > len(available):
-            raise ValueError(
-                f"a mesh {shape} needs {num_devices} devices, but there are {len(available)}; "
-                "give mesh_shapes a smaller max_devices"
-            )
-        if shuffle and draw(st.booleans()):
-            available = draw(st.permutations(available))
-        chosen = np.array(available[:num_devices]).reshape(tuple(shape.values()))
-        kind = draw(st.sampled_from(kinds))
-        return Mesh(chosen, tuple(shape), axis_types=(kind,) * len(shape))
 
-    return drawn()
+@st.composite
+def _meshes(
+    draw: st.DrawFn,
+    shapes: st.SearchStrategy[dict[str, int]] | None,
+    devices: Sequence[Device] | None,
+    kinds: tuple[AxisType, ...],
+    shuffle: bool,
+) -> Mesh:
+    available = list(cast("list[Device]", jax.devices()) if devices is None else devices)
+    shape = draw(mesh_shapes(max_devices=len(available)) if shapes is None else shapes)
+    num_devices = math.prod(shape.values())
+    if num_devices > len(available):
+        raise ValueError(
+            f"a mesh {shape} needs {num_devices} devices, but there are {len(available)}; "
+            "give mesh_shapes a smaller max_devices"
+        )
+    if shuffle and draw(st.booleans()):
+        available = draw(st.permutations(available))
+    chosen = np.empty(num_devices, object)
+    chosen[:] = available[:num_devices]
+    kind = draw(st.sampled_from(kinds))
+    return Mesh(
+        chosen.reshape(tuple(shape.values())), tuple(shape), axis_types=(kind,) * len(shape)
+    )
 
 
 def partition_specs(
@@ -240,30 +257,31 @@ def partition_specs(
     >>> spec == PartitionSpec('y')
     True
     """
-    axis_names = tuple(_mesh_shape_of(mesh))
+    return _partition_specs(tuple(_mesh_shape_of(mesh)), max_entries)
 
-    @st.composite
-    def specs(draw: st.DrawFn) -> PartitionSpec:
-        trailing = draw(st.sampled_from((0, 0, 1, 2)))
-        names_of: list[list[str]] = [[] for _ in range(max_entries)]
-        used = set()
-        while _more(draw) and names_of and axis_names:
-            # Not sampled_from, which draws nothing from a single choice: see _more. A used name is
-            # skipped for the same reason: later draws do not depend on it.
-            name = axis_names[draw(st.integers(0, len(axis_names) - 1))]
-            dimension = draw(st.integers(0, max_entries - 1))
-            if name not in used:
-                names_of[dimension].append(name)
-                used.add(name)
-        while names_of and not names_of[-1]:
-            names_of.pop()
-        entries: list[SpecEntry] = [
-            names[0] if len(names) == 1 else (tuple(names) or None) for names in names_of
-        ]
-        entries += [None] * min(trailing, max_entries - len(entries))
-        return PartitionSpec(*entries)
 
-    return specs()
+@st.composite
+def _partition_specs(
+    draw: st.DrawFn, axis_names: tuple[str, ...], max_entries: int
+) -> PartitionSpec:
+    trailing = draw(st.sampled_from((0, 0, 1, 2)))
+    names_of: list[list[str]] = [[] for _ in range(max_entries)]
+    used = set()
+    while _more(draw) and names_of and axis_names:
+        # Not sampled_from, which draws nothing from a single choice: see _more. A used name is
+        # skipped for the same reason: later draws do not depend on it.
+        name = axis_names[draw(st.integers(0, len(axis_names) - 1))]
+        dimension = draw(st.integers(0, max_entries - 1))
+        if name not in used:
+            names_of[dimension].append(name)
+            used.add(name)
+    while names_of and not names_of[-1]:
+        names_of.pop()
+    entries: list[SpecEntry] = [
+        names[0] if len(names) == 1 else (tuple(names) or None) for names in names_of
+    ]
+    entries += [None] * min(trailing, max_entries - len(entries))
+    return PartitionSpec(*entries)
 
 
 def global_shapes(
@@ -305,18 +323,26 @@ def global_shapes(
             f"max_dims={max_dims} is too few: spec {format_spec(entries)} has {len(ways)} entries, "
             f"and min_dims={min_dims}"
         )
+    return _global_shapes(ways, fewest, most, max_block_side, allow_empty)
 
-    @st.composite
-    def shapes(draw: st.DrawFn) -> Shape:
-        shape = []
-        for parts in ways + (1,) * (draw(st.integers(fewest, most)) - len(ways)):
-            block_side = draw(st.integers(1, max_block_side))
-            # Rarely, because one empty dimension hides everything about the others.
-            is_empty = allow_empty and draw(st.integers(0, 15)) == 15
-            shape.append(0 if is_empty else parts * block_side)
-        return tuple(shape)
 
-    return shapes()
+@st.composite
+def _global_shapes(
+    draw: st.DrawFn,
+    ways: tuple[int, ...],
+    min_dims: int,
+    max_dims: int,
+    max_block_side: int,
+    allow_empty: bool,
+) -> Shape:
+    num_dims = draw(st.integers(min_dims, max_dims))
+    shape = []
+    for parts in ways + (1,) * (num_dims - len(ways)):
+        block_side = draw(st.integers(1, max_block_side))
+        # Rarely, because one empty dimension hides everything about the others.
+        is_empty = allow_empty and draw(st.integers(0, 15)) == 15
+        shape.append(0 if is_empty else parts * block_side)
+    return tuple(shape)
 
 
 @overload
