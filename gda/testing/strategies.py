@@ -156,7 +156,7 @@ def mesh_shapes(
     return _mesh_shapes(names, min_axes, most, min_axis_size, max_devices)
 
 
-# Composed here and not inside the functions: to compose a strategy takes longer than a draw from it.
+# Here and not inside the functions: to compose a strategy takes longer than a draw from it.
 @st.composite
 def _mesh_shapes(
     draw: st.DrawFn,
