@@ -14,6 +14,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
 import jax
@@ -93,8 +94,13 @@ def service() -> Service | None:
     return Service(client)
 
 
+def short_name(value: object) -> str:
+    """Return a short part of a key for a value with a long repr, the same in all processes."""
+    return sha256(repr(value).encode()).hexdigest()[:16]
+
+
 def has_backends() -> bool:
-    """Return whether JAX has made its devices; asking JAX's public functions would make them."""
+    """Return True if JAX has made its devices; asking JAX's public functions would make them."""
     try:
         from jax._src import xla_bridge
 

@@ -83,7 +83,7 @@ def ended(places: dict[int, Place], processes: Iterable[int]) -> list[int]:
 
 
 def is_near(place: Place) -> bool:
-    """Return whether the process is on this machine, which notices its end."""
+    """Return True if the process is on this machine, which notices its end."""
     return bool(place.machine) and place.machine == _machine()
 
 
