@@ -54,14 +54,9 @@ def run(
 ) -> int:
     """Run a program in one process for each environment, and return the exit code of the whole.
 
-    Args:
-      command: arguments of ``gda.launch.child``: ``"script"`` or ``"module"``, its path or name,
-        and its own arguments.
-      environments: all variables of each process.
-      timeout: seconds for the whole run.
-
-    It writes every line of a process with its number in front, and last, on stderr, the reason for
-    the end of the run. Call it in the main thread, because it handles signals.
+    The command is ``"script"`` or ``"module"``, its path or name, and its own arguments. Every line
+    of a process is written with its number in front, and last, on stderr, the reason for the end of
+    the run. Call it in the main thread, because it handles signals.
     """
     width = len(str(len(environments) - 1))
     with _Signals() as signals, Children() as children:
@@ -135,7 +130,7 @@ class _Process:
         self.output = (Lines(self.popen.stdout, prefix, _STDOUT), self.stderr)
 
     def read_report(self) -> bool:
-        """Read the available part of the report; return whether more may come."""
+        """Read the available part of the report; return True if more may come."""
         with suppress(BlockingIOError):
             data = os.read(self.report, 1 << 16)
             self._received += data
@@ -174,7 +169,8 @@ class _Process:
             in_vain = "LateProcessError" in traceback or "Timed out waiting" in traceback
         elif (code := self.popen.poll() or 0) < 0:
             reason = f"process {self.index} was killed by {signal_name(-code)}"
-            return _Ending(128 - code, reason, self.index, shows_stacks=_is_abort(code))
+            is_abort = code == -signal.SIGABRT
+            return _Ending(128 - code, reason, self.index, shows_stacks=is_abort)
         reason = f"process {self.index} failed with exit code {code}"
         return _Ending(code, reason, self.index, shows_stacks=in_vain) if code else None
 
@@ -275,13 +271,9 @@ def _died_unheard(processes: Sequence[_Process]) -> list[_Process]:
         process
         for process in processes
         if (process.popen.poll() or 0) != 0
-        and not _is_abort(process.popen.returncode)
+        and process.popen.returncode != -signal.SIGABRT
         and not process.failure()
     ]
-
-
-def _is_abort(code: int | None) -> bool:
-    return code == -signal.SIGABRT
 
 
 def _stopped_by(number: int) -> _Ending:

@@ -40,20 +40,12 @@ class Service:
         self._client = client
 
     def put(self, key: str, value: bytes, *, overwrite: bool = True) -> None:
-        """Store ``value``, for all processes to read.
-
-        Raises:
-          KeyError: the key exists, and ``overwrite`` is false.
-        """
+        """Store ``value``, for all to read; raise ``KeyError`` if it must not ``overwrite`` one."""
         with _errors(key):
             self._client.key_value_set_bytes(key, value, overwrite)
 
     def get(self, key: str, timeout: float) -> bytes:
-        """Return the value of ``key``, waiting for it up to ``timeout`` seconds.
-
-        Raises:
-          TimeoutError: it was not stored in that time.
-        """
+        """Return the value of ``key``, or raise ``TimeoutError`` after ``timeout`` seconds."""
         with _errors(key):
             return self._client.blocking_key_value_get_bytes(key, _milliseconds(timeout))
 

@@ -107,7 +107,7 @@ def _merge_phase(
     }
     if xfailed:
         # A process had the expected failure, so the others may pass.
-        failures = [failure for failure in failures if not _is_strict_xpass(failure.text)]
+        failures = [failure for failure in failures if "[XPASS(strict)]" not in failure.text]
     if failures:
         return _failed(item, phase, answers, of_process, failures)
     if skipped and len(skipped) < len(answers):
@@ -117,8 +117,8 @@ def _merge_phase(
         crash = next(iter(skipped.values())).crash
         return _report(item, phase, "skipped", longrepr=crash, **times)
     if xfailed:
-        text = next(report.text for report in xfailed)
-        return _report(item, phase, "skipped", longrepr=text, wasxfail=xfailed[0].wasxfail, **times)
+        text, reason = xfailed[0].text, xfailed[0].wasxfail
+        return _report(item, phase, "skipped", longrepr=text, wasxfail=reason, **times)
     if expected:
         return _report(item, phase, "passed", wasxfail=expected[0].wasxfail, **times)
     return _report(item, phase, "passed", **times)
@@ -128,29 +128,22 @@ def _failures(
     answers: list[Answer], of_process: dict[int, PhaseReport], phase: Phase, timeout: float
 ) -> list[_Failure]:
     """Return the failures of processes in a phase, the likely causes of the others first."""
-    broken = []
-    failed = []
+    failures: list[tuple[float, _Failure]] = []
     for answer in answers:
         report = of_process.get(answer.process)
         if report is not None and report.outcome == "failed":
             lines = report.crash[2] if report.crash else report.text.strip()
-            failure = _Failure(
-                answer,
-                f"{answer.label} failed:\n\n{report.text}",
-                f"{answer.label}: {lines}",
-                report.crash,
-            )
-            failed.append((report.stop, failure))
+            text, message = f"failed:\n\n{report.text}", f"{answer.label}: {lines}"
+            failure = _Failure(answer, f"{answer.label} {text}", message, report.crash)
+            failures.append((report.stop, failure))
         elif answer.ending in ("died", "hung", "raised") and phase == _broken_phase(answer):
             limit = f" (timeout={timeout:g})" if answer.ending == "hung" else ""
             summary = answer.summary + limit
-            if answer.ending == "died":
-                broken.append(_Failure(answer, f"{summary}\n{last_words(answer)}", summary))
-            else:
-                failure = _Failure(answer, f"{summary}\n{details(answer)}", summary)
-                failed.append((time.time(), failure))
-    failed.sort(key=lambda pair: pair[0])
-    return broken + [failure for _, failure in failed]
+            is_dead = answer.ending == "died"
+            more = last_words(answer) if is_dead else details(answer)
+            failure = _Failure(answer, f"{summary}\n{more}", summary)
+            failures.append((0 if is_dead else time.time(), failure))
+    return [failure for _, failure in sorted(failures, key=lambda pair: pair[0])]
 
 
 def _skip_failures(answers: list[Answer], skipped: dict[int, PhaseReport]) -> list[_Failure]:
@@ -172,10 +165,8 @@ def _failed(
     failures: list[_Failure],
 ) -> pytest.TestReport:
     first, *others = failures
-    parts = [first.text]
-    parts += [f"also failed: {other.line}" for other in others]
-    behind = stacks_of_others(answers, first.answer)
-    if behind:
+    parts = [first.text, *[f"also failed: {other.line}" for other in others]]
+    if behind := stacks_of_others(answers, first.answer):
         parts.append(behind)
     sections = []
     for answer in sorted(answers, key=lambda answer: answer.process):
@@ -195,10 +186,6 @@ def _broken_phase(answer: Answer) -> Phase:
     if "setup" not in outcomes:
         return "setup"
     return "call" if outcomes["setup"] == "passed" and "call" not in outcomes else "teardown"
-
-
-def _is_strict_xpass(text: str) -> bool:
-    return "[XPASS(strict)]" in text
 
 
 def _times(reports: Any) -> dict[str, Any]:
@@ -225,10 +212,7 @@ def _repr_of(
 def _report(
     item: pytest.Item, phase: Phase, outcome: Any, *, longrepr: Any = None, **rest: Any
 ) -> pytest.TestReport:
-    extra = {} if rest.get("wasxfail") is None else {"wasxfail": rest["wasxfail"]}
-    rest.pop("wasxfail", None)
     now = time.time()
-    times = {"start": now, "stop": now}
     return pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,
@@ -236,6 +220,5 @@ def _report(
         outcome=outcome,
         longrepr=longrepr,
         when=phase,
-        **{**times, **rest},
-        **extra,
+        **{"start": now, "stop": now, **rest},
     )

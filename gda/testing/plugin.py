@@ -29,7 +29,6 @@ Every pytest run with gda installed imports this module, so it has no slow impor
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
 _session_key = pytest.StashKey[pytest.Session]()
 _pools_key = pytest.StashKey["Pools"]()
-_updated_before_key = pytest.StashKey[str | None]()
 _UPDATE_GOLDEN = "GDA_UPDATE_GOLDEN"  # as in gda.compiled.golden, which takes long to import
 
 
@@ -59,8 +57,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", marker.HELP)
     if config.getoption("--update-golden"):
-        config.stash[_updated_before_key] = os.environ.get(_UPDATE_GOLDEN)
-        os.environ[_UPDATE_GOLDEN] = "1"
+        patch = pytest.MonkeyPatch()
+        patch.setenv(_UPDATE_GOLDEN, "1")
+        config.add_cleanup(patch.undo)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -72,12 +71,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
-        if marker.is_marked(item) and item.get_closest_marker("xdist_group") is None:
-            try:
-                num_processes, devices = marker.wanted(item).size
-            except ValueError:  # reported when the test runs
-                continue
-            item.add_marker(pytest.mark.xdist_group(f"processes-{num_processes}x{devices}"))
+        size = marker.size_of(item)
+        if size is not None and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(f"processes-{size[0]}x{size[1]}"))
 
 
 @pytest.hookimpl(wrapper=True, specname="pytest_collection_modifyitems")
@@ -118,16 +114,8 @@ def _tear_down_unshared(item: pytest.Item, nextitem: pytest.Item | None) -> None
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    _close(session.config)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    _close(config)
-    if _updated_before_key in config.stash:
-        before = config.stash[_updated_before_key]
-        os.environ.pop(_UPDATE_GOLDEN)
-        if before is not None:
-            os.environ[_UPDATE_GOLDEN] = before
+    if pools := session.config.stash.get(_pools_key, None):
+        pools.close()
 
 
 @pytest.fixture(scope="session")
@@ -161,13 +149,8 @@ def _pools(config: pytest.Config) -> Pools:
 
     if _pools_key not in config.stash:
         config.stash[_pools_key] = Pools(config.stash[_session_key])
+        config.add_cleanup(config.stash[_pools_key].close)
     return config.stash[_pools_key]
-
-
-def _close(config: pytest.Config) -> None:
-    pools = config.stash.get(_pools_key, None)
-    if pools is not None:
-        pools.close()
 
 
 def _is_in_process(config: pytest.Config) -> bool:

@@ -21,7 +21,7 @@ from gda.testing.channel import Channel
 # The place of a test: its file, and the names inside it.
 Address = tuple[str, tuple[str, ...]]
 
-PLUGIN_NAME = "gda-process"
+PLUGIN_NAME = "gda-process"  # of a session in a process of a pool
 shared_directory_key = pytest.StashKey[Path]()
 
 # Options that select tests, stop the session, read from a terminal, or overwrite the report of the
@@ -46,11 +46,6 @@ _NEUTRAL_OPTIONS = {
     "usepdb": False,
     "xmlpath": None,
 }
-_OVERRIDES = (
-    "--capture=no",
-    # This module was imported before pytest could rewrite the asserts of gda, which has none.
-    "-Wignore::pytest.PytestAssertRewriteWarning",
-)
 
 
 @dataclass(frozen=True)
@@ -58,14 +53,14 @@ class SessionPlan:
     """The facts that a process needs for its part of a pytest session.
 
     Attributes:
-      arguments: command-line arguments of pytest.
+      arguments: command-line arguments of pytest, with some of the pool.
       directory: working directory of pytest.
       script_arguments: ``sys.argv`` there.
       files: the test files to collect.
       temporary: directory of the pool; each process makes its own in it.
       options: values that the controlling session chose and that must be the same here.
       workerinput: data of xdist about the controlling session, if that is a worker of it.
-      has_cache, has_xdist, has_coverage: these plugins are installed.
+      has_cache: pytest has a cache, whose folder must be another in each process.
     """
 
     arguments: tuple[str, ...]
@@ -76,8 +71,6 @@ class SessionPlan:
     options: dict[str, Any]
     workerinput: dict[str, Any] | None
     has_cache: bool
-    has_xdist: bool
-    has_coverage: bool
 
 
 @dataclass(frozen=True)
@@ -119,11 +112,8 @@ def run_session(channel: Channel, plan: SessionPlan) -> None:
     temporary = plan.temporary / f"process-{os.environ['JAX_PROCESS_ID']}"
     arguments = [
         *plan.arguments,
-        *_OVERRIDES,
         f"--basetemp={temporary}",
         *([f"--override-ini=cache_dir={temporary}-cache"] if plan.has_cache else []),
-        *(["-n0"] if plan.has_xdist else []),
-        *(["--no-cov"] if plan.has_coverage else []),
     ]
     plugin = _ProcessPlugin(channel, plan)
     code = pytest.main(arguments, plugins=[plugin])
@@ -151,7 +141,7 @@ class _ProcessPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         self._config = config
-        config.pluginmanager.register(_Name(), PLUGIN_NAME)
+        config.pluginmanager.register(object(), PLUGIN_NAME)  # a name for other plugins to see
         for name, value in {**_NEUTRAL_OPTIONS, **self._plan.options}.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
@@ -218,10 +208,6 @@ class _ProcessPlugin:
         self.page.truncate()
         report.toterminal(self._config.get_terminal_writer())
         return self.page.getvalue().strip("\n")
-
-
-class _Name:
-    """The plugin ``PLUGIN_NAME``, which marks a session in a process of a pool."""
 
 
 def _phase_report(report: pytest.TestReport, text: str) -> PhaseReport:

@@ -24,18 +24,9 @@ time.sleep(300)
 """
 
 
-def variables(**changes: object) -> dict[str, str]:
-    arguments = {
-        "process": 1,
-        "num_processes": 4,
-        "port": 1234,
-        "devices": 2,
-        "heartbeat_timeout": 10,
-        "collective_timeout": 30,
-        "agreement_timeout": 60,
-        "inherited": {},
-    }
-    return environment(**{**arguments, **changes})
+def variables(seconds: float = 60) -> dict[str, str]:
+    times = {f"{name}_timeout": seconds for name in ("heartbeat", "collective", "agreement")}
+    return environment(1, 4, 1234, 2, **times)
 
 
 def test_close_ends_children_and_grandchildren() -> None:
@@ -94,8 +85,10 @@ def test_a_port_is_not_given_to_others() -> None:
         other.bind(("127.0.0.1", port.number))
 
 
-def test_environment_names_the_other_processes() -> None:
+def test_environment_names_the_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GDA_CHECK_AGREEMENT", raising=False)
     given = variables()
+    assert given["PATH"] == os.environ["PATH"]
     assert given["JAX_COORDINATOR_ADDRESS"] == "127.0.0.1:1234"
     assert given["JAX_NUM_PROCESSES"] == "4"
     assert given["JAX_PROCESS_ID"] == "1"
@@ -103,28 +96,15 @@ def test_environment_names_the_other_processes() -> None:
     assert given["GDA_CHECK_AGREEMENT"] == "1"
     assert given["GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"] == "60"
     assert "--xla_force_host_platform_device_count=2" in given["XLA_FLAGS"].split()
-    times = {f"{name}_timeout": 1 for name in ("heartbeat", "collective", "agreement")}
-    given = environment(0, 1, 1, None, **times)
-    assert given["PATH"] == os.environ["PATH"]
-    given = variables(devices=None)
-    assert "JAX_PLATFORMS" not in given
-    assert "device_count" not in given["XLA_FLAGS"]
-
-
-def test_environment_keeps_variables_that_are_set() -> None:
-    inherited = {
-        "HOME": "/home/me",
-        "GDA_CHECK_AGREEMENT": "0",
-        "XLA_FLAGS": "--xla_cpu_collective_timeout_seconds=7",
-    }
-    given = variables(inherited=inherited)
-    assert given["HOME"] == "/home/me"
+    monkeypatch.setenv("GDA_CHECK_AGREEMENT", "0")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_collective_timeout_seconds=7")
+    given = variables()
     assert given["GDA_CHECK_AGREEMENT"] == "0"
     assert given["XLA_FLAGS"].count("collective_timeout") == 1
 
 
-def test_process_reads_the_environment_back() -> None:
-    given = variables(heartbeat_timeout=10_000_000, collective_timeout=10_000_000)
+def test_process_reads_the_environment_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = variables(10_000_000)
     assert given["GDA_HEARTBEAT_TIMEOUT_SECONDS"] == "10000000"
     assert "e+" not in given["XLA_FLAGS"]
     expected = {
@@ -133,9 +113,9 @@ def test_process_reads_the_environment_back() -> None:
         "process_id": 1,
         "heartbeat_timeout_seconds": 10_000_000,
     }
-    assert arguments_of(given) == expected
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert arguments_of() == expected
     del expected["process_id"]
-    assert arguments_of({**given, "JAX_PROCESS_ID": "?"}, without=["process_id"]) == expected
-    assert arguments_of({}) == {}
-    with pytest.raises(ValueError, match=r"^JAX_PROCESS_ID is '\?'; it must be an integer$"):
-        arguments_of({"JAX_PROCESS_ID": "?"})
+    monkeypatch.setenv("JAX_PROCESS_ID", "?")
+    assert arguments_of(without=["process_id"]) == expected

@@ -227,7 +227,6 @@ def start_alone(program: str, processes: int, devices: int) -> tuple[int, str, s
                 heartbeat_timeout=10,
                 collective_timeout=30,
                 agreement_timeout=60,
-                inherited=environment(),
             ),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
