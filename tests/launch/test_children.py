@@ -3,41 +3,20 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 
 import pytest
-from running import is_running, wait_until_gone
 
 from gda.launch.children import Children, Port, arguments_of, environment, is_stopped
 
 # Longer than any test, so that nothing here ends by itself and yet nothing stays for ever.
 SLEEP = "import time; time.sleep(300)"
 
-# A process that starts another one, writes both numbers and waits.
-FAMILY = f"""
-import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "{SLEEP}"])
-print(os.getpid(), child.pid, flush=True)
-time.sleep(300)
-"""
-
 
 def variables(seconds: float = 60) -> dict[str, str]:
     times = {f"{name}_timeout": seconds for name in ("heartbeat", "collective", "agreement")}
     return environment(1, 4, 1234, 2, **times)
-
-
-def test_close_ends_children_and_grandchildren() -> None:
-    with Children() as children:
-        process = children.start([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        with process.stdout as output:
-            pids = [int(pid) for pid in output.readline().split()]
-        assert all(is_running(pid) for pid in pids)
-    assert process.returncode == -signal.SIGKILL
-    wait_until_gone(pids)
 
 
 def test_close_leaves_the_result_of_a_child_that_is_done() -> None:
@@ -46,21 +25,6 @@ def test_close_leaves_the_result_of_a_child_that_is_done() -> None:
         assert process.wait(60) == 3
         children.close()
     assert process.returncode == 3
-
-
-def test_children_end_with_a_parent_that_is_killed() -> None:
-    parent = f"""
-import subprocess, sys, time
-from gda.launch.children import Children
-children = Children()
-children.start([sys.executable, "-c", {FAMILY!r}])
-time.sleep(300)
-"""
-    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        pids = [int(pid) for pid in process.stdout.readline().split()]
-        process.kill()
-    wait_until_gone(pids)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
