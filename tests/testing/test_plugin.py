@@ -193,7 +193,7 @@ def test_each_size_starts_in_one_worker_of_xdist(
     printed.re_match_lines([r"process 0 of 1 failed:", r"E  .*assert 3 == 2"])
     workers = {
         size: set(re.findall(rf"^\[(gw\d)\] .*@processes-{size}", printed.str(), re.M))
-        for size in ("2x1", "1x3")
+        for size in ("1x1", "1x3")
     }
     assert [len(each) for each in workers.values()] == [1, 1]
     assert len(list((folder / "temporary").glob("popen-*/processes0/pool*"))) == 2
@@ -215,7 +215,7 @@ def test_no_process_outlives_pytest(tmp_path: Path) -> None:
     try:
         for process, number, folder in zip(running, numbers, folders, strict=True):
             limit = time.monotonic() + 60
-            while len(files := list(folder.glob("temporary/processes0/*/*.pid"))) < 2:
+            while len(files := list(folder.glob("temporary/processes0/*/*.pid"))) < 1:
                 assert time.monotonic() < limit, "the test did not start"
                 time.sleep(0.05)
             pids = [int(file.stem) for file in files]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
-from running import ignoring, is_running, wait_until_gone, without_address
+from running import is_running, wait_until_gone, without_address
 
 from gda.testing import Pool, ProcessError
 
@@ -55,24 +55,12 @@ class Things:
 
 def test_results_come_in_the_order_of_the_processes(pool):
     assert pool.run(rank, 10, scale=5) == [10, 15]
-
-
-def test_processes_can_talk_to_each_other(pool):
-    assert pool.run(total, [1, 2, 3, 4, 5, 6]) == [21, 21]
+    assert pool.run(total, [1, 2, 3, 4, 5, 6]) == [21, 21]  # which talk to each other
 
 
 def test_functions_of_libraries_and_of_classes_can_be_called(pool):
     assert pool.run(jax.process_count) == [2, 2]
     assert pool.run(Things.double, 4) == [8, 8]
-
-
-def test_processes_are_kept_for_the_next_call(pool):
-    pids = pool.run(os.getpid)
-    assert len({*pids, os.getpid()}) == 3
-    assert pool.run(os.getpid) == pids
-
-
-def test_devices_are_those_asked_for_whatever_the_environment_says(pool):
     assert "device_count=8" in os.environ["XLA_FLAGS"]
     assert pool.run(jax.local_device_count) == [3, 3]
 
@@ -114,6 +102,7 @@ def test_an_error_is_the_error_of_a_process_and_has_its_traceback(pool):
 
 def test_processes_are_kept_if_all_of_them_fail_alike_and_replaced_otherwise(pool):
     pids = pool.run(os.getpid)
+    assert len({*pids, os.getpid()}) == 3
     with pytest.raises(ProcessError, match=r"(?s)process . of 2: ValueError.*process . of 2: Val"):
         pool.run(raise_in, [0, 1], "both")
     assert pool.run(os.getpid) == pids
@@ -140,15 +129,6 @@ def test_a_process_that_dies_is_named_and_where_the_others_stood(pool):
     assert message.startswith("process 1 of 2 was killed by SIGKILL\nThe end of its output:\nlast")
     # It got an error from its collective, or waited in it.
     assert "process 0 of 2: " in message or "in total" in message
-
-
-def end_by_a_signal_without_a_name():
-    os.kill(os.getpid(), 40)
-
-
-def test_a_signal_without_a_name_is_told_by_its_number(pool):
-    with pytest.raises(ProcessError, match=r"^process 1 of 2 was killed by signal 40\n"):
-        pool.run(end_in, 1, end_by_a_signal_without_a_name)
 
 
 def test_sys_exit_is_an_error_like_others(pool):
@@ -288,16 +268,16 @@ def test_a_closed_pool_starts_again(pool):
     assert pool.run(jax.process_index) == [0, 1]
 
 
-def run_script(wrapped):
-    command = wrapped([sys.executable, str(SCRIPT)])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_nothing_depends_on_the_name_of_the_machine():
-    assert run_script(without_address).startswith("[4, 4] ")
+    command = without_address([sys.executable, str(SCRIPT)])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "[4, 4]\n"), done.stderr
 
 
-def test_an_interrupt_that_is_ignored_on_entry_is_not_ignored_in_the_processes():
-    assert run_script(ignoring).count("default_int_handler") == 2
+def test_an_interrupt_that_is_ignored_on_entry_is_not_ignored_in_the_processes(pool):
+    pool.close()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert pool.run(signal.getsignal, signal.SIGINT) == [signal.default_int_handler] * 2
+    finally:
+        signal.signal(signal.SIGINT, before)
