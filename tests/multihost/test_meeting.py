@@ -34,14 +34,8 @@ def test_verdict_of_one_process_reaches_all() -> None:
 @pytest.mark.processes(4, devices=2)
 def test_some_meet_without_the_others() -> None:
     pair = (1, 3) if jax.process_index() % 2 else (0, 2)
-    verdict = meet(
-        str(jax.process_index()).encode(),
-        join,
-        kind="test",
-        what="pair",
-        timeout=20,
-        processes=pair,
-    )
+    mine = str(jax.process_index()).encode()
+    verdict = meet(mine, join, kind="test", what="pair", timeout=20, processes=pair)
     assert json.loads(verdict) == {str(i): str(i) for i in pair}
 
 
@@ -161,9 +155,8 @@ def test_without_the_service_a_watchdog_says_where_it_waits(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(coordination, "service", lambda: None)
-    meet(
-        b"", join, kind="test", what="once", timeout=30
-    )  # compiled here, so that the next takes no time
+    # Compiled here, so that the next takes no time.
+    meet(b"", join, kind="test", what="once", timeout=30)
     with caplog.at_level(logging.ERROR, logger="gda"):
         if jax.process_index() == 0:
             time.sleep(3)
