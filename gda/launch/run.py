@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -83,10 +84,9 @@ def run(
 
 @dataclass(frozen=True)
 class _Ending:
-    """The end of a run.
+    """The end of a run, with its exit code.
 
     Attributes:
-      code: the exit code of the run.
       reason: in words; empty if all processes succeeded.
       process: the process that failed.
       asks_with: the signal that asks the other processes to end.
@@ -124,8 +124,6 @@ class _Process:
         os.close(report)
         os.set_blocking(self.report, False)
         self._received = b""
-        assert self.popen.stdout is not None
-        assert self.popen.stderr is not None
         self.stderr = Lines(self.popen.stderr, prefix, _STDERR)
         self.output = (Lines(self.popen.stdout, prefix, _STDOUT), self.stderr)
 
@@ -201,11 +199,10 @@ class _Signals:
 
     def stop(self) -> int | None:
         """Take the signals that came, and return the first that ends the run."""
+        came = b""
         with suppress(BlockingIOError):
-            return next(
-                (number for number in os.read(self.pipe, 1 << 16) if number in _STOPS), None
-            )
-        return None
+            came = os.read(self.pipe, 1 << 16)
+        return next((number for number in came if number in _STOPS), None)
 
 
 def _watch(processes: Sequence[_Process], signals: _Signals, timeout: float | None) -> _Ending:
@@ -298,15 +295,14 @@ def _show_stacks(processes: Sequence[_Process]) -> list[str]:
     ):
         time.sleep(0.02)
     time.sleep(_STACKS_SECONDS)
-    reasons: dict[str, list[int]] = {}
+    reasons: dict[str, list[int]] = defaultdict(list)
     for process in without():
         if process.is_stopped():
-            reasons.setdefault(_STOPPED, []).append(process.index)
+            reasons[_STOPPED].append(process.index)
         elif process.is_alive():
-            silent = f"no reaction to a signal within {_SILENT_SECONDS:g} s"
-            reasons.setdefault(silent, []).append(process.index)
+            reasons[f"no reaction to a signal within {_SILENT_SECONDS:g} s"].append(process.index)
         elif process.popen.returncode == -signal.SIGUSR1:
-            reasons.setdefault("Python had shut down there", []).append(process.index)
+            reasons["Python had shut down there"].append(process.index)
     missing = [f"{format_processes(group)} ({reason})" for reason, group in reasons.items()]
     if missing:
         return [f"stacks are shown above, but not those of {' and '.join(missing)}"]

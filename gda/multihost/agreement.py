@@ -109,10 +109,9 @@ def checking_agreement(
 def checked(
     name: str, *, reads: bool = True
 ) -> Callable[[Callable[P, jax.Array]], Callable[P, jax.Array]]:
-    """Make a constructor ``(global_shape, mesh, spec, ..., dtype=)`` check what it builds.
+    """Make a constructor check what it builds, and its arguments first if it ``reads`` long.
 
-    If it ``reads``, which may take long, the arguments are checked before that. With ``pad=True``
-    it is the constructor of a ``PaddedArray``.
+    With ``pad=True`` it is the constructor of a ``PaddedArray``.
     """
 
     def decorate(construct: Callable[P, jax.Array]) -> Callable[P, jax.Array]:

@@ -175,36 +175,31 @@ class _Meeting:
     def _group(self) -> str:
         return _group_of(self.thread, self.processes)
 
-    @property
-    def _folder(self) -> str:
-        return f"{_FOLDER}/{self._group}"
+    def _key(self, end: str) -> str:
+        return f"{_FOLDER}/{self._group}/{end}"
 
     def hold(self, entry: bytes, judge: Judge) -> bytes:
         service, number, me = self.service, self.number, jax.process_index()
         post(service, Place(self.what, self._group, number, self.processes))
-        service.put(f"{self._folder}/entry/{me}", entry)
+        service.put(self._key(f"entry/{me}"), entry)
         verdict = self._come()
         if me == self.processes[0]:  # which judges
             verdict = _judged(self._entries(), judge)
-            service.put(self._verdict_key, verdict)
+            service.put(self._key(f"verdict/{number}"), verdict)
             with contextlib.suppress(RuntimeError):
                 # All processes are here, so all have read the previous verdict.
-                service.delete(f"{self._folder}/verdict/{number - 1}")
+                service.delete(self._key(f"verdict/{number - 1}"))
         return verdict
-
-    @property
-    def _verdict_key(self) -> str:
-        return f"{self._folder}/verdict/{self.number}"
 
     def _come(self) -> bytes:
         """Wait until all have come; return the verdict, or nothing in the process that judges."""
 
         def come() -> bytes:
             some = None if len(self.processes) == jax.process_count() else self.processes
-            self.service.barrier(f"{self._folder}/{self.number}", self.timeout, some)
+            self.service.barrier(self._key(f"{self.number}"), self.timeout, some)
             if jax.process_index() == self.processes[0]:
                 return b""
-            return self.service.get(self._verdict_key, self.timeout)
+            return self.service.get(self._key(f"verdict/{self.number}"), self.timeout)
 
         with contextlib.closing(Background("gda-meeting")) as background:
             waiting = background.begin(come)
@@ -226,7 +221,7 @@ class _Meeting:
         return verdict
 
     def _entries(self) -> dict[int, bytes]:
-        entries = self.service.list(f"{self._folder}/entry/")
+        entries = self.service.list(self._key("entry/"))
         return {int(key.rpartition("/")[2]): entry for key, entry in entries.items()}
 
     # A meeting that fails.
@@ -314,9 +309,8 @@ class _Meeting:
         named = gone or sorted(late)
         lines = [f"{format_processes(group)} waited at {what}" for what, group in waiting.items()]
         for process in named[:MOST_NAMED]:
-            last = (
-                f"was last at {found[process].what}" if process in found else "has not met others"
-            )
+            place = found.get(process)
+            last = f"was last at {place.what}" if place else "has not met others"
             lines.append(f"process {process} {last}")
         who = format_processes(named) if named else "a process"
         did = "ended" if gone else f"did not come within {self.timeout:g} s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
 import pytest
@@ -17,22 +17,10 @@ from gda.testing.answer import (
     stacks_of_others,
     trim_stacks,
 )
-from gda.testing.session import PhaseReport
+from gda.testing.session import Crash, PhaseReport
 
 Phase = Literal["setup", "call", "teardown"]
 _PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
-
-
-@dataclass(frozen=True)
-class _Crash:
-    """The place and message that pytest prints in its summary, and with --tb=line."""
-
-    path: str
-    lineno: int
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.lineno}: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -40,7 +28,7 @@ class ProcessesRepr:
     """A failure as pytest shows it: a text of several processes."""
 
     text: str
-    reprcrash: _Crash
+    reprcrash: Crash
 
     def toterminal(self, out: Any) -> None:
         for line in self.text.splitlines():
@@ -57,11 +45,11 @@ class _Failure:
     answer: Answer
     text: str
     message: str
-    crash: tuple[str, int, str] | None = None
+    crash: Crash | None = None
 
     @property
     def line(self) -> str:
-        where = "" if self.crash is None else f" ({self.crash[0]}:{self.crash[1]})"
+        where = "" if self.crash is None else f" ({self.crash.path}:{self.crash.lineno})"
         return self.message.partition("\n")[0] + where
 
 
@@ -115,7 +103,8 @@ def _merge_phase(
     times = _times(of_process.values())
     if skipped:
         crash = next(iter(skipped.values())).crash
-        return _report(item, phase, "skipped", longrepr=crash, **times)
+        place = crash and astuple(crash)
+        return _report(item, phase, "skipped", longrepr=place, **times)
     if xfailed:
         text, reason = xfailed[0].text, xfailed[0].wasxfail
         return _report(item, phase, "skipped", longrepr=text, wasxfail=reason, **times)
@@ -132,7 +121,7 @@ def _failures(
     for answer in answers:
         report = of_process.get(answer.process)
         if report is not None and report.outcome == "failed":
-            lines = report.crash[2] if report.crash else report.text.strip()
+            lines = report.crash.message if report.crash else report.text.strip()
             text, message = f"failed:\n\n{report.text}", f"{answer.label}: {lines}"
             failure = _Failure(answer, f"{answer.label} {text}", message, report.crash)
             failures.append((report.stop, failure))
@@ -151,7 +140,7 @@ def _skip_failures(answers: list[Answer], skipped: dict[int, PhaseReport]) -> li
     for answer in answers:
         if answer.process in skipped:
             crash = skipped[answer.process].crash
-            reason = crash[2] if crash else "Skipped"
+            reason = crash.message if crash else "Skipped"
             text = f"{answer.label} skipped this test, but others did not: {reason}"
             failures.append(_Failure(answer, text, text, crash))
     return failures
@@ -202,11 +191,11 @@ def _times(reports: Any) -> dict[str, Any]:
 
 
 def _repr_of(
-    item: pytest.Item, text: str, message: str, crash: tuple[str, int, str] | None = None
+    item: pytest.Item, text: str, message: str, crash: Crash | None = None
 ) -> ProcessesRepr:
-    path, line, name = item.location
-    where = (path, (line or 0) + 1, name) if crash is None else crash
-    return ProcessesRepr(text, _Crash(where[0], where[1], message))
+    path, line, _ = item.location
+    where = crash or Crash(path, (line or 0) + 1, message)
+    return ProcessesRepr(text, replace(where, message=message))
 
 
 def _report(

@@ -29,11 +29,9 @@ from gda.testing.forking import Forked
 T = TypeVar("T")
 
 _START_TIMEOUT = 120.0
-# Long, because a pool ends the others itself when one dies, and on a busy machine heartbeats may
-# stop for more than 10 s: then JAX would abort all processes.
-_HEARTBEAT_TIMEOUT = 60.0
-_COLLECTIVE_TIMEOUT = 30.0
-_AGREEMENT_TIMEOUT = 20.0
+# That of heartbeats is long, because a pool ends the others itself when one dies, and on a busy
+# machine heartbeats may stop for more than 10 s: then JAX would abort all processes.
+_TIMEOUTS = {"heartbeat_timeout": 60.0, "collective_timeout": 30.0, "agreement_timeout": 20.0}
 _STOP_TIMEOUT = 5.0
 _POLL_INTERVAL = 0.2
 _DUMP_TIMEOUT = 1.0
@@ -214,15 +212,7 @@ class _Group:
             _Worker(
                 children,
                 directory,
-                environment(
-                    index,
-                    num_processes,
-                    port.number,
-                    devices,
-                    heartbeat_timeout=_HEARTBEAT_TIMEOUT,
-                    collective_timeout=_COLLECTIVE_TIMEOUT,
-                    agreement_timeout=_AGREEMENT_TIMEOUT,
-                ),
+                environment(index, num_processes, port.number, devices, **_TIMEOUTS),
                 index,
             )
             for index in range(num_processes)

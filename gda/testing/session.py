@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,13 +73,25 @@ class SessionPlan:
 
 
 @dataclass(frozen=True)
+class Crash:
+    """The place and message that pytest prints in its summary, and with --tb=line."""
+
+    path: str
+    lineno: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.lineno}: {self.message}"
+
+
+@dataclass(frozen=True)
 class PhaseReport:
     """The report of a process about the setup, the call or the teardown of a test.
 
     Attributes:
       when, outcome, sections, duration, start, stop: as in ``pytest.TestReport``.
       text: the traceback, or other text, of a failure.
-      crash: path, line and message of a failure, or of a skip.
+      crash: that of a failure, or of a skip.
       wasxfail: the reason, if a failure was expected.
       properties: the test's ``user_properties``.
     """
@@ -88,7 +99,7 @@ class PhaseReport:
     when: str
     outcome: str
     text: str = ""
-    crash: tuple[str, int, str] | None = None
+    crash: Crash | None = None
     wasxfail: str | None = None
     sections: tuple[tuple[str, str], ...] = ()
     duration: float = 0.0
@@ -211,6 +222,7 @@ class _ProcessPlugin:
 
 
 def _phase_report(report: pytest.TestReport, text: str) -> PhaseReport:
+    plain = (str, int, float, bool, type(None))
     return PhaseReport(
         when=report.when or "call",
         outcome=report.outcome,
@@ -221,20 +233,15 @@ def _phase_report(report: pytest.TestReport, text: str) -> PhaseReport:
         duration=report.duration,
         start=report.start,
         stop=report.stop,
-        properties=_sendable(report.user_properties),
+        properties=tuple(
+            (name, value if isinstance(value, plain) else str(value))
+            for name, value in report.user_properties
+        ),
     )
 
 
-def _crash(longrepr: Any) -> tuple[str, int, str] | None:
+def _crash(longrepr: Any) -> Crash | None:
     if isinstance(longrepr, tuple):
-        path, line, message = longrepr
-        return str(path), line, message
+        return Crash(*longrepr)
     crash = getattr(longrepr, "reprcrash", None)
-    return None if crash is None else (str(crash.path), crash.lineno, crash.message)
-
-
-def _sendable(properties: Sequence[tuple[str, object]]) -> tuple[tuple[str, Any], ...]:
-    plain = (str, int, float, bool, type(None))
-    return tuple(
-        (name, value if isinstance(value, plain) else str(value)) for name, value in properties
-    )
+    return None if crash is None else Crash(crash.path, crash.lineno, crash.message)

@@ -61,6 +61,7 @@ total(g)
 if me == 1: threading.Timer(0.2, die).start()
 while True: total(g)
 """,
+    "the coordinator": "g = build()\nif me == 0: die()\nwhile True: total(g)",
 }
 
 
@@ -68,13 +69,8 @@ while True: total(g)
 def test_a_process_that_is_killed_is_named(tmp_path: Path, when: str) -> None:
     done = launch(tmp_path, KILLED[when])
     assert done.returncode == 128 + 9, done.stderr
-    assert "gda.launch: process 1 was killed by SIGKILL" in done.stderr
-
-
-def test_the_coordinator_that_is_killed_is_named(tmp_path: Path) -> None:
-    done = launch(tmp_path, "g = build()\nif me == 0: die()\nwhile True: total(g)")
-    assert done.returncode == 128 + 9, done.stderr
-    assert "gda.launch: process 0 was killed by SIGKILL" in done.stderr
+    victim = 0 if when == "the coordinator" else 1
+    assert f"gda.launch: process {victim} was killed by SIGKILL" in done.stderr
 
 
 def test_survivors_without_a_launcher_name_the_missing_process(tmp_path: Path) -> None:
