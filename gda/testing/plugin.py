@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from gda.testing.pool import Pool
     from gda.testing.pools import Pools
 
-_session_key = pytest.StashKey[pytest.Session]()
 _pools_key = pytest.StashKey["Pools"]()
 _UPDATE_GOLDEN = "GDA_UPDATE_GOLDEN"  # as in gda.compiled.golden, which takes long to import
 
@@ -60,10 +59,6 @@ def pytest_configure(config: pytest.Config) -> None:
         patch = pytest.MonkeyPatch()
         patch.setenv(_UPDATE_GOLDEN, "1")
         config.add_cleanup(patch.undo)
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    session.config.stash[_session_key] = session
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -91,7 +86,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if not marker.is_marked(item) or _is_in_process(item.config):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _pools(item.config).run_test(item, nextitem):
+    for report in _pools(item.session).run_test(item, nextitem):
         item.ihook.pytest_runtest_logreport(report=report)
     _tear_down_unshared(item, nextitem)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
@@ -119,18 +114,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def process_pool(pytestconfig: pytest.Config) -> Callable[..., Pool]:
+def process_pool(request: pytest.FixtureRequest) -> Callable[..., Pool]:
     """Return a function that gives a ``gda.testing.Pool``: ``process_pool(2, devices=4)``.
 
     Pools are shared with the tests under ``@pytest.mark.processes`` and end with the session.
     """
-    if _is_in_process(pytestconfig):
+    if _is_in_process(request.config):
         pytest.fail(
             "process_pool is not for tests under @pytest.mark.processes, which run in processes of "
             "a pool already; remove the marker or the fixture",
             pytrace=False,
         )
-    return _pools(pytestconfig).get
+    return _pools(request.session).get
 
 
 @pytest.fixture
@@ -143,14 +138,15 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue("tmp_path")
 
 
-def _pools(config: pytest.Config) -> Pools:
+def _pools(session: pytest.Session) -> Pools:
     # Imported here, because a suite without the marker does not need it.
     from gda.testing.pools import Pools
 
-    if _pools_key not in config.stash:
-        config.stash[_pools_key] = Pools(config.stash[_session_key])
-        config.add_cleanup(config.stash[_pools_key].close)
-    return config.stash[_pools_key]
+    stash = session.config.stash
+    if _pools_key not in stash:
+        stash[_pools_key] = Pools(session)
+        session.config.add_cleanup(stash[_pools_key].close)
+    return stash[_pools_key]
 
 
 def _is_in_process(config: pytest.Config) -> bool:

@@ -6,8 +6,10 @@ import itertools
 import re
 import sys
 import tempfile
+from collections import defaultdict
 from contextlib import ExitStack
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -42,8 +44,6 @@ class Pools:
         self._promises: dict[_Size, tuple[int, pytest.Item | None]] = {}
         self._numbers = itertools.count()
         self._ending = ExitStack()
-        self._next_of: dict[pytest.Item, pytest.Item] = {}
-        self._files_of: dict[_Size, dict[str, None]] | None = None
 
     def get(self, num_processes: int, devices: int = 1) -> Pool:
         """Return the pool of a size, and close others if there would be too many processes."""
@@ -59,7 +59,6 @@ class Pools:
 
     def run_test(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         """Run a test in all processes of its pool, and return its merged reports."""
-        self._look_ahead()
         try:
             processes = wanted(item)
             pool = self.get(*processes.size)
@@ -106,25 +105,21 @@ class Pools:
         self, item: pytest.Item, size: _Size, nextitem: pytest.Item | None
     ) -> pytest.Item | None:
         """Return the next test of the same pool, if it is certain."""
-        if not hasattr(self._config, "workerinput"):
-            return self._next_of.get(item)
-        # A worker of xdist knows the next test only.
-        return nextitem if nextitem is not None and size_of(nextitem) == size else None
+        if hasattr(self._config, "workerinput"):  # a worker of xdist knows the next test only
+            return nextitem if nextitem is not None and size_of(nextitem) == size else None
+        return self._next_of.get(item)
 
-    def _look_ahead(self) -> dict[_Size, dict[str, None]]:
-        """Find the order of the tests of each size, and return their files."""
-        if self._files_of is None:
-            last: dict[_Size, pytest.Item] = {}
-            self._files_of = {}
-            for item in self._session.items:
-                size = size_of(item)
-                if size is None:
-                    continue
-                self._files_of.setdefault(size, {})[str(item.path)] = None
-                if size in last:
-                    self._next_of[last[size]] = item
-                last[size] = item
-        return self._files_of
+    @cached_property
+    def _items_of(self) -> dict[_Size | None, list[pytest.Item]]:
+        """The tests of each size, in their order."""
+        items: dict[_Size | None, list[pytest.Item]] = defaultdict(list)
+        for item in self._session.items:
+            items[size_of(item)].append(item)
+        return items
+
+    @cached_property
+    def _next_of(self) -> dict[pytest.Item, pytest.Item]:
+        return {item: after for each in self._items_of.values() for item, after in pairwise(each)}
 
     def _start_session(self, pool: Pool) -> None:
         config = self._config
@@ -133,11 +128,12 @@ class Pools:
             arguments.append("-n0")
         if hasattr(config.option, "no_cov"):  # of pytest-cov
             arguments.append("--no-cov")
+        items = self._items_of[pool.num_processes, pool.devices]
         plan = SessionPlan(
             arguments=tuple(arguments),
             directory=str(config.invocation_params.dir),
             script_arguments=tuple(sys.argv),
-            files=tuple(self._look_ahead().get((pool.num_processes, pool.devices), ())),
+            files=tuple(dict.fromkeys(str(item.path) for item in items)),
             temporary=self._directory / f"pool{next(self._numbers)}",
             options={
                 name: getattr(config.option, name)

@@ -245,15 +245,12 @@ def test_an_interrupt_ends_the_processes(pool):
     assert re.search(r"process 0 of 2:\n.*\n.* in sleep_in", caught.value.__notes__[0])
 
 
-def test_processes_that_died_between_calls_are_replaced(pool):
+def test_a_pool_starts_again_after_a_death_and_when_closed(pool):
+    before = pool.run(os.getpid)
+    os.kill(before[1], signal.SIGKILL)
+    wait_until_gone([before[1]])
     pids = pool.run(os.getpid)
-    os.kill(pids[1], signal.SIGKILL)
-    wait_until_gone([pids[1]])
-    assert set(pool.run(os.getpid)).isdisjoint(pids)
-
-
-def test_a_closed_pool_starts_again(pool):
-    pids = pool.run(os.getpid)
+    assert set(pids).isdisjoint(before)
     pool.close()
     pool.close()
     assert not any(is_running(pid) for pid in pids)
