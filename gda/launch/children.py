@@ -107,12 +107,9 @@ def environment(
 ) -> dict[str, str]:
     """Return the environment in which a process finds the others; it keeps flags in XLA_FLAGS.
 
-    Args:
-      port: port of process 0 on 127.0.0.1.
-      devices: virtual CPU devices of a process.
-      heartbeat_timeout: seconds of silence after which a process counts as dead.
-      collective_timeout: seconds that a collective on CPU waits for a late process.
-      agreement_timeout: seconds that the checks of ``gda.check_processes_agree`` wait.
+    The port is that of process 0, and each process has as many virtual CPU devices. A process that
+    is silent for ``heartbeat_timeout`` seconds counts as dead; collectives and the checks of
+    ``gda.check_processes_agree`` wait for a late one as long as their timeouts say.
     """
     address = f"{LOOPBACK}:{port}"
     # The threads that XLA would start on a machine with so many cores. Each device that waits in a

@@ -84,13 +84,9 @@ def run(
 
 @dataclass(frozen=True)
 class _Ending:
-    """The end of a run, with its exit code.
+    """The end of a run: its exit code, and the reason in words, empty if all succeeded.
 
-    Attributes:
-      reason: in words; empty if all processes succeeded.
-      process: the process that failed.
-      asks_with: the signal that asks the other processes to end.
-      shows_stacks: the stacks of all processes may show the cause.
+    ``process`` is the one that failed. ``asks_with`` is the signal that asks the others to end.
     """
 
     code: int
@@ -161,14 +157,12 @@ class _Process:
 
     def ending(self) -> _Ending | None:
         """Return its failure, if it failed."""
-        in_vain = False
-        if failure := self.failure():
-            code, traceback = failure
-            in_vain = "LateProcessError" in traceback or "Timed out waiting" in traceback
-        elif (code := self.popen.poll() or 0) < 0:
+        code, traceback = self.failure() or (self.popen.poll() or 0, "")
+        if code < 0:
             reason = f"process {self.index} was killed by {signal_name(-code)}"
             is_abort = code == -signal.SIGABRT
             return _Ending(128 - code, reason, self.index, shows_stacks=is_abort)
+        in_vain = "LateProcessError" in traceback or "Timed out waiting" in traceback
         reason = f"process {self.index} failed with exit code {code}"
         return _Ending(code, reason, self.index, shows_stacks=in_vain) if code else None
 

@@ -62,9 +62,8 @@ class Service:
     def barrier(self, name: str, timeout: float, processes: Iterable[int] | None = None) -> None:
         """Wait until all ``processes``, by default every one, wait at this barrier.
 
-        Raises:
-          TimeoutError: some did not come within ``timeout`` seconds, or are dead.
-          ValueError: others wait here for another set of processes.
+        Raise ``TimeoutError`` if some do not come within ``timeout`` seconds, or are dead, and
+        ``ValueError`` if others wait here for another set of processes.
         """
         with _errors(name):
             some = None if processes is None else list(processes)

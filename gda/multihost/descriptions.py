@@ -133,4 +133,4 @@ def _spec_text(spec: Any) -> str:
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
         return repr(spec)
     listed = [entry if isinstance(entry, tuple | list) else [entry] for entry in spec]
-    return format_spec(entries_of([tuple(filter(None, names)) for names in listed]))
+    return format_spec(entries_of(tuple(tuple(filter(None, names)) for names in listed)))

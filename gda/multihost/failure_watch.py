@@ -62,10 +62,8 @@ class FailureWatch:
     def called(self) -> Iterator[None]:
         """Do the work inside, and in ``begin`` all that waits for other processes.
 
-        Raises:
-          LateProcessError: the work failed, and these processes have ended or do not answer.
-          DisagreementError: the work of another process failed.
-          Exception: an error of the work here.
+        If the work fails here, it raises its error, or a ``LateProcessError`` if others have ended
+        or do not answer. If it fails in another process, it raises a ``DisagreementError``.
         """
         try:
             yield

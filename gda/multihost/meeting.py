@@ -339,9 +339,7 @@ class _Meeting:
 class _Failure(NamedTuple):
     """The error that ends a meeting in all of its processes.
 
-    Attributes:
-      is_late: True for a ``LateProcessError`` that names ``processes``.
-      also: processes and number of each meeting that fails for the same reason.
+    ``also`` has processes and number of each meeting that fails for the same reason.
     """
 
     message: str

@@ -19,10 +19,8 @@ T = TypeVar("T")
 class Done(NamedTuple, Generic[T]):
     """A step that all processes have done.
 
-    Attributes:
-      mine: the result of ``work`` in this process.
-      verdict: the result of ``judge``, in every process.
-      parts: the results of ``tell`` of all processes, in the process that judged; elsewhere empty.
+    ``mine`` is the result of ``work`` in this process, and ``verdict`` that of ``judge``, in every
+    process. ``parts`` are the results of ``tell``, in the process that judged; elsewhere empty.
     """
 
     mine: T

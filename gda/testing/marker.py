@@ -41,11 +41,7 @@ def size_of(item: pytest.Item) -> tuple[int, int] | None:
 
 
 def wanted(item: pytest.Item) -> Processes:
-    """Return the arguments of the marker of a test.
-
-    Raises:
-      ValueError: they are not valid, or the test is one of hypothesis.
-    """
+    """Return the arguments of a test's marker, or raise ``ValueError`` if they are not valid."""
     mark = item.get_closest_marker(NAME)
     assert mark is not None
     if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):

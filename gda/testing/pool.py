@@ -227,10 +227,7 @@ class _Group:
         )
 
     def ask(self, command: tuple[Any, ...] | None, timeout: float) -> list[Answer]:
-        """Send a command, and return the answer of each process.
-
-        Without a command it waits for the answer of a process after its start.
-        """
+        """Send a command, or none after the start, and return the answer of each process."""
         deadline = time.monotonic() + timeout
         log_starts = [worker.log.stat().st_size for worker in self._workers]
         if command is None:
@@ -278,10 +275,7 @@ class _Group:
                 continue
 
     def _collect(self, answers: list[Answer], deadline: float) -> set[int]:
-        """Fill in the answers that come until the deadline, or until a little after a failure.
-
-        Returns the processes that did not answer.
-        """
+        """Fill in answers until the deadline, or shortly after a failure; return the rest."""
         index_of: dict[Connection, int] = {
             worker.connection: index for index, worker in enumerate(self._workers)
         }
@@ -341,7 +335,7 @@ def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
     module_name = getattr(named, "__module__", None)
     name = getattr(named, "__qualname__", None)
     module = sys.modules.get(module_name) if isinstance(module_name, str) else None
-    if module is None or not isinstance(name, str):
+    if module is None or module_name is None or not isinstance(name, str):
         raise TypeError(f"the processes find a function by its name, but {function!r} has none")
     if "<" in name:
         raise TypeError(

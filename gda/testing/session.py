@@ -51,15 +51,9 @@ _NEUTRAL_OPTIONS = {
 class SessionPlan:
     """The facts that a process needs for its part of a pytest session.
 
-    Attributes:
-      arguments: command-line arguments of pytest, with some of the pool.
-      directory: working directory of pytest.
-      script_arguments: ``sys.argv`` there.
-      files: the test files to collect.
-      temporary: directory of the pool; each process makes its own in it.
-      options: values that the controlling session chose and that must be the same here.
-      workerinput: data of xdist about the controlling session, if that is a worker of it.
-      has_cache: pytest has a cache, whose folder must be another in each process.
+    ``options`` are values that the controlling session chose and that must be the same here, and
+    ``workerinput`` is the data of xdist, if that session is a worker of it. Each process makes its
+    own directory in ``temporary``, and one for the cache if pytest ``has_cache``.
     """
 
     arguments: tuple[str, ...]
@@ -88,12 +82,7 @@ class Crash:
 class PhaseReport:
     """The report of a process about the setup, the call or the teardown of a test.
 
-    Attributes:
-      when, outcome, sections, duration, start, stop: as in ``pytest.TestReport``.
-      text: the traceback, or other text, of a failure.
-      crash: that of a failure, or of a skip.
-      wasxfail: the reason, if a failure was expected.
-      properties: the test's ``user_properties``.
+    It is a ``pytest.TestReport`` that can be sent: ``text`` and ``crash`` tell its ``longrepr``.
     """
 
     when: str
