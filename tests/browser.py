@@ -70,13 +70,9 @@ def measure(
         try:
             output, errors = process.communicate(timeout=_TIMEOUT)
         finally:
-            _end(process)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     return _answer(output.decode(), errors.decode(errors="replace"))
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _answer(page: str, errors: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -91,6 +92,22 @@ def python(
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(words, process.wait(), out.read(), err.read())
+
+
+def fresh_python(
+    *words: object, cwd: Path | None = None, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python`` with these words as a user does: in a new interpreter, with usual devices."""
+    ours = ("XLA_FLAGS", "COLUMNS", "FORCE_COLOR")
+    clean = {name: value for name, value in os.environ.items() if name not in ours}
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=cwd,
+        env={**clean, **more},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
 
 
 def launch(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:

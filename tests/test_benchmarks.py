@@ -1,11 +1,9 @@
 """The command of the benchmarks, its rounds, and how its table judges targets."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from running import fresh_python
 
 from benchmarks.pairs import Side, measure
 from benchmarks.report import render
@@ -35,14 +33,7 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     pytest.importorskip("pytest_benchmark")
     page = tmp_path / "RESULTS.md"
     command = ["-m", "benchmarks", "--quick", "--only", "numbers of 8 devices", "--output"]
-    done = subprocess.run(
-        [sys.executable, *command, str(page)],
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = fresh_python(*command, page, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| numbers of 8 devices | lists |" in page.read_text()
     assert "The figures say\nnothing." in page.read_text()

@@ -1,14 +1,13 @@
 """A run of the examples as programs, each in its own process."""
 
 import math
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from running import fresh_python
 
 import gda
 from gda.checkpoint.format.manifest import ArrayLeaf
@@ -21,17 +20,10 @@ README = EXAMPLES.parent / "README.md"
 
 def run(program: str, *args: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
     """Run an example, in several processes on 8 devices together if it is for that."""
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     launcher = ["-m", "gda.launch", "-n", str(processes), "--timeout", "300"]
     launcher += ["--devices-per-process", str(8 // processes)]
-    command = [*(launcher if processes > 1 else []), str(EXAMPLES / program), *args]
-    return subprocess.run(
-        [sys.executable, "-W", "error", *command],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    command = [*(launcher if processes > 1 else []), EXAMPLES / program, *args]
+    return fresh_python("-W", "error", *command)
 
 
 def accuracies(output: str) -> list[float]:

@@ -48,9 +48,7 @@ def test_the_others_name_a_process_that_is_killed(
     for number, (operation, moment) in enumerate(trials.of(EACH)):
         for turn in range(3 if moment == "at a random moment" and trials.most > 2 else 1):
             path = tmp_path / f"{number}-{turn}"
-            path.mkdir()
-            seed = trials.chance.randrange(2**32)
-            arguments = {"operation": operation, "moment": moment, "path": str(path), "seed": seed}
+            arguments = arguments_of(operation, moment, path, trials)
             try:
                 end_in_operation(ended, arguments)
                 check_nothing_is_lost(path, moment)
@@ -59,6 +57,12 @@ def test_the_others_name_a_process_that_is_killed(
                 ended.kill()
                 raise
             trials.count("named")
+
+
+def arguments_of(operation: str, moment: str, path: Path, trials: Trials) -> dict[str, object]:
+    path.mkdir()
+    seed = trials.chance.randrange(2**32)
+    return {"operation": operation, "moment": moment, "path": str(path), "seed": seed}
 
 
 def end_in_operation(forks: Forks, arguments: dict[str, object]) -> None:
@@ -98,12 +102,9 @@ def test_the_launcher_names_a_process_that_is_killed(tmp_path: Path, trials: Tri
     cases = [(operation, moment) for operation in OPERATIONS for moment in moments]
     for number, (operation, moment) in enumerate(trials.of(cases)):
         path = tmp_path / str(number)
-        path.mkdir()
-        seed = trials.chance.randrange(2**32)
-        arguments = {"operation": operation, "moment": moment, "path": str(path), "seed": seed}
+        arguments = arguments_of(operation, moment, path, trials)
         program = [ended_program.__file__, json.dumps(arguments)]
-        options = ("-n4", "--devices-per-process=2")
-        done = launch(*options, *program, timeout=LIMIT)
+        done = launch("-n4", "--devices-per-process=2", *program, timeout=LIMIT)
         ended = time.monotonic()
         assert done.returncode == 128 + signal.SIGKILL, (arguments, done.stderr)
         assert f"gda.launch: process {VICTIM} was killed by SIGKILL" in done.stderr

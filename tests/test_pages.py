@@ -11,8 +11,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 import warnings
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from unittest import mock
 
 import pytest
 from markdown_blocks import blocks_of
+from running import fresh_python
 
 pytestmark = pytest.mark.docs
 
@@ -31,9 +30,9 @@ DOCS = ROOT / "docs"
 PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 PROGRAMS = {
-    "python": [sys.executable],
-    "gda": [sys.executable, "-m", "gda"],
-    "pytest": [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"],
+    "python": [],
+    "gda": ["-m", "gda"],
+    "pytest": ["-m", "pytest", "-p", "no:cacheprovider"],
 }
 READERS = {"json": json.loads, "toml": tomllib.loads}
 _FILE = re.compile(r"# ([\w./-]+\.py)\n")
@@ -121,16 +120,7 @@ def test_commands_print_the_shown_output(page: str, folder: Path) -> None:
 
 def run(command: list[str]) -> str:
     """Return all that a command prints."""
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "COLUMNS")
-    }
-    done = subprocess.run(
-        [*PROGRAMS[command[0]], *command[1:]],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = fresh_python(*PROGRAMS[command[0]], *command[1:])
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

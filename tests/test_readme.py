@@ -1,10 +1,7 @@
 """The snippets of the README, run and compared with their output."""
 
 import doctest
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from markdown_blocks import blocks_of
 from measured import figures_of, is_in
+from running import fresh_python
 
 import gda
 
@@ -42,17 +40,6 @@ PLAN = (
 SPEED_BEGIN, SPEED_END = "<!-- speed:begin -->", "<!-- speed:end -->"
 
 
-def run_in_a_fresh_process(*args: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    return subprocess.run(
-        [sys.executable, "-W", "error", *args],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-
-
 # Snippets.
 
 
@@ -73,7 +60,7 @@ def test_every_block_is_one_that_a_test_looks_at() -> None:
 def test_the_plan_is_one_that_the_command_makes() -> None:
     program, *args = PLAN.split()
     assert program == ".venv/bin/gda"
-    done = run_in_a_fresh_process("-m", "gda", *args)
+    done = fresh_python("-W", "error", "-m", "gda", *args)
     assert (done.returncode, done.stderr) == (0, "")
     assert "1,024 devices" in done.stdout
     assert "per device    1.0 MiB" in done.stdout
@@ -86,11 +73,7 @@ def test_the_picture_is_the_one_of_the_quickstart() -> None:
 
 
 def test_the_program_for_many_hosts_runs_as_the_readme_says() -> None:
-    command = [sys.executable, *LAUNCH.split()[1:]]
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
+    done = fresh_python(*LAUNCH.split()[1:], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if "rows" in line]
     assert sorted(lines) == [f"[{i}] process {i} of 4: 512 rows, w = [1. 2. 3.]" for i in range(4)]
@@ -111,25 +94,21 @@ def test_the_opening_counts_the_reads() -> None:
     assert f"gda calls `read` {len(calls) - of_jax} times" in README
 
 
-def test_every_python_block_is_all_examples() -> None:
+def test_python_blocks_give_the_shown_results(tmp_path: Path) -> None:
+    # As a reader would type it: in order, in a process where nothing was imported or set before.
+    assert "doctest:" not in README, "an example must not be skipped or be compared loosely"
+    lines = [""] * len(README.splitlines())
     for language, text, first in blocks_of(README):
         if language == "python":
             assert text.startswith(">>> "), f"line {first} is not an example with its output"
             assert "\n\n" not in text, f"after the empty line in the block at {first} nothing runs"
-    assert "doctest:" not in README, "an example must not be skipped or be compared loosely"
-
-
-def test_python_blocks_give_the_shown_results(tmp_path: Path) -> None:
-    # As a reader would type it: in order, in a process where nothing was imported or set before.
-    lines = [""] * len(README.splitlines())
-    for language, text, first in blocks_of(README):
-        if language == "python":
             block = text.splitlines()
             lines[first - 1 : first - 1 + len(block)] = block
     session = tmp_path / "README.md"
     session.write_text("\n".join(lines) + "\n")
     # Whitespace is normalised because messages of one line are wrapped in the README.
-    done = run_in_a_fresh_process("-m", "doctest", "-o", "NORMALIZE_WHITESPACE", str(session), "-v")
+    options = ("-W", "error", "-m", "doctest", "-o", "NORMALIZE_WHITESPACE", "-v")
+    done = fresh_python(*options, session)
     assert done.returncode == 0, done.stdout + done.stderr
     examples = sum(line.startswith(">>> ") for line in lines)
     assert re.search(rf"\b{examples} passed", done.stdout), done.stdout
@@ -143,7 +122,7 @@ def test_quickstart_program_prints_the_shown_output() -> None:
         for example in doctest.DocTestParser().get_examples(text)
         if language == "python"
     ]
-    done = run_in_a_fresh_process(str(ROOT / "examples" / "quickstart.py"))
+    done = fresh_python("-W", "error", ROOT / "examples" / "quickstart.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "".join(shown)
 

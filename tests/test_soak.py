@@ -1,20 +1,18 @@
 """A long run: what a round of saves, restores and moves takes, it gives back."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+from running import python
 from trials import Trials, tried
 
 PROGRAM = Path(__file__).with_name("soak_program.py")
 MIB = 2**20
 
 
-@tried("a round of all operations in a long run", sample=10, full=100)
+@tried("a round of all operations in a long run", sample=5, full=100)
 def test_a_long_run_holds_no_more_than_a_short_one(tmp_path: Path, trials: Trials) -> None:
-    command = [sys.executable, str(PROGRAM), str(tmp_path), str(trials.most)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = python(PROGRAM, tmp_path, trials.most, timeout=3600)
     assert done.returncode == 0, done.stderr
     growth = json.loads(done.stdout)
     print(growth)

@@ -6,12 +6,11 @@ After a change of the program, run ``python tests/test_tour.py`` to write the no
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from running import fresh_python
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROGRAM, NOTEBOOK = EXAMPLES / "spmd_tour.py", EXAMPLES / "spmd_tour.ipynb"
@@ -58,19 +57,8 @@ def test_the_notebook_has_the_cells_of_the_program() -> None:
     assert notebook == expected, "write it again with: python tests/test_tour.py"
 
 
-def plain_environment() -> dict[str, str]:
-    unwanted = ("XLA_FLAGS", "FORCE_COLOR")
-    return {name: value for name, value in os.environ.items() if name not in unwanted}
-
-
 def test_it_runs_as_a_program() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(PROGRAM)],
-        env=plain_environment() | {"COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = fresh_python("-W", "error", PROGRAM, COLUMNS="80")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
@@ -86,7 +74,8 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
     folder = tmp_path_factory.mktemp("jupyter")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
-    environment = plain_environment()
+    ours = ("XLA_FLAGS", "FORCE_COLOR")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
     for name in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
         environment[name] = str(folder / name.lower())
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}})
@@ -130,11 +119,7 @@ def test_collectives_are_printed(executed: list[Cell]) -> None:
     assert printed.count("all-gather") == 1
 
 
-def write_notebook() -> None:
-    notebook = notebook_of(PROGRAM.read_text(encoding="utf-8"))
-    text = json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True)
-    NOTEBOOK.write_text(text + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    write_notebook()
+    written = notebook_of(PROGRAM.read_text(encoding="utf-8"))
+    text = json.dumps(written, indent=1, ensure_ascii=False, sort_keys=True)
+    NOTEBOOK.write_text(text + "\n", encoding="utf-8")

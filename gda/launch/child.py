@@ -31,10 +31,7 @@ _MAX_TRACEBACK = 50_000
 def run(report: int, kind: str, program: str) -> None:
     """Run a script or a module as ``__main__``, with the rest of ``sys.argv`` as its arguments.
 
-    Args:
-      report: file descriptor that takes ``{"code": …, "traceback": …}`` as one line at the end.
-      kind: ``"script"`` or ``"module"``.
-      program: path of the script, or name of the module.
+    At the end, the file descriptor ``report`` takes ``{"code": …, "traceback": …}`` as one line.
     """
     os.set_inheritable(report, False)
     faulthandler.enable()
@@ -74,9 +71,7 @@ def _run_as_main(kind: str, program: str) -> None:
 
 
 def _exit_code(code: object) -> int:
-    if code is None:
-        return 0
-    return code & 0xFF if isinstance(code, int) else 1
+    return code & 0xFF if isinstance(code, int) else int(code is not None)
 
 
 def _report_good_end(report: int) -> None:

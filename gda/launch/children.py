@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -99,71 +99,52 @@ def environment(
     process: int,
     num_processes: int,
     port: int,
-    devices: int | None,
+    devices: int,
     *,
     heartbeat_timeout: float,
     collective_timeout: float,
     agreement_timeout: float,
-    inherited: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """Return the environment in which a process finds the others.
+    """Return the environment in which a process finds the others; it keeps flags in XLA_FLAGS.
 
-    Args:
-      process: its index, from 0 to ``num_processes - 1``.
-      num_processes: number of processes.
-      port: port of process 0 on 127.0.0.1.
-      devices: virtual CPU devices of a process; ``None`` keeps platform and devices.
-      heartbeat_timeout: seconds of silence after which a process counts as dead.
-      collective_timeout: seconds that a collective on CPU waits for a late process.
-      agreement_timeout: seconds that the checks of ``gda.check_processes_agree`` wait.
-      inherited: variables to start from; flags that are set in XLA_FLAGS are kept.
+    The port is that of process 0, and each process has as many virtual CPU devices. A process that
+    is silent for ``heartbeat_timeout`` seconds counts as dead; collectives and the checks of
+    ``gda.check_processes_agree`` wait for a late one as long as their timeouts say.
     """
     address = f"{LOOPBACK}:{port}"
-    variables = {
-        **inherited,
+    # The threads that XLA would start on a machine with so many cores. Each device that waits in a
+    # collective holds one: on 2 cores, 2 devices that run consecutive steps deadlock (JAX 0.8 and
+    # 0.10).
+    threads = max(_THREADS_PER_DEVICE * devices, os.cpu_count() or 1)
+    given = os.environ.get("XLA_FLAGS", "")
+    flags = [given, f"--xla_force_host_platform_device_count={devices}"]
+    if _has_collective_timeout() and "--xla_cpu_collective_timeout_seconds" not in given:
+        flags.append(f"--xla_cpu_collective_timeout_seconds={_decimal(collective_timeout)}")
+    return {
+        "NPROC": str(threads),
+        "GDA_CHECK_AGREEMENT": "1",
+        **os.environ,
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_COORDINATOR_BIND_ADDRESS": address,
         "JAX_NUM_PROCESSES": str(num_processes),
         "JAX_PROCESS_ID": str(process),
         "GDA_HEARTBEAT_TIMEOUT_SECONDS": _decimal(heartbeat_timeout),
-        "GDA_CHECK_AGREEMENT": inherited.get("GDA_CHECK_AGREEMENT", "1"),
         "GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS": _decimal(agreement_timeout),
         "PYTHONUNBUFFERED": "1",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": " ".join(flags).strip(),
     }
-    flags = [inherited.get("XLA_FLAGS", "")]
-    if devices is not None:
-        variables["JAX_PLATFORMS"] = "cpu"
-        # The threads that XLA would start on a machine with so many cores. Each device that waits
-        # in a collective holds one: on 2 cores, 2 devices that run consecutive steps deadlock
-        # (JAX 0.8 and 0.10).
-        variables.setdefault("NPROC", str(max(_THREADS_PER_DEVICE * devices, os.cpu_count() or 1)))
-        flags.append(f"--xla_force_host_platform_device_count={devices}")
-    if _has_collective_timeout() and "--xla_cpu_collective_timeout_seconds" not in flags[0]:
-        flags.append(f"--xla_cpu_collective_timeout_seconds={_decimal(collective_timeout)}")
-    variables["XLA_FLAGS"] = " ".join(flags).strip()
-    return variables
 
 
-def arguments_of(
-    variables: Mapping[str, str] = os.environ, without: Container[str] = ()
-) -> dict[str, Any]:
-    """Return the arguments of ``jax.distributed.initialize`` that an ``environment`` gives.
+def arguments_of(without: Container[str] = ()) -> dict[str, Any]:
+    """Return the arguments of ``jax.distributed.initialize`` that the environment of a process has.
 
-    JAX reads JAX_COORDINATOR_BIND_ADDRESS itself.
-
-    Args:
-      variables: an environment; missing and empty variables are omitted.
-      without: known arguments, whose variables are not read.
-
-    Raises:
-      ValueError: a variable must be an integer and is not.
-
-    >>> arguments_of({"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "1"})
-    {'num_processes': 4, 'process_id': 1}
+    It omits empty variables, and those of the arguments in ``without``. JAX reads
+    JAX_COORDINATOR_BIND_ADDRESS itself.
     """
     arguments: dict[str, Any] = {}
     for variable, argument in ARGUMENT_OF.items():
-        if argument not in without and (text := variables.get(variable)):
+        if argument not in without and (text := os.environ.get(variable)):
             try:
                 arguments[argument] = text if variable == "JAX_COORDINATOR_ADDRESS" else int(text)
             except ValueError:

@@ -66,10 +66,10 @@ def leave() -> None:
     Register it before the program runs, so that it is called last: after the end of the program's
     threads, the hooks of the program, and JAX's own shutdown.
 
-    It has a price. Hooks that were registered before it do not run: those of ``sitecustomize`` and
-    of ``.pth`` files. Coverage is the common one, so its data are saved here. Live objects are not
-    finalized: open files are flushed and closed here, and other ``__del__`` methods do not run. Nor
-    do the exit handlers of C libraries, whose stdout is flushed here.
+    Hooks that were registered before it do not run, those of ``sitecustomize`` and of ``.pth``
+    files; coverage is the common one, so its data are saved here. Live objects are not finalized:
+    open files are closed here, and other ``__del__`` methods do not run. Nor do the exit handlers
+    of C libraries, whose stdout is flushed here.
     """
     if "jaxlib" not in sys.modules:
         return

@@ -35,17 +35,10 @@ _GLOO = re.compile(
 
 
 class Lines:
-    """The lines of one pipe, each written to a file descriptor with a prefix.
+    """The lines of one pipe, each written to the file descriptor ``target`` with a prefix.
 
-    Args:
-      pipe: the output of a process.
-      prefix: text in front of each line.
-      target: the file descriptor, such as 1 for stdout.
-
-    Attributes:
-      stacks: number of stacks of threads so far.
-
-    The messages of gloo about its connections are omitted.
+    ``stacks`` counts the stacks of threads so far. The messages of gloo about its connections are
+    omitted.
     """
 
     def __init__(self, pipe: IO[bytes], prefix: str, target: int) -> None:

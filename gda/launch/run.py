@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -54,14 +55,9 @@ def run(
 ) -> int:
     """Run a program in one process for each environment, and return the exit code of the whole.
 
-    Args:
-      command: arguments of ``gda.launch.child``: ``"script"`` or ``"module"``, its path or name,
-        and its own arguments.
-      environments: all variables of each process.
-      timeout: seconds for the whole run.
-
-    It writes every line of a process with its number in front, and last, on stderr, the reason for
-    the end of the run. Call it in the main thread, because it handles signals.
+    The command is ``"script"`` or ``"module"``, its path or name, and its own arguments. Every line
+    of a process is written with its number in front, and last, on stderr, the reason for the end of
+    the run. Call it in the main thread, because it handles signals.
     """
     width = len(str(len(environments) - 1))
     with _Signals() as signals, Children() as children:
@@ -88,14 +84,9 @@ def run(
 
 @dataclass(frozen=True)
 class _Ending:
-    """The end of a run.
+    """The end of a run: its exit code, and the reason in words, empty if all succeeded.
 
-    Attributes:
-      code: the exit code of the run.
-      reason: in words; empty if all processes succeeded.
-      process: the process that failed.
-      asks_with: the signal that asks the other processes to end.
-      shows_stacks: the stacks of all processes may show the cause.
+    ``process`` is the one that failed. ``asks_with`` is the signal that asks the others to end.
     """
 
     code: int
@@ -129,13 +120,11 @@ class _Process:
         os.close(report)
         os.set_blocking(self.report, False)
         self._received = b""
-        assert self.popen.stdout is not None
-        assert self.popen.stderr is not None
         self.stderr = Lines(self.popen.stderr, prefix, _STDERR)
         self.output = (Lines(self.popen.stdout, prefix, _STDOUT), self.stderr)
 
     def read_report(self) -> bool:
-        """Read the available part of the report; return whether more may come."""
+        """Read the available part of the report; return True if more may come."""
         with suppress(BlockingIOError):
             data = os.read(self.report, 1 << 16)
             self._received += data
@@ -168,13 +157,12 @@ class _Process:
 
     def ending(self) -> _Ending | None:
         """Return its failure, if it failed."""
-        in_vain = False
-        if failure := self.failure():
-            code, traceback = failure
-            in_vain = "LateProcessError" in traceback or "Timed out waiting" in traceback
-        elif (code := self.popen.poll() or 0) < 0:
+        code, traceback = self.failure() or (self.popen.poll() or 0, "")
+        if code < 0:
             reason = f"process {self.index} was killed by {signal_name(-code)}"
-            return _Ending(128 - code, reason, self.index, shows_stacks=_is_abort(code))
+            is_abort = code == -signal.SIGABRT
+            return _Ending(128 - code, reason, self.index, shows_stacks=is_abort)
+        in_vain = "LateProcessError" in traceback or "Timed out waiting" in traceback
         reason = f"process {self.index} failed with exit code {code}"
         return _Ending(code, reason, self.index, shows_stacks=in_vain) if code else None
 
@@ -205,11 +193,10 @@ class _Signals:
 
     def stop(self) -> int | None:
         """Take the signals that came, and return the first that ends the run."""
+        came = b""
         with suppress(BlockingIOError):
-            return next(
-                (number for number in os.read(self.pipe, 1 << 16) if number in _STOPS), None
-            )
-        return None
+            came = os.read(self.pipe, 1 << 16)
+        return next((number for number in came if number in _STOPS), None)
 
 
 def _watch(processes: Sequence[_Process], signals: _Signals, timeout: float | None) -> _Ending:
@@ -275,13 +262,9 @@ def _died_unheard(processes: Sequence[_Process]) -> list[_Process]:
         process
         for process in processes
         if (process.popen.poll() or 0) != 0
-        and not _is_abort(process.popen.returncode)
+        and process.popen.returncode != -signal.SIGABRT
         and not process.failure()
     ]
-
-
-def _is_abort(code: int | None) -> bool:
-    return code == -signal.SIGABRT
 
 
 def _stopped_by(number: int) -> _Ending:
@@ -306,15 +289,14 @@ def _show_stacks(processes: Sequence[_Process]) -> list[str]:
     ):
         time.sleep(0.02)
     time.sleep(_STACKS_SECONDS)
-    reasons: dict[str, list[int]] = {}
+    reasons: dict[str, list[int]] = defaultdict(list)
     for process in without():
         if process.is_stopped():
-            reasons.setdefault(_STOPPED, []).append(process.index)
+            reasons[_STOPPED].append(process.index)
         elif process.is_alive():
-            silent = f"no reaction to a signal within {_SILENT_SECONDS:g} s"
-            reasons.setdefault(silent, []).append(process.index)
+            reasons[f"no reaction to a signal within {_SILENT_SECONDS:g} s"].append(process.index)
         elif process.popen.returncode == -signal.SIGUSR1:
-            reasons.setdefault("Python had shut down there", []).append(process.index)
+            reasons["Python had shut down there"].append(process.index)
     missing = [f"{format_processes(group)} ({reason})" for reason, group in reasons.items()]
     if missing:
         return [f"stacks are shown above, but not those of {' and '.join(missing)}"]

@@ -109,10 +109,9 @@ def checking_agreement(
 def checked(
     name: str, *, reads: bool = True
 ) -> Callable[[Callable[P, jax.Array]], Callable[P, jax.Array]]:
-    """Make a constructor ``(global_shape, mesh, spec, ..., dtype=)`` check what it builds.
+    """Make a constructor check what it builds, and its arguments first if it ``reads`` long.
 
-    If it ``reads``, which may take long, the arguments are checked before that. With ``pad=True``
-    it is the constructor of a ``PaddedArray``.
+    With ``pad=True`` it is the constructor of a ``PaddedArray``.
     """
 
     def decorate(construct: Callable[P, jax.Array]) -> Callable[P, jax.Array]:
@@ -156,24 +155,11 @@ def together(
 ) -> T:
     """Return the result of ``work``, after all processes of the mesh have done theirs and agree.
 
-    If checks are off, and it neither ``communicates`` nor checks ``always``, it only works. Checks
-    inside ``work`` are off, because they would repeat this one.
-
-    Args:
-      name: of the function that the user called.
-      mesh: the mesh of the processes that take part, or a sharding over it; ``prepare`` or ``work``
-        must reject anything else.
-      work: the part of this process, from what it has prepared. Its exception is raised here and
-        reported to the others.
-      outcome: describes the result, by default as equal.
-      prepare: all that can be done before the processes have compared what they were asked for.
-      asked: describes what was prepared; by default that is not compared.
-      communicates: True if ``work`` communicates, so that the request is compared in any case.
-      always: True to compare the request and the outcome in any case.
-      timeout: seconds to wait for the others; by default that of checks.
-
-    Raises:
-      DisagreementError, LateProcessError, ConnectionError: as ``check_processes_agree`` does.
+    First each does all that it can alone, by ``prepare``, and the processes compare what ``asked``
+    describes of it. Then ``work`` takes what was prepared, and they compare what ``outcome``
+    describes. If checks are off, they compare the request only if ``work`` ``communicates``, and
+    both only if they are to do so ``always``. Checks inside ``work`` are off, because they would
+    repeat this one. ``prepare`` or ``work`` must reject a mesh that is none.
     """
     if isinstance(mesh, NamedSharding):
         mesh = mesh.mesh
@@ -207,14 +193,6 @@ def check_same_call(
     Such a function begins with this check or ``done_by_all``, also where checks are off: with other
     arguments in one process, it would wait in vain, or give wrong results silently. Afterwards the
     arrays of the tree are computed; see ``wait_for_arrays``.
-
-    Args:
-      name: the function that the user called.
-      tree, arguments: what ``call_fields`` describes.
-      timeout: seconds to wait for the others; by default as ``done_by_all``.
-
-    Raises, in every process:
-      DisagreementError, LateProcessError, ConnectionError: as ``check_processes_agree``.
     """
     done_by_all(lambda: None, lambda _: call_fields(tree, arguments), name, timeout=timeout)
     wait_for_arrays(name, tree)
@@ -224,13 +202,7 @@ def wait_for_arrays(name: str, tree: Any, processes: tuple[int, ...] | None = No
     """Wait for the arrays of a tree, which some processes, by default all, may compute together.
 
     A function that reads them waits so before it reads: a read would not notice that another
-    process has ended, and would never return.
-
-    Args:
-      name: the function that the user called.
-
-    Raises:
-      LateProcessError: one of the processes has ended.
+    process has ended, and would never return. This raises a ``LateProcessError`` then.
     """
     everybody = tuple(range(jax.process_count()))
     if not everybody[1:]:
@@ -245,12 +217,7 @@ def wait_for_arrays(name: str, tree: Any, processes: tuple[int, ...] | None = No
 
 
 def call_fields(tree: Any, arguments: Mapping[str, object]) -> Description:
-    """Return what must be the same in all processes that make a call.
-
-    Args:
-      tree: of arrays, whose structure and layouts count; ``None`` for none.
-      arguments: the record of the other arguments, by name.
-    """
+    """Return what must be the same in all processes that make a call: layouts and arguments."""
     given = {("", argument): stable_text(value) for argument, value in arguments.items()}
     return given | describe(tree) | given  # first, and in place of a field of the same name
 
@@ -265,15 +232,9 @@ def done_by_all(
 ) -> T:
     """Return the result of ``work``, after some processes, by default all, have done theirs.
 
-    Raises in all of them if they describe the outcome in different ways, also where checks are off.
-
-    Args:
-      name, label: the function, and the name that the user gave to this use of it.
-      timeout: seconds to wait for the others; by default long if checks are off.
-
-    Raises:
-      DisagreementError: the descriptions differ, or the work of another process failed.
-      LateProcessError, ConnectionError: as ``check_processes_agree`` does.
+    Raises a ``DisagreementError`` in all of them if they describe the outcome in different ways,
+    also where checks are off, or if the work of another process failed. ``label`` is the name that
+    the user gave to this call. By default it waits long for the others if checks are off.
     """
     _check_joined()
     everybody = tuple(range(jax.process_count()))
@@ -281,7 +242,7 @@ def done_by_all(
     if len(processes) < 2 or jax.process_index() not in processes:
         return work()
     if timeout is None:
-        timeout = timeout_of_checks() if _is_on() else max(timeout_of_checks(), _LONG_WAIT)
+        timeout = timeout_of_checks() if _is_on() else timeout_of_work()
     what = f"{name} {label}".rstrip() + f" ({user_location()})"
     here = {("", name): label} if label else {("", "call"): name}
 
@@ -315,10 +276,6 @@ def watching(name: str, processes: tuple[int, ...]) -> Iterator[FailureWatch]:
     """Watch some processes that work together, until all of the work here is done.
 
     If one of them fails or ends, all raise; see ``FailureWatch``.
-
-    Args:
-      name: the function that the user called.
-      processes: ascending; each must call it, with the same works in the same order.
     """
     watch = FailureWatch(f"{name} ({user_location()})", processes, timeout_of_checks())
     with watch.called():
@@ -377,6 +334,11 @@ def timeout_of_checks() -> float:
     return _DEFAULT_TIMEOUT if given is None else _seconds(given, _TIMEOUT_VARIABLE)
 
 
+def timeout_of_work() -> float:
+    """Return the seconds to wait for processes that may still work long."""
+    return max(timeout_of_checks(), _LONG_WAIT)
+
+
 def _seconds(value: float | str, name: str) -> float:
     try:
         seconds = float(value)
@@ -391,11 +353,7 @@ def _seconds(value: float | str, name: str) -> float:
 
 
 def compare_digests(parts: dict[int, tuple[str, str]]) -> dict[str, Any]:
-    """Judge digests: nothing if they are equal, else the groups of processes, smallest first.
-
-    Args:
-      parts: digest and place of each process.
-    """
+    """Judge digest and place of each process: nothing, or the groups of processes that differ."""
     groups: dict[str, list[int]] = {}
     places: dict[str, list[int]] = {}
     for process, (digest, place) in sorted(parts.items()):

@@ -53,5 +53,5 @@ def wait_and_look(future: Future[Any], look: Callable[[], object]) -> None:
 
 
 def is_done(future: Future[Any]) -> bool:
-    """Wait a moment, and return whether the work is done."""
+    """Wait a moment, and return True if the work is done."""
     return bool(wait([future], _LOOK_EVERY).done)

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
 import jax
@@ -39,20 +40,12 @@ class Service:
         self._client = client
 
     def put(self, key: str, value: bytes, *, overwrite: bool = True) -> None:
-        """Store ``value``, for all processes to read.
-
-        Raises:
-          KeyError: the key exists, and ``overwrite`` is false.
-        """
+        """Store ``value``, for all to read; raise ``KeyError`` if it must not ``overwrite`` one."""
         with _errors(key):
             self._client.key_value_set_bytes(key, value, overwrite)
 
     def get(self, key: str, timeout: float) -> bytes:
-        """Return the value of ``key``, waiting for it up to ``timeout`` seconds.
-
-        Raises:
-          TimeoutError: it was not stored in that time.
-        """
+        """Return the value of ``key``, or raise ``TimeoutError`` after ``timeout`` seconds."""
         with _errors(key):
             return self._client.blocking_key_value_get_bytes(key, _milliseconds(timeout))
 
@@ -69,9 +62,8 @@ class Service:
     def barrier(self, name: str, timeout: float, processes: Iterable[int] | None = None) -> None:
         """Wait until all ``processes``, by default every one, wait at this barrier.
 
-        Raises:
-          TimeoutError: some did not come within ``timeout`` seconds, or are dead.
-          ValueError: others wait here for another set of processes.
+        Raise ``TimeoutError`` if some do not come within ``timeout`` seconds, or are dead, and
+        ``ValueError`` if others wait here for another set of processes.
         """
         with _errors(name):
             some = None if processes is None else list(processes)
@@ -93,8 +85,13 @@ def service() -> Service | None:
     return Service(client)
 
 
+def short_name(value: object) -> str:
+    """Return a short part of a key for a value with a long repr, the same in all processes."""
+    return sha256(repr(value).encode()).hexdigest()[:16]
+
+
 def has_backends() -> bool:
-    """Return whether JAX has made its devices; asking JAX's public functions would make them."""
+    """Return True if JAX has made its devices; asking JAX's public functions would make them."""
     try:
         from jax._src import xla_bridge
 

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gda.layout.dtype_names import as_dtype
-from gda.layout.spec import check_shape, check_spec, format_spec
+from gda.layout.spec import check_shape, check_spec, entries_of, format_spec
 from gda.mesh import is_tracer, mesh_and_spec
 
 # (path in the tree, name of the field) -> text. gda treats arrays with equal texts as the same.
@@ -80,12 +80,11 @@ def stable_text(value: Any) -> str:
 
 def leaf_fields(path: str, leaf: Any) -> Description:
     """Return the fields of one leaf of a tree."""
-    if isinstance(leaf, Mesh):
-        return {(path, "kind"): "a mesh", **_mesh_fields(path, leaf)}
+    if isinstance(leaf, Mesh | AbstractMesh):
+        kind = "a mesh" if isinstance(leaf, Mesh) else "an abstract mesh"
+        return {(path, "kind"): kind, **_mesh_fields(path, leaf)}
     if isinstance(leaf, PartitionSpec):
         return {(path, "spec"): _spec_text(leaf)}
-    if isinstance(leaf, AbstractMesh):
-        return {(path, "kind"): "an abstract mesh", **_mesh_fields(path, leaf)}
     if isinstance(leaf, NamedSharding):
         return {(path, "kind"): "a sharding", **_sharding_fields(path, leaf)}
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
@@ -98,13 +97,13 @@ def leaf_fields(path: str, leaf: Any) -> Description:
 def _sharding_fields(path: str, sharding: Any) -> Description:
     if sharding is None or isinstance(sharding, SingleDeviceSharding):
         return {}  # local to this process, or without a layout yet
-    if isinstance(sharding, NamedSharding):
-        own = {
-            (path, "spec"): _spec_text(sharding.spec),
-            (path, "memory kind"): str(sharding.memory_kind),
-        }
-        return own | _mesh_fields(path, sharding.mesh)
-    return {(path, "sharding"): type(sharding).__name__}
+    if not isinstance(sharding, NamedSharding):
+        return {(path, "sharding"): type(sharding).__name__}
+    return {
+        (path, "spec"): _spec_text(sharding.spec),
+        (path, "memory kind"): str(sharding.memory_kind),
+        **_mesh_fields(path, sharding.mesh),
+    }
 
 
 def _mesh_fields(path: str, mesh: Mesh | AbstractMesh) -> Description:
@@ -133,11 +132,5 @@ def _spec_text(spec: Any) -> str:
     """Return a spec as text, equal for specs of the same meaning."""
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
         return repr(spec)
-    entries = [entry[0] if _is_single(entry) else entry or None for entry in spec]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return format_spec(tuple(entry) if isinstance(entry, list) else entry for entry in entries)
-
-
-def _is_single(entry: Any) -> bool:
-    return isinstance(entry, tuple | list) and len(entry) == 1
+    listed = [entry if isinstance(entry, tuple | list) else [entry] for entry in spec]
+    return format_spec(entries_of(tuple(tuple(filter(None, names)) for names in listed)))

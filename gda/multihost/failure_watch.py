@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from functools import cached_property
-from hashlib import sha256
 from typing import TypeVar
 
 import jax
@@ -25,7 +24,7 @@ from gda.layout.text import MOST_NAMED, format_processes, join_some
 from gda.multihost import coordination
 from gda.multihost.allgather import Bytes, all_gather
 from gda.multihost.background import Background, wait_and_look
-from gda.multihost.meeting import DisagreementError, LateProcessError
+from gda.multihost.meeting import DisagreementError, LateProcessError, one_line
 from gda.multihost.places import Place, ended, places
 
 _FOLDER = "gda/multihost/watch"
@@ -48,12 +47,8 @@ class _TransportError(Exception):
 class FailureWatch:
     """A watch over the processes that do a piece of work together.
 
-    Every process of ``processes`` must make one, for the same works in the same order.
-
-    Args:
-      what: the work, for messages.
-      processes: ascending.
-      timeout: seconds to wait, after an alarm, for the states of the others.
+    Every process of ``processes``, which ascend, must make one, for the same works in the same
+    order. After an alarm it waits ``timeout`` seconds for the states of the others.
     """
 
     def __init__(self, what: str, processes: tuple[int, ...], timeout: float) -> None:
@@ -61,18 +56,15 @@ class FailureWatch:
         self._what, self._processes, self._timeout = what, processes, timeout
         self._number = _begun[processes]
         self._service = coordination.service() if len(processes) > 1 else None
-        # Not the list itself, which may be long.
-        self._folder = f"{_FOLDER}/{sha256(repr(processes).encode()).hexdigest()[:16]}"
+        self._folder = f"{_FOLDER}/{coordination.short_name(processes)}"
         self._background: Background | None = None
 
     @contextmanager
     def called(self) -> Iterator[None]:
         """Do the work inside, and in ``begin`` all that waits for other processes.
 
-        Raises:
-          LateProcessError: the work failed, and these processes have ended or do not answer.
-          DisagreementError: the work of another process failed.
-          Exception: an error of the work here.
+        If the work fails here, it raises its error, or a ``LateProcessError`` if others have ended
+        or do not answer. If it fails in another process, it raises a ``DisagreementError``.
         """
         try:
             yield
@@ -84,12 +76,12 @@ class FailureWatch:
         except _TransportError as failure:
             # The cause may be a process that died: the transport cannot tell.
             error: BaseException = failure.__cause__ or failure
-            self._raise_alarm(_said(error))
+            self._raise_alarm(one_line(error))
             if verdict := self._verdict():
                 raise verdict from error
             raise error from None
         except BaseException as error:
-            self._raise_alarm(_said(error))
+            self._raise_alarm(one_line(error))
             raise
         else:
             self._post_state("")
@@ -215,12 +207,8 @@ class FailureWatch:
 def wait_for(arrays: Sequence[jax.Array], what: str, processes: tuple[int, ...]) -> None:
     """Wait for arrays that some processes may still compute together, with collectives.
 
-    Args:
-      what: the work that needs them, for messages.
-
-    Raises:
-      LateProcessError: one of the processes has ended meanwhile.
-      Exception: an error of the computation.
+    It raises a ``LateProcessError`` if one of them has ended meanwhile, or the error of the
+    computation. ``what`` is the work that needs the arrays, for messages.
     """
     service = coordination.service()
     if service is None or len(processes) < 2:
@@ -251,7 +239,3 @@ def _ended(what: str, gone: Sequence[int]) -> LateProcessError:
     who = format_processes(gone)
     message = f"{what}: {who} ended. Look for the reason in the output of {who}"
     return LateProcessError(message, gone)
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".replace("\n", " ")[:1000]

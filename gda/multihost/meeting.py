@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 import jax
@@ -86,16 +85,14 @@ def meet(
 ) -> bytes:
     """Bring ``payload``, and return the verdict of ``judge`` on the payloads of all processes.
 
-    Communicates: all of ``processes`` must call it, in the same order of meetings. Threads meet
-    threads of the same name.
+    Communicates: all of ``processes``, which ascend and are all by default, must call it, in the
+    same order of meetings. Threads meet threads of the same name.
 
     Args:
-      payload: of any length.
       judge: called in one process with the payloads by process; must not raise.
       kind: the sort of payload; ``judge`` gets payloads of one kind only.
       what: the place of this process, for errors of the others, such as ``check 'x' (a.py:3)``.
       timeout: seconds to wait for the others.
-      processes: ascending; by default all.
 
     Raises:
       DisagreementError: some processes brought another kind, because they are at another place,
@@ -117,6 +114,11 @@ def meet(
     number = _held[thread, processes]
     meeting = _Meeting(service, thread, processes, number, what, timeout)
     return _open(meeting.hold(_entry(number, kind, what, payload), judge), what)
+
+
+def one_line(error: BaseException) -> str:
+    """Return kind and message of an error as one line that is short enough to be sent."""
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:1000]
 
 
 def forget() -> None:
@@ -173,41 +175,31 @@ class _Meeting:
     def _group(self) -> str:
         return _group_of(self.thread, self.processes)
 
-    @property
-    def _folder(self) -> str:
-        return f"{_FOLDER}/{self._group}"
-
-    @property
-    def _first(self) -> int:
-        """The process that judges."""
-        return self.processes[0]
+    def _key(self, end: str) -> str:
+        return f"{_FOLDER}/{self._group}/{end}"
 
     def hold(self, entry: bytes, judge: Judge) -> bytes:
         service, number, me = self.service, self.number, jax.process_index()
         post(service, Place(self.what, self._group, number, self.processes))
-        service.put(f"{self._folder}/entry/{me}", entry)
+        service.put(self._key(f"entry/{me}"), entry)
         verdict = self._come()
-        if me == self._first:
+        if me == self.processes[0]:  # which judges
             verdict = _judged(self._entries(), judge)
-            service.put(self._verdict_key, verdict)
+            service.put(self._key(f"verdict/{number}"), verdict)
             with contextlib.suppress(RuntimeError):
                 # All processes are here, so all have read the previous verdict.
-                service.delete(f"{self._folder}/verdict/{number - 1}")
+                service.delete(self._key(f"verdict/{number - 1}"))
         return verdict
-
-    @property
-    def _verdict_key(self) -> str:
-        return f"{self._folder}/verdict/{self.number}"
 
     def _come(self) -> bytes:
         """Wait until all have come; return the verdict, or nothing in the process that judges."""
 
         def come() -> bytes:
             some = None if len(self.processes) == jax.process_count() else self.processes
-            self.service.barrier(f"{self._folder}/{self.number}", self.timeout, some)
-            if jax.process_index() == self._first:
+            self.service.barrier(self._key(f"{self.number}"), self.timeout, some)
+            if jax.process_index() == self.processes[0]:
                 return b""
-            return self.service.get(self._verdict_key, self.timeout)
+            return self.service.get(self._key(f"verdict/{self.number}"), self.timeout)
 
         with contextlib.closing(Background("gda-meeting")) as background:
             waiting = background.begin(come)
@@ -224,12 +216,12 @@ class _Meeting:
             verdict = waiting.result()
         except (TimeoutError, ValueError) as error:
             raise self._failed(functools.partial(self._late, error)) from None
-        if jax.process_index() == self._first and (failure := self._failure_heard()):
+        if not verdict and (failure := self._failure_heard()):
             raise failure  # others have come and left, before the last one came
         return verdict
 
     def _entries(self) -> dict[int, bytes]:
-        entries = self.service.list(f"{self._folder}/entry/")
+        entries = self.service.list(self._key("entry/"))
         return {int(key.rpartition("/")[2]): entry for key, entry in entries.items()}
 
     # A meeting that fails.
@@ -252,7 +244,7 @@ class _Meeting:
         return self._taken_in(failure)
 
     def _claims(self, group: str, number: int) -> bool:
-        """Return whether this process is the first to give up a meeting."""
+        """Return True if this process is the first to give up a meeting."""
         try:
             self.service.put(f"{_failure_folder(group, number)}by", b"", overwrite=False)
         except KeyError:
@@ -277,7 +269,8 @@ class _Meeting:
         """Return what describes a failure, if the meeting seems unable to take place."""
         me = jax.process_index()
         # The first process looks at all and the others at the first, to ask little of the service.
-        found = places(self.service, None if me == self._first else self._first)
+        first = self.processes[0]
+        found = places(self.service, None if me == first else first)
         if gone := ended(found, self.processes):
             return functools.partial(self._late, None, gone)
         for process in self.processes:
@@ -287,7 +280,7 @@ class _Meeting:
         return None
 
     def _is_waited_for_at(self, place: Place) -> bool:
-        """Return whether a process waits for this one at another meeting of this thread."""
+        """Return True if a process waits for this one at another meeting of this thread."""
         return (
             jax.process_index() in place.processes
             and place.group == _group_of(self.thread, place.processes)
@@ -316,9 +309,8 @@ class _Meeting:
         named = gone or sorted(late)
         lines = [f"{format_processes(group)} waited at {what}" for what, group in waiting.items()]
         for process in named[:MOST_NAMED]:
-            last = (
-                f"was last at {found[process].what}" if process in found else "has not met others"
-            )
+            place = found.get(process)
+            last = f"was last at {place.what}" if place else "has not met others"
             lines.append(f"process {process} {last}")
         who = format_processes(named) if named else "a process"
         did = "ended" if gone else f"did not come within {self.timeout:g} s"
@@ -347,9 +339,7 @@ class _Meeting:
 class _Failure(NamedTuple):
     """The error that ends a meeting in all of its processes.
 
-    Attributes:
-      is_late: True for a ``LateProcessError`` that names ``processes``.
-      also: processes and number of each meeting that fails for the same reason.
+    ``also`` has processes and number of each meeting that fails for the same reason.
     """
 
     message: str
@@ -370,8 +360,7 @@ def _failure_folder(group: str, number: int) -> str:
 
 def _group_of(thread: str, processes: tuple[int, ...]) -> str:
     """Return a short name for the meetings of some processes in threads of this name."""
-    # Not the list itself, which may be long; not its hash(), which may differ.
-    return sha256(repr((thread, processes)).encode()).hexdigest()[:16]
+    return coordination.short_name((thread, processes))
 
 
 def _by_collective(

@@ -28,11 +28,8 @@ _FOLDER = "gda/multihost/place"
 class Place(NamedTuple):
     """The last place of a process.
 
-    Attributes:
-      what: the place, for messages.
-      group, number: the meeting that it came to, among those of its group; none after a failure.
-      processes: those that meet there.
-      machine, pid: its machine, or an empty text if that is unknown, and its process id there.
+    ``group`` and ``number`` tell the meeting that it came to, none after a failure, and
+    ``processes`` those that meet there. ``machine`` is an empty text if that is unknown.
     """
 
     what: str
@@ -83,7 +80,7 @@ def ended(places: dict[int, Place], processes: Iterable[int]) -> list[int]:
 
 
 def is_near(place: Place) -> bool:
-    """Return whether the process is on this machine, which notices its end."""
+    """Return True if the process is on this machine, which notices its end."""
     return bool(place.machine) and place.machine == _machine()
 
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax
 
 from gda.layout.text import join_some
-from gda.multihost.meeting import DisagreementError, meet
+from gda.multihost.meeting import DisagreementError, meet, one_line
 
 T = TypeVar("T")
 
@@ -19,10 +19,8 @@ T = TypeVar("T")
 class Done(NamedTuple, Generic[T]):
     """A step that all processes have done.
 
-    Attributes:
-      mine: the result of ``work`` in this process.
-      verdict: the result of ``judge``, in every process.
-      parts: the results of ``tell`` of all processes, in the process that judged; elsewhere empty.
+    ``mine`` is the result of ``work`` in this process, and ``verdict`` that of ``judge``, in every
+    process. ``parts`` are the results of ``tell``, in the process that judged; elsewhere empty.
     """
 
     mine: T
@@ -44,30 +42,39 @@ def all_do(
 ) -> Done[T]:
     """Do the part of this process, wait for the others, and hear the verdict on all parts.
 
-    Communicates: all of ``processes`` must call it, in the same order of steps.
+    Communicates as ``meet`` does, and raises its errors. An error of ``work``, ``tell`` or
+    ``judge`` is raised in the process where it occurred, and in the others an error that names it.
 
     Args:
-      work: the part of this process.
-      what: the step, for the messages.
-      timeout: seconds to wait for the others.
       tell: turns the result of ``work`` into a value of JSON for the process that judges.
       judge: called in one process with these values by process. It returns a value of JSON, for
         all processes; if it raises, the step fails.
-      kind: of the step; processes that are at steps of different kinds disagree. By default
-        ``what``.
-      processes: ascending; by default all.
+      kind: of the step; by default ``what``.
       failed: the class of error in a process whose own work did not fail.
       shared: classes of errors that all processes raise as the failed one does, so that callers
         can catch them.
-
-    Raises:
-      Exception: an error of ``work`` or ``tell`` here, or of ``judge``.
-      failed: one of them raised in another process; the message names it.
-      DisagreementError, LateProcessError, ConnectionError: as ``meet`` does.
     """
-    ballot = _Ballot(judge)
+    parts: list[Any] = []
+    errors: list[Exception] = []
+
+    def count(payloads: dict[int, bytes]) -> bytes:
+        entries = {process: json.loads(payload) for process, payload in payloads.items()}
+        failures = {process: each for process, each in entries.items() if "failed" in each}
+        if not failures:
+            done = {process: each["done"] for process, each in entries.items()}
+            parts.extend(done.values())
+            try:
+                return json.dumps({"done": judge(done)}).encode()
+            except Exception as error:
+                errors.append(error)
+                failures = {jax.process_index(): _failure(error)}
+        said = [f"process {process} failed: {each['failed']}" for process, each in failures.items()]
+        kinds = {each["kind"] for each in failures.values()}
+        kind = kinds.pop() if len(kinds) == 1 else None
+        return json.dumps({"failed": join_some(said), "kind": kind}).encode()
+
     bring = functools.partial(
-        meet, judge=ballot.count, kind=kind or what, what=what, timeout=timeout, processes=processes
+        meet, judge=count, kind=kind or what, what=what, timeout=timeout, processes=processes
     )
     try:
         mine = work()
@@ -78,40 +85,13 @@ def all_do(
             bring(json.dumps(_failure(error)).encode())
         raise
     verdict = json.loads(bring(entry))
-    if ballot.error is not None:
-        raise ballot.error
+    if errors:
+        raise errors[0]
     if "failed" in verdict:
         kinds = {each.__name__: each for each in shared}
         raise kinds.get(verdict["kind"], failed)(f"{what}: {verdict['failed']}")
-    return Done(mine, verdict["done"], ballot.parts)
-
-
-class _Ballot:
-    """The parts of all processes, in the one that judges, and the error of its judge."""
-
-    def __init__(self, judge: Callable[[dict[int, Any]], Any]) -> None:
-        self._judge = judge
-        self.parts: list[Any] = []
-        self.error: Exception | None = None
-
-    def count(self, payloads: dict[int, bytes]) -> bytes:
-        """Return the verdict."""
-        entries = {process: json.loads(payload) for process, payload in payloads.items()}
-        failures = {process: each for process, each in entries.items() if "failed" in each}
-        if not failures:
-            parts = {process: each["done"] for process, each in entries.items()}
-            self.parts = list(parts.values())
-            try:
-                return json.dumps({"done": self._judge(parts)}).encode()
-            except Exception as error:
-                self.error = error
-                failures = {jax.process_index(): _failure(error)}
-        said = [f"process {process} failed: {each['failed']}" for process, each in failures.items()]
-        kinds = {each["kind"] for each in failures.values()}
-        kind = kinds.pop() if len(kinds) == 1 else None
-        return json.dumps({"failed": join_some(said), "kind": kind}).encode()
+    return Done(mine, verdict["done"], parts)
 
 
 def _failure(error: BaseException) -> dict[str, str]:
-    kind = type(error).__name__
-    return {"failed": f"{kind}: {error}".replace("\n", " ")[:1000], "kind": kind}
+    return {"failed": one_line(error), "kind": type(error).__name__}

@@ -67,10 +67,9 @@ class Channel:
         try:
             pickled = pickle.dumps(result)
         except Exception as error:
-            name = reference[1]
             line = (
-                f"TypeError: {name} returned a {type(result).__name__}, which cannot be pickled; "
-                "return arrays of NumPy, numbers or texts"
+                f"TypeError: {reference[1]} returned a {type(result).__name__}, which cannot be "
+                "pickled; return arrays of NumPy, numbers or texts"
             )
             self.answer("raised", (line, f"{type(error).__name__}: {error}"))
             return
@@ -101,9 +100,6 @@ def _module(name: str, file: str | None) -> ModuleType:
         return importlib.import_module(name)
     if file in _modules_of_files:
         return _modules_of_files[file]
-    loaded = sys.modules.get(name)
-    if name != "__main__" and loaded is not None and getattr(loaded, "__file__", None) == file:
-        return loaded
     if name != "__main__" and _is_importable(name, file):
         return importlib.import_module(name)
     return _load(name, file)

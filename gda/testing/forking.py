@@ -55,16 +55,9 @@ _MOST_FILES = 16
 class Forked:
     """A process forked from a server, with the methods of ``subprocess.Popen`` that a pool needs.
 
-    Args:
-      target: the name of a function, as ``"package.module:function"``; it is the program of the
-        process.
-      arguments: arguments for it; they are pickled.
-      process_group: the group that the process joins.
-      env: all its variables.
-      stdin, stdout, stderr: file descriptors.
-      pass_fds: file descriptors that become its last arguments, under other numbers.
-      cwd: its working directory, by default that of this process.
-      server: processes of other servers have other orders of their sets.
+    Its program is a function, named as ``"package.module:function"``. The arguments for it are
+    pickled, and the last of them are ``pass_fds``, under other numbers. ``env`` has all its
+    variables. Processes of another ``server`` have other orders of their sets.
     """
 
     def __init__(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -29,28 +28,35 @@ class Processes:
 
 
 def is_marked(item: pytest.Item) -> bool:
-    """Return whether a test has the marker."""
+    """Return True if a test has the marker."""
     return item.get_closest_marker(NAME) is not None
 
 
-def wanted(item: pytest.Item) -> Processes:
-    """Return the arguments of the marker of a test.
+def size_of(item: pytest.Item) -> tuple[int, int] | None:
+    """Return the size of the pool for a test, or ``None`` if it has no valid marker."""
+    try:
+        return wanted(item).size if is_marked(item) else None
+    except ValueError:  # reported when the test runs
+        return None
 
-    Raises:
-      ValueError: they are not valid, or the test is one of hypothesis.
-    """
+
+def wanted(item: pytest.Item) -> Processes:
+    """Return the arguments of a test's marker, or raise ``ValueError`` if they are not valid."""
     mark = item.get_closest_marker(NAME)
-    if mark is None:
-        raise ValueError(f"{item.nodeid} has no marker {NAME}")
+    assert mark is not None
     if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
         raise ValueError(
             "@given under @pytest.mark.processes would draw other examples in each process. "
             "Remove the marker, and call a function of the test module in all processes with the "
             "fixture process_pool: process_pool(2).run(check, example)"
         )
-    size = dict(zip(["num_processes"], mark.args, strict=False))
-    options = {**size, **mark.kwargs}
-    if len(mark.args) <= 1 and _is_right(options):
+    options = {**dict(zip(["num_processes"], mark.args, strict=False)), **mark.kwargs}
+    kinds = {"num_processes": int, "devices": int, "timeout": (int, float)}
+    are_right = all(
+        isinstance(value, kinds.get(name, ())) and not isinstance(value, bool) and value > 0
+        for name, value in options.items()
+    )
+    if len(mark.args) <= 1 and "num_processes" in options and are_right:
         return Processes(**options)
     written = [repr(value) for value in mark.args]
     written += [f"{name}={value!r}" for name, value in mark.kwargs.items()]
@@ -58,14 +64,4 @@ def wanted(item: pytest.Item) -> Processes:
         f"@pytest.mark.{NAME}({', '.join(written)}) is not valid; give the number of processes, "
         "and maybe devices of each and a timeout in seconds, all above 0: "
         f"@pytest.mark.{NAME}(4, devices=2, timeout=60)"
-    )
-
-
-def _is_right(options: dict[str, Any]) -> bool:
-    if "num_processes" not in options:
-        return False
-    kinds = {"num_processes": int, "devices": int, "timeout": (int, float)}
-    return all(
-        isinstance(value, kinds.get(name, ())) and not isinstance(value, bool) and value > 0
-        for name, value in options.items()
     )

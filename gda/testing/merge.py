@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
 import pytest
@@ -17,22 +17,10 @@ from gda.testing.answer import (
     stacks_of_others,
     trim_stacks,
 )
-from gda.testing.session import PhaseReport
+from gda.testing.session import Crash, PhaseReport
 
 Phase = Literal["setup", "call", "teardown"]
 _PHASES: tuple[Phase, ...] = ("setup", "call", "teardown")
-
-
-@dataclass(frozen=True)
-class _Crash:
-    """The place and message that pytest prints in its summary, and with --tb=line."""
-
-    path: str
-    lineno: int
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.lineno}: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -40,7 +28,7 @@ class ProcessesRepr:
     """A failure as pytest shows it: a text of several processes."""
 
     text: str
-    reprcrash: _Crash
+    reprcrash: Crash
 
     def toterminal(self, out: Any) -> None:
         for line in self.text.splitlines():
@@ -57,11 +45,11 @@ class _Failure:
     answer: Answer
     text: str
     message: str
-    crash: tuple[str, int, str] | None = None
+    crash: Crash | None = None
 
     @property
     def line(self) -> str:
-        where = "" if self.crash is None else f" ({self.crash[0]}:{self.crash[1]})"
+        where = "" if self.crash is None else f" ({self.crash.path}:{self.crash.lineno})"
         return self.message.partition("\n")[0] + where
 
 
@@ -107,7 +95,7 @@ def _merge_phase(
     }
     if xfailed:
         # A process had the expected failure, so the others may pass.
-        failures = [failure for failure in failures if not _is_strict_xpass(failure.text)]
+        failures = [failure for failure in failures if "[XPASS(strict)]" not in failure.text]
     if failures:
         return _failed(item, phase, answers, of_process, failures)
     if skipped and len(skipped) < len(answers):
@@ -115,10 +103,11 @@ def _merge_phase(
     times = _times(of_process.values())
     if skipped:
         crash = next(iter(skipped.values())).crash
-        return _report(item, phase, "skipped", longrepr=crash, **times)
+        place = crash and astuple(crash)
+        return _report(item, phase, "skipped", longrepr=place, **times)
     if xfailed:
-        text = next(report.text for report in xfailed)
-        return _report(item, phase, "skipped", longrepr=text, wasxfail=xfailed[0].wasxfail, **times)
+        text, reason = xfailed[0].text, xfailed[0].wasxfail
+        return _report(item, phase, "skipped", longrepr=text, wasxfail=reason, **times)
     if expected:
         return _report(item, phase, "passed", wasxfail=expected[0].wasxfail, **times)
     return _report(item, phase, "passed", **times)
@@ -128,29 +117,22 @@ def _failures(
     answers: list[Answer], of_process: dict[int, PhaseReport], phase: Phase, timeout: float
 ) -> list[_Failure]:
     """Return the failures of processes in a phase, the likely causes of the others first."""
-    broken = []
-    failed = []
+    failures: list[tuple[float, _Failure]] = []
     for answer in answers:
         report = of_process.get(answer.process)
         if report is not None and report.outcome == "failed":
-            lines = report.crash[2] if report.crash else report.text.strip()
-            failure = _Failure(
-                answer,
-                f"{answer.label} failed:\n\n{report.text}",
-                f"{answer.label}: {lines}",
-                report.crash,
-            )
-            failed.append((report.stop, failure))
+            lines = report.crash.message if report.crash else report.text.strip()
+            text, message = f"failed:\n\n{report.text}", f"{answer.label}: {lines}"
+            failure = _Failure(answer, f"{answer.label} {text}", message, report.crash)
+            failures.append((report.stop, failure))
         elif answer.ending in ("died", "hung", "raised") and phase == _broken_phase(answer):
             limit = f" (timeout={timeout:g})" if answer.ending == "hung" else ""
             summary = answer.summary + limit
-            if answer.ending == "died":
-                broken.append(_Failure(answer, f"{summary}\n{last_words(answer)}", summary))
-            else:
-                failure = _Failure(answer, f"{summary}\n{details(answer)}", summary)
-                failed.append((time.time(), failure))
-    failed.sort(key=lambda pair: pair[0])
-    return broken + [failure for _, failure in failed]
+            is_dead = answer.ending == "died"
+            more = last_words(answer) if is_dead else details(answer)
+            failure = _Failure(answer, f"{summary}\n{more}", summary)
+            failures.append((0 if is_dead else time.time(), failure))
+    return [failure for _, failure in sorted(failures, key=lambda pair: pair[0])]
 
 
 def _skip_failures(answers: list[Answer], skipped: dict[int, PhaseReport]) -> list[_Failure]:
@@ -158,7 +140,7 @@ def _skip_failures(answers: list[Answer], skipped: dict[int, PhaseReport]) -> li
     for answer in answers:
         if answer.process in skipped:
             crash = skipped[answer.process].crash
-            reason = crash[2] if crash else "Skipped"
+            reason = crash.message if crash else "Skipped"
             text = f"{answer.label} skipped this test, but others did not: {reason}"
             failures.append(_Failure(answer, text, text, crash))
     return failures
@@ -172,10 +154,8 @@ def _failed(
     failures: list[_Failure],
 ) -> pytest.TestReport:
     first, *others = failures
-    parts = [first.text]
-    parts += [f"also failed: {other.line}" for other in others]
-    behind = stacks_of_others(answers, first.answer)
-    if behind:
+    parts = [first.text, *[f"also failed: {other.line}" for other in others]]
+    if behind := stacks_of_others(answers, first.answer):
         parts.append(behind)
     sections = []
     for answer in sorted(answers, key=lambda answer: answer.process):
@@ -197,10 +177,6 @@ def _broken_phase(answer: Answer) -> Phase:
     return "call" if outcomes["setup"] == "passed" and "call" not in outcomes else "teardown"
 
 
-def _is_strict_xpass(text: str) -> bool:
-    return "[XPASS(strict)]" in text
-
-
 def _times(reports: Any) -> dict[str, Any]:
     """Return duration, start and stop over all processes, and the properties of the first."""
     reports = list(reports)
@@ -215,20 +191,17 @@ def _times(reports: Any) -> dict[str, Any]:
 
 
 def _repr_of(
-    item: pytest.Item, text: str, message: str, crash: tuple[str, int, str] | None = None
+    item: pytest.Item, text: str, message: str, crash: Crash | None = None
 ) -> ProcessesRepr:
-    path, line, name = item.location
-    where = (path, (line or 0) + 1, name) if crash is None else crash
-    return ProcessesRepr(text, _Crash(where[0], where[1], message))
+    path, line, _ = item.location
+    where = crash or Crash(path, (line or 0) + 1, message)
+    return ProcessesRepr(text, replace(where, message=message))
 
 
 def _report(
     item: pytest.Item, phase: Phase, outcome: Any, *, longrepr: Any = None, **rest: Any
 ) -> pytest.TestReport:
-    extra = {} if rest.get("wasxfail") is None else {"wasxfail": rest["wasxfail"]}
-    rest.pop("wasxfail", None)
     now = time.time()
-    times = {"start": now, "stop": now}
     return pytest.TestReport(
         nodeid=item.nodeid,
         location=item.location,
@@ -236,6 +209,5 @@ def _report(
         outcome=outcome,
         longrepr=longrepr,
         when=phase,
-        **{**times, **rest},
-        **extra,
+        **{"start": now, "stop": now, **rest},
     )

@@ -29,7 +29,6 @@ Every pytest run with gda installed imports this module, so it has no slow impor
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,9 +41,7 @@ if TYPE_CHECKING:
     from gda.testing.pool import Pool
     from gda.testing.pools import Pools
 
-_session_key = pytest.StashKey[pytest.Session]()
 _pools_key = pytest.StashKey["Pools"]()
-_updated_before_key = pytest.StashKey[str | None]()
 _UPDATE_GOLDEN = "GDA_UPDATE_GOLDEN"  # as in gda.compiled.golden, which takes long to import
 
 
@@ -59,12 +56,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", marker.HELP)
     if config.getoption("--update-golden"):
-        config.stash[_updated_before_key] = os.environ.get(_UPDATE_GOLDEN)
-        os.environ[_UPDATE_GOLDEN] = "1"
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    session.config.stash[_session_key] = session
+        patch = pytest.MonkeyPatch()
+        patch.setenv(_UPDATE_GOLDEN, "1")
+        config.add_cleanup(patch.undo)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -72,12 +66,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.pluginmanager.hasplugin("xdist"):
         return
     for item in items:
-        if marker.is_marked(item) and item.get_closest_marker("xdist_group") is None:
-            try:
-                num_processes, devices = marker.wanted(item).size
-            except ValueError:  # reported when the test runs
-                continue
-            item.add_marker(pytest.mark.xdist_group(f"processes-{num_processes}x{devices}"))
+        size = marker.size_of(item)
+        if size is not None and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(f"processes-{size[0]}x{size[1]}"))
 
 
 @pytest.hookimpl(wrapper=True, specname="pytest_collection_modifyitems")
@@ -95,7 +86,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if not marker.is_marked(item) or _is_in_process(item.config):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _pools(item.config).run_test(item, nextitem):
+    for report in _pools(item.session).run_test(item, nextitem):
         item.ihook.pytest_runtest_logreport(report=report)
     _tear_down_unshared(item, nextitem)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
@@ -118,31 +109,23 @@ def _tear_down_unshared(item: pytest.Item, nextitem: pytest.Item | None) -> None
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    _close(session.config)
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    _close(config)
-    if _updated_before_key in config.stash:
-        before = config.stash[_updated_before_key]
-        os.environ.pop(_UPDATE_GOLDEN)
-        if before is not None:
-            os.environ[_UPDATE_GOLDEN] = before
+    if pools := session.config.stash.get(_pools_key, None):
+        pools.close()
 
 
 @pytest.fixture(scope="session")
-def process_pool(pytestconfig: pytest.Config) -> Callable[..., Pool]:
+def process_pool(request: pytest.FixtureRequest) -> Callable[..., Pool]:
     """Return a function that gives a ``gda.testing.Pool``: ``process_pool(2, devices=4)``.
 
     Pools are shared with the tests under ``@pytest.mark.processes`` and end with the session.
     """
-    if _is_in_process(pytestconfig):
+    if _is_in_process(request.config):
         pytest.fail(
             "process_pool is not for tests under @pytest.mark.processes, which run in processes of "
             "a pool already; remove the marker or the fixture",
             pytrace=False,
         )
-    return _pools(pytestconfig).get
+    return _pools(request.session).get
 
 
 @pytest.fixture
@@ -155,19 +138,15 @@ def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue("tmp_path")
 
 
-def _pools(config: pytest.Config) -> Pools:
+def _pools(session: pytest.Session) -> Pools:
     # Imported here, because a suite without the marker does not need it.
     from gda.testing.pools import Pools
 
-    if _pools_key not in config.stash:
-        config.stash[_pools_key] = Pools(config.stash[_session_key])
-    return config.stash[_pools_key]
-
-
-def _close(config: pytest.Config) -> None:
-    pools = config.stash.get(_pools_key, None)
-    if pools is not None:
-        pools.close()
+    stash = session.config.stash
+    if _pools_key not in stash:
+        stash[_pools_key] = Pools(session)
+        session.config.add_cleanup(stash[_pools_key].close)
+    return stash[_pools_key]
 
 
 def _is_in_process(config: pytest.Config) -> bool:

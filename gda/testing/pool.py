@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,11 +29,9 @@ from gda.testing.forking import Forked
 T = TypeVar("T")
 
 _START_TIMEOUT = 120.0
-# Long, because a pool ends the others itself when one dies, and on a busy machine heartbeats may
-# stop for more than 10 s: then JAX would abort all processes.
-_HEARTBEAT_TIMEOUT = 60.0
-_COLLECTIVE_TIMEOUT = 30.0
-_AGREEMENT_TIMEOUT = 20.0
+# That of heartbeats is long, because a pool ends the others itself when one dies, and on a busy
+# machine heartbeats may stop for more than 10 s: then JAX would abort all processes.
+_TIMEOUTS = {"heartbeat_timeout": 60.0, "collective_timeout": 30.0, "agreement_timeout": 20.0}
 _STOP_TIMEOUT = 5.0
 _POLL_INTERVAL = 0.2
 _DUMP_TIMEOUT = 1.0
@@ -203,31 +201,25 @@ class _Group:
     """The processes of a pool from one start to their end."""
 
     def __init__(self, num_processes: int, devices: int) -> None:
-        directory = Path(tempfile.mkdtemp(prefix="gda-testing-"))
-        port = Port()
-        children = Children()
+        ending = ExitStack()
         # Also runs when the pool is collected, and at the end of the interpreter.
-        self.kill = weakref.finalize(self, _end, children, port, directory)
+        self.kill = weakref.finalize(self, ending.close)
+        folder = tempfile.TemporaryDirectory(prefix="gda-testing-", ignore_cleanup_errors=True)
+        directory = Path(ending.enter_context(folder))
+        port = ending.enter_context(closing(Port()))
+        children = ending.enter_context(Children())
         self._workers = [
             _Worker(
                 children,
                 directory,
-                environment(
-                    index,
-                    num_processes,
-                    port.number,
-                    devices,
-                    heartbeat_timeout=_HEARTBEAT_TIMEOUT,
-                    collective_timeout=_COLLECTIVE_TIMEOUT,
-                    agreement_timeout=_AGREEMENT_TIMEOUT,
-                ),
+                environment(index, num_processes, port.number, devices, **_TIMEOUTS),
                 index,
             )
             for index in range(num_processes)
         ]
 
     def is_alive(self) -> bool:
-        """Return whether all processes wait for a command."""
+        """Return True if all processes wait for a command."""
         # A connection with something to read has been closed on the other side.
         return all(
             worker.process.poll() is None and not worker.connection.poll()
@@ -235,10 +227,7 @@ class _Group:
         )
 
     def ask(self, command: tuple[Any, ...] | None, timeout: float) -> list[Answer]:
-        """Send a command, and return the answer of each process.
-
-        Without a command it waits for the answer of a process after its start.
-        """
+        """Send a command, or none after the start, and return the answer of each process."""
         deadline = time.monotonic() + timeout
         log_starts = [worker.log.stat().st_size for worker in self._workers]
         if command is None:
@@ -247,19 +236,17 @@ class _Group:
             self._send(command)
         answers = [Answer(index, len(self._workers)) for index in range(len(self._workers))]
         missing = self._collect(answers, deadline)
-        if missing:
-            stacks = self._stacks()
-            timed_out = time.monotonic() >= deadline
-            for answer in answers:
-                answer.stack = stacks[answer.process]
-            for answer in (answers[process] for process in missing):
-                if is_stopped(self._workers[answer.process].process.pid):
-                    answer.ending, answer.at = "died", deadline
-                    answer.status = "is stopped, by SIGSTOP, Ctrl-Z or a debugger"
-                elif timed_out:
-                    answer.ending, answer.at = "hung", deadline
+        stacks = self._stacks() if missing else [""] * len(answers)
+        timed_out = time.monotonic() >= deadline
         for answer, worker, start in zip(answers, self._workers, log_starts, strict=True):
-            answer.output = _read(worker.log, start)
+            answer.output, answer.stack = _read(worker.log, start), stacks[answer.process]
+            if answer.process not in missing:
+                continue
+            if is_stopped(worker.process.pid):
+                answer.ending, answer.at = "died", deadline
+                answer.status = "is stopped, by SIGSTOP, Ctrl-Z or a debugger"
+            elif timed_out:
+                answer.ending, answer.at = "hung", deadline
         return answers
 
     def all_stacks(self) -> str:
@@ -288,22 +275,16 @@ class _Group:
                 continue
 
     def _collect(self, answers: list[Answer], deadline: float) -> set[int]:
-        """Fill in the answers that come until the deadline, or until a little after a failure.
-
-        Returns the processes that did not answer.
-        """
+        """Fill in answers until the deadline, or shortly after a failure; return the rest."""
         index_of: dict[Connection, int] = {
             worker.connection: index for index, worker in enumerate(self._workers)
         }
         while index_of and (remaining := deadline - time.monotonic()) > 0:
             # A process that dies does not close its connection while a child of it lives on.
-            gone = [
-                connection
-                for connection, index in index_of.items()
-                if self._workers[index].process.poll() is not None
-            ]
+            workers = [self._workers[index] for index in index_of.values()]
+            gone = [each.connection for each in workers if each.process.poll() is not None]
             ready = wait(list(index_of), 0 if gone else min(remaining, _POLL_INTERVAL))
-            for connection in [*(c for c in index_of if c in ready or c in gone)]:
+            for connection in [each for each in index_of if each in ready or each in gone]:
                 answer = answers[index_of[connection]]
                 is_last, is_trouble = self._receive(connection, answer, connection in ready)
                 if is_last:
@@ -313,7 +294,7 @@ class _Group:
         return set(index_of.values())
 
     def _receive(self, connection: Connection, answer: Answer, is_ready: bool) -> tuple[bool, bool]:
-        """Take one message; return whether it is the last, and whether it reports trouble."""
+        """Take one message; return True if it is the last, and True if it reports trouble."""
         try:
             if not is_ready:
                 raise EOFError
@@ -339,15 +320,9 @@ class _Group:
         texts: list[str] = []
         while time.monotonic() < deadline:
             time.sleep(0.05)
-            before = texts
-            texts = [
-                _read(worker.stacks, start)
-                for worker, start in zip(self._workers, starts, strict=True)
-            ]
-            alive = [worker.process.poll() is None for worker in self._workers]
-            if texts == before and all(
-                text or not is_alive for text, is_alive in zip(texts, alive, strict=True)
-            ):
+            before, texts = texts, list(map(_read, [each.stacks for each in self._workers], starts))
+            missing = [each for each, text in zip(self._workers, texts, strict=True) if not text]
+            if texts == before and all(each.process.poll() is not None for each in missing):
                 break
         return [trim_stacks(text) or _NO_STACK for text in texts]
 
@@ -355,9 +330,8 @@ class _Group:
 def _reference(function: Callable[..., Any]) -> tuple[str, str, str | None]:
     """Return module, qualified name and file by which a process finds a function."""
     # JAX's own caches, such as jax.process_count, have no name, but the wrapped function has.
-    named = (
-        function if hasattr(function, "__qualname__") else getattr(function, "__wrapped__", None)
-    )
+    wrapped = getattr(function, "__wrapped__", None)
+    named = function if hasattr(function, "__qualname__") else wrapped
     module_name = getattr(named, "__module__", None)
     name = getattr(named, "__qualname__", None)
     module = sys.modules.get(module_name) if isinstance(module_name, str) else None
@@ -417,9 +391,3 @@ def _check_positive(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a positive integer, not {value!r}")
     return value
-
-
-def _end(children: Children, port: Port, directory: Path) -> None:
-    children.close()
-    port.close()
-    shutil.rmtree(directory, ignore_errors=True)

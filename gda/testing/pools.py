@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import re
-import shutil
 import sys
 import tempfile
+from collections import defaultdict
+from contextlib import ExitStack
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from gda.testing.answer import ProcessError, raise_first
-from gda.testing.marker import is_marked, wanted
+from gda.testing.marker import size_of, wanted
 from gda.testing.merge import failed_setup, merge
 from gda.testing.pool import Pool
 from gda.testing.session import SessionPlan, address_of
@@ -22,6 +25,11 @@ _SESSION_TIMEOUT = 120.0
 MAX_PROCESSES = 16
 # Options drawn at random by default: the seed of pytest-randomly.
 _CHOSEN_OPTIONS = ("randomly_seed",)
+_OVERRIDES = (
+    "--capture=no",
+    # pytest could not rewrite the asserts of gda.testing, which were imported before and are few.
+    "-Wignore::pytest.PytestAssertRewriteWarning",
+)
 
 _Size = tuple[int, int]
 
@@ -35,9 +43,7 @@ class Pools:
         self._pools: dict[_Size, Pool] = {}
         self._promises: dict[_Size, tuple[int, pytest.Item | None]] = {}
         self._numbers = itertools.count()
-        self._temporary = _Temporary(session.config)
-        self._next_of: dict[pytest.Item, pytest.Item] = {}
-        self._files_of: dict[_Size, dict[str, None]] | None = None
+        self._ending = ExitStack()
 
     def get(self, num_processes: int, devices: int = 1) -> Pool:
         """Return the pool of a size, and close others if there would be too many processes."""
@@ -53,7 +59,6 @@ class Pools:
 
     def run_test(self, item: pytest.Item, nextitem: pytest.Item | None) -> list[pytest.TestReport]:
         """Run a test in all processes of its pool, and return its merged reports."""
-        self._look_ahead()
         try:
             processes = wanted(item)
             pool = self.get(*processes.size)
@@ -82,7 +87,7 @@ class Pools:
         finally:
             for pool in self._pools.values():
                 pool.kill()
-            self._temporary.close()
+            self._ending.close()
 
     def _promise(self, pool: Pool, item: pytest.Item, following: pytest.Item | None) -> None:
         """Start new processes if they kept fixtures for another test than this; remember the next.
@@ -100,34 +105,36 @@ class Pools:
         self, item: pytest.Item, size: _Size, nextitem: pytest.Item | None
     ) -> pytest.Item | None:
         """Return the next test of the same pool, if it is certain."""
-        if not hasattr(self._config, "workerinput"):
-            return self._next_of.get(item)
-        # A worker of xdist knows the next test only.
-        return nextitem if nextitem is not None and _size_of(nextitem) == size else None
+        if hasattr(self._config, "workerinput"):  # a worker of xdist knows the next test only
+            return nextitem if nextitem is not None and size_of(nextitem) == size else None
+        return self._next_of.get(item)
 
-    def _look_ahead(self) -> dict[_Size, dict[str, None]]:
-        """Find the order of the tests of each size, and return their files."""
-        if self._files_of is None:
-            last: dict[_Size, pytest.Item] = {}
-            self._files_of = {}
-            for item in self._session.items:
-                size = _size_of(item)
-                if size is None:
-                    continue
-                self._files_of.setdefault(size, {})[str(item.path)] = None
-                if size in last:
-                    self._next_of[last[size]] = item
-                last[size] = item
-        return self._files_of
+    @cached_property
+    def _items_of(self) -> dict[_Size | None, list[pytest.Item]]:
+        """The tests of each size, in their order."""
+        items: dict[_Size | None, list[pytest.Item]] = defaultdict(list)
+        for item in self._session.items:
+            items[size_of(item)].append(item)
+        return items
+
+    @cached_property
+    def _next_of(self) -> dict[pytest.Item, pytest.Item]:
+        return {item: after for each in self._items_of.values() for item, after in pairwise(each)}
 
     def _start_session(self, pool: Pool) -> None:
         config = self._config
+        arguments = [*map(str, config.invocation_params.args), *_OVERRIDES]
+        if hasattr(config.option, "numprocesses"):  # of xdist
+            arguments.append("-n0")
+        if hasattr(config.option, "no_cov"):  # of pytest-cov
+            arguments.append("--no-cov")
+        items = self._items_of[pool.num_processes, pool.devices]
         plan = SessionPlan(
-            arguments=tuple(str(argument) for argument in config.invocation_params.args),
+            arguments=tuple(arguments),
             directory=str(config.invocation_params.dir),
             script_arguments=tuple(sys.argv),
-            files=tuple(self._look_ahead().get((pool.num_processes, pool.devices), ())),
-            temporary=self._temporary.directory / f"pool{next(self._numbers)}",
+            files=tuple(dict.fromkeys(str(item.path) for item in items)),
+            temporary=self._directory / f"pool{next(self._numbers)}",
             options={
                 name: getattr(config.option, name)
                 for name in _CHOSEN_OPTIONS
@@ -135,8 +142,6 @@ class Pools:
             },
             workerinput=getattr(config, "workerinput", None),
             has_cache=config.pluginmanager.hasplugin("cacheprovider"),
-            has_xdist=hasattr(config.option, "numprocesses"),
-            has_coverage=hasattr(config.option, "no_cov"),
         )
         plan.temporary.mkdir()
         answers = pool.ask(("session", plan), _SESSION_TIMEOUT)
@@ -144,41 +149,16 @@ class Pools:
 
     def _shared_directory(self, item: pytest.Item) -> Path:
         name = re.sub(r"\W", "_", item.name)[:30]
-        directory = self._temporary.directory / f"{name}{next(self._numbers)}"
+        directory = self._directory / f"{name}{next(self._numbers)}"
         directory.mkdir()
         return directory
 
-
-class _Temporary:
-    """A directory beside those of ``tmp_path``, made on demand."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-        self._directory: Path | None = None
-        self._is_ours = False
-
-    @property
-    def directory(self) -> Path:
-        if self._directory is None:
-            # As in xdist: no public name has the folder of tmp_path.
-            factory = getattr(self._config, "_tmp_path_factory", None)
-            self._is_ours = not isinstance(factory, pytest.TempPathFactory)
-            self._directory = (
-                factory.mktemp("processes")
-                if isinstance(factory, pytest.TempPathFactory)
-                else Path(tempfile.mkdtemp(prefix="gda-testing-"))
-            )
-        return self._directory
-
-    def close(self) -> None:
-        if self._is_ours and self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-
-
-def _size_of(item: pytest.Item) -> _Size | None:
-    if not is_marked(item):
-        return None
-    try:
-        return wanted(item).size
-    except ValueError:  # reported when the test runs
-        return None
+    @cached_property
+    def _directory(self) -> Path:
+        """A directory beside those of ``tmp_path``."""
+        # As in xdist: no public name has the folder of tmp_path.
+        factory = getattr(self._config, "_tmp_path_factory", None)
+        if isinstance(factory, pytest.TempPathFactory):
+            return factory.mktemp("processes")
+        ours = tempfile.TemporaryDirectory(prefix="gda-testing-", ignore_cleanup_errors=True)
+        return Path(self._ending.enter_context(ours))

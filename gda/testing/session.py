@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from gda.testing.channel import Channel
 # The place of a test: its file, and the names inside it.
 Address = tuple[str, tuple[str, ...]]
 
-PLUGIN_NAME = "gda-process"
+PLUGIN_NAME = "gda-process"  # of a session in a process of a pool
 shared_directory_key = pytest.StashKey[Path]()
 
 # Options that select tests, stop the session, read from a terminal, or overwrite the report of the
@@ -46,26 +45,15 @@ _NEUTRAL_OPTIONS = {
     "usepdb": False,
     "xmlpath": None,
 }
-_OVERRIDES = (
-    "--capture=no",
-    # This module was imported before pytest could rewrite the asserts of gda, which has none.
-    "-Wignore::pytest.PytestAssertRewriteWarning",
-)
 
 
 @dataclass(frozen=True)
 class SessionPlan:
     """The facts that a process needs for its part of a pytest session.
 
-    Attributes:
-      arguments: command-line arguments of pytest.
-      directory: working directory of pytest.
-      script_arguments: ``sys.argv`` there.
-      files: the test files to collect.
-      temporary: directory of the pool; each process makes its own in it.
-      options: values that the controlling session chose and that must be the same here.
-      workerinput: data of xdist about the controlling session, if that is a worker of it.
-      has_cache, has_xdist, has_coverage: these plugins are installed.
+    ``options`` are values that the controlling session chose and that must be the same here, and
+    ``workerinput`` is the data of xdist, if that session is a worker of it. Each process makes its
+    own directory in ``temporary``, and one for the cache if pytest ``has_cache``.
     """
 
     arguments: tuple[str, ...]
@@ -76,26 +64,31 @@ class SessionPlan:
     options: dict[str, Any]
     workerinput: dict[str, Any] | None
     has_cache: bool
-    has_xdist: bool
-    has_coverage: bool
+
+
+@dataclass(frozen=True)
+class Crash:
+    """The place and message that pytest prints in its summary, and with --tb=line."""
+
+    path: str
+    lineno: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.lineno}: {self.message}"
 
 
 @dataclass(frozen=True)
 class PhaseReport:
     """The report of a process about the setup, the call or the teardown of a test.
 
-    Attributes:
-      when, outcome, sections, duration, start, stop: as in ``pytest.TestReport``.
-      text: the traceback, or other text, of a failure.
-      crash: path, line and message of a failure, or of a skip.
-      wasxfail: the reason, if a failure was expected.
-      properties: the test's ``user_properties``.
+    It is a ``pytest.TestReport`` that can be sent: ``text`` and ``crash`` tell its ``longrepr``.
     """
 
     when: str
     outcome: str
     text: str = ""
-    crash: tuple[str, int, str] | None = None
+    crash: Crash | None = None
     wasxfail: str | None = None
     sections: tuple[tuple[str, str], ...] = ()
     duration: float = 0.0
@@ -119,11 +112,8 @@ def run_session(channel: Channel, plan: SessionPlan) -> None:
     temporary = plan.temporary / f"process-{os.environ['JAX_PROCESS_ID']}"
     arguments = [
         *plan.arguments,
-        *_OVERRIDES,
         f"--basetemp={temporary}",
         *([f"--override-ini=cache_dir={temporary}-cache"] if plan.has_cache else []),
-        *(["-n0"] if plan.has_xdist else []),
-        *(["--no-cov"] if plan.has_coverage else []),
     ]
     plugin = _ProcessPlugin(channel, plan)
     code = pytest.main(arguments, plugins=[plugin])
@@ -151,7 +141,7 @@ class _ProcessPlugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         self._config = config
-        config.pluginmanager.register(_Name(), PLUGIN_NAME)
+        config.pluginmanager.register(object(), PLUGIN_NAME)  # a name for other plugins to see
         for name, value in {**_NEUTRAL_OPTIONS, **self._plan.options}.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
@@ -220,11 +210,8 @@ class _ProcessPlugin:
         return self.page.getvalue().strip("\n")
 
 
-class _Name:
-    """The plugin ``PLUGIN_NAME``, which marks a session in a process of a pool."""
-
-
 def _phase_report(report: pytest.TestReport, text: str) -> PhaseReport:
+    plain = (str, int, float, bool, type(None))
     return PhaseReport(
         when=report.when or "call",
         outcome=report.outcome,
@@ -235,20 +222,15 @@ def _phase_report(report: pytest.TestReport, text: str) -> PhaseReport:
         duration=report.duration,
         start=report.start,
         stop=report.stop,
-        properties=_sendable(report.user_properties),
+        properties=tuple(
+            (name, value if isinstance(value, plain) else str(value))
+            for name, value in report.user_properties
+        ),
     )
 
 
-def _crash(longrepr: Any) -> tuple[str, int, str] | None:
+def _crash(longrepr: Any) -> Crash | None:
     if isinstance(longrepr, tuple):
-        path, line, message = longrepr
-        return str(path), line, message
+        return Crash(*longrepr)
     crash = getattr(longrepr, "reprcrash", None)
-    return None if crash is None else (str(crash.path), crash.lineno, crash.message)
-
-
-def _sendable(properties: Sequence[tuple[str, object]]) -> tuple[tuple[str, Any], ...]:
-    plain = (str, int, float, bool, type(None))
-    return tuple(
-        (name, value if isinstance(value, plain) else str(value)) for name, value in properties
-    )
+    return None if crash is None else Crash(crash.path, crash.lineno, crash.message)

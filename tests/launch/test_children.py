@@ -3,50 +3,20 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 
 import pytest
-from running import is_running, wait_until_gone
 
 from gda.launch.children import Children, Port, arguments_of, environment, is_stopped
 
 # Longer than any test, so that nothing here ends by itself and yet nothing stays for ever.
 SLEEP = "import time; time.sleep(300)"
 
-# A process that starts another one, writes both numbers and waits.
-FAMILY = f"""
-import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "{SLEEP}"])
-print(os.getpid(), child.pid, flush=True)
-time.sleep(300)
-"""
 
-
-def variables(**changes: object) -> dict[str, str]:
-    arguments = {
-        "process": 1,
-        "num_processes": 4,
-        "port": 1234,
-        "devices": 2,
-        "heartbeat_timeout": 10,
-        "collective_timeout": 30,
-        "agreement_timeout": 60,
-        "inherited": {},
-    }
-    return environment(**{**arguments, **changes})
-
-
-def test_close_ends_children_and_grandchildren() -> None:
-    with Children() as children:
-        process = children.start([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        with process.stdout as output:
-            pids = [int(pid) for pid in output.readline().split()]
-        assert all(is_running(pid) for pid in pids)
-    assert process.returncode == -signal.SIGKILL
-    wait_until_gone(pids)
+def variables(seconds: float = 60) -> dict[str, str]:
+    times = {f"{name}_timeout": seconds for name in ("heartbeat", "collective", "agreement")}
+    return environment(1, 4, 1234, 2, **times)
 
 
 def test_close_leaves_the_result_of_a_child_that_is_done() -> None:
@@ -55,21 +25,6 @@ def test_close_leaves_the_result_of_a_child_that_is_done() -> None:
         assert process.wait(60) == 3
         children.close()
     assert process.returncode == 3
-
-
-def test_children_end_with_a_parent_that_is_killed() -> None:
-    parent = f"""
-import subprocess, sys, time
-from gda.launch.children import Children
-children = Children()
-children.start([sys.executable, "-c", {FAMILY!r}])
-time.sleep(300)
-"""
-    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        pids = [int(pid) for pid in process.stdout.readline().split()]
-        process.kill()
-    wait_until_gone(pids)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -94,8 +49,10 @@ def test_a_port_is_not_given_to_others() -> None:
         other.bind(("127.0.0.1", port.number))
 
 
-def test_environment_names_the_other_processes() -> None:
+def test_environment_names_the_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GDA_CHECK_AGREEMENT", raising=False)
     given = variables()
+    assert given["PATH"] == os.environ["PATH"]
     assert given["JAX_COORDINATOR_ADDRESS"] == "127.0.0.1:1234"
     assert given["JAX_NUM_PROCESSES"] == "4"
     assert given["JAX_PROCESS_ID"] == "1"
@@ -103,28 +60,15 @@ def test_environment_names_the_other_processes() -> None:
     assert given["GDA_CHECK_AGREEMENT"] == "1"
     assert given["GDA_CHECK_AGREEMENT_TIMEOUT_SECONDS"] == "60"
     assert "--xla_force_host_platform_device_count=2" in given["XLA_FLAGS"].split()
-    times = {f"{name}_timeout": 1 for name in ("heartbeat", "collective", "agreement")}
-    given = environment(0, 1, 1, None, **times)
-    assert given["PATH"] == os.environ["PATH"]
-    given = variables(devices=None)
-    assert "JAX_PLATFORMS" not in given
-    assert "device_count" not in given["XLA_FLAGS"]
-
-
-def test_environment_keeps_variables_that_are_set() -> None:
-    inherited = {
-        "HOME": "/home/me",
-        "GDA_CHECK_AGREEMENT": "0",
-        "XLA_FLAGS": "--xla_cpu_collective_timeout_seconds=7",
-    }
-    given = variables(inherited=inherited)
-    assert given["HOME"] == "/home/me"
+    monkeypatch.setenv("GDA_CHECK_AGREEMENT", "0")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_collective_timeout_seconds=7")
+    given = variables()
     assert given["GDA_CHECK_AGREEMENT"] == "0"
     assert given["XLA_FLAGS"].count("collective_timeout") == 1
 
 
-def test_process_reads_the_environment_back() -> None:
-    given = variables(heartbeat_timeout=10_000_000, collective_timeout=10_000_000)
+def test_process_reads_the_environment_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = variables(10_000_000)
     assert given["GDA_HEARTBEAT_TIMEOUT_SECONDS"] == "10000000"
     assert "e+" not in given["XLA_FLAGS"]
     expected = {
@@ -133,9 +77,9 @@ def test_process_reads_the_environment_back() -> None:
         "process_id": 1,
         "heartbeat_timeout_seconds": 10_000_000,
     }
-    assert arguments_of(given) == expected
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert arguments_of() == expected
     del expected["process_id"]
-    assert arguments_of({**given, "JAX_PROCESS_ID": "?"}, without=["process_id"]) == expected
-    assert arguments_of({}) == {}
-    with pytest.raises(ValueError, match=r"^JAX_PROCESS_ID is '\?'; it must be an integer$"):
-        arguments_of({"JAX_PROCESS_ID": "?"})
+    monkeypatch.setenv("JAX_PROCESS_ID", "?")
+    assert arguments_of(without=["process_id"]) == expected

@@ -3,14 +3,14 @@
 import json
 import re
 import threading
-from pathlib import Path
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from running import wait_for
 
 import gda
 from gda.multihost.agreement import compare_digests, say_difference
@@ -103,21 +103,6 @@ def test_another_check_is_another_name() -> None:
     assert "process 1 at check 'optimizer' (test_agreement.py:" in message
 
 
-@pytest.mark.processes(4, devices=2)
-def test_a_process_that_does_not_come_is_named(shared_tmp_path: Path) -> None:
-    gda.check_processes_agree(0, name="before", timeout=20)
-    if is_me():
-        wait_for(shared_tmp_path / str(i) for i in (0, 2, 3))
-    with pytest.raises(gda.LateProcessError) as caught:
-        gda.check_processes_agree(0, name="params", timeout=1)
-    (shared_tmp_path / str(jax.process_index())).touch()
-    message = str(caught.value)
-    assert "process 1 did not come within 1 s" in message
-    assert "processes 0, 2, 3 waited at check 'params' (test_agreement.py:" in message
-    assert "process 1 was last at check 'before' (test_agreement.py:" in message
-    gda.check_processes_agree(0, name="after", timeout=20)
-
-
 # Inside constructors.
 
 
@@ -132,56 +117,35 @@ def test_constructors_check_before_they_read() -> None:
     n = 16 if is_me() else 8
     make = gda.GlobalArray
     for build in (make.from_callback, make.from_batched_callback):
-        with (
-            gda.checking_agreement(timeout=20),
-            pytest.raises(gda.DisagreementError, match=r"process 1: shape \(16,\), processes"),
-        ):
+        # The plugin has switched the check on.
+        with pytest.raises(gda.DisagreementError, match=r"process 1: shape \(16,\), processes"):
             build((n,), line(), P("x"), read)
     assert reads == []
 
 
-def of_buffers(n: int) -> gda.GlobalArray:
-    mesh = line()
-    buffers = [jax.device_put(np.zeros(n // 8, np.float32), d) for d in mesh.local_devices]
-    return gda.GlobalArray((n,), mesh, P("x"), buffers)
+def buffers(n: int) -> list[jax.Array]:
+    return [jax.device_put(np.zeros(n // 8, np.float32), d) for d in line().local_devices]
 
 
-def from_callback(n: int) -> gda.GlobalArray:
-    return gda.GlobalArray.from_callback((n,), line(), P("x"), zeros(n))
-
-
-def from_batched_callback(n: int) -> gda.GlobalArray:
-    return gda.GlobalArray.from_batched_callback(
-        (n,), line(), P("x"), lambda indices: [zeros(n)(index) for index in indices]
-    )
-
-
-def from_batched_callback_with_devices(n: int) -> gda.GlobalArray:
-    return gda.GlobalArray.from_batched_callback_with_devices(
-        (n,),
-        line(),
-        P("x"),
-        lambda request: [jax.device_put(zeros(n)(i), d) for i, devices in request for d in devices],
-    )
-
-
-def from_process_local(n: int) -> gda.GlobalArray:
-    return gda.GlobalArray.from_process_local(np.zeros(n // 4, np.float32), line(), P("x"))
-
-
-CONSTRUCTORS = {
-    "GlobalArray": of_buffers,
-    "GlobalArray.from_callback": from_callback,
-    "GlobalArray.from_batched_callback": from_batched_callback,
-    "GlobalArray.from_batched_callback_with_devices": from_batched_callback_with_devices,
-    "GlobalArray.from_process_local": from_process_local,
+# The last argument of each, for an array of n elements.
+CONSTRUCTORS: dict[str, Callable[[int], Any]] = {
+    "GlobalArray": buffers,
+    "GlobalArray.from_callback": zeros,
+    "GlobalArray.from_batched_callback": lambda n: lambda indices: [*map(zeros(n), indices)],
+    "GlobalArray.from_batched_callback_with_devices": lambda n: lambda request: buffers(n),
+    "GlobalArray.from_process_local": lambda n: np.zeros(n // 4, np.float32),
 }
 
 
 @pytest.mark.processes(4, devices=2)
 @pytest.mark.parametrize("name", CONSTRUCTORS)
 def test_every_constructor_refuses_another_shape_in_every_process(name: str) -> None:
-    build = CONSTRUCTORS[name]
+    def build(n: int) -> gda.GlobalArray:
+        content = CONSTRUCTORS[name](n)
+        if name == "GlobalArray.from_process_local":
+            return gda.GlobalArray.from_process_local(content, line(), P("x"))
+        return attrgetter(name)(gda)((n,), line(), P("x"), content)
+
     with gda.checking_agreement(timeout=20):
         with pytest.raises(gda.DisagreementError) as caught:
             build(16 if is_me() else 8)
@@ -223,10 +187,7 @@ def test_a_spec_that_one_process_got_wrong_is_known_to_all() -> None:
 @pytest.mark.processes(4, devices=2)
 def test_other_dtypes_are_found_after_reading() -> None:
     kind = np.int32 if is_me() else np.float32
-    with (
-        gda.checking_agreement(timeout=20),
-        pytest.raises(gda.DisagreementError, match="process 1: dtype int32"),
-    ):
+    with pytest.raises(gda.DisagreementError, match="process 1: dtype int32"):
         gda.GlobalArray.from_callback((8,), line(), P("x"), lambda i: np.zeros(1, kind))
 
 
@@ -239,14 +200,6 @@ def test_only_the_processes_of_the_mesh_take_part() -> None:
         if jax.process_index() == 3:
             own = Mesh(np.array(jax.local_devices()), ("x",))
             gda.GlobalArray.from_callback((4,), own, P("x"), lambda i: np.zeros(2, np.float32))
-
-
-@pytest.mark.processes(4, devices=2)
-def test_the_plugin_switches_the_check_on() -> None:
-    with pytest.raises(gda.DisagreementError):
-        gda.GlobalArray.from_callback(
-            (16 if is_me() else 8,), line(), P("x"), lambda i: np.zeros(2 if is_me() else 1)
-        )
 
 
 # In one process.
@@ -269,11 +222,10 @@ def test_a_timeout_is_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 # The judges, for more processes than this machine could start.
 
 
-def judged(digests: dict[int, str]) -> dict[str, Any]:
-    return compare_digests({process: (digest, "here") for process, digest in digests.items()})
-
-
 def test_groups_come_smallest_first_and_of_many_a_few_and_the_majority() -> None:
+    def judged(digests: dict[int, str]) -> dict[str, Any]:
+        return compare_digests({process: (digest, "here") for process, digest in digests.items()})
+
     assert judged(dict.fromkeys(range(10_000), "same")) == {}
     said = judged(dict.fromkeys(range(1000), "many") | {7: "few", 900: "few", 3: "one"})
     assert said["groups"][:2] == [[3], [7, 900]]
@@ -284,19 +236,12 @@ def test_groups_come_smallest_first_and_of_many_a_few_and_the_majority() -> None
     assert said["groups"][-1] == list(range(100, 200))
 
 
-def difference(*groups: tuple[list[int], dict[tuple[str, str], str]]) -> str:
-    payloads = {
-        processes[0]: json.dumps([[*key, value] for key, value in fields.items()]).encode()
-        for processes, fields in groups
-    }
-    return say_difference([processes for processes, _ in groups], payloads).decode()
-
-
 def test_many_differences_are_counted() -> None:
-    def leaves(size: int) -> dict[tuple[str, str], str]:
-        return {(f"[{i}]", "shape"): f"({size},)" for i in range(20)}
+    def leaves(size: int) -> bytes:
+        return json.dumps([[f"[{i}]", "shape", f"({size},)"] for i in range(20)]).encode()
 
-    said = difference(([1], leaves(2)), ([0, *range(2, 5000)], leaves(3)))
+    groups = [[1], [0, *range(2, 5000)]]
+    said = say_difference(groups, {1: leaves(2), 0: leaves(3)}).decode()
     assert said.count("process 1: shape (2,), processes 0, 2-4999: (3,)") == 8
     assert said.endswith("and 12 more")
 

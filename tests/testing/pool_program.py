@@ -1,7 +1,5 @@
 """A program with functions for a pool that it starts itself."""
 
-import signal
-
 from gda.testing import Pool
 
 
@@ -13,4 +11,4 @@ def num_devices() -> int:
 
 if __name__ == "__main__":
     with Pool(2, devices=2) as pool:
-        print(pool.run(num_devices), pool.run(signal.getsignal, signal.SIGINT))
+        print(pool.run(num_devices))

@@ -95,7 +95,8 @@ def test_processes_are_kept_unless_they_may_be_out_of_step(
 ) -> None:
     # Of 2 x 2: at first, after a failure in one process, and after test_too_many closed them.
     # Of 2 x 1: at first, after each of three deaths and hangs, after a failure and a skip in one
-    # process. Of 1 x 1: once, in test_too_many.
+    # process. Of 1 x 1: once, in test_too_many, for which the pools used longest ago are closed.
+    assert outcomes(printed, "test_too_many") == {"PASSED": 1}
     assert len(list(folder.glob("temporary/processes0/pool*"))) == 3 + 6 + 1
 
 
@@ -172,12 +173,6 @@ def test_hypothesis_calls_functions_in_a_pool(printed: pytest.LineMatcher) -> No
     )
 
 
-def test_pools_used_longest_ago_are_closed_when_there_are_too_many_processes(
-    printed: pytest.LineMatcher,
-) -> None:
-    assert outcomes(printed, "test_too_many") == {"PASSED": 1}
-
-
 @pytest.fixture(scope="module")
 def in_workers(tmp_path_factory: pytest.TempPathFactory) -> tuple[pytest.LineMatcher, Path]:
     """A session in two workers of xdist: what pytest printed, and its folder."""
@@ -193,7 +188,7 @@ def test_each_size_starts_in_one_worker_of_xdist(
     printed.re_match_lines([r"process 0 of 1 failed:", r"E  .*assert 3 == 2"])
     workers = {
         size: set(re.findall(rf"^\[(gw\d)\] .*@processes-{size}", printed.str(), re.M))
-        for size in ("2x1", "1x3")
+        for size in ("1x1", "1x3")
     }
     assert [len(each) for each in workers.values()] == [1, 1]
     assert len(list((folder / "temporary").glob("popen-*/processes0/pool*"))) == 2
@@ -215,7 +210,7 @@ def test_no_process_outlives_pytest(tmp_path: Path) -> None:
     try:
         for process, number, folder in zip(running, numbers, folders, strict=True):
             limit = time.monotonic() + 60
-            while len(files := list(folder.glob("temporary/processes0/*/*.pid"))) < 2:
+            while len(files := list(folder.glob("temporary/processes0/*/*.pid"))) < 1:
                 assert time.monotonic() < limit, "the test did not start"
                 time.sleep(0.05)
             pids = [int(file.stem) for file in files]

@@ -20,7 +20,7 @@ from gda.arrays.transport.to_host import apart
 from gda.layout.boundary import public, set_module
 from gda.layout.grid import ShardGrid
 from gda.mesh import mesh_of_all
-from gda.multihost.agreement import timeout_of_checks, together, wait_for_arrays
+from gda.multihost.agreement import timeout_of_work, together, wait_for_arrays
 from gda.multihost.descriptions import Description, describe
 from gda.multihost.steps import all_do
 from gda.storage import new_files
@@ -32,7 +32,6 @@ from gda.trees.leaves import array_of, grid_of_leaf, is_container, path_of, with
 from gda.trees.matching import names_of
 from gda.trees.written_blocks import WrittenArray, written_arrays
 
-_LONG_WAIT = 1800.0  # seconds, for processes that write longer
 _NAME = "gda.storage.save_safetensors"
 
 NameOf = Callable[[str, jax.ShapeDtypeStruct], str]
@@ -284,7 +283,7 @@ def _save(plan: _Plan) -> None:
     """Create the files, write them, and move them to their places; process 0 creates and moves."""
     wait_for_arrays(_NAME, plan.tree)
     is_first = jax.process_index() == 0
-    step = partial(all_do, timeout=max(timeout_of_checks(), _LONG_WAIT))
+    step = partial(all_do, timeout=timeout_of_work())
     with contextlib.ExitStack() as stack:
 
         def begin() -> str:

@@ -4,7 +4,7 @@ import time
 import pytest
 
 
-@pytest.mark.processes(2)
+@pytest.mark.processes(1)
 def test_sleeps(shared_tmp_path):
     file = shared_tmp_path / f"{os.getpid()}.tmp"
     file.touch()

@@ -1,9 +1,8 @@
+import atexit
 import os
 
-import pytest
 
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure():
+@atexit.register
+def tell():
     state = "set" if "GDA_UPDATE_GOLDEN" in os.environ else "restored"
     print(f"\nGDA_UPDATE_GOLDEN is {state}")

@@ -18,6 +18,6 @@ def test_here():
     check("here.json")
 
 
-@pytest.mark.processes(2)
+@pytest.mark.processes(1)
 def test_in_processes():
     check("processes.json")

@@ -10,9 +10,9 @@ def module_fixture():
 
 
 @pytest.mark.parametrize("number", range(4))
-@pytest.mark.processes(2)
+@pytest.mark.processes(1)
 def test_one_size(number, module_fixture, worker_id):
-    assert jax.process_count() == 2
+    assert jax.device_count() == 1
     assert worker_id.startswith("gw")
 
 
