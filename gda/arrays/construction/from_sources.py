@@ -67,7 +67,7 @@ class PendingArray:
         return len(self._blocks) * self.block_bytes
 
     def tasks(
-        self, report: Callable[[int], object], others: Collection[int] = ()
+        self, report: Callable[[int], object], others: Collection[int | None] = ()
     ) -> Iterator[Task | AsyncTask]:
         """Yield the tasks for each block except ``others``; ``report`` is told the bytes of one."""
         for number, index in enumerate(self.plan.distinct):
