@@ -112,6 +112,11 @@ class Damaged:
         self.manifest.write_bytes(sealed(json.dumps(body).encode()))
 
 
+def flip(data: bytes, at: int) -> bytes:
+    """Flip a bit of one byte."""
+    return data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]
+
+
 def sealed(body: bytes, version: Any = 1) -> bytes:
     seal = {"gda-checkpoint": version, "nbytes": len(body), "sha256": sha256(body).hexdigest()}
     return json.dumps(seal).encode() + b"\n" + body

@@ -22,20 +22,12 @@ from forks import LIMIT, Forks, check_clean, check_next_save, generation_at
 from interrupts import Calls
 from kill_program import Arguments, Disk, small_files, tree_of, values_of
 from meshes import mesh_of
+from open_files import open_files
 from trials import Trials, tried
 
 import gda
 from gda.checkpoint import SaveError
 from gda.checkpoint.writing import writer
-
-
-def open_files() -> list[str]:
-    """Return what this process has open, as far as it lasts."""
-    found = []
-    for handle in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            found.append(os.readlink(f"/proc/self/fd/{handle}"))
-    return sorted(name for name in found if not name.startswith("/proc/"))
 
 
 @pytest.fixture
@@ -91,11 +83,10 @@ class Killing:
         return begun + 1
 
     def run(self, trials: Trials, path: Path, is_over: bool) -> None:
-        before = None
+        before = 1 if is_over else None
+        if is_over:
+            gda.checkpoint.save(path, values_of(1))
         for trial in range(trials.most):
-            if is_over and before is None:
-                before = 1
-                gda.checkpoint.save(path, values_of(before))
             place = path if is_over else path / str(trial) / "run"
             try:
                 after = self.trial(trials, place, before)
@@ -320,6 +311,19 @@ def save_in_background(path: Path, tree: Any, **options: Any) -> None:
     gda.checkpoint.save_async(path, tree, **options).result(LIMIT)
 
 
+def pause_a_write(patch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Pause the next write; return the event that it has come, and the one by which it goes on."""
+    comes, goes_on = threading.Event(), threading.Event()
+
+    def waits(is_first: bool, name: str, arguments: Arguments) -> None:
+        if name == "writev" and not comes.is_set():
+            comes.set()
+            assert goes_on.wait(LIMIT)
+
+    Disk(waits).install(patch.setattr)
+    return comes, goes_on
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 8 MiB."""
@@ -485,14 +489,7 @@ def test_save_succeeds_beside_files_it_cannot_remove(
 @pytest.mark.usefixtures("nothing_left")
 def test_two_saves_at_once_into_one_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gda.checkpoint.save(tmp_path, values_of(1))
-    comes, goes_on = threading.Event(), threading.Event()
-
-    def waits(is_first: bool, name: str, arguments: Arguments) -> None:
-        if name == "writev" and not comes.is_set():
-            comes.set()
-            assert goes_on.wait(LIMIT)
-
-    Disk(waits).install(monkeypatch.setattr)
+    comes, goes_on = pause_a_write(monkeypatch)
     first = gda.checkpoint.save_async(tmp_path, values_of(2), overwrite=True)
     assert comes.wait(LIMIT)
     check_refused(tmp_path, SaveError, f"another save into {tmp_path} is running", before=1)
@@ -591,7 +588,9 @@ def test_ctrl_c_at_any_call_leaves_no_open_file_and_no_thread(
 def test_a_save_that_has_begun_in_the_background_outlives_ctrl_c(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, saves, comes, goes_on = threading.Thread.start, [], threading.Event(), threading.Event()
+    gda.checkpoint.save(tmp_path, values_of(1))
+    start, saves = threading.Thread.start, []
+    comes, goes_on = pause_a_write(monkeypatch)
 
     def started_and_interrupted(thread: threading.Thread) -> None:
         start(thread)
@@ -600,13 +599,6 @@ def test_a_save_that_has_begun_in_the_background_outlives_ctrl_c(
             assert comes.wait(LIMIT)
             raise KeyboardInterrupt
 
-    def waits(is_first: bool, name: str, arguments: Arguments) -> None:
-        if name == "writev" and not comes.is_set():
-            comes.set()
-            assert goes_on.wait(LIMIT)
-
-    gda.checkpoint.save(tmp_path, values_of(1))
-    Disk(waits).install(monkeypatch.setattr)
     monkeypatch.setattr(threading.Thread, "start", started_and_interrupted)
     with pytest.raises(KeyboardInterrupt) as caught:
         gda.checkpoint.save_async(tmp_path, values_of(2), overwrite=True)

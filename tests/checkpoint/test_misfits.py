@@ -173,17 +173,11 @@ def test_specs_that_do_not_fit_name_their_leaves(
     ],
 )
 def test_arguments_of_restore(
-    auto_mesh: Mesh,
-    tmp_path: Path,
-    reads: list[str],
-    arguments: dict[str, Any],
-    error: type[Exception],
-    message: str,
+    tmp_path: Path, reads: list[str], arguments: Any, error: type[Exception], message: str
 ) -> None:
     save(tmp_path, {"a": DATA})
-    given = {key: auto_mesh if value is ... else value for key, value in arguments.items()}
     with pytest.raises(error) as caught:
-        restore(tmp_path, **given)
+        restore(tmp_path, **arguments)
     assert message in str(caught.value.args[0])
     assert not reads
     if arguments.keys() <= {"max_workers", "max_bytes", "progress"}:
@@ -201,28 +195,26 @@ def test_a_compression_that_is_unknown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tree", "error", "message"),
+    ("tree", "message"),
     [
-        ({True: 1}, TypeError, "the key True in [True] is a bool; use only strings and integers"),
-        ({"a": {1.5: 1}}, TypeError, "the key 1.5 in ['a'][1.5] is a float"),
-        ({("a", 1): 1}, TypeError, "the key ('a', 1) in [('a', 1)] is a tuple"),
-        ({1: 1, "a": 2}, TypeError, "they must be all strings or all integers"),
-        ([object()], TypeError, "a leaf of type object cannot be saved; the leaves of a tree are"),
-        ([{1, 2}], TypeError, "a leaf of type set cannot be saved"),
-        ([np.ma.asarray([1])], TypeError, "a masked array would lose its mask; save its data and"),
-        ([np.array(["text"])], TypeError, "an array of dtype <U4 cannot be saved; convert it"),
-        ([np.zeros(2, ml_dtypes.complex32)], TypeError, "an array of dtype complex32 cannot be"),
-        ([np.array([None])], TypeError, "an array of dtype object cannot be saved"),
-        ([np.zeros(2, "M8[s]")], TypeError, "an array of dtype datetime64[s] cannot be saved"),
-        ([np.zeros(2, "f4,i4")], TypeError, "cannot be saved; convert it to a dtype of JAX"),
-        ([np.longdouble(1)], TypeError, "an array of dtype float128 cannot be saved"),
-        ([jax.ShapeDtypeStruct((2,), np.float32)], TypeError, "a leaf of type ShapeDtypeStruct"),
+        ({True: 1}, "the key True in [True] is a bool; use only strings and integers"),
+        ({"a": {1.5: 1}}, "the key 1.5 in ['a'][1.5] is a float"),
+        ({("a", 1): 1}, "the key ('a', 1) in [('a', 1)] is a tuple"),
+        ({1: 1, "a": 2}, "they must be all strings or all integers"),
+        ([object()], "a leaf of type object cannot be saved; the leaves of a tree are"),
+        ([{1, 2}], "a leaf of type set cannot be saved"),
+        ([np.ma.asarray([1])], "a masked array would lose its mask; save its data and"),
+        ([np.array(["text"])], "an array of dtype <U4 cannot be saved; convert it"),
+        ([np.zeros(2, ml_dtypes.complex32)], "an array of dtype complex32 cannot be"),
+        ([np.array([None])], "an array of dtype object cannot be saved"),
+        ([np.zeros(2, "M8[s]")], "an array of dtype datetime64[s] cannot be saved"),
+        ([np.zeros(2, "f4,i4")], "cannot be saved; convert it to a dtype of JAX"),
+        ([np.longdouble(1)], "an array of dtype float128 cannot be saved"),
+        ([jax.ShapeDtypeStruct((2,), np.float32)], "a leaf of type ShapeDtypeStruct"),
     ],
 )
-def test_unsavable_trees_are_refused(
-    tmp_path: Path, tree: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=re.escape(message)) as caught:
+def test_unsavable_trees_are_refused(tmp_path: Path, tree: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)) as caught:
         save(tmp_path / "run", tree)
     if isinstance(tree, list):
         assert "gda: at [0] of the tree" in caught.value.__notes__
@@ -376,13 +368,9 @@ def test_specs_by_a_function(auto_mesh: Mesh, tmp_path: Path) -> None:
     assert restored["n"].spec == P("y")
     restored = restore(tmp_path, {"b": DATA}, mesh=auto_mesh, specs=spec_of, partial=True)
     np.testing.assert_array_equal(restored["b"], DATA)
-    with pytest.raises(TypeError, match="specs.'b', leaf. returned 3, not a PartitionSpec"):
-        restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: 3)
     with pytest.raises(KeyError, match="b") as caught:
         restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: {}[path])
     assert caught.value.__notes__ == ["gda: at ['b'] of the tree"]
-    with pytest.raises(ValueError, match="raised StopIteration"):
-        restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: next(iter(())))
 
 
 def test_a_function_for_specs_sees_keys_and_not_their_numbers(
