@@ -1,4 +1,4 @@
-"""The files that this process has open, and a check that a test leaves no safetensors file open."""
+"""What this process holds, and a check that a test leaves no safetensors file open."""
 
 import contextlib
 import os
@@ -23,3 +23,8 @@ def open_files() -> list[str]:
         with contextlib.suppress(FileNotFoundError):
             found.append(os.readlink(link))
     return sorted(name for name in found if not name.startswith("/proc/"))
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -163,8 +163,6 @@ def test_specs_that_do_not_fit_name_their_leaves(
         ({"cast": True}, TypeError, "cast and partial were given without like; pass like= too"),
         ({"partial": True}, TypeError, "cast and partial were given without like; pass like= too"),
         ({"max_workers": 0}, ValueError, "max_workers must be a whole number, at least 1, not 0"),
-        ({"max_bytes": 0}, ValueError, "max_bytes must be a whole number, at least 1, not 0"),
-        ({"progress": 3}, TypeError, "progress must be True, False or a function"),
         ({"at": "a"}, TypeError, "at must be a list of keys and indices, such as ['params', 0], "),
         ({"at": [1.5]}, TypeError, "at must be a list of keys and indices"),
         ({"at": ["b"]}, KeyError, "['b'] is not in the checkpoint; the tree itself has 'a'"),
@@ -180,7 +178,7 @@ def test_arguments_of_restore(
         restore(tmp_path, **arguments)
     assert message in str(caught.value.args[0])
     assert not reads
-    if arguments.keys() <= {"max_workers", "max_bytes", "progress"}:
+    if "max_workers" in arguments:
         with pytest.raises(error, match=message):
             verify(tmp_path, **arguments)
         with pytest.raises(error, match=message):
@@ -353,20 +351,11 @@ def test_a_save_in_process_0_alone_names_the_others_as_soon_as_a_check_does(
 
 
 def test_specs_by_a_function(auto_mesh: Mesh, tmp_path: Path) -> None:
-    tree = {"layers": [cut(DATA, auto_mesh, P("x"))], "b": cut(DATA, auto_mesh, P()), "n": DATA}
-    save(tmp_path, tree)
+    save(tmp_path, {"layers": [DATA], "b": DATA})
     asked = []
-
-    def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
-        asked.append((path, leaf.shape))
-        assert (leaf.ndim, leaf.size, leaf.dtype) == (2, DATA.size, DATA.dtype)
-        return P(None, "y") if path.startswith("layers/") else P("y")
-
-    restored = restore(tmp_path, mesh=auto_mesh, specs=spec_of)
-    assert asked == [("b", DATA.shape), ("layers/0", DATA.shape), ("n", DATA.shape)]
-    assert (restored["layers"][0].spec, restored["b"].spec) == (P(None, "y"), P("y"))
-    assert restored["n"].spec == P("y")
+    spec_of = lambda path, _: asked.append(path) or P("y")  # noqa: E731
     restored = restore(tmp_path, {"b": DATA}, mesh=auto_mesh, specs=spec_of, partial=True)
+    assert asked == ["b"]
     np.testing.assert_array_equal(restored["b"], DATA)
     with pytest.raises(KeyError, match="b") as caught:
         restore(tmp_path, mesh=auto_mesh, specs=lambda path, leaf: {}[path])
