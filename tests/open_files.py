@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,3 +29,14 @@ def open_files() -> list[str]:
 def resident() -> int:
     """Return the bytes of memory that this process has."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@contextlib.contextmanager
+def little_memory(most_bytes: float = 2**25) -> Iterator[None]:
+    """Fail if Python or NumPy take more."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most_bytes
+    finally:
+        tracemalloc.stop()

@@ -14,7 +14,6 @@ import shutil
 import socket
 import sys
 import threading
-import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +41,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from meshes import cut, mesh_of
+from open_files import little_memory
 from trials import Trials, tried
 
 import gda
@@ -704,17 +704,6 @@ HOSTILE: dict[str, Edit] = {
     "nothing of much": lambda body: leaf_at(body, "more").update(pieces=[], shape=[0, 2**61]),
     "huge": huge,
 }
-
-
-@contextlib.contextmanager
-def little_memory(most_bytes: int = 2**25) -> Iterator[None]:
-    """Fail if Python or NumPy take more; what a manifest itself takes is to fit."""
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < most_bytes
-    finally:
-        tracemalloc.stop()
 
 
 def test_hostile_manifests_are_refused(shared: Damaged) -> None:

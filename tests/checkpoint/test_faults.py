@@ -431,21 +431,16 @@ def test_a_directory_that_may_be_written_and_not_listed(public_directory: Path) 
     assert os.listdir(inbox) == ["run"]
 
 
-def test_a_path_that_is_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "file"
+def test_a_file_and_a_directory_of_somebody_else_are_left_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "thesis.tex"
     file.write_text("mine")
     for path in (file, file / "run"):
         said = f"{path} is a file, or below one; expected is a directory"
         check_refused(path, NotADirectoryError, said, before=None)
-    assert file.read_text() == "mine"
-
-
-def test_a_directory_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("mine")
-    check_refused(
-        tmp_path, FileExistsError, str(tmp_path), "thesis.tex", "directory of its own", before=None
-    )
+    said = (str(tmp_path), "thesis.tex", "directory of its own")
+    check_refused(tmp_path, FileExistsError, *said, before=None)
     assert os.listdir(tmp_path) == ["thesis.tex"]
+    assert file.read_text() == "mine"
 
 
 def test_without_overwrite_a_checkpoint_stays(tmp_path: Path) -> None:
@@ -455,15 +450,6 @@ def test_without_overwrite_a_checkpoint_stays(tmp_path: Path) -> None:
             save(tmp_path, values_of(2))
     assert generation_at(tmp_path) == 1
     check_clean(tmp_path)
-
-
-def test_data_of_others_stays(tmp_path: Path) -> None:
-    (tmp_path / "data-0123456789abcdef").mkdir()
-    (tmp_path / "data-0123456789abcdef" / "of_others").touch()
-    for generation in (1, 2):
-        gda.checkpoint.save(tmp_path, values_of(generation), overwrite=generation > 1)
-        assert generation_at(tmp_path) == generation
-    assert (tmp_path / "data-0123456789abcdef" / "of_others").exists()
 
 
 def test_save_succeeds_beside_files_it_cannot_remove(

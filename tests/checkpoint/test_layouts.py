@@ -327,20 +327,14 @@ def bytes_written(path: str, sizes: list[int], spec: P) -> int:
     return sum(noted.written.values()) - 4 * len(noted.written)
 
 
-@pytest.mark.parametrize("spec", [P(), P(None, "y"), P("x"), P("x", "y")])
+# With more sizes and specs in tests/trees/files/test_store.py.
 @pytest.mark.parametrize(
-    "sizes",
-    [[64] * 16, [1024, 8] * 8, [4, 8, 16, 32, 64, 128, 1024]],
-    ids=["equal", "weights and biases", "growing"],
+    ("sizes", "spec"), [([64] * 16, P()), ([1024, 8] * 8, P("x")), ([4, 8, 1024], P(None, "y"))]
 )
 def test_replicated_blocks_are_shared_out_by_bytes(
-    process_pool: Callable[..., Pool],
-    tmp_path_factory: pytest.TempPathFactory,
-    sizes: list[int],
-    spec: P,
+    process_pool: Callable[..., Pool], tmp_path: Path, sizes: list[int], spec: P
 ) -> None:
-    path = str(tmp_path_factory.mktemp("run"))
-    written = process_pool(4, devices=2).run(bytes_written, path, sizes, spec)
+    written = process_pool(4, devices=2).run(bytes_written, str(tmp_path), sizes, spec)
     assert sum(written) == sum(sizes) * 8 * 4
     largest_block = max(sizes) * 8 * 4 // {P(): 1, P(None, "y"): 2, P("x"): 4}.get(spec, 8)
     assert max(written) - min(written) <= largest_block

@@ -253,6 +253,11 @@ def test_nothing_or_something_else_is_there(spec: Spec, auto_mesh: Mesh) -> None
     with pytest.raises(checkpoint.CheckpointNotFoundError, match="but photos"):
         checkpoint.restore(spec)
     assert names(spec) == ["photos/cat.jpg"]
+    url = f"{spec['endpoint']}/{spec['bucket']}/run"  # as a web server
+    said = f"there is no checkpoint at {url}/: it has no manifest.json"
+    with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
+        checkpoint.inspect(url)
+    assert not checkpoint.exists(url)
 
 
 def test_the_bucket_is_not_there(spec: Spec) -> None:
@@ -522,14 +527,6 @@ def test_a_server_that_is_not_there_is_an_error_soon(
     if where == "refused by a bucket":
         with pytest.raises(ConnectionError, match=said):
             checkpoint.save(path, {"a": batch(3)}, timeout=120)
-
-
-def test_a_web_server_without_a_checkpoint(server: Server) -> None:
-    url = f"http://127.0.0.1:{server.port}/{server.bucket()}/run"
-    said = f"there is no checkpoint at {url}/: it has no manifest.json"
-    with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
-        checkpoint.inspect(url)
-    assert not checkpoint.exists(url)
 
 
 @pytest.mark.parametrize("what", ["500", "503", "drop"])

@@ -391,9 +391,7 @@ def test_jit_and_device_put_keep_the_container(mesh: Mesh) -> None:
     result = jax.jit(lambda g: jax.tree.map(lambda x: x + 1, g), donate_argnums=0)(g)
     assert (g.is_deleted(), result.is_deleted()) == (True, False)
     np.testing.assert_array_equal(result, DATA + 1)
-
-
-def test_in_and_out_shardings_may_be_prefixes(mesh: Mesh) -> None:
+    # Shardings may be prefixes.
     cut, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
     f = jax.jit(
         lambda tree: jax.tree.map(lambda x: x * 1, tree), in_shardings=(cut,), out_shardings=whole

@@ -36,11 +36,6 @@ def limit_all(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit_all(monkeypatch)
-
-
-@pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., Path]:
     """Saves a tree into a new folder; returns its path."""
 
@@ -127,8 +122,10 @@ def test_no_data_is_read_unless_values_are_asked_for(saved: Callable[..., Path])
 
 
 @pytest.mark.parametrize("form", [{}, {"compression": "zstd"}])
-@pytest.mark.usefixtures("small")
-def test_values(saved: Callable[..., Path], form: dict[str, str]) -> None:
+def test_values(
+    saved: Callable[..., Path], form: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_all(monkeypatch)
     mesh = mesh_of({"x": 4, "y": 2})
     data = batch(16, 24)
     other = data.copy()

@@ -476,7 +476,7 @@ def test_layouts_without_rows_are_refused() -> None:
 
 @pytest.mark.processes(2, devices=4)
 def test_a_constraint_over_processes() -> None:
-    mesh = ordered_mesh([0, 4, 1, 5, 2, 6, 3, 7], {"x": 8})
+    mesh = ordered_mesh(ORDERS["interleaved"], {"x": 8})
     with jax.set_mesh(mesh):
         g = put(batch(8) + 100 * jax.process_index())
         whole = jax.jit(lambda g: constrain(g, P()))(g)
