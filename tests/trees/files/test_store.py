@@ -89,9 +89,9 @@ def test_each_block_is_written_once(mesh: Mesh, spec: P) -> None:
 
 
 def test_plain_arrays_of_jax_are_written_too(auto_mesh: Mesh, tmp_path: Path) -> None:
-    on_devices = NamedSharding(auto_mesh, P("y"))
-    shardings = [on_devices.with_memory_kind("pinned_host"), on_devices]
-    for array in (jnp.asarray(DATA), *(jax.device_put(DATA, each) for each in shardings)):
+    sharded = jax.device_put(DATA, NamedSharding(auto_mesh, P("y")))
+    pinned = jax.device_put(DATA, sharded.sharding.with_memory_kind("pinned_host"))
+    for array in (jnp.asarray(DATA), pinned, sharded):
         target = np.zeros_like(DATA)
         gda.store(array, target)
         np.testing.assert_array_equal(target, DATA)
