@@ -41,17 +41,16 @@ def make_tree(offset: int = 0) -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def tiny_chunks() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "PACKED_BELOW", 64)
-        patch.setattr(writer, "CHUNK_BYTES", 32)
-        patch.setattr(packing, "PACK_BYTES", 32)
-        yield
+def limit_sizes(patch: pytest.MonkeyPatch, packed_below: int, chunk: int, pack: int) -> None:
+    """Make small arrays take the ways of large ones: arrays of their own, and several chunks."""
+    patch.setattr(writer, "PACKED_BELOW", packed_below)
+    patch.setattr(writer, "CHUNK_BYTES", chunk)
+    patch.setattr(packing, "PACK_BYTES", pack)
 
 
 def save_tiny(path: Path, tree: Any, compression: str | None = None, **options: Any) -> None:
-    with tiny_chunks():
+    with pytest.MonkeyPatch.context() as patch:
+        limit_sizes(patch, 64, 32, 32)
         gda.checkpoint.save(path, tree, compression=compression, **options)
 
 
@@ -110,6 +109,11 @@ class Damaged:
             body = copy.deepcopy(self.body)
             edit(body)
         self.manifest.write_bytes(sealed(json.dumps(body).encode()))
+
+
+def flip(data: bytes, at: int) -> bytes:
+    """Flip a bit of one byte."""
+    return data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :]
 
 
 def sealed(body: bytes, version: Any = 1) -> bytes:

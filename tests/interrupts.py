@@ -24,11 +24,11 @@ class Calls:
       passed: the number of moments until now.
     """
 
-    def __init__(self, interrupted: int | None = None) -> None:
-        self.passed, self._interrupted = 0, interrupted
+    def __init__(self, interrupted: int | None = None, places: tuple[str, ...] = _PLACES) -> None:
+        self.passed, self._interrupted, self._places = 0, interrupted, places
 
     def _pass(self, frame: FrameType, event: str, _: object) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(_PLACES):
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(self._places):
             self.passed += 1
             if self.passed == self._interrupted:
                 sys.setprofile(None)

@@ -1,6 +1,8 @@
-"""A check that a test leaves no safetensors file open."""
+"""What this process holds, and a check that a test leaves no safetensors file open."""
 
+import contextlib
 import os
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +11,32 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_file_is_left_open() -> Iterator[None]:
-    before = _open_files()
+    kinds = (".safetensors", ".partial")
+    before = [name for name in open_files() if name.endswith(kinds)]
     yield
-    assert _open_files() == before
+    assert [name for name in open_files() if name.endswith(kinds)] == before
 
 
-def _open_files() -> list[str]:
-    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    names = [os.readlink(link) for link in links]
-    return sorted(name for name in names if name.endswith((".safetensors", ".partial")))
+def open_files() -> list[str]:
+    """Return what this process has open, as far as it lasts."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(link))
+    return sorted(name for name in found if not name.startswith("/proc/"))
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@contextlib.contextmanager
+def little_memory(most_bytes: float = 2**25) -> Iterator[None]:
+    """Fail if Python or NumPy take more."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most_bytes
+    finally:
+        tracemalloc.stop()

@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, cut, mesh_of
 from running import python
+from threads_left import no_thread_is_left  # noqa: F401, of every test
 
 import gda
 from gda.checkpoint import CorruptionError, SaveError, restore, save, save_async
@@ -41,13 +42,6 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     monkeypatch.setattr(FileStore, "write", write_later)
     return gate
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Any:
-    before = set(threading.enumerate())
-    yield
-    assert {t for t in threading.enumerate() if t.name.startswith("gda")} <= before
 
 
 def test_each_block_is_summed_up_where_it_is(

@@ -22,20 +22,12 @@ from forks import LIMIT, Forks, check_clean, check_next_save, generation_at
 from interrupts import Calls
 from kill_program import Arguments, Disk, small_files, tree_of, values_of
 from meshes import mesh_of
+from open_files import open_files
 from trials import Trials, tried
 
 import gda
 from gda.checkpoint import SaveError
 from gda.checkpoint.writing import writer
-
-
-def open_files() -> list[str]:
-    """Return what this process has open, as far as it lasts."""
-    found = []
-    for handle in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            found.append(os.readlink(f"/proc/self/fd/{handle}"))
-    return sorted(name for name in found if not name.startswith("/proc/"))
 
 
 @pytest.fixture
@@ -91,11 +83,10 @@ class Killing:
         return begun + 1
 
     def run(self, trials: Trials, path: Path, is_over: bool) -> None:
-        before = None
+        before = 1 if is_over else None
+        if is_over:
+            gda.checkpoint.save(path, values_of(1))
         for trial in range(trials.most):
-            if is_over and before is None:
-                before = 1
-                gda.checkpoint.save(path, values_of(before))
             place = path if is_over else path / str(trial) / "run"
             try:
                 after = self.trial(trials, place, before)
@@ -320,6 +311,19 @@ def save_in_background(path: Path, tree: Any, **options: Any) -> None:
     gda.checkpoint.save_async(path, tree, **options).result(LIMIT)
 
 
+def pause_a_write(patch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Pause the next write; return the event that it has come, and the one by which it goes on."""
+    comes, goes_on = threading.Event(), threading.Event()
+
+    def waits(is_first: bool, name: str, arguments: Arguments) -> None:
+        if name == "writev" and not comes.is_set():
+            comes.set()
+            assert goes_on.wait(LIMIT)
+
+    Disk(waits).install(patch.setattr)
+    return comes, goes_on
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 8 MiB."""
@@ -427,21 +431,16 @@ def test_a_directory_that_may_be_written_and_not_listed(public_directory: Path) 
     assert os.listdir(inbox) == ["run"]
 
 
-def test_a_path_that_is_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "file"
+def test_a_file_and_a_directory_of_somebody_else_are_left_as_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "thesis.tex"
     file.write_text("mine")
     for path in (file, file / "run"):
         said = f"{path} is a file, or below one; expected is a directory"
         check_refused(path, NotADirectoryError, said, before=None)
-    assert file.read_text() == "mine"
-
-
-def test_a_directory_of_somebody_else_is_left_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("mine")
-    check_refused(
-        tmp_path, FileExistsError, str(tmp_path), "thesis.tex", "directory of its own", before=None
-    )
+    said = (str(tmp_path), "thesis.tex", "directory of its own")
+    check_refused(tmp_path, FileExistsError, *said, before=None)
     assert os.listdir(tmp_path) == ["thesis.tex"]
+    assert file.read_text() == "mine"
 
 
 def test_without_overwrite_a_checkpoint_stays(tmp_path: Path) -> None:
@@ -451,15 +450,6 @@ def test_without_overwrite_a_checkpoint_stays(tmp_path: Path) -> None:
             save(tmp_path, values_of(2))
     assert generation_at(tmp_path) == 1
     check_clean(tmp_path)
-
-
-def test_data_of_others_stays(tmp_path: Path) -> None:
-    (tmp_path / "data-0123456789abcdef").mkdir()
-    (tmp_path / "data-0123456789abcdef" / "of_others").touch()
-    for generation in (1, 2):
-        gda.checkpoint.save(tmp_path, values_of(generation), overwrite=generation > 1)
-        assert generation_at(tmp_path) == generation
-    assert (tmp_path / "data-0123456789abcdef" / "of_others").exists()
 
 
 def test_save_succeeds_beside_files_it_cannot_remove(
@@ -485,14 +475,7 @@ def test_save_succeeds_beside_files_it_cannot_remove(
 @pytest.mark.usefixtures("nothing_left")
 def test_two_saves_at_once_into_one_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gda.checkpoint.save(tmp_path, values_of(1))
-    comes, goes_on = threading.Event(), threading.Event()
-
-    def waits(is_first: bool, name: str, arguments: Arguments) -> None:
-        if name == "writev" and not comes.is_set():
-            comes.set()
-            assert goes_on.wait(LIMIT)
-
-    Disk(waits).install(monkeypatch.setattr)
+    comes, goes_on = pause_a_write(monkeypatch)
     first = gda.checkpoint.save_async(tmp_path, values_of(2), overwrite=True)
     assert comes.wait(LIMIT)
     check_refused(tmp_path, SaveError, f"another save into {tmp_path} is running", before=1)
@@ -591,7 +574,9 @@ def test_ctrl_c_at_any_call_leaves_no_open_file_and_no_thread(
 def test_a_save_that_has_begun_in_the_background_outlives_ctrl_c(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, saves, comes, goes_on = threading.Thread.start, [], threading.Event(), threading.Event()
+    gda.checkpoint.save(tmp_path, values_of(1))
+    start, saves = threading.Thread.start, []
+    comes, goes_on = pause_a_write(monkeypatch)
 
     def started_and_interrupted(thread: threading.Thread) -> None:
         start(thread)
@@ -600,13 +585,6 @@ def test_a_save_that_has_begun_in_the_background_outlives_ctrl_c(
             assert comes.wait(LIMIT)
             raise KeyboardInterrupt
 
-    def waits(is_first: bool, name: str, arguments: Arguments) -> None:
-        if name == "writev" and not comes.is_set():
-            comes.set()
-            assert goes_on.wait(LIMIT)
-
-    gda.checkpoint.save(tmp_path, values_of(1))
-    Disk(waits).install(monkeypatch.setattr)
     monkeypatch.setattr(threading.Thread, "start", started_and_interrupted)
     with pytest.raises(KeyboardInterrupt) as caught:
         gda.checkpoint.save_async(tmp_path, values_of(2), overwrite=True)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 import zarr
+from damaged import limit_sizes
 from jax.sharding import PartitionSpec as P
 from meshes import ORDERS, batch, cut, mesh_of, ordered_mesh
 
@@ -19,7 +20,6 @@ import gda
 from gda.checkpoint import inspect, restore, save
 from gda.checkpoint.format.manifest import ArrayLeaf, Manifest
 from gda.checkpoint.format.manifest_json import load
-from gda.checkpoint.writing import packing, writer
 
 KNOWN_TO_ZARR = [
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -54,10 +54,7 @@ def everything_of(name: str) -> np.ndarray:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make small arrays take the ways of large ones: own arrays from 256 bytes, chunks of 512."""
-    monkeypatch.setattr(writer, "PACKED_BELOW", 256)
-    monkeypatch.setattr(writer, "CHUNK_BYTES", 512)
-    monkeypatch.setattr(packing, "PACK_BYTES", 1024)
+    limit_sizes(monkeypatch, 256, 512, 1024)
 
 
 def manifest_of(path: Path) -> Manifest:

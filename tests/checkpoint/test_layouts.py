@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from damaged import limit_sizes
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding
@@ -25,7 +26,6 @@ from gda.checkpoint import restore, save
 from gda.checkpoint.reading import reader
 from gda.checkpoint.reading.blocks import Arrival
 from gda.checkpoint.stores.directory import FileStore
-from gda.checkpoint.writing import packing, writer
 from gda.testing import Pool
 from gda.testing.strategies import mesh_shapes, meshes, partition_specs
 
@@ -62,9 +62,7 @@ def noting(packed_below: int = 2**20, chunk: int = 2**24, pack: int = 2**22) -> 
         return read_into(store, name, *buffers)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "PACKED_BELOW", packed_below)
-        patch.setattr(writer, "CHUNK_BYTES", chunk)
-        patch.setattr(packing, "PACK_BYTES", max(pack, packed_below))
+        limit_sizes(patch, packed_below, chunk, max(pack, packed_below))
         patch.setattr(FileStore, "write", noted_write)
         patch.setattr(FileStore, "read_into", noted_read)
         yield noted
@@ -329,20 +327,14 @@ def bytes_written(path: str, sizes: list[int], spec: P) -> int:
     return sum(noted.written.values()) - 4 * len(noted.written)
 
 
-@pytest.mark.parametrize("spec", [P(), P(None, "y"), P("x"), P("x", "y")])
+# With more sizes and specs in tests/trees/files/test_store.py.
 @pytest.mark.parametrize(
-    "sizes",
-    [[64] * 16, [1024, 8] * 8, [4, 8, 16, 32, 64, 128, 1024]],
-    ids=["equal", "weights and biases", "growing"],
+    ("sizes", "spec"), [([64] * 16, P()), ([1024, 8] * 8, P("x")), ([4, 8, 1024], P(None, "y"))]
 )
 def test_replicated_blocks_are_shared_out_by_bytes(
-    process_pool: Callable[..., Pool],
-    tmp_path_factory: pytest.TempPathFactory,
-    sizes: list[int],
-    spec: P,
+    process_pool: Callable[..., Pool], tmp_path: Path, sizes: list[int], spec: P
 ) -> None:
-    path = str(tmp_path_factory.mktemp("run"))
-    written = process_pool(4, devices=2).run(bytes_written, path, sizes, spec)
+    written = process_pool(4, devices=2).run(bytes_written, str(tmp_path), sizes, spec)
     assert sum(written) == sum(sizes) * 8 * 4
     largest_block = max(sizes) * 8 * 4 // {P(): 1, P(None, "y"): 2, P("x"): 4}.get(spec, 8)
     assert max(written) - min(written) <= largest_block
@@ -404,8 +396,7 @@ def test_host_values_that_differ_between_processes_are_not_saved(shared_tmp_path
 def test_sizes_of_chunks_are_asked_for_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "PACKED_BELOW", 64)
-    monkeypatch.setattr(writer, "CHUNK_BYTES", 4)
+    limit_sizes(monkeypatch, 64, 4, 64)
     gda.checkpoint.save(tmp_path, np.arange(200, dtype=np.float32))
     both = threading.Barrier(2, timeout=20)
     size, threads = FileStore.size, set[int]()

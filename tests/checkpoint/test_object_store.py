@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore as ts
+from damaged import flip
 from forks import Forks, check_clean, generation_at
 from jax.sharding import Mesh, PartitionSpec
 from kill_program import values_of
@@ -36,6 +37,7 @@ from gda.checkpoint.stores.opening import open_store
 from gda.testing import Pool
 
 P = PartitionSpec
+Spec = dict[str, Any]  # of a key-value store
 WEIGHTS = batch(512, 512)  # 1 MiB, which makes it an array of its own
 
 
@@ -48,7 +50,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def spec(server: Server) -> dict[str, Any]:
+def spec(server: Server) -> Spec:
     return spec_of(server.port, server.bucket())
 
 
@@ -85,22 +87,22 @@ def check_restored(path: Any, step: int = 7, **options: Any) -> None:
     assert (tree["step"], tree["note"]) == (step, ("a string", None, 0.5))
 
 
-def names(spec: dict[str, Any]) -> list[str]:
+def names(spec: Spec) -> list[str]:
     return sorted(name.decode() for name in open_kv(spec).list().result())
 
 
-def directories(spec: dict[str, Any]) -> list[str]:
+def directories(spec: Spec) -> list[str]:
     return sorted({name.partition("/")[0] for name in names(spec)})
 
 
-def chunk_of(spec: dict[str, Any]) -> str:
+def chunk_of(spec: Spec) -> str:
     return next(name for name in names(spec) if name.endswith("weights/c.0.0"))
 
 
 # There and back.
 
 
-def test_a_tree_goes_there_and_back(spec: dict[str, Any], auto_mesh: Mesh) -> None:
+def test_a_tree_goes_there_and_back(spec: Spec, auto_mesh: Mesh) -> None:
     tree = tree_of(auto_mesh)
     checkpoint.save(spec, tree)
     check_restored(spec)
@@ -128,7 +130,7 @@ def test_a_tree_goes_there_and_back(spec: dict[str, Any], auto_mesh: Mesh) -> No
 
 
 def test_a_compressed_save_in_the_background_through_an_open_store(
-    spec: dict[str, Any], auto_mesh: Mesh
+    spec: Spec, auto_mesh: Mesh
 ) -> None:
     tree, path = tree_of(auto_mesh), ts.KvStore.open(spec).result()
     pending = checkpoint.save_async(path, tree, compression="zstd")
@@ -138,9 +140,7 @@ def test_a_compressed_save_in_the_background_through_an_open_store(
     assert checkpoint.verify(path).nbytes > 2**20
 
 
-def test_next_save_removes_leftovers_of_one_that_died(
-    spec: dict[str, Any], auto_mesh: Mesh
-) -> None:
+def test_next_save_removes_leftovers_of_one_that_died(spec: Spec, auto_mesh: Mesh) -> None:
     open_kv(spec).write("data-0123456789abcdef/zarr.json", b"{}").result()
     open_kv(spec).write("data-fedcba9876543210/of_others", b"{}").result()
     said = r"no complete checkpoint at .*: a save was begun there \(data-0123456789abcdef"
@@ -162,7 +162,7 @@ def test_a_key_value_store_of_files_is_that_directory(tmp_path: Path) -> None:
             np.testing.assert_array_equal(checkpoint.restore(path)["w"], np.arange(1000) + step)
 
 
-def save_and_restore(spec: dict[str, Any]) -> None:
+def save_and_restore(spec: Spec) -> None:
     """Save a tree twice in this process and others, and restore it onto another layout."""
     os.environ.update(ENVIRONMENT)
     mesh = ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2})
@@ -182,7 +182,7 @@ def save_and_restore(spec: dict[str, Any]) -> None:
 
 
 def test_two_processes_save_and_restore_one_tree(
-    spec: dict[str, Any], process_pool: Callable[..., Pool]
+    spec: Spec, process_pool: Callable[..., Pool]
 ) -> None:
     process_pool(2, devices=4).run(save_and_restore, spec)
     assert len(directories(spec)) == 2
@@ -218,6 +218,11 @@ def test_the_memory_of_an_open_store_is_shared() -> None:
         ({"driver": "s3", "bucket": "B"}, ValueError, "Invalid S3 bucket name"),
         (None, TypeError, "a directory, a URL such as .*key-value store or .*, not a NoneType"),
         (ts.array(batch(3)), TypeError, "the spec of one, not a TensorStore"),
+        (
+            ts.KvStore.open("memory://").result().with_transaction(ts.Transaction()),
+            ValueError,
+            "open in a transaction, so nothing would be durable",
+        ),
     ],
 )
 def test_bad_paths_are_refused(path: Any, error: type[Exception], said: str) -> None:
@@ -225,12 +230,6 @@ def test_bad_paths_are_refused(path: Any, error: type[Exception], said: str) -> 
         checkpoint.save(path, {})
     with pytest.raises(error, match=said):
         checkpoint.restore(path)
-
-
-def test_a_store_in_a_transaction_is_refused() -> None:
-    kv = ts.KvStore.open("memory://").result().with_transaction(ts.Transaction())
-    with pytest.raises(ValueError, match="open in a transaction, so nothing would be durable"):
-        checkpoint.save(kv, {})
 
 
 def test_without_tensorstore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +241,7 @@ def test_without_tensorstore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 # What is not there, or is not what was saved.
 
 
-def test_nothing_or_something_else_is_there(spec: dict[str, Any], auto_mesh: Mesh) -> None:
+def test_nothing_or_something_else_is_there(spec: Spec, auto_mesh: Mesh) -> None:
     said = "there is no checkpoint at .*/run/: it is empty"
     for look in (checkpoint.restore, checkpoint.verify, checkpoint.inspect):
         with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
@@ -254,17 +253,18 @@ def test_nothing_or_something_else_is_there(spec: dict[str, Any], auto_mesh: Mes
     with pytest.raises(checkpoint.CheckpointNotFoundError, match="but photos"):
         checkpoint.restore(spec)
     assert names(spec) == ["photos/cat.jpg"]
+    url = f"{spec['endpoint']}/{spec['bucket']}/run"  # as a web server
+    said = f"there is no checkpoint at {url}/: it has no manifest.json"
+    with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
+        checkpoint.inspect(url)
+    assert not checkpoint.exists(url)
 
 
-def test_the_bucket_is_not_there(spec: dict[str, Any]) -> None:
+def test_the_bucket_is_not_there(spec: Spec) -> None:
     spec |= {"bucket": "nobody-made-this"}
     for work in (checkpoint.restore, lambda path: checkpoint.save(path, {"a": batch(3)})):
         with pytest.raises(OSError, match="/nobody-made-this/run/: .*NoSuchBucket"):
             work(spec)
-
-
-def flip(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
@@ -277,7 +277,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
 }
 
 
-def test_damaged_objects_are_named(spec: dict[str, Any], auto_mesh: Mesh) -> None:
+def test_damaged_objects_are_named(spec: Spec, auto_mesh: Mesh) -> None:
     checkpoint.save(spec, tree_of(auto_mesh))
     kv, chunk = open_kv(spec), chunk_of(spec)
     for name, named in [
@@ -296,9 +296,7 @@ def test_damaged_objects_are_named(spec: dict[str, Any], auto_mesh: Mesh) -> Non
     checkpoint.verify(spec)
 
 
-def test_a_damaged_manifest_is_named_and_can_be_replaced(
-    spec: dict[str, Any], auto_mesh: Mesh
-) -> None:
+def test_a_damaged_manifest_is_named_and_can_be_replaced(spec: Spec, auto_mesh: Mesh) -> None:
     checkpoint.save(spec, tree_of(auto_mesh))
     kv = open_kv(spec)
     whole = kv.read("manifest.json").result().value
@@ -322,13 +320,13 @@ def proxy(server: Server) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def through(proxy: Proxy, spec: dict[str, Any]) -> dict[str, Any]:
+def through(proxy: Proxy, spec: Spec) -> Spec:
     """The same prefix as ``spec``, through the proxy."""
     return spec | {"endpoint": f"http://127.0.0.1:{proxy.port}"}
 
 
 def test_each_object_is_written_and_fetched_once_and_many_at_a_time(
-    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh
+    spec: Spec, through: Spec, proxy: Proxy, auto_mesh: Mesh
 ) -> None:
     together = threading.Barrier(8)  # breaks if fewer requests are under way at a time
 
@@ -350,7 +348,7 @@ def test_each_object_is_written_and_fetched_once_and_many_at_a_time(
 
 
 def test_an_object_of_hostile_size_is_not_fetched(
-    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    spec: Spec, through: Spec, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint.save(spec, {"a": WEIGHTS})
     monkeypatch.setattr("gda.checkpoint.format.manifest_json.MOST_BYTES", 2**20)
@@ -386,7 +384,7 @@ def sometimes(what: str, share: float) -> Fault:
 
 @pytest.mark.parametrize("what", ["503", "drop", "cut", "lose the answer", "slow"])
 def test_requests_that_fail_now_and_then_are_repeated(
-    through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh, what: str
+    through: Spec, proxy: Proxy, auto_mesh: Mesh, what: str
 ) -> None:
     proxy.fault = sometimes(what, 0.3)
     checkpoint.save(through, tree_of(auto_mesh))
@@ -419,7 +417,7 @@ def save_in_vain(path: Any, mesh: Mesh, what: str) -> None:
     checkpoint.save(few_retries(path), tree_of(mesh, 8), overwrite=True, timeout=timeout)
 
 
-def few_retries(spec: dict[str, Any]) -> dict[str, Any]:
+def few_retries(spec: Spec) -> Spec:
     retries = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "1ms"}
     return spec | {"s3_request_retries": retries}
 
@@ -436,12 +434,7 @@ def is_commit(request: Request) -> bool:
     ],
 )
 def test_writes_that_never_succeed_leave_the_old_checkpoint(
-    spec: dict[str, Any],
-    through: dict[str, Any],
-    proxy: Proxy,
-    auto_mesh: Mesh,
-    where: str,
-    what: str,
+    spec: Spec, through: Spec, proxy: Proxy, auto_mesh: Mesh, where: str, what: str
 ) -> None:
     checkpoint.save(spec, tree_of(auto_mesh))
     is_hit = {
@@ -462,15 +455,13 @@ def test_writes_that_never_succeed_leave_the_old_checkpoint(
     check_next_save(spec, auto_mesh)
 
 
-def check_next_save(spec: dict[str, Any], mesh: Mesh) -> None:
+def check_next_save(spec: Spec, mesh: Mesh) -> None:
     checkpoint.save(spec, tree_of(mesh, 9), overwrite=True)
     check_restored(spec, 9)
     assert len(directories(spec)) == 2
 
 
-def test_objects_that_cannot_be_read(
-    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy
-) -> None:
+def test_objects_that_cannot_be_read(spec: Spec, through: Spec, proxy: Proxy) -> None:
     checkpoint.save(spec, {"a": WEIGHTS})
     for what, file in itertools.product(FAILURES, ("c.0.0", "manifest.json", "zarr.json")):
         is_never = what == "never"
@@ -485,7 +476,7 @@ def test_objects_that_cannot_be_read(
 
 
 def test_after_one_answer_that_did_not_come_nobody_waits_as_long_again(
-    through: dict[str, Any], proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    through: Spec, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "TIMEOUT_AFTER_ONE", 0.1)
     proxy.fault = for_ever("never", lambda request: True)
@@ -502,7 +493,7 @@ LOOKS = (checkpoint.inspect, checkpoint.exists, checkpoint.verify, checkpoint.re
 
 
 @pytest.fixture
-def patient(through: dict[str, Any]) -> dict[str, Any]:
+def patient(through: Spec) -> Spec:
     """``through``, without a word of how often a request is repeated."""
     del through["s3_request_retries"]
     return through
@@ -538,18 +529,10 @@ def test_a_server_that_is_not_there_is_an_error_soon(
             checkpoint.save(path, {"a": batch(3)}, timeout=120)
 
 
-def test_a_web_server_without_a_checkpoint(server: Server) -> None:
-    url = f"http://127.0.0.1:{server.port}/{server.bucket()}/run"
-    said = f"there is no checkpoint at {url}/: it has no manifest.json"
-    with pytest.raises(checkpoint.CheckpointNotFoundError, match=said):
-        checkpoint.inspect(url)
-    assert not checkpoint.exists(url)
-
-
 @pytest.mark.parametrize("what", ["500", "503", "drop"])
 def test_passing_faults_are_waited_out_and_logged(
-    spec: dict[str, Any],
-    patient: dict[str, Any],
+    spec: Spec,
+    patient: Spec,
     proxy: Proxy,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -567,7 +550,7 @@ def test_passing_faults_are_waited_out_and_logged(
 
 
 def test_writes_that_fail_now_and_then_are_repeated_here(
-    spec: dict[str, Any], patient: dict[str, Any], proxy: Proxy
+    spec: Spec, patient: Spec, proxy: Proxy
 ) -> None:
     proxy.fault = sometimes("503", 0.3)
     for step in (1, 2):
@@ -577,10 +560,7 @@ def test_writes_that_fail_now_and_then_are_repeated_here(
 
 
 def test_lasting_faults_are_given_up(
-    patient: dict[str, Any],
-    proxy: Proxy,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    patient: Spec, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(waiting, "SILENT", 0.01)
     proxy.fault = lambda request: "never"
@@ -599,7 +579,7 @@ def test_lasting_faults_are_given_up(
 
 
 def test_a_server_that_has_answered_may_come_back(
-    server: Server, spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    server: Server, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "UNREACHED", 0.2)
     checkpoint.save(spec, {"a": batch(3)})
@@ -620,18 +600,14 @@ def test_a_timeout_is_a_number_of_seconds(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_listing_that_fails(through: dict[str, Any], proxy: Proxy) -> None:
+def test_a_listing_that_fails(through: Spec, proxy: Proxy) -> None:
     proxy.fault = for_ever("500", lambda request: request.path.count("/") < 3)
     with pytest.raises(OSError, match=f"{through['bucket']}/run/: .*retry attempts failed"):
         checkpoint.save(few_retries(through), {"a": batch(3)})
 
 
 def test_next_save_removes_replaced_data(
-    spec: dict[str, Any],
-    through: dict[str, Any],
-    proxy: Proxy,
-    auto_mesh: Mesh,
-    caplog: pytest.LogCaptureFixture,
+    spec: Spec, through: Spec, proxy: Proxy, auto_mesh: Mesh, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoint.save(spec, tree_of(auto_mesh))
     proxy.fault = for_ever("403", lambda request: request.method == "DELETE")
@@ -646,7 +622,7 @@ def test_next_save_removes_replaced_data(
 
 
 def test_commit_with_a_lost_answer_is_a_commit(
-    spec: dict[str, Any], through: dict[str, Any], proxy: Proxy, auto_mesh: Mesh
+    spec: Spec, through: Spec, proxy: Proxy, auto_mesh: Mesh
 ) -> None:
     checkpoint.save(spec, tree_of(auto_mesh))
     proxy.fault = for_ever("lose the answer", is_commit)
@@ -657,11 +633,7 @@ def test_commit_with_a_lost_answer_is_a_commit(
 
 @pytest.mark.parametrize("comes_first", [True, False])
 def test_a_commit_that_arrives_after_it_was_given_up(
-    spec: dict[str, Any],
-    through: dict[str, Any],
-    proxy: Proxy,
-    auto_mesh: Mesh,
-    comes_first: bool,
+    spec: Spec, through: Spec, proxy: Proxy, auto_mesh: Mesh, comes_first: bool
 ) -> None:
     """Then it finds its chunks, or is refused because another save was committed meanwhile."""
     checkpoint.save(spec, tree_of(auto_mesh))
@@ -792,13 +764,13 @@ def test_of_two_saves_one_fails_and_takes_nothing_away(trials: Trials) -> None:
 
 @pytest.mark.parametrize("order", ["ABABABAB", "AAABBBBA"])
 @pytest.mark.usefixtures("in_turn")
-def test_of_two_saves_into_a_bucket_one_fails(spec: dict[str, Any], order: str) -> None:
+def test_of_two_saves_into_a_bucket_one_fails(spec: Spec, order: str) -> None:
     check_order(spec, tuple(order))
     assert len(directories(spec)) == 2
 
 
 @pytest.mark.usefixtures("in_turn")
-def test_a_new_checkpoint_of_two_saves_is_one_of_them(spec: dict[str, Any]) -> None:
+def test_a_new_checkpoint_of_two_saves_is_one_of_them(spec: Spec) -> None:
     savers = [Saver(spec, {"by": name}) for name in "AB"]
     for number in [0, 1, 0, 1, 1, 1, 0, 0]:
         savers[number].step()
@@ -815,7 +787,7 @@ def test_a_new_checkpoint_of_two_saves_is_one_of_them(spec: dict[str, Any]) -> N
 
 @tried("a process is killed while it saves to an object store", sample=5, full=200)
 def test_a_process_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(
-    spec: dict[str, Any], forks: Forks, trials: Trials
+    spec: Spec, forks: Forks, trials: Trials
 ) -> None:
     checkpoint.save(spec, values_of(1))
     there = begun = 1

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 import zarr
+from damaged import limit_sizes
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from meshes import batch, mesh_of
@@ -16,7 +17,6 @@ from meshes import batch, mesh_of
 import gda
 from gda import PaddedArray
 from gda.checkpoint import inspect, restore, save, save_async, verify
-from gda.checkpoint.writing import packing, writer
 
 DATA = {"large": batch(37, 9), "small": batch(5, 3) + 1000, "even": batch(8, 2), "one": batch(1, 1)}
 SPECS = [P("x"), P("x", "y"), P(("y", "x")), P(None, "x")]
@@ -25,10 +25,7 @@ FORMS = [{}, {"compression": "zstd"}]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make small arrays take the ways of large ones: own arrays from 256 bytes, chunks of 64."""
-    monkeypatch.setattr(writer, "PACKED_BELOW", 256)
-    monkeypatch.setattr(writer, "CHUNK_BYTES", 64)
-    monkeypatch.setattr(packing, "PACK_BYTES", 256)
+    limit_sizes(monkeypatch, 256, 64, 256)
 
 
 def padded(data: np.ndarray, mesh: Mesh, spec: P, fill: float = np.nan) -> PaddedArray:

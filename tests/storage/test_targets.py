@@ -32,7 +32,11 @@ def open_tensorstore(path: Path, driver: str = "zarr3", **options: Any) -> ts.Te
 # What is a target.
 
 
-def test_arrays_of_numpy_have_no_chunks(tmp_path: Path) -> None:
+def test_arrays_of_numpy_have_no_chunks_and_import_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("tensorstore", "h5py", "zarr"):
+        monkeypatch.setitem(sys.modules, name, None)
     for array in (np.zeros((2, 3)), np.memmap(tmp_path / "a", np.float64, "w+", shape=(2, 3))):
         target = target_of(array)
         assert (target.shape, target.dtype, target.chunks) == ((2, 3), np.float64, None)
@@ -69,7 +73,7 @@ def test_tensorstore(tmp_path: Path, driver: str) -> None:
     assert target.is_asynchronous
 
 
-def test_a_part_of_a_tensorstore_counts_from_zero(tmp_path: Path) -> None:
+def test_chunks_of_a_part_of_a_tensorstore_and_of_shards(tmp_path: Path) -> None:
     whole = open_tensorstore(tmp_path, chunk_layout=ts.ChunkLayout(chunk_shape=[4, 3]))
     target = target_of(whole[3:7])
     assert target.shape == (4, 6)
@@ -77,15 +81,9 @@ def test_a_part_of_a_tensorstore_counts_from_zero(tmp_path: Path) -> None:
     assert (target.origin[0] - 1) % 4 == 0
     target.handle[0:1].write(np.ones((1, 6), np.float32)).result()
     assert whole.read().result()[:, 0].tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
-
-
-def test_of_a_tensorstore_with_shards_a_whole_shard_is_written(tmp_path: Path) -> None:
     layout = ts.ChunkLayout(read_chunk_shape=[2, 3], write_chunk_shape=[4, 6])
-    assert target_of(open_tensorstore(tmp_path, chunk_layout=layout)).chunks == (4, 6)
-
-
-def test_tensorstore_without_known_chunks_has_any(tmp_path: Path) -> None:
-    whole = open_tensorstore(tmp_path, chunk_layout=ts.ChunkLayout(chunk_shape=[4, 3]))
+    sharded = open_tensorstore(tmp_path / "sharded", chunk_layout=layout)
+    assert target_of(sharded).chunks == (4, 6)  # a whole shard is written
     assert target_of(whole[[3, 1, 2]]).chunks == (3, 3)
     assert target_of(ts.array(np.zeros((4, 4)))).chunks in ((4, 4), None)
 
@@ -163,12 +161,6 @@ def test_read_only_stores(tmp_path: Path) -> None:
     ).result()
     with pytest.raises(ValueError, match="a TensorStore, is read-only; open it with write=True"):
         target_of(store)
-
-
-def test_no_library_is_imported_for_a_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("tensorstore", "h5py", "zarr"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert target_of(np.zeros(3)).shape == (3,)
 
 
 # Shapes and dtypes.

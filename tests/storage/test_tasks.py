@@ -15,20 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from interrupts import Calls
+from threads_left import no_thread_is_left  # noqa: F401, of every test
 
 import gda
 from gda.storage.options import Options
 from gda.storage.tasks import AsyncTask, Task, Transfer, run
 
 pytestmark = pytest.mark.no_jax
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    left = set(threading.enumerate()) - before
-    assert not {t.name for t in left if "reader" in t.name}
 
 
 @pytest.mark.parametrize("max_workers", [None, 1, 2, 16])
@@ -137,12 +130,10 @@ def test_an_error_stops_the_rest(max_workers: int | None, where: str) -> None:
     def tasks() -> Iterator[Task]:
         for i in range(100):
             begun.append(i)
-            is_bad = i == 3
-            yield Task(
-                1,
-                fail if is_bad and where == "work" else lambda: None,
-                fail if is_bad and where == "finish" else lambda _: None,
-            )
+            steps = {"work": lambda: None, "finish": lambda _: None}
+            if i == 3:
+                steps[where] = fail
+            yield Task(1, **steps)
 
     with pytest.raises(OSError, match="gone"):
         run(tasks(), Options(max_workers))

@@ -129,6 +129,10 @@ def test_a_mesh_may_be_given_where_no_argument_has_one(mesh: Mesh) -> None:
         gda.jit(lambda x: x + 1, out_specs=P("x"))(DATA)
     with jax.set_mesh(mesh):
         assert gda.jit(lambda x: x + 1, out_specs=P("x"))(make(mesh)).grid.spec == ("x",)
+    # Surplus Nones are dropped only without a mesh.
+    assert gda.jit(jnp.sum, out_specs=P(None))(make(mesh)).grid.spec == ()
+    with pytest.raises(ValueError, match=r"P\(None\) has 1 entries, .* shape \(\).* omit the last"):
+        gda.jit(jnp.sum, out_specs=P(None), mesh=mesh)(make(mesh))
 
 
 def test_static_arguments_and_donation_are_options_of_jit(mesh: Mesh) -> None:
@@ -145,12 +149,6 @@ def test_static_arguments_and_donation_are_options_of_jit(mesh: Mesh) -> None:
     assert g.is_deleted()
     with pytest.raises(RuntimeError, match="was deleted, by delete.. or by donating"):
         g.local_data(0)
-
-
-def test_surplus_nones_of_out_specs_are_dropped_without_a_mesh(mesh: Mesh) -> None:
-    assert gda.jit(lambda x: x.sum(), out_specs=P(None))(make(mesh)).grid.spec == ()
-    with pytest.raises(ValueError, match=r"P\(None\) has 1 entries, .* shape \(\).* omit the last"):
-        gda.jit(lambda x: x.sum(), out_specs=P(None), mesh=mesh)(make(mesh))
 
 
 @pytest.mark.parametrize("spec", [P("x", None), P(None, None), P("x"), P(), P(None, "y")])
@@ -274,22 +272,15 @@ def test_bad_options_are_refused_before_a_call(auto_mesh: Mesh) -> None:
             gda.jit(**({"fun": lambda x, y: x} | options))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_specs_of_another_structure_are_explained(mesh: Mesh) -> None:
+    for options, message in [
         ({"in_specs": (P(), P())}, "in_specs is a tuple of 2, and the tree has a tuple of 1 there"),
         ({"out_specs": {"a": (P(), {"c": P()})}}, r"\['a'\]\[1\] is a dict .* has an array there"),
-    ],
-)
-def test_specs_of_another_structure_are_explained(
-    mesh: Mesh, options: dict[str, Any], message: str
-) -> None:
-    f = gda.jit(lambda x: {"a": (x, x)}, **options)
-    with pytest.raises(
-        ValueError, match=f"_specs must be a prefix of the tree .*{message}"
-    ) as caught:
-        f(make(mesh))
-    assert "PyTreeDef" not in str(caught.value)
+    ]:
+        f = gda.jit(lambda x: {"a": (x, x)}, **options)
+        with pytest.raises(ValueError, match=f"must be a prefix of the tree .*{message}") as caught:
+            f(make(mesh))
+        assert "PyTreeDef" not in str(caught.value)
 
 
 @rarely(2)
@@ -400,9 +391,7 @@ def test_jit_and_device_put_keep_the_container(mesh: Mesh) -> None:
     result = jax.jit(lambda g: jax.tree.map(lambda x: x + 1, g), donate_argnums=0)(g)
     assert (g.is_deleted(), result.is_deleted()) == (True, False)
     np.testing.assert_array_equal(result, DATA + 1)
-
-
-def test_in_and_out_shardings_may_be_prefixes(mesh: Mesh) -> None:
+    # Shardings may be prefixes.
     cut, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
     f = jax.jit(
         lambda tree: jax.tree.map(lambda x: x * 1, tree), in_shardings=(cut,), out_shardings=whole

@@ -356,9 +356,9 @@ def test_every_flipped_bit_is_found_and_named(trials: Trials) -> None:
 # Many processes.
 
 
-def said_of(tree: Any, **options: Any) -> str:
+def said_of(tree: Any) -> str:
     with pytest.raises(gda.ReplicaMismatchError) as raised:
-        gda.check_replicas_agree(tree, **options)
+        gda.check_replicas_agree(tree)
     return str(raised.value)
 
 
@@ -413,15 +413,15 @@ def test_only_the_processes_of_the_arrays_take_part() -> None:
         assert "device" in said_of({"g": flipped_on(g, 7)})
     elif me == 2:
         gda.check_replicas_agree({"g": g})  # which says nothing, for it holds no part
-    alone = cut(batch(8), mesh_of_own_devices(), P())
+    alone = on_own_devices(batch(8))
     gda.check_replicas_agree({"own": alone, "n": [1] * me})
     assert "process" in said_of({"own": flipped(alone, jax.local_devices()[1].id)})
 
 
 @pytest.mark.processes(4, devices=2)
 def test_an_array_of_one_process_in_the_trees_of_all() -> None:
-    everywhere = cut(batch(8), ordered_mesh(range(8), {"x": 8}), P())
-    stage = cut(batch(8), ordered_mesh(range(2), {"x": 2}), P())  # of process 0
+    everywhere = cut(batch(8), mesh_of({"x": 8}), P())
+    stage = cut(batch(8), mesh_of({"x": 2}), P())  # of process 0
     gda.check_replicas_agree({"stage": stage})
     gda.check_replicas_agree({"everywhere": everywhere, "stage": stage})
     changed = {"everywhere": flipped_on(everywhere, 6), "stage": stage}
@@ -430,8 +430,8 @@ def test_an_array_of_one_process_in_the_trees_of_all() -> None:
         assert "at ['stage']" in said_of({"stage": flipped(stage, 1)})
 
 
-def mesh_of_own_devices() -> Mesh:
-    return Mesh(np.array(jax.local_devices()), ("x",))
+def on_own_devices(data: np.ndarray) -> gda.GlobalArray:
+    return cut(data, Mesh(np.array(jax.local_devices()), ("x",)), P())
 
 
 @pytest.mark.processes(4, devices=2)
@@ -456,7 +456,7 @@ def test_processes_with_different_trees_are_told(checks: bool) -> None:
 @pytest.mark.processes(4, devices=2)
 def test_a_failure_of_one_process_ends_the_check_in_all() -> None:
     mesh, me = ordered_mesh(range(8), {"x": 8}), jax.process_index()
-    g, own = cut(batch(8), mesh, P()), cut(batch(8), mesh_of_own_devices(), P())
+    g, own = cut(batch(8), mesh, P()), on_own_devices(batch(8))
     tree = {"g": g, "own": flipped(own, jax.local_devices()[0].id) if me == 1 else own}
     kind = gda.ReplicaMismatchError if me == 1 else gda.DisagreementError
     with pytest.raises(kind, match=r"at \['own'\], block"):

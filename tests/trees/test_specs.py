@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from meshes import mesh_of
+from meshes import cut, mesh_of
 
 import gda
 
@@ -94,10 +94,12 @@ def test_a_function_sees_the_same_path(way: Any, tmp_path: Path) -> None:
     paths = []
 
     def spec_of(path: str, leaf: jax.ShapeDtypeStruct) -> P:
+        assert (leaf.ndim, leaf.size) == (2, DATA.size)
         paths.append((path, leaf.shape, leaf.dtype))
-        return P("x")
+        return P("x") if path == "layers/1" else P()
 
-    way({"layers": {1: DATA}, "layer": Layer(DATA, [DATA])}, spec_of, tmp_path)
+    tree = {"layers": {1: DATA}, "layer": Layer(DATA, [cut(DATA, MESH, P("y"))])}
+    assert specs_in(way(tree, spec_of, tmp_path)) == [(), (), ("x",)]
     at = ["layer/w", "layer/b/0", "layers/1"]
     assert sorted(paths) == sorted((path, DATA.shape, DATA.dtype) for path in at)
 

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorstore as ts
+from damaged import limit_sizes
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType
@@ -25,22 +26,13 @@ import gda
 from gda.checkpoint import Differences, LeafDifference, diff, save
 from gda.checkpoint.comparing import trees
 from gda.checkpoint.reading.files import Files
-from gda.checkpoint.writing import packing, writer
 
 KINDS = ["only_in_a", "only_in_b", "of_other_type", "of_other_content", "of_unknown_content"]
 
 
-def limit_sizes(patch: pytest.MonkeyPatch) -> None:
-    """Make small arrays take the ways of large ones: own arrays from 256 bytes, chunks of 64."""
-    patch.setattr(writer, "PACKED_BELOW", 256)
-    patch.setattr(writer, "CHUNK_BYTES", 64)
-    patch.setattr(packing, "PACK_BYTES", 256)
+def limit_all(patch: pytest.MonkeyPatch) -> None:
+    limit_sizes(patch, 256, 64, 256)
     patch.setattr(trees, "_PART_BYTES", 64)
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit_sizes(monkeypatch)
 
 
 @pytest.fixture
@@ -130,8 +122,10 @@ def test_no_data_is_read_unless_values_are_asked_for(saved: Callable[..., Path])
 
 
 @pytest.mark.parametrize("form", [{}, {"compression": "zstd"}])
-@pytest.mark.usefixtures("small")
-def test_values(saved: Callable[..., Path], form: dict[str, str]) -> None:
+def test_values(
+    saved: Callable[..., Path], form: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_all(monkeypatch)
     mesh = mesh_of({"x": 4, "y": 2})
     data = batch(16, 24)
     other = data.copy()
@@ -294,7 +288,7 @@ def test_any_two_trees(trees: Any, is_compressed: bool, has_fingerprints: bool) 
     store = ts.KvStore.open("memory://").result()
     form = {"compression": "zstd"} if is_compressed else {}
     with pytest.MonkeyPatch.context() as patch:
-        limit_sizes(patch)
+        limit_all(patch)
         save(store / "a/", a, fingerprint=has_fingerprints, **form)
         save(store / "b/", b)
         read = diff(store / "a/", store / "b/", values=True)
@@ -341,7 +335,7 @@ def _type(leaf: Any) -> Any:
 
 @pytest.mark.processes(2, devices=4)
 def test_a_tree_over_processes(shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limit_sizes(monkeypatch)
+    limit_all(monkeypatch)
     mesh = ordered_mesh(ORDERS["interleaved"], {"x": 4, "y": 2})
     data = batch(32, 8)
     tree = {"w": cut(data, mesh, P("x", "y")), "own": jnp.ones(3), "host": np.arange(3), "step": 1}

@@ -4,6 +4,7 @@ import gc
 import json
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -298,16 +299,12 @@ def test_a_process_counts_its_own_devices(kind: AxisType) -> None:
 
 
 @pytest.mark.processes(2, devices=4)
-def test_one_device_in_each_process() -> None:
+def test_arrays_on_one_device_of_each_process_and_on_those_of_another() -> None:
     w = cut(batch(2, 1000), ordered_mesh([0, 4], {"x": 2}), P("x"))
     report = gda.memory(w=w)
     kept = w.array.addressable_shards[0].data
     assert rows_of(report)["w"].nbytes == 4000
     assert gda.memory(w=w, kept=kept).nbytes == report.nbytes
-
-
-@pytest.mark.processes(2, devices=4)
-def test_an_array_of_another_process_takes_nothing_here() -> None:
     w = cut(batch(8), mesh_of({"x": 2}), P())
     row = rows_of(gda.memory(w=w))["w"]
     held = 32 if jax.process_index() == 0 else 0
@@ -360,18 +357,18 @@ def test_inside_shard_map_nothing_is_compared(mesh: Mesh) -> None:
 # The error of a device that is out of memory.
 
 
-def exhaust() -> None:
-    jnp.zeros((2**23, 2**23)).block_until_ready()
+def note_of_exhaustion(explaining: AbstractContextManager[None]) -> str:
+    """Exhaust the memory of a device; return the note that the error gets."""
+    with pytest.raises(jax.errors.JaxRuntimeError, match="^RESOURCE_EXHAUSTED") as caught:  # noqa: SIM117
+        with explaining:
+            jnp.zeros((2**23, 2**23)).block_until_ready()
+    (note,) = [each for each in caught.value.__notes__ if each.startswith("gda")]
+    return note
 
 
 def test_the_error_gets_the_table(mesh: Mesh) -> None:
     params, opt = {"w": cut(DATA, mesh, P("x"))}, [jnp.zeros(3)]
-    with (
-        pytest.raises(jax.errors.JaxRuntimeError, match="^RESOURCE_EXHAUSTED") as caught,
-        gda.explaining_oom(params=params, opt=opt),
-    ):
-        exhaust()
-    (note,) = [each for each in caught.value.__notes__ if each.startswith("gda")]
+    note = note_of_exhaustion(gda.explaining_oom(params=params, opt=opt))
     assert note.startswith("gda: the memory when this was raised:\n")
     assert "params['w']" in note
     assert "opt[0]" in note
@@ -404,9 +401,7 @@ def test_arrays_replaced_in_the_block_are_freed(mesh: Mesh) -> None:
     del params
     assert [each() for each in held] == [None, None]
     donated.delete()
-    with pytest.raises(jax.errors.JaxRuntimeError) as caught, explaining:
-        exhaust()
-    (note,) = [each for each in caught.value.__notes__ if each.startswith("gda")]
+    note = note_of_exhaustion(explaining)
     assert "kept" in note
     assert "params" not in note
     assert "deleted or donated: donated" in note
@@ -417,10 +412,8 @@ def test_a_failing_table_does_not_replace_the_error(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("on purpose")
 
     monkeypatch.setattr(live_arrays, "_report", fail)
-    with pytest.raises(jax.errors.JaxRuntimeError) as caught, gda.explaining_oom():
-        exhaust()
-    notes = [each for each in caught.value.__notes__ if each.startswith("gda")]
-    assert notes == ["gda: no table of the memory, because of RuntimeError: on purpose"]
+    note = note_of_exhaustion(gda.explaining_oom())
+    assert note == "gda: no table of the memory, because of RuntimeError: on purpose"
 
 
 def test_the_report_is_json(mesh: Mesh) -> None:
