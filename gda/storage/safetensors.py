@@ -79,6 +79,15 @@ class SafetensorsFiles(Mapping[str, "SafetensorsTensor"]):
     """The tensors of safetensors files by name, from ``open_safetensors``.
 
     As a context manager it does nothing, because no file is open between reads.
+
+    >>> import gda, numpy as np, os, tempfile
+    >>> from safetensors.numpy import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, 'model.safetensors')
+    ...     save_file({'w': np.ones((8, 2), np.float32)}, path)
+    ...     tensors = gda.storage.open_safetensors(path)
+    ...     list(tensors), tensors.nbytes, tensors['w'][:1]
+    (['w'], 64, array([[1., 1.]], dtype=float32))
     """
 
     def __init__(self, tensors: dict[str, SafetensorsTensor]) -> None:
@@ -143,6 +152,15 @@ class SafetensorsTensor:
       name: the name of the tensor in the file.
       shape: its sizes.
       nbytes: bytes of the whole tensor.
+
+    >>> import gda, numpy as np, os, tempfile
+    >>> from safetensors.numpy import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, 'model.safetensors')
+    ...     save_file({'w': np.arange(4)}, path)
+    ...     tensor = gda.storage.open_safetensors(path)['w']
+    ...     tensor.shape, tensor.dtype, tensor[2:]
+    ((4,), dtype('int64'), array([2, 3]))
     """
 
     def __init__(
