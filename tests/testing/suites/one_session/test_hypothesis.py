@@ -12,7 +12,7 @@ def check(values):
     return os.getpid()
 
 
-@settings(max_examples=10, deadline=None, database=None)
+@settings(max_examples=100, deadline=None, database=None)  # 10 may all be small
 @given(st.lists(st.integers(0, 1)))
 def test_many_examples(process_pool, values):
     process_pool(2).run(check, values)
