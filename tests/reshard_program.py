@@ -41,7 +41,7 @@ g = gda.GlobalArray.from_callback(data.shape, mesh, ["x"], lambda index: data[in
 try:
     g.reshard([None, "x"], max_bytes=800)
 except gda.LateProcessError as error:
-    print(error.processes, error, flush=True)
+    print(f"\n{error.processes} {error}", flush=True)
 if process == 0:
     sys.stdin.read()  # without its service JAX would end the others
 # Not as usual: JAX would wait for the process that is gone.

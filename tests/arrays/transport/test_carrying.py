@@ -2,7 +2,6 @@
 
 import random
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from trials import Trials, tried
 
 import gda
 from gda.arrays.transport import carrying, staging
+from gda.launch.children import Port
 from gda.testing import Pool
 
 P = PartitionSpec
@@ -359,11 +359,10 @@ def test_a_failure_in_one_process_ends_all() -> None:
 
 
 def test_a_process_that_dies_on_another_machine_is_named_by_all_others() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    port = Port()  # kept until the end: no other program may take it meanwhile
     programs = [
         subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(process), address],
+            [sys.executable, str(PROGRAM), str(process), f"127.0.0.1:{port.number}"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -378,11 +377,12 @@ def test_a_process_that_dies_on_another_machine_is_named_by_all_others() -> None
         for program in programs:
             program.kill()
             program.wait()
+        port.close()
     for process, (output, errors) in enumerate(outputs):
         if process == 1:
             assert programs[process].returncode == -signal.SIGKILL
         else:
-            # Gloo writes lines of its own, from several threads.
+            # Gloo writes lines of its own, from several threads and in pieces.
             (said,) = [line for line in output.splitlines() if "GlobalArray.reshard" in line]
             assert said.startswith("(1,) GlobalArray.reshard (reshard_program.py:"), errors
             assert "process 1 did not answer for 10 s" in said
