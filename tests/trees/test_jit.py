@@ -161,13 +161,10 @@ def test_a_loop_compiles_once(mesh: Mesh, spec: P) -> None:
 
     step = gda.jit(lambda x: x + 1, mesh=mesh, out_specs=spec)
     x = make(mesh, spec)
-    jax.monitoring.register_event_duration_secs_listener(note)
-    try:
-        for _ in range(3):
-            x = step(x)
-            assert x.array.sharding.spec == spec
-    finally:
-        jax.monitoring.unregister_event_duration_listener(note)
+    jax.monitoring.register_event_duration_secs_listener(note)  # JAX 0.8 cannot take it back
+    for _ in range(3):
+        x = step(x)
+        assert x.array.sharding.spec == spec
     assert len(compiled) == 1
 
 

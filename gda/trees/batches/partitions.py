@@ -250,10 +250,11 @@ def _current_mesh() -> Mesh | None:
             if not mesh.empty:
                 return mesh
     try:
-        mesh = jax.make_jaxpr(_constrained_scalar)().eqns[-1].params["sharding"].mesh
+        steps = jax.make_jaxpr(_constrained_scalar)().eqns
     except RuntimeError:  # JAX: with_sharding_constraint requires a non-empty mesh in context
         return None
-    if isinstance(mesh, Mesh):
+    # Over Explicit axes, JAX 0.8 omits a constraint that holds already.
+    if steps and isinstance(mesh := steps[-1].params["sharding"].mesh, Mesh):
         return mesh
     # That of jax.set_mesh has no devices there. In a trace it is compiled, but not run.
     if is_tracer(jax.numpy.zeros(())):
