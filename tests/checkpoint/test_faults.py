@@ -546,7 +546,7 @@ def test_ctrl_c_at_any_call_leaves_no_open_file_and_no_thread(
                 pending = save(path, values_of(2), overwrite=True, max_workers=max_workers)
             if pending is not None:
                 pending.result()
-            return calls, "none"
+            return calls, "new"
         except KeyboardInterrupt as error:
             notes = "".join(getattr(error, "__notes__", []))
         left = set(threading.enumerate()) - threads
