@@ -1,4 +1,4 @@
-"""What this process holds, and a check that a test leaves no safetensors file open."""
+"""The open files and the memory of this process, and a check of the files after each test."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ def no_file_is_left_open() -> Iterator[None]:
 
 
 def open_files() -> list[str]:
-    """Return what this process has open, as far as it lasts."""
+    """Return the files that this process has open, but for those that close meanwhile."""
     found = []
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -28,7 +28,8 @@ def open_files() -> list[str]:
 
 def resident() -> int:
     """Return the bytes of memory that this process has."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import gc
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -17,6 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from open_files import resident
 
 import gda
 
@@ -32,15 +32,14 @@ def count(name: str, *_: Any, **__: Any) -> None:
 
 
 def used() -> dict[str, int]:
-    """Return what this process holds, and how many programs it has compiled."""
+    """Return the handles and the memory of this process, and the programs that it has compiled."""
     gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
         "compilations": num_compiled,
         "live arrays": len(jax.live_arrays()),
         "open files": len(os.listdir("/proc/self/fd")),
         "threads": len(os.listdir("/proc/self/task")),
-        "RSS": pages * os.sysconf("SC_PAGE_SIZE"),
+        "RSS": resident(),
     }
 
 

@@ -8,8 +8,16 @@ Read in this order: ``subject`` (the array or plan to show), ``words`` and ``fol
 only module with JAX). ``memory_report`` is the answer of ``gda.memory``.
 
 >>> import gda
->>> gda.show.text((4,), {'x': 2}, ('x',))[:9]
-'plan (4,)'
+>>> print(gda.show.text((4,), {'x': 2}, ('x',)))
+plan (4,)
+mesh    x=2: 2 devices
+spec    P('x')
+blocks  2 of (2,), each on 1 device
+<BLANKLINE>
+┌──────────┬──────────┐
+│ 0:2      │ 2:4      │
+│ device 0 │ device 1 │
+└──────────┴──────────┘
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class ReplicaCheck:
 
     @public
     def is_ready(self) -> bool:
-        """Return whether the devices of this process have finished; never waits."""
+        """Return True if the devices of this process have finished; never waits."""
         return self._mismatches is not None or self._start().is_ready()
 
     @public
