@@ -1,6 +1,8 @@
-"""Measure everything and write ``RESULTS.md``: ``python -m benchmarks [--only TEXT] [--quick]``.
+"""Measure all works, and write the results and all pages and pictures that show them.
 
-The number of virtual devices is fixed when JAX starts, so every count is a pytest run of its own.
+``python -m benchmarks --only restore --only save`` prints some works, with ``--write`` it puts their
+figures among the results. The number of virtual devices is fixed when JAX starts, so every count is
+a pytest run of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,10 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.pages import pages
 from benchmarks.report import render
+from benchmarks.results import Results
+from benchmarks.work import Work
 from benchmarks.works import sections
 
 FOLDER = Path(__file__).parent
@@ -27,34 +32,46 @@ FOLDER = Path(__file__).parent
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", default="", help="the works that have this in section or name")
-    parser.add_argument("--quick", action="store_true", help="two rounds, small checkpoints")
     parser.add_argument(
-        "--output",
-        type=Path,
-        help="where to write; by default benchmarks/RESULTS.md, and with --only or --quick no file",
+        "--only",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="print the works that have this in section or name; repeatable",
     )
+    parser.add_argument("--quick", action="store_true", help="two rounds, small checkpoints")
+    parser.add_argument("--write", action="store_true", help="write what --only measured")
+    parser.add_argument("--pages", action="store_true", help="measure nothing, only write pages")
     options = parser.parse_args(arguments)
-    output = options.output
-    if output is None and not (options.only or options.quick):
-        output = FOLDER / "RESULTS.md"
-
-    console = Console()
-    runs = _measure(options.only, options.quick, console)
-    if not runs:
+    if options.quick and (options.write or options.pages):
+        parser.error("the figures of --quick say nothing, so they are not written")
+    chosen = sections(options.only, options.quick)
+    if not chosen:
         parser.error(f"no work has {options.only!r} in its section or name")
-    text = render(runs, sections(options.only, options.quick), options.quick)
-    if output is None:
-        console.print(Markdown(text))
+    if options.pages:
+        write(Results.load())
+        return 0
+    console = Console()
+    runs = _measure(chosen, options.only, options.quick, console)
+    results = Results.of(runs)
+    if options.quick or (options.only and not options.write):
+        console.print(Markdown(render(results, chosen, quick=options.quick)))
     else:
-        output.write_text(text, encoding="utf-8")
-        console.print(f"wrote {output}")
+        write(Results.load().updated(results))
     return 0 if all(run["complete"] for run in runs) else 1
 
 
-def _measure(only: str, quick: bool, console: Console) -> list[dict[str, Any]]:
+def write(results: Results) -> None:
+    results.save()
+    for path, text in pages(results, sections()).items():
+        path.write_text(text, encoding="utf-8")
+
+
+def _measure(
+    chosen: Mapping[str, Sequence[Work]], only: Sequence[str], quick: bool, console: Console
+) -> list[dict[str, Any]]:
     """Run pytest once for each device count and return what pytest-benchmark saved."""
-    works = [work for each in sections(only, quick).values() for work in each]
+    works = [work for each in chosen.values() for work in each]
     counts = sorted({work.devices for work in works})
     names = {c: [w.name for w in works if w.devices == c for _ in w.ways] for c in counts}
     runs = []
@@ -85,10 +102,14 @@ def _measure(only: str, quick: bool, console: Console) -> list[dict[str, Any]]:
     return runs
 
 
-def _pytest(count: int, only: str, quick: bool, saved: Path) -> Iterator[str]:
+def _pytest(count: int, only: Sequence[str], quick: bool, saved: Path) -> Iterator[str]:
     command = [
         *(sys.executable, "-m", "pytest", "benchmarks/test_speed.py", "-v", "--color=no"),
-        *(f"--virtual-devices={count}", f"--only={only}", *(["--quick"] if quick else [])),
+        *(
+            f"--virtual-devices={count}",
+            *(f"--only={text}" for text in only),
+            *(["--quick"] if quick else []),
+        ),
         *(f"--benchmark-json={saved}", "-n", "0", "-p", "no:cacheprovider"),
     ]
     # A run of pytest around this one is another.

@@ -15,7 +15,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=[8, 64, 1024],  # more abort in XLA
         help="run the works for so many virtual CPU devices (default: 8)",
     )
-    group.addoption("--only", default="", help="the works that have this in section or name")
+    group.addoption(
+        "--only", action="append", default=[], help="the works that have this in section or name"
+    )
     group.addoption("--quick", action="store_true", help="few rounds: only to see that it runs")
 
 

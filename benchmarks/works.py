@@ -1,5 +1,7 @@
 """All that is measured, in the order of the report."""
 
+from collections.abc import Sequence
+
 from benchmarks.arrays import building, moving, using
 from benchmarks.checkpoint import checkpoints, comparing, models
 from benchmarks.compiled import rehearsing
@@ -16,11 +18,11 @@ from benchmarks.trees import (
 from benchmarks.work import Work
 
 
-def sections(only: str = "", quick: bool = False) -> dict[str, list[Work]]:
+def sections(only: Sequence[str] = (), quick: bool = False) -> dict[str, list[Work]]:
     """Return the works of each section.
 
     Args:
-      only: a part of the name of a section, or of the names of the works to choose.
+      only: parts of the names of sections or works; without any, all are chosen.
       quick: with small arrays, to see that everything runs.
     """
     works = {
@@ -37,8 +39,12 @@ def sections(only: str = "", quick: bool = False) -> dict[str, list[Work]]:
         "Rehearsing": rehearsing.works(quick),
         "Resharding": [*resharding.WORKS, *moving.works(quick)],
     }
+
+    def is_chosen(name: str) -> bool:
+        return not only or any(text.lower() in name.lower() for text in only)
+
     chosen = {
-        section: [work for work in each if only.lower() in f"{section}: {work.name}".lower()]
+        section: [work for work in each if is_chosen(f"{section}: {work.name}")]
         for section, each in works.items()
     }
     return {section: each for section, each in chosen.items() if each}

@@ -172,6 +172,44 @@ def _tensorstore_spec(path: Path, name: str) -> dict[str, Any]:
     return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/{name}"}}
 
 
+def safetensors_save(path: Path, tree: Tree) -> None:
+    from safetensors.numpy import save_file
+
+    path.mkdir()
+    save_file({name: np.asarray(array) for name, array in tree.items()}, path / "model")
+    fsync(path / "model")
+    fsync(path)
+
+
+def safetensors_restore(path: Path, like: Like) -> Tree:
+    from safetensors import safe_open
+
+    with safe_open(path / "model", framework="numpy") as file:
+        return {name: _by_slices(file.get_slice(name), each) for name, each in like.items()}
+
+
+def memmap_save(path: Path, tree: Tree) -> None:
+    path.mkdir()
+    for name, array in tree.items():
+        np.save(path / f"{name}.npy", np.asarray(array))
+        fsync(path / f"{name}.npy")
+    fsync(path)
+
+
+def memmap_restore(path: Path, like: Like) -> Tree:
+    return {
+        name: _by_slices(np.load(path / f"{name}.npy", mmap_mode="r"), each)
+        for name, each in like.items()
+    }
+
+
+def _by_slices(source: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+    # Copied, or the array would be the mapped file, which nothing has read yet.
+    return jax.make_array_from_callback(
+        like.shape, like.sharding, lambda index: np.array(source[index])
+    )
+
+
 def raw_save(path: Path, tree: Tree) -> None:
     write(path, [np.asarray(s.data) for array in tree.values() for s in array.addressable_shards])
 
@@ -288,6 +326,8 @@ ORBAX, ORBAX_V1 = "Orbax's StandardCheckpointer", "Orbax v1"
 UNCOMPRESSED = f"{ORBAX_V1}, no OCDBT, no compression"
 TENSORSTORE = "TensorStore, zarr v3 with CRC-32C"
 JAX, TORCH = "JAX's pytree_serialization", "PyTorch DCP"
+SAFETENSORS = "safetensors, safe_open and get_slice"
+MEMMAP = "numpy.load with mmap_mode, a copy of each block"
 _NO_OCDBT = {"use_ocdbt": False}
 _PLAIN = {"use_ocdbt": False, "use_compression": False}
 WAYS = {
@@ -303,6 +343,8 @@ WAYS = {
     UNCOMPRESSED: Way(partial(orbax_v1_save, **_PLAIN), partial(orbax_v1_restore, **_PLAIN)),
     JAX: Way(jax_save, jax_restore),
     TENSORSTORE: Way(tensorstore_save, tensorstore_restore),
+    SAFETENSORS: Way(safetensors_save, safetensors_restore),
+    MEMMAP: Way(memmap_save, memmap_restore),
     RAW: Way(raw_save, raw_restore),
 }
 if find_spec("torch"):
@@ -341,8 +383,8 @@ def _key(index: Any) -> tuple[tuple[Any, Any], ...]:
     return tuple((part.start, part.stop) for part in index)
 
 
-def fsync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

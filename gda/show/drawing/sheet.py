@@ -6,7 +6,8 @@ import html
 import re
 import unicodedata
 
-FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
+_MARGIN = 6
+_FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 
 # Characters that XML cannot hold at all; a mesh axis may be named by any string.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -56,6 +57,21 @@ class Sheet:
     def line(self, path: str) -> None:
         """Draw a thin line along a path; the caller must ``reach`` its extent."""
         self.add(f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity="0.55"/>')
+
+    def document(self, summary: str) -> str:
+        """Return the drawing as an SVG element that says ``summary`` to those who cannot see it."""
+        left, top = self.left - _MARGIN, self.top - _MARGIN
+        width, height = self.right + _MARGIN - left, self.bottom + _MARGIN - top
+        # As a page or an image of its own, its text follows the reader's scheme of colours; in a
+        # page that of the page, which may be another.
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="gda-svg" role="img" '
+            f'aria-label="{escape(summary)}" width="{number(width)}" height="{number(height)}" '
+            f'viewBox="{number(left)} {number(top)} {number(width)} {number(height)}" '
+            f'fill="currentColor" font-family="{_FONT}" style="max-width:100%;height:auto">'
+            "<style>svg.gda-svg:root{color-scheme:light dark;color:CanvasText}</style>"
+            f"{''.join(self.parts)}</svg>"
+        )
 
 
 TIMES = "\N{MULTIPLICATION SIGN}"

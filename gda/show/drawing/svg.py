@@ -12,12 +12,11 @@ from gda.show.drawing.boxes import draw_boxes
 from gda.show.drawing.colors import INK, MOST_NAMED
 from gda.show.drawing.faces import MOST_BANDS, Face
 from gda.show.drawing.picture import Picture
-from gda.show.drawing.sheet import FONT, TIMES, escape, number, text_width
+from gda.show.drawing.sheet import TIMES, escape, number, text_width
 from gda.show.drawing.sides import sides_of
 from gda.show.subject import Subject
 from gda.show.words import where_held
 
-_MARGIN = 6
 _SCALAR = 64
 _STRIP = (440, 52)
 _WIDEST, _HIGHEST = 400, 300
@@ -41,7 +40,7 @@ def svg_of(subject: Subject) -> str:
     _label_blocks(picture)
     _draw_legend(picture)
     _write_notes(picture)
-    return _document(picture)
+    return picture.sheet.document(summary_of(picture.subject))
 
 
 def summary_of(subject: Subject) -> str:
@@ -204,20 +203,3 @@ def _notes(picture: Picture) -> Iterator[str]:
     elif most > 1:
         shown = f", at most {MOST_BANDS} of them shown" if most > MOST_BANDS else ""
         yield f"several colours: held by several processes{shown}"
-
-
-def _document(picture: Picture) -> str:
-    sheet = picture.sheet
-    left, top = sheet.left - _MARGIN, sheet.top - _MARGIN
-    width, height = sheet.right + _MARGIN - left, sheet.bottom + _MARGIN - top
-    label = escape(summary_of(picture.subject))
-    # As a page or an image of its own, its text follows the reader's scheme of colours; in a page
-    # that of the page, which may be another.
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="gda-svg" role="img" aria-label="{label}" '
-        f'width="{number(width)}" height="{number(height)}" '
-        f'viewBox="{number(left)} {number(top)} {number(width)} {number(height)}" '
-        f'fill="currentColor" font-family="{FONT}" style="max-width:100%;height:auto">'
-        "<style>svg.gda-svg:root{color-scheme:light dark;color:CanvasText}</style>"
-        f"{''.join(sheet.parts)}</svg>"
-    )
